@@ -1,0 +1,47 @@
+"""Train PyTorch models on interruptible spot capacity, in segments that end at a committed checkpoint.
+
+The names below are the public surface. They are loaded on first use, so that
+`import segue` stays cheap and free of torch, boto3 and prefect.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "Recipe": "segue.trainer.recipe",
+    "RunLog": "segue.runlog",
+    "RunSpec": "segue.spec",
+    "SegueError": "segue.errors",
+    "StoreSpec": "segue.spec",
+    "curve": "segue.curve",
+    "open_store": "segue.stores",
+}
+
+__all__ = [  # noqa: PLE0604 - the names are the keys above
+    "__version__",
+    *_HOMES,
+]
+
+if TYPE_CHECKING:
+    from segue.curve import curve as curve
+    from segue.errors import SegueError as SegueError
+    from segue.runlog import RunLog as RunLog
+    from segue.spec import RunSpec as RunSpec
+    from segue.spec import StoreSpec as StoreSpec
+    from segue.stores import open_store as open_store
+    from segue.trainer.recipe import Recipe as Recipe
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module 'segue' has no attribute {name!r}")
+    # `segue.curve` is both a module and a function; the import below binds the
+    # module to the name, so the function has to be put over it afterwards.
+    value = getattr(importlib.import_module(home), name)
+    globals()[name] = value
+    return value

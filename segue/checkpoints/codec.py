@@ -1,0 +1,114 @@
+"""State trees to tensors plus JSON, and back. No pickle: what is not data is refused by its path."""
+
+from __future__ import annotations
+
+import base64
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+
+from segue.errors import UnsupportedStateError
+
+Json = Any
+"""What the json module reads and writes."""
+
+_TAG = "$"
+"""Marks an encoded value. A user's dict with such a key is written as pairs, so it cannot be mistaken for one."""
+
+
+def encode_tree(tree: Any, *, path: str, tensors: dict[str, torch.Tensor]) -> Json:
+    """The JSON skeleton of a state tree; its tensors are put into `tensors` under their path.
+
+    Tensors are referenced, not copied.
+
+    Raises:
+        UnsupportedStateError: something in it is not data; names it by its path.
+    """
+    if tree is None or isinstance(tree, (bool, str)):
+        return tree
+    if isinstance(tree, torch.Tensor):
+        if tree.layout is not torch.strided or tree.is_quantized:
+            raise UnsupportedStateError(path=path, type_name=f"{tree.layout} tensor")
+        return {f"{_TAG}tensor": _put(tree, path, tensors)}
+    if isinstance(tree, np.ndarray):
+        return _encode_array(tree, path=path, tensors=tensors)
+    if isinstance(tree, np.generic):
+        return {f"{_TAG}scalar": [tree.dtype.str, encode_tree(tree.item(), path=path, tensors=tensors)]}
+    if isinstance(tree, int):
+        return int(tree)
+    if isinstance(tree, float):
+        return float(tree) if math.isfinite(tree) else {f"{_TAG}float": repr(float(tree))}
+    if isinstance(tree, bytes):
+        return {f"{_TAG}bytes": base64.b64encode(tree).decode()}
+    if isinstance(tree, Mapping):
+        return _encode_mapping(tree, path=path, tensors=tensors)
+    if type(tree) in (list, tuple, set):
+        items = sorted(tree, key=repr) if isinstance(tree, set) else tree
+        encoded = [encode_tree(item, path=f"{path}.{n}", tensors=tensors) for n, item in enumerate(items)]
+        return encoded if isinstance(tree, list) else {f"{_TAG}{type(tree).__name__}": encoded}
+    raise UnsupportedStateError(path=path, type_name=type(tree).__qualname__)
+
+
+def decode_tree(json_tree: Json, tensors: Mapping[str, torch.Tensor]) -> Any:
+    """The tree that `encode_tree` was given.
+
+    Raises:
+        KeyError, ValueError: the skeleton names a tensor or tag that is not there.
+    """
+    if isinstance(json_tree, list):
+        return [decode_tree(item, tensors) for item in json_tree]
+    if not isinstance(json_tree, dict):
+        return json_tree
+    if len(json_tree) != 1 or not next(iter(json_tree)).startswith(_TAG):
+        return {key: decode_tree(value, tensors) for key, value in json_tree.items()}
+    ((tag, value),) = json_tree.items()
+    return _decode_tagged(tag.removeprefix(_TAG), value, tensors)
+
+
+def _encode_array(array: np.ndarray[Any, Any], *, path: str, tensors: dict[str, torch.Tensor]) -> Json:
+    try:
+        tensor = torch.from_numpy(np.ascontiguousarray(array))
+    except TypeError:
+        raise UnsupportedStateError(path=path, type_name=f"array of {array.dtype}") from None
+    return {f"{_TAG}array": _put(tensor, path, tensors)}
+
+
+def _put(tensor: torch.Tensor, path: str, tensors: dict[str, torch.Tensor]) -> str:
+    while path in tensors:  # {"a.b": x, "a": {"b": y}} has one path twice.
+        path += "'"
+    tensors[path] = tensor
+    return path
+
+
+def _encode_mapping(tree: Mapping[Any, Any], *, path: str, tensors: dict[str, torch.Tensor]) -> Json:
+    encoded = [(key, encode_tree(value, path=f"{path}.{key}", tensors=tensors)) for key, value in tree.items()]
+    if all(isinstance(key, str) and not key.startswith(_TAG) for key in tree):
+        return dict(encoded)
+    for key in tree:
+        if not isinstance(key, (str, int, float)):
+            raise UnsupportedStateError(path=path, type_name=f"dict with a {type(key).__qualname__} key")
+    return {f"{_TAG}pairs": [[key, value] for key, value in encoded]}
+
+
+def _decode_tagged(tag: str, value: Json, tensors: Mapping[str, torch.Tensor]) -> Any:
+    match tag:
+        case "tensor":
+            return tensors[value]
+        case "array":
+            return tensors[value].numpy()
+        case "scalar":
+            return np.dtype(value[0]).type(decode_tree(value[1], tensors))
+        case "float":
+            return float(value)
+        case "bytes":
+            return base64.b64decode(value)
+        case "tuple":
+            return tuple(decode_tree(item, tensors) for item in value)
+        case "set":
+            return {decode_tree(item, tensors) for item in value}
+        case "pairs":
+            return {key: decode_tree(item, tensors) for key, item in value}
+    raise ValueError(f"unknown tag {tag!r}")

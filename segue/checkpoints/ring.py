@@ -1,0 +1,39 @@
+"""Retention: what to keep and what to prune. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import Literal
+
+from segue.history import Checkpoint
+from segue.records import CheckpointRef
+
+
+def slots_to_keep(
+    checkpoints: Sequence[Checkpoint],
+    *,
+    keep: int,
+    best: Literal["min", "max"],
+    verified_parents: Sequence[CheckpointRef],
+) -> frozenset[int]:
+    """Log slots of the checkpoints to keep: the newest `keep`, the best by metric, the last verified boundary.
+
+    Quarantined ones are evidence and always kept. A verified boundary is pinned until a later one is verified:
+    should everything after it turn out bad, it is the last place known to be good.
+    """
+    usable = [c for c in checkpoints if c.quarantined is None and not c.is_pruned]
+    kept = {checkpoint.ref.slot for checkpoint in usable[-keep:]}
+    kept |= {checkpoint.ref.slot for checkpoint in checkpoints if checkpoint.quarantined is not None}
+    rated = [(c.manifest.metric, c.ref.slot) for c in usable if c.manifest.metric is not None]
+    if rated:
+        # On a tie the newest wins: it has seen more data.
+        sign = 1 if best == "min" else -1
+        kept.add(min(rated, key=lambda item: (sign * item[0], -item[1]))[1])
+    if verified_parents:
+        kept.add(verified_parents[-1].slot)
+    return frozenset(kept)
+
+
+def slots_to_prune(checkpoints: Sequence[Checkpoint], *, kept: Collection[int]) -> tuple[int, ...]:
+    """The rest, oldest first."""
+    return tuple(c.ref.slot for c in checkpoints if c.ref.slot not in kept and not c.is_pruned)

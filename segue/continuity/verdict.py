@@ -1,0 +1,118 @@
+"""The verdict about a resume. Pure: what was expected and what was seen go in, an answer comes out."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+from segue.checkpoints.snapshot import Digests, component_of
+from segue.records import Finding, Manifest, Verdict, VerdictKind, WitnessRow
+
+EXACT_CHANNELS = ("batch_fingerprint", "input_fingerprint", "lr", "loss_scale")
+"""Equal on every machine: they do not depend on how sums are ordered."""
+
+TOLERANCES = {"loss": 1e-4, "grad_norm": 1e-3, "param_norm": 1e-4}
+"""Largest relative difference when the environment changed (fp32, at most 8 steps; see docs/continuity.md)."""
+
+_CAUSES = {
+    "batch_fingerprint": ("data order", "other samples were drawn: the data position or the shuffle was not restored"),
+    "input_fingerprint": ("data content", "the same samples had other content: the data set or its transforms changed"),
+    "lr": ("scheduler", "the learning rate differs: the scheduler or the optimizer's groups were not restored"),
+    "loss_scale": ("scaler", "the loss scale differs: the gradient scaler was not restored"),
+    "loss": ("model or randomness", "the loss differs on the same batch: weights, a random stream or the code changed"),
+    "grad_norm": ("model or randomness", "the gradient differs at the same loss: the loss or clipping code changed"),
+    "param_norm": ("optimizer", "the update differs at the same gradient: the optimizer's state was not restored"),
+}
+"""In the order of cause and effect inside a step, so the first channel that differs is the one to name."""
+
+
+def judge(
+    *,
+    manifest: Manifest,
+    restored: Digests,
+    witness: Sequence[WitnessRow],
+    replay: Sequence[WitnessRow],
+    environment_changes: tuple[str, ...],
+) -> Verdict:
+    """Whether a resume from `manifest` continued the run.
+
+    `restored` are the digests of the live objects after the restore; `witness` the rows of the steps that followed
+    the commit; `replay` the same steps as the resumed attempt did them. Rows are matched by step; what only one side
+    has is not compared, and `rows_compared` says how much was.
+    """
+    pairs = _pairs(witness, replay)
+    findings = (*digest_findings(manifest, restored), *row_findings(pairs, exact=not environment_changes))
+    if findings:
+        kind = VerdictKind.BROKEN
+    elif not pairs:
+        kind = VerdictKind.UNVERIFIED
+    else:
+        kind = VerdictKind.EQUIVALENT if environment_changes else VerdictKind.EXACT
+    return Verdict(
+        kind=kind,
+        findings=findings,
+        components_compared=len(manifest.components),
+        rows_compared=len(pairs),
+        environment_changes=environment_changes,
+    )
+
+
+def digest_findings(manifest: Manifest, restored: Digests) -> tuple[Finding, ...]:
+    """One finding for each component whose live state is not the committed one."""
+    findings = []
+    for component, expected in manifest.components.items():
+        if restored.components.get(component) == expected:
+            continue
+        findings.append(
+            Finding(
+                component=component,
+                channel="digest",
+                sentence=f"{component} was not restored: {_what_differs(component, manifest, restored)}",
+            )
+        )
+    return tuple(findings)
+
+
+def row_findings(pairs: Sequence[tuple[WitnessRow, WitnessRow]], *, exact: bool) -> tuple[Finding, ...]:
+    """The first channel that differs at the first step that differs; later ones follow from it."""
+    for expected, found in pairs:
+        for channel, (component, meaning) in _CAUSES.items():
+            before, after = getattr(expected, channel), getattr(found, channel)
+            if _agree(channel, before, after, exact=exact):
+                continue
+            sentence = f"{meaning} (step {expected.step}, {channel} was {_show(before)}, now {_show(after)})"
+            return (Finding(component=component, channel=channel, step=expected.step, sentence=sentence),)
+    return ()
+
+
+def _pairs(witness: Sequence[WitnessRow], replay: Sequence[WitnessRow]) -> list[tuple[WitnessRow, WitnessRow]]:
+    replayed = {row.step: row for row in replay}
+    return [(row, replayed[row.step]) for row in sorted(witness, key=lambda row: row.step) if row.step in replayed]
+
+
+def _agree(channel: str, before: object, after: object, *, exact: bool) -> bool:
+    if channel in EXACT_CHANNELS or not isinstance(before, float) or not isinstance(after, float):
+        return before == after
+    if exact:
+        return before == after or (math.isnan(before) and math.isnan(after))
+    return math.isclose(before, after, rel_tol=TOLERANCES[channel]) or (math.isnan(before) and math.isnan(after))
+
+
+def _what_differs(component: str, manifest: Manifest, restored: Digests) -> str:
+    def owned(names: Mapping[str, object]) -> set[str]:
+        return {name for name in names if component_of(name, manifest.components) == component}
+
+    expected, found = owned(manifest.tensors), {name for name in restored.tensors if name.startswith(component)}
+    absent = sorted(expected - found)
+    if component not in restored.components or (absent and len(absent) == len(expected)):
+        return "the live object has none of its state"
+    if absent:
+        return f"{len(absent)} of its {len(expected)} tensors are absent, e.g. {absent[0]}"
+    changed = sorted(name for name in expected if restored.tensors[name] != manifest.tensors[name])
+    if changed:
+        return f"{len(changed)} of its {len(expected)} tensors differ, e.g. {changed[0]}"
+    return "a value in it that is not a tensor differs"
+
+
+def _show(value: object) -> str:
+    return repr(value) if isinstance(value, float) else str(value)

@@ -1,0 +1,47 @@
+"""Witness rows: kept for the steps after a commit, to be reproduced by whoever resumes from it."""
+
+from __future__ import annotations
+
+from segue.records import WitnessRow
+
+
+class Witness:
+    """Collects the first `width` rows after each saved step. Nothing here delays a commit."""
+
+    def __init__(self, width: int) -> None:
+        self._width = width
+        self._windows: dict[int, list[WitnessRow]] = {}
+        self._newest_full: dict[int, tuple[WitnessRow, ...]] = {}
+
+    def open(self, step: int) -> None:
+        """Start a window for the checkpoint saved at `step`."""
+        self._windows[step] = []
+
+    def add(self, row: WitnessRow) -> None:
+        """Add one step's row to every window that still wants it."""
+        for step, rows in self._windows.items():
+            if len(rows) < self._width and row.step == step + len(rows) + 1:
+                rows.append(row)
+
+    def is_full(self, step: int) -> bool:
+        """Whether the window of `step` has all its rows, or is not being kept."""
+        return step not in self._windows or len(self._windows[step]) >= self._width
+
+    def take_full(self) -> list[tuple[int, tuple[WitnessRow, ...]]]:
+        """Windows that are complete, each given out once."""
+        full = [step for step, rows in self._windows.items() if len(rows) >= self._width]
+        if full:
+            self._newest_full = {step: tuple(self._windows.pop(step)) for step in full}
+        return list(self._newest_full.items()) if full else []
+
+    def take_rest(self) -> list[tuple[int, tuple[WitnessRow, ...]]]:
+        """Windows that were cut short by the end of the attempt; fewer rows prove less, none prove nothing."""
+        rest = [(step, tuple(rows)) for step, rows in self._windows.items() if rows]
+        self._windows.clear()
+        return rest
+
+    def rows_after(self, step: int | None) -> tuple[WitnessRow, ...]:
+        """What is there so far for the checkpoint at `step`, also while its seal is still on its way."""
+        if step is None:
+            return ()
+        return tuple(self._windows.get(step, ())) or self._newest_full.get(step, ())

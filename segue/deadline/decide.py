@@ -1,0 +1,152 @@
+"""The next step of a run, from its history. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Literal
+
+from segue.deadline import clamp
+from segue.deadline.estimates import Situation, situation
+from segue.deadline.policies import POLICIES
+from segue.history import History
+from segue.records import Capacity, SegmentPlan, SegmentReport, StopReason
+from segue.spec import RunSpec
+
+Action = Literal["run", "finished", "hopeless", "failed", "broken"]
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What to do next, why, and the numbers behind it."""
+
+    action: Action
+    reason: str
+    plan: SegmentPlan | None = None
+    numbers: dict[str, float] = field(default_factory=dict)
+
+
+def decide(spec: RunSpec, history: History, *, now: datetime) -> Decision:
+    """What the run does next. Every branch is a row of a test table."""
+    ended = _is_over(spec, history)
+    if ended is not None:
+        return ended
+    here = situation(spec, history, now=now)
+    capacity, why = _capacity(spec, history, here)
+    segment, attempt = _numbers_of_next(history)
+    plan = SegmentPlan(
+        segment=segment,
+        attempt=attempt,
+        capacity=capacity,
+        deployment=spec.pools.deployment(capacity),
+        parent=history.newest.ref if history.newest else None,
+        max_seconds=_bound_seconds(spec, here, capacity),
+        start_within_seconds=_wait_seconds(spec, here, capacity),
+    )
+    return Decision(action="run", reason=why, plan=plan, numbers=_numbers(here))
+
+
+def _is_over(spec: RunSpec, history: History) -> Decision | None:
+    if history.committed_step >= spec.steps:
+        return Decision("finished", f"step {spec.steps} is committed")
+    if history.broken is not None:
+        return Decision("broken", history.broken.findings[0].sentence)
+    failures = [report for report in history.fresh_reports if report.stop_reason is StopReason.FAILED]
+    if len(failures) >= spec.policy.max_failures:
+        last = failures[-1].failure
+        return Decision(
+            "failed",
+            f"the recipe raised in {len(failures)} attempts, last {last.type}: {last.message}"
+            if last
+            else "the recipe failed",
+        )
+    in_place = _died_in_place(history)
+    if in_place >= spec.policy.max_lost_in_place and _last(history, Capacity.ON_DEMAND):
+        return Decision("hopeless", f"{in_place} attempts in a row ended without a commit, the last on on-demand")
+    return None
+
+
+def _capacity(spec: RunSpec, history: History, here: Situation) -> tuple[Capacity, str]:
+    last = history.fresh_reports[-1] if history.fresh_reports else None
+    if last is not None and last.stop_reason is StopReason.FAILED:
+        return last.capacity, f"again on {last.capacity}: the recipe raised, which no other capacity mends"
+    if spec.policy.name == "on_demand_only":
+        return Capacity.ON_DEMAND, "on-demand: the policy is on_demand_only"
+    if clamp.is_late(here):
+        missing = here.changeover_seconds + (here.work_seconds or 0.0) - (here.remaining_seconds or 0.0)
+        return Capacity.ON_DEMAND, f"on-demand, and late all the same: {_span(missing)} more is needed than is left"
+    if last is not None and last.capacity is Capacity.ON_DEMAND and here.remaining_seconds is not None:
+        return Capacity.ON_DEMAND, "on-demand to the end: the safety net was reached before"
+    if not clamp.permits_spot(here):
+        return Capacity.ON_DEMAND, f"on-demand: slack {_slack(here)} does not cover one more spot attempt that dies"
+    if _died_in_place(history) >= spec.policy.max_lost_in_place:
+        return Capacity.ON_DEMAND, f"on-demand: the last {_died_in_place(history)} attempts ended without a commit"
+    capacity = POLICIES[spec.policy.name].choose(here)
+    if here.remaining_seconds is None:
+        return capacity, f"{capacity}: no deadline, so as cheap as can be"
+    if here.work_seconds is None:
+        return capacity, f"{capacity}: a short probe, to measure the seconds a step takes"
+    return capacity, f"{capacity}: slack {_slack(here)} by policy {spec.policy.name}"
+
+
+def _numbers_of_next(history: History) -> tuple[int, int]:
+    plans = [entry.plan for entry in history.decisions if entry.plan is not None]
+    if not plans:
+        return 0, 1
+    last = plans[-1]
+    # A new attempt starts from the same parent; a new segment from a newer one.
+    moved = history.newest is not None and history.newest.ref != last.parent
+    return (last.segment + 1, 1) if moved else (last.segment, last.attempt + 1)
+
+
+def _bound_seconds(spec: RunSpec, here: Situation, capacity: Capacity) -> float | None:
+    if capacity is Capacity.SPOT and here.remaining_seconds is not None and here.work_seconds is None:
+        return max(spec.policy.probe_share * here.remaining_seconds, 1.0)
+    return None
+
+
+def _wait_seconds(spec: RunSpec, here: Situation, capacity: Capacity) -> float:
+    longest = clamp.longest_wait_seconds(here) if capacity is Capacity.SPOT else None
+    return spec.liveness.start_seconds if longest is None else max(min(longest, spec.liveness.start_seconds), 1.0)
+
+
+def _died_in_place(history: History) -> int:
+    """How many of the newest attempts got capacity and ended without a commit, in a row."""
+    count = 0
+    for report in reversed(history.fresh_reports):
+        if report.attempt_id is None:
+            continue  # Never got capacity: says nothing about the run.
+        if not report.stop_reason.is_preemption or _committed(report, history):
+            break
+        count += 1
+    return count
+
+
+def _committed(report: SegmentReport, history: History) -> bool:
+    return any(c.ref.attempt_id == report.attempt_id for c in history.checkpoints)
+
+
+def _last(history: History, capacity: Capacity) -> bool:
+    return bool(history.fresh_reports) and history.fresh_reports[-1].capacity is capacity
+
+
+def _numbers(here: Situation) -> dict[str, float]:
+    named = {
+        "remaining_seconds": here.remaining_seconds,
+        "work_seconds": here.work_seconds,
+        "slack_seconds": here.slack_seconds,
+        "changeover_seconds": here.changeover_seconds,
+        "at_risk_seconds": here.at_risk_seconds,
+        "needed_for_spot_seconds": clamp.needed_for_spot_seconds(here),
+    }
+    return {name: round(value, 3) for name, value in named.items() if value is not None}
+
+
+def _slack(here: Situation) -> str:
+    return "unknown" if here.slack_seconds is None else _span(here.slack_seconds)
+
+
+def _span(seconds: float) -> str:
+    if abs(seconds) < 120:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if abs(seconds) < 7200 else f"{seconds / 3600:.1f} h"

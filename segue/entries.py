@@ -1,0 +1,165 @@
+"""What a slot of the run's log can hold."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Literal
+
+import crc32c
+from pydantic import AwareDatetime, Field, TypeAdapter, ValidationError
+
+from segue.errors import DamagedRecordError
+from segue.records import (
+    Capacity,
+    CheckpointRef,
+    Environment,
+    Manifest,
+    Record,
+    SegmentPlan,
+    SegmentReport,
+    Verdict,
+    WitnessRow,
+)
+from segue.spec import RunSpec
+
+
+class Entry(Record):
+    """Common to all records of the log."""
+
+    entry_id: str = Field(description="Unique; tells a writer its own put when the answer got lost.")
+    written_at: AwareDatetime = Field(description="For people. Nothing is decided by it.")
+    epoch: int = Field(0, ge=0, description="Claim epoch of the writer; 0 for the controller.")
+
+
+class OpenEntry(Entry):
+    """The run spec: at the start of a run, and again whenever it is continued with another one."""
+
+    kind: Literal["open"] = "open"
+    spec: RunSpec
+
+
+class DecisionEntry(Entry):
+    """What the policy chose, why, and the numbers behind it."""
+
+    kind: Literal["decision"] = "decision"
+    plan: SegmentPlan | None = Field(description="None when the run ends here.")
+    action: Literal["run", "finished", "hopeless", "failed", "broken"]
+    reason: str
+    numbers: dict[str, float] = Field(default_factory=dict)
+
+
+class ClaimEntry(Entry):
+    """An attempt takes the right to write to the run."""
+
+    kind: Literal["claim"] = "claim"
+    attempt_id: str
+    segment: int
+    attempt: int
+    capacity: Capacity
+    host: str
+    trainer_pid: int
+    segment_pid: int = Field(description="The process that started the trainer; a notice is sent there.")
+    environment: Environment
+    flow_run_id: str | None = None
+
+
+class CommitEntry(Entry):
+    """A checkpoint exists from here on."""
+
+    kind: Literal["commit"] = "commit"
+    attempt_id: str
+    manifest: Manifest
+
+
+class SealEntry(Entry):
+    """The witness rows of the steps that followed a commit."""
+
+    kind: Literal["seal"] = "seal"
+    attempt_id: str
+    checkpoint: CheckpointRef
+    rows: tuple[WitnessRow, ...]
+
+
+class VerdictEntry(Entry):
+    """Whether an attempt's resume continued the run."""
+
+    kind: Literal["verdict"] = "verdict"
+    attempt_id: str
+    parent: CheckpointRef
+    verdict: Verdict
+
+
+class ReportEntry(Entry):
+    """How an attempt ended; by the attempt itself, or by the controller when no word came."""
+
+    kind: Literal["report"] = "report"
+    report: SegmentReport
+
+
+class QuarantineEntry(Entry):
+    """A checkpoint or a damaged slot is set aside. Nothing is deleted."""
+
+    kind: Literal["quarantine"] = "quarantine"
+    slot: int
+    checkpoint: CheckpointRef | None = None
+    reason: str
+
+
+class PruneEntry(Entry):
+    """Checkpoints whose bytes are about to be deleted because the ring no longer keeps them."""
+
+    kind: Literal["prune"] = "prune"
+    slots: tuple[int, ...]
+
+
+AnyEntry = Annotated[
+    OpenEntry
+    | DecisionEntry
+    | ClaimEntry
+    | CommitEntry
+    | SealEntry
+    | VerdictEntry
+    | ReportEntry
+    | QuarantineEntry
+    | PruneEntry,
+    Field(discriminator="kind"),
+]
+
+_ADAPTER: TypeAdapter[AnyEntry] = TypeAdapter(AnyEntry)
+_HEAD = b'{"crc32c":"%08x","entry":'
+_HEAD_BYTES = len(_HEAD % 0)
+
+
+def encode(entry: Entry) -> bytes:
+    """JSON with a checksum of the entry's own bytes in front, so that a flipped bit that still parses is seen."""
+    body = entry.model_dump_json().encode()
+    return _HEAD % crc32c.crc32c(body) + body + b"}"
+
+
+def decode(data: bytes, *, key: str) -> AnyEntry:
+    """The entry that `encode` wrote.
+
+    Raises:
+        DamagedRecordError: not what `encode` wrote, whatever the reason.
+    """
+    head, body, tail = data[:_HEAD_BYTES], data[_HEAD_BYTES:-1], data[-1:]
+    if tail != b"}" or head != _HEAD % crc32c.crc32c(body):
+        raise DamagedRecordError(key=key, why="its checksum does not match its bytes")
+    try:
+        return _ADAPTER.validate_json(body)
+    except ValidationError as error:
+        version = _schema_version(body)
+        why = (
+            f"schema version {version} is newer than this segue"
+            if version > 1
+            else f"not a log record ({error.error_count()} problems)"
+        )
+        raise DamagedRecordError(key=key, why=why) from None
+
+
+def _schema_version(body: bytes) -> int:
+    try:
+        value = json.loads(body).get("schema_version", 1)
+    except (ValueError, AttributeError):
+        return 1
+    return value if isinstance(value, int) else 1

@@ -1,0 +1,202 @@
+"""What the log says, folded into one value. Pure: the log goes in, the run's history comes out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from segue.entries import (
+    ClaimEntry,
+    CommitEntry,
+    DecisionEntry,
+    OpenEntry,
+    PruneEntry,
+    QuarantineEntry,
+    ReportEntry,
+    SealEntry,
+    VerdictEntry,
+)
+from segue.records import (
+    Capacity,
+    CheckpointRef,
+    Manifest,
+    SegmentPlan,
+    SegmentReport,
+    Verdict,
+    VerdictKind,
+    WitnessRow,
+)
+from segue.runlog import Damage, RunLog, Slot
+from segue.spec import RunSpec
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A committed checkpoint and what the log knows about it."""
+
+    ref: CheckpointRef
+    manifest: Manifest
+    rows: tuple[WitnessRow, ...] = ()
+    quarantined: str | None = None
+    is_pruned: bool = False
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """One claim and what followed from it."""
+
+    claim: ClaimEntry
+    report: SegmentReport | None = None
+    verdict: Verdict | None = None
+    commits: tuple[CheckpointRef, ...] = ()
+
+
+@dataclass(frozen=True)
+class History:
+    """Everything a decision may rest on.
+
+    `fresh_from` is the index in `reports` after the last decision that ended the run: budgets count from there, so
+    that a person who mended something and starts the run again begins with full ones, while a parent that was killed
+    does not. `broken` is the newest verdict since then, when it says so.
+    """
+
+    spec: RunSpec | None = None
+    checkpoints: tuple[Checkpoint, ...] = ()
+    attempts: tuple[Attempt, ...] = ()
+    reports: tuple[SegmentReport, ...] = ()
+    resumes: tuple[VerdictEntry, ...] = ()
+    decisions: tuple[DecisionEntry, ...] = ()
+    broken: Verdict | None = None
+    fresh_from: int = 0
+    damage: tuple[Damage, ...] = ()
+    named_damage: frozenset[int] = field(default_factory=frozenset)
+    next_slot: int = 0
+
+    @property
+    def usable(self) -> tuple[Checkpoint, ...]:
+        """Checkpoints a resume may take, oldest first."""
+        return tuple(c for c in self.checkpoints if c.quarantined is None and not c.is_pruned)
+
+    @property
+    def newest(self) -> Checkpoint | None:
+        return self.usable[-1] if self.usable else None
+
+    @property
+    def committed_step(self) -> int:
+        """The step a resume would start from."""
+        return self.newest.manifest.step if self.newest else 0
+
+    @property
+    def open_plan(self) -> SegmentPlan | None:
+        """The plan that was decided and has no report yet: an attempt that may be alive."""
+        plan = next((entry.plan for entry in reversed(self.decisions) if entry.plan is not None), None)
+        if plan is None or self.report_of(plan.segment, plan.attempt) is not None:
+            return None
+        return plan
+
+    @property
+    def fresh_reports(self) -> tuple[SegmentReport, ...]:
+        """Last words about the attempts since the run was last ended by a decision."""
+        before = {(report.segment, report.attempt) for report in self.reports[: self.fresh_from]}
+        return tuple(report for report in self.last_words() if (report.segment, report.attempt) not in before)
+
+    def report_of(self, segment: int, attempt: int) -> SegmentReport | None:
+        """The last word about an attempt; its own report outranks the controller's guess before it."""
+        found = [report for report in self.reports if (report.segment, report.attempt) == (segment, attempt)]
+        return found[-1] if found else None
+
+    def attempt_of(self, segment: int, attempt: int) -> Attempt | None:
+        """The newest claim of an attempt; None when it never got so far."""
+        matches = (a for a in reversed(self.attempts) if (a.claim.segment, a.claim.attempt) == (segment, attempt))
+        return next(matches, None)
+
+    def last_words(self) -> tuple[SegmentReport, ...]:
+        """One report an attempt, in the order of the attempts."""
+        keys = dict.fromkeys((report.segment, report.attempt) for report in self.reports)
+        return tuple(report for key in keys if (report := self.report_of(*key)) is not None)
+
+    def checkpoint(self, ref: CheckpointRef) -> Checkpoint | None:
+        return next((checkpoint for checkpoint in self.checkpoints if checkpoint.ref == ref), None)
+
+    def seconds_on(self, capacity: Capacity) -> float:
+        """Paid seconds as far as reports tell."""
+        return sum(report.seconds for report in self.last_words() if report.capacity is capacity)
+
+
+def read_history(log: RunLog) -> History:
+    """The history as the log stands now; reads only what was not read before."""
+    log.refresh()
+    return fold(log.slots, damage=log.damage, next_slot=log.next_slot)
+
+
+def fold(slots: Sequence[Slot], *, damage: tuple[Damage, ...] = (), next_slot: int = 0) -> History:
+    """Fold readable slots into a history.
+
+    A commit whose epoch is lower than one seen before it is ignored: no correct writer appends one, so it can
+    only come from a writer that did not read the log.
+    """
+    quarantined: dict[int, str] = {}
+    pruned: set[int] = set()
+    rows: dict[int, tuple[WitnessRow, ...]] = {}
+    resumes: dict[str, VerdictEntry] = {}
+    for entry in (slot.entry for slot in slots):
+        if isinstance(entry, QuarantineEntry):
+            quarantined.setdefault(entry.slot, entry.reason)
+        elif isinstance(entry, PruneEntry):
+            pruned.update(entry.slots)
+        elif isinstance(entry, SealEntry):
+            rows[entry.checkpoint.slot] = entry.rows
+        elif isinstance(entry, VerdictEntry):
+            resumes[entry.attempt_id] = entry
+    checkpoints = tuple(
+        Checkpoint(
+            ref=CheckpointRef(slot=number, step=entry.manifest.step, attempt_id=entry.attempt_id),
+            manifest=entry.manifest,
+            rows=rows.get(number, ()),
+            quarantined=quarantined.get(number),
+            is_pruned=number in pruned,
+        )
+        for number, entry in _standing_commits(slots)
+    )
+    reports = tuple(slot.entry.report for slot in slots if isinstance(slot.entry, ReportEntry))
+    ended = max((slot.number for slot in slots if _ends_the_run(slot)), default=-1)
+    fresh = [slot.entry.verdict for slot in slots if slot.number > ended and isinstance(slot.entry, VerdictEntry)]
+    specs = [slot.entry.spec for slot in slots if isinstance(slot.entry, OpenEntry)]
+    return History(
+        spec=specs[-1] if specs else None,
+        checkpoints=checkpoints,
+        attempts=tuple(
+            Attempt(
+                claim=claim,
+                report=_report_for(claim, reports),
+                verdict=resumes[claim.attempt_id].verdict if claim.attempt_id in resumes else None,
+                commits=tuple(c.ref for c in checkpoints if c.ref.attempt_id == claim.attempt_id),
+            )
+            for claim in (slot.entry for slot in slots if isinstance(slot.entry, ClaimEntry))
+        ),
+        reports=reports,
+        resumes=tuple(resumes.values()),
+        decisions=tuple(slot.entry for slot in slots if isinstance(slot.entry, DecisionEntry)),
+        broken=fresh[-1] if fresh and fresh[-1].kind is VerdictKind.BROKEN else None,
+        fresh_from=sum(isinstance(slot.entry, ReportEntry) for slot in slots if slot.number < ended),
+        damage=damage,
+        named_damage=frozenset(quarantined),
+        next_slot=next_slot,
+    )
+
+
+def _standing_commits(slots: Iterable[Slot]) -> Iterable[tuple[int, CommitEntry]]:
+    highest = 0
+    for slot in slots:
+        if isinstance(slot.entry, CommitEntry) and slot.entry.epoch >= highest:
+            yield slot.number, slot.entry
+        highest = max(highest, slot.entry.epoch)
+
+
+def _ends_the_run(slot: Slot) -> bool:
+    return isinstance(slot.entry, DecisionEntry) and slot.entry.plan is None
+
+
+def _report_for(claim: ClaimEntry, reports: tuple[SegmentReport, ...]) -> SegmentReport | None:
+    found = [r for r in reports if r.attempt_id == claim.attempt_id]
+    return found[-1] if found else None

@@ -1,0 +1,225 @@
+"""The nouns: frozen records that reach disk or another process.
+
+A `Record` is a whole document and carries its schema version; a `Value` is a
+part of one. Both refuse unknown fields, because a field that is silently
+dropped is a setting that silently does nothing.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+from enum import StrEnum
+from typing import Literal
+
+from pydantic import AwareDatetime, BaseModel, ConfigDict, Field
+
+
+class Value(BaseModel):
+    """A frozen part of a record. Non-finite floats survive JSON as the strings NaN and Infinity."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="strings")
+
+
+class Record(Value):
+    """A frozen document with a schema version."""
+
+    schema_version: Literal[1] = Field(1, description="Version of this record's schema.")
+
+
+class Capacity(StrEnum):
+    """What kind of machine a segment runs on."""
+
+    SPOT = "spot"
+    ON_DEMAND = "on-demand"
+
+
+class StopReason(StrEnum):
+    """Why an attempt ended."""
+
+    FINISHED = "finished"
+    BOUND = "bound"
+    NOTICE = "notice"
+    LOST = "lost"
+    FAILED = "failed"
+    FENCED = "fenced"
+
+    @property
+    def is_preemption(self) -> bool:
+        """Only these count as interruptions; a `failed` attempt is the user's code, not the provider's will."""
+        return self in (StopReason.NOTICE, StopReason.LOST)
+
+
+class Notice(Value):
+    """A warning that this process will be stopped."""
+
+    kind: str = Field(description="Who said so: sigterm, file, recall, orphaned.")
+    received_at: AwareDatetime
+    grace_seconds: float = Field(ge=0, description="Seconds from receipt to the kill, as far as is known.")
+
+
+class CheckpointRef(Value):
+    """One committed checkpoint, named by the log slot of its commit."""
+
+    slot: int = Field(ge=0)
+    step: int = Field(ge=0)
+    attempt_id: str
+
+
+class Environment(Value):
+    """What must be equal for a replay to be expected bit for bit."""
+
+    torch: str
+    device: str = Field(description="cpu, or the accelerator's name.")
+    instruction_set: str = Field(description="The CPU capability torch dispatches to.")
+    threads: int = Field(ge=1, description="Intra-op threads; reductions depend on it.")
+    world_size: int = Field(1, ge=1)
+
+    def differs_from(self, other: Environment) -> tuple[str, ...]:
+        """Names of the fields in which the two differ; empty means bitwise comparison is fair."""
+        names = type(self).model_fields
+        return tuple(name for name in names if getattr(self, name) != getattr(other, name))
+
+
+class Shard(Value):
+    """One stored blob of a checkpoint, with a checksum for every chunk of it."""
+
+    key: str = Field(description="Object key relative to the run's folder.")
+    size_bytes: int = Field(ge=0)
+    chunk_bytes: int = Field(gt=0)
+    chunk_crc32c: tuple[int, ...]
+
+
+class TensorInfo(Value):
+    """Type, shape and digest of one tensor of the state."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    digest: str
+
+
+class Manifest(Value):
+    """Everything needed to find, check and restore one checkpoint."""
+
+    step: int = Field(ge=0)
+    samples_seen: int = Field(ge=0)
+    epoch: int = Field(ge=0, description="Pass over the data that the next sample belongs to.")
+    parent: CheckpointRef | None = Field(None, description="Checkpoint the attempt resumed from.")
+    shards: tuple[Shard, ...]
+    tensors: dict[str, TensorInfo]
+    components: dict[str, str] = Field(description="Digest of each component's whole state.")
+    environment: Environment
+    metric: float | None = Field(None, description="The user's metric at this step, if one was evaluated.")
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(shard.size_bytes for shard in self.shards)
+
+
+class WitnessRow(Value):
+    """What one step looked like from outside, in full precision."""
+
+    step: int = Field(ge=1, description="Global step that this row is the outcome of.")
+    loss: float
+    grad_norm: float
+    param_norm: float = Field(description="After the optimizer step.")
+    lr: tuple[float, ...]
+    loss_scale: float | None = None
+    batch_fingerprint: str = Field(description="Order-free hash of the sample ids.")
+    input_fingerprint: str = Field(description="Hash of the batch's bytes.")
+
+
+class VerdictKind(StrEnum):
+    """The answer about a resume."""
+
+    EXACT = "exact"
+    EQUIVALENT = "equivalent"
+    UNVERIFIED = "unverified"
+    BROKEN = "broken"
+
+
+class Finding(Value):
+    """One reason in a verdict."""
+
+    component: str = Field(description="What was lost or differs: optimizer, rng.torch, data order, ...")
+    channel: str = Field(description="Where it showed: digest, loss, grad_norm, ...")
+    step: int | None = Field(None, description="First step that differs; None when seen before any step.")
+    sentence: str = Field(description="One sentence a person can act on.")
+
+
+class Verdict(Value):
+    """Whether a resume continued the run, and how much of that was proven."""
+
+    kind: VerdictKind
+    findings: tuple[Finding, ...] = ()
+    components_compared: int = Field(0, ge=0)
+    rows_compared: int = Field(0, ge=0, description="Steps replayed and compared with the sealed witness.")
+    environment_changes: tuple[str, ...] = ()
+
+    @property
+    def sentence(self) -> str:
+        """The verdict in words."""
+        if self.findings:
+            return f"{self.kind}: {self.findings[0].sentence}"
+        changed = f"; environment differs in {', '.join(self.environment_changes)}" if self.environment_changes else ""
+        return f"{self.kind}: {self.components_compared} components and {self.rows_compared} steps compared{changed}"
+
+
+class SegmentPlan(Record):
+    """The decision for the next segment: capacity, bound, parent."""
+
+    segment: int = Field(ge=0)
+    attempt: int = Field(ge=1)
+    capacity: Capacity
+    deployment: str = Field(description="Prefect deployment that runs it, e.g. segment/spot.")
+    parent: CheckpointRef | None = Field(None, description="Where to resume; None starts at step 0.")
+    max_seconds: float | None = Field(
+        None, gt=0, description="Wall-clock bound; the loop commits and stops before it. None: until the goal."
+    )
+    start_within_seconds: float | None = Field(
+        None, gt=0, description="Give up waiting for capacity after this long without a first heartbeat."
+    )
+
+
+class CodeFailure(Value):
+    """What the user's code raised."""
+
+    type: str
+    message: str
+    traceback: str
+
+
+class SegmentReport(Record):
+    """What became of one attempt."""
+
+    segment: int = Field(ge=0)
+    attempt: int = Field(ge=1)
+    attempt_id: str | None = Field(description="None when the attempt never claimed the run.")
+    capacity: Capacity
+    stop_reason: StopReason
+    from_step: int = Field(ge=0)
+    to_step: int = Field(ge=0, description="Last step reached, committed or not.")
+    checkpoint: CheckpointRef | None = Field(None, description="Newest checkpoint this attempt committed.")
+    samples_seen: int = Field(0, ge=0)
+    lost_steps: int = Field(0, ge=0, description="Steps after the last commit that must be done again.")
+    seconds: float = Field(0.0, ge=0, description="From claim to end, by the writer's own clock.")
+    train_seconds: float = Field(0.0, ge=0, description="From the first new step to the last, saves included.")
+    train_steps: int = Field(0, ge=0, description="Steps that `train_seconds` covers.")
+    startup_seconds: float = Field(0.0, ge=0, description="From claim to the first new step.")
+    notice: Notice | None = None
+    failure: CodeFailure | None = None
+    note: str | None = Field(None, description="Anything else a person should know.")
+
+
+class Heartbeat(Record):
+    """A sign of life, overwritten in place. Liveness is the counter moving, not a timestamp."""
+
+    attempt_id: str
+    counter: int = Field(ge=0)
+    phase: Literal["starting", "restoring", "training", "stopping"]
+    step: int = Field(ge=0)
+    loss: float | None = None
+    step_seconds: float | None = None
+    last_commit_step: int | None = None
+    trainer_pid: int
+    rows: tuple[WitnessRow, ...] = Field((), description="Newest rows, to widen the overlap after a kill.")
+    beat_at: datetime

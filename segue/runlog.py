@@ -1,0 +1,167 @@
+"""The run's log: one record a slot, put-if-absent, never rewritten. Ledger, lease and commit register in one."""
+
+from __future__ import annotations
+
+import threading
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Protocol
+
+from segue import layout
+from segue.clock import Clock, SystemClock
+from segue.entries import AnyEntry, Entry, decode, encode
+from segue.errors import DamagedRecordError, FencedError, LogMovedError, MissingObjectError
+from segue.stores.base import Store
+
+
+@dataclass(frozen=True)
+class Slot:
+    """A readable record and where it stands."""
+
+    number: int
+    entry: AnyEntry
+
+
+@dataclass(frozen=True)
+class Damage:
+    """A slot that cannot be read, and why. It keeps its place: later slots still count."""
+
+    slot: int
+    key: str
+    why: str
+
+
+class Stamp(Protocol):
+    """Fills in what every entry carries."""
+
+    def __call__(self, *, epoch: int) -> dict[str, object]: ...
+
+
+class RunLog:
+    """One run's log in a store. Safe to use from several threads.
+
+    A writer appends at the slot after the last one it has read; if that slot is taken it reads on. So every
+    record was written by someone who had seen all before it, which makes the log linear without locks or clocks.
+    """
+
+    def __init__(self, store: Store, run_id: str, *, clock: Clock | None = None) -> None:
+        self.store, self.run_id = store, run_id
+        self._clock = clock or SystemClock()
+        self._lock = threading.RLock()
+        self._slots: dict[int, Slot] = {}
+        self._damage: dict[int, Damage] = {}
+        self._next = 0
+
+    @property
+    def slots(self) -> tuple[Slot, ...]:
+        """Every readable record read so far, in order."""
+        with self._lock:
+            return tuple(self._slots[number] for number in sorted(self._slots))
+
+    @property
+    def damage(self) -> tuple[Damage, ...]:
+        """Slots that cannot be read: missing ones before the end, and garbage."""
+        with self._lock:
+            return tuple(self._damage[number] for number in sorted(self._damage))
+
+    @property
+    def next_slot(self) -> int:
+        """Where the next append will be tried."""
+        return self._next
+
+    @property
+    def highest_epoch(self) -> int:
+        """The highest claim epoch any record speaks of."""
+        with self._lock:
+            return max((slot.entry.epoch for slot in self._slots.values()), default=0)
+
+    def reload(self) -> RunLog:
+        """Read the whole log by listing it, which also shows missing slots. Returns itself.
+
+        Raises:
+            StoreReadError: the store did not say.
+        """
+        listed = (layout.slot_of(item.key) for item in self.store.list_objects(layout.log_prefix(self.run_id)))
+        numbers = {number for number in listed if number is not None}
+        with self._lock:
+            for number in range(max(numbers, default=-1) + 1):
+                if number not in self._slots and number not in self._damage:
+                    self._read_slot(number)
+            return self.refresh()
+
+    def refresh(self) -> RunLog:
+        """Read what was appended since. Returns itself.
+
+        Raises:
+            StoreReadError: the store did not say.
+        """
+        with self._lock:
+            while self._read_tail():
+                pass
+            return self
+
+    def append(self, build: Callable[[Stamp], Entry], *, epoch: int = 0, at: int | None = None) -> Slot:
+        """Make one record the next of the log.
+
+        `build` is called anew after every lost race, with the log refreshed, so it may depend on what the log
+        says. With `epoch`, the writer holds that claim and a newer one stops it. With `at`, the record is valid
+        only directly after slot `at - 1`.
+
+        A crash before the return leaves the log as it was, or with the whole record in it.
+
+        Raises:
+            FencedError: a newer claim exists.
+            LogMovedError: `at` was given and is taken.
+            StoreWriteError: not written as far as is known; calling again is safe.
+        """
+        with self._lock:
+            while True:
+                self.refresh()
+                if epoch and self.highest_epoch > epoch:
+                    raise FencedError(epoch=epoch, newer_epoch=self.highest_epoch)
+                number = self._next
+                if at is not None and number != at:
+                    raise LogMovedError(slot=at)
+                entry = build(self._stamp)
+                key = layout.log_key(self.run_id, number)
+                data = encode(entry)
+                if self.store.put_if_absent(key, data) or self._is_ours(key, data):
+                    slot = Slot(number, decode(data, key=key))
+                    self._slots[number] = slot
+                    self._next = number + 1
+                    return slot
+
+    def _is_ours(self, key: str, data: bytes) -> bool:
+        # A put whose answer was lost and was retried by the client is refused, by itself.
+        return self.store.get(key) == data
+
+    def _stamp(self, *, epoch: int) -> dict[str, object]:
+        return {"entry_id": uuid.uuid4().hex, "written_at": self._now(), "epoch": epoch}
+
+    def _now(self) -> datetime:
+        return self._clock.now()
+
+    def _read_tail(self) -> bool:
+        try:
+            self._decode_slot(self._next, self.store.get(layout.log_key(self.run_id, self._next)))
+        except MissingObjectError:
+            return False
+        return True
+
+    def _read_slot(self, number: int) -> None:
+        key = layout.log_key(self.run_id, number)
+        try:
+            self._decode_slot(number, self.store.get(key))
+        except MissingObjectError:
+            self._damage[number] = Damage(number, key, "the record is missing though later ones exist")
+            self._next = max(self._next, number + 1)
+
+    def _decode_slot(self, number: int, data: bytes) -> None:
+        key = layout.log_key(self.run_id, number)
+        try:
+            self._slots[number] = Slot(number, decode(data, key=key))
+        except DamagedRecordError as error:
+            self._damage[number] = Damage(number, key, error.why)
+        self._next = max(self._next, number + 1)

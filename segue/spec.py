@@ -1,0 +1,213 @@
+"""RunSpec: what a person asks for, from TOML, from Prefect parameters or from Python."""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import json
+import re
+import tomllib
+import types
+import typing
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any, Self
+
+from pydantic import AwareDatetime, BaseModel, Field, JsonValue, ValidationError
+
+from segue.errors import DeadlinePassedError, SpecError
+from segue.records import Capacity, Record, Value
+
+
+class StoreSpec(Value):
+    """Where a run lives. Credentials are never part of it: boto3 finds them."""
+
+    url: str = Field(".segue/store", description="A folder, file:///folder, or s3://bucket/prefix.")
+    endpoint_url: str | None = Field(None, description="S3 endpoint other than AWS's, e.g. http://127.0.0.1:9000.")
+    region: str | None = Field(None, description="S3 region; None lets boto3 find it.")
+
+
+class CheckpointSpec(Value):
+    """How often to commit and what to keep."""
+
+    every_steps: int | None = Field(None, gt=0, description="Commit every so many steps.")
+    every_seconds: float | None = Field(None, gt=0, description="Commit every so many seconds; 300 if neither is set.")
+    keep: int = Field(3, ge=2, description="Newest committed checkpoints to keep; 2 is the least that survives damage.")
+    best: typing.Literal["min", "max"] = Field("min", description="Which way the user's metric is better.")
+
+    @property
+    def interval_seconds(self) -> float | None:
+        """The wall-clock cadence in force, None when it is by steps."""
+        if self.every_seconds is None and self.every_steps is None:
+            return 300.0
+        return self.every_seconds
+
+
+class ContinuitySpec(Value):
+    """How much of a resume is replayed."""
+
+    witness_steps: int = Field(8, ge=0, le=64, description="Steps after a commit that a resume must reproduce.")
+
+
+class PolicySpec(Value):
+    """When to leave spot. Priors are used until the run has measured its own values."""
+
+    name: typing.Literal["greedy", "on_demand_only", "spot_only"] = "greedy"
+    changeover_seconds: float = Field(120.0, ge=0, description="Prior: end of one segment to the next new step.")
+    detection_seconds: float = Field(15.0, ge=0, description="Longest time until a silent death is noticed.")
+    step_seconds: float | None = Field(None, gt=0, description="Prior: seconds a step; None probes on spot first.")
+    probe_share: float = Field(
+        0.1, gt=0, le=0.5, description="Share of the time left that an unmeasured probe may use."
+    )
+    margin_share: float = Field(
+        0.05, ge=0, le=1, description="Share by which remaining work is overestimated, for safety."
+    )
+    max_failures: int = Field(2, ge=1, description="Attempts in which the user's code may raise before the run stops.")
+    max_lost_in_place: int = Field(
+        5, ge=1, description="Attempts that may die without a commit in a row before the run stops as hopeless."
+    )
+
+
+class LivenessSpec(Value):
+    """How a living attempt is told from a dead one."""
+
+    heartbeat_seconds: float = Field(2.0, gt=0)
+    lease_seconds: float = Field(30.0, gt=0, description="A counter that stands still this long means lost.")
+    notice_file: str | None = Field(None, description="A file whose appearance on the machine is a notice.")
+    start_seconds: float = Field(900.0, gt=0, description="Longest wait for capacity when no deadline bounds it.")
+
+
+class PoolSpec(Value):
+    """Which Prefect deployment runs a segment on which capacity."""
+
+    spot: str = Field("segment/spot", description="Deployment for spot capacity.")
+    on_demand: str = Field("segment/on-demand", description="Deployment for on-demand capacity.")
+
+    def deployment(self, capacity: Capacity) -> str:
+        return self.spot if capacity is Capacity.SPOT else self.on_demand
+
+
+class RunSpec(Record):
+    """What a person asks for: program, goal, deadline, store, capacity."""
+
+    run_id: str = Field(
+        pattern=r"^[a-z0-9][a-z0-9._-]{0,62}$", description="Names the run; the same id goes on with it."
+    )
+    recipe: str = Field(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$", description="package.module:function.")
+    steps: int = Field(gt=0, description="Optimizer steps from step 0 to the goal.")
+    config: dict[str, JsonValue] = Field(default_factory=dict, description="Passed to the recipe as it is.")
+    seed: int = Field(0, ge=0, lt=2**63, description="Seeds weights, data order and every random stream.")
+    threads: int | None = Field(None, ge=1, description="Intra-op threads; fix it to compare runs across machines.")
+    device: str = Field("auto", description="auto, cpu or cuda.")
+    deadline: AwareDatetime | None = Field(None, description="When it must be finished; None: as cheap as can be.")
+    grace_seconds: float = Field(25.0, gt=0, description="Seconds between the platform's SIGTERM and its SIGKILL.")
+    store: StoreSpec = StoreSpec()
+    checkpoints: CheckpointSpec = CheckpointSpec()
+    continuity: ContinuitySpec = ContinuitySpec()
+    policy: PolicySpec = PolicySpec()
+    liveness: LivenessSpec = LivenessSpec()
+    pools: PoolSpec = PoolSpec()
+
+    @classmethod
+    def parse(cls, data: object, *, source: str = "the run spec") -> Self:
+        """Validate plain data.
+
+        Raises:
+            SpecError: names every wrong field by its path, with the mend.
+        """
+        try:
+            return cls.model_validate(data)
+        except ValidationError as error:
+            problems = tuple(_problem(cls, item) for item in error.errors())
+            raise SpecError(source=source, problems=problems) from None
+
+    @classmethod
+    def from_toml(cls, path: Path, **overrides: object) -> Self:
+        """Read a TOML file; keyword values that are not None win over the file's.
+
+        Raises:
+            SpecError: the file is missing, is not TOML, or has wrong fields.
+        """
+        return cls.parse(read_toml(path) | {k: v for k, v in overrides.items() if v is not None}, source=str(path))
+
+    def require_future_deadline(self, now: datetime) -> None:
+        """Raises DeadlinePassedError when the deadline is not after `now`."""
+        if self.deadline is not None and self.deadline <= now:
+            raise DeadlinePassedError(
+                deadline=self.deadline.isoformat(timespec="seconds"), now=now.isoformat(timespec="seconds")
+            )
+
+    def identity(self) -> dict[str, str]:
+        """The fields that make this training run this one; a change in them is drift."""
+        config = json.dumps(self.config, sort_keys=True, separators=(",", ":"))
+        names = {"recipe": self.recipe, "steps": str(self.steps), "seed": str(self.seed)}
+        for key, value in sorted(self.config.items()):
+            names[f"config.{key}"] = json.dumps(value, sort_keys=True)
+        names["config"] = hashlib.sha256(config.encode()).hexdigest()[:12]
+        return names
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """The file's table.
+
+    Raises:
+        SpecError: the file is missing, unreadable, or not TOML.
+    """
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise SpecError(source=str(path), problems=(f"cannot be read ({error.strerror}); check the path",)) from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise SpecError(source=str(path), problems=(f"is not TOML ({error}); mend that line",)) from None
+
+
+_RELATIVE = re.compile(r"^\+?(\d+(?:\.\d+)?)\s*(s|m|min|h|d)$")
+_CLOCK = re.compile(r"^(\d{1,2}):(\d{2})$")
+_UNIT_SECONDS = {"s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400}
+
+
+def parse_deadline(text: str, *, now: datetime) -> datetime:
+    """Read `+90m`, `06:00` (the next one, local time) or an ISO time.
+
+    Raises:
+        SpecError: none of the three.
+    """
+    if relative := _RELATIVE.match(text.strip()):
+        return now + timedelta(seconds=float(relative[1]) * _UNIT_SECONDS[relative[2]])
+    try:
+        if clock := _CLOCK.match(text.strip()):
+            local = now.astimezone().replace(hour=int(clock[1]), minute=int(clock[2]), second=0, microsecond=0)
+            return (local if local > now else local + timedelta(days=1)).astimezone(UTC)
+        moment = datetime.fromisoformat(text.strip())
+    except ValueError:
+        problem = f"deadline: {text!r} is not a time; write +2h, +90m, 06:00 or 2026-12-01T06:00:00+00:00"
+        raise SpecError(source="--deadline", problems=(problem,)) from None
+    return moment if moment.tzinfo else moment.astimezone()
+
+
+def _problem(model: type[BaseModel], item: Any) -> str:
+    path = ".".join(str(part) for part in item["loc"]) or "the document"
+    if item["type"] == "extra_forbidden":
+        known = _fields_at(model, item["loc"][:-1])
+        close = difflib.get_close_matches(str(item["loc"][-1]), known, n=1)
+        return f"{path}: no such field; " + (
+            f"did you mean {close[0]!r}?" if close else f"known are {', '.join(known)}"
+        )
+    if item["type"] == "missing":
+        return f"{path}: is missing; give it a value"
+    if item["type"] == "string_pattern_mismatch" and item["loc"][-1] == "run_id":
+        return f"{path}: {item['input']!r} must be lower-case letters, digits, '.', '_' or '-', at most 63 of them"
+    if item["type"] == "string_pattern_mismatch" and item["loc"][-1] == "recipe":
+        return f"{path}: {item['input']!r} is not package.module:function; write it like examples.flights:build"
+    if item["type"] == "timezone_aware":
+        return f"{path}: {item['input']!r} has no time zone; add one, e.g. Z or +01:00"
+    return f"{path}: {item['msg'][0].lower()}{item['msg'][1:]} (got {item['input']!r})"
+
+
+def _fields_at(model: type[BaseModel], path: tuple[int | str, ...]) -> list[str]:
+    current: Any = model
+    for part in path:
+        annotation = current.model_fields[str(part)].annotation
+        options = typing.get_args(annotation) if isinstance(annotation, types.UnionType) else (annotation,)
+        current = next(option for option in options if isinstance(option, type) and issubclass(option, BaseModel))
+    return list(current.model_fields)

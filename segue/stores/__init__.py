@@ -1,0 +1,34 @@
+"""Bytes: a local directory or an S3 bucket behind one small contract."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+from segue.errors import StoreUnreachableError
+from segue.spec import StoreSpec
+from segue.stores.base import ObjectInfo, Store, StoreReadError, StoreWriteError
+from segue.stores.local import LocalStore
+
+__all__ = ["LocalStore", "ObjectInfo", "Store", "StoreReadError", "StoreWriteError", "open_store"]
+
+
+def open_store(spec: StoreSpec | str | Path) -> Store:
+    """The store that a spec, URL or folder names. Nothing is touched yet; `check()` does that.
+
+    Raises:
+        StoreUnreachableError: the URL is of a kind segue does not know, or no credentials are found.
+    """
+    if not isinstance(spec, StoreSpec):
+        spec = StoreSpec(url=str(spec))
+    parts = urlsplit(spec.url)
+    if parts.scheme == "s3":
+        from segue.stores import s3
+
+        return s3.from_url(spec.url, endpoint_url=spec.endpoint_url, region=spec.region)
+    if parts.scheme == "file":
+        return LocalStore(Path(unquote(parts.path)))
+    if parts.scheme == "":
+        return LocalStore(Path(spec.url))
+    mend = "Give a folder, file:///folder or s3://bucket/prefix."
+    raise StoreUnreachableError(url=spec.url, why=f"{parts.scheme}:// is not a kind of store segue knows.", mend=mend)

@@ -1,0 +1,185 @@
+"""A store in an S3 bucket: obstore moves the bytes, boto3 finds the credentials."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+from segue.errors import MissingExtraError, MissingObjectError, StoreUnreachableError
+from segue.stores.base import ObjectInfo, StoreReadError, StoreWriteError, check_by_writing, checked_key
+
+try:
+    import boto3
+    import botocore.config
+    import botocore.exceptions
+    import obstore
+    import obstore.exceptions
+    from obstore.auth.boto3 import Boto3CredentialProvider
+    from obstore.store import S3Store as ObstoreS3
+except ImportError:
+    raise MissingExtraError(extra="s3", needed_for="A store on s3://") from None
+
+if TYPE_CHECKING:
+    from obstore.store import ClientConfig, RetryConfig, S3Config
+
+_DEFAULT_REGION = "us-east-1"
+_RETRY: RetryConfig = {"max_retries": 8, "retry_timeout": timedelta(seconds=60)}
+_CLIENT_TIMEOUT = timedelta(seconds=60)
+_CONNECT_TIMEOUT = timedelta(seconds=5)
+
+
+class S3Store:
+    """Objects below `bucket/prefix`.
+
+    `put_if_absent` is a single PUT with `If-None-Match: *`: conditional multipart uploads are not honoured
+    everywhere, and `If-Match` is not spelt alike everywhere, so nothing else is rested on.
+    """
+
+    def __init__(
+        self, *, bucket: str, prefix: str = "", endpoint_url: str | None = None, region: str | None = None
+    ) -> None:
+        session = boto3.Session(region_name=region)
+        self.bucket, self.prefix = bucket, prefix.strip("/")
+        self._endpoint_url = endpoint_url
+        self._session = session
+        try:
+            provider = Boto3CredentialProvider(session)
+        except ValueError:
+            raise StoreUnreachableError(
+                url=self.url,
+                why="boto3 finds no AWS credentials.",
+                mend="Set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, a profile, or the machine's role.",
+            ) from None
+        config: S3Config = {"region": session.region_name or _DEFAULT_REGION}
+        client: ClientConfig = {"timeout": _CLIENT_TIMEOUT, "connect_timeout": _CONNECT_TIMEOUT}
+        if endpoint_url is not None:
+            config["endpoint"] = endpoint_url
+            config["virtual_hosted_style_request"] = False
+            client["allow_http"] = urlsplit(endpoint_url).scheme == "http"
+        self._store = ObstoreS3(
+            bucket,
+            prefix=self.prefix or None,
+            config=config,
+            client_options=client,
+            retry_config=_RETRY,
+            credential_provider=provider,
+        )
+
+    @property
+    def url(self) -> str:
+        return "/".join(part for part in (f"s3://{self.bucket}", self.prefix) if part)
+
+    def put_if_absent(self, key: str, data: bytes) -> bool:
+        try:
+            with self._writing(key):
+                obstore.put(self._store, checked_key(key), data, mode="create", use_multipart=False)
+        except obstore.exceptions.AlreadyExistsError:
+            return False
+        return True
+
+    def put(self, key: str, data: bytes | memoryview, *, durable: bool = True) -> None:
+        with self._writing(key):
+            obstore.put(self._store, checked_key(key), data)
+
+    def get(self, key: str) -> bytes:
+        with self._reading(key):
+            return bytes(obstore.get(self._store, checked_key(key)).bytes())
+
+    def get_range(self, key: str, start: int, length: int) -> bytes:
+        with self._reading(key):
+            return bytes(obstore.get_range(self._store, checked_key(key), start=start, length=length))
+
+    def size(self, key: str) -> int:
+        with self._reading(key):
+            return int(obstore.head(self._store, checked_key(key))["size"])
+
+    def list_objects(self, prefix: str) -> list[ObjectInfo]:
+        with self._reading(prefix):
+            pages = obstore.list(self._store, prefix.rstrip("/") or None)
+            return sorted(ObjectInfo(item["path"], int(item["size"])) for page in pages for item in page)
+
+    def folders(self) -> list[str]:
+        with self._reading(""):
+            prefixes = obstore.list_with_delimiter(self._store)["common_prefixes"]
+        names = (prefix.rstrip("/").rsplit("/", 1)[-1] for prefix in prefixes)
+        return sorted(name for name in names if not name.startswith("."))
+
+    def delete(self, keys: list[str]) -> None:
+        for key in keys:
+            with self._writing(key):
+                try:
+                    obstore.delete(self._store, checked_key(key))
+                except FileNotFoundError:
+                    continue  # obstore's NotFoundError is one; gone is gone.
+
+    def check(self) -> None:
+        config = botocore.config.Config(
+            connect_timeout=_CONNECT_TIMEOUT.total_seconds(), read_timeout=10, retries={"total_max_attempts": 2}
+        )
+        client = self._session.client(
+            "s3",
+            endpoint_url=self._endpoint_url,
+            region_name=self._session.region_name or _DEFAULT_REGION,
+            config=config,
+        )
+        try:
+            client.head_bucket(Bucket=self.bucket)
+        except botocore.exceptions.ClientError as error:
+            raise self._unreachable(error) from None
+        except botocore.exceptions.BotoCoreError as error:
+            raise StoreUnreachableError(
+                url=self.url,
+                why=f"no answer ({type(error).__name__}).",
+                mend=f"Check the endpoint ({self._endpoint_url or 'AWS'}), the network and the region.",
+            ) from None
+        check_by_writing(self)
+
+    def _unreachable(self, error: Any) -> StoreUnreachableError:
+        status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode")
+        if status == 404:
+            why, mend = f"there is no bucket {self.bucket!r}.", "Create it, or correct [store] url."
+        elif status in (401, 403):
+            why, mend = "the credentials do not open the bucket.", "Check them, the bucket's policy and the region."
+        else:
+            why, mend = f"the bucket answered {status}.", "Check the endpoint and the region."
+        return StoreUnreachableError(url=self.url, why=why, mend=mend)
+
+    @contextmanager
+    def _reading(self, key: str) -> Iterator[None]:
+        with self._translated(key, StoreReadError):
+            yield
+
+    @contextmanager
+    def _writing(self, key: str) -> Iterator[None]:
+        with self._translated(key, StoreWriteError):
+            yield
+
+    @contextmanager
+    def _translated(self, key: str, failure: Callable[..., StoreReadError | StoreWriteError]) -> Iterator[None]:
+        try:
+            yield
+        except obstore.exceptions.AlreadyExistsError:
+            raise
+        except FileNotFoundError:
+            raise MissingObjectError(key=key) from None
+        except (obstore.exceptions.PermissionDeniedError, obstore.exceptions.UnauthenticatedError):
+            # The server's answer can quote the request, so it is not passed on.
+            raise failure(url=self.url, key=key, why="access denied or credentials expired") from None
+        except obstore.exceptions.BaseError as error:
+            # One line of the cause; the rest of obstore's message is the debug form of the same.
+            raise failure(url=self.url, key=key, why=str(error).split("\n", 1)[0]) from None
+
+
+def from_url(url: str, *, endpoint_url: str | None, region: str | None) -> S3Store:
+    """The store that `s3://bucket/prefix` names.
+
+    Raises:
+        StoreUnreachableError: the URL has no bucket, or no credentials are found.
+    """
+    parts = urlsplit(url)
+    if not parts.netloc:
+        raise StoreUnreachableError(url=url, why="names no bucket.", mend="Write it as s3://bucket/prefix.")
+    return S3Store(bucket=parts.netloc, prefix=parts.path, endpoint_url=endpoint_url, region=region)

@@ -1,0 +1,26 @@
+"""A clock that moves when told to."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+
+
+class FakeClock:
+    """Wall and monotonic time that stand still until `advance` or `sleep`."""
+
+    def __init__(self, start: datetime = datetime(2026, 1, 1, tzinfo=UTC)) -> None:
+        self._start = start
+        self._elapsed_seconds = 0.0
+
+    def now(self) -> datetime:
+        return self._start + timedelta(seconds=self._elapsed_seconds)
+
+    def monotonic(self) -> float:
+        return self._elapsed_seconds
+
+    def sleep(self, seconds: float) -> None:
+        self.advance(seconds)
+
+    def advance(self, seconds: float) -> None:
+        """Let `seconds` pass."""
+        self._elapsed_seconds += seconds

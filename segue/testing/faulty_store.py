@@ -1,0 +1,68 @@
+"""A store that fails when told to: the seam through which storage faults are injected."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from segue.stores.base import ObjectInfo, Store, StoreReadError, StoreWriteError
+
+Fault = Callable[[str, str], bool]
+"""Given the operation's name and the key: whether this call fails."""
+
+
+class FaultyStore:
+    """Wraps a real store. A failing write has not happened, unless `after` says that only its answer is lost."""
+
+    def __init__(self, inner: Store, *, fails: Fault, after: bool = False) -> None:
+        self.inner, self.fails, self.after = inner, fails, after
+
+    @property
+    def url(self) -> str:
+        return self.inner.url
+
+    def put_if_absent(self, key: str, data: bytes) -> bool:
+        failing = self.fails("put_if_absent", key)
+        if failing and not self.after:
+            raise StoreWriteError(url=self.url, key=key, why="injected")
+        created = self.inner.put_if_absent(key, data)
+        if failing:
+            raise StoreWriteError(url=self.url, key=key, why="injected: the answer was lost")
+        return created
+
+    def put(self, key: str, data: bytes | memoryview, *, durable: bool = True) -> None:
+        if self.fails("put", key):
+            raise StoreWriteError(url=self.url, key=key, why="injected")
+        self.inner.put(key, data, durable=durable)
+
+    def get(self, key: str) -> bytes:
+        self._read("get", key)
+        return self.inner.get(key)
+
+    def get_range(self, key: str, start: int, length: int) -> bytes:
+        self._read("get_range", key)
+        return self.inner.get_range(key, start, length)
+
+    def size(self, key: str) -> int:
+        self._read("size", key)
+        return self.inner.size(key)
+
+    def list_objects(self, prefix: str) -> list[ObjectInfo]:
+        self._read("list", prefix)
+        return self.inner.list_objects(prefix)
+
+    def folders(self) -> list[str]:
+        self._read("folders", "")
+        return self.inner.folders()
+
+    def delete(self, keys: list[str]) -> None:
+        for key in keys:
+            if self.fails("delete", key):
+                raise StoreWriteError(url=self.url, key=key, why="injected")
+        self.inner.delete(keys)
+
+    def check(self) -> None:
+        self.inner.check()
+
+    def _read(self, operation: str, key: str) -> None:
+        if self.fails(operation, key):
+            raise StoreReadError(url=self.url, key=key, why="injected")

@@ -1,0 +1,70 @@
+"""Tiny recipes with every kind of state that gets lost: batch norm, dropout, momentum, a schedule, an average."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from segue.trainer.recipe import Recipe
+
+
+class Average:
+    """An exponential moving average of a model's parameters."""
+
+    def __init__(self, model: nn.Module, decay: float = 0.9) -> None:
+        self._model, self._decay = model, decay
+        self._values = {name: p.detach().clone() for name, p in model.named_parameters()}
+
+    def update(self, step: int) -> None:
+        for name, parameter in self._model.named_parameters():
+            self._values[name].lerp_(parameter.detach(), 1 - self._decay)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"values": self._values}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        for name, value in state_dict["values"].items():
+            self._values[name].copy_(value)
+
+
+def tiny(config: dict[str, Any]) -> Recipe:
+    """A two-layer regression on made data.
+
+    Config: samples, width, batch_size, pause_seconds (per step, to make a run last), raise_at_step.
+    """
+    samples, width = int(config.get("samples", 256)), int(config.get("width", 16))
+    made = torch.Generator().manual_seed(7)
+    features = torch.randn(samples, 8, generator=made)
+    targets = features @ torch.randn(8, 1, generator=made) + 0.1 * torch.randn(samples, 1, generator=made)
+    model = nn.Sequential(nn.Linear(8, width), nn.BatchNorm1d(width), nn.ReLU(), nn.Dropout(0.2), nn.Linear(width, 1))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    average = Average(model)
+    pause_seconds, raise_at = float(config.get("pause_seconds", 0)), config.get("raise_at_step")
+    steps_done = iter(range(1, 1 << 62))
+
+    def loss(model: nn.Module, batch: Any) -> torch.Tensor:
+        if pause_seconds:
+            time.sleep(pause_seconds)
+        if raise_at is not None and next(steps_done) >= int(raise_at):
+            raise ArithmeticError("the recipe was told to raise here")
+        x, y = batch
+        return nn.functional.mse_loss(model(x), y)
+
+    def evaluate(model: nn.Module) -> float:
+        return float(nn.functional.mse_loss(model(features[:64]), targets[:64]))
+
+    return Recipe(
+        model=model,
+        optimizer=optimizer,
+        data=DataLoader(TensorDataset(features, targets), batch_size=int(config.get("batch_size", 32)), shuffle=True),
+        loss=loss,
+        scheduler=torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=500),
+        evaluate=evaluate,
+        clip_grad_norm=5.0,
+        extra={"average": average},
+        after_step=average.update,
+    )

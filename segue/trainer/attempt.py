@@ -1,0 +1,173 @@
+"""One attempt from claim to report, in the process that trains."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Sequence
+from contextlib import closing
+from pathlib import Path
+
+import torch
+
+from segue.checkpoints.writer import Writer
+from segue.clock import Clock
+from segue.errors import FencedError
+from segue.notices.board import NoticeBoard
+from segue.notices.file import FileWatcher, RecallWatcher
+from segue.records import Environment, Heartbeat, SegmentReport, StopReason
+from segue.runlog import RunLog
+from segue.trainer.assignment import Assignment
+from segue.trainer.claim import Claim, claim_run
+from segue.trainer.components import Progress, components_of
+from segue.trainer.environment import environment_of, prepare_device
+from segue.trainer.feed import Feed, seed_all
+from segue.trainer.heartbeat import Describe, HeartbeatThread, Watcher
+from segue.trainer.loop import TrainingLoop, append_report, failure_of
+from segue.trainer.recipe import import_build
+from segue.trainer.resume import Resume
+
+log = logging.getLogger(__name__)
+
+
+def run_attempt(assignment: Assignment, *, runlog: RunLog, board: NoticeBoard, clock: Clock) -> SegmentReport:
+    """Claim the run, restore, train, report. Blocks until the attempt ends.
+
+    A kill at any moment leaves the run at its newest commit.
+
+    Raises:
+        StalePlanError: the plan is no longer in force; nothing was touched.
+        SpecError: the device asked for is not there; nothing was touched.
+        BrokenResumeError: the resume did not continue the run; verdict and report are in the log.
+    """
+    device = prepare_device(assignment.spec)
+    environment = environment_of(device)
+    started_at = clock.monotonic()
+    claim = claim_run(runlog, assignment, environment=environment)
+    log.info("claimed attempt=%s epoch=%d", claim.attempt_id, claim.epoch)
+    heartbeat = HeartbeatThread(
+        runlog.store,
+        run_id=runlog.run_id,
+        attempt_id=claim.attempt_id,
+        interval_seconds=assignment.spec.liveness.heartbeat_seconds,
+        describe=_starting(claim, clock),
+        board=board,
+        watchers=_watchers(assignment, runlog, claim),
+    )
+    heartbeat.start()
+    try:
+        return _train(
+            assignment,
+            runlog=runlog,
+            claim=claim,
+            device=device,
+            environment=environment,
+            board=board,
+            clock=clock,
+            heartbeat=heartbeat,
+            started_at=started_at,
+        )
+    finally:
+        heartbeat.stop()
+
+
+def _train(
+    assignment: Assignment,
+    *,
+    runlog: RunLog,
+    claim: Claim,
+    device: torch.device,
+    environment: Environment,
+    board: NoticeBoard,
+    clock: Clock,
+    heartbeat: HeartbeatThread,
+    started_at: float,
+) -> SegmentReport:
+    spec = assignment.spec
+    resume = Resume(runlog, claim, environment=environment)
+    progress = Progress()
+    try:
+        parent = resume.find()
+        seed_all(spec.seed)
+        recipe = import_build(spec.recipe)(dict(spec.config))
+        recipe.model.to(device)
+        feed = Feed(recipe.data, recipe=spec.recipe, seed=spec.seed)
+        components = components_of(recipe, progress, name=spec.recipe)
+        resume.restore(components)
+    except FencedError as error:
+        return _empty_report(assignment, claim, StopReason.FENCED, clock.monotonic() - started_at, error)
+    except Exception as error:
+        # Building and loading run the user's code; whatever it raises belongs in the report, not in a dead process.
+        log.exception("the recipe could not be built or restored")
+        report = _empty_report(assignment, claim, StopReason.FAILED, clock.monotonic() - started_at, error)
+        append_report(runlog, claim, report)
+        return report
+    writer = Writer(
+        runlog,
+        attempt_id=claim.attempt_id,
+        epoch=claim.epoch,
+        parent=parent,
+        environment=environment,
+        retention=spec.checkpoints,
+        clock=clock,
+    )
+    with closing(writer):
+        loop = TrainingLoop(
+            assignment,
+            recipe=recipe,
+            components=components,
+            progress=progress,
+            feed=feed,
+            device=device,
+            runlog=runlog,
+            claim=claim,
+            resume=resume,
+            writer=writer,
+            board=board,
+            clock=clock,
+            started_at=started_at,
+        )
+        heartbeat.describe = loop.describe
+        return loop.run()
+
+
+def _watchers(assignment: Assignment, runlog: RunLog, claim: Claim) -> Sequence[Watcher]:
+    recall = RecallWatcher(runlog.store, run_id=runlog.run_id, attempt_id=claim.attempt_id)
+    notice_file = assignment.spec.liveness.notice_file
+    if notice_file is None:
+        return [recall]
+    return [recall, FileWatcher(Path(notice_file), grace_seconds=assignment.spec.grace_seconds)]
+
+
+def _starting(claim: Claim, clock: Clock) -> Describe:
+    def describe(counter: int) -> Heartbeat:
+        return Heartbeat(
+            attempt_id=claim.attempt_id,
+            counter=counter,
+            phase="starting",
+            step=0,
+            trainer_pid=os.getpid(),
+            beat_at=clock.now(),
+        )
+
+    return describe
+
+
+def _empty_report(
+    assignment: Assignment, claim: Claim, reason: StopReason, seconds: float, error: Exception
+) -> SegmentReport:
+    plan = assignment.plan
+    step = plan.parent.step if plan.parent else 0
+    return SegmentReport(
+        segment=plan.segment,
+        attempt=plan.attempt,
+        attempt_id=claim.attempt_id,
+        capacity=plan.capacity,
+        stop_reason=reason,
+        from_step=step,
+        to_step=step,
+        seconds=seconds,
+        startup_seconds=seconds,
+        failure=failure_of(error) if reason is StopReason.FAILED else None,
+        note=str(error),
+    )

@@ -1,0 +1,51 @@
+"""The trainer process: `python -m segue.trainer.child` with an assignment on standard input.
+
+Its exit code is an `ExitCode`; the full story is in the run's log.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+
+from segue.clock import SystemClock
+from segue.errors import BrokenResumeError, SegueError, StalePlanError
+from segue.notices import signals
+from segue.notices.board import NoticeBoard
+from segue.runlog import RunLog
+from segue.stores import open_store
+from segue.trainer.assignment import Assignment, ExitCode
+
+log = logging.getLogger("segue.trainer")
+
+
+def main() -> int:
+    """Run the assignment on standard input; returns the exit code."""
+    assignment = Assignment.model_validate_json(sys.stdin.buffer.read())
+    spec, plan = assignment.spec, assignment.plan
+    prefix = f"{spec.run_id} seg{plan.segment} a{plan.attempt} rank0"
+    logging.basicConfig(level=logging.INFO, stream=sys.stderr, format=f"%(levelname)s {prefix} | %(message)s")
+    clock = SystemClock()
+    board = NoticeBoard(clock)
+    signals.listen(board, grace_seconds=spec.grace_seconds)
+    # After the handler is in place, for this import takes seconds in which a notice may come.
+    from segue.trainer.attempt import run_attempt
+
+    try:
+        runlog = RunLog(open_store(spec.store), spec.run_id, clock=clock)
+        report = run_attempt(assignment, runlog=runlog, board=board, clock=clock)
+    except StalePlanError as error:
+        log.warning("%s", error)
+        return ExitCode.FENCED
+    except BrokenResumeError as error:
+        log.error("%s", error)
+        return ExitCode.BROKEN
+    except SegueError as error:
+        log.error("%s", error)
+        return error.exit_code
+    log.info("attempt ended reason=%s step=%d", report.stop_reason, report.to_step)
+    return ExitCode.of(report.stop_reason)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

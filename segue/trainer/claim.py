@@ -1,0 +1,75 @@
+"""The claim: how an attempt takes the right to write to a run, and fences whoever had it before."""
+
+from __future__ import annotations
+
+import os
+import socket
+from dataclasses import dataclass
+
+from segue import layout
+from segue.entries import ClaimEntry, Entry
+from segue.errors import StalePlanError
+from segue.history import History, read_history
+from segue.records import Environment
+from segue.runlog import RunLog, Stamp
+from segue.trainer.assignment import Assignment
+
+
+@dataclass(frozen=True)
+class Claim:
+    """The right to write to the run until a higher epoch is claimed."""
+
+    attempt_id: str
+    epoch: int
+    slot: int
+
+
+def claim_run(runlog: RunLog, assignment: Assignment, *, environment: Environment) -> Claim:
+    """Append a claim with a higher epoch than any before.
+
+    From then on every earlier attempt is fenced. A crash right after leaves a claim without commits, which the next
+    attempt fences in turn.
+
+    Raises:
+        StalePlanError: this attempt was claimed or reported before, or another one was decided since. An
+            orchestrator may start the same run twice; only one of the two may train.
+    """
+    plan = assignment.plan
+    runlog.reload()
+
+    def build(stamp: Stamp) -> Entry:
+        _refuse_stale(read_history(runlog), assignment)
+        # A slot that cannot be read may have been a claim, so it counts as one.
+        epoch = runlog.highest_epoch + len(runlog.damage) + 1
+        return ClaimEntry.model_validate(
+            stamp(epoch=epoch)
+            | {
+                "attempt_id": layout.attempt_id(plan.segment, plan.attempt, epoch),
+                "segment": plan.segment,
+                "attempt": plan.attempt,
+                "capacity": plan.capacity,
+                "host": socket.gethostname(),
+                "trainer_pid": os.getpid(),
+                "segment_pid": os.getppid(),
+                "environment": environment,
+                "flow_run_id": assignment.flow_run_id,
+            }
+        )
+
+    slot = runlog.append(build)
+    entry = slot.entry
+    assert isinstance(entry, ClaimEntry)
+    return Claim(attempt_id=entry.attempt_id, epoch=entry.epoch, slot=slot.number)
+
+
+def _refuse_stale(history: History, assignment: Assignment) -> None:
+    plan = assignment.plan
+    key = (plan.segment, plan.attempt)
+    decided = [entry.plan for entry in history.decisions if entry.plan is not None]
+    if decided and (decided[-1].segment, decided[-1].attempt) != key:
+        newer = f"segment {decided[-1].segment} attempt {decided[-1].attempt} was decided since"
+        raise StalePlanError(segment=plan.segment, attempt=plan.attempt, why=newer)
+    if history.report_of(*key) is not None:
+        raise StalePlanError(segment=plan.segment, attempt=plan.attempt, why="its end was already reported")
+    if history.attempt_of(*key) is not None:
+        raise StalePlanError(segment=plan.segment, attempt=plan.attempt, why="another process already claimed it")

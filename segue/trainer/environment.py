@@ -1,0 +1,38 @@
+"""Devices, threads and what must be equal for a replay to be bit for bit."""
+
+from __future__ import annotations
+
+import torch
+
+from segue.errors import SpecError
+from segue.records import Environment
+from segue.spec import RunSpec
+
+
+def prepare_device(spec: RunSpec) -> torch.device:
+    """Set the thread count and give the device the spec asks for.
+
+    Raises:
+        SpecError: it asks for an accelerator that is not there.
+    """
+    if spec.threads is not None:
+        torch.set_num_threads(spec.threads)
+    if spec.device == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(spec.device)
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError):
+        problem = f"device: {spec.device!r} is not available on this machine; write auto, or cpu"
+        raise SpecError(source="the run spec", problems=(problem,)) from None
+    return device
+
+
+def environment_of(device: torch.device) -> Environment:
+    """This process's environment."""
+    return Environment(
+        torch=torch.__version__,
+        device="cpu" if device.type == "cpu" else torch.cuda.get_device_name(device),
+        instruction_set=torch.backends.cpu.get_cpu_capability(),
+        threads=torch.get_num_threads(),
+    )

@@ -1,0 +1,130 @@
+"""Batches from any position of the sample order, through the user's own DataLoader settings."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler, SequentialSampler, get_worker_info
+
+from segue.errors import RecipeError
+from segue.trainer.order import Ids, SampleOrder, mix
+
+
+class Batch(NamedTuple):
+    """A collated batch and the ids of the samples in it."""
+
+    ids: Ids
+    content: Any
+
+
+class Feed:
+    """Draws the run's batches. Holds no state that has to be saved: the position comes in, batches come out."""
+
+    def __init__(self, loader: DataLoader[Any], *, recipe: str, seed: int) -> None:
+        self._loader = loader
+        self._seed = seed
+        self.order = _order_of(loader, recipe=recipe, seed=seed)
+
+    def batches(self, samples_seen: int) -> Iterator[Batch]:
+        """All batches after `samples_seen`, epoch after epoch, without end."""
+        while True:
+            for content in self._epoch(samples_seen):
+                ids = self.order.batch(samples_seen)
+                samples_seen += len(ids)
+                yield Batch(ids, content)
+
+    def _epoch(self, samples_seen: int) -> DataLoader[Any]:
+        given = self._loader
+        workers = given.num_workers
+        # Its own generator: by default DataLoader draws a number from the global stream each time it is
+        # iterated, so a run that was resumed in mid-epoch would draw once more than one that was not.
+        generator = torch.Generator().manual_seed(self._seed)
+        return DataLoader(
+            _Planned(given.dataset, self._seed),
+            batch_sampler=_RestOfEpoch(self.order, samples_seen),  # type: ignore[arg-type]
+            num_workers=workers,
+            collate_fn=given.collate_fn,
+            pin_memory=given.pin_memory,
+            timeout=given.timeout,
+            worker_init_fn=given.worker_init_fn,
+            multiprocessing_context=given.multiprocessing_context if workers else None,
+            prefetch_factor=given.prefetch_factor if workers else None,
+            generator=generator,
+        )
+
+
+def seed_all(seed: int) -> None:
+    """Seed every global stream a training script is likely to draw from."""
+    torch.manual_seed(seed)
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+
+
+class _Plan(NamedTuple):
+    samples_seen: int
+    ids: list[int]
+
+
+class _RestOfEpoch:
+    """A batch sampler that starts anywhere in an epoch."""
+
+    def __init__(self, order: SampleOrder, samples_seen: int) -> None:
+        self._order, self._start = order, samples_seen
+
+    def __iter__(self) -> Iterator[_Plan]:
+        position = self._start
+        end = (self._order.epoch_of(position) + 1) * self._order.samples_per_epoch
+        while position < end:
+            ids = self._order.batch(position)
+            yield _Plan(position, ids.tolist())
+            position += len(ids)
+
+
+class _Planned(Dataset[Any]):
+    """Fetches planned batches; in worker processes it seeds each one by its place in the run.
+
+    Without that a worker's random augmentation would depend on how many batches that worker has served, which no
+    resume can know.
+    """
+
+    def __init__(self, inner: Dataset[Any], seed: int) -> None:
+        self._inner, self._seed = inner, seed
+
+    def __getitem__(self, index: int) -> Any:
+        return self._inner[index]
+
+    def __getitems__(self, plan: _Plan) -> list[Any]:
+        samples_seen, ids = plan
+        if get_worker_info() is not None:
+            seed_all(int(mix(np.array([self._seed ^ samples_seen], np.uint64))[0] >> np.uint64(1)))
+        many = getattr(self._inner, "__getitems__", None)
+        if many is not None:
+            return many(ids)  # type: ignore[no-any-return]
+        return [self._inner[index] for index in ids]
+
+
+def _order_of(loader: DataLoader[Any], *, recipe: str, seed: int) -> SampleOrder:
+    if isinstance(loader.dataset, IterableDataset):
+        raise RecipeError(recipe=recipe, why="an IterableDataset has no position to come back to; use a map-style one.")
+    if loader.batch_size is None:
+        why = "its DataLoader has its own batch sampler; give batch_size and shuffle, segue draws the order."
+        raise RecipeError(recipe=recipe, why=why)
+    sampler = loader.sampler
+    plain_shuffle = isinstance(sampler, RandomSampler) and not sampler.replacement
+    if not plain_shuffle and not isinstance(sampler, SequentialSampler):
+        why = f"its DataLoader's {type(sampler).__name__} cannot be resumed; use shuffle=True or shuffle=False."
+        raise RecipeError(recipe=recipe, why=why)
+    count = len(loader.dataset)  # type: ignore[arg-type]
+    if count < (loader.batch_size if loader.drop_last else 1):
+        raise RecipeError(recipe=recipe, why=f"its data set of {count} samples gives no batch.")
+    return SampleOrder(
+        count=count,
+        batch_size=loader.batch_size,
+        seed=seed,
+        shuffle=plain_shuffle,
+        drop_last=loader.drop_last,
+    )

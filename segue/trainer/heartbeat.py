@@ -1,0 +1,90 @@
+"""Signs of life: a thread that overwrites one small object and looks for notices while it is at it."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from segue import layout
+from segue.notices.board import NO_KILL_COMING_SECONDS, NoticeBoard
+from segue.records import Heartbeat
+from segue.stores.base import Store, StoreReadError, StoreWriteError
+
+log = logging.getLogger(__name__)
+
+
+Describe = Callable[[int], Heartbeat]
+"""Makes the heartbeat of a given counter."""
+
+
+class Watcher(Protocol):
+    """A source of notices that has to be asked."""
+
+    def poll(self, board: NoticeBoard) -> None:
+        """Look once, and leave a notice if there is one.
+
+        Raises:
+            StoreReadError: the source did not say; look again later.
+        """
+        ...
+
+
+class HeartbeatThread:
+    """Beats every `interval_seconds` from a thread of its own, so that a long step is not mistaken for death."""
+
+    def __init__(
+        self,
+        store: Store,
+        *,
+        run_id: str,
+        attempt_id: str,
+        interval_seconds: float,
+        describe: Describe,
+        board: NoticeBoard,
+        watchers: Sequence[Watcher],
+    ) -> None:
+        self._store, self._key = store, layout.heartbeat_key(run_id, attempt_id)
+        self._interval_seconds = interval_seconds
+        self.describe, self._board, self._watchers = describe, board, watchers
+        self._parent_pid = os.getppid()
+        self._counter = 0
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._work, name="segue-heartbeat", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Beat once more, with the last word, and end."""
+        self._stop.set()
+        self._thread.join()
+        self._beat()
+
+    def _work(self) -> None:
+        while True:
+            self._beat()
+            self._look_for_notices()
+            if self._stop.wait(self._interval_seconds):
+                return
+
+    def _beat(self) -> None:
+        self._counter += 1
+        beat = self.describe(self._counter)
+        try:
+            self._store.put(self._key, beat.model_dump_json().encode(), durable=False)
+        except StoreWriteError as error:
+            # Training goes on: if the store stays away, the lease runs out and the log decides.
+            log.warning("heartbeat not written reason=%s", error)
+
+    def _look_for_notices(self) -> None:
+        if os.getppid() != self._parent_pid:
+            # The segment that started us is gone, and with it whoever would pass a signal on.
+            self._board.leave("orphaned", grace_seconds=NO_KILL_COMING_SECONDS)
+        for watcher in self._watchers:
+            try:
+                watcher.poll(self._board)
+            except StoreReadError as error:
+                log.warning("notice not read reason=%s", error)

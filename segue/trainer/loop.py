@@ -1,0 +1,321 @@
+"""The training loop: segue owns it, the recipe says what a step is.
+
+The safe point is the top of an iteration. There, and only there, the loop reads notices, saves, and stops.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import traceback
+from collections.abc import Iterator
+from dataclasses import replace
+
+import torch
+
+from segue.checkpoints.snapshot import take
+from segue.checkpoints.writer import SaveJob, SealJob, Writer
+from segue.clock import Clock
+from segue.continuity.fingerprints import batch_fingerprint, input_fingerprint
+from segue.continuity.witness import Witness
+from segue.entries import Entry, ReportEntry
+from segue.errors import BrokenResumeError, FencedError, SegueError
+from segue.notices.board import NoticeBoard
+from segue.records import CodeFailure, Heartbeat, SegmentReport, StopReason, WitnessRow
+from segue.runlog import RunLog, Stamp
+from segue.stores.base import StoreReadError, StoreWriteError
+from segue.trainer.assignment import Assignment
+from segue.trainer.claim import Claim
+from segue.trainer.components import Component, Progress, capture
+from segue.trainer.feed import Batch, Feed
+from segue.trainer.metrics import Curve
+from segue.trainer.recipe import Recipe
+from segue.trainer.resume import Resume
+from segue.trainer.step import do_step, to_device
+
+log = logging.getLogger(__name__)
+
+_GRACE_SHARE = 0.7
+"""Share of the grace period that a last save may be expected to take; the rest is for what goes slower."""
+
+
+class TrainingLoop:
+    """One attempt, from its first step to its report."""
+
+    def __init__(
+        self,
+        assignment: Assignment,
+        *,
+        recipe: Recipe,
+        components: dict[str, Component],
+        progress: Progress,
+        feed: Feed,
+        device: torch.device,
+        runlog: RunLog,
+        claim: Claim,
+        resume: Resume,
+        writer: Writer,
+        board: NoticeBoard,
+        clock: Clock,
+        started_at: float,
+    ) -> None:
+        self._spec, self._plan = assignment.spec, assignment.plan
+        self._recipe, self._components, self._progress = recipe, components, progress
+        self._feed, self._device = feed, device
+        self._runlog, self._claim, self._resume, self._writer = runlog, claim, resume, writer
+        self._board, self._clock, self._started_at = board, clock, started_at
+        self._witness = Witness(self._spec.continuity.witness_steps)
+        self._curve = Curve(
+            run=self._spec.run_id,
+            segment=self._plan.segment,
+            attempt=self._plan.attempt,
+            attempt_id=claim.attempt_id,
+            capacity=self._plan.capacity.value,
+        )
+        self._from_step = progress.step
+        self._saved_step = progress.step
+        self._saved_at = clock.monotonic()
+        self._first_step_at: float | None = None
+        self._train_seconds, self._train_steps = 0.0, 0
+        self._loss: float | None = None
+        self._ending = False
+
+    def run(self) -> SegmentReport:
+        """Train until the goal, the bound, a notice, or trouble; returns what happened.
+
+        The report is in the log by then, unless this attempt was fenced.
+
+        Raises:
+            BrokenResumeError: the resume did not continue the run; verdict and report are in the log.
+        """
+        try:
+            reason = self._train()
+            return self._append(self._report(reason, note=self._writer.trouble))
+        except FencedError as error:
+            return self._fenced(error)
+        except BrokenResumeError as error:
+            self._append(self._report(StopReason.FAILED, failure=failure_of(error), note=str(error)))
+            raise
+        except Exception as error:
+            # The user's code, in a step, a transform or a metric. The state may be half changed, so it is not
+            # saved; what was handed to the writer before is whole, and may still be committed.
+            log.exception("the recipe raised step=%d", self._progress.step)
+            return self._failed(error)
+
+    def _fenced(self, error: FencedError) -> SegmentReport:
+        log.warning("fenced reason=%s", error)
+        return self._report(StopReason.FENCED, note=str(error))
+
+    def _failed(self, error: Exception) -> SegmentReport:
+        try:
+            self._writer.wait(self._spec.grace_seconds)
+            return self._append(self._report(StopReason.FAILED, failure=failure_of(error)))
+        except FencedError as fenced:
+            return self._fenced(fenced)
+
+    def describe(self, counter: int) -> Heartbeat:
+        """A sign of life; called from the heartbeat's thread."""
+        last_commit = self._writer.last_commit
+        return Heartbeat(
+            attempt_id=self._claim.attempt_id,
+            counter=counter,
+            phase="stopping" if self._ending else "training" if self._train_steps else "restoring",
+            step=self._progress.step,
+            loss=self._loss,
+            step_seconds=self._step_seconds,
+            last_commit_step=last_commit.step if last_commit else None,
+            trainer_pid=os.getpid(),
+            rows=self._witness.rows_after(last_commit.step) if last_commit else (),
+            beat_at=self._clock.now(),
+        )
+
+    @property
+    def _step_seconds(self) -> float | None:
+        return self._train_seconds / self._train_steps if self._train_steps else None
+
+    def _train(self) -> StopReason:
+        if self._resume.parent is None:
+            self._recipe.model.train()
+        batches = self._feed.batches(self._progress.samples_seen)
+        self._resume.check_state(self._components)
+        while (reason := self._reason_to_stop()) is None:
+            if self._is_save_due():
+                self._save(evaluate=True)
+            self._step(batches, counts=True)
+        self._ending = True
+        self._end(reason, batches)
+        return reason
+
+    def _reason_to_stop(self) -> StopReason | None:
+        self._writer.raise_failure()
+        if self._progress.step >= self._spec.steps:
+            return StopReason.FINISHED
+        notice = self._board.read()
+        if notice is not None:
+            return StopReason.BOUND if notice.kind == "recall" else StopReason.NOTICE
+        bound = self._plan.max_seconds
+        if bound is not None:
+            reserve = 2 * (self._writer.last_save_seconds or 0.0) + (self._step_seconds or 0.0)
+            if self._clock.monotonic() - self._started_at + reserve >= bound:
+                return StopReason.BOUND
+        return None
+
+    def _is_save_due(self) -> bool:
+        step = self._progress.step
+        if step == self._saved_step or self._resume.is_pending or self._writer.is_busy:
+            return False
+        cadence = self._spec.checkpoints
+        if cadence.every_steps is not None and step // cadence.every_steps > self._saved_step // cadence.every_steps:
+            return True
+        interval = cadence.interval_seconds
+        return interval is not None and self._clock.monotonic() - self._saved_at >= interval
+
+    def _save(self, *, evaluate: bool) -> None:
+        progress = self._progress
+        metric = self._evaluate() if evaluate and self._recipe.evaluate is not None else None
+        self._writer.submit(
+            SaveJob(
+                snapshot=take(capture(self._components)),
+                step=progress.step,
+                samples_seen=progress.samples_seen,
+                epoch=self._feed.order.epoch_of(progress.samples_seen),
+                metric=metric,
+                curve=self._curve.to_parquet(),
+            )
+        )
+        self._witness.open(progress.step)
+        self._saved_step, self._saved_at = progress.step, self._clock.monotonic()
+
+    def _evaluate(self) -> float:
+        assert self._recipe.evaluate is not None
+        # A metric that draws random numbers, or leaves the model in eval mode, must not change the run.
+        guarded = {name: c for name, c in self._components.items() if name == "modes" or name.startswith("rng.")}
+        before = {name: component.capture() for name, component in guarded.items()}
+        self._recipe.model.eval()
+        try:
+            with torch.no_grad():
+                return float(self._recipe.evaluate(self._recipe.model))
+        finally:
+            for name, component in guarded.items():
+                component.restore(before[name])
+
+    def _step(self, batches: Iterator[Batch], *, counts: bool) -> None:
+        """Do one step. With `counts=False` it only bears witness: it comes after the last commit, to be replayed."""
+        started = self._clock.monotonic()
+        batch = next(batches)
+        step = self._progress.step + 1
+        row_input = input_fingerprint(batch.content)
+        outcome = do_step(self._recipe, to_device(batch.content, self._device), step=step)
+        row = WitnessRow(
+            step=step,
+            batch_fingerprint=batch_fingerprint(batch.ids),
+            input_fingerprint=row_input,
+            **outcome._asdict(),
+        )
+        self._progress.step = step
+        self._progress.samples_seen += len(batch.ids)
+        self._loss = row.loss
+        self._witness.add(row)
+        self._resume.saw(row)
+        seconds = self._clock.monotonic() - started
+        if counts:
+            self._count(row, seconds)
+        for sealed_step, rows in self._witness.take_full():
+            self._writer.submit(SealJob(sealed_step, rows))
+
+    def _count(self, row: WitnessRow, seconds: float) -> None:
+        if self._first_step_at is None:
+            # The first step pays for allocations and compilation; a rate that counts it looks too slow.
+            self._first_step_at = self._clock.monotonic()
+        else:
+            # Saves and metrics in between count too: this is the rate at which the run comes nearer its goal.
+            self._train_seconds = self._clock.monotonic() - self._first_step_at
+            self._train_steps += 1
+        self._curve.add(
+            row,
+            epoch=self._feed.order.epoch_of(max(self._progress.samples_seen - 1, 0)),
+            samples_seen=self._progress.samples_seen,
+            step_seconds=seconds,
+            wall_time=self._clock.now(),
+        )
+
+    def _end(self, reason: StopReason, batches: Iterator[Batch]) -> None:
+        """The last commit and, where there is time, its witness."""
+        reached = replace(self._progress)
+        if self._resume.is_pending:
+            # A notice came before the replay was through: judge by what there is, or nothing could be kept.
+            self._resume.settle()
+        if reached.step > self._saved_step and self._has_time_to_save():
+            self._save(evaluate=reason is not StopReason.NOTICE)
+        if reason is not StopReason.FINISHED:
+            while not self._witness.is_full(reached.step) and self._has_time_for_witness():
+                self._step(batches, counts=False)
+        for step, rows in self._witness.take_rest():
+            self._writer.submit(SealJob(step, rows))
+        self._writer.wait(self._board.seconds_left())
+        # The steps that bore witness are not part of the run: whoever resumes does them again.
+        self._progress.step, self._progress.samples_seen = reached.step, reached.samples_seen
+
+    def _has_time_to_save(self) -> bool:
+        left = self._board.seconds_left()
+        expected = self._writer.last_save_seconds
+        return left is None or expected is None or expected <= _GRACE_SHARE * left
+
+    def _has_time_for_witness(self) -> bool:
+        left = self._board.seconds_left()
+        if left is None:
+            return True
+        needed = (self._writer.last_save_seconds or 1.0) + 2 * (self._step_seconds or 1.0)
+        return needed < (1 - _GRACE_SHARE) * left
+
+    def _report(
+        self, reason: StopReason, *, failure: CodeFailure | None = None, note: str | None = None
+    ) -> SegmentReport:
+        checkpoint = self._writer.last_commit
+        kept = checkpoint.step if checkpoint else self._from_step
+        startup = (self._first_step_at or self._clock.monotonic()) - self._started_at
+        return SegmentReport(
+            segment=self._plan.segment,
+            attempt=self._plan.attempt,
+            attempt_id=self._claim.attempt_id,
+            capacity=self._plan.capacity,
+            stop_reason=reason,
+            from_step=self._from_step,
+            to_step=self._progress.step,
+            checkpoint=checkpoint,
+            samples_seen=self._progress.samples_seen,
+            lost_steps=self._progress.step - kept,
+            seconds=self._clock.monotonic() - self._started_at,
+            train_seconds=self._train_seconds,
+            train_steps=self._train_steps,
+            startup_seconds=startup,
+            notice=self._board.read(),
+            failure=failure,
+            note=note,
+        )
+
+    def _append(self, report: SegmentReport) -> SegmentReport:
+        append_report(self._runlog, self._claim, report)
+        return report
+
+
+def append_report(runlog: RunLog, claim: Claim, report: SegmentReport) -> None:
+    """Put an attempt's report into the log. A store that does not take it is logged: the controller then says `lost`.
+
+    Raises:
+        FencedError: a newer claim exists.
+    """
+
+    def build(stamp: Stamp) -> Entry:
+        return ReportEntry.model_validate(stamp(epoch=claim.epoch) | {"report": report})
+
+    try:
+        runlog.append(build, epoch=claim.epoch)
+    except (StoreWriteError, StoreReadError) as error:
+        log.error("report not written reason=%s", error)
+
+
+def failure_of(error: Exception) -> CodeFailure:
+    """What to tell a person: the traceback of their code, the sentence of ours."""
+    shown = str(error) if isinstance(error, SegueError) else traceback.format_exc()
+    return CodeFailure(type=type(error).__name__, message=str(error), traceback=shown)

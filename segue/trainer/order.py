@@ -1,0 +1,85 @@
+"""Data order and position as pure functions of (seed, epoch, samples seen).
+
+The shuffle is a keyed bijection of 0..n-1 (a balanced Feistel network over the next power of four, walking along the
+cycle until it lands below n: Black and Rogaway, "Ciphers with Arbitrary Finite Domains", CT-RSA 2002). So the sample
+at any position is known without drawing those before it, costs no memory, does not depend on the world size, and
+does not change when a library changes its shuffle.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+Ids = npt.NDArray[np.uint64]
+
+_ROUNDS = 6
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+_MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
+_MIX_2 = np.uint64(0x94D049BB133111EB)
+
+
+def mix(values: Ids) -> Ids:
+    """A 64-bit finaliser (splitmix64's): every input bit moves every output bit."""
+    with np.errstate(over="ignore"):
+        z = values + _GOLDEN
+        z = (z ^ (z >> np.uint64(30))) * _MIX_1
+        z = (z ^ (z >> np.uint64(27))) * _MIX_2
+        return z ^ (z >> np.uint64(31))
+
+
+def shuffled(positions: Ids, *, count: int, seed: int, epoch: int) -> Ids:
+    """The sample ids at `positions` of the shuffled epoch; a bijection of 0..count-1."""
+    half_bits = max(1, (max(count - 1, 1).bit_length() + 1) // 2)
+    start = np.array([seed, epoch], dtype=np.uint64)
+    keys = mix(mix(start[:1]) + mix(start[1:] ^ _MIX_1) + np.arange(_ROUNDS, dtype=np.uint64)).astype(np.uint64)
+    ids = _permute(positions, keys, half_bits)
+    outside = np.flatnonzero(ids >= count)
+    while outside.size:
+        ids[outside] = _permute(ids[outside], keys, half_bits)
+        outside = outside[ids[outside] >= count]
+    return ids
+
+
+def _permute(values: Ids, keys: Ids, half_bits: int) -> Ids:
+    mask = np.uint64((1 << half_bits) - 1)
+    shift = np.uint64(half_bits)
+    left, right = values >> shift, values & mask
+    for key in keys:
+        left, right = right, left ^ (mix(right ^ key) & mask)
+    return (left << shift) | right
+
+
+@dataclass(frozen=True)
+class SampleOrder:
+    """The order of all samples of all epochs, batch by batch."""
+
+    count: int
+    batch_size: int
+    seed: int
+    shuffle: bool
+    drop_last: bool
+
+    @property
+    def samples_per_epoch(self) -> int:
+        """Samples one pass really uses."""
+        return self.count - self.count % self.batch_size if self.drop_last else self.count
+
+    def epoch_of(self, samples_seen: int) -> int:
+        """The pass that the next sample belongs to."""
+        return samples_seen // self.samples_per_epoch
+
+    def batch_length(self, samples_seen: int) -> int:
+        """How many samples the batch after `samples_seen` has; the last of an epoch may be short."""
+        left = self.samples_per_epoch - samples_seen % self.samples_per_epoch
+        return min(self.batch_size, left)
+
+    def batch(self, samples_seen: int) -> Ids:
+        """The sample ids of the batch that follows `samples_seen`."""
+        start = samples_seen % self.samples_per_epoch
+        positions = np.arange(start, start + self.batch_length(samples_seen), dtype=np.uint64)
+        if not self.shuffle:
+            return positions
+        return shuffled(positions, count=self.count, seed=self.seed, epoch=self.epoch_of(samples_seen))

@@ -1,0 +1,134 @@
+"""Restoring an attempt's state, and judging whether that continued the run."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+
+from segue import layout
+from segue.checkpoints.codec import decode_tree
+from segue.checkpoints.restore import Restorable, newest_valid
+from segue.checkpoints.snapshot import Digests, Snapshot, digest, take
+from segue.continuity.verdict import digest_findings, judge
+from segue.entries import Entry, VerdictEntry
+from segue.errors import BrokenResumeError, MissingObjectError
+from segue.records import CheckpointRef, Environment, Heartbeat, Verdict, VerdictKind, WitnessRow
+from segue.runlog import RunLog, Stamp
+from segue.stores.base import StoreReadError
+from segue.trainer.claim import Claim
+from segue.trainer.components import Component, capture
+
+log = logging.getLogger(__name__)
+
+
+class Resume:
+    """One attempt's resume, from the restore to its verdict. Without a checkpoint there is nothing to judge."""
+
+    def __init__(self, runlog: RunLog, claim: Claim, *, environment: Environment) -> None:
+        self._runlog, self._claim, self._environment = runlog, claim, environment
+        self._source: Restorable | None = None
+        self._restored: Digests | None = None
+        self._witness: tuple[WitnessRow, ...] = ()
+        self._replay: list[WitnessRow] = []
+        self.verdict: Verdict | None = None
+
+    @property
+    def parent(self) -> CheckpointRef | None:
+        """The checkpoint this attempt resumed from."""
+        return self._source.checkpoint.ref if self._source else None
+
+    @property
+    def is_pending(self) -> bool:
+        """Whether nothing may be committed yet because the verdict is still out."""
+        return self._source is not None and self.verdict is None
+
+    def find(self) -> CheckpointRef | None:
+        """Pick the newest valid checkpoint and verify its bytes.
+
+        Raises:
+            FencedError: a newer claim exists.
+            StoreReadError: the store did not say.
+        """
+        self._source = newest_valid(self._runlog, epoch=self._claim.epoch)
+        return self.parent
+
+    def restore(self, components: Mapping[str, Component]) -> None:
+        """Put the found state into the live objects, in order, the random streams last."""
+        if self._source is None:
+            return
+        snapshot = self._source.snapshot
+        for name, component in components.items():
+            if name in snapshot.skeletons:
+                component.restore(decode_tree(snapshot.skeletons[name], snapshot.tensors))
+        log.info("state restored step=%d components=%d", self._source.checkpoint.manifest.step, len(components))
+
+    def check_state(self, components: Mapping[str, Component]) -> None:
+        """Compare the live state with the committed one, at the last instant before the first batch is drawn.
+
+        Raises:
+            BrokenResumeError: a component is not what was committed; the verdict is in the log.
+        """
+        if self._source is None:
+            return
+        self._restored = digest(take(capture(components), copy=False))
+        self._witness = self._expected_rows()
+        if digest_findings(self._source.checkpoint.manifest, self._restored) or not self._witness:
+            self.settle()
+
+    def saw(self, row: WitnessRow) -> None:
+        """Take in one replayed step; settles when all expected ones are there.
+
+        Raises:
+            BrokenResumeError: the replay is not what the witness says; the verdict is in the log.
+        """
+        if not self.is_pending:
+            return
+        self._replay.append(row)
+        if row.step >= self._witness[-1].step:
+            self.settle()
+
+    def settle(self) -> None:
+        """Reach the verdict with what has been replayed so far and put it in the log.
+
+        Raises:
+            BrokenResumeError: it is `broken`.
+        """
+        if self._source is None or self._restored is None or self.verdict is not None:
+            return
+        manifest = self._source.checkpoint.manifest
+        verdict = judge(
+            manifest=manifest,
+            restored=self._restored,
+            witness=self._witness,
+            replay=self._replay,
+            environment_changes=manifest.environment.differs_from(self._environment),
+        )
+        self.verdict = verdict
+        self._append(verdict, self._source.checkpoint.ref)
+        log.info("resume judged step=%d verdict=%s", manifest.step, verdict.sentence)
+        # The bytes were only needed until here; a large model would otherwise be held twice.
+        self._source = Restorable(self._source.checkpoint, Snapshot({}, {}))
+        if verdict.kind is VerdictKind.BROKEN:
+            raise BrokenResumeError(sentence=verdict.findings[0].sentence)
+
+    def _append(self, verdict: Verdict, parent: CheckpointRef) -> None:
+        def build(stamp: Stamp) -> Entry:
+            common = stamp(epoch=self._claim.epoch)
+            return VerdictEntry.model_validate(
+                common | {"attempt_id": self._claim.attempt_id, "parent": parent, "verdict": verdict}
+            )
+
+        self._runlog.append(build, epoch=self._claim.epoch)
+
+    def _expected_rows(self) -> tuple[WitnessRow, ...]:
+        assert self._source is not None
+        checkpoint = self._source.checkpoint
+        if checkpoint.rows:
+            return checkpoint.rows
+        # Killed between the commit and its seal: the rows the last heartbeat carried still count.
+        key = layout.heartbeat_key(self._runlog.run_id, checkpoint.ref.attempt_id)
+        try:
+            beat = Heartbeat.model_validate_json(self._runlog.store.get(key))
+        except (MissingObjectError, StoreReadError, ValueError):
+            return ()
+        return tuple(row for row in beat.rows if row.step > checkpoint.manifest.step)
