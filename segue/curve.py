@@ -6,6 +6,7 @@ import io
 from typing import TYPE_CHECKING
 
 from segue import layout
+from segue.errors import MissingExtraError
 from segue.history import History, read_history
 from segue.runlog import RunLog
 
@@ -22,13 +23,14 @@ def curve(log: RunLog, *, superseded: bool = False) -> pd.DataFrame:
     Raises:
         MissingExtraError: pandas is not installed.
     """
-    import pandas as pd
-
+    try:
+        import pandas as pd
+    except ImportError:
+        raise MissingExtraError(extra="data", needed_for="The loss curve as a frame") from None
     history = read_history(log.reload())
-    frames = []
-    for item in log.store.list_objects(layout.metrics_prefix(log.run_id)):
-        if item.key.endswith(".parquet"):
-            frames.append(pd.read_parquet(io.BytesIO(log.store.get(item.key))))
+    listed = log.store.list_objects(layout.metrics_prefix(log.run_id))
+    files = [item.key for item in listed if item.key.endswith(".parquet")]
+    frames = [pd.read_parquet(io.BytesIO(log.store.get(key))) for key in files]
     if not frames:
         return pd.DataFrame()
     frame = pd.concat(frames, ignore_index=True)

@@ -214,9 +214,9 @@ class BrokenResumeError(SegueError):
         )
 
 
-class TrackingError(UsageError):
-    """The own-loop session was used out of order or with something it cannot track."""
+class DrillFailedError(SegueError):
+    """A drill could not be made: the recipe does not even train undisturbed."""
 
-    def __init__(self, why: str) -> None:
-        self.why = why
-        super().__init__(why)
+    def __init__(self, *, recipe: str, why: str) -> None:
+        self.recipe, self.why = recipe, why
+        super().__init__(f"{recipe} does not reach its goal undisturbed: {why}. Mend the recipe, then drill again.")

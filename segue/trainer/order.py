@@ -33,14 +33,18 @@ def mix(values: Ids) -> Ids:
 def shuffled(positions: Ids, *, count: int, seed: int, epoch: int) -> Ids:
     """The sample ids at `positions` of the shuffled epoch; a bijection of 0..count-1."""
     half_bits = max(1, (max(count - 1, 1).bit_length() + 1) // 2)
-    start = np.array([seed, epoch], dtype=np.uint64)
-    keys = mix(mix(start[:1]) + mix(start[1:] ^ _MIX_1) + np.arange(_ROUNDS, dtype=np.uint64)).astype(np.uint64)
+    rounds = np.arange(_ROUNDS, dtype=np.uint64)
+    keys = mix(rounds + _salt(seed) + _salt(epoch ^ int(_MIX_1)))
     ids = _permute(positions, keys, half_bits)
     outside = np.flatnonzero(ids >= count)
     while outside.size:
         ids[outside] = _permute(ids[outside], keys, half_bits)
         outside = outside[ids[outside] >= count]
     return ids
+
+
+def _salt(value: int) -> np.uint64:
+    return np.uint64(mix(np.array([value % 2**64], dtype=np.uint64))[0])
 
 
 def _permute(values: Ids, keys: Ids, half_bits: int) -> Ids:

@@ -1,0 +1,9 @@
+"""x"""
+
+
+def demo() -> None:
+    """demo"""
+
+
+def run() -> None:
+    """run"""

@@ -1,0 +1,35 @@
+"""Scheduled retraining: a fresh run for each tick of the schedule, to be ready a set time after it."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from prefect import flow
+from prefect.client.schemas.objects import State
+from prefect.runtime import flow_run
+
+from flows.train import train
+from segue.deadline.decide import Decision
+from segue.spec import RunSpec
+
+
+@flow(name="retrain", retries=0, persist_result=False)
+def retrain(template: dict[str, Any], *, name: str, ready_within_hours: float | None = None) -> State[Decision]:
+    """Train `template` (a run spec without `run_id` and `deadline`) as the run `name-<scheduled time>`.
+
+    The run id comes from the scheduled time, so a retry of the same tick in the UI goes on with the same run.
+    """
+    due: datetime = flow_run.scheduled_start_time or datetime.now(UTC)
+    return train(spec_for(template, name=name, due=due, ready_within_hours=ready_within_hours), return_state=True)
+
+
+def spec_for(template: dict[str, Any], *, name: str, due: datetime, ready_within_hours: float | None) -> RunSpec:
+    """The run spec of one tick.
+
+    Raises:
+        SpecError: the template has wrong fields.
+    """
+    deadline = due + timedelta(hours=ready_within_hours) if ready_within_hours is not None else None
+    stamp = due.astimezone(UTC).strftime("%Y%m%dt%H%M")
+    return RunSpec.parse(template | {"run_id": f"{name}-{stamp}", "deadline": deadline}, source="the retrain template")

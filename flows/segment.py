@@ -1,0 +1,83 @@
+"""What a pool runs: one attempt, as a trainer process that this flow watches and passes notices to."""
+
+from __future__ import annotations
+
+import signal
+import time
+from types import FrameType
+from typing import Any
+
+from prefect import flow, get_run_logger
+from prefect.client.orchestration import get_client
+from prefect.client.schemas.objects import State
+from prefect.runtime import flow_run
+
+from segue.local import account_for
+from segue.records import SegmentPlan, SegmentReport
+from segue.runlog import RunLog
+from segue.spec import RunSpec
+from segue.stores import open_store
+from segue.trainer.assignment import Assignment
+from segue.trainer.launch import ProcessTrainer, Trainer
+from tasks.child_run import SILENCE
+from tasks.segment import state_of
+
+_POLL_SECONDS = 0.2
+_CANCEL_POLL_SECONDS = 5.0
+
+
+@flow(name="segment", retries=0, validate_parameters=True, persist_result=False)
+def segment(spec: RunSpec, plan: SegmentPlan) -> State[SegmentReport]:
+    """Run one attempt of a run on the machine this is on; the outcome is in the run's log and in the state."""
+    logger = get_run_logger()
+    relay = _NoticeRelay()
+    # Inside the flow body: Prefect puts its own handler in place before, which would end this flow at once.
+    signal.signal(signal.SIGTERM, relay.on_signal)
+    assignment = Assignment(spec=spec, plan=plan, flow_run_id=str(flow_run.id) if flow_run.id else None)
+    trainer = ProcessTrainer(assignment, on_line=logger.info)
+    relay.attach(trainer)
+    exit_code = _wait(trainer, relay)
+    runlog = RunLog(open_store(spec.store), spec.run_id).reload()
+    return state_of(account_for(runlog, plan, exit_code=exit_code))
+
+
+class _NoticeRelay:
+    """Passes SIGTERM on to the trainer, also one that came before there was a trainer."""
+
+    def __init__(self) -> None:
+        self._trainer: Trainer | None = None
+        self._given = False
+
+    def on_signal(self, signum: int, frame: FrameType | None) -> None:
+        self.give()
+
+    def give(self) -> None:
+        self._given = True
+        if self._trainer is not None:
+            self._trainer.give_notice()
+
+    def attach(self, trainer: Trainer) -> None:
+        self._trainer = trainer
+        if self._given:
+            trainer.give_notice()
+
+
+def _wait(trainer: Trainer, relay: _NoticeRelay) -> int | None:
+    asked_at = time.monotonic()
+    while (code := trainer.poll()) is None:
+        time.sleep(_POLL_SECONDS)
+        if time.monotonic() - asked_at > _CANCEL_POLL_SECONDS:
+            asked_at = time.monotonic()
+            if _is_being_cancelled():
+                relay.give()
+    trainer.wait()
+    return code
+
+
+def _is_being_cancelled() -> bool:
+    """Whether someone cancelled this flow run: in a container no signal tells it, so the segment has to ask."""
+    try:
+        run: Any = get_client(sync_client=True).read_flow_run(flow_run.id)
+    except SILENCE:
+        return False  # Prefect is away; training does not need it.
+    return run.state is not None and (run.state.is_cancelling() or run.state.is_cancelled())

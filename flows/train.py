@@ -1,0 +1,48 @@
+"""The parent flow: decide, run a segment, judge its resume, until the policy says the run is over."""
+
+from __future__ import annotations
+
+from prefect import flow, get_run_logger
+from prefect.client.schemas.objects import State
+from prefect.states import Completed, Failed
+
+from segue.deadline.decide import Decision
+from segue.errors import SegueError
+from segue.records import SegmentReport
+from segue.spec import RunSpec
+from tasks.continuity import judge_resume
+from tasks.plan import open_run, plan_segment
+from tasks.publish import publish_run
+from tasks.segment import run_segment
+
+
+@flow(name="train", flow_run_name="{spec.run_id}", retries=0, validate_parameters=True, persist_result=False)
+def train(spec: RunSpec, *, accept_drift: bool = False) -> State[Decision]:
+    """Train `spec` to its goal, in segments, on the capacity that the policy picks.
+
+    Killed and started again with the same run id, it goes on: the run's log is the memory. An attempt that is still
+    alive then is waited for; no second one is started.
+    """
+    try:
+        open_run(spec, accept_drift=accept_drift)
+    except SegueError as error:
+        return Failed(message=str(error))
+    while True:
+        decision = plan_segment(spec)
+        if decision.plan is None:
+            break
+        report = _report_of(run_segment(spec, decision.plan, return_state=True))
+        judge_resume(spec, report)
+    publish_run(spec)
+    get_run_logger().info("run ended action=%s reason=%s", decision.action, decision.reason)
+    if decision.action == "finished":
+        return Completed(message=decision.reason, data=decision)
+    return Failed(name=decision.action.capitalize(), message=decision.reason, data=decision)
+
+
+def _report_of(state: State[SegmentReport]) -> SegmentReport:
+    # A preempted attempt's state is Crashed and still carries its report; an exception is a real error and raised.
+    result = state.result(raise_on_failure=False)
+    if isinstance(result, BaseException):
+        raise result
+    return result

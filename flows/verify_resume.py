@@ -1,0 +1,35 @@
+"""The drill as a flow: kill, resume, compare, and fail loudly when a resume is not the run it should be."""
+
+from __future__ import annotations
+
+from prefect import flow, task
+from prefect.artifacts import create_markdown_artifact
+from prefect.cache_policies import NO_CACHE
+from prefect.client.schemas.objects import State
+from prefect.states import Completed, Failed
+
+from segue.continuity.drill import DrillReport, drill
+from segue.spec import RunSpec
+from tasks.publish import artifact_key
+
+
+@flow(name="verify-resume", flow_run_name="verify-{spec.run_id}", retries=0, persist_result=False)
+def verify_resume(spec: RunSpec, *, kills: int = 2) -> State[DrillReport]:
+    """Train `spec` twice, once with kills, and compare the two to the last bit. Never touches the run's own store."""
+    report = drill_recipe(spec, kills)
+    words = f"{report.verdict}: {report.kills} kills, identical={report.identical}, {report.ended}"
+    return Completed(message=words) if report.passed else Failed(name="NotContinuous", message=words)
+
+
+@task(name="drill", retries=0, cache_policy=NO_CACHE)
+def drill_recipe(spec: RunSpec, kills: int) -> DrillReport:
+    """Make the drill and publish what it found."""
+    report = drill(spec, kills=kills, progress=_quietly)
+    lines = [f"**{spec.recipe}**: {report.verdict}, final state identical: {report.identical}", ""]
+    lines += [f"* resume {number}: {verdict.sentence}" for number, verdict in enumerate(report.verdicts, 1)]
+    create_markdown_artifact("\n".join(lines), key=artifact_key(f"{spec.run_id}-drill"), description="Resume drill")
+    return report
+
+
+def _quietly(run: str, step: int) -> None:
+    """The log of the task already tells how far it is."""

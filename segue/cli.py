@@ -1,0 +1,159 @@
+"""The `segue` command. What needs Prefect is plugged in by the flows; the library itself never imports it."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from segue.console import (
+    checkpoint_rows,
+    console,
+    errors,
+    rows_table,
+    segment_rows,
+    segments_table,
+    show_error,
+    show_json,
+)
+from segue.errors import MissingExtraError, RunNotFoundError, SegueError
+from segue.history import History, read_history
+from segue.runlog import RunLog
+from segue.spec import RunSpec, StoreSpec, read_toml
+from segue.stores import open_store
+
+app = typer.Typer(
+    name="segue",
+    help="Train PyTorch models on interruptible spot capacity, in segments that end at a committed checkpoint.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")]
+Store = Annotated[str, typer.Option(help="Folder, file:///folder or s3://bucket/prefix.")]
+Endpoint = Annotated[str | None, typer.Option(help="S3 endpoint other than AWS's.")]
+
+
+@app.command()
+def status(run: str, store: Store = ".segue/store", endpoint_url: Endpoint = None, as_json: Json = False) -> None:
+    """Show where a run is: its segments, their verdicts, the last decision, any damage."""
+    history = _history(run, store, endpoint_url)
+    spec, last = history.spec, history.decisions[-1] if history.decisions else None
+    facts: dict[str, Any] = {
+        "run": run,
+        "committed_step": history.committed_step,
+        "steps": spec.steps if spec else None,
+        "state": _state(history),
+        "deadline": spec.deadline.isoformat(timespec="seconds") if spec and spec.deadline else None,
+        "last_decision": last.reason if last else None,
+    }
+    damage = [{"slot": item.slot, "key": item.key, "why": item.why} for item in history.damage]
+    if as_json:
+        show_json(facts | {"segments": segment_rows(history), "damage": damage})
+        return
+    for name, value in facts.items():
+        console.print(f"{name.replace('_', ' '):>15}  {'-' if value is None else value}", markup=False)
+    console.print(segments_table(history))
+    for item in damage:
+        console.print(f"damaged: {item['key']}: {item['why']}", markup=False, style="red")
+
+
+@app.command()
+def checkpoints(run: str, store: Store = ".segue/store", endpoint_url: Endpoint = None, as_json: Json = False) -> None:
+    """List a run's checkpoints: kept, pruned and quarantined, with their lineage."""
+    rows = checkpoint_rows(_history(run, store, endpoint_url))
+    if as_json:
+        show_json({"run": run, "checkpoints": rows})
+    else:
+        console.print(rows_table(rows))
+
+
+@app.command()
+def drill(
+    recipe: Annotated[str, typer.Argument(help="package.module:function, found from the current folder.")],
+    config: Annotated[Path | None, typer.Option(help="TOML run spec; its [config] table goes to the recipe.")] = None,
+    steps: Annotated[int, typer.Option(min=12, help="Optimizer steps of each of the two runs.")] = 90,
+    kills: Annotated[int, typer.Option(min=1, help="How often the second run is killed.")] = 2,
+    as_json: Json = False,
+) -> None:
+    """Kill, resume, compare: does this recipe come back as the run it would have been?
+
+    Exit code 0: every resume verified and the final state identical. 3: broken or different. 1: not proven.
+    """
+    from segue.continuity.drill import drill as run_drill
+    from segue.trainer.recipe import import_build
+
+    fields = (read_toml(config) if config else {}) | {"run_id": "drill", "recipe": recipe, "steps": steps}
+    spec = RunSpec.parse(fields, source=str(config) if config else "the command line")
+    import_build(recipe)
+    columns = (TextColumn("{task.description:>9}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=errors, transient=True, disable=not errors.is_terminal) as bars:
+        tasks = {name: bars.add_task(name, total=steps) for name in ("reference", "killed")}
+        report = run_drill(spec, kills=kills, progress=lambda name, done: bars.update(tasks[name], completed=done))
+    if as_json:
+        show_json(report.model_dump(mode="json"))
+    else:
+        for number, verdict in enumerate(report.verdicts, 1):
+            console.print(f"resume {number}: {verdict.sentence}", markup=False)
+        outcome = (
+            "identical to" if report.identical else f"different from (in {', '.join(report.differing) or report.ended})"
+        )
+        console.print(
+            f"after {report.kills} kills the final state is {outcome} the undisturbed run's: {report.verdict}",
+            markup=False,
+        )
+    if not report.passed:
+        broken = report.verdict == "broken" or not report.identical
+        raise typer.Exit(3 if broken else 1)
+
+
+def main() -> None:
+    """Entry point of the console script: every expected error is one paragraph and an exit code."""
+    _plug_in_commands()
+    try:
+        app()
+    except SegueError as error:
+        show_error(error)
+        sys.exit(error.exit_code)
+
+
+def _plug_in_commands() -> None:
+    for entry in importlib.metadata.entry_points(group="segue.commands"):
+        try:
+            app.command(entry.name)(entry.load())
+        except ImportError as error:
+            if error.name is None or error.name.split(".")[0] != "prefect":
+                raise
+            app.command(entry.name)(_without_prefect(entry.name))
+
+
+def _without_prefect(name: str) -> Any:
+    def unavailable() -> None:
+        raise MissingExtraError(extra="prefect", needed_for=f"`segue {name}`")
+
+    unavailable.__doc__ = "Needs the extra 'prefect'."
+    return unavailable
+
+
+def _history(run: str, store: str, endpoint_url: str | None) -> History:
+    opened = open_store(StoreSpec(url=store, endpoint_url=endpoint_url))
+    history = read_history(RunLog(opened, run).reload())
+    if history.next_slot == 0:
+        raise RunNotFoundError(run_id=run, store=opened.url, known=tuple(opened.folders()))
+    return history
+
+
+def _state(history: History) -> str:
+    if history.spec is not None and history.committed_step >= history.spec.steps:
+        return "finished"
+    if history.open_plan is not None:
+        return (
+            f"segment {history.open_plan.segment} attempt {history.open_plan.attempt} on {history.open_plan.capacity}"
+        )
+    last = history.decisions[-1] if history.decisions else None
+    return last.action if last and last.plan is None else "between segments"

@@ -1,0 +1,100 @@
+"""How segue talks on a terminal: one console, one way to show errors, tables of runs and checkpoints."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from segue.errors import SegueError
+from segue.history import History
+from segue.records import SegmentReport
+
+console = Console(highlight=False)
+errors = Console(stderr=True, highlight=False, soft_wrap=True)
+
+
+def show_error(error: SegueError) -> None:
+    """One paragraph on standard error: what is wrong and the mend."""
+    errors.print("[bold red]segue:[/] ", end="")
+    errors.print(str(error), markup=False)
+
+
+def show_json(value: Mapping[str, Any]) -> None:
+    """One JSON object on standard output, and nothing else there."""
+    sys.stdout.write(json.dumps(value, indent=2, default=str) + "\n")
+
+
+def segments_table(history: History) -> Table:
+    """A row an attempt: what it did, why it stopped, and whether its resume was sound."""
+    table = Table(title_justify="left", header_style="bold")
+    for name in ("segment", "pool", "steps", "stop reason", "lost steps", "verdict", "seconds"):
+        table.add_column(name, justify="right" if name in {"lost steps", "seconds"} else "left")
+    for row in segment_rows(history):
+        table.add_row(*(str(row[name]) for name in row))
+    return table
+
+
+def segment_rows(history: History) -> list[dict[str, Any]]:
+    """The same rows as plain data."""
+    return [
+        {
+            "segment": f"{report.segment}" + (f".{report.attempt}" if report.attempt > 1 else ""),
+            "pool": report.capacity.value,
+            "steps": f"{report.from_step}-{_kept_step(report)}",
+            "stop_reason": report.stop_reason.value,
+            "lost_steps": report.lost_steps,
+            "verdict": _verdict_of(report, history),
+            "seconds": round(report.seconds, 1),
+        }
+        for report in history.last_words()
+    ]
+
+
+def checkpoint_rows(history: History) -> list[dict[str, Any]]:
+    """Every checkpoint the log knows, oldest first."""
+    return [
+        {
+            "step": c.manifest.step,
+            "slot": c.ref.slot,
+            "attempt": c.ref.attempt_id,
+            "bytes": c.manifest.size_bytes,
+            "metric": c.manifest.metric,
+            "witness_rows": len(c.rows),
+            "state": "quarantined" if c.quarantined else "pruned" if c.is_pruned else "kept",
+            "parent_step": c.manifest.parent.step if c.manifest.parent else None,
+            "reason": c.quarantined,
+        }
+        for c in history.checkpoints
+    ]
+
+
+def rows_table(rows: list[dict[str, Any]]) -> Table:
+    """Plain rows as a table; a None is shown as a dash."""
+    table = Table(header_style="bold")
+    for name in rows[0] if rows else ():
+        table.add_column(name.replace("_", " "))
+    for row in rows:
+        table.add_row(*("-" if value is None else _shown(value) for value in row.values()))
+    return table
+
+
+def _shown(value: object) -> str:
+    return f"{value:.5g}" if isinstance(value, float) else str(value)
+
+
+def _kept_step(report: SegmentReport) -> int:
+    return report.checkpoint.step if report.checkpoint else report.from_step
+
+
+def _verdict_of(report: SegmentReport, history: History) -> str:
+    attempt = next((a for a in history.attempts if a.claim.attempt_id == report.attempt_id), None)
+    if attempt is None:
+        return "-"
+    if attempt.verdict is not None:
+        return f"{attempt.verdict.kind} ({attempt.verdict.rows_compared} steps)"
+    return "unverified" if report.from_step else "-"

@@ -1,0 +1,176 @@
+"""The drill: train once without interruption, once with kills, and compare the two to the last bit."""
+
+from __future__ import annotations
+
+import logging
+import os
+import random
+import signal
+import tempfile
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+
+from pydantic import Field
+
+from segue.clock import Clock, SystemClock
+from segue.controller import open_run
+from segue.errors import DrillFailedError
+from segue.history import Checkpoint, read_history
+from segue.local import run_here
+from segue.records import Record, SegmentPlan, Verdict, VerdictKind
+from segue.runlog import RunLog
+from segue.spec import CheckpointSpec, LivenessSpec, RunSpec, StoreSpec
+from segue.trainer.launch import Trainer
+
+log = logging.getLogger(__name__)
+
+Progress = Callable[[str, int], None]
+"""Told which run has committed which step, while the drill works."""
+
+
+class DrillReport(Record):
+    """What a drill found."""
+
+    recipe: str
+    steps: int
+    kills: int = Field(description="Kills that really hit a training attempt.")
+    identical: bool = Field(description="Every component of the two final checkpoints is equal bit for bit.")
+    verdict: VerdictKind = Field(description="The worst verdict of all resumes; unverified when none was needed.")
+    verdicts: tuple[Verdict, ...]
+    differing: tuple[str, ...] = Field((), description="Components in which the two final checkpoints differ.")
+    ended: str = Field(description="Why the killed run ended; anything but finished is itself a finding.")
+    seconds: float
+
+    @property
+    def passed(self) -> bool:
+        """Resumes were made and all of them continued the run."""
+        good = (VerdictKind.EXACT, VerdictKind.EQUIVALENT)
+        return self.kills > 0 and self.identical and self.verdict in good
+
+
+@dataclass
+class _Observer:
+    """Tells how far the run has come."""
+
+    progress: Callable[[int], None]
+
+    def __call__(self, trainer: Trainer, runlog: RunLog, plan: SegmentPlan) -> None:
+        self.progress(read_history(runlog).committed_step)
+
+
+@dataclass
+class _Killer:
+    """Kills the trainer once each of its targets is committed, at a random moment at which there is a witness.
+
+    The trainer is stopped first and killed only if its newest commit is sealed, so that a fast recipe cannot slip
+    into the gap between a commit and its seal, where a kill proves less.
+    """
+
+    targets: list[int]
+    chance: random.Random
+    progress: Callable[[int], None]
+    kills: int = 0
+
+    def __call__(self, trainer: Trainer, runlog: RunLog, plan: SegmentPlan) -> None:
+        self.progress(read_history(runlog).committed_step)
+        if not self.targets or not self._is_due(runlog, plan):
+            return
+        SystemClock().sleep(self.chance.uniform(0, 0.05))
+        os.kill(trainer.pid, signal.SIGSTOP)
+        if self._is_due(runlog, plan):
+            del self.targets[0]
+            trainer.kill()
+            self.kills += 1
+        else:
+            os.kill(trainer.pid, signal.SIGCONT)
+
+    def _is_due(self, runlog: RunLog, plan: SegmentPlan) -> bool:
+        history = read_history(runlog)
+        newest = history.newest
+        if newest is None or newest.manifest.step < self.targets[0] or not newest.rows:
+            return False
+        attempt = history.attempt_of(plan.segment, plan.attempt)
+        return attempt is not None and newest.ref in attempt.commits
+
+
+def drill(spec: RunSpec, *, kills: int, progress: Progress, folder: Path | None = None) -> DrillReport:
+    """Run `spec` twice, the second time with `kills` SIGKILLs, and say whether the resumes continued the run.
+
+    Works in `folder` (a temporary one by default), never in the spec's own store.
+
+    Raises:
+        DrillFailedError: the recipe does not train even without a kill.
+    """
+    clock: Clock = SystemClock()
+    started = clock.monotonic()
+    with _folder(folder) as where:
+        reference = _prepared(spec, Path(where), "reference")
+        runlog = open_run(reference, clock=clock)
+        ended = run_here(reference, runlog, on_line=log.info, watch=_Observer(lambda step: progress("reference", step)))
+        whole = _final(runlog, why=ended.reason)
+
+        killed = _prepared(spec, Path(where), "killed")
+        runlog = open_run(killed, clock=clock)
+        killer = _Killer(_targets(killed, kills), random.Random(spec.seed), lambda step: progress("killed", step))
+        ended = run_here(killed, runlog, on_line=log.info, watch=killer)
+        history = read_history(runlog)
+    verdicts = tuple(attempt.verdict for attempt in history.attempts if attempt.verdict is not None)
+    finished = history.newest if ended.action == "finished" else None
+    differing = _differing(whole, finished) if finished else ()
+    return DrillReport(
+        recipe=spec.recipe,
+        steps=spec.steps,
+        kills=killer.kills,
+        identical=finished is not None and not differing,
+        verdict=_worst(verdicts),
+        verdicts=verdicts,
+        differing=differing,
+        ended=ended.action if ended.action == "finished" else f"{ended.action}: {ended.reason}",
+        seconds=round(clock.monotonic() - started, 2),
+    )
+
+
+def _prepared(spec: RunSpec, folder: Path, name: str) -> RunSpec:
+    return spec.model_copy(
+        update={
+            "run_id": name,
+            "store": StoreSpec(url=str(folder)),
+            "deadline": None,
+            "checkpoints": CheckpointSpec(every_steps=max(spec.steps // 6, 1), keep=spec.checkpoints.keep),
+            "liveness": LivenessSpec(heartbeat_seconds=0.2),
+            "policy": spec.policy.model_copy(update={"max_failures": 1}),
+        }
+    )
+
+
+def _targets(spec: RunSpec, kills: int) -> list[int]:
+    every = spec.checkpoints.every_steps or 1
+    last = max(spec.steps - every, every)
+    return [max(every, round(last * (n + 1) / (kills + 1))) for n in range(kills)]
+
+
+def _final(runlog: RunLog, *, why: str) -> Checkpoint:
+    newest, spec = read_history(runlog).newest, read_history(runlog).spec
+    if newest is None or spec is None or newest.manifest.step < spec.steps:
+        raise DrillFailedError(recipe=spec.recipe if spec else runlog.run_id, why=why)
+    return newest
+
+
+def _differing(one: Checkpoint, other: Checkpoint) -> tuple[str, ...]:
+    names = one.manifest.components.keys() | other.manifest.components.keys()
+    pairs = ((name, one.manifest.components.get(name), other.manifest.components.get(name)) for name in names)
+    return tuple(sorted(name for name, before, after in pairs if before != after))
+
+
+def _worst(verdicts: tuple[Verdict, ...]) -> VerdictKind:
+    order = (VerdictKind.BROKEN, VerdictKind.UNVERIFIED, VerdictKind.EQUIVALENT, VerdictKind.EXACT)
+    return min((verdict.kind for verdict in verdicts), key=order.index, default=VerdictKind.UNVERIFIED)
+
+
+def _folder(folder: Path | None) -> AbstractContextManager[str]:
+    if folder is None:
+        return tempfile.TemporaryDirectory(prefix="segue-drill-")
+    folder.mkdir(parents=True, exist_ok=True)
+    return nullcontext(str(folder))

@@ -1,0 +1,186 @@
+"""What whoever steers a run does with its log: open it, decide, declare an attempt lost.
+
+Shared by the Prefect flows and by the drill. No decision rests on anything but the log.
+"""
+
+from __future__ import annotations
+
+import logging
+from contextlib import suppress
+
+from segue import layout
+from segue.clock import Clock
+from segue.deadline.decide import Decision, decide
+from segue.entries import DecisionEntry, Entry, OpenEntry, ReportEntry, VerdictEntry
+from segue.errors import DriftError, LogMovedError, MissingObjectError
+from segue.history import Attempt, History, read_history
+from segue.records import Finding, Heartbeat, SegmentPlan, SegmentReport, StopReason, Verdict, VerdictKind
+from segue.runlog import RunLog, Stamp
+from segue.spec import RunSpec
+from segue.stores import open_store
+
+log = logging.getLogger(__name__)
+
+
+def open_run(spec: RunSpec, *, clock: Clock, accept_drift: bool = False) -> RunLog:
+    """The log of the run that `spec` names, new or continued.
+
+    Raises:
+        StoreUnreachableError: the store cannot be written, or does not keep the log's promise.
+        DeadlinePassedError: a new run, or a new deadline, that lies in the past.
+        DriftError: the run was started with another recipe, config, seed or goal, and `accept_drift` is off.
+    """
+    store = open_store(spec.store)
+    store.check()
+    runlog = RunLog(store, spec.run_id, clock=clock).reload()
+    history = read_history(runlog)
+    if history.spec is None or history.spec.deadline != spec.deadline:
+        spec.require_future_deadline(clock.now())
+    if history.spec is not None and not accept_drift:
+        _refuse_drift(history.spec, spec)
+    if history.spec != spec:
+        runlog.append(lambda stamp: OpenEntry.model_validate(stamp(epoch=0) | {"spec": spec}))
+    return runlog
+
+
+def decide_next(runlog: RunLog, spec: RunSpec, *, clock: Clock) -> Decision:
+    """The next decision, in the log when this returns.
+
+    A plan that was decided and not yet reported is given back as it is: its attempt may be alive, and whoever decided
+    it may have died before starting it.
+
+    Raises:
+        StoreWriteError, StoreReadError: nothing was decided; trying again is safe.
+    """
+    while True:
+        history = read_history(runlog)
+        if history.open_plan is not None:
+            return Decision(action="run", reason="goes on with the attempt decided before", plan=history.open_plan)
+        decision = decide(spec, history, now=clock.now())
+        last = history.decisions[-1] if history.decisions else None
+        if decision.action == "finished" and last is not None and last.action == "finished":
+            return decision
+        try:
+            runlog.append(lambda stamp, made=decision: _entry(made, stamp), at=history.next_slot)  # type: ignore[misc]
+        except LogMovedError:
+            continue  # Another parent, or a zombie's last word: decide again on what the log says now.
+        return decision
+
+
+def declare_lost(runlog: RunLog, plan: SegmentPlan, *, why: str) -> SegmentReport:
+    """Write the report of an attempt that ended without one; gives back its own if it came after all.
+
+    Raises:
+        StoreWriteError, StoreReadError: not written; trying again is safe.
+    """
+    beat = last_heartbeat(runlog, read_history(runlog).attempt_of(plan.segment, plan.attempt))
+
+    class Reported(Exception):
+        """Leaves the append: there is nothing to add."""
+
+    def build(stamp: Stamp) -> Entry:
+        history = read_history(runlog)
+        if history.report_of(plan.segment, plan.attempt) is not None:
+            raise Reported
+        report = _lost_report(history, plan, beat, why)
+        return ReportEntry.model_validate(stamp(epoch=0) | {"report": report})
+
+    with suppress(Reported):
+        runlog.append(build)
+    report = read_history(runlog).report_of(plan.segment, plan.attempt)
+    assert report is not None
+    return report
+
+
+def last_heartbeat(runlog: RunLog, attempt: Attempt | None) -> Heartbeat | None:
+    """The newest sign of life of an attempt; None when there is none that can be read.
+
+    Raises:
+        StoreReadError: the store did not say.
+    """
+    if attempt is None:
+        return None
+    try:
+        data = runlog.store.get(layout.heartbeat_key(runlog.run_id, attempt.claim.attempt_id))
+        return Heartbeat.model_validate_json(data)
+    except (MissingObjectError, ValueError):
+        return None
+
+
+def _refuse_drift(before: RunSpec, now: RunSpec) -> None:
+    old, new = before.identity(), now.identity()
+    changed = {
+        name: (old.get(name, "not set"), new.get(name, "not set"))
+        for name in sorted(old.keys() | new.keys())
+        if old.get(name) != new.get(name) and name != "config"
+    }
+    if changed:
+        raise DriftError(run_id=now.run_id, fields=changed)
+
+
+def _entry(decision: Decision, stamp: Stamp) -> Entry:
+    return DecisionEntry.model_validate(
+        stamp(epoch=0)
+        | {
+            "plan": decision.plan,
+            "action": decision.action,
+            "reason": decision.reason,
+            "numbers": decision.numbers,
+        }
+    )
+
+
+def _lost_report(history: History, plan: SegmentPlan, beat: Heartbeat | None, why: str) -> SegmentReport:
+    attempt = history.attempt_of(plan.segment, plan.attempt)
+    commits = attempt.commits if attempt else ()
+    start = plan.parent.step if plan.parent else 0
+    committed = commits[-1].step if commits else start
+    reached = max(beat.step if beat else committed, committed)
+    rate = beat.step_seconds if beat else None
+    steps = reached - start
+    alive = (beat.beat_at - attempt.claim.written_at).total_seconds() if beat and attempt else 0.0
+    return SegmentReport(
+        segment=plan.segment,
+        attempt=plan.attempt,
+        attempt_id=attempt.claim.attempt_id if attempt else None,
+        capacity=plan.capacity,
+        stop_reason=StopReason.LOST,
+        from_step=start,
+        to_step=reached,
+        checkpoint=commits[-1] if commits else None,
+        lost_steps=reached - committed,
+        seconds=max(alive, 0.0),
+        train_seconds=steps * rate if rate else 0.0,
+        train_steps=steps if rate else 0,
+        startup_seconds=max(alive - steps * rate, 0.0) if rate else 0.0,
+        note=why,
+    )
+
+
+def settle_verdict(runlog: RunLog, report: SegmentReport) -> Verdict | None:
+    """The verdict about an attempt's resume: its own, or `unverified` when it ended before it could tell.
+
+    None when it did not resume, or never claimed the run.
+
+    Raises:
+        StoreWriteError, StoreReadError: not known; trying again is safe.
+    """
+    history = read_history(runlog)
+    attempt = next((a for a in history.attempts if a.claim.attempt_id == report.attempt_id), None)
+    if attempt is None or attempt.verdict is not None:
+        return attempt.verdict if attempt else None
+    plan = next(
+        (
+            e.plan
+            for e in history.decisions
+            if e.plan and (e.plan.segment, e.plan.attempt) == (report.segment, report.attempt)
+        ),
+        None,
+    )
+    if plan is None or plan.parent is None:
+        return None
+    finding = Finding(component="run", channel="time", sentence="the attempt ended before a step was replayed")
+    verdict = Verdict(kind=VerdictKind.UNVERIFIED, findings=(finding,))
+    facts = {"attempt_id": attempt.claim.attempt_id, "parent": plan.parent, "verdict": verdict}
+    runlog.append(lambda stamp: VerdictEntry.model_validate(stamp(epoch=0) | facts))
+    return verdict

@@ -1,0 +1,122 @@
+"""A segment's flow run, seen through a Prefect API that may be silent."""
+
+from __future__ import annotations
+
+import logging
+import time
+from datetime import timedelta
+from typing import Any
+from uuid import UUID
+
+import httpx
+from prefect.client.orchestration import SyncPrefectClient, get_client
+from prefect.context import TaskRunContext
+from prefect.exceptions import ObjectNotFound, PrefectHTTPStatusError
+from prefect.states import Cancelling, Crashed, Scheduled
+
+from segue.errors import OrchestratorError
+from segue.records import SegmentPlan
+from segue.spec import RunSpec
+
+log = logging.getLogger(__name__)
+
+SILENCE = (httpx.HTTPError, PrefectHTTPStatusError)
+"""What a Prefect API that is away, restarting or overloaded looks like from here."""
+
+_PARENT_KNOWN_WITHIN = timedelta(seconds=5)
+
+
+def label(spec: RunSpec, plan: SegmentPlan) -> str:
+    """The name of an attempt in the Prefect UI."""
+    return f"{spec.run_id}-seg{plan.segment}-a{plan.attempt}-{plan.capacity}"
+
+
+def idempotency_key(spec: RunSpec, plan: SegmentPlan) -> str:
+    """One flow run for each attempt, however often it is dispatched. Unique per flow, not per deployment."""
+    return f"{spec.run_id}:{plan.segment}:{plan.attempt}"
+
+
+class PrefectChild:
+    """One attempt's flow run. Keeps `segue.watch.ChildRun`'s contract: nothing here raises on a silent API."""
+
+    def __init__(self, client: SyncPrefectClient, flow_run_id: UUID) -> None:
+        self._client, self.flow_run_id = client, flow_run_id
+
+    def ended_as(self) -> str | None:
+        try:
+            state = self._client.read_flow_run(self.flow_run_id).state
+        except ObjectNotFound:
+            return "deleted"
+        except SILENCE as error:
+            log.warning("prefect did not answer reason=%s", type(error).__name__)
+            return None
+        return state.name if state is not None and state.is_final() else None
+
+    def cancel(self, why: str) -> None:
+        self._set_state(Cancelling(message=why))
+
+    def mark_lost(self, why: str) -> None:
+        self._set_state(Crashed(name="LeaseLost", message=why))
+
+    def _set_state(self, state: Any) -> None:
+        try:
+            if self.ended_as() is None:
+                self._client.set_flow_run_state(self.flow_run_id, state, force=True)
+        except (*SILENCE, ObjectNotFound) as error:
+            log.warning("prefect did not take state=%s reason=%s", state.name, type(error).__name__)
+
+
+def dispatch(spec: RunSpec, plan: SegmentPlan, *, patience_seconds: float = 120.0) -> PrefectChild:
+    """The flow run of this attempt: a new one, or the one that was dispatched before.
+
+    Asked for directly instead of by `run_deployment`: that one makes a dummy task run first, which on SQLite collides
+    with the bookkeeping of the task this runs in. Here the task itself is the parent, in the graph too.
+
+    Raises:
+        OrchestratorError: there is no such deployment, or the API stays silent for `patience_seconds`.
+    """
+    client = get_client(sync_client=True)
+    give_up_at = time.monotonic() + patience_seconds
+    while True:
+        try:
+            return PrefectChild(client, _create(client, spec, plan))
+        except ObjectNotFound:
+            raise OrchestratorError(
+                what=f"there is no deployment {plan.deployment!r} on this Prefect server.",
+                mend="Run `prefect --no-prompt deploy --all`, or name yours under pools in the run spec.",
+            ) from None
+        except SILENCE as error:
+            if time.monotonic() > give_up_at:
+                raise OrchestratorError(
+                    what=f"Prefect did not take the segment for {patience_seconds:.0f} s ({type(error).__name__}).",
+                    mend="Look after the server, then start the run again: it goes on where it was.",
+                ) from error
+            time.sleep(1.0)
+
+
+def _create(client: SyncPrefectClient, spec: RunSpec, plan: SegmentPlan) -> UUID:
+    deployment = client.read_deployment_by_name(plan.deployment)
+    flow_run = client.create_flow_run_from_deployment(
+        deployment.id,
+        parameters={"spec": spec.model_dump(mode="json"), "plan": plan.model_dump(mode="json")},
+        state=Scheduled(),
+        name=label(spec, plan),
+        tags=["segue", spec.run_id, plan.capacity.value],
+        idempotency_key=idempotency_key(spec, plan),
+        parent_task_run_id=_known_task_run(client),
+    )
+    return flow_run.id
+
+
+def _known_task_run(client: SyncPrefectClient) -> UUID | None:
+    """This task's run, once the server has it: task runs reach it as events, a moment late."""
+    context = TaskRunContext.get()
+    if context is None:
+        return None
+    give_up_at = time.monotonic() + _PARENT_KNOWN_WITHIN.total_seconds()
+    while time.monotonic() < give_up_at:
+        try:
+            return client.read_task_run(context.task_run.id).id
+        except ObjectNotFound:
+            time.sleep(0.05)
+    return None

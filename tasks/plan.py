@@ -1,0 +1,32 @@
+"""The doorways to a run's log: open it, and decide what comes next."""
+
+from __future__ import annotations
+
+from prefect import get_run_logger, task
+from prefect.cache_policies import NO_CACHE
+
+from segue.clock import SystemClock
+from segue.controller import decide_next
+from segue.controller import open_run as open_run_here
+from segue.deadline.decide import Decision
+from segue.history import read_history
+from segue.runlog import RunLog
+from segue.spec import RunSpec
+from segue.stores import open_store
+
+
+@task(name="open-run", retries=0, cache_policy=NO_CACHE)
+def open_run(spec: RunSpec, *, accept_drift: bool) -> int:
+    """Check the store and the spec, open or continue the run; returns the committed step."""
+    runlog = open_run_here(spec, clock=SystemClock(), accept_drift=accept_drift)
+    return read_history(runlog).committed_step
+
+
+@task(name="plan-segment", retries=0, cache_policy=NO_CACHE)
+def plan_segment(spec: RunSpec) -> Decision:
+    """Decide the next step of the run; the decision is in the log."""
+    clock = SystemClock()
+    runlog = RunLog(open_store(spec.store), spec.run_id, clock=clock).reload()
+    decision = decide_next(runlog, spec, clock=clock)
+    get_run_logger().info("decided action=%s reason=%s", decision.action, decision.reason)
+    return decision

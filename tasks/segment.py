@@ -1,0 +1,49 @@
+"""The doorway to one attempt: dispatch it to its pool, wait for its report."""
+
+from __future__ import annotations
+
+from prefect import task
+from prefect.cache_policies import NO_CACHE
+from prefect.client.schemas.objects import State
+from prefect.states import Completed, Crashed, Failed
+
+from segue.clock import SystemClock
+from segue.records import SegmentPlan, SegmentReport, StopReason
+from segue.runlog import RunLog
+from segue.spec import RunSpec
+from segue.stores import open_store
+from segue.watch import await_report
+from tasks.child_run import dispatch
+
+
+@task(name="segment", task_run_name="{spec.run_id}-seg{plan.segment}-a{plan.attempt}", retries=0, cache_policy=NO_CACHE)
+def run_segment(spec: RunSpec, plan: SegmentPlan) -> State[SegmentReport]:
+    """Run one attempt on its pool; the report is the state's data, and in the log."""
+    clock = SystemClock()
+    runlog = RunLog(open_store(spec.store), spec.run_id, clock=clock).reload()
+    report = await_report(runlog, spec, plan, child=dispatch(spec, plan), clock=clock)
+    return state_of(report)
+
+
+def state_of(report: SegmentReport) -> State[SegmentReport]:
+    """How an attempt's end shows in the Prefect UI: preemption is a crash with a name, never a failure."""
+    words = in_words(report)
+    match report.stop_reason:
+        case StopReason.FINISHED | StopReason.BOUND:
+            return Completed(message=words, data=report)
+        case StopReason.NOTICE:
+            return Crashed(name="Preempted", message=words, data=report)
+        case StopReason.LOST:
+            return Crashed(name="LeaseLost", message=words, data=report)
+        case StopReason.FENCED:
+            return Crashed(name="Fenced", message=words, data=report)
+        case StopReason.FAILED:
+            return Failed(message=words, data=report)
+
+
+def in_words(report: SegmentReport) -> str:
+    """One line for the UI; for a failure, the traceback of the user's code."""
+    line = f"{report.stop_reason} at step {report.to_step} on {report.capacity}, {report.lost_steps} steps lost"
+    if report.note:
+        line += f"; {report.note}"
+    return f"{line}\n{report.failure.traceback}" if report.failure else line
