@@ -1,0 +1,1 @@
+"""Pools and job templates, by platform."""

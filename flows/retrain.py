@@ -6,16 +6,14 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from prefect import flow
-from prefect.client.schemas.objects import State
 from prefect.runtime import flow_run
 
 from flows.train import train
-from segue.deadline.decide import Decision
 from segue.spec import RunSpec
 
 
 @flow(name="retrain", retries=0, persist_result=False)
-def retrain(template: dict[str, Any], *, name: str, ready_within_hours: float | None = None) -> State[Decision]:
+def retrain(template: dict[str, Any], *, name: str, ready_within_hours: float | None = None) -> Any:
     """Train `template` (a run spec without `run_id` and `deadline`) as the run `name-<scheduled time>`.
 
     The run id comes from the scheduled time, so a retry of the same tick in the UI goes on with the same run.

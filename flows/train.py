@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from prefect import flow, get_run_logger
 from prefect.client.schemas.objects import State
 from prefect.states import Completed, Failed
 
-from segue.deadline.decide import Decision
 from segue.errors import SegueError
 from segue.records import SegmentReport
 from segue.spec import RunSpec
@@ -17,7 +18,7 @@ from tasks.segment import run_segment
 
 
 @flow(name="train", flow_run_name="{spec.run_id}", retries=0, validate_parameters=True, persist_result=False)
-def train(spec: RunSpec, *, accept_drift: bool = False) -> State[Decision]:
+def train(spec: RunSpec, *, accept_drift: bool = False) -> Any:
     """Train `spec` to its goal, in segments, on the capacity that the policy picks.
 
     Killed and started again with the same run id, it goes on: the run's log is the memory. An attempt that is still

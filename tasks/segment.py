@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 from prefect.client.schemas.objects import State
@@ -17,7 +19,7 @@ from tasks.child_run import dispatch
 
 
 @task(name="segment", task_run_name="{spec.run_id}-seg{plan.segment}-a{plan.attempt}", retries=0, cache_policy=NO_CACHE)
-def run_segment(spec: RunSpec, plan: SegmentPlan) -> State[SegmentReport]:
+def run_segment(spec: RunSpec, plan: SegmentPlan) -> Any:
     """Run one attempt on its pool; the report is the state's data, and in the log."""
     clock = SystemClock()
     runlog = RunLog(open_store(spec.store), spec.run_id, clock=clock).reload()
