@@ -13,7 +13,7 @@ from prefect.client.schemas.objects import State
 from prefect.runtime import flow_run
 
 from segue.local import account_for
-from segue.records import SegmentPlan, SegmentReport
+from segue.records import SegmentPlan
 from segue.runlog import RunLog
 from segue.spec import RunSpec
 from segue.stores import open_store
@@ -27,7 +27,7 @@ _CANCEL_POLL_SECONDS = 5.0
 
 
 @flow(name="segment", retries=0, validate_parameters=True, persist_result=False)
-def segment(spec: RunSpec, plan: SegmentPlan) -> State[SegmentReport]:
+def segment(spec: RunSpec, plan: SegmentPlan) -> State[Any]:
     """Run one attempt of a run on the machine this is on; the outcome is in the run's log and in the state."""
     logger = get_run_logger()
     relay = _NoticeRelay()

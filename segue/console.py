@@ -7,6 +7,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
@@ -31,9 +32,9 @@ def show_json(value: Mapping[str, Any]) -> None:
 
 def segments_table(history: History) -> Table:
     """A row an attempt: what it did, why it stopped, and whether its resume was sound."""
-    table = Table(title_justify="left", header_style="bold")
+    table = Table(header_style="bold", box=SIMPLE_HEAD)
     for name in ("segment", "pool", "steps", "stop reason", "lost steps", "verdict", "seconds"):
-        table.add_column(name, justify="right" if name in {"lost steps", "seconds"} else "left")
+        table.add_column(name, justify="right" if name in {"lost steps", "seconds"} else "left", no_wrap=True)
     for row in segment_rows(history):
         table.add_row(*(str(row[name]) for name in row))
     return table
@@ -75,7 +76,7 @@ def checkpoint_rows(history: History) -> list[dict[str, Any]]:
 
 def rows_table(rows: list[dict[str, Any]]) -> Table:
     """Plain rows as a table; a None is shown as a dash."""
-    table = Table(header_style="bold")
+    table = Table(header_style="bold", box=SIMPLE_HEAD)
     for name in rows[0] if rows else ():
         table.add_column(name.replace("_", " "))
     for row in rows:

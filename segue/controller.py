@@ -14,10 +14,19 @@ from segue.deadline.decide import Decision, decide
 from segue.entries import DecisionEntry, Entry, OpenEntry, ReportEntry, VerdictEntry
 from segue.errors import DriftError, LogMovedError, MissingObjectError
 from segue.history import Attempt, History, read_history
-from segue.records import Finding, Heartbeat, SegmentPlan, SegmentReport, StopReason, Verdict, VerdictKind
+from segue.records import (
+    CheckpointRef,
+    Finding,
+    Heartbeat,
+    SegmentPlan,
+    SegmentReport,
+    StopReason,
+    Verdict,
+    VerdictKind,
+)
 from segue.runlog import RunLog, Stamp
 from segue.spec import RunSpec
-from segue.stores import open_store
+from segue.stores import StoreReadError, open_store
 
 log = logging.getLogger(__name__)
 
@@ -31,11 +40,13 @@ def open_run(spec: RunSpec, *, clock: Clock, accept_drift: bool = False) -> RunL
         DriftError: the run was started with another recipe, config, seed or goal, and `accept_drift` is off.
     """
     store = open_store(spec.store)
+    runlog = RunLog(store, spec.run_id, clock=clock)
+    with suppress(StoreReadError):
+        # Once before the check too, which makes the folder: to ask for the impossible shall leave nothing behind.
+        _refuse_past_deadline(runlog, spec, clock)
     store.check()
-    runlog = RunLog(store, spec.run_id, clock=clock).reload()
+    _refuse_past_deadline(runlog, spec, clock)
     history = read_history(runlog)
-    if history.spec is None or history.spec.deadline != spec.deadline:
-        spec.require_future_deadline(clock.now())
     if history.spec is not None and not accept_drift:
         _refuse_drift(history.spec, spec)
     if history.spec != spec:
@@ -52,18 +63,23 @@ def decide_next(runlog: RunLog, spec: RunSpec, *, clock: Clock) -> Decision:
     Raises:
         StoreWriteError, StoreReadError: nothing was decided; trying again is safe.
     """
+    has_moved = False
     while True:
         history = read_history(runlog)
         if history.open_plan is not None:
             return Decision(action="run", reason="goes on with the attempt decided before", plan=history.open_plan)
-        decision = decide(spec, history, now=clock.now())
         last = history.decisions[-1] if history.decisions else None
+        if last is not None and last.plan is None and has_moved:
+            # Another parent ended the run in this very moment. To decide anew would start it again.
+            return Decision(last.action, last.reason, numbers=last.numbers)
+        decision = decide(spec, history, now=clock.now())
         if decision.action == "finished" and last is not None and last.action == "finished":
             return decision
         try:
             runlog.append(lambda stamp, made=decision: _entry(made, stamp), at=history.next_slot)  # type: ignore[misc]
         except LogMovedError:
-            continue  # Another parent, or a zombie's last word: decide again on what the log says now.
+            has_moved = True  # Another parent, or a zombie's last word: decide again on what the log says now.
+            continue
         return decision
 
 
@@ -75,17 +91,14 @@ def declare_lost(runlog: RunLog, plan: SegmentPlan, *, why: str) -> SegmentRepor
     """
     beat = last_heartbeat(runlog, read_history(runlog).attempt_of(plan.segment, plan.attempt))
 
-    class Reported(Exception):
-        """Leaves the append: there is nothing to add."""
-
     def build(stamp: Stamp) -> Entry:
         history = read_history(runlog)
         if history.report_of(plan.segment, plan.attempt) is not None:
-            raise Reported
+            raise _NothingToAddError
         report = _lost_report(history, plan, beat, why)
         return ReportEntry.model_validate(stamp(epoch=0) | {"report": report})
 
-    with suppress(Reported):
+    with suppress(_NothingToAddError):
         runlog.append(build)
     report = read_history(runlog).report_of(plan.segment, plan.attempt)
     assert report is not None
@@ -105,6 +118,16 @@ def last_heartbeat(runlog: RunLog, attempt: Attempt | None) -> Heartbeat | None:
         return Heartbeat.model_validate_json(data)
     except (MissingObjectError, ValueError):
         return None
+
+
+class _NothingToAddError(Exception):
+    """Leaves an append: the log says already what was about to be said."""
+
+
+def _refuse_past_deadline(runlog: RunLog, spec: RunSpec, clock: Clock) -> None:
+    history = read_history(runlog.reload())
+    if history.spec is None or history.spec.deadline != spec.deadline:
+        spec.require_future_deadline(clock.now())
 
 
 def _refuse_drift(before: RunSpec, now: RunSpec) -> None:
@@ -165,22 +188,27 @@ def settle_verdict(runlog: RunLog, report: SegmentReport) -> Verdict | None:
     Raises:
         StoreWriteError, StoreReadError: not known; trying again is safe.
     """
-    history = read_history(runlog)
-    attempt = next((a for a in history.attempts if a.claim.attempt_id == report.attempt_id), None)
-    if attempt is None or attempt.verdict is not None:
-        return attempt.verdict if attempt else None
-    plan = next(
-        (
-            e.plan
-            for e in history.decisions
-            if e.plan and (e.plan.segment, e.plan.attempt) == (report.segment, report.attempt)
-        ),
-        None,
-    )
-    if plan is None or plan.parent is None:
-        return None
-    finding = Finding(component="run", channel="time", sentence="the attempt ended before a step was replayed")
-    verdict = Verdict(kind=VerdictKind.UNVERIFIED, findings=(finding,))
-    facts = {"attempt_id": attempt.claim.attempt_id, "parent": plan.parent, "verdict": verdict}
-    runlog.append(lambda stamp: VerdictEntry.model_validate(stamp(epoch=0) | facts))
-    return verdict
+    parent = _parent_of(read_history(runlog), report)
+
+    def build(stamp: Stamp) -> Entry:
+        attempt = _attempt_named(read_history(runlog), report.attempt_id)
+        if attempt is None or attempt.verdict is not None or parent is None:
+            raise _NothingToAddError
+        finding = Finding(component="run", channel="time", sentence="the attempt ended before a step was replayed")
+        verdict = Verdict(kind=VerdictKind.UNVERIFIED, findings=(finding,))
+        facts = {"attempt_id": attempt.claim.attempt_id, "parent": parent, "verdict": verdict}
+        return VerdictEntry.model_validate(stamp(epoch=0) | facts)
+
+    with suppress(_NothingToAddError):
+        runlog.append(build)
+    attempt = _attempt_named(read_history(runlog), report.attempt_id)
+    return attempt.verdict if attempt else None
+
+
+def _attempt_named(history: History, attempt_id: str | None) -> Attempt | None:
+    return next((attempt for attempt in history.attempts if attempt.claim.attempt_id == attempt_id), None)
+
+
+def _parent_of(history: History, report: SegmentReport) -> CheckpointRef | None:
+    plans = (entry.plan for entry in history.decisions if entry.plan is not None)
+    return next((p.parent for p in plans if (p.segment, p.attempt) == (report.segment, report.attempt)), None)

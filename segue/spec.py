@@ -13,7 +13,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, Self
 
-from pydantic import AwareDatetime, BaseModel, Field, JsonValue, ValidationError
+from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, JsonValue, ValidationError
 
 from segue.errors import DeadlinePassedError, SpecError
 from segue.records import Capacity, Record, Value
@@ -54,10 +54,12 @@ class PolicySpec(Value):
 
     name: typing.Literal["greedy", "on_demand_only", "spot_only"] = "greedy"
     changeover_seconds: float = Field(120.0, ge=0, description="Prior: end of one segment to the next new step.")
-    detection_seconds: float = Field(15.0, ge=0, description="Longest time until a silent death is noticed.")
+    detection_seconds: float | None = Field(
+        None, ge=0, description="Longest time until a silent death is noticed; None: the lease and a heartbeat."
+    )
     step_seconds: float | None = Field(None, gt=0, description="Prior: seconds a step; None probes on spot first.")
     probe_share: float = Field(
-        0.1, gt=0, le=0.5, description="Share of the time left that an unmeasured probe may use."
+        0.1, gt=0, le=0.5, description="Share of the time to the deadline that unmeasured probes may use."
     )
     margin_share: float = Field(
         0.05, ge=0, le=1, description="Share by which remaining work is overestimated, for safety."
@@ -89,6 +91,9 @@ class PoolSpec(Value):
 
 class RunSpec(Record):
     """What a person asks for: program, goal, deadline, store, capacity."""
+
+    # JSON has no infinity: it would come back from the log or from Prefect as a string, and the recipe would see that.
+    model_config = ConfigDict(allow_inf_nan=False)
 
     run_id: str = Field(
         pattern=r"^[a-z0-9][a-z0-9._-]{0,62}$", description="Names the run; the same id goes on with it."
@@ -172,21 +177,27 @@ def parse_deadline(text: str, *, now: datetime) -> datetime:
     Raises:
         SpecError: none of the three.
     """
-    if relative := _RELATIVE.match(text.strip()):
-        return now + timedelta(seconds=float(relative[1]) * _UNIT_SECONDS[relative[2]])
     try:
-        if clock := _CLOCK.match(text.strip()):
-            local = now.astimezone().replace(hour=int(clock[1]), minute=int(clock[2]), second=0, microsecond=0)
-            return (local if local > now else local + timedelta(days=1)).astimezone(UTC)
-        moment = datetime.fromisoformat(text.strip())
-    except ValueError:
+        return _moment(text.strip(), now=now)
+    except (ValueError, OverflowError):
         problem = f"deadline: {text!r} is not a time; write +2h, +90m, 06:00 or 2026-12-01T06:00:00+00:00"
-        raise SpecError(source="--deadline", problems=(problem,)) from None
+        raise SpecError(source="the command line", problems=(problem,)) from None
+
+
+def _moment(text: str, *, now: datetime) -> datetime:
+    if relative := _RELATIVE.match(text):
+        return now + timedelta(seconds=float(relative[1]) * _UNIT_SECONDS[relative[2]])
+    if clock := _CLOCK.match(text):
+        # Without an offset until the end: the next 06:00 may lie behind a change to or from summer time.
+        today = now.astimezone().replace(tzinfo=None, hour=int(clock[1]), minute=int(clock[2]), second=0, microsecond=0)
+        days = (today, today + timedelta(days=1))
+        return next(moment for day in days if (moment := day.astimezone(UTC)) > now)
+    moment = datetime.fromisoformat(text)
     return moment if moment.tzinfo else moment.astimezone()
 
 
 def _problem(model: type[BaseModel], item: Any) -> str:
-    path = ".".join(str(part) for part in item["loc"]) or "the document"
+    path = ".".join(str(part) for part in _without_tags(item["loc"])) or "the document"
     if item["type"] == "extra_forbidden":
         known = _fields_at(model, item["loc"][:-1])
         close = difflib.get_close_matches(str(item["loc"][-1]), known, n=1)
@@ -201,7 +212,20 @@ def _problem(model: type[BaseModel], item: Any) -> str:
         return f"{path}: {item['input']!r} is not package.module:function; write it like examples.flights:build"
     if item["type"] == "timezone_aware":
         return f"{path}: {item['input']!r} has no time zone; add one, e.g. Z or +01:00"
+    if item["type"].startswith("datetime_"):
+        return f"{path}: {item['input']!r} is not a time; write it like 2026-12-01T06:00:00+00:00"
+    if item["type"] == "model_type":
+        return f"{path}: {item['input']!r} is not a table; known in it are {', '.join(_fields_at(model, item['loc']))}"
+    if item["type"] == "dict_type":
+        return f"{path}: {item['input']!r} is not a table; give it names and values"
+    if item["type"] == "invalid-json-value" or (item["type"] == "finite_number" and item["loc"][0] == "config"):
+        return f"{path}: {item['input']!r} does not survive as JSON; write it as a string"
     return f"{path}: {item['msg'][0].lower()}{item['msg'][1:]} (got {item['input']!r})"
+
+
+def _without_tags(path: tuple[int | str, ...]) -> tuple[int | str, ...]:
+    # Below [config], pydantic puts the type of each value between the keys: config.sizes.list.0.float.
+    return tuple(part for at, part in enumerate(path) if path[0] != "config" or at < 2 or at % 2 == 1)
 
 
 def _fields_at(model: type[BaseModel], path: tuple[int | str, ...]) -> list[str]:

@@ -9,7 +9,7 @@ from typing import Protocol
 from segue.clock import Clock
 from segue.controller import declare_lost, last_heartbeat
 from segue.deadline import clamp
-from segue.deadline.estimates import situation
+from segue.deadline.estimates import Situation, situation
 from segue.history import History, read_history
 from segue.notices.file import recall
 from segue.records import Capacity, Heartbeat, SegmentPlan, SegmentReport
@@ -23,6 +23,9 @@ _POLL_SECONDS = 0.5
 _CHILD_POLL_SECONDS = 2.0
 _LAST_WORD_SECONDS = 5.0
 """How long after the orchestrator says the attempt has ended its report may still come."""
+_ENOUGH_STEPS = 5
+_ENOUGH_SECONDS = 30.0
+"""What a running attempt must have trained before its own rate counts: the first steps say little."""
 
 
 class ChildRun(Protocol):
@@ -43,26 +46,36 @@ class ChildRun(Protocol):
 
 @dataclass
 class Lease:
-    """Tells a living attempt from a dead one: a counter that moves, judged by the reader's own monotonic clock."""
+    """Tells a living attempt from a dead one: a counter that moves, judged by the reader's own monotonic clock.
+
+    While the store is away nobody sees the counter, and nobody can move it. So a gap between two looks, however long,
+    counts as half a lease at most; the other half is for the attempt, to beat again.
+    """
 
     lease_seconds: float
     _counter: int | None = None
-    _moved_at: float = field(default=0.0)
+    _still_seconds: float = field(default=0.0)
+    _looked_at: float = field(default=0.0)
 
     def saw(self, beat: Heartbeat | None, *, at: float) -> None:
         counter = beat.counter if beat else 0
-        if self._counter is None or counter != self._counter:
-            self._counter, self._moved_at = counter, at
+        if counter == self._counter:
+            self._still_seconds += min(at - self._looked_at, self.lease_seconds / 2)
+        else:
+            self._counter, self._still_seconds = counter, 0.0
+        self._looked_at = at
 
-    def is_expired(self, *, at: float) -> bool:
-        return self._counter is not None and at - self._moved_at > self.lease_seconds
+    @property
+    def is_expired(self) -> bool:
+        return self._still_seconds > self.lease_seconds
 
 
 def await_report(runlog: RunLog, spec: RunSpec, plan: SegmentPlan, *, child: ChildRun, clock: Clock) -> SegmentReport:
     """Block until the attempt of `plan` has a report, writing `lost` when none can come any more.
 
     A silent orchestrator or store is waited out: the attempt goes on without them. On spot, an attempt that falls so
-    far behind that a kill would cost the deadline is asked to commit and stop.
+    far behind that a kill would cost the deadline is asked to commit and stop; one that does not answer within a
+    lease counts as dead, though its heart beats.
     """
     waiting = _Waiting(runlog, spec, plan, child, clock)
     while True:
@@ -83,7 +96,7 @@ class _Waiting:
         self._lease = Lease(spec.liveness.lease_seconds)
         self._asked_child_at = self._started_at
         self._child_ended: tuple[str, float] | None = None
-        self._is_recalled = False
+        self._recalled_at: float | None = None
 
     def look(self) -> SegmentReport | None:
         history = read_history(self._runlog)
@@ -96,12 +109,17 @@ class _Waiting:
         if self._child_ended is not None and at - self._child_ended[1] > _LAST_WORD_SECONDS:
             return self._lost(f"its flow run ended as {self._child_ended[0]} without a report", mark=False)
         if attempt is None:
-            return self._give_up_waiting(at)
+            return self._give_up_waiting(history, at)
         beat = last_heartbeat(self._runlog, attempt)
         self._lease.saw(beat, at=at)
-        if self._lease.is_expired(at=at):
+        if self._lease.is_expired:
             return self._lost(f"no heartbeat for {self._spec.liveness.lease_seconds:g} s", mark=True)
-        self._recall_if_late(history, attempt.claim.attempt_id)
+        if self._recalled_at is not None:
+            if at - self._recalled_at > self._spec.liveness.lease_seconds:
+                return self._lost(f"no answer to a recall for {self._spec.liveness.lease_seconds:g} s", mark=True)
+        elif self._is_recall_due(history, beat):
+            self._recall(attempt.claim.attempt_id)
+            self._recalled_at = at
         return None
 
     def _ask_child(self, at: float) -> None:
@@ -112,15 +130,23 @@ class _Waiting:
         if name is not None:
             self._child_ended = (name, at)
 
-    def _give_up_waiting(self, at: float) -> SegmentReport | None:
-        patience = self._plan.start_within_seconds
-        if patience is None or at - self._started_at < patience:
+    def _give_up_waiting(self, history: History, at: float) -> SegmentReport | None:
+        waited, patience = self._waited_seconds(history, at), self._plan.start_within_seconds
+        if patience is None or waited < patience:
             return None
-        why = f"no capacity on {self._plan.capacity} within {patience:.0f} s"
+        why = f"no capacity on {self._plan.capacity} within {waited:.0f} s"
         # The report first: an attempt that starts after all finds it in the log and leaves.
         report = declare_lost(self._runlog, self._plan, why=why)
         self._child.cancel(why)
         return report
+
+    def _waited_seconds(self, history: History, at: float) -> float:
+        here = at - self._started_at
+        if self._spec.deadline is None:
+            return here
+        # Someone may have waited before and died; the deadline came nearer all the same.
+        moments = (entry.written_at for entry in history.decisions if entry.plan == self._plan)
+        return max(here, *((self._clock.now() - moment).total_seconds() for moment in moments), here)
 
     def _lost(self, why: str, *, mark: bool) -> SegmentReport:
         report = declare_lost(self._runlog, self._plan, why=why)
@@ -128,10 +154,21 @@ class _Waiting:
             self._child.mark_lost(why)
         return report
 
-    def _recall_if_late(self, history: History, attempt_id: str) -> None:
-        if self._is_recalled or self._plan.capacity is not Capacity.SPOT:
-            return
-        if clamp.must_recall(situation(self._spec, history, now=self._clock.now())):
-            log.warning("recalling attempt=%s: a kill now would cost the deadline", attempt_id)
-            recall(self._runlog.store, run_id=self._spec.run_id, attempt_id=attempt_id, reason="the deadline is near")
-            self._is_recalled = True
+    def _is_recall_due(self, history: History, beat: Heartbeat | None) -> bool:
+        if self._plan.capacity is not Capacity.SPOT:
+            return False
+        return clamp.must_recall(self._situation(history, slowest_step_seconds=self._own_step_seconds(beat)))
+
+    def _own_step_seconds(self, beat: Heartbeat | None) -> float:
+        if beat is None or beat.step_seconds is None:
+            return 0.0
+        steps = beat.step - (self._plan.parent.step if self._plan.parent else 0)
+        is_enough = steps > _ENOUGH_STEPS and steps * beat.step_seconds > _ENOUGH_SECONDS
+        return beat.step_seconds if is_enough else 0.0
+
+    def _situation(self, history: History, *, slowest_step_seconds: float = 0.0) -> Situation:
+        return situation(self._spec, history, now=self._clock.now(), slowest_step_seconds=slowest_step_seconds)
+
+    def _recall(self, attempt_id: str) -> None:
+        log.warning("recalling attempt=%s: a kill now would cost the deadline", attempt_id)
+        recall(self._runlog.store, run_id=self._spec.run_id, attempt_id=attempt_id, reason="the deadline is near")

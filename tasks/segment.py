@@ -24,23 +24,25 @@ def run_segment(spec: RunSpec, plan: SegmentPlan) -> Any:
     clock = SystemClock()
     runlog = RunLog(open_store(spec.store), spec.run_id, clock=clock).reload()
     report = await_report(runlog, spec, plan, child=dispatch(spec, plan), clock=clock)
-    return state_of(report)
+    state = state_of(report)
+    state.data = report  # Here and not in the flow's state: the engine takes a final state's data for an exception.
+    return state
 
 
-def state_of(report: SegmentReport) -> State[SegmentReport]:
+def state_of(report: SegmentReport) -> State[Any]:
     """How an attempt's end shows in the Prefect UI: preemption is a crash with a name, never a failure."""
     words = in_words(report)
     match report.stop_reason:
         case StopReason.FINISHED | StopReason.BOUND:
-            return Completed(message=words, data=report)
+            return Completed(message=words)
         case StopReason.NOTICE:
-            return Crashed(name="Preempted", message=words, data=report)
+            return Crashed(name="Preempted", message=words)
         case StopReason.LOST:
-            return Crashed(name="LeaseLost", message=words, data=report)
+            return Crashed(name="LeaseLost", message=words)
         case StopReason.FENCED:
-            return Crashed(name="Fenced", message=words, data=report)
+            return Crashed(name="Fenced", message=words)
         case StopReason.FAILED:
-            return Failed(message=words, data=report)
+            return Failed(message=words)
 
 
 def in_words(report: SegmentReport) -> str:

@@ -55,7 +55,7 @@ class Preemptions:
         attempt = history.attempt_of(plan.segment, plan.attempt) if plan else None
         if plan is None or attempt is None or beat is None or beat.phase != "training":
             return None
-        share = (0.25, 0.5, 0.65, 0.8)[min(len(self.done), 3)]
+        share = (0.28, 0.52, 0.67, 0.82)[min(len(self.done), 3)]
         is_scripted = len(self.done) < 2
         if beat.step < share * self.steps or not (is_scripted or plan.capacity is Capacity.SPOT):
             return None

@@ -18,19 +18,30 @@ def needed_for_spot_seconds(now: Situation) -> float | None:
 
 
 def permits_spot(now: Situation) -> bool:
-    """Whether one more spot attempt can be afforded. Without a deadline, or unmeasured, there is nothing to lose."""
-    needed = needed_for_spot_seconds(now)
-    if needed is None or now.remaining_seconds is None:
+    """Whether one more spot attempt can be afforded. Without a deadline there is nothing to lose.
+
+    Unmeasured, nothing can be promised; but probes that bring no measure, for want of capacity or because they die
+    young, may use up no more than their share of the time.
+    """
+    if now.remaining_seconds is None:
         return True
+    needed = needed_for_spot_seconds(now)
+    if needed is None:
+        return now.probe_seconds is None or now.probe_seconds > 0
     return now.remaining_seconds >= needed
 
 
 def longest_wait_seconds(now: Situation) -> float | None:
-    """How long a spot attempt may wait for capacity before its first step; None without a deadline or a rate."""
-    needed = needed_for_spot_seconds(now)
-    if needed is None or now.remaining_seconds is None:
+    """How long a spot attempt may wait for capacity, from the decision to its claim; None without a deadline.
+
+    The clamp counts a changeover for the attempt, so it may wait that much longer than the clamp leaves over. One
+    that claims so late and is slow to its first step on top is recalled in time.
+    """
+    if now.remaining_seconds is None:
         return None
-    return max(now.remaining_seconds - needed, 0.0) + now.changeover_seconds
+    needed = needed_for_spot_seconds(now)
+    spare = now.probe_seconds if needed is None else now.remaining_seconds - needed
+    return max(spare or 0.0, 0.0) + now.changeover_seconds
 
 
 def must_recall(now: Situation) -> bool:
@@ -46,7 +57,7 @@ def must_recall(now: Situation) -> bool:
 
 
 def is_late(now: Situation) -> bool:
-    """Whether even on-demand from this moment misses the deadline."""
-    if now.work_seconds is None or now.remaining_seconds is None:
+    """Whether even on-demand from this moment misses the deadline; unmeasured work counts as none."""
+    if now.remaining_seconds is None:
         return False
-    return now.remaining_seconds < now.changeover_seconds + now.work_seconds
+    return now.remaining_seconds < now.changeover_seconds + (now.work_seconds or 0.0)

@@ -61,8 +61,8 @@ def _is_over(spec: RunSpec, history: History) -> Decision | None:
             else "the recipe failed",
         )
     in_place = _died_in_place(history)
-    if in_place >= spec.policy.max_lost_in_place and _last(history, Capacity.ON_DEMAND):
-        return Decision("hopeless", f"{in_place} attempts in a row ended without a commit, the last on on-demand")
+    if len(in_place) >= spec.policy.max_lost_in_place and in_place[0].capacity is Capacity.ON_DEMAND:
+        return Decision("hopeless", f"{len(in_place)} attempts in a row ended without a commit, the last on on-demand")
     return None
 
 
@@ -78,9 +78,12 @@ def _capacity(spec: RunSpec, history: History, here: Situation) -> tuple[Capacit
     if last is not None and last.capacity is Capacity.ON_DEMAND and here.remaining_seconds is not None:
         return Capacity.ON_DEMAND, "on-demand to the end: the safety net was reached before"
     if not clamp.permits_spot(here):
+        if here.work_seconds is None:
+            return Capacity.ON_DEMAND, "on-demand: the probes on spot used up their time and measured nothing"
         return Capacity.ON_DEMAND, f"on-demand: slack {_slack(here)} does not cover one more spot attempt that dies"
-    if _died_in_place(history) >= spec.policy.max_lost_in_place:
-        return Capacity.ON_DEMAND, f"on-demand: the last {_died_in_place(history)} attempts ended without a commit"
+    in_place = len(_died_in_place(history))
+    if in_place >= spec.policy.max_lost_in_place:
+        return Capacity.ON_DEMAND, f"on-demand: the last {in_place} attempts ended without a commit"
     capacity = POLICIES[spec.policy.name].choose(here)
     if here.remaining_seconds is None:
         return capacity, f"{capacity}: no deadline, so as cheap as can be"
@@ -94,9 +97,9 @@ def _numbers_of_next(history: History) -> tuple[int, int]:
     if not plans:
         return 0, 1
     last = plans[-1]
-    # A new attempt starts from the same parent; a new segment from a newer one.
-    moved = history.newest is not None and history.newest.ref != last.parent
-    return (last.segment + 1, 1) if moved else (last.segment, last.attempt + 1)
+    # A new attempt starts from the same parent; a new segment from another one, older only after damage.
+    parent = history.newest.ref if history.newest else None
+    return (last.segment, last.attempt + 1) if parent == last.parent else (last.segment + 1, 1)
 
 
 def _bound_seconds(spec: RunSpec, here: Situation, capacity: Capacity) -> float | None:
@@ -110,24 +113,20 @@ def _wait_seconds(spec: RunSpec, here: Situation, capacity: Capacity) -> float:
     return spec.liveness.start_seconds if longest is None else max(min(longest, spec.liveness.start_seconds), 1.0)
 
 
-def _died_in_place(history: History) -> int:
-    """How many of the newest attempts got capacity and ended without a commit, in a row."""
-    count = 0
+def _died_in_place(history: History) -> list[SegmentReport]:
+    """The newest attempts that got capacity and ended without a commit, in a row; the newest first."""
+    died = []
     for report in reversed(history.fresh_reports):
         if report.attempt_id is None:
             continue  # Never got capacity: says nothing about the run.
         if not report.stop_reason.is_preemption or _committed(report, history):
             break
-        count += 1
-    return count
+        died.append(report)
+    return died
 
 
 def _committed(report: SegmentReport, history: History) -> bool:
     return any(c.ref.attempt_id == report.attempt_id for c in history.checkpoints)
-
-
-def _last(history: History, capacity: Capacity) -> bool:
-    return bool(history.fresh_reports) and history.fresh_reports[-1].capacity is capacity
 
 
 def _numbers(here: Situation) -> dict[str, float]:

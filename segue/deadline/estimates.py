@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import datetime
+from itertools import takewhile
 
 from segue.history import Attempt, History
 from segue.records import Capacity
@@ -26,6 +27,8 @@ class Situation:
     """Longest stretch of work that one kill can cost: the time between commits."""
     detection_seconds: float
     """Longest time until a silent death is noticed."""
+    probe_seconds: float | None = None
+    """What is left of the time in which unmeasured probes may find out C; None without a deadline."""
 
     @property
     def slack_seconds(self) -> float | None:
@@ -35,17 +38,19 @@ class Situation:
         return self.remaining_seconds - self.work_seconds
 
 
-def situation(spec: RunSpec, history: History, *, now: datetime, committed_step: int | None = None) -> Situation:
-    """Where the run stands. `committed_step` overrules the history's when a newer one is known from a heartbeat."""
+def situation(spec: RunSpec, history: History, *, now: datetime, slowest_step_seconds: float = 0.0) -> Situation:
+    """Where the run stands. An attempt that is at work raises the rate to its own with `slowest_step_seconds`."""
     rate = step_seconds(spec, history)
-    done = history.committed_step if committed_step is None else committed_step
-    work = None if rate is None else (spec.steps - done) * rate * (1 + spec.policy.margin_share)
+    if slowest_step_seconds:
+        rate = max(rate or 0.0, slowest_step_seconds)
+    work = None if rate is None else (spec.steps - history.committed_step) * rate * (1 + spec.policy.margin_share)
     return Situation(
         remaining_seconds=None if spec.deadline is None else (spec.deadline - now).total_seconds(),
         work_seconds=work,
         changeover_seconds=changeover_seconds(spec, history),
         at_risk_seconds=at_risk_seconds(spec, rate),
-        detection_seconds=spec.policy.detection_seconds,
+        detection_seconds=detection_seconds(spec),
+        probe_seconds=_probe_seconds(spec, history, now=now),
     )
 
 
@@ -63,11 +68,27 @@ def changeover_seconds(spec: RunSpec, history: History) -> float:
 
 
 def at_risk_seconds(spec: RunSpec, rate: float | None) -> float:
-    """The cadence in seconds; by steps it needs a rate."""
-    cadence = spec.checkpoints
-    by_time = cadence.interval_seconds
-    by_steps = cadence.every_steps * rate if cadence.every_steps is not None and rate is not None else None
-    return min((seconds for seconds in (by_time, by_steps) if seconds is not None), default=0.0)
+    """The longest time between two commits; by steps it needs a rate."""
+    cadence, step = spec.checkpoints, rate or 0.0
+    # A save waits for the end of the step in which it falls due, and the first one for the end of the replay.
+    by_time = cadence.interval_seconds + step if cadence.interval_seconds is not None else None
+    by_steps = cadence.every_steps * step if cadence.every_steps is not None and rate is not None else None
+    between = min((seconds for seconds in (by_time, by_steps) if seconds is not None), default=0.0)
+    return max(between, spec.continuity.witness_steps * step)
+
+
+def detection_seconds(spec: RunSpec) -> float:
+    """The longest time until a death without a word is noticed: the lease, and the beat it is counted from."""
+    given = spec.policy.detection_seconds
+    return spec.liveness.lease_seconds + spec.liveness.heartbeat_seconds if given is None else given
+
+
+def _probe_seconds(spec: RunSpec, history: History, *, now: datetime) -> float | None:
+    if spec.deadline is None:
+        return None
+    since = takewhile(lambda entry: entry.plan is not None, reversed(history.decisions))
+    begun = min((entry.written_at for entry in since), default=now)
+    return spec.policy.probe_share * (spec.deadline - begun).total_seconds() - (now - begun).total_seconds()
 
 
 def _changeover_of(attempt: Attempt, history: History) -> float | None:

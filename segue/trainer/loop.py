@@ -39,6 +39,10 @@ _GRACE_SHARE = 0.7
 """Share of the grace period that a last save may be expected to take; the rest is for what goes slower."""
 
 
+_UNMEASURED_SAVE_SECONDS = 0.1
+"""What a save is taken to last until one was made."""
+
+
 class TrainingLoop:
     """One attempt, from its first step to its report."""
 
@@ -153,12 +157,15 @@ class TrainingLoop:
         notice = self._board.read()
         if notice is not None:
             return StopReason.BOUND if notice.kind == "recall" else StopReason.NOTICE
+        return StopReason.BOUND if self._is_bound_near() else None
+
+    def _is_bound_near(self) -> bool:
         bound = self._plan.max_seconds
-        if bound is not None:
-            reserve = 2 * (self._writer.last_save_seconds or 0.0) + (self._step_seconds or 0.0)
-            if self._clock.monotonic() - self._started_at + reserve >= bound:
-                return StopReason.BOUND
-        return None
+        if bound is None:
+            return False
+        save_seconds = self._writer.last_save_seconds or _UNMEASURED_SAVE_SECONDS
+        reserve = 2 * (save_seconds + (self._step_seconds or 0.0))
+        return self._clock.monotonic() - self._started_at + reserve >= bound
 
     def _is_save_due(self) -> bool:
         step = self._progress.step
@@ -241,10 +248,11 @@ class TrainingLoop:
 
     def _end(self, reason: StopReason, batches: Iterator[Batch]) -> None:
         """The last commit and, where there is time, its witness."""
+        while self._resume.is_pending and self._has_time_for_witness():
+            self._step(batches, counts=True)
+        # No time for the whole replay: judge by what there is, or nothing could be kept.
+        self._resume.settle()
         reached = replace(self._progress)
-        if self._resume.is_pending:
-            # A notice came before the replay was through: judge by what there is, or nothing could be kept.
-            self._resume.settle()
         if reached.step > self._saved_step and self._has_time_to_save():
             self._save(evaluate=reason is not StopReason.NOTICE)
         if reason is not StopReason.FINISHED:

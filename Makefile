@@ -1,0 +1,37 @@
+# make demo   sets everything up and shows the main job on real data
+# make test   sets everything up and runs lint, types and tests
+VENV   ?= .venv
+PYTHON ?= python3
+BIN    := $(VENV)/bin
+STAMP  := $(VENV)/.installed
+
+.PHONY: demo test lint types format setup clean
+
+demo: setup
+	$(BIN)/segue demo
+
+test: lint types
+	$(BIN)/python -m pytest
+
+lint: setup
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+
+types: setup
+	$(BIN)/mypy
+
+format: setup
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+setup: $(STAMP)
+
+$(STAMP): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "segue needs Python 3.11 or newer; this is $$($(PYTHON) --version). Try: make PYTHON=python3.12"; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	@echo "installing pinned dependencies into $(VENV) (a few minutes the first time)"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[s3,prefect,data,dev]'
+	@touch $(STAMP)
+
+clean:
+	rm -rf $(VENV) .segue .mypy_cache .ruff_cache .pytest_cache

@@ -1,0 +1,45 @@
+"""Fixtures shared by all tests."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from segue.clock import SystemClock
+from segue.controller import open_run
+from segue.runlog import RunLog
+from segue.spec import RunSpec
+from tests.nursery import Nursery
+
+
+@pytest.fixture(scope="session")
+def nursery() -> Nursery:
+    """Trainer processes that start in a moment: forked from a process that has torch imported."""
+    return Nursery()
+
+
+@pytest.fixture
+def make_spec(tmp_path: Path) -> Callable[..., RunSpec]:
+    """A small run of the tiny recipe in a store of the test's own."""
+
+    def make(**fields: Any) -> RunSpec:
+        common = {
+            "run_id": "tiny",
+            "recipe": "segue.testing.recipes:tiny",
+            "steps": 40,
+            "threads": 1,
+            "store": {"url": str(tmp_path / "store")},
+            "checkpoints": {"every_steps": 10},
+            "liveness": {"heartbeat_seconds": 0.05},
+        }
+        return RunSpec.parse(common | fields)
+
+    return make
+
+
+@pytest.fixture
+def open_log() -> Callable[[RunSpec], RunLog]:
+    return lambda spec: open_run(spec, clock=SystemClock())

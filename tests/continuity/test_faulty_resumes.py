@@ -1,0 +1,82 @@
+"""A resume that loses something is caught before the next commit, and what was lost is named."""
+
+from __future__ import annotations
+
+import pytest
+
+from segue.clock import SystemClock
+from segue.controller import decide_next
+from segue.history import read_history
+from segue.records import StopReason, VerdictKind
+
+# fault, component named, channel, seen before the first step
+FAULTS = [
+    ("optimizer_not_restored", "optimizer", "digest", True),
+    ("scheduler_not_restored", "scheduler", "digest", True),
+    ("batch_norm_not_restored", "model", "digest", True),
+    ("extra_not_restored", "extra.forgetful", "digest", True),
+    ("data_rows_changed", "data content", "input_fingerprint", False),
+    ("dropout_changed", "model or randomness", "loss", False),
+    ("unregistered_counter", "model or randomness", "loss", False),
+    ("weight_decay_changed", "optimizer", "param_norm", False),
+]
+
+
+def resumed(nursery, make_spec, open_log, tmp_path, fault):
+    spec = make_spec(
+        recipe="tests.faulty_recipes:build",
+        config={"fault": fault, "marker": str(tmp_path / "built-before"), "raise_at_step": 26},
+        steps=60,
+    )
+    runlog = open_log(spec)
+    first = nursery.run_attempt(runlog, spec)
+    assert first.stop_reason is StopReason.FAILED
+    spec = spec.model_copy(update={"config": spec.config | {"raise_at_step": None}})
+    report = nursery.run_attempt(runlog, spec)
+    return spec, runlog, report
+
+
+@pytest.mark.parametrize(("fault", "component", "channel", "before_first_step"), FAULTS)
+def test_a_faulty_resume_is_broken_and_names_what_was_lost(
+    nursery, make_spec, open_log, tmp_path, fault, component, channel, before_first_step
+):
+    spec, runlog, report = resumed(nursery, make_spec, open_log, tmp_path, fault)
+    history = read_history(runlog)
+    verdict = history.attempts[-1].verdict
+    assert verdict.kind is VerdictKind.BROKEN
+    assert (verdict.findings[0].component, verdict.findings[0].channel) == (component, channel)
+    assert (verdict.findings[0].step is None) is before_first_step
+    assert report.stop_reason is StopReason.FAILED
+    assert report.failure.type == "BrokenResumeError"
+    # Nothing was committed after it, and the run stops.
+    assert history.committed_step == 20
+    decision = decide_next(runlog, spec, clock=SystemClock())
+    assert decision.action == "broken"
+    assert decision.reason == verdict.findings[0].sentence
+
+
+def test_the_same_resume_without_a_fault_is_exact(nursery, make_spec, open_log, tmp_path):
+    _, runlog, report = resumed(nursery, make_spec, open_log, tmp_path, "none")
+    assert read_history(runlog).attempts[-1].verdict.kind is VerdictKind.EXACT
+    assert report.stop_reason is StopReason.FINISHED
+
+
+def test_after_a_broken_resume_was_mended_the_same_run_goes_on(nursery, make_spec, open_log, tmp_path):
+    spec, runlog, _ = resumed(nursery, make_spec, open_log, tmp_path, "optimizer_not_restored")
+    assert decide_next(runlog, spec, clock=SystemClock()).action == "broken"
+    mended = spec.model_copy(update={"config": spec.config | {"fault": "none"}})
+    reports = nursery.run_to_the_end(runlog, mended)
+    assert reports[-1].stop_reason is StopReason.FINISHED
+    assert read_history(runlog).attempts[-1].verdict.kind is VerdictKind.EXACT
+
+
+def test_another_thread_count_is_equivalent_within_tolerances(nursery, make_spec, open_log):
+    spec = make_spec(steps=60, config={"raise_at_step": 26, "width": 256}, threads=1)
+    runlog = open_log(spec)
+    nursery.run_attempt(runlog, spec)
+    other = spec.model_copy(update={"threads": 2, "config": {"width": 256}})
+    nursery.run_attempt(runlog, other)
+    verdict = read_history(runlog).attempts[-1].verdict
+    assert verdict.kind is VerdictKind.EQUIVALENT
+    assert verdict.environment_changes == ("threads",)
+    assert verdict.rows_compared >= 5

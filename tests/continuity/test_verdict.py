@@ -1,0 +1,146 @@
+"""The verdict as a table: what differs, and what it is called."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from segue.checkpoints.snapshot import Digests
+from segue.continuity.verdict import judge
+from segue.continuity.witness import Witness
+from segue.records import Environment, Manifest, TensorInfo, VerdictKind, WitnessRow
+
+ENVIRONMENT = Environment(torch="2", device="cpu", instruction_set="AVX2", threads=1)
+TENSORS = {
+    "model.weight": TensorInfo(dtype="float32", shape=(2,), digest="a"),
+    "optimizer.state.0.exp_avg": TensorInfo(dtype="float32", shape=(2,), digest="b"),
+    "optimizer.state.1.exp_avg": TensorInfo(dtype="float32", shape=(2,), digest="c"),
+}
+MANIFEST = Manifest(
+    step=10,
+    samples_seen=320,
+    epoch=1,
+    shards=(),
+    tensors=TENSORS,
+    components={"model": "1", "optimizer": "2", "scheduler": "3"},
+    environment=ENVIRONMENT,
+)
+SAME = Digests(components=dict(MANIFEST.components), tensors=dict(TENSORS))
+
+
+def row(step: int, **changes: object) -> WitnessRow:
+    fields = {
+        "step": step,
+        "loss": 0.5,
+        "grad_norm": 2.0,
+        "param_norm": 7.0,
+        "lr": (0.01,),
+        "batch_fingerprint": f"batch{step}",
+        "input_fingerprint": f"input{step}",
+    }
+    return WitnessRow(**(fields | changes))
+
+
+def verdict(*, replay, witness=None, restored=SAME, changes=()):
+    witness = [row(step) for step in range(11, 19)] if witness is None else witness
+    return judge(manifest=MANIFEST, restored=restored, witness=witness, replay=replay, environment_changes=changes)
+
+
+def test_a_replay_of_all_rows_is_exact():
+    found = verdict(replay=[row(step) for step in range(11, 19)])
+    assert (found.kind, found.rows_compared, found.components_compared) == (VerdictKind.EXACT, 8, 3)
+
+
+def test_no_replayed_row_is_unverified_because_not_measured_is_not_passed():
+    assert verdict(replay=[]).kind is VerdictKind.UNVERIFIED
+    assert verdict(replay=[row(11)], witness=[]).kind is VerdictKind.UNVERIFIED
+
+
+def test_fewer_rows_prove_less_and_the_verdict_says_how_much():
+    assert verdict(replay=[row(11), row(12)]).rows_compared == 2
+
+
+@pytest.mark.parametrize(
+    ("channel", "value", "component"),
+    [
+        ("batch_fingerprint", "other", "data order"),
+        ("input_fingerprint", "other", "data content"),
+        ("lr", (0.02,), "scheduler"),
+        ("loss_scale", 2.0, "scaler"),
+        ("loss", math.nextafter(0.5, 1), "model or randomness"),
+        ("grad_norm", math.nextafter(2.0, 3), "model or randomness"),
+        ("param_norm", math.nextafter(7.0, 8), "optimizer"),
+        ("loss", math.nan, "model or randomness"),
+    ],
+)
+def test_one_bit_in_one_channel_is_broken_and_named(channel, value, component):
+    found = verdict(replay=[row(11), row(12, **{channel: value}), row(13)])
+    assert found.kind is VerdictKind.BROKEN
+    assert (found.findings[0].component, found.findings[0].channel, found.findings[0].step) == (component, channel, 12)
+
+
+def test_the_cause_is_named_not_its_consequences():
+    found = verdict(replay=[row(11, batch_fingerprint="other", input_fingerprint="other", loss=0.9, param_norm=1.0)])
+    assert [finding.component for finding in found.findings] == ["data order"]
+
+
+def test_a_nan_that_was_there_before_is_reproduced():
+    nan = row(11, loss=math.nan, grad_norm=math.nan)
+    assert verdict(witness=[nan], replay=[nan]).kind is VerdictKind.EXACT
+
+
+@pytest.mark.parametrize(
+    ("channel", "value", "kind"),
+    [
+        ("loss", 0.5 * (1 + 0.9e-4), VerdictKind.EQUIVALENT),
+        ("loss", 0.5 * (1 + 1.1e-4), VerdictKind.BROKEN),
+        ("grad_norm", 2.0 * (1 + 0.9e-3), VerdictKind.EQUIVALENT),
+        ("grad_norm", 2.0 * (1 + 1.1e-3), VerdictKind.BROKEN),
+        ("param_norm", 7.0 * (1 + 1.1e-4), VerdictKind.BROKEN),
+        ("lr", (0.01 * (1 + 1e-9),), VerdictKind.BROKEN),
+        ("batch_fingerprint", "other", VerdictKind.BROKEN),
+    ],
+)
+def test_in_another_environment_sums_have_tolerances_and_the_data_has_none(channel, value, kind):
+    found = verdict(replay=[row(11, **{channel: value})], changes=("threads",))
+    assert (found.kind, found.environment_changes) == (kind, ("threads",))
+
+
+def test_a_component_that_was_not_restored_is_named_with_its_tensors():
+    tensors = dict(TENSORS)
+    tensors["optimizer.state.1.exp_avg"] = TensorInfo(dtype="float32", shape=(2,), digest="x")
+    restored = Digests(components=MANIFEST.components | {"optimizer": "x"}, tensors=tensors)
+    (finding,) = verdict(replay=[row(11)], restored=restored).findings
+    assert (finding.component, finding.channel, finding.step) == ("optimizer", "digest", None)
+    assert "1 of its 2 tensors differ, e.g. optimizer.state.1.exp_avg" in finding.sentence
+
+
+def test_an_empty_optimizer_is_called_absent():
+    tensors = {"model.weight": TENSORS["model.weight"]}
+    restored = Digests(components=MANIFEST.components | {"optimizer": "x"}, tensors=tensors)
+    (finding,) = verdict(replay=[], restored=restored).findings
+    assert "none of its state" in finding.sentence
+
+
+def test_the_witness_gives_each_window_once_and_only_steps_in_a_row():
+    witness = Witness(3)
+    witness.open(10)
+    for step in (11, 12):
+        witness.add(row(step))
+    assert witness.take_full() == []
+    assert [r.step for r in witness.rows_after(10)] == [11, 12]
+    witness.add(row(14))
+    assert witness.take_full() == []
+    witness.add(row(13))
+    assert [(step, [r.step for r in rows]) for step, rows in witness.take_full()] == [(10, [11, 12, 13])]
+    assert witness.take_full() == []
+    assert [r.step for r in witness.rows_after(10)] == [11, 12, 13]
+
+
+def test_a_window_cut_short_is_given_out_with_what_it_has():
+    witness = Witness(8)
+    witness.open(10)
+    witness.add(row(11))
+    assert [(step, len(rows)) for step, rows in witness.take_rest()] == [(10, 1)]
+    assert witness.take_rest() == []

@@ -1,0 +1,115 @@
+"""Recipes that come back wrong: each loses one thing when it is built a second time (the marker file exists then)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from segue.testing.recipes import tiny
+from segue.trainer.recipe import Recipe
+
+
+class Forgetful:
+    """Saves its state and does not take it back."""
+
+    def __init__(self) -> None:
+        self.values = torch.zeros(3)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"values": self.values}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        return
+
+
+class _Deaf:
+    """A scheduler that does not listen to its saved state."""
+
+    def __init__(self, inner: Any) -> None:
+        self.step, self.state_dict = inner.step, inner.state_dict
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        return
+
+
+def build(config: dict[str, Any]) -> Recipe:
+    """Config: fault (which), marker (a file that exists from the second build on)."""
+    recipe = tiny({name: value for name, value in config.items() if name not in {"fault", "marker"}})
+    marker = Path(config["marker"])
+    resumed = marker.exists()
+    marker.touch()
+    FAULTS[config["fault"]](recipe, resumed)
+    return recipe
+
+
+def none(recipe: Recipe, resumed: bool) -> None:
+    return
+
+
+def optimizer_not_restored(recipe: Recipe, resumed: bool) -> None:
+    if resumed:
+        recipe.optimizer.load_state_dict = lambda state: None
+
+
+def scheduler_not_restored(recipe: Recipe, resumed: bool) -> None:
+    if resumed:
+        recipe.scheduler = _Deaf(recipe.scheduler)
+
+
+def batch_norm_not_restored(recipe: Recipe, resumed: bool) -> None:
+    if resumed:
+        load = recipe.model.load_state_dict
+        recipe.model.load_state_dict = lambda state: load(
+            {k: torch.zeros_like(v) if "running_mean" in k else v for k, v in state.items()}
+        )
+
+
+def extra_not_restored(recipe: Recipe, resumed: bool) -> None:
+    forgetful = Forgetful()
+    recipe.extra = {**recipe.extra, "forgetful": forgetful}
+    update = recipe.after_step
+
+    def after_step(step: int) -> None:
+        forgetful.values += step
+        update(step)
+
+    recipe.after_step = after_step
+
+
+def data_rows_changed(recipe: Recipe, resumed: bool) -> None:
+    if resumed:
+        recipe.data.dataset.tensors[0][::50] += 1.0
+
+
+def dropout_changed(recipe: Recipe, resumed: bool) -> None:
+    if resumed:
+        recipe.model[3].p = 0.5
+
+
+def unregistered_counter(recipe: Recipe, resumed: bool) -> None:
+    """A curriculum that lives in a Python variable nobody saves."""
+    inner, calls = recipe.loss, [0]
+
+    def loss(model: Any, batch: Any) -> torch.Tensor:
+        calls[0] += 1
+        return inner(model, batch) * (1 + calls[0] / 100)
+
+    recipe.loss = loss
+
+
+def weight_decay_changed(recipe: Recipe, resumed: bool) -> None:
+    """The groups come back from the checkpoint; the code then sets its own value again at each step."""
+    step = recipe.after_step
+
+    def after_step(number: int) -> None:
+        step(number)
+        recipe.optimizer.param_groups[0]["weight_decay"] = 0.3 if resumed else 0.01
+
+    recipe.after_step = after_step
+
+
+FAULTS = {
+    name: fault for name, fault in globals().items() if callable(fault) and getattr(fault, "__module__", "") == __name__
+}

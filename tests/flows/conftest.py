@@ -1,0 +1,27 @@
+"""One real Prefect for the whole session: server, two process pools, a worker each."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from deployments.process.stack import LocalStack
+
+REPO = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="session")
+def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalStack]:
+    said: list[str] = []
+    stack = LocalStack(tmp_path_factory.mktemp("prefect"), home=REPO, say=said.append)
+    before = dict(os.environ)
+    try:
+        stack.start()
+        with stack.settings():
+            yield stack
+    finally:
+        stack.stop()
+        assert dict(os.environ) == before or set(os.environ) - set(before) <= {"PYTEST_CURRENT_TEST"}

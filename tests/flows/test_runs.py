@@ -1,0 +1,174 @@
+"""The main job through a real Prefect server and real workers."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from datetime import UTC, datetime, timedelta
+from uuid import UUID
+
+import psutil
+import pytest
+from prefect.client.orchestration import get_client
+from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterTags
+from prefect.client.schemas.objects import StateType
+
+from deployments.process.follow import trigger
+from segue.clock import SystemClock
+from segue.controller import last_heartbeat, open_run
+from segue.history import read_history
+from segue.records import Capacity, StopReason, VerdictKind
+
+pytestmark = pytest.mark.prefect
+
+LONG = {"steps": 1200, "config": {"pause_seconds": 0.005}, "checkpoints": {"every_steps": 60}, "threads": 1}
+LIMIT_SECONDS = 100
+
+
+@pytest.fixture
+def client(stack):
+    with get_client(sync_client=True) as client:
+        yield client
+
+
+def start(client, spec):
+    runlog = open_run(spec, clock=SystemClock())
+    return runlog, trigger(client, spec)
+
+
+def until(condition, *, what: str, limit_seconds: float = LIMIT_SECONDS):
+    give_up_at = time.monotonic() + limit_seconds
+    while not (answer := condition()):
+        assert time.monotonic() < give_up_at, f"waited {limit_seconds} s for {what}"
+        time.sleep(0.1)
+    return answer
+
+
+def live_attempt(runlog, *, past_step: int = 0):
+    """The claim and the heartbeat of an attempt that trains beyond `past_step`."""
+    history = read_history(runlog)
+    plan = history.open_plan
+    attempt = history.attempt_of(plan.segment, plan.attempt) if plan else None
+    beat = last_heartbeat(runlog, attempt)
+    return (attempt.claim, beat) if beat and beat.phase == "training" and beat.step > past_step else None
+
+
+def final_state(client, flow_run_id: UUID):
+    def over():
+        state = client.read_flow_run(flow_run_id).state
+        return state if state.is_final() else None
+
+    return until(over, what="the parent flow")
+
+
+def segment_runs(client, run_id: str):
+    wanted = FlowRunFilter(tags=FlowRunFilterTags(all_=["segue", run_id]))
+    runs = client.read_flow_runs(flow_run_filter=wanted)
+    return sorted((run for run in runs if run.name != run_id), key=lambda run: run.name)
+
+
+def test_a_kill_and_a_notice_are_survived_and_the_deadline_moves_the_run_to_on_demand(client, make_spec, nursery):
+    undisturbed = make_spec(run_id="undisturbed", **LONG)
+    reference = open_run(undisturbed, clock=SystemClock())
+    (alone,) = nursery.run_to_the_end(reference, undisturbed)
+
+    step_seconds = alone.train_seconds / alone.train_steps
+    # Slack for one and a half changeovers: after the second preemption spot cannot be afforded any more.
+    changeover = 8.0
+    seconds = 1200 * step_seconds * 1.05 + 3.5 * changeover + 60 * step_seconds + 1 + 6
+    spec = make_spec(
+        run_id="main-job",
+        deadline=datetime.now(UTC) + timedelta(seconds=seconds),
+        policy={"changeover_seconds": changeover, "detection_seconds": 1, "step_seconds": step_seconds},
+        **LONG,
+    )
+    runlog, parent = start(client, spec)
+    _, beat = until(lambda: live_attempt(runlog, past_step=250), what="the first segment")
+    os.kill(beat.trainer_pid, signal.SIGKILL)
+    claim, _ = until(lambda: live_attempt(runlog, past_step=500), what="the second segment")
+    os.kill(claim.segment_pid, signal.SIGTERM)
+    while not (state := client.read_flow_run(parent).state).is_final():
+        alive = live_attempt(runlog, past_step=700)
+        if alive and alive[0].capacity is Capacity.SPOT:
+            os.kill(alive[0].segment_pid, signal.SIGTERM)
+        time.sleep(0.2)
+
+    assert state.type is StateType.COMPLETED, state.message
+    history = read_history(runlog.reload())
+    reports = history.last_words()
+    assert [r.stop_reason for r in reports[:2]] == [StopReason.LOST, StopReason.NOTICE]
+    assert reports[-1].stop_reason is StopReason.FINISHED
+    assert reports[-1].capacity is Capacity.ON_DEMAND
+    assert all(a.verdict.kind is VerdictKind.EXACT for a in history.attempts[1:])
+    assert history.newest.manifest.components == read_history(reference).newest.manifest.components
+    names = {run.name: run.state.name for run in segment_runs(client, "main-job")}
+    assert names["main-job-seg0-a1-spot"] == "LeaseLost"
+    assert names["main-job-seg1-a1-spot"] == "Preempted"
+
+
+def test_a_parent_killed_and_started_again_adopts_the_live_segment(client, make_spec):
+    spec = make_spec(run_id="adopted", **LONG)
+    runlog, first = start(client, spec)
+    claim, _ = until(lambda: live_attempt(runlog, past_step=100), what="the segment")
+    parents = [p for p in psutil.process_iter(["environ"]) if _flow_run_of(p) == str(first)]
+    assert len(parents) == 1
+    parents[0].send_signal(signal.SIGKILL)
+    parents[0].wait(10)
+    second = trigger(client, spec)
+    assert final_state(client, second).type is StateType.COMPLETED
+    history = read_history(runlog.reload())
+    assert len(history.attempts) == 1
+    assert history.attempts[0].claim == claim
+    assert [entry.action for entry in history.decisions] == ["run", "finished"]
+    assert len(segment_runs(client, "adopted")) == 1
+
+
+def test_a_recipe_that_raises_fails_with_its_traceback_and_never_buys_on_demand(client, make_spec):
+    spec = make_spec(
+        run_id="raises",
+        steps=100,
+        config={"raise_at_step": 30},
+        deadline=datetime.now(UTC) + timedelta(seconds=90),
+        policy={"changeover_seconds": 5, "step_seconds": 0.01, "detection_seconds": 1},
+    )
+    runlog, parent = start(client, spec)
+    state = final_state(client, parent)
+    assert (state.type, state.name) == (StateType.FAILED, "Failed")
+    assert "ArithmeticError: the recipe was told to raise here" in state.message
+    reports = read_history(runlog.reload()).last_words()
+    assert [(r.stop_reason, r.capacity) for r in reports] == [(StopReason.FAILED, Capacity.SPOT)] * 2
+    runs = segment_runs(client, "raises")
+    assert [run.state.name for run in runs] == ["Failed", "Failed"]
+    assert "Traceback" in runs[0].state.message
+    assert "recipes.py" in runs[0].state.message
+
+
+def test_a_spec_that_cannot_work_fails_the_parent_with_one_sentence(client, make_spec):
+    spec = make_spec(run_id="too-late", deadline=datetime.now(UTC) - timedelta(hours=1))
+    parent = trigger(client, spec)
+    state = final_state(client, parent)
+    assert state.type is StateType.FAILED
+    assert "has passed" in state.message
+    assert "Traceback" not in state.message
+
+
+def test_the_drill_as_a_flow_passes_on_a_sound_recipe(client, make_spec):
+    deployment = client.read_deployment_by_name("verify-resume/verify-resume")
+    spec = make_spec(run_id="sound", steps=60)
+    run = client.create_flow_run_from_deployment(
+        deployment.id, parameters={"spec": spec.model_dump(mode="json"), "kills": 1}
+    )
+    state = final_state(client, run.id)
+    assert state.type is StateType.COMPLETED, state.message
+    assert state.message.startswith("exact: 1 kills, identical=True")
+
+
+def _flow_run_of(process: psutil.Process) -> str | None:
+    try:
+        environment = process.environ()
+        running = process.status() != psutil.STATUS_ZOMBIE
+    except psutil.Error:
+        return None
+    is_engine = running and "prefect.engine" in " ".join(process.cmdline())
+    return environment.get("PREFECT__FLOW_RUN_ID") if is_engine else None

@@ -1,0 +1,117 @@
+"""Damage to what was stored: it is named, the previous checkpoint is taken, nothing is deleted."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from segue.entries import CommitEntry, QuarantineEntry
+from segue.history import read_history
+from segue.records import VerdictKind
+from segue.runlog import RunLog
+from segue.stores import open_store
+
+
+def truncate(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-7])
+
+
+def flip_a_bit(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 0x10
+    path.write_bytes(data)
+
+
+def fill_with_garbage(path: Path) -> None:
+    path.write_bytes(b"\x00garbage\xff" * 9)
+
+
+@pytest.fixture
+def stopped(nursery, make_spec, open_log):
+    """A run of 40 steps that was stopped with checkpoints at 10, 20 and 30."""
+    spec = make_spec(checkpoints={"every_steps": 10, "keep": 4}, config={"raise_at_step": 35})
+    runlog = open_log(spec)
+    nursery.run_attempt(runlog, spec)
+    assert [c.manifest.step for c in read_history(runlog).usable] == [10, 20, 30]
+    return spec
+
+
+def files_below(root: Path) -> set[str]:
+    return {str(path.relative_to(root)) for path in root.rglob("*") if path.is_file()}
+
+
+def resume(nursery, spec):
+    """Go on with the run after the recipe was mended; returns its history as a fresh reader sees it."""
+    mended = spec.model_copy(update={"config": {}})
+    runlog = RunLog(open_store(spec.store), spec.run_id).reload()
+    nursery.run_attempt(runlog, mended)
+    return read_history(RunLog(open_store(spec.store), spec.run_id).reload())
+
+
+@pytest.mark.parametrize(
+    ("damage", "shard", "named"),
+    [
+        (truncate, "rank-0.safetensors", "bytes, its manifest says"),
+        (flip_a_bit, "rank-0.safetensors", "crc32c"),
+        (Path.unlink, "rank-0.safetensors", "is missing"),
+        (truncate, "rank-0.json", "bytes, its manifest says"),
+        (flip_a_bit, "rank-0.json", "crc32c"),
+        (Path.unlink, "rank-0.json", "is missing"),
+    ],
+)
+def test_a_damaged_shard_is_named_and_the_previous_checkpoint_taken(nursery, stopped, damage, shard, named):
+    root = Path(stopped.store.url)
+    (newest,) = root.glob(f"tiny/attempts/*/step-000000030/{shard}")
+    damage(newest)
+    before = files_below(root)
+    history = resume(nursery, stopped)
+    (quarantined,) = [c for c in history.checkpoints if c.quarantined]
+    assert quarantined.manifest.step == 30
+    assert named in quarantined.quarantined
+    assert shard in quarantined.quarantined
+    assert history.resumes[0].parent.step == 20
+    assert history.resumes[0].verdict.kind is VerdictKind.EXACT
+    assert history.committed_step == 40
+    assert before <= files_below(root) | {str(p.relative_to(root)) for p in root.glob("tiny/**/.staged-*")}
+
+
+@pytest.mark.parametrize("damage", [Path.unlink, fill_with_garbage, flip_a_bit, truncate])
+def test_a_damaged_commit_record_is_named_and_the_previous_checkpoint_taken(nursery, stopped, damage):
+    root = Path(stopped.store.url)
+    slots = RunLog(open_store(stopped.store), "tiny").reload().slots
+    slot = next(s.number for s in slots if isinstance(s.entry, CommitEntry) and s.entry.manifest.step == 30)
+    record = root / "tiny" / "log" / f"{slot:08d}.json"
+    damage(record)
+    after_damage = record.read_bytes() if record.exists() else None
+    before = files_below(root)
+    history = resume(nursery, stopped)
+    assert [item.slot for item in history.damage] == [slot]
+    named = [s.entry for s in RunLog(open_store(stopped.store), "tiny").reload().slots]
+    (entry,) = [entry for entry in named if isinstance(entry, QuarantineEntry)]
+    assert (entry.slot, entry.checkpoint) == (slot, None)
+    assert f"{slot:08d}.json" in entry.reason
+    assert history.resumes[0].parent.step == 20
+    assert history.committed_step == 40
+    assert before <= files_below(root)
+    assert (record.read_bytes() if record.exists() else None) == after_damage
+
+
+def test_with_every_checkpoint_damaged_the_run_starts_over_and_says_so(nursery, stopped):
+    for shard in Path(stopped.store.url).glob("tiny/attempts/*/*/rank-0.safetensors"):
+        flip_a_bit(shard)
+    history = resume(nursery, stopped)
+    assert [c.manifest.step for c in history.checkpoints if c.quarantined] == [10, 20, 30]
+    assert history.last_words()[-1].from_step == 0
+    assert history.committed_step == 40
+
+
+def test_a_manifest_that_points_outside_the_run_is_refused(nursery, stopped, tmp_path):
+    from segue.checkpoints.shards import read_checkpoint
+    from segue.errors import MalformedCheckpointError
+
+    store = open_store(stopped.store)
+    manifest = read_history(RunLog(store, "tiny").reload()).newest.manifest
+    outside = manifest.shards[0].model_copy(update={"key": "../../etc/passwd"})
+    with pytest.raises(MalformedCheckpointError, match="outside the run's folder"):
+        read_checkpoint(store, run_id="tiny", manifest=manifest.model_copy(update={"shards": (outside,)}))

@@ -1,0 +1,187 @@
+"""How an attempt ends: by notice, bound, recall, the user's error, a newer claim."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+
+import pytest
+
+from segue.controller import last_heartbeat
+from segue.entries import ClaimEntry, CommitEntry
+from segue.history import read_history
+from segue.notices.file import recall
+from segue.records import Capacity, SegmentPlan, StopReason, VerdictKind
+
+SLOW = {"steps": 4000, "config": {"pause_seconds": 0.005}, "checkpoints": {"every_steps": 1000}}
+
+
+def once_training(action):
+    """Act once the attempt has done a step."""
+
+    def meddle(pid, log, plan):
+        attempt = read_history(log).attempt_of(plan.segment, plan.attempt)
+        beat = last_heartbeat(log, attempt)
+        if beat is None or beat.phase != "training":
+            return False
+        action(pid, attempt)
+        return True
+
+    return meddle
+
+
+def test_sigterm_commits_at_the_next_safe_point_and_ends_as_notice(nursery, make_spec, open_log):
+    spec = make_spec(**SLOW)
+    runlog = open_log(spec)
+    report = nursery.run_attempt(runlog, spec, meddle=once_training(lambda pid, attempt: os.kill(pid, signal.SIGTERM)))
+    assert report.stop_reason is StopReason.NOTICE
+    assert report.notice.kind == "sigterm"
+    assert report.checkpoint.step == report.to_step > 0
+    assert report.lost_steps == 0
+    newest = read_history(runlog).newest
+    assert newest.ref == report.checkpoint
+    assert len(newest.rows) == spec.continuity.witness_steps
+
+
+def test_the_resume_after_a_notice_is_proven_exact(nursery, make_spec, open_log):
+    spec = make_spec(**SLOW)
+    runlog = open_log(spec)
+    for _ in range(2):
+        nursery.run_attempt(runlog, spec, meddle=once_training(lambda pid, attempt: os.kill(pid, signal.SIGTERM)))
+    verdict = read_history(runlog).attempts[1].verdict
+    assert verdict.kind is VerdictKind.EXACT
+    assert verdict.rows_compared == 8
+    assert verdict.components_compared == 9
+
+
+def test_a_notice_before_the_first_step_ends_the_attempt_without_a_commit(nursery, make_spec, open_log):
+    spec = make_spec(**SLOW)
+    runlog = open_log(spec)
+
+    def at_the_claim(pid, log, plan):
+        if read_history(log).attempt_of(plan.segment, plan.attempt) is None:
+            return False
+        os.kill(pid, signal.SIGTERM)
+        return True
+
+    report = nursery.run_attempt(runlog, spec, meddle=at_the_claim)
+    assert report.stop_reason is StopReason.NOTICE
+    assert report.lost_steps == 0
+    assert read_history(runlog).committed_step == report.to_step
+
+
+def test_a_notice_file_ends_the_attempt_like_a_signal(nursery, make_spec, open_log, tmp_path):
+    notice = tmp_path / "notice"
+    spec = make_spec(**SLOW, liveness={"heartbeat_seconds": 0.05, "notice_file": str(notice)})
+    report = nursery.run_attempt(open_log(spec), spec, meddle=once_training(lambda pid, attempt: notice.touch()))
+    assert (report.stop_reason, report.notice.kind) == (StopReason.NOTICE, "file")
+    assert report.checkpoint.step == report.to_step
+
+
+def test_a_recall_through_the_store_commits_and_ends_as_bound(nursery, make_spec, open_log):
+    spec = make_spec(**SLOW)
+    runlog = open_log(spec)
+
+    def call_back(pid, attempt):
+        recall(runlog.store, run_id=spec.run_id, attempt_id=attempt.claim.attempt_id, reason="test")
+
+    report = nursery.run_attempt(runlog, spec, meddle=once_training(call_back))
+    assert report.stop_reason is StopReason.BOUND
+    assert report.checkpoint.step == report.to_step
+
+
+def test_an_attempt_stops_before_its_wall_clock_bound(nursery, make_spec, open_log):
+    spec = make_spec(**(SLOW | {"checkpoints": {"every_steps": 50}}))
+    runlog = open_log(spec)
+    plan = SegmentPlan(segment=0, attempt=1, capacity=Capacity.SPOT, deployment="-", max_seconds=2.5)
+    process = nursery.start(spec, plan)
+    process.join(30)
+    report = read_history(runlog).report_of(0, 1)
+    assert report.stop_reason is StopReason.BOUND
+    assert report.checkpoint.step == report.to_step > 0
+    # The witness takes eight steps more; the commit itself was in time.
+    entries = [slot.entry for slot in runlog.slots]
+    claim = next(entry for entry in entries if isinstance(entry, ClaimEntry))
+    last_commit = next(entry for entry in reversed(entries) if isinstance(entry, CommitEntry))
+    assert 1.0 < (last_commit.written_at - claim.written_at).total_seconds() < 2.5
+
+
+def test_an_orphaned_trainer_commits_and_ends(nursery, make_spec, open_log, tmp_path):
+    import subprocess
+    import sys
+
+    from segue.trainer.assignment import Assignment
+
+    spec = make_spec(**SLOW)
+    runlog = open_log(spec)
+    plan = SegmentPlan(segment=0, attempt=1, capacity=Capacity.SPOT, deployment="-")
+    order = tmp_path / "assignment.json"
+    order.write_text(Assignment(spec=spec, plan=plan).model_dump_json())
+    # A parent that starts the trainer and is then killed, as a segment flow on a dying worker is.
+    parent = subprocess.Popen(
+        [
+            sys.executable,
+            "-c",
+            "import subprocess, sys, time;"
+            f"subprocess.Popen([sys.executable, '-m', 'segue.trainer.child'], stdin=open({str(order)!r}),"
+            "stderr=subprocess.DEVNULL, start_new_session=True); time.sleep(600)",
+        ]
+    )
+    deadline = time.monotonic() + 60
+    while not any(a.claim for a in read_history(runlog).attempts):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    parent.kill()
+    parent.wait()
+    while (report := read_history(runlog).report_of(0, 1)) is None:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    assert (report.stop_reason, report.notice.kind) == (StopReason.NOTICE, "orphaned")
+
+
+def test_a_step_that_raises_is_reported_with_its_traceback_and_commits_nothing_after(nursery, make_spec, open_log):
+    spec = make_spec(config={"raise_at_step": 15})
+    runlog = open_log(spec)
+    report = nursery.run_attempt(runlog, spec)
+    assert report.stop_reason is StopReason.FAILED
+    assert report.failure.type == "ArithmeticError"
+    assert "the recipe was told to raise here" in report.failure.traceback
+    assert "recipes.py" in report.failure.traceback
+    assert read_history(runlog).committed_step == 10
+
+
+def test_a_recipe_that_cannot_be_built_is_reported_too(nursery, make_spec, open_log):
+    spec = make_spec(config={"width": "wide"})
+    report = nursery.run_attempt(open_log(spec), spec)
+    assert report.stop_reason is StopReason.FAILED
+    assert report.failure.type == "ValueError"
+
+
+def test_a_newer_claim_fences_the_older_attempt_and_it_commits_nothing_more(nursery, make_spec, open_log):
+    spec = make_spec(steps=4000, config={"pause_seconds": 0.005}, checkpoints={"every_steps": 20})
+    runlog = open_log(spec)
+    zombie = nursery.start(spec, SegmentPlan(segment=0, attempt=1, capacity=Capacity.SPOT, deployment="-"))
+    while not read_history(runlog).checkpoints:
+        time.sleep(0.02)
+    successor = nursery.start(spec, SegmentPlan(segment=0, attempt=2, capacity=Capacity.SPOT, deployment="-"))
+    zombie.join(30)
+    time.sleep(0.5)
+    successor.kill()
+    successor.join()
+    slots = runlog.reload().slots
+    second_claim = next(s.number for s in slots if isinstance(s.entry, ClaimEntry) and s.entry.attempt == 2)
+    assert zombie.exitcode == 13
+    assert all(s.entry.epoch != 1 for s in slots if s.number > second_claim)
+
+
+@pytest.mark.parametrize("copies", [2])
+def test_an_attempt_that_is_started_twice_trains_once(nursery, make_spec, open_log, copies):
+    spec = make_spec(config={"pause_seconds": 0.01})
+    runlog = open_log(spec)
+    plan = SegmentPlan(segment=0, attempt=1, capacity=Capacity.SPOT, deployment="-")
+    processes = [nursery.start(spec, plan) for _ in range(copies)]
+    for process in processes:
+        process.join(30)
+    assert sorted(process.exitcode for process in processes) == [0, 13]
+    assert len(read_history(runlog.reload()).attempts) == 1
