@@ -20,11 +20,18 @@ from segue.console import (
     show_error,
     show_json,
 )
-from segue.errors import MissingExtraError, RunNotFoundError, SegueError
+from segue.errors import (
+    BadKeyError,
+    MissingExtraError,
+    MissingObjectError,
+    RunNotFoundError,
+    SegueError,
+    StoreUnreachableError,
+)
 from segue.history import History, read_history
 from segue.runlog import RunLog
 from segue.spec import RunSpec, StoreSpec, read_toml
-from segue.stores import open_store
+from segue.stores import StoreReadError, open_store
 
 app = typer.Typer(
     name="segue",
@@ -114,12 +121,19 @@ def drill(
 
 def main() -> None:
     """Entry point of the console script: every expected error is one paragraph and an exit code."""
-    _plug_in_commands()
+    if not _is_built_in(sys.argv[1:]):
+        _plug_in_commands()
     try:
         app()
     except SegueError as error:
         show_error(error)
         sys.exit(error.exit_code)
+
+
+def _is_built_in(arguments: list[str]) -> bool:
+    # Prefect takes seconds to import: its own commands and the help wait for it, `segue status` need not.
+    names = {command.callback.__name__ for command in app.registered_commands if command.callback is not None}
+    return bool(arguments) and arguments[0] in names
 
 
 def _plug_in_commands() -> None:
@@ -141,10 +155,17 @@ def _without_prefect(name: str) -> Any:
 
 
 def _history(run: str, store: str, endpoint_url: str | None) -> History:
-    opened = open_store(StoreSpec(url=store, endpoint_url=endpoint_url))
-    history = read_history(RunLog(opened, run).reload())
-    if history.next_slot == 0:
-        raise RunNotFoundError(run_id=run, store=opened.url, known=tuple(opened.folders()))
+    opened = open_store(StoreSpec.parse({"url": store, "endpoint_url": endpoint_url}, source="the command line"))
+    try:
+        history = read_history(RunLog(opened, run).reload())
+        if history.next_slot == 0:
+            raise RunNotFoundError(run_id=run, store=opened.url, known=tuple(opened.folders()))
+    except StoreReadError as error:
+        mend = "Check --store, --endpoint-url, the network and your access."
+        raise StoreUnreachableError(url=opened.url, why=f"cannot be read ({error.why}).", mend=mend) from None
+    except (BadKeyError, MissingObjectError):
+        # Not a name that a run can have, or a bucket that is not there.
+        raise RunNotFoundError(run_id=run, store=opened.url) from None
     return history
 
 

@@ -22,7 +22,8 @@ errors = Console(stderr=True, highlight=False, soft_wrap=True)
 def show_error(error: SegueError) -> None:
     """One paragraph on standard error: what is wrong and the mend."""
     errors.print("[bold red]segue:[/] ", end="")
-    errors.print(str(error), markup=False)
+    # A message may quote others' words, which have lines of their own.
+    errors.print(" ".join(str(error).split()), markup=False)
 
 
 def show_json(value: Mapping[str, Any]) -> None:

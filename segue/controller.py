@@ -41,9 +41,10 @@ def open_run(spec: RunSpec, *, clock: Clock, accept_drift: bool = False) -> RunL
     """
     store = open_store(spec.store)
     runlog = RunLog(store, spec.run_id, clock=clock)
-    with suppress(StoreReadError):
-        # Once before the check too, which makes the folder: to ask for the impossible shall leave nothing behind.
-        _refuse_past_deadline(runlog, spec, clock)
+    if spec.deadline is not None and spec.deadline <= clock.now():
+        # Before the check, which makes the folder: who asks for the impossible shall find nothing left behind.
+        with suppress(StoreReadError, MissingObjectError):
+            _refuse_past_deadline(runlog, spec, clock)
     store.check()
     _refuse_past_deadline(runlog, spec, clock)
     history = read_history(runlog)

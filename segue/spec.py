@@ -18,13 +18,26 @@ from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, JsonValue, Val
 from segue.errors import DeadlinePassedError, SpecError
 from segue.records import Capacity, Record, Value
 
+_Model = typing.TypeVar("_Model", bound=BaseModel)
+
 
 class StoreSpec(Value):
     """Where a run lives. Credentials are never part of it: boto3 finds them."""
 
     url: str = Field(".segue/store", description="A folder, file:///folder, or s3://bucket/prefix.")
-    endpoint_url: str | None = Field(None, description="S3 endpoint other than AWS's, e.g. http://127.0.0.1:9000.")
+    endpoint_url: str | None = Field(
+        None, pattern=r"^https?://[^/\s]+", description="S3 endpoint other than AWS's, e.g. http://127.0.0.1:9000."
+    )
     region: str | None = Field(None, description="S3 region; None lets boto3 find it.")
+
+    @classmethod
+    def parse(cls, data: object, *, source: str) -> Self:
+        """Validate plain data.
+
+        Raises:
+            SpecError: names every wrong field by its path, with the mend.
+        """
+        return _parsed(cls, data, source=source)
 
 
 class CheckpointSpec(Value):
@@ -120,11 +133,7 @@ class RunSpec(Record):
         Raises:
             SpecError: names every wrong field by its path, with the mend.
         """
-        try:
-            return cls.model_validate(data)
-        except ValidationError as error:
-            problems = tuple(_problem(cls, item) for item in error.errors())
-            raise SpecError(source=source, problems=problems) from None
+        return _parsed(cls, data, source=source)
 
     @classmethod
     def from_toml(cls, path: Path, **overrides: object) -> Self:
@@ -196,31 +205,51 @@ def _moment(text: str, *, now: datetime) -> datetime:
     return moment if moment.tzinfo else moment.astimezone()
 
 
+def _parsed(model: type[_Model], data: object, *, source: str) -> _Model:
+    try:
+        return model.model_validate(data)
+    except ValidationError as error:
+        problems = tuple(_problem(model, item) for item in error.errors())
+        raise SpecError(source=source, problems=problems) from None
+
+
+_PATTERN_MENDS = {
+    "run_id": "must be lower-case letters, digits, '.', '_' or '-', at most 63 of them",
+    "recipe": "is not package.module:function; write it like examples.flights:build",
+    "endpoint_url": "is not an address; write it like http://127.0.0.1:9000",
+}
+
+
 def _problem(model: type[BaseModel], item: Any) -> str:
     path = ".".join(str(part) for part in _without_tags(item["loc"])) or "the document"
-    if item["type"] == "extra_forbidden":
-        known = _fields_at(model, item["loc"][:-1])
-        close = difflib.get_close_matches(str(item["loc"][-1]), known, n=1)
-        return f"{path}: no such field; " + (
-            f"did you mean {close[0]!r}?" if close else f"known are {', '.join(known)}"
-        )
-    if item["type"] == "missing":
-        return f"{path}: is missing; give it a value"
-    if item["type"] == "string_pattern_mismatch" and item["loc"][-1] == "run_id":
-        return f"{path}: {item['input']!r} must be lower-case letters, digits, '.', '_' or '-', at most 63 of them"
-    if item["type"] == "string_pattern_mismatch" and item["loc"][-1] == "recipe":
-        return f"{path}: {item['input']!r} is not package.module:function; write it like examples.flights:build"
-    if item["type"] == "timezone_aware":
-        return f"{path}: {item['input']!r} has no time zone; add one, e.g. Z or +01:00"
-    if item["type"].startswith("datetime_"):
-        return f"{path}: {item['input']!r} is not a time; write it like 2026-12-01T06:00:00+00:00"
-    if item["type"] == "model_type":
-        return f"{path}: {item['input']!r} is not a table; known in it are {', '.join(_fields_at(model, item['loc']))}"
-    if item["type"] == "dict_type":
-        return f"{path}: {item['input']!r} is not a table; give it names and values"
-    if item["type"] == "invalid-json-value" or (item["type"] == "finite_number" and item["loc"][0] == "config"):
-        return f"{path}: {item['input']!r} does not survive as JSON; write it as a string"
-    return f"{path}: {item['msg'][0].lower()}{item['msg'][1:]} (got {item['input']!r})"
+    return f"{path}: {_mend(model, item)}"
+
+
+def _mend(model: type[BaseModel], item: Any) -> str:
+    where, given = item["loc"], repr(item["input"])
+    match item["type"]:
+        case "extra_forbidden":
+            return _no_such_field(str(where[-1]), known=_fields_at(model, where[:-1]))
+        case "missing":
+            return "is missing; give it a value"
+        case "string_pattern_mismatch" if where[-1] in _PATTERN_MENDS:
+            return f"{given} {_PATTERN_MENDS[where[-1]]}"
+        case "timezone_aware":
+            return f"{given} has no time zone; add one, e.g. Z or +01:00"
+        case "datetime_parsing" | "datetime_from_date_parsing" | "datetime_type":
+            return f"{given} is not a time; write it like 2026-12-01T06:00:00+00:00"
+        case "model_type":
+            return f"{given} is not a table; known in it are {', '.join(_fields_at(model, where))}"
+        case "dict_type":
+            return f"{given} is not a table; give it names and values"
+        case "invalid-json-value" | "finite_number" if where[0] == "config":
+            return f"{given} does not survive as JSON; write it as a string"
+    return f"{item['msg'][0].lower()}{item['msg'][1:]} (got {given})"
+
+
+def _no_such_field(name: str, *, known: list[str]) -> str:
+    close = difflib.get_close_matches(name, known, n=1)
+    return "no such field; " + (f"did you mean {close[0]!r}?" if close else f"known are {', '.join(known)}")
 
 
 def _without_tags(path: tuple[int | str, ...]) -> tuple[int | str, ...]:

@@ -70,7 +70,7 @@ def decode_tree(json_tree: Json, tensors: Mapping[str, torch.Tensor]) -> Any:
 
 def _encode_array(array: np.ndarray[Any, Any], *, path: str, tensors: dict[str, torch.Tensor]) -> Json:
     try:
-        tensor = torch.from_numpy(np.ascontiguousarray(array))
+        tensor = torch.from_numpy(np.asarray(array, order="C"))
     except TypeError:
         raise UnsupportedStateError(path=path, type_name=f"array of {array.dtype}") from None
     return {f"{_TAG}array": _put(tensor, path, tensors)}

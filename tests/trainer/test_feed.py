@@ -1,0 +1,112 @@
+"""Batches through the user's DataLoader, from any position, with and without worker processes."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset, WeightedRandomSampler
+
+from segue.continuity.fingerprints import batch_fingerprint, input_fingerprint
+from segue.errors import RecipeError
+from segue.trainer.feed import Feed, seed_all
+
+DATA = TensorDataset(torch.arange(50).float())
+WEIGHTED = WeightedRandomSampler([1.0] * 50, 50)
+
+
+class Augmented(Dataset):
+    """Each sample with random noise, as an augmentation adds it."""
+
+    def __len__(self) -> int:
+        return 48
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.tensor([float(index), torch.rand(()).item()])
+
+
+def take(loader, number, samples_seen=0):
+    seed_all(5)
+    feed = Feed(loader, recipe="test:build", seed=1)
+    return list(itertools.islice(feed.batches(samples_seen), number))
+
+
+def contents(batches):
+    return [input_fingerprint(batch.content) for batch in batches]
+
+
+def test_a_feed_gives_the_samples_its_order_says():
+    for batch in take(DataLoader(DATA, batch_size=8, shuffle=True), 20):
+        assert batch.content[0].tolist() == batch.ids.tolist()
+
+
+@pytest.mark.parametrize("shuffle", [True, False])
+def test_a_feed_taken_up_in_mid_epoch_goes_on_with_the_next_batch(shuffle):
+    loader = DataLoader(DATA, batch_size=8, shuffle=shuffle)
+    whole = take(loader, 20)
+    seen = sum(len(batch.ids) for batch in whole[:11])
+    assert contents(take(loader, 9, seen)) == contents(whole[11:])
+
+
+def test_worker_processes_change_neither_order_nor_content():
+    plain = take(DataLoader(DATA, batch_size=8, shuffle=True), 10)
+    with_workers = take(DataLoader(DATA, batch_size=8, shuffle=True, num_workers=2), 10)
+    assert contents(with_workers) == contents(plain)
+
+
+def test_random_augmentation_in_workers_continues_exactly_in_mid_epoch():
+    loader = DataLoader(Augmented(), batch_size=8, shuffle=True, num_workers=2)
+    whole = take(loader, 9)
+    assert contents(take(loader, 4, 5 * 8)) == contents(whole[5:])
+    assert contents(take(DataLoader(Augmented(), batch_size=8, shuffle=True, num_workers=1), 9)) == contents(whole)
+
+
+def test_drawing_batches_leaves_the_global_random_stream_alone():
+    seed_all(9)
+    before = torch.get_rng_state()
+    feed = Feed(DataLoader(DATA, batch_size=8, shuffle=True), recipe="test:build", seed=1)
+    list(itertools.islice(feed.batches(0), 15))
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+class Stream(IterableDataset):
+    def __iter__(self):
+        return iter(range(3))
+
+
+@pytest.mark.parametrize(
+    ("loader", "named"),
+    [
+        (lambda: DataLoader(Stream(), batch_size=2), "IterableDataset"),
+        (lambda: DataLoader(DATA, batch_size=None), "batch sampler"),
+        (
+            lambda: DataLoader(DATA, batch_size=4, sampler=WeightedRandomSampler([1.0] * 50, 50)),
+            "WeightedRandomSampler",
+        ),
+        (lambda: DataLoader(DATA, batch_size=64, drop_last=True), "gives no batch"),
+    ],
+)
+def test_a_loader_that_cannot_be_resumed_is_refused_with_the_mend(loader, named):
+    with pytest.raises(RecipeError, match=named):
+        Feed(loader(), recipe="test:build", seed=1)
+
+
+def test_the_batch_fingerprint_does_not_depend_on_the_order_inside_a_batch():
+    (batch,) = take(DataLoader(DATA, batch_size=8, shuffle=True), 1)
+    assert batch_fingerprint(batch.ids[::-1].copy()) == batch_fingerprint(batch.ids)
+    assert batch_fingerprint(batch.ids[:-1]) != batch_fingerprint(batch.ids)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        (torch.tensor([1.0, 2.0]), torch.tensor([3])),
+        [torch.tensor([1.0, 2.5]), torch.tensor([3])],
+        [torch.tensor([1.0, 2.0], dtype=torch.float64), torch.tensor([3])],
+        [torch.tensor([[1.0, 2.0]]), torch.tensor([3])],
+        [torch.tensor([3]), torch.tensor([1.0, 2.0])],
+    ],
+)
+def test_the_input_fingerprint_sees_value_type_shape_and_structure(other):
+    assert input_fingerprint(other) != input_fingerprint([torch.tensor([1.0, 2.0]), torch.tensor([3])])
