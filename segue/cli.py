@@ -92,11 +92,12 @@ def drill(
 
     Exit code 0: every resume verified and the final state identical. 3: broken or different. 1: not proven.
     """
+    fields = (read_toml(config) if config else {}) | {"run_id": "drill", "recipe": recipe, "steps": steps}
+    spec = RunSpec.parse(fields, source=str(config) if config else "the command line")
+    # Torch takes seconds to import: what can be refused without it has been refused by now.
     from segue.continuity.drill import drill as run_drill
     from segue.trainer.recipe import import_build
 
-    fields = (read_toml(config) if config else {}) | {"run_id": "drill", "recipe": recipe, "steps": steps}
-    spec = RunSpec.parse(fields, source=str(config) if config else "the command line")
     import_build(recipe)
     columns = (TextColumn("{task.description:>9}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=errors, transient=True, disable=not errors.is_terminal) as bars:

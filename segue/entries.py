@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from typing import Annotated, Literal
 
 import crc32c
 from pydantic import AwareDatetime, Field, TypeAdapter, ValidationError
+from pydantic_core import PydanticSerializationError
 
 from segue.errors import DamagedRecordError
 from segue.records import (
@@ -132,7 +132,11 @@ _HEAD_BYTES = len(_HEAD % 0)
 
 def encode(entry: Entry) -> bytes:
     """JSON with a checksum of the entry's own bytes in front, so that a flipped bit that still parses is seen."""
-    body = entry.model_dump_json().encode()
+    try:
+        body = entry.model_dump_json().encode()
+    except PydanticSerializationError:
+        # Half a character, as Python makes of a file name that is not UTF-8: a traceback must not cost the report.
+        body = type(entry).model_validate(_in_whole_characters(entry.model_dump())).model_dump_json().encode()
     return _HEAD % crc32c.crc32c(body) + body + b"}"
 
 
@@ -148,7 +152,7 @@ def decode(data: bytes, *, key: str) -> AnyEntry:
     try:
         return _ADAPTER.validate_json(body)
     except ValidationError as error:
-        version = _schema_version(body)
+        version = _newest_version(error)
         why = (
             f"schema version {version} is newer than this segue"
             if version > 1
@@ -157,9 +161,24 @@ def decode(data: bytes, *, key: str) -> AnyEntry:
         raise DamagedRecordError(key=key, why=why) from None
 
 
-def _schema_version(body: bytes) -> int:
-    try:
-        value = json.loads(body).get("schema_version", 1)
-    except (ValueError, AttributeError):
-        return 1
-    return value if isinstance(value, int) else 1
+def _in_whole_characters(value: object) -> object:
+    if isinstance(value, str):
+        return value.encode("utf-8", "replace").decode()
+    if isinstance(value, dict):
+        return {_in_whole_characters(key): _in_whole_characters(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_in_whole_characters(item) for item in value]
+    return value
+
+
+def _newest_version(error: ValidationError) -> int:
+    """The highest schema version that the refused record, or a record in it, gives itself; 1 when none does."""
+    found = []
+    for problem in error.errors(include_url=False, include_context=False):
+        value = problem["input"]
+        if problem["type"] == "union_tag_invalid" and isinstance(value, dict):
+            value = value.get("schema_version")  # A kind that this segue does not know: only the whole is at hand.
+        elif problem["loc"][-1:] != ("schema_version",):
+            continue
+        found.append(value if isinstance(value, int) else 1)
+    return max(found, default=1)

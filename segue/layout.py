@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-_SLOT = re.compile(r"/log/(\d{8})\.json$")
+_SLOT = re.compile(r"[^/]+/log/([0-9]{8})\.json")
 
 
 def log_prefix(run_id: str) -> str:
@@ -17,7 +17,7 @@ def log_key(run_id: str, slot: int) -> str:
 
 def slot_of(key: str) -> int | None:
     """The slot a log key stands for; None for a foreign file."""
-    found = _SLOT.search(key)
+    found = _SLOT.fullmatch(key)
     return int(found[1]) if found else None
 
 

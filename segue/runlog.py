@@ -6,14 +6,14 @@ import threading
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Protocol
 
 from segue import layout
 from segue.clock import Clock, SystemClock
 from segue.entries import AnyEntry, Entry, decode, encode
 from segue.errors import DamagedRecordError, FencedError, LogMovedError, MissingObjectError
-from segue.stores.base import Store
+from segue.stores.base import Store, StoreReadError, StoreWriteError
 
 
 @dataclass(frozen=True)
@@ -53,6 +53,9 @@ class RunLog:
         self._slots: dict[int, Slot] = {}
         self._damage: dict[int, Damage] = {}
         self._next = 0
+        self._is_listed = False
+        self._unsure: dict[bytes, Entry] = {}
+        """Records that were sent without an answer, by what they say."""
 
     @property
     def slots(self) -> tuple[Slot, ...]:
@@ -87,17 +90,20 @@ class RunLog:
         numbers = {number for number in listed if number is not None}
         with self._lock:
             for number in range(max(numbers, default=-1) + 1):
-                if number not in self._slots and number not in self._damage:
+                if number not in self._slots:  # A damaged one is tried again: a person may have restored it.
                     self._read_slot(number)
+            self._is_listed = True
             return self.refresh()
 
     def refresh(self) -> RunLog:
-        """Read what was appended since. Returns itself.
+        """Read what was appended since; the whole log, the first time. Returns itself.
 
         Raises:
             StoreReadError: the store did not say.
         """
         with self._lock:
+            if not self._is_listed:  # Read slot by slot, a missing record would look like the end of the log.
+                return self.reload()
             while self._read_tail():
                 pass
             return self
@@ -109,12 +115,14 @@ class RunLog:
         says. With `epoch`, the writer holds that claim and a newer one stops it. With `at`, the record is valid
         only directly after slot `at - 1`.
 
+        A record whose answer was lost is known again when it is appended anew: it is not written twice.
+
         A crash before the return leaves the log as it was, or with the whole record in it.
 
         Raises:
             FencedError: a newer claim exists.
             LogMovedError: `at` was given and is taken.
-            StoreWriteError: not written as far as is known; calling again is safe.
+            StoreWriteError, StoreReadError: not written as far as is known; calling again is safe.
         """
         with self._lock:
             while True:
@@ -124,18 +132,43 @@ class RunLog:
                 number = self._next
                 if at is not None and number != at:
                     raise LogMovedError(slot=at)
-                entry = build(self._stamp)
-                key = layout.log_key(self.run_id, number)
-                data = encode(entry)
-                if self.store.put_if_absent(key, data) or self._is_ours(key, data):
-                    slot = Slot(number, decode(data, key=key))
-                    self._slots[number] = slot
-                    self._next = number + 1
+                built = build(self._stamp)
+                content = _content(built)
+                entry = self._unsure.setdefault(content, built)
+                landed = None if entry is built else self._slot_with(entry.entry_id)
+                slot = landed or self._write(number, encode(entry))
+                del self._unsure[content]
+                if slot is not None:
                     return slot
 
-    def _is_ours(self, key: str, data: bytes) -> bool:
-        # A put whose answer was lost and was retried by the client is refused, by itself.
-        return self.store.get(key) == data
+    def _slot_with(self, entry_id: str) -> Slot | None:
+        return next((slot for slot in self._slots.values() if slot.entry.entry_id == entry_id), None)
+
+    def _write(self, number: int, data: bytes) -> Slot | None:
+        """The slot, when it now holds `data`; None when it holds another's record."""
+        key = layout.log_key(self.run_id, number)
+        try:
+            # A put whose answer was lost and was retried by the client is refused, by itself.
+            is_ours = self.store.put_if_absent(key, data) or self.store.get(key) == data
+        except StoreWriteError:
+            if not self._holds(key, data):
+                raise
+            is_ours = True
+        except MissingObjectError:
+            # S3 answers 409 to some races in which neither side wins.
+            why = "it was refused as taken and is empty"
+            raise StoreWriteError(url=self.store.url, key=key, why=why) from None
+        if not is_ours:
+            return None
+        self._slots[number] = slot = Slot(number, decode(data, key=key))
+        self._next = number + 1
+        return slot
+
+    def _holds(self, key: str, data: bytes) -> bool:
+        try:
+            return self.store.get(key) == data
+        except (MissingObjectError, StoreReadError):
+            return False
 
     def _stamp(self, *, epoch: int) -> dict[str, object]:
         return {"entry_id": uuid.uuid4().hex, "written_at": self._now(), "epoch": epoch}
@@ -162,6 +195,12 @@ class RunLog:
         key = layout.log_key(self.run_id, number)
         try:
             self._slots[number] = Slot(number, decode(data, key=key))
+            self._damage.pop(number, None)
         except DamagedRecordError as error:
             self._damage[number] = Damage(number, key, error.why)
         self._next = max(self._next, number + 1)
+
+
+def _content(entry: Entry) -> bytes:
+    """What an entry says, without what every new one is given."""
+    return encode(entry.model_copy(update={"entry_id": "", "written_at": datetime.min.replace(tzinfo=UTC)}))

@@ -12,7 +12,7 @@ from segue.deadline import clamp
 from segue.deadline.estimates import Situation, situation
 from segue.history import History, read_history
 from segue.notices.file import recall
-from segue.records import Capacity, Heartbeat, SegmentPlan, SegmentReport
+from segue.records import Capacity, Heartbeat, SegmentPlan, SegmentReport, StopReason
 from segue.runlog import RunLog
 from segue.spec import RunSpec
 from segue.stores.base import StoreReadError, StoreWriteError
@@ -74,8 +74,8 @@ def await_report(runlog: RunLog, spec: RunSpec, plan: SegmentPlan, *, child: Chi
     """Block until the attempt of `plan` has a report, writing `lost` when none can come any more.
 
     A silent orchestrator or store is waited out: the attempt goes on without them. On spot, an attempt that falls so
-    far behind that a kill would cost the deadline is asked to commit and stop; one that does not answer within a
-    lease counts as dead, though its heart beats.
+    far behind that a kill would cost the deadline is asked to commit and stop. One that has nothing to commit yet, or
+    does not answer within a lease, is given up though its heart beats.
     """
     waiting = _Waiting(runlog, spec, plan, child, clock)
     while True:
@@ -118,6 +118,8 @@ class _Waiting:
             if at - self._recalled_at > self._spec.liveness.lease_seconds:
                 return self._lost(f"no answer to a recall for {self._spec.liveness.lease_seconds:g} s", mark=True)
         elif self._is_recall_due(history, beat):
+            if beat is None or beat.phase in ("starting", "restoring"):
+                return self._lost("it was not at work yet when the deadline came near", mark=True)
             self._recall(attempt.claim.attempt_id)
             self._recalled_at = at
         return None
@@ -146,7 +148,7 @@ class _Waiting:
             return here
         # Someone may have waited before and died; the deadline came nearer all the same.
         moments = (entry.written_at for entry in history.decisions if entry.plan == self._plan)
-        return max(here, *((self._clock.now() - moment).total_seconds() for moment in moments), here)
+        return max([here, *((self._clock.now() - moment).total_seconds() for moment in moments)])
 
     def _lost(self, why: str, *, mark: bool) -> SegmentReport:
         report = declare_lost(self._runlog, self._plan, why=why)
@@ -155,7 +157,7 @@ class _Waiting:
         return report
 
     def _is_recall_due(self, history: History, beat: Heartbeat | None) -> bool:
-        if self._plan.capacity is not Capacity.SPOT:
+        if self._plan.capacity is not Capacity.SPOT or _is_to_fail_first(history, beat):
             return False
         return clamp.must_recall(self._situation(history, slowest_step_seconds=self._own_step_seconds(beat)))
 
@@ -172,3 +174,13 @@ class _Waiting:
     def _recall(self, attempt_id: str) -> None:
         log.warning("recalling attempt=%s: a kill now would cost the deadline", attempt_id)
         recall(self._runlog.store, run_id=self._spec.run_id, attempt_id=attempt_id, reason="the deadline is near")
+
+
+def _is_to_fail_first(history: History, beat: Heartbeat | None) -> bool:
+    """Whether the attempt before this one failed at a step that this one has not passed.
+
+    It runs outside the clamp, on the capacity it failed on: leaving that now would buy on-demand for a bug.
+    """
+    last = history.fresh_reports[-1] if history.fresh_reports else None
+    has_failed = last is not None and last.stop_reason is StopReason.FAILED
+    return has_failed and (beat is None or last is None or beat.step <= last.to_step)

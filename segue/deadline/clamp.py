@@ -8,13 +8,14 @@ from segue.deadline.estimates import Situation
 def needed_for_spot_seconds(now: Situation) -> float | None:
     """The least time left at which one more spot attempt is permitted; None while the work is unmeasured.
 
-    In the worst case the attempt boots (d), works until just before its next commit (at risk), dies in silence and is
-    noticed late (detection); then on-demand boots (d) and does all of the work (C). While an attempt commits in time,
-    time left and work left fall together, so what held at its start holds until its end.
+    In the worst case the attempt boots (d), works until just before its next commit (at risk), is asked to come home
+    and dies in silence before it does (answer), which is noticed late (detection); then on-demand boots (d) and does
+    all of the work (C). While an attempt commits in time, time left and work left fall together, so what held at its
+    start holds until its end.
     """
     if now.work_seconds is None:
         return None
-    return now.work_seconds + 2 * now.changeover_seconds + now.at_risk_seconds + now.detection_seconds
+    return now.changeover_seconds + now.at_risk_seconds + _needed_by_a_death_seconds(now, now.work_seconds)
 
 
 def permits_spot(now: Situation) -> bool:
@@ -35,7 +36,7 @@ def longest_wait_seconds(now: Situation) -> float | None:
     """How long a spot attempt may wait for capacity, from the decision to its claim; None without a deadline.
 
     The clamp counts a changeover for the attempt, so it may wait that much longer than the clamp leaves over. One
-    that claims so late and is slow to its first step on top is recalled in time.
+    that claims so late and is slow to its first step on top has to be recalled.
     """
     if now.remaining_seconds is None:
         return None
@@ -48,12 +49,12 @@ def must_recall(now: Situation) -> bool:
     """Whether a spot attempt that is still running has to come home.
 
     `now.work_seconds` counts from its newest commit. If it died this instant and were noticed late, would on-demand
-    still make it? When the answer is about to become no (commits fail, or steps are slower than measured), it is
-    asked to commit and stop while it is still yes.
+    still make it? When the answer is about to become no (it came late, commits fail, or steps are slower than
+    measured), it is asked to commit and stop while it is still yes.
     """
     if now.work_seconds is None or now.remaining_seconds is None:
         return False
-    return now.remaining_seconds < now.work_seconds + now.changeover_seconds + now.detection_seconds
+    return now.remaining_seconds < _needed_by_a_death_seconds(now, now.work_seconds)
 
 
 def is_late(now: Situation) -> bool:
@@ -61,3 +62,7 @@ def is_late(now: Situation) -> bool:
     if now.remaining_seconds is None:
         return False
     return now.remaining_seconds < now.changeover_seconds + (now.work_seconds or 0.0)
+
+
+def _needed_by_a_death_seconds(now: Situation, work_seconds: float) -> float:
+    return now.answer_seconds + now.detection_seconds + now.changeover_seconds + work_seconds

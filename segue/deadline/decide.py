@@ -136,6 +136,7 @@ def _numbers(here: Situation) -> dict[str, float]:
         "slack_seconds": here.slack_seconds,
         "changeover_seconds": here.changeover_seconds,
         "at_risk_seconds": here.at_risk_seconds,
+        "detection_seconds": here.detection_seconds,
         "needed_for_spot_seconds": clamp.needed_for_spot_seconds(here),
     }
     return {name: round(value, 3) for name, value in named.items() if value is not None}

@@ -27,6 +27,8 @@ class Situation:
     """Longest stretch of work that one kill can cost: the time between commits."""
     detection_seconds: float
     """Longest time until a silent death is noticed."""
+    answer_seconds: float = 0.0
+    """Longest time from a recall to the safe point at which the attempt heeds it."""
     probe_seconds: float | None = None
     """What is left of the time in which unmeasured probes may find out C; None without a deadline."""
 
@@ -50,6 +52,8 @@ def situation(spec: RunSpec, history: History, *, now: datetime, slowest_step_se
         changeover_seconds=changeover_seconds(spec, history),
         at_risk_seconds=at_risk_seconds(spec, rate),
         detection_seconds=detection_seconds(spec),
+        # It looks for a recall with each heartbeat, and stops between two steps.
+        answer_seconds=spec.liveness.heartbeat_seconds + (rate or 0.0),
         probe_seconds=_probe_seconds(spec, history, now=now),
     )
 

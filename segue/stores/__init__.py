@@ -22,13 +22,20 @@ def open_store(spec: StoreSpec | str | Path) -> Store:
     if not isinstance(spec, StoreSpec):
         spec = StoreSpec(url=str(spec))
     parts = urlsplit(spec.url)
+    mend = "Give a folder, file:///folder or s3://bucket/prefix."
+    if "@" in parts.netloc:
+        # What stands before it may be a secret, and a store's URL is shown in every message.
+        shown = f"{parts.scheme}://...@{parts.netloc.rpartition('@')[2]}{parts.path}"
+        raise StoreUnreachableError(url=shown, why="may not carry credentials; boto3 finds them.", mend=mend)
     if parts.scheme == "s3":
         from segue.stores import s3
 
         return s3.from_url(spec.url, endpoint_url=spec.endpoint_url, region=spec.region)
     if parts.scheme == "file":
+        if parts.netloc not in {"", "localhost"}:
+            why = f"{parts.netloc!r} is read as a machine's name, not as a folder."
+            raise StoreUnreachableError(url=spec.url, why=why, mend=mend)
         return LocalStore(Path(unquote(parts.path)))
     if parts.scheme == "":
         return LocalStore(Path(spec.url))
-    mend = "Give a folder, file:///folder or s3://bucket/prefix."
     raise StoreUnreachableError(url=spec.url, why=f"{parts.scheme}:// is not a kind of store segue knows.", mend=mend)

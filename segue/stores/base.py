@@ -6,7 +6,7 @@ import re
 import uuid
 from typing import NamedTuple, Protocol
 
-from segue.errors import BadKeyError, StoreError, StoreUnreachableError
+from segue.errors import BadKeyError, MissingObjectError, StoreError, StoreUnreachableError
 
 
 class ObjectInfo(NamedTuple):
@@ -48,7 +48,7 @@ class Store(Protocol):
         told False about its own write: compare the bytes.
 
         Raises:
-            StoreWriteError: nothing is known to have been written.
+            StoreWriteError: nothing is known to have been written. It may have been, when only the answer was lost.
         """
         ...
 
@@ -70,9 +70,10 @@ class Store(Protocol):
         ...
 
     def get_range(self, key: str, start: int, length: int) -> bytes:
-        """`length` bytes from `start`, fewer only at the object's end.
+        """`length` bytes from `start`; fewer at the object's end, none beyond it.
 
         Raises:
+            ValueError: `start` or `length` is negative.
             MissingObjectError: there is no such object.
             StoreReadError: the store did not say.
         """
@@ -88,15 +89,29 @@ class Store(Protocol):
         ...
 
     def list_objects(self, prefix: str) -> list[ObjectInfo]:
-        """All objects below a prefix that ends with '/', sorted by key; the empty prefix lists all."""
+        """All objects below a prefix that ends with '/', sorted by key; the empty prefix lists all.
+
+        Strangers' objects whose names are no keys of a store are passed over.
+
+        Raises:
+            StoreReadError: the store did not say.
+        """
         ...
 
     def folders(self) -> list[str]:
-        """The names of the top-level folders, sorted: the runs."""
+        """The names of the top-level folders, sorted: the runs.
+
+        Raises:
+            StoreReadError: the store did not say.
+        """
         ...
 
     def delete(self, keys: list[str]) -> None:
-        """Remove objects; those that are not there are passed over."""
+        """Remove objects; those that are not there are passed over.
+
+        Raises:
+            StoreWriteError: this one and those after it may still be there.
+        """
         ...
 
     def check(self) -> None:
@@ -108,7 +123,10 @@ class Store(Protocol):
         ...
 
 
-_PART = re.compile(r"^[\w=.,@+-][\w=.,@+ -]*$")
+STAGED = ".staged-"
+"""How the names of files being written begin in a folder. No key may, or a reader would not find its object."""
+
+_PART = re.compile(r"[\w=.,@+-][\w=.,@+ -]*")
 
 
 def checked_key(key: str) -> str:
@@ -118,10 +136,22 @@ def checked_key(key: str) -> str:
         BadKeyError: it is empty, absolute, climbs with '..', or has odd characters. Manifests come from
             storage that others may write, so a key is never trusted.
     """
-    parts = key.split("/")
-    if not all(_PART.match(part) and part not in {".", ".."} for part in parts):
+    if not is_key(key):
         raise BadKeyError(key=key)
     return key
+
+
+def is_key(name: str) -> bool:
+    """Whether an object of a store can have this name."""
+    parts = name.split("/")
+    return all(_PART.fullmatch(part) and part not in {".", ".."} and not part.startswith(STAGED) for part in parts)
+
+
+def checked_range(start: int, length: int) -> tuple[int, int]:
+    """Both, when neither is negative: stores differ in what they make of those."""
+    if start < 0 or length < 0:
+        raise ValueError(f"start {start} and length {length} must not be negative")
+    return start, length
 
 
 def check_by_writing(store: Store) -> None:
@@ -134,6 +164,15 @@ def check_by_writing(store: Store) -> None:
     except StoreWriteError as error:
         mend = "Give a place you may write to, or ask for write access."
         raise StoreUnreachableError(url=store.url, why=f"cannot be written ({error.why}).", mend=mend) from None
+    except StoreReadError as error:
+        mend = "Ask for read access to what you may write."
+        raise StoreUnreachableError(url=store.url, why=f"cannot be read ({error.why}).", mend=mend) from None
+    except MissingObjectError:
+        raise StoreUnreachableError(
+            url=store.url,
+            why="does not hold an object that it has just taken.",
+            mend="The run's log cannot be kept there; use a store that reads back what was written.",
+        ) from None
     if (first, second, found) != (True, False, b"first"):
         raise StoreUnreachableError(
             url=store.url,

@@ -4,17 +4,27 @@ from __future__ import annotations
 
 import errno
 import os
+import stat
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
 from segue.errors import MissingObjectError, StoreUnreachableError
-from segue.stores.base import ObjectInfo, StoreReadError, StoreWriteError, check_by_writing, checked_key
+from segue.stores.base import (
+    STAGED,
+    ObjectInfo,
+    StoreReadError,
+    StoreWriteError,
+    check_by_writing,
+    checked_key,
+    checked_range,
+    is_key,
+)
 
-_STAGED = ".staged-"
-"""Files being written. Readers never list them; a crash leaves them behind and nothing refers to them."""
+_TRIES = 100
+"""How often a folder that others drop as empty is made again before it counts as one that cannot be made."""
 
 
 class LocalStore:
@@ -53,38 +63,47 @@ class LocalStore:
             return self._path(key).read_bytes()
 
     def get_range(self, key: str, start: int, length: int) -> bytes:
+        start, length = checked_range(start, length)
         with self._reading(key), self._path(key).open("rb") as file:
             file.seek(start)
             return file.read(length)
 
     def size(self, key: str) -> int:
         with self._reading(key):
-            return self._path(key).stat().st_size
+            found = self._path(key).stat()
+            if stat.S_ISDIR(found.st_mode):
+                raise IsADirectoryError(errno.EISDIR, "is a folder", key)
+            return found.st_size
 
     def list_objects(self, prefix: str) -> list[ObjectInfo]:
         folder = self._path(prefix.rstrip("/")) if prefix else self.root
         found = []
-        for directory, _, names in os.walk(folder):
-            for name in names:
-                if name.startswith(_STAGED):
-                    continue
-                path = Path(directory, name)
-                try:
-                    found.append(ObjectInfo(path.relative_to(self.root).as_posix(), path.stat().st_size))
-                except FileNotFoundError:
-                    continue  # Deleted between the walk and the stat: it is not there.
+        # What the walk cannot read must not look empty: a log listed short would be written to in its middle.
+        with self._reading(prefix or "/"):
+            for directory, _, names in os.walk(folder, onerror=_raise_unless_gone):
+                for path in (Path(directory, name) for name in names):
+                    key = path.relative_to(self.root).as_posix()
+                    with suppress(FileNotFoundError):  # Deleted between the walk and the stat: it is not there.
+                        if is_key(key):
+                            found.append(ObjectInfo(key, path.stat().st_size))
         return sorted(found)
 
     def folders(self) -> list[str]:
         if not self.root.is_dir():
             return []
-        return sorted(path.name for path in self.root.iterdir() if path.is_dir() and not path.name.startswith("."))
+        with self._reading("/"):
+            return sorted(path.name for path in self.root.iterdir() if path.is_dir() and not path.name.startswith("."))
 
     def delete(self, keys: list[str]) -> None:
         for key in keys:
             path = self._path(key)
-            path.unlink(missing_ok=True)
-            self._drop_empty_folders(path.parent)
+            try:
+                path.unlink()
+                self._drop_empty_folders(path.parent)
+            except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
+                continue  # There is no object of that name.
+            except OSError as error:
+                raise StoreWriteError(url=self.url, key=key, why=error.strerror or str(error)) from error
 
     def check(self) -> None:
         try:
@@ -102,7 +121,7 @@ class LocalStore:
 
     @contextmanager
     def _staged(self, path: Path, data: bytes | memoryview, *, durable: bool) -> Iterator[Path]:
-        staged = path.parent / f"{_STAGED}{uuid.uuid4().hex}"
+        staged = path.parent / f"{STAGED}{uuid.uuid4().hex}"
         try:
             try:
                 with _open_new(staged, durable=durable) as file:
@@ -122,7 +141,7 @@ class LocalStore:
     def _reading(self, key: str) -> Iterator[None]:
         try:
             yield
-        except (FileNotFoundError, NotADirectoryError):
+        except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
             raise MissingObjectError(key=key) from None
         except OSError as error:
             raise StoreReadError(url=self.url, key=key, why=error.strerror or str(error)) from error
@@ -131,20 +150,22 @@ class LocalStore:
         while folder != self.root and folder.is_relative_to(self.root):
             try:
                 folder.rmdir()
-            except OSError as error:
-                if error.errno in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOENT):
-                    return
-                raise
+            except OSError:
+                return  # Not empty, as a rule; whatever it is, the objects are gone and an empty folder does no harm.
             folder = folder.parent
 
 
 def _open_new(path: Path, *, durable: bool) -> BinaryIO:
+    tries = 0
     while True:
-        _make_folder(path.parent, durable=durable)
         try:
+            _make_folder(path.parent, durable=durable)
             return path.open("xb")
-        except FileNotFoundError:
-            continue  # Another process dropped the folder as empty just now: make it again.
+        except (FileNotFoundError, FileExistsError):
+            # Another process dropped a folder as empty just now, perhaps after making it: make it again.
+            tries += 1
+            if tries == _TRIES:
+                raise
 
 
 def _make_folder(folder: Path, *, durable: bool) -> None:
@@ -154,6 +175,11 @@ def _make_folder(folder: Path, *, durable: bool) -> None:
     folder.mkdir(exist_ok=True)
     if durable:
         _sync_folder(folder.parent)
+
+
+def _raise_unless_gone(error: OSError) -> None:
+    if not isinstance(error, (FileNotFoundError, NotADirectoryError)):
+        raise error
 
 
 def _sync_folder(folder: Path) -> None:

@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from segue.errors import MissingExtraError, MissingObjectError, StoreUnreachableError
-from segue.stores.base import ObjectInfo, StoreReadError, StoreWriteError, check_by_writing, checked_key
+from segue.errors import MissingExtraError, MissingObjectError, StoreError, StoreUnreachableError
+from segue.stores.base import (
+    ObjectInfo,
+    StoreReadError,
+    StoreWriteError,
+    check_by_writing,
+    checked_key,
+    checked_range,
+    is_key,
+)
 
 try:
     import boto3
@@ -59,14 +67,18 @@ class S3Store:
             config["endpoint"] = endpoint_url
             config["virtual_hosted_style_request"] = False
             client["allow_http"] = urlsplit(endpoint_url).scheme == "http"
-        self._store = ObstoreS3(
-            bucket,
-            prefix=self.prefix or None,
-            config=config,
-            client_options=client,
-            retry_config=_RETRY,
-            credential_provider=provider,
-        )
+        try:
+            self._store = ObstoreS3(
+                bucket,
+                prefix=self.prefix or None,
+                config=config,
+                client_options=client,
+                retry_config=_RETRY,
+                credential_provider=provider,
+            )
+        except ValueError:
+            why, mend = f"{self.prefix!r} cannot be a prefix.", "Use plain folder names between single slashes."
+            raise StoreUnreachableError(url=self.url, why=why, mend=mend) from None
 
     @property
     def url(self) -> str:
@@ -89,46 +101,63 @@ class S3Store:
             return bytes(obstore.get(self._store, checked_key(key)).bytes())
 
     def get_range(self, key: str, start: int, length: int) -> bytes:
-        with self._reading(key):
-            return bytes(obstore.get_range(self._store, checked_key(key), start=start, length=length))
+        start, length = checked_range(start, length)
+        if length == 0:  # HTTP has no empty range.
+            self.size(key)
+            return b""
+        try:
+            with self._reading(key):
+                return bytes(obstore.get_range(self._store, checked_key(key), start=start, length=length))
+        except StoreReadError:
+            # A range that starts at the object's end is refused (416); only the size tells that from trouble.
+            if start < self.size(key):
+                raise
+            return b""
 
     def size(self, key: str) -> int:
         with self._reading(key):
             return int(obstore.head(self._store, checked_key(key))["size"])
 
     def list_objects(self, prefix: str) -> list[ObjectInfo]:
-        with self._reading(prefix):
-            pages = obstore.list(self._store, prefix.rstrip("/") or None)
-            return sorted(ObjectInfo(item["path"], int(item["size"])) for page in pages for item in page)
+        folder = checked_key(prefix.rstrip("/")) if prefix else None
+        with self._reading(prefix or "/"):
+            found = [item for page in obstore.list(self._store, folder) for item in page]
+        # The empty object with which consoles mark a folder is listed as if it had the folder's own name.
+        below = f"{folder}/" if folder else ""
+        keys = ((item["path"], int(item["size"])) for item in found if item["path"].startswith(below))
+        return sorted(ObjectInfo(key, size) for key, size in keys if is_key(key))
 
     def folders(self) -> list[str]:
-        with self._reading(""):
+        with self._reading("/"):
             prefixes = obstore.list_with_delimiter(self._store)["common_prefixes"]
         names = (prefix.rstrip("/").rsplit("/", 1)[-1] for prefix in prefixes)
         return sorted(name for name in names if not name.startswith("."))
 
     def delete(self, keys: list[str]) -> None:
         for key in keys:
-            with self._writing(key):
-                try:
-                    obstore.delete(self._store, checked_key(key))
-                except FileNotFoundError:
-                    continue  # obstore's NotFoundError is one; gone is gone.
+            with self._writing(key), suppress(FileNotFoundError):  # obstore's NotFoundError is one; gone is gone.
+                obstore.delete(self._store, checked_key(key))
 
     def check(self) -> None:
         config = botocore.config.Config(
             connect_timeout=_CONNECT_TIMEOUT.total_seconds(), read_timeout=10, retries={"total_max_attempts": 2}
         )
-        client = self._session.client(
-            "s3",
-            endpoint_url=self._endpoint_url,
-            region_name=self._session.region_name or _DEFAULT_REGION,
-            config=config,
-        )
         try:
+            client = self._session.client(
+                "s3",
+                endpoint_url=self._endpoint_url,
+                region_name=self._session.region_name or _DEFAULT_REGION,
+                config=config,
+            )
             client.head_bucket(Bucket=self.bucket)
         except botocore.exceptions.ClientError as error:
             raise self._unreachable(error) from None
+        except (ValueError, botocore.exceptions.ParamValidationError):
+            raise StoreUnreachableError(
+                url=self.url,
+                why=f"{self.bucket!r} at {self._endpoint_url or 'AWS'} is no address of a bucket.",
+                mend="Write the store as s3://bucket/prefix and the endpoint with http:// or https://.",
+            ) from None
         except botocore.exceptions.BotoCoreError as error:
             raise StoreUnreachableError(
                 url=self.url,
@@ -147,39 +176,41 @@ class S3Store:
             why, mend = f"the bucket answered {status}.", "Check the endpoint and the region."
         return StoreUnreachableError(url=self.url, why=why, mend=mend)
 
-    @contextmanager
-    def _reading(self, key: str) -> Iterator[None]:
-        with self._translated(key, StoreReadError):
-            yield
+    def _reading(self, key: str) -> AbstractContextManager[None]:
+        return self._translated(key, StoreReadError, missing=MissingObjectError(key=key))
+
+    def _writing(self, key: str) -> AbstractContextManager[None]:
+        missing = StoreWriteError(url=self.url, key=key, why="there is no such bucket")
+        return self._translated(key, StoreWriteError, missing=missing)
 
     @contextmanager
-    def _writing(self, key: str) -> Iterator[None]:
-        with self._translated(key, StoreWriteError):
-            yield
-
-    @contextmanager
-    def _translated(self, key: str, failure: Callable[..., StoreReadError | StoreWriteError]) -> Iterator[None]:
+    def _translated(
+        self, key: str, failure: Callable[..., StoreReadError | StoreWriteError], *, missing: StoreError
+    ) -> Iterator[None]:
         try:
             yield
         except obstore.exceptions.AlreadyExistsError:
             raise
         except FileNotFoundError:
-            raise MissingObjectError(key=key) from None
+            raise missing from None
         except (obstore.exceptions.PermissionDeniedError, obstore.exceptions.UnauthenticatedError):
             # The server's answer can quote the request, so it is not passed on.
             raise failure(url=self.url, key=key, why="access denied or credentials expired") from None
         except obstore.exceptions.BaseError as error:
-            # One line of the cause; the rest of obstore's message is the debug form of the same.
-            raise failure(url=self.url, key=key, why=str(error).split("\n", 1)[0]) from None
+            # One line of the cause; after it come the server's answer and the debug form of the same.
+            raise failure(url=self.url, key=key, why=str(error).split("\n", 1)[0].split(": <", 1)[0]) from None
 
 
 def from_url(url: str, *, endpoint_url: str | None, region: str | None) -> S3Store:
     """The store that `s3://bucket/prefix` names.
 
     Raises:
-        StoreUnreachableError: the URL has no bucket, or no credentials are found.
+        StoreUnreachableError: the URL is more or less than bucket and prefix, or no credentials are found.
     """
     parts = urlsplit(url)
+    mend = "Write it as s3://bucket/prefix."
     if not parts.netloc:
-        raise StoreUnreachableError(url=url, why="names no bucket.", mend="Write it as s3://bucket/prefix.")
+        raise StoreUnreachableError(url=url, why="names no bucket.", mend=mend)
+    if parts.query or parts.fragment:
+        raise StoreUnreachableError(url=url, why="has a '?' or '#' after the prefix.", mend=mend)
     return S3Store(bucket=parts.netloc, prefix=parts.path, endpoint_url=endpoint_url, region=region)

@@ -1,0 +1,137 @@
+"""Histories as logs would tell them: real entries, folded by the real fold."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from segue import layout
+from segue.deadline.decide import Decision, decide
+from segue.entries import (
+    AnyEntry,
+    ClaimEntry,
+    CommitEntry,
+    DecisionEntry,
+    OpenEntry,
+    QuarantineEntry,
+    ReportEntry,
+    VerdictEntry,
+)
+from segue.history import History, fold
+from segue.records import (
+    Capacity,
+    CheckpointRef,
+    CodeFailure,
+    Environment,
+    Finding,
+    Manifest,
+    SegmentPlan,
+    SegmentReport,
+    StopReason,
+    Verdict,
+    VerdictKind,
+)
+from segue.runlog import Slot
+from segue.spec import RunSpec
+
+START = datetime(2026, 1, 1, tzinfo=UTC)
+ENVIRONMENT = Environment(torch="2", device="cpu", instruction_set="AVX2", threads=1)
+
+
+def make_spec(*, deadline_in: float | None = None, **fields: Any) -> RunSpec:
+    """A run of 100 steps that commits every 10, on a clock that starts at START."""
+    common: dict[str, Any] = {"run_id": "r", "recipe": "a.b:c", "steps": 100, "checkpoints": {"every_steps": 10}}
+    if deadline_in is not None:
+        common["deadline"] = START + timedelta(seconds=deadline_in)
+    return RunSpec.parse(common | fields)
+
+
+class Logbook:
+    """Writes entries as controller and attempts would, at times given in seconds after START."""
+
+    def __init__(self, spec: RunSpec) -> None:
+        self.spec, self.seconds = spec, 0.0
+        self._slots: list[Slot] = []
+        self._epoch = 0
+        self._folded: tuple[int, History] | None = None
+        self.write(OpenEntry, spec=spec)
+
+    @property
+    def now(self) -> datetime:
+        return START + timedelta(seconds=self.seconds)
+
+    @property
+    def history(self) -> History:
+        if self._folded is None or self._folded[0] != len(self._slots):
+            self._folded = (len(self._slots), fold(self._slots, next_slot=len(self._slots)))
+        return self._folded[1]
+
+    def write(self, kind: type[AnyEntry], *, epoch: int = 0, **fields: Any) -> int:
+        number = len(self._slots)
+        entry = kind(entry_id=f"e{number}", written_at=self.now, epoch=epoch, **fields)
+        self._slots.append(Slot(number, entry))
+        return number
+
+    def ask(self) -> Decision:
+        """What `decide` says now; nothing is written."""
+        return decide(self.spec, self.history, now=self.now)
+
+    def decide(self) -> Decision:
+        """What `decide` says now, written down."""
+        made = self.ask()
+        self.write(DecisionEntry, plan=made.plan, action=made.action, reason=made.reason, numbers=made.numbers)
+        return made
+
+    def plan(self, capacity: Capacity = Capacity.SPOT) -> SegmentPlan:
+        """A plan for this capacity, whatever the policy thinks of it."""
+        asked = self.ask().plan
+        assert asked is not None
+        made = asked.model_copy(update={"capacity": capacity})
+        self.write(DecisionEntry, plan=made, action="run", reason="the test says so")
+        return made
+
+    def claim(self, plan: SegmentPlan) -> str:
+        self._epoch += 1
+        name = layout.attempt_id(plan.segment, plan.attempt, self._epoch)
+        facts = {"attempt_id": name, "segment": plan.segment, "attempt": plan.attempt, "capacity": plan.capacity}
+        machine = {"host": "h", "trainer_pid": 1, "segment_pid": 1, "environment": ENVIRONMENT}
+        self.write(ClaimEntry, epoch=self._epoch, **facts, **machine)
+        return name
+
+    def commit(self, attempt_id: str, step: int) -> CheckpointRef:
+        manifest = Manifest(
+            step=step, samples_seen=step, epoch=0, shards=(), tensors={}, components={}, environment=ENVIRONMENT
+        )
+        slot = self.write(CommitEntry, epoch=self._epoch, attempt_id=attempt_id, manifest=manifest)
+        return CheckpointRef(slot=slot, step=step, attempt_id=attempt_id)
+
+    def report(self, plan: SegmentPlan, reason: StopReason, *, attempt_id: str | None, **fields: Any) -> SegmentReport:
+        start = plan.parent.step if plan.parent else 0
+        facts = {"segment": plan.segment, "attempt": plan.attempt, "capacity": plan.capacity, "from_step": start}
+        failure = CodeFailure(type="ValueError", message="no such column", traceback="Traceback ...")
+        shown = {"to_step": start, "failure": failure if reason is StopReason.FAILED else None} | fields
+        report = SegmentReport(attempt_id=attempt_id, stop_reason=reason, **facts, **shown)
+        self.write(ReportEntry, report=report)
+        return report
+
+    def attempt(
+        self, reason: StopReason, capacity: Capacity = Capacity.SPOT, *, commit: int | None = None, **fields: Any
+    ) -> SegmentReport:
+        """A whole attempt: decision, claim, perhaps a commit, report."""
+        plan = self.plan(capacity)
+        name = self.claim(plan)
+        if commit is not None:
+            self.commit(name, commit)
+        return self.report(plan, reason, attempt_id=name, **fields)
+
+    def not_started(self, capacity: Capacity = Capacity.SPOT) -> SegmentReport:
+        """An attempt that never got capacity."""
+        return self.report(self.plan(capacity), StopReason.LOST, attempt_id=None)
+
+    def quarantine(self, ref: CheckpointRef) -> None:
+        self.write(QuarantineEntry, slot=ref.slot, checkpoint=ref, reason="a shard is torn")
+
+    def verdict(self, kind: VerdictKind) -> None:
+        finding = Finding(component="optimizer", channel="digest", sentence="optimizer state differs.")
+        parent, attempt = self.history.checkpoints[-1].ref, self.history.attempts[-1].claim.attempt_id
+        self.write(VerdictEntry, attempt_id=attempt, parent=parent, verdict=Verdict(kind=kind, findings=(finding,)))

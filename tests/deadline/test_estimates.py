@@ -1,0 +1,266 @@
+"""What a run tells about its speed, and that a deadline which can be met is met, whatever spot does."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import timedelta
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from segue.deadline import clamp
+from segue.deadline.estimates import at_risk_seconds, detection_seconds, situation, step_seconds
+from segue.records import Capacity, SegmentPlan, StopReason
+from tests.deadline import START, Logbook, make_spec
+
+LOST, NOTICE, BOUND, FINISHED = StopReason.LOST, StopReason.NOTICE, StopReason.BOUND, StopReason.FINISHED
+
+
+def measured(steps: int, seconds: float) -> dict[str, float]:
+    return {"train_steps": steps, "train_seconds": seconds}
+
+
+def test_the_rate_is_the_prior_until_an_attempt_has_measured_one():
+    book = Logbook(make_spec(policy={"step_seconds": 3}))
+    assert step_seconds(book.spec, book.history) == 3
+    book.attempt(LOST)
+    assert step_seconds(book.spec, book.history) == 3
+    book.attempt(LOST, **measured(10, 5.0))
+    assert step_seconds(book.spec, book.history) == 0.5
+
+
+def test_the_rate_is_that_of_the_newest_attempts_by_their_steps():
+    book = Logbook(make_spec())
+    assert step_seconds(book.spec, book.history) is None
+    book.attempt(LOST, **measured(1000, 9999.0))
+    for steps, seconds in ((10, 10.0), (20, 40.0), (70, 70.0)):
+        book.attempt(LOST, **measured(steps, seconds))
+    assert step_seconds(book.spec, book.history) == 1.2
+
+
+def test_the_word_of_the_attempt_itself_replaces_the_guess_about_it():
+    book = Logbook(make_spec())
+    plan = book.plan()
+    name = book.claim(plan)
+    book.report(plan, LOST, attempt_id=name, **measured(10, 90.0))
+    book.report(plan, NOTICE, attempt_id=name, **measured(10, 10.0))
+    assert step_seconds(book.spec, book.history) == 1.0
+
+
+def test_a_changeover_runs_from_the_decision_to_the_first_step_and_only_lengthens_the_prior():
+    book = Logbook(make_spec(policy={"changeover_seconds": 60}))
+
+    def changeover() -> float:
+        return situation(book.spec, book.history, now=book.now).changeover_seconds
+
+    def attempt(boot: float, startup: float, **fields: float) -> None:
+        plan = book.plan()
+        book.seconds += boot
+        book.report(plan, LOST, attempt_id=book.claim(plan), startup_seconds=startup, **fields)
+
+    assert changeover() == 60
+    attempt(40, 19, **measured(1, 1.0))
+    assert changeover() == 60
+    attempt(500, 500)  # It never came to a step: how long it would have taken is not known.
+    assert changeover() == 60
+    attempt(40, 30, **measured(1, 1.0))
+    assert changeover() == 70
+
+
+@pytest.mark.parametrize(
+    ("checkpoints", "witness", "rate", "seconds"),
+    [
+        ({"every_steps": 10}, 8, 2.0, 20.0),
+        ({"every_steps": 10}, 8, None, 0.0),
+        ({"every_seconds": 60}, 0, None, 60.0),
+        ({"every_seconds": 60}, 0, 7.0, 67.0),
+        ({}, 8, None, 300.0),
+        ({"every_seconds": 60, "every_steps": 10}, 0, 2.0, 20.0),
+        ({"every_seconds": 60, "every_steps": 100}, 0, 2.0, 62.0),
+        ({"every_steps": 2}, 8, 2.0, 16.0),
+        ({"every_seconds": 60}, 8, 30.0, 240.0),
+    ],
+)
+def test_at_risk_is_the_longest_stretch_without_a_commit(checkpoints, witness, rate, seconds):
+    spec = make_spec(checkpoints=checkpoints, continuity={"witness_steps": witness})
+    assert at_risk_seconds(spec, rate) == seconds
+
+
+def test_a_silent_death_is_noticed_within_the_lease_unless_the_user_knows_better():
+    liveness = {"lease_seconds": 30, "heartbeat_seconds": 2}
+    assert detection_seconds(make_spec(liveness=liveness)) == 32
+    assert detection_seconds(make_spec(liveness=liveness, policy={"detection_seconds": 1})) == 1
+
+
+def test_work_is_what_is_not_committed_yet_with_the_margin():
+    book = Logbook(make_spec(deadline_in=1000, policy={"step_seconds": 2, "margin_share": 0.1}))
+    book.attempt(LOST, commit=40)
+    book.seconds = 100
+    here = situation(book.spec, book.history, now=book.now)
+    assert here.work_seconds == pytest.approx(60 * 2 * 1.1)
+    assert (here.remaining_seconds, here.slack_seconds) == (900, pytest.approx(900 - 132))
+    assert here.answer_seconds == 4
+
+
+@pytest.mark.parametrize(("own", "work"), [(0.0, 210.0), (1.0, 210.0), (4.0, 420.0)])
+def test_a_running_attempt_can_only_slow_the_estimate_down(own, work):
+    spec = make_spec(policy={"step_seconds": 2})
+    here = situation(spec, Logbook(spec).history, now=Logbook(spec).now, slowest_step_seconds=own)
+    assert here.work_seconds == work
+
+
+def test_without_a_deadline_or_a_rate_there_is_no_slack_to_speak_of():
+    free, blind = make_spec(policy={"step_seconds": 2}), make_spec(deadline_in=100)
+    for spec in (free, blind):
+        here = situation(spec, Logbook(spec).history, now=Logbook(spec).now)
+        assert here.slack_seconds is None
+    assert here.probe_seconds == pytest.approx(10.0)
+
+
+@dataclass(frozen=True)
+class Fate:
+    """What becomes of one spot attempt, each as a share of the longest that segue has to bear."""
+
+    wait: float  # for capacity, of what the plan allows; above 1 it never comes
+    boot: float  # of a changeover, until the claim
+    startup: float  # of what is then left of the changeover, until the first step
+    dies: float | None  # seconds after the claim; None: it lives
+    warned: bool  # a notice comes first, and the last checkpoint fits
+    detection: float  # of the longest time until a silent death is noticed
+    answer: float  # of a heartbeat, until a recall is seen
+
+
+class World:
+    """A pure simulator: real decisions, spot by `fates`, on-demand that always comes and lives, but boots slowly."""
+
+    def __init__(self, book: Logbook, fates: list[Fate], *, rate: float) -> None:
+        self.book, self.fates, self.rate = book, fates, rate
+        self.spot_attempts = 0
+
+    def run(self) -> float:
+        """Seconds after the start at which the goal is committed."""
+        while (made := self.book.decide()).plan is not None:
+            if made.plan.capacity is Capacity.SPOT:
+                self.spot_attempts += 1
+                self._spot(made.plan, self.fates[(self.spot_attempts - 1) % len(self.fates)])
+            else:
+                self.book.seconds += self.book.spec.policy.changeover_seconds
+                self._work(made.plan, self.book.claim(made.plan), ends_at=None, fate=None, startup=0.0)
+            assert self.spot_attempts < 500, "it went on for ever"
+        assert made.action == "finished", made
+        return self.book.seconds
+
+    def _spot(self, plan: SegmentPlan, fate: Fate) -> None:
+        book, changeover = self.book, self.book.spec.policy.changeover_seconds
+        to_claim = fate.wait * plan.start_within_seconds + fate.boot * changeover
+        if to_claim > plan.start_within_seconds:
+            book.seconds += plan.start_within_seconds
+            book.report(plan, LOST, attempt_id=None)
+            return
+        book.seconds += to_claim
+        ends_at = None if fate.dies is None else book.seconds + fate.dies
+        startup = fate.startup * (1 - fate.boot) * changeover
+        self._work(plan, book.claim(plan), ends_at=ends_at, fate=fate, startup=startup)
+
+    def _work(self, plan: SegmentPlan, name: str, *, ends_at: float | None, fate: Fate | None, startup: float) -> None:
+        book, spec = self.book, self.book.spec
+        start = saved = step = plan.parent.step if plan.parent else 0
+        replay = spec.continuity.witness_steps if plan.parent else 0
+        every, heard_at, safe_at = spec.checkpoints.every_steps, None, book.seconds + startup
+
+        def end(reason: StopReason, at: float) -> None:
+            book.seconds = at
+            seconds = measured(step - start, (step - start) * self.rate)
+            book.report(plan, reason, attempt_id=name, startup_seconds=startup, **seconds)
+
+        while True:
+            recall_at = self._recall_due_at() if fate else None
+            if recall_at is not None and recall_at < safe_at and (ends_at is None or recall_at < ends_at):
+                if step == start:
+                    return end(LOST, max(recall_at, book.seconds))
+                heard_at = heard_at or recall_at + fate.answer * spec.liveness.heartbeat_seconds
+            if ends_at is not None and ends_at <= safe_at:
+                if fate.warned and step > saved:
+                    book.seconds = ends_at
+                    book.commit(name, step)
+                detection = 0.0 if fate.warned else fate.detection * spec.policy.detection_seconds
+                return end(NOTICE if fate.warned else LOST, ends_at + detection)
+            book.seconds = safe_at
+            is_over = step == spec.steps or (heard_at is not None and heard_at <= safe_at)
+            if is_over or (step // every > saved // every and step - start >= replay):
+                if step > saved:
+                    book.commit(name, step)
+                    saved = step
+                if is_over:
+                    return end(FINISHED if step == spec.steps else BOUND, safe_at)
+            step, safe_at = step + 1, safe_at + self.rate
+
+    def _recall_due_at(self) -> float | None:
+        here = situation(self.book.spec, self.book.history, now=self.book.now)
+        if here.work_seconds is None:
+            return None
+        assert here.remaining_seconds is not None
+        needed = here.work_seconds + here.changeover_seconds + here.detection_seconds + here.answer_seconds
+        due_in = here.remaining_seconds - needed
+        assert clamp.must_recall(here) is (due_in < 0)
+        return self.book.seconds + due_in
+
+
+NEVER_COMES = Fate(wait=1.1, boot=0, startup=0, dies=None, warned=False, detection=1, answer=1)
+DIES_AT_ONCE = Fate(wait=0, boot=1, startup=0, dies=0, warned=False, detection=1, answer=1)
+
+
+@pytest.mark.parametrize("fate", [NEVER_COMES, DIES_AT_ONCE])
+@pytest.mark.parametrize("hours", [1, 24])
+def test_a_run_that_spot_never_lets_measure_its_steps_still_meets_a_deadline_with_room(fate, hours):
+    policy = {"changeover_seconds": 60, "detection_seconds": 15}
+    book = Logbook(make_spec(deadline_in=hours * 3600, policy=policy))
+    world = World(book, [fate], rate=10.0)
+    # 1000 s of work, a tenth of the time for probes, and the last of them overruns by what a death takes.
+    assert world.run() <= 1000 + 0.1 * hours * 3600 + 3 * 60 + 15
+    assert world.spot_attempts >= 1
+
+
+share = st.sampled_from([0.0, 1.0]) | st.floats(0, 1)
+fates = st.builds(
+    Fate,
+    wait=st.sampled_from([0.0, 0.5, 1.0, 1.1]),
+    boot=share,
+    startup=share,
+    dies=st.none() | st.floats(0, 60) | st.floats(0, 400),
+    warned=st.booleans(),
+    detection=share,
+    answer=share,
+)
+
+
+@st.composite
+def runs(draw: st.DrawFn) -> tuple[Logbook, float]:
+    rate = draw(st.sampled_from([0.5, 1.0, 7.0]))
+    changeover = draw(st.sampled_from([0.0, 5.0, 60.0]))
+    steps = draw(st.integers(1, 80))
+    least = steps * rate + changeover
+    policy = {
+        "step_seconds": rate,
+        "changeover_seconds": changeover,
+        "detection_seconds": draw(st.sampled_from([0.0, 15.0])),
+        "margin_share": draw(st.sampled_from([0.0, 0.05])),
+    }
+    spec = make_spec(
+        steps=steps,
+        deadline_in=least * draw(st.sampled_from([1.0, 1.5, 2.5])) + draw(st.floats(0.001, 300)),
+        checkpoints={"every_steps": draw(st.sampled_from([1, 5, 20]))},
+        continuity={"witness_steps": draw(st.sampled_from([0, 8]))},
+        liveness={"heartbeat_seconds": 2.0},
+        policy=policy,
+    )
+    return Logbook(spec), rate
+
+
+@settings(max_examples=600, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+@given(run=runs(), fates=st.lists(fates, min_size=1, max_size=6))
+def test_a_deadline_that_on_demand_could_meet_from_the_start_is_met_whatever_spot_does(run, fates):
+    book, rate = run
+    took = World(book, fates, rate=rate).run()
+    assert START + timedelta(seconds=took) <= book.spec.deadline + timedelta(microseconds=2)

@@ -1,0 +1,208 @@
+"""Real stores to test against: a folder, moto's server, Ceph's radosgw, and a wire to S3 that can be tampered with."""
+
+from __future__ import annotations
+
+import fcntl
+import functools
+import http.client
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import boto3
+import pytest
+
+from segue.spec import StoreSpec
+from segue.stores import Store, open_store
+
+ACCESS_KEY, SECRET_KEY = "test", "testtest"
+RADOSGW_URL = "http://127.0.0.1:4405"
+RADOSGW_PORTS = (4405, 4410)
+PLACES = ("local", "moto", pytest.param("radosgw", marks=pytest.mark.radosgw))
+
+
+@pytest.fixture(scope="session")
+def aws_keys(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Made-up credentials in the environment, and no way to the real ones."""
+    nowhere = str(tmp_path_factory.mktemp("aws") / "none")
+    with pytest.MonkeyPatch.context() as patch:
+        for name in [name for name in os.environ if name.startswith("AWS_")]:
+            patch.delenv(name)
+        patch.setenv("AWS_ACCESS_KEY_ID", ACCESS_KEY)
+        patch.setenv("AWS_SECRET_ACCESS_KEY", SECRET_KEY)
+        patch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+        patch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+        patch.setenv("AWS_CONFIG_FILE", nowhere)
+        patch.setenv("AWS_SHARED_CREDENTIALS_FILE", nowhere)
+        yield
+
+
+@pytest.fixture(scope="session")
+def moto_url(aws_keys: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Moto's server in a process of its own."""
+    said = tmp_path_factory.mktemp("moto") / "output"
+    with said.open("wb") as output:
+        command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", "0"]
+        server = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT)
+    try:
+        give_up_at = time.monotonic() + 60
+        while (found := re.search(r"http://127\.0\.0\.1:\d+", said.read_text())) is None:
+            assert server.poll() is None, said.read_text()
+            assert time.monotonic() < give_up_at, said.read_text()
+            time.sleep(0.05)
+        yield found[0]
+    finally:
+        server.terminate()
+        server.wait(timeout=10)
+
+
+@pytest.fixture(scope="session")
+def radosgw_url(aws_keys: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A one-node Ceph object gateway: real signatures, a second opinion on conditional puts."""
+    beside = Path(__file__).parents[3] / "shared" / "tools" / "radosgw.sh"
+    script = Path(os.environ.get("SEGUE_RADOSGW_SCRIPT", beside))
+    if not script.is_file():
+        pytest.skip(f"no script to start radosgw at {script}; name one in SEGUE_RADOSGW_SCRIPT")
+    if absent := [name for name in ("radosgw", "ceph-mon", "ceph-osd") if shutil.which(name) is None]:
+        pytest.skip(f"not installed: {', '.join(absent)}; apt-get install radosgw ceph-mon ceph-osd ceph-common")
+    with _turn_at(RADOSGW_PORTS):
+        yield from _radosgw(script, tmp_path_factory.mktemp("radosgw"))
+
+
+def _radosgw(script: Path, state: Path) -> Iterator[str]:
+    environment = os.environ | {"RADOSGW_DIR": str(state / "ceph")}
+    try:
+        # Into a file: the daemons keep their output open, and a pipe would never come to its end.
+        with (state / "output").open("wb") as output:
+            up = subprocess.run(
+                ["bash", script, "up"], env=environment, stdout=output, stderr=output, timeout=90, check=False
+            )
+        assert up.returncode == 0, (state / "output").read_text()
+        yield RADOSGW_URL
+    finally:
+        pids = [int(file.read_text()) for file in (state / "ceph" / "run").glob("*.pid")]
+        subprocess.run(["bash", script, "down"], env=environment, timeout=30, check=True)
+        _end(pids)
+
+
+@pytest.fixture
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> StoreSpec:
+    """A fresh store of the kind that the test's parameter names."""
+    if request.param == "local":
+        return StoreSpec(url=str(tmp_path / "store"))
+    endpoint_url = request.getfixturevalue(f"{request.param}_url")
+    return StoreSpec(url=f"{bucket_at(endpoint_url)}/{uuid.uuid4().hex}/pre fix", endpoint_url=endpoint_url)
+
+
+@pytest.fixture
+def store(place: StoreSpec) -> Store:
+    return open_store(place)
+
+
+@functools.cache
+def bucket_at(endpoint_url: str) -> str:
+    """The URL of a bucket made for this session; a test takes a prefix of its own in it."""
+    bucket = f"segue-{uuid.uuid4().hex[:12]}"
+    client = boto3.client("s3", endpoint_url=endpoint_url)
+    client.create_bucket(Bucket=bucket)
+    client.close()
+    return f"s3://{bucket}"
+
+
+class Wire(ThreadingHTTPServer):
+    """Passes requests on to a server. `meddle` sees each one and may change its headers, or have its answer lost."""
+
+    def __init__(self, onward_url: str) -> None:
+        self.onward = urlsplit(onward_url).netloc
+        self.meddle: Callable[[BaseHTTPRequestHandler], bool] = lambda request: False
+        super().__init__(("127.0.0.1", 0), _Relay)
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_port}"
+
+
+class _Relay(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    server: Wire
+
+    def relay(self) -> None:
+        is_answer_lost = self.server.meddle(self)
+        body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        onward = http.client.HTTPConnection(self.server.onward)
+        onward.request(self.command, self.path, body, dict(self.headers))
+        answer = onward.getresponse()
+        data = answer.read()
+        onward.close()
+        if is_answer_lost:
+            self.close_connection = True
+            self.connection.shutdown(socket.SHUT_RDWR)
+            return
+        self.send_response_only(answer.status)
+        for name, value in answer.getheaders():
+            if name.lower() not in {"connection", "transfer-encoding"}:
+                self.send_header(name, value)
+        self.end_headers()
+        self.wfile.write(data)
+
+    do_GET = do_PUT = do_HEAD = do_POST = do_DELETE = relay
+
+    def log_message(self, *args: object) -> None:
+        """Keep quiet."""
+
+
+@pytest.fixture
+def wire(moto_url: str) -> Iterator[Wire]:
+    """A way to moto's server that can be tampered with."""
+    with Wire(moto_url) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
+        thread.start()
+        yield server
+        server.shutdown()
+        thread.join()
+
+
+@contextmanager
+def _turn_at(ports: tuple[int, ...], *, patience_seconds: float = 60.0) -> Iterator[None]:
+    """Keep other test runs off fixed ports; skip when they are taken for long."""
+    give_up_at = time.monotonic() + patience_seconds
+    with (Path(tempfile.gettempdir()) / f"segue-ports-{os.getuid()}-{ports[0]}").open("w") as turn:
+        while True:
+            try:
+                fcntl.flock(turn, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if all(_is_free(port) for port in ports):
+                    break
+                fcntl.flock(turn, fcntl.LOCK_UN)
+            except BlockingIOError:
+                pass
+            if time.monotonic() > give_up_at:
+                pytest.skip(f"ports {ports} of 127.0.0.1 are taken by another server; stop it")
+            time.sleep(0.5)
+        yield
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) != 0
+
+
+def _end(pids: list[int], *, grace_seconds: float = 1.0) -> None:
+    """Wait for processes that were asked to end, and end those that do not."""
+    give_up_at = time.monotonic() + grace_seconds
+    while pids := [pid for pid in pids if Path(f"/proc/{pid}").exists()]:
+        for pid in pids if time.monotonic() > give_up_at else ():
+            os.kill(pid, signal.SIGKILL)
+        time.sleep(0.05)

@@ -1,0 +1,199 @@
+"""The folder store against real crashes, real file system errors and real neighbours."""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from segue.errors import MissingObjectError, StoreUnreachableError
+from segue.spec import StoreSpec
+from segue.stores import LocalStore, StoreReadError, StoreWriteError, open_store
+
+MEGABYTE = 1 << 20
+
+WRITES_FOR_EVER = """
+import itertools, sys
+from pathlib import Path
+from segue.stores import LocalStore
+store = LocalStore(Path(sys.argv[1]))
+for number in itertools.count():
+    blob = bytes([number % 251]) * (1 << 20)
+    assert store.put_if_absent(f"new/{sys.argv[2]}-{number}", blob)
+    store.put("same/again", blob)
+    print(number, flush=True)
+"""
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> LocalStore:
+    return LocalStore(tmp_path / "store")
+
+
+@pytest.fixture
+def full_disk() -> Iterator[None]:
+    """No file of this process can grow beyond 64 KiB: the write itself fails half way, as on a full disk."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (64 << 10, hard))
+    yield
+    resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def files_in(store: LocalStore) -> list[str]:
+    return sorted(path.name for path in store.root.rglob("*") if path.is_file())
+
+
+def test_after_kills_in_the_middle_every_listed_object_is_whole(store: LocalStore) -> None:
+    left_behind, acknowledged = 0, []
+    for kill in range(6):
+        command = [sys.executable, "-c", WRITES_FOR_EVER, str(store.root), str(kill)]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as child:
+            assert child.stdout is not None
+            acknowledged.append(int(child.stdout.readline()))
+            time.sleep(0.007 * kill)
+            os.kill(child.pid, signal.SIGKILL)
+            acknowledged += [int(line) for line in child.stdout if line.endswith("\n")][-1:]
+        left_behind = sum(name.startswith(".staged-") for name in files_in(store))
+        listed = store.list_objects("")
+        assert [item.size_bytes for item in listed] == [MEGABYTE] * len(listed)
+        assert all(len(set(store.get(item.key))) == 1 for item in listed)
+        assert not any(".staged-" in item.key for item in listed)
+        assert {f"new/{kill}-{number}" for number in range(acknowledged[-1] + 1)} <= {item.key for item in listed}
+    assert left_behind <= 6
+    assert store.folders() == ["new", "same"]
+
+
+def test_a_file_left_half_written_is_not_listed_and_not_in_the_way(store: LocalStore) -> None:
+    store.put("run/log/0", b"x")
+    (store.root / "run/log/.staged-0123").write_bytes(b"ha")
+    assert store.list_objects("") == store.list_objects("run/log/") == [("run/log/0", 1)]
+    assert store.put_if_absent("run/log/1", b"y")
+
+
+def test_a_full_disk_leaves_the_object_as_it_was(store: LocalStore, full_disk: None) -> None:
+    store.put("run/a", b"before")
+    for write in (store.put, store.put_if_absent):
+        with pytest.raises(StoreWriteError, match=r"File too large.*Free space") as raised:
+            write("run/a", bytes(MEGABYTE))
+        assert raised.value.key == "run/a"
+    with pytest.raises(StoreWriteError):
+        store.put_if_absent("run/b", bytes(MEGABYTE))
+    assert store.get("run/a") == b"before"
+    assert store.list_objects("") == [("run/a", 6)]
+    assert files_in(store) == ["a"]
+
+
+def test_a_key_below_an_object_cannot_be_written_and_leaves_it_as_it_was(store: LocalStore) -> None:
+    store.put("run/a", b"before")
+    for write in (store.put, store.put_if_absent):
+        with pytest.raises(StoreWriteError) as raised:
+            write("run/a/below", b"x")
+        assert raised.value.key == "run/a/below"
+    with pytest.raises(StoreWriteError):
+        store.put("run", b"x")
+    assert store.list_objects("") == [("run/a", 6)]
+    assert files_in(store) == ["a"]
+
+
+def test_a_folder_in_the_place_of_a_record_is_neither_free_nor_an_object(store: LocalStore) -> None:
+    store.put("run/log/00000000.json/x", b"x")
+    assert store.put_if_absent("run/log/00000000.json", b"y") is False
+    for read in (store.get, store.size):
+        with pytest.raises(MissingObjectError):
+            read("run/log/00000000.json")
+
+
+@pytest.mark.parametrize("root", ["file/store", "file", "/proc/nowhere/store", "/dev/full/store"])
+def test_a_place_that_cannot_be_written_is_refused_with_the_mend(root: str, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("a regular file")
+    with pytest.raises(StoreUnreachableError, match=r"Give a (folder|place) you may write to") as raised:
+        LocalStore(tmp_path / root).check()
+    assert raised.value.url == str(tmp_path / root)
+    assert (tmp_path / "file").read_text() == "a regular file"
+
+
+def test_a_folder_that_cannot_be_made_ends_in_an_error_and_not_in_a_loop() -> None:
+    with pytest.raises(StoreWriteError, match="No such file"):
+        LocalStore(Path("/proc/nowhere")).put("a/b", b"x")
+
+
+def test_the_check_on_a_full_disk_says_why(store: LocalStore, full_disk: None) -> None:
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
+    with pytest.raises(StoreUnreachableError, match=r"cannot be written \(File too large\)"):
+        store.check()
+
+
+def test_a_folder_that_cannot_be_read_is_not_taken_for_an_empty_one(store: LocalStore) -> None:
+    store.put("other/a", b"x")
+    (store.root / "run").symlink_to("run")
+    with pytest.raises(StoreReadError, match="symbolic links"):
+        store.list_objects("run/")
+
+
+def test_files_that_are_no_keys_are_passed_over(store: LocalStore) -> None:
+    store.put("run/a", b"x")
+    for name in (b"a~", b"#a#", b"new\nline", b"\xff\xfe"):
+        Path(os.fsdecode(bytes(store.root / "run") + b"/" + name)).write_bytes(b"x")
+    (store.root / "run/dangling").symlink_to("nowhere")
+    assert store.list_objects("") == [("run/a", 1)]
+
+
+def test_one_may_write_where_another_drops_the_folder_as_empty(store: LocalStore) -> None:
+    failures: list[Exception] = []
+
+    def come_and_go(name: str) -> None:
+        try:
+            for number in range(400):
+                key = f"a/b/c/d/{name}-{number}"
+                store.put(key, b"x", durable=False)
+                assert store.get(key) == b"x"
+                store.delete([key])
+        except Exception as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=come_and_go, args=(name,)) for name in "xyz"]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert failures == []
+    assert store.list_objects("") == []
+
+
+def test_nothing_is_made_before_the_first_write(tmp_path: Path) -> None:
+    store = LocalStore(tmp_path / "store")
+    assert (store.list_objects(""), store.list_objects("run/"), store.folders()) == ([], [], [])
+    store.delete(["a"])
+    with pytest.raises(MissingObjectError):
+        store.get("a")
+    assert not store.root.exists()
+
+
+def test_a_listing_follows_no_link_out_of_the_store(store: LocalStore, tmp_path: Path) -> None:
+    store.put("run/a", b"x")
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "secret").write_text("x")
+    (store.root / "run" / "way-out").symlink_to(tmp_path / "elsewhere")
+    assert store.list_objects("") == [("run/a", 1)]
+
+
+def test_urls_of_folders_name_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    folder = tmp_path / "a b" / "store"
+    for url in (folder, str(folder), folder.as_uri(), f"file://localhost{folder.as_posix()}", "a b/store"):
+        assert open_store(url).url == open_store(StoreSpec(url=str(url))).url == str(folder)
+
+
+@pytest.mark.parametrize("url", ["file://relative/store", "gs://bucket/x", "https://host/x", "file://me:pass@host/x"])
+def test_other_urls_are_refused_with_the_mend_and_without_their_secret(url: str) -> None:
+    with pytest.raises(StoreUnreachableError, match=r"Give a folder, file:///folder or s3://bucket/prefix\.") as raised:
+        open_store(url)
+    assert "pass" not in str(raised.value)

@@ -1,0 +1,227 @@
+"""What goes wrong between segue and S3: keys, buckets, endpoints, lost answers, stores that do not keep the promise."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from http.server import BaseHTTPRequestHandler
+
+import boto3
+import pytest
+
+from segue.errors import MissingObjectError, SpecError, StoreUnreachableError
+from segue.runlog import RunLog
+from segue.spec import RunSpec, StoreSpec
+from segue.stores import ObjectInfo, StoreReadError, StoreWriteError, open_store, s3
+from segue.stores.base import check_by_writing
+from segue.stores.s3 import S3Store
+from tests.stores.conftest import SECRET_KEY, Wire, bucket_at
+from tests.test_runlog import note
+
+ALMOST_A_SECRET = "not-the-right-secret"
+QUICKLY_SECONDS = 15.0
+both_servers = pytest.mark.parametrize("server", ["moto", pytest.param("radosgw", marks=pytest.mark.radosgw)])
+
+
+@pytest.fixture
+def endpoint_url(request: pytest.FixtureRequest, server: str) -> str:
+    return request.getfixturevalue(f"{server}_url")
+
+
+def refusal(url: str, endpoint_url: str | None = None) -> StoreUnreachableError:
+    """What the check says; it says it soon and gives no secret away."""
+    started = time.monotonic()
+    with pytest.raises(StoreUnreachableError) as raised:
+        open_store(StoreSpec(url=url, endpoint_url=endpoint_url)).check()
+    assert time.monotonic() - started < QUICKLY_SECONDS
+    assert raised.value.mend
+    assert raised.value.mend in str(raised.value)
+    assert raised.value.exit_code == 2
+    assert not any(secret in str(raised.value) for secret in (SECRET_KEY, ALMOST_A_SECRET))
+    return raised.value
+
+
+@both_servers
+def test_a_bucket_that_is_not_there_is_said_to_be_missing(endpoint_url: str) -> None:
+    error = refusal("s3://segue-no-such-bucket/runs", endpoint_url)
+    assert "there is no bucket 'segue-no-such-bucket'. Create it" in str(error)
+
+
+@both_servers
+def test_without_a_bucket_every_write_and_listing_fails_as_one_that_may_be_tried_again(endpoint_url: str) -> None:
+    store = open_store(StoreSpec(url="s3://segue-no-such-bucket", endpoint_url=endpoint_url))
+    for write in (store.put, store.put_if_absent):
+        with pytest.raises(StoreWriteError, match="no such bucket"):
+            write("a", b"x")
+    for read in (store.folders, lambda: store.list_objects("run/")):
+        with pytest.raises(StoreReadError, match="404 Not Found"):
+            read()
+
+
+@pytest.mark.radosgw
+def test_wrong_credentials_are_said_to_be_wrong(radosgw_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    bucket = bucket_at(radosgw_url)
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", ALMOST_A_SECRET)
+    assert "the credentials do not open the bucket. Check them" in str(refusal(bucket, radosgw_url))
+    store = open_store(StoreSpec(url=bucket, endpoint_url=radosgw_url))
+    for write in (store.put, store.put_if_absent):
+        with pytest.raises(StoreWriteError, match="access denied or credentials expired"):
+            write("a", b"x")
+    for read in (lambda: store.get("a"), lambda: store.size("a"), store.folders, lambda: store.list_objects("")):
+        with pytest.raises(StoreReadError) as raised:
+            read()
+        assert "Signature" not in str(raised.value)  # The server's answer is not passed on: it quotes the request.
+
+
+def test_missing_credentials_are_said_to_be_missing(aws_keys: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("AWS_ACCESS_KEY_ID")
+    monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
+    assert "Set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY" in str(refusal("s3://bucket/runs"))
+
+
+def test_an_endpoint_where_nobody_listens_is_said_not_to_answer(aws_keys: None) -> None:
+    error = refusal("s3://bucket/runs", "http://127.0.0.1:9")
+    assert "no answer" in str(error)
+    assert "Check the endpoint (http://127.0.0.1:9)" in str(error)
+
+
+def test_a_server_that_dies_while_in_use_fails_reads_and_writes(wire: Wire, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(s3._RETRY, "max_retries", 1)
+    store = open_store(StoreSpec(url=bucket_at(wire.url), endpoint_url=wire.url))
+    store.put("dies/a", b"x")
+    wire.meddle = lambda request: True
+    with pytest.raises(StoreWriteError):
+        store.put("dies/a", b"y")
+    for read in (lambda: store.get("dies/a"), lambda: store.get_range("dies/a", 0, 1), lambda: store.list_objects("")):
+        with pytest.raises(StoreReadError):
+            read()
+
+
+@pytest.mark.parametrize(
+    ("url", "why"),
+    [
+        ("s3://", "names no bucket"),
+        ("s3:///runs", "names no bucket"),
+        ("s3://bucket/runs?versions", "has a '?' or '#'"),
+        ("s3://bucket/runs/../other", "cannot be a prefix"),
+        ("s3://bucket/runs//other", "cannot be a prefix"),
+        ("s3://No_Bucket!/runs", "is no address of a bucket"),
+        (f"s3://key:{ALMOST_A_SECRET}@bucket/runs", "may not carry credentials"),
+    ],
+)
+def test_a_url_that_cannot_be_a_store_is_refused(url: str, why: str, aws_keys: None) -> None:
+    assert why in str(refusal(url))
+
+
+def test_an_endpoint_without_a_scheme_is_refused(aws_keys: None) -> None:
+    store = S3Store(bucket="bucket", endpoint_url="localhost:9000")
+    with pytest.raises(StoreUnreachableError, match="http:// or https://"):
+        store.check()
+    with pytest.raises(SpecError, match="endpoint_url"):
+        RunSpec.parse({"run_id": "a", "recipe": "a:b", "steps": 1, "store": {"endpoint_url": "localhost:9000"}})
+
+
+def test_a_folder_marked_by_a_console_is_no_object_below_itself(moto_url: str) -> None:
+    bucket, client = bucket_at(moto_url), boto3.client("s3", endpoint_url=moto_url)
+    for key in ("console/run/log/", "console/run/log/a~b", "console/run/log/00000000.json", "console-2/x"):
+        client.put_object(Bucket=bucket.removeprefix("s3://"), Key=key, Body=b"{}")
+    client.close()
+    store = open_store(StoreSpec(url=f"{bucket}/console", endpoint_url=moto_url))
+    assert store.list_objects("run/log/") == [("run/log/00000000.json", 2)]
+    assert store.folders() == ["run"]
+
+
+def test_an_answer_lost_on_the_wire_does_not_write_a_record_twice(wire: Wire) -> None:
+    place = StoreSpec(url=f"{bucket_at(wire.url)}/lost-answers", endpoint_url=wire.url)
+    log = RunLog(open_store(place), "run")
+    puts: list[str] = []
+
+    def lose_the_first(request: BaseHTTPRequestHandler) -> bool:
+        puts.extend([request.path] if request.command == "PUT" else [])
+        return request.command == "PUT" and len(puts) == 1
+
+    wire.meddle = lose_the_first
+    first, second = log.append(note(1)), log.append(note(2))
+    assert (first.number, second.number) == (0, 1)
+    assert puts[0].endswith("/00000000.json")
+    assert RunLog(open_store(place), "run").reload().slots == (first, second)
+
+
+def test_a_server_that_ignores_if_none_match_is_refused(wire: Wire) -> None:
+    def ignore(request: BaseHTTPRequestHandler) -> bool:
+        del request.headers["If-None-Match"]
+        return False
+
+    bucket = bucket_at(wire.url)
+    wire.meddle = ignore
+    error = refusal(bucket, wire.url)
+    assert "If-None-Match: * is ignored" in str(error)
+    assert "use AWS S3, a store with conditional puts, or a folder" in str(error)
+
+
+class Careless:
+    """A store in memory that breaks one promise."""
+
+    url = "memory"
+
+    def __init__(self, vice: str) -> None:
+        self.vice = vice
+        self.objects: dict[str, bytes] = {}
+
+    def put_if_absent(self, key: str, data: bytes) -> bool:
+        if self.vice == "refuses writes":
+            raise StoreWriteError(url=self.url, key=key, why="read only")
+        is_new = key not in self.objects
+        if is_new or self.vice in {"overwrites", "overwrites and denies it"}:
+            self.objects[key] = data
+        return is_new or self.vice in {"overwrites", "says yes to all"}
+
+    def put(self, key: str, data: bytes | memoryview, *, durable: bool = True) -> None:
+        self.objects[key] = bytes(data)
+
+    def get(self, key: str) -> bytes:
+        if self.vice == "refuses reads":
+            raise StoreReadError(url=self.url, key=key, why="write only")
+        if self.vice == "forgets":
+            raise MissingObjectError(key=key)
+        return self.objects[key]
+
+    def get_range(self, key: str, start: int, length: int) -> bytes:
+        return self.get(key)[start : start + length]
+
+    def size(self, key: str) -> int:
+        return len(self.get(key))
+
+    def list_objects(self, prefix: str) -> list[ObjectInfo]:
+        return sorted(ObjectInfo(key, len(data)) for key, data in self.objects.items() if key.startswith(prefix))
+
+    def folders(self) -> list[str]:
+        return sorted({key.split("/")[0] for key in self.objects if "/" in key})
+
+    def delete(self, keys: list[str]) -> None:
+        for key in keys:
+            self.objects.pop(key, None)
+
+    def check(self) -> None:
+        check_by_writing(self)
+
+
+@pytest.mark.parametrize(
+    "vice",
+    ["overwrites", "overwrites and denies it", "says yes to all", "refuses writes", "refuses reads", "forgets"],
+)
+def test_a_store_that_breaks_a_promise_of_the_log_is_refused(vice: str) -> None:
+    with pytest.raises(StoreUnreachableError) as raised:
+        Careless(vice).check()
+    assert raised.value.mend in str(raised.value)
+
+
+def test_a_store_that_keeps_them_passes() -> None:
+    Careless("none").check()
+
+
+def test_without_the_extra_the_message_says_how_to_install_it() -> None:
+    code = "import sys; sys.modules['obstore'] = None; from segue.stores import open_store; open_store('s3://a/b')"
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert "MissingExtraError: A store on s3:// needs the extra 's3': pip install 'segue[s3]'." in ended.stderr

@@ -1,0 +1,254 @@
+"""The command line, as a real process: one paragraph, the mend, exit code 2, and nothing left behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import uuid
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import NamedTuple
+
+import psutil
+import pytest
+
+from segue.testing.clock import FakeClock
+from tests.test_controller import Run
+
+SEGUE = Path(sys.executable).with_name("segue")
+TINY = "segue.testing.recipes:tiny"
+MARK = f"test-{uuid.uuid4().hex}"
+
+
+class Outcome(NamedTuple):
+    code: int
+    out: str
+    err: str
+
+
+class Place:
+    """An empty folder in which commands are run; everything outside of it that they may touch lies beside it."""
+
+    def __init__(self, beside: Path) -> None:
+        self.folder = beside / "work"
+        for name in ("work", "home", "tmp"):
+            (beside / name).mkdir(parents=True)
+        # Of the surroundings only what a process needs: no configured server, no credentials, no colours.
+        self._environment = {
+            "PATH": os.environ["PATH"],
+            "HOME": str(beside / "home"),
+            "TMPDIR": str(beside / "tmp"),
+            "PYTHONDONTWRITEBYTECODE": "1",
+            "SEGUE_TEST_MARK": MARK,
+            "AWS_ACCESS_KEY_ID": "nobody",
+            "AWS_SECRET_ACCESS_KEY": "nothing",
+            "AWS_EC2_METADATA_DISABLED": "true",
+        }
+
+    def write(self, name: str, text: str) -> str:
+        (self.folder / name).write_text(text)
+        return name
+
+    def start(self, *arguments: str) -> subprocess.Popen[str]:
+        pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+        command = [str(SEGUE), *arguments]
+        return subprocess.Popen(command, cwd=self.folder, env=self._environment, text=True, **pipes)
+
+    def files(self) -> set[str]:
+        places = (self.folder, self.folder.parent / "tmp")
+        return {str(path) for place in places for path in place.rglob("*")}
+
+    def run(self, *arguments: str) -> Outcome:
+        return finish(self.start(*arguments))
+
+    def refused(self, *arguments: str) -> str:
+        """What a command says that is refused as it should be."""
+        before = self.files()
+        said = refusal(self.run(*arguments))
+        assert self.files() == before
+        return said
+
+
+def finish(process: subprocess.Popen[str], *, limit_seconds: float = 60) -> Outcome:
+    with process:
+        out, err = process.communicate(timeout=limit_seconds)
+    return Outcome(process.returncode, out, err)
+
+
+def refusal(outcome: Outcome) -> str:
+    assert (outcome.code, outcome.out) == (2, ""), outcome
+    assert outcome.err.startswith("segue: ")
+    assert outcome.err.count("\n") == 1, "more than one paragraph"
+    assert outcome.err.endswith("\n")
+    assert "Traceback" not in outcome.err
+    return outcome.err
+
+
+@pytest.fixture
+def place(tmp_path) -> Place:
+    return Place(tmp_path / "place")
+
+
+@pytest.fixture(scope="module")
+def closed_port() -> Iterator[int]:
+    with socket.socket() as held:  # Bound and never listening: nobody else gets it, nobody answers.
+        held.bind(("127.0.0.1", 0))
+        yield held.getsockname()[1]
+
+
+@pytest.fixture
+def stored(make_spec, tmp_path) -> Run:
+    """A run in a store, with one committed checkpoint and one decision open."""
+    run = Run(make_spec(steps=100), FakeClock(datetime(2026, 1, 1, tzinfo=UTC)))
+    plan = run.decide()
+    run.commit(run.claim(plan), 40)
+    return run
+
+
+def test_the_help_lists_every_command(place):
+    outcome = place.run("--help")
+    assert (outcome.code, outcome.err) == (0, "")
+    listed = {line.split()[1] for line in outcome.out.splitlines() if line.startswith("│ ")}
+    assert listed >= {"demo", "run", "status", "checkpoints", "drill"}
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ('[checkpoints]\nkeep = "three"\n', "checkpoints.keep: input should be a valid integer"),
+        ("[checkpoints]\nkep = 3\n", "checkpoints.kep: no such field; did you mean 'keep'?"),
+        ("config = 3\n", "config: 3 is not a table; give it names and values"),
+        ("deadline = 2026-12-01T06:00:00\n", "has no time zone; add one, e.g. Z or +01:00"),
+        ("steps 3\n", "is not TOML (Expected '=' after a key in a key/value pair (at line 1, column 7)); mend that"),
+    ],
+)
+def test_a_wrong_run_spec_is_refused_by_the_name_of_the_field(place, text, said):
+    message = place.refused("drill", TINY, "--config", place.write("run.toml", text))
+    assert message.startswith("segue: run.toml is not a valid run spec: ")
+    assert said in message
+
+
+def test_a_run_spec_that_is_not_there_is_refused_by_its_name(place):
+    assert "nowhere.toml is not a valid run spec: cannot be read" in place.refused(
+        "drill", TINY, "--config", "nowhere.toml"
+    )
+
+
+@pytest.mark.parametrize(
+    ("recipe", "text", "said"),
+    [
+        ("flights.py", "", "recipe: 'flights.py' is not package.module:function; write it like"),
+        ("nowhere:build", "", "there is no module 'nowhere'."),
+        ("mine:build", "import a_package_nobody_has", "importing it needs 'a_package_nobody_has', which is not"),
+        (
+            "mine:build",
+            "raise RuntimeError('first line\\nsecond line')",
+            "raised RuntimeError: first line second line.",
+        ),
+        ("mine:build", "def builds(): ...", "module 'mine' has no function 'build'."),
+    ],
+)
+def test_a_recipe_that_cannot_be_imported_is_refused_with_the_reason(place, recipe, text, said):
+    place.write("mine.py", text)
+    message = place.refused("drill", recipe)
+    assert said in message
+    assert "importable from the current folder" in message or "write it like" in message
+
+
+def test_an_unknown_run_is_told_with_those_that_are_there(place, stored):
+    store = str(stored.log.store.url)
+    message = place.refused("status", "huge", "--store", store)
+    assert message == f"segue: no run 'huge' in {store}. Runs there: tiny. Check the run id and --store.\n"
+
+
+@pytest.mark.parametrize("run", ["nightly", "../up", ""])
+def test_a_store_that_is_not_there_holds_no_runs_and_is_not_made(place, run):
+    assert f"no run {run!r} in " in place.refused("status", run, "--json")
+
+
+@pytest.mark.parametrize(
+    ("store", "endpoint", "said"),
+    [
+        ("ftp://host/x", None, "ftp:// is not a kind of store segue knows. Give a folder, file:///folder or s3://"),
+        ("s3://", None, "names no bucket. Write it as s3://bucket/prefix."),
+        ("s3://bucket", "127.0.0.1:9", "endpoint_url: '127.0.0.1:9' is not an address; write it like http://"),
+        ("s3://bucket", "http://127.0.0.1:{port}", "Check --store, --endpoint-url, the network and your access."),
+    ],
+)
+def test_a_store_that_cannot_be_reached_is_told_with_the_mend(place, closed_port, store, endpoint, said):
+    given = [] if endpoint is None else ["--endpoint-url", endpoint.format(port=closed_port)]
+    assert said in place.refused("status", "nightly", "--store", store, *given)
+
+
+def test_status_says_all_of_it_in_one_json_object(place, stored):
+    outcome = place.run("status", "tiny", "--store", stored.log.store.url, "--json")
+    assert (outcome.code, outcome.err) == (0, "")
+    told = json.loads(outcome.out)
+    assert (told["run"], told["committed_step"], told["steps"]) == ("tiny", 40, 100)
+    assert told["state"] == "segment 0 attempt 1 on spot"
+    assert told["last_decision"] == "spot: no deadline, so as cheap as can be"
+    assert (told["deadline"], told["segments"], told["damage"]) == (None, [], [])
+
+
+def test_checkpoints_says_all_of_it_in_one_json_object(place, stored):
+    outcome = place.run("checkpoints", "tiny", "--store", stored.log.store.url, "--json")
+    assert (outcome.code, outcome.err) == (0, "")
+    told = json.loads(outcome.out)
+    assert told["run"] == "tiny"
+    assert [(row["step"], row["state"], row["parent_step"]) for row in told["checkpoints"]] == [(40, "kept", None)]
+
+
+def test_people_get_tables(place, stored):
+    status = place.run("status", "tiny", "--store", stored.log.store.url)
+    checkpoints = place.run("checkpoints", "tiny", "--store", stored.log.store.url)
+    assert (status.code, status.err, checkpoints.code, checkpoints.err) == (0, "", 0, "")
+    assert "committed step  40" in status.out
+    assert "kept" in checkpoints.out
+
+
+def test_status_does_not_wait_for_prefect_to_be_imported():
+    look = (
+        "import sys; sys.argv = ['segue', 'status', 'x', '--store', '/nowhere']; from segue import cli\n"
+        "try:\n    cli.main()\nexcept SystemExit as end:\n    print(end.code, 'prefect' in sys.modules)"
+    )
+    assert subprocess.check_output([sys.executable, "-c", look], text=True, stderr=subprocess.DEVNULL) == "2 False\n"
+
+
+@pytest.fixture(scope="module")
+def refused_runs(tmp_path_factory, closed_port) -> dict[str, tuple[Outcome, set[str]]]:
+    """Every `segue run` that is to be refused, side by side, for each imports Prefect and torch."""
+    asked = {
+        "deadline": ["--deadline", "2020-01-01T00:00:00Z"],
+        "folder": ["--store", "file/store"],
+        "bucket": ["--store", "s3://bucket", "--endpoint-url", f"http://127.0.0.1:{closed_port}"],
+    }
+    started = {}
+    for name, options in asked.items():
+        place = Place(tmp_path_factory.mktemp(name) / "place")
+        place.write("file", "")
+        command = ("run", TINY, "--config", place.write("run.toml", "steps = 10\n"), *options)
+        started[name] = (place, place.files(), place.start(*command))
+    return {name: (finish(process), place.files() - before) for name, (place, before, process) in started.items()}
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("deadline", "deadline: 2020-01-01T00:00:00+00:00 has passed (it is "),
+        ("folder", "the folder cannot be made (Not a directory). Give a folder you may write to with --store"),
+        ("bucket", "store s3://bucket: no answer (EndpointConnectionError). Check the endpoint (http://127.0.0.1:"),
+    ],
+)
+def test_a_run_that_cannot_start_is_refused_before_any_server_is(refused_runs, name, said):
+    outcome, left = refused_runs[name]
+    assert said in refusal(outcome)
+    assert left == set()
+    assert [process for process in psutil.process_iter(["environ"]) if _is_ours(process)] == []
+
+
+def _is_ours(process: psutil.Process) -> bool:
+    return (process.info["environ"] or {}).get("SEGUE_TEST_MARK") == MARK

@@ -1,0 +1,217 @@
+"""The records of the log as bytes: nothing lost on the way there and back, no damage taken for a record."""
+
+from __future__ import annotations
+
+import json
+import math
+from datetime import UTC, datetime, timedelta, timezone
+from typing import Any, get_args
+
+import crc32c
+import pytest
+
+from segue import layout
+from segue.entries import (
+    AnyEntry,
+    ClaimEntry,
+    CommitEntry,
+    DecisionEntry,
+    Entry,
+    OpenEntry,
+    PruneEntry,
+    QuarantineEntry,
+    ReportEntry,
+    SealEntry,
+    VerdictEntry,
+    decode,
+    encode,
+)
+from segue.errors import DamagedRecordError
+from segue.records import (
+    Capacity,
+    CheckpointRef,
+    CodeFailure,
+    Environment,
+    Finding,
+    Manifest,
+    Notice,
+    SegmentPlan,
+    SegmentReport,
+    Shard,
+    StopReason,
+    TensorInfo,
+    Verdict,
+    VerdictKind,
+    WitnessRow,
+)
+from segue.spec import RunSpec
+
+COMMON: dict[str, Any] = {
+    "entry_id": "0123456789abcdef",
+    "written_at": datetime(2026, 1, 2, 3, 4, 5, 678901, tzinfo=UTC),
+    "epoch": 3,
+}
+REF = CheckpointRef(slot=7, step=40, attempt_id="seg000-a1-e1")
+HERE = Environment(torch="2.13.0+cpu", device="cpu", instruction_set="AVX512", threads=2)
+PLAN = SegmentPlan(segment=1, attempt=2, capacity=Capacity.SPOT, deployment="segment/spot", parent=REF, max_seconds=0.1)
+ROW = WitnessRow(
+    step=41, loss=0.1 + 0.2, grad_norm=5e-324, param_norm=1.7976931348623157e308, lr=(1e-3, -0.0),
+    loss_scale=65536.0, batch_fingerprint="aa", input_fingerprint="bb",
+)  # fmt: skip
+ODD_ROW = ROW.model_copy(update={"loss": math.nan, "grad_norm": math.inf, "param_norm": -math.inf, "lr": (math.nan,)})
+MANIFEST = Manifest(
+    step=40, samples_seen=1280, epoch=5, parent=REF, environment=HERE, metric=math.nan,
+    shards=(Shard(key="attempts/a/rank-0.json", size_bytes=9, chunk_bytes=8, chunk_crc32c=(0, 2**32 - 1)),),
+    tensors={"ü/重": TensorInfo(dtype="f", shape=(), digest="d"), "": TensorInfo(dtype="", shape=(0, 3), digest="")},
+    components={"model": "m", "rng.torch": "r"},
+)  # fmt: skip
+REPORT = SegmentReport(
+    segment=1, attempt=2, attempt_id=None, capacity=Capacity.ON_DEMAND, stop_reason=StopReason.FAILED,
+    from_step=0, to_step=9, note="",
+    notice=Notice(kind="sigterm", received_at=COMMON["written_at"], grace_seconds=math.inf),
+    failure=CodeFailure(type="KeyError", message='"\\\0\x1b\n\u2028\U0001f642', traceback="line\n" * 3),
+)  # fmt: skip
+FINDING = Finding(component="optimizer", channel="digest", step=41, sentence="The optimizer's state differs.")
+VERDICT = Verdict(kind=VerdictKind.BROKEN, findings=(FINDING,), rows_compared=8, environment_changes=("torch",))
+SPEC = RunSpec.parse({"run_id": "run-1", "recipe": "a.b:c", "steps": 3, "config": {"x": [1.5, None, {"y": "ü"}]}})
+ENTRIES: list[Entry] = [
+    OpenEntry(**COMMON, spec=SPEC),
+    DecisionEntry(**COMMON, plan=PLAN, action="run", reason="r", numbers={"a": math.inf, "b": math.nan, "c": 0.1}),
+    DecisionEntry(**COMMON, plan=None, action="hopeless", reason="too late"),
+    ClaimEntry(
+        **COMMON, attempt_id="seg001-a2-e3", segment=1, attempt=2, capacity=Capacity.SPOT, host="h", trainer_pid=2,
+        segment_pid=1, environment=HERE,
+    ),
+    CommitEntry(**COMMON, attempt_id="seg001-a2-e3", manifest=MANIFEST),
+    SealEntry(**COMMON, attempt_id="seg001-a2-e3", checkpoint=REF, rows=(ROW, ODD_ROW)),
+    VerdictEntry(**COMMON, attempt_id="seg001-a2-e3", parent=REF, verdict=VERDICT),
+    ReportEntry(**COMMON, report=REPORT),
+    QuarantineEntry(**COMMON, slot=7, checkpoint=REF, reason="flipped"),
+    PruneEntry(**COMMON, slots=(1, 2, 3)),
+]  # fmt: skip
+SMALL = PruneEntry(**COMMON, slots=(1,))
+NO_RECORDS = [b"", b"{}", b"null", b"1", b"[]", b'"x"', b"\xff\xfe", b"[" * 100_000, b'{"a":' * 100_000, b"1" * 5_000]
+NO_RECORDS += [b'{"kind":"prune"}', b'{"kind":"nothing"}', b'{"kind":"prune","schema_version":1e400}']
+STRANGERS = [f"run/log/{name}" for name in ("0000001.json", "000000001.json", "00000001.json~", "00000001.json\n")]
+STRANGERS += ["run/log/0000000\u0661.json", "run/log/old/log/00000001.json", "log/00000001.json", "run/x/00000001.json"]
+
+
+def sealed(body: bytes) -> bytes:
+    """A body with the checksum that fits it: what only a writer, not an accident, can make."""
+    return b'{"crc32c":"%08x","entry":' % crc32c.crc32c(body) + body + b"}"
+
+
+def why_refused(data: bytes) -> str:
+    with pytest.raises(DamagedRecordError) as raised:
+        decode(data, key="run/log/00000000.json")
+    assert raised.value.key == "run/log/00000000.json"
+    return raised.value.why
+
+
+@pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: type(entry).__name__)
+def test_every_kind_of_entry_comes_back_as_it_was(entry: Entry) -> None:
+    found = decode(encode(entry), key="k")
+    assert type(found) is type(entry)
+    # NaN is not equal to itself, but it reads the same.
+    assert repr(found).replace("TzInfo(0)", "datetime.timezone.utc") == repr(entry)
+    assert encode(found) == encode(entry)
+
+
+def test_every_kind_is_tried() -> None:
+    assert {type(entry) for entry in ENTRIES} == set(get_args(get_args(AnyEntry)[0]))
+
+
+@pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: type(entry).__name__)
+def test_a_record_is_strict_json_that_other_tools_can_read(entry: Entry) -> None:
+    def refuse(constant: str) -> None:
+        raise AssertionError(f"{constant} is not JSON")
+
+    record = json.loads(encode(entry), parse_constant=refuse)
+    assert list(record) == ["crc32c", "entry"]
+    assert record["entry"]["schema_version"] == 1
+
+
+def test_witness_rows_keep_every_bit_and_what_is_not_finite() -> None:
+    entry = decode(encode(SealEntry(**COMMON, attempt_id="a", checkpoint=REF, rows=(ROW, ODD_ROW))), key="k")
+    assert isinstance(entry, SealEntry)
+    row, odd = entry.rows
+    assert row == ROW
+    assert (row.loss.hex(), row.grad_norm.hex(), math.copysign(1, row.lr[1])) == ((0.1 + 0.2).hex(), (5e-324).hex(), -1)
+    assert (math.isnan(odd.loss), odd.grad_norm, odd.param_norm, math.isnan(odd.lr[0])) == (
+        True,
+        math.inf,
+        -math.inf,
+        True,
+    )
+
+
+def test_a_time_of_another_zone_is_the_same_moment() -> None:
+    local = COMMON["written_at"].astimezone(timezone(timedelta(hours=5, minutes=45)))
+    assert decode(encode(SMALL.model_copy(update={"written_at": local})), key="k").written_at == COMMON["written_at"]
+
+
+def test_half_a_character_in_a_traceback_does_not_cost_the_report() -> None:
+    failure = CodeFailure(type="OSError", message="no file \udcff.csv", traceback="\ud83d")
+    entry = decode(encode(ReportEntry(**COMMON, report=REPORT.model_copy(update={"failure": failure}))), key="k")
+    assert isinstance(entry, ReportEntry)
+    assert entry.report == REPORT.model_copy(
+        update={"failure": CodeFailure(type="OSError", message="no file ?.csv", traceback="?")}
+    )
+
+
+def test_every_flipped_bit_is_seen() -> None:
+    data = encode(SMALL)
+    for position in range(8 * len(data)):
+        flipped = bytearray(data)
+        flipped[position // 8] ^= 1 << position % 8
+        assert why_refused(bytes(flipped)) == "its checksum does not match its bytes"
+
+
+def test_every_truncation_and_every_addition_is_seen() -> None:
+    data = encode(SMALL)
+    for length in range(len(data)):
+        why_refused(data[:length])
+        why_refused(data[length + 1 :])
+    for more in (b"\n", b" ", b"}", b"\0", data):
+        why_refused(data + more)
+        why_refused(more + data)
+
+
+@pytest.mark.parametrize("body", NO_RECORDS, ids=lambda body: repr(body[:20]))
+def test_a_sound_checksum_does_not_make_a_record(body: bytes) -> None:
+    assert "not a log record" in why_refused(sealed(body))
+
+
+def test_a_field_that_is_not_known_is_refused() -> None:
+    assert "not a log record" in why_refused(sealed(SMALL.model_dump_json()[:-1].encode() + b',"more":1}'))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda record: record.update(schema_version=2),
+        lambda record: record.update(schema_version=2, more="field"),
+        lambda record: record.update(schema_version=2, kind="unheard of"),
+        lambda record: record["report"].update(schema_version=2),
+    ],
+)
+def test_a_record_of_a_newer_schema_is_named_as_such(change: Any) -> None:
+    record = json.loads(ReportEntry(**COMMON, report=REPORT).model_dump_json())
+    change(record)
+    assert why_refused(sealed(json.dumps(record).encode())) == "schema version 2 is newer than this segue"
+
+
+@pytest.mark.parametrize("version", [0, -1, "2", None, True, 1.5, [2]])
+def test_a_version_that_is_none_is_not_called_newer(version: object) -> None:
+    record = json.loads(SMALL.model_dump_json()) | {"schema_version": version, "kind": "unheard of"}
+    assert "not a log record" in why_refused(sealed(json.dumps(record).encode()))
+
+
+@pytest.mark.parametrize("key", STRANGERS)
+def test_a_file_of_another_name_is_no_slot(key: str) -> None:
+    assert layout.slot_of(key) is None
+
+
+@pytest.mark.parametrize("slot", [0, 1, 99_999_999])
+def test_the_key_of_a_slot_names_the_slot(slot: int) -> None:
+    assert layout.slot_of(layout.log_key("run.1-x", slot)) == slot

@@ -1,0 +1,264 @@
+"""The run spec: where it comes from, what it refuses, and what each refusal tells a person to do."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from datetime import UTC, date, datetime, timedelta
+from pathlib import Path
+
+import pytest
+from pydantic import ValidationError
+
+from segue.errors import DeadlinePassedError, SpecError
+from segue.records import Capacity
+from segue.spec import PoolSpec, RunSpec, StoreSpec, parse_deadline, read_toml
+
+LEAST = {"run_id": "nightly", "recipe": "examples.flights:build", "steps": 100}
+NOW = datetime(2026, 6, 1, 12, 0, tzinfo=UTC)
+
+TOML = """
+run_id = "nightly"
+recipe = "examples.flights:build"
+steps = 100
+deadline = 2026-12-01T06:00:00+01:00
+[config]
+width = 64
+layers = [1, 2, {size = 3}]
+[store]
+url = "s3://bucket/prefix"
+endpoint_url = "http://127.0.0.1:9000"
+[checkpoints]
+every_steps = 20
+keep = 4
+[policy]
+step_seconds = 0.5
+"""
+
+
+def refusal(**fields: object) -> str:
+    with pytest.raises(SpecError) as caught:
+        RunSpec.parse(LEAST | fields)
+    return str(caught.value)
+
+
+@pytest.fixture
+def berlin(monkeypatch):
+    # By its rule instead of its name, for a machine need not have a time zone database.
+    monkeypatch.setenv("TZ", "CET-1CEST,M3.5.0,M10.5.0/3")
+    time.tzset()
+    yield
+    monkeypatch.undo()
+    time.tzset()
+
+
+def test_a_toml_file_becomes_a_spec_with_every_table_in_its_place(tmp_path):
+    path = tmp_path / "run.toml"
+    path.write_text(TOML)
+    spec = RunSpec.from_toml(path)
+    assert spec.config == {"width": 64, "layers": [1, 2, {"size": 3}]}
+    assert spec.deadline == datetime(2026, 12, 1, 5, 0, tzinfo=UTC)
+    assert (spec.store.url, spec.checkpoints.keep, spec.policy.step_seconds) == ("s3://bucket/prefix", 4, 0.5)
+
+
+def test_a_value_given_beside_the_file_wins_and_none_does_not(tmp_path):
+    path = tmp_path / "run.toml"
+    path.write_text(TOML)
+    assert RunSpec.from_toml(path, steps=7, run_id=None).steps == 7
+    assert RunSpec.from_toml(path, steps=7, run_id=None).run_id == "nightly"
+
+
+def test_the_same_spec_comes_from_toml_from_plain_data_and_from_python(tmp_path):
+    path = tmp_path / "run.toml"
+    path.write_text(TOML)
+    spec = RunSpec.from_toml(path)
+    assert RunSpec.parse(read_toml(path)) == spec
+    fields = {name: getattr(spec, name) for name in RunSpec.model_fields}
+    assert RunSpec(**fields) == spec
+    assert RunSpec.parse(spec) == spec
+
+
+def test_a_spec_survives_the_json_that_prefect_passes_it_as(tmp_path):
+    path = tmp_path / "run.toml"
+    path.write_text(TOML)
+    spec = RunSpec.from_toml(path)
+    sent = json.loads(json.dumps(spec.model_dump(mode="json")))
+    assert RunSpec.parse(sent) == spec
+    assert RunSpec.model_validate_json(spec.model_dump_json()) == spec
+    assert RunSpec.parse(sent).identity() == spec.identity()
+
+
+def test_a_spec_and_its_parts_are_frozen():
+    spec = RunSpec.parse(LEAST)
+    with pytest.raises(ValidationError, match="frozen"):
+        spec.steps = 5
+    with pytest.raises(ValidationError, match="frozen"):
+        spec.checkpoints.keep = 5
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"stepz": 3}, "stepz: no such field; did you mean 'steps'?"),
+        ({"checkpoints": {"kep": 3}}, "checkpoints.kep: no such field; did you mean 'keep'?"),
+        ({"store": {"uri": "x"}}, "store.uri: no such field; did you mean 'url'?"),
+        ({"liveness": {"zzz": 1}}, "liveness.zzz: no such field; known are heartbeat_seconds, lease_seconds"),
+        ({"steps": "many"}, "steps: input should be a valid integer"),
+        ({"steps": 0}, "steps: input should be greater than 0 (got 0)"),
+        ({"checkpoints": {"keep": "three"}}, "checkpoints.keep: input should be a valid integer"),
+        ({"checkpoints": {"keep": 1}}, "checkpoints.keep: input should be greater than or equal to 2"),
+        ({"checkpoints": {"best": "mid"}}, "checkpoints.best: input should be 'min' or 'max'"),
+        ({"policy": {"name": "bold"}}, "policy.name: input should be 'greedy', 'on_demand_only' or 'spot_only'"),
+        ({"checkpoints": 3}, "checkpoints: 3 is not a table; known in it are every_steps, every_seconds, keep, best"),
+        ({"store": "s3://bucket"}, "store: 's3://bucket' is not a table; known in it are url, endpoint_url, region"),
+        ({"store": {"endpoint_url": "here"}}, "store.endpoint_url: 'here' is not an address; write it like http://"),
+        ({"config": 3}, "config: 3 is not a table; give it names and values"),
+        ({"config": {"day": date(2026, 1, 1)}}, "config.day: datetime.date(2026, 1, 1) does not survive as JSON"),
+        ({"config": {"clip": math.inf}}, "config.clip: inf does not survive as JSON; write it as a string"),
+        ({"config": {"a": [1, {"b": math.nan}]}}, "config.a.1.b: nan does not survive as JSON"),
+        ({"run_id": "Nightly Run"}, "run_id: 'Nightly Run' must be lower-case letters"),
+        ({"run_id": "../up"}, "run_id: '../up' must be lower-case letters"),
+        ({"recipe": "flights.py"}, "recipe: 'flights.py' is not package.module:function; write it like"),
+        ({"deadline": "2026-12-01T06:00:00"}, "deadline: '2026-12-01T06:00:00' has no time zone; add one, e.g. Z"),
+        ({"deadline": "+2h"}, "deadline: '+2h' is not a time; write it like 2026-12-01T06:00:00+00:00"),
+        ({"deadline": [1]}, "deadline: [1] is not a time; write it like"),
+    ],
+)
+def test_a_wrong_field_is_named_by_its_path_with_the_mend(fields, said):
+    assert said in refusal(**fields)
+
+
+def test_all_wrong_fields_are_told_at_once():
+    with pytest.raises(SpecError) as caught:
+        RunSpec.parse({"steps": "many", "checkpoints": {"kep": 1}}, source="run.toml")
+    assert len(caught.value.problems) == 4
+    message = str(caught.value)
+    assert message.startswith("run.toml is not a valid run spec: ")
+    assert "run_id: is missing; give it a value" in message
+    assert "recipe: is missing; give it a value" in message
+    assert "\n" not in message
+
+
+def test_data_that_is_no_table_at_all_is_refused():
+    with pytest.raises(SpecError, match=r"the document: \[\] is not a table; known in it are"):
+        RunSpec.parse([])
+
+
+def test_a_store_alone_is_checked_the_same_way():
+    with pytest.raises(SpecError, match="endpoint_url: 'x' is not an address"):
+        StoreSpec.parse({"endpoint_url": "x"}, source="the command line")
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (None, "cannot be read (No such file or directory); check the path"),
+        (b"steps = ", "is not TOML (Invalid value (at end of document)); mend that line"),
+        (b"\xff\xfe", "is not TOML"),
+    ],
+)
+def test_a_file_that_is_not_there_or_not_toml_is_named(tmp_path, content, said):
+    path = tmp_path / "run.toml"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(SpecError) as caught:
+        RunSpec.from_toml(path)
+    assert str(path) in str(caught.value)
+    assert said in str(caught.value)
+
+
+def test_a_folder_is_not_a_file(tmp_path):
+    with pytest.raises(SpecError, match=r"cannot be read \(Is a directory\); check the path"):
+        read_toml(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("text", "moment"),
+    [
+        ("+2h", NOW + timedelta(hours=2)),
+        ("2h", NOW + timedelta(hours=2)),
+        ("+90m", NOW + timedelta(minutes=90)),
+        ("+90 min", NOW + timedelta(minutes=90)),
+        ("+1.5d", NOW + timedelta(hours=36)),
+        (" +45s ", NOW + timedelta(seconds=45)),
+        ("2026-12-01T06:00:00+01:00", datetime(2026, 12, 1, 5, tzinfo=UTC)),
+        ("2026-12-01T06:00:00Z", datetime(2026, 12, 1, 6, tzinfo=UTC)),
+    ],
+)
+def test_a_deadline_can_be_a_span_or_an_iso_time(text, moment):
+    assert parse_deadline(text, now=NOW) == moment
+
+
+@pytest.mark.parametrize(
+    ("now", "text", "moment"),
+    [
+        (datetime(2026, 6, 1, 12, tzinfo=UTC), "06:00", datetime(2026, 6, 2, 4, tzinfo=UTC)),
+        (datetime(2026, 6, 1, 3, 59, tzinfo=UTC), "06:00", datetime(2026, 6, 1, 4, tzinfo=UTC)),
+        # It is six o'clock sharp: the next one is tomorrow's.
+        (datetime(2026, 6, 1, 4, tzinfo=UTC), "6:00", datetime(2026, 6, 2, 4, tzinfo=UTC)),
+        # The clocks change in the night between.
+        (datetime(2026, 3, 28, 21, tzinfo=UTC), "06:00", datetime(2026, 3, 29, 4, tzinfo=UTC)),
+        (datetime(2026, 10, 24, 20, tzinfo=UTC), "06:00", datetime(2026, 10, 25, 5, tzinfo=UTC)),
+        (datetime(2026, 6, 1, 12, tzinfo=UTC), "2026-06-02T06:00", datetime(2026, 6, 2, 4, tzinfo=UTC)),
+    ],
+)
+def test_a_time_of_day_is_the_next_one_by_the_clock_on_the_wall(berlin, now, text, moment):
+    assert parse_deadline(text, now=now) == moment
+
+
+@pytest.mark.parametrize("text", ["", "soon", "25:00", "06:60", "+-2h", "+2y", "+99999999999d", "2026-13-01"])
+def test_what_is_no_deadline_is_refused_with_examples(text):
+    with pytest.raises(SpecError, match=r"is not a time; write \+2h, \+90m, 06:00 or 2026-12-01T06:00:00\+00:00"):
+        parse_deadline(text, now=NOW)
+
+
+@pytest.mark.parametrize(("seconds", "passes"), [(-1, False), (0, False), (1, True)])
+def test_a_deadline_has_to_lie_ahead(seconds, passes):
+    spec = RunSpec.parse(LEAST | {"deadline": NOW + timedelta(seconds=seconds)})
+    if passes:
+        spec.require_future_deadline(NOW)
+        return
+    with pytest.raises(DeadlinePassedError, match=r"has passed \(it is .*\)\. Give a later one, or none"):
+        spec.require_future_deadline(NOW)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"steps": 200},
+        {"seed": 1},
+        {"recipe": "examples.flights:other"},
+        {"config": {"width": 8}},
+        {"config": {"deep": {"a": 2}}},
+    ],
+)
+def test_what_makes_the_run_this_one_is_in_its_identity(fields):
+    before = RunSpec.parse(LEAST | {"config": {"width": 4, "deep": {"a": 1}}})
+    assert RunSpec.parse(before.model_dump() | fields).identity() != before.identity()
+
+
+def test_where_when_and_how_safely_it_runs_is_not_part_of_its_identity():
+    before = RunSpec.parse(LEAST)
+    other = {"deadline": NOW, "store": {"url": "elsewhere"}, "threads": 2, "policy": {"name": "spot_only"}}
+    assert RunSpec.parse(LEAST | other).identity() == before.identity()
+
+
+def test_the_order_of_the_config_is_not_part_of_the_identity():
+    one = RunSpec.parse(LEAST | {"config": {"a": {"x": 1, "y": 2}, "b": 2}})
+    other = RunSpec.parse(LEAST | {"config": {"b": 2, "a": {"y": 2, "x": 1}}})
+    assert one.identity() == other.identity()
+
+
+def test_a_cadence_by_steps_switches_the_usual_one_off():
+    usual, by_steps = RunSpec.parse(LEAST), RunSpec.parse(LEAST | {"checkpoints": {"every_steps": 5}})
+    assert (usual.checkpoints.interval_seconds, by_steps.checkpoints.interval_seconds) == (300.0, None)
+
+
+def test_each_capacity_has_its_deployment():
+    pools = PoolSpec(spot="mine/cheap")
+    assert [pools.deployment(c) for c in (Capacity.SPOT, Capacity.ON_DEMAND)] == ["mine/cheap", "segment/on-demand"]
+
+
+def test_the_default_store_is_a_folder_below_the_current_one():
+    assert not Path(RunSpec.parse(LEAST).store.url).is_absolute()

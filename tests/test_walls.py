@@ -1,0 +1,136 @@
+"""Who may import whom, what an import may cost, and where the time is read."""
+
+from __future__ import annotations
+
+import ast
+import json
+import statistics
+import subprocess
+import sys
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+HEAVY = ("torch", "boto3", "prefect", "pandas", "great_expectations", "numpy")
+READS_TIME = {"time.time", "time.monotonic", "time.time_ns", "time.monotonic_ns", "time.perf_counter"}
+READS_TIME |= {f"{owner}.{name}" for owner in ("datetime", "datetime.datetime") for name in ("now", "utcnow", "today")}
+READS_TIME |= {"date.today", "datetime.date.today"}
+RUNS_CODE = {"pickle", "cPickle", "cloudpickle", "dill", "joblib", "marshal", "shelve"}
+
+
+@cache
+def sources(folder: str) -> dict[str, ast.Module]:
+    found = {p.relative_to(ROOT).as_posix(): ast.parse(p.read_text()) for p in sorted((ROOT / folder).rglob("*.py"))}
+    assert found, f"there is no code in {folder}"
+    return found
+
+
+def imports(tree: ast.Module) -> Iterator[str]:
+    """Every module a file names in an import, at its top or inside a function; `from a import b` gives a and a.b."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, "relative imports would be missed here"
+            yield node.module or ""
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def names(tree: ast.Module) -> Iterator[str]:
+    """Every dotted name a file uses: `datetime.now`, `torch.load`."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute | ast.Name):
+            yield ast.unparse(node)
+
+
+def is_in(module: str, packages: tuple[str, ...] | set[str]) -> bool:
+    return any(module == package or module.startswith(f"{package}.") for package in packages)
+
+
+def offenders(folder: str, packages: tuple[str, ...] | set[str], *, but: tuple[str, ...] = ()) -> list[str]:
+    return [
+        f"{path} imports {module}"
+        for path, tree in sources(folder).items()
+        if not path.startswith(but)
+        for module in imports(tree)
+        if is_in(module, packages)
+    ]
+
+
+def test_importing_segue_takes_less_than_a_third_of_a_second():
+    measure = "import time; t = time.perf_counter(); import segue; print(time.perf_counter() - t)"
+    took = [float(subprocess.check_output([sys.executable, "-c", measure])) for _ in range(5)]
+    assert statistics.median(took) < 0.3
+
+
+@pytest.mark.parametrize("module", ["segue", "segue.spec", "segue.controller", "segue.watch", "segue.cli"])
+def test_what_steers_a_run_loads_nothing_heavy(module):
+    look = f"import json, sys, {module}; print(json.dumps(list(sys.modules)))"
+    loaded = json.loads(subprocess.check_output([sys.executable, "-c", look]))
+    assert [name for name in HEAVY if name in loaded] == []
+
+
+def test_every_public_name_can_be_loaded():
+    look = "import segue; [getattr(segue, name) for name in segue.__all__]"
+    subprocess.run([sys.executable, "-c", look], check=True)
+
+
+def test_the_library_imports_neither_prefect_nor_what_is_built_on_it():
+    assert offenders("segue", ("prefect", "tasks", "flows", "deployments")) == []
+
+
+def test_tasks_do_not_import_flows():
+    assert offenders("tasks", ("flows", "deployments")) == []
+
+
+def test_flows_do_not_import_deployments():
+    assert offenders("flows", ("deployments",)) == []
+
+
+def test_nothing_shipped_imports_tests_or_examples():
+    assert [o for folder in ("segue", "tasks", "flows") for o in offenders(folder, ("tests", "examples"))] == []
+
+
+def test_policies_have_no_clock_no_chance_and_no_io():
+    banned = ("time", "os", "random", "secrets", "socket", "pathlib", "io", "shutil", "subprocess", "threading")
+    assert offenders("segue/deadline", (*banned, "segue.clock", "segue.stores", "segue.runlog", "segue.layout")) == []
+    used = {name for tree in sources("segue/deadline").values() for name in names(tree)}
+    assert used.isdisjoint(READS_TIME | {"open", "print", "input"})
+
+
+def test_only_the_clock_reads_the_time():
+    found = [
+        f"{path}: {name}"
+        for path, tree in sources("segue").items()
+        if path != "segue/clock.py"
+        for name in names(tree)
+        if name in READS_TIME
+    ]
+    assert found == []
+
+
+def test_nobody_takes_a_clock_reading_out_of_its_module():
+    # `from time import monotonic` would slip past the test above.
+    taken = ("time.time", "time.monotonic", "time.perf_counter", "time.time_ns", "time.monotonic_ns")
+    assert offenders("segue", set(taken)) == []
+
+
+def test_only_what_trains_saves_or_replays_imports_torch():
+    rooms = ("segue/trainer/", "segue/checkpoints/", "segue/continuity/", "segue/testing/")
+    assert offenders("segue", ("torch",), but=rooms) == []
+
+
+@pytest.mark.parametrize("folder", ["segue", "tasks", "flows"])
+def test_nothing_prints_past_the_console(folder):
+    calls = (node for tree in sources(folder).values() for node in ast.walk(tree) if isinstance(node, ast.Call))
+    assert [node.lineno for node in calls if isinstance(node.func, ast.Name) and node.func.id == "print"] == []
+
+
+def test_no_bytes_of_a_bucket_can_become_code():
+    assert offenders("segue", RUNS_CODE) == []
+    used = {(path, name) for path, tree in sources("segue").items() for name in names(tree)}
+    banned = {"torch.load", "torch.save", "eval", "exec", "np.load", "numpy.load"}
+    assert [(path, name) for path, name in used if name in banned] == []

@@ -1,0 +1,349 @@
+"""Waiting for an attempt: what is believed, for how long, and when it is asked to come home."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+
+import pytest
+
+from segue import layout
+from segue.controller import decide_next
+from segue.errors import MissingObjectError
+from segue.history import read_history
+from segue.records import Capacity, CodeFailure, SegmentPlan, SegmentReport, StopReason
+from segue.stores import open_store
+from segue.testing.clock import FakeClock
+from segue.testing.faulty_store import FaultyStore
+from segue.trainer.claim import Claim
+from segue.watch import await_report
+from tests.test_controller import START, Run
+
+LOST = StopReason.LOST
+LEASE, POLL = 30.0, 0.5
+
+
+class ScriptedClock(FakeClock):
+    """Sleeping lets time pass and the other side act: one thing at a moment, or something at every poll."""
+
+    def __init__(self) -> None:
+        super().__init__(START)
+        self._script: list[tuple[float, Callable[[], object]]] = []
+        self.at_every_poll: Callable[[], object] = lambda: None
+
+    def at(self, seconds: float, act: Callable[[], object]) -> None:
+        self._script.append((seconds, act))
+
+    def sleep(self, seconds: float) -> None:
+        super().sleep(seconds)
+        assert self.monotonic() < 3600, "the wait did not end"
+        due = [item for item in self._script if item[0] <= self.monotonic()]
+        for item in due:
+            self._script.remove(item)
+            item[1]()
+        self.at_every_poll()
+
+
+class ScriptedChild:
+    """An orchestrator that says what the test tells it to, and remembers what it was asked to do."""
+
+    def __init__(self) -> None:
+        self.state: str | None = None
+        self.asked: list[str] = []
+        self.when_asked: Callable[[], object] = lambda: None
+        self.when_cancelled: Callable[[], object] = lambda: None
+
+    def ended_as(self) -> str | None:
+        self.when_asked()
+        return self.state
+
+    def cancel(self, why: str) -> None:
+        self.when_cancelled()
+        self.asked.append(f"cancel: {why}")
+
+    def mark_lost(self, why: str) -> None:
+        self.asked.append(f"mark lost: {why}")
+
+
+class Watched(Run):
+    """A run whose attempt is waited for, on scripted time."""
+
+    def __init__(self, spec) -> None:
+        self.clock: ScriptedClock = ScriptedClock()
+        super().__init__(spec, self.clock)
+        self.child = ScriptedChild()
+        self.recalls: list[float] = []
+        self.is_store_away: Callable[[str, str], bool] = lambda operation, key: False
+
+    def wait(self, plan: SegmentPlan) -> SegmentReport:
+        """Wait through a store that counts recalls and fails as the test says."""
+
+        def fails(operation: str, key: str) -> bool:
+            if self.is_store_away(operation, key):
+                return True
+            if operation == "put" and key.endswith("recall.json"):
+                self.recalls.append(self.clock.monotonic())
+            return False
+
+        log = self.another_log()
+        log.store = FaultyStore(open_store(self.spec.store), fails=fails)
+        return await_report(log, self.spec, plan, child=self.child, clock=self.clock)
+
+    def started(self) -> tuple[SegmentPlan, Claim]:
+        plan = self.decide()
+        return plan, self.claim(plan)
+
+    def lives(self, claim: Claim, *, until: float = 1e9, deaf: tuple[float, float] = (0, 0), **fields) -> None:
+        """The attempt beats at every poll, except while the store is away for it too."""
+
+        def beat() -> None:
+            now = self.clock.monotonic()
+            if now <= until and not deaf[0] <= now < deaf[1]:
+                self.beat(claim, **({"counter": int(now * 10), "step": 50} | fields))
+
+        self.clock.at_every_poll = beat
+
+    def reports(self, seconds: float, plan: SegmentPlan, claim: Claim, reason: StopReason) -> None:
+        self.clock.at(seconds, lambda: self.report(plan, claim, reason))
+
+
+@pytest.fixture
+def watch(make_spec) -> Callable[..., Watched]:
+    return lambda **fields: Watched(make_spec(**({"steps": 100, "checkpoints": {"every_steps": 10}} | fields)))
+
+
+@pytest.fixture
+def tight(watch) -> Callable[..., Watched]:
+    """100 steps of a second in 150 s: a death must be known while 100 + 6 + 1 + 1.05 s are left, 41.95 s from now."""
+
+    def make(**policy) -> Watched:
+        numbers = {"step_seconds": 1, "changeover_seconds": 6, "detection_seconds": 1, "margin_share": 0}
+        return watch(deadline=START + timedelta(seconds=150), policy=numbers | policy)
+
+    return make
+
+
+RECALL_AT = 41.95
+
+
+def test_the_report_of_the_attempt_ends_the_wait(watch):
+    run = watch()
+    plan, claim = run.started()
+    run.lives(claim)
+    run.reports(12, plan, claim, StopReason.NOTICE)
+    report = run.wait(plan)
+    assert (report.stop_reason, run.clock.monotonic(), run.child.asked) == (StopReason.NOTICE, 12, [])
+
+
+@pytest.mark.parametrize("last_beat", [None, 0.0, 10.0])
+def test_a_heart_that_stands_still_for_a_lease_is_dead_and_people_are_shown(watch, last_beat):
+    run = watch()
+    plan, claim = run.started()
+    if last_beat is not None:
+        run.lives(claim, until=last_beat, step=42)
+    report = run.wait(plan)
+    assert (report.stop_reason, report.note) == (LOST, "no heartbeat for 30 s")
+    assert report.to_step == (42 if last_beat else 0)
+    assert LEASE < run.clock.monotonic() - (last_beat or 0) <= LEASE + 2 * POLL
+    assert run.child.asked == ["mark lost: no heartbeat for 30 s"]
+    assert read_history(run.log).reports == (report,)
+
+
+def test_a_slow_heart_is_not_dead(watch):
+    run = watch()
+    plan, claim = run.started()
+    for seconds in range(0, 200, 29):
+        run.clock.at(seconds, lambda counter=seconds: run.beat(claim, counter=counter, step=1))
+    run.reports(200, plan, claim, StopReason.FINISHED)
+    assert run.wait(plan).stop_reason is StopReason.FINISHED
+
+
+def test_an_orchestrator_that_is_silent_for_ever_does_not_matter(watch):
+    run = watch()
+    plan, claim = run.started()
+    run.lives(claim)
+    # Each question takes as long as Prefect's client tries: far longer than a lease.
+    run.child.when_asked = lambda: run.clock.advance(62)
+    run.reports(1000, plan, claim, StopReason.FINISHED)
+    assert run.wait(plan).stop_reason is StopReason.FINISHED
+    assert run.child.asked == []
+
+
+def test_a_death_is_noticed_also_while_the_orchestrator_keeps_its_callers_waiting(watch):
+    run = watch()
+    plan, claim = run.started()
+    run.lives(claim, until=100)
+    run.child.when_asked = lambda: run.clock.advance(62)
+    assert run.wait(plan).stop_reason is LOST
+    assert run.clock.monotonic() < 100 + 5 * 63
+
+
+def test_an_attempt_that_ended_without_a_report_is_lost_after_a_moment_of_grace(watch):
+    run = watch()
+    plan, claim = run.started()
+    run.lives(claim)
+    run.clock.at(4, lambda: setattr(run.child, "state", "Crashed"))
+    report = run.wait(plan)
+    assert (report.stop_reason, report.note) == (LOST, "its flow run ended as Crashed without a report")
+    assert 4 + 5 < run.clock.monotonic() <= 4 + 2 + 5 + 2 * POLL
+    assert run.child.asked == []
+
+
+def test_a_report_within_that_moment_counts(watch):
+    run = watch()
+    plan, claim = run.started()
+    run.child.state = "Completed"
+    run.reports(6, plan, claim, StopReason.FINISHED)
+    assert run.wait(plan).stop_reason is StopReason.FINISHED
+
+
+def test_without_capacity_the_report_comes_before_the_cancellation(watch):
+    run = watch(liveness={"start_seconds": 60})
+    plan = run.decide()
+    known: list[int] = []
+    run.child.when_cancelled = lambda: known.append(len(read_history(run.log).reports))
+    report = run.wait(plan)
+    assert (report.stop_reason, report.attempt_id, run.clock.monotonic()) == (LOST, None, 60)
+    assert known == [1]
+    assert run.child.asked == ["cancel: no capacity on spot within 60 s"]
+
+
+def test_capacity_that_comes_just_in_time_is_taken(watch):
+    run = watch(liveness={"start_seconds": 60})
+    plan = run.decide()
+
+    def start() -> None:
+        claim = run.claim(plan)
+        run.lives(claim)
+        run.reports(100, plan, claim, StopReason.FINISHED)
+
+    run.clock.at(59.5, start)
+    assert run.wait(plan).stop_reason is StopReason.FINISHED
+
+
+@pytest.mark.parametrize(("deadline_in", "gives_up_at"), [(None, 110), (500, 60)])
+def test_a_deadline_does_not_wait_for_a_parent_that_was_started_again(watch, deadline_in, gives_up_at):
+    deadline = None if deadline_in is None else START + timedelta(seconds=deadline_in)
+    policy = {"step_seconds": 0.01, "changeover_seconds": 1}
+    run = watch(deadline=deadline, liveness={"start_seconds": 60}, policy=policy)
+    plan = run.decide()
+    run.clock.advance(50)  # The parent that decided waited so long, and died.
+    assert run.wait(plan).stop_reason is LOST
+    assert run.clock.monotonic() == gives_up_at
+
+
+def test_a_store_that_is_away_longer_than_a_lease_is_waited_out(watch):
+    run = watch()
+    plan, claim = run.started()
+    run.is_store_away = lambda operation, key: 10 <= run.clock.monotonic() < 100
+    # The attempt is cut off too, and needs some seconds until its next try.
+    run.lives(claim, deaf=(10, 110))
+    run.reports(130, plan, claim, StopReason.FINISHED)
+    assert run.wait(plan).stop_reason is StopReason.FINISHED
+
+
+def test_an_attempt_that_died_while_the_store_was_away_is_noticed_soon_after(watch):
+    run = watch()
+    plan, claim = run.started()
+    run.is_store_away = lambda operation, key: 10 <= run.clock.monotonic() < 100
+    run.lives(claim, until=50, deaf=(10, 1e9))
+    assert run.wait(plan).stop_reason is LOST
+    assert run.clock.monotonic() <= 100 + LEASE
+
+
+def test_a_report_that_cannot_be_written_is_tried_again(watch):
+    run = watch()
+    plan, _ = run.started()
+    run.is_store_away = lambda operation, key: operation == "put_if_absent" and run.clock.monotonic() < 90
+    assert run.wait(plan).stop_reason is LOST
+    assert run.clock.monotonic() == 90
+
+
+def test_an_attempt_is_recalled_once_when_a_death_now_would_cost_the_deadline(tight):
+    run = tight()
+    plan, claim = run.started()
+    run.lives(claim)
+    run.reports(60, plan, claim, StopReason.BOUND)
+    assert run.wait(plan).stop_reason is StopReason.BOUND
+    assert len(run.recalls) == 1
+    assert RECALL_AT < run.recalls[0] <= RECALL_AT + POLL
+    assert run.log.store.get(layout.recall_key(run.spec.run_id, claim.attempt_id)) == b"the deadline is near"
+    assert decide_next(run.log, run.spec, clock=run.clock).plan.capacity is Capacity.ON_DEMAND
+
+
+def test_each_commit_puts_the_recall_off(tight):
+    run = tight()
+    plan, claim = run.started()
+    run.lives(claim)
+    run.clock.at(40, lambda: run.commit(claim, 30))
+    run.reports(80, plan, claim, StopReason.BOUND)
+    run.wait(plan)
+    assert len(run.recalls) == 1
+    assert RECALL_AT + 30 < run.recalls[0] <= RECALL_AT + 30 + POLL
+
+
+@pytest.mark.parametrize(
+    ("step", "step_seconds", "earliest"), [(50, 1.2, RECALL_AT - 20.2), (50, 0.5, RECALL_AT), (5, 9.0, RECALL_AT)]
+)
+def test_steps_slower_than_measured_bring_the_recall_forward_once_they_are_enough(tight, step, step_seconds, earliest):
+    run = tight()
+    plan, claim = run.started()
+    run.lives(claim, step=step, step_seconds=step_seconds)
+    run.reports(60, plan, claim, StopReason.BOUND)
+    run.wait(plan)
+    assert len(run.recalls) == 1
+    assert earliest < run.recalls[0] <= earliest + POLL
+
+
+def test_nobody_is_recalled_from_on_demand_or_without_a_deadline(tight, watch):
+    for run in (tight(name="on_demand_only"), watch(run_id="free", policy={"step_seconds": 1})):
+        plan, claim = run.started()
+        run.lives(claim)
+        run.reports(300, plan, claim, StopReason.FINISHED)
+        run.wait(plan)
+        assert run.recalls == []
+
+
+def test_a_recall_that_does_not_reach_the_store_is_tried_again(tight):
+    run = tight()
+    plan, claim = run.started()
+    run.lives(claim)
+    run.is_store_away = lambda operation, key: operation == "put" and run.clock.monotonic() < 50
+    run.reports(60, plan, claim, StopReason.BOUND)
+    run.wait(plan)
+    assert run.recalls == [50]
+
+
+def test_an_attempt_that_does_not_answer_its_recall_is_given_up_though_its_heart_beats(tight):
+    run = tight()
+    plan, claim = run.started()
+    run.lives(claim)
+    report = run.wait(plan)
+    assert (report.stop_reason, report.note) == (LOST, "no answer to a recall for 30 s")
+    assert len(run.recalls) == 1
+    assert run.child.asked == ["mark lost: no answer to a recall for 30 s"]
+
+
+@pytest.mark.parametrize("phase", ["starting", "restoring"])
+def test_an_attempt_that_is_not_at_work_yet_is_not_waited_for_when_the_deadline_is_near(tight, phase):
+    run = tight()
+    plan, claim = run.started()
+    run.lives(claim, phase=phase, step=0)
+    report = run.wait(plan)
+    assert (report.stop_reason, report.lost_steps, run.recalls) == (LOST, 0, [])
+    assert RECALL_AT < run.clock.monotonic() <= RECALL_AT + POLL
+    with pytest.raises(MissingObjectError):
+        run.log.store.get(layout.recall_key(run.spec.run_id, claim.attempt_id))
+
+
+@pytest.mark.parametrize(("step", "is_recalled"), [(7, False), (8, True)])
+def test_an_attempt_after_one_that_raised_is_left_alone_until_it_has_passed_that_step(tight, step, is_recalled):
+    run = tight()
+    plan, claim = run.started()
+    failure = CodeFailure(type="ValueError", message="bad", traceback="...")
+    run.report(plan, claim, StopReason.FAILED, to_step=7, failure=failure)
+    plan, claim = run.started()
+    run.lives(claim, step=step)
+    run.reports(60, plan, claim, StopReason.BOUND)
+    run.wait(plan)
+    assert bool(run.recalls) is is_recalled
