@@ -10,13 +10,16 @@ from typing import Any
 from prefect import flow, get_run_logger
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.objects import State
+from prefect.exceptions import ObjectNotFound
 from prefect.runtime import flow_run
+from prefect.states import Crashed
 
-from segue.local import account_for
+from segue.local import account_for, is_held_by_another
 from segue.records import SegmentPlan
 from segue.runlog import RunLog
 from segue.spec import RunSpec
 from segue.stores import open_store
+from segue.stores.patience import patiently
 from segue.trainer.assignment import Assignment
 from segue.trainer.launch import ProcessTrainer, Trainer
 from tasks.child_run import SILENCE
@@ -37,8 +40,10 @@ def segment(spec: RunSpec, plan: SegmentPlan) -> State[Any]:
     trainer = ProcessTrainer(assignment, on_line=logger.info)
     relay.attach(trainer)
     exit_code = _wait(trainer, relay)
-    runlog = RunLog(open_store(spec.store), spec.run_id).reload()
-    return state_of(account_for(runlog, plan, exit_code=exit_code))
+    runlog = patiently(RunLog(open_store(spec.store), spec.run_id).reload, what="log")
+    if is_held_by_another(runlog, plan, exit_code=exit_code):
+        return Crashed(name="Fenced", message="another process has this attempt; this one touched nothing")
+    return state_of(patiently(lambda: account_for(runlog, plan, exit_code=exit_code), what="report"))
 
 
 class _NoticeRelay:
@@ -64,20 +69,21 @@ class _NoticeRelay:
 
 def _wait(trainer: Trainer, relay: _NoticeRelay) -> int | None:
     asked_at = time.monotonic()
-    while (code := trainer.poll()) is None:
-        time.sleep(_POLL_SECONDS)
-        if time.monotonic() - asked_at > _CANCEL_POLL_SECONDS:
-            asked_at = time.monotonic()
-            if _is_being_cancelled():
-                relay.give()
+    with get_client(sync_client=True) as client:
+        while (code := trainer.poll()) is None:
+            time.sleep(_POLL_SECONDS)
+            if time.monotonic() - asked_at > _CANCEL_POLL_SECONDS:
+                asked_at = time.monotonic()
+                if _is_being_cancelled(client):
+                    relay.give()
     trainer.wait()
     return code
 
 
-def _is_being_cancelled() -> bool:
+def _is_being_cancelled(client: Any) -> bool:
     """Whether someone cancelled this flow run: in a container no signal tells it, so the segment has to ask."""
     try:
-        run: Any = get_client(sync_client=True).read_flow_run(flow_run.id)
-    except SILENCE:
-        return False  # Prefect is away; training does not need it.
+        run = client.read_flow_run(flow_run.id)
+    except (*SILENCE, ObjectNotFound):
+        return False  # Prefect is away, or someone deleted the flow run; training does not need it.
     return run.state is not None and (run.state.is_cancelling() or run.state.is_cancelled())

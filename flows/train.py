@@ -34,7 +34,7 @@ def train(spec: RunSpec, *, accept_drift: bool = False) -> Any:
             break
         report = _report_of(run_segment(spec, decision.plan, return_state=True))
         judge_resume(spec, report)
-    publish_run(spec)
+    publish_run(spec, return_state=True)  # A picture that cannot be published is no reason to call a run failed.
     get_run_logger().info("run ended action=%s reason=%s", decision.action, decision.reason)
     if decision.action == "finished":
         return Completed(message=decision.reason, data=decision)

@@ -84,7 +84,7 @@ def decide_next(runlog: RunLog, spec: RunSpec, *, clock: Clock) -> Decision:
         return decision
 
 
-def declare_lost(runlog: RunLog, plan: SegmentPlan, *, why: str) -> SegmentReport:
+def declare_lost(runlog: RunLog, plan: SegmentPlan, *, why: str, got_capacity: bool = True) -> SegmentReport:
     """Write the report of an attempt that ended without one; gives back its own if it came after all.
 
     Raises:
@@ -96,7 +96,7 @@ def declare_lost(runlog: RunLog, plan: SegmentPlan, *, why: str) -> SegmentRepor
         history = read_history(runlog)
         if history.report_of(plan.segment, plan.attempt) is not None:
             raise _NothingToAddError
-        report = _lost_report(history, plan, beat, why)
+        report = _lost_report(history, plan, beat, why).model_copy(update={"got_capacity": got_capacity})
         return ReportEntry.model_validate(stamp(epoch=0) | {"report": report})
 
     with suppress(_NothingToAddError):

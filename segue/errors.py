@@ -209,8 +209,8 @@ class BrokenResumeError(SegueError):
     def __init__(self, *, sentence: str) -> None:
         self.sentence = sentence
         super().__init__(
-            f"the resume is not the run that would have been: {sentence} Nothing was committed after it; mend the "
-            "named state, then start the run again."
+            f"the resume is not the run that would have been: {sentence.rstrip('.')}. Nothing was committed after it; "
+            "mend the named state, then start the run again."
         )
 
 

@@ -13,8 +13,9 @@ from segue.history import read_history
 from segue.records import SegmentPlan, SegmentReport
 from segue.runlog import RunLog
 from segue.spec import RunSpec
-from segue.trainer.assignment import Assignment
+from segue.trainer.assignment import Assignment, ExitCode
 from segue.trainer.launch import ProcessTrainer, Trainer
+from segue.watch import await_report
 
 log = logging.getLogger(__name__)
 
@@ -54,8 +55,31 @@ def run_here(
             if trainer.poll() is None:
                 trainer.kill()
             code = trainer.wait()
-        report = account_for(runlog, decision.plan, exit_code=code)
+        if is_held_by_another(runlog, decision.plan, exit_code=code):
+            report = await_report(runlog, spec, decision.plan, child=_NobodyToAsk(), clock=clock)
+        else:
+            report = account_for(runlog, decision.plan, exit_code=code)
         log.info("attempt ended segment=%d reason=%s", report.segment, report.stop_reason)
+
+
+class _NobodyToAsk:
+    """There is no orchestrator here; the heartbeat alone tells."""
+
+    def ended_as(self) -> str | None:
+        return None
+
+    def cancel(self, why: str) -> None:
+        return
+
+    def mark_lost(self, why: str) -> None:
+        return
+
+
+def is_held_by_another(runlog: RunLog, plan: SegmentPlan, *, exit_code: int | None) -> bool:
+    """Whether our trainer left because another process has this very attempt, which may well be alive."""
+    history = read_history(runlog)
+    is_claimed = history.attempt_of(plan.segment, plan.attempt) is not None
+    return exit_code == ExitCode.FENCED and is_claimed and history.report_of(plan.segment, plan.attempt) is None
 
 
 def account_for(runlog: RunLog, plan: SegmentPlan, *, exit_code: int | None) -> SegmentReport:

@@ -71,6 +71,7 @@ class Environment(Value):
     torch: str
     device: str = Field(description="cpu, or the accelerator's name.")
     instruction_set: str = Field(description="The CPU capability torch dispatches to.")
+    processor: str = Field("", description="The CPU's model: kernels choose their instructions by it.")
     threads: int = Field(ge=1, description="Intra-op threads; reductions depend on it.")
     world_size: int = Field(1, ge=1)
 
@@ -205,6 +206,7 @@ class SegmentReport(Record):
     train_seconds: float = Field(0.0, ge=0, description="From the first new step to the last, saves included.")
     train_steps: int = Field(0, ge=0, description="Steps that `train_seconds` covers.")
     startup_seconds: float = Field(0.0, ge=0, description="From claim to the first new step.")
+    got_capacity: bool = Field(True, description="False when the wait for a machine was given up.")
     notice: Notice | None = None
     failure: CodeFailure | None = None
     note: str | None = Field(None, description="Anything else a person should know.")

@@ -66,6 +66,11 @@ class Lease:
         self._looked_at = at
 
     @property
+    def still_seconds(self) -> float:
+        """How long the counter has stood still, as far as was looked."""
+        return self._still_seconds
+
+    @property
     def is_expired(self) -> bool:
         return self._still_seconds > self.lease_seconds
 
@@ -106,16 +111,20 @@ class _Waiting:
         at = self._clock.monotonic()
         self._ask_child(at)
         attempt = history.attempt_of(self._plan.segment, self._plan.attempt)
-        if self._child_ended is not None and at - self._child_ended[1] > _LAST_WORD_SECONDS:
-            return self._lost(f"its flow run ended as {self._child_ended[0]} without a report", mark=False)
+        if attempt is None and self._has_child_ended(at):
+            return self._lost(self._child_words, mark=False)
         if attempt is None:
             return self._give_up_waiting(history, at)
         beat = last_heartbeat(self._runlog, attempt)
         self._lease.saw(beat, at=at)
+        if self._has_child_ended(at) and self._lease.still_seconds > self._last_word_seconds:
+            # Its heart has to stand still too: orchestrators do call living runs crashed.
+            return self._lost(self._child_words, mark=False)
         if self._lease.is_expired:
             return self._lost(f"no heartbeat for {self._spec.liveness.lease_seconds:g} s", mark=True)
         if self._recalled_at is not None:
-            if at - self._recalled_at > self._spec.liveness.lease_seconds:
+            has_answered = beat is not None and beat.phase == "stopping"
+            if not has_answered and at - self._recalled_at > self._spec.liveness.lease_seconds:
                 return self._lost(f"no answer to a recall for {self._spec.liveness.lease_seconds:g} s", mark=True)
         elif self._is_recall_due(history, beat):
             if beat is None or beat.phase in ("starting", "restoring"):
@@ -123,6 +132,18 @@ class _Waiting:
             self._recall(attempt.claim.attempt_id)
             self._recalled_at = at
         return None
+
+    @property
+    def _last_word_seconds(self) -> float:
+        return max(_LAST_WORD_SECONDS, 3 * self._spec.liveness.heartbeat_seconds)
+
+    @property
+    def _child_words(self) -> str:
+        name = self._child_ended[0] if self._child_ended else "unknown"
+        return f"its flow run ended as {name} without a report"
+
+    def _has_child_ended(self, at: float) -> bool:
+        return self._child_ended is not None and at - self._child_ended[1] > self._last_word_seconds
 
     def _ask_child(self, at: float) -> None:
         if self._child_ended is not None or at - self._asked_child_at < _CHILD_POLL_SECONDS:
@@ -138,7 +159,7 @@ class _Waiting:
             return None
         why = f"no capacity on {self._plan.capacity} within {waited:.0f} s"
         # The report first: an attempt that starts after all finds it in the log and leaves.
-        report = declare_lost(self._runlog, self._plan, why=why)
+        report = declare_lost(self._runlog, self._plan, why=why, got_capacity=False)
         self._child.cancel(why)
         return report
 

@@ -10,13 +10,14 @@ from segue.records import SegmentReport, Verdict, VerdictKind
 from segue.runlog import RunLog
 from segue.spec import RunSpec
 from segue.stores import open_store
+from segue.stores.patience import patiently
 
 
 @task(name="judge-resume", retries=0, cache_policy=NO_CACHE)
 def judge_resume(spec: RunSpec, report: SegmentReport) -> Verdict | None:
     """The verdict about an attempt's resume; None when it started from step 0 or never got so far."""
-    runlog = RunLog(open_store(spec.store), spec.run_id).reload()
-    verdict = settle_verdict(runlog, report)
+    runlog = patiently(RunLog(open_store(spec.store), spec.run_id).reload, what="log")
+    verdict = patiently(lambda: settle_verdict(runlog, report), what="verdict")
     if verdict is not None:
         loud = verdict.kind in (VerdictKind.BROKEN, VerdictKind.UNVERIFIED)
         (get_run_logger().warning if loud else get_run_logger().info)("resume %s", verdict.sentence)

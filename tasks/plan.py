@@ -13,6 +13,10 @@ from segue.history import read_history
 from segue.runlog import RunLog
 from segue.spec import RunSpec
 from segue.stores import open_store
+from segue.stores.patience import patiently
+
+PATIENCE_SECONDS = 900.0
+"""How long the parent waits for a store that is away; its attempts go on meanwhile."""
 
 
 @task(name="open-run", retries=0, cache_policy=NO_CACHE)
@@ -26,7 +30,11 @@ def open_run(spec: RunSpec, *, accept_drift: bool) -> int:
 def plan_segment(spec: RunSpec) -> Decision:
     """Decide the next step of the run; the decision is in the log."""
     clock = SystemClock()
-    runlog = RunLog(open_store(spec.store), spec.run_id, clock=clock).reload()
-    decision = decide_next(runlog, spec, clock=clock)
+    runlog = patiently(
+        RunLog(open_store(spec.store), spec.run_id, clock=clock).reload, what="log", patience_seconds=PATIENCE_SECONDS
+    )
+    decision = patiently(
+        lambda: decide_next(runlog, spec, clock=clock), what="decision", patience_seconds=PATIENCE_SECONDS
+    )
     get_run_logger().info("decided action=%s reason=%s", decision.action, decision.reason)
     return decision

@@ -14,6 +14,7 @@ from segue.records import SegmentPlan, SegmentReport, StopReason
 from segue.runlog import RunLog
 from segue.spec import RunSpec
 from segue.stores import open_store
+from segue.stores.patience import patiently
 from segue.watch import await_report
 from tasks.child_run import dispatch
 
@@ -22,7 +23,7 @@ from tasks.child_run import dispatch
 def run_segment(spec: RunSpec, plan: SegmentPlan) -> Any:
     """Run one attempt on its pool; the report is the state's data, and in the log."""
     clock = SystemClock()
-    runlog = RunLog(open_store(spec.store), spec.run_id, clock=clock).reload()
+    runlog = patiently(RunLog(open_store(spec.store), spec.run_id, clock=clock).reload, what="log")
     report = await_report(runlog, spec, plan, child=dispatch(spec, plan), clock=clock)
     state = state_of(report)
     state.data = report  # Here and not in the flow's state: the engine takes a final state's data for an exception.

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch.utils.data import DataLoader
 
 from segue.testing.recipes import tiny
 from segue.trainer.recipe import Recipe
@@ -41,6 +43,27 @@ def build(config: dict[str, Any]) -> Recipe:
     resumed = marker.exists()
     marker.touch()
     FAULTS[config["fault"]](recipe, resumed)
+    return recipe
+
+
+def with_workers(config: dict[str, Any]) -> Recipe:
+    """The tiny recipe with two data workers."""
+    recipe = tiny(config)
+    recipe.data = DataLoader(recipe.data.dataset, batch_size=32, shuffle=True, num_workers=2)
+    return recipe
+
+
+def leaves(config: dict[str, Any]) -> Recipe:
+    """A recipe that ends the process in its third step."""
+    recipe = tiny({})
+    update, steps = recipe.after_step, iter(range(3))
+
+    def after_step(step: int) -> None:
+        update(step)
+        if next(steps, None) is None:
+            sys.exit("enough")
+
+    recipe.after_step = after_step
     return recipe
 
 
@@ -111,5 +134,16 @@ def weight_decay_changed(recipe: Recipe, resumed: bool) -> None:
 
 
 FAULTS = {
-    name: fault for name, fault in globals().items() if callable(fault) and getattr(fault, "__module__", "") == __name__
+    fault.__name__: fault
+    for fault in (
+        none,
+        optimizer_not_restored,
+        scheduler_not_restored,
+        batch_norm_not_restored,
+        extra_not_restored,
+        data_rows_changed,
+        dropout_changed,
+        unregistered_counter,
+        weight_decay_changed,
+    )
 }

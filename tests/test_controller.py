@@ -134,7 +134,7 @@ def test_controllers_that_decide_at_once_agree_on_one_plan(run):
         assert decided[0] is not None
         assert decided == [decided[0]] * 6
         assert len(read_history(run.log).decisions) == round_number + 1
-        declare_lost(run.log, decided[0], why="the test")
+        declare_lost(run.log, decided[0], why="the test", got_capacity=False)
 
 
 def test_who_loses_the_race_to_end_a_run_does_not_start_it_again(run):

@@ -181,12 +181,22 @@ def test_a_death_is_noticed_also_while_the_orchestrator_keeps_its_callers_waitin
 def test_an_attempt_that_ended_without_a_report_is_lost_after_a_moment_of_grace(watch):
     run = watch()
     plan, claim = run.started()
-    run.lives(claim)
+    run.lives(claim, until=4)
     run.clock.at(4, lambda: setattr(run.child, "state", "Crashed"))
     report = run.wait(plan)
     assert (report.stop_reason, report.note) == (LOST, "its flow run ended as Crashed without a report")
-    assert 4 + 5 < run.clock.monotonic() <= 4 + 2 + 5 + 2 * POLL
+    grace = max(5, 3 * run.spec.liveness.heartbeat_seconds)
+    assert 4 + grace < run.clock.monotonic() <= 4 + 2 + grace + 2 * POLL
     assert run.child.asked == []
+
+
+def test_an_attempt_whose_heart_beats_outlives_what_the_orchestrator_calls_it(watch):
+    run = watch()
+    plan, claim = run.started()
+    run.lives(claim)
+    run.clock.at(4, lambda: setattr(run.child, "state", "Crashed"))
+    run.reports(200, plan, claim, StopReason.FINISHED)
+    assert run.wait(plan).stop_reason is StopReason.FINISHED
 
 
 def test_a_report_within_that_moment_counts(watch):

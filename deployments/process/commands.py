@@ -55,7 +55,8 @@ def run(
     if deadline is not None:
         fields["deadline"] = parse_deadline(deadline, now=datetime.now(UTC))
     if store is not None or endpoint_url is not None:
-        fields["store"] = dict(fields.get("store") or {}) | _given(url=store, endpoint_url=endpoint_url)
+        given = fields.get("store")
+        fields["store"] = (given if isinstance(given, dict) else {}) | _given(url=store, endpoint_url=endpoint_url)
     spec = _absolute(RunSpec.parse(fields, source=str(config) if config else "the command line"))
     import_build(spec.recipe)
     runlog = open_run(spec, clock=SystemClock(), accept_drift=accept_drift)

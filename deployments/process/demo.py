@@ -141,7 +141,8 @@ def _main_spec(folder: Path, reference: RunLog) -> RunSpec:
     until_decided, at_risk = 6.0, STEPS // 20 * step_seconds
     needed = work + 2 * changeover + at_risk + 1.0
     deadline = datetime.now(UTC) + timedelta(seconds=until_decided + needed + 1.5 * changeover)
-    return _spec(folder, "flights", deadline=deadline, policy=policy)
+    # A name of its own each time: this Prefect may remember the flow runs of an earlier demo in the same folder.
+    return _spec(folder, f"flights-{datetime.now(UTC):%H%M%S}", deadline=deadline, policy=policy)
 
 
 def _main_job(spec: RunSpec) -> tuple[RunLog, State, float]:

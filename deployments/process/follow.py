@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from uuid import UUID
 
 from prefect.client.orchestration import SyncPrefectClient, get_client
@@ -19,6 +20,7 @@ from segue.history import History, read_history
 from segue.records import Heartbeat
 from segue.runlog import RunLog
 from segue.spec import RunSpec
+from segue.stores.base import StoreReadError
 from tasks.child_run import SILENCE
 
 PARENT_DEPLOYMENT = "train/train"
@@ -85,11 +87,12 @@ def _follow(
     task = bar.add_task("waiting for the parent flow", total=spec.steps, loss="")
     asked_at, told = 0.0, 0
     while True:
-        history = read_history(runlog)
-        told = _tell_decisions(bar, history, told)
-        beat = _show(bar, task, runlog, history)
-        if meddle is not None and (said := meddle(history, beat)) is not None:
-            bar.console.print(f"  {said}", style="bold", markup=False)
+        with suppress(StoreReadError):  # A store that is away is looked at again; the run does not depend on us.
+            history = read_history(runlog)
+            told = _tell_decisions(bar, history, told)
+            beat = _show(bar, task, runlog, history)
+            if meddle is not None and (said := meddle(history, beat)) is not None:
+                bar.console.print(f"  {said}", style="bold", markup=False)
         if time.monotonic() - asked_at > _ASK_PREFECT_SECONDS:
             asked_at = time.monotonic()
             state = _state(client, flow_run_id)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import math
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
@@ -30,8 +31,8 @@ def encode_tree(tree: Any, *, path: str, tensors: dict[str, torch.Tensor]) -> Js
     if tree is None or isinstance(tree, (bool, str)):
         return tree
     if isinstance(tree, torch.Tensor):
-        if tree.layout is not torch.strided or tree.is_quantized:
-            raise UnsupportedStateError(path=path, type_name=f"{tree.layout} tensor")
+        if tree.layout is not torch.strided or tree.is_quantized or tree.dtype is torch.complex128:
+            raise UnsupportedStateError(path=path, type_name=f"{tree.layout} tensor of {tree.dtype}")
         return {f"{_TAG}tensor": _put(tree, path, tensors)}
     if isinstance(tree, np.ndarray):
         return _encode_array(tree, path=path, tensors=tensors)
@@ -43,6 +44,8 @@ def encode_tree(tree: Any, *, path: str, tensors: dict[str, torch.Tensor]) -> Js
         return float(tree) if math.isfinite(tree) else {f"{_TAG}float": repr(float(tree))}
     if isinstance(tree, bytes):
         return {f"{_TAG}bytes": base64.b64encode(tree).decode()}
+    if isinstance(tree, Counter):
+        return {f"{_TAG}counter": [[key, value] for key, value in tree.items()]}
     if isinstance(tree, Mapping):
         return _encode_mapping(tree, path=path, tensors=tensors)
     if type(tree) in (list, tuple, set):
@@ -69,6 +72,8 @@ def decode_tree(json_tree: Json, tensors: Mapping[str, torch.Tensor]) -> Any:
 
 
 def _encode_array(array: np.ndarray[Any, Any], *, path: str, tensors: dict[str, torch.Tensor]) -> Json:
+    if type(array) is not np.ndarray or not array.dtype.isnative:
+        raise UnsupportedStateError(path=path, type_name=f"{type(array).__name__} of {array.dtype.str}")
     try:
         tensor = torch.from_numpy(np.asarray(array, order="C"))
     except TypeError:
@@ -109,6 +114,8 @@ def _decode_tagged(tag: str, value: Json, tensors: Mapping[str, torch.Tensor]) -
             return tuple(decode_tree(item, tensors) for item in value)
         case "set":
             return {decode_tree(item, tensors) for item in value}
+        case "counter":
+            return Counter(dict(value))
         case "pairs":
             return {key: decode_tree(item, tensors) for key, item in value}
     raise ValueError(f"unknown tag {tag!r}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Sequence
 from typing import Literal
 
@@ -24,7 +25,8 @@ def slots_to_keep(
     usable = [c for c in checkpoints if c.quarantined is None and not c.is_pruned]
     kept = {checkpoint.ref.slot for checkpoint in usable[-keep:]}
     kept |= {checkpoint.ref.slot for checkpoint in checkpoints if checkpoint.quarantined is not None}
-    rated = [(c.manifest.metric, c.ref.slot) for c in usable if c.manifest.metric is not None]
+    metrics = ((c.manifest.metric, c.ref.slot) for c in usable)
+    rated = [(metric, slot) for metric, slot in metrics if metric is not None and math.isfinite(metric)]
     if rated:
         # On a tie the newest wins: it has seen more data.
         sign = 1 if best == "min" else -1

@@ -12,6 +12,7 @@ import safetensors.torch
 import torch
 
 from segue import layout
+from segue.checkpoints.codec import decode_tree
 from segue.checkpoints.snapshot import Snapshot
 from segue.errors import (
     BadKeyError,
@@ -37,7 +38,7 @@ def write_shards(store: Store, *, run_id: str, attempt_id: str, step: int, snaps
     """
     blobs = {
         layout.shard_name(attempt_id, step, 0): safetensors.torch.save(snapshot.tensors),
-        layout.state_name(attempt_id, step, 0): json.dumps(snapshot.skeletons, sort_keys=True).encode(),
+        layout.state_name(attempt_id, step, 0): json.dumps(snapshot.skeletons).encode(),
     }
     shards = []
     for name, blob in blobs.items():
@@ -69,12 +70,17 @@ def read_checkpoint(store: Store, *, run_id: str, manifest: Manifest) -> Snapsho
                 tensors |= safetensors.torch.load(blob)
             else:
                 skeletons |= json.loads(blob)
-        except (safetensors.SafetensorError, ValueError, TypeError) as error:
+        except (safetensors.SafetensorError, ValueError, TypeError, RecursionError) as error:
             raise MalformedCheckpointError(key=shard.key, why=f"cannot be parsed ({error})") from None
     _check_tensors(tensors, manifest.tensors, key=manifest.shards[0].key if manifest.shards else "manifest")
     if skeletons.keys() != manifest.components.keys():
         odd = sorted(skeletons.keys() ^ manifest.components.keys())
         raise MalformedCheckpointError(key="manifest", why=f"components differ from the stored state's: {odd}")
+    try:
+        for skeleton in skeletons.values():
+            decode_tree(skeleton, tensors)
+    except (KeyError, ValueError, TypeError, OverflowError, RecursionError) as error:
+        raise MalformedCheckpointError(key="manifest", why=f"state cannot be decoded ({error!r})") from None
     return Snapshot(skeletons=skeletons, tensors=tensors)
 
 
@@ -83,6 +89,8 @@ def _read_verified(store: Store, run_id: str, shard: Shard) -> bytes:
         key = checked_key(f"{run_id}/{shard.key}")
     except BadKeyError:
         raise MalformedCheckpointError(key=shard.key, why="points outside the run's folder") from None
+    if len(shard.chunk_crc32c) != -(-shard.size_bytes // shard.chunk_bytes):
+        raise MalformedCheckpointError(key=shard.key, why="has another number of checksums than chunks")
     try:
         found_bytes = store.size(key)
         if found_bytes != shard.size_bytes:
@@ -91,8 +99,8 @@ def _read_verified(store: Store, run_id: str, shard: Shard) -> bytes:
         for number, start in enumerate(range(0, shard.size_bytes, shard.chunk_bytes)):
             chunk = store.get_range(key, start, min(shard.chunk_bytes, shard.size_bytes - start))
             found = crc32c.crc32c(chunk)
-            expected = shard.chunk_crc32c[number] if number < len(shard.chunk_crc32c) else 0
-            if found != expected:
+            if found != shard.chunk_crc32c[number]:
+                expected = shard.chunk_crc32c[number]
                 raise CorruptShardError(key=shard.key, chunk=number, expected=expected, found=found)
             blob[start : start + len(chunk)] = chunk
     except MissingObjectError:

@@ -57,10 +57,7 @@ def digest(snapshot: Snapshot) -> Digests:
         )
         for name, tensor in snapshot.tensors.items()
     }
-    hashers = {
-        name: xxhash.xxh3_128(json.dumps(skeleton, sort_keys=True).encode())
-        for name, skeleton in snapshot.skeletons.items()
-    }
+    hashers = {name: xxhash.xxh3_128(json.dumps(skeleton).encode()) for name, skeleton in snapshot.skeletons.items()}
     for name in sorted(tensors):
         component = component_of(name, snapshot.skeletons)
         hashers[component].update(f"{name}:{tensors[name].model_dump_json()}".encode())

@@ -68,17 +68,14 @@ class Writer:
         self._pending = 0
         self._stopped = threading.Event()
         self._commits: dict[int, CheckpointRef] = {}
+        self.last_commit: CheckpointRef | None = None
+        """The newest checkpoint this attempt committed."""
         self._failure: Exception | None = None
         self.trouble: str | None = None
         """Why the store is being asked again just now; None while all is well."""
         self.last_save_seconds: float | None = None
         self._thread = threading.Thread(target=self._work, name="segue-writer", daemon=True)
         self._thread.start()
-
-    @property
-    def last_commit(self) -> CheckpointRef | None:
-        """The newest checkpoint this attempt committed."""
-        return max(self._commits.values(), key=lambda ref: ref.step, default=None)
 
     @property
     def is_busy(self) -> bool:
@@ -170,7 +167,8 @@ class Writer:
 
         # Commit last: a record in the log is the only thing readers look for.
         slot = self._runlog.append(build, epoch=self._epoch)
-        self._commits[job.step] = CheckpointRef(slot=slot.number, step=job.step, attempt_id=self._attempt_id)
+        self.last_commit = CheckpointRef(slot=slot.number, step=job.step, attempt_id=self._attempt_id)
+        self._commits[job.step] = self.last_commit
         self.last_save_seconds = self._clock.monotonic() - started
         log.info(
             "checkpoint committed step=%d bytes=%d seconds=%.2f",
@@ -209,8 +207,11 @@ class Writer:
 
         # Said before it is done: a reader then never mistakes a pruned checkpoint for a damaged one.
         self._runlog.append(build, epoch=self._epoch)
-        doomed = {checkpoint.ref.slot: checkpoint.manifest for checkpoint in history.checkpoints}
-        keys = [f"{self._runlog.run_id}/{shard.key}" for slot in slots for shard in doomed[slot].shards]
+        names: dict[bool, set[str]] = {True: set(), False: set()}
+        for checkpoint in history.checkpoints:
+            names[checkpoint.ref.slot in slots].update(shard.key for shard in checkpoint.manifest.shards)
+        # Two commits of the same shards cannot be ruled out in a log that was written by an older segue.
+        keys = [f"{self._runlog.run_id}/{name}" for name in sorted(names[True] - names[False])]
         try:
             self._runlog.store.delete(keys)
         except StoreWriteError as error:

@@ -59,7 +59,7 @@ def judge(
 
 def digest_findings(manifest: Manifest, restored: Digests) -> tuple[Finding, ...]:
     """One finding for each component whose live state is not the committed one."""
-    findings = []
+    findings: list[Finding] = []
     for component, expected in manifest.components.items():
         if restored.components.get(component) == expected:
             continue
@@ -70,6 +70,11 @@ def digest_findings(manifest: Manifest, restored: Digests) -> tuple[Finding, ...
                 sentence=f"{component} was not restored: {_what_differs(component, manifest, restored)}",
             )
         )
+    findings += [
+        Finding(component=name, channel="digest", sentence=f"{name} is new: the checkpoint has no state for it")
+        for name in restored.components
+        if name not in manifest.components and not name.startswith("rng.")
+    ]
     return tuple(findings)
 
 

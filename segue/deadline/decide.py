@@ -117,8 +117,8 @@ def _died_in_place(history: History) -> list[SegmentReport]:
     """The newest attempts that got capacity and ended without a commit, in a row; the newest first."""
     died = []
     for report in reversed(history.fresh_reports):
-        if report.attempt_id is None:
-            continue  # Never got capacity: says nothing about the run.
+        if not report.got_capacity:
+            continue  # Says nothing about the run.
         if not report.stop_reason.is_preemption or _committed(report, history):
             break
         died.append(report)

@@ -17,6 +17,7 @@ from segue.notices.board import NoticeBoard
 from segue.notices.file import FileWatcher, RecallWatcher
 from segue.records import Environment, Heartbeat, SegmentReport, StopReason
 from segue.runlog import RunLog
+from segue.stores.base import StoreReadError, StoreWriteError
 from segue.trainer.assignment import Assignment
 from segue.trainer.claim import Claim, claim_run
 from segue.trainer.components import Progress, components_of
@@ -96,7 +97,9 @@ def _train(
         resume.restore(components)
     except FencedError as error:
         return _empty_report(assignment, claim, StopReason.FENCED, clock.monotonic() - started_at, error)
-    except Exception as error:
+    except (StoreReadError, StoreWriteError):
+        raise  # Storage's fault, not the recipe's: no report, and the controller says `lost`.
+    except (Exception, SystemExit) as error:
         # Building and loading run the user's code; whatever it raises belongs in the report, not in a dead process.
         log.exception("the recipe could not be built or restored")
         report = _empty_report(assignment, claim, StopReason.FAILED, clock.monotonic() - started_at, error)
@@ -154,7 +157,7 @@ def _starting(claim: Claim, clock: Clock) -> Describe:
 
 
 def _empty_report(
-    assignment: Assignment, claim: Claim, reason: StopReason, seconds: float, error: Exception
+    assignment: Assignment, claim: Claim, reason: StopReason, seconds: float, error: BaseException
 ) -> SegmentReport:
     plan = assignment.plan
     step = plan.parent.step if plan.parent else 0

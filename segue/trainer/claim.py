@@ -12,6 +12,7 @@ from segue.errors import StalePlanError
 from segue.history import History, read_history
 from segue.records import Environment
 from segue.runlog import RunLog, Stamp
+from segue.stores.patience import patiently
 from segue.trainer.assignment import Assignment
 
 
@@ -35,7 +36,7 @@ def claim_run(runlog: RunLog, assignment: Assignment, *, environment: Environmen
             orchestrator may start the same run twice; only one of the two may train.
     """
     plan = assignment.plan
-    runlog.reload()
+    patiently(runlog.reload, what="log")
 
     def build(stamp: Stamp) -> Entry:
         _refuse_stale(read_history(runlog), assignment)
@@ -56,7 +57,7 @@ def claim_run(runlog: RunLog, assignment: Assignment, *, environment: Environmen
             }
         )
 
-    slot = runlog.append(build)
+    slot = patiently(lambda: runlog.append(build), what="claim")
     entry = slot.entry
     assert isinstance(entry, ClaimEntry)
     return Claim(attempt_id=entry.attempt_id, epoch=entry.epoch, slot=slot.number)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -55,6 +56,22 @@ class StatefulComponent:
 
     def restore(self, tree: Any) -> None:
         self._target.load_state_dict(tree)
+
+
+class ModelState:
+    """Parameters and buffers, with the versions by which modules know an old state from a new one."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._model = model
+
+    def capture(self) -> Any:
+        state = self._model.state_dict()
+        return {"state": dict(state), "metadata": dict(getattr(state, "_metadata", {}))}
+
+    def restore(self, tree: Any) -> None:
+        state: OrderedDict[str, Any] = OrderedDict(tree["state"])
+        state._metadata = tree["metadata"]  # type: ignore[attr-defined]
+        self._model.load_state_dict(state)
 
 
 class ModelModes:
@@ -133,7 +150,7 @@ def components_of(recipe: Recipe, progress: Progress, *, name: str) -> dict[str,
     """
     _check_binding(recipe, name=name)
     components: dict[str, Component] = {
-        "model": StatefulComponent(recipe.model),
+        "model": ModelState(recipe.model),
         "modes": ModelModes(recipe.model),
         "optimizer": StatefulComponent(recipe.optimizer),
     }

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import platform
+from pathlib import Path
+
 import torch
 
 from segue.errors import SpecError
@@ -28,11 +31,21 @@ def prepare_device(spec: RunSpec) -> torch.device:
     return device
 
 
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(errors="replace").splitlines()
+    except OSError:
+        return platform.processor()
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(names, platform.processor())
+
+
 def environment_of(device: torch.device) -> Environment:
     """This process's environment."""
     return Environment(
         torch=torch.__version__,
         device="cpu" if device.type == "cpu" else torch.cuda.get_device_name(device),
         instruction_set=torch.backends.cpu.get_cpu_capability(),
+        processor=_processor(),
         threads=torch.get_num_threads(),
     )

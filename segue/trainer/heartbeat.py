@@ -11,7 +11,7 @@ from typing import Protocol
 from segue import layout
 from segue.notices.board import NO_KILL_COMING_SECONDS, NoticeBoard
 from segue.records import Heartbeat
-from segue.stores.base import Store, StoreReadError, StoreWriteError
+from segue.stores.base import Store
 
 log = logging.getLogger(__name__)
 
@@ -72,10 +72,11 @@ class HeartbeatThread:
 
     def _beat(self) -> None:
         self._counter += 1
-        beat = self.describe(self._counter)
         try:
+            beat = self.describe(self._counter)
             self._store.put(self._key, beat.model_dump_json().encode(), durable=False)
-        except StoreWriteError as error:
+        except Exception as error:
+            # Whatever it is: a beat that fails must not end the thread, or a living attempt is taken for dead.
             # Training goes on: if the store stays away, the lease runs out and the log decides.
             log.warning("heartbeat not written reason=%s", error)
 
@@ -86,5 +87,5 @@ class HeartbeatThread:
         for watcher in self._watchers:
             try:
                 watcher.poll(self._board)
-            except StoreReadError as error:
+            except Exception as error:
                 log.warning("notice not read reason=%s", error)

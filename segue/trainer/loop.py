@@ -9,6 +9,7 @@ import logging
 import os
 import traceback
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
 
 import torch
@@ -24,6 +25,7 @@ from segue.notices.board import NoticeBoard
 from segue.records import CodeFailure, Heartbeat, SegmentReport, StopReason, WitnessRow
 from segue.runlog import RunLog, Stamp
 from segue.stores.base import StoreReadError, StoreWriteError
+from segue.stores.patience import patiently
 from segue.trainer.assignment import Assignment
 from segue.trainer.claim import Claim
 from segue.trainer.components import Component, Progress, capture
@@ -41,6 +43,13 @@ _GRACE_SHARE = 0.7
 
 _UNMEASURED_SAVE_SECONDS = 0.1
 """What a save is taken to last until one was made."""
+
+
+_BOARD_POLL_SECONDS = 0.5
+
+
+class NoticeAtFetchError(Exception):
+    """The data workers died of the signal that is also this process's notice."""
 
 
 class TrainingLoop:
@@ -100,7 +109,7 @@ class TrainingLoop:
         except BrokenResumeError as error:
             self._append(self._report(StopReason.FAILED, failure=failure_of(error), note=str(error)))
             raise
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             # The user's code, in a step, a transform or a metric. The state may be half changed, so it is not
             # saved; what was handed to the writer before is whole, and may still be committed.
             log.exception("the recipe raised step=%d", self._progress.step)
@@ -110,7 +119,7 @@ class TrainingLoop:
         log.warning("fenced reason=%s", error)
         return self._report(StopReason.FENCED, note=str(error))
 
-    def _failed(self, error: Exception) -> SegmentReport:
+    def _failed(self, error: BaseException) -> SegmentReport:
         try:
             self._writer.wait(self._spec.grace_seconds)
             return self._append(self._report(StopReason.FAILED, failure=failure_of(error)))
@@ -145,7 +154,13 @@ class TrainingLoop:
         while (reason := self._reason_to_stop()) is None:
             if self._is_save_due():
                 self._save(evaluate=True)
-            self._step(batches, counts=True)
+            try:
+                self._step(batches, counts=True)
+            except NoticeAtFetchError:
+                # A signal to every process of this machine killed the data workers: the state is whole, at the top
+                # of an iteration, and is kept; without workers there is no further step, not even to bear witness.
+                reason, batches = StopReason.NOTICE, iter(())
+                break
         self._ending = True
         self._end(reason, batches)
         return reason
@@ -209,7 +224,7 @@ class TrainingLoop:
     def _step(self, batches: Iterator[Batch], *, counts: bool) -> None:
         """Do one step. With `counts=False` it only bears witness: it comes after the last commit, to be replayed."""
         started = self._clock.monotonic()
-        batch = next(batches)
+        batch = self._fetch(batches)
         step = self._progress.step + 1
         row_input = input_fingerprint(batch.content)
         outcome = do_step(self._recipe, to_device(batch.content, self._device), step=step)
@@ -230,6 +245,14 @@ class TrainingLoop:
         for sealed_step, rows in self._witness.take_full():
             self._writer.submit(SealJob(sealed_step, rows))
 
+    def _fetch(self, batches: Iterator[Batch]) -> Batch:
+        try:
+            return next(batches)
+        except (RuntimeError, StopIteration) as error:
+            if self._board.read() is None:
+                raise
+            raise NoticeAtFetchError from error
+
     def _count(self, row: WitnessRow, seconds: float) -> None:
         if self._first_step_at is None:
             # The first step pays for allocations and compilation; a rate that counts it looks too slow.
@@ -248,21 +271,35 @@ class TrainingLoop:
 
     def _end(self, reason: StopReason, batches: Iterator[Batch]) -> None:
         """The last commit and, where there is time, its witness."""
-        while self._resume.is_pending and self._has_time_for_witness():
-            self._step(batches, counts=True)
+        with suppress(NoticeAtFetchError):
+            while self._resume.is_pending and self._may_step():
+                self._step(batches, counts=True)
         # No time for the whole replay: judge by what there is, or nothing could be kept.
         self._resume.settle()
         reached = replace(self._progress)
         if reached.step > self._saved_step and self._has_time_to_save():
-            self._save(evaluate=reason is not StopReason.NOTICE)
-        if reason is not StopReason.FINISHED:
-            while not self._witness.is_full(reached.step) and self._has_time_for_witness():
-                self._step(batches, counts=False)
+            self._save(evaluate=reason is StopReason.FINISHED)
+        self._bear_witness(reached.step, batches)
         for step, rows in self._witness.take_rest():
             self._writer.submit(SealJob(step, rows))
-        self._writer.wait(self._board.seconds_left())
+        while not self._writer.wait(_BOARD_POLL_SECONDS) and (self._board.seconds_left() or 1.0) > 0:
+            continue  # A store that is away is waited for, until a notice runs out.
         # The steps that bore witness are not part of the run: whoever resumes does them again.
         self._progress.step, self._progress.samples_seen = reached.step, reached.samples_seen
+
+    def _bear_witness(self, saved: int, batches: Iterator[Batch]) -> None:
+        """The steps after the last commit, for whoever resumes from it; the state they make is not kept."""
+        try:
+            while not self._witness.is_full(saved) and self._may_step():
+                self._step(batches, counts=False)
+        except FencedError:
+            raise
+        except Exception:
+            # The commit before stands, and so does the reason to stop; whoever does this step for real will see.
+            log.warning("a step after the last commit raised; fewer witness rows are sealed", exc_info=True)
+
+    def _may_step(self) -> bool:
+        return self._progress.step < self._spec.steps and self._has_time_for_witness()
 
     def _has_time_to_save(self) -> bool:
         left = self._board.seconds_left()
@@ -270,10 +307,12 @@ class TrainingLoop:
         return left is None or expected is None or expected <= _GRACE_SHARE * left
 
     def _has_time_for_witness(self) -> bool:
+        step_seconds = self._step_seconds or 1.0
         left = self._board.seconds_left()
         if left is None:
-            return True
-        needed = (self._writer.last_save_seconds or 1.0) + 2 * (self._step_seconds or 1.0)
+            bound = self._plan.max_seconds
+            return bound is None or step_seconds < bound - (self._clock.monotonic() - self._started_at)
+        needed = (self._writer.last_save_seconds or 1.0) + 2 * step_seconds
         return needed < (1 - _GRACE_SHARE) * left
 
     def _report(
@@ -318,12 +357,12 @@ def append_report(runlog: RunLog, claim: Claim, report: SegmentReport) -> None:
         return ReportEntry.model_validate(stamp(epoch=claim.epoch) | {"report": report})
 
     try:
-        runlog.append(build, epoch=claim.epoch)
+        patiently(lambda: runlog.append(build, epoch=claim.epoch), what="report")
     except (StoreWriteError, StoreReadError) as error:
         log.error("report not written reason=%s", error)
 
 
-def failure_of(error: Exception) -> CodeFailure:
+def failure_of(error: BaseException) -> CodeFailure:
     """What to tell a person: the traceback of their code, the sentence of ours."""
     shown = str(error) if isinstance(error, SegueError) else traceback.format_exc()
     return CodeFailure(type=type(error).__name__, message=str(error), traceback=shown)

@@ -71,7 +71,7 @@ def import_build(path: str) -> Build:
             if error.name is not None and (module_name == error.name or module_name.startswith(f"{error.name}.")):
                 raise RecipeError(recipe=path, why=f"there is no module {error.name!r}.") from None
             raise RecipeError(recipe=path, why=f"importing it needs {error.name!r}, which is not installed.") from None
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             # Importing runs the user's module, which may raise anything; all of it is the same news here.
             why = f"importing it raised {type(error).__name__}: {error}."
             raise RecipeError(recipe=path, why=why) from error

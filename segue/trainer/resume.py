@@ -15,6 +15,7 @@ from segue.errors import BrokenResumeError, MissingObjectError
 from segue.records import CheckpointRef, Environment, Heartbeat, Verdict, VerdictKind, WitnessRow
 from segue.runlog import RunLog, Stamp
 from segue.stores.base import StoreReadError
+from segue.stores.patience import patiently
 from segue.trainer.claim import Claim
 from segue.trainer.components import Component, capture
 
@@ -49,7 +50,7 @@ class Resume:
             FencedError: a newer claim exists.
             StoreReadError: the store did not say.
         """
-        self._source = newest_valid(self._runlog, epoch=self._claim.epoch)
+        self._source = patiently(lambda: newest_valid(self._runlog, epoch=self._claim.epoch), what="checkpoint")
         return self.parent
 
     def restore(self, components: Mapping[str, Component]) -> None:
@@ -118,7 +119,7 @@ class Resume:
                 common | {"attempt_id": self._claim.attempt_id, "parent": parent, "verdict": verdict}
             )
 
-        self._runlog.append(build, epoch=self._claim.epoch)
+        patiently(lambda: self._runlog.append(build, epoch=self._claim.epoch), what="verdict")
 
     def _expected_rows(self) -> tuple[WitnessRow, ...]:
         assert self._source is not None

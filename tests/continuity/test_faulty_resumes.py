@@ -25,7 +25,7 @@ FAULTS = [
 def resumed(nursery, make_spec, open_log, tmp_path, fault):
     spec = make_spec(
         recipe="tests.faulty_recipes:build",
-        config={"fault": fault, "marker": str(tmp_path / "built-before"), "raise_at_step": 26},
+        config={"fault": fault, "marker": str(tmp_path / "built-before"), "raise_at_step": 26, "pause_seconds": 0.02},
         steps=60,
     )
     runlog = open_log(spec)
@@ -71,7 +71,7 @@ def test_after_a_broken_resume_was_mended_the_same_run_goes_on(nursery, make_spe
 
 
 def test_another_thread_count_is_equivalent_within_tolerances(nursery, make_spec, open_log):
-    spec = make_spec(steps=60, config={"raise_at_step": 26, "width": 256}, threads=1)
+    spec = make_spec(steps=60, config={"raise_at_step": 26, "width": 256, "pause_seconds": 0.02}, threads=1)
     runlog = open_log(spec)
     nursery.run_attempt(runlog, spec)
     other = spec.model_copy(update={"threads": 2, "config": {"width": 256}})

@@ -30,7 +30,7 @@ def fill_with_garbage(path: Path) -> None:
 @pytest.fixture
 def stopped(nursery, make_spec, open_log):
     """A run of 40 steps that was stopped with checkpoints at 10, 20 and 30."""
-    spec = make_spec(checkpoints={"every_steps": 10, "keep": 4}, config={"raise_at_step": 35})
+    spec = make_spec(checkpoints={"every_steps": 10, "keep": 4}, config={"raise_at_step": 35, "pause_seconds": 0.02})
     runlog = open_log(spec)
     nursery.run_attempt(runlog, spec)
     assert [c.manifest.step for c in read_history(runlog).usable] == [10, 20, 30]

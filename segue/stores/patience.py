@@ -1,0 +1,37 @@
+"""Asking a store again: a passing fault of storage must not become a failure of the run."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import TypeVar
+
+from segue.clock import SystemClock
+from segue.stores.base import StoreReadError, StoreWriteError
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+_FIRST_PAUSE_SECONDS = 0.2
+_LONGEST_PAUSE_SECONDS = 10.0
+
+
+def patiently(ask: Callable[[], T], *, what: str, patience_seconds: float = 60.0) -> T:
+    """What `ask` returns, asked again with growing pauses while the store is in trouble.
+
+    Raises:
+        StoreReadError, StoreWriteError: it still is after `patience_seconds`.
+    """
+    clock = SystemClock()
+    give_up_at = clock.monotonic() + patience_seconds
+    pause = _FIRST_PAUSE_SECONDS
+    while True:
+        try:
+            return ask()
+        except (StoreReadError, StoreWriteError) as error:
+            if clock.monotonic() + pause > give_up_at:
+                raise
+            log.warning("store trouble, asking again what=%s in=%.1f reason=%s", what, pause, error)
+            clock.sleep(pause)
+            pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)

@@ -1,0 +1,128 @@
+"""Ends that nobody planned: near the goal, with data workers, with a store in trouble, with odd state."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import pytest
+
+from segue.clock import SystemClock
+from segue.controller import decide_next, last_heartbeat
+from segue.history import read_history
+from segue.local import run_here
+from segue.notices.board import NoticeBoard
+from segue.records import Capacity, SegmentPlan, StopReason, VerdictKind
+from segue.runlog import RunLog
+from segue.testing.faulty_store import FaultyStore
+from segue.trainer.assignment import Assignment
+from segue.trainer.launch import ProcessTrainer
+
+
+def notice_at(step):
+    def meddle(pid, log, plan):
+        beat = last_heartbeat(log, read_history(log).attempt_of(plan.segment, plan.attempt))
+        if beat is None or beat.step < step:
+            return False
+        os.kill(pid, signal.SIGTERM)
+        return True
+
+    return meddle
+
+
+def test_a_notice_just_before_the_goal_does_not_train_past_it(nursery, make_spec, open_log):
+    fields = {"steps": 40, "config": {"pause_seconds": 0.05}}
+    undisturbed = make_spec(run_id="undisturbed", **fields)
+    reference = open_log(undisturbed)
+    nursery.run_to_the_end(reference, undisturbed)
+    spec = make_spec(**fields)
+    runlog = open_log(spec)
+    first = nursery.run_attempt(runlog, spec, meddle=notice_at(34))
+    assert first.stop_reason is StopReason.NOTICE
+    assert 34 <= first.to_step < 40
+    nursery.run_to_the_end(runlog, spec)
+    newest = read_history(runlog).newest
+    assert newest.manifest.step == 40
+    assert newest.manifest.components == read_history(reference).newest.manifest.components
+
+
+def test_a_signal_that_also_kills_the_data_workers_is_a_notice_not_a_bug(make_spec, open_log):
+    spec = make_spec(
+        recipe="tests.faulty_recipes:with_workers",
+        steps=4000,
+        config={"pause_seconds": 0.02},
+        checkpoints={"every_steps": 1000},
+    )
+    runlog = open_log(spec)
+    plan = SegmentPlan(segment=0, attempt=1, capacity=Capacity.SPOT, deployment="-")
+    trainer = ProcessTrainer(Assignment(spec=spec, plan=plan), on_line=lambda line: None)
+    try:
+        while (beat := last_heartbeat(runlog, read_history(runlog).attempt_of(0, 1))) is None or beat.step < 5:
+            assert trainer.poll() is None
+            SystemClock().sleep(0.05)
+        os.killpg(trainer.pid, signal.SIGTERM)
+        trainer.wait(30)
+    finally:
+        trainer.kill()
+        trainer.wait()
+    report = read_history(runlog).report_of(0, 1)
+    assert report.stop_reason is StopReason.NOTICE
+    assert report.checkpoint.step == report.to_step >= 5
+    assert report.lost_steps == 0
+
+
+@pytest.mark.parametrize("operation", ["get_range", "put_if_absent"])
+def test_a_store_that_fails_for_a_moment_is_asked_again(make_spec, open_log, operation):
+    from segue.trainer.attempt import run_attempt
+
+    spec = make_spec(config={"raise_at_step": 15, "pause_seconds": 0.02}, steps=30)
+    runlog = open_log(spec)
+    attempt(run_attempt, spec, runlog, runlog)
+    faults = iter([True, True])
+    flaky = FaultyStore(runlog.store, fails=lambda op, key: op == operation and is_trouble(key) and next(faults, False))
+    flaky_log = RunLog(flaky, spec.run_id).reload()
+    report = attempt(run_attempt, spec.model_copy(update={"config": {}}), runlog, flaky_log)
+    assert report.stop_reason is StopReason.FINISHED
+    assert next(faults, None) is None
+    assert read_history(runlog.reload()).attempts[-1].verdict.kind is VerdictKind.EXACT
+
+
+def is_trouble(key):
+    return "attempts" in key or "/log/" in key
+
+
+def attempt(run_attempt, spec, decided_in, runlog):
+    clock = SystemClock()
+    plan = decide_next(decided_in, spec, clock=clock).plan
+    return run_attempt(Assignment(spec=spec, plan=plan), runlog=runlog, board=NoticeBoard(clock), clock=clock)
+
+
+def test_a_second_process_for_a_living_attempt_leaves_it_alone(make_spec, open_log):
+    spec = make_spec(steps=150, config={"pause_seconds": 0.02})
+    runlog = open_log(spec)
+    plan = decide_next(runlog, spec, clock=SystemClock()).plan
+    first = ProcessTrainer(Assignment(spec=spec, plan=plan), on_line=lambda line: None)
+    try:
+        while read_history(runlog).attempt_of(0, 1) is None:
+            assert first.poll() is None
+            SystemClock().sleep(0.02)
+        # It finds the decided plan, starts a process of its own for it, and ends up waiting for the first.
+        assert run_here(spec, runlog, on_line=lambda line: None).action == "finished"
+    finally:
+        first.kill()
+        first.wait()
+    history = read_history(runlog.reload())
+    assert [report.stop_reason for report in history.reports] == [StopReason.FINISHED]
+    assert len(history.attempts) == 1
+
+
+def test_a_trainer_that_dies_before_its_claim_is_not_started_for_ever(make_spec, open_log):
+    spec = make_spec(device="cuda:99", policy={"max_lost_in_place": 2, "name": "on_demand_only"})
+    decision = run_here(spec, open_log(spec), on_line=lambda line: None)
+    assert decision.action == "hopeless"
+
+
+def test_sys_exit_in_a_recipe_is_a_failure_and_not_a_preemption(nursery, make_spec, open_log):
+    spec = make_spec(recipe="tests.faulty_recipes:leaves", config={"marker": "-"})
+    report = nursery.run_attempt(open_log(spec), spec)
+    assert (report.stop_reason, report.failure.type) == (StopReason.FAILED, "SystemExit")
