@@ -33,7 +33,7 @@ def show_json(value: Mapping[str, Any]) -> None:
 
 def segments_table(history: History) -> Table:
     """A row an attempt: what it did, why it stopped, and whether its resume was sound."""
-    table = Table(header_style="bold", box=SIMPLE_HEAD)
+    table = Table(header_style="bold", box=SIMPLE_HEAD, padding=0, pad_edge=False)
     for name in ("segment", "pool", "steps", "stop reason", "lost steps", "verdict", "seconds"):
         table.add_column(name, justify="right" if name in {"lost steps", "seconds"} else "left", no_wrap=True)
     for row in segment_rows(history):
@@ -66,9 +66,9 @@ def checkpoint_rows(history: History) -> list[dict[str, Any]]:
             "attempt": c.ref.attempt_id,
             "bytes": c.manifest.size_bytes,
             "metric": c.manifest.metric,
-            "witness_rows": len(c.rows),
+            "rows": len(c.rows),
             "state": "quarantined" if c.quarantined else "pruned" if c.is_pruned else "kept",
-            "parent_step": c.manifest.parent.step if c.manifest.parent else None,
+            "parent": c.manifest.parent.step if c.manifest.parent else None,
             "reason": c.quarantined,
         }
         for c in history.checkpoints
@@ -77,7 +77,7 @@ def checkpoint_rows(history: History) -> list[dict[str, Any]]:
 
 def rows_table(rows: list[dict[str, Any]]) -> Table:
     """Plain rows as a table; a None is shown as a dash."""
-    table = Table(header_style="bold", box=SIMPLE_HEAD)
+    table = Table(header_style="bold", box=SIMPLE_HEAD, padding=0, pad_edge=False)
     for name in rows[0] if rows else ():
         table.add_column(name.replace("_", " "))
     for row in rows:
@@ -98,5 +98,5 @@ def _verdict_of(report: SegmentReport, history: History) -> str:
     if attempt is None:
         return "-"
     if attempt.verdict is not None:
-        return f"{attempt.verdict.kind} ({attempt.verdict.rows_compared} steps)"
+        return f"{attempt.verdict.kind}, {attempt.verdict.rows_compared} steps"
     return "unverified" if report.from_step else "-"

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+import signal
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -50,7 +51,7 @@ class Feed:
             collate_fn=given.collate_fn,
             pin_memory=given.pin_memory,
             timeout=given.timeout,
-            worker_init_fn=given.worker_init_fn,
+            worker_init_fn=_Sheltered(given.worker_init_fn),
             multiprocessing_context=given.multiprocessing_context if workers else None,
             prefetch_factor=given.prefetch_factor if workers else None,
             generator=generator,
@@ -62,6 +63,22 @@ def seed_all(seed: int) -> None:
     torch.manual_seed(seed)
     random.seed(seed)
     np.random.seed(seed % 2**32)
+
+
+class _Sheltered:
+    """Starts a worker deaf to SIGTERM.
+
+    Platforms signal every process of a machine. A worker that died of it would raise in the middle of a training step,
+    and a preemption would look like a bug; the trainer reads the notice and ends its workers itself.
+    """
+
+    def __init__(self, inner: Callable[[int], None] | None) -> None:
+        self._inner = inner
+
+    def __call__(self, worker_id: int) -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        if self._inner is not None:
+            self._inner(worker_id)
 
 
 class _Plan(NamedTuple):

@@ -9,7 +9,6 @@ import logging
 import os
 import traceback
 from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import replace
 
 import torch
@@ -46,10 +45,6 @@ _UNMEASURED_SAVE_SECONDS = 0.1
 
 
 _BOARD_POLL_SECONDS = 0.5
-
-
-class NoticeAtFetchError(Exception):
-    """The data workers died of the signal that is also this process's notice."""
 
 
 class TrainingLoop:
@@ -100,6 +95,7 @@ class TrainingLoop:
 
         Raises:
             BrokenResumeError: the resume did not continue the run; verdict and report are in the log.
+            StoreReadError, StoreWriteError: the log stayed out of reach; no report was written.
         """
         try:
             reason = self._train()
@@ -109,6 +105,8 @@ class TrainingLoop:
         except BrokenResumeError as error:
             self._append(self._report(StopReason.FAILED, failure=failure_of(error), note=str(error)))
             raise
+        except (StoreReadError, StoreWriteError):
+            raise  # Storage's fault, not the recipe's: no report, and the controller says `lost`.
         except (Exception, SystemExit) as error:
             # The user's code, in a step, a transform or a metric. The state may be half changed, so it is not
             # saved; what was handed to the writer before is whole, and may still be committed.
@@ -154,13 +152,7 @@ class TrainingLoop:
         while (reason := self._reason_to_stop()) is None:
             if self._is_save_due():
                 self._save(evaluate=True)
-            try:
-                self._step(batches, counts=True)
-            except NoticeAtFetchError:
-                # A signal to every process of this machine killed the data workers: the state is whole, at the top
-                # of an iteration, and is kept; without workers there is no further step, not even to bear witness.
-                reason, batches = StopReason.NOTICE, iter(())
-                break
+            self._step(batches, counts=True)
         self._ending = True
         self._end(reason, batches)
         return reason
@@ -224,7 +216,7 @@ class TrainingLoop:
     def _step(self, batches: Iterator[Batch], *, counts: bool) -> None:
         """Do one step. With `counts=False` it only bears witness: it comes after the last commit, to be replayed."""
         started = self._clock.monotonic()
-        batch = self._fetch(batches)
+        batch = next(batches)
         step = self._progress.step + 1
         row_input = input_fingerprint(batch.content)
         outcome = do_step(self._recipe, to_device(batch.content, self._device), step=step)
@@ -245,14 +237,6 @@ class TrainingLoop:
         for sealed_step, rows in self._witness.take_full():
             self._writer.submit(SealJob(sealed_step, rows))
 
-    def _fetch(self, batches: Iterator[Batch]) -> Batch:
-        try:
-            return next(batches)
-        except (RuntimeError, StopIteration) as error:
-            if self._board.read() is None:
-                raise
-            raise NoticeAtFetchError from error
-
     def _count(self, row: WitnessRow, seconds: float) -> None:
         if self._first_step_at is None:
             # The first step pays for allocations and compilation; a rate that counts it looks too slow.
@@ -271,9 +255,8 @@ class TrainingLoop:
 
     def _end(self, reason: StopReason, batches: Iterator[Batch]) -> None:
         """The last commit and, where there is time, its witness."""
-        with suppress(NoticeAtFetchError):
-            while self._resume.is_pending and self._may_step():
-                self._step(batches, counts=True)
+        while self._resume.is_pending and self._may_step():
+            self._step(batches, counts=True)
         # No time for the whole replay: judge by what there is, or nothing could be kept.
         self._resume.settle()
         reached = replace(self._progress)
