@@ -199,7 +199,7 @@ def test_checkpoints_says_all_of_it_in_one_json_object(place, stored):
     assert (outcome.code, outcome.err) == (0, "")
     told = json.loads(outcome.out)
     assert told["run"] == "tiny"
-    assert [(row["step"], row["state"], row["parent_step"]) for row in told["checkpoints"]] == [(40, "kept", None)]
+    assert [(row["step"], row["state"], row["parent"]) for row in told["checkpoints"]] == [(40, "kept", None)]
 
 
 def test_people_get_tables(place, stored):

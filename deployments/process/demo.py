@@ -135,7 +135,7 @@ def _main_spec(folder: Path, reference: RunLog) -> RunSpec:
     """The same training with a deadline that two preemptions bring near: slack for one and a half of them."""
     report = read_history(reference).last_words()[-1]
     step_seconds = report.train_seconds / report.train_steps
-    changeover = report.startup_seconds + 5.0
+    changeover = report.startup_seconds + 6.0
     policy = {"changeover_seconds": changeover, "detection_seconds": 1.0, "step_seconds": step_seconds}
     work = STEPS * step_seconds * 1.05
     until_decided, at_risk = 6.0, STEPS // 20 * step_seconds
