@@ -38,7 +38,7 @@ def train(spec: RunSpec, *, accept_drift: bool = False) -> Any:
     get_run_logger().info("run ended action=%s reason=%s", decision.action, decision.reason)
     if decision.action == "finished":
         return Completed(message=decision.reason, data=decision)
-    return Failed(name=decision.action.capitalize(), message=decision.reason, data=decision)
+    return Failed(name=decision.action.capitalize(), message=decision.reason)
 
 
 def _report_of(state: State[SegmentReport]) -> SegmentReport:

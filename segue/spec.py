@@ -86,7 +86,7 @@ class PolicySpec(Value):
 class LivenessSpec(Value):
     """How a living attempt is told from a dead one."""
 
-    heartbeat_seconds: float = Field(2.0, gt=0)
+    heartbeat_seconds: float = Field(2.0, gt=0, description="Seconds between two signs of life.")
     lease_seconds: float = Field(30.0, gt=0, description="A counter that stands still this long means lost.")
     notice_file: str | None = Field(None, description="A file whose appearance on the machine is a notice.")
     start_seconds: float = Field(900.0, gt=0, description="Longest wait for capacity when no deadline bounds it.")
