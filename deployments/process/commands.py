@@ -15,7 +15,7 @@ from deployments.process.demo import run_demo
 from deployments.process.follow import follow, open_client, trigger
 from deployments.process.stack import LocalStack
 from segue.clock import SystemClock
-from segue.console import console, segment_rows, segments_table, show_json
+from segue.console import console, errors, segment_rows, segments_table, show_json
 from segue.controller import open_run
 from segue.history import read_history
 from segue.runlog import RunLog
@@ -93,7 +93,7 @@ def _server(spec: RunSpec) -> Iterator[None]:
     if PREFECT_API_URL.value():
         yield
         return
-    stack = LocalStack(_FOLDER, home=Path.cwd(), say=lambda text: console.print(f"[dim]{text}[/]"))
+    stack = LocalStack(_FOLDER, home=Path.cwd(), say=lambda text: errors.print(f"[dim]{text}[/]"))
     try:
         stack.start()
         with stack.settings():

@@ -18,7 +18,7 @@ from deployments.process.stack import LocalStack
 from segue.checkpoints.shards import read_checkpoint
 from segue.checkpoints.snapshot import raw_bytes
 from segue.clock import SystemClock
-from segue.console import console, segments_table
+from segue.console import console, errors, segments_table
 from segue.controller import last_heartbeat, open_run
 from segue.errors import SegueError
 from segue.history import History, read_history
@@ -77,7 +77,7 @@ def run_demo(folder: Path, *, keep: bool) -> None:
         DemoFailedError: the run did not finish, came late, or is not bit-identical to the undisturbed one.
         OrchestratorError: the local Prefect did not come up.
     """
-    stack = LocalStack(folder, home=Path.cwd(), say=lambda text: console.print(f"[dim]{text}[/]"))
+    stack = LocalStack(folder, home=Path.cwd(), say=lambda text: errors.print(f"[dim]{text}[/]"))
     shutil.rmtree(folder / "demo", ignore_errors=True)
     started = time.monotonic()
     try:

@@ -13,7 +13,7 @@ from prefect.exceptions import ObjectNotFound
 from prefect.states import Cancelling, Scheduled
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
-from segue.console import console
+from segue.console import errors
 from segue.controller import last_heartbeat
 from segue.errors import OrchestratorError
 from segue.history import History, read_history
@@ -70,7 +70,7 @@ def follow(
 
 
 def step_bar() -> Progress:
-    """A bar over steps with the pool and the loss beside it."""
+    """A bar over steps with the pool and the loss beside it, on standard error: standard output is for results."""
     columns = (
         TextColumn("{task.description:<34}"),
         BarColumn(bar_width=40),
@@ -78,7 +78,7 @@ def step_bar() -> Progress:
         TextColumn("{task.fields[loss]}"),
         TimeElapsedColumn(),
     )
-    return Progress(*columns, console=console)
+    return Progress(*columns, console=errors)
 
 
 def _follow(
