@@ -64,27 +64,33 @@ class _Observer:
 class _Killer:
     """Kills the trainer once each of its targets is committed, at a random moment at which there is a witness.
 
-    The trainer is stopped first and killed only if its newest commit is sealed, so that a fast recipe cannot slip
-    into the gap between a commit and its seal, where a kill proves less.
+    Near a target the trainer runs in slices of milliseconds, and is killed between two of them if its newest commit is
+    sealed: a fast recipe can then neither slip through nor be hit between a commit and its seal, where a kill proves
+    less. What it computes does not depend on how it is sliced.
     """
 
     targets: list[int]
     chance: random.Random
+    every_steps: int
     progress: Callable[[int], None]
     kills: int = 0
 
     def __call__(self, trainer: Trainer, runlog: RunLog, plan: SegmentPlan) -> None:
-        self.progress(read_history(runlog).committed_step)
-        if not self.targets or not self._is_due(runlog, plan):
+        history = read_history(runlog)
+        self.progress(history.committed_step)
+        is_claimed = history.attempt_of(plan.segment, plan.attempt) is not None
+        if not self.targets or not is_claimed or history.committed_step < self.targets[0] - self.every_steps:
             return
-        SystemClock().sleep(self.chance.uniform(0, 0.05))
         os.kill(trainer.pid, signal.SIGSTOP)
-        if self._is_due(runlog, plan):
-            del self.targets[0]
-            trainer.kill()
-            self.kills += 1
-        else:
+        while not self._is_due(runlog, plan):
             os.kill(trainer.pid, signal.SIGCONT)
+            SystemClock().sleep(self.chance.uniform(0.001, 0.004))
+            if trainer.poll() is not None:
+                return
+            os.kill(trainer.pid, signal.SIGSTOP)
+        del self.targets[0]
+        trainer.kill()
+        self.kills += 1
 
     def _is_due(self, runlog: RunLog, plan: SegmentPlan) -> bool:
         history = read_history(runlog)
@@ -106,14 +112,16 @@ def drill(spec: RunSpec, *, kills: int, progress: Progress, folder: Path | None 
     clock: Clock = SystemClock()
     started = clock.monotonic()
     with _folder(folder) as where:
-        reference = _prepared(spec, Path(where), "reference")
+        reference = _prepared(spec, Path(where), "reference", kills=kills)
         runlog = open_run(reference, clock=clock)
         ended = run_here(reference, runlog, on_line=log.info, watch=_Observer(lambda step: progress("reference", step)))
         whole = _final(runlog, why=ended.reason)
 
-        killed = _prepared(spec, Path(where), "killed")
+        killed = _prepared(spec, Path(where), "killed", kills=kills)
         runlog = open_run(killed, clock=clock)
-        killer = _Killer(_targets(killed, kills), random.Random(spec.seed), lambda step: progress("killed", step))
+        every = _interval(spec, kills)
+        targets = [every * (n + 1) for n in range(kills)]
+        killer = _Killer(targets, random.Random(spec.seed), every, lambda step: progress("killed", step))
         ended = run_here(killed, runlog, on_line=log.info, watch=killer)
         history = read_history(runlog)
     verdicts = tuple(attempt.verdict for attempt in history.attempts if attempt.verdict is not None)
@@ -132,23 +140,22 @@ def drill(spec: RunSpec, *, kills: int, progress: Progress, folder: Path | None 
     )
 
 
-def _prepared(spec: RunSpec, folder: Path, name: str) -> RunSpec:
+def _prepared(spec: RunSpec, folder: Path, name: str, *, kills: int) -> RunSpec:
     return spec.model_copy(
         update={
             "run_id": name,
             "store": StoreSpec(url=str(folder)),
             "deadline": None,
-            "checkpoints": CheckpointSpec(every_steps=max(spec.steps // 6, 1), keep=spec.checkpoints.keep),
+            "checkpoints": CheckpointSpec(every_steps=_interval(spec, kills), keep=spec.checkpoints.keep),
             "liveness": LivenessSpec(heartbeat_seconds=0.2),
             "policy": spec.policy.model_copy(update={"max_failures": 1}),
         }
     )
 
 
-def _targets(spec: RunSpec, kills: int) -> list[int]:
-    every = spec.checkpoints.every_steps or 1
-    last = max(spec.steps - every, every)
-    return [max(every, round(last * (n + 1) / (kills + 1))) for n in range(kills)]
+def _interval(spec: RunSpec, kills: int) -> int:
+    # Room for a commit before each kill and one after the last.
+    return max(spec.steps // (kills + 2), 1)
 
 
 def _final(runlog: RunLog, *, why: str) -> Checkpoint:

@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -38,13 +39,18 @@ def store(tmp_path: Path) -> LocalStore:
     return LocalStore(tmp_path / "store")
 
 
-@pytest.fixture
-def full_disk() -> Iterator[None]:
-    """No file of this process can grow beyond 64 KiB: the write itself fails half way, as on a full disk."""
+@contextmanager
+def full_disk(limit_bytes: int = 64 << 10) -> Iterator[None]:
+    """No file of this process can grow beyond the limit: the write itself fails half way, as on a full disk.
+
+    Only around the calls under test: the limit holds for the file that the test's own output goes to as well.
+    """
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (64 << 10, hard))
-    yield
-    resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit_bytes, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 def files_in(store: LocalStore) -> list[str]:
@@ -78,13 +84,13 @@ def test_a_file_left_half_written_is_not_listed_and_not_in_the_way(store: LocalS
     assert store.put_if_absent("run/log/1", b"y")
 
 
-def test_a_full_disk_leaves_the_object_as_it_was(store: LocalStore, full_disk: None) -> None:
+def test_a_full_disk_leaves_the_object_as_it_was(store: LocalStore) -> None:
     store.put("run/a", b"before")
     for write in (store.put, store.put_if_absent):
-        with pytest.raises(StoreWriteError, match=r"File too large.*Free space") as raised:
+        with pytest.raises(StoreWriteError, match=r"File too large.*Free space") as raised, full_disk():
             write("run/a", bytes(MEGABYTE))
         assert raised.value.key == "run/a"
-    with pytest.raises(StoreWriteError):
+    with pytest.raises(StoreWriteError), full_disk():
         store.put_if_absent("run/b", bytes(MEGABYTE))
     assert store.get("run/a") == b"before"
     assert store.list_objects("") == [("run/a", 6)]
@@ -125,9 +131,8 @@ def test_a_folder_that_cannot_be_made_ends_in_an_error_and_not_in_a_loop() -> No
         LocalStore(Path("/proc/nowhere")).put("a/b", b"x")
 
 
-def test_the_check_on_a_full_disk_says_why(store: LocalStore, full_disk: None) -> None:
-    resource.setrlimit(resource.RLIMIT_FSIZE, (0, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
-    with pytest.raises(StoreUnreachableError, match=r"cannot be written \(File too large\)"):
+def test_the_check_on_a_full_disk_says_why(store: LocalStore) -> None:
+    with pytest.raises(StoreUnreachableError, match=r"cannot be written \(File too large\)"), full_disk(0):
         store.check()
 
 
