@@ -17,7 +17,7 @@ _HOMES = {
     "RunSpec": "segue.spec",
     "SegueError": "segue.errors",
     "StoreSpec": "segue.spec",
-    "curve": "segue.curve",
+    "curve": "segue.curves",
     "open_store": "segue.stores",
 }
 
@@ -27,7 +27,7 @@ __all__ = [  # noqa: PLE0604 - the names are the keys above
 ]
 
 if TYPE_CHECKING:
-    from segue.curve import curve as curve
+    from segue.curves import curve as curve
     from segue.errors import SegueError as SegueError
     from segue.runlog import RunLog as RunLog
     from segue.spec import RunSpec as RunSpec
@@ -40,8 +40,6 @@ def __getattr__(name: str) -> Any:
     home = _HOMES.get(name)
     if home is None:
         raise AttributeError(f"module 'segue' has no attribute {name!r}")
-    # `segue.curve` is both a module and a function; the import below binds the
-    # module to the name, so the function has to be put over it afterwards.
     value = getattr(importlib.import_module(home), name)
     globals()[name] = value
     return value

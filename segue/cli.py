@@ -10,28 +10,12 @@ from typing import Annotated, Any
 import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from segue.console import (
-    checkpoint_rows,
-    console,
-    errors,
-    rows_table,
-    segment_rows,
-    segments_table,
-    show_error,
-    show_json,
-)
-from segue.errors import (
-    BadKeyError,
-    MissingExtraError,
-    MissingObjectError,
-    RunNotFoundError,
-    SegueError,
-    StoreUnreachableError,
-)
-from segue.history import History, read_history
-from segue.runlog import RunLog
-from segue.spec import RunSpec, StoreSpec, read_toml
-from segue.stores import StoreReadError, open_store
+from segue import cli_checkpoints
+from segue.cli_options import Endpoint, Json, Store, read_run
+from segue.console import console, errors, segment_rows, segments_table, show_error, show_json
+from segue.errors import MissingExtraError, SegueError
+from segue.history import History
+from segue.spec import RunSpec, read_toml
 
 app = typer.Typer(
     name="segue",
@@ -40,16 +24,13 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")]
-Store = Annotated[str, typer.Option(help="Folder, file:///folder or s3://bucket/prefix.")]
-Endpoint = Annotated[str | None, typer.Option(help="S3 endpoint other than AWS's.")]
+app.add_typer(cli_checkpoints.app)
 
 
 @app.command()
 def status(run: str, store: Store = ".segue/store", endpoint_url: Endpoint = None, as_json: Json = False) -> None:
     """Show where a run is: its segments, their verdicts, the last decision, any damage."""
-    history = _history(run, store, endpoint_url)
+    _, history = read_run(run, store=store, endpoint_url=endpoint_url)
     spec, last = history.spec, history.decisions[-1] if history.decisions else None
     facts: dict[str, Any] = {
         "run": run,
@@ -68,16 +49,6 @@ def status(run: str, store: Store = ".segue/store", endpoint_url: Endpoint = Non
     console.print(segments_table(history))
     for item in damage:
         console.print(f"damaged: {item['key']}: {item['why']}", markup=False, style="red")
-
-
-@app.command()
-def checkpoints(run: str, store: Store = ".segue/store", endpoint_url: Endpoint = None, as_json: Json = False) -> None:
-    """List a run's checkpoints: kept, pruned and quarantined, with their lineage."""
-    rows = checkpoint_rows(_history(run, store, endpoint_url))
-    if as_json:
-        show_json({"run": run, "checkpoints": rows})
-    else:
-        console.print(rows_table(rows))
 
 
 @app.command()
@@ -134,7 +105,8 @@ def main() -> None:
 def _is_built_in(arguments: list[str]) -> bool:
     # Prefect takes seconds to import: its own commands and the help wait for it, `segue status` need not.
     names = {command.callback.__name__ for command in app.registered_commands if command.callback is not None}
-    return bool(arguments) and arguments[0] in names
+    groups = {group.typer_instance.info.name for group in app.registered_groups if group.typer_instance is not None}
+    return bool(arguments) and arguments[0] in names | groups
 
 
 def _plug_in_commands() -> None:
@@ -153,21 +125,6 @@ def _without_prefect(name: str) -> Any:
 
     unavailable.__doc__ = "Needs the extra 'prefect'."
     return unavailable
-
-
-def _history(run: str, store: str, endpoint_url: str | None) -> History:
-    opened = open_store(StoreSpec.parse({"url": store, "endpoint_url": endpoint_url}, source="the command line"))
-    try:
-        history = read_history(RunLog(opened, run).reload())
-        if history.next_slot == 0:
-            raise RunNotFoundError(run_id=run, store=opened.url, known=tuple(opened.folders()))
-    except StoreReadError as error:
-        mend = "Check --store, --endpoint-url, the network and your access."
-        raise StoreUnreachableError(url=opened.url, why=f"cannot be read ({error.why}).", mend=mend) from None
-    except (BadKeyError, MissingObjectError):
-        # Not a name that a run can have, or a bucket that is not there.
-        raise RunNotFoundError(run_id=run, store=opened.url) from None
-    return history
 
 
 def _state(history: History) -> str:

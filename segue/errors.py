@@ -201,6 +201,28 @@ class UnsupportedStateError(SegueError):
         )
 
 
+class WriterDiedError(SegueError):
+    """The process that writes checkpoints ended."""
+
+    def __init__(self, *, exit_code: int | None, why: str) -> None:
+        self.exit_code_found, self.why = exit_code, why
+        super().__init__(
+            f"the writer process is gone (exit code {exit_code}: {why}). It is started again and the save retried; "
+            "if it was killed for memory, give the machine one more state's worth or set arenas = 1."
+        )
+
+
+class WorkAtRiskError(StoreError):
+    """Nothing could be committed for longer than the user allows."""
+
+    def __init__(self, *, at_risk_seconds: float, allowed_seconds: float, why: str) -> None:
+        self.at_risk_seconds, self.allowed_seconds, self.why = at_risk_seconds, allowed_seconds, why
+        super().__init__(
+            f"{at_risk_seconds:.0f} s of work are not committed, and max_work_at_risk_seconds allows "
+            f"{allowed_seconds:.0f}: {why} Mend the store, or allow more; the run goes on from its last commit."
+        )
+
+
 class BrokenResumeError(SegueError):
     """A resume did not continue the run."""
 
@@ -220,3 +242,69 @@ class DrillFailedError(SegueError):
     def __init__(self, *, recipe: str, why: str) -> None:
         self.recipe, self.why = recipe, why
         super().__init__(f"{recipe} does not reach its goal undisturbed: {why}. Mend the recipe, then drill again.")
+
+
+class NoCheckpointError(UsageError):
+    """The run has no checkpoint that can be used."""
+
+    def __init__(self, *, run_id: str) -> None:
+        self.run_id = run_id
+        super().__init__(
+            f"run {run_id} has no checkpoint that can be used. `segue checkpoints {run_id}` shows what became of those "
+            "it had; if there are none, wait for its first commit."
+        )
+
+
+class UnknownStepError(UsageError):
+    """The run never committed a checkpoint of that step."""
+
+    def __init__(self, *, run_id: str, step: int, steps_there: tuple[int, ...]) -> None:
+        self.run_id, self.step, self.steps_there = run_id, step, steps_there
+        super().__init__(f"run {run_id} has no checkpoint of step {step}. {_choice_of(steps_there)}")
+
+
+class PrunedCheckpointError(UsageError):
+    """The checkpoint was there, and its bytes were deleted because the ring no longer kept it."""
+
+    def __init__(self, *, run_id: str, step: int, steps_there: tuple[int, ...]) -> None:
+        self.run_id, self.step, self.steps_there = run_id, step, steps_there
+        super().__init__(
+            f"the checkpoint of step {step} of run {run_id} was pruned: its bytes are gone. {_choice_of(steps_there)} "
+            "A larger checkpoints.keep in the run spec keeps more of them."
+        )
+
+
+class QuarantinedCheckpointError(UsageError):
+    """The checkpoint was set aside, so it is not taken without being asked for by that name."""
+
+    def __init__(self, *, run_id: str, step: int, reason: str, steps_there: tuple[int, ...]) -> None:
+        self.run_id, self.step, self.reason, self.steps_there = run_id, step, reason, steps_there
+        super().__init__(
+            f"the checkpoint of step {step} of run {run_id} was set aside: {reason.rstrip('.')}. "
+            f"{_choice_of(steps_there)} --quarantined takes this one all the same, if its bytes verify."
+        )
+
+
+class DamagedCheckpointError(CheckpointError):
+    """The checkpoint that was asked for does not verify; nobody asked for another one in its place."""
+
+    def __init__(self, *, step: int, key: str, damage: str, steps_there: tuple[int, ...]) -> None:
+        self.step, self.key, self.damage, self.steps_there = step, key, damage, steps_there
+        super().__init__(
+            f"the checkpoint of step {step} is damaged: {key} {damage}. Nothing was written and nothing was changed. "
+            f"Restore that object from a copy, or take another step. {_choice_of(steps_there)}"
+        )
+
+
+class ExportFolderError(UsageError):
+    """The folder for an export cannot be used."""
+
+    def __init__(self, *, folder: str, why: str, mend: str) -> None:
+        self.folder, self.why, self.mend = folder, why, mend
+        super().__init__(f"folder {folder} {why}. {mend} Nothing was exported, and nothing there was touched.")
+
+
+def _choice_of(steps: tuple[int, ...]) -> str:
+    if not steps:
+        return "There is no other to take."
+    return f"Steps that are there: {', '.join(map(str, steps))}."

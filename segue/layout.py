@@ -43,6 +43,10 @@ def attempts_prefix(run_id: str) -> str:
     return f"{run_id}/attempts/"
 
 
+def attempt_prefix(run_id: str, attempt: str) -> str:
+    return f"{run_id}/attempts/{attempt}/"
+
+
 def heartbeat_key(run_id: str, attempt: str) -> str:
     return f"{run_id}/attempts/{attempt}/heartbeat.json"
 
@@ -56,5 +60,5 @@ def metrics_prefix(run_id: str) -> str:
     return f"{run_id}/metrics/"
 
 
-def metrics_key(run_id: str, attempt: str) -> str:
-    return f"{run_id}/metrics/{attempt}.parquet"
+def metrics_key(run_id: str, attempt: str, part: int) -> str:
+    return f"{run_id}/metrics/{attempt}-p{part:04d}.parquet"

@@ -6,7 +6,7 @@ import io
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
-from segue.curve import curve
+from segue.curves import curve
 from segue.errors import MissingExtraError
 from segue.history import Attempt, History, read_history
 from segue.records import Capacity, SegmentReport

@@ -90,14 +90,6 @@ class Shard(Value):
     chunk_crc32c: tuple[int, ...]
 
 
-class TensorInfo(Value):
-    """Type, shape and digest of one tensor of the state."""
-
-    dtype: str
-    shape: tuple[int, ...]
-    digest: str
-
-
 class Manifest(Value):
     """Everything needed to find, check and restore one checkpoint."""
 
@@ -106,7 +98,7 @@ class Manifest(Value):
     epoch: int = Field(ge=0, description="Pass over the data that the next sample belongs to.")
     parent: CheckpointRef | None = Field(None, description="Checkpoint the attempt resumed from.")
     shards: tuple[Shard, ...]
-    tensors: dict[str, TensorInfo]
+    tensor_count: int = Field(ge=0, description="Tensors in the state; their types and digests are in the index.")
     components: dict[str, str] = Field(description="Digest of each component's whole state.")
     environment: Environment
     metric: float | None = Field(None, description="The user's metric at this step, if one was evaluated.")
@@ -223,5 +215,7 @@ class Heartbeat(Record):
     step_seconds: float | None = None
     last_commit_step: int | None = None
     trainer_pid: int
+    cadence: str | None = Field(None, description="How often it saves just now, and why.")
+    trouble: str | None = Field(None, description="Why a save is being tried again; None while all is well.")
     rows: tuple[WitnessRow, ...] = Field((), description="Newest rows, to widen the overlap after a kill.")
     beat_at: datetime

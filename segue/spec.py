@@ -47,6 +47,17 @@ class CheckpointSpec(Value):
     every_seconds: float | None = Field(None, gt=0, description="Commit every so many seconds; 300 if neither is set.")
     keep: int = Field(3, ge=2, description="Newest committed checkpoints to keep; 2 is the least that survives damage.")
     best: typing.Literal["min", "max"] = Field("min", description="Which way the user's metric is better.")
+    staging: typing.Literal["blocking", "overlapped"] = Field(
+        "blocking",
+        description="overlapped: what only the optimizer changes is copied during the next forward and backward pass.",
+    )
+    arenas: int = Field(1, ge=1, le=2, description="Copies of the state in memory; with 2 a save need not wait.")
+    fast_folder: str | None = Field(
+        None, description="A folder on a local disk that gets every checkpoint first; resumes there prefer it."
+    )
+    max_work_at_risk_seconds: float = Field(
+        1800.0, gt=0, description="Training stops when nothing could be committed for so long."
+    )
 
     @property
     def interval_seconds(self) -> float | None:

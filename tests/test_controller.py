@@ -67,7 +67,7 @@ class Run:
 
     def commit(self, claim: Claim, step: int) -> CheckpointRef:
         manifest = Manifest(
-            step=step, samples_seen=step, epoch=0, shards=(), tensors={}, components={}, environment=ENVIRONMENT
+            step=step, samples_seen=step, epoch=0, shards=(), tensor_count=0, components={}, environment=ENVIRONMENT
         )
         facts = {"attempt_id": claim.attempt_id, "manifest": manifest}
         slot = self.log.append(lambda stamp: CommitEntry(**stamp(epoch=claim.epoch), **facts), epoch=claim.epoch)

@@ -69,7 +69,7 @@ def claimed(epoch: int, segment: int = 0, attempt: int = 1) -> Entry:
 
 def committed(epoch: int, step: int) -> Entry:
     manifest = Manifest(
-        step=step, samples_seen=step, epoch=0, shards=(), tensors={}, components={}, environment=HERE
+        step=step, samples_seen=step, epoch=0, shards=(), tensor_count=0, components={}, environment=HERE
     )  # fmt: skip
     return entry(CommitEntry, epoch=epoch, attempt_id=attempt_name(epoch), manifest=manifest)
 

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from segue.checkpoints.shards import read_checkpoint
-from segue.checkpoints.snapshot import Snapshot
+from segue.checkpoints.digests import Digests
+from segue.checkpoints.shards import read_stored
+from segue.checkpoints.snapshot import Snapshot, snapshot_of
 from segue.entries import Entry, QuarantineEntry
 from segue.errors import CheckpointError
 from segue.history import Checkpoint, read_history
 from segue.runlog import RunLog, Stamp
+from segue.stores.base import Store
 
 log = logging.getLogger(__name__)
 
@@ -21,10 +24,14 @@ class Restorable:
 
     checkpoint: Checkpoint
     snapshot: Snapshot
+    digests: Digests
+    """What the committed state is."""
 
 
-def newest_valid(runlog: RunLog, *, epoch: int) -> Restorable | None:
+def newest_valid(runlog: RunLog, *, epoch: int, fast: Sequence[Store] = ()) -> Restorable | None:
     """The newest checkpoint of the run that verifies, read whole; None when there is none to take.
+
+    Stores in `fast` are asked first: what they hold counts where it is byte for byte what was committed.
 
     Every checkpoint that does not verify, and every slot of the log that cannot be read, is named in the log by a
     quarantine record before the next one is tried.
@@ -36,12 +43,13 @@ def newest_valid(runlog: RunLog, *, epoch: int) -> Restorable | None:
     _name_damaged_slots(runlog, epoch=epoch)
     for checkpoint in reversed(read_history(runlog).usable):
         try:
-            snapshot = read_checkpoint(runlog.store, run_id=runlog.run_id, manifest=checkpoint.manifest)
+            stored = read_stored([*fast, runlog.store], run_id=runlog.run_id, manifest=checkpoint.manifest)
+            snapshot = snapshot_of(stored)
         except CheckpointError as error:
             log.warning("checkpoint set aside step=%d reason=%s", checkpoint.manifest.step, error)
             quarantine(runlog, checkpoint=checkpoint, reason=str(error), epoch=epoch)
             continue
-        return Restorable(checkpoint, snapshot)
+        return Restorable(checkpoint, snapshot, stored.digests)
     return None
 
 

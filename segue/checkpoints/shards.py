@@ -1,90 +1,166 @@
-"""Shards: a checkpoint's bytes in the store, checksummed by chunk when written, verified while read."""
+"""Shards: a checkpoint's bytes in the stores, checksummed by chunk when written, verified while read.
+
+A checkpoint is one image of tensors for each rank and, beside it, an index: the state without its tensors, and type,
+shape and digest of each tensor. No torch here: the writer process writes them too.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import logging
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import Any
 
 import crc32c
-import safetensors
-import safetensors.torch
-import torch
 
 from segue import layout
-from segue.checkpoints.codec import decode_tree
-from segue.checkpoints.snapshot import Snapshot
+from segue.checkpoints.digests import Digests, TensorDigest, digests_of, hash_bytes
+from segue.checkpoints.image import ImageLayout, MalformedImageError, Placed, read_layout
 from segue.errors import (
     BadKeyError,
+    CheckpointError,
     CorruptShardError,
     MalformedCheckpointError,
     MissingObjectError,
     MissingShardError,
     TruncatedShardError,
 )
-from segue.records import Manifest, Shard, TensorInfo
-from segue.stores.base import Store, checked_key
+from segue.records import Manifest, Shard
+from segue.stores.base import Store, StoreReadError, StoreWriteError, checked_key
+from segue.stores.direct import page_buffer
+
+log = logging.getLogger(__name__)
 
 CHUNK_BYTES = 8 * 2**20
+_READERS = 4
 
 
-def write_shards(store: Store, *, run_id: str, attempt_id: str, step: int, snapshot: Snapshot) -> tuple[Shard, ...]:
-    """Make a snapshot durable under its attempt's folder and say where it lies.
+@dataclass(frozen=True)
+class Written:
+    """What a manifest says about bytes that are durable now."""
 
-    After a crash in between, the bytes lie there and nothing refers to them.
+    shards: tuple[Shard, ...]
+    components: dict[str, str]
+    tensor_count: int
+
+
+@dataclass(frozen=True)
+class Stored:
+    """A checkpoint read back, every byte of it verified; `tensors` are the bytes of each."""
+
+    skeletons: dict[str, Any]
+    tensors: Mapping[str, tuple[Placed, memoryview]]
+    digests: Digests
+
+
+def write_checkpoint(
+    tiers: Sequence[Store],
+    *,
+    run_id: str,
+    attempt_id: str,
+    step: int,
+    image: memoryview,
+    image_layout: ImageLayout,
+    skeletons: Mapping[str, bytes],
+) -> Written:
+    """Make a staged state durable under its attempt's folder, and say where it lies and what it is.
+
+    The last of `tiers` is the durable one. Those before it are faster and may fail: that is logged, and the save goes
+    on. `skeletons` are JSON. After a crash in between, the bytes lie there and nothing refers to them.
 
     Raises:
-        StoreWriteError: the store did not take them; calling again is safe.
+        StoreWriteError: the durable tier did not take them; calling again is safe.
     """
-    blobs = {
-        layout.shard_name(attempt_id, step, 0): safetensors.torch.save(snapshot.tensors),
-        layout.state_name(attempt_id, step, 0): json.dumps(snapshot.skeletons).encode(),
-    }
-    shards = []
-    for name, blob in blobs.items():
-        store.put(f"{run_id}/{name}", blob)
-        shards.append(Shard(key=name, size_bytes=len(blob), chunk_bytes=CHUNK_BYTES, chunk_crc32c=checksums(blob)))
-    return tuple(shards)
+    image_name = layout.shard_name(attempt_id, step, 0)
+    index_name = layout.state_name(attempt_id, step, 0)
+    with ThreadPoolExecutor(1, thread_name_prefix="segue-digest") as beside:
+        # Beside the first write: hashing is far faster than any disk.
+        summing = beside.submit(checksums, image)
+        hashing = beside.submit(_digests, image, image_layout, skeletons)
+        _put(tiers, f"{run_id}/{image_name}", image)
+        digests = hashing.result()
+        image_shard = _shard(image_name, image, summing.result())
+    index = _index(skeletons, digests)
+    _put(tiers, f"{run_id}/{index_name}", memoryview(index))
+    index_shard = _shard(index_name, memoryview(index), checksums(index))
+    return Written((image_shard, index_shard), dict(digests.components), len(digests.tensors))
 
 
-def checksums(blob: bytes) -> tuple[int, ...]:
+def checksums(blob: bytes | memoryview) -> tuple[int, ...]:
     """crc32c of each chunk."""
     view = memoryview(blob)
-    return tuple(crc32c.crc32c(view[start : start + CHUNK_BYTES]) for start in range(0, len(blob), CHUNK_BYTES))
+    return tuple(crc32c.crc32c(view[start : start + CHUNK_BYTES]) for start in range(0, len(view), CHUNK_BYTES))
 
 
-def read_checkpoint(store: Store, *, run_id: str, manifest: Manifest) -> Snapshot:
-    """The snapshot that a manifest names, every byte of it verified.
+def read_stored(tiers: Sequence[Store], *, run_id: str, manifest: Manifest) -> Stored:
+    """The state that a manifest names, every byte of it verified, from the first tier that has it whole.
 
     Raises:
         MissingShardError, TruncatedShardError, CorruptShardError, MalformedCheckpointError: it cannot be used;
             names the damage.
         StoreReadError: the store did not say; nothing is known about the checkpoint.
     """
-    tensors: dict[str, torch.Tensor] = {}
+    tensors: dict[str, tuple[Placed, memoryview]] = {}
     skeletons: dict[str, Any] = {}
+    expected: dict[str, TensorDigest] = {}
     for shard in manifest.shards:
-        blob = _read_verified(store, run_id, shard)
+        blob = _read_from_first(tiers, run_id, shard)
         try:
             if shard.key.endswith(".safetensors"):
-                tensors |= safetensors.torch.load(blob)
+                placed = read_layout(blob).placed
+                tensors |= {n: (p, blob[p.start : p.start + p.size_bytes]) for n, p in placed.items()}
             else:
-                skeletons |= json.loads(blob)
-        except (safetensors.SafetensorError, ValueError, TypeError, RecursionError) as error:
+                index = json.loads(bytes(blob))
+                skeletons |= index["skeletons"]
+                expected |= {n: TensorDigest(d, tuple(s), h) for n, (d, s, h) in index["tensors"].items()}
+        except (MalformedImageError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
             raise MalformedCheckpointError(key=shard.key, why=f"cannot be parsed ({error})") from None
-    _check_tensors(tensors, manifest.tensors, key=manifest.shards[0].key if manifest.shards else "manifest")
+    _check_tensors(tensors, expected, key=manifest.shards[0].key if manifest.shards else "manifest")
     if skeletons.keys() != manifest.components.keys():
         odd = sorted(skeletons.keys() ^ manifest.components.keys())
         raise MalformedCheckpointError(key="manifest", why=f"components differ from the stored state's: {odd}")
-    try:
-        for skeleton in skeletons.values():
-            decode_tree(skeleton, tensors)
-    except (KeyError, ValueError, TypeError, OverflowError, RecursionError) as error:
-        raise MalformedCheckpointError(key="manifest", why=f"state cannot be decoded ({error!r})") from None
-    return Snapshot(skeletons=skeletons, tensors=tensors)
+    return Stored(skeletons, tensors, Digests(components=manifest.components, tensors=expected))
 
 
-def _read_verified(store: Store, run_id: str, shard: Shard) -> bytes:
+def _put(tiers: Sequence[Store], key: str, data: memoryview) -> None:
+    for store in tiers[:-1]:
+        try:
+            store.put(key, data)
+        except StoreWriteError as error:
+            log.warning("fast tier left out of this save reason=%s", error)
+    tiers[-1].put(key, data)
+
+
+def _digests(image: memoryview, image_layout: ImageLayout, skeletons: Mapping[str, bytes]) -> Digests:
+    tensors = {
+        name: TensorDigest(spec.dtype, spec.shape, hash_bytes(image[start : start + size_bytes]))
+        for name, (spec, start, size_bytes) in image_layout.placed.items()
+    }
+    return digests_of(skeletons, tensors)
+
+
+def _index(skeletons: Mapping[str, bytes], digests: Digests) -> bytes:
+    states = b",".join(json.dumps(name).encode() + b":" + skeleton for name, skeleton in skeletons.items())
+    tensors = json.dumps(digests.tensors, separators=(",", ":")).encode()
+    return b'{"skeletons":{' + states + b'},"tensors":' + tensors + b"}"
+
+
+def _shard(name: str, blob: memoryview, sums: tuple[int, ...]) -> Shard:
+    return Shard(key=name, size_bytes=len(blob), chunk_bytes=CHUNK_BYTES, chunk_crc32c=sums)
+
+
+def _read_from_first(tiers: Sequence[Store], run_id: str, shard: Shard) -> memoryview:
+    for store in tiers[:-1]:
+        try:
+            return _read_verified(store, run_id, shard)
+        except (CheckpointError, StoreReadError) as error:
+            log.info("fast tier has no whole copy, taking the durable one key=%s reason=%s", shard.key, error)
+    return _read_verified(tiers[-1], run_id, shard)
+
+
+def _read_verified(store: Store, run_id: str, shard: Shard) -> memoryview:
     try:
         key = checked_key(f"{run_id}/{shard.key}")
     except BadKeyError:
@@ -92,27 +168,40 @@ def _read_verified(store: Store, run_id: str, shard: Shard) -> bytes:
     if len(shard.chunk_crc32c) != -(-shard.size_bytes // shard.chunk_bytes):
         raise MalformedCheckpointError(key=shard.key, why="has another number of checksums than chunks")
     try:
+        # Before anything is allocated: a manifest may claim any size, an object only what somebody stored.
         found_bytes = store.size(key)
         if found_bytes != shard.size_bytes:
             raise TruncatedShardError(key=shard.key, expected_bytes=shard.size_bytes, found_bytes=found_bytes)
-        blob = bytearray(shard.size_bytes)
-        for number, start in enumerate(range(0, shard.size_bytes, shard.chunk_bytes)):
-            chunk = store.get_range(key, start, min(shard.chunk_bytes, shard.size_bytes - start))
-            found = crc32c.crc32c(chunk)
-            if found != shard.chunk_crc32c[number]:
-                expected = shard.chunk_crc32c[number]
-                raise CorruptShardError(key=shard.key, chunk=number, expected=expected, found=found)
-            blob[start : start + len(chunk)] = chunk
+        blob = page_buffer(shard.size_bytes)
+
+        def read(number: int) -> None:
+            _read_chunk(store, key, shard, number, blob)
+
+        with ThreadPoolExecutor(_READERS, thread_name_prefix="segue-read") as readers:
+            for _ in readers.map(read, range(len(shard.chunk_crc32c))):
+                pass
     except MissingObjectError:
         raise MissingShardError(key=shard.key) from None
-    return bytes(blob)
+    return blob
 
 
-def _check_tensors(found: Mapping[str, torch.Tensor], expected: Mapping[str, TensorInfo], *, key: str) -> None:
+def _read_chunk(store: Store, key: str, shard: Shard, number: int, blob: memoryview) -> None:
+    start = number * shard.chunk_bytes
+    chunk = blob[start : start + shard.chunk_bytes]
+    count = store.read_into(key, start, chunk)
+    found = crc32c.crc32c(chunk[:count])
+    expected = shard.chunk_crc32c[number]
+    if count != len(chunk) or found != expected:
+        raise CorruptShardError(key=shard.key, chunk=number, expected=expected, found=found)
+
+
+def _check_tensors(
+    found: Mapping[str, tuple[Placed, memoryview]], expected: Mapping[str, TensorDigest], *, key: str
+) -> None:
     if found.keys() != expected.keys():
         odd = sorted(found.keys() ^ expected.keys())[:3]
-        raise MalformedCheckpointError(key=key, why=f"tensors differ from the manifest's, e.g. {odd}")
-    for name, tensor in found.items():
-        info = expected[name]
-        if (str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape)) != (info.dtype, info.shape):
-            raise MalformedCheckpointError(key=key, why=f"tensor {name} is not the manifest's {info.dtype}{info.shape}")
+        raise MalformedCheckpointError(key=key, why=f"tensors differ from the index's, e.g. {odd}")
+    for name, (placed, _) in found.items():
+        dtype, shape, _ = expected[name]
+        if placed.spec != (dtype, shape):
+            raise MalformedCheckpointError(key=key, why=f"tensor {name} is not the index's {dtype}{list(shape)}")

@@ -1,4 +1,4 @@
-"""A snapshot: all state at one safe point, copied off the live objects, with its digests."""
+"""A snapshot: all state at one safe point as a skeleton and tensors, with its digests."""
 
 from __future__ import annotations
 
@@ -8,15 +8,18 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import xxhash
 
-from segue.checkpoints.codec import Json, encode_tree
-from segue.records import TensorInfo
+from segue.checkpoints.codec import Json, decode_tree, encode_tree
+from segue.checkpoints.digests import Digests, TensorDigest, digests_of, hash_bytes
+from segue.checkpoints.shards import Stored, read_stored
+from segue.errors import MalformedCheckpointError
+from segue.records import Manifest
+from segue.stores.base import Store
 
 
 @dataclass(frozen=True)
 class Snapshot:
-    """State that training can no longer change. `tensors` are contiguous and on the CPU."""
+    """State as data. `tensors` are contiguous and on the CPU."""
 
     skeletons: dict[str, Json]
     tensors: dict[str, torch.Tensor]
@@ -24,14 +27,6 @@ class Snapshot:
     @property
     def size_bytes(self) -> int:
         return sum(tensor.nbytes for tensor in self.tensors.values())
-
-
-@dataclass(frozen=True)
-class Digests:
-    """What a state is, in a few bytes for each component and tensor."""
-
-    components: dict[str, str]
-    tensors: dict[str, TensorInfo]
 
 
 def take(components: Mapping[str, Any], *, copy: bool = True) -> Snapshot:
@@ -48,26 +43,49 @@ def take(components: Mapping[str, Any], *, copy: bool = True) -> Snapshot:
 
 
 def digest(snapshot: Snapshot) -> Digests:
-    """Digests of every tensor and of every component as a whole (xxh3, 128 bits; not against forgers)."""
+    """Digests of every tensor and of every component as a whole."""
     tensors = {
-        name: TensorInfo(
-            dtype=str(tensor.dtype).removeprefix("torch."),
-            shape=tuple(tensor.shape),
-            digest=xxhash.xxh3_128_hexdigest(raw_bytes(tensor)),
-        )
+        name: TensorDigest(str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape), hash_bytes(raw_bytes(tensor)))
         for name, tensor in snapshot.tensors.items()
     }
-    hashers = {name: xxhash.xxh3_128(json.dumps(skeleton).encode()) for name, skeleton in snapshot.skeletons.items()}
-    for name in sorted(tensors):
-        component = component_of(name, snapshot.skeletons)
-        hashers[component].update(f"{name}:{tensors[name].model_dump_json()}".encode())
-    return Digests(components={name: hasher.hexdigest() for name, hasher in hashers.items()}, tensors=tensors)
+    return digests_of(as_json(snapshot.skeletons), tensors)
 
 
-def component_of(tensor_name: str, components: Mapping[str, Any]) -> str:
-    """The component a tensor belongs to; the longest name that is a prefix of its path."""
-    owners = [name for name in components if tensor_name == name or tensor_name.startswith(f"{name}.")]
-    return max(owners, key=len)
+def as_json(skeletons: Mapping[str, Json]) -> dict[str, bytes]:
+    """Each component's skeleton, as it is stored and hashed."""
+    return {name: json.dumps(skeleton).encode() for name, skeleton in skeletons.items()}
+
+
+def read_checkpoint(store: Store, *, run_id: str, manifest: Manifest, fast: Store | None = None) -> Snapshot:
+    """The snapshot that a manifest names, every byte of it verified; from `fast` where that has it whole.
+
+    Raises:
+        MissingShardError, TruncatedShardError, CorruptShardError, MalformedCheckpointError: it cannot be used;
+            names the damage.
+        StoreReadError: the store did not say; nothing is known about the checkpoint.
+    """
+    tiers = [store] if fast is None else [fast, store]
+    return snapshot_of(read_stored(tiers, run_id=run_id, manifest=manifest))
+
+
+def snapshot_of(stored: Stored) -> Snapshot:
+    """Stored bytes as tensors, without a copy.
+
+    Raises:
+        MalformedCheckpointError: the state refers to what is not there.
+    """
+    tensors = {
+        name: torch.frombuffer(data, dtype=getattr(torch, placed.spec.dtype)).view(placed.spec.shape)
+        if placed.size_bytes
+        else torch.empty(placed.spec.shape, dtype=getattr(torch, placed.spec.dtype))
+        for name, (placed, data) in stored.tensors.items()
+    }
+    try:
+        for skeleton in stored.skeletons.values():
+            decode_tree(skeleton, tensors)
+    except (KeyError, ValueError, TypeError, OverflowError, RecursionError) as error:
+        raise MalformedCheckpointError(key="manifest", why=f"state cannot be decoded ({error!r})") from None
+    return Snapshot(skeletons=stored.skeletons, tensors=tensors)
 
 
 def raw_bytes(tensor: torch.Tensor) -> memoryview:

@@ -1,22 +1,23 @@
-"""The background writer: makes snapshots durable, commits them, seals them and prunes, in that order."""
+"""The background writer: has staged states made durable, commits them, seals them and prunes, in that order."""
 
 from __future__ import annotations
 
 import logging
 import queue
 import threading
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from segue import layout
-from segue.checkpoints import ring
-from segue.checkpoints.shards import write_shards
-from segue.checkpoints.snapshot import Snapshot, digest
+from segue.checkpoints.pruning import Pruner
+from segue.checkpoints.staging import Staged
+from segue.checkpoints.writer_link import ShardWriter
 from segue.clock import Clock
-from segue.entries import CommitEntry, Entry, PruneEntry, SealEntry
-from segue.history import read_history
-from segue.records import CheckpointRef, Environment, Manifest, VerdictKind, WitnessRow
+from segue.entries import CommitEntry, Entry, SealEntry
+from segue.errors import WriterDiedError
+from segue.records import CheckpointRef, Environment, Manifest, WitnessRow
 from segue.runlog import RunLog, Stamp
-from segue.spec import CheckpointSpec
 from segue.stores.base import StoreReadError, StoreWriteError
 
 log = logging.getLogger(__name__)
@@ -25,17 +26,26 @@ _FIRST_PAUSE_SECONDS = 0.5
 _LONGEST_PAUSE_SECONDS = 30.0
 
 
+class CurvePart(Protocol):
+    """A stretch of the loss curve."""
+
+    @property
+    def number(self) -> int: ...
+
+    def to_parquet(self) -> bytes: ...
+
+
 @dataclass(frozen=True)
 class SaveJob:
-    """One snapshot on its way to a commit."""
+    """One staged state on its way to a commit."""
 
-    snapshot: Snapshot
+    staged: Staged
     step: int
     samples_seen: int
     epoch: int
     metric: float | None
-    curve: bytes
-    """The attempt's loss curve so far, as parquet."""
+    curve: Sequence[CurvePart]
+    """What the attempt's loss curve has gained since the save before."""
 
 
 @dataclass(frozen=True)
@@ -47,22 +57,25 @@ class SealJob:
 
 
 class Writer:
-    """One thread that writes in order. A store that fails is asked again, for ever, while training goes on."""
+    """One thread that orders the writing. A store that fails is asked again, for ever, while training goes on."""
 
     def __init__(
         self,
         runlog: RunLog,
         *,
+        shards: ShardWriter,
+        pruner: Pruner,
+        release: Callable[[Staged], None],
         attempt_id: str,
         epoch: int,
         parent: CheckpointRef | None,
         environment: Environment,
-        retention: CheckpointSpec,
         clock: Clock,
     ) -> None:
-        self._runlog, self._clock = runlog, clock
+        self._runlog, self._shards, self._pruner, self._release = runlog, shards, pruner, release
+        self._clock = clock
         self._attempt_id, self._epoch, self._parent = attempt_id, epoch, parent
-        self._environment, self._retention = environment, retention
+        self._environment = environment
         self._jobs: queue.Queue[SaveJob | SealJob | None] = queue.Queue()
         self._idle = threading.Condition()
         self._pending = 0
@@ -72,8 +85,10 @@ class Writer:
         """The newest checkpoint this attempt committed."""
         self._failure: Exception | None = None
         self.trouble: str | None = None
-        """Why the store is being asked again just now; None while all is well."""
+        """Why a save is tried again just now; None while all is well."""
         self.last_save_seconds: float | None = None
+        """From the moment the writer took it up to its commit."""
+        self.last_size_bytes: int | None = None
         self._thread = threading.Thread(target=self._work, name="segue-writer", daemon=True)
         self._thread.start()
 
@@ -104,10 +119,11 @@ class Writer:
             raise self._failure
 
     def close(self) -> None:
-        """Stop after the job in hand. What was not committed by then never existed."""
+        """Stop after the job in hand, and give that up too if it takes long. What was not committed never existed."""
         self._stopped.set()
         self._jobs.put(None)
         self._thread.join(timeout=_LONGEST_PAUSE_SECONDS)
+        self._shards.close()
 
     def _work(self) -> None:
         while (job := self._jobs.get()) is not None:
@@ -131,7 +147,7 @@ class Writer:
                     self._save(job)
                 else:
                     self._seal(job)
-            except (StoreWriteError, StoreReadError) as error:
+            except (StoreWriteError, StoreReadError, WriterDiedError) as error:
                 self.trouble = str(error)
                 log.warning("store trouble, trying again in=%.1f reason=%s", pause, error)
                 if self._stopped.wait(pause):
@@ -142,21 +158,33 @@ class Writer:
                 return
 
     def _save(self, job: SaveJob) -> None:
-        if job.step in self._commits:
-            return  # Committed by a try whose later part failed.
-        started = self._clock.monotonic()
-        run_id, store = self._runlog.run_id, self._runlog.store
-        shards = write_shards(store, run_id=run_id, attempt_id=self._attempt_id, step=job.step, snapshot=job.snapshot)
-        store.put(layout.metrics_key(run_id, self._attempt_id), job.curve)
-        digests = digest(job.snapshot)
+        if job.step not in self._commits:
+            started = self._clock.monotonic()
+            job.staged.wait()
+            if job.staged.is_torn:
+                log.warning("state changed while it was copied; not saved step=%d", job.step)
+                self._put_curve(job)
+                self._release(job.staged)
+                return
+            self._commit(job)
+            self.last_save_seconds = self._clock.monotonic() - started
+            self._release(job.staged)
+            log.info("checkpoint committed step=%d seconds=%.2f", job.step, self.last_save_seconds)
+        # Else it was committed by a try whose later part failed.
+        self._pruner.prune(self._runlog)
+
+    def _commit(self, job: SaveJob) -> None:
+        run_id = self._runlog.run_id
+        written = self._shards.write(job.staged, run_id=run_id, attempt_id=self._attempt_id, step=job.step)
+        self._put_curve(job)
         manifest = Manifest(
             step=job.step,
             samples_seen=job.samples_seen,
             epoch=job.epoch,
             parent=self._parent,
-            shards=shards,
-            tensors=digests.tensors,
-            components=digests.components,
+            shards=written.shards,
+            tensor_count=written.tensor_count,
+            components=written.components,
             environment=self._environment,
             metric=job.metric,
         )
@@ -168,15 +196,13 @@ class Writer:
         # Commit last: a record in the log is the only thing readers look for.
         slot = self._runlog.append(build, epoch=self._epoch)
         self.last_commit = CheckpointRef(slot=slot.number, step=job.step, attempt_id=self._attempt_id)
+        self.last_size_bytes = manifest.size_bytes
         self._commits[job.step] = self.last_commit
-        self.last_save_seconds = self._clock.monotonic() - started
-        log.info(
-            "checkpoint committed step=%d bytes=%d seconds=%.2f",
-            job.step,
-            manifest.size_bytes,
-            self.last_save_seconds,
-        )
-        self._prune()
+
+    def _put_curve(self, job: SaveJob) -> None:
+        for part in job.curve:
+            key = layout.metrics_key(self._runlog.run_id, self._attempt_id, part.number)
+            self._runlog.store.put(key, part.to_parquet())
 
     def _seal(self, job: SealJob) -> None:
         ref = self._commits.get(job.step)
@@ -190,29 +216,3 @@ class Writer:
             )
 
         self._runlog.append(build, epoch=self._epoch)
-
-    def _prune(self) -> None:
-        history = read_history(self._runlog)
-        proven = (VerdictKind.EXACT, VerdictKind.EQUIVALENT)
-        verified = [resume.parent for resume in history.resumes if resume.verdict.kind in proven]
-        kept = ring.slots_to_keep(
-            history.checkpoints, keep=self._retention.keep, best=self._retention.best, verified_parents=verified
-        )
-        slots = ring.slots_to_prune(history.checkpoints, kept=kept)
-        if not slots:
-            return
-
-        def build(stamp: Stamp) -> Entry:
-            return PruneEntry.model_validate(stamp(epoch=self._epoch) | {"slots": slots})
-
-        # Said before it is done: a reader then never mistakes a pruned checkpoint for a damaged one.
-        self._runlog.append(build, epoch=self._epoch)
-        names: dict[bool, set[str]] = {True: set(), False: set()}
-        for checkpoint in history.checkpoints:
-            names[checkpoint.ref.slot in slots].update(shard.key for shard in checkpoint.manifest.shards)
-        # Two commits of the same shards cannot be ruled out in a log that was written by an older segue.
-        keys = [f"{self._runlog.run_id}/{name}" for name in sorted(names[True] - names[False])]
-        try:
-            self._runlog.store.delete(keys)
-        except StoreWriteError as error:
-            log.warning("pruned bytes could not be deleted and stay behind reason=%s", error)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
-from segue.checkpoints.snapshot import Digests, component_of
-from segue.records import Finding, Manifest, Verdict, VerdictKind, WitnessRow
+from segue.checkpoints.digests import Digests, owners
+from segue.records import Finding, Verdict, VerdictKind, WitnessRow
 
 EXACT_CHANNELS = ("batch_fingerprint", "input_fingerprint", "lr", "loss_scale")
 """Equal on every machine: they do not depend on how sums are ordered."""
@@ -28,20 +28,20 @@ _CAUSES = {
 
 def judge(
     *,
-    manifest: Manifest,
+    committed: Digests,
     restored: Digests,
     witness: Sequence[WitnessRow],
     replay: Sequence[WitnessRow],
     environment_changes: tuple[str, ...],
 ) -> Verdict:
-    """Whether a resume from `manifest` continued the run.
+    """Whether a resume continued the run.
 
-    `restored` are the digests of the live objects after the restore; `witness` the rows of the steps that followed
-    the commit; `replay` the same steps as the resumed attempt did them. Rows are matched by step; what only one side
-    has is not compared, and `rows_compared` says how much was.
+    `committed` are the digests of the checkpoint, `restored` those of the live objects after the restore; `witness`
+    the rows of the steps that followed the commit; `replay` the same steps as the resumed attempt did them. Rows are
+    matched by step; what only one side has is not compared, and `rows_compared` says how much was.
     """
     pairs = _pairs(witness, replay)
-    findings = (*digest_findings(manifest, restored), *row_findings(pairs, exact=not environment_changes))
+    findings = (*digest_findings(committed, restored), *row_findings(pairs, exact=not environment_changes))
     if findings:
         kind = VerdictKind.BROKEN
     elif not pairs:
@@ -51,29 +51,29 @@ def judge(
     return Verdict(
         kind=kind,
         findings=findings,
-        components_compared=len(manifest.components),
+        components_compared=len(committed.components),
         rows_compared=len(pairs),
         environment_changes=environment_changes,
     )
 
 
-def digest_findings(manifest: Manifest, restored: Digests) -> tuple[Finding, ...]:
+def digest_findings(committed: Digests, restored: Digests) -> tuple[Finding, ...]:
     """One finding for each component whose live state is not the committed one."""
     findings: list[Finding] = []
-    for component, expected in manifest.components.items():
+    for component, expected in committed.components.items():
         if restored.components.get(component) == expected:
             continue
         findings.append(
             Finding(
                 component=component,
                 channel="digest",
-                sentence=f"{component} was not restored: {_what_differs(component, manifest, restored)}",
+                sentence=f"{component} was not restored: {_what_differs(component, committed, restored)}",
             )
         )
     findings += [
         Finding(component=name, channel="digest", sentence=f"{name} is new: the checkpoint has no state for it")
         for name in restored.components
-        if name not in manifest.components and not name.startswith("rng.")
+        if name not in committed.components and not name.startswith("rng.")
     ]
     return tuple(findings)
 
@@ -103,17 +103,15 @@ def _agree(channel: str, before: object, after: object, *, exact: bool) -> bool:
     return math.isclose(before, after, rel_tol=TOLERANCES[channel]) or (math.isnan(before) and math.isnan(after))
 
 
-def _what_differs(component: str, manifest: Manifest, restored: Digests) -> str:
-    def owned(names: Mapping[str, object]) -> set[str]:
-        return {name for name in names if component_of(name, manifest.components) == component}
-
-    expected, found = owned(manifest.tensors), {name for name in restored.tensors if name.startswith(component)}
+def _what_differs(component: str, committed: Digests, restored: Digests) -> str:
+    expected = {name for name, owner in owners(committed.tensors, committed.components) if owner == component}
+    found = {name for name in restored.tensors if name.startswith(component)}
     absent = sorted(expected - found)
     if component not in restored.components or (absent and len(absent) == len(expected)):
         return "the live object has none of its state"
     if absent:
         return f"{len(absent)} of its {len(expected)} tensors are absent, e.g. {absent[0]}"
-    changed = sorted(name for name in expected if restored.tensors[name] != manifest.tensors[name])
+    changed = sorted(name for name in expected if restored.tensors[name] != committed.tensors[name])
     if changed:
         return f"{len(changed)} of its {len(expected)} tensors differ, e.g. {changed[0]}"
     return "a value in it that is not a tensor differs"

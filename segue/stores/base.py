@@ -79,6 +79,17 @@ class Store(Protocol):
         """
         ...
 
+    def read_into(self, key: str, start: int, into: memoryview) -> int:
+        """Fill `into` with the bytes from `start`; returns how many there were. Large ones in few copies.
+
+        Memory that begins on a page (`stores.direct.page_buffer`) is filled without passing the page cache.
+
+        Raises:
+            MissingObjectError: there is no such object.
+            StoreReadError: the store did not say; `into` holds anything.
+        """
+        ...
+
     def size(self, key: str) -> int:
         """The object's size in bytes.
 
@@ -111,6 +122,16 @@ class Store(Protocol):
 
         Raises:
             StoreWriteError: this one and those after it may still be there.
+        """
+        ...
+
+    def drop_unfinished(self, prefix: str) -> None:
+        """Remove what writers that died left behind below a prefix that ends with '/': bytes no reader can see.
+
+        A writer that is alive after all fails with a StoreWriteError and may try again.
+
+        Raises:
+            StoreReadError, StoreWriteError: some of it may still be there.
         """
         ...
 

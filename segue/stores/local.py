@@ -6,12 +6,13 @@ import errno
 import os
 import stat
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import BinaryIO
+from typing import TypeVar
 
 from segue.errors import MissingObjectError, StoreUnreachableError
+from segue.stores import direct
 from segue.stores.base import (
     STAGED,
     ObjectInfo,
@@ -22,6 +23,11 @@ from segue.stores.base import (
     checked_range,
     is_key,
 )
+
+T = TypeVar("T")
+
+_LARGE_BYTES = 2**20
+"""From here on a durable object is written around the page cache."""
 
 _TRIES = 100
 """How often a folder that others drop as empty is made again before it counts as one that cannot be made."""
@@ -68,6 +74,10 @@ class LocalStore:
             file.seek(start)
             return file.read(length)
 
+    def read_into(self, key: str, start: int, into: memoryview) -> int:
+        with self._reading(key):
+            return direct.read_into(self._path(key), start, into)
+
     def size(self, key: str) -> int:
         with self._reading(key):
             found = self._path(key).stat()
@@ -105,6 +115,14 @@ class LocalStore:
             except OSError as error:
                 raise StoreWriteError(url=self.url, key=key, why=error.strerror or str(error)) from error
 
+    def drop_unfinished(self, prefix: str) -> None:
+        folder = self._path(prefix.rstrip("/"))
+        with self._reading(prefix):
+            for directory, _, names in os.walk(folder, onerror=_raise_unless_gone):
+                for path in (Path(directory, name) for name in names if name.startswith(STAGED)):
+                    path.unlink(missing_ok=True)
+                    self._drop_empty_folders(path.parent)
+
     def check(self) -> None:
         try:
             self.root.mkdir(parents=True, exist_ok=True)
@@ -124,11 +142,10 @@ class LocalStore:
         staged = path.parent / f"{STAGED}{uuid.uuid4().hex}"
         try:
             try:
-                with _open_new(staged, durable=durable) as file:
-                    file.write(data)
-                    if durable:
-                        file.flush()
-                        os.fsync(file.fileno())
+                if durable and len(data) >= _LARGE_BYTES:
+                    _make_new(staged, lambda: direct.write_new(staged, memoryview(data)), durable=True)
+                else:
+                    _write_small(staged, data, durable=durable)
                 yield staged
             except BaseException:
                 staged.unlink(missing_ok=True)
@@ -155,12 +172,20 @@ class LocalStore:
             folder = folder.parent
 
 
-def _open_new(path: Path, *, durable: bool) -> BinaryIO:
+def _write_small(path: Path, data: bytes | memoryview, *, durable: bool) -> None:
+    with _make_new(path, lambda: path.open("xb"), durable=durable) as file:
+        file.write(data)
+        if durable:
+            file.flush()
+            os.fsync(file.fileno())
+
+
+def _make_new(path: Path, make: Callable[[], T], *, durable: bool) -> T:
     tries = 0
     while True:
         try:
             _make_folder(path.parent, durable=durable)
-            return path.open("xb")
+            return make()
         except (FileNotFoundError, FileExistsError):
             # Another process dropped a folder as empty just now, perhaps after making it: make it again.
             tries += 1

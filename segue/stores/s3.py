@@ -37,6 +37,10 @@ _DEFAULT_REGION = "us-east-1"
 _RETRY: RetryConfig = {"max_retries": 8, "retry_timeout": timedelta(seconds=60)}
 _CLIENT_TIMEOUT = timedelta(seconds=60)
 _CONNECT_TIMEOUT = timedelta(seconds=5)
+_PART_BYTES = 16 * 2**20
+_PARTS_AT_ONCE = 8
+_MOST_PARTS = 9_000
+"""S3 takes 10,000."""
 
 
 class S3Store:
@@ -93,8 +97,9 @@ class S3Store:
         return True
 
     def put(self, key: str, data: bytes | memoryview, *, durable: bool = True) -> None:
+        part_bytes = max(_PART_BYTES, -(-len(data) // _MOST_PARTS))
         with self._writing(key):
-            obstore.put(self._store, checked_key(key), data)
+            obstore.put(self._store, checked_key(key), data, chunk_size=part_bytes, max_concurrency=_PARTS_AT_ONCE)
 
     def get(self, key: str) -> bytes:
         with self._reading(key):
@@ -113,6 +118,11 @@ class S3Store:
             if start < self.size(key):
                 raise
             return b""
+
+    def read_into(self, key: str, start: int, into: memoryview) -> int:
+        data = self.get_range(key, start, len(into))
+        into[: len(data)] = data
+        return len(data)
 
     def size(self, key: str) -> int:
         with self._reading(key):
@@ -138,18 +148,19 @@ class S3Store:
             with self._writing(key), suppress(FileNotFoundError):  # obstore's NotFoundError is one; gone is gone.
                 obstore.delete(self._store, checked_key(key))
 
-    def check(self) -> None:
-        config = botocore.config.Config(
-            connect_timeout=_CONNECT_TIMEOUT.total_seconds(), read_timeout=10, retries={"total_max_attempts": 2}
-        )
+    def drop_unfinished(self, prefix: str) -> None:
+        below = "/".join(part for part in (self.prefix, f"{checked_key(prefix.rstrip('/'))}/") if part)
         try:
-            client = self._session.client(
-                "s3",
-                endpoint_url=self._endpoint_url,
-                region_name=self._session.region_name or _DEFAULT_REGION,
-                config=config,
-            )
-            client.head_bucket(Bucket=self.bucket)
+            client = self._client()
+            for page in client.get_paginator("list_multipart_uploads").paginate(Bucket=self.bucket, Prefix=below):
+                for upload in page.get("Uploads", ()):
+                    client.abort_multipart_upload(Bucket=self.bucket, Key=upload["Key"], UploadId=upload["UploadId"])
+        except (botocore.exceptions.ClientError, botocore.exceptions.BotoCoreError) as error:
+            raise StoreReadError(url=self.url, key=prefix, why=type(error).__name__) from None
+
+    def check(self) -> None:
+        try:
+            self._client().head_bucket(Bucket=self.bucket)
         except botocore.exceptions.ClientError as error:
             raise self._unreachable(error) from None
         except (ValueError, botocore.exceptions.ParamValidationError):
@@ -165,6 +176,17 @@ class S3Store:
                 mend=f"Check the endpoint ({self._endpoint_url or 'AWS'}), the network and the region.",
             ) from None
         check_by_writing(self)
+
+    def _client(self) -> Any:
+        config = botocore.config.Config(
+            connect_timeout=_CONNECT_TIMEOUT.total_seconds(), read_timeout=10, retries={"total_max_attempts": 2}
+        )
+        return self._session.client(
+            "s3",
+            endpoint_url=self._endpoint_url,
+            region_name=self._session.region_name or _DEFAULT_REGION,
+            config=config,
+        )
 
     def _unreachable(self, error: Any) -> StoreUnreachableError:
         status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode")

@@ -42,6 +42,10 @@ class FaultyStore:
         self._read("get_range", key)
         return self.inner.get_range(key, start, length)
 
+    def read_into(self, key: str, start: int, into: memoryview) -> int:
+        self._read("read_into", key)
+        return self.inner.read_into(key, start, into)
+
     def size(self, key: str) -> int:
         self._read("size", key)
         return self.inner.size(key)
@@ -59,6 +63,10 @@ class FaultyStore:
             if self.fails("delete", key):
                 raise StoreWriteError(url=self.url, key=key, why="injected")
         self.inner.delete(keys)
+
+    def drop_unfinished(self, prefix: str) -> None:
+        self._read("drop_unfinished", prefix)
+        self.inner.drop_unfinished(prefix)
 
     def check(self) -> None:
         self.inner.check()

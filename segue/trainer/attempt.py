@@ -10,14 +10,19 @@ from pathlib import Path
 
 import torch
 
+from segue.checkpoints.pruning import Pruner
+from segue.checkpoints.staging import StagingArea
 from segue.checkpoints.writer import Writer
+from segue.checkpoints.writer_link import ProcessWriter
 from segue.clock import Clock
-from segue.errors import FencedError
+from segue.errors import FencedError, WriterDiedError
 from segue.notices.board import NoticeBoard
 from segue.notices.file import FileWatcher, RecallWatcher
 from segue.records import Environment, Heartbeat, SegmentReport, StopReason
 from segue.runlog import RunLog
-from segue.stores.base import StoreReadError, StoreWriteError
+from segue.spec import RunSpec, StoreSpec
+from segue.stores import LocalStore
+from segue.stores.base import Store, StoreReadError, StoreWriteError
 from segue.trainer.assignment import Assignment
 from segue.trainer.claim import Claim, claim_run
 from segue.trainer.components import Progress, components_of
@@ -56,18 +61,24 @@ def run_attempt(assignment: Assignment, *, runlog: RunLog, board: NoticeBoard, c
         watchers=_watchers(assignment, runlog, claim),
     )
     heartbeat.start()
+    fast = _fast_tier(assignment.spec)
+    # Before the recipe is built, so that both get ready at the same time.
+    shards = ProcessWriter([*(StoreSpec(url=store.url) for store in fast), assignment.spec.store])
     try:
-        return _train(
-            assignment,
-            runlog=runlog,
-            claim=claim,
-            device=device,
-            environment=environment,
-            board=board,
-            clock=clock,
-            heartbeat=heartbeat,
-            started_at=started_at,
-        )
+        with closing(shards):
+            return _train(
+                assignment,
+                runlog=runlog,
+                claim=claim,
+                device=device,
+                environment=environment,
+                board=board,
+                clock=clock,
+                fast=fast,
+                shards=shards,
+                heartbeat=heartbeat,
+                started_at=started_at,
+            )
     finally:
         heartbeat.stop()
 
@@ -81,11 +92,13 @@ def _train(
     environment: Environment,
     board: NoticeBoard,
     clock: Clock,
+    fast: Sequence[Store],
+    shards: ProcessWriter,
     heartbeat: HeartbeatThread,
     started_at: float,
 ) -> SegmentReport:
     spec = assignment.spec
-    resume = Resume(runlog, claim, environment=environment)
+    resume = Resume(runlog, claim, environment=environment, fast=fast)
     progress = Progress()
     try:
         parent = resume.find()
@@ -95,9 +108,10 @@ def _train(
         feed = Feed(recipe.data, recipe=spec.recipe, seed=spec.seed)
         components = components_of(recipe, progress, name=spec.recipe)
         resume.restore(components)
+        shards.wait_until_ready()
     except FencedError as error:
         return _empty_report(assignment, claim, StopReason.FENCED, clock.monotonic() - started_at, error)
-    except (StoreReadError, StoreWriteError):
+    except (StoreReadError, StoreWriteError, WriterDiedError):
         raise  # Storage's fault, not the recipe's: no report, and the controller says `lost`.
     except (Exception, SystemExit) as error:
         # Building and loading run the user's code; whatever it raises belongs in the report, not in a dead process.
@@ -105,16 +119,19 @@ def _train(
         report = _empty_report(assignment, claim, StopReason.FAILED, clock.monotonic() - started_at, error)
         append_report(runlog, claim, report)
         return report
+    staging = StagingArea(arenas=spec.checkpoints.arenas)
     writer = Writer(
         runlog,
+        shards=shards,
+        pruner=Pruner(epoch=claim.epoch, retention=spec.checkpoints, tiers=[*fast, runlog.store]),
+        release=staging.release,
         attempt_id=claim.attempt_id,
         epoch=claim.epoch,
         parent=parent,
         environment=environment,
-        retention=spec.checkpoints,
         clock=clock,
     )
-    with closing(writer):
+    with closing(staging), closing(writer):
         loop = TrainingLoop(
             assignment,
             recipe=recipe,
@@ -125,6 +142,7 @@ def _train(
             runlog=runlog,
             claim=claim,
             resume=resume,
+            staging=staging,
             writer=writer,
             board=board,
             clock=clock,
@@ -132,6 +150,11 @@ def _train(
         )
         heartbeat.describe = loop.describe
         return loop.run()
+
+
+def _fast_tier(spec: RunSpec) -> list[Store]:
+    folder = spec.checkpoints.fast_folder
+    return [] if folder is None else [LocalStore(Path(folder))]
 
 
 def _watchers(assignment: Assignment, runlog: RunLog, claim: Claim) -> Sequence[Watcher]:

@@ -9,17 +9,20 @@ import logging
 import os
 import traceback
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import replace
 
 import torch
 
-from segue.checkpoints.snapshot import take
-from segue.checkpoints.writer import SaveJob, SealJob, Writer
+from segue.checkpoints.cadence import NOTICE_SHARE
+from segue.checkpoints.staging import StagingArea
+from segue.checkpoints.writer import SealJob, Writer
 from segue.clock import Clock
 from segue.continuity.fingerprints import batch_fingerprint, input_fingerprint
 from segue.continuity.witness import Witness
 from segue.entries import Entry, ReportEntry
-from segue.errors import BrokenResumeError, FencedError, SegueError
+from segue.errors import BrokenResumeError, FencedError, SegueError, WorkAtRiskError
+from segue.history import read_history
 from segue.notices.board import NoticeBoard
 from segue.records import CodeFailure, Heartbeat, SegmentReport, StopReason, WitnessRow
 from segue.runlog import RunLog, Stamp
@@ -27,18 +30,15 @@ from segue.stores.base import StoreReadError, StoreWriteError
 from segue.stores.patience import patiently
 from segue.trainer.assignment import Assignment
 from segue.trainer.claim import Claim
-from segue.trainer.components import Component, Progress, capture
+from segue.trainer.components import Component, Progress
 from segue.trainer.feed import Batch, Feed
 from segue.trainer.metrics import Curve
 from segue.trainer.recipe import Recipe
 from segue.trainer.resume import Resume
+from segue.trainer.saving import Saving, life_on
 from segue.trainer.step import do_step, to_device
 
 log = logging.getLogger(__name__)
-
-_GRACE_SHARE = 0.7
-"""Share of the grace period that a last save may be expected to take; the rest is for what goes slower."""
-
 
 _UNMEASURED_SAVE_SECONDS = 0.1
 """What a save is taken to last until one was made."""
@@ -62,6 +62,7 @@ class TrainingLoop:
         runlog: RunLog,
         claim: Claim,
         resume: Resume,
+        staging: StagingArea,
         writer: Writer,
         board: NoticeBoard,
         clock: Clock,
@@ -81,8 +82,18 @@ class TrainingLoop:
             capacity=self._plan.capacity.value,
         )
         self._from_step = progress.step
-        self._saved_step = progress.step
-        self._saved_at = clock.monotonic()
+        self._saving = Saving(
+            self._spec.checkpoints,
+            recipe=recipe,
+            components=components,
+            progress=progress,
+            feed=feed,
+            curve=self._curve,
+            staging=staging,
+            writer=writer,
+            life=life_on(self._plan.capacity, read_history(runlog)),
+            clock=clock,
+        )
         self._first_step_at: float | None = None
         self._train_seconds, self._train_steps = 0.0, 0
         self._loss: float | None = None
@@ -96,16 +107,18 @@ class TrainingLoop:
         Raises:
             BrokenResumeError: the resume did not continue the run; verdict and report are in the log.
             StoreReadError, StoreWriteError: the log stayed out of reach; no report was written.
+            WorkAtRiskError: nothing could be committed for longer than the user allows; likewise.
         """
         try:
-            reason = self._train()
+            with closing(self._saving):
+                reason = self._train()
             return self._append(self._report(reason, note=self._writer.trouble))
         except FencedError as error:
             return self._fenced(error)
         except BrokenResumeError as error:
             self._append(self._report(StopReason.FAILED, failure=failure_of(error), note=str(error)))
             raise
-        except (StoreReadError, StoreWriteError):
+        except (StoreReadError, StoreWriteError, WorkAtRiskError):
             raise  # Storage's fault, not the recipe's: no report, and the controller says `lost`.
         except (Exception, SystemExit) as error:
             # The user's code, in a step, a transform or a metric. The state may be half changed, so it is not
@@ -136,6 +149,8 @@ class TrainingLoop:
             step_seconds=self._step_seconds,
             last_commit_step=last_commit.step if last_commit else None,
             trainer_pid=os.getpid(),
+            cadence=self._saving.cadence.reason,
+            trouble=self._writer.trouble,
             rows=self._witness.rows_after(last_commit.step) if last_commit else (),
             beat_at=self._clock.now(),
         )
@@ -150,9 +165,11 @@ class TrainingLoop:
         batches = self._feed.batches(self._progress.samples_seen)
         self._resume.check_state(self._components)
         while (reason := self._reason_to_stop()) is None:
-            if self._is_save_due():
+            if not self._resume.is_pending and self._saving.is_due():
                 self._save(evaluate=True)
             self._step(batches, counts=True)
+            if self._progress.step == self._from_step + 1:
+                self._saving.prepare()
         self._ending = True
         self._end(reason, batches)
         return reason
@@ -174,44 +191,9 @@ class TrainingLoop:
         reserve = 2 * (save_seconds + (self._step_seconds or 0.0))
         return self._clock.monotonic() - self._started_at + reserve >= bound
 
-    def _is_save_due(self) -> bool:
-        step = self._progress.step
-        if step == self._saved_step or self._resume.is_pending or self._writer.is_busy:
-            return False
-        cadence = self._spec.checkpoints
-        if cadence.every_steps is not None and step // cadence.every_steps > self._saved_step // cadence.every_steps:
-            return True
-        interval = cadence.interval_seconds
-        return interval is not None and self._clock.monotonic() - self._saved_at >= interval
-
-    def _save(self, *, evaluate: bool) -> None:
-        progress = self._progress
-        metric = self._evaluate() if evaluate and self._recipe.evaluate is not None else None
-        self._writer.submit(
-            SaveJob(
-                snapshot=take(capture(self._components)),
-                step=progress.step,
-                samples_seen=progress.samples_seen,
-                epoch=self._feed.order.epoch_of(progress.samples_seen),
-                metric=metric,
-                curve=self._curve.to_parquet(),
-            )
-        )
-        self._witness.open(progress.step)
-        self._saved_step, self._saved_at = progress.step, self._clock.monotonic()
-
-    def _evaluate(self) -> float:
-        assert self._recipe.evaluate is not None
-        # A metric that draws random numbers, or leaves the model in eval mode, must not change the run.
-        guarded = {name: c for name, c in self._components.items() if name == "modes" or name.startswith("rng.")}
-        before = {name: component.capture() for name, component in guarded.items()}
-        self._recipe.model.eval()
-        try:
-            with torch.no_grad():
-                return float(self._recipe.evaluate(self._recipe.model))
-        finally:
-            for name, component in guarded.items():
-                component.restore(before[name])
+    def _save(self, *, evaluate: bool, is_last: bool = False) -> None:
+        self._saving.save(evaluate=evaluate, is_last=is_last)
+        self._witness.open(self._progress.step)
 
     def _step(self, batches: Iterator[Batch], *, counts: bool) -> None:
         """Do one step. With `counts=False` it only bears witness: it comes after the last commit, to be replayed."""
@@ -234,6 +216,7 @@ class TrainingLoop:
         seconds = self._clock.monotonic() - started
         if counts:
             self._count(row, seconds)
+            self._saving.step_done(seconds)
         for sealed_step, rows in self._witness.take_full():
             self._writer.submit(SealJob(sealed_step, rows))
 
@@ -260,8 +243,8 @@ class TrainingLoop:
         # No time for the whole replay: judge by what there is, or nothing could be kept.
         self._resume.settle()
         reached = replace(self._progress)
-        if reached.step > self._saved_step and self._has_time_to_save():
-            self._save(evaluate=reason is StopReason.FINISHED)
+        if reached.step > self._saving.saved_step and self._has_time_to_save():
+            self._save(evaluate=reason is StopReason.FINISHED, is_last=True)
         self._bear_witness(reached.step, batches)
         for step, rows in self._witness.take_rest():
             self._writer.submit(SealJob(step, rows))
@@ -286,8 +269,15 @@ class TrainingLoop:
 
     def _has_time_to_save(self) -> bool:
         left = self._board.seconds_left()
-        expected = self._writer.last_save_seconds
-        return left is None or expected is None or expected <= _GRACE_SHARE * left
+        if left is not None:
+            decision = self._saving.on_notice(seconds_left=left)
+            log.info("notice: %s", decision.reason)
+            if not decision.save:
+                return False
+        while not self._saving.wait_for_arena(_BOARD_POLL_SECONDS):
+            if (self._board.seconds_left() or 1.0) <= 0:
+                return False  # The save before this one is still on its way, and time is up.
+        return True
 
     def _has_time_for_witness(self) -> bool:
         step_seconds = self._step_seconds or 1.0
@@ -296,7 +286,7 @@ class TrainingLoop:
             bound = self._plan.max_seconds
             return bound is None or step_seconds < bound - (self._clock.monotonic() - self._started_at)
         needed = (self._writer.last_save_seconds or 1.0) + 2 * step_seconds
-        return needed < (1 - _GRACE_SHARE) * left
+        return needed < (1 - NOTICE_SHARE) * left
 
     def _report(
         self, reason: StopReason, *, failure: CodeFailure | None = None, note: str | None = None

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+from array import array
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
@@ -31,12 +33,38 @@ SCHEMA = pa.schema(
 )
 
 
+ROWS_PER_PART = 20_000
+
+
+@dataclass(frozen=True)
+class CurvePart:
+    """A stretch of an attempt's curve, to be stored as one file."""
+
+    number: int
+    constants: dict[str, Any]
+    columns: dict[str, array[Any]]
+
+    def to_parquet(self) -> bytes:
+        """All its rows as one file."""
+        count = len(self.columns["step"])
+        arrays = [
+            _column(field, self.columns[field.name])
+            if field.name in self.columns
+            else _repeated(field, self.constants[field.name], count)
+            for field in SCHEMA
+        ]
+        buffer = io.BytesIO()
+        pq.write_table(pa.Table.from_arrays(arrays, schema=SCHEMA), buffer)
+        return buffer.getvalue()
+
+
 class Curve:
-    """Rows of the steps this attempt has done."""
+    """Rows of the steps this attempt has done, in parts: only the last one is ever stored again."""
 
     def __init__(self, **constants: Any) -> None:
         self._constants = constants
-        self._columns: dict[str, list[Any]] = {name: [] for name in SCHEMA.names if name not in constants}
+        self._number = 0
+        self._columns = self._empty()
 
     def add(self, row: WitnessRow, *, epoch: int, samples_seen: int, step_seconds: float, wall_time: datetime) -> None:
         values = {
@@ -48,15 +76,35 @@ class Curve:
             "param_norm": row.param_norm,
             "lr": row.lr[0] if row.lr else 0.0,
             "step_seconds": step_seconds,
-            "wall_time": wall_time,
+            "wall_time": round(wall_time.timestamp() * 1e6),
         }
         for name, value in values.items():
             self._columns[name].append(value)
 
-    def to_parquet(self) -> bytes:
-        """All rows so far as one file."""
-        count = len(self._columns["step"])
-        columns = self._columns | {name: [value] * count for name, value in self._constants.items()}
-        buffer = io.BytesIO()
-        pq.write_table(pa.table({name: columns[name] for name in SCHEMA.names}, schema=SCHEMA), buffer)
-        return buffer.getvalue()
+    def take(self) -> tuple[CurvePart, ...]:
+        """The part that is being filled, as it stands; a full one is taken for the last time."""
+        if len(self._columns["step"]) < ROWS_PER_PART:
+            return (self._part({name: column[:] for name, column in self._columns.items()}),)
+        full = self._part(self._columns)
+        self._number, self._columns = self._number + 1, self._empty()
+        return (full,)
+
+    def _part(self, columns: dict[str, array[Any]]) -> CurvePart:
+        return CurvePart(self._number, self._constants, columns)
+
+    def _empty(self) -> dict[str, array[Any]]:
+        varying = (field for field in SCHEMA if field.name not in self._constants)
+        return {field.name: array("d" if pa.types.is_floating(field.type) else "q") for field in varying}
+
+
+def _column(field: pa.Field, values: array[Any]) -> pa.Array:
+    # From plain Python values, pyarrow would import pandas first, which takes longer than many a save.
+    return pa.Array.from_buffers(field.type, len(values), [None, pa.py_buffer(values)])
+
+
+def _repeated(field: pa.Field, value: Any, count: int) -> pa.Array:
+    if not pa.types.is_string(field.type):
+        return _column(field, array("i", [value]) * count)
+    text = value.encode()
+    ends = array("i", (len(text) * n for n in range(count + 1)))
+    return pa.Array.from_buffers(field.type, count, [None, pa.py_buffer(ends), pa.py_buffer(text * count)])

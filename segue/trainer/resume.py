@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+
+import torch
 
 from segue import layout
 from segue.checkpoints.codec import decode_tree
+from segue.checkpoints.digests import Digests
 from segue.checkpoints.restore import Restorable, newest_valid
-from segue.checkpoints.snapshot import Digests, Snapshot, digest, take
+from segue.checkpoints.snapshot import Snapshot, digest, take
 from segue.continuity.verdict import digest_findings, judge
 from segue.entries import Entry, VerdictEntry
 from segue.errors import BrokenResumeError, MissingObjectError
 from segue.records import CheckpointRef, Environment, Heartbeat, Verdict, VerdictKind, WitnessRow
 from segue.runlog import RunLog, Stamp
-from segue.stores.base import StoreReadError
+from segue.stores.base import Store, StoreReadError
 from segue.stores.patience import patiently
 from segue.trainer.claim import Claim
 from segue.trainer.components import Component, capture
@@ -22,11 +26,30 @@ from segue.trainer.components import Component, capture
 log = logging.getLogger(__name__)
 
 
+class _Copies(Mapping[str, torch.Tensor]):
+    """Tensors as copies of their own.
+
+    An optimizer keeps those it is given, and would hold the whole image in memory for as long as it lives.
+    """
+
+    def __init__(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        self._tensors = tensors
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        return self._tensors[name].clone()
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._tensors)
+
+    def __len__(self) -> int:
+        return len(self._tensors)
+
+
 class Resume:
     """One attempt's resume, from the restore to its verdict. Without a checkpoint there is nothing to judge."""
 
-    def __init__(self, runlog: RunLog, claim: Claim, *, environment: Environment) -> None:
-        self._runlog, self._claim, self._environment = runlog, claim, environment
+    def __init__(self, runlog: RunLog, claim: Claim, *, environment: Environment, fast: Sequence[Store] = ()) -> None:
+        self._runlog, self._claim, self._environment, self._fast = runlog, claim, environment, fast
         self._source: Restorable | None = None
         self._restored: Digests | None = None
         self._witness: tuple[WitnessRow, ...] = ()
@@ -50,7 +73,9 @@ class Resume:
             FencedError: a newer claim exists.
             StoreReadError: the store did not say.
         """
-        self._source = patiently(lambda: newest_valid(self._runlog, epoch=self._claim.epoch), what="checkpoint")
+        self._source = patiently(
+            lambda: newest_valid(self._runlog, epoch=self._claim.epoch, fast=self._fast), what="checkpoint"
+        )
         return self.parent
 
     def restore(self, components: Mapping[str, Component]) -> None:
@@ -60,7 +85,7 @@ class Resume:
         snapshot = self._source.snapshot
         for name, component in components.items():
             if name in snapshot.skeletons:
-                component.restore(decode_tree(snapshot.skeletons[name], snapshot.tensors))
+                component.restore(decode_tree(snapshot.skeletons[name], _Copies(snapshot.tensors)))
         log.info("state restored step=%d components=%d", self._source.checkpoint.manifest.step, len(components))
 
     def check_state(self, components: Mapping[str, Component]) -> None:
@@ -73,7 +98,7 @@ class Resume:
             return
         self._restored = digest(take(capture(components), copy=False))
         self._witness = self._expected_rows()
-        if digest_findings(self._source.checkpoint.manifest, self._restored) or not self._witness:
+        if digest_findings(self._source.digests, self._restored) or not self._witness:
             self.settle()
 
     def saw(self, row: WitnessRow) -> None:
@@ -98,7 +123,7 @@ class Resume:
             return
         manifest = self._source.checkpoint.manifest
         verdict = judge(
-            manifest=manifest,
+            committed=self._source.digests,
             restored=self._restored,
             witness=self._witness,
             replay=self._replay,
@@ -108,7 +133,7 @@ class Resume:
         self._append(verdict, self._source.checkpoint.ref)
         log.info("resume judged step=%d verdict=%s", manifest.step, verdict.sentence)
         # The bytes were only needed until here; a large model would otherwise be held twice.
-        self._source = Restorable(self._source.checkpoint, Snapshot({}, {}))
+        self._source = replace(self._source, snapshot=Snapshot({}, {}))
         if verdict.kind is VerdictKind.BROKEN:
             raise BrokenResumeError(sentence=verdict.findings[0].sentence)
 

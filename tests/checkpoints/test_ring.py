@@ -19,7 +19,7 @@ def checkpoint(slot, *, metric=None, quarantined=None, is_pruned=False):
             samples_seen=0,
             epoch=0,
             shards=(),
-            tensors={},
+            tensor_count=0,
             components={},
             environment=ENVIRONMENT,
             metric=metric,

@@ -6,27 +6,17 @@ import math
 
 import pytest
 
-from segue.checkpoints.snapshot import Digests
+from segue.checkpoints.digests import Digests, TensorDigest
 from segue.continuity.verdict import judge
 from segue.continuity.witness import Witness
-from segue.records import Environment, Manifest, TensorInfo, VerdictKind, WitnessRow
+from segue.records import VerdictKind, WitnessRow
 
-ENVIRONMENT = Environment(torch="2", device="cpu", instruction_set="AVX2", threads=1)
 TENSORS = {
-    "model.weight": TensorInfo(dtype="float32", shape=(2,), digest="a"),
-    "optimizer.state.0.exp_avg": TensorInfo(dtype="float32", shape=(2,), digest="b"),
-    "optimizer.state.1.exp_avg": TensorInfo(dtype="float32", shape=(2,), digest="c"),
+    "model.weight": TensorDigest(dtype="float32", shape=(2,), digest="a"),
+    "optimizer.state.0.exp_avg": TensorDigest(dtype="float32", shape=(2,), digest="b"),
+    "optimizer.state.1.exp_avg": TensorDigest(dtype="float32", shape=(2,), digest="c"),
 }
-MANIFEST = Manifest(
-    step=10,
-    samples_seen=320,
-    epoch=1,
-    shards=(),
-    tensors=TENSORS,
-    components={"model": "1", "optimizer": "2", "scheduler": "3"},
-    environment=ENVIRONMENT,
-)
-SAME = Digests(components=dict(MANIFEST.components), tensors=dict(TENSORS))
+SAME = Digests(components={"model": "1", "optimizer": "2", "scheduler": "3"}, tensors=TENSORS)
 
 
 def row(step: int, **changes: object) -> WitnessRow:
@@ -44,7 +34,7 @@ def row(step: int, **changes: object) -> WitnessRow:
 
 def verdict(*, replay, witness=None, restored=SAME, changes=()):
     witness = [row(step) for step in range(11, 19)] if witness is None else witness
-    return judge(manifest=MANIFEST, restored=restored, witness=witness, replay=replay, environment_changes=changes)
+    return judge(committed=SAME, restored=restored, witness=witness, replay=replay, environment_changes=changes)
 
 
 def test_a_replay_of_all_rows_is_exact():
@@ -109,8 +99,8 @@ def test_in_another_environment_sums_have_tolerances_and_the_data_has_none(chann
 
 def test_a_component_that_was_not_restored_is_named_with_its_tensors():
     tensors = dict(TENSORS)
-    tensors["optimizer.state.1.exp_avg"] = TensorInfo(dtype="float32", shape=(2,), digest="x")
-    restored = Digests(components=MANIFEST.components | {"optimizer": "x"}, tensors=tensors)
+    tensors["optimizer.state.1.exp_avg"] = TensorDigest(dtype="float32", shape=(2,), digest="x")
+    restored = Digests(components=SAME.components | {"optimizer": "x"}, tensors=tensors)
     (finding,) = verdict(replay=[row(11)], restored=restored).findings
     assert (finding.component, finding.channel, finding.step) == ("optimizer", "digest", None)
     assert "1 of its 2 tensors differ, e.g. optimizer.state.1.exp_avg" in finding.sentence
@@ -118,7 +108,7 @@ def test_a_component_that_was_not_restored_is_named_with_its_tensors():
 
 def test_an_empty_optimizer_is_called_absent():
     tensors = {"model.weight": TENSORS["model.weight"]}
-    restored = Digests(components=MANIFEST.components | {"optimizer": "x"}, tensors=tensors)
+    restored = Digests(components=SAME.components | {"optimizer": "x"}, tensors=tensors)
     (finding,) = verdict(replay=[], restored=restored).findings
     assert "none of its state" in finding.sentence
 

@@ -100,7 +100,7 @@ class Logbook:
 
     def commit(self, attempt_id: str, step: int) -> CheckpointRef:
         manifest = Manifest(
-            step=step, samples_seen=step, epoch=0, shards=(), tensors={}, components={}, environment=ENVIRONMENT
+            step=step, samples_seen=step, epoch=0, shards=(), tensor_count=0, components={}, environment=ENVIRONMENT
         )
         slot = self.write(CommitEntry, epoch=self._epoch, attempt_id=attempt_id, manifest=manifest)
         return CheckpointRef(slot=slot, step=step, attempt_id=attempt_id)

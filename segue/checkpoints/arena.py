@@ -1,0 +1,40 @@
+"""Arenas: memory that the trainer fills and the writer process reads, allocated once. No torch here."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import tempfile
+
+
+class Arena:
+    """One image's worth of shared memory, named by a file descriptor that can be sent to another process.
+
+    It has no name in any file system: when the last process that has it ends, however it ends, it is gone.
+    """
+
+    def __init__(self, *, number: int, size_bytes: int) -> None:
+        self.number, self.size_bytes = number, size_bytes
+        self.descriptor = _anonymous_file()
+        os.truncate(self.descriptor, size_bytes)
+        self._memory = mmap.mmap(self.descriptor, size_bytes)
+        if hasattr(mmap, "MADV_HUGEPAGE"):
+            self._memory.madvise(mmap.MADV_HUGEPAGE)
+
+    @property
+    def memory(self) -> mmap.mmap:
+        """The whole of it, writable; begins on a page."""
+        return self._memory
+
+    def close(self) -> None:
+        """Give the descriptor back; the memory goes with the last view of it."""
+        if self.descriptor >= 0:
+            os.close(self.descriptor)
+            self.descriptor = -1
+
+
+def _anonymous_file() -> int:
+    if hasattr(os, "memfd_create"):
+        return os.memfd_create("segue-arena", os.MFD_CLOEXEC)
+    with tempfile.TemporaryFile(prefix="segue-arena-") as file:
+        return os.dup(file.fileno())

@@ -1,0 +1,298 @@
+"""How often a run commits, and whether a notice leaves time for one more. Pure: measurements in, values out."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from dataclasses import dataclass, field
+from statistics import median
+
+PRIOR_LIFE_SECONDS = 7200.0
+"""Time between preemptions before any was seen: 2.1 h on published traces of V100 spot machines."""
+
+FIRST_SAVE_SECONDS = 60.0
+"""When to take a save for the sake of its cost: late enough to know what a step takes without one."""
+
+NOTICE_SHARE = 0.7
+"""Share of the time left that a last save may be expected to take; the rest is for what goes slower."""
+
+ASSUMED_BYTES_PER_SECOND = 100e6
+"""Rate of a save until one was made: less than the slowest S3 client we measured on one machine (136 MB/s)."""
+
+_IDLE_STEPS_KEPT = 64
+_SAVES_KEPT = 8
+_LEAST_SECONDS = 1e-6
+"""A coarse clock may read zero for a tiny save, which has a rate all the same."""
+
+
+@dataclass(frozen=True)
+class SaveCost:
+    """What one save costs training, and how long it is on its way."""
+
+    stall_seconds: float
+    """How long the safe point was blocked."""
+    slowdown_seconds: float
+    """Extra time that steps took while the save was being written."""
+    save_seconds: float
+    """From snapshot to commit."""
+
+    @property
+    def cost_seconds(self) -> float:
+        """Training time that one save takes away (C)."""
+        return self.stall_seconds + self.slowdown_seconds
+
+
+@dataclass(frozen=True)
+class Life:
+    """How long spot capacity lasts between preemptions: what is assumed and what was seen."""
+
+    up_seconds: float = 0.0
+    """Time on spot so far, the present attempt included."""
+    preemptions: int = 0
+    prior_seconds: float = PRIOR_LIFE_SECONDS
+    prior_weight: float = 1.0
+    """How many preemptions' worth of evidence the prior is."""
+
+    @property
+    def mean_seconds(self) -> float:
+        """The estimate by `mean_life_seconds` (M)."""
+        return mean_life_seconds(
+            self.up_seconds, self.preemptions, prior_seconds=self.prior_seconds, prior_weight=self.prior_weight
+        )
+
+
+@dataclass(frozen=True)
+class Cadence:
+    """How often to commit, why, and the numbers behind it."""
+
+    interval_seconds: float | None
+    """From the end of one save's stall until the next save is due; None when it goes by steps alone."""
+    reason: str
+    numbers: dict[str, float] = field(default_factory=dict)
+    every_steps: int | None = None
+
+
+@dataclass(frozen=True)
+class LastSave:
+    """Whether to take one more save after a notice, and why."""
+
+    save: bool
+    expected_seconds: float
+    """Until it would be committed, the save in flight included."""
+    reason: str
+
+
+class CostMeter:
+    """Measures what saves cost while training goes on; remembers the last 64 idle steps and the last 8 saves.
+
+    Medians throughout: one slow disk flush or one late batch must not move the cadence. The first save allocates
+    and opens connections, which makes it 2 to 10 times dearer, so it counts only until there is a second.
+    """
+
+    def __init__(self) -> None:
+        self._idle_steps: deque[float] = deque(maxlen=_IDLE_STEPS_KEPT)
+        self._saves: deque[SaveCost] = deque(maxlen=_SAVES_KEPT)
+        self._rates: deque[float] = deque(maxlen=_SAVES_KEPT)
+        self._has_warmed_up = False
+        self._busy_seconds, self._busy_steps = 0.0, 0
+
+    def step_done(self, seconds: float, *, writer_busy: bool) -> None:
+        """Count a step; `writer_busy` says whether a save was being written during it."""
+        if writer_busy:
+            self._busy_seconds += seconds
+            self._busy_steps += 1
+        else:
+            self._idle_steps.append(seconds)
+
+    def save_done(self, stall_seconds: float, save_seconds: float, size_bytes: int) -> None:
+        """Count a committed save. The busy steps since the last one are its own.
+
+        Steps during the sealing and pruning that follow a commit are charged to the next save: each has some.
+        """
+        if len(self._saves) == 1 and not self._has_warmed_up:
+            self._saves.clear()
+            self._rates.clear()
+            self._has_warmed_up = True
+        self._saves.append(SaveCost(stall_seconds, self._slowdown_seconds(), save_seconds))
+        self._rates.append(size_bytes / max(save_seconds, _LEAST_SECONDS))
+        self._busy_seconds, self._busy_steps = 0.0, 0
+
+    @property
+    def estimate(self) -> SaveCost | None:
+        """The usual save of late; None before the first."""
+        if not self._saves:
+            return None
+        return SaveCost(
+            stall_seconds=median(save.stall_seconds for save in self._saves),
+            slowdown_seconds=median(save.slowdown_seconds for save in self._saves),
+            save_seconds=median(save.save_seconds for save in self._saves),
+        )
+
+    @property
+    def cost_seconds(self) -> float | None:
+        return self.estimate.cost_seconds if self.estimate else None
+
+    @property
+    def save_seconds(self) -> float | None:
+        return self.estimate.save_seconds if self.estimate else None
+
+    @property
+    def bytes_per_second(self) -> float | None:
+        """How fast saves became commits of late; None before the first."""
+        return median(self._rates) if self._rates else None
+
+    def _slowdown_seconds(self) -> float:
+        if not self._idle_steps:
+            return 0.0  # Nothing to compare with: the stall alone is known.
+        return max(self._busy_seconds - self._busy_steps * median(self._idle_steps), 0.0)
+
+
+def mean_life_seconds(
+    up_seconds: float,
+    preemptions: int,
+    *,
+    prior_seconds: float = PRIOR_LIFE_SECONDS,
+    prior_weight: float = 1.0,
+) -> float:
+    """The estimated time between preemptions, from what was seen and a prior worth `prior_weight` preemptions.
+
+    If preemptions come at a constant rate, n of them in T seconds of uptime turn a belief Gamma(shape w, rate w prior)
+    about that rate into Gamma(w + n, w prior + T); the result is one over its mean. The uptime of an attempt that is
+    still alive counts, so a long quiet spell lengthens the estimate at once; the mean of finished lives alone would
+    never hear of it. A weak prior is enough: the interval goes with the root of this, so one that is four times off
+    doubles or halves the interval, and that loses a quarter more than the best one would.
+    """
+    return (prior_weight * prior_seconds + up_seconds) / (prior_weight + preemptions)
+
+
+def young_daly_seconds(*, cost_seconds: float, mean_life_seconds: float) -> float:
+    """The work between two saves that loses least time to saves and preemptions together.
+
+    Young's sqrt(2 C M) (CACM 17(9), 1974) with the higher-order terms of Daly (FGCS 22(3), 2006), for a cost C that is
+    not small against the mean life M. Daly says M from C = 2 M on, where his series has only reached 8/9 M; in between
+    4/9 C joins the two, lest a longer life make the interval shorter.
+    """
+    if cost_seconds >= 2 * mean_life_seconds:
+        return min(mean_life_seconds, 4 / 9 * cost_seconds)
+    ratio = cost_seconds / (2 * mean_life_seconds)
+    return math.sqrt(2 * cost_seconds * mean_life_seconds) * (1 + math.sqrt(ratio) / 3 + ratio / 9) - cost_seconds
+
+
+def as_asked(*, every_steps: int | None = None, every_seconds: float | None = None) -> Cadence:
+    """A cadence that the run spec fixes by at least one of the two; with both, whichever comes first."""
+    asked = [f"{every_steps} steps"] if every_steps is not None else []
+    asked += [f"{every_seconds:g} s"] if every_seconds is not None else []
+    which = ", whichever comes first" if len(asked) == 2 else ""
+    return Cadence(every_seconds, f"every {' or '.join(asked)}{which}, as asked", every_steps=every_steps)
+
+
+def interval_seconds(
+    cost: SaveCost | None,
+    *,
+    life: Life | None,
+    max_work_at_risk_seconds: float,
+    shortest_seconds: float = 1.0,
+) -> Cadence:
+    """The cadence by measured cost and observed preemptions; all seconds given are above zero.
+
+    `cost` is None before the first save, `life` is None where no preemption is expected. Work is at risk from one
+    snapshot until the commit of the next, which is the interval and a save; a step that is under way comes on top.
+    The interval is never shorter than a save takes, whatever is allowed: a save that falls due while the one before
+    is still being written would be skipped.
+    """
+    if cost is None:
+        first = min(FIRST_SAVE_SECONDS, max_work_at_risk_seconds)
+        return Cadence(first, f"after {_span(first)}: first save, to measure its cost", _numbers(life, first))
+    longest = max(max_work_at_risk_seconds - cost.save_seconds, cost.save_seconds)
+    shortest = max(cost.save_seconds, shortest_seconds)
+    best = None
+    if life is not None:
+        best = young_daly_seconds(cost_seconds=cost.cost_seconds, mean_life_seconds=life.mean_seconds)
+    interval = longest if best is None else min(max(best, shortest), longest)
+    cap = f"max_work_at_risk_seconds = {max_work_at_risk_seconds:g}"
+    if 2 * cost.save_seconds > max_work_at_risk_seconds:
+        at_risk = _span(2 * cost.save_seconds)
+        why = f"one save takes that long end to end, so {at_risk} of work are at risk, more than {cap} allows"
+    elif life is None or best is None:
+        why = f"no preemptions expected, so capped by {cap} alone, less {_span(cost.save_seconds)} for the save"
+    elif best > longest:
+        why = f"{_rule(cost, life)} gives {_span(best)}, capped by {cap}, less {_span(cost.save_seconds)} for the save"
+    elif best >= shortest:
+        why = _rule(cost, life)
+    else:
+        bound = "one save takes that long end to end" if shortest == cost.save_seconds else "the shortest allowed"
+        why = f"{bound}, though {_rule(cost, life)} gives {_span(best)}"
+    return Cadence(interval, f"every {_span(interval)}: {why}", _numbers(life, interval, cost=cost, best=best))
+
+
+def should_save_on_notice(
+    *,
+    size_bytes: int,
+    bytes_per_second: float | None,
+    save_seconds: float | None,
+    seconds_left: float,
+    in_flight_seconds_left: float | None = None,
+) -> LastSave:
+    """Take one last save if it is expected to be committed within 70 % of the time left, else let the newest finish.
+
+    Saves are written in order, so one in flight comes first. The rest of the time is for the report: an attempt that
+    dies in the middle of a save is found only when its lease runs out.
+    """
+    if bytes_per_second:
+        own, basis = size_bytes / bytes_per_second, f"{_size(size_bytes)} at {_size(bytes_per_second)}/s"
+    elif save_seconds is not None:
+        own, basis = save_seconds, "as long as the ones before"
+    else:
+        own, basis = size_bytes / ASSUMED_BYTES_PER_SECOND, "assumed, as no save was made yet"
+    in_flight = max(in_flight_seconds_left or 0.0, 0.0)
+    expected = in_flight + own
+    behind = f" behind {_span(in_flight)} of the one in flight" if in_flight else ""
+    needs = f"it needs {_span(own)} ({basis}){behind}"
+    share = f"{NOTICE_SHARE:.0%} of the {_span(max(seconds_left, 0.0))} left"
+    if expected <= NOTICE_SHARE * seconds_left:
+        return LastSave(True, expected, f"one last save: {needs}, within {share}")
+    if in_flight_seconds_left is None:
+        instead = "the newest commit stands"
+    elif in_flight <= seconds_left:
+        instead = "the one in flight can finish"
+    else:
+        instead = "the one in flight may not finish either"
+    return LastSave(False, expected, f"no last save: {needs}, more than {share}; {instead}")
+
+
+def _rule(cost: SaveCost, life: Life) -> str:
+    seen = f"{life.preemptions} observed" if life.preemptions else "none observed yet"
+    return (
+        f"Young/Daly for a save cost of {_span(cost.cost_seconds)} and {_span(life.mean_seconds)} between preemptions "
+        f"(prior {_span(life.prior_seconds)}, {seen})"
+    )
+
+
+def _numbers(
+    life: Life | None, interval: float, *, cost: SaveCost | None = None, best: float | None = None
+) -> dict[str, float]:
+    named = {
+        "interval_seconds": interval,
+        "stall_seconds": cost.stall_seconds if cost else None,
+        "slowdown_seconds": cost.slowdown_seconds if cost else None,
+        "save_seconds": cost.save_seconds if cost else None,
+        "mean_life_seconds": life.mean_seconds if life else None,
+        "preemptions": life.preemptions if life else None,
+        "young_daly_seconds": best,
+        "work_at_risk_seconds": interval + cost.save_seconds if cost else None,
+    }
+    return {name: round(value, 3) for name, value in named.items() if value is not None}
+
+
+def _span(seconds: float) -> str:
+    if seconds < 10:
+        return f"{1000 * seconds:.2g} ms" if 0 < seconds < 0.01 else f"{seconds:.2g} s"
+    if seconds < 600:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
+
+
+def _size(size_bytes: float) -> str:
+    if size_bytes >= 1e9:
+        return f"{size_bytes / 1e9:.1f} GB"
+    return f"{size_bytes / 1e6:.0f} MB" if size_bytes >= 10e6 else f"{size_bytes / 1e6:.2g} MB"

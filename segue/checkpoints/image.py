@@ -1,0 +1,141 @@
+"""A shard's layout: one safetensors file, placed so that memory, disk and bucket hold the same bytes. No torch here.
+
+The format is safetensors' (an 8-byte length, a JSON header, then the tensors without holes), with the header padded
+so that the tensors begin on a page: the same image can then be filled by plain copies, written with O_DIRECT,
+uploaded in parts and read back in parts.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+PAGE_BYTES = 4096
+MAX_HEADER_BYTES = 100 * 2**20
+"""What the safetensors library reads at most."""
+
+DTYPES: Mapping[str, tuple[str, int]] = {
+    "float64": ("F64", 8),
+    "int64": ("I64", 8),
+    "uint64": ("U64", 8),
+    "complex64": ("C64", 8),
+    "float32": ("F32", 4),
+    "int32": ("I32", 4),
+    "uint32": ("U32", 4),
+    "bfloat16": ("BF16", 2),
+    "float16": ("F16", 2),
+    "int16": ("I16", 2),
+    "uint16": ("U16", 2),
+    "float8_e4m3fn": ("F8_E4M3", 1),
+    "float8_e4m3fnuz": ("F8_E4M3FNUZ", 1),
+    "float8_e5m2": ("F8_E5M2", 1),
+    "float8_e5m2fnuz": ("F8_E5M2FNUZ", 1),
+    "uint8": ("U8", 1),
+    "int8": ("I8", 1),
+    "bool": ("BOOL", 1),
+}
+"""torch's name of an element type -> safetensors' code and the bytes of one element."""
+
+_NAMES = {code: name for name, (code, _) in DTYPES.items()}
+
+
+class TensorSpec(NamedTuple):
+    """What a tensor is, without its values."""
+
+    dtype: str
+    shape: tuple[int, ...]
+
+    @property
+    def size_bytes(self) -> int:
+        return math.prod(self.shape) * DTYPES[self.dtype][1]
+
+
+class Placed(NamedTuple):
+    """A tensor and where in the image its bytes lie."""
+
+    spec: TensorSpec
+    start: int
+    size_bytes: int
+
+
+@dataclass(frozen=True)
+class ImageLayout:
+    """Where everything lies in one image."""
+
+    head: bytes
+    placed: Mapping[str, Placed]
+    size_bytes: int
+
+
+class MalformedImageError(ValueError):
+    """The bytes are not an image."""
+
+
+def layout_of(specs: Mapping[str, TensorSpec]) -> ImageLayout:
+    """Place tensors one after the other, those with wide elements first, so that each is aligned to its own.
+
+    Otherwise in the order in which they came, which is as a rule that of their memory.
+    """
+    order = sorted(specs, key=lambda name: -DTYPES[specs[name].dtype][1])
+    header, offsets, end = {}, {}, 0
+    for name in order:
+        spec = specs[name]
+        offsets[name] = start, end = end, end + spec.size_bytes
+        header[name] = {"dtype": DTYPES[spec.dtype][0], "shape": spec.shape, "data_offsets": (start, end)}
+    text = json.dumps(header, separators=(",", ":")).encode()
+    base = -(-(8 + len(text)) // PAGE_BYTES) * PAGE_BYTES
+    head = (base - 8).to_bytes(8, "little") + text.ljust(base - 8)
+    placed = {name: Placed(specs[name], base + start, stop - start) for name, (start, stop) in offsets.items()}
+    return ImageLayout(head=head, placed=placed, size_bytes=base + end)
+
+
+def read_layout(image: memoryview) -> ImageLayout:
+    """The layout that a whole image says it has, checked: nothing overlaps, and nothing is outside or left over.
+
+    Raises:
+        MalformedImageError: it is not a safetensors file in every point.
+    """
+    size_bytes = len(image)
+    length = int.from_bytes(image[:8], "little")
+    if size_bytes < 8 or length > min(size_bytes - 8, MAX_HEADER_BYTES):
+        raise MalformedImageError(f"its header of {length} bytes does not fit into {size_bytes}")
+    try:
+        header = json.loads(bytes(image[8 : 8 + length]))
+        header.pop("__metadata__", None)
+        found = [(name, *_entry(item)) for name, item in header.items()]
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        raise MalformedImageError(f"its header cannot be read ({error!r})") from None
+    base = 8 + length
+    _check_tiling(((start, stop) for _, _, start, stop in found), total_bytes=size_bytes - base)
+    placed = {name: Placed(spec, base + start, stop - start) for name, spec, start, stop in found}
+    return ImageLayout(head=bytes(image[:base]), placed=placed, size_bytes=size_bytes)
+
+
+def _entry(item: dict[str, object]) -> tuple[TensorSpec, int, int]:
+    shape, offsets = item["shape"], item["data_offsets"]
+    if (
+        item.keys() != {"dtype", "shape", "data_offsets"}
+        or not isinstance(shape, list)
+        or not isinstance(offsets, list)
+    ):
+        raise TypeError("an entry has other fields than dtype, shape and data_offsets")
+    if not all(type(number) is int and number >= 0 for number in (*shape, *offsets)):
+        raise ValueError("a size or offset is not a whole number")
+    spec = TensorSpec(_NAMES[str(item["dtype"])], tuple(shape))
+    start, stop = offsets
+    if stop - start != spec.size_bytes:
+        raise ValueError("a tensor's bytes are not those of its shape")
+    return spec, start, stop
+
+
+def _check_tiling(ranges: Iterable[tuple[int, int]], *, total_bytes: int) -> None:
+    end = 0
+    for start, stop in sorted(ranges):
+        if start != end:
+            raise MalformedImageError(f"byte {min(start, end)} of its data belongs to no tensor or to two")
+        end = stop
+    if end != total_bytes:
+        raise MalformedImageError(f"{total_bytes - end} bytes of its data belong to no tensor")

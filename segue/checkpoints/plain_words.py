@@ -1,0 +1,153 @@
+"""The README.md of an export: what each file is, and the lines that load it without segue."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+_INTRODUCTION = """\
+# A segue checkpoint as plain files
+
+One checkpoint of one training run: all that is needed to go on from it, in files that need no segue.
+Every byte of it was verified against its checksum when these files were written.
+
+| file | holds |
+| --- | --- |
+"""
+
+_BESIDE = {
+    "data_position.json": "step, samples seen, epoch and seed, and in words what the order of the samples follows from",
+    "config.json": "the recipe's path, its config, the seed and the goal in steps; null where the log was damaged",
+    "train_state.json": "step, epoch, metric, environment, parent, attempt and verdict, and the segue that wrote this",
+    "loss_curve.parquet": "the steps that led here, each once; `curve_gaps` of train_state.json: attempts lacking rows",
+}
+
+_MEANINGS = {
+    "model": "parameters and buffers, by the names that the model gives them",
+    "modes": "train or eval of each module (`training`), which parameters are trained (`requires_grad`)",
+    "optimizer": "`optimizer.state_dict()`",
+    "scheduler": "`scheduler.state_dict()`",
+    "scaler": "the gradient scaler's `state_dict()`",
+    "rng.torch": "the stream of torch on the CPU",
+    "rng.python": "the stream of the module `random`",
+    "rng.numpy": "NumPy's legacy global stream",
+    "rng.cuda": "the streams of the accelerators, in order",
+}
+
+_TORCH_HEAD = """\
+
+All of it loads with `weights_only=True`. For that, arrays became tensors, NumPy's scalars plain numbers, and bytes
+without any content a bytearray. The streams go last, so that nothing draws from them in between.
+
+```python
+import random
+
+import numpy as np
+import torch
+
+
+def component(name):
+    return torch.load(f"{name}.pt", weights_only=True)
+
+
+"""
+
+_SAFETENSORS_HEAD = """\
+
+`model.safetensors` has the model's own names. Every component also has a JSON skeleton: its tree of dicts, lists and
+numbers, in which a dict of one key that begins with `$` stands for what JSON cannot say. `$tensor`, `$tensors` and
+`$array` name tensors of the safetensors file beside it (without tensors there is no such file); `component` below knows
+them all. What a model keeps that is no tensor (versions of modules, `get_extra_state`) is in `model.json` alone. The
+streams go last, so that nothing draws from them in between.
+
+```python
+import base64
+import collections
+import json
+import pathlib
+import random
+
+import numpy as np
+import torch
+from safetensors.torch import load_file
+
+
+def component(name):
+    file = pathlib.Path(f"{name}.safetensors")
+    tensors = load_file(file) if file.exists() else {}
+
+    def tree(node):
+        if isinstance(node, list):
+            return [tree(item) for item in node]
+        if not isinstance(node, dict):
+            return node
+        tag, value = next(iter(node.items()), ("", None))
+        if len(node) != 1 or not tag.startswith("$"):
+            return {key: tree(item) for key, item in node.items()}
+        kinds = {
+            "$tensor": lambda: tensors[value],
+            "$tensors": lambda: {key: tensors[f"{value[0]}.{key}"] for key in value[1]},
+            "$array": lambda: tensors[value].numpy(),
+            "$scalar": lambda: np.dtype(value[0]).type(tree(value[1])),
+            "$float": lambda: float(value),
+            "$bytes": lambda: base64.b64decode(value),
+            "$tuple": lambda: tuple(tree(item) for item in value),
+            "$set": lambda: {tree(item) for item in value},
+            "$counter": lambda: collections.Counter(dict(value)),
+            "$pairs": lambda: {key: tree(item) for key, item in value},
+        }
+        return kinds[tag]()
+
+    return tree(json.loads(pathlib.Path(f"{name}.json").read_text(encoding="utf-8")))
+
+
+"""
+
+_MODES = """\
+modes = component("modes")
+for name, module in model.named_modules():
+    module.training = modes["training"][name]
+for name, parameter in model.named_parameters():
+    parameter.requires_grad_(modes["requires_grad"][name])
+"""
+
+_PYTHON_STREAM = """\
+stream = component("rng.python")
+random.setstate((stream["version"], tuple(int(word) for word in stream["words"]), stream["gauss"]))
+"""
+
+_NUMPY_STREAM = """\
+stream = component("rng.numpy")
+stream["state"]["key"] = np.asarray(stream["state"]["key"])
+np.random.set_state(stream)
+"""
+
+_LINES = {
+    "modes": _MODES,
+    "rng.torch": 'torch.set_rng_state(component("rng.torch"))\n',
+    "rng.python": _PYTHON_STREAM,
+    "rng.numpy": _NUMPY_STREAM,
+    "rng.cuda": 'torch.cuda.set_rng_state_all(component("rng.cuda"))\n',
+}
+
+
+def readme(files: Mapping[str, tuple[str, ...]], *, as_torch: bool) -> str:
+    """The text for an export of these components, each given with the names of its files."""
+    rows = [f"| {', '.join(f'`{file}`' for file in names)} | {_meaning(name)} |" for name, names in files.items()]
+    rows += [f"| `{name}` | {meaning} |" for name, meaning in _BESIDE.items()]
+    lines = [_loading(name, names[0].rpartition(".")[0], as_torch=as_torch) for name, names in files.items()]
+    head = _TORCH_HEAD if as_torch else _SAFETENSORS_HEAD
+    return _INTRODUCTION + "\n".join(rows) + "\n" + head + "".join(lines) + "```\n"
+
+
+def _meaning(component: str) -> str:
+    known = _MEANINGS.get(component)
+    return known or f"`state_dict()` of what the recipe calls {component.removeprefix('extra.')!r}"
+
+
+def _loading(component: str, stem: str, *, as_torch: bool) -> str:
+    if component in _LINES:
+        return _LINES[component]
+    if component == "model" and not as_torch:
+        return 'model.load_state_dict(load_file("model.safetensors"))\n'
+    owner = f"extra[{component.removeprefix('extra.')!r}]" if component.startswith("extra.") else component
+    return f'{owner}.load_state_dict(component("{stem}"))\n'

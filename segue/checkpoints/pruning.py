@@ -1,0 +1,97 @@
+"""Pruning: deleting what the ring no longer keeps, and what killed attempts left behind."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Sequence
+
+from segue import layout
+from segue.checkpoints import ring
+from segue.entries import Entry, PruneEntry
+from segue.history import Attempt, History, read_history
+from segue.records import StopReason, VerdictKind
+from segue.runlog import RunLog, Stamp
+from segue.spec import CheckpointSpec
+from segue.stores.base import Store, StoreReadError, StoreWriteError
+
+log = logging.getLogger(__name__)
+
+_MOST_SILENT = 20
+"""How many attempts that ended without a word are looked after; earlier ones were, by those after them."""
+
+_SHARD = re.compile(r"[^/]+/(attempts/[^/]+-e([0-9]+)/step-[0-9]+/[^/]+)")
+
+
+class Pruner:
+    """One attempt's housekeeping. What cannot be deleted stays behind and is tried again by the next attempt."""
+
+    def __init__(self, *, epoch: int, retention: CheckpointSpec, tiers: Sequence[Store]) -> None:
+        self._epoch, self._retention, self._tiers = epoch, retention, tiers
+        self._has_swept = False
+
+    def prune(self, runlog: RunLog) -> None:
+        """Delete the checkpoints that nothing keeps; after the first commit also what nothing refers to.
+
+        Raises:
+            FencedError: a newer claim exists.
+            StoreWriteError, StoreReadError: the log was not reached; calling again is safe.
+        """
+        history = read_history(runlog)
+        slots = self._superfluous(history)
+        if slots:
+
+            def build(stamp: Stamp) -> Entry:
+                return PruneEntry.model_validate(stamp(epoch=self._epoch) | {"slots": slots})
+
+            # Said before it is done: a reader then never mistakes a pruned checkpoint for a damaged one.
+            runlog.append(build, epoch=self._epoch)
+            doomed = {shard.key for c in history.checkpoints if c.ref.slot in slots for shard in c.manifest.shards}
+            # A kept manifest may name shards of an earlier one: what did not change is not stored again.
+            self._delete(runlog.run_id, doomed - names_in_use(history, without=slots))
+        if not self._has_swept:
+            self._has_swept = True
+            self._sweep(runlog, history)
+
+    def _superfluous(self, history: History) -> tuple[int, ...]:
+        proven = (VerdictKind.EXACT, VerdictKind.EQUIVALENT)
+        verified = [resume.parent for resume in history.resumes if resume.verdict.kind in proven]
+        kept = ring.slots_to_keep(
+            history.checkpoints, keep=self._retention.keep, best=self._retention.best, verified_parents=verified
+        )
+        return ring.slots_to_prune(history.checkpoints, kept=kept)
+
+    def _sweep(self, runlog: RunLog, history: History) -> None:
+        """Delete shards of earlier attempts that no record names: they were fenced, so none ever will."""
+        if history.damage:
+            return  # A record that cannot be read may name anything.
+        used = names_in_use(history)
+        silent = [attempt.claim.attempt_id for attempt in history.attempts if self._ended_silently(attempt)]
+        for store in self._tiers:
+            try:
+                found = [item.key for item in store.list_objects(layout.attempts_prefix(runlog.run_id))]
+                shards = [match for key in found if (match := _SHARD.fullmatch(key))]
+                orphans = {match[1] for match in shards if int(match[2]) < self._epoch}
+                for attempt_id in silent[-_MOST_SILENT:]:
+                    store.drop_unfinished(layout.attempt_prefix(runlog.run_id, attempt_id))
+            except (StoreReadError, StoreWriteError) as error:
+                log.warning("leftovers not looked for store=%s reason=%s", store.url, error)
+            else:
+                self._delete(runlog.run_id, orphans - used, tiers=[store])
+
+    def _ended_silently(self, attempt: Attempt) -> bool:
+        has_own_report = attempt.report is not None and attempt.report.stop_reason is not StopReason.LOST
+        return attempt.claim.epoch < self._epoch and not has_own_report
+
+    def _delete(self, run_id: str, names: set[str], *, tiers: Sequence[Store] | None = None) -> None:
+        for store in tiers or self._tiers:
+            try:
+                store.delete([f"{run_id}/{name}" for name in sorted(names)])
+            except StoreWriteError as error:
+                log.warning("pruned bytes could not be deleted and stay behind reason=%s", error)
+
+
+def names_in_use(history: History, *, without: Sequence[int] = ()) -> set[str]:
+    """The shards that some checkpoint still needs: all but those of the pruned, and of the slots in `without`."""
+    standing = (c for c in history.checkpoints if not c.is_pruned and c.ref.slot not in without)
+    return {shard.key for checkpoint in standing for shard in checkpoint.manifest.shards}

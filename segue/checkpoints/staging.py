@@ -1,0 +1,270 @@
+"""Staging: copying the state of a safe point into an arena, so that training may go on while it is written.
+
+`take` blocks for about one memory copy. `begin` copies at once only what a forward pass may change, and leaves what
+only an optimizer changes to be copied meanwhile; `Staged.barrier`, before any optimizer's step, waits for that.
+"""
+
+from __future__ import annotations
+
+import gc
+import operator
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from segue.checkpoints.arena import Arena
+from segue.checkpoints.codec import Json, encode_tree
+from segue.checkpoints.image import PAGE_BYTES, ImageLayout, TensorSpec, layout_of
+
+_shape_of = operator.attrgetter("shape")
+_dtype_of = operator.attrgetter("dtype")
+
+
+@dataclass
+class Staged:
+    """One safe point's state in an arena. `wait` says when its bytes may be read."""
+
+    arena: Arena
+    layout: ImageLayout
+    skeletons: dict[str, Json]
+    is_torn: bool = False
+    """Something changed while it was still being copied; it must not be committed."""
+    _late: list[tuple[torch.Tensor, int]] = field(default_factory=list)
+    _copied: threading.Event = field(default_factory=threading.Event)
+    _passed: threading.Event = field(default_factory=threading.Event)
+    _device_copied: torch.cuda.Event | None = None
+
+    def barrier(self) -> None:
+        """Hold whatever changes the state until the live tensors are no longer needed."""
+        if self._device_copied is not None:
+            # The host goes on: only what the device does from here on waits.
+            torch.cuda.current_stream().wait_event(self._device_copied)
+            self._note_changes()
+        self._copied.wait()
+        self._passed.set()
+
+    def wait(self) -> None:
+        """Block until all is copied and it is known whether it is torn."""
+        self._copied.wait()
+        if self._device_copied is not None:
+            self._passed.wait()
+            self._device_copied.synchronize()
+
+    def _note_changes(self) -> None:
+        # Every change that torch knows of moves a tensor's version.
+        self.is_torn = self.is_torn or any(tensor._version != version for tensor, version in self._late)
+        self._late = []
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """A layout in one arena and the views through which it is filled."""
+
+    arena: Arena
+    layout: ImageLayout
+    views: list[torch.Tensor]
+    names: list[str]
+    shapes: list[torch.Size]
+    dtypes: list[torch.dtype]
+    on_device: bool
+    """Whether any of it is copied by an accelerator."""
+
+    def fits(self, live: Mapping[str, torch.Tensor]) -> bool:
+        """Whether the state still has the same tensors."""
+        tensors = live.values()
+        return (
+            self.names == list(live)
+            and self.shapes == list(map(_shape_of, tensors))
+            and self.dtypes == list(map(_dtype_of, tensors))
+        )
+
+
+class StagingArea:
+    """One or two arenas, laid out for a state, and laid out anew when the state gets other tensors."""
+
+    def __init__(self, *, arenas: int = 1) -> None:
+        self._free = list(range(arenas))
+        self._plans: dict[int, _Plan] = {}
+        self._lock = threading.Lock()
+        self._warming: threading.Thread | None = None
+
+    @property
+    def is_free(self) -> bool:
+        """Whether a safe point can be taken just now."""
+        return bool(self._free)
+
+    def prepare(self, trees: Mapping[str, Any]) -> None:
+        """Allocate for this state, in the background: memory that was never touched costs ten times a copy.
+
+        Raises:
+            UnsupportedStateError: something in the state is not data; better now than at the first save.
+        """
+        live, _ = _encoded(trees)
+        plans = [self._plan_for(number, live) for number in self._free]
+        self._warming = threading.Thread(target=_touch, args=(plans,), name="segue-arena", daemon=True)
+        self._warming.start()
+
+    def take(self, trees: Mapping[str, Any]) -> Staged:
+        """Copy everything now; an arena must be free.
+
+        Raises:
+            UnsupportedStateError: something in the state is not data; nothing was taken.
+        """
+        staged, plan, live = self._start(trees)
+        _copy(plan.views, live, on_device=plan.on_device)
+        staged._copied.set()
+        return staged
+
+    def begin(self, trees: Mapping[str, Any], *, deferred: frozenset[int]) -> Staged:
+        """Copy all but the tensors at the addresses in `deferred`, and those while training goes on.
+
+        Raises:
+            UnsupportedStateError: something in the state is not data; nothing was taken.
+        """
+        staged, plan, live = self._start(trees)
+        pairs = list(zip(plan.views, live, strict=True))
+        is_late = [tensor.data_ptr() in deferred for tensor in live]
+        now = [pair for pair, late in zip(pairs, is_late, strict=True) if not late]
+        later = [pair for pair, late in zip(pairs, is_late, strict=True) if late]
+        _copy([view for view, _ in now], [tensor for _, tensor in now], on_device=plan.on_device)
+        staged._late = [(tensor, tensor._version) for _, tensor in later]
+        on_device = [pair for pair in later if pair[1].is_cuda]
+        if on_device:
+            staged._device_copied = _copy_on_side_stream(on_device)
+        on_host = [pair for pair in later if not pair[1].is_cuda]
+        threading.Thread(target=_copy_late, args=(staged, on_host), name="segue-stage", daemon=True).start()
+        return staged
+
+    def release(self, staged: Staged) -> None:
+        """Take the arena back once nobody needs its bytes."""
+        with self._lock:
+            self._free.append(staged.arena.number)
+
+    def close(self) -> None:
+        """Give all memory back."""
+        if self._warming is not None:
+            self._warming.join()
+        for plan in self._plans.values():
+            _unpin(plan.views)
+            plan.arena.close()
+        self._plans.clear()
+
+    def _start(self, trees: Mapping[str, Any]) -> tuple[Staged, _Plan, list[torch.Tensor]]:
+        live, skeletons = _encoded(trees)
+        if self._warming is not None:
+            self._warming.join()
+            self._warming = None
+        plan = self._plan_for(self._free[-1], live)
+        with self._lock:
+            self._free.remove(plan.arena.number)
+        return Staged(plan.arena, plan.layout, skeletons), plan, list(live.values())
+
+    def _plan_for(self, number: int, live: Mapping[str, torch.Tensor]) -> _Plan:
+        plan = self._plans.get(number)
+        if plan is not None and plan.fits(live):
+            return plan
+        if plan is not None:
+            _unpin(plan.views)
+            plan.arena.close()
+        self._plans[number] = _laid_out(number, live)
+        return self._plans[number]
+
+
+def _encoded(trees: Mapping[str, Any]) -> tuple[dict[str, torch.Tensor], dict[str, Json]]:
+    live: dict[str, torch.Tensor] = {}
+    with _no_collection():
+        return live, {name: encode_tree(tree, path=name, tensors=live) for name, tree in trees.items()}
+
+
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    # The many small objects of a skeleton would set it off, and it looks at every object of the user's program.
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
+def _laid_out(number: int, live: Mapping[str, torch.Tensor]) -> _Plan:
+    specs = {name: TensorSpec(str(t.dtype).removeprefix("torch."), tuple(t.shape)) for name, t in live.items()}
+    layout = layout_of(specs)
+    whole_pages = -(-layout.size_bytes // PAGE_BYTES) * PAGE_BYTES
+    arena = Arena(number=number, size_bytes=whole_pages)
+    arena.memory[: len(layout.head)] = layout.head
+    whole = torch.frombuffer(arena.memory, dtype=torch.uint8)
+    on_device = any(tensor.is_cuda for tensor in live.values())
+    if on_device:
+        _pin(whole)
+    views = []
+    for name, tensor in live.items():
+        _, start, size_bytes = layout.placed[name]
+        views.append(whole[start : start + size_bytes].view(tensor.dtype).view(tensor.shape))
+    return _Plan(
+        arena=arena,
+        layout=layout,
+        views=views,
+        names=list(live),
+        shapes=[tensor.shape for tensor in live.values()],
+        dtypes=[tensor.dtype for tensor in live.values()],
+        on_device=on_device,
+    )
+
+
+def _touch(plans: Sequence[_Plan]) -> None:
+    for plan in plans:
+        torch.frombuffer(plan.arena.memory, dtype=torch.uint8)[len(plan.layout.head) :].zero_()
+
+
+@torch.no_grad()
+def _copy(views: list[torch.Tensor], live: list[torch.Tensor], *, on_device: bool) -> None:
+    if live:
+        torch._foreach_copy_(views, live, non_blocking=on_device)
+    if on_device:
+        torch.cuda.synchronize()
+
+
+@torch.no_grad()
+def _copy_late(staged: Staged, pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:
+    is_whole = False
+    try:
+        if pairs:
+            torch._foreach_copy_([view for view, _ in pairs], [tensor for _, tensor in pairs])
+        is_whole = True
+    finally:
+        staged.is_torn = staged.is_torn or not is_whole
+        if staged._device_copied is None:
+            staged._note_changes()
+        staged._copied.set()
+
+
+@torch.no_grad()
+def _copy_on_side_stream(pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> torch.cuda.Event:
+    side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for view, tensor in pairs:
+            view.copy_(tensor, non_blocking=True)
+            tensor.record_stream(side)
+        copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        copied.record(side)
+    return copied
+
+
+def _pin(memory: torch.Tensor) -> None:
+    """Lock the pages, so that the device copies into them by itself."""
+    cudart = torch.cuda.cudart()  # type: ignore[no-untyped-call]
+    torch.cuda.check_error(cudart.cudaHostRegister(memory.data_ptr(), memory.nbytes, 0))
+
+
+def _unpin(views: Sequence[torch.Tensor]) -> None:
+    if any(view.is_pinned() for view in views[:1]):
+        start = views[0].untyped_storage().data_ptr()
+        cudart = torch.cuda.cudart()  # type: ignore[no-untyped-call]
+        torch.cuda.check_error(cudart.cudaHostUnregister(start))

@@ -1,0 +1,67 @@
+"""What the trainer and its writer process say to each other: JSON, a body of bytes, now and then a descriptor.
+
+A message is two lengths, a head in JSON, and a body. There is no pickle, and nobody else can reach the socket.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import struct
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+_LENGTHS = struct.Struct("<II")
+_MOST_DESCRIPTORS = 1
+
+
+class Message(NamedTuple):
+    """One message; `descriptors` belong to the receiver."""
+
+    head: dict[str, Any]
+    body: bytes
+    descriptors: Sequence[int]
+
+
+def send(channel: socket.socket, head: dict[str, Any], body: bytes = b"", *, descriptors: Sequence[int] = ()) -> None:
+    """Send one message whole.
+
+    Raises:
+        OSError: the other side is gone.
+    """
+    text = json.dumps(head).encode()
+    lengths = _LENGTHS.pack(len(text), len(body))
+    if descriptors:
+        socket.send_fds(channel, [lengths], descriptors)
+    else:
+        channel.sendall(lengths)
+    channel.sendall(text + body)
+
+
+def receive(channel: socket.socket) -> Message | None:
+    """The next message; None when the other side has ended.
+
+    Raises:
+        OSError: the connection broke in the middle of one.
+    """
+    lengths, descriptors, _, _ = socket.recv_fds(channel, _LENGTHS.size, _MOST_DESCRIPTORS)
+    if not lengths:
+        return None
+    lengths += _exactly(channel, _LENGTHS.size - len(lengths))
+    head_bytes, body_bytes = _LENGTHS.unpack(lengths)
+    for descriptor in descriptors:
+        os.set_inheritable(descriptor, False)
+    head = json.loads(_exactly(channel, head_bytes))
+    return Message(head, _exactly(channel, body_bytes), descriptors)
+
+
+def _exactly(channel: socket.socket, count: int) -> bytes:
+    parts = []
+    while count:
+        part = channel.recv(min(count, 2**20))
+        if not part:
+            raise ConnectionResetError("the other side ended in the middle of a message")
+        parts.append(part)
+        count -= len(part)
+    return b"".join(parts)

@@ -1,0 +1,162 @@
+"""The trainer's end of the writer process: started with the first need, started again when it dies."""
+
+from __future__ import annotations
+
+import json
+import logging
+import socket
+import subprocess
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any, Protocol
+
+from segue.checkpoints import wire
+from segue.checkpoints.arena import Arena
+from segue.checkpoints.image import ImageLayout
+from segue.checkpoints.shards import Written, write_checkpoint
+from segue.checkpoints.snapshot import as_json
+from segue.checkpoints.staging import Staged
+from segue.errors import WriterDiedError
+from segue.records import Shard
+from segue.spec import StoreSpec
+from segue.stores.base import Store, StoreWriteError
+
+log = logging.getLogger(__name__)
+
+_END_SECONDS = 5.0
+
+
+class ShardWriter(Protocol):
+    """Makes staged states durable."""
+
+    def write(self, staged: Staged, *, run_id: str, attempt_id: str, step: int) -> Written:
+        """Block until the bytes are durable.
+
+        Raises:
+            StoreWriteError: the durable store did not take them; calling again is safe.
+            WriterDiedError: the process that writes is gone; calling again starts another.
+        """
+        ...
+
+    def close(self) -> None:
+        """End it. What is being written is given up."""
+        ...
+
+
+class InlineWriter:
+    """Writes in the calling thread: for a store that exists in this process alone, and for short-lived tools."""
+
+    def __init__(self, tiers: Sequence[Store]) -> None:
+        self._tiers = tiers
+
+    def write(self, staged: Staged, *, run_id: str, attempt_id: str, step: int) -> Written:
+        return write_checkpoint(
+            self._tiers,
+            run_id=run_id,
+            attempt_id=attempt_id,
+            step=step,
+            image=memoryview(staged.arena.memory)[: staged.layout.size_bytes],
+            image_layout=staged.layout,
+            skeletons=as_json(staged.skeletons),
+        )
+
+    def close(self) -> None:
+        return
+
+
+class ProcessWriter:
+    """Has a process of its own write."""
+
+    def __init__(self, stores: Sequence[StoreSpec]) -> None:
+        self._stores = stores
+        self._process: subprocess.Popen[bytes] | None = None
+        self._channel: socket.socket | None = None
+        self._known: dict[int, tuple[Arena, ImageLayout]] = {}
+        self._is_ready = False
+        self._start()
+
+    @property
+    def pid(self) -> int:
+        """The process's id."""
+        assert self._process is not None
+        return self._process.pid
+
+    def write(self, staged: Staged, *, run_id: str, attempt_id: str, step: int) -> Written:
+        self.wait_until_ready()
+        try:
+            answer = self._ask(staged, run_id=run_id, attempt_id=attempt_id, step=step)
+        except OSError as error:
+            raise self._died(error) from None
+        if answer is None:
+            raise self._died(None)
+        if answer["kind"] == "refused":
+            raise StoreWriteError(url=self._stores[-1].url, key=answer["key"], why=answer["why"])
+        shards = tuple(Shard.model_validate(shard) for shard in answer["shards"])
+        return Written(shards, answer["components"], answer["tensor_count"])
+
+    def wait_until_ready(self) -> None:
+        """Block until the process runs and knows its stores; starts it if there is none.
+
+        Raises:
+            WriterDiedError: it ended before that.
+        """
+        if self._is_ready:
+            return
+        try:
+            if self._channel is None:
+                self._start()
+            assert self._channel is not None
+            self._is_ready = wire.receive(self._channel) is not None
+        except OSError as error:
+            raise self._died(error) from None
+        if not self._is_ready:
+            raise self._died(None)
+
+    def close(self) -> None:
+        self._is_ready = False
+        if self._channel is not None:
+            with suppress(OSError):
+                self._channel.shutdown(socket.SHUT_RDWR)  # It ends when this end does; a thread that waits here wakes.
+            self._channel.close()
+            self._channel = None
+        if self._process is not None:
+            try:
+                self._process.wait(_END_SECONDS)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+                self._process.wait()
+
+    def _start(self) -> None:
+        ours, theirs = socket.socketpair()
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "segue.checkpoints.writer_process", str(theirs.fileno())],
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+            )
+        self._channel = ours
+        self._known.clear()
+        wire.send(ours, {"kind": "stores", "stores": [spec.model_dump(mode="json") for spec in self._stores]})
+
+    def _ask(self, staged: Staged, **where: Any) -> dict[str, Any] | None:
+        assert self._channel is not None
+        arena, layout, number = staged.arena, staged.layout, staged.arena.number
+        known_arena, known_layout = self._known.get(number, (None, None))
+        if known_arena is not arena:
+            head = {"kind": "arena", "arena": number, "size_bytes": arena.size_bytes}
+            wire.send(self._channel, head, descriptors=[arena.descriptor])
+        if known_layout is not layout:
+            rows = [(name, spec.dtype, spec.shape, at, size) for name, (spec, at, size) in layout.placed.items()]
+            head = {"kind": "layout", "arena": number, "image_bytes": layout.size_bytes}
+            wire.send(self._channel, head, json.dumps(rows).encode())
+        self._known[number] = (arena, layout)
+        skeletons = {name: text.decode() for name, text in as_json(staged.skeletons).items()}
+        wire.send(self._channel, {"kind": "write", "arena": number} | where, json.dumps(skeletons).encode())
+        answer = wire.receive(self._channel)
+        return None if answer is None else answer.head
+
+    def _died(self, error: OSError | None) -> WriterDiedError:
+        self.close()
+        code = self._process.returncode if self._process is not None else None
+        return WriterDiedError(exit_code=code, why=str(error) if error is not None else "it ended")

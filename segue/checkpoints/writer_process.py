@@ -1,0 +1,112 @@
+"""The writer process: hashes, writes and uploads what the trainer has staged, at low priority and without torch.
+
+A thread would slow training down by three to twenty-four times while it writes, because it takes the interpreter
+from it. This process ends as soon as the trainer does, however that ends: what it has not finished by then was never
+committed.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import mmap
+import os
+import queue
+import signal
+import socket
+import sys
+import threading
+from typing import Any
+
+from segue.checkpoints import wire
+from segue.checkpoints.image import ImageLayout, Placed, TensorSpec
+from segue.checkpoints.shards import Written, write_checkpoint
+from segue.spec import StoreSpec
+from segue.stores import Store, StoreWriteError, open_store
+
+log = logging.getLogger("segue.writer")
+
+_NICENESS = 10
+
+
+class _Work:
+    """The arenas and layouts that are known, and the stores to write to."""
+
+    def __init__(self, stores: list[Store]) -> None:
+        self._stores = stores
+        self._arenas: dict[int, mmap.mmap] = {}
+        self._layouts: dict[int, ImageLayout] = {}
+
+    def do(self, message: wire.Message) -> dict[str, Any] | None:
+        """Act on one message; returns the answer, None where none is due."""
+        head = message.head
+        number = head["arena"]
+        match head["kind"]:
+            case "arena":
+                (descriptor,) = message.descriptors
+                self._arenas[number] = mmap.mmap(descriptor, head["size_bytes"])
+                os.close(descriptor)
+            case "layout":
+                rows = json.loads(message.body)
+                placed = {name: Placed(TensorSpec(dtype, tuple(shape)), *where) for name, dtype, shape, *where in rows}
+                self._layouts[number] = ImageLayout(b"", placed, head["image_bytes"])
+            case "write":
+                return self._write(number, head, message.body)
+        return None
+
+    def _write(self, number: int, head: dict[str, Any], body: bytes) -> dict[str, Any]:
+        image_layout = self._layouts[number]
+        skeletons = {name: text.encode() for name, text in json.loads(body).items()}
+        try:
+            written = write_checkpoint(
+                self._stores,
+                run_id=head["run_id"],
+                attempt_id=head["attempt_id"],
+                step=head["step"],
+                image=memoryview(self._arenas[number])[: image_layout.size_bytes],
+                image_layout=image_layout,
+                skeletons=skeletons,
+            )
+        except StoreWriteError as error:
+            return {"kind": "refused", "key": error.key, "why": error.why}
+        return {"kind": "written"} | _as_json(written)
+
+
+def _as_json(written: Written) -> dict[str, Any]:
+    return {
+        "shards": [shard.model_dump(mode="json") for shard in written.shards],
+        "components": written.components,
+        "tensor_count": written.tensor_count,
+    }
+
+
+def main() -> None:
+    """Serve the socket whose descriptor is the first argument until it closes."""
+    # The trainer takes the notice, and ends this process when the last checkpoint is durable.
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, signal.SIG_IGN)
+    os.nice(_NICENESS)
+    logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(levelname)s writer | %(message)s")
+    channel = socket.socket(fileno=int(sys.argv[1]))
+    inbox: queue.SimpleQueue[wire.Message] = queue.SimpleQueue()
+    threading.Thread(target=_listen, args=(channel, inbox), name="segue-wire", daemon=True).start()
+    stores = [open_store(StoreSpec.model_validate(spec)) for spec in inbox.get().head["stores"]]
+    work = _Work(stores)
+    wire.send(channel, {"kind": "ready"})
+    while True:
+        answer = work.do(inbox.get())
+        if answer is not None:
+            wire.send(channel, answer)
+
+
+def _listen(channel: socket.socket, inbox: queue.SimpleQueue[wire.Message]) -> None:
+    try:
+        while (message := wire.receive(channel)) is not None:
+            inbox.put(message)
+    finally:
+        # Nobody is left to commit what is being written. No clean-up: an upload in flight must not hold it back.
+        os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

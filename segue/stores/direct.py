@@ -1,0 +1,102 @@
+"""Large files around the page cache: O_DIRECT where the file system has it, plain reads and writes where not.
+
+A checkpoint that goes through the page cache is copied once more, and pushes the training's own pages out.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import fcntl
+import mmap
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+BLOCK_BYTES = 8 * 2**20
+PAGE_BYTES = mmap.PAGESIZE
+
+_O_DIRECT = getattr(os, "O_DIRECT", 0)  # Not everywhere: macOS has none.
+_UNWILLING = (errno.EINVAL, errno.EOPNOTSUPP)
+"""What file systems without direct transfers answer, some at open and some at the first transfer."""
+
+
+def page_buffer(size_bytes: int) -> memoryview:
+    """Zeroed memory that begins on a page, for direct reads; freed with the last view of it."""
+    memory = mmap.mmap(-1, max(size_bytes, 1))
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    return memoryview(memory)[:size_bytes]
+
+
+def write_new(path: Path, data: memoryview) -> None:
+    """Write a file that must not exist yet, and sync it; the folder's entry is left to the caller to sync.
+
+    After an error or a crash a part of the file may be there.
+
+    Raises:
+        OSError: as the system says, FileExistsError among them.
+    """
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
+    try:
+        done = _direct(descriptor, lambda: _write(descriptor, data[: _whole_pages(data)], 0))
+        _write(descriptor, data[done:], done)
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def read_into(path: Path, start: int, into: memoryview) -> int:
+    """Fill `into` with the file's bytes from `start`; returns how many there were.
+
+    Raises:
+        OSError: as the system says.
+    """
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        whole = into[: _whole_pages(into)] if start % PAGE_BYTES == 0 else into[:0]
+        done = _direct(descriptor, lambda: _read(descriptor, whole, start, unit_bytes=PAGE_BYTES))
+        return done + _read(descriptor, into[done:], start + done, unit_bytes=1)
+    finally:
+        os.close(descriptor)
+
+
+def _direct(descriptor: int, transfer: Callable[[], int]) -> int:
+    """The bytes that `transfer` moved with O_DIRECT set; none where the file system is not willing."""
+    if not _O_DIRECT:
+        return 0
+    flags = fcntl.fcntl(descriptor, fcntl.F_GETFL)
+    try:
+        fcntl.fcntl(descriptor, fcntl.F_SETFL, flags | _O_DIRECT)
+        return transfer()
+    except OSError as error:
+        if error.errno not in _UNWILLING:
+            raise
+        return 0  # Whatever was moved is moved again: the same bytes to the same place.
+    finally:
+        fcntl.fcntl(descriptor, fcntl.F_SETFL, flags)
+
+
+def _write(descriptor: int, data: memoryview, start: int) -> int:
+    done = 0
+    while done < len(data):
+        done += os.pwrite(descriptor, data[done : done + BLOCK_BYTES], start + done)
+    return done
+
+
+def _read(descriptor: int, into: memoryview, start: int, *, unit_bytes: int) -> int:
+    done = 0
+    while done < len(into):
+        count = os.preadv(descriptor, [into[done : done + BLOCK_BYTES]], start + done)
+        done += count
+        if count == 0 or count % unit_bytes:  # The end, from where a direct read could not go on.
+            break
+    return done
+
+
+def _whole_pages(data: memoryview) -> int:
+    """How much of `data` may be transferred directly: whole pages, if it begins on one."""
+    if data.readonly or len(data) < PAGE_BYTES:
+        return 0  # Where it begins can only be asked of what may be written to; ours is.
+    is_aligned = ctypes.addressof(ctypes.c_char.from_buffer(data)) % PAGE_BYTES == 0
+    return len(data) - len(data) % PAGE_BYTES if is_aligned else 0

@@ -1,0 +1,233 @@
+"""When the loop saves, why then, and what a save takes with it."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+from segue.checkpoints.cadence import (
+    Cadence,
+    CostMeter,
+    LastSave,
+    Life,
+    as_asked,
+    interval_seconds,
+    should_save_on_notice,
+)
+from segue.checkpoints.staging import Staged, StagingArea
+from segue.checkpoints.writer import SaveJob, Writer
+from segue.clock import Clock
+from segue.errors import WorkAtRiskError
+from segue.history import History
+from segue.records import Capacity, CheckpointRef
+from segue.spec import CheckpointSpec
+from segue.trainer.components import Component, Progress, capture
+from segue.trainer.feed import Feed
+from segue.trainer.metrics import Curve
+from segue.trainer.recipe import Recipe
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class _Taken:
+    """A safe point that was handed to the writer."""
+
+    at_seconds: float
+    stall_seconds: float
+
+
+class Saving:
+    """One attempt's saves. Used at safe points, from the training loop's thread alone."""
+
+    def __init__(
+        self,
+        spec: CheckpointSpec,
+        *,
+        recipe: Recipe,
+        components: dict[str, Component],
+        progress: Progress,
+        feed: Feed,
+        curve: Curve,
+        staging: StagingArea,
+        writer: Writer,
+        life: Life | None,
+        clock: Clock,
+    ) -> None:
+        self._spec, self._recipe, self._components = spec, recipe, components
+        self._progress, self._feed, self._curve = progress, feed, curve
+        self._staging, self._writer, self._life, self._clock = staging, writer, life, clock
+        self.saved_step = progress.step
+        """The step of the newest safe point that was handed to the writer."""
+        self.delayed = 0
+        """Saves that fell due while the one before was still being written."""
+        self._is_delaying = False
+        self._started_at = self._saved_at = self._safe_at = clock.monotonic()
+        self._taken: dict[int, _Taken] = {}
+        self._seen: CheckpointRef | None = None
+        self._meter = CostMeter()
+        self.cadence = self._current_cadence()
+        self._late: Staged | None = None
+        self._hook = register_optimizer_step_pre_hook(lambda *_: self.barrier())
+
+    def close(self) -> None:
+        """Take back what was registered with torch."""
+        self._hook.remove()
+        self.barrier()
+
+    def prepare(self) -> None:
+        """Allocate for the saves to come, in the background; called when the optimizer has its state.
+
+        Raises:
+            UnsupportedStateError: something in the state is not data.
+        """
+        self._staging.prepare(capture(self._components))
+
+    def barrier(self) -> None:
+        """Hold whatever changes the state until the last safe point is copied."""
+        if self._late is not None:
+            self._late.barrier()
+            self._late = None
+
+    def step_done(self, seconds: float) -> None:
+        """Take note of what a step took."""
+        self._meter.step_done(seconds, writer_busy=self._writer.is_busy)
+
+    def is_due(self) -> bool:
+        """Whether to save at this safe point.
+
+        Raises:
+            WorkAtRiskError: nothing could be committed for longer than is allowed.
+        """
+        self._look_at_commits()
+        self._refuse_risk()
+        if self._progress.step == self.saved_step or not self._is_asked_for():
+            return False
+        if self._staging.is_free:
+            self._is_delaying = False
+            return True
+        self.delayed += not self._is_delaying
+        self._is_delaying = True
+        return False
+
+    def save(self, *, evaluate: bool, is_last: bool = False) -> None:
+        """Hand this safe point to the writer; an arena must be free."""
+        self.barrier()
+        metric = self._evaluate() if evaluate and self._recipe.evaluate is not None else None
+        progress, started = self._progress, self._clock.monotonic()
+        trees = capture(self._components)
+        if self._spec.staging == "overlapped" and not is_last:
+            staged = self._late = self._staging.begin(trees, deferred=_changed_by_optimizer(self._recipe.optimizer))
+        else:
+            staged = self._staging.take(trees)
+        self._saved_at = self._clock.monotonic()
+        self.saved_step = progress.step
+        self._taken[progress.step] = _Taken(self._saved_at, self._saved_at - started)
+        self._writer.submit(
+            SaveJob(
+                staged=staged,
+                step=progress.step,
+                samples_seen=progress.samples_seen,
+                epoch=self._feed.order.epoch_of(progress.samples_seen),
+                metric=metric,
+                curve=self._curve.take(),
+            )
+        )
+
+    def on_notice(self, *, seconds_left: float) -> LastSave:
+        """Whether there is time for one last save."""
+        in_flight = None
+        if not self._staging.is_free and self._meter.save_seconds is not None:
+            passed = self._clock.monotonic() - self._saved_at
+            in_flight = max(self._meter.save_seconds - passed, 0.0)
+        return should_save_on_notice(
+            size_bytes=self._writer.last_size_bytes or 0,
+            bytes_per_second=self._meter.bytes_per_second,
+            save_seconds=self._meter.save_seconds,
+            seconds_left=seconds_left,
+            in_flight_seconds_left=in_flight,
+        )
+
+    def wait_for_arena(self, timeout_seconds: float) -> bool:
+        """Block until a safe point can be taken; False when time ran out first."""
+        give_up_at = self._clock.monotonic() + timeout_seconds
+        while not self._staging.is_free:
+            if self._clock.monotonic() >= give_up_at or self._writer.wait(0.05):
+                break
+        return self._staging.is_free
+
+    def _is_asked_for(self) -> bool:
+        every, seconds = self.cadence.every_steps, self.cadence.interval_seconds
+        if every is not None and self._progress.step // every > self.saved_step // every:
+            return True
+        return seconds is not None and self._clock.monotonic() - self._saved_at >= seconds
+
+    def _look_at_commits(self) -> None:
+        commit = self._writer.last_commit
+        if commit is None or commit == self._seen:
+            return
+        self._seen = commit
+        taken = self._taken[commit.step]
+        self._taken = {step: kept for step, kept in self._taken.items() if step > commit.step}
+        self._safe_at = taken.at_seconds
+        self._meter.save_done(
+            taken.stall_seconds, self._writer.last_save_seconds or 0.0, self._writer.last_size_bytes or 0
+        )
+        before, self.cadence = self.cadence, self._current_cadence()
+        if before.reason != self.cadence.reason:
+            log.info("cadence %s", self.cadence.reason)
+
+    def _current_cadence(self) -> Cadence:
+        spec = self._spec
+        if spec.every_steps is not None or spec.every_seconds is not None:
+            return as_asked(every_steps=spec.every_steps, every_seconds=spec.every_seconds)
+        life = self._life
+        if life is not None:
+            up_seconds = life.up_seconds + self._clock.monotonic() - self._started_at
+            life = Life(up_seconds, life.preemptions)
+        return interval_seconds(self._meter.estimate, life=life, max_work_at_risk_seconds=spec.max_work_at_risk_seconds)
+
+    def _refuse_risk(self) -> None:
+        at_risk = self._clock.monotonic() - self._safe_at
+        if self._writer.trouble is not None and at_risk > self._spec.max_work_at_risk_seconds:
+            raise WorkAtRiskError(
+                at_risk_seconds=at_risk,
+                allowed_seconds=self._spec.max_work_at_risk_seconds,
+                why=self._writer.trouble,
+            )
+
+    def _evaluate(self) -> float:
+        assert self._recipe.evaluate is not None
+        # A metric that draws random numbers, or leaves the model in eval mode, must not change the run.
+        guarded = {name: c for name, c in self._components.items() if name == "modes" or name.startswith("rng.")}
+        before = {name: component.capture() for name, component in guarded.items()}
+        self._recipe.model.eval()
+        try:
+            with torch.no_grad():
+                return float(self._recipe.evaluate(self._recipe.model))
+        finally:
+            for name, component in guarded.items():
+                component.restore(before[name])
+
+
+def life_on(capacity: Capacity, history: History) -> Life | None:
+    """What is known of how long this capacity lasts; None where it is not taken away."""
+    if capacity is not Capacity.SPOT:
+        return None
+    spells = [report for report in history.last_words() if report.capacity is capacity and report.got_capacity]
+    return Life(
+        up_seconds=sum(report.seconds for report in spells),
+        preemptions=sum(report.stop_reason.is_preemption for report in spells),
+    )
+
+
+def _changed_by_optimizer(optimizer: torch.optim.Optimizer) -> frozenset[int]:
+    """Addresses of the tensors that stay as they are until the optimizer's next step."""
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    state: list[Any] = [value for slots in optimizer.state.values() for value in slots.values()]
+    tensors = [tensor for tensor in (*parameters, *state) if isinstance(tensor, torch.Tensor)]
+    return frozenset(tensor.data_ptr() for tensor in tensors if tensor.numel())

@@ -1,0 +1,129 @@
+"""`segue checkpoints`, as a real process: it lists as it always did, and exports."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.checkpoints.trained import Trained, flip_a_bit, names_in, read_run, train
+from tests.test_cli_errors import Place, refusal
+
+
+@pytest.fixture(scope="module")
+def trained(nursery, tmp_path_factory) -> Trained:
+    return train(nursery, tmp_path_factory.mktemp("trained") / "store")
+
+
+@pytest.fixture
+def copied(trained, tmp_path) -> Trained:
+    """The same run in a store that the test may damage."""
+    return read_run(Path(shutil.copytree(trained.store, tmp_path / "store")))
+
+
+@pytest.fixture
+def place(tmp_path) -> Place:
+    return Place(tmp_path / "place")
+
+
+def test_the_command_says_all_of_it_in_one_flat_json_object(trained, place):
+    where = ("--store", str(trained.store))
+    outcome = place.run("checkpoints", "export", "tiny", "--format", "torch", "--to", "a/b", "--json", *where)
+    assert (outcome.code, outcome.err) == (0, "")
+    told = json.loads(outcome.out)
+    assert (told["run_id"], told["step"], told["format"]) == ("tiny", 40, "torch")
+    assert told["folder"] == str(place.folder / "a" / "b")
+    assert list(told) == ["run_id", "step", "format", "folder", "files"]
+    sizes = {path.name: path.stat().st_size for path in (place.folder / "a" / "b").iterdir()}
+    assert {file["name"]: file["size_bytes"] for file in told["files"]} == sizes
+
+
+def test_people_get_a_table_of_the_files(trained, place):
+    where = ("--store", str(trained.store), "--step", "30", "--quarantined")
+    outcome = place.run("checkpoints", "export", "tiny", "--format", "safetensors", "--to", "out", *where)
+    assert (outcome.code, outcome.err) == (0, "")
+    assert "model.safetensors" in outcome.out
+    assert outcome.out.endswith(f"\nstep 30 of tiny is in {place.folder / 'out'}; its README.md says what is what\n")
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        (("tiny", "--step", "35"), "has no checkpoint of step 35. Steps that are there: 10, 20, 40."),
+        (("tiny", "--step", "30"), "was set aside: a person doubted it."),
+        (("tiny", "--to", "."), "is not empty. Name an empty or a new one."),
+        (("teeny",), "no run 'teeny' in"),
+    ],
+)
+def test_what_cannot_be_done_as_asked_is_refused_without_a_trace(trained, place, asked, said):
+    place.write("mine.txt", "mine")
+    more = ("--format", "torch", "--to", "out", "--store", str(trained.store))
+    assert said in place.refused("checkpoints", "export", *more, *asked)
+
+
+@pytest.mark.parametrize("file_format", ["torch", "safetensors"])
+def test_a_full_disk_is_refused_in_one_paragraph_and_leaves_nothing(trained, tmp_path, file_format):
+    # No file may be larger than 12 KiB: the curve and the JSON fit, the optimizer does not.
+    script = 'ulimit -f 12; exec "$@"'
+    segue_command = Path(sys.executable).with_name("segue")
+    asked = ["checkpoints", "export", "tiny", "--format", file_format, "--to", "out", "--store", str(trained.store)]
+    command = ["bash", "-c", script, "bash", str(segue_command), *asked]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (2, ""), done.stderr
+    assert done.stderr.count("\n") == 1
+    assert "cannot be written (" in done.stderr
+    assert "File too large" in done.stderr
+    assert names_in(tmp_path) == set()
+
+
+def test_a_damaged_checkpoint_ends_the_command_with_1(copied, place):
+    (shard,) = copied.store.glob("tiny/attempts/*/step-000000040/*.safetensors")
+    flip_a_bit(shard)
+    before = place.files()
+    more = ("--format", "torch", "--to", "out", "--store", str(copied.store))
+    outcome = place.run("checkpoints", "export", "tiny", *more)
+    assert (outcome.code, outcome.out) == (1, "")
+    assert outcome.err.startswith("segue: the checkpoint of step 40 is damaged: ")
+    assert "set aside" not in outcome.err
+    assert place.files() == before
+    refusal(place.run("checkpoints", "export", "tiny", *more, "--step", "30"))
+
+
+@pytest.mark.parametrize("order", ["run first", "options first", "the word itself", "after two dashes"])
+def test_the_first_word_that_is_no_command_is_the_run_to_list(trained, place, order):
+    where = ["--store", str(trained.store), "--json"]
+    asked = {
+        "run first": ["tiny", *where],
+        "options first": [*where, "tiny"],
+        "the word itself": ["list", "tiny", *where],
+        "after two dashes": [*where, "--", "tiny"],
+    }[order]
+    outcome = place.run("checkpoints", *asked)
+    assert (outcome.code, outcome.err) == (0, "")
+    assert [row["step"] for row in json.loads(outcome.out)["checkpoints"]] == [10, 20, 30, 40]
+
+
+def test_the_help_of_the_group_explains_both(place):
+    outcome = place.run("checkpoints", "--help")
+    assert (outcome.code, outcome.err) == (0, "")
+    assert "segue checkpoints RUN" in outcome.out
+    assert {"list", "export"} <= set(outcome.out.split())
+    assert "--to" in place.run("checkpoints", "export", "--help").out
+    assert "--store" in place.run("checkpoints", "tiny", "--help").out
+
+
+def test_listing_and_refusing_wait_for_neither_torch_nor_prefect(trained):
+    look = (
+        "import sys; from segue import cli; heavy = {'torch', 'prefect', 'pandas', 'pyarrow'}\n"
+        "try:\n    cli.main()\n"
+        "except SystemExit as end:\n    print(end.code, heavy & set(sys.modules), file=sys.stderr)"
+    )
+    where = ["--store", str(trained.store)]
+    for code, asked in ((0, ["tiny"]), (2, ["export", "tiny", "--format", "torch", "--to", "x", "--step", "35"])):
+        command = [sys.executable, "-c", look, "checkpoints", *asked, *where]
+        said = subprocess.run(command, capture_output=True, text=True, check=True).stderr
+        assert said.endswith(f"{code} set()\n")
