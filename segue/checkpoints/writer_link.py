@@ -30,6 +30,14 @@ _END_SECONDS = 5.0
 class ShardWriter(Protocol):
     """Makes staged states durable."""
 
+    def wait_until_ready(self) -> None:
+        """Block until it can write.
+
+        Raises:
+            WriterDiedError: it ended before that.
+        """
+        ...
+
     def write(self, staged: Staged, *, run_id: str, attempt_id: str, step: int) -> Written:
         """Block until the bytes are durable.
 
@@ -49,6 +57,9 @@ class InlineWriter:
 
     def __init__(self, tiers: Sequence[Store]) -> None:
         self._tiers = tiers
+
+    def wait_until_ready(self) -> None:
+        return
 
     def write(self, staged: Staged, *, run_id: str, attempt_id: str, step: int) -> Written:
         return write_checkpoint(
@@ -96,11 +107,7 @@ class ProcessWriter:
         return Written(shards, answer["components"], answer["tensor_count"])
 
     def wait_until_ready(self) -> None:
-        """Block until the process runs and knows its stores; starts it if there is none.
-
-        Raises:
-            WriterDiedError: it ended before that.
-        """
+        """Block until the process runs and knows its stores; starts it if there is none."""
         if self._is_ready:
             return
         try:

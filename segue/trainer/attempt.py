@@ -13,7 +13,7 @@ import torch
 from segue.checkpoints.pruning import Pruner
 from segue.checkpoints.staging import StagingArea
 from segue.checkpoints.writer import Writer
-from segue.checkpoints.writer_link import ProcessWriter
+from segue.checkpoints.writer_link import ProcessWriter, ShardWriter
 from segue.clock import Clock
 from segue.errors import FencedError, WriterDiedError
 from segue.notices.board import NoticeBoard
@@ -36,10 +36,18 @@ from segue.trainer.resume import Resume
 log = logging.getLogger(__name__)
 
 
-def run_attempt(assignment: Assignment, *, runlog: RunLog, board: NoticeBoard, clock: Clock) -> SegmentReport:
+def run_attempt(
+    assignment: Assignment,
+    *,
+    runlog: RunLog,
+    board: NoticeBoard,
+    clock: Clock,
+    shards: ShardWriter | None = None,
+) -> SegmentReport:
     """Claim the run, restore, train, report. Blocks until the attempt ends.
 
-    A kill at any moment leaves the run at its newest commit.
+    A kill at any moment leaves the run at its newest commit. Checkpoints are written by a process of their own, unless
+    another writer is given.
 
     Raises:
         StalePlanError: the plan is no longer in force; nothing was touched.
@@ -63,7 +71,7 @@ def run_attempt(assignment: Assignment, *, runlog: RunLog, board: NoticeBoard, c
     heartbeat.start()
     fast = _fast_tier(assignment.spec)
     # Before the recipe is built, so that both get ready at the same time.
-    shards = ProcessWriter([*(StoreSpec(url=store.url) for store in fast), assignment.spec.store])
+    shards = shards or ProcessWriter([*(StoreSpec(url=store.url) for store in fast), assignment.spec.store])
     try:
         with closing(shards):
             return _train(
@@ -93,7 +101,7 @@ def _train(
     board: NoticeBoard,
     clock: Clock,
     fast: Sequence[Store],
-    shards: ProcessWriter,
+    shards: ShardWriter,
     heartbeat: HeartbeatThread,
     started_at: float,
 ) -> SegmentReport:
