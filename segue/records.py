@@ -99,6 +99,8 @@ class Manifest(Value):
     parent: CheckpointRef | None = Field(None, description="Checkpoint the attempt resumed from.")
     shards: tuple[Shard, ...]
     tensor_count: int = Field(ge=0, description="Tensors in the state; their types and digests are in the index.")
+    new_bytes: int = Field(0, ge=0, description="What this checkpoint added to the store; the rest was there before.")
+    saves_since_full: int = Field(0, ge=0, description="How many saves ago every tensor was stored anew.")
     components: dict[str, str] = Field(description="Digest of each component's whole state.")
     environment: Environment
     metric: float | None = Field(None, description="The user's metric at this step, if one was evaluated.")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import uuid
 from collections.abc import Callable
@@ -14,6 +15,12 @@ from segue.clock import Clock, SystemClock
 from segue.entries import AnyEntry, Entry, decode, encode
 from segue.errors import DamagedRecordError, FencedError, LogMovedError, MissingObjectError
 from segue.stores.base import Store, StoreReadError, StoreWriteError
+
+log = logging.getLogger(__name__)
+
+_MOST_RECORD_BYTES = 64 * 2**20
+_WIDEST_GAP_SLOTS = 1_000
+"""More records in a row were never lost; a name beyond is somebody else's, and must not cost a million reads."""
 
 
 @dataclass(frozen=True)
@@ -89,7 +96,7 @@ class RunLog:
         listed = (layout.slot_of(item.key) for item in self.store.list_objects(layout.log_prefix(self.run_id)))
         numbers = {number for number in listed if number is not None}
         with self._lock:
-            for number in range(max(numbers, default=-1) + 1):
+            for number in range(_end_of(numbers)):
                 if number not in self._slots:  # A damaged one is tried again: a person may have restored it.
                     self._read_slot(number)
             self._is_listed = True
@@ -178,15 +185,19 @@ class RunLog:
 
     def _read_tail(self) -> bool:
         try:
-            self._decode_slot(self._next, self.store.get(layout.log_key(self.run_id, self._next)))
+            self._decode_slot(self._next, self._fetch(layout.log_key(self.run_id, self._next)))
         except MissingObjectError:
             return False
         return True
 
+    def _fetch(self, key: str) -> bytes:
+        # Not more than any record has: what lies in a bucket need not have been put there by us.
+        return self.store.get_range(key, 0, _MOST_RECORD_BYTES)
+
     def _read_slot(self, number: int) -> None:
         key = layout.log_key(self.run_id, number)
         try:
-            self._decode_slot(number, self.store.get(key))
+            self._decode_slot(number, self._fetch(key))
         except MissingObjectError:
             self._damage[number] = Damage(number, key, "the record is missing though later ones exist")
             self._next = max(self._next, number + 1)
@@ -199,6 +210,17 @@ class RunLog:
         except DamagedRecordError as error:
             self._damage[number] = Damage(number, key, error.why)
         self._next = max(self._next, number + 1)
+
+
+def _end_of(numbers: set[int]) -> int:
+    """The slot after the last. Writers append one after the other, so what lies far beyond a gap is not of the log."""
+    end = 0
+    for number in sorted(numbers):
+        if number - end > _WIDEST_GAP_SLOTS:
+            log.warning("log records beyond a gap of more than %d are passed over from=%d", _WIDEST_GAP_SLOTS, number)
+            break
+        end = number + 1
+    return end
 
 
 def _content(entry: Entry) -> bytes:

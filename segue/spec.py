@@ -52,6 +52,9 @@ class CheckpointSpec(Value):
         description="overlapped: what only the optimizer changes is copied during the next forward and backward pass.",
     )
     arenas: int = Field(1, ge=1, le=2, description="Copies of the state in memory; with 2 a save need not wait.")
+    full_every: int = Field(
+        1, ge=1, description="Store all tensors every so many saves, in between only those that changed; 1: always all."
+    )
     fast_folder: str | None = Field(
         None, description="A folder on a local disk that gets every checkpoint first; resumes there prefer it."
     )

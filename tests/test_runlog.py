@@ -289,7 +289,7 @@ def test_a_restored_record_counts_again(holed: LocalStore) -> None:
 
 def test_a_store_that_does_not_say_is_not_taken_for_an_empty_log(store: LocalStore) -> None:
     RunLog(store, RUN).append(note(0))
-    for mute in ("list", "get"):
+    for mute in ("list", "get_range"):
         log = RunLog(FaultyStore(store, fails=lambda operation, key, mute=mute: operation == mute), RUN)
         for ask in (log.reload, log.refresh, lambda log=log: log.append(note(1))):
             with pytest.raises(StoreReadError):

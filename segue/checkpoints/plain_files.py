@@ -24,7 +24,7 @@ from segue import layout
 from segue.checkpoints.codec import Json, decode_tree, encode_tree
 from segue.checkpoints.plain_words import readme
 from segue.checkpoints.snapshot import Snapshot
-from segue.curve import steps_of_lineage
+from segue.curves import steps_of_lineage
 from segue.errors import MalformedCheckpointError, MissingObjectError
 from segue.history import Checkpoint, History
 from segue.runlog import RunLog

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from segue.checkpoints.digests import Digests
+from segue.checkpoints.incremental import Base
 from segue.checkpoints.shards import read_stored
 from segue.checkpoints.snapshot import Snapshot, snapshot_of
 from segue.entries import Entry, QuarantineEntry
@@ -26,6 +27,8 @@ class Restorable:
     snapshot: Snapshot
     digests: Digests
     """What the committed state is."""
+    base: Base
+    """What a save may refer to."""
 
 
 def newest_valid(runlog: RunLog, *, epoch: int, fast: Sequence[Store] = ()) -> Restorable | None:
@@ -49,7 +52,7 @@ def newest_valid(runlog: RunLog, *, epoch: int, fast: Sequence[Store] = ()) -> R
             log.warning("checkpoint set aside step=%d reason=%s", checkpoint.manifest.step, error)
             quarantine(runlog, checkpoint=checkpoint, reason=str(error), epoch=epoch)
             continue
-        return Restorable(checkpoint, snapshot, stored.digests)
+        return Restorable(checkpoint, snapshot, stored.digests, stored.base)
     return None
 
 

@@ -18,8 +18,9 @@ import crc32c
 from segue import layout
 from segue.checkpoints.digests import Digests, TensorDigest, digests_of, hash_bytes
 from segue.checkpoints.image import ImageLayout, MalformedImageError, Placed, read_layout
+from segue.checkpoints.incremental import Base, unchanged_since, without
+from segue.checkpoints.limits import refuse_absurd
 from segue.errors import (
-    BadKeyError,
     CheckpointError,
     CorruptShardError,
     MalformedCheckpointError,
@@ -28,7 +29,7 @@ from segue.errors import (
     TruncatedShardError,
 )
 from segue.records import Manifest, Shard
-from segue.stores.base import Store, StoreReadError, StoreWriteError, checked_key
+from segue.stores.base import Store, StoreReadError, StoreWriteError
 from segue.stores.direct import page_buffer
 
 log = logging.getLogger(__name__)
@@ -42,8 +43,12 @@ class Written:
     """What a manifest says about bytes that are durable now."""
 
     shards: tuple[Shard, ...]
+    """Its own first, then those of earlier checkpoints that it refers to."""
     components: dict[str, str]
     tensor_count: int
+    new_bytes: int
+    saves_since_full: int
+    """How many saves ago everything was stored anew; 0 for now."""
 
 
 @dataclass(frozen=True)
@@ -53,6 +58,7 @@ class Stored:
     skeletons: dict[str, Any]
     tensors: Mapping[str, tuple[Placed, memoryview]]
     digests: Digests
+    base: Base
 
 
 def write_checkpoint(
@@ -64,28 +70,45 @@ def write_checkpoint(
     image: memoryview,
     image_layout: ImageLayout,
     skeletons: Mapping[str, bytes],
-) -> Written:
+    base: Base | None = None,
+) -> tuple[Written, Base]:
     """Make a staged state durable under its attempt's folder, and say where it lies and what it is.
 
     The last of `tiers` is the durable one. Those before it are faster and may fail: that is logged, and the save goes
-    on. `skeletons` are JSON. After a crash in between, the bytes lie there and nothing refers to them.
+    on. `skeletons` are JSON. With `base`, tensors that are as they were there are referred to; the second value is what
+    a later save may refer to, once this one is committed. After a crash in between, the bytes lie there and nothing
+    refers to them.
 
     Raises:
         StoreWriteError: the durable tier did not take them; calling again is safe.
     """
     image_name = layout.shard_name(attempt_id, step, 0)
-    index_name = layout.state_name(attempt_id, step, 0)
     with ThreadPoolExecutor(1, thread_name_prefix="segue-digest") as beside:
         # Beside the first write: hashing is far faster than any disk.
-        summing = beside.submit(checksums, image)
         hashing = beside.submit(_digests, image, image_layout, skeletons)
+        same: frozenset[str] = frozenset()
+        if base is not None:
+            same = unchanged_since(base, hashing.result().tensors, image_layout)
+        if same:
+            image, _ = without(same, image, image_layout)
+        summing = beside.submit(checksums, image)
         _put(tiers, f"{run_id}/{image_name}", image)
-        digests = hashing.result()
-        image_shard = _shard(image_name, image, summing.result())
-    index = _index(skeletons, digests)
-    _put(tiers, f"{run_id}/{index_name}", memoryview(index))
-    index_shard = _shard(index_name, memoryview(index), checksums(index))
-    return Written((image_shard, index_shard), dict(digests.components), len(digests.tensors))
+        digests, own = hashing.result(), _shard(image_name, image, summing.result())
+    homes = {name: base.homes[name] if base is not None and name in same else own for name in digests.tensors}
+    index = memoryview(_index(skeletons, digests, homes=homes, own=own))
+    index_name = layout.state_name(attempt_id, step, 0)
+    _put(tiers, f"{run_id}/{index_name}", index)
+    shards = (own, _shard(index_name, index, checksums(index)))
+    earlier = {shard.key: shard for shard in homes.values() if shard is not own}
+    since_full = base.saves_since_full + 1 if base is not None and same else 0
+    written = Written(
+        shards=(*shards, *earlier.values()),
+        components=dict(digests.components),
+        tensor_count=len(digests.tensors),
+        new_bytes=sum(shard.size_bytes for shard in shards),
+        saves_since_full=since_full,
+    )
+    return written, Base(digests.tensors, homes, since_full)
 
 
 def checksums(blob: bytes | memoryview) -> tuple[int, ...]:
@@ -102,26 +125,36 @@ def read_stored(tiers: Sequence[Store], *, run_id: str, manifest: Manifest) -> S
             names the damage.
         StoreReadError: the store did not say; nothing is known about the checkpoint.
     """
-    tensors: dict[str, tuple[Placed, memoryview]] = {}
+    refuse_absurd(manifest)
     skeletons: dict[str, Any] = {}
     expected: dict[str, TensorDigest] = {}
-    for shard in manifest.shards:
+    homes: dict[str, Shard] = {}
+    images = {shard.key: shard for shard in manifest.shards if shard.key.endswith(".safetensors")}
+    for shard in (shard for shard in manifest.shards if shard.key not in images):
         blob = _read_from_first(tiers, run_id, shard)
         try:
-            if shard.key.endswith(".safetensors"):
-                placed = read_layout(blob).placed
-                tensors |= {n: (p, blob[p.start : p.start + p.size_bytes]) for n, p in placed.items()}
-            else:
-                index = json.loads(bytes(blob))
-                skeletons |= index["skeletons"]
-                expected |= {n: TensorDigest(d, tuple(s), h) for n, (d, s, h) in index["tensors"].items()}
-        except (MalformedImageError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+            index = json.loads(bytes(blob))
+            skeletons |= index["skeletons"]
+            for name, (dtype, shape, digest, number) in index["tensors"].items():
+                expected[name] = TensorDigest(dtype, tuple(shape), digest)
+                homes[name] = images[index["images"][number]]
+        except (ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError) as error:
+            raise MalformedCheckpointError(key=shard.key, why=f"cannot be parsed ({error!r})") from None
+    tensors: dict[str, tuple[Placed, memoryview]] = {}
+    for shard in images.values():
+        blob = _read_from_first(tiers, run_id, shard)
+        try:
+            placed = read_layout(blob).placed
+        except MalformedImageError as error:
             raise MalformedCheckpointError(key=shard.key, why=f"cannot be parsed ({error})") from None
+        wanted = {name: p for name, p in placed.items() if homes.get(name) is shard}
+        tensors |= {name: (p, blob[p.start : p.start + p.size_bytes]) for name, p in wanted.items()}
     _check_tensors(tensors, expected, key=manifest.shards[0].key if manifest.shards else "manifest")
     if skeletons.keys() != manifest.components.keys():
         odd = sorted(skeletons.keys() ^ manifest.components.keys())
         raise MalformedCheckpointError(key="manifest", why=f"components differ from the stored state's: {odd}")
-    return Stored(skeletons, tensors, Digests(components=manifest.components, tensors=expected))
+    digests = Digests(components=manifest.components, tensors=expected)
+    return Stored(skeletons, tensors, digests, Base(expected, homes, manifest.saves_since_full))
 
 
 def _put(tiers: Sequence[Store], key: str, data: memoryview) -> None:
@@ -141,10 +174,12 @@ def _digests(image: memoryview, image_layout: ImageLayout, skeletons: Mapping[st
     return digests_of(skeletons, tensors)
 
 
-def _index(skeletons: Mapping[str, bytes], digests: Digests) -> bytes:
+def _index(skeletons: Mapping[str, bytes], digests: Digests, *, homes: Mapping[str, Shard], own: Shard) -> bytes:
+    images = {key: number for number, key in enumerate(dict.fromkeys([own.key, *(s.key for s in homes.values())]))}
+    rows = {name: (*digest, images[homes[name].key]) for name, digest in digests.tensors.items()}
     states = b",".join(json.dumps(name).encode() + b":" + skeleton for name, skeleton in skeletons.items())
-    tensors = json.dumps(digests.tensors, separators=(",", ":")).encode()
-    return b'{"skeletons":{' + states + b'},"tensors":' + tensors + b"}"
+    lists = json.dumps({"images": list(images), "tensors": rows}, separators=(",", ":")).encode()
+    return b'{"skeletons":{' + states + b"}," + lists[1:]
 
 
 def _shard(name: str, blob: memoryview, sums: tuple[int, ...]) -> Shard:
@@ -161,12 +196,7 @@ def _read_from_first(tiers: Sequence[Store], run_id: str, shard: Shard) -> memor
 
 
 def _read_verified(store: Store, run_id: str, shard: Shard) -> memoryview:
-    try:
-        key = checked_key(f"{run_id}/{shard.key}")
-    except BadKeyError:
-        raise MalformedCheckpointError(key=shard.key, why="points outside the run's folder") from None
-    if len(shard.chunk_crc32c) != -(-shard.size_bytes // shard.chunk_bytes):
-        raise MalformedCheckpointError(key=shard.key, why="has another number of checksums than chunks")
+    key = f"{run_id}/{shard.key}"
     try:
         # Before anything is allocated: a manifest may claim any size, an object only what somebody stored.
         found_bytes = store.size(key)

@@ -11,6 +11,7 @@ from typing import Protocol
 
 from segue import layout
 from segue.checkpoints.pruning import Pruner
+from segue.checkpoints.shards import Written
 from segue.checkpoints.staging import Staged
 from segue.checkpoints.writer_link import ShardWriter
 from segue.clock import Clock
@@ -70,17 +71,21 @@ class Writer:
         epoch: int,
         parent: CheckpointRef | None,
         environment: Environment,
+        full_every: int,
+        base_step: int | None,
         clock: Clock,
     ) -> None:
         self._runlog, self._shards, self._pruner, self._release = runlog, shards, pruner, release
         self._clock = clock
         self._attempt_id, self._epoch, self._parent = attempt_id, epoch, parent
         self._environment = environment
+        self._full_every, self._base_step = full_every, base_step
         self._jobs: queue.Queue[SaveJob | SealJob | None] = queue.Queue()
         self._idle = threading.Condition()
         self._pending = 0
         self._stopped = threading.Event()
         self._commits: dict[int, CheckpointRef] = {}
+        self._written: tuple[int, Written] | None = None
         self.last_commit: CheckpointRef | None = None
         """The newest checkpoint this attempt committed."""
         self._failure: Exception | None = None
@@ -175,7 +180,13 @@ class Writer:
 
     def _commit(self, job: SaveJob) -> None:
         run_id = self._runlog.run_id
-        written = self._shards.write(job.staged, run_id=run_id, attempt_id=self._attempt_id, step=job.step)
+        # Written once: were it written differently after a commit whose answer was lost, that one would be torn.
+        if self._written is None or self._written[0] != job.step:
+            done = self._shards.write(
+                job.staged, run_id=run_id, attempt_id=self._attempt_id, step=job.step, base_step=self._base_step
+            )
+            self._written = (job.step, done)
+        written = self._written[1]
         self._put_curve(job)
         manifest = Manifest(
             step=job.step,
@@ -184,6 +195,8 @@ class Writer:
             parent=self._parent,
             shards=written.shards,
             tensor_count=written.tensor_count,
+            new_bytes=written.new_bytes,
+            saves_since_full=written.saves_since_full,
             components=written.components,
             environment=self._environment,
             metric=job.metric,
@@ -196,8 +209,10 @@ class Writer:
         # Commit last: a record in the log is the only thing readers look for.
         slot = self._runlog.append(build, epoch=self._epoch)
         self.last_commit = CheckpointRef(slot=slot.number, step=job.step, attempt_id=self._attempt_id)
-        self.last_size_bytes = manifest.size_bytes
+        self.last_size_bytes = manifest.new_bytes
         self._commits[job.step] = self.last_commit
+        is_base = self._full_every > 1 and written.saves_since_full + 1 < self._full_every
+        self._base_step = job.step if is_base else None
 
     def _put_curve(self, job: SaveJob) -> None:
         for part in job.curve:

@@ -14,6 +14,7 @@ from typing import Any, Protocol
 from segue.checkpoints import wire
 from segue.checkpoints.arena import Arena
 from segue.checkpoints.image import ImageLayout
+from segue.checkpoints.incremental import Base, Bases, base_to_json
 from segue.checkpoints.shards import Written, write_checkpoint
 from segue.checkpoints.snapshot import as_json
 from segue.checkpoints.staging import Staged
@@ -38,8 +39,14 @@ class ShardWriter(Protocol):
         """
         ...
 
-    def write(self, staged: Staged, *, run_id: str, attempt_id: str, step: int) -> Written:
-        """Block until the bytes are durable.
+    def remember(self, step: int, base: Base) -> None:
+        """Let a save with that `base_step` refer to a checkpoint that was written elsewhere."""
+        ...
+
+    def write(
+        self, staged: Staged, *, run_id: str, attempt_id: str, step: int, base_step: int | None = None
+    ) -> Written:
+        """Block until the bytes are durable. Only what changed since the committed `base_step` need be written.
 
         Raises:
             StoreWriteError: the durable store did not take them; calling again is safe.
@@ -57,12 +64,18 @@ class InlineWriter:
 
     def __init__(self, tiers: Sequence[Store]) -> None:
         self._tiers = tiers
+        self._bases = Bases()
 
     def wait_until_ready(self) -> None:
         return
 
-    def write(self, staged: Staged, *, run_id: str, attempt_id: str, step: int) -> Written:
-        return write_checkpoint(
+    def remember(self, step: int, base: Base) -> None:
+        self._bases.keep(step, base)
+
+    def write(
+        self, staged: Staged, *, run_id: str, attempt_id: str, step: int, base_step: int | None = None
+    ) -> Written:
+        written, base = write_checkpoint(
             self._tiers,
             run_id=run_id,
             attempt_id=attempt_id,
@@ -70,7 +83,10 @@ class InlineWriter:
             image=memoryview(staged.arena.memory)[: staged.layout.size_bytes],
             image_layout=staged.layout,
             skeletons=as_json(staged.skeletons),
+            base=self._bases.get(base_step),
         )
+        self._bases.keep(step, base)
+        return written
 
     def close(self) -> None:
         return
@@ -85,6 +101,7 @@ class ProcessWriter:
         self._channel: socket.socket | None = None
         self._known: dict[int, tuple[Arena, ImageLayout]] = {}
         self._is_ready = False
+        self._inherited: tuple[int, Base] | None = None
         self._start()
 
     @property
@@ -93,10 +110,12 @@ class ProcessWriter:
         assert self._process is not None
         return self._process.pid
 
-    def write(self, staged: Staged, *, run_id: str, attempt_id: str, step: int) -> Written:
+    def write(
+        self, staged: Staged, *, run_id: str, attempt_id: str, step: int, base_step: int | None = None
+    ) -> Written:
         self.wait_until_ready()
         try:
-            answer = self._ask(staged, run_id=run_id, attempt_id=attempt_id, step=step)
+            answer = self._ask(staged, run_id=run_id, attempt_id=attempt_id, step=step, base_step=base_step)
         except OSError as error:
             raise self._died(error) from None
         if answer is None:
@@ -104,7 +123,11 @@ class ProcessWriter:
         if answer["kind"] == "refused":
             raise StoreWriteError(url=self._stores[-1].url, key=answer["key"], why=answer["why"])
         shards = tuple(Shard.model_validate(shard) for shard in answer["shards"])
-        return Written(shards, answer["components"], answer["tensor_count"])
+        rest = {name: answer[name] for name in ("components", "tensor_count", "new_bytes", "saves_since_full")}
+        return Written(shards, **rest)
+
+    def remember(self, step: int, base: Base) -> None:
+        self._inherited = (step, base)
 
     def wait_until_ready(self) -> None:
         """Block until the process runs and knows its stores; starts it if there is none."""
@@ -158,6 +181,10 @@ class ProcessWriter:
             head = {"kind": "layout", "arena": number, "image_bytes": layout.size_bytes}
             wire.send(self._channel, head, json.dumps(rows).encode())
         self._known[number] = (arena, layout)
+        if self._inherited is not None:
+            step, base = self._inherited
+            wire.send(self._channel, {"kind": "base", "step": step}, json.dumps(base_to_json(base)).encode())
+            self._inherited = None
         skeletons = {name: text.decode() for name, text in as_json(staged.skeletons).items()}
         wire.send(self._channel, {"kind": "write", "arena": number} | where, json.dumps(skeletons).encode())
         answer = wire.receive(self._channel)

@@ -20,6 +20,7 @@ from typing import Any
 
 from segue.checkpoints import wire
 from segue.checkpoints.image import ImageLayout, Placed, TensorSpec
+from segue.checkpoints.incremental import Bases, base_from_json
 from segue.checkpoints.shards import Written, write_checkpoint
 from segue.spec import StoreSpec
 from segue.stores import Store, StoreWriteError, open_store
@@ -36,12 +37,15 @@ class _Work:
         self._stores = stores
         self._arenas: dict[int, mmap.mmap] = {}
         self._layouts: dict[int, ImageLayout] = {}
+        self._bases = Bases()
 
     def do(self, message: wire.Message) -> dict[str, Any] | None:
         """Act on one message; returns the answer, None where none is due."""
         head = message.head
-        number = head["arena"]
+        number = head.get("arena", 0)
         match head["kind"]:
+            case "base":
+                self._bases.keep(head["step"], base_from_json(json.loads(message.body)))
             case "arena":
                 (descriptor,) = message.descriptors
                 self._arenas[number] = mmap.mmap(descriptor, head["size_bytes"])
@@ -58,7 +62,7 @@ class _Work:
         image_layout = self._layouts[number]
         skeletons = {name: text.encode() for name, text in json.loads(body).items()}
         try:
-            written = write_checkpoint(
+            written, base = write_checkpoint(
                 self._stores,
                 run_id=head["run_id"],
                 attempt_id=head["attempt_id"],
@@ -66,9 +70,11 @@ class _Work:
                 image=memoryview(self._arenas[number])[: image_layout.size_bytes],
                 image_layout=image_layout,
                 skeletons=skeletons,
+                base=self._bases.get(head["base_step"]),
             )
         except StoreWriteError as error:
             return {"kind": "refused", "key": error.key, "why": error.why}
+        self._bases.keep(head["step"], base)
         return {"kind": "written"} | _as_json(written)
 
 
@@ -77,6 +83,8 @@ def _as_json(written: Written) -> dict[str, Any]:
         "shards": [shard.model_dump(mode="json") for shard in written.shards],
         "components": written.components,
         "tensor_count": written.tensor_count,
+        "new_bytes": written.new_bytes,
+        "saves_since_full": written.saves_since_full,
     }
 
 

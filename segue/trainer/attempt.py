@@ -137,6 +137,8 @@ def _train(
         epoch=claim.epoch,
         parent=parent,
         environment=environment,
+        full_every=spec.checkpoints.full_every,
+        base_step=resume.offer_base(shards) if spec.checkpoints.full_every > 1 else None,
         clock=clock,
     )
     with closing(staging), closing(writer):

@@ -13,6 +13,7 @@ from segue.checkpoints.codec import decode_tree
 from segue.checkpoints.digests import Digests
 from segue.checkpoints.restore import Restorable, newest_valid
 from segue.checkpoints.snapshot import Snapshot, digest, take
+from segue.checkpoints.writer_link import ShardWriter
 from segue.continuity.verdict import digest_findings, judge
 from segue.entries import Entry, VerdictEntry
 from segue.errors import BrokenResumeError, MissingObjectError
@@ -87,6 +88,14 @@ class Resume:
             if name in snapshot.skeletons:
                 component.restore(decode_tree(snapshot.skeletons[name], _Copies(snapshot.tensors)))
         log.info("state restored step=%d components=%d", self._source.checkpoint.manifest.step, len(components))
+
+    def offer_base(self, shards: ShardWriter) -> int | None:
+        """Let the first save refer to what was restored; the step by which it is named, None when nothing was."""
+        if self._source is None:
+            return None
+        step = self._source.checkpoint.manifest.step
+        shards.remember(step, self._source.base)
+        return step
 
     def check_state(self, components: Mapping[str, Component]) -> None:
         """Compare the live state with the committed one, at the last instant before the first batch is drawn.

@@ -1,0 +1,124 @@
+"""What a manifest from a bucket may claim: nothing is allocated, and nothing read, on the word of an absurd one."""
+
+from __future__ import annotations
+
+import json
+
+import crc32c
+import pytest
+import torch
+
+from segue.checkpoints.limits import MOST_INDEX_BYTES, MOST_SHARDS, MOST_TENSORS
+from segue.checkpoints.snapshot import read_checkpoint
+from segue.checkpoints.staging import StagingArea
+from segue.checkpoints.writer_link import InlineWriter
+from segue.errors import CheckpointError, MalformedCheckpointError, TruncatedShardError
+from segue.records import Environment, Manifest, Shard
+from segue.stores import LocalStore
+
+
+@pytest.fixture
+def store(tmp_path):
+    return LocalStore(tmp_path)
+
+
+@pytest.fixture
+def manifest(store):
+    staged = StagingArea().take({"model": {"w": torch.arange(6.0)}, "progress": {"step": 3}})
+    written = InlineWriter([store]).write(staged, run_id="run", attempt_id="seg000-a1-e1", step=3)
+    return Manifest(
+        step=3,
+        samples_seen=3,
+        epoch=0,
+        shards=written.shards,
+        tensor_count=written.tensor_count,
+        components=written.components,
+        environment=Environment(torch="2", device="cpu", instruction_set="AVX2", threads=1),
+    )
+
+
+def test_the_untouched_one_is_read(store, manifest):
+    assert read_checkpoint(store, run_id="run", manifest=manifest).tensors["model.w"].tolist() == [0, 1, 2, 3, 4, 5]
+
+
+PETABYTE = 2**50
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"size_bytes": PETABYTE, "chunk_bytes": 2**30, "chunk_crc32c": (0,) * 2**20}, "this machine's memory"),
+        ({"size_bytes": PETABYTE}, "number of checksums"),
+        ({"chunk_bytes": 1, "chunk_crc32c": (0,) * 4120}, "chunks of 1 bytes"),
+        ({"chunk_bytes": 2**40}, "chunks of"),
+        ({"chunk_crc32c": ()}, "number of checksums"),
+        ({"key": "attempts/../../../etc/passwd"}, "outside the run's folder"),
+        ({"key": "/etc/passwd"}, "outside the run's folder"),
+        ({"key": "attempts/a\x00b.safetensors"}, "outside the run's folder"),
+    ],
+)
+def test_an_absurd_shard_is_refused_before_anything_is_read(store, manifest, changes, why):
+    shards = (manifest.shards[0].model_copy(update=changes), *manifest.shards[1:])
+    with pytest.raises(MalformedCheckpointError, match=why):
+        read_checkpoint(store, run_id="run", manifest=manifest.model_copy(update={"shards": shards}))
+
+
+def test_an_absurd_index_is_refused(store, manifest):
+    size = MOST_INDEX_BYTES + 1
+    update = {"size_bytes": size, "chunk_bytes": 2**30, "chunk_crc32c": (0, 0)}
+    shards = (manifest.shards[0], manifest.shards[1].model_copy(update=update))
+    with pytest.raises(MalformedCheckpointError, match="more than"):
+        read_checkpoint(store, run_id="run", manifest=manifest.model_copy(update={"shards": shards}))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"tensor_count": MOST_TENSORS + 1},
+        {"shards": (Shard(key="a", size_bytes=0, chunk_bytes=1, chunk_crc32c=()),) * (MOST_SHARDS + 1)},
+    ],
+    ids=["tensors", "shards"],
+)
+def test_an_absurd_count_is_refused(store, manifest, changes):
+    with pytest.raises(MalformedCheckpointError, match="more than"):
+        read_checkpoint(store, run_id="run", manifest=manifest.model_copy(update=changes))
+
+
+def test_a_size_that_the_object_does_not_have_is_refused_before_memory_is_asked_for(store, manifest):
+    size = 2**33
+    update = {"size_bytes": size, "chunk_bytes": 2**30, "chunk_crc32c": (0,) * 8}
+    shards = (manifest.shards[0].model_copy(update=update), *manifest.shards[1:])
+    with pytest.raises((TruncatedShardError, MalformedCheckpointError)):
+        read_checkpoint(store, run_id="run", manifest=manifest.model_copy(update={"shards": shards}))
+
+
+def spoilt(index):
+    skeletons, tensors = index["skeletons"], index["tensors"]
+    return {
+        "an image that is not listed": index | {"images": []},
+        "no tensors": {key: value for key, value in index.items() if key != "tensors"},
+        "another shape": index | {"tensors": {"model.w": ["float32", [3], "d", 0]}},
+        "another type": index | {"tensors": {"model.w": ["float64", [6], "d", 0]}},
+        "a tensor too many": index | {"tensors": tensors | {"model.v": ["float32", [6], "d", 0]}},
+        "a component too few": index | {"skeletons": {"model": skeletons["model"]}},
+        "a tensor that is not there": index | {"skeletons": skeletons | {"model": {"$tensor": "model.v"}}},
+        "a number for a skeleton's tag": index | {"skeletons": skeletons | {"model": {"$array": 5}}},
+        "a list": [index],
+        "depth": index | {"skeletons": {"model": nested(50_000), "progress": {}}},
+    }
+
+
+def nested(depth):
+    return "[" * depth + "]" * depth
+
+
+def test_an_index_that_lies_is_refused_by_a_checkpoint_error_whatever_it_says(store, manifest):
+    key = f"run/{manifest.shards[1].key}"
+    index = json.loads(store.get(key))
+    for changed in spoilt(index).values():
+        text = json.dumps(changed).replace(f'"{nested(50_000)}"', nested(50_000)).encode()
+        store.put(key, text)
+        sound = manifest.shards[1].model_copy(update={"size_bytes": len(text), "chunk_crc32c": (crc32c.crc32c(text),)})
+        spoilt_manifest = manifest.model_copy(update={"shards": (manifest.shards[0], sound)})
+        with pytest.raises(CheckpointError):
+            read_checkpoint(store, run_id="run", manifest=spoilt_manifest)

@@ -1,0 +1,62 @@
+"""Credentials stay in memory: they are in no object of the store and in nothing that is printed."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from segue.clock import SystemClock
+from segue.controller import open_run
+from segue.local import run_here
+from segue.spec import RunSpec, StoreSpec
+from segue.stores import open_store
+from segue.stores.base import StoreReadError, StoreWriteError
+from tests.stores.conftest import bucket_at
+
+SECRET = "wJalrXUtnFEMI-a-made-up-secret-key"
+TOKEN = "FwoGZXIvYXdzE-a-made-up-session-token"
+
+
+@pytest.fixture
+def secrets(moto_url, monkeypatch):
+    bucket = bucket_at(moto_url)
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET)
+    monkeypatch.setenv("AWS_SESSION_TOKEN", TOKEN)
+    return bucket
+
+
+def test_a_run_leaves_no_credential_in_the_store_or_in_its_output(secrets, moto_url, tmp_path):
+    spec = RunSpec.parse(
+        {
+            "run_id": "quiet",
+            "recipe": "segue.testing.recipes:tiny",
+            "steps": 30,
+            "store": {"url": f"{secrets}/quiet", "endpoint_url": moto_url},
+            "checkpoints": {"every_steps": 10, "fast_folder": str(tmp_path / "fast")},
+            "config": {"raise_at_step": 25},
+        }
+    )
+    said: list[str] = []
+    runlog = open_run(spec, clock=SystemClock())
+    run_here(spec, runlog, on_line=said.append)
+    assert any("checkpoint committed" in line for line in said)
+    store = open_store(spec.store)
+    written = [store.get(item.key) for item in store.list_objects("quiet/")]
+    written += [path.read_bytes() for path in (tmp_path / "fast").rglob("*") if path.is_file()]
+    assert len(written) > 8
+    for secret in (SECRET, TOKEN):
+        assert not any(secret.encode() in data for data in written)
+        assert not any(secret in line for line in said)
+
+
+def test_errors_of_a_store_carry_no_credential(secrets, moto_url, monkeypatch):
+    store = open_store(StoreSpec(url="s3://no-such-bucket-here/x", endpoint_url=moto_url))
+    for ask in (lambda: store.put("a/b", b"x"), lambda: store.put_if_absent("a/b", b"x")):
+        with pytest.raises(StoreWriteError) as caught:
+            ask()
+        assert not any(secret in str(caught.value) + repr(caught.value) for secret in (SECRET, TOKEN))
+    with pytest.raises(StoreReadError) as caught_read:
+        store.drop_unfinished("a/")
+    assert SECRET not in str(caught_read.value)
+    assert os.environ["AWS_SECRET_ACCESS_KEY"] == SECRET
