@@ -13,8 +13,10 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from segue import cli_checkpoints
 from segue.cli_options import Endpoint, Json, Store, read_run
 from segue.console import console, errors, segment_rows, segments_table, show_error, show_json
+from segue.controller import last_heartbeat
 from segue.errors import MissingExtraError, SegueError
 from segue.history import History
+from segue.runlog import RunLog
 from segue.spec import RunSpec, read_toml
 
 app = typer.Typer(
@@ -30,7 +32,7 @@ app.add_typer(cli_checkpoints.app)
 @app.command()
 def status(run: str, store: Store = ".segue/store", endpoint_url: Endpoint = None, as_json: Json = False) -> None:
     """Show where a run is: its segments, their verdicts, the last decision, any damage."""
-    _, history = read_run(run, store=store, endpoint_url=endpoint_url)
+    runlog, history = read_run(run, store=store, endpoint_url=endpoint_url)
     spec, last = history.spec, history.decisions[-1] if history.decisions else None
     facts: dict[str, Any] = {
         "run": run,
@@ -39,7 +41,7 @@ def status(run: str, store: Store = ".segue/store", endpoint_url: Endpoint = Non
         "state": _state(history),
         "deadline": spec.deadline.isoformat(timespec="seconds") if spec and spec.deadline else None,
         "last_decision": last.reason if last else None,
-    }
+    } | _live_facts(runlog, history)
     damage = [{"slot": item.slot, "key": item.key, "why": item.why} for item in history.damage]
     if as_json:
         show_json(facts | {"segments": segment_rows(history), "damage": damage})
@@ -125,6 +127,20 @@ def _without_prefect(name: str) -> Any:
 
     unavailable.__doc__ = "Needs the extra 'prefect'."
     return unavailable
+
+
+def _live_facts(runlog: RunLog, history: History) -> dict[str, Any]:
+    """What the attempt at work says of itself; nothing when there is none."""
+    plan = history.open_plan
+    beat = last_heartbeat(runlog, history.attempt_of(plan.segment, plan.attempt)) if plan is not None else None
+    if beat is None:
+        return {}
+    return {
+        "live_step": beat.step,
+        "saves": beat.cadence,
+        "saves_delayed": beat.saves_delayed,
+        "save_trouble": beat.trouble,
+    }
 
 
 def _state(history: History) -> str:

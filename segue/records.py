@@ -218,6 +218,7 @@ class Heartbeat(Record):
     last_commit_step: int | None = None
     trainer_pid: int
     cadence: str | None = Field(None, description="How often it saves just now, and why.")
+    saves_delayed: int = Field(0, ge=0, description="Saves that had to wait until the one before was written.")
     trouble: str | None = Field(None, description="Why a save is being tried again; None while all is well.")
     rows: tuple[WitnessRow, ...] = Field((), description="Newest rows, to widen the overlap after a kill.")
     beat_at: datetime

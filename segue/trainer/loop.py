@@ -150,6 +150,7 @@ class TrainingLoop:
             last_commit_step=last_commit.step if last_commit else None,
             trainer_pid=os.getpid(),
             cadence=self._saving.cadence.reason,
+            saves_delayed=self._saving.delayed,
             trouble=self._writer.trouble,
             rows=self._witness.rows_after(last_commit.step) if last_commit else (),
             beat_at=self._clock.now(),
