@@ -44,7 +44,7 @@ class CheckpointSpec(Value):
     """How often to commit and what to keep."""
 
     every_steps: int | None = Field(None, gt=0, description="Commit every so many steps.")
-    every_seconds: float | None = Field(None, gt=0, description="Commit every so many seconds; 300 if neither is set.")
+    every_seconds: float | None = Field(None, gt=0, description="Commit every so many seconds; None: what loses least, measured.")
     keep: int = Field(3, ge=2, description="Newest committed checkpoints to keep; 2 is the least that survives damage.")
     best: typing.Literal["min", "max"] = Field("min", description="Which way the user's metric is better.")
     staging: typing.Literal["blocking", "overlapped"] = Field(
@@ -61,13 +61,6 @@ class CheckpointSpec(Value):
     max_work_at_risk_seconds: float = Field(
         1800.0, gt=0, description="Training stops when nothing could be committed for so long."
     )
-
-    @property
-    def interval_seconds(self) -> float | None:
-        """The wall-clock cadence in force, None when it is by steps."""
-        if self.every_seconds is None and self.every_steps is None:
-            return 300.0
-        return self.every_seconds
 
 
 class ContinuitySpec(Value):

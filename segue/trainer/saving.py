@@ -121,7 +121,7 @@ class Saving:
         progress, started = self._progress, self._clock.monotonic()
         trees = capture(self._components)
         if self._spec.staging == "overlapped" and not is_last:
-            staged = self._late = self._staging.begin(trees, deferred=_changed_by_optimizer(self._recipe.optimizer))
+            staged = self._late = self._staging.begin(trees, deferred=changed_by_optimizer(self._recipe.optimizer))
         else:
             staged = self._staging.take(trees)
         self._saved_at = self._clock.monotonic()
@@ -225,7 +225,7 @@ def life_on(capacity: Capacity, history: History) -> Life | None:
     )
 
 
-def _changed_by_optimizer(optimizer: torch.optim.Optimizer) -> frozenset[int]:
+def changed_by_optimizer(optimizer: torch.optim.Optimizer) -> frozenset[int]:
     """Addresses of the tensors that stay as they are until the optimizer's next step."""
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     state: list[Any] = [value for slots in optimizer.state.values() for value in slots.values()]
