@@ -44,7 +44,9 @@ class CheckpointSpec(Value):
     """How often to commit and what to keep."""
 
     every_steps: int | None = Field(None, gt=0, description="Commit every so many steps.")
-    every_seconds: float | None = Field(None, gt=0, description="Commit every so many seconds; None: what loses least, measured.")
+    every_seconds: float | None = Field(
+        None, gt=0, description="Commit every so many seconds; with neither given, as often as loses least, measured."
+    )
     keep: int = Field(3, ge=2, description="Newest committed checkpoints to keep; 2 is the least that survives damage.")
     best: typing.Literal["min", "max"] = Field("min", description="Which way the user's metric is better.")
     staging: typing.Literal["blocking", "overlapped"] = Field(
@@ -59,8 +61,15 @@ class CheckpointSpec(Value):
         None, description="A folder on a local disk that gets every checkpoint first; resumes there prefer it."
     )
     max_work_at_risk_seconds: float = Field(
-        1800.0, gt=0, description="Training stops when nothing could be committed for so long."
+        600.0, gt=0, description="The longest between two commits; training stops when none succeeds for so long."
     )
+
+    @property
+    def longest_seconds(self) -> float | None:
+        """The longest between two commits by the clock; None when steps alone decide."""
+        if self.every_seconds is None and self.every_steps is None:
+            return self.max_work_at_risk_seconds
+        return self.every_seconds
 
 
 class ContinuitySpec(Value):

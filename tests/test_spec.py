@@ -252,7 +252,7 @@ def test_the_order_of_the_config_is_not_part_of_the_identity():
 
 def test_a_cadence_by_steps_switches_the_usual_one_off():
     usual, by_steps = RunSpec.parse(LEAST), RunSpec.parse(LEAST | {"checkpoints": {"every_steps": 5}})
-    assert (usual.checkpoints.interval_seconds, by_steps.checkpoints.interval_seconds) == (300.0, None)
+    assert (usual.checkpoints.longest_seconds, by_steps.checkpoints.longest_seconds) == (600.0, None)
 
 
 def test_each_capacity_has_its_deployment():

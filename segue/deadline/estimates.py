@@ -75,7 +75,7 @@ def at_risk_seconds(spec: RunSpec, rate: float | None) -> float:
     """The longest time between two commits; by steps it needs a rate."""
     cadence, step = spec.checkpoints, rate or 0.0
     # A save waits for the end of the step in which it falls due, and the first one for the end of the replay.
-    by_time = cadence.interval_seconds + step if cadence.interval_seconds is not None else None
+    by_time = cadence.longest_seconds + step if cadence.longest_seconds is not None else None
     by_steps = cadence.every_steps * step if cadence.every_steps is not None and rate is not None else None
     between = min((seconds for seconds in (by_time, by_steps) if seconds is not None), default=0.0)
     return max(between, spec.continuity.witness_steps * step)
