@@ -75,7 +75,7 @@ def test_a_changeover_runs_from_the_decision_to_the_first_step_and_only_lengthen
         ({"every_steps": 10}, 8, None, 0.0),
         ({"every_seconds": 60}, 0, None, 60.0),
         ({"every_seconds": 60}, 0, 7.0, 67.0),
-        ({}, 8, None, 300.0),
+        ({}, 8, None, 600.0),
         ({"every_seconds": 60, "every_steps": 10}, 0, 2.0, 20.0),
         ({"every_seconds": 60, "every_steps": 100}, 0, 2.0, 62.0),
         ({"every_steps": 2}, 8, 2.0, 16.0),
