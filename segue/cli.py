@@ -114,11 +114,15 @@ def _is_built_in(arguments: list[str]) -> bool:
 def _plug_in_commands() -> None:
     for entry in importlib.metadata.entry_points(group="segue.commands"):
         try:
-            app.command(entry.name)(entry.load())
+            loaded = entry.load()
         except ImportError as error:
             if error.name is None or error.name.split(".")[0] != "prefect":
                 raise
-            app.command(entry.name)(_without_prefect(entry.name))
+            loaded = _without_prefect(entry.name)
+        if isinstance(loaded, typer.Typer):
+            app.add_typer(loaded, name=entry.name)
+        else:
+            app.command(entry.name)(loaded)
 
 
 def _without_prefect(name: str) -> Any:

@@ -13,7 +13,7 @@ from rich.table import Table
 
 from segue.errors import SegueError
 from segue.history import History
-from segue.records import SegmentReport
+from segue.records import Manifest, SegmentReport
 
 console = Console(highlight=False)
 errors = Console(stderr=True, highlight=False, soft_wrap=True)
@@ -46,7 +46,7 @@ def segment_rows(history: History) -> list[dict[str, Any]]:
     return [
         {
             "segment": f"{report.segment}" + (f".{report.attempt}" if report.attempt > 1 else ""),
-            "pool": report.capacity.value,
+            "pool": "import" if history.is_import(report.segment, report.attempt) else report.capacity.value,
             "steps": f"{report.from_step}-{_kept_step(report)}",
             "stop_reason": report.stop_reason.value,
             "lost_steps": report.lost_steps,
@@ -69,7 +69,7 @@ def checkpoint_rows(history: History) -> list[dict[str, Any]]:
             "rows": len(c.rows),
             "state": "quarantined" if c.quarantined else "pruned" if c.is_pruned else "kept",
             "parent": c.manifest.parent.step if c.manifest.parent else None,
-            "reason": c.quarantined,
+            "reason": c.quarantined or _origin(c.manifest),
         }
         for c in history.checkpoints
     ]
@@ -99,4 +99,9 @@ def _verdict_of(report: SegmentReport, history: History) -> str:
         return "-"
     if attempt.verdict is not None:
         return f"{attempt.verdict.kind}, {attempt.verdict.rows_compared} steps"
-    return "unverified" if report.from_step else "-"
+    return "unverified" if report.from_step and report.got_capacity else "-"
+
+
+def _origin(manifest: Manifest) -> str | None:
+    source = manifest.imported_from
+    return None if source is None else f"imported from {source.name}, sha256 {source.sha256}"

@@ -67,8 +67,11 @@ def decide_next(runlog: RunLog, spec: RunSpec, *, clock: Clock) -> Decision:
     has_moved = False
     while True:
         history = read_history(runlog)
-        if history.open_plan is not None:
+        if history.open_plan is not None and not _is_void(history, history.open_plan):
             return Decision(action="run", reason="goes on with the attempt decided before", plan=history.open_plan)
+        if history.open_plan is not None:
+            declare_lost(runlog, history.open_plan, why="the import ended before it claimed the run")
+            continue
         last = history.decisions[-1] if history.decisions else None
         if last is not None and last.plan is None and has_moved:
             # Another parent ended the run in this very moment. To decide anew would start it again.
@@ -96,7 +99,8 @@ def declare_lost(runlog: RunLog, plan: SegmentPlan, *, why: str, got_capacity: b
         history = read_history(runlog)
         if history.report_of(plan.segment, plan.attempt) is not None:
             raise _NothingToAddError
-        report = _lost_report(history, plan, beat, why).model_copy(update={"got_capacity": got_capacity})
+        had_machine = got_capacity and not history.is_import(plan.segment, plan.attempt)
+        report = _lost_report(history, plan, beat, why).model_copy(update={"got_capacity": had_machine})
         return ReportEntry.model_validate(stamp(epoch=0) | {"report": report})
 
     with suppress(_NothingToAddError):
@@ -123,6 +127,11 @@ def last_heartbeat(runlog: RunLog, attempt: Attempt | None) -> Heartbeat | None:
 
 class _NothingToAddError(Exception):
     """Leaves an append: the log says already what was about to be said."""
+
+
+def _is_void(history: History, plan: SegmentPlan) -> bool:
+    """Whether an import announced itself and never began. A trainer that took its plan would train other weights."""
+    return history.is_import(plan.segment, plan.attempt) and history.attempt_of(plan.segment, plan.attempt) is None
 
 
 def _refuse_past_deadline(runlog: RunLog, spec: RunSpec, clock: Clock) -> None:

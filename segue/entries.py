@@ -39,11 +39,11 @@ class OpenEntry(Entry):
 
 
 class DecisionEntry(Entry):
-    """What the policy chose, why, and the numbers behind it."""
+    """What the policy chose, why, and the numbers behind it; an import is chosen by a person."""
 
     kind: Literal["decision"] = "decision"
     plan: SegmentPlan | None = Field(description="None when the run ends here.")
-    action: Literal["run", "finished", "hopeless", "failed", "broken"]
+    action: Literal["run", "import", "finished", "hopeless", "failed", "broken"]
     reason: str
     numbers: dict[str, float] = Field(default_factory=dict)
 

@@ -105,6 +105,11 @@ class History:
         found = [report for report in self.reports if (report.segment, report.attempt) == (segment, attempt)]
         return found[-1] if found else None
 
+    def is_import(self, segment: int, attempt: int) -> bool:
+        """Whether an attempt was to bring weights from outside the run, not to train."""
+        plans = (entry.plan for entry in self.decisions if entry.action == "import")
+        return any(plan is not None and (plan.segment, plan.attempt) == (segment, attempt) for plan in plans)
+
     def attempt_of(self, segment: int, attempt: int) -> Attempt | None:
         """The newest claim of an attempt; None when it never got so far."""
         matches = (a for a in reversed(self.attempts) if (a.claim.segment, a.claim.attempt) == (segment, attempt))
@@ -120,7 +125,8 @@ class History:
 
     def seconds_on(self, capacity: Capacity) -> float:
         """Paid seconds as far as reports tell."""
-        return sum(report.seconds for report in self.last_words() if report.capacity is capacity)
+        paid = (report for report in self.last_words() if report.capacity is capacity and report.got_capacity)
+        return sum(report.seconds for report in paid)
 
 
 def read_history(log: RunLog) -> History:

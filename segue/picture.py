@@ -70,14 +70,16 @@ def _loss_over_steps(axes: Any, history: History, frame: pd.DataFrame) -> None:
 
 
 def _steps_over_time(axes: Any, history: History, frame: pd.DataFrame) -> None:
-    if not history.attempts:
+    # An import may lie long before the first segment, and used no capacity.
+    attempts = [a for a in history.attempts if not history.is_import(a.claim.segment, a.claim.attempt)]
+    if not attempts:
         return
-    start = history.attempts[0].claim.written_at
+    start = attempts[0].claim.written_at
 
     def seconds_in(moment: datetime) -> float:
         return (moment - start).total_seconds()
 
-    for attempt in history.attempts:
+    for attempt in attempts:
         begin, end = _span(attempt)
         axes.axvspan(seconds_in(begin), seconds_in(end), color=_BAND[attempt.claim.capacity], lw=0)
         if attempt.report is not None and attempt.report.stop_reason.is_preemption:

@@ -90,6 +90,14 @@ class Shard(Value):
     chunk_crc32c: tuple[int, ...]
 
 
+class WeightsFile(Value):
+    """A file made outside the run whose weights it began with."""
+
+    name: str
+    size_bytes: int = Field(ge=0)
+    sha256: str
+
+
 class Manifest(Value):
     """Everything needed to find, check and restore one checkpoint."""
 
@@ -104,6 +112,7 @@ class Manifest(Value):
     components: dict[str, str] = Field(description="Digest of each component's whole state.")
     environment: Environment
     metric: float | None = Field(None, description="The user's metric at this step, if one was evaluated.")
+    imported_from: WeightsFile | None = Field(None, description="Where the weights came from; None: trained here.")
 
     @property
     def size_bytes(self) -> int:
@@ -200,7 +209,9 @@ class SegmentReport(Record):
     train_seconds: float = Field(0.0, ge=0, description="From the first new step to the last, saves included.")
     train_steps: int = Field(0, ge=0, description="Steps that `train_seconds` covers.")
     startup_seconds: float = Field(0.0, ge=0, description="From claim to the first new step.")
-    got_capacity: bool = Field(True, description="False when the wait for a machine was given up.")
+    got_capacity: bool = Field(
+        True, description="False when it had no machine of a pool: the wait was given up, or it was an import."
+    )
     notice: Notice | None = None
     failure: CodeFailure | None = None
     note: str | None = Field(None, description="Anything else a person should know.")

@@ -33,7 +33,7 @@ def decide(spec: RunSpec, history: History, *, now: datetime) -> Decision:
         return ended
     here = situation(spec, history, now=now)
     capacity, why = _capacity(spec, history, here)
-    segment, attempt = _numbers_of_next(history)
+    segment, attempt = numbers_of_next(history)
     plan = SegmentPlan(
         segment=segment,
         attempt=attempt,
@@ -92,7 +92,8 @@ def _capacity(spec: RunSpec, history: History, here: Situation) -> tuple[Capacit
     return capacity, f"{capacity}: slack {_slack(here)} by policy {spec.policy.name}"
 
 
-def _numbers_of_next(history: History) -> tuple[int, int]:
+def numbers_of_next(history: History) -> tuple[int, int]:
+    """Segment and attempt of the next plan: no two of a run have the same."""
     plans = [entry.plan for entry in history.decisions if entry.plan is not None]
     if not plans:
         return 0, 1

@@ -90,7 +90,8 @@ def detection_seconds(spec: RunSpec) -> float:
 def _probe_seconds(spec: RunSpec, history: History, *, now: datetime) -> float | None:
     if spec.deadline is None:
         return None
-    since = takewhile(lambda entry: entry.plan is not None, reversed(history.decisions))
+    # An import is no probe, and may lie long before the run.
+    since = takewhile(lambda entry: entry.action == "run", reversed(history.decisions))
     begun = min((entry.written_at for entry in since), default=now)
     return spec.policy.probe_share * (spec.deadline - begun).total_seconds() - (now - begun).total_seconds()
 

@@ -1,0 +1,1 @@
+"""Benchmarks: segue beside what people use today and beside what the machine can do, in one interleaved run."""

@@ -1,0 +1,117 @@
+"""Which kills a crash benchmark makes, and in which runs. Pure: a seed goes in, the kills come out."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from segue.testing.killing_store import KillPoint, Moment, Operation
+
+_MOST_FLIGHT_SECONDS = 0.004
+_MOST_WAIT_SECONDS = 0.8
+_MOST_OF_ONE = 3
+_ONCE = frozenset({Operation.CLAIM_APPEND, Operation.QUARANTINE_APPEND, Operation.VERDICT_APPEND})
+_ONCE |= {Operation.REPORT_APPEND, Operation.SWEEP_DROP, Operation.SWEEP_DELETE}
+_MOST_OF = dict.fromkeys(_ONCE, 1) | {Operation.RESTORE_READ: 2}
+"""How often an attempt does what it does not do again and again."""
+
+
+class Victim(StrEnum):
+    """What is killed from outside, with a writer process as in real life."""
+
+    TRAINER = "trainer"
+    WRITER = "writer"
+    BOTH = "trainer and writer"
+    TRAINER_DURING_PUT = "trainer during a put"
+
+
+@dataclass(frozen=True)
+class InsideKill:
+    """The trainer kills itself at a named operation."""
+
+    place: str
+    point: KillPoint
+
+    @property
+    def name(self) -> str:
+        return self.point.operation.value
+
+    @property
+    def moment(self) -> str:
+        return self.point.moment.value
+
+
+@dataclass(frozen=True)
+class OutsideKill:
+    """A process is killed from outside, so many seconds after its start or after the attempt is at work."""
+
+    place: str
+    victim: Victim
+    after_seconds: float
+    at_work: bool
+    """Whether the seconds count from the verdict, or from the first commit of an attempt that has no parent."""
+    is_late: bool
+    """Whether what the writer was sending still arrives after its end."""
+
+    @property
+    def name(self) -> str:
+        return self.victim.value
+
+    @property
+    def moment(self) -> str:
+        return "any"
+
+
+Kill = InsideKill | OutsideKill
+
+NAMES: tuple[str, ...] = (*(operation.value for operation in Operation), *(victim.value for victim in Victim))
+"""Every operation and every victim. A schedule of that many kills has each of them."""
+
+
+def schedule(*, kills: int, places: Sequence[str], seed: int) -> tuple[Kill, ...]:
+    """That many kills: every name as often as every other, in each place as often as in each other, in random order."""
+    chance = random.Random(seed)
+    made: Counter[str] = Counter()
+    plan: list[Kill] = []
+    while len(plan) < kills:
+        for name in chance.sample(NAMES, min(len(NAMES), kills - len(plan))):
+            place = places[(made[name] + NAMES.index(name)) % len(places)]
+            # Each place goes through all moments of an operation in turn.
+            plan.append(_kill(name, place, turn=made[name] // len(places), chance=chance))
+            made[name] += 1
+    return tuple(plan)
+
+
+def lanes(plan: Iterable[Kill]) -> dict[tuple[str, bool], list[Kill]]:
+    """The kills by place and by whether they come from outside: what can share a run."""
+    found: dict[tuple[str, bool], list[Kill]] = {}
+    for kill in plan:
+        found.setdefault((kill.place, isinstance(kill, OutsideKill)), []).append(kill)
+    return dict(sorted(found.items()))
+
+
+def _kill(name: str, place: str, *, turn: int, chance: random.Random) -> Kill:
+    if name not in set(Operation):
+        victim = Victim(name)
+        # Whatever dies before the attempt is at work has little to lose; of a writer's start there is one a resume.
+        at_work = victim in (Victim.WRITER, Victim.TRAINER_DURING_PUT) or chance.random() < 0.5
+        return OutsideKill(
+            place=place,
+            victim=victim,
+            after_seconds=chance.uniform(0.0, _MOST_WAIT_SECONDS),
+            at_work=at_work,
+            is_late=chance.random() < 0.5,
+        )
+    operation, moments = Operation(name), list(Moment)
+    return InsideKill(
+        place=place,
+        point=KillPoint(
+            operation=operation,
+            moment=moments[(turn + list(Operation).index(operation)) % len(moments)],
+            number=chance.randint(1, _MOST_OF.get(operation, _MOST_OF_ONE)),
+            flight_seconds=chance.uniform(0.0, _MOST_FLIGHT_SECONDS),
+        ),
+    )

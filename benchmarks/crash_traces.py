@@ -1,0 +1,39 @@
+"""What dead machines and bad disks leave in a store, made on purpose: without it some operations would never happen."""
+
+from __future__ import annotations
+
+import random
+
+from segue import layout
+from segue.history import Checkpoint, History
+from segue.runlog import RunLog
+from segue.stores import Store
+from segue.trainer.assignment import Assignment
+from segue.trainer.claim import claim_run
+from segue.trainer.environment import environment_of, prepare_device
+
+_STEP = 1
+"""No checkpoint is ever committed that early."""
+
+
+def claim_and_vanish(log: RunLog, assignment: Assignment) -> None:
+    """An attempt whose machine is gone right after its claim."""
+    claim_run(log, assignment, environment=environment_of(prepare_device(assignment.spec)))
+
+
+def leave_an_orphan(store: Store, run_id: str, history: History) -> None:
+    """Shards that no record names, by the newest attempt: it died before their commit."""
+    attempt_id = history.attempts[-1].claim.attempt_id
+    for name in (layout.shard_name(attempt_id, _STEP, 0), layout.state_name(attempt_id, _STEP, 0)):
+        store.put(f"{run_id}/{name}", b"of no use")
+
+
+def damage(store: Store, run_id: str, checkpoint: Checkpoint, *, chance: random.Random) -> None:
+    """Flip a bit in one of the shards that this checkpoint does not share with earlier ones."""
+    ref = checkpoint.ref
+    own = layout.step_prefix(run_id, ref.attempt_id, ref.step)
+    keys = [f"{run_id}/{shard.key}" for shard in checkpoint.manifest.shards]
+    key = chance.choice([key for key in keys if key.startswith(own)])
+    data = bytearray(store.get(key))
+    data[chance.randrange(len(data))] ^= 1 << chance.randrange(8)
+    store.put(key, bytes(data))

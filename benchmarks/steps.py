@@ -1,0 +1,157 @@
+"""Two training steps that a background save slows in different ways, and by how much it does."""
+
+from __future__ import annotations
+
+import statistics
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import StrEnum
+
+import torch
+from torch import nn
+
+_WANTED_STEP_SECONDS = 0.02
+_IDLE_STEPS = 20
+_IDLE_STEPS_BETWEEN = 5
+_WANTED_STEPS = 20
+_FEWEST_STEPS = 5
+_WARM_STEPS = 3
+_MOST_JOBS = 12
+_WIDTH = 1024
+
+
+class StepKind(StrEnum):
+    """What a training step spends its time with."""
+
+    MATMUL = "matmul"
+    """Long kernels on all cores: competes with a save for cores and memory bandwidth."""
+    DISPATCH = "dispatch"
+    """Very many tiny operations: competes with a save for the interpreter lock."""
+
+
+@dataclass(frozen=True)
+class StepSizes:
+    """What makes both steps last about 20 ms on this machine; the same for all that are compared."""
+
+    matmul_batch: int
+    dispatch_layers: int
+
+
+@dataclass(frozen=True)
+class Slowdown:
+    """Training steps beside one or more background jobs."""
+
+    idle_step_seconds: float
+    busy_step_seconds: float
+    busy_steps: int
+
+    @property
+    def ratio(self) -> float:
+        return self.busy_step_seconds / self.idle_step_seconds
+
+
+class TooFewStepsError(Exception):
+    """The background job was over before enough steps had been made beside it."""
+
+    def __init__(self, *, steps: int, jobs: int) -> None:
+        self.steps, self.jobs = steps, jobs
+        super().__init__(f"only {steps} steps fitted beside {jobs} background jobs; measure with a larger --size")
+
+
+class TrainingStep:
+    """One optimizer step of a small model, made the same way every time."""
+
+    def __init__(self, kind: StepKind, sizes: StepSizes) -> None:
+        torch.manual_seed(0)
+        if kind is StepKind.MATMUL:
+            self._model = nn.Sequential(nn.Linear(_WIDTH, _WIDTH), nn.ReLU(), nn.Linear(_WIDTH, _WIDTH))
+            self._batch = torch.randn(sizes.matmul_batch, _WIDTH)
+        else:
+            layers = [layer for _ in range(sizes.dispatch_layers) for layer in (nn.Linear(8, 8), nn.Tanh())]
+            self._model = nn.Sequential(*layers)
+            self._batch = torch.randn(4, 8)
+        self._optimizer = torch.optim.SGD(self._model.parameters(), lr=1e-6, foreach=False)
+
+    def run(self) -> float:
+        """Make one step; the seconds it took."""
+        started = time.perf_counter()
+        self._optimizer.zero_grad(set_to_none=False)
+        self._model(self._batch).square().mean().backward()
+        self._optimizer.step()
+        return time.perf_counter() - started
+
+
+def calibrate() -> StepSizes:
+    """Sizes whose steps last about 20 ms here and now."""
+    few = StepSizes(matmul_batch=64, dispatch_layers=32)
+    many = StepSizes(matmul_batch=256, dispatch_layers=128)
+    return StepSizes(
+        matmul_batch=_size_for_wanted(StepKind.MATMUL, (64, few), (256, many)),
+        dispatch_layers=_size_for_wanted(StepKind.DISPATCH, (32, few), (128, many)),
+    )
+
+
+def slowdown(kind: StepKind, sizes: StepSizes, *, start: Callable[[], None], wait: Callable[[], None]) -> Slowdown:
+    """Compare steps beside a background job with idle ones before and after.
+
+    `start` begins a job and blocks for the stall, which is not part of any step; `wait` blocks until the job is
+    done and is called from another thread. Steps count that lie beside a job for more than half of their time.
+
+    Raises:
+        TooFewStepsError: jobs are over too soon to say anything.
+    """
+    step = TrainingStep(kind, sizes)
+    for _ in range(_WARM_STEPS):
+        step.run()
+    busy: list[float] = []
+    idle = [step.run() for _ in range(_IDLE_STEPS)]
+    jobs = 0
+    while len(busy) < _WANTED_STEPS and jobs < _MOST_JOBS:
+        start()
+        busy += _steps_beside(step, wait)
+        jobs += 1
+        # Many short jobs need fewer idle steps between them.
+        idle += [step.run() for _ in range(_IDLE_STEPS if jobs == 1 else _IDLE_STEPS_BETWEEN)]
+    if len(busy) < _FEWEST_STEPS:
+        raise TooFewStepsError(steps=len(busy), jobs=jobs)
+    return Slowdown(
+        idle_step_seconds=statistics.median(idle), busy_step_seconds=statistics.median(busy), busy_steps=len(busy)
+    )
+
+
+def _steps_beside(step: TrainingStep, wait: Callable[[], None]) -> list[float]:
+    ended_at: list[float] = []
+    failures: list[BaseException] = []
+
+    def watch() -> None:
+        try:
+            wait()
+        except BaseException as failure:  # DCP's own errors are no Exceptions.
+            failures.append(failure)
+        ended_at.append(time.perf_counter())
+
+    watcher = threading.Thread(target=watch, name="waits-for-the-save")
+    watcher.start()
+    steps: list[tuple[float, float]] = []
+    while not ended_at:
+        started_at = time.perf_counter()
+        steps.append((started_at, step.run()))
+    watcher.join()
+    if failures:
+        raise failures[0]
+    return [seconds for started_at, seconds in steps if started_at + seconds / 2 <= ended_at[0]]
+
+
+def _size_for_wanted(kind: StepKind, few: tuple[int, StepSizes], many: tuple[int, StepSizes]) -> int:
+    (low, low_sizes), (high, high_sizes) = few, many
+    low_seconds = _median_of(TrainingStep(kind, low_sizes), _IDLE_STEPS)
+    high_seconds = _median_of(TrainingStep(kind, high_sizes), _IDLE_STEPS)
+    seconds_each = max((high_seconds - low_seconds) / (high - low), 1e-6)
+    return max(1, round(low + (_WANTED_STEP_SECONDS - low_seconds) / seconds_each))
+
+
+def _median_of(step: TrainingStep, count: int) -> float:
+    step.run()
+    return statistics.median(step.run() for _ in range(count))

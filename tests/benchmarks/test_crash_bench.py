@@ -1,0 +1,211 @@
+"""The crash benchmark's own promises: it kills what it says, its checks can fail, and it leaves nothing behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from benchmarks import crash_traces
+from benchmarks.crash import Options, measure, passed
+from benchmarks.crash_checks import Checker
+from benchmarks.crash_places import LOCAL, S3, LocalPlace
+from benchmarks.crash_plan import NAMES, schedule
+from benchmarks.crash_trainer import Notes, Order, read_notes
+from segue.checkpoints.writer_link import InlineWriter
+from segue.clock import SystemClock
+from segue.controller import decide_next
+from segue.history import read_history
+from segue.notices.board import NoticeBoard
+from segue.runlog import RunLog
+from segue.stores import LocalStore
+from segue.testing.killing_store import KillingStore, Moment, Operation
+from segue.trainer.assignment import Assignment
+from segue.trainer.attempt import run_attempt
+
+ROOT = Path(__file__).parents[2]
+KEYS = {"kills", "commits_lost", "torn_visible", "final_identical", "orphans_left", "stores", "seconds", "problems"}
+
+
+def test_a_dozen_kills_on_both_stores_lose_nothing_and_change_no_bit():
+    said = []
+    report = measure(Options(kills=12, steps=160), say=said.append)
+    assert report.keys() >= KEYS
+    assert report["problems"] == []
+    assert passed(report)
+    assert report["kills"] == 12
+    by_name = {name: count for name, count in report.items() if name.startswith("kills_at_")}
+    assert len(by_name) == len(NAMES)
+    assert sum(by_name.values()) == 12
+    assert sum(count > 0 for count in by_name.values()) > len(NAMES) / 2
+    assert report["kills_on_local"] + report["kills_on_s3"] == 12
+    assert (report["commits_lost"], report["torn_visible"], report["records_lost"]) == (0, 0, 0)
+    assert (report["final_identical"], report["resumes_broken"], report["orphans_left"]) == (True, 0, 0)
+    assert json.loads(json.dumps(report)) == report
+
+
+class Forgetting(LocalPlace):
+    """A folder that loses one commit some time after it has acknowledged it."""
+
+    has_lost = False
+
+    def store(self):
+        commits = [path for path in sorted(self.root.glob("*/log/*.json")) if b'"kind":"commit"' in path.read_bytes()]
+        if commits and not self.has_lost:
+            commits[-1].unlink()
+            self.has_lost = True
+        return super().store()
+
+
+def test_a_store_that_loses_a_commit_makes_the_benchmark_fail(tmp_path):
+    places = [Forgetting(tmp_path / "store")]
+    report = measure(Options(kills=1, steps=60), say=lambda text: None, places=places)
+    assert places[0].has_lost
+    assert report["commits_lost"] == 1
+    assert not passed(report)
+
+
+class LosesItsEnd(LocalStore):
+    """Acknowledges every append and keeps none from the second commit on, as if its last minute was never flushed."""
+
+    commits = 0
+
+    def put_if_absent(self, key, data):
+        self.commits += b'"kind":"commit"' in data
+        return True if self.commits > 1 else super().put_if_absent(key, data)
+
+
+def trained(make_spec, open_log, store, notes) -> Checker:
+    """A run whose one attempt made its appends through `store`, and its checker."""
+    spec = make_spec()
+    plan = decide_next(open_log(spec), spec, clock=SystemClock()).plan
+    assignment = Assignment(spec=spec, plan=plan)
+    board = NoticeBoard(SystemClock())
+    order = Order(assignment=assignment, writes_inline=True, notes=str(notes))
+    noting = KillingStore(store, at=None, on_append=Notes(order, board))
+    run_attempt(
+        assignment,
+        runlog=RunLog(noting, spec.run_id),
+        board=board,
+        clock=SystemClock(),
+        shards=InlineWriter([noting]),
+    )
+    return Checker(lambda: RunLog(LocalStore(store.root), spec.run_id), notes)
+
+
+def test_commits_that_were_acknowledged_and_never_seen_by_anyone_are_counted_as_lost(make_spec, open_log, tmp_path):
+    checker = trained(make_spec, open_log, LosesItsEnd(tmp_path / "store"), tmp_path / "notes")
+    history = checker.look()
+    assert not history.damage  # The log just ends early: only what was acknowledged tells.
+    assert [c.manifest.step for c in history.checkpoints] == [10]
+    acknowledged = [note for note in read_notes(tmp_path / "notes") if note.kind == "commit"]
+    assert len(checker.lost) == len(acknowledged) - 1 > 0
+    assert checker.records_lost
+
+
+def test_a_checkpoint_that_does_not_read_back_is_counted_as_torn_unless_it_was_damaged_on_purpose(
+    make_spec, open_log, tmp_path
+):
+    store = LocalStore(tmp_path / "store")
+    checker = trained(make_spec, open_log, store, tmp_path / "notes")
+    newest = checker.look().newest
+    assert checker.is_sound
+    crash_traces.damage(store, "tiny", newest, chance=random.Random(0))
+    checker.damaged.add(newest.ref.slot)
+    checker.look()
+    assert checker.is_sound
+    checker.damaged.clear()
+    checker.look()
+    assert checker.torn == {newest.ref.slot}
+    assert not checker.lost
+
+
+def test_a_shard_that_a_kept_checkpoint_lost_is_seen_though_it_is_not_the_newest(make_spec, open_log, tmp_path):
+    store = LocalStore(tmp_path / "store")
+    checker = trained(make_spec, open_log, store, tmp_path / "notes")
+    oldest = checker.look().usable[0]
+    store.delete([f"tiny/{oldest.manifest.shards[0].key}"])
+    checker.look()
+    assert checker.torn == {oldest.ref.slot}
+
+
+def test_orphans_are_shards_that_no_record_names(make_spec, open_log, tmp_path):
+    store = LocalStore(tmp_path / "store")
+    checker = trained(make_spec, open_log, store, tmp_path / "notes")
+    assert checker.orphans() == {}
+    crash_traces.leave_an_orphan(store, "tiny", read_history(RunLog(store, "tiny")))
+    assert len(checker.orphans()) == 2
+
+
+def test_a_schedule_has_every_name_and_place_and_moment_equally_often():
+    plan = schedule(kills=6 * len(NAMES), places=(LOCAL, S3), seed=3)
+    assert set(Counter(kill.name for kill in plan).values()) == {6}
+    assert set(Counter((kill.name, kill.place) for kill in plan).values()) == {3}
+    inside = Counter((kill.name, kill.place, kill.moment) for kill in plan if kill.moment != "any")
+    assert len(inside) == len(Operation) * 2 * len(Moment)
+    assert schedule(kills=30, places=(LOCAL,), seed=3) == schedule(kills=30, places=(LOCAL,), seed=3)
+
+
+@pytest.mark.parametrize(
+    ("moment", "records", "staged"), [(Moment.BEFORE, 1, 0), (Moment.MIDDLE, 1, 1), (Moment.AFTER, 2, 0)]
+)
+def test_a_killing_store_dies_at_its_operation_with_that_much_of_it_done(tmp_path, moment, records, staged):
+    program = f"""
+from pathlib import Path
+from segue.entries import PruneEntry
+from segue.runlog import RunLog
+from segue.stores import LocalStore
+from segue.testing.killing_store import KillingStore, KillPoint, Moment, Operation, half_a_file
+inner = LocalStore(Path({str(tmp_path)!r}))
+at = KillPoint(operation=Operation.PRUNE_APPEND, moment=Moment({moment.value!r}), number=2)
+noted = Path({str(tmp_path / "noted")!r}).open("a", buffering=1)
+store = KillingStore(inner, at=at, half=half_a_file(inner), on_append=lambda slot, _: noted.write(f"{{slot}}\\n"))
+log = RunLog(store, "r")
+while True:
+    log.append(lambda stamp: PruneEntry.model_validate(stamp(epoch=1) | {{"slots": [log.next_slot]}}))
+"""
+    died = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, check=False)
+    assert died.returncode == -signal.SIGKILL, died.stderr.decode()
+    assert len(RunLog(LocalStore(tmp_path), "r").reload().slots) == records
+    assert len(list(tmp_path.rglob(".staged-*"))) == staged
+    # Noted is what the store has taken, also where its caller never heard of it.
+    assert (tmp_path / "noted").read_text().split() == [str(slot) for slot in range(records)]
+
+
+def test_ctrl_c_leaves_neither_files_nor_processes(tmp_path):
+    command = [sys.executable, "-m", "benchmarks.crash_command", "--kills", "30"]
+    run = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, env=os.environ | {"TMPDIR": str(tmp_path)})
+    assert run.stderr is not None
+    while b"kill 2 of" not in (line := run.stderr.readline()):
+        assert line
+    assert len(processes_of(tmp_path, patience_seconds=0)) >= 3  # Moto's server, the nursery and the benchmark itself.
+    run.send_signal(signal.SIGINT)
+    run.communicate(timeout=30)
+    assert run.returncode != 0
+    assert processes_of(tmp_path) == []
+    assert list(tmp_path.iterdir()) == []
+
+
+def processes_of(folder: Path, *, patience_seconds: float = 1.0) -> list[int]:
+    """Those whose temporary folder it is; after a moment in which the last of them may go."""
+    give_up_at = time.monotonic() + patience_seconds
+    while True:
+        found = []
+        for entry in Path("/proc").iterdir():
+            if entry.name.isdecimal():
+                try:
+                    if f"TMPDIR={folder}".encode() in (entry / "environ").read_bytes():
+                        found.append(int(entry.name))
+                except OSError:
+                    continue
+        if not found or time.monotonic() > give_up_at:
+            return found
+        time.sleep(0.05)
