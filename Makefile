@@ -11,7 +11,7 @@ demo: setup
 	$(BIN)/segue demo
 
 test: lint types
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2 --dist loadgroup
 
 lint: setup
 	$(BIN)/ruff format --check .

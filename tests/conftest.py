@@ -14,6 +14,16 @@ from segue.runlog import RunLog
 from segue.spec import RunSpec
 from tests.nursery import Nursery
 
+TOGETHER = {"flows": "prefect", "stores": "s3"}
+"""Folders whose tests share servers that take long to start: all of them go to one process of a parallel run."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Keep together what shares fixtures: these folders whole, all others file by file."""
+    for item in items:
+        folder = item.path.parent.name
+        item.add_marker(pytest.mark.xdist_group(TOGETHER.get(folder, item.path.name)))
+
 
 @pytest.fixture(scope="session")
 def nursery() -> Nursery:
