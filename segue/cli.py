@@ -150,9 +150,9 @@ def _live_facts(runlog: RunLog, history: History) -> dict[str, Any]:
 def _state(history: History) -> str:
     if history.spec is not None and history.committed_step >= history.spec.steps:
         return "finished"
-    if history.open_plan is not None:
-        return (
-            f"segment {history.open_plan.segment} attempt {history.open_plan.attempt} on {history.open_plan.capacity}"
-        )
+    plan = history.open_plan
+    if plan is not None:
+        doing = "importing weights" if history.is_import(plan.segment, plan.attempt) else f"on {plan.capacity}"
+        return f"segment {plan.segment} attempt {plan.attempt} {doing}"
     last = history.decisions[-1] if history.decisions else None
     return last.action if last and last.plan is None else "between segments"

@@ -1,7 +1,8 @@
-"""`segue checkpoints`: list a run's checkpoints, and take one elsewhere."""
+"""`segue checkpoints`: list a run's checkpoints, take one elsewhere, and begin a run with weights from elsewhere."""
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -10,8 +11,10 @@ from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from typer.core import TyperGroup
 
 from segue.checkpoints.export import ExportFormat, choose_checkpoint, export_checkpoint, require_free_folder
+from segue.checkpoints.importing import ImportReport, import_weights
 from segue.cli_options import Endpoint, Json, Store, read_run
 from segue.console import checkpoint_rows, console, errors, rows_table, show_json
+from segue.spec import RunSpec, read_toml
 
 _LIST = "list"
 
@@ -30,7 +33,7 @@ class ListingGroup(TyperGroup):
 app = typer.Typer(
     name="checkpoints",
     cls=ListingGroup,
-    help="List a run's checkpoints, or export one as plain files.\n\n"
+    help="List a run's checkpoints, export one as plain files, or import weights as a run's first one.\n\n"
     "`segue checkpoints RUN` is short for `segue checkpoints list RUN`.",
     no_args_is_help=True,
 )
@@ -84,3 +87,57 @@ def export(
     console.print(rows_table([file.model_dump() for file in report.files]))
     where = f"step {report.step} of {run} is in {report.folder}; its README.md says what is what"
     console.print(where, markup=False, soft_wrap=True)  # A path that is broken in two cannot be copied.
+
+
+@app.command("import")
+def import_file(
+    file: Annotated[Path, typer.Argument(help="State dict of the model: .safetensors, or a file of torch.save.")],
+    *,
+    run: Annotated[str | None, typer.Option(help="Name of the run to begin.")] = None,
+    recipe: Annotated[str | None, typer.Option(help="package.module:function, found from the current folder.")] = None,
+    steps: Annotated[int | None, typer.Option(help="Optimizer steps to the goal.")] = None,
+    config: Annotated[Path | None, typer.Option(help="TOML run spec; the options here win over it.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Seeds weights, data order and every random stream.")] = None,
+    step: Annotated[int, typer.Option(min=0, help="Step that the run counts from.")] = 0,
+    partial: Annotated[bool, typer.Option("--partial", help="Keep as built what the file lacks.")] = False,
+    store: Annotated[str | None, typer.Option(help="Folder, file:///folder or s3://bucket/prefix.")] = None,
+    endpoint_url: Endpoint = None,
+    as_json: Json = False,
+) -> None:
+    """Begin a run with weights made outside of it: they become its first checkpoint, all else is as the recipe builds.
+
+    Exit code 0: the checkpoint is committed. 1: the store did not take it. 2: it could not be done as asked.
+    """
+    fields = read_toml(config) if config else {}
+    fields |= _given(run_id=run, recipe=recipe, steps=steps, seed=seed)
+    if store is not None or endpoint_url is not None:
+        there = fields.get("store")
+        fields["store"] = (there if isinstance(there, dict) else {}) | _given(url=store, endpoint_url=endpoint_url)
+    spec = RunSpec.parse(fields, source=str(config) if config else "the command line")
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
+    with Progress(*columns, console=errors, transient=True, disable=not errors.is_terminal) as bars:
+        task = bars.add_task("looking at the run")
+        report = import_weights(
+            spec, file, step=step, partial=partial, progress=lambda doing: bars.update(task, description=doing)
+        )
+    if as_json:
+        show_json(report.model_dump(mode="json"))
+        return
+    _tell(report)
+    asked = {"--config": config, "--run-id": run, "--steps": steps, "--seed": seed, "--store": store}
+    words = [
+        spec.recipe,
+        *(f"{name}={value}" for name, value in _given(**asked, **{"--endpoint-url": endpoint_url}).items()),
+    ]
+    console.print(f"go on with: segue run {shlex.join(words)}", markup=False, soft_wrap=True)
+
+
+def _tell(report: ImportReport) -> None:
+    for note in report.notes:
+        console.print(f"note: {note}", markup=False, soft_wrap=True)
+    where = f"step {report.step} of {report.run_id} has the weights of {report.file.name}"
+    console.print(f"{where}, sha256 {report.file.sha256}", markup=False, soft_wrap=True)
+
+
+def _given(**fields: object) -> dict[str, object]:
+    return {name: value for name, value in fields.items() if value is not None}

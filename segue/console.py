@@ -104,4 +104,4 @@ def _verdict_of(report: SegmentReport, history: History) -> str:
 
 def _origin(manifest: Manifest) -> str | None:
     source = manifest.imported_from
-    return None if source is None else f"imported from {source.name}, sha256 {source.sha256}"
+    return None if source is None else f"imported from {source.name} (sha256 {source.sha256[:12]})"

@@ -67,13 +67,14 @@ def decide_next(runlog: RunLog, spec: RunSpec, *, clock: Clock) -> Decision:
     has_moved = False
     while True:
         history = read_history(runlog)
-        if history.open_plan is not None and not _is_void(history, history.open_plan):
-            return Decision(action="run", reason="goes on with the attempt decided before", plan=history.open_plan)
-        if history.open_plan is not None:
-            declare_lost(runlog, history.open_plan, why="the import ended before it claimed the run")
+        plan = history.open_plan
+        if plan is not None and _is_void(history, plan):
+            declare_lost(runlog, plan, why="the import ended before it claimed the run")
             continue
+        if plan is not None:
+            return Decision(action="run", reason="goes on with the attempt decided before", plan=plan)
         last = history.decisions[-1] if history.decisions else None
-        if last is not None and last.plan is None and has_moved:
+        if last is not None and last.plan is None and last.action != "import" and has_moved:
             # Another parent ended the run in this very moment. To decide anew would start it again.
             return Decision(last.action, last.reason, numbers=last.numbers)
         decision = decide(spec, history, now=clock.now())

@@ -304,6 +304,54 @@ class ExportFolderError(UsageError):
         super().__init__(f"folder {folder} {why}. {mend} Nothing was exported, and nothing there was touched.")
 
 
+class WeightsFileError(UsageError):
+    """A file that weights were to be imported from cannot be read as such."""
+
+    def __init__(self, *, file: str, why: str, mend: str) -> None:
+        self.file, self.why, self.mend = file, why, mend
+        super().__init__(f"{file} {why}. {mend} Nothing was imported, and the run was not touched.")
+
+
+class WeightsMismatchError(UsageError):
+    """The weights to import are not those of the recipe's model."""
+
+    def __init__(
+        self, *, file: str, missing: tuple[str, ...], unexpected: tuple[str, ...], misshapen: tuple[str, ...]
+    ) -> None:
+        self.file, self.missing, self.unexpected, self.misshapen = file, missing, unexpected, misshapen
+        kinds = {
+            "only the model has": missing,
+            "only the file has": unexpected,
+            "file and model disagree on": misshapen,
+        }
+        facts = "; ".join(f"{words} {_some(names)}" for words, names in kinds.items() if names)
+        only_missing = missing and not unexpected and not misshapen
+        mend = "--partial leaves those as the recipe builds them; or give" if only_missing else "Give"
+        super().__init__(
+            f"{file} does not fit the recipe's model: {facts}. {mend} the recipe the config that these weights were "
+            "made with. Nothing was imported, and the run was not touched."
+        )
+
+
+class RunBegunError(UsageError):
+    """Weights were to be imported into a run that has something of its own."""
+
+    def __init__(self, *, run_id: str, what: str) -> None:
+        self.run_id, self.what = run_id, what
+        super().__init__(
+            f"run {run_id} has begun already: {what}. An import makes the first checkpoint of a run: give another "
+            "--run. Nothing was imported, and nothing there was touched."
+        )
+
+
+_MOST_NAMED = 4
+
+
+def _some(names: tuple[str, ...]) -> str:
+    more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
+    return f"{len(names)} ({', '.join(names[:_MOST_NAMED])}{more})"
+
+
 def _choice_of(steps: tuple[int, ...]) -> str:
     if not steps:
         return "There is no other to take."

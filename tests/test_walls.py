@@ -18,6 +18,7 @@ HEAVY = ("torch", "boto3", "prefect", "pandas", "great_expectations", "numpy")
 READS_TIME = {"time.time", "time.monotonic", "time.time_ns", "time.monotonic_ns", "time.perf_counter"}
 READS_TIME |= {f"{owner}.{name}" for owner in ("datetime", "datetime.datetime") for name in ("now", "utcnow", "today")}
 READS_TIME |= {"date.today", "datetime.date.today"}
+IMPORTS_WEIGHTS = "segue/checkpoints/weights.py"
 RUNS_CODE = {"pickle", "cPickle", "cloudpickle", "dill", "joblib", "marshal", "shelve"}
 
 
@@ -133,5 +134,17 @@ def test_no_bytes_of_a_bucket_can_become_code():
     assert offenders("segue", RUNS_CODE) == []
     used = {(path, name) for path, tree in sources("segue").items() for name in names(tree)}
     banned = {"torch.load", "torch.save", "eval", "exec", "np.load", "numpy.load"}
-    may = {("segue/checkpoints/plain_files.py", "torch.save")}  # An export writes .pt files; nothing here reads one.
+    may = {
+        ("segue/checkpoints/plain_files.py", "torch.save"),  # An export writes .pt files.
+        (IMPORTS_WEIGHTS, "torch.load"),  # A person's own file, named on the command line; never one of a store.
+    }
     assert [(path, name) for path, name in used - may if name in banned] == []
+
+
+def test_the_one_file_that_loads_with_torch_lets_it_run_no_code():
+    tree = sources("segue")[IMPORTS_WEIGHTS]
+    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and ast.unparse(node.func) == "torch.load"]
+    safely = [ast.unparse(keyword) for call in calls for keyword in call.keywords if keyword.arg == "weights_only"]
+    assert safely == ["weights_only=True"] * len(calls)
+    assert len(calls) == list(names(tree)).count("torch.load") == 1  # Nor is it called by another name.
+    assert offenders("segue", {"torch.load", "torch.serialization.load"}) == []

@@ -38,6 +38,7 @@ def run(
     config: Annotated[Path | None, typer.Option(help="TOML run spec; the options here win over it.")] = None,
     run_id: Annotated[str | None, typer.Option(help="Name of the run; the same one goes on with it.")] = None,
     steps: Annotated[int | None, typer.Option(help="Optimizer steps to the goal.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Seeds weights, data order and every random stream.")] = None,
     deadline: Annotated[str | None, typer.Option(help="+2h, 06:00, or an ISO time.")] = None,
     store: Annotated[str | None, typer.Option(help="Folder, file:///folder or s3://bucket/prefix.")] = None,
     endpoint_url: Annotated[str | None, typer.Option(help="S3 endpoint other than AWS's.")] = None,
@@ -50,7 +51,7 @@ def run(
     Exit code 0: the goal is reached. 1: it ended without. 2: it could not be started as asked.
     """
     fields = read_toml(config) if config else {}
-    fields |= _given(recipe=recipe, run_id=run_id, steps=steps)
+    fields |= _given(recipe=recipe, run_id=run_id, steps=steps, seed=seed)
     fields.setdefault("run_id", _default_run_id(recipe))
     if deadline is not None:
         fields["deadline"] = parse_deadline(deadline, now=datetime.now(UTC))

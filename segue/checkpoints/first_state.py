@@ -1,0 +1,107 @@
+"""The state of a run that begins with somebody's weights: all else is as the recipe builds it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from segue.checkpoints.weights import Fit, fit_into, read_weights
+from segue.errors import RecipeError
+from segue.records import Environment, WeightsFile
+from segue.spec import RunSpec
+from segue.trainer.components import Progress, capture, components_of
+from segue.trainer.environment import environment_of, prepare_device
+from segue.trainer.feed import Feed, seed_all
+from segue.trainer.order import SampleOrder
+from segue.trainer.recipe import Recipe, import_build
+
+_ACCELERATOR_STREAMS = "rng.cuda"
+
+
+@dataclass(frozen=True)
+class FirstState:
+    """Everything that a run's first checkpoint holds. Nothing of it is written yet."""
+
+    spec: RunSpec
+    file: WeightsFile
+    fit: Fit
+    notes: tuple[str, ...]
+    step: int
+    samples_seen: int
+    epoch: int
+    environment: Environment
+    trees: dict[str, Any]
+    """Of each component; the tensors are the live ones."""
+
+
+def first_state(spec: RunSpec, path: Path, *, step: int, partial: bool, say: Callable[[str], None]) -> FirstState:
+    """Build the recipe as a trainer does in a run's first attempt, and put the weights in `path` into its model.
+
+    On the CPU, wherever the run will train: it is the same state.
+
+    Raises:
+        WeightsFileError, WeightsMismatchError: the file does not hold the model's weights.
+        RecipeError: the recipe cannot be built.
+    """
+    device = prepare_device(spec.model_copy(update={"device": "cpu"}))
+    build = import_build(spec.recipe)
+    say("reading the weights")
+    weights = read_weights(path)
+    say("building the recipe")
+    seed_all(spec.seed)
+    recipe = _built(build, spec)
+    order = Feed(recipe.data, recipe=spec.recipe, seed=spec.seed).order
+    progress = Progress(step=step, samples_seen=samples_seen_at(order, step))
+    components = components_of(recipe, progress, name=spec.recipe)
+    # A resume takes the modes from the checkpoint; the first attempt of a run would begin with these.
+    recipe.model.train()
+    fit = fit_into(recipe.model, weights, path=path, partial=partial)
+    trees = capture(components)
+    # An accelerator's streams are those of the machine that trains. It seeds them itself, and another may have none.
+    trees.pop(_ACCELERATOR_STREAMS, None)
+    return FirstState(
+        spec=spec,
+        file=weights.file,
+        fit=fit,
+        notes=tuple(_notes(recipe, fit)),
+        step=step,
+        samples_seen=progress.samples_seen,
+        epoch=order.epoch_of(progress.samples_seen),
+        environment=environment_of(device),
+        trees=trees,
+    )
+
+
+def samples_seen_at(order: SampleOrder, step: int) -> int:
+    """Samples in the first `step` batches; the last batch of an epoch may be short."""
+    epochs, batches = divmod(step, -(-order.samples_per_epoch // order.batch_size))
+    return epochs * order.samples_per_epoch + batches * order.batch_size
+
+
+def _built(build: Callable[[dict[str, Any]], Recipe], spec: RunSpec) -> Recipe:
+    try:
+        recipe = build(dict(spec.config))
+    except Exception as error:
+        why = f"building it raised {type(error).__name__}: {error}."
+        raise RecipeError(recipe=spec.recipe, why=why) from error
+    if not isinstance(recipe, Recipe):
+        raise RecipeError(recipe=spec.recipe, why=f"gives a {type(recipe).__name__}.")
+    return recipe
+
+
+def _notes(recipe: Recipe, fit: Fit) -> list[str]:
+    notes = []
+    if fit.prefix:
+        notes.append(f"the prefix {fit.prefix!r} was taken off every name in the file")
+    if fit.kept_as_built:
+        notes.append(f"as the recipe builds them, for the file lacks them: {', '.join(fit.kept_as_built)}")
+    if fit.converted:
+        notes.append(f"converted to the model's element type: {', '.join(fit.converted)}")
+    if recipe.extra:
+        kept = ", ".join(f"extra.{name}" for name in recipe.extra)
+        notes.append(f"as the recipe builds it, with what it took from the model before the import: {kept}")
+    if recipe.scaler is not None and not recipe.scaler.is_enabled():
+        notes.append("the scaler is off on this machine; if it is on where the run trains, import it there")
+    return notes

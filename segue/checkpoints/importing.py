@@ -1,0 +1,289 @@
+"""Starting a run from weights made outside of it: they become its first checkpoint. Cheap to import: torch comes late.
+
+In the log an import is an attempt like any other, which a decision with the action `import` announces: it claims the
+run, commits and reports. So its numbers are taken, it fences and is fenced, and a trainer resumes from it as from any
+other checkpoint. It has no capacity of a pool, so no budget is charged with it.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager, suppress
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pydantic import Field
+
+from segue.clock import Clock, SystemClock
+from segue.controller import declare_lost, open_run
+from segue.deadline.decide import numbers_of_next
+from segue.entries import CommitEntry, DecisionEntry, Entry, ReportEntry
+from segue.errors import LogMovedError, MissingObjectError, RunBegunError, SpecError, WeightsFileError
+from segue.history import History, read_history
+from segue.notices.board import NoticeBoard
+from segue.records import (
+    Capacity,
+    CheckpointRef,
+    Heartbeat,
+    Manifest,
+    SegmentPlan,
+    SegmentReport,
+    StopReason,
+    Value,
+    WeightsFile,
+)
+from segue.runlog import RunLog, Stamp
+from segue.spec import RunSpec
+from segue.stores import StoreReadError, StoreWriteError, open_store
+from segue.stores.patience import patiently
+from segue.trainer.assignment import Assignment
+from segue.trainer.claim import Claim, claim_run
+from segue.trainer.heartbeat import HeartbeatThread
+
+if TYPE_CHECKING:
+    from segue.checkpoints.first_state import FirstState
+    from segue.checkpoints.staging import Staged
+
+log = logging.getLogger(__name__)
+
+Progress = Callable[[str], None]
+"""Told what is being done, in words for a terminal."""
+
+
+class ImportReport(Value):
+    """What was imported from where, and what a person should know about it."""
+
+    run_id: str
+    step: int = Field(ge=0)
+    file: WeightsFile
+    checkpoint: CheckpointRef
+    prefix: str = Field(description="What was taken off the front of every name in the file.")
+    kept_as_built: tuple[str, ...] = Field(description="Names that only the model has; allowed by `partial`.")
+    notes: tuple[str, ...] = Field(description="Anything that is not as the file has it, in words.")
+
+
+def import_weights(
+    spec: RunSpec,
+    file: Path,
+    *,
+    step: int = 0,
+    partial: bool = False,
+    clock: Clock | None = None,
+    progress: Progress | None = None,
+) -> ImportReport:
+    """Make the weights in `file`, and all else as the recipe builds it, the first checkpoint of a run.
+
+    With `step` the run counts from there, and the samples of the steps before are taken as seen. With `partial` the
+    file may lack some of the model's weights. Blocks until the checkpoint is durable; a crash before its commit leaves
+    a run without a checkpoint, into which can be imported again.
+
+    Raises:
+        WeightsFileError, WeightsMismatchError: the file holds no weights of this model; the run was not touched.
+        RunBegunError: the run has a checkpoint, or an attempt at work.
+        SpecError, RecipeError, UnsupportedStateError: the recipe gives no state to begin with; likewise.
+        FencedError, StalePlanError: another import, or a trainer, came in between; it has the run now.
+        StoreUnreachableError, StoreWriteError, StoreReadError: the store did not take it.
+    """
+    say, clock = progress or _say_nothing, clock or SystemClock()
+    if step >= spec.steps:
+        problem = f"step: {step} is not before the goal of {spec.steps} steps; give a lower --step or more --steps"
+        raise SpecError(source="the command line", problems=(problem,))
+    path = require_weights_file(file)
+    with suppress(StoreReadError, MissingObjectError):  # Opening the run says better what is wrong with the store.
+        require_unbegun(read_history(RunLog(open_store(spec.store), spec.run_id)), run_id=spec.run_id)
+    # Torch takes seconds to import: what can be refused without it has been refused by now.
+    say("loading torch")
+    from segue.checkpoints.first_state import first_state
+    from segue.checkpoints.staging import StagingArea
+
+    state = first_state(spec, path, step=step, partial=partial, say=say)
+    with closing(StagingArea()) as staging:
+        staged = staging.take(state.trees)
+        # Drift from a spec under which nothing was kept does no harm.
+        runlog = open_run(spec, clock=clock, accept_drift=True)
+        say("writing the checkpoint")
+        checkpoint = commit_import(runlog, state, staged, clock=clock)
+    log.info("weights imported step=%d file=%s sha256=%s", step, state.file.name, state.file.sha256)
+    return ImportReport(
+        run_id=spec.run_id,
+        step=step,
+        file=state.file,
+        checkpoint=checkpoint,
+        prefix=state.fit.prefix,
+        kept_as_built=state.fit.kept_as_built,
+        notes=state.notes,
+    )
+
+
+def require_weights_file(file: Path) -> Path:
+    """The file's path when it is one with something in it.
+
+    Raises:
+        WeightsFileError: it is not there, a folder, or empty.
+    """
+    try:
+        path = file.expanduser()
+        if path.is_dir():
+            mend = "Name the file in it that has the model's weights."
+            raise WeightsFileError(file=str(file), why="is a folder", mend=mend)
+        is_empty = path.stat().st_size == 0
+    except (OSError, RuntimeError) as error:  # RuntimeError: no such user as in ~nobody.
+        why = f"cannot be read ({getattr(error, 'strerror', None) or error})"
+        raise WeightsFileError(file=str(file), why=why, mend="Check the path.") from None
+    if is_empty:
+        raise WeightsFileError(file=str(file), why="is empty", mend="Save or copy it again.")
+    return path
+
+
+def require_unbegun(history: History, *, run_id: str) -> None:
+    """Pass when the run has nothing that an import would hide or overtake.
+
+    Raises:
+        RunBegunError: names what it has.
+    """
+    what = None
+    plan = history.open_plan
+    if history.checkpoints:
+        newest = (history.newest or history.checkpoints[-1]).ref
+        what = f"its attempt {newest.attempt_id} committed a checkpoint of step {newest.step}"
+    elif plan is not None and not history.is_import(plan.segment, plan.attempt):
+        what = f"segment {plan.segment} attempt {plan.attempt} on {plan.capacity} may be at work"
+    elif history.damage:
+        what = f"its record {history.damage[0].key} may be a checkpoint and cannot be read ({history.damage[0].why})"
+    if what is not None:
+        raise RunBegunError(run_id=run_id, what=what)
+
+
+def commit_import(runlog: RunLog, state: FirstState, staged: Staged, *, clock: Clock) -> CheckpointRef:
+    """Announce, claim, write, commit, report, in that order; the commit is what makes it a checkpoint.
+
+    Raises:
+        RunBegunError: the run got a checkpoint or an attempt since; nothing was touched.
+        FencedError, StalePlanError: another attempt came in between; nothing was committed.
+        StoreWriteError, StoreReadError: the store did not take it; the import can be made again.
+    """
+    from segue.checkpoints.writer_link import InlineWriter
+
+    plan = _announce(runlog, state)
+    started_at = clock.monotonic()
+    claim = claim_run(runlog, Assignment(spec=state.spec, plan=plan), environment=state.environment)
+    with _alive(runlog, state.spec, claim, clock=clock, step=state.step):
+        write = partial(InlineWriter([runlog.store]).write, staged, run_id=runlog.run_id, step=state.step)
+        written = patiently(partial(write, attempt_id=claim.attempt_id), what="checkpoint")
+        manifest = Manifest(
+            step=state.step,
+            samples_seen=state.samples_seen,
+            epoch=state.epoch,
+            shards=written.shards,
+            tensor_count=written.tensor_count,
+            new_bytes=written.new_bytes,
+            components=written.components,
+            environment=state.environment,
+            imported_from=state.file,
+        )
+
+        def commit(stamp: Stamp) -> Entry:
+            facts = {"attempt_id": claim.attempt_id, "manifest": manifest}
+            return CommitEntry.model_validate(stamp(epoch=claim.epoch) | facts)
+
+        slot = patiently(lambda: runlog.append(commit, epoch=claim.epoch), what="commit")
+        checkpoint = CheckpointRef(slot=slot.number, step=state.step, attempt_id=claim.attempt_id)
+        report = _report(plan, state, checkpoint, seconds=clock.monotonic() - started_at)
+
+        def last_word(stamp: Stamp) -> Entry:
+            return ReportEntry.model_validate(stamp(epoch=claim.epoch) | {"report": report})
+
+        try:
+            patiently(lambda: runlog.append(last_word), what="report")
+        except (StoreWriteError, StoreReadError) as error:
+            # The checkpoint is there. Whoever starts the run says `lost`, after a lease, and resumes from it.
+            log.error("report not written reason=%s", error)
+    return checkpoint
+
+
+def _announce(runlog: RunLog, state: FirstState) -> SegmentPlan:
+    """Put the import into the log as what comes next; whoever steers the run waits for it from then on."""
+    while True:
+        history = patiently(lambda: read_history(runlog), what="log")
+        require_unbegun(history, run_id=runlog.run_id)
+        before = history.open_plan
+        if before is not None:  # An import that was killed; should it still live, the next claim fences it.
+            lose = partial(declare_lost, runlog, before, why="another import took its place")
+            patiently(lose, what="report")
+            continue
+        segment, attempt = numbers_of_next(history)
+        plan = SegmentPlan(
+            segment=segment,
+            attempt=attempt,
+            # Records name one of the two; what has no capacity of a pool is not counted as either.
+            capacity=Capacity.SPOT,
+            deployment=state.spec.pools.deployment(Capacity.SPOT),
+        )
+        build = partial(_decision, plan, state.file)
+        with suppress(LogMovedError):  # Somebody else's record came first: look again at what the log says.
+            patiently(partial(runlog.append, build, at=history.next_slot), what="decision")
+            return plan
+
+
+def _decision(plan: SegmentPlan, file: WeightsFile, stamp: Stamp) -> Entry:
+    facts = {"plan": plan, "action": "import", "reason": _origin(file)}
+    return DecisionEntry.model_validate(stamp(epoch=0) | facts)
+
+
+def _origin(file: WeightsFile) -> str:
+    return f"import of {file.name} (sha256 {file.sha256[:12]}): a person gave the weights"
+
+
+def _report(plan: SegmentPlan, state: FirstState, checkpoint: CheckpointRef, *, seconds: float) -> SegmentReport:
+    return SegmentReport(
+        segment=plan.segment,
+        attempt=plan.attempt,
+        attempt_id=checkpoint.attempt_id,
+        capacity=plan.capacity,
+        stop_reason=StopReason.BOUND,
+        from_step=state.step,
+        to_step=state.step,
+        checkpoint=checkpoint,
+        samples_seen=state.samples_seen,
+        seconds=seconds,
+        startup_seconds=seconds,
+        got_capacity=False,
+        note=_origin(state.file),
+    )
+
+
+@contextmanager
+def _alive(runlog: RunLog, spec: RunSpec, claim: Claim, *, clock: Clock, step: int) -> Iterator[None]:
+    """Show signs of life: a run that is started meanwhile waits for the import instead of passing it by."""
+
+    def describe(counter: int) -> Heartbeat:
+        return Heartbeat(
+            attempt_id=claim.attempt_id,
+            counter=counter,
+            phase="starting",
+            step=step,
+            trainer_pid=os.getpid(),
+            beat_at=clock.now(),
+        )
+
+    heartbeat = HeartbeatThread(
+        runlog.store,
+        run_id=runlog.run_id,
+        attempt_id=claim.attempt_id,
+        interval_seconds=spec.liveness.heartbeat_seconds,
+        describe=describe,
+        board=NoticeBoard(clock),
+        watchers=(),
+    )
+    heartbeat.start()
+    try:
+        yield
+    finally:
+        heartbeat.stop()
+
+
+def _say_nothing(doing: str) -> None:
+    return

@@ -1,0 +1,93 @@
+"""`segue checkpoints import`, as a real process."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from segue.testing.recipes import tiny
+from tests.checkpoints.test_import_refusals import write_code
+from tests.test_cli_errors import Outcome, Place
+
+TINY = "segue.testing.recipes:tiny"
+
+
+@pytest.fixture
+def state() -> dict[str, torch.Tensor]:
+    torch.manual_seed(11)
+    return tiny({}).model.state_dict()
+
+
+@pytest.fixture
+def weights(tmp_path, state) -> Path:
+    torch.save(state, tmp_path / "weights.pt")
+    return tmp_path / "weights.pt"
+
+
+@pytest.fixture
+def place(tmp_path) -> Place:
+    return Place(tmp_path / "place")
+
+
+def ask(place: Place, *more: str) -> Outcome:
+    return place.run("checkpoints", "import", "weights.pt", "--recipe", TINY, "--run", "mine", "--steps", "9", *more)
+
+
+def test_the_command_imports_once_and_says_how_to_go_on(place, weights):
+    shutil.copy(weights, place.folder)
+    outcome = ask(place, "--json", "--seed", "3", "--store", "here")
+    assert (outcome.code, outcome.err) == (0, "")
+    told = json.loads(outcome.out)
+    assert list(told) == ["run_id", "step", "file", "checkpoint", "prefix", "kept_as_built", "notes"]
+    assert (told["run_id"], told["step"], told["file"]["name"]) == ("mine", 0, "weights.pt")
+    status = place.run("status", "mine", "--store", "here")
+    assert "import of weights.pt (sha256 " in status.out
+    assert "between segments" in status.out
+    again = ask(place, "--store", "here")
+    assert (again.code, again.out) == (2, "")
+    assert again.err.startswith("segue: run mine has begun already: its attempt seg000-a1-e1 committed a checkpoint")
+    place.write("run.toml", 'steps = 5\nrecipe = "x:y"\nseed = 4\n[store]\nurl = "there"\n')
+    people = ask(place, "--config", "run.toml")
+    assert (people.code, people.err) == (0, "")
+    assert people.out.startswith("note: as the recipe builds it, ")
+    assert "step 0 of mine has the weights of weights.pt, sha256 " in people.out
+    assert people.out.endswith(f"\ngo on with: segue run {TINY} --config=run.toml --run-id=mine --steps=9\n")
+    assert (place.folder / "there" / "mine" / "log").is_dir()
+
+
+def test_code_in_the_file_is_refused_in_one_paragraph_without_a_trace(place, state):
+    write_code(place.folder / "weights.pt", state)
+    asked = ("checkpoints", "import", "weights.pt", "--recipe", TINY, "--run", "mine", "--steps", "9")
+    assert "weights.pt names Python objects, which would have to be run to read it: posix.system" in place.refused(
+        *asked
+    )
+
+
+@pytest.mark.parametrize(
+    ("asked", "code", "said"),
+    [
+        (["--help"], 0, ""),
+        (["checkpoints", "--help"], 0, ""),
+        (["checkpoints", "import", "nowhere.pt", "--recipe", TINY, "--run", "r", "--steps", "9"], 2, "cannot be read"),
+        (["checkpoints", "import", ".", "--recipe", TINY, "--run", "r", "--steps", "9"], 2, "is a folder"),
+        (["checkpoints", "import", "x.pt", "--recipe", TINY, "--steps", "9"], 2, "run_id: is missing; give it"),
+    ],
+)
+def test_the_help_and_what_can_be_refused_without_torch_do_not_wait_for_it(tmp_path, asked, code, said):
+    look = (
+        "import sys; from segue import cli\n"
+        "try:\n    cli.main()\nexcept SystemExit as end:\n    print(end.code, 'torch' in sys.modules, file=sys.stderr)"
+    )
+    if asked == ["--help"]:
+        look = look.replace("cli.main()", "cli.app()")  # The commands that are plugged in have imports of their own.
+    done = subprocess.run(
+        [sys.executable, "-c", look, *asked], cwd=tmp_path, capture_output=True, text=True, check=True
+    )
+    assert done.stderr.endswith(f"{code} False\n")
+    assert said in done.stderr

@@ -1,0 +1,161 @@
+"""Whatever happens in the middle of an import, the run is one without a checkpoint or one with the weights."""
+
+from __future__ import annotations
+
+import multiprocessing as mp
+import shutil
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+import torch
+
+from segue.checkpoints.first_state import first_state
+from segue.checkpoints.importing import commit_import, import_weights
+from segue.checkpoints.staging import StagingArea
+from segue.clock import SystemClock
+from segue.controller import open_run
+from segue.errors import FencedError, RunBegunError
+from segue.history import read_history
+from segue.local import run_here
+from segue.records import CheckpointRef, StopReason
+from segue.runlog import RunLog
+from segue.spec import RunSpec
+from segue.stores import open_store
+from segue.testing.faulty_store import FaultyStore
+from segue.testing.killing_store import die
+from segue.testing.recipes import tiny
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture
+def state() -> dict[str, torch.Tensor]:
+    torch.manual_seed(11)
+    return tiny({}).model.state_dict()
+
+
+@pytest.fixture
+def weights(tmp_path, state) -> Path:
+    torch.save(state, tmp_path / "weights.pt")
+    return tmp_path / "weights.pt"
+
+
+def store_of(spec: RunSpec) -> Path:
+    return Path(spec.store.url)
+
+
+def import_into(spec: RunSpec, weights: Path, store: FaultyStore) -> CheckpointRef:
+    """An import as the command makes it, with this store in the place of the run's."""
+    made = first_state(spec, weights, step=0, partial=False, say=lambda doing: None)
+    open_run(spec, clock=SystemClock())
+    with closing(StagingArea()) as staging:
+        return commit_import(RunLog(store, spec.run_id), made, staging.take(made.trees), clock=SystemClock())
+
+
+def writes_of(spec: RunSpec, then: Callable[[int, str], None]) -> FaultyStore:
+    """The run's store; `then` is told number and key of each write before it is made, but for heartbeats."""
+    count = iter(range(1, 1000))
+
+    def look(operation: str, key: str) -> bool:
+        if operation in {"put", "put_if_absent"} and not key.endswith("heartbeat.json"):
+            then(next(count), key)
+        return False
+
+    return FaultyStore(open_store(spec.store), fails=look)
+
+
+def test_of_two_imports_at_once_one_is_committed(make_spec, weights):
+    spec = make_spec()
+
+    def meddle(number: int, key: str) -> None:
+        if key.endswith(".safetensors"):
+            import_weights(spec, weights)
+
+    with pytest.raises(FencedError):
+        import_into(spec, weights, writes_of(spec, meddle))
+    history = read_history(RunLog(open_store(spec.store), spec.run_id))
+    assert [checkpoint.ref.attempt_id for checkpoint in history.checkpoints] == ["seg000-a2-e2"]
+    assert history.open_plan is None
+
+
+def test_a_run_that_is_started_during_an_import_waits_for_it_and_goes_on_from_it(make_spec, open_log, weights):
+    spec = make_spec(steps=12, liveness={"heartbeat_seconds": 0.05, "lease_seconds": 2})
+    run = threading.Thread(target=lambda: run_here(spec, open_log(spec), on_line=lambda line: None))
+
+    def meddle(number: int, key: str) -> None:
+        if key.endswith(".safetensors"):
+            run.start()
+            run.join(9)  # Its trainer has found the run claimed by then, and a lease without a heartbeat has run out.
+
+    import_into(spec, weights, writes_of(spec, meddle))
+    run.join(60)
+    history = read_history(RunLog(open_store(spec.store), spec.run_id))
+    assert [(word.segment, word.attempt, word.stop_reason) for word in history.last_words()] == [
+        (0, 1, StopReason.BOUND),
+        (1, 1, StopReason.FINISHED),
+    ]
+    assert history.resumes[0].parent == history.checkpoints[0].ref
+
+
+def killed_import(spec: str, weights: Path, at: int) -> None:
+    made = RunSpec.model_validate_json(spec)
+
+    def kill(number: int, key: str) -> None:
+        if number == at:
+            die()
+
+    import_into(made, weights, writes_of(made, kill))
+
+
+def kinds_of(spec: RunSpec) -> list[str]:
+    return [slot.entry.kind for slot in RunLog(open_store(spec.store), spec.run_id).reload().slots]
+
+
+@pytest.fixture(scope="module")
+def forkserver(nursery):
+    return mp.get_context("forkserver")
+
+
+@pytest.mark.parametrize(("at", "records"), [(1, 1), (2, 2), (3, 3), (4, 3), (5, 3), (6, 4)])
+def test_a_kill_before_any_write_leaves_a_run_that_can_be_imported_again_or_started(
+    nursery, forkserver, make_spec, open_log, weights, tmp_path, at, records
+):
+    spec = make_spec(steps=12)
+    process = forkserver.Process(target=killed_import, args=(spec.model_dump_json(), weights, at))
+    process.start()
+    process.join(60)
+    assert process.exitcode == -signal.SIGKILL
+    kinds = kinds_of(spec)
+    assert kinds == ["open", "decision", "claim", "commit", "report"][:records]
+    started = spec.model_copy(update={"store": spec.store.model_copy(update={"url": str(tmp_path / "copy")})})
+    shutil.copytree(store_of(spec), store_of(started))
+
+    if "commit" in kinds:
+        with pytest.raises(RunBegunError):
+            import_weights(spec, weights)
+    else:
+        import_weights(spec, weights)
+    history = read_history(open_log(spec))
+    assert [checkpoint.manifest.step for checkpoint in history.checkpoints] == [0]
+    assert history.newest.manifest.imported_from.name == "weights.pt"
+
+    log = open_log(started)
+    nursery.run_to_the_end(log, started)
+    history = read_history(log)
+    assert history.committed_step == 12
+    numbers = [(entry.plan.segment, entry.plan.attempt) for entry in history.decisions if entry.plan]
+    assert len(set(numbers)) == len(numbers)
+    has_imported = history.checkpoints[0].manifest.imported_from is not None
+    assert has_imported is ("commit" in kinds)
+    # Whatever became of the import, it was not a preemption of spot.
+    assert [r.got_capacity for r in history.last_words()] == [not history.is_import(*n) for n in numbers]
