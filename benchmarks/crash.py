@@ -13,7 +13,7 @@ import tempfile
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -30,13 +30,25 @@ _WIDTH, _FROZEN = 2048, 200_000
 _OUTSIDE_PAUSE_SECONDS = 0.01
 _MOST_TRIES = 6
 """How often an attempt may pass a kill's point by until that counts as a problem."""
-_STAGINGS: tuple[dict[str, Any], ...] = (
+_SAVINGS: tuple[dict[str, Any], ...] = (
     {},
     {"staging": "overlapped", "arenas": 2},
     {"full_every": 3},
     {"staging": "overlapped", "full_every": 3},
 )
 """How runs save, in turn."""
+
+
+_FIGURES = (
+    "commits_lost",
+    "records_lost",
+    "torn_visible",
+    "orphans_left",
+    "orphan_bytes_left",
+    "unfinished_left",
+    "unfinished_left_elsewhere",
+)
+_COUNTS = ("runs", "runs_swept", "attempts", "commits", "pruned", "quarantined")
 
 
 @dataclass(frozen=True)
@@ -69,9 +81,10 @@ class _Scene:
     """Runs that came to another end."""
     runs: int = 0
 
-    def next_run(self, place: Place, *, pause_seconds: float) -> tuple[CrashRun, str]:
+    def next_run(self, place: Place, *, pause_seconds: float, with_fast_folder: bool) -> tuple[CrashRun, str]:
         """A run that nobody has begun yet, and its id."""
         run_id = f"{place.name}-{self.runs}"
+        fast = {"fast_folder": str(self.folder / "fast")} if with_fast_folder and self.runs % 2 else {}
         spec = RunSpec.parse(
             {
                 "run_id": run_id,
@@ -80,7 +93,7 @@ class _Scene:
                 "config": {"width": _WIDTH, "frozen": _FROZEN, "pause_seconds": pause_seconds},
                 "threads": 1,
                 "device": "cpu",
-                "checkpoints": {"every_steps": 5} | _STAGINGS[self.runs % len(_STAGINGS)],
+                "checkpoints": {"every_steps": 5} | _SAVINGS[self.runs % len(_SAVINGS)] | fast,
                 "policy": {"max_lost_in_place": 10_000},
                 "liveness": {"heartbeat_seconds": 0.05},
             }
@@ -116,7 +129,7 @@ def measure(options: Options, *, say: Callable[[str], None], places: Sequence[Pl
             by_name = {place.name: place for place in chosen}
             for (place_name, is_outside), kills in lanes(plan).items():
                 pause = _OUTSIDE_PAUSE_SECONDS if is_outside else by_name[place_name].pause_seconds
-                _Lane(scene, by_name[place_name], kills, pause).run()
+                _Lane(scene, by_name[place_name], kills, pause_seconds=pause, is_outside=is_outside).run()
         except NurseryError as error:
             scene.tally.problems.append(f"no trainer can be started any more: {error}")
         except StuckRunError:
@@ -133,23 +146,30 @@ def passed(report: dict[str, Any]) -> bool:
 class _Lane:
     """The kills that can share runs: of one place and of one kind."""
 
-    def __init__(self, scene: _Scene, place: Place, kills: Sequence[Kill], pause_seconds: float) -> None:
+    def __init__(
+        self, scene: _Scene, place: Place, kills: Sequence[Kill], *, pause_seconds: float, is_outside: bool
+    ) -> None:
         self._scene, self._place, self._pause_seconds = scene, place, pause_seconds
+        # What is killed inside goes through one store; a second one would make a damaged shard whole again.
+        self._with_fast_folder = is_outside
         self._left = deque((kill, _MOST_TRIES) for kill in kills)
 
     def run(self) -> None:
         """Run after run until all kills are made."""
         while self._left:
-            run, run_id = self._scene.next_run(self._place, pause_seconds=self._pause_seconds)
+            run, run_id = self._scene.next_run(
+                self._place, pause_seconds=self._pause_seconds, with_fast_folder=self._with_fast_folder
+            )
             try:
-                with _closing(run):
-                    self._kill_again_and_again(run)
-                    run.finish()
-                    if run.checker.final_state() != self._scene.expected:
-                        self._scene.different.append(run_id)
+                self._kill_again_and_again(run)
+                run.finish()
+                is_same = run.checker.final_state() == self._scene.expected
             except StuckRunError:
+                self._left.clear()  # Why is among the problems; the kills that are left are not made.
+                is_same = False
+            run.close()
+            if not is_same:
                 self._scene.different.append(run_id)
-                return  # The reason is among the problems; the kills that are left are not made.
 
     def _kill_again_and_again(self, run: CrashRun) -> None:
         kills = 0
@@ -165,14 +185,6 @@ class _Lane:
                 tally.problems.append(f"{_in_words(kill)}: no attempt came to it")
 
 
-@contextmanager
-def _closing(run: CrashRun) -> Iterator[None]:
-    try:
-        yield
-    finally:
-        run.close()
-
-
 def _places(options: Options, folder: Path, stack: ExitStack) -> Iterator[Place]:
     if LOCAL in options.places:
         yield LocalPlace(folder / "store")
@@ -184,10 +196,12 @@ def _undisturbed(scene: _Scene) -> None:
     """The run that all others must end like."""
     scene.say("the run that nobody disturbs")
     place = LocalPlace(scene.folder / "undisturbed")
-    run, _ = scene.next_run(place, pause_seconds=0.0)
-    with _closing(run):
+    run, _ = scene.next_run(place, pause_seconds=0.0, with_fast_folder=False)
+    try:
         run.finish()
-    scene.expected = run.checker.final_state()
+        scene.expected = run.checker.final_state()
+    finally:
+        run.close()
 
 
 def _in_words(kill: Kill) -> str:
@@ -199,19 +213,17 @@ def _in_words(kill: Kill) -> str:
 
 def _report(scene: _Scene, places: Sequence[Place], *, seconds: float) -> dict[str, Any]:
     tally, options = scene.tally, scene.options
-    figures = ("commits_lost", "records_lost", "torn_visible", "orphans_left", "orphan_bytes_left", "unfinished_left")
-    counts = ("runs", "runs_swept", "attempts", "commits", "pruned", "quarantined")
     if (made := tally.kills.total()) < options.kills:
         tally.problems.append(f"{options.kills - made} of {options.kills} kills were not made")
     return {
         "kills": made,
-        **{name: tally.figures[name] for name in figures},
+        **{name: tally.figures[name] for name in _FIGURES},
         "final_identical": bool(scene.expected) and not scene.different,
         **{f"kills_at_{_key(name)}": tally.kills[name] for name in NAMES},
         **{f"kills_{moment}": tally.moments[moment] for moment in ("before", "middle", "after", "any")},
         **{f"kills_on_{place.name}": tally.places[place.name] for place in places},
         "stores": ", ".join(f"{place.name} ({place.kind})" for place in places),
-        **{name: tally.figures[name] for name in counts},
+        **{name: tally.figures[name] for name in _COUNTS},
         **{
             f"resumes_{verdict}": tally.verdicts[verdict] for verdict in ("exact", "equivalent", "unverified", "broken")
         },

@@ -15,6 +15,7 @@ from segue.entries import AnyEntry, CommitEntry
 from segue.errors import CheckpointError
 from segue.history import Checkpoint, History, read_history
 from segue.runlog import RunLog
+from segue.stores import Store
 
 _SHARD = re.compile(r"[^/]+/(attempts/[^/]+/step-[0-9]+/[^/]+)")
 
@@ -36,6 +37,8 @@ class Checker:
         self.problems: dict[str, None] = {}
         """Whatever else must not be, in the order of its discovery."""
         self._seen: dict[int, AnyEntry] = {}
+        self._log: RunLog | None = None
+        """As the newest look has read it."""
 
     @property
     def is_sound(self) -> bool:
@@ -43,7 +46,7 @@ class Checker:
 
     def look(self, *, thoroughly: bool = False) -> History:
         """Check everything; the newest checkpoint is read whole, `thoroughly` all of them are."""
-        log = self._open_log().reload()
+        log = self._log = self._open_log().reload()
         history = read_history(log)
         entries: dict[int, AnyEntry] = {slot.number: slot.entry for slot in log.slots}
         for damage in history.damage:
@@ -55,24 +58,29 @@ class Checker:
         return history
 
     def check_the_end(self) -> None:
-        """After the last attempt: whatever was damaged has been set aside or pruned."""
-        for checkpoint in read_history(self._open_log().reload()).usable:
+        """After the last look: whatever was damaged has been set aside or pruned."""
+        for checkpoint in read_history(self._read_log()).usable:
             if checkpoint.ref.slot in self.damaged:
                 self._complain(f"the damaged checkpoint of step {checkpoint.ref.step} is still offered")
 
     def final_state(self) -> dict[str, str]:
         """Digests of all components of the newest checkpoint, computed from its bytes; empty when there is none."""
-        log = self._open_log().reload()
+        log = self._read_log()
         newest = read_history(log).newest
         return dict(digest(_read(log, newest)).components) if newest else {}
 
-    def orphans(self) -> dict[str, int]:
-        """Shards that no record names: their names in the run's folder, and sizes in bytes."""
-        log = self._open_log().reload()
+    def orphans(self, store: Store) -> dict[str, int]:
+        """Shards in a store of the run that no record names: their names in the run's folder, and sizes in bytes."""
+        log = self._read_log()
         used = names_in_use(read_history(log))
-        listed = log.store.list_objects(layout.attempts_prefix(log.run_id))
+        listed = store.list_objects(layout.attempts_prefix(log.run_id))
         shards = ((match[1], item.size_bytes) for item in listed if (match := _SHARD.fullmatch(item.key)))
         return {name: size_bytes for name, size_bytes in shards if name not in used}
+
+    def _read_log(self) -> RunLog:
+        if self._log is None:
+            self._log = self._open_log().reload()
+        return self._log
 
     def _check_nothing_is_gone(self, entries: dict[int, AnyEntry], standing: set[int]) -> None:
         promised = [(note.slot, note.entry_id, note.kind) for note in read_notes(self._notes)]

@@ -18,7 +18,7 @@ from segue.errors import SegueError
 
 _QUICK_KILLS, _KILLS = 20, 200
 _MUST_BE_ZERO = ("commits_lost", "records_lost", "torn_visible")
-_SHOULD_BE_ZERO = ("orphans_left", "unfinished_left")
+_SHOULD_BE_ZERO = ("orphans_left", "unfinished_left", "unfinished_left_elsewhere")
 
 
 def crash(
@@ -66,7 +66,7 @@ def show(report: Mapping[str, Any], to: Console) -> None:
     to.print(table)
     for name in (*_MUST_BE_ZERO, *_SHOULD_BE_ZERO):
         style = None if not report[name] else "red" if name in _MUST_BE_ZERO else "yellow"
-        to.print(f"{name.replace('_', ' '):>16}  {report[name]}", style=style)
+        to.print(f"{name.replace('_', ' '):>25}  {report[name]}", style=style)
     to.print(
         f"{report['runs']} runs of {report['steps']} steps, {report['attempts']} attempts, "
         f"{report['commits']} commits; resumes: {report['resumes_exact']} exact, "

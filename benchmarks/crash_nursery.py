@@ -95,23 +95,32 @@ class Nursery:
                 bufsize=0,
                 # A session of its own: Ctrl-C is for the one that steers, which then ends this one in order.
                 start_new_session=True,
-                env=os.environ | {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[1]), *_python_path()])},
+                env=os.environ | self._environment(),
             )
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         assert self._process.stdin is not None
         assert self._process.stdout is not None
-        try:
+        with suppress(NurseryError):
             if self._child is not None:
                 self._child.end()
-        except NurseryError:
-            pass
-        finally:
-            self._process.stdin.close()
+        # Its end of the pipe tells it to end a trainer that it has forked and that we have not heard of yet.
+        self._process.stdin.close()
+        try:
+            self._process.wait(_GRACE_SECONDS)
+        except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
-            self._process.stdout.close()
+        self._process.stdout.close()
+
+    def _environment(self) -> dict[str, str]:
+        paths = [str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")]
+        return {
+            "PYTHONPATH": os.pathsep.join(path for path in paths if path),
+            # Torch makes this folder when it is imported, and leaves it behind.
+            "TORCHINDUCTOR_CACHE_DIR": str(self.log.parent / "inductor"),
+        }
 
     def start(self, order: str) -> Child:
         """Fork a trainer for an order (`benchmarks.crash_trainer`); the one before must have ended.
@@ -178,7 +187,8 @@ def _code_of(pid: int) -> int:
         if ended:
             return os.waitstatus_to_exitcode(status)
         if select.select([0], [], [], _POLL_SECONDS)[0]:  # One order at a time: this is the end of the input.
-            with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+            with suppress(ProcessLookupError):  # It may not have got so far as to have a group.
                 os.killpg(pid, signal.SIGKILL)
             os._exit(1)
 
@@ -204,8 +214,3 @@ def _is_writer(pid: int) -> bool:
         return b"segue.checkpoints.writer_process" in Path(f"/proc/{pid}/cmdline").read_bytes()
     except OSError:
         return False
-
-
-def _python_path() -> list[str]:
-    found = os.environ.get("PYTHONPATH")
-    return [found] if found else []

@@ -26,6 +26,17 @@ class Victim(StrEnum):
     WRITER = "writer"
     BOTH = "trainer and writer"
     TRAINER_DURING_PUT = "trainer during a put"
+    WRITER_DURING_PUT = "writer during a put"
+
+    @property
+    def is_during_put(self) -> bool:
+        """Whether it dies while the writer is in the middle of a shard, and not at a random moment."""
+        return self in (Victim.TRAINER_DURING_PUT, Victim.WRITER_DURING_PUT)
+
+    @property
+    def is_writer_alone(self) -> bool:
+        """Whether the trainer has to go on as if nothing had happened."""
+        return self in (Victim.WRITER, Victim.WRITER_DURING_PUT)
 
 
 @dataclass(frozen=True)
@@ -75,10 +86,11 @@ def schedule(*, kills: int, places: Sequence[str], seed: int) -> tuple[Kill, ...
     """That many kills: every name as often as every other, in each place as often as in each other, in random order."""
     chance = random.Random(seed)
     made: Counter[str] = Counter()
+    first: dict[str, int] = {}
     plan: list[Kill] = []
     while len(plan) < kills:
         for name in chance.sample(NAMES, min(len(NAMES), kills - len(plan))):
-            place = places[(made[name] + NAMES.index(name)) % len(places)]
+            place = places[(first.setdefault(name, len(plan)) + made[name]) % len(places)]
             # Each place goes through all moments of an operation in turn.
             plan.append(_kill(name, place, turn=made[name] // len(places), chance=chance))
             made[name] += 1
@@ -96,8 +108,8 @@ def lanes(plan: Iterable[Kill]) -> dict[tuple[str, bool], list[Kill]]:
 def _kill(name: str, place: str, *, turn: int, chance: random.Random) -> Kill:
     if name not in set(Operation):
         victim = Victim(name)
-        # Whatever dies before the attempt is at work has little to lose; of a writer's start there is one a resume.
-        at_work = victim in (Victim.WRITER, Victim.TRAINER_DURING_PUT) or chance.random() < 0.5
+        # Half of them die while the attempt starts: where there is no work to lose yet, a start can go wrong.
+        at_work = victim.is_during_put or chance.random() < 0.5
         return OutsideKill(
             place=place,
             victim=victim,

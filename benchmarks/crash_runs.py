@@ -23,6 +23,7 @@ from segue.local import account_for
 from segue.records import SegmentPlan, SegmentReport, StopReason
 from segue.runlog import RunLog
 from segue.spec import RunSpec
+from segue.stores import LocalStore
 from segue.testing.killing_store import KillPoint, Operation
 from segue.trainer.assignment import Assignment
 
@@ -124,14 +125,23 @@ class CrashRun:
         figures["records_lost"] += len(checker.records_lost)
         figures["torn_visible"] += len(checker.torn)
         if self._is_swept:  # Else an attempt that was killed committed the goal, and none came to clean up after it.
-            orphans, unfinished = checker.orphans(), self._place.unfinished(self._spec.run_id)
+            orphans, unfinished = self._orphans(), self._place.unfinished(self._spec.run_id)
             figures["runs_swept"] += 1
             figures["orphans_left"] += len(orphans)
             figures["orphan_bytes_left"] += sum(orphans.values())
-            figures["unfinished_left"] += len(unfinished)
+            figures["unfinished_left"] += sum(name.startswith("attempts/") for name in unfinished)
+            figures["unfinished_left_elsewhere"] += sum(not name.startswith("attempts/") for name in unfinished)
             self._tally.leftovers += [f"{self._spec.run_id}/{name}" for name in (*orphans, *unfinished)]
         self._tally.verdicts.update(entry.verdict.kind.value for entry in history.resumes)
         self._tally.problems += [f"{self._spec.run_id}: {problem}" for problem in checker.problems]
+
+    def _orphans(self) -> dict[str, int]:
+        found = self.checker.orphans(self._log.store)
+        fast_folder = self._spec.checkpoints.fast_folder
+        if fast_folder is not None:
+            fast = self.checker.orphans(LocalStore(Path(fast_folder)))
+            found |= {f"{name} (fast folder)": size_bytes for name, size_bytes in fast.items()}
+        return found
 
     @property
     def _last_kill_step(self) -> int:

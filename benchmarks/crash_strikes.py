@@ -33,34 +33,23 @@ class Striker:
         """Kill; False when the attempt ended before that. A writer's end is followed until it is replaced."""
         if kill.at_work and not self._wait_until(self._is_at_work):
             return False
-        if kill.victim is Victim.WRITER and not self._wait_until(lambda: bool(self._child.writers())):
+        if kill.victim.is_writer_alone and not self._wait_until(lambda: bool(self._child.writers())):
             return False
-        if kill.victim is Victim.TRAINER_DURING_PUT:
-            return self._strike_during_put(kill)
-        time.sleep(kill.after_seconds)
-        if self._child.poll() is not None:
-            return False
-        match kill.victim:
-            case Victim.WRITER:
-                return self._strike_writer()
-            case Victim.BOTH:
-                writers = self._child.writers()
-                self._child.kill()
-                _kill_all(writers)
-            case _:
-                self._child.kill()
-        return True
-
-    def _strike_writer(self) -> bool:
         commits = self._commits()
+        is_hit = self._strike_during_put(kill) if kill.victim.is_during_put else self._strike_later(kill)
+        if is_hit and kill.victim.is_writer_alone:
+            self._see_it_replaced(commits)
+        return is_hit
+
+    def _strike_later(self, kill: OutsideKill) -> bool:
+        time.sleep(kill.after_seconds)
         writers = self._child.writers()
-        if not writers:
+        if self._child.poll() is not None or (kill.victim.is_writer_alone and not writers):
             return False
-        _kill_all(writers)
-        if not self._wait_until(lambda: self._commits() > commits) and self._child.poll() is None:
-            self.problem = f"a writer was killed, and its attempt committed nothing for {_PATIENCE_SECONDS:g} s"
-        with suppress(ProcessLookupError):
-            os.kill(self._child.pid, signal.SIGTERM)  # It has shown what it had to.
+        if not kill.victim.is_writer_alone:
+            self._child.kill()
+        if kill.victim is not Victim.TRAINER:
+            _kill_all(writers)
         return True
 
     def _strike_during_put(self, kill: OutsideKill) -> bool:
@@ -72,11 +61,20 @@ class Striker:
         has_caught = False
         try:
             has_caught = self._wait_until(trap.has_caught, poll_seconds=_TRAP_POLL_SECONDS)
-            if has_caught:
+            if has_caught and kill.victim.is_writer_alone:
+                _kill_all(writers)
+            elif has_caught:
                 self._child.kill()
         finally:
             trap.release(is_late=kill.is_late or not has_caught)
         return has_caught
+
+    def _see_it_replaced(self, commits: int) -> None:
+        """Wait for the commit that a new writer made possible, then end the attempt as by a notice."""
+        if not self._wait_until(lambda: self._commits() > commits) and self._child.poll() is None:
+            self.problem = f"a writer was killed, and its attempt committed nothing for {_PATIENCE_SECONDS:g} s"
+        with suppress(ProcessLookupError):
+            os.kill(self._child.pid, signal.SIGTERM)
 
     def _is_at_work(self) -> bool:
         return any(note.kind in ("verdict", "commit") for note in self._own_notes())

@@ -11,7 +11,7 @@ import json
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 PAGE_BYTES = 4096
 MAX_HEADER_BYTES = 100 * 2**20
@@ -39,6 +39,7 @@ DTYPES: Mapping[str, tuple[str, int]] = {
 }
 """torch's name of an element type -> safetensors' code and the bytes of one element."""
 
+_MOST_ELEMENTS = 2**60
 _NAMES = {code: name for name, (code, _) in DTYPES.items()}
 
 
@@ -103,7 +104,7 @@ def read_layout(image: memoryview) -> ImageLayout:
     if size_bytes < 8 or length > min(size_bytes - 8, MAX_HEADER_BYTES):
         raise MalformedImageError(f"its header of {length} bytes does not fit into {size_bytes}")
     try:
-        header = json.loads(bytes(image[8 : 8 + length]))
+        header = json.loads(bytes(image[8 : 8 + length]), object_pairs_hook=_without_doubles)
         header.pop("__metadata__", None)
         found = [(name, *_entry(item)) for name, item in header.items()]
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
@@ -112,6 +113,13 @@ def read_layout(image: memoryview) -> ImageLayout:
     _check_tiling(((start, stop) for _, _, start, stop in found), total_bytes=size_bytes - base)
     placed = {name: Placed(spec, base + start, stop - start) for name, spec, start, stop in found}
     return ImageLayout(head=bytes(image[:base]), placed=placed, size_bytes=size_bytes)
+
+
+def _without_doubles(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise ValueError("a name is there twice")
+    return found
 
 
 def _entry(item: dict[str, object]) -> tuple[TensorSpec, int, int]:
@@ -124,6 +132,8 @@ def _entry(item: dict[str, object]) -> tuple[TensorSpec, int, int]:
         raise TypeError("an entry has other fields than dtype, shape and data_offsets")
     if not all(type(number) is int and number >= 0 for number in (*shape, *offsets)):
         raise ValueError("a size or offset is not a whole number")
+    if math.prod(max(number, 1) for number in shape) > _MOST_ELEMENTS:
+        raise ValueError("a shape is larger than any tensor's")
     spec = TensorSpec(_NAMES[str(item["dtype"])], tuple(shape))
     start, stop = offsets
     if stop - start != spec.size_bytes:

@@ -9,16 +9,16 @@ from collections.abc import Sequence
 from segue import layout
 from segue.checkpoints import ring
 from segue.entries import Entry, PruneEntry
-from segue.history import Attempt, History, read_history
-from segue.records import StopReason, VerdictKind
+from segue.history import History, read_history
+from segue.records import VerdictKind
 from segue.runlog import RunLog, Stamp
 from segue.spec import CheckpointSpec
 from segue.stores.base import Store, StoreReadError, StoreWriteError
 
 log = logging.getLogger(__name__)
 
-_MOST_SILENT = 20
-"""How many attempts that ended without a word are looked after; earlier ones were, by those after them."""
+_MOST_TIDIED = 20
+"""How many earlier attempts are tidied up after; those before them were, by those after them."""
 
 _SHARD = re.compile(r"[^/]+/(attempts/[^/]+-e([0-9]+)/step-[0-9]+/[^/]+)")
 
@@ -66,22 +66,17 @@ class Pruner:
         if history.damage:
             return  # A record that cannot be read may name anything.
         used = names_in_use(history)
-        silent = [attempt.claim.attempt_id for attempt in history.attempts if self._ended_silently(attempt)]
+        earlier = [attempt.claim.attempt_id for attempt in history.attempts if attempt.claim.epoch < self._epoch]
         for store in self._tiers:
             try:
                 found = [item.key for item in store.list_objects(layout.attempts_prefix(runlog.run_id))]
                 shards = [match for key in found if (match := _SHARD.fullmatch(key))]
                 orphans = {match[1] for match in shards if int(match[2]) < self._epoch}
-                for attempt_id in silent[-_MOST_SILENT:]:
+                self._delete(runlog.run_id, orphans - used, tiers=[store])
+                for attempt_id in earlier[-_MOST_TIDIED:]:
                     store.drop_unfinished(layout.attempt_prefix(runlog.run_id, attempt_id))
             except (StoreReadError, StoreWriteError) as error:
                 log.warning("leftovers not looked for store=%s reason=%s", store.url, error)
-            else:
-                self._delete(runlog.run_id, orphans - used, tiers=[store])
-
-    def _ended_silently(self, attempt: Attempt) -> bool:
-        has_own_report = attempt.report is not None and attempt.report.stop_reason is not StopReason.LOST
-        return attempt.claim.epoch < self._epoch and not has_own_report
 
     def _delete(self, run_id: str, names: set[str], *, tiers: Sequence[Store] | None = None) -> None:
         for store in tiers or self._tiers:

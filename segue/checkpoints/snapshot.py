@@ -96,7 +96,7 @@ def raw_bytes(tensor: torch.Tensor) -> memoryview:
 def _on_cpu(tensor: torch.Tensor, *, copy: bool) -> torch.Tensor:
     # memory_format: a channels-last tensor counts as contiguous in its own format, but its bytes
     # would then depend on strides that the shape does not tell.
-    tensor = tensor.detach()
+    tensor = tensor.detach().resolve_conj().resolve_neg()
     if tensor.device.type == "cpu" and tensor.is_contiguous() and not copy:
         return tensor
     moved = tensor.to("cpu")

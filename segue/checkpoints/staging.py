@@ -7,6 +7,7 @@ only an optimizer changes to be copied meanwhile; `Staged.barrier`, before any o
 from __future__ import annotations
 
 import gc
+import heapq
 import operator
 import threading
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,8 +21,28 @@ from segue.checkpoints.arena import Arena
 from segue.checkpoints.codec import Json, encode_tree
 from segue.checkpoints.image import PAGE_BYTES, ImageLayout, TensorSpec, layout_of
 
+_LOOKS, _MOST_LOOKED_AT = 64, 256
+"""How many values are compared at the barrier, and of how many tensors, the largest."""
+
 _shape_of = operator.attrgetter("shape")
 _dtype_of = operator.attrgetter("dtype")
+
+
+@dataclass(frozen=True)
+class _Late:
+    """A tensor that was to stay as it is until the barrier."""
+
+    live: torch.Tensor
+    version: int
+    looks: torch.Tensor | None
+    """A few of its values at the safe point."""
+
+    def has_changed(self) -> bool:
+        """Whether anything got at it: by its version, which every change that torch knows of moves when it is done,
+        and for the others, made through `.data`, by a few of its values."""
+        if self.live._version != self.version:
+            return True
+        return self.looks is not None and not torch.equal(_looks_at(self.live), self.looks)
 
 
 @dataclass
@@ -33,31 +54,29 @@ class Staged:
     skeletons: dict[str, Json]
     is_torn: bool = False
     """Something changed while it was still being copied; it must not be committed."""
-    _late: list[tuple[torch.Tensor, int]] = field(default_factory=list)
+    _late: list[_Late] = field(default_factory=list)
     _copied: threading.Event = field(default_factory=threading.Event)
     _passed: threading.Event = field(default_factory=threading.Event)
     _device_copied: torch.cuda.Event | None = None
 
     def barrier(self) -> None:
         """Hold whatever changes the state until the live tensors are no longer needed."""
+        if self._passed.is_set():
+            return
+        self._copied.wait()
         if self._device_copied is not None:
             # The host goes on: only what the device does from here on waits.
             torch.cuda.current_stream().wait_event(self._device_copied)
-            self._note_changes()
-        self._copied.wait()
+        self.is_torn = self.is_torn or any(late.has_changed() for late in self._late)
+        self._late = []
         self._passed.set()
 
     def wait(self) -> None:
-        """Block until all is copied and it is known whether it is torn."""
+        """Block until all is copied and the barrier has found out whether it is torn."""
         self._copied.wait()
+        self._passed.wait()
         if self._device_copied is not None:
-            self._passed.wait()
             self._device_copied.synchronize()
-
-    def _note_changes(self) -> None:
-        # Every change that torch knows of moves a tensor's version.
-        self.is_torn = self.is_torn or any(tensor._version != version for tensor, version in self._late)
-        self._late = []
 
 
 @dataclass(frozen=True)
@@ -117,6 +136,7 @@ class StagingArea:
         staged, plan, live = self._start(trees)
         _copy(plan.views, live, on_device=plan.on_device)
         staged._copied.set()
+        staged._passed.set()
         return staged
 
     def begin(self, trees: Mapping[str, Any], *, deferred: frozenset[int]) -> Staged:
@@ -131,7 +151,7 @@ class StagingArea:
         now = [pair for pair, late in zip(pairs, is_late, strict=True) if not late]
         later = [pair for pair, late in zip(pairs, is_late, strict=True) if late]
         _copy([view for view, _ in now], [tensor for _, tensor in now], on_device=plan.on_device)
-        staged._late = [(tensor, tensor._version) for _, tensor in later]
+        staged._late = _guarded([tensor for _, tensor in later])
         on_device = [pair for pair in later if pair[1].is_cuda]
         if on_device:
             staged._device_copied = _copy_on_side_stream(on_device)
@@ -230,6 +250,17 @@ def _copy(views: list[torch.Tensor], live: list[torch.Tensor], *, on_device: boo
         torch.cuda.synchronize()
 
 
+def _guarded(tensors: list[torch.Tensor]) -> list[_Late]:
+    shown = [tensor for tensor in tensors if not tensor.is_cuda and tensor.is_contiguous() and not tensor.is_conj()]
+    largest = {id(tensor) for tensor in heapq.nlargest(_MOST_LOOKED_AT, shown, key=torch.Tensor.numel)}
+    return [_Late(t, t._version, _looks_at(t) if id(t) in largest else None) for t in tensors]
+
+
+def _looks_at(tensor: torch.Tensor) -> torch.Tensor:
+    stride = max(tensor.numel() // _LOOKS, 1)
+    return tensor.detach().view(-1)[::stride].clone(memory_format=torch.contiguous_format).view(torch.uint8)
+
+
 @torch.no_grad()
 def _copy_late(staged: Staged, pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:
     is_whole = False
@@ -239,8 +270,6 @@ def _copy_late(staged: Staged, pairs: Sequence[tuple[torch.Tensor, torch.Tensor]
         is_whole = True
     finally:
         staged.is_torn = staged.is_torn or not is_whole
-        if staged._device_copied is None:
-            staged._note_changes()
         staged._copied.set()
 
 

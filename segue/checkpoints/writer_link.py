@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import logging
+import signal
 import socket
 import subprocess
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import Any, Protocol
 
 from segue.checkpoints import wire
@@ -26,6 +28,7 @@ from segue.stores.base import Store, StoreWriteError
 log = logging.getLogger(__name__)
 
 _END_SECONDS = 5.0
+_NOTICES = (signal.SIGTERM, signal.SIGINT)
 
 
 class ShardWriter(Protocol):
@@ -100,7 +103,8 @@ class ProcessWriter:
         self._process: subprocess.Popen[bytes] | None = None
         self._channel: socket.socket | None = None
         self._known: dict[int, tuple[Arena, ImageLayout]] = {}
-        self._is_ready = False
+        self._is_ready = self._is_closed = False
+        self._folder = Path.cwd()  # A store's folder may be a relative one, and the program may go elsewhere.
         self._inherited: tuple[int, Base] | None = None
         self._start()
 
@@ -117,9 +121,9 @@ class ProcessWriter:
         try:
             answer = self._ask(staged, run_id=run_id, attempt_id=attempt_id, step=step, base_step=base_step)
         except OSError as error:
-            raise self._died(error) from None
+            raise self._died(str(error)) from None
         if answer is None:
-            raise self._died(None)
+            raise self._died("it ended")
         if answer["kind"] == "refused":
             raise StoreWriteError(url=self._stores[-1].url, key=answer["key"], why=answer["why"])
         shards = tuple(Shard.model_validate(shard) for shard in answer["shards"])
@@ -133,17 +137,24 @@ class ProcessWriter:
         """Block until the process runs and knows its stores; starts it if there is none."""
         if self._is_ready:
             return
+        if self._is_closed:
+            raise self._died("it was closed")
         try:
             if self._channel is None:
                 self._start()
             assert self._channel is not None
-            self._is_ready = wire.receive(self._channel) is not None
+            message = wire.receive(self._channel)
         except OSError as error:
-            raise self._died(error) from None
-        if not self._is_ready:
-            raise self._died(None)
+            raise self._died(str(error)) from None
+        if message is None or message.head["kind"] != "ready":
+            raise self._died("it ended" if message is None else message.head["why"])
+        self._is_ready = True
 
     def close(self) -> None:
+        self._is_closed = True
+        self._end()
+
+    def _end(self) -> None:
         self._is_ready = False
         if self._channel is not None:
             with suppress(OSError):
@@ -159,12 +170,18 @@ class ProcessWriter:
 
     def _start(self) -> None:
         ours, theirs = socket.socketpair()
-        with theirs:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "segue.checkpoints.writer_process", str(theirs.fileno())],
-                pass_fds=[theirs.fileno()],
-                stdin=subprocess.DEVNULL,
-            )
+        # Inherited by the process until it has its own word on them: a notice may come while it starts.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, _NOTICES)
+        try:
+            with theirs:
+                self._process = subprocess.Popen(
+                    [sys.executable, "-m", "segue.checkpoints.writer_process", str(theirs.fileno())],
+                    pass_fds=[theirs.fileno()],
+                    stdin=subprocess.DEVNULL,
+                    cwd=self._folder,
+                )
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
         self._channel = ours
         self._known.clear()
         wire.send(ours, {"kind": "stores", "stores": [spec.model_dump(mode="json") for spec in self._stores]})
@@ -190,7 +207,7 @@ class ProcessWriter:
         answer = wire.receive(self._channel)
         return None if answer is None else answer.head
 
-    def _died(self, error: OSError | None) -> WriterDiedError:
-        self.close()
+    def _died(self, why: str) -> WriterDiedError:
+        self._end()
         code = self._process.returncode if self._process is not None else None
-        return WriterDiedError(exit_code=code, why=str(error) if error is not None else "it ended")
+        return WriterDiedError(exit_code=code, why=why)

@@ -22,12 +22,18 @@ from segue.checkpoints import wire
 from segue.checkpoints.image import ImageLayout, Placed, TensorSpec
 from segue.checkpoints.incremental import Bases, base_from_json
 from segue.checkpoints.shards import Written, write_checkpoint
+from segue.clock import SystemClock
+from segue.errors import SegueError
 from segue.spec import StoreSpec
 from segue.stores import Store, StoreWriteError, open_store
 
 log = logging.getLogger("segue.writer")
 
+NOTICES = (signal.SIGTERM, signal.SIGINT)
+"""Signals that are the trainer's to act on."""
+
 _NICENESS = 10
+_LOOK_SECONDS = 0.5
 
 
 class _Work:
@@ -91,20 +97,33 @@ def _as_json(written: Written) -> dict[str, Any]:
 def main() -> None:
     """Serve the socket whose descriptor is the first argument until it closes."""
     # The trainer takes the notice, and ends this process when the last checkpoint is durable.
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number in NOTICES:
         signal.signal(number, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, NOTICES)  # Those that came while it started are forgotten.
     os.nice(_NICENESS)
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(levelname)s writer | %(message)s")
     channel = socket.socket(fileno=int(sys.argv[1]))
     inbox: queue.SimpleQueue[wire.Message] = queue.SimpleQueue()
     threading.Thread(target=_listen, args=(channel, inbox), name="segue-wire", daemon=True).start()
-    stores = [open_store(StoreSpec.model_validate(spec)) for spec in inbox.get().head["stores"]]
+    threading.Thread(target=_outlive_nobody, args=(os.getppid(),), name="segue-parent", daemon=True).start()
+    try:
+        stores = [open_store(StoreSpec.model_validate(spec)) for spec in inbox.get().head["stores"]]
+    except SegueError as error:
+        wire.send(channel, {"kind": "unfit", "why": str(error)})
+        return
     work = _Work(stores)
     wire.send(channel, {"kind": "ready"})
     while True:
         answer = work.do(inbox.get())
         if answer is not None:
             wire.send(channel, answer)
+
+
+def _outlive_nobody(parent_pid: int) -> None:
+    # A child of the trainer that was forked, not started, holds its end of the socket open: that end says nothing then.
+    while os.getppid() == parent_pid:
+        SystemClock().sleep(_LOOK_SECONDS)
+    os._exit(0)
 
 
 def _listen(channel: socket.socket, inbox: queue.SimpleQueue[wire.Message]) -> None:

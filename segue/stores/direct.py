@@ -10,6 +10,7 @@ import errno
 import fcntl
 import mmap
 import os
+import stat
 from collections.abc import Callable
 from pathlib import Path
 
@@ -55,6 +56,8 @@ def read_into(path: Path, start: int, into: memoryview) -> int:
     """
     descriptor = os.open(path, os.O_RDONLY)
     try:
+        if stat.S_ISDIR(os.fstat(descriptor).st_mode):
+            raise IsADirectoryError(errno.EISDIR, "is a folder", str(path))
         whole = into[: _whole_pages(into)] if start % PAGE_BYTES == 0 else into[:0]
         done = _direct(descriptor, lambda: _read(descriptor, whole, start, unit_bytes=PAGE_BYTES))
         return done + _read(descriptor, into[done:], start + done, unit_bytes=1)

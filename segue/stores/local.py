@@ -59,7 +59,7 @@ class LocalStore:
 
     def put(self, key: str, data: bytes | memoryview, *, durable: bool = True) -> None:
         path = self._path(key)
-        with self._staged(path, data, durable=durable) as staged:
+        with self._staged(path, memoryview(data).cast("B"), durable=durable) as staged:
             staged.replace(path)
             if durable:
                 _sync_folder(path.parent)
@@ -75,6 +75,7 @@ class LocalStore:
             return file.read(length)
 
     def read_into(self, key: str, start: int, into: memoryview) -> int:
+        checked_range(start, len(into))
         with self._reading(key):
             return direct.read_into(self._path(key), start, into)
 

@@ -97,6 +97,7 @@ class S3Store:
         return True
 
     def put(self, key: str, data: bytes | memoryview, *, durable: bool = True) -> None:
+        data = memoryview(data).cast("B")
         part_bytes = max(_PART_BYTES, -(-len(data) // _MOST_PARTS))
         with self._writing(key):
             obstore.put(self._store, checked_key(key), data, chunk_size=part_bytes, max_concurrency=_PARTS_AT_ONCE)

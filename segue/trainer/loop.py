@@ -239,6 +239,7 @@ class TrainingLoop:
 
     def _end(self, reason: StopReason, batches: Iterator[Batch]) -> None:
         """The last commit and, where there is time, its witness."""
+        self._saving.barrier()
         while self._resume.is_pending and self._may_step():
             self._step(batches, counts=True)
         # No time for the whole replay: judge by what there is, or nothing could be kept.
@@ -250,7 +251,7 @@ class TrainingLoop:
         for step, rows in self._witness.take_rest():
             self._writer.submit(SealJob(step, rows))
         while not self._writer.wait(_BOARD_POLL_SECONDS) and (self._board.seconds_left() or 1.0) > 0:
-            continue  # A store that is away is waited for, until a notice runs out.
+            self._saving.refuse_risk()  # A store that is away is waited for, until this or a notice runs out.
         # The steps that bore witness are not part of the run: whoever resumes does them again.
         self._progress.step, self._progress.samples_seen = reached.step, reached.samples_seen
 

@@ -90,8 +90,11 @@ class Resume:
         log.info("state restored step=%d components=%d", self._source.checkpoint.manifest.step, len(components))
 
     def offer_base(self, shards: ShardWriter) -> int | None:
-        """Let the first save refer to what was restored; the step by which it is named, None when nothing was."""
-        if self._source is None:
+        """Let the first save refer to what was restored; the step by which it is named, None when nothing was.
+
+        What a fast tier gave does not say that the durable bytes, on which later saves would build, are whole.
+        """
+        if self._source is None or self._fast:
             return None
         step = self._source.checkpoint.manifest.step
         shards.remember(step, self._source.base)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -72,6 +73,7 @@ class Saving:
         self._meter = CostMeter()
         self.cadence = self._current_cadence()
         self._late: Staged | None = None
+        self._has_torn = False
         self._hook = register_optimizer_step_pre_hook(lambda *_: self.barrier())
 
     def close(self) -> None:
@@ -91,6 +93,10 @@ class Saving:
         """Hold whatever changes the state until the last safe point is copied."""
         if self._late is not None:
             self._late.barrier()
+            if self._late.is_torn:
+                self._has_torn = True
+                self._taken.pop(max(self._taken, default=0), None)
+                log.warning("this recipe changes its weights outside the optimizer: saves block from now on")
             self._late = None
 
     def step_done(self, seconds: float) -> None:
@@ -103,8 +109,7 @@ class Saving:
         Raises:
             WorkAtRiskError: nothing could be committed for longer than is allowed.
         """
-        self._look_at_commits()
-        self._refuse_risk()
+        self.refuse_risk()
         if self._progress.step == self.saved_step or not self._is_asked_for():
             return False
         if self._staging.is_free:
@@ -120,7 +125,7 @@ class Saving:
         metric = self._evaluate() if evaluate and self._recipe.evaluate is not None else None
         progress, started = self._progress, self._clock.monotonic()
         trees = capture(self._components)
-        if self._spec.staging == "overlapped" and not is_last:
+        if self._spec.staging == "overlapped" and not is_last and not self._has_torn:
             staged = self._late = self._staging.begin(trees, deferred=changed_by_optimizer(self._recipe.optimizer))
         else:
             staged = self._staging.take(trees)
@@ -140,8 +145,9 @@ class Saving:
 
     def on_notice(self, *, seconds_left: float) -> LastSave:
         """Whether there is time for one last save."""
+        self._look_at_commits()
         in_flight = None
-        if not self._staging.is_free and self._meter.save_seconds is not None:
+        if self._taken and self._meter.save_seconds is not None:
             passed = self._clock.monotonic() - self._saved_at
             in_flight = max(self._meter.save_seconds - passed, 0.0)
         return should_save_on_notice(
@@ -156,9 +162,26 @@ class Saving:
         """Block until a safe point can be taken; False when time ran out first."""
         give_up_at = self._clock.monotonic() + timeout_seconds
         while not self._staging.is_free:
+            self.refuse_risk()
             if self._clock.monotonic() >= give_up_at or self._writer.wait(0.05):
                 break
         return self._staging.is_free
+
+    def refuse_risk(self) -> None:
+        """Raise WorkAtRiskError when more work is not committed than is allowed, and waiting does not help.
+
+        A save that has just begun is given half of what is allowed, for the interval may be all of it; one that says
+        nothing at all is given ten times what saves take.
+        """
+        self._look_at_commits()
+        now, allowed = self._clock.monotonic(), self._spec.max_work_at_risk_seconds
+        if not self._taken or now - self._safe_at <= allowed:
+            return
+        waiting = now - min(taken.at_seconds for taken in self._taken.values())
+        trouble = self._writer.trouble
+        if waiting > (allowed / 2 if trouble else 10 * max(self._meter.save_seconds or 0.0, allowed)):
+            why = trouble or f"the store has neither taken nor refused the save for {waiting:.0f} s."
+            raise WorkAtRiskError(at_risk_seconds=now - self._safe_at, allowed_seconds=allowed, why=why)
 
     def _is_asked_for(self) -> bool:
         every, seconds = self.cadence.every_steps, self.cadence.interval_seconds
@@ -191,15 +214,6 @@ class Saving:
             life = Life(up_seconds, life.preemptions)
         return interval_seconds(self._meter.estimate, life=life, max_work_at_risk_seconds=spec.max_work_at_risk_seconds)
 
-    def _refuse_risk(self) -> None:
-        at_risk = self._clock.monotonic() - self._safe_at
-        if self._writer.trouble is not None and at_risk > self._spec.max_work_at_risk_seconds:
-            raise WorkAtRiskError(
-                at_risk_seconds=at_risk,
-                allowed_seconds=self._spec.max_work_at_risk_seconds,
-                why=self._writer.trouble,
-            )
-
     def _evaluate(self) -> float:
         assert self._recipe.evaluate is not None
         # A metric that draws random numbers, or leaves the model in eval mode, must not change the run.
@@ -228,6 +242,8 @@ def life_on(capacity: Capacity, history: History) -> Life | None:
 def changed_by_optimizer(optimizer: torch.optim.Optimizer) -> frozenset[int]:
     """Addresses of the tensors that stay as they are until the optimizer's next step."""
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    state: list[Any] = [value for slots in optimizer.state.values() for value in slots.values()]
+    # Some optimizers keep plain values beside what they keep for each parameter.
+    slots = (slot for slot in optimizer.state.values() if isinstance(slot, Mapping))
+    state: list[Any] = [value for slot in slots for value in slot.values()]
     tensors = [tensor for tensor in (*parameters, *state) if isinstance(tensor, torch.Tensor)]
     return frozenset(tensor.data_ptr() for tensor in tensors if tensor.numel())

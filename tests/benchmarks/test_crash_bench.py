@@ -37,7 +37,7 @@ KEYS = {"kills", "commits_lost", "torn_visible", "final_identical", "orphans_lef
 
 def test_a_dozen_kills_on_both_stores_lose_nothing_and_change_no_bit():
     said = []
-    report = measure(Options(kills=12, steps=160), say=said.append)
+    report = measure(Options(kills=12, steps=120), say=said.append)
     assert report.keys() >= KEYS
     assert report["problems"] == []
     assert passed(report)
@@ -46,7 +46,8 @@ def test_a_dozen_kills_on_both_stores_lose_nothing_and_change_no_bit():
     assert len(by_name) == len(NAMES)
     assert sum(by_name.values()) == 12
     assert sum(count > 0 for count in by_name.values()) > len(NAMES) / 2
-    assert report["kills_on_local"] + report["kills_on_s3"] == 12
+    assert (report["kills_on_local"], report["kills_on_s3"]) == (6, 6)
+    assert any("kill 12 of 12" in text for text in said)
     assert (report["commits_lost"], report["torn_visible"], report["records_lost"]) == (0, 0, 0)
     assert (report["final_identical"], report["resumes_broken"], report["orphans_left"]) == (True, 0, 0)
     assert json.loads(json.dumps(report)) == report
@@ -140,9 +141,9 @@ def test_a_shard_that_a_kept_checkpoint_lost_is_seen_though_it_is_not_the_newest
 def test_orphans_are_shards_that_no_record_names(make_spec, open_log, tmp_path):
     store = LocalStore(tmp_path / "store")
     checker = trained(make_spec, open_log, store, tmp_path / "notes")
-    assert checker.orphans() == {}
+    assert checker.orphans(store) == {}
     crash_traces.leave_an_orphan(store, "tiny", read_history(RunLog(store, "tiny")))
-    assert len(checker.orphans()) == 2
+    assert len(checker.orphans(store)) == 2
 
 
 def test_a_schedule_has_every_name_and_place_and_moment_equally_often():
@@ -183,10 +184,10 @@ while True:
 def test_ctrl_c_leaves_neither_files_nor_processes(tmp_path):
     command = [sys.executable, "-m", "benchmarks.crash_command", "--kills", "30"]
     run = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, env=os.environ | {"TMPDIR": str(tmp_path)})
-    assert run.stderr is not None
-    while b"kill 2 of" not in (line := run.stderr.readline()):
-        assert line
-    assert len(processes_of(tmp_path, patience_seconds=0)) >= 3  # Moto's server, the nursery and the benchmark itself.
+    give_up_at = time.monotonic() + 60
+    while len(processes_of(tmp_path)) < 4:  # The benchmark itself, moto's server, the nursery and a trainer.
+        assert time.monotonic() < give_up_at
+        time.sleep(0.05)
     run.send_signal(signal.SIGINT)
     run.communicate(timeout=30)
     assert run.returncode != 0
@@ -194,18 +195,14 @@ def test_ctrl_c_leaves_neither_files_nor_processes(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def processes_of(folder: Path, *, patience_seconds: float = 1.0) -> list[int]:
-    """Those whose temporary folder it is; after a moment in which the last of them may go."""
-    give_up_at = time.monotonic() + patience_seconds
-    while True:
-        found = []
-        for entry in Path("/proc").iterdir():
-            if entry.name.isdecimal():
-                try:
-                    if f"TMPDIR={folder}".encode() in (entry / "environ").read_bytes():
-                        found.append(int(entry.name))
-                except OSError:
-                    continue
-        if not found or time.monotonic() > give_up_at:
-            return found
-        time.sleep(0.05)
+def processes_of(folder: Path) -> list[int]:
+    """Those whose temporary folder it is."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdecimal():
+            try:
+                if f"TMPDIR={folder}".encode() in (entry / "environ").read_bytes():
+                    found.append(int(entry.name))
+            except OSError:
+                continue  # It ended while we looked.
+    return found

@@ -1,0 +1,231 @@
+"""An image is a safetensors file in every point: both ways against that library, and no hostile header gets through."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import safetensors
+import safetensors.torch
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from segue.checkpoints.digests import TensorDigest, digests_of
+from segue.checkpoints.image import DTYPES, PAGE_BYTES, MalformedImageError, TensorSpec, layout_of, read_layout
+
+SHAPES = [(), (1,), (7,), (3, 5), (0,), (2, 0, 3), (2, 3, 4, 5)]
+TYPES = sorted(DTYPES)
+
+
+def made(dtype, shape, *, seed=7):
+    """A tensor of any type, with all kinds of bits in it that are a value of the type."""
+    spec = TensorSpec(dtype, shape)
+    bits = torch.randint(0, 256, (spec.size_bytes,), dtype=torch.uint8, generator=torch.Generator().manual_seed(seed))
+    bits = bits % 2 if dtype == "bool" else bits
+    return bits.view(getattr(torch, dtype)).reshape(shape) if spec.size_bytes else torch.empty(shape, dtype=of(dtype))
+
+
+def of(dtype):
+    return getattr(torch, dtype)
+
+
+def bits_of(tensor):
+    return tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+
+
+def specs_of(tensors):
+    return {name: TensorSpec(str(t.dtype).removeprefix("torch."), tuple(t.shape)) for name, t in tensors.items()}
+
+
+def image_of(tensors):
+    """The tensors as an image, filled as the layout says."""
+    layout = layout_of(specs_of(tensors))
+    image = bytearray(layout.size_bytes)
+    image[: len(layout.head)] = layout.head
+    for name, (_, start, size_bytes) in layout.placed.items():
+        image[start : start + size_bytes] = bits_of(tensors[name])
+    return bytes(image)
+
+
+def same(one, other):
+    return (one.dtype, one.shape, bits_of(one)) == (other.dtype, other.shape, bits_of(other))
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+def test_the_library_reads_every_type_that_we_lay_out(dtype):
+    tensors = {f"t{n}": made(dtype, shape, seed=n) for n, shape in enumerate(SHAPES)}
+    found = safetensors.torch.load(image_of(tensors))
+    assert found.keys() == tensors.keys()
+    assert all(same(found[name], tensor) for name, tensor in tensors.items())
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+def test_we_read_every_type_that_the_library_writes(dtype):
+    tensors = {f"t{n}": made(dtype, shape, seed=n) for n, shape in enumerate(SHAPES)}
+    image = safetensors.torch.save(tensors, metadata={"format": "pt"})
+    layout = read_layout(memoryview(image))
+    assert {name: placed.spec for name, placed in layout.placed.items()} == specs_of(tensors)
+    for name, (_, start, size_bytes) in layout.placed.items():
+        assert image[start : start + size_bytes] == bits_of(tensors[name]), name
+
+
+def test_a_mixed_state_comes_back_from_a_file_of_the_library_and_of_ours(tmp_path):
+    tensors = {f"{dtype}.{n}": made(dtype, shape) for dtype in TYPES for n, shape in enumerate(SHAPES)}
+    ours, theirs = tmp_path / "ours.safetensors", tmp_path / "theirs.safetensors"
+    ours.write_bytes(image_of(tensors))
+    safetensors.torch.save_file(tensors, theirs)
+    with safetensors.safe_open(ours, framework="pt") as file:
+        assert all(same(file.get_tensor(name), tensor) for name, tensor in tensors.items())
+    data = theirs.read_bytes()
+    for name, (_, start, size_bytes) in read_layout(memoryview(data)).placed.items():
+        assert data[start : start + size_bytes] == bits_of(tensors[name]), name
+
+
+names = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=12).filter(lambda n: n != "__metadata__")
+shapes = st.lists(st.integers(0, 9), max_size=4).map(tuple)
+states = st.dictionaries(names, st.builds(TensorSpec, st.sampled_from(TYPES), shapes), max_size=12)
+
+
+@settings(max_examples=60, deadline=None)
+@given(states)
+def test_any_state_is_laid_out_without_holes_aligned_from_a_page_on_and_read_back_the_same(specs):
+    layout = layout_of(specs)
+    assert len(layout.head) % PAGE_BYTES == 0
+    image = layout.head + bytes(layout.size_bytes - len(layout.head))
+    found = read_layout(memoryview(image))
+    assert (dict(found.placed), found.size_bytes) == (dict(layout.placed), layout.size_bytes)
+    assert all(placed.start % DTYPES[placed.spec.dtype][1] == 0 for placed in layout.placed.values())
+    ends = sorted((placed.start, placed.start + placed.size_bytes) for placed in layout.placed.values())
+    assert [start for start, _ in ends] == [len(layout.head), *(end for _, end in ends)][: len(ends)]
+    assert set(safetensors.torch.load(image)) == set(specs)
+
+
+@pytest.mark.parametrize("count", [0, 1, 200, 5000])
+def test_a_header_of_any_length_ends_on_a_page(count):
+    layout = layout_of({f"model.layer.{n}.weight": TensorSpec("float32", (3,)) for n in range(count)})
+    assert len(layout.head) % PAGE_BYTES == 0
+    assert len(layout.head) - PAGE_BYTES < 8 + len(layout.head[8:].rstrip()) <= len(layout.head)
+
+
+def test_equal_widths_keep_the_order_in_which_they_came():
+    layout = layout_of({name: TensorSpec("float32", (1,)) for name in ("z", "a", "m")})
+    assert list(layout.placed) == ["z", "a", "m"]
+
+
+def hostile(header, data=b"\0" * 8):
+    """An image with that header: a dict, or the text itself."""
+    text = header if isinstance(header, bytes) else json.dumps(header).encode()
+    return len(text).to_bytes(8, "little") + text + data
+
+
+def entry(start, stop, *, dtype="U8", shape=None):
+    return {"dtype": dtype, "shape": [stop - start] if shape is None else shape, "data_offsets": [start, stop]}
+
+
+REFUSED = {
+    "nothing at all": b"",
+    "seven bytes": bytes(7),
+    "a length and no header": (2).to_bytes(8, "little"),
+    "a header longer than the file": (10**6).to_bytes(8, "little") + b"{}",
+    "a header of eight exabytes": (2**63).to_bytes(8, "little") + b"{}",
+    "a header of all ones": (2**64 - 1).to_bytes(8, "little") + b"{}",
+    "a header of zero bytes": bytes(16),
+    "no JSON": hostile(b"nonsense"),
+    "JSON cut short": hostile(b'{"a":{"dtype":"U8"'),
+    "something after the JSON": hostile(json.dumps({"a": entry(0, 8)}).encode() + b"\0\0"),
+    "no text": hostile(b"\xff\xfe\xfd"),
+    "a list": hostile([entry(0, 8)]),
+    "a number": hostile(b"8"),
+    "depth": hostile(b'{"a":' * 100_000 + b"1" + b"}" * 100_000),
+    "overlapping tensors": hostile({"a": entry(0, 5), "b": entry(3, 8)}),
+    "two tensors in one place": hostile({"a": entry(0, 8), "b": entry(0, 8)}),
+    "one inside the other": hostile({"a": entry(0, 8), "b": entry(2, 4)}),
+    "a hole between them": hostile({"a": entry(0, 3), "b": entry(5, 8)}),
+    "a hole before the first": hostile({"a": entry(2, 8)}),
+    "bytes left over": hostile({"a": entry(0, 7)}),
+    "data and no tensor": hostile({}),
+    "a tensor beyond the end": hostile({"a": entry(0, 9)}),
+    "a tensor far beyond the end": hostile({"a": entry(0, 8), "b": entry(2**62, 2**62 + 1)}),
+    "an empty tensor beyond the end": hostile({"a": entry(0, 8), "b": entry(9, 9, shape=[0])}),
+    "a negative offset": hostile({"a": entry(-1, 7)}),
+    "an end before its start": hostile({"a": entry(0, 8), "b": entry(8, 4, shape=[0])}),
+    "another size than the shape's": hostile({"a": entry(0, 8, shape=[7])}),
+    "another size than the type's": hostile({"a": entry(0, 8, dtype="F64", shape=[8])}),
+    "a shape that overflows to the right size": hostile({"a": entry(0, 8, shape=[2**61, 2**61, 8])}),
+    "a negative shape": hostile({"a": entry(0, 8, shape=[-2, -4])}),
+    "a shape of floats": hostile({"a": entry(0, 8, shape=[8.0])}),
+    "a shape of texts": hostile({"a": entry(0, 8, shape=["8"])}),
+    "a shape of booleans": hostile({"a": entry(0, 8, shape=[8, True])}),
+    "a shape that is no list": hostile({"a": entry(0, 8, shape=8)}),
+    "a shape of infinity": hostile(b'{"a":{"dtype":"U8","shape":[Infinity],"data_offsets":[0,8]}}'),
+    "an offset of floats": hostile({"a": {"dtype": "U8", "shape": [8], "data_offsets": [0.0, 8.0]}}),
+    "one offset": hostile({"a": {"dtype": "U8", "shape": [8], "data_offsets": [8]}}),
+    "three offsets": hostile({"a": {"dtype": "U8", "shape": [8], "data_offsets": [0, 8, 8]}}),
+    "offsets by name": hostile({"a": {"dtype": "U8", "shape": [8], "data_offsets": {"0": 0, "1": 8}}}),
+    "an unknown type": hostile({"a": entry(0, 8, dtype="F7")}),
+    "torch's name of a type": hostile({"a": entry(0, 8, dtype="uint8")}),
+    "a type that is a list": hostile({"a": entry(0, 8, dtype=["U8"])}),
+    "no type": hostile({"a": {"shape": [8], "data_offsets": [0, 8]}}),
+    "a field too many": hostile({"a": entry(0, 8) | {"strides": [1]}}),
+    "a tensor that is a list": hostile({"a": [0, 8]}),
+    "a tensor that is nothing": hostile({"a": None}),
+    "a number of ten thousand digits": hostile(
+        b'{"a":{"dtype":"U8","shape":[' + b"9" * 10_000 + b'],"data_offsets":[0,8]}}'
+    ),
+}
+
+
+@pytest.mark.parametrize("image", REFUSED.values(), ids=REFUSED)
+def test_a_hostile_image_is_refused(image):
+    with pytest.raises(MalformedImageError):
+        read_layout(memoryview(image))
+
+
+def test_what_the_hostile_ones_were_made_from_is_read():
+    placed = read_layout(memoryview(hostile({"a": entry(0, 3), "b": entry(3, 8), "c": entry(8, 8)}))).placed
+    assert {name: p.size_bytes for name, p in placed.items()} == {"a": 3, "b": 5, "c": 0}
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        b'{"a":{"dtype":"U8","shape":[4],"data_offsets":[0,4]},"a":{"dtype":"U8","shape":[4],"data_offsets":[4,8]}}',
+        b'{"a":{"dtype":"U8","shape":[9],"data_offsets":[0,9]},"a":{"dtype":"U8","shape":[8],"data_offsets":[0,8]}}',
+        b'{"a":{"dtype":"U8","shape":[8],"data_offsets":[0,8]},"a":{"dtype":"I64","shape":[1],"data_offsets":[0,8]}}',
+    ],
+    ids=["two places", "first one outside", "two types"],
+)
+def test_a_name_that_is_there_twice_is_refused(header):
+    with pytest.raises(MalformedImageError):
+        read_layout(memoryview(hostile(header)))
+
+
+@pytest.mark.parametrize("shape", [[0, 2**63], [0, 2**70], [0, 2**62, 2**62]])
+def test_an_empty_tensor_of_a_shape_that_nothing_can_have_is_refused(shape):
+    with pytest.raises(MalformedImageError):
+        read_layout(memoryview(hostile({"a": entry(0, 8), "b": entry(8, 8, shape=shape)})))
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.integers(0, 4500), st.binary(min_size=1, max_size=3))
+def test_whatever_bytes_of_an_image_are_changed_it_is_read_or_refused_and_never_reaches_outside(at, change):
+    image = bytearray(image_of({"a": made("float32", (3,)), "b": made("bool", (5, 2)), "c": made("int64", ())}))
+    at = min(at, len(image) - len(change))
+    image[at : at + len(change)] = change
+    try:
+        placed = read_layout(memoryview(image)).placed
+    except MalformedImageError:
+        return
+    assert all(8 <= p.start <= p.start + p.size_bytes <= len(image) for p in placed.values())
+    assert all(p.spec.size_bytes == p.size_bytes for p in placed.values())
+
+
+def test_digests_do_not_depend_on_the_order_in_which_tensors_lie():
+    skeletons = {"model": b"{}", "extra.a": b"1", "extra.a.b": b"2"}
+    names = ["model.z", "model.a", "extra.a.x", "extra.a.b.x"]
+    tensors = {name: TensorDigest("float32", (2,), f"hash of {name}") for name in names}
+    turned = {name: tensors[name] for name in reversed(names)}
+    assert digests_of(skeletons, tensors).components == digests_of(skeletons, turned).components
+    swapped = tensors | {"model.z": tensors["model.a"], "model.a": tensors["model.z"]}
+    assert digests_of(skeletons, tensors).components != digests_of(skeletons, swapped).components

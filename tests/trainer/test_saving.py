@@ -1,0 +1,265 @@
+"""Saves beside training: the same bytes however they are staged, and a bound on what a store in trouble may cost."""
+
+from __future__ import annotations
+
+import threading
+from contextlib import contextmanager
+
+import pytest
+
+from segue.checkpoints.pruning import Pruner
+from segue.checkpoints.staging import StagingArea
+from segue.checkpoints.writer import Writer
+from segue.checkpoints.writer_link import InlineWriter
+from segue.clock import SystemClock
+from segue.controller import decide_next, last_heartbeat
+from segue.errors import WorkAtRiskError
+from segue.history import read_history
+from segue.local import account_for
+from segue.notices.board import NoticeBoard
+from segue.records import Environment, StopReason, VerdictKind, WitnessRow
+from segue.runlog import RunLog
+from segue.spec import CheckpointSpec
+from segue.stores import LocalStore
+from segue.testing.clock import FakeClock
+from segue.testing.faulty_store import FaultyStore
+from segue.testing.recipes import tiny
+from segue.trainer.assignment import Assignment
+from segue.trainer.attempt import run_attempt
+from segue.trainer.components import Progress, components_of
+from segue.trainer.feed import Feed
+from segue.trainer.metrics import Curve
+from segue.trainer.saving import Saving
+from tests.trainer.habits import HABITS
+
+RISK = {"max_work_at_risk_seconds": 1800}
+HERE = Environment(torch="2", device="cpu", instruction_set="AVX2", threads=1)
+
+
+def train(spec, runlog, *, fails=lambda operation, key: False):
+    """The next attempt, in this process; its shards go to a store that fails as told."""
+    clock = SystemClock()
+    plan = decide_next(runlog, spec, clock=clock).plan
+    return run_attempt(
+        Assignment(spec=spec, plan=plan),
+        runlog=runlog,
+        board=NoticeBoard(clock),
+        clock=clock,
+        shards=InlineWriter([FaultyStore(runlog.store, fails=fails)]),
+    )
+
+
+@pytest.fixture
+def commits_of(make_spec, open_log):
+    """Trains a recipe with a habit; the digests of what was committed, by step."""
+
+    def run(habit, **checkpoints):
+        spec = make_spec(
+            run_id=f"r{checkpoints.get('arenas', 1)}-{checkpoints['staging']}",
+            recipe="tests.trainer.habits:build",
+            steps=24,
+            config={"habit": habit},
+            checkpoints={"every_steps": 5, "keep": 9} | checkpoints,
+        )
+        runlog = open_log(spec)
+        report = train(spec, runlog)
+        assert report.stop_reason is StopReason.FINISHED, report.failure
+        return {c.manifest.step: c.manifest.components for c in read_history(runlog).checkpoints}
+
+    return run
+
+
+@pytest.mark.parametrize("habit", HABITS)
+def test_a_run_with_overlapped_staging_commits_the_very_bytes_of_one_that_blocks(commits_of, habit):
+    blocking = commits_of(habit, staging="blocking", arenas=2)
+    overlapped = commits_of(habit, staging="overlapped", arenas=2)
+    assert overlapped[24] == blocking[24]
+    changed = {
+        step: [name for name, digest in overlapped[step].items() if digest != blocking[step][name]]
+        for step in overlapped.keys() & blocking.keys()
+    }
+    assert not any(changed.values()), changed
+
+
+def test_a_recipe_that_always_changes_its_state_while_it_is_copied_is_committed_all_the_same(commits_of):
+    committed = commits_of("normed_in_place", staging="overlapped", max_work_at_risk_seconds=1e9)
+    assert len(committed) > 1  # Not the last alone, which blocks: one may be spent to find out.
+
+
+def shards_after(step):
+    """Which keys are shards of later steps than that."""
+    return lambda key: key.endswith(".safetensors") and int(key.split("step-")[1][:9]) > step
+
+
+def test_with_the_store_away_training_goes_on_for_as_long_as_allowed_and_the_run_from_its_last_commit(
+    make_spec, open_log
+):
+    spec = make_spec(
+        steps=100_000,
+        config={"pause_seconds": 0.01},
+        checkpoints={"every_steps": 10, "max_work_at_risk_seconds": 1.5},
+    )
+    runlog, is_away = open_log(spec), shards_after(10)
+    with pytest.raises(WorkAtRiskError, match="injected") as raised:
+        train(spec, runlog, fails=lambda operation, key: operation == "put" and is_away(key))
+    assert raised.value.at_risk_seconds > raised.value.allowed_seconds == 1.5
+    history = read_history(runlog)
+    assert history.committed_step == 10
+    beat = last_heartbeat(runlog, history.attempts[0])
+    assert beat.step > history.committed_step + 1
+    assert "injected" in beat.trouble
+    assert account_for(runlog, history.open_plan, exit_code=1).stop_reason is StopReason.LOST
+    report = train(spec.model_copy(update={"steps": 40}), runlog)
+    assert (report.stop_reason, report.from_step) == (StopReason.FINISHED, 10)
+    assert read_history(runlog).attempts[-1].verdict.kind is VerdictKind.EXACT
+
+
+def test_a_store_that_recovers_lets_training_go_on(make_spec, open_log):
+    spec = make_spec(steps=120, config={"pause_seconds": 0.01}, checkpoints={"every_steps": 10})
+    runlog, faults = open_log(spec), iter(range(2))
+    report = train(
+        spec, runlog, fails=lambda op, key: op == "put" and shards_after(10)(key) and next(faults, None) is not None
+    )
+    assert (report.stop_reason, report.lost_steps, report.note) == (StopReason.FINISHED, 0, None)
+    assert last_heartbeat(runlog, read_history(runlog).attempts[0]).trouble is None
+
+
+def test_at_the_goal_too_a_store_that_stays_away_ends_the_attempt(make_spec, open_log):
+    spec = make_spec(steps=12, checkpoints={"every_steps": 10, "max_work_at_risk_seconds": 0.5})
+    runlog, clock = open_log(spec), SystemClock()
+    back_at = clock.monotonic() + 4  # So that this test ends though the attempt would wait for ever.
+    with pytest.raises(WorkAtRiskError):
+        train(spec, runlog, fails=lambda op, key: "rank-0" in key and op == "put" and clock.monotonic() < back_at)
+
+
+@pytest.mark.parametrize(
+    ("checkpoints", "said"),
+    [({"every_steps": 10}, "every 10 steps, as asked"), ({}, "first save, to measure its cost")],
+)
+def test_the_heartbeat_says_how_often_it_saves_and_why(make_spec, open_log, checkpoints, said):
+    spec = make_spec(checkpoints=checkpoints)
+    runlog = open_log(spec)
+    train(spec, runlog)
+    assert said in last_heartbeat(runlog, read_history(runlog).attempts[0]).cadence
+
+
+@contextmanager
+def saves(folder, clock, *, fails=lambda operation, key: False, **checkpoints):
+    """An attempt's saves without its steps, on a clock that the test moves; gives progress, saves and writer."""
+    recipe, progress, spec = tiny({}), Progress(), CheckpointSpec(**checkpoints)
+    staging, runlog = StagingArea(arenas=spec.arenas), RunLog(LocalStore(folder), "tiny")
+    writer = Writer(
+        runlog,
+        shards=InlineWriter([FaultyStore(runlog.store, fails=fails)]),
+        pruner=Pruner(epoch=1, retention=spec, tiers=[runlog.store]),
+        release=staging.release,
+        attempt_id="seg000-a1-e1",
+        epoch=1,
+        parent=None,
+        environment=HERE,
+        full_every=1,
+        base_step=None,
+        clock=clock,
+    )
+    curve = Curve(run="tiny", segment=0, attempt=1, attempt_id="seg000-a1-e1", capacity="spot")
+    row = WitnessRow(step=1, loss=1, grad_norm=1, param_norm=1, lr=(), batch_fingerprint="", input_fingerprint="")
+    curve.add(row, epoch=0, samples_seen=1, step_seconds=1.0, wall_time=clock.now())
+    saving = Saving(
+        spec,
+        recipe=recipe,
+        components=components_of(recipe, progress, name="tiny"),
+        progress=progress,
+        feed=Feed(recipe.data, recipe="tiny", seed=0),
+        curve=curve,
+        staging=staging,
+        writer=writer,
+        life=None,
+        clock=clock,
+    )
+    try:
+        yield progress, saving, writer
+    finally:
+        saving.close()
+        writer.close()
+        staging.close()
+
+
+def test_a_save_that_falls_due_while_the_one_before_is_on_its_way_is_counted_once_and_made_later(tmp_path):
+    way_free = threading.Event()
+    with saves(tmp_path, FakeClock(), fails=lambda *_: not way_free.wait(60), every_steps=10) as it:
+        progress, saving, writer = it
+        progress.step = 10
+        assert saving.is_due()
+        saving.save(evaluate=False)
+        for progress.step in (11, 19, 20, 21, 25):
+            assert not saving.is_due()
+        assert saving.delayed == 1
+        way_free.set()
+        assert writer.wait(60)
+        assert saving.is_due()
+        saving.save(evaluate=False)
+        assert writer.wait(60)
+        assert (writer.last_commit.step, saving.delayed) == (25, 1)
+
+
+def test_one_fault_in_a_save_that_is_due_late_is_no_reason_to_give_up(tmp_path):
+    """The cadence may be as long as what is allowed: then all the work is at risk when a save begins."""
+    clock, faults, tried = FakeClock(), iter([True]), threading.Event()
+
+    def fails(operation, key):
+        failing = next(faults, False)
+        tried.set()
+        return failing
+
+    with saves(tmp_path, clock, fails=fails, every_seconds=1900, **RISK) as it:
+        progress, saving, writer = it
+        progress.step = 10
+        clock.advance(1900)
+        assert saving.is_due()
+        saving.save(evaluate=False)
+        assert tried.wait(60)
+        while writer.trouble is None and writer.last_commit is None:
+            SystemClock().sleep(0.001)
+        progress.step = 11
+        assert not saving.is_due()
+        assert writer.wait(60)
+        assert writer.last_commit.step == 10
+
+
+def test_a_store_that_neither_takes_nor_refuses_a_save_is_noticed_too(tmp_path):
+    clock, way_free = FakeClock(), threading.Event()
+    with saves(tmp_path, clock, fails=lambda *_: not way_free.wait(60), every_steps=10, **RISK) as it:
+        progress, saving, _ = it
+        try:
+            progress.step = 10
+            saving.save(evaluate=False)
+            clock.advance(1000)
+            progress.step = 20
+            assert not saving.is_due()
+            clock.advance(20_000)
+            with pytest.raises(WorkAtRiskError):
+                saving.is_due()
+        finally:
+            way_free.set()
+
+
+@pytest.mark.parametrize("arenas", [1, 2])
+def test_a_last_save_reckons_with_the_one_that_is_on_its_way(tmp_path, arenas):
+    clock, way_free = FakeClock(), threading.Event()
+
+    def takes_long(operation, key):
+        if operation == "put" and key.endswith(".safetensors"):
+            clock.advance(100)
+            return "step-000000030" in key and not way_free.wait(60)
+        return False
+
+    with saves(tmp_path, clock, fails=takes_long, every_steps=10, arenas=arenas) as it:
+        progress, saving, writer = it
+        try:
+            for progress.step in (10, 20, 30):
+                assert saving.is_due()
+                saving.save(evaluate=False)
+                assert progress.step == 30 or writer.wait(60)
+            assert "the one in flight" in saving.on_notice(seconds_left=120).reason
+        finally:
+            way_free.set()
