@@ -18,6 +18,7 @@ TOGETHER = {"flows": "prefect", "stores": "s3"}
 """Folders whose tests share servers that take long to start: all of them go to one process of a parallel run."""
 
 
+@pytest.hookimpl(tryfirst=True)  # xdist reads the groups in its own.
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Keep together what shares fixtures: these folders whole, all others file by file."""
     for item in items:

@@ -73,6 +73,7 @@ class Pruner:
                 shards = [match for key in found if (match := _SHARD.fullmatch(key))]
                 orphans = {match[1] for match in shards if int(match[2]) < self._epoch}
                 self._delete(runlog.run_id, orphans - used, tiers=[store])
+                store.drop_unfinished(layout.metrics_prefix(runlog.run_id))
                 for attempt_id in earlier[-_MOST_TIDIED:]:
                     store.drop_unfinished(layout.attempt_prefix(runlog.run_id, attempt_id))
             except (StoreReadError, StoreWriteError) as error:

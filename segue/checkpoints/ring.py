@@ -17,7 +17,7 @@ def slots_to_keep(
     best: Literal["min", "max"],
     verified_parents: Sequence[CheckpointRef],
 ) -> frozenset[int]:
-    """Log slots of the checkpoints to keep: the newest `keep`, the best by metric, the last verified boundary.
+    """Log slots to keep: the newest `keep`, the best by metric, the last verified boundary, one that stands apart.
 
     Quarantined ones are evidence and always kept. A verified boundary is pinned until a later one is verified:
     should everything after it turn out bad, it is the last place known to be good.
@@ -31,9 +31,19 @@ def slots_to_keep(
         # On a tie the newest wins: it has seen more data.
         sign = 1 if best == "min" else -1
         kept.add(min(rated, key=lambda item: (sign * item[0], -item[1]))[1])
+    kept |= _apart_from_newest(usable)
     if verified_parents:
         kept.add(verified_parents[-1].slot)
     return frozenset(kept)
+
+
+def _apart_from_newest(usable: Sequence[Checkpoint]) -> frozenset[int]:
+    """The newest that shares no image with the newest of all: one bad byte spoils every save that names its image."""
+    if not usable:
+        return frozenset()
+    needed = {shard.key for shard in usable[-1].manifest.shards}
+    apart = [c.ref.slot for c in usable if needed.isdisjoint(shard.key for shard in c.manifest.shards)]
+    return frozenset(apart[-1:])
 
 
 def slots_to_prune(checkpoints: Sequence[Checkpoint], *, kept: Collection[int]) -> tuple[int, ...]:

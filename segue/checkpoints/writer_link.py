@@ -156,11 +156,11 @@ class ProcessWriter:
 
     def _end(self) -> None:
         self._is_ready = False
-        if self._channel is not None:
+        channel, self._channel = self._channel, None
+        if channel is not None:
             with suppress(OSError):
-                self._channel.shutdown(socket.SHUT_RDWR)  # It ends when this end does; a thread that waits here wakes.
-            self._channel.close()
-            self._channel = None
+                channel.shutdown(socket.SHUT_RDWR)  # It ends when this end does; a thread that waits here wakes.
+            channel.close()
         if self._process is not None:
             try:
                 self._process.wait(_END_SECONDS)

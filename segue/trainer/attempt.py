@@ -35,6 +35,9 @@ from segue.trainer.resume import Resume
 
 log = logging.getLogger(__name__)
 
+_WRITER_STARTS = 3
+"""How often the writer process may die before it is ready: one that never is has a reason that repeats."""
+
 
 def run_attempt(
     assignment: Assignment,
@@ -116,7 +119,7 @@ def _train(
         feed = Feed(recipe.data, recipe=spec.recipe, seed=spec.seed)
         components = components_of(recipe, progress, name=spec.recipe)
         resume.restore(components)
-        shards.wait_until_ready()
+        _wait_for(shards)
     except FencedError as error:
         return _empty_report(assignment, claim, StopReason.FENCED, clock.monotonic() - started_at, error)
     except (StoreReadError, StoreWriteError, WriterDiedError):
@@ -160,6 +163,17 @@ def _train(
         )
         heartbeat.describe = loop.describe
         return loop.run()
+
+
+def _wait_for(shards: ShardWriter) -> None:
+    for tries_left in reversed(range(_WRITER_STARTS)):
+        try:
+            shards.wait_until_ready()
+            return
+        except WriterDiedError as error:
+            if not tries_left:
+                raise
+            log.warning("writer started again reason=%s", error)
 
 
 def _fast_tier(spec: RunSpec) -> list[Store]:

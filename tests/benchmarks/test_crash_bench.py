@@ -37,7 +37,7 @@ KEYS = {"kills", "commits_lost", "torn_visible", "final_identical", "orphans_lef
 
 def test_a_dozen_kills_on_both_stores_lose_nothing_and_change_no_bit():
     said = []
-    report = measure(Options(kills=12, steps=120), say=said.append)
+    report = measure(Options(kills=12, steps=80), say=said.append)
     assert report.keys() >= KEYS
     assert report["problems"] == []
     assert passed(report)

@@ -218,7 +218,7 @@ def train_here(spec, *, fails):
 
 
 def test_the_ring_of_a_long_run_never_holds_more_than_it_should(nursery, make_spec, open_log):
-    spec = make_spec(steps=120, checkpoints={"every_steps": 4, "keep": 2})
+    spec = make_spec(steps=120, checkpoints={"every_steps": 4, "keep": 2}, config={"pause_seconds": 0.01})
     nursery.run_to_the_end(open_log(spec), spec)
     history = history_of(spec)
     folders = {path.parent for path in Path(spec.store.url).rglob("rank-0.*")}

@@ -25,7 +25,7 @@ from segue.spec import StoreSpec
 from segue.stores import LocalStore, StoreWriteError
 
 HERE = Environment(torch="2", device="cpu", instruction_set="AVX2", threads=1)
-PATIENCE_SECONDS = 20.0
+PATIENCE_SECONDS = 60.0
 
 
 @pytest.fixture
@@ -127,9 +127,7 @@ def test_it_is_niced_and_has_no_torch_loaded(writer):
     own = os.getpriority(os.PRIO_PROCESS, 0)
     assert os.getpriority(os.PRIO_PROCESS, writer.pid) == min(own + 10, 19)
     maps = Path(f"/proc/{writer.pid}/maps").read_text()
-    assert "python" in maps
-    assert "libtorch" not in maps
-    assert "numpy" not in maps
+    assert ("python" in maps, "libtorch" in maps, "numpy" in maps) == (True, False, False)
 
 
 def test_a_notice_to_every_process_of_the_machine_does_not_stop_it(writer, store):
@@ -220,8 +218,7 @@ def test_once_closed_it_does_not_start_again(writer):
     writer.close()
     with pytest.raises(WriterDiedError):
         write(writer, state(), 1)
-    assert writer.pid == pid
-    assert not Path(f"/proc/{pid}").exists()
+    assert (writer.pid, is_running(pid)) == (pid, False)
 
 
 def test_a_full_disk_is_named_and_the_save_works_once_there_is_space(writer, store):

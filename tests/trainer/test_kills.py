@@ -20,7 +20,7 @@ def final_digests(runlog):
 
 
 class Killer:
-    """Kills the trainer so many seconds after its start, or after the verdict on its resume."""
+    """Kills the trainer so many seconds after its start, or after the verdict on its resume or its first commit."""
 
     def __init__(self, after_seconds, *, from_verdict):
         self._after_seconds, self._from_verdict = after_seconds, from_verdict
@@ -29,8 +29,8 @@ class Killer:
     def __call__(self, pid, log, plan):
         if self._counting_from is None:
             attempt = read_history(log).attempt_of(plan.segment, plan.attempt)
-            has_verdict = attempt is not None and (attempt.verdict is not None or plan.parent is None)
-            self._counting_from = time.monotonic() if has_verdict else None
+            has_reached = attempt is not None and (attempt.verdict is not None or attempt.commits)
+            self._counting_from = time.monotonic() if has_reached else None
         if self._counting_from is None or time.monotonic() < self._counting_from + self._after_seconds:
             return False
         os.kill(pid, signal.SIGKILL)
@@ -50,7 +50,7 @@ def test_fifty_kills_at_random_moments_lose_no_commit_and_change_no_bit(nursery,
     kills = 0
     committed_before = 0
     while read_history(runlog).committed_step < steps:
-        # Every other kill counts from the verdict: on a slow machine no resume would live to see one otherwise.
+        # Every other kill counts from the verdict or a commit: on a slow machine none would ever be reached otherwise.
         killer = Killer(chance.uniform(0.0, 0.6), from_verdict=kills % 2 == 1) if kills < KILLS else None
         report = nursery.run_attempt(runlog, spec, meddle=killer)
         kills += report.stop_reason is StopReason.LOST
