@@ -169,11 +169,12 @@ def _wait_for(shards: ShardWriter) -> None:
     for tries_left in reversed(range(_WRITER_STARTS)):
         try:
             shards.wait_until_ready()
-            return
         except WriterDiedError as error:
             if not tries_left:
                 raise
             log.warning("writer started again reason=%s", error)
+        else:
+            return
 
 
 def _fast_tier(spec: RunSpec) -> list[Store]:

@@ -26,7 +26,7 @@ SIZES = [
     BLOCK_BYTES + 1,
     2 * BLOCK_BYTES + PAGE_BYTES + 13,
 ]
-STARTS = [0, 1, 512, PAGE_BYTES - 1, PAGE_BYTES, PAGE_BYTES + 1, 2 * PAGE_BYTES]
+STARTS = [0, 1, 512, PAGE_BYTES, PAGE_BYTES + 1]
 
 
 @pytest.fixture(params=["disk", "tmpfs"])
@@ -77,7 +77,7 @@ def test_what_is_read_is_what_a_plain_write_left(folder: Path, size_bytes: int) 
     data = noise(size_bytes)
     path = file_of(folder, data)
     for start in (*STARTS, max(size_bytes - 1, 0), size_bytes, size_bytes + 1, size_bytes + 3 * PAGE_BYTES):
-        for wanted in (0, 1, 100, PAGE_BYTES, size_bytes // 2 + 7, size_bytes, size_bytes + PAGE_BYTES + 1):
+        for wanted in (0, 100, PAGE_BYTES, size_bytes // 2 + 7, size_bytes + PAGE_BYTES + 1):
             into = page_buffer(wanted)
             assert read_into(path, start, into) == len(data[start : start + wanted]), (start, wanted)
             assert into[: len(data[start : start + wanted])] == data[start : start + wanted], (start, wanted)

@@ -51,7 +51,10 @@ def test_fifty_kills_at_random_moments_lose_no_commit_and_change_no_bit(nursery,
     committed_before = 0
     while read_history(runlog).committed_step < steps:
         # Every other kill counts from the verdict or a commit: on a slow machine none would ever be reached otherwise.
-        killer = Killer(chance.uniform(0.0, 0.6), from_verdict=kills % 2 == 1) if kills < KILLS else None
+        # Those come soon after: the run must not reach its goal before all kills are spent.
+        is_late = kills % 2 == 1
+        after_seconds = chance.uniform(0.0, 0.1 if is_late else 0.6)
+        killer = Killer(after_seconds, from_verdict=is_late) if kills < KILLS else None
         report = nursery.run_attempt(runlog, spec, meddle=killer)
         kills += report.stop_reason is StopReason.LOST
         history = read_history(runlog.reload())
