@@ -14,8 +14,11 @@ from segue.runlog import RunLog
 from segue.spec import RunSpec
 from tests.nursery import Nursery
 
-TOGETHER = {"flows": "prefect", "stores": "s3"}
-"""Folders whose tests share servers that take long to start: all of them go to one process of a parallel run."""
+TOGETHER = {"stores": "s3"}
+"""Folders whose tests share servers that take long to start: all of them go to one process of a parallel run.
+
+Those of the flows are run by themselves: they time a whole Prefect, which a busy machine would slow.
+"""
 
 
 @pytest.hookimpl(tryfirst=True)  # xdist reads the groups in its own.
