@@ -190,6 +190,17 @@ class MalformedCheckpointError(CheckpointError):
         super().__init__(f"{key}: {why}. The checkpoint is set aside; its predecessor is taken.")
 
 
+class MachineTooSmallError(SegueError):
+    """A checkpoint is whole and does not fit into this machine's memory."""
+
+    def __init__(self, *, key: str, needed_bytes: int, memory_bytes: int) -> None:
+        self.key, self.needed_bytes, self.memory_bytes = key, needed_bytes, memory_bytes
+        super().__init__(
+            f"{key} has {needed_bytes / 1e9:.1f} GB and this machine {memory_bytes / 1e9:.1f} GB of memory. "
+            "The checkpoint stays as it is; resume on a larger machine."
+        )
+
+
 class UnsupportedStateError(SegueError):
     """A piece of state has no safe representation."""
 

@@ -19,7 +19,7 @@ from segue import layout
 from segue.checkpoints.digests import Digests, TensorDigest, digests_of, hash_bytes
 from segue.checkpoints.image import ImageLayout, MalformedImageError, Placed, read_layout
 from segue.checkpoints.incremental import Base, unchanged_since, without
-from segue.checkpoints.limits import refuse_absurd
+from segue.checkpoints.limits import refuse_absurd, refuse_larger_than_memory
 from segue.errors import (
     CheckpointError,
     CorruptShardError,
@@ -202,6 +202,7 @@ def _read_verified(store: Store, run_id: str, shard: Shard) -> memoryview:
         found_bytes = store.size(key)
         if found_bytes != shard.size_bytes:
             raise TruncatedShardError(key=shard.key, expected_bytes=shard.size_bytes, found_bytes=found_bytes)
+        refuse_larger_than_memory(shard)
         blob = page_buffer(shard.size_bytes)
 
         def read(number: int) -> None:

@@ -47,7 +47,6 @@ PETABYTE = 2**50
 @pytest.mark.parametrize(
     ("changes", "why"),
     [
-        ({"size_bytes": PETABYTE, "chunk_bytes": 2**30, "chunk_crc32c": (0,) * 2**20}, "this machine's memory"),
         ({"size_bytes": PETABYTE}, "number of checksums"),
         ({"chunk_bytes": 1, "chunk_crc32c": (0,) * 4120}, "chunks of 1 bytes"),
         ({"chunk_bytes": 2**40}, "chunks of"),
@@ -85,10 +84,9 @@ def test_an_absurd_count_is_refused(store, manifest, changes):
 
 
 def test_a_size_that_the_object_does_not_have_is_refused_before_memory_is_asked_for(store, manifest):
-    size = 2**33
-    update = {"size_bytes": size, "chunk_bytes": 2**30, "chunk_crc32c": (0,) * 8}
+    update = {"size_bytes": PETABYTE, "chunk_bytes": 2**30, "chunk_crc32c": (0,) * 2**20}
     shards = (manifest.shards[0].model_copy(update=update), *manifest.shards[1:])
-    with pytest.raises((TruncatedShardError, MalformedCheckpointError)):
+    with pytest.raises(TruncatedShardError):
         read_checkpoint(store, run_id="run", manifest=manifest.model_copy(update={"shards": shards}))
 
 

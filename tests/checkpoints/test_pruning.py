@@ -13,7 +13,7 @@ from segue.checkpoints.writer_link import InlineWriter
 from segue.clock import SystemClock
 from segue.controller import decide_next
 from segue.entries import CommitEntry
-from segue.history import read_history
+from segue.history import fold, read_history
 from segue.notices.board import NoticeBoard
 from segue.records import Capacity, SegmentPlan, StopReason
 from segue.runlog import RunLog
@@ -225,3 +225,24 @@ def test_the_ring_of_a_long_run_never_holds_more_than_it_should(nursery, make_sp
     assert len(history.checkpoints) > 5
     assert len(folders) == len(history.usable) <= 3  # Two of the newest, and the best by the metric.
     assert_every_usable_checkpoint_reads_back(spec)
+
+
+def test_whatever_one_object_is_damaged_an_incremental_run_has_a_checkpoint_left(nursery, make_spec, open_log):
+    """Of those that are kept, not all may rest on the same shard: that is what keeping several is for."""
+    checkpoints = {"every_steps": 5, "keep": 2, "full_every": 4}
+    fields = {"recipe": "tests.frozen_recipe:build", "config": {"pause_seconds": 0.002}, "checkpoints": checkpoints}
+    spec = make_spec(steps=10**6, **fields)
+    nursery.run_attempt(open_log(spec), spec, meddle=kill_after(12))
+    slots = log_of(spec).slots
+    for moment in range(len(slots)):
+        usable = fold(slots[: moment + 1]).usable
+        if usable and usable[-1].manifest.step > first_full_after_the_first(slots):
+            shards = [{shard.key for shard in checkpoint.manifest.shards} for checkpoint in usable]
+            alone = [key for key in set.union(*shards) if all(key in needed for needed in shards)]
+            assert alone == [], f"all of steps {[c.manifest.step for c in usable]} need it"
+    assert_every_usable_checkpoint_reads_back(spec)
+
+
+def first_full_after_the_first(slots):
+    manifests = [slot.entry.manifest for slot in slots if isinstance(slot.entry, CommitEntry)]
+    return [manifest.step for manifest in manifests if manifest.saves_since_full == 0][1]

@@ -5,16 +5,18 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 import torch
 
+from segue.checkpoints.restore import newest_valid
 from segue.checkpoints.shards import read_stored
 from segue.checkpoints.snapshot import read_checkpoint
 from segue.checkpoints.staging import StagingArea
 from segue.checkpoints.writer_link import InlineWriter
-from segue.errors import MissingShardError
+from segue.errors import MissingShardError, SegueError
 from segue.history import read_history
 from segue.records import Environment, Manifest, StopReason, VerdictKind
 from segue.runlog import RunLog
@@ -239,3 +241,15 @@ def test_a_save_does_not_build_on_durable_bytes_that_only_the_fast_folder_still_
     shutil.rmtree(folder)  # The machine is gone, and its fast folder with it.
     history = read_history(RunLog(open_store(spec.store), "tiny").reload())
     read_checkpoint(open_store(spec.store), run_id="tiny", manifest=history.newest.manifest)
+
+
+def test_a_machine_that_is_too_small_for_a_checkpoint_does_not_set_it_aside(stopped, monkeypatch):
+    """It is as whole as it was; the next machine may be larger, and must not find that the run has lost everything."""
+    runlog, sysconf = RunLog(open_store(stopped.store), "tiny").reload(), os.sysconf
+    monkeypatch.setattr(os, "sysconf", lambda name: 1 if name == "SC_PHYS_PAGES" else sysconf(name))
+    with suppress(SegueError):
+        newest_valid(runlog, epoch=2)
+    monkeypatch.undo()
+    history = read_history(runlog.reload())
+    assert [c.quarantined for c in history.checkpoints if c.quarantined] == []
+    assert newest_valid(runlog, epoch=2).checkpoint.ref == history.newest.ref

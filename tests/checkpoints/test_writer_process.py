@@ -268,10 +268,11 @@ def test_a_program_that_changes_its_folder_does_not_move_the_store(tmp_path, mon
         writer.close()
 
 
-def own_a_writer(url, end, children):
+def own_a_writer(url, end, children, is_starting):
     """A trainer that has its writer write again and again, and maybe a data worker beside it."""
     writer = ProcessWriter([StoreSpec(url=url)])
-    writer.wait_until_ready()
+    if not is_starting:
+        writer.wait_until_ready()
     worker = os.fork() if children else 0
     if children and worker == 0:
         signal.pause()
@@ -281,11 +282,14 @@ def own_a_writer(url, end, children):
         write(writer, state(2_000_000), step)
 
 
-@pytest.mark.parametrize("children", [0, 1], ids=["alone", "with a forked data worker"])
-def test_it_ends_when_its_owner_is_killed(nursery, tmp_path, children):
+ENDS = {"alone": (0, False), "with a forked data worker": (1, False), "with one, while it starts": (1, True)}
+
+
+@pytest.mark.parametrize(("children", "is_starting"), ENDS.values(), ids=ENDS)
+def test_it_ends_when_its_owner_is_killed(nursery, tmp_path, children, is_starting):
     context = mp.get_context("forkserver")
     here, there = context.Pipe()
-    owner = context.Process(target=own_a_writer, args=(str(tmp_path), there, children), daemon=True)
+    owner = context.Process(target=own_a_writer, args=(str(tmp_path), there, children, is_starting), daemon=True)
     owner.start()
     writer_pid, worker_pid = here.recv()
     try:
