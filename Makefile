@@ -11,7 +11,7 @@ demo: setup
 	$(BIN)/segue demo
 
 test: lint types
-	$(BIN)/python -m pytest -n 2 --dist loadgroup --ignore tests/flows
+	$(BIN)/python -m pytest -n 2 --ignore tests/flows
 	$(BIN)/python -m pytest tests/flows
 
 lint: setup

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import pytest
@@ -21,12 +21,17 @@ Those of the flows are run by themselves: they time a whole Prefect, which a bus
 """
 
 
-@pytest.hookimpl(tryfirst=True)  # xdist reads the groups in its own.
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     """Keep together what shares fixtures: these folders whole, all others file by file."""
-    for item in items:
-        folder = item.path.parent.name
-        item.add_marker(pytest.mark.xdist_group(TOGETHER.get(folder, item.path.name)))
+    from xdist.scheduler import LoadScopeScheduling
+
+    class ByServer(LoadScopeScheduling):  # type: ignore[misc]
+        def _split_scope(self, nodeid: str) -> str:
+            path = PurePosixPath(nodeid.partition("::")[0])
+            return TOGETHER.get(path.parent.name, str(path))
+
+    return ByServer(config, log)
 
 
 @pytest.fixture(scope="session")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import signal
 import socket
 import subprocess
@@ -175,7 +176,7 @@ class ProcessWriter:
         try:
             with theirs:
                 self._process = subprocess.Popen(
-                    [sys.executable, "-m", "segue.checkpoints.writer_process", str(theirs.fileno())],
+                    [sys.executable, "-m", "segue.checkpoints.writer_process", str(theirs.fileno()), str(os.getpid())],
                     pass_fds=[theirs.fileno()],
                     stdin=subprocess.DEVNULL,
                     cwd=self._folder,

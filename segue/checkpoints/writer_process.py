@@ -95,7 +95,7 @@ def _as_json(written: Written) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Serve the socket whose descriptor is the first argument until it closes."""
+    """Serve the socket whose descriptor is the first argument until it closes, or its owner, the second, is gone."""
     # The trainer takes the notice, and ends this process when the last checkpoint is durable.
     for number in NOTICES:
         signal.signal(number, signal.SIG_IGN)
@@ -105,7 +105,7 @@ def main() -> None:
     channel = socket.socket(fileno=int(sys.argv[1]))
     inbox: queue.SimpleQueue[wire.Message] = queue.SimpleQueue()
     threading.Thread(target=_listen, args=(channel, inbox), name="segue-wire", daemon=True).start()
-    threading.Thread(target=_outlive_nobody, args=(os.getppid(),), name="segue-parent", daemon=True).start()
+    threading.Thread(target=_outlive_nobody, args=(int(sys.argv[2]),), name="segue-parent", daemon=True).start()
     try:
         stores = [open_store(StoreSpec.model_validate(spec)) for spec in inbox.get().head["stores"]]
     except SegueError as error:

@@ -15,7 +15,7 @@ from segue.checkpoints.staging import StagingArea
 from segue.checkpoints.writer import Writer
 from segue.checkpoints.writer_link import ProcessWriter, ShardWriter
 from segue.clock import Clock
-from segue.errors import FencedError, WriterDiedError
+from segue.errors import FencedError, MachineTooSmallError, WriterDiedError
 from segue.notices.board import NoticeBoard
 from segue.notices.file import FileWatcher, RecallWatcher
 from segue.records import Environment, Heartbeat, SegmentReport, StopReason
@@ -122,8 +122,8 @@ def _train(
         _wait_for(shards)
     except FencedError as error:
         return _empty_report(assignment, claim, StopReason.FENCED, clock.monotonic() - started_at, error)
-    except (StoreReadError, StoreWriteError, WriterDiedError):
-        raise  # Storage's fault, not the recipe's: no report, and the controller says `lost`.
+    except (StoreReadError, StoreWriteError, WriterDiedError, MachineTooSmallError):
+        raise  # Storage's or the machine's fault, not the recipe's: no report, and the controller says `lost`.
     except (Exception, SystemExit) as error:
         # Building and loading run the user's code; whatever it raises belongs in the report, not in a dead process.
         log.exception("the recipe could not be built or restored")
