@@ -31,6 +31,8 @@ from segue.stores import Store, open_store
 ACCESS_KEY, SECRET_KEY = "test", "testtest"
 RADOSGW_URL = "http://127.0.0.1:4405"
 RADOSGW_PORTS = (4405, 4410)
+MOTO = "import sys; sys.setswitchinterval(60); from moto.server import main; main(['-H', '127.0.0.1', '-p', '0'])"
+"""Its put-if-absent looks first and puts then: a switch of threads in between would let both of two writers win."""
 PLACES = ("local", "moto", pytest.param("radosgw", marks=pytest.mark.radosgw))
 
 
@@ -55,7 +57,7 @@ def moto_url(aws_keys: None, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     """Moto's server in a process of its own."""
     said = tmp_path_factory.mktemp("moto") / "output"
     with said.open("wb") as output:
-        command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", "0"]
+        command = [sys.executable, "-c", MOTO]
         server = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT)
     try:
         give_up_at = time.monotonic() + 60
