@@ -171,14 +171,15 @@ class Writer:
                 self._put_curve(job)
                 self._release(job.staged)
                 return
-            self._commit(job)
+            commit, self.last_size_bytes = self._commit(job)
             self.last_save_seconds = self._clock.monotonic() - started
+            self.last_commit = commit  # Last: whoever sees it reads what it cost.
             self._release(job.staged)
             log.info("checkpoint committed step=%d seconds=%.2f", job.step, self.last_save_seconds)
         # Else it was committed by a try whose later part failed.
         self._pruner.prune(self._runlog)
 
-    def _commit(self, job: SaveJob) -> None:
+    def _commit(self, job: SaveJob) -> tuple[CheckpointRef, int]:
         run_id = self._runlog.run_id
         # Written once: were it written differently after a commit whose answer was lost, that one would be torn.
         if self._written is None or self._written[0] != job.step:
@@ -208,11 +209,11 @@ class Writer:
 
         # Commit last: a record in the log is the only thing readers look for.
         slot = self._runlog.append(build, epoch=self._epoch)
-        self.last_commit = CheckpointRef(slot=slot.number, step=job.step, attempt_id=self._attempt_id)
-        self.last_size_bytes = manifest.new_bytes
-        self._commits[job.step] = self.last_commit
+        commit = CheckpointRef(slot=slot.number, step=job.step, attempt_id=self._attempt_id)
+        self._commits[job.step] = commit
         is_base = self._full_every > 1 and written.saves_since_full + 1 < self._full_every
         self._base_step = job.step if is_base else None
+        return commit, manifest.new_bytes
 
     def _put_curve(self, job: SaveJob) -> None:
         for part in job.curve:
