@@ -45,6 +45,8 @@ _UNMEASURED_SAVE_SECONDS = 0.1
 
 
 _BOARD_POLL_SECONDS = 0.5
+_REPORT_SECONDS, _REPORT_SHARE = 2.0, 0.1
+"""What is kept of the grace period for the report: so many seconds, or this share of a short one."""
 
 
 class TrainingLoop:
@@ -250,7 +252,7 @@ class TrainingLoop:
         self._bear_witness(reached.step, batches)
         for step, rows in self._witness.take_rest():
             self._writer.submit(SealJob(step, rows))
-        while not self._writer.wait(_BOARD_POLL_SECONDS) and (self._board.seconds_left() or 1.0) > 0:
+        while not self._writer.wait(_BOARD_POLL_SECONDS) and not self._is_time_up():
             self._saving.refuse_risk()  # A store that is away is waited for, until this or a notice runs out.
         # The steps that bore witness are not part of the run: whoever resumes does them again.
         self._progress.step, self._progress.samples_seen = reached.step, reached.samples_seen
@@ -277,9 +279,14 @@ class TrainingLoop:
             if not decision.save:
                 return False
         while not self._saving.wait_for_arena(_BOARD_POLL_SECONDS):
-            if (self._board.seconds_left() or 1.0) <= 0:
+            if self._is_time_up():
                 return False  # The save before this one is still on its way, and time is up.
         return True
+
+    def _is_time_up(self) -> bool:
+        # The report has to be written yet: an attempt that dies without one is found only when its lease runs out.
+        left = self._board.seconds_left()
+        return left is not None and left <= min(_REPORT_SECONDS, _REPORT_SHARE * self._spec.grace_seconds)
 
     def _has_time_for_witness(self) -> bool:
         step_seconds = self._step_seconds or 1.0

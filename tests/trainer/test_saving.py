@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from contextlib import contextmanager
+from datetime import timedelta
 
 import pytest
 
@@ -13,6 +14,7 @@ from segue.checkpoints.writer import Writer
 from segue.checkpoints.writer_link import InlineWriter
 from segue.clock import SystemClock
 from segue.controller import decide_next, last_heartbeat
+from segue.entries import ReportEntry
 from segue.errors import WorkAtRiskError
 from segue.history import read_history
 from segue.local import account_for
@@ -36,14 +38,14 @@ RISK = {"max_work_at_risk_seconds": 1800}
 HERE = Environment(torch="2", device="cpu", instruction_set="AVX2", threads=1)
 
 
-def train(spec, runlog, *, fails=lambda operation, key: False):
+def train(spec, runlog, *, fails=lambda operation, key: False, board=None):
     """The next attempt, in this process; its shards go to a store that fails as told."""
     clock = SystemClock()
     plan = decide_next(runlog, spec, clock=clock).plan
     return run_attempt(
         Assignment(spec=spec, plan=plan),
         runlog=runlog,
-        board=NoticeBoard(clock),
+        board=board or NoticeBoard(clock),
         clock=clock,
         shards=InlineWriter([FaultyStore(runlog.store, fails=fails)]),
     )
@@ -122,6 +124,23 @@ def test_a_store_that_recovers_lets_training_go_on(make_spec, open_log):
     )
     assert (report.stop_reason, report.lost_steps, report.note) == (StopReason.FINISHED, 0, None)
     assert last_heartbeat(runlog, read_history(runlog).attempts[0]).trouble is None
+
+
+def test_a_store_that_stays_away_after_a_notice_leaves_time_for_the_report(make_spec, open_log):
+    spec = make_spec(steps=100_000, config={"pause_seconds": 0.01}, grace_seconds=8)
+    board, runlog = NoticeBoard(SystemClock()), open_log(spec)
+
+    def is_away(operation, key):
+        if shards_after(10)(key):
+            board.leave("file", grace_seconds=8)
+        return operation == "put" and shards_after(10)(key)
+
+    report = train(spec, runlog, fails=is_away, board=board)
+    (entry,) = [slot.entry for slot in runlog.reload().slots if isinstance(slot.entry, ReportEntry)]
+    assert entry.report == report
+    assert entry.written_at < report.notice.received_at + timedelta(seconds=8)
+    assert (report.stop_reason, report.checkpoint.step) == (StopReason.NOTICE, 10)
+    assert "injected" in report.note
 
 
 def test_at_the_goal_too_a_store_that_stays_away_ends_the_attempt(make_spec, open_log):
