@@ -252,7 +252,7 @@ class TrainingLoop:
         self._bear_witness(reached.step, batches)
         for step, rows in self._witness.take_rest():
             self._writer.submit(SealJob(step, rows))
-        while not self._writer.wait(_BOARD_POLL_SECONDS) and not self._is_time_up():
+        while not self._writer.wait(self._patience_seconds) and self._patience_seconds > 0:
             self._saving.refuse_risk()  # A store that is away is waited for, until this or a notice runs out.
         # The steps that bore witness are not part of the run: whoever resumes does them again.
         self._progress.step, self._progress.samples_seen = reached.step, reached.samples_seen
@@ -278,15 +278,22 @@ class TrainingLoop:
             log.info("notice: %s", decision.reason)
             if not decision.save:
                 return False
-        while not self._saving.wait_for_arena(_BOARD_POLL_SECONDS):
-            if self._is_time_up():
+        while not self._saving.wait_for_arena(self._patience_seconds):
+            if self._patience_seconds <= 0:
                 return False  # The save before this one is still on its way, and time is up.
         return True
 
-    def _is_time_up(self) -> bool:
-        # The report has to be written yet: an attempt that dies without one is found only when its lease runs out.
+    @property
+    def _patience_seconds(self) -> float:
+        """How long to wait for the writer before looking at the board again; 0 once only the report has time left.
+
+        An attempt that dies without a report is found only when its lease runs out.
+        """
         left = self._board.seconds_left()
-        return left is not None and left <= min(_REPORT_SECONDS, _REPORT_SHARE * self._spec.grace_seconds)
+        if left is None:
+            return _BOARD_POLL_SECONDS
+        reserved = min(_REPORT_SECONDS, _REPORT_SHARE * self._spec.grace_seconds)
+        return min(max(left - reserved, 0.0), _BOARD_POLL_SECONDS)
 
     def _has_time_for_witness(self) -> bool:
         step_seconds = self._step_seconds or 1.0
