@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import re
-import signal
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from benchmarks.crash_command import crash
-from segue.console import console, errors, show_error, show_json
+from benchmarks.terminal import leave_as_on_ctrl_c, progress
+from segue.console import console, show_error, show_json
 from segue.errors import SegueError
 
 _UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
@@ -88,10 +86,8 @@ def checkpoint(
         threads=threads,
         steps=steps,
     )
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        # As Ctrl-C: nothing is left behind then either.
-        signal.signal(number, signal.default_int_handler)
-    with _progress() as say:
+    leave_as_on_ctrl_c()
+    with progress(lines_start_with="round") as say:
         report = measure(options, say=say)
     if as_json:
         show_json(report)
@@ -99,21 +95,6 @@ def checkpoint(
         show(report, console)
     if report["ours_failed"]:
         raise typer.Exit(1)
-
-
-@contextmanager
-def _progress() -> Iterator[Callable[[str], None]]:
-    """One line that changes on a terminal; elsewhere a line for each round."""
-    if errors.is_terminal:
-        with errors.status("starting") as status:
-            yield status.update
-        return
-
-    def say(text: str) -> None:
-        if text.startswith("round"):
-            errors.print(text)
-
-    yield say
 
 
 def main() -> None:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import signal
 import sys
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 import typer
@@ -13,7 +11,8 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from segue.console import console, errors, show_error, show_json
+from benchmarks.terminal import leave_as_on_ctrl_c, progress
+from segue.console import console, show_error, show_json
 from segue.errors import SegueError
 
 _QUICK_KILLS, _KILLS = 20, 200
@@ -41,10 +40,8 @@ def crash(
     options = Options(kills=number, seed=seed, endpoint_url=endpoint_url)
     if quick:
         options = Options(kills=number, seed=seed, places=(LOCAL,))
-    for signum in (signal.SIGTERM, signal.SIGHUP):
-        # As Ctrl-C: nothing is left behind then either.
-        signal.signal(signum, signal.default_int_handler)
-    with _progress() as say:
+    leave_as_on_ctrl_c()
+    with progress() as say:
         report = measure(options, say=say)
     if as_json:
         show_json(report)
@@ -78,16 +75,6 @@ def show(report: Mapping[str, Any], to: Console) -> None:
     to.print(f"final weights {same} those of the run that nobody disturbed", markup=False)
     for problem in report["problems"]:
         to.print(problem, markup=False, style="red")
-
-
-@contextmanager
-def _progress() -> Iterator[Callable[[str], None]]:
-    """One line that changes on a terminal; elsewhere a line for each kill."""
-    if errors.is_terminal:
-        with errors.status("starting") as status:
-            yield status.update
-    else:
-        yield lambda text: errors.print(text, markup=False)
 
 
 def main() -> None:

@@ -6,28 +6,13 @@ import json
 import shutil
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
-import torch
 
-from segue.testing.recipes import tiny
 from tests.checkpoints.test_import_refusals import write_code
 from tests.test_cli_errors import Outcome, Place
 
 TINY = "segue.testing.recipes:tiny"
-
-
-@pytest.fixture
-def state() -> dict[str, torch.Tensor]:
-    torch.manual_seed(11)
-    return tiny({}).model.state_dict()
-
-
-@pytest.fixture
-def weights(tmp_path, state) -> Path:
-    torch.save(state, tmp_path / "weights.pt")
-    return tmp_path / "weights.pt"
 
 
 @pytest.fixture

@@ -6,12 +6,11 @@ import multiprocessing as mp
 import shutil
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 
 import pytest
-import torch
 
 from segue.checkpoints.first_state import first_state
 from segue.checkpoints.importing import commit_import, import_weights
@@ -27,27 +26,8 @@ from segue.spec import RunSpec
 from segue.stores import open_store
 from segue.testing.faulty_store import FaultyStore
 from segue.testing.killing_store import die
-from segue.testing.recipes import tiny
 
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
-@pytest.fixture
-def state() -> dict[str, torch.Tensor]:
-    torch.manual_seed(11)
-    return tiny({}).model.state_dict()
-
-
-@pytest.fixture
-def weights(tmp_path, state) -> Path:
-    torch.save(state, tmp_path / "weights.pt")
-    return tmp_path / "weights.pt"
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def store_of(spec: RunSpec) -> Path:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import collections
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -38,24 +38,7 @@ class Code:
         return os.system, (self._command,)
 
 
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
-@pytest.fixture
-def state() -> dict[str, torch.Tensor]:
-    torch.manual_seed(11)
-    return tiny({}).model.state_dict()
-
-
-@pytest.fixture
-def weights(tmp_path, state) -> Path:
-    torch.save(state, tmp_path / "weights.pt")
-    return tmp_path / "weights.pt"
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def store_of(spec: RunSpec) -> Path:

@@ -11,24 +11,10 @@ from segue.checkpoints.staging import StagingArea
 from segue.checkpoints.writer_link import InlineWriter, ProcessWriter
 from segue.errors import CheckpointError, MissingShardError
 from segue.history import read_history
-from segue.records import Environment, Manifest, StopReason, VerdictKind
+from segue.records import StopReason, VerdictKind
 from segue.spec import StoreSpec
 from segue.stores import LocalStore
-
-HERE = Environment(torch="2", device="cpu", instruction_set="AVX2", threads=1)
-
-
-def manifest_of(written, step):
-    return Manifest(
-        step=step,
-        samples_seen=step,
-        epoch=0,
-        shards=written.shards,
-        tensor_count=written.tensor_count,
-        new_bytes=written.new_bytes,
-        components=written.components,
-        environment=HERE,
-    )
+from tests.checkpoints.manifests import manifest_of
 
 
 @pytest.fixture

@@ -18,12 +18,11 @@ from segue.checkpoints.staging import StagingArea
 from segue.checkpoints.writer_link import InlineWriter
 from segue.errors import MissingShardError, SegueError
 from segue.history import read_history
-from segue.records import Environment, Manifest, StopReason, VerdictKind
+from segue.records import StopReason, VerdictKind
 from segue.runlog import RunLog
 from segue.stores import LocalStore, StoreWriteError, open_store
 from segue.testing.faulty_store import FaultyStore
-
-HERE = Environment(torch="2", device="cpu", instruction_set="AVX2", threads=1)
+from tests.checkpoints.manifests import manifest_of
 
 
 class Watched(FaultyStore):
@@ -52,16 +51,7 @@ def save(tiers, tree, step=1, base_step=None, writer=None):
     staged = area.take(tree)
     written = writer.write(staged, run_id="run", attempt_id="seg000-a1-e1", step=step, base_step=base_step)
     area.close()
-    return Manifest(
-        step=step,
-        samples_seen=step,
-        epoch=0,
-        shards=written.shards,
-        tensor_count=written.tensor_count,
-        components=written.components,
-        saves_since_full=written.saves_since_full,
-        environment=HERE,
-    )
+    return manifest_of(written, step)
 
 
 def assert_reads(durable, manifest, tree, *, fast=None):

@@ -1,0 +1,31 @@
+"""What the tests of imports have in common; others have a `state` of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from segue.testing.recipes import tiny
+
+
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture
+def state() -> dict[str, torch.Tensor]:
+    torch.manual_seed(11)
+    return tiny({}).model.state_dict()
+
+
+@pytest.fixture
+def weights(tmp_path: Path, state: dict[str, torch.Tensor]) -> Path:
+    torch.save(state, tmp_path / "weights.pt")
+    return tmp_path / "weights.pt"
