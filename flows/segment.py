@@ -21,7 +21,7 @@ from segue.spec import RunSpec
 from segue.stores import open_store
 from segue.stores.patience import patiently
 from segue.trainer.assignment import Assignment
-from segue.trainer.launch import ProcessTrainer, Trainer
+from segue.trainer.launch import Trainer, launch
 from tasks.child_run import SILENCE
 from tasks.segment import state_of
 
@@ -37,7 +37,7 @@ def segment(spec: RunSpec, plan: SegmentPlan) -> State[Any]:
     # Inside the flow body: Prefect puts its own handler in place before, which would end this flow at once.
     signal.signal(signal.SIGTERM, relay.on_signal)
     assignment = Assignment(spec=spec, plan=plan, flow_run_id=str(flow_run.id) if flow_run.id else None)
-    trainer = ProcessTrainer(assignment, on_line=logger.info)
+    trainer = launch(assignment, on_line=logger.info)
     relay.attach(trainer)
     exit_code = _wait(trainer, relay)
     runlog = patiently(RunLog(open_store(spec.store), spec.run_id).reload, what="log")

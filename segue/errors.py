@@ -247,6 +247,34 @@ class BrokenResumeError(SegueError):
         )
 
 
+class RankFailedError(SegueError):
+    """The recipe raised on another rank."""
+
+    def __init__(self, *, rank: int, type_name: str, message: str, traceback: str) -> None:
+        self.rank, self.type_name, self.message, self.traceback = rank, type_name, message, traceback
+        super().__init__(f"rank {rank} raised {type_name}: {message}. Mend the recipe; its traceback follows.")
+
+
+class HungRankError(SegueError):
+    """A rank is alive and did not come to where the others waited for it."""
+
+    def __init__(self, *, ranks: tuple[int, ...], waited_seconds: float, step: int) -> None:
+        self.ranks, self.waited_seconds, self.step = ranks, waited_seconds, step
+        names = ", ".join(map(str, ranks))
+        super().__init__(
+            f"rank {names} hung: the others waited {waited_seconds:.0f} s for it after step {step}. Look for a loop or "
+            "a lock that depends on the rank; if its steps just take that long, raise liveness.rank_seconds."
+        )
+
+
+class RankLostError(SegueError):
+    """A rank ended without a word, or because of its store or its machine: nobody's code is to blame."""
+
+    def __init__(self, *, ranks: tuple[int, ...], why: str) -> None:
+        self.ranks, self.why = ranks, why
+        super().__init__(f"rank {', '.join(map(str, ranks))} was lost: {why}. The run goes on from its last commit.")
+
+
 class DrillFailedError(SegueError):
     """A drill could not be made: the recipe does not even train undisturbed."""
 

@@ -14,7 +14,7 @@ from segue.records import SegmentPlan, SegmentReport
 from segue.runlog import RunLog
 from segue.spec import RunSpec
 from segue.trainer.assignment import Assignment, ExitCode
-from segue.trainer.launch import ProcessTrainer, Trainer
+from segue.trainer.launch import Trainer, launch
 from segue.watch import await_report
 
 log = logging.getLogger(__name__)
@@ -45,7 +45,7 @@ def run_here(
         decision = decide_next(runlog, spec, clock=clock)
         if decision.plan is None:
             return decision
-        trainer = ProcessTrainer(Assignment(spec=spec, plan=decision.plan), on_line=on_line)
+        trainer = launch(Assignment(spec=spec, plan=decision.plan), on_line=on_line)
         try:
             while trainer.poll() is None:
                 if watch is not None:

@@ -105,6 +105,9 @@ class LivenessSpec(Value):
     heartbeat_seconds: float = Field(2.0, gt=0, description="Seconds between two signs of life.")
     lease_seconds: float = Field(30.0, gt=0, description="A counter that stands still this long means lost.")
     notice_file: str | None = Field(None, description="A file whose appearance on the machine is a notice.")
+    rank_seconds: float = Field(
+        300.0, gt=0, description="Longest that one rank may keep the others waiting, within a step or while restoring."
+    )
     start_seconds: float = Field(900.0, gt=0, description="Longest wait for capacity when no deadline bounds it.")
 
 
@@ -133,6 +136,9 @@ class RunSpec(Record):
     seed: int = Field(0, ge=0, lt=2**63, description="Seeds weights, data order and every random stream.")
     threads: int | None = Field(None, ge=1, description="Intra-op threads; fix it to compare runs across machines.")
     device: str = Field("auto", description="auto, cpu or cuda.")
+    ranks: int | None = Field(
+        1, ge=1, le=1024, description="Processes that train together on one machine; None: one for each accelerator."
+    )
     deadline: AwareDatetime | None = Field(None, description="When it must be finished; None: as cheap as can be.")
     grace_seconds: float = Field(25.0, gt=0, description="Seconds between the platform's SIGTERM and its SIGKILL.")
     store: StoreSpec = StoreSpec()

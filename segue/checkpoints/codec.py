@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from segue.checkpoints.image import DTYPES
+from segue.checkpoints.sharded import sharded_types
 from segue.errors import UnsupportedStateError
 
 Json = Any
@@ -113,7 +114,7 @@ def _encode_tensors(tree: Mapping[Any, Any], path: str, tensors: dict[str, torch
     Written without a step of Python for each tensor: there may be thousands, and training stands still meanwhile.
     """
     values = tree.values()
-    if not tree or not _PLAIN.issuperset(map(type, values)) or set(map(type, tree)) != {str}:
+    if not tree or not (_PLAIN | sharded_types()).issuperset(map(type, values)) or set(map(type, tree)) != {str}:
         return None
     if not _STORABLE.issuperset(map(_dtype_of, values)) or set(map(_layout_of, values)) != {torch.strided}:
         return None

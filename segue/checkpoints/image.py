@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 PAGE_BYTES = 4096
@@ -62,6 +62,15 @@ class Placed(NamedTuple):
     size_bytes: int
 
 
+class Piece(NamedTuple):
+    """Of which larger tensor something is a part, and where in it that begins."""
+
+    tensor: str
+    shape: tuple[int, ...]
+    """Of the larger one."""
+    offsets: tuple[int, ...]
+
+
 @dataclass(frozen=True)
 class ImageLayout:
     """Where everything lies in one image."""
@@ -69,6 +78,8 @@ class ImageLayout:
     head: bytes
     placed: Mapping[str, Placed]
     size_bytes: int
+    pieces: Mapping[str, Piece] = field(default_factory=dict)
+    """Those that are not whole tensors. The image does not say so itself."""
 
 
 class MalformedImageError(ValueError):

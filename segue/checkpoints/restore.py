@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
+from typing import Protocol
 
 from segue.checkpoints.digests import Digests
 from segue.checkpoints.incremental import Base
@@ -15,6 +17,7 @@ from segue.errors import CheckpointError
 from segue.history import Checkpoint, read_history
 from segue.runlog import RunLog, Stamp
 from segue.stores.base import Store
+from segue.stores.patience import patiently
 
 log = logging.getLogger(__name__)
 
@@ -31,29 +34,53 @@ class Restorable:
     """What a save may refer to."""
 
 
-def newest_valid(runlog: RunLog, *, epoch: int, fast: Sequence[Store] = ()) -> Restorable | None:
+class Readers(Protocol):
+    """The ranks that restore together; one alone, mostly."""
+
+    @property
+    def is_leader(self) -> bool: ...
+
+    def first_of(self, text: str) -> str:
+        """The first text that is not empty, by rank; all must call it."""
+        ...
+
+
+def newest_valid(
+    runlog: RunLog, *, epoch: int, fast: Sequence[Store] = (), readers: Readers | None = None
+) -> Restorable | None:
     """The newest checkpoint of the run that verifies, read whole; None when there is none to take.
 
     Stores in `fast` are asked first: what they hold counts where it is byte for byte what was committed.
 
     Every checkpoint that does not verify, and every slot of the log that cannot be read, is named in the log by a
-    quarantine record before the next one is tried.
+    quarantine record before the next one is tried. Several ranks take the same one: the newest that all could read.
 
     Raises:
         FencedError: a newer claim exists.
         StoreReadError: the store did not say; trying again is safe.
     """
-    _name_damaged_slots(runlog, epoch=epoch)
-    for checkpoint in reversed(read_history(runlog).usable):
-        try:
-            stored = read_stored([*fast, runlog.store], run_id=runlog.run_id, manifest=checkpoint.manifest)
-            snapshot = snapshot_of(stored)
-        except CheckpointError as error:
-            log.warning("checkpoint set aside step=%d reason=%s", checkpoint.manifest.step, error)
-            quarantine(runlog, checkpoint=checkpoint, reason=str(error), epoch=epoch)
-            continue
-        return Restorable(checkpoint, snapshot, stored.digests, stored.base)
+    leads = readers is None or readers.is_leader
+    if leads:
+        patiently(lambda: _name_damaged_slots(runlog, epoch=epoch), what="log")
+    for checkpoint in reversed(patiently(lambda: read_history(runlog), what="log").usable):
+        found = patiently(partial(_read, runlog, checkpoint, fast), what="checkpoint")
+        damage = "" if isinstance(found, Restorable) else str(found)
+        if readers is not None:
+            damage = readers.first_of(damage)
+        if not damage and isinstance(found, Restorable):
+            return found
+        log.warning("checkpoint set aside step=%d reason=%s", checkpoint.manifest.step, damage)
+        if leads:
+            patiently(partial(quarantine, runlog, checkpoint=checkpoint, reason=damage, epoch=epoch), what="log")
     return None
+
+
+def _read(runlog: RunLog, checkpoint: Checkpoint, fast: Sequence[Store]) -> Restorable | CheckpointError:
+    try:
+        stored = read_stored([*fast, runlog.store], run_id=runlog.run_id, manifest=checkpoint.manifest)
+        return Restorable(checkpoint, snapshot_of(stored), stored.digests, stored.base)
+    except CheckpointError as error:
+        return error
 
 
 def quarantine(runlog: RunLog, *, checkpoint: Checkpoint, reason: str, epoch: int) -> None:

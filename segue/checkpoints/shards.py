@@ -10,14 +10,14 @@ import json
 import logging
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import asdict, dataclass, field
+from typing import Any, Self
 
 import crc32c
 
 from segue import layout
 from segue.checkpoints.digests import Digests, TensorDigest, digests_of, hash_bytes
-from segue.checkpoints.image import ImageLayout, MalformedImageError, Placed, read_layout
+from segue.checkpoints.image import ImageLayout, MalformedImageError, Piece, Placed, read_layout
 from segue.checkpoints.incremental import Base, unchanged_since, without
 from segue.checkpoints.limits import refuse_absurd, refuse_larger_than_memory
 from segue.errors import (
@@ -50,6 +50,15 @@ class Written:
     saves_since_full: int
     """How many saves ago everything was stored anew; 0 for now."""
 
+    def to_json(self) -> dict[str, Any]:
+        """As plain data, for another process."""
+        return asdict(self) | {"shards": [shard.model_dump(mode="json") for shard in self.shards]}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Self:
+        """What `to_json` gave."""
+        return cls(**(dict(data) | {"shards": tuple(Shard.model_validate(shard) for shard in data["shards"])}))
+
 
 @dataclass(frozen=True)
 class Stored:
@@ -59,6 +68,8 @@ class Stored:
     tensors: Mapping[str, tuple[Placed, memoryview]]
     digests: Digests
     base: Base
+    pieces: Mapping[str, Piece] = field(default_factory=dict)
+    """Those of the tensors that are parts of larger ones, each written by another rank."""
 
 
 def write_checkpoint(
@@ -71,6 +82,7 @@ def write_checkpoint(
     image_layout: ImageLayout,
     skeletons: Mapping[str, bytes],
     base: Base | None = None,
+    rank: int = 0,
 ) -> tuple[Written, Base]:
     """Make a staged state durable under its attempt's folder, and say where it lies and what it is.
 
@@ -82,7 +94,7 @@ def write_checkpoint(
     Raises:
         StoreWriteError: the durable tier did not take them; calling again is safe.
     """
-    image_name = layout.shard_name(attempt_id, step, 0)
+    image_name = layout.shard_name(attempt_id, step, rank)
     with ThreadPoolExecutor(1, thread_name_prefix="segue-digest") as beside:
         # Beside the first write: hashing is far faster than any disk.
         hashing = beside.submit(_digests, image, image_layout, skeletons)
@@ -95,8 +107,8 @@ def write_checkpoint(
         _put(tiers, f"{run_id}/{image_name}", image)
         digests, own = hashing.result(), _shard(image_name, image, summing.result())
     homes = {name: base.homes[name] if base is not None and name in same else own for name in digests.tensors}
-    index = memoryview(_index(skeletons, digests, homes=homes, own=own))
-    index_name = layout.state_name(attempt_id, step, 0)
+    index = memoryview(_index(skeletons, digests, homes=homes, own=own, pieces=image_layout.pieces))
+    index_name = layout.state_name(attempt_id, step, rank)
     _put(tiers, f"{run_id}/{index_name}", index)
     shards = (own, _shard(index_name, index, checksums(index)))
     earlier = {shard.key: shard for shard in homes.values() if shard is not own}
@@ -129,15 +141,17 @@ def read_stored(tiers: Sequence[Store], *, run_id: str, manifest: Manifest) -> S
     skeletons: dict[str, Any] = {}
     expected: dict[str, TensorDigest] = {}
     homes: dict[str, Shard] = {}
+    pieces: dict[str, Piece] = {}
     images = {shard.key: shard for shard in manifest.shards if shard.key.endswith(".safetensors")}
     for shard in (shard for shard in manifest.shards if shard.key not in images):
         blob = _read_from_first(tiers, run_id, shard)
         try:
             index = json.loads(bytes(blob))
-            skeletons |= index["skeletons"]
+            skeletons = index["skeletons"] | skeletons  # Rank 0's comes first, and counts.
             for name, (dtype, shape, digest, number) in index["tensors"].items():
                 expected[name] = TensorDigest(dtype, tuple(shape), digest)
                 homes[name] = images[index["images"][number]]
+            pieces |= {name: _piece(*piece) for name, piece in index.get("pieces", {}).items()}
         except (ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError) as error:
             raise MalformedCheckpointError(key=shard.key, why=f"cannot be parsed ({error!r})") from None
     tensors: dict[str, tuple[Placed, memoryview]] = {}
@@ -154,7 +168,13 @@ def read_stored(tiers: Sequence[Store], *, run_id: str, manifest: Manifest) -> S
         odd = sorted(skeletons.keys() ^ manifest.components.keys())
         raise MalformedCheckpointError(key="manifest", why=f"components differ from the stored state's: {odd}")
     digests = Digests(components=manifest.components, tensors=expected)
-    return Stored(skeletons, tensors, digests, Base(expected, homes, manifest.saves_since_full))
+    return Stored(skeletons, tensors, digests, Base(expected, homes, manifest.saves_since_full), pieces)
+
+
+def _piece(tensor: str, shape: list[int], offsets: list[int]) -> Piece:
+    if not all(type(number) is int and number >= 0 for number in (*shape, *offsets)) or len(shape) != len(offsets):
+        raise ValueError("a piece's place is not made of whole numbers")
+    return Piece(tensor, tuple(shape), tuple(offsets))
 
 
 def _put(tiers: Sequence[Store], key: str, data: memoryview) -> None:
@@ -174,11 +194,19 @@ def _digests(image: memoryview, image_layout: ImageLayout, skeletons: Mapping[st
     return digests_of(skeletons, tensors)
 
 
-def _index(skeletons: Mapping[str, bytes], digests: Digests, *, homes: Mapping[str, Shard], own: Shard) -> bytes:
+def _index(
+    skeletons: Mapping[str, bytes],
+    digests: Digests,
+    *,
+    homes: Mapping[str, Shard],
+    own: Shard,
+    pieces: Mapping[str, Piece],
+) -> bytes:
     images = {key: number for number, key in enumerate(dict.fromkeys([own.key, *(s.key for s in homes.values())]))}
     rows = {name: (*digest, images[homes[name].key]) for name, digest in digests.tensors.items()}
     states = b",".join(json.dumps(name).encode() + b":" + skeleton for name, skeleton in skeletons.items())
-    lists = json.dumps({"images": list(images), "tensors": rows}, separators=(",", ":")).encode()
+    content = {"images": list(images), "tensors": rows} | ({"pieces": pieces} if pieces else {})
+    lists = json.dumps(content, separators=(",", ":")).encode()
     return b'{"skeletons":{' + states + b"}," + lists[1:]
 
 

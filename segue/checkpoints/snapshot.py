@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
+from segue.checkpoints.assembly import whole_tensors
 from segue.checkpoints.codec import Json, decode_tree, encode_tree
-from segue.checkpoints.digests import Digests, TensorDigest, digests_of, hash_bytes
+from segue.checkpoints.digests import Digests, TensorDigest, digests_of, hash_bytes, owners
+from segue.checkpoints.image import Piece
+from segue.checkpoints.portions import piece_name
+from segue.checkpoints.sharded import cut_out, is_sharded, local_part, piece_of
 from segue.checkpoints.shards import Stored, read_stored
 from segue.errors import MalformedCheckpointError
 from segue.records import Manifest
@@ -23,6 +27,8 @@ class Snapshot:
 
     skeletons: dict[str, Json]
     tensors: dict[str, torch.Tensor]
+    pieces: dict[str, Piece] = field(default_factory=dict)
+    """Those of the tensors that are parts of larger ones, the rest of which other ranks hold."""
 
     @property
     def size_bytes(self) -> int:
@@ -39,7 +45,15 @@ def take(components: Mapping[str, Any], *, copy: bool = True) -> Snapshot:
     """
     live: dict[str, torch.Tensor] = {}
     skeletons = {name: encode_tree(tree, path=name, tensors=live) for name, tree in components.items()}
-    return Snapshot(skeletons=skeletons, tensors={name: _on_cpu(tensor, copy=copy) for name, tensor in live.items()})
+    tensors, pieces = {}, {}
+    for name, tensor in live.items():
+        own_name = name
+        if is_sharded(tensor):
+            piece = piece_of(name, tensor)
+            own_name = piece_name(piece)
+            pieces[own_name] = piece
+        tensors[own_name] = _on_cpu(local_part(tensor), copy=copy)
+    return Snapshot(skeletons, tensors, pieces)
 
 
 def digest(snapshot: Snapshot) -> Digests:
@@ -49,6 +63,23 @@ def digest(snapshot: Snapshot) -> Digests:
         for name, tensor in snapshot.tensors.items()
     }
     return digests_of(as_json(snapshot.skeletons), tensors)
+
+
+def committed_as(live: Snapshot, stored: Snapshot) -> Digests:
+    """What the live state of one rank should be, from a checkpoint that any number of ranks stored."""
+    streams = ("rng.",)  # Each rank compares its own.
+    names = [name for name in stored.skeletons if name in live.skeletons or not name.startswith(streams)]
+    tensors = {}
+    for name, tensor in live.tensors.items():
+        piece = live.pieces.get(name)
+        found = stored.tensors.get(piece.tensor if piece else name)
+        if found is not None:
+            tensors[name] = cut_out(found, piece, tuple(tensor.shape)).contiguous() if piece else found
+    whole = {piece.tensor for piece in live.pieces.values()}
+    absent = stored.tensors.keys() - tensors.keys() - whole
+    owned = {name for name, owner in owners(stored.tensors, stored.skeletons) if owner in names}
+    tensors |= {name: stored.tensors[name] for name in absent & owned}
+    return digest(Snapshot({name: stored.skeletons[name] for name in names}, tensors))
 
 
 def as_json(skeletons: Mapping[str, Json]) -> dict[str, bytes]:
@@ -69,7 +100,7 @@ def read_checkpoint(store: Store, *, run_id: str, manifest: Manifest, fast: Stor
 
 
 def snapshot_of(stored: Stored) -> Snapshot:
-    """Stored bytes as tensors, without a copy.
+    """Stored bytes as tensors, without a copy but of those that were stored in pieces.
 
     Raises:
         MalformedCheckpointError: the state refers to what is not there.
@@ -80,6 +111,7 @@ def snapshot_of(stored: Stored) -> Snapshot:
         else torch.empty(placed.spec.shape, dtype=getattr(torch, placed.spec.dtype))
         for name, (placed, data) in stored.tensors.items()
     }
+    tensors = whole_tensors(tensors, stored.pieces)
     try:
         for skeleton in stored.skeletons.values():
             decode_tree(skeleton, tensors)

@@ -12,7 +12,7 @@ import operator
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -20,6 +20,7 @@ import torch
 from segue.checkpoints.arena import Arena
 from segue.checkpoints.codec import Json, encode_tree
 from segue.checkpoints.image import PAGE_BYTES, ImageLayout, TensorSpec, layout_of
+from segue.checkpoints.portions import Part, Portion
 
 _LOOKS, _MOST_LOOKED_AT = 64, 256
 """How many values are compared at the barrier, and of how many tensors, the largest."""
@@ -105,7 +106,9 @@ class _Plan:
 class StagingArea:
     """One or two arenas, laid out for a state, and laid out anew when the state gets other tensors."""
 
-    def __init__(self, *, arenas: int = 1) -> None:
+    def __init__(self, *, arenas: int = 1, portion: Portion | None = None) -> None:
+        """`portion` is what of the state is taken; without, all of it."""
+        self._portion = portion or Portion()
         self._free = list(range(arenas))
         self._plans: dict[int, _Plan] = {}
         self._lock = threading.Lock()
@@ -122,8 +125,8 @@ class StagingArea:
         Raises:
             UnsupportedStateError: something in the state is not data; better now than at the first save.
         """
-        live, _ = _encoded(trees)
-        plans = [self._plan_for(number, live) for number in self._free]
+        part = self._part_of(trees)
+        plans = [self._plan_for(number, part) for number in self._free]
         self._warming = threading.Thread(target=_touch, args=(plans,), name="segue-arena", daemon=True)
         self._warming.start()
 
@@ -174,30 +177,30 @@ class StagingArea:
         self._plans.clear()
 
     def _start(self, trees: Mapping[str, Any]) -> tuple[Staged, _Plan, list[torch.Tensor]]:
-        live, skeletons = _encoded(trees)
+        part = self._part_of(trees)
         if self._warming is not None:
             self._warming.join()
             self._warming = None
-        plan = self._plan_for(self._free[-1], live)
+        plan = self._plan_for(self._free[-1], part)
         with self._lock:
             self._free.remove(plan.arena.number)
-        return Staged(plan.arena, plan.layout, skeletons), plan, list(live.values())
+        return Staged(plan.arena, plan.layout, part.skeletons), plan, list(part.tensors.values())
 
-    def _plan_for(self, number: int, live: Mapping[str, torch.Tensor]) -> _Plan:
+    def _part_of(self, trees: Mapping[str, Any]) -> Part:
+        live: dict[str, torch.Tensor] = {}
+        with _no_collection():
+            skeletons = {name: encode_tree(tree, path=name, tensors=live) for name, tree in trees.items()}
+            return self._portion.of(live, skeletons)
+
+    def _plan_for(self, number: int, part: Part) -> _Plan:
         plan = self._plans.get(number)
-        if plan is not None and plan.fits(live):
+        if plan is not None and plan.fits(part.tensors) and plan.layout.pieces == part.pieces:
             return plan
         if plan is not None:
             _unpin(plan.views)
             plan.arena.close()
-        self._plans[number] = _laid_out(number, live)
+        self._plans[number] = _laid_out(number, part)
         return self._plans[number]
-
-
-def _encoded(trees: Mapping[str, Any]) -> tuple[dict[str, torch.Tensor], dict[str, Json]]:
-    live: dict[str, torch.Tensor] = {}
-    with _no_collection():
-        return live, {name: encode_tree(tree, path=name, tensors=live) for name, tree in trees.items()}
 
 
 @contextmanager
@@ -212,9 +215,10 @@ def _no_collection() -> Iterator[None]:
             gc.enable()
 
 
-def _laid_out(number: int, live: Mapping[str, torch.Tensor]) -> _Plan:
+def _laid_out(number: int, part: Part) -> _Plan:
+    live = part.tensors
     specs = {name: TensorSpec(str(t.dtype).removeprefix("torch."), tuple(t.shape)) for name, t in live.items()}
-    layout = layout_of(specs)
+    layout = replace(layout_of(specs), pieces=part.pieces)
     whole_pages = -(-layout.size_bytes // PAGE_BYTES) * PAGE_BYTES
     arena = Arena(number=number, size_bytes=whole_pages)
     arena.memory[: len(layout.head)] = layout.head

@@ -74,18 +74,20 @@ class Writer:
         full_every: int,
         base_step: int | None,
         clock: Clock,
+        commits: bool = True,
     ) -> None:
+        """With `commits=False` another rank commits what this one has made durable."""
         self._runlog, self._shards, self._pruner, self._release = runlog, shards, pruner, release
         self._clock = clock
         self._attempt_id, self._epoch, self._parent = attempt_id, epoch, parent
         self._environment = environment
-        self._full_every, self._base_step = full_every, base_step
+        self._full_every, self._base_step, self._commits_here = full_every, base_step, commits
         self._jobs: queue.Queue[SaveJob | SealJob | None] = queue.Queue()
         self._idle = threading.Condition()
         self._pending = 0
         self._stopped = threading.Event()
         self._commits: dict[int, CheckpointRef] = {}
-        self._written: tuple[int, Written] | None = None
+        self._written: tuple[int, Written | None] | None = None
         self.last_commit: CheckpointRef | None = None
         """The newest checkpoint this attempt committed."""
         self._failure: Exception | None = None
@@ -168,10 +170,14 @@ class Writer:
             job.staged.wait()
             if job.staged.is_torn:
                 log.warning("state changed while it was copied; not saved step=%d", job.step)
+                self._shards.give_up(job.step)
+            written = None if job.staged.is_torn else self._write(job)
+            if written is None or not self._commits_here:
                 self._put_curve(job)
+                self._base_step = job.step if written is not None and self._is_base(written) else None
                 self._release(job.staged)
                 return
-            commit, self.last_size_bytes = self._commit(job)
+            commit, self.last_size_bytes = self._commit(job, written)
             self.last_save_seconds = self._clock.monotonic() - started
             self.last_commit = commit  # Last: whoever sees it reads what it cost.
             self._release(job.staged)
@@ -179,15 +185,20 @@ class Writer:
         # Else it was committed by a try whose later part failed.
         self._pruner.prune(self._runlog)
 
-    def _commit(self, job: SaveJob) -> tuple[CheckpointRef, int]:
-        run_id = self._runlog.run_id
+    def _write(self, job: SaveJob) -> Written | None:
         # Written once: were it written differently after a commit whose answer was lost, that one would be torn.
         if self._written is None or self._written[0] != job.step:
             done = self._shards.write(
-                job.staged, run_id=run_id, attempt_id=self._attempt_id, step=job.step, base_step=self._base_step
+                job.staged,
+                run_id=self._runlog.run_id,
+                attempt_id=self._attempt_id,
+                step=job.step,
+                base_step=self._base_step,
             )
             self._written = (job.step, done)
-        written = self._written[1]
+        return self._written[1]
+
+    def _commit(self, job: SaveJob, written: Written) -> tuple[CheckpointRef, int]:
         self._put_curve(job)
         manifest = Manifest(
             step=job.step,
@@ -211,11 +222,15 @@ class Writer:
         slot = self._runlog.append(build, epoch=self._epoch)
         commit = CheckpointRef(slot=slot.number, step=job.step, attempt_id=self._attempt_id)
         self._commits[job.step] = commit
-        is_base = self._full_every > 1 and written.saves_since_full + 1 < self._full_every
-        self._base_step = job.step if is_base else None
+        self._base_step = job.step if self._is_base(written) else None
         return commit, manifest.new_bytes
 
+    def _is_base(self, written: Written) -> bool:
+        return self._full_every > 1 and written.saves_since_full + 1 < self._full_every
+
     def _put_curve(self, job: SaveJob) -> None:
+        if not self._commits_here:
+            return
         for part in job.curve:
             key = layout.metrics_key(self._runlog.run_id, self._attempt_id, part.number)
             self._runlog.store.put(key, part.to_parquet())

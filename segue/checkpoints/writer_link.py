@@ -22,7 +22,6 @@ from segue.checkpoints.shards import Written, write_checkpoint
 from segue.checkpoints.snapshot import as_json
 from segue.checkpoints.staging import Staged
 from segue.errors import WriterDiedError
-from segue.records import Shard
 from segue.spec import StoreSpec
 from segue.stores.base import Store, StoreWriteError
 
@@ -49,13 +48,19 @@ class ShardWriter(Protocol):
 
     def write(
         self, staged: Staged, *, run_id: str, attempt_id: str, step: int, base_step: int | None = None
-    ) -> Written:
+    ) -> Written | None:
         """Block until the bytes are durable. Only what changed since the committed `base_step` need be written.
+
+        None when other ranks share the saving, and one of them gave this one up.
 
         Raises:
             StoreWriteError: the durable store did not take them; calling again is safe.
             WriterDiedError: the process that writes is gone; calling again starts another.
         """
+        ...
+
+    def give_up(self, step: int) -> None:
+        """Take note that nothing will be written for this step."""
         ...
 
     def close(self) -> None:
@@ -66,8 +71,8 @@ class ShardWriter(Protocol):
 class InlineWriter:
     """Writes in the calling thread: for a store that exists in this process alone, and for short-lived tools."""
 
-    def __init__(self, tiers: Sequence[Store]) -> None:
-        self._tiers = tiers
+    def __init__(self, tiers: Sequence[Store], *, rank: int = 0) -> None:
+        self._tiers, self._rank = tiers, rank
         self._bases = Bases()
 
     def wait_until_ready(self) -> None:
@@ -84,6 +89,7 @@ class InlineWriter:
             run_id=run_id,
             attempt_id=attempt_id,
             step=step,
+            rank=self._rank,
             image=memoryview(staged.arena.memory)[: staged.layout.size_bytes],
             image_layout=staged.layout,
             skeletons=as_json(staged.skeletons),
@@ -92,6 +98,9 @@ class InlineWriter:
         self._bases.keep(step, base)
         return written
 
+    def give_up(self, step: int) -> None:
+        return
+
     def close(self) -> None:
         return
 
@@ -99,8 +108,8 @@ class InlineWriter:
 class ProcessWriter:
     """Has a process of its own write."""
 
-    def __init__(self, stores: Sequence[StoreSpec]) -> None:
-        self._stores = stores
+    def __init__(self, stores: Sequence[StoreSpec], *, rank: int = 0) -> None:
+        self._stores, self._rank = stores, rank
         self._process: subprocess.Popen[bytes] | None = None
         self._channel: socket.socket | None = None
         self._known: dict[int, tuple[Arena, ImageLayout]] = {}
@@ -120,16 +129,16 @@ class ProcessWriter:
     ) -> Written:
         self.wait_until_ready()
         try:
-            answer = self._ask(staged, run_id=run_id, attempt_id=attempt_id, step=step, base_step=base_step)
+            answer = self._ask(
+                staged, run_id=run_id, attempt_id=attempt_id, step=step, rank=self._rank, base_step=base_step
+            )
         except OSError as error:
             raise self._died(str(error)) from None
         if answer is None:
             raise self._died("it ended")
         if answer["kind"] == "refused":
             raise StoreWriteError(url=self._stores[-1].url, key=answer["key"], why=answer["why"])
-        shards = tuple(Shard.model_validate(shard) for shard in answer["shards"])
-        rest = {name: answer[name] for name in ("components", "tensor_count", "new_bytes", "saves_since_full")}
-        return Written(shards, **rest)
+        return Written.from_json(answer["written"])
 
     def remember(self, step: int, base: Base) -> None:
         self._inherited = (step, base)
@@ -150,6 +159,9 @@ class ProcessWriter:
         if message is None or message.head["kind"] != "ready":
             raise self._died("it ended" if message is None else message.head["why"])
         self._is_ready = True
+
+    def give_up(self, step: int) -> None:
+        return
 
     def close(self) -> None:
         self._is_closed = True
@@ -196,7 +208,7 @@ class ProcessWriter:
             wire.send(self._channel, head, descriptors=[arena.descriptor])
         if known_layout is not layout:
             rows = [(name, spec.dtype, spec.shape, at, size) for name, (spec, at, size) in layout.placed.items()]
-            head = {"kind": "layout", "arena": number, "image_bytes": layout.size_bytes}
+            head = {"kind": "layout", "arena": number, "image_bytes": layout.size_bytes, "pieces": layout.pieces}
             wire.send(self._channel, head, json.dumps(rows).encode())
         self._known[number] = (arena, layout)
         if self._inherited is not None:

@@ -19,9 +19,9 @@ import threading
 from typing import Any
 
 from segue.checkpoints import wire
-from segue.checkpoints.image import ImageLayout, Placed, TensorSpec
+from segue.checkpoints.image import ImageLayout, Piece, Placed, TensorSpec
 from segue.checkpoints.incremental import Bases, base_from_json
-from segue.checkpoints.shards import Written, write_checkpoint
+from segue.checkpoints.shards import write_checkpoint
 from segue.clock import SystemClock
 from segue.errors import SegueError
 from segue.spec import StoreSpec
@@ -59,7 +59,8 @@ class _Work:
             case "layout":
                 rows = json.loads(message.body)
                 placed = {name: Placed(TensorSpec(dtype, tuple(shape)), *where) for name, dtype, shape, *where in rows}
-                self._layouts[number] = ImageLayout(b"", placed, head["image_bytes"])
+                pieces = {name: _piece(*piece) for name, piece in head["pieces"].items()}
+                self._layouts[number] = ImageLayout(b"", placed, head["image_bytes"], pieces)
             case "write":
                 return self._write(number, head, message.body)
         return None
@@ -73,6 +74,7 @@ class _Work:
                 run_id=head["run_id"],
                 attempt_id=head["attempt_id"],
                 step=head["step"],
+                rank=head["rank"],
                 image=memoryview(self._arenas[number])[: image_layout.size_bytes],
                 image_layout=image_layout,
                 skeletons=skeletons,
@@ -81,17 +83,11 @@ class _Work:
         except StoreWriteError as error:
             return {"kind": "refused", "key": error.key, "why": error.why}
         self._bases.keep(head["step"], base)
-        return {"kind": "written"} | _as_json(written)
+        return {"kind": "written", "written": written.to_json()}
 
 
-def _as_json(written: Written) -> dict[str, Any]:
-    return {
-        "shards": [shard.model_dump(mode="json") for shard in written.shards],
-        "components": written.components,
-        "tensor_count": written.tensor_count,
-        "new_bytes": written.new_bytes,
-        "saves_since_full": written.saves_since_full,
-    }
+def _piece(tensor: str, shape: list[int], offsets: list[int]) -> Piece:
+    return Piece(tensor, tuple(shape), tuple(offsets))
 
 
 def main() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 
 from segue.checkpoints.digests import Digests, owners
 from segue.records import Finding, Verdict, VerdictKind, WitnessRow
@@ -13,6 +13,8 @@ EXACT_CHANNELS = ("batch_fingerprint", "input_fingerprint", "lr", "loss_scale")
 
 TOLERANCES = {"loss": 1e-4, "grad_norm": 1e-3, "param_norm": 1e-4}
 """Largest relative difference when the environment changed (fp32, at most 8 steps; see docs/continuity.md)."""
+
+_WORLD_SIZE = "world_size"
 
 _CAUSES = {
     "batch_fingerprint": ("data order", "other samples were drawn: the data position or the shuffle was not restored"),
@@ -41,10 +43,12 @@ def judge(
     matched by step; what only one side has is not compared, and `rows_compared` says how much was.
     """
     pairs = _pairs(witness, replay)
-    findings = (*digest_findings(committed, restored), *row_findings(pairs, exact=not environment_changes))
-    if findings:
+    of_digests = digest_findings(committed, restored)
+    of_rows = row_findings(pairs, exact=not environment_changes, skip=_not_comparable(environment_changes))
+    findings = (*of_digests, *of_rows)
+    if of_digests or any(finding.channel not in _of_randomness(environment_changes) for finding in of_rows):
         kind = VerdictKind.BROKEN
-    elif not pairs:
+    elif findings or not pairs:
         kind = VerdictKind.UNVERIFIED
     else:
         kind = VerdictKind.EQUIVALENT if environment_changes else VerdictKind.EXACT
@@ -78,16 +82,31 @@ def digest_findings(committed: Digests, restored: Digests) -> tuple[Finding, ...
     return tuple(findings)
 
 
-def row_findings(pairs: Sequence[tuple[WitnessRow, WitnessRow]], *, exact: bool) -> tuple[Finding, ...]:
+def row_findings(
+    pairs: Sequence[tuple[WitnessRow, WitnessRow]], *, exact: bool, skip: Container[str] = ()
+) -> tuple[Finding, ...]:
     """The first channel that differs at the first step that differs; later ones follow from it."""
     for expected, found in pairs:
         for channel, (component, meaning) in _CAUSES.items():
+            if channel in skip:
+                continue
             before, after = getattr(expected, channel), getattr(found, channel)
             if _agree(channel, before, after, exact=exact):
                 continue
             sentence = f"{meaning} (step {expected.step}, {channel} was {_show(before)}, now {_show(after)})"
             return (Finding(component=component, channel=channel, step=expected.step, sentence=sentence),)
     return ()
+
+
+def _not_comparable(environment_changes: Container[str]) -> tuple[str, ...]:
+    # Each rank marks its own part of a batch, and the parts are others now; that the samples are the same is seen.
+    return ("input_fingerprint",) if _WORLD_SIZE in environment_changes else ()
+
+
+def _of_randomness(environment_changes: Container[str]) -> tuple[str, ...]:
+    """Channels in which another number of ranks may honestly differ: who drops what, and over which samples a layer
+    takes its mean, is dealt out anew. That they agree proves something; that they differ, nothing."""
+    return tuple(TOLERANCES) if _WORLD_SIZE in environment_changes else ()
 
 
 def _pairs(witness: Sequence[WitnessRow], replay: Sequence[WitnessRow]) -> list[tuple[WitnessRow, WitnessRow]]:

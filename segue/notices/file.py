@@ -1,7 +1,8 @@
-"""Notices by file: an object in the store (recall), or a file on this machine that an agent writes."""
+"""Notices to be looked for: an object in the store (recall), a file that an agent writes, an owner that is gone."""
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from segue import layout
@@ -39,6 +40,20 @@ class FileWatcher:
         """Look once."""
         if self._path.exists():
             board.leave("file", grace_seconds=self._grace_seconds)
+
+
+class OwnerWatcher:
+    """The process that started the ranks: with it goes whoever would pass a signal on to them."""
+
+    def __init__(self, pid: int) -> None:
+        self._pid = pid
+
+    def poll(self, board: NoticeBoard) -> None:
+        """Look once."""
+        try:
+            os.kill(self._pid, 0)
+        except ProcessLookupError:
+            board.leave("orphaned", grace_seconds=NO_KILL_COMING_SECONDS)
 
 
 def recall(store: Store, *, run_id: str, attempt_id: str, reason: str) -> None:

@@ -2,36 +2,43 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 from collections.abc import Sequence
-from contextlib import closing
+from contextlib import closing, nullcontext
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import torch
 
+from segue.checkpoints.portions import Portion
 from segue.checkpoints.pruning import Pruner
 from segue.checkpoints.staging import StagingArea
 from segue.checkpoints.writer import Writer
 from segue.checkpoints.writer_link import ProcessWriter, ShardWriter
 from segue.clock import Clock
-from segue.errors import FencedError, MachineTooSmallError, WriterDiedError
+from segue.errors import FencedError, MachineTooSmallError, RankLostError, WriterDiedError
 from segue.notices.board import NoticeBoard
-from segue.notices.file import FileWatcher, RecallWatcher
+from segue.notices.file import FileWatcher, OwnerWatcher, RecallWatcher
 from segue.records import Environment, Heartbeat, SegmentReport, StopReason
 from segue.runlog import RunLog
 from segue.spec import RunSpec, StoreSpec
 from segue.stores import LocalStore
 from segue.stores.base import Store, StoreReadError, StoreWriteError
+from segue.stores.patience import patiently
 from segue.trainer.assignment import Assignment
 from segue.trainer.claim import Claim, claim_run
-from segue.trainer.components import Progress, components_of
+from segue.trainer.components import Progress, components_of, same_on_every_rank
 from segue.trainer.environment import environment_of, prepare_device
-from segue.trainer.feed import Feed, seed_all
+from segue.trainer.feed import Feed, seed_all, stream_seed
 from segue.trainer.heartbeat import Describe, HeartbeatThread, Watcher
 from segue.trainer.loop import TrainingLoop, append_report, failure_of
-from segue.trainer.recipe import import_build
+from segue.trainer.parallel import spread
+from segue.trainer.ranks import Ranks
+from segue.trainer.recipe import Recipe, import_build
 from segue.trainer.resume import Resume
+from segue.trainer.team import Team, local_rank, meet
 
 log = logging.getLogger(__name__)
 
@@ -46,52 +53,67 @@ def run_attempt(
     board: NoticeBoard,
     clock: Clock,
     shards: ShardWriter | None = None,
+    owner_pid: int | None = None,
 ) -> SegmentReport:
     """Claim the run, restore, train, report. Blocks until the attempt ends.
 
     A kill at any moment leaves the run at its newest commit. Checkpoints are written by a process of their own, unless
-    another writer is given.
+    another writer is given. In a process that torchrun started, this is one rank's part of the attempt, and
+    `owner_pid` is who started them all.
 
     Raises:
         StalePlanError: the plan is no longer in force; nothing was touched.
         SpecError: the device asked for is not there; nothing was touched.
         BrokenResumeError: the resume did not continue the run; verdict and report are in the log.
+        RankLostError: another rank is gone; no report was written.
     """
-    device = prepare_device(assignment.spec)
-    environment = environment_of(device)
+    spec = assignment.spec
+    device = prepare_device(spec, local_rank=local_rank())
     started_at = clock.monotonic()
-    claim = claim_run(runlog, assignment, environment=environment)
-    log.info("claimed attempt=%s epoch=%d", claim.attempt_id, claim.epoch)
-    heartbeat = HeartbeatThread(
-        runlog.store,
-        run_id=runlog.run_id,
-        attempt_id=claim.attempt_id,
-        interval_seconds=assignment.spec.liveness.heartbeat_seconds,
-        describe=_starting(claim, clock),
-        board=board,
-        watchers=_watchers(assignment, runlog, claim),
-    )
-    heartbeat.start()
-    fast = _fast_tier(assignment.spec)
-    # Before the recipe is built, so that both get ready at the same time.
-    shards = shards or ProcessWriter([*(StoreSpec(url=store.url) for store in fast), assignment.spec.store])
-    try:
+    team = meet(device, wait_seconds=spec.liveness.rank_seconds, clock=clock)
+    environment = environment_of(device, world_size=team.ranks.count)
+    fast = _fast_tier(spec)
+    with closing(team), team.shared_fate():
+        # Before the recipe is built, so that both get ready at the same time.
+        stores = [*(StoreSpec(url=store.url) for store in fast), spec.store]
+        shards = team.writer(shards or ProcessWriter(stores, rank=team.ranks.rank))
         with closing(shards):
-            return _train(
-                assignment,
-                runlog=runlog,
-                claim=claim,
-                device=device,
-                environment=environment,
+            claim = _claim(runlog, assignment, environment, team.ranks)
+            heartbeat = HeartbeatThread(
+                runlog.store,
+                run_id=runlog.run_id,
+                attempt_id=claim.attempt_id,
+                interval_seconds=spec.liveness.heartbeat_seconds,
+                describe=_starting(claim, clock),
                 board=board,
-                clock=clock,
-                fast=fast,
-                shards=shards,
-                heartbeat=heartbeat,
-                started_at=started_at,
+                watchers=_watchers(assignment, runlog, claim, owner_pid),
             )
-    finally:
-        heartbeat.stop()
+            with heartbeat.beating() if team.ranks.is_leader else nullcontext():
+                return _train(
+                    assignment,
+                    runlog=runlog,
+                    claim=claim,
+                    device=device,
+                    environment=environment,
+                    board=board,
+                    clock=clock,
+                    fast=fast,
+                    shards=shards,
+                    heartbeat=heartbeat,
+                    started_at=started_at,
+                    team=team,
+                )
+
+
+def _claim(runlog: RunLog, assignment: Assignment, environment: Environment, ranks: Ranks) -> Claim:
+    """The claim of all ranks; the leader makes it."""
+    made = claim_run(runlog, assignment, environment=environment) if ranks.is_leader else None
+    if made is not None:
+        log.info("claimed attempt=%s epoch=%d", made.attempt_id, made.epoch)
+    claim = Claim(**json.loads(ranks.gather_texts(json.dumps(asdict(made)) if made is not None else "")[0]))
+    if made is None:
+        patiently(runlog.reload, what="log")
+    return claim
 
 
 def _train(
@@ -107,30 +129,37 @@ def _train(
     shards: ShardWriter,
     heartbeat: HeartbeatThread,
     started_at: float,
+    team: Team,
 ) -> SegmentReport:
-    spec = assignment.spec
-    resume = Resume(runlog, claim, environment=environment, fast=fast)
+    spec, ranks = assignment.spec, team.ranks
+    resume = Resume(runlog, claim, environment=environment, fast=fast, ranks=ranks)
     progress = Progress()
     try:
-        parent = resume.find()
-        seed_all(spec.seed)
-        recipe = import_build(spec.recipe)(dict(spec.config))
-        recipe.model.to(device)
-        feed = Feed(recipe.data, recipe=spec.recipe, seed=spec.seed)
-        components = components_of(recipe, progress, name=spec.recipe)
-        resume.restore(components)
-        _wait_for(shards)
+        with team.shared_fate():
+            parent = resume.find()
+            recipe = _build(spec, device, ranks)
+            feed = Feed(recipe.data, recipe=spec.recipe, seed=spec.seed, rank=ranks.rank, world_size=ranks.count)
+            components = components_of(recipe, progress, name=spec.recipe, ranks=ranks)
+            if ranks.rank:
+                # What its own streams do until it finds some stored; the leader goes on with the run's.
+                seed_all(stream_seed(spec.seed, rank=ranks.rank, step=parent.step if parent else 0))
+            resume.restore(components)
+            _wait_for(shards)
     except FencedError as error:
         return _empty_report(assignment, claim, StopReason.FENCED, clock.monotonic() - started_at, error)
-    except (StoreReadError, StoreWriteError, WriterDiedError, MachineTooSmallError):
+    except (StoreReadError, StoreWriteError, WriterDiedError, MachineTooSmallError, RankLostError):
         raise  # Storage's or the machine's fault, not the recipe's: no report, and the controller says `lost`.
     except (Exception, SystemExit) as error:
         # Building and loading run the user's code; whatever it raises belongs in the report, not in a dead process.
-        log.exception("the recipe could not be built or restored")
+        log.error("the recipe could not be built or restored", exc_info=error)
         report = _empty_report(assignment, claim, StopReason.FAILED, clock.monotonic() - started_at, error)
-        append_report(runlog, claim, report)
+        if team.reports:
+            append_report(runlog, claim, report)
         return report
-    staging = StagingArea(arenas=spec.checkpoints.arenas)
+    staging = StagingArea(
+        arenas=spec.checkpoints.arenas,
+        portion=Portion(ranks.rank, ranks.count, is_same_everywhere=same_on_every_rank(recipe)),
+    )
     writer = Writer(
         runlog,
         shards=shards,
@@ -143,6 +172,7 @@ def _train(
         full_every=spec.checkpoints.full_every,
         base_step=resume.offer_base(shards) if spec.checkpoints.full_every > 1 else None,
         clock=clock,
+        commits=ranks.is_leader,
     )
     with closing(staging), closing(writer):
         loop = TrainingLoop(
@@ -160,9 +190,17 @@ def _train(
             board=board,
             clock=clock,
             started_at=started_at,
+            team=team,
         )
         heartbeat.describe = loop.describe
         return loop.run()
+
+
+def _build(spec: RunSpec, device: torch.device, ranks: Ranks) -> Recipe:
+    seed_all(spec.seed)
+    recipe = import_build(spec.recipe)(dict(spec.config))
+    recipe.model.to(device)
+    return replace(recipe, model=spread(recipe.model, ranks, device)) if ranks.count > 1 else recipe
 
 
 def _wait_for(shards: ShardWriter) -> None:
@@ -182,12 +220,14 @@ def _fast_tier(spec: RunSpec) -> list[Store]:
     return [] if folder is None else [LocalStore(Path(folder))]
 
 
-def _watchers(assignment: Assignment, runlog: RunLog, claim: Claim) -> Sequence[Watcher]:
-    recall = RecallWatcher(runlog.store, run_id=runlog.run_id, attempt_id=claim.attempt_id)
+def _watchers(assignment: Assignment, runlog: RunLog, claim: Claim, owner_pid: int | None) -> Sequence[Watcher]:
+    watchers: list[Watcher] = [RecallWatcher(runlog.store, run_id=runlog.run_id, attempt_id=claim.attempt_id)]
     notice_file = assignment.spec.liveness.notice_file
-    if notice_file is None:
-        return [recall]
-    return [recall, FileWatcher(Path(notice_file), grace_seconds=assignment.spec.grace_seconds)]
+    if notice_file is not None:
+        watchers.append(FileWatcher(Path(notice_file), grace_seconds=assignment.spec.grace_seconds))
+    if owner_pid is not None:
+        watchers.append(OwnerWatcher(owner_pid))
+    return watchers
 
 
 def _starting(claim: Claim, clock: Clock) -> Describe:

@@ -1,12 +1,15 @@
 """The trainer process: `python -m segue.trainer.child` with an assignment on standard input.
 
-Its exit code is an `ExitCode`; the full story is in the run's log.
+Started by torchrun as one of several ranks it gets a launch folder instead. Its exit code is an `ExitCode`; the full
+story is in the run's log.
 """
 
 from __future__ import annotations
 
 import logging
+import os
 import sys
+from pathlib import Path
 
 from segue.clock import SystemClock
 from segue.errors import BrokenResumeError, SegueError, StalePlanError
@@ -15,25 +18,39 @@ from segue.notices.board import NoticeBoard
 from segue.runlog import RunLog
 from segue.stores import open_store
 from segue.trainer.assignment import Assignment, ExitCode
+from segue.trainer.launch_folder import LaunchFolder
 
 log = logging.getLogger("segue.trainer")
 
 
 def main() -> int:
-    """Run the assignment on standard input; returns the exit code."""
-    assignment = Assignment.model_validate_json(sys.stdin.buffer.read())
+    """Run the assignment; returns the exit code."""
+    if len(sys.argv) == 1:
+        return _run(Assignment.model_validate_json(sys.stdin.buffer.read()))
+    folder = LaunchFolder(Path(sys.argv[1]))
+    rank = int(os.environ["RANK"])
+    code = _run(folder.assignment, folder=folder, rank=rank)
+    folder.leave(rank, code)
+    # torchrun ends the other ranks as soon as one fails, and they may have a report to write yet.
+    return 0
+
+
+def _run(assignment: Assignment, *, folder: LaunchFolder | None = None, rank: int = 0) -> int:
     spec, plan = assignment.spec, assignment.plan
-    prefix = f"{spec.run_id} seg{plan.segment} a{plan.attempt} rank0"
+    prefix = f"{spec.run_id} seg{plan.segment} a{plan.attempt} rank{rank}"
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format=f"%(levelname)s {prefix} | %(message)s")
     clock = SystemClock()
     board = NoticeBoard(clock)
     signals.listen(board, grace_seconds=spec.grace_seconds)
+    if folder is not None and folder.enter(rank):
+        board.leave("sigterm", grace_seconds=spec.grace_seconds)
     # After the handler is in place, for this import takes seconds in which a notice may come.
     from segue.trainer.attempt import run_attempt
 
     try:
         runlog = RunLog(open_store(spec.store), spec.run_id, clock=clock)
-        report = run_attempt(assignment, runlog=runlog, board=board, clock=clock)
+        owner_pid = folder.owner_pid if folder is not None else None
+        report = run_attempt(assignment, runlog=runlog, board=board, clock=clock, owner_pid=owner_pid)
     except StalePlanError as error:
         log.warning("%s", error)
         return ExitCode.FENCED

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -12,7 +12,11 @@ import numpy as np
 import torch
 from torch import nn
 
+from segue.checkpoints.portions import of_rank
+from segue.checkpoints.sharded import is_sharded, placed_like
 from segue.errors import RecipeError
+from segue.trainer.parallel import bare
+from segue.trainer.ranks import Ranks
 from segue.trainer.recipe import Recipe, Stateful
 
 PROGRESS = "progress"
@@ -48,14 +52,32 @@ class Progress:
 class StatefulComponent:
     """Anything with `state_dict` and `load_state_dict`."""
 
-    def __init__(self, target: Stateful) -> None:
-        self._target = target
+    def __init__(self, target: Stateful, *, is_spread: bool = False) -> None:
+        self._target, self._is_spread = target, is_spread
 
     def capture(self) -> Any:
         return self._target.state_dict()
 
     def restore(self, tree: Any) -> None:
-        self._target.load_state_dict(tree)
+        # The live state is asked for only where ranks share tensors: elsewhere nothing has to be spread.
+        self._target.load_state_dict(spread_like(tree, self._target.state_dict()) if self._is_spread else tree)
+
+
+class OptimizerState:
+    """An optimizer's state. It has none before its first step: what is sharded is told by its parameters."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self._optimizer = optimizer
+
+    def capture(self) -> Any:
+        return self._optimizer.state_dict()
+
+    def restore(self, tree: Any) -> None:
+        parameters = [parameter for group in self._optimizer.param_groups for parameter in group["params"]]
+        numbers = [number for group in tree["param_groups"] for number in group["params"]]
+        held = dict(zip(numbers, parameters, strict=False))
+        state = {number: _slot_like(slot, held.get(number)) for number, slot in tree["state"].items()}
+        self._optimizer.load_state_dict({**tree, "state": state})
 
 
 class ModelState:
@@ -69,7 +91,8 @@ class ModelState:
         return {"state": dict(state), "metadata": dict(getattr(state, "_metadata", {}))}
 
     def restore(self, tree: Any) -> None:
-        state: OrderedDict[str, Any] = OrderedDict(tree["state"])
+        live = self._model.state_dict()
+        state: OrderedDict[str, Any] = OrderedDict(spread_like(tree["state"], live))
         state._metadata = tree["metadata"]  # type: ignore[attr-defined]
         self._model.load_state_dict(state)
 
@@ -104,13 +127,19 @@ class TorchRng:
 
 
 class CudaRng:
-    """The streams of all visible accelerators."""
+    """The streams of all visible accelerators; with several ranks, of this one's alone."""
+
+    def __init__(self, *, is_shared: bool) -> None:
+        self._is_shared = is_shared
 
     def capture(self) -> Any:
-        return torch.cuda.get_rng_state_all()
+        return [torch.cuda.get_rng_state()] if self._is_shared else torch.cuda.get_rng_state_all()
 
     def restore(self, tree: Any) -> None:
-        torch.cuda.set_rng_state_all(tree)
+        if self._is_shared:
+            torch.cuda.set_rng_state(tree[0])
+        else:
+            torch.cuda.set_rng_state_all(tree)
 
 
 class PythonRng:
@@ -134,33 +163,65 @@ class NumpyRng:
         np.random.set_state(tree)
 
 
-def rng_components() -> dict[str, Component]:
-    """Every global random stream of this process."""
+def rng_components(ranks: Ranks) -> dict[str, Component]:
+    """Every global random stream of this process, by names that tell the ranks apart."""
     streams: dict[str, Component] = {"torch": TorchRng(), "python": PythonRng(), "numpy": NumpyRng()}
     if torch.cuda.is_available():
-        streams["cuda"] = CudaRng()
-    return {f"{RNG_PREFIX}{name}": stream for name, stream in streams.items()}
+        streams["cuda"] = CudaRng(is_shared=ranks.count > 1)
+    return {of_rank(f"{RNG_PREFIX}{name}", ranks.rank): stream for name, stream in streams.items()}
 
 
-def components_of(recipe: Recipe, progress: Progress, *, name: str) -> dict[str, Component]:
+def components_of(recipe: Recipe, progress: Progress, *, name: str, ranks: Ranks | None = None) -> dict[str, Component]:
     """All components of a recipe, in the order in which they are restored: the random streams come last.
 
     Raises:
         RecipeError: the optimizer trains tensors that are not parameters of the model.
     """
     _check_binding(recipe, name=name)
+    model = bare(recipe.model)
     components: dict[str, Component] = {
-        "model": ModelState(recipe.model),
-        "modes": ModelModes(recipe.model),
-        "optimizer": StatefulComponent(recipe.optimizer),
+        "model": ModelState(model),
+        "modes": ModelModes(model),
+        "optimizer": OptimizerState(recipe.optimizer),
     }
     if recipe.scheduler is not None:
         components["scheduler"] = StatefulComponent(recipe.scheduler)
     if recipe.scaler is not None:
         components["scaler"] = StatefulComponent(recipe.scaler)
     for key, target in recipe.extra.items():
-        components[f"extra.{key}"] = StatefulComponent(target)
-    return components | {PROGRESS: progress} | rng_components()
+        components[f"extra.{key}"] = StatefulComponent(target, is_spread=any(map(is_sharded, model.parameters())))
+    return components | {PROGRESS: progress} | rng_components(ranks or Ranks())
+
+
+def same_on_every_rank(recipe: Recipe) -> Callable[[str], bool]:
+    """Whether all ranks hold a tensor of the state alike: what the optimizer changes, by the same sums.
+
+    Buffers follow each rank's own samples; of them, and of whatever else a recipe keeps, rank 0's are the run's.
+    """
+    alike = {f"model.state.{name}" for name, _ in bare(recipe.model).named_parameters()}
+    return lambda name: name in alike or name.startswith("optimizer.")
+
+
+def spread_like(tree: Any, live: Any) -> Any:
+    """A state tree whose tensors are spread over the ranks as those of the live one are."""
+    if isinstance(tree, torch.Tensor) and isinstance(live, torch.Tensor):
+        return placed_like(tree, live)
+    if isinstance(tree, dict) and isinstance(live, Mapping):
+        return {key: spread_like(value, live.get(key)) for key, value in tree.items()}
+    if isinstance(tree, (list, tuple)) and isinstance(live, (list, tuple)) and len(tree) == len(live):
+        return type(tree)(spread_like(value, other) for value, other in zip(tree, live, strict=True))
+    return tree
+
+
+def _slot_like(slot: Any, parameter: torch.Tensor | None) -> Any:
+    if parameter is None or not isinstance(slot, dict):
+        return slot
+    return {
+        key: placed_like(value, parameter)
+        if isinstance(value, torch.Tensor) and value.shape == parameter.shape
+        else value
+        for key, value in slot.items()
+    }
 
 
 def capture(components: Mapping[str, Component]) -> dict[str, Any]:
@@ -169,7 +230,7 @@ def capture(components: Mapping[str, Component]) -> dict[str, Any]:
 
 
 def _check_binding(recipe: Recipe, *, name: str) -> None:
-    live = {id(parameter) for parameter in recipe.model.parameters()}
+    live = {id(parameter) for parameter in bare(recipe.model).parameters()}
     held = [parameter for group in recipe.optimizer.param_groups for parameter in group["params"]]
     foreign = sum(id(parameter) not in live for parameter in held)
     if foreign:

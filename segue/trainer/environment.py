@@ -12,21 +12,24 @@ from segue.records import Environment
 from segue.spec import RunSpec
 
 
-def prepare_device(spec: RunSpec) -> torch.device:
-    """Set the thread count and give the device the spec asks for.
+def prepare_device(spec: RunSpec, *, local_rank: int | None = None) -> torch.device:
+    """Set the thread count and give the device the spec asks for; with several ranks, each its own accelerator.
 
     Raises:
         SpecError: it asks for an accelerator that is not there.
     """
     if spec.threads is not None:
         torch.set_num_threads(spec.threads)
-    if spec.device == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    name = ("cuda" if torch.cuda.is_available() else "cpu") if spec.device == "auto" else spec.device
+    if local_rank is not None and name == "cuda":
+        name = f"cuda:{local_rank}"
     try:
-        device = torch.device(spec.device)
+        device = torch.device(name)
         torch.empty(0, device=device)
+        if device.index is not None:
+            torch.cuda.set_device(device)  # What asks for no device by number shall mean this one.
     except (RuntimeError, AssertionError):
-        problem = f"device: {spec.device!r} is not available on this machine; write auto, or cpu"
+        problem = f"device: {name!r} is not available on this machine; write auto, or cpu"
         raise SpecError(source="the run spec", problems=(problem,)) from None
     return device
 
@@ -40,7 +43,7 @@ def _processor() -> str:
     return next(names, platform.processor())
 
 
-def environment_of(device: torch.device) -> Environment:
+def environment_of(device: torch.device, *, world_size: int = 1) -> Environment:
     """This process's environment."""
     return Environment(
         torch=torch.__version__,
@@ -48,4 +51,5 @@ def environment_of(device: torch.device) -> Environment:
         instruction_set=torch.backends.cpu.get_cpu_capability(),
         processor=_processor(),
         threads=torch.get_num_threads(),
+        world_size=world_size,
     )

@@ -16,17 +16,21 @@ from segue.trainer.order import Ids, SampleOrder, mix
 
 
 class Batch(NamedTuple):
-    """A collated batch and the ids of the samples in it."""
+    """A collated batch and the ids of the samples in it, on all ranks."""
 
     ids: Ids
     content: Any
+    """Of this rank's part of it."""
+    weight: float = 1.0
+    """What this rank's mean counts for in the mean over all ranks; 0 where a batch is too short for it."""
 
 
 class Feed:
     """Draws the run's batches. Holds no state that has to be saved: the position comes in, batches come out."""
 
-    def __init__(self, loader: DataLoader[Any], *, recipe: str, seed: int) -> None:
+    def __init__(self, loader: DataLoader[Any], *, recipe: str, seed: int, rank: int = 0, world_size: int = 1) -> None:
         self._loader = loader
+        self._rank, self._world_size = rank, world_size
         self._seed = seed
         self.order = _order_of(loader, recipe=recipe, seed=seed)
 
@@ -36,7 +40,11 @@ class Feed:
             for content in self._epoch(samples_seen):
                 ids = self.order.batch(samples_seen)
                 samples_seen += len(ids)
-                yield Batch(ids, content)
+                yield Batch(ids, content, self._weight(len(ids)))
+
+    def _weight(self, count: int) -> float:
+        start, stop = part_of(count, rank=self._rank, world_size=self._world_size)
+        return (stop - start) * self._world_size / count
 
     def _epoch(self, samples_seen: int) -> DataLoader[Any]:
         given = self._loader
@@ -46,7 +54,7 @@ class Feed:
         generator = torch.Generator().manual_seed(self._seed)
         return DataLoader(
             _Planned(given.dataset, self._seed),
-            batch_sampler=_RestOfEpoch(self.order, samples_seen),  # type: ignore[arg-type]
+            batch_sampler=_RestOfEpoch(self.order, samples_seen, self._rank, self._world_size),  # type: ignore[arg-type]
             num_workers=workers,
             collate_fn=given.collate_fn,
             pin_memory=given.pin_memory,
@@ -63,6 +71,19 @@ def seed_all(seed: int) -> None:
     torch.manual_seed(seed)
     random.seed(seed)
     np.random.seed(seed % 2**32)
+
+
+def stream_seed(seed: int, *, rank: int, step: int) -> int:
+    """What to seed a rank's random streams with where nothing is stored for it; rank 0 keeps the run's."""
+    state = np.array([seed], np.uint64)
+    for salt in (rank, step):
+        state = mix(state ^ mix(np.array([salt], np.uint64)))
+    return int(state[0] >> np.uint64(1))
+
+
+def part_of(count: int, *, rank: int, world_size: int) -> tuple[int, int]:
+    """Where a rank's samples begin and end in a batch: every batch is the same for any number of ranks."""
+    return count * rank // world_size, count * (rank + 1) // world_size
 
 
 class _Sheltered:
@@ -89,15 +110,18 @@ class _Plan(NamedTuple):
 class _RestOfEpoch:
     """A batch sampler that starts anywhere in an epoch."""
 
-    def __init__(self, order: SampleOrder, samples_seen: int) -> None:
+    def __init__(self, order: SampleOrder, samples_seen: int, rank: int, world_size: int) -> None:
         self._order, self._start = order, samples_seen
+        self._rank, self._world_size = rank, world_size
 
     def __iter__(self) -> Iterator[_Plan]:
         position = self._start
         end = (self._order.epoch_of(position) + 1) * self._order.samples_per_epoch
         while position < end:
             ids = self._order.batch(position)
-            yield _Plan(position, ids.tolist())
+            start, stop = part_of(len(ids), rank=self._rank, world_size=self._world_size)
+            # A rank that gets none still takes part in the step, with a sample that counts for nothing.
+            yield _Plan(position + start, ids[start : max(stop, start + 1)].tolist() or ids[:1].tolist())
             position += len(ids)
 
 

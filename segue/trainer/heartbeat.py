@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Protocol
 
 from segue import layout
@@ -56,6 +57,15 @@ class HeartbeatThread:
 
     def start(self) -> None:
         self._thread.start()
+
+    @contextmanager
+    def beating(self) -> Iterator[None]:
+        """Beat until this is left."""
+        self.start()
+        try:
+            yield
+        finally:
+            self.stop()
 
     def stop(self) -> None:
         """Beat once more, with the last word, and end."""

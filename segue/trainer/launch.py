@@ -1,15 +1,20 @@
-"""Launching the trainer: one small protocol, because ranks and nodes come behind it later."""
+"""Launching the trainer: one small protocol for one process, for several ranks, and for nodes to come."""
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import IO, Protocol
 
 from segue.trainer.assignment import Assignment
+from segue.trainer.launch_folder import LaunchFolder
+
+_LOOPBACK = "127.0.0.1"
 
 
 class Trainer(Protocol):
@@ -35,46 +40,130 @@ class Trainer(Protocol):
         ...
 
 
+def launch(assignment: Assignment, *, on_line: Callable[[str], None] | None = None) -> Trainer:
+    """Start the trainer that the assignment asks for; `on_line` is told what it writes."""
+    count = assignment.spec.ranks or _accelerators()
+    return (
+        RanksTrainer(assignment, count, on_line=on_line) if count > 1 else ProcessTrainer(assignment, on_line=on_line)
+    )
+
+
 class ProcessTrainer:
     """A plain child process in a session of its own, so that a signal to the parent's group is passed on once."""
 
     def __init__(self, assignment: Assignment, *, on_line: Callable[[str], None] | None = None) -> None:
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "segue.trainer.child"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE if on_line else None,
-            stderr=subprocess.STDOUT if on_line else None,
-            start_new_session=True,
-        )
-        assert self._process.stdin is not None
-        self._process.stdin.write(assignment.model_dump_json().encode())
-        self._process.stdin.close()
-        self._reader: threading.Thread | None = None
-        if on_line is not None and self._process.stdout is not None:
-            self._reader = threading.Thread(target=_relay, args=(self._process.stdout, on_line), daemon=True)
-            self._reader.start()
+        self._child = _Child([sys.executable, "-m", "segue.trainer.child"], on_line, stdin=assignment.model_dump_json())
 
     @property
     def pid(self) -> int:
-        return self._process.pid
+        return self._child.process.pid
 
     def poll(self) -> int | None:
-        return self._process.poll()
+        return self._child.process.poll()
 
     def give_notice(self) -> None:
-        self._process.send_signal(signal.SIGTERM)
+        self._child.process.send_signal(signal.SIGTERM)
 
     def wait(self, timeout_seconds: float | None = None) -> int | None:
+        return self._child.wait(timeout_seconds)
+
+    def kill(self) -> None:
+        self._child.process.kill()
+
+
+class RanksTrainer:
+    """Several processes on this machine that train together, started by torchrun."""
+
+    def __init__(self, assignment: Assignment, count: int, *, on_line: Callable[[str], None] | None = None) -> None:
+        self._folder = LaunchFolder.make(assignment)
+        torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--local-addr", _LOOPBACK]
+        how_many = ["--nproc-per-node", str(count), "--max-restarts", "0"]
+        ranks = ["-m", "segue.trainer.child", str(self._folder.path)]
+        self._child = _Child([*torchrun, *how_many, *ranks], on_line, env=_environment(count))
+
+    @property
+    def pid(self) -> int:
+        return self._child.process.pid
+
+    def poll(self) -> int | None:
+        code = self._child.process.poll()
+        return code if code is None else self._code_of_ranks(code)
+
+    def give_notice(self) -> None:
+        # Not to torchrun, which would end the ranks before they have saved.
+        self._folder.give_notice()
+
+    def wait(self, timeout_seconds: float | None = None) -> int | None:
+        code = self._child.wait(timeout_seconds)
+        if code is None:
+            return None
+        code = self._code_of_ranks(code)
+        self._folder.remove()
+        return code
+
+    def kill(self) -> None:
+        self._folder.kill()
+        self._child.process.kill()
+
+    def _code_of_ranks(self, code: int) -> int:
+        found = self._folder.exit_code()
+        self._ended_with = code if found is None else found
+        return self._ended_with
+
+
+class _Child:
+    """A process whose output somebody may want to have."""
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        on_line: Callable[[str], None] | None,
+        *,
+        stdin: str | None = None,
+        env: Mapping[str, str] | None = None,
+    ) -> None:
+        self.process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL if stdin is None else subprocess.PIPE,
+            stdout=subprocess.PIPE if on_line else None,
+            stderr=subprocess.STDOUT if on_line else None,
+            start_new_session=True,
+            env=env,
+        )
+        if stdin is not None and self.process.stdin is not None:
+            self.process.stdin.write(stdin.encode())
+            self.process.stdin.close()
+        self._reader: threading.Thread | None = None
+        if on_line is not None and self.process.stdout is not None:
+            self._reader = threading.Thread(target=_relay, args=(self.process.stdout, on_line), daemon=True)
+            self._reader.start()
+
+    def wait(self, timeout_seconds: float | None) -> int | None:
         try:
-            code = self._process.wait(timeout_seconds)
+            code = self.process.wait(timeout_seconds)
         except subprocess.TimeoutExpired:
             return None
         if self._reader is not None:
             self._reader.join(timeout=5)
         return code
 
-    def kill(self) -> None:
-        self._process.kill()
+
+def _environment(count: int) -> dict[str, str]:
+    env = dict(os.environ)
+    # torchrun would give each rank one thread.
+    env.setdefault("OMP_NUM_THREADS", str(max((os.cpu_count() or 1) // count, 1)))
+    # DistributedDataParallel would advise each rank against looking for unused parameters, which is done on purpose.
+    env.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+    if Path("/sys/class/net/lo").exists():
+        env.setdefault("GLOO_SOCKET_IFNAME", "lo")  # A machine's own name need not lead anywhere.
+    return env
+
+
+def _accelerators() -> int:
+    """How many there are here; asked of torch in a process of its own, for this one does without it."""
+    ask = "import torch; print(torch.cuda.device_count())"
+    found = subprocess.run([sys.executable, "-c", ask], capture_output=True, text=True, check=False)
+    return int(found.stdout) if found.returncode == 0 else 1
 
 
 def _relay(stream: IO[bytes], on_line: Callable[[str], None]) -> None:

@@ -21,13 +21,21 @@ from segue.clock import Clock
 from segue.continuity.fingerprints import batch_fingerprint, input_fingerprint
 from segue.continuity.witness import Witness
 from segue.entries import Entry, ReportEntry
-from segue.errors import BrokenResumeError, FencedError, SegueError, WorkAtRiskError
+from segue.errors import (
+    BrokenResumeError,
+    FencedError,
+    RankFailedError,
+    RankLostError,
+    SegueError,
+    WorkAtRiskError,
+)
 from segue.history import read_history
 from segue.notices.board import NoticeBoard
 from segue.records import CodeFailure, Heartbeat, SegmentReport, StopReason, WitnessRow
 from segue.runlog import RunLog, Stamp
 from segue.stores.base import StoreReadError, StoreWriteError
 from segue.stores.patience import patiently
+from segue.trainer.accord import Word, agree, put_together
 from segue.trainer.assignment import Assignment
 from segue.trainer.claim import Claim
 from segue.trainer.components import Component, Progress
@@ -37,6 +45,7 @@ from segue.trainer.recipe import Recipe
 from segue.trainer.resume import Resume
 from segue.trainer.saving import Saving, life_on
 from segue.trainer.step import do_step, to_device
+from segue.trainer.team import Team
 
 log = logging.getLogger(__name__)
 
@@ -69,7 +78,9 @@ class TrainingLoop:
         board: NoticeBoard,
         clock: Clock,
         started_at: float,
+        team: Team,
     ) -> None:
+        self._team, self._ranks = team, team.ranks
         self._spec, self._plan = assignment.spec, assignment.plan
         self._recipe, self._components, self._progress = recipe, components, progress
         self._feed, self._device = feed, device
@@ -95,6 +106,7 @@ class TrainingLoop:
             writer=writer,
             life=life_on(self._plan.capacity, read_history(runlog)),
             clock=clock,
+            leads=team.ranks.is_leader,
         )
         self._first_step_at: float | None = None
         self._train_seconds, self._train_steps = 0.0, 0
@@ -112,7 +124,7 @@ class TrainingLoop:
             WorkAtRiskError: nothing could be committed for longer than the user allows; likewise.
         """
         try:
-            with closing(self._saving):
+            with self._team.shared_fate(), closing(self._saving):
                 reason = self._train()
             return self._append(self._report(reason, note=self._writer.trouble))
         except FencedError as error:
@@ -120,12 +132,17 @@ class TrainingLoop:
         except BrokenResumeError as error:
             self._append(self._report(StopReason.FAILED, failure=failure_of(error), note=str(error)))
             raise
+        except RankLostError as error:
+            # What that rank had of a save will never be durable: there is nothing to wait for.
+            report = self._report(StopReason.LOST, note=str(error))
+            # torchrun signals the others when one is gone; nobody else has given notice then.
+            return self._append(report.model_copy(update={"notice": None}))
         except (StoreReadError, StoreWriteError, WorkAtRiskError):
             raise  # Storage's fault, not the recipe's: no report, and the controller says `lost`.
         except (Exception, SystemExit) as error:
             # The user's code, in a step, a transform or a metric. The state may be half changed, so it is not
             # saved; what was handed to the writer before is whole, and may still be committed.
-            log.exception("the recipe raised step=%d", self._progress.step)
+            log.error("the recipe raised step=%d", self._progress.step, exc_info=error)
             return self._failed(error)
 
     def _fenced(self, error: FencedError) -> SegmentReport:
@@ -167,18 +184,32 @@ class TrainingLoop:
             self._recipe.model.train()
         batches = self._feed.batches(self._progress.samples_seen)
         self._resume.check_state(self._components)
-        while (reason := self._reason_to_stop()) is None:
-            if not self._resume.is_pending and self._saving.is_due():
+        while (word := self._word_of_all()).stop is None:
+            if word.save and word.is_busy:
+                self._saving.delay()
+            elif word.save:
                 self._save(evaluate=True)
             self._step(batches, counts=True)
             if self._progress.step == self._from_step + 1:
                 self._saving.prepare()
         self._ending = True
-        self._end(reason, batches)
-        return reason
+        self._end(word.stop, batches)
+        return word.stop
+
+    def _word_of_all(self) -> Word:
+        """What all ranks do at this safe point; a notice at one of them is then on the board of each."""
+        self._writer.raise_failure()
+        notice = self._board.read()
+        seen = (notice.kind, self._board.seconds_left() or 0.0) if notice is not None else None
+        stop = self._reason_to_stop() if self._ranks.is_leader else None
+        save = stop is None and self._ranks.is_leader and not self._resume.is_pending and self._saving.is_due()
+        word = agree(self._ranks, Word(stop, save, is_busy=not self._saving.has_room, notice=seen))
+        if word.notice is not None:
+            kind, seconds_left = word.notice
+            self._board.leave(kind, grace_seconds=seconds_left)
+        return word
 
     def _reason_to_stop(self) -> StopReason | None:
-        self._writer.raise_failure()
         if self._progress.step >= self._spec.steps:
             return StopReason.FINISHED
         notice = self._board.read()
@@ -204,14 +235,16 @@ class TrainingLoop:
         batch = next(batches)
         step = self._progress.step + 1
         row_input = input_fingerprint(batch.content)
-        outcome = do_step(self._recipe, to_device(batch.content, self._device), step=step)
+        outcome = do_step(self._recipe, to_device(batch.content, self._device), step=step, weight=batch.weight)
+        loss, row_input = put_together(self._ranks, loss=outcome.loss, weight=batch.weight, fingerprint=row_input)
         row = WitnessRow(
             step=step,
             batch_fingerprint=batch_fingerprint(batch.ids),
             input_fingerprint=row_input,
-            **outcome._asdict(),
+            **outcome._replace(loss=loss)._asdict(),
         )
         self._progress.step = step
+        self._team.step = step
         self._progress.samples_seen += len(batch.ids)
         self._loss = row.loss
         self._witness.add(row)
@@ -252,7 +285,7 @@ class TrainingLoop:
         self._bear_witness(reached.step, batches)
         for step, rows in self._witness.take_rest():
             self._writer.submit(SealJob(step, rows))
-        while not self._writer.wait(self._patience_seconds) and self._patience_seconds > 0:
+        while not self._ranks.all(self._writer.wait(self._patience_seconds)) and self._has_patience():
             self._saving.refuse_risk()  # A store that is away is waited for, until this or a notice runs out.
         # The steps that bore witness are not part of the run: whoever resumes does them again.
         self._progress.step, self._progress.samples_seen = reached.step, reached.samples_seen
@@ -265,23 +298,32 @@ class TrainingLoop:
         except FencedError:
             raise
         except Exception:
+            if self._ranks.count > 1:
+                raise  # The others are in the middle of that step.
             # The commit before stands, and so does the reason to stop; whoever does this step for real will see.
             log.warning("a step after the last commit raised; fewer witness rows are sealed", exc_info=True)
 
     def _may_step(self) -> bool:
-        return self._progress.step < self._spec.steps and self._has_time_for_witness()
+        return self._progress.step < self._spec.steps and self._ranks.leader_says(self._has_time_for_witness())
 
     def _has_time_to_save(self) -> bool:
-        left = self._board.seconds_left()
-        if left is not None:
-            decision = self._saving.on_notice(seconds_left=left)
-            log.info("notice: %s", decision.reason)
-            if not decision.save:
-                return False
-        while not self._saving.wait_for_arena(self._patience_seconds):
-            if self._patience_seconds <= 0:
+        if not self._ranks.leader_says(self._is_worth_saving()):
+            return False
+        while not self._ranks.all(self._saving.wait_for_arena(self._patience_seconds)):
+            if not self._has_patience():
                 return False  # The save before this one is still on its way, and time is up.
         return True
+
+    def _is_worth_saving(self) -> bool:
+        left = self._board.seconds_left()
+        if left is None or not self._ranks.is_leader:
+            return True
+        decision = self._saving.on_notice(seconds_left=left)
+        log.info("notice: %s", decision.reason)
+        return decision.save
+
+    def _has_patience(self) -> bool:
+        return self._ranks.leader_says(self._patience_seconds > 0)
 
     @property
     def _patience_seconds(self) -> float:
@@ -331,7 +373,8 @@ class TrainingLoop:
         )
 
     def _append(self, report: SegmentReport) -> SegmentReport:
-        append_report(self._runlog, self._claim, report)
+        if self._team.reports:
+            append_report(self._runlog, self._claim, report)
         return report
 
 
@@ -353,5 +396,8 @@ def append_report(runlog: RunLog, claim: Claim, report: SegmentReport) -> None:
 
 def failure_of(error: BaseException) -> CodeFailure:
     """What to tell a person: the traceback of their code, the sentence of ours."""
+    if isinstance(error, RankFailedError):
+        name = f"{error.type_name} on rank {error.rank}"
+        return CodeFailure(type=name, message=error.message, traceback=error.traceback)
     shown = str(error) if isinstance(error, SegueError) else traceback.format_exc()
     return CodeFailure(type=type(error).__name__, message=str(error), traceback=shown)

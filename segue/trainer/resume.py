@@ -12,7 +12,7 @@ from segue import layout
 from segue.checkpoints.codec import decode_tree
 from segue.checkpoints.digests import Digests
 from segue.checkpoints.restore import Restorable, newest_valid
-from segue.checkpoints.snapshot import Snapshot, digest, take
+from segue.checkpoints.snapshot import Snapshot, committed_as, digest, take
 from segue.checkpoints.writer_link import ShardWriter
 from segue.continuity.verdict import digest_findings, judge
 from segue.entries import Entry, VerdictEntry
@@ -23,6 +23,7 @@ from segue.stores.base import Store, StoreReadError
 from segue.stores.patience import patiently
 from segue.trainer.claim import Claim
 from segue.trainer.components import Component, capture
+from segue.trainer.ranks import Ranks
 
 log = logging.getLogger(__name__)
 
@@ -49,11 +50,22 @@ class _Copies(Mapping[str, torch.Tensor]):
 class Resume:
     """One attempt's resume, from the restore to its verdict. Without a checkpoint there is nothing to judge."""
 
-    def __init__(self, runlog: RunLog, claim: Claim, *, environment: Environment, fast: Sequence[Store] = ()) -> None:
+    def __init__(
+        self,
+        runlog: RunLog,
+        claim: Claim,
+        *,
+        environment: Environment,
+        fast: Sequence[Store] = (),
+        ranks: Ranks | None = None,
+    ) -> None:
         self._runlog, self._claim, self._environment, self._fast = runlog, claim, environment, fast
+        self._ranks = ranks or Ranks()
+        self._committed: Digests | None = None
         self._source: Restorable | None = None
         self._restored: Digests | None = None
         self._witness: tuple[WitnessRow, ...] = ()
+        self._last_witnessed = 0
         self._replay: list[WitnessRow] = []
         self.verdict: Verdict | None = None
 
@@ -74,9 +86,8 @@ class Resume:
             FencedError: a newer claim exists.
             StoreReadError: the store did not say.
         """
-        self._source = patiently(
-            lambda: newest_valid(self._runlog, epoch=self._claim.epoch, fast=self._fast), what="checkpoint"
-        )
+        readers = self._ranks if self._ranks.count > 1 else None
+        self._source = newest_valid(self._runlog, epoch=self._claim.epoch, fast=self._fast, readers=readers)
         return self.parent
 
     def restore(self, components: Mapping[str, Component]) -> None:
@@ -108,9 +119,13 @@ class Resume:
         """
         if self._source is None:
             return
-        self._restored = digest(take(capture(components), copy=False))
-        self._witness = self._expected_rows()
-        if digest_findings(self._source.digests, self._restored) or not self._witness:
+        live = take(capture(components), copy=False)
+        self._committed, self._restored = self._committed_digests(live), digest(live)
+        self._witness = self._expected_rows() if self._ranks.is_leader else ()
+        last = self._ranks.gather_texts(str(max((row.step for row in self._witness), default=0)))[0]
+        self._last_witnessed = int(last)
+        is_lost = bool(digest_findings(self._committed, self._restored))
+        if not self._ranks.all(not is_lost) or not self._last_witnessed:
             self.settle()
 
     def saw(self, row: WitnessRow) -> None:
@@ -122,7 +137,7 @@ class Resume:
         if not self.is_pending:
             return
         self._replay.append(row)
-        if row.step >= self._witness[-1].step:
+        if row.step >= self._last_witnessed:
             self.settle()
 
     def settle(self) -> None:
@@ -131,23 +146,37 @@ class Resume:
         Raises:
             BrokenResumeError: it is `broken`.
         """
-        if self._source is None or self._restored is None or self.verdict is not None:
+        if self._source is None or self._restored is None or self._committed is None or self.verdict is not None:
             return
         manifest = self._source.checkpoint.manifest
         verdict = judge(
-            committed=self._source.digests,
+            committed=self._committed,
             restored=self._restored,
             witness=self._witness,
             replay=self._replay,
             environment_changes=manifest.environment.differs_from(self._environment),
         )
+        verdict = self._of_all_ranks(verdict)
         self.verdict = verdict
-        self._append(verdict, self._source.checkpoint.ref)
+        if self._ranks.is_leader:
+            self._append(verdict, self._source.checkpoint.ref)
         log.info("resume judged step=%d verdict=%s", manifest.step, verdict.sentence)
         # The bytes were only needed until here; a large model would otherwise be held twice.
         self._source = replace(self._source, snapshot=Snapshot({}, {}))
         if verdict.kind is VerdictKind.BROKEN:
             raise BrokenResumeError(sentence=verdict.findings[0].sentence)
+
+    def _committed_digests(self, live: Snapshot) -> Digests:
+        assert self._source is not None
+        if self._ranks.count == 1 and self._source.checkpoint.manifest.environment.world_size == 1:
+            return self._source.digests
+        return committed_as(live, self._source.snapshot)
+
+    def _of_all_ranks(self, verdict: Verdict) -> Verdict:
+        """The leader's verdict, or the first of another rank that is broken: only the leader has the witness."""
+        verdicts = [Verdict.model_validate_json(text) for text in self._ranks.gather_texts(verdict.model_dump_json())]
+        broken = (found for found in verdicts if found.kind is VerdictKind.BROKEN)
+        return next(broken, verdicts[0])
 
     def _append(self, verdict: Verdict, parent: CheckpointRef) -> None:
         def build(stamp: Stamp) -> Entry:

@@ -19,6 +19,7 @@ from segue.checkpoints.cadence import (
     interval_seconds,
     should_save_on_notice,
 )
+from segue.checkpoints.sharded import local_part
 from segue.checkpoints.staging import Staged, StagingArea
 from segue.checkpoints.writer import SaveJob, Writer
 from segue.clock import Clock
@@ -26,9 +27,10 @@ from segue.errors import WorkAtRiskError
 from segue.history import History
 from segue.records import Capacity, CheckpointRef
 from segue.spec import CheckpointSpec
-from segue.trainer.components import Component, Progress, capture
+from segue.trainer.components import RNG_PREFIX, Component, Progress, capture
 from segue.trainer.feed import Feed
 from segue.trainer.metrics import Curve
+from segue.trainer.parallel import bare
 from segue.trainer.recipe import Recipe
 
 log = logging.getLogger(__name__)
@@ -58,7 +60,10 @@ class Saving:
         writer: Writer,
         life: Life | None,
         clock: Clock,
+        leads: bool = True,
     ) -> None:
+        """With `leads=False` another rank decides when to save, and answers for the work at risk."""
+        self._leads = leads
         self._spec, self._recipe, self._components = spec, recipe, components
         self._progress, self._feed, self._curve = progress, feed, curve
         self._staging, self._writer, self._life, self._clock = staging, writer, life, clock
@@ -103,21 +108,24 @@ class Saving:
         """Take note of what a step took."""
         self._meter.step_done(seconds, writer_busy=self._writer.is_busy)
 
+    @property
+    def has_room(self) -> bool:
+        """Whether a save could be taken just now."""
+        return self._staging.is_free
+
     def is_due(self) -> bool:
-        """Whether to save at this safe point.
+        """Whether to save at this safe point, if there is room.
 
         Raises:
             WorkAtRiskError: nothing could be committed for longer than is allowed.
         """
         self.refuse_risk()
-        if self._progress.step == self.saved_step or not self._is_asked_for():
-            return False
-        if self._staging.is_free:
-            self._is_delaying = False
-            return True
+        return self._progress.step != self.saved_step and self._is_asked_for()
+
+    def delay(self) -> None:
+        """Take note that a save was due and there was no room."""
         self.delayed += not self._is_delaying
         self._is_delaying = True
-        return False
 
     def save(self, *, evaluate: bool, is_last: bool = False) -> None:
         """Hand this safe point to the writer; an arena must be free."""
@@ -130,6 +138,7 @@ class Saving:
         else:
             staged = self._staging.take(trees)
         self._saved_at = self._clock.monotonic()
+        self._is_delaying = False
         self.saved_step = progress.step
         self._taken[progress.step] = _Taken(self._saved_at, self._saved_at - started)
         self._writer.submit(
@@ -173,6 +182,8 @@ class Saving:
         A save that has just begun is given half of what is allowed, for the interval may be all of it; one that says
         nothing at all is given ten times what saves take.
         """
+        if not self._leads:
+            return
         self._look_at_commits()
         now, allowed = self._clock.monotonic(), self._spec.max_work_at_risk_seconds
         if not self._taken or now - self._safe_at <= allowed:
@@ -217,12 +228,13 @@ class Saving:
     def _evaluate(self) -> float:
         assert self._recipe.evaluate is not None
         # A metric that draws random numbers, or leaves the model in eval mode, must not change the run.
-        guarded = {name: c for name, c in self._components.items() if name == "modes" or name.startswith("rng.")}
+        guarded = {name: c for name, c in self._components.items() if name == "modes" or name.startswith(RNG_PREFIX)}
         before = {name: component.capture() for name, component in guarded.items()}
-        self._recipe.model.eval()
+        model = bare(self._recipe.model)
+        model.eval()
         try:
             with torch.no_grad():
-                return float(self._recipe.evaluate(self._recipe.model))
+                return float(self._recipe.evaluate(model))
         finally:
             for name, component in guarded.items():
                 component.restore(before[name])
@@ -245,5 +257,5 @@ def changed_by_optimizer(optimizer: torch.optim.Optimizer) -> frozenset[int]:
     # Some optimizers keep plain values beside what they keep for each parameter.
     slots = (slot for slot in optimizer.state.values() if isinstance(slot, Mapping))
     state: list[Any] = [value for slot in slots for value in slot.values()]
-    tensors = [tensor for tensor in (*parameters, *state) if isinstance(tensor, torch.Tensor)]
+    tensors = [local_part(tensor) for tensor in (*parameters, *state) if isinstance(tensor, torch.Tensor)]
     return frozenset(tensor.data_ptr() for tensor in tensors if tensor.numel())

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from segue.trainer.parallel import total_norm
 from segue.trainer.recipe import Recipe
 
 
@@ -20,18 +21,22 @@ class Outcome(NamedTuple):
     loss_scale: float | None
 
 
-def do_step(recipe: Recipe, content: Any, *, step: int) -> Outcome:
-    """Forward, backward, clip, update, schedule; `step` is the global step this makes."""
+def do_step(recipe: Recipe, content: Any, *, step: int, weight: float = 1.0) -> Outcome:
+    """Forward, backward, clip, update, schedule; `step` is the global step this makes.
+
+    With several ranks the gradient becomes the mean over them; `weight` makes it the mean over their samples.
+    """
     parameters = [p for group in recipe.optimizer.param_groups for p in group["params"]]
     recipe.optimizer.zero_grad(set_to_none=True)
     loss = recipe.loss(recipe.model, content)
     scaler = recipe.scaler
     loss_scale = float(scaler.get_scale()) if scaler is not None else None
-    (scaler.scale(loss) if scaler is not None else loss).backward()  # type: ignore[no-untyped-call]
+    weighted = loss if weight == 1.0 else loss * weight
+    (scaler.scale(weighted) if scaler is not None else weighted).backward()  # type: ignore[no-untyped-call]
     if scaler is not None:
         scaler.unscale_(recipe.optimizer)
     gradients = [p.grad for p in parameters if p.grad is not None]
-    grad_norm = torch.nn.utils.get_total_norm(gradients)
+    grad_norm = total_norm(gradients)
     if recipe.clip_grad_norm is not None:
         torch.nn.utils.clip_grads_with_norm_(parameters, recipe.clip_grad_norm, grad_norm)
     lr = tuple(float(group["lr"]) for group in recipe.optimizer.param_groups)
@@ -45,7 +50,7 @@ def do_step(recipe: Recipe, content: Any, *, step: int) -> Outcome:
     if recipe.after_step is not None:
         recipe.after_step(step)
     with torch.no_grad():
-        param_norm = torch.nn.utils.get_total_norm([p.detach() for p in parameters])
+        param_norm = total_norm([p.detach() for p in parameters])
     return Outcome(float(loss.detach()), float(grad_norm), float(param_norm), lr, loss_scale)
 
 

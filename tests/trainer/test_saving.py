@@ -210,12 +210,15 @@ def test_a_save_that_falls_due_while_the_one_before_is_on_its_way_is_counted_onc
         progress.step = 10
         assert saving.is_due()
         saving.save(evaluate=False)
-        for progress.step in (11, 19, 20, 21, 25):
-            assert not saving.is_due()
+        for progress.step, is_due in {11: False, 19: False, 20: True, 21: True, 25: True}.items():
+            assert (saving.is_due(), saving.has_room) == (is_due, False)
+            if is_due:
+                saving.delay()
         assert saving.delayed == 1
         way_free.set()
         assert writer.wait(60)
         assert saving.is_due()
+        assert saving.has_room
         saving.save(evaluate=False)
         assert writer.wait(60)
         assert (writer.last_commit.step, saving.delayed) == (25, 1)

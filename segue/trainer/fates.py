@@ -1,0 +1,190 @@
+"""What ends an attempt of several ranks: who raised, who hung, who is gone.
+
+A rank that raises says so before it ends. The others notice a broken or overdue collective, and look for what was
+said, and for which processes still live, before they judge: an attempt fails by the rank that caused it.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import traceback
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Protocol
+
+import torch.distributed as dist
+
+from segue.clock import Clock
+from segue.errors import (
+    FencedError,
+    HungRankError,
+    MachineTooSmallError,
+    RankFailedError,
+    RankLostError,
+    SegueError,
+    WriterDiedError,
+)
+from segue.records import Value
+from segue.stores.base import StoreReadError, StoreWriteError
+
+log = logging.getLogger(__name__)
+
+_SETTLE_SECONDS = 5.0
+"""How long ranks that noticed the end of an attempt wait for each other's word on it."""
+
+_POLL_SECONDS = 0.05
+_STORAGE_OR_MACHINE = (StoreReadError, StoreWriteError, WriterDiedError, MachineTooSmallError, FencedError)
+
+
+class Fate(Value):
+    """What one rank says of its end."""
+
+    rank: int
+    order: int
+    is_cause: bool
+    """False when it only noticed that others did not answer."""
+    is_code: bool
+    """Whether the recipe raised."""
+    type_name: str
+    message: str
+    traceback: str
+
+
+class Notes(Protocol):
+    """Where ranks leave notes for each other."""
+
+    def put(self, key: str, text: str) -> None: ...
+
+    def get(self, key: str) -> str | None: ...
+
+    def count(self, key: str) -> int: ...
+
+
+class Fates:
+    """One rank's view of how its attempt ends."""
+
+    def __init__(self, notes: Notes, *, rank: int, count: int, wait_seconds: float, clock: Clock) -> None:
+        self._notes, self._clock = notes, clock
+        self._rank, self._count, self._wait_seconds = rank, count, wait_seconds
+        self.reporter = 0
+        """The rank that writes the attempt's report: the first that can."""
+        self.step = 0
+        """The last step this rank has done."""
+        self._is_settled = False
+        self._hung: tuple[int, ...] = ()
+        notes.put(f"pid/{rank}", str(os.getpid()))
+
+    @contextmanager
+    def shared(self) -> Iterator[None]:
+        """Tell the others what is raised here; raise instead what was the cause, where that lies with another rank.
+
+        Raises:
+            RankFailedError, HungRankError, RankLostError: in the place of what a broken collective raised here.
+        """
+        try:
+            yield
+        except BaseException as error:
+            if self._is_settled:
+                raise
+            self._is_settled = True
+            own = self._say(error)
+            if own.is_cause:
+                raise
+            raise self._cause(own) from error
+
+    def close(self) -> None:
+        """End those that hang: they would keep the machine, and whoever waits for this attempt, for as long."""
+        if self._rank != self.reporter:
+            return
+        for rank in self._hung:
+            pid = self._notes.get(f"pid/{rank}")
+            if pid is not None:
+                log.error("rank %d hung and is ended", rank)
+                with suppress(ProcessLookupError):
+                    os.kill(int(pid), signal.SIGKILL)
+
+    def _say(self, error: BaseException) -> Fate:
+        fate = Fate(
+            rank=self._rank,
+            order=self._notes.count("fates"),
+            is_cause=not is_broken_collective(error),
+            is_code=not isinstance(error, (*_STORAGE_OR_MACHINE, SegueError)),
+            type_name=type(error).__name__,
+            message=str(error),
+            traceback="".join(traceback.format_exception(error)),
+        )
+        self._notes.put(f"fate/{self._rank}", fate.model_dump_json())
+        return fate
+
+    def _cause(self, own: Fate) -> SegueError:
+        said, alive = self._wait_for_others()
+        silent = [rank for rank in range(self._count) if rank not in said]
+        hung = tuple(rank for rank in silent if alive[rank])
+        causes = [fate for fate in said.values() if fate.is_cause]
+        if not causes and hung and len(hung) == len(silent):
+            self.reporter = min(said)
+            self._hung = hung
+        return cause_of(said, hung=hung, gone=tuple(silent), waited_seconds=self._wait_seconds, step=self.step)
+
+    def _wait_for_others(self) -> tuple[dict[int, Fate], dict[int, bool]]:
+        give_up_at = self._clock.monotonic() + _SETTLE_SECONDS
+        while True:
+            notes = {rank: self._notes.get(f"fate/{rank}") for rank in range(self._count)}
+            said = {rank: Fate.model_validate_json(note) for rank, note in notes.items() if note is not None}
+            alive = {rank: rank in said or self._is_alive(rank) for rank in range(self._count)}
+            has_cause = any(fate.is_cause for fate in said.values())
+            all_told = all(rank in said or not alive[rank] for rank in range(self._count))
+            if has_cause or all_told or self._clock.monotonic() >= give_up_at:
+                return said, alive
+            self._clock.sleep(_POLL_SECONDS)
+
+    def _is_alive(self, rank: int) -> bool:
+        pid = self._notes.get(f"pid/{rank}")
+        if pid is None:
+            return True
+        try:
+            os.kill(int(pid), 0)
+        except ProcessLookupError:
+            return False
+        return _state_of(int(pid)) != "Z"
+
+
+def cause_of(
+    said: Mapping[int, Fate], *, hung: tuple[int, ...], gone: tuple[int, ...], waited_seconds: float, step: int
+) -> SegueError:
+    """What ended the attempt, from what each rank said of it. Pure.
+
+    `hung` are those that live and say nothing, `gone` all that say nothing.
+    """
+    causes = sorted((fate for fate in said.values() if fate.is_cause), key=lambda fate: fate.order)
+    if causes:
+        first = causes[0]
+        if first.is_code:
+            return RankFailedError(
+                rank=first.rank, type_name=first.type_name, message=first.message, traceback=first.traceback
+            )
+        return RankLostError(ranks=(first.rank,), why=f"{first.type_name}: {first.message}")
+    if hung and hung == gone:
+        return HungRankError(ranks=hung, waited_seconds=waited_seconds, step=step)
+    if gone:
+        dead = tuple(rank for rank in gone if rank not in hung)
+        return RankLostError(ranks=dead, why="its process was killed or crashed")
+    first = min(said.values(), key=lambda fate: fate.order)
+    return RankLostError(ranks=(first.rank,), why=f"the ranks lost touch ({first.message})")
+
+
+def is_broken_collective(error: BaseException) -> bool:
+    """Whether an error says no more than that another rank did not answer."""
+    if isinstance(error, dist.DistError):
+        return True
+    return isinstance(error, RuntimeError) and "gloo" in str(error)
+
+
+def _state_of(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[0]
+    except (OSError, IndexError):
+        return "?"

@@ -1,0 +1,88 @@
+"""What a launcher and the ranks it started tell each other: files in a folder that is theirs alone.
+
+torchrun stands between them. It passes nothing in, ends all ranks half a minute after a SIGTERM, and gives back one
+exit code for all: so a notice goes to the ranks directly, and each leaves its own exit code.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import tempfile
+from contextlib import suppress
+from pathlib import Path
+from typing import Self
+
+from segue.trainer.assignment import Assignment
+
+
+class LaunchFolder:
+    """One attempt's folder. Used by processes that may be killed at any moment: what is missing is not known yet."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @classmethod
+    def make(cls, assignment: Assignment) -> Self:
+        """A new one, for ranks that are to be started by this process."""
+        folder = cls(Path(tempfile.mkdtemp(prefix="segue-ranks-")))
+        (folder.path / "assignment.json").write_text(assignment.model_dump_json())
+        (folder.path / "owner").write_text(str(os.getpid()))
+        return folder
+
+    @property
+    def assignment(self) -> Assignment:
+        return Assignment.model_validate_json((self.path / "assignment.json").read_bytes())
+
+    @property
+    def owner_pid(self) -> int:
+        """Who started the ranks, and passes notices on."""
+        return int((self.path / "owner").read_text())
+
+    def enter(self, rank: int) -> bool:
+        """Let this rank be found from now on; whether a notice was given before."""
+        self._put(f"pid-{rank}", os.getpid())
+        return (self.path / "notice").exists()
+
+    def leave(self, rank: int, exit_code: int) -> None:
+        """Say how this rank ends."""
+        self._put(f"exit-{rank}", exit_code)
+
+    def give_notice(self) -> None:
+        """Pass a termination notice on to every rank, also to those that still start."""
+        with suppress(OSError):  # The folder goes when they have ended.
+            (self.path / "notice").touch()
+        self._signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """End every rank without a word."""
+        self._signal(signal.SIGKILL)
+
+    def exit_code(self) -> int | None:
+        """Rank 0's; another's where rank 0 left none."""
+        codes = self._numbers("exit")
+        return codes[min(codes)] if codes else None
+
+    def remove(self) -> None:
+        shutil.rmtree(self.path, ignore_errors=True)
+
+    def _signal(self, number: signal.Signals) -> None:
+        ended = self._numbers("exit")
+        for rank, pid in self._numbers("pid").items():
+            if rank not in ended:
+                with suppress(ProcessLookupError):
+                    os.kill(pid, number)
+
+    def _put(self, name: str, number: int) -> None:
+        # Renamed into place: nobody reads half a number.
+        half = self.path / f".{name}"
+        half.write_text(str(number))
+        half.rename(self.path / name)
+
+    def _numbers(self, kind: str) -> dict[int, int]:
+        found = {}
+        for path in self.path.glob(f"{kind}-*"):
+            with suppress(OSError):
+                found[int(path.name.removeprefix(f"{kind}-"))] = int(path.read_text())
+        return found

@@ -1,0 +1,87 @@
+"""Recipes for several ranks."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from segue.testing.recipes import tiny
+from segue.trainer.recipe import Recipe
+
+
+def even(config: dict[str, Any]) -> Recipe:
+    """No random draws and nothing that looks at a batch as a whole: any number of ranks computes the same.
+
+    Config: sharded, pause_seconds, batch_size; and what one rank does at a step: `at` = [rank, step, what].
+    """
+    samples = 96
+    made = torch.Generator().manual_seed(7)
+    features = torch.randn(samples, 8, generator=made)
+    targets = features.sum(dim=1, keepdim=True)
+    model = nn.Sequential(nn.Linear(8, 13), nn.LayerNorm(13), nn.Tanh(), nn.Linear(13, 1))
+    if config.get("sharded"):
+        shard(model)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    pause_seconds = float(config.get("pause_seconds", 0))
+
+    def loss(model: nn.Module, batch: Any) -> torch.Tensor:
+        time.sleep(pause_seconds)
+        x, y = batch
+        return nn.functional.mse_loss(model(x), y)
+
+    return Recipe(
+        model=model,
+        optimizer=optimizer,
+        data=DataLoader(TensorDataset(features, targets), batch_size=int(config.get("batch_size", 10)), shuffle=True),
+        loss=loss,
+        scheduler=torch.optim.lr_scheduler.StepLR(optimizer, step_size=7),
+        clip_grad_norm=1.0,
+        after_step=partial(happen, config.get("at")),
+    )
+
+
+def noisy(config: dict[str, Any]) -> Recipe:
+    """Dropout and batch norm: what a rank computes depends on its streams and its part of a batch."""
+    recipe = tiny({"batch_size": 30} | config)
+
+    def after_step(step: int) -> None:
+        assert recipe.after_step is not None
+        recipe.after_step(step)
+        happen(config.get("at"), step)
+
+    return replace(recipe, after_step=after_step)
+
+
+def shard(model: nn.Sequential) -> None:
+    if "RANK" not in os.environ:
+        return
+    from torch.distributed.fsdp import fully_shard
+
+    for layer in model:
+        if isinstance(layer, nn.Linear):
+            fully_shard(layer)
+    fully_shard(model)
+
+
+def happen(where: Any, step: int) -> None:
+    """What a test wants to befall one rank after one step."""
+    if where is None or [int(os.environ.get("RANK", "0")), step] != where[:2]:
+        return
+    what = where[2]
+    if what == "raise":
+        raise ArithmeticError("told to raise here")
+    if what == "hang":
+        while True:
+            time.sleep(1)
+    if what == "die":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if what == "notice":
+        os.kill(os.getpid(), signal.SIGTERM)
