@@ -180,7 +180,7 @@ class Saving:
         """Raise WorkAtRiskError when more work is not committed than is allowed, and waiting does not help.
 
         A save that has just begun is given half of what is allowed, for the interval may be all of it; one that says
-        nothing at all is given ten times what saves take.
+        nothing at all is given twice that, or four times what saves take, for it may be a large one on a slow network.
         """
         if not self._leads:
             return
@@ -190,7 +190,7 @@ class Saving:
             return
         waiting = now - min(taken.at_seconds for taken in self._taken.values())
         trouble = self._writer.trouble
-        if waiting > (allowed / 2 if trouble else 10 * max(self._meter.save_seconds or 0.0, allowed)):
+        if waiting > (allowed / 2 if trouble else max(2 * allowed, 4 * (self._meter.save_seconds or 0.0))):
             why = trouble or f"the store has neither taken nor refused the save for {waiting:.0f} s."
             raise WorkAtRiskError(at_risk_seconds=now - self._safe_at, allowed_seconds=allowed, why=why)
 

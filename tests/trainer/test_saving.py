@@ -257,8 +257,8 @@ def test_a_store_that_neither_takes_nor_refuses_a_save_is_noticed_too(tmp_path):
             saving.save(evaluate=False)
             clock.advance(1000)
             progress.step = 20
-            assert not saving.is_due()
-            clock.advance(20_000)
+            saving.refuse_risk()
+            clock.advance(2 * RISK["max_work_at_risk_seconds"])
             with pytest.raises(WorkAtRiskError):
                 saving.is_due()
         finally:
