@@ -127,6 +127,8 @@ class ProcessWriter:
             raise self._died("it ended")
         if answer["kind"] == "refused":
             raise StoreWriteError(url=self._stores[-1].url, key=answer["key"], why=answer["why"])
+        if answer["kind"] != "written":
+            raise self._died(answer["why"])
         shards = tuple(Shard.model_validate(shard) for shard in answer["shards"])
         rest = {name: answer[name] for name in ("components", "tensor_count", "new_bytes", "saves_since_full")}
         return Written(shards, **rest)
