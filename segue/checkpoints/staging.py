@@ -120,7 +120,7 @@ class StagingArea:
         """Allocate for this state, in the background: memory that was never touched costs ten times a copy.
 
         Raises:
-            UnsupportedStateError: something in the state is not data; better now than at the first save.
+            UnsupportedStateError, StateTooLargeError: it cannot be stored; better now than at the first save.
         """
         live, _ = _encoded(trees)
         plans = [self._plan_for(number, live) for number in self._free]
@@ -131,7 +131,7 @@ class StagingArea:
         """Copy everything now; an arena must be free.
 
         Raises:
-            UnsupportedStateError: something in the state is not data; nothing was taken.
+            UnsupportedStateError, StateTooLargeError: it cannot be stored; nothing was taken.
         """
         staged, plan, live = self._start(trees)
         _copy(plan.views, live, on_device=plan.on_device)
@@ -143,7 +143,7 @@ class StagingArea:
         """Copy all but the tensors at the addresses in `deferred`, and those while training goes on.
 
         Raises:
-            UnsupportedStateError: something in the state is not data; nothing was taken.
+            UnsupportedStateError, StateTooLargeError: it cannot be stored; nothing was taken.
         """
         staged, plan, live = self._start(trees)
         pairs = list(zip(plan.views, live, strict=True))
