@@ -212,6 +212,14 @@ class UnsupportedStateError(SegueError):
         )
 
 
+class StateTooLargeError(SegueError):
+    """The state has more of something than a checkpoint can have and still be read back."""
+
+    def __init__(self, *, what: str, found: int, most: int, mend: str) -> None:
+        self.what, self.found, self.most, self.mend = what, found, most, mend
+        super().__init__(f"{what}: {found}, and a checkpoint can have {most}. {mend} Nothing was written.")
+
+
 class WriterDiedError(SegueError):
     """The process that writes checkpoints ended."""
 

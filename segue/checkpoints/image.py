@@ -13,9 +13,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from segue.errors import StateTooLargeError
+
 PAGE_BYTES = 4096
-MAX_HEADER_BYTES = 100 * 2**20
+MAX_HEADER_BYTES = 100_000_000
 """What the safetensors library reads at most."""
+MOST_TENSORS = 1_000_000
 
 DTYPES: Mapping[str, tuple[str, int]] = {
     "float64": ("F64", 8),
@@ -90,7 +93,11 @@ def layout_of(specs: Mapping[str, TensorSpec]) -> ImageLayout:
     """Place tensors one after the other, those with wide elements first, so that each is aligned to its own.
 
     Otherwise in the order in which they came, which is as a rule that of their memory.
+
+    Raises:
+        StateTooLargeError: nobody could read back what is laid out like that.
     """
+    _refuse_unreadable(specs)
     order = sorted(specs, key=lambda name: -DTYPES[specs[name].dtype][1])
     header, offsets, end = {}, {}, 0
     for name in order:
@@ -99,6 +106,9 @@ def layout_of(specs: Mapping[str, TensorSpec]) -> ImageLayout:
         header[name] = {"dtype": DTYPES[spec.dtype][0], "shape": spec.shape, "data_offsets": (start, end)}
     text = json.dumps(header, separators=(",", ":")).encode()
     base = -(-(8 + len(text)) // PAGE_BYTES) * PAGE_BYTES
+    if base - 8 > MAX_HEADER_BYTES:
+        what, mend = "bytes of the tensors' names and shapes", "Put small tensors together, or name them shorter."
+        raise StateTooLargeError(what=what, found=base - 8, most=MAX_HEADER_BYTES, mend=mend)
     head = (base - 8).to_bytes(8, "little") + text.ljust(base - 8)
     placed = {name: Placed(specs[name], base + start, stop - start) for name, (start, stop) in offsets.items()}
     return ImageLayout(head=head, placed=placed, size_bytes=base + end)
@@ -116,7 +126,7 @@ def read_layout(image: memoryview) -> ImageLayout:
         raise MalformedImageError(f"its header of {length} bytes does not fit into {size_bytes}")
     try:
         header = json.loads(bytes(image[8 : 8 + length]), object_pairs_hook=_without_doubles)
-        header.pop("__metadata__", None)
+        _check_metadata(header.pop("__metadata__", {}))
         found = [(name, *_entry(item)) for name, item in header.items()]
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise MalformedImageError(f"its header cannot be read ({error!r})") from None
@@ -124,6 +134,26 @@ def read_layout(image: memoryview) -> ImageLayout:
     _check_tiling(((start, stop) for _, _, start, stop in found), total_bytes=size_bytes - base)
     placed = {name: Placed(spec, base + start, stop - start) for name, spec, start, stop in found}
     return ImageLayout(head=bytes(image[:base]), placed=placed, size_bytes=size_bytes)
+
+
+def _refuse_unreadable(specs: Mapping[str, TensorSpec]) -> None:
+    if len(specs) > MOST_TENSORS:
+        mend = "Put small tensors together."
+        raise StateTooLargeError(what="tensors of the state", found=len(specs), most=MOST_TENSORS, mend=mend)
+    for name, spec in specs.items():
+        if (elements := _elements(spec.shape)) > _MOST_ELEMENTS:
+            what, mend = f"elements in the shape of {name}", "Give this empty tensor another shape."
+            raise StateTooLargeError(what=what, found=elements, most=_MOST_ELEMENTS, mend=mend)
+
+
+def _elements(shape: Iterable[int]) -> int:
+    """As many as there are, were no side of it zero."""
+    return math.prod(max(number, 1) for number in shape)
+
+
+def _check_metadata(metadata: object) -> None:
+    if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
+        raise TypeError("its __metadata__ is not a table of strings")
 
 
 def _without_doubles(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -143,7 +173,7 @@ def _entry(item: dict[str, object]) -> tuple[TensorSpec, int, int]:
         raise TypeError("an entry has other fields than dtype, shape and data_offsets")
     if not all(type(number) is int and number >= 0 for number in (*shape, *offsets)):
         raise ValueError("a size or offset is not a whole number")
-    if math.prod(max(number, 1) for number in shape) > _MOST_ELEMENTS:
+    if _elements(shape) > _MOST_ELEMENTS:
         raise ValueError("a shape is larger than any tensor's")
     spec = TensorSpec(_NAMES[str(item["dtype"])], tuple(shape))
     start, stop = offsets

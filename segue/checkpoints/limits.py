@@ -1,17 +1,23 @@
-"""What a manifest may claim: it comes from storage that others may write, and is read before anything is verified."""
+"""What a manifest may claim: it comes from storage that others may write, and is read before anything is verified.
+
+What is written keeps to the same limits.
+"""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 
-from segue.errors import MachineTooSmallError, MalformedCheckpointError
+from segue.checkpoints.image import MOST_TENSORS, ImageLayout
+from segue.errors import MachineTooSmallError, MalformedCheckpointError, StateTooLargeError
 from segue.records import Manifest, Shard
 from segue.stores.base import is_key
 
-MOST_TENSORS = 1_000_000
 MOST_SHARDS = 100_000
 MOST_INDEX_BYTES = 2**30
 CHUNK_RANGE_BYTES = (2**16, 2**30)
+_ROW_BYTES = 128
+"""More than a tensor, a component or an image adds to the index beside names, shapes and skeletons."""
 
 
 def refuse_absurd(manifest: Manifest) -> None:
@@ -34,6 +40,20 @@ def refuse_absurd(manifest: Manifest) -> None:
             raise _malformed(shard.key, "has another number of checksums than chunks")
         if shard.key.endswith(".json") and shard.size_bytes > MOST_INDEX_BYTES:
             raise _malformed(shard.key, f"claims {shard.size_bytes} bytes, more than {MOST_INDEX_BYTES}")
+
+
+def refuse_too_large_index(skeletons: Mapping[str, bytes], image_layout: ImageLayout) -> None:
+    """Check that a state's index can be read back, before anything is written.
+
+    Raises:
+        StateTooLargeError: it could not.
+    """
+    # Names and shapes stand in the image's head just as they do in the index.
+    rows_bytes = _ROW_BYTES * (len(skeletons) + len(image_layout.placed)) + len(image_layout.head)
+    index_bytes = rows_bytes + sum(map(len, skeletons.values()))
+    if index_bytes > MOST_INDEX_BYTES:
+        what, mend = "bytes of the state beside its tensors", "Keep long lists of numbers as tensors or arrays."
+        raise StateTooLargeError(what=what, found=index_bytes, most=MOST_INDEX_BYTES, mend=mend)
 
 
 def refuse_larger_than_memory(shard: Shard) -> None:

@@ -96,18 +96,27 @@ def write_checkpoint(
     """
     image_name = layout.shard_name(attempt_id, step, rank)
     with ThreadPoolExecutor(1, thread_name_prefix="segue-digest") as beside:
-        # Beside the first write: hashing is far faster than any disk.
+        # Beside the image's write, which takes longer: hashing is far faster than any disk.
         hashing = beside.submit(_digests, image, image_layout, skeletons)
         same: frozenset[str] = frozenset()
         if base is not None:
             same = unchanged_since(base, hashing.result().tensors, image_layout)
         if same:
             image, _ = without(same, image, image_layout)
-        summing = beside.submit(checksums, image)
+
+        def describe() -> tuple[Digests, Shard, dict[str, Shard], memoryview]:
+            digests, own = hashing.result(), _shard(image_name, image, checksums(image))
+            homes = {n: base.homes[n] if base is not None and n in same else own for n in digests.tensors}
+            return (
+                digests,
+                own,
+                homes,
+                memoryview(_index(skeletons, digests, homes=homes, own=own, pieces=image_layout.pieces)),
+            )
+
+        describing = beside.submit(describe)
         _put(tiers, f"{run_id}/{image_name}", image)
-        digests, own = hashing.result(), _shard(image_name, image, summing.result())
-    homes = {name: base.homes[name] if base is not None and name in same else own for name in digests.tensors}
-    index = memoryview(_index(skeletons, digests, homes=homes, own=own, pieces=image_layout.pieces))
+        digests, own, homes, index = describing.result()
     index_name = layout.state_name(attempt_id, step, rank)
     _put(tiers, f"{run_id}/{index_name}", index)
     shards = (own, _shard(index_name, index, checksums(index)))

@@ -123,7 +123,7 @@ class StagingArea:
         """Allocate for this state, in the background: memory that was never touched costs ten times a copy.
 
         Raises:
-            UnsupportedStateError: something in the state is not data; better now than at the first save.
+            UnsupportedStateError, StateTooLargeError: it cannot be stored; better now than at the first save.
         """
         part = self._part_of(trees)
         plans = [self._plan_for(number, part) for number in self._free]
@@ -134,7 +134,7 @@ class StagingArea:
         """Copy everything now; an arena must be free.
 
         Raises:
-            UnsupportedStateError: something in the state is not data; nothing was taken.
+            UnsupportedStateError, StateTooLargeError: it cannot be stored; nothing was taken.
         """
         staged, plan, live = self._start(trees)
         _copy(plan.views, live, on_device=plan.on_device)
@@ -146,7 +146,7 @@ class StagingArea:
         """Copy all but the tensors at the addresses in `deferred`, and those while training goes on.
 
         Raises:
-            UnsupportedStateError: something in the state is not data; nothing was taken.
+            UnsupportedStateError, StateTooLargeError: it cannot be stored; nothing was taken.
         """
         staged, plan, live = self._start(trees)
         pairs = list(zip(plan.views, live, strict=True))

@@ -9,7 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol
@@ -18,6 +18,7 @@ from segue.checkpoints import wire
 from segue.checkpoints.arena import Arena
 from segue.checkpoints.image import ImageLayout
 from segue.checkpoints.incremental import Base, Bases, base_to_json
+from segue.checkpoints.limits import refuse_too_large_index
 from segue.checkpoints.shards import Written, write_checkpoint
 from segue.checkpoints.snapshot import as_json
 from segue.checkpoints.staging import Staged
@@ -56,6 +57,7 @@ class ShardWriter(Protocol):
         Raises:
             StoreWriteError: the durable store did not take them; calling again is safe.
             WriterDiedError: the process that writes is gone; calling again starts another.
+            StateTooLargeError: it could not be read back; nothing was written.
         """
         ...
 
@@ -84,6 +86,7 @@ class InlineWriter:
     def write(
         self, staged: Staged, *, run_id: str, attempt_id: str, step: int, base_step: int | None = None
     ) -> Written:
+        skeletons = _skeletons(staged)
         written, base = write_checkpoint(
             self._tiers,
             run_id=run_id,
@@ -92,7 +95,7 @@ class InlineWriter:
             rank=self._rank,
             image=memoryview(staged.arena.memory)[: staged.layout.size_bytes],
             image_layout=staged.layout,
-            skeletons=as_json(staged.skeletons),
+            skeletons=skeletons,
             base=self._bases.get(base_step),
         )
         self._bases.keep(step, base)
@@ -127,17 +130,19 @@ class ProcessWriter:
     def write(
         self, staged: Staged, *, run_id: str, attempt_id: str, step: int, base_step: int | None = None
     ) -> Written:
+        skeletons = _skeletons(staged)
         self.wait_until_ready()
         try:
-            answer = self._ask(
-                staged, run_id=run_id, attempt_id=attempt_id, step=step, rank=self._rank, base_step=base_step
-            )
+            where = {"run_id": run_id, "attempt_id": attempt_id, "step": step, "rank": self._rank}
+            answer = self._ask(staged, skeletons, **where, base_step=base_step)
         except OSError as error:
             raise self._died(str(error)) from None
         if answer is None:
             raise self._died("it ended")
         if answer["kind"] == "refused":
             raise StoreWriteError(url=self._stores[-1].url, key=answer["key"], why=answer["why"])
+        if answer["kind"] != "written":
+            raise self._died(answer["why"])
         return Written.from_json(answer["written"])
 
     def remember(self, step: int, base: Base) -> None:
@@ -199,7 +204,7 @@ class ProcessWriter:
         self._known.clear()
         wire.send(ours, {"kind": "stores", "stores": [spec.model_dump(mode="json") for spec in self._stores]})
 
-    def _ask(self, staged: Staged, **where: Any) -> dict[str, Any] | None:
+    def _ask(self, staged: Staged, skeletons: Mapping[str, bytes], **where: Any) -> dict[str, Any] | None:
         assert self._channel is not None
         arena, layout, number = staged.arena, staged.layout, staged.arena.number
         known_arena, known_layout = self._known.get(number, (None, None))
@@ -215,8 +220,8 @@ class ProcessWriter:
             step, base = self._inherited
             wire.send(self._channel, {"kind": "base", "step": step}, json.dumps(base_to_json(base)).encode())
             self._inherited = None
-        skeletons = {name: text.decode() for name, text in as_json(staged.skeletons).items()}
-        wire.send(self._channel, {"kind": "write", "arena": number} | where, json.dumps(skeletons).encode())
+        texts = {name: skeleton.decode() for name, skeleton in skeletons.items()}
+        wire.send(self._channel, {"kind": "write", "arena": number} | where, json.dumps(texts).encode())
         answer = wire.receive(self._channel)
         return None if answer is None else answer.head
 
@@ -224,3 +229,9 @@ class ProcessWriter:
         self._end()
         code = self._process.returncode if self._process is not None else None
         return WriterDiedError(exit_code=code, why=why)
+
+
+def _skeletons(staged: Staged) -> dict[str, bytes]:
+    found = as_json(staged.skeletons)
+    refuse_too_large_index(found, staged.layout)
+    return found

@@ -34,6 +34,8 @@ NOTICES = (signal.SIGTERM, signal.SIGINT)
 
 _NICENESS = 10
 _LOOK_SECONDS = 0.5
+_TURN_SECONDS = 0.0005
+"""How long one thread goes on when another wants to. Python's 5 ms would be the price of each operation on a file."""
 
 
 class _Work:
@@ -97,22 +99,38 @@ def main() -> None:
         signal.signal(number, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, NOTICES)  # Those that came while it started are forgotten.
     os.nice(_NICENESS)
+    sys.setswitchinterval(_TURN_SECONDS)
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(levelname)s writer | %(message)s")
     channel = socket.socket(fileno=int(sys.argv[1]))
     inbox: queue.SimpleQueue[wire.Message] = queue.SimpleQueue()
-    threading.Thread(target=_listen, args=(channel, inbox), name="segue-wire", daemon=True).start()
+    listener = threading.Thread(target=_listen, args=(channel, inbox), name="segue-wire", daemon=True)
+    listener.start()
     threading.Thread(target=_outlive_nobody, args=(int(sys.argv[2]),), name="segue-parent", daemon=True).start()
     try:
-        stores = [open_store(StoreSpec.model_validate(spec)) for spec in inbox.get().head["stores"]]
+        _serve(channel, inbox)
     except SegueError as error:
-        wire.send(channel, {"kind": "unfit", "why": str(error)})
-        return
-    work = _Work(stores)
-    wire.send(channel, {"kind": "ready"})
+        _say(channel, {"kind": "unfit", "why": str(error)})
+    except Exception as error:
+        log.exception("cannot go on")
+        _say(channel, {"kind": "broken", "why": repr(error)})
+    # The owner may be in the middle of sending: it reads why once it is done, and closes the socket.
+    listener.join()
+
+
+def _serve(channel: socket.socket, inbox: queue.SimpleQueue[wire.Message]) -> None:
+    work = _Work([open_store(StoreSpec.model_validate(spec)) for spec in inbox.get().head["stores"]])
+    _say(channel, {"kind": "ready"})
     while True:
         answer = work.do(inbox.get())
         if answer is not None:
-            wire.send(channel, answer)
+            _say(channel, answer)
+
+
+def _say(channel: socket.socket, head: dict[str, Any]) -> None:
+    try:
+        wire.send(channel, head)
+    except OSError:
+        os._exit(0)  # The owner is gone, and nobody else wants to know.
 
 
 def _outlive_nobody(parent_pid: int) -> None:

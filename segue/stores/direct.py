@@ -14,7 +14,9 @@ import stat
 from collections.abc import Callable
 from pathlib import Path
 
-BLOCK_BYTES = 8 * 2**20
+READ_BYTES = 8 * 2**20
+WRITE_BYTES = 32 * 2**20
+"""Asked of the system at once. Disks take large writes faster, and no other thread can come between."""
 PAGE_BYTES = mmap.PAGESIZE
 
 _O_DIRECT = getattr(os, "O_DIRECT", 0)  # Not everywhere: macOS has none.
@@ -84,14 +86,14 @@ def _direct(descriptor: int, transfer: Callable[[], int]) -> int:
 def _write(descriptor: int, data: memoryview, start: int) -> int:
     done = 0
     while done < len(data):
-        done += os.pwrite(descriptor, data[done : done + BLOCK_BYTES], start + done)
+        done += os.pwrite(descriptor, data[done : done + WRITE_BYTES], start + done)
     return done
 
 
 def _read(descriptor: int, into: memoryview, start: int, *, unit_bytes: int) -> int:
     done = 0
     while done < len(into):
-        count = os.preadv(descriptor, [into[done : done + BLOCK_BYTES]], start + done)
+        count = os.preadv(descriptor, [into[done : done + READ_BYTES]], start + done)
         done += count
         if count == 0 or count % unit_bytes:  # The end, from where a direct read could not go on.
             break

@@ -12,7 +12,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from segue.checkpoints.digests import TensorDigest, digests_of
-from segue.checkpoints.image import DTYPES, PAGE_BYTES, MalformedImageError, TensorSpec, layout_of, read_layout
+from segue.checkpoints.image import (
+    DTYPES,
+    MAX_HEADER_BYTES,
+    MOST_TENSORS,
+    PAGE_BYTES,
+    MalformedImageError,
+    TensorSpec,
+    layout_of,
+    read_layout,
+)
+from segue.errors import StateTooLargeError
 
 SHAPES = [(), (1,), (7,), (3, 5), (0,), (2, 0, 3), (2, 3, 4, 5)]
 TYPES = sorted(DTYPES)
@@ -113,6 +123,33 @@ def test_equal_widths_keep_the_order_in_which_they_came():
     assert list(layout.placed) == ["z", "a", "m"]
 
 
+def test_the_longest_header_that_is_laid_out_is_read_by_the_library_and_by_us():
+    most_bytes = (MAX_HEADER_BYTES + 8) // PAGE_BYTES * PAGE_BYTES - 8
+    spec = TensorSpec("uint8", (1,))
+    around_bytes = len(layout_of({"": spec}).head[8:].rstrip())
+    name = "n" * (most_bytes - around_bytes)
+    image = layout_of({name: spec}).head + b"x"
+    assert len(image) == 8 + most_bytes + 1
+    assert [found for found, _ in safetensors.deserialize(image)] == [name]
+    assert list(read_layout(memoryview(image)).placed) == [name]
+    with pytest.raises(StateTooLargeError, match="names and shapes"):
+        layout_of({name + "n": spec})
+
+
+@pytest.mark.parametrize("shape", [(0, 2**60), (2**30, 0, 2**30)])
+def test_the_largest_shape_that_is_laid_out_is_read_back_and_a_larger_one_is_named(shape):
+    layout = layout_of({"model.w": TensorSpec("float32", shape)})
+    assert read_layout(memoryview(layout.head)).placed["model.w"].spec.shape == shape
+    with pytest.raises(StateTooLargeError, match=r"shape of model\.w"):
+        layout_of({"model.w": TensorSpec("float32", (2, *shape))})
+
+
+def test_more_tensors_than_are_read_back_are_not_laid_out():
+    specs = dict.fromkeys(map(str, range(MOST_TENSORS + 1)), TensorSpec("uint8", ()))
+    with pytest.raises(StateTooLargeError, match=f"tensors of the state: {MOST_TENSORS + 1},"):
+        layout_of(specs)
+
+
 def hostile(header, data=b"\0" * 8):
     """An image with that header: a dict, or the text itself."""
     text = header if isinstance(header, bytes) else json.dumps(header).encode()
@@ -170,6 +207,12 @@ REFUSED = {
     "a field too many": hostile({"a": entry(0, 8) | {"strides": [1]}}),
     "a tensor that is a list": hostile({"a": [0, 8]}),
     "a tensor that is nothing": hostile({"a": None}),
+    "metadata that is a list": hostile({"__metadata__": ["pt"], "a": entry(0, 8)}),
+    "metadata that is a text": hostile({"__metadata__": "pt", "a": entry(0, 8)}),
+    "metadata that is nothing": hostile({"__metadata__": None, "a": entry(0, 8)}),
+    "metadata of numbers": hostile({"__metadata__": {"format": "pt", "step": 3}, "a": entry(0, 8)}),
+    "metadata of tables": hostile({"__metadata__": {"format": {}}, "a": entry(0, 8)}),
+    "a tensor in place of metadata": hostile({"__metadata__": entry(0, 8)}),
     "a number of ten thousand digits": hostile(
         b'{"a":{"dtype":"U8","shape":[' + b"9" * 10_000 + b'],"data_offsets":[0,8]}}'
     ),

@@ -1,19 +1,25 @@
-"""What a manifest from a bucket may claim: nothing is allocated, and nothing read, on the word of an absurd one."""
+"""What a manifest from a bucket may claim: nothing is allocated, and nothing read, on the word of an absurd one.
+
+And nothing is written that would be refused like that.
+"""
 
 from __future__ import annotations
 
 import json
+from contextlib import closing
 
 import crc32c
 import pytest
 import torch
 
-from segue.checkpoints.limits import MOST_INDEX_BYTES, MOST_SHARDS, MOST_TENSORS
+from segue.checkpoints.image import MOST_TENSORS
+from segue.checkpoints.limits import MOST_INDEX_BYTES, MOST_SHARDS
 from segue.checkpoints.snapshot import read_checkpoint
 from segue.checkpoints.staging import StagingArea
-from segue.checkpoints.writer_link import InlineWriter
-from segue.errors import CheckpointError, MalformedCheckpointError, TruncatedShardError
+from segue.checkpoints.writer_link import InlineWriter, ProcessWriter
+from segue.errors import CheckpointError, MalformedCheckpointError, StateTooLargeError, TruncatedShardError
 from segue.records import Environment, Manifest, Shard
+from segue.spec import StoreSpec
 from segue.stores import LocalStore
 
 
@@ -120,3 +126,26 @@ def test_an_index_that_lies_is_refused_by_a_checkpoint_error_whatever_it_says(st
         spoilt_manifest = manifest.model_copy(update={"shards": (manifest.shards[0], sound)})
         with pytest.raises(CheckpointError):
             read_checkpoint(store, run_id="run", manifest=spoilt_manifest)
+
+
+STATES = {
+    "no tensors": {"progress": {"step": 1}},
+    "many tensors": {"model": {f"layer.{n}": torch.zeros(1) for n in range(300)}},
+    "names that JSON writes longer": {'modèle "1"': {f"é\n{n}": torch.zeros(1, 1) for n in range(100)}},
+    "many components": {f"extra.{n}": {} for n in range(200)},
+    "long lists": {"sampler": {"order": list(range(5000)), "left": ["a\n"] * 500}},
+}
+
+
+@pytest.mark.parametrize("tree", STATES.values(), ids=STATES)
+def test_an_index_that_would_be_refused_is_not_even_begun(store, tree, monkeypatch):
+    with closing(StagingArea()) as area:
+        staged = area.take(tree)
+        written = InlineWriter([store]).write(staged, run_id="run", attempt_id="seg000-a1-e1", step=3)
+        store.delete([f"run/{shard.key}" for shard in written.shards])
+        monkeypatch.setattr("segue.checkpoints.limits.MOST_INDEX_BYTES", written.shards[1].size_bytes - 1)
+        with closing(ProcessWriter([StoreSpec(url=store.url)])) as writer:
+            for each in (InlineWriter([store]), writer):
+                with pytest.raises(StateTooLargeError, match="beside its tensors"):
+                    each.write(staged, run_id="run", attempt_id="seg000-a1-e1", step=3)
+    assert store.list_objects("") == []

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from segue.stores.direct import BLOCK_BYTES, PAGE_BYTES, page_buffer, read_into, write_new
+from segue.stores.direct import PAGE_BYTES, READ_BYTES, WRITE_BYTES, page_buffer, read_into, write_new
 from tests.stores.test_local import full_disk
 
 SIZES = [
@@ -21,10 +21,10 @@ SIZES = [
     PAGE_BYTES,
     PAGE_BYTES + 1,
     3 * PAGE_BYTES + 512,
-    BLOCK_BYTES - 1,
-    BLOCK_BYTES,
-    BLOCK_BYTES + 1,
-    2 * BLOCK_BYTES + PAGE_BYTES + 13,
+    READ_BYTES - 1,
+    READ_BYTES,
+    READ_BYTES + 1,
+    2 * READ_BYTES + PAGE_BYTES + 13,
 ]
 STARTS = [0, 1, 512, PAGE_BYTES, PAGE_BYTES + 1]
 
@@ -66,7 +66,15 @@ def test_what_is_written_is_what_a_plain_read_finds(folder: Path, size_bytes: in
     assert (folder / "file").read_bytes() == data
 
 
-@pytest.mark.parametrize("data", [b"", b"x", noise(PAGE_BYTES), noise(BLOCK_BYTES + 5)], ids=len)
+@pytest.mark.parametrize("shift", [0, 512])
+@pytest.mark.parametrize("size_bytes", [WRITE_BYTES, WRITE_BYTES + 1, 2 * WRITE_BYTES + PAGE_BYTES + 13])
+def test_what_takes_several_writes_is_whole_too(folder: Path, size_bytes: int, shift: int) -> None:
+    data = noise(size_bytes)
+    write_new(folder / "file", in_memory(data, shift=shift))
+    assert (folder / "file").read_bytes() == data
+
+
+@pytest.mark.parametrize("data", [b"", b"x", noise(PAGE_BYTES), noise(READ_BYTES + 5)], ids=len)
 def test_memory_that_may_only_be_read_can_be_written_from(folder: Path, data: bytes) -> None:
     write_new(folder / "file", memoryview(data))
     assert (folder / "file").read_bytes() == data
@@ -85,7 +93,7 @@ def test_what_is_read_is_what_a_plain_write_left(folder: Path, size_bytes: int) 
 
 @pytest.mark.parametrize("shift", [1, 512, PAGE_BYTES - 1])
 def test_memory_that_begins_anywhere_is_filled_too(folder: Path, shift: int) -> None:
-    data = noise(BLOCK_BYTES + 3 * PAGE_BYTES + 77)
+    data = noise(READ_BYTES + 3 * PAGE_BYTES + 77)
     path = file_of(folder, data)
     for start in (0, 5, PAGE_BYTES):
         into = in_memory(bytes(len(data)), shift=shift)
