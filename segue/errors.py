@@ -263,6 +263,18 @@ class RankFailedError(SegueError):
         super().__init__(f"rank {rank} raised {type_name}: {message}. Mend the recipe; its traceback follows.")
 
 
+class RankMismatchError(SegueError):
+    """Two ranks hold different state where it should be the same."""
+
+    def __init__(self, *, rank: int, step: int) -> None:
+        self.rank, self.step = rank, step
+        super().__init__(
+            f"rank {rank} and rank 0 have parameters or optimizer state of other names or sizes at step {step}, so "
+            "what they stored together is not all of it. Build the same model and optimizer on every rank. Nothing "
+            "was committed."
+        )
+
+
 class HungRankError(SegueError):
     """A rank is alive and did not come to where the others waited for it."""
 

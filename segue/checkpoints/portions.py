@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+import xxhash
 
 from segue.checkpoints.digests import owners
 from segue.checkpoints.image import Piece
@@ -27,6 +28,8 @@ class Part:
     skeletons: dict[str, Any]
     pieces: dict[str, Piece] = field(default_factory=dict)
     """Those of the tensors that are pieces of larger ones."""
+    dealt: str = ""
+    """A mark of what was dealt out, by which ranks find out that they did not deal out the same."""
 
 
 class Portion:
@@ -38,7 +41,7 @@ class Portion:
         """`is_same_everywhere` says whether all ranks hold a tensor alike, by its name; else rank 0 stores it."""
         self._rank, self._count = rank, count
         self._is_same_everywhere = is_same_everywhere
-        self._dealt: tuple[list[tuple[str, int]], frozenset[str]] | None = None
+        self._dealt: tuple[list[tuple[str, int]], frozenset[str], str] | None = None
 
     def of(self, live: Mapping[str, torch.Tensor], skeletons: Mapping[str, Any]) -> Part:
         """What this rank stores of a state.
@@ -49,7 +52,7 @@ class Portion:
         sharded = {name for name, tensor in live.items() if is_sharded(tensor)}
         if self._count == 1 and not sharded:
             return Part(dict(live), dict(skeletons))
-        own = self._own({name: tensor for name, tensor in live.items() if name not in sharded})
+        own, dealt = self._own({name: tensor for name, tensor in live.items() if name not in sharded})
         mine, pieces = {}, {}
         for name, tensor in live.items():
             if name in own:
@@ -58,28 +61,29 @@ class Portion:
                 piece = piece_of(name, tensor)
                 mine[piece_name(piece)], pieces[piece_name(piece)] = local_part(tensor), piece
         if self._rank == 0:
-            return Part(mine, dict(skeletons), pieces)
+            return Part(mine, dict(skeletons), pieces, dealt)
         used = {owner for _, owner in owners(mine, skeletons)}
-        return Part(mine, {name: skeleton for name, skeleton in skeletons.items() if name in used}, pieces)
+        return Part(mine, {name: skeleton for name, skeleton in skeletons.items() if name in used}, pieces, dealt)
 
-    def _own(self, live: Mapping[str, torch.Tensor]) -> frozenset[str]:
+    def _own(self, live: Mapping[str, torch.Tensor]) -> tuple[frozenset[str], str]:
         sizes = [(name, tensor.nbytes) for name, tensor in live.items()]
         if self._dealt is None or self._dealt[0] != sizes:
-            self._dealt = (sizes, self._deal(sizes))
-        return self._dealt[1]
+            self._dealt = (sizes, *self._deal(sizes))
+        return self._dealt[1:]
 
-    def _deal(self, sizes: Sequence[tuple[str, int]]) -> frozenset[str]:
-        own, loads = set(), [0] * self._count
+    def _deal(self, sizes: Sequence[tuple[str, int]]) -> tuple[frozenset[str], str]:
+        own, loads, seen = set(), [0] * self._count, xxhash.xxh3_64()
         for name, size_bytes in sorted(sizes, key=lambda item: (-item[1], item[0])):
             if self._is_same_everywhere is not None and self._is_same_everywhere(name):
                 # Only these count: every rank deals them out for itself, and all must come to the same.
                 rank = min(range(self._count), key=loads.__getitem__)
                 loads[rank] += size_bytes
+                seen.update(f"{name} {size_bytes} {rank};".encode())
             else:
                 rank = self._rank if is_of_rank(name, self._rank) else 0
             if rank == self._rank:
                 own.add(name)
-        return frozenset(own)
+        return frozenset(own), seen.hexdigest()
 
 
 def piece_name(piece: Piece) -> str:

@@ -14,7 +14,7 @@ from segue.checkpoints.shards import Written
 from segue.checkpoints.staging import Staged
 from segue.checkpoints.writer_link import ShardWriter
 from segue.clock import Clock
-from segue.errors import WriterDiedError
+from segue.errors import RankMismatchError, WriterDiedError
 
 _POLL_SECONDS = 0.02
 
@@ -48,6 +48,9 @@ class RankedWriter:
         """Block until this rank's part is durable, and on rank 0 until every part is.
 
         None when a rank gave its part up: there will be no such checkpoint.
+
+        Raises:
+            RankMismatchError: the ranks do not hold the same state, so what they stored is not all of it.
         """
         if self._own is None or self._own[0] != step:
             written = self._inner.write(staged, run_id=run_id, attempt_id=attempt_id, step=step, base_step=base_step)
@@ -56,9 +59,9 @@ class RankedWriter:
             self._own = (step, written)
         own = self._own[1]
         if self._rank:
-            self._notes.put(_key(step, self._rank), json.dumps(own.to_json()))
+            self._notes.put(_key(step, self._rank), json.dumps({"dealt": staged.dealt, "written": own.to_json()}))
             return own
-        others = [self._part_of(rank, step) for rank in range(1, self._count)]
+        others = [self._part_of(rank, step, staged.dealt) for rank in range(1, self._count)]
         return together([own, *others])
 
     def give_up(self, step: int) -> None:
@@ -69,13 +72,17 @@ class RankedWriter:
         self._closed.set()
         self._inner.close()
 
-    def _part_of(self, rank: int, step: int) -> Written | None:
+    def _part_of(self, rank: int, step: int, dealt: str) -> Written | None:
         # Without end: should that rank be gone, the training loop finds out, and closes this.
         while (note := self._notes.get(_key(step, rank))) is None:
             if self._closed.wait(_POLL_SECONDS):
                 raise WriterDiedError(exit_code=None, why=f"closed while rank {rank} was still writing")
-        data = json.loads(note)
-        return None if data is None else Written.from_json(data)
+        said = json.loads(note)
+        if said is None:
+            return None
+        if said["dealt"] != dealt:
+            raise RankMismatchError(rank=rank, step=step)
+        return Written.from_json(said["written"])
 
 
 def together(parts: Sequence[Written | None]) -> Written | None:

@@ -53,6 +53,8 @@ class Staged:
     arena: Arena
     layout: ImageLayout
     skeletons: dict[str, Json]
+    dealt: str = ""
+    """A mark of what the ranks dealt out among them."""
     is_torn: bool = False
     """Something changed while it was still being copied; it must not be committed."""
     _late: list[_Late] = field(default_factory=list)
@@ -184,7 +186,7 @@ class StagingArea:
         plan = self._plan_for(self._free[-1], part)
         with self._lock:
             self._free.remove(plan.arena.number)
-        return Staged(plan.arena, plan.layout, part.skeletons), plan, list(part.tensors.values())
+        return Staged(plan.arena, plan.layout, part.skeletons, part.dealt), plan, list(part.tensors.values())
 
     def _part_of(self, trees: Mapping[str, Any]) -> Part:
         live: dict[str, torch.Tensor] = {}

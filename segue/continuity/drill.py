@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import logging
-import os
 import random
-import signal
 import tempfile
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -81,13 +79,13 @@ class _Killer:
         is_claimed = history.attempt_of(plan.segment, plan.attempt) is not None
         if not self.targets or not is_claimed or history.committed_step < self.targets[0] - self.every_steps:
             return
-        os.kill(trainer.pid, signal.SIGSTOP)
+        trainer.freeze()
         while not self._is_due(runlog, plan):
-            os.kill(trainer.pid, signal.SIGCONT)
+            trainer.thaw()
             SystemClock().sleep(self.chance.uniform(0.001, 0.004))
             if trainer.poll() is not None:
                 return
-            os.kill(trainer.pid, signal.SIGSTOP)
+            trainer.freeze()
         del self.targets[0]
         trainer.kill()
         self.kills += 1

@@ -47,7 +47,7 @@ class Fate(Value):
     is_cause: bool
     """False when it only noticed that others did not answer."""
     is_code: bool
-    """Whether the recipe raised."""
+    """Whether the recipe is to blame, not its store or its machine."""
     type_name: str
     message: str
     traceback: str
@@ -111,7 +111,7 @@ class Fates:
             rank=self._rank,
             order=self._notes.count("fates"),
             is_cause=not is_broken_collective(error),
-            is_code=not isinstance(error, (*_STORAGE_OR_MACHINE, SegueError)),
+            is_code=not isinstance(error, _STORAGE_OR_MACHINE),
             type_name=type(error).__name__,
             message=str(error),
             traceback="".join(traceback.format_exception(error)),

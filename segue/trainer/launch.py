@@ -35,6 +35,14 @@ class Trainer(Protocol):
         """Block until it ends, at most so long; the exit code, None when time ran out."""
         ...
 
+    def freeze(self) -> None:
+        """Let it stand still, as a machine without time to spare would."""
+        ...
+
+    def thaw(self) -> None:
+        """Let it go on."""
+        ...
+
     def kill(self) -> None:
         """End it without a word, as a vanishing machine would."""
         ...
@@ -67,6 +75,12 @@ class ProcessTrainer:
     def wait(self, timeout_seconds: float | None = None) -> int | None:
         return self._child.wait(timeout_seconds)
 
+    def freeze(self) -> None:
+        self._child.process.send_signal(signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        self._child.process.send_signal(signal.SIGCONT)
+
     def kill(self) -> None:
         self._child.process.kill()
 
@@ -76,6 +90,7 @@ class RanksTrainer:
 
     def __init__(self, assignment: Assignment, count: int, *, on_line: Callable[[str], None] | None = None) -> None:
         self._folder = LaunchFolder.make(assignment)
+        self._ended_with: int | None = None
         torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--local-addr", _LOOPBACK]
         how_many = ["--nproc-per-node", str(count), "--max-restarts", "0"]
         ranks = ["-m", "segue.trainer.child", str(self._folder.path)]
@@ -101,13 +116,20 @@ class RanksTrainer:
         self._folder.remove()
         return code
 
+    def freeze(self) -> None:
+        self._folder.signal(signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        self._folder.signal(signal.SIGCONT)
+
     def kill(self) -> None:
-        self._folder.kill()
+        self._folder.signal(signal.SIGKILL)
         self._child.process.kill()
 
     def _code_of_ranks(self, code: int) -> int:
-        found = self._folder.exit_code()
-        self._ended_with = code if found is None else found
+        if self._ended_with is None:
+            found = self._folder.exit_code()
+            self._ended_with = code if found is None else found
         return self._ended_with
 
 

@@ -53,11 +53,15 @@ class LaunchFolder:
         """Pass a termination notice on to every rank, also to those that still start."""
         with suppress(OSError):  # The folder goes when they have ended.
             (self.path / "notice").touch()
-        self._signal(signal.SIGTERM)
+        self.signal(signal.SIGTERM)
 
-    def kill(self) -> None:
-        """End every rank without a word."""
-        self._signal(signal.SIGKILL)
+    def signal(self, number: signal.Signals) -> None:
+        """Send a signal to every rank that has entered and not left."""
+        ended = self._numbers("exit")
+        for rank, pid in self._numbers("pid").items():
+            if rank not in ended:
+                with suppress(ProcessLookupError):
+                    os.kill(pid, number)
 
     def exit_code(self) -> int | None:
         """Rank 0's; another's where rank 0 left none."""
@@ -66,13 +70,6 @@ class LaunchFolder:
 
     def remove(self) -> None:
         shutil.rmtree(self.path, ignore_errors=True)
-
-    def _signal(self, number: signal.Signals) -> None:
-        ended = self._numbers("exit")
-        for rank, pid in self._numbers("pid").items():
-            if rank not in ended:
-                with suppress(ProcessLookupError):
-                    os.kill(pid, number)
 
     def _put(self, name: str, number: int) -> None:
         # Renamed into place: nobody reads half a number.
