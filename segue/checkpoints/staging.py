@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 
+from segue.checkpoints.accelerator import Pair, by_device, copy_on_side_stream, pin, synchronise, unpin
 from segue.checkpoints.arena import Arena
 from segue.checkpoints.codec import Json, encode_tree
 from segue.checkpoints.image import PAGE_BYTES, ImageLayout, TensorSpec, layout_of
@@ -60,16 +61,16 @@ class Staged:
     _late: list[_Late] = field(default_factory=list)
     _copied: threading.Event = field(default_factory=threading.Event)
     _passed: threading.Event = field(default_factory=threading.Event)
-    _device_copied: torch.cuda.Event | None = None
+    _device_copied: Sequence[torch.cuda.Event] = ()
 
     def barrier(self) -> None:
         """Hold whatever changes the state until the live tensors are no longer needed."""
         if self._passed.is_set():
             return
         self._copied.wait()
-        if self._device_copied is not None:
+        for copied in self._device_copied:
             # The host goes on: only what the device does from here on waits.
-            torch.cuda.current_stream().wait_event(self._device_copied)
+            torch.cuda.current_stream(copied.device).wait_event(copied)
         self.is_torn = self.is_torn or any(late.has_changed() for late in self._late)
         self._late = []
         self._passed.set()
@@ -78,8 +79,8 @@ class Staged:
         """Block until all is copied and the barrier has found out whether it is torn."""
         self._copied.wait()
         self._passed.wait()
-        if self._device_copied is not None:
-            self._device_copied.synchronize()
+        for copied in self._device_copied:
+            copied.synchronize()
 
 
 @dataclass(frozen=True)
@@ -159,7 +160,7 @@ class StagingArea:
         staged._late = _guarded([tensor for _, tensor in later])
         on_device = [pair for pair in later if pair[1].is_cuda]
         if on_device:
-            staged._device_copied = _copy_on_side_stream(on_device)
+            staged._device_copied = [copy_on_side_stream(of_device) for of_device in by_device(on_device)]
         on_host = [pair for pair in later if not pair[1].is_cuda]
         threading.Thread(target=_copy_late, args=(staged, on_host), name="segue-stage", daemon=True).start()
         return staged
@@ -174,7 +175,7 @@ class StagingArea:
         if self._warming is not None:
             self._warming.join()
         for plan in self._plans.values():
-            _unpin(plan.views)
+            unpin(plan.views)
             plan.arena.close()
         self._plans.clear()
 
@@ -199,7 +200,7 @@ class StagingArea:
         if plan is not None and plan.fits(part.tensors) and plan.layout.pieces == part.pieces:
             return plan
         if plan is not None:
-            _unpin(plan.views)
+            unpin(plan.views)
             plan.arena.close()
         self._plans[number] = _laid_out(number, part)
         return self._plans[number]
@@ -227,7 +228,7 @@ def _laid_out(number: int, part: Part) -> _Plan:
     whole = torch.frombuffer(arena.memory, dtype=torch.uint8)
     on_device = any(tensor.is_cuda for tensor in live.values())
     if on_device:
-        _pin(whole)
+        pin(whole)
     views = []
     for name, tensor in live.items():
         _, start, size_bytes = layout.placed[name]
@@ -253,7 +254,7 @@ def _copy(views: list[torch.Tensor], live: list[torch.Tensor], *, on_device: boo
     if live:
         torch._foreach_copy_(views, live, non_blocking=on_device)
     if on_device:
-        torch.cuda.synchronize()
+        synchronise(live)
 
 
 def _guarded(tensors: list[torch.Tensor]) -> list[_Late]:
@@ -268,7 +269,7 @@ def _looks_at(tensor: torch.Tensor) -> torch.Tensor:
 
 
 @torch.no_grad()
-def _copy_late(staged: Staged, pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:
+def _copy_late(staged: Staged, pairs: Sequence[Pair]) -> None:
     is_whole = False
     try:
         if pairs:
@@ -277,29 +278,3 @@ def _copy_late(staged: Staged, pairs: Sequence[tuple[torch.Tensor, torch.Tensor]
     finally:
         staged.is_torn = staged.is_torn or not is_whole
         staged._copied.set()
-
-
-@torch.no_grad()
-def _copy_on_side_stream(pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> torch.cuda.Event:
-    side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        for view, tensor in pairs:
-            view.copy_(tensor, non_blocking=True)
-            tensor.record_stream(side)
-        copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        copied.record(side)
-    return copied
-
-
-def _pin(memory: torch.Tensor) -> None:
-    """Lock the pages, so that the device copies into them by itself."""
-    cudart = torch.cuda.cudart()  # type: ignore[no-untyped-call]
-    torch.cuda.check_error(cudart.cudaHostRegister(memory.data_ptr(), memory.nbytes, 0))
-
-
-def _unpin(views: Sequence[torch.Tensor]) -> None:
-    if any(view.is_pinned() for view in views[:1]):
-        start = views[0].untyped_storage().data_ptr()
-        cudart = torch.cuda.cudart()  # type: ignore[no-untyped-call]
-        torch.cuda.check_error(cudart.cudaHostUnregister(start))

@@ -33,10 +33,11 @@ from segue.trainer.components import Progress, components_of, same_on_every_rank
 from segue.trainer.environment import environment_of, prepare_device
 from segue.trainer.feed import Feed, seed_all, stream_seed
 from segue.trainer.heartbeat import Describe, HeartbeatThread, Watcher
-from segue.trainer.loop import TrainingLoop, append_report, failure_of
+from segue.trainer.loop import TrainingLoop
 from segue.trainer.parallel import spread
 from segue.trainer.ranks import Ranks
 from segue.trainer.recipe import Recipe, import_build
+from segue.trainer.reports import append_report, failure_of
 from segue.trainer.resume import Resume
 from segue.trainer.team import Team, local_rank, meet
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import logging
 import os
-import traceback
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
@@ -20,21 +19,17 @@ from segue.checkpoints.writer import SealJob, Writer
 from segue.clock import Clock
 from segue.continuity.fingerprints import batch_fingerprint, input_fingerprint
 from segue.continuity.witness import Witness
-from segue.entries import Entry, ReportEntry
 from segue.errors import (
     BrokenResumeError,
     FencedError,
-    RankFailedError,
     RankLostError,
-    SegueError,
     WorkAtRiskError,
 )
 from segue.history import read_history
 from segue.notices.board import NoticeBoard
 from segue.records import CodeFailure, Heartbeat, SegmentReport, StopReason, WitnessRow
-from segue.runlog import RunLog, Stamp
+from segue.runlog import RunLog
 from segue.stores.base import StoreReadError, StoreWriteError
-from segue.stores.patience import patiently
 from segue.trainer.accord import Word, agree, put_together
 from segue.trainer.assignment import Assignment
 from segue.trainer.claim import Claim
@@ -42,6 +37,7 @@ from segue.trainer.components import Component, Progress
 from segue.trainer.feed import Batch, Feed
 from segue.trainer.metrics import Curve
 from segue.trainer.recipe import Recipe
+from segue.trainer.reports import append_report, failure_of
 from segue.trainer.resume import Resume
 from segue.trainer.saving import Saving, life_on
 from segue.trainer.step import do_step, to_device
@@ -235,7 +231,13 @@ class TrainingLoop:
         batch = next(batches)
         step = self._progress.step + 1
         row_input = input_fingerprint(batch.content)
-        outcome = do_step(self._recipe, to_device(batch.content, self._device), step=step, weight=batch.weight)
+        outcome = do_step(
+            self._recipe,
+            to_device(batch.content, self._device),
+            step=step,
+            weight=batch.weight,
+            before_update=self._saving.barrier,
+        )
         loss, row_input = put_together(self._ranks, loss=outcome.loss, weight=batch.weight, fingerprint=row_input)
         row = WitnessRow(
             step=step,
@@ -376,28 +378,3 @@ class TrainingLoop:
         if self._team.reports:
             append_report(self._runlog, self._claim, report)
         return report
-
-
-def append_report(runlog: RunLog, claim: Claim, report: SegmentReport) -> None:
-    """Put an attempt's report into the log. A store that does not take it is logged: the controller then says `lost`.
-
-    Raises:
-        FencedError: a newer claim exists.
-    """
-
-    def build(stamp: Stamp) -> Entry:
-        return ReportEntry.model_validate(stamp(epoch=claim.epoch) | {"report": report})
-
-    try:
-        patiently(lambda: runlog.append(build, epoch=claim.epoch), what="report")
-    except (StoreWriteError, StoreReadError) as error:
-        log.error("report not written reason=%s", error)
-
-
-def failure_of(error: BaseException) -> CodeFailure:
-    """What to tell a person: the traceback of their code, the sentence of ours."""
-    if isinstance(error, RankFailedError):
-        name = f"{error.type_name} on rank {error.rank}"
-        return CodeFailure(type=name, message=error.message, traceback=error.traceback)
-    shown = str(error) if isinstance(error, SegueError) else traceback.format_exc()
-    return CodeFailure(type=type(error).__name__, message=str(error), traceback=shown)

@@ -71,7 +71,7 @@ class Saving:
         """The step of the newest safe point that was handed to the writer."""
         self.delayed = 0
         """Saves that fell due while the one before was still being written."""
-        self._is_delaying = False
+        self._is_delaying = self._is_owed = False
         self._started_at = self._saved_at = self._safe_at = clock.monotonic()
         self._taken: dict[int, _Taken] = {}
         self._seen: CheckpointRef | None = None
@@ -99,7 +99,7 @@ class Saving:
         if self._late is not None:
             self._late.barrier()
             if self._late.is_torn:
-                self._has_torn = True
+                self._has_torn = self._is_owed = True
                 self._taken.pop(max(self._taken, default=0), None)
                 log.warning("this recipe changes its weights outside the optimizer: saves block from now on")
             self._late = None
@@ -120,7 +120,7 @@ class Saving:
             WorkAtRiskError: nothing could be committed for longer than is allowed.
         """
         self.refuse_risk()
-        return self._progress.step != self.saved_step and self._is_asked_for()
+        return self._progress.step != self.saved_step and (self._is_owed or self._is_asked_for())
 
     def delay(self) -> None:
         """Take note that a save was due and there was no room."""
@@ -138,7 +138,7 @@ class Saving:
         else:
             staged = self._staging.take(trees)
         self._saved_at = self._clock.monotonic()
-        self._is_delaying = False
+        self._is_delaying = self._is_owed = False
         self.saved_step = progress.step
         self._taken[progress.step] = _Taken(self._saved_at, self._saved_at - started)
         self._writer.submit(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -21,10 +21,18 @@ class Outcome(NamedTuple):
     loss_scale: float | None
 
 
-def do_step(recipe: Recipe, content: Any, *, step: int, weight: float = 1.0) -> Outcome:
+def do_step(
+    recipe: Recipe,
+    content: Any,
+    *,
+    step: int,
+    weight: float = 1.0,
+    before_update: Callable[[], None] = lambda: None,
+) -> Outcome:
     """Forward, backward, clip, update, schedule; `step` is the global step this makes.
 
-    With several ranks the gradient becomes the mean over them; `weight` makes it the mean over their samples.
+    `before_update` is called when the gradient is there, also if a scaler then skips the update. With several ranks the
+    gradient becomes the mean over them; `weight` makes it the mean over their samples.
     """
     parameters = [p for group in recipe.optimizer.param_groups for p in group["params"]]
     recipe.optimizer.zero_grad(set_to_none=True)
@@ -39,6 +47,7 @@ def do_step(recipe: Recipe, content: Any, *, step: int, weight: float = 1.0) -> 
     grad_norm = total_norm(gradients)
     if recipe.clip_grad_norm is not None:
         torch.nn.utils.clip_grads_with_norm_(parameters, recipe.clip_grad_norm, grad_norm)
+    before_update()
     lr = tuple(float(group["lr"]) for group in recipe.optimizer.param_groups)
     if scaler is not None:
         scaler.step(recipe.optimizer)
