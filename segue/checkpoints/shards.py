@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from typing import Any, Self
@@ -36,6 +36,7 @@ log = logging.getLogger(__name__)
 
 CHUNK_BYTES = 8 * 2**20
 _READERS = 4
+_WORTH_KEEPING_SHARE = 0.9
 
 
 @dataclass(frozen=True)
@@ -171,7 +172,7 @@ def read_stored(tiers: Sequence[Store], *, run_id: str, manifest: Manifest) -> S
         except MalformedImageError as error:
             raise MalformedCheckpointError(key=shard.key, why=f"cannot be parsed ({error})") from None
         wanted = {name: p for name, p in placed.items() if homes.get(name) is shard}
-        tensors |= {name: (p, blob[p.start : p.start + p.size_bytes]) for name, p in wanted.items()}
+        tensors |= {name: (p, part) for name, p, part in _parts(blob, wanted)}
     _check_tensors(tensors, expected, key=manifest.shards[0].key if manifest.shards else "manifest")
     if skeletons.keys() != manifest.components.keys():
         odd = sorted(skeletons.keys() ^ manifest.components.keys())
@@ -184,6 +185,14 @@ def _piece(tensor: str, shape: list[int], offsets: list[int]) -> Piece:
     if not all(type(number) is int and number >= 0 for number in (*shape, *offsets)) or len(shape) != len(offsets):
         raise ValueError("a piece's place is not made of whole numbers")
     return Piece(tensor, tuple(shape), tuple(offsets))
+
+
+def _parts(blob: memoryview, wanted: Mapping[str, Placed]) -> Iterator[tuple[str, Placed, memoryview]]:
+    """The bytes of some tensors of an image, which is let go of where little of it is wanted."""
+    few = sum(p.size_bytes for p in wanted.values()) < _WORTH_KEEPING_SHARE * len(blob)
+    for name, placed in wanted.items():
+        part = blob[placed.start : placed.start + placed.size_bytes]
+        yield name, placed, memoryview(bytearray(part)) if few else part
 
 
 def _put(tiers: Sequence[Store], key: str, data: memoryview) -> None:

@@ -133,7 +133,7 @@ class Writer:
         self._shards.close()
 
     def _work(self) -> None:
-        while (job := self._jobs.get()) is not None:
+        while (job := self._jobs.get()) is not None and not self._stopped.is_set():
             try:
                 self._until_it_works(job)
             except Exception as failure:
