@@ -39,8 +39,21 @@ _CLIENT_TIMEOUT = timedelta(seconds=60)
 _CONNECT_TIMEOUT = timedelta(seconds=5)
 _PART_BYTES = 16 * 2**20
 _PARTS_AT_ONCE = 8
+_LOOPBACK = ("localhost", "127.0.0.1", "::1")
 _MOST_PARTS = 9_000
 """S3 takes 10,000."""
+
+
+def is_payload_exposed(endpoint_url: str | None) -> bool:
+    """Whether somebody on the way could change what is sent: then each request's signature covers its bytes too.
+
+    Over TLS the AWS SDKs sign the request alone, for hashing a checkpoint once more costs more than sending it; on
+    loopback there is no way.
+    """
+    if endpoint_url is None:
+        return False
+    parts = urlsplit(endpoint_url)
+    return parts.scheme == "http" and parts.hostname not in _LOOPBACK
 
 
 class S3Store:
@@ -65,7 +78,10 @@ class S3Store:
                 why="boto3 finds no AWS credentials.",
                 mend="Set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, a profile, or the machine's role.",
             ) from None
-        config: S3Config = {"region": session.region_name or _DEFAULT_REGION}
+        config: S3Config = {
+            "region": session.region_name or _DEFAULT_REGION,
+            "unsigned_payload": not is_payload_exposed(endpoint_url),
+        }
         client: ClientConfig = {"timeout": _CLIENT_TIMEOUT, "connect_timeout": _CONNECT_TIMEOUT}
         if endpoint_url is not None:
             config["endpoint"] = endpoint_url
