@@ -121,6 +121,8 @@ class Resume:
             return
         live = take(capture(components), copy=False)
         self._committed, self._restored = self._committed_digests(live), digest(live)
+        # The bytes were only needed until here; a large model would otherwise be held twice.
+        self._source = replace(self._source, snapshot=Snapshot({}, {}))
         self._witness = self._expected_rows() if self._ranks.is_leader else ()
         last = self._ranks.gather_texts(str(max((row.step for row in self._witness), default=0)))[0]
         self._last_witnessed = int(last)
@@ -161,8 +163,6 @@ class Resume:
         if self._ranks.is_leader:
             self._append(verdict, self._source.checkpoint.ref)
         log.info("resume judged step=%d verdict=%s", manifest.step, verdict.sentence)
-        # The bytes were only needed until here; a large model would otherwise be held twice.
-        self._source = replace(self._source, snapshot=Snapshot({}, {}))
         if verdict.kind is VerdictKind.BROKEN:
             raise BrokenResumeError(sentence=verdict.findings[0].sentence)
 
