@@ -275,6 +275,17 @@ class RankMismatchError(SegueError):
         )
 
 
+class RankDriftError(SegueError):
+    """The ranks do not train one model any more."""
+
+    def __init__(self, *, rank: int, channel: str, here: float, leads: float) -> None:
+        self.rank, self.channel, self.here, self.leads = rank, channel, here, leads
+        super().__init__(
+            f"the {channel} norm of rank {rank} is {here!r}, that of rank 0 {leads!r}: the ranks train different "
+            "models. Let the loss call the model it is given, not its .module, and shard all of a model or none of it."
+        )
+
+
 class HungRankError(SegueError):
     """A rank is alive and did not come to where the others waited for it."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 import xxhash
 
@@ -15,6 +15,7 @@ from segue.checkpoints.staging import Staged
 from segue.checkpoints.writer_link import ShardWriter
 from segue.clock import Clock
 from segue.errors import RankMismatchError, WriterDiedError
+from segue.stores.base import StoreWriteError
 
 _POLL_SECONDS = 0.02
 
@@ -53,7 +54,7 @@ class RankedWriter:
             RankMismatchError: the ranks do not hold the same state, so what they stored is not all of it.
         """
         if self._own is None or self._own[0] != step:
-            written = self._inner.write(staged, run_id=run_id, attempt_id=attempt_id, step=step, base_step=base_step)
+            written = self._write_own(staged, run_id=run_id, attempt_id=attempt_id, step=step, base_step=base_step)
             if written is None:
                 return None
             self._own = (step, written)
@@ -68,13 +69,30 @@ class RankedWriter:
         """Say that this rank has no part to store."""
         self._notes.put(_key(step, self._rank), json.dumps(None))
 
+    def stop_waiting(self) -> None:
+        self._closed.set()
+
     def close(self) -> None:
         self._closed.set()
         self._inner.close()
 
+    def _write_own(self, staged: Staged, *, step: int, **where: Any) -> Written | None:
+        try:
+            written = self._inner.write(staged, step=step, **where)
+        except StoreWriteError as error:
+            if self._rank:
+                self._notes.put(_trouble_key(step, self._rank), error.why)
+            raise
+        if self._rank:
+            self._notes.put(_trouble_key(step, self._rank), "")
+        return written
+
     def _part_of(self, rank: int, step: int, dealt: str) -> Written | None:
         # Without end: should that rank be gone, the training loop finds out, and closes this.
         while (note := self._notes.get(_key(step, rank))) is None:
+            trouble = self._notes.get(_trouble_key(step, rank))
+            if trouble:
+                raise StoreWriteError(url=f"rank {rank}", key=f"step {step}", why=trouble)
             if self._closed.wait(_POLL_SECONDS):
                 raise WriterDiedError(exit_code=None, why=f"closed while rank {rank} was still writing")
         said = json.loads(note)
@@ -102,6 +120,10 @@ def together(parts: Sequence[Written | None]) -> Written | None:
 
 def _digest(of_ranks: Sequence[str]) -> str:
     return xxhash.xxh3_128_hexdigest(",".join(of_ranks).encode())
+
+
+def _trouble_key(step: int, rank: int) -> str:
+    return f"trouble/{step}/{rank}"
 
 
 def _key(step: int, rank: int) -> str:

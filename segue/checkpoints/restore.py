@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
 
+from segue import layout
 from segue.checkpoints.digests import Digests
 from segue.checkpoints.incremental import Base
 from segue.checkpoints.shards import read_stored
@@ -16,7 +17,7 @@ from segue.entries import Entry, QuarantineEntry
 from segue.errors import CheckpointError
 from segue.history import Checkpoint, read_history
 from segue.runlog import RunLog, Stamp
-from segue.stores.base import Store
+from segue.stores.base import Store, StoreReadError
 from segue.stores.patience import patiently
 
 log = logging.getLogger(__name__)
@@ -62,7 +63,13 @@ def newest_valid(
     leads = readers is None or readers.is_leader
     if leads:
         patiently(lambda: _name_damaged_slots(runlog, epoch=epoch), what="log")
-    for checkpoint in reversed(patiently(lambda: read_history(runlog), what="log").usable):
+    newest_first = [c.ref.slot for c in reversed(patiently(lambda: read_history(runlog), what="log").usable)]
+    while True:
+        slot = str(newest_first.pop(0)) if leads and newest_first else ""
+        slot = slot if readers is None else readers.first_of(slot)
+        if not slot:
+            return None
+        checkpoint = _at(runlog, int(slot))
         found = patiently(partial(_read, runlog, checkpoint, fast), what="checkpoint")
         damage = "" if isinstance(found, Restorable) else str(found)
         if readers is not None:
@@ -72,7 +79,15 @@ def newest_valid(
         log.warning("checkpoint set aside step=%d reason=%s", checkpoint.manifest.step, damage)
         if leads:
             patiently(partial(quarantine, runlog, checkpoint=checkpoint, reason=damage, epoch=epoch), what="log")
-    return None
+
+
+def _at(runlog: RunLog, slot: int) -> Checkpoint:
+    """The checkpoint that was committed in a slot; of several ranks, only rank 0 picks one."""
+    for checkpoint in read_history(runlog).checkpoints:
+        if checkpoint.ref.slot == slot:
+            return checkpoint
+    why = f"slot {slot}, which rank 0 reads, has no checkpoint here"
+    raise StoreReadError(url=runlog.store.url, key=layout.log_key(runlog.run_id, slot), why=why)
 
 
 def _read(runlog: RunLog, checkpoint: Checkpoint, fast: Sequence[Store]) -> Restorable | CheckpointError:

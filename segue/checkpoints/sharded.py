@@ -49,6 +49,9 @@ def piece_of(name: str, tensor: DTensor) -> Piece:
     chunks = tensor.__create_chunk_list__()  # type: ignore[no-untyped-call]
     if len(chunks) != 1:
         raise UnsupportedStateError(path=name, type_name=f"DTensor with {len(chunks)} pieces on one rank")
+    ends = zip(chunks[0].offsets, chunks[0].sizes, tensor.shape, strict=True)
+    if any(start + length > size for start, length, size in ends if length):
+        raise UnsupportedStateError(path=name, type_name="DTensor cut up unevenly along one dimension twice")
     return Piece(name, tuple(tensor.shape), tuple(chunks[0].offsets))
 
 
@@ -74,7 +77,7 @@ def placed_like(tensor: torch.Tensor, live: torch.Tensor) -> torch.Tensor:
     local = live.to_local()
     part = cut_out(tensor, piece_of("state", live), tuple(local.shape))
     return DTensor.from_local(
-        part.to(local.device),
+        part.to(local.device, copy=True),  # A view would hold all of it in memory.
         live.device_mesh,
         live.placements,
         run_check=False,

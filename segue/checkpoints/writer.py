@@ -129,6 +129,7 @@ class Writer:
         """Stop after the job in hand, and give that up too if it takes long. What was not committed never existed."""
         self._stopped.set()
         self._jobs.put(None)
+        self._shards.stop_waiting()
         self._thread.join(timeout=_LONGEST_PAUSE_SECONDS)
         self._shards.close()
 

@@ -65,6 +65,10 @@ class ShardWriter(Protocol):
         """Take note that nothing will be written for this step."""
         ...
 
+    def stop_waiting(self) -> None:
+        """Wait for no other rank any more."""
+        ...
+
     def close(self) -> None:
         """End it. What is being written is given up."""
         ...
@@ -102,6 +106,9 @@ class InlineWriter:
         return written
 
     def give_up(self, step: int) -> None:
+        return
+
+    def stop_waiting(self) -> None:
         return
 
     def close(self) -> None:
@@ -166,6 +173,9 @@ class ProcessWriter:
         self._is_ready = True
 
     def give_up(self, step: int) -> None:
+        return
+
+    def stop_waiting(self) -> None:
         return
 
     def close(self) -> None:

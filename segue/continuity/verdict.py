@@ -106,7 +106,7 @@ def _not_comparable(environment_changes: Container[str]) -> tuple[str, ...]:
 def _of_randomness(environment_changes: Container[str]) -> tuple[str, ...]:
     """Channels in which another number of ranks may honestly differ: who drops what, and over which samples a layer
     takes its mean, is dealt out anew. That they agree proves something; that they differ, nothing."""
-    return tuple(TOLERANCES) if _WORLD_SIZE in environment_changes else ()
+    return (*TOLERANCES, "loss_scale") if _WORLD_SIZE in environment_changes else ()
 
 
 def _pairs(witness: Sequence[WitnessRow], replay: Sequence[WitnessRow]) -> list[tuple[WitnessRow, WitnessRow]]:

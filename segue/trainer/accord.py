@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import math
 import struct
 from collections.abc import Sequence
-from typing import NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 import xxhash
 
+from segue.errors import RankDriftError
 from segue.records import StopReason
 from segue.trainer.ranks import Ranks
+from segue.trainer.step import Outcome
 
 _STOPS = (None, StopReason.FINISHED, StopReason.BOUND, StopReason.NOTICE)
 _WORD = struct.Struct("<B??16sd")
-_SHARE = struct.Struct("<dd16s")
+_SHARE = struct.Struct("<dddd16s")
+_SAME_RELATIVE = 1e-6
 
 
 class Word(NamedTuple):
@@ -60,18 +64,32 @@ def agree(ranks: Ranks, word: Word) -> Word:
     return merged([Word.unpack(data) for data in ranks.gather(word.pack())])
 
 
-def put_together(ranks: Ranks, *, loss: float, weight: float, fingerprint: str) -> tuple[float, str]:
-    """Loss and input fingerprint of the whole batch, from those of each rank's part of it.
+def put_together(ranks: Ranks, outcome: Outcome, *, weight: float, fingerprint: str) -> tuple[Outcome, str]:
+    """Outcome and input fingerprint of the whole batch, from those of each rank's part of it.
 
     The loss is the mean over the batch where each rank's is the mean over its part. Summed in the order of the ranks,
     so that the same parts give the same bits.
+
+    Raises:
+        RankDriftError: gradients or weights are not the same on all ranks after the step.
     """
     if ranks.count == 1:
-        return loss, fingerprint
-    parts = [_SHARE.unpack(data) for data in ranks.gather(_SHARE.pack(loss, weight, fingerprint.encode()))]
-    whole = sum(mean * share for mean, share, _ in parts if share) / ranks.count
+        return outcome, fingerprint
+    own = _SHARE.pack(outcome.loss, weight, outcome.grad_norm, outcome.param_norm, fingerprint.encode())
+    parts = [_SHARE.unpack(data) for data in ranks.gather(own)]
+    _refuse_drift(parts)
+    whole = sum(part[0] * part[1] for part in parts if part[1]) / ranks.count
     seen = xxhash.xxh3_64()
-    for _, share, mark in parts:
-        if share:
-            seen.update(mark)
-    return whole, seen.hexdigest()
+    for part in parts:
+        if part[1]:
+            seen.update(part[4])
+    return outcome._replace(loss=whole), seen.hexdigest()
+
+
+def _refuse_drift(parts: Sequence[tuple[Any, ...]]) -> None:
+    for channel, at in (("gradient", 2), ("parameter", 3)):
+        leads = parts[0][at]
+        for rank, part in enumerate(parts):
+            both_nan = math.isnan(leads) and math.isnan(part[at])
+            if not both_nan and not math.isclose(leads, part[at], rel_tol=_SAME_RELATIVE):
+                raise RankDriftError(rank=rank, channel=channel, here=part[at], leads=leads)

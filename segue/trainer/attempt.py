@@ -7,7 +7,7 @@ import logging
 import os
 from collections.abc import Sequence
 from contextlib import closing, nullcontext
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 
 import torch
@@ -138,17 +138,25 @@ def _train(
     try:
         with team.shared_fate():
             parent = resume.find()
-            recipe = _build(spec, device, ranks)
+            recipe = _build(spec, device)
             feed = Feed(recipe.data, recipe=spec.recipe, seed=spec.seed, rank=ranks.rank, world_size=ranks.count)
             components = components_of(recipe, progress, name=spec.recipe, ranks=ranks)
             if ranks.rank:
                 # What its own streams do until it finds some stored; the leader goes on with the run's.
                 seed_all(stream_seed(spec.seed, rank=ranks.rank, step=parent.step if parent else 0))
             resume.restore(components)
+            # After the restore, which says what is trained.
+            recipe = spread(recipe, ranks, device, name=spec.recipe)
+            ranks.limit_waiting()
             _wait_for(shards)
     except FencedError as error:
         return _empty_report(assignment, claim, StopReason.FENCED, clock.monotonic() - started_at, error)
-    except (StoreReadError, StoreWriteError, WriterDiedError, MachineTooSmallError, RankLostError):
+    except RankLostError as error:
+        report = _empty_report(assignment, claim, StopReason.LOST, clock.monotonic() - started_at, error)
+        if team.reports:
+            append_report(runlog, claim, report)
+        return report
+    except (StoreReadError, StoreWriteError, WriterDiedError, MachineTooSmallError):
         raise  # Storage's or the machine's fault, not the recipe's: no report, and the controller says `lost`.
     except (Exception, SystemExit) as error:
         # Building and loading run the user's code; whatever it raises belongs in the report, not in a dead process.
@@ -197,11 +205,11 @@ def _train(
         return loop.run()
 
 
-def _build(spec: RunSpec, device: torch.device, ranks: Ranks) -> Recipe:
+def _build(spec: RunSpec, device: torch.device) -> Recipe:
     seed_all(spec.seed)
     recipe = import_build(spec.recipe)(dict(spec.config))
     recipe.model.to(device)
-    return replace(recipe, model=spread(recipe.model, ranks, device)) if ranks.count > 1 else recipe
+    return recipe
 
 
 def _wait_for(shards: ShardWriter) -> None:

@@ -31,8 +31,11 @@ def main() -> int:
     rank = int(os.environ["RANK"])
     code = _run(folder.assignment, folder=folder, rank=rank)
     folder.leave(rank, code)
-    # torchrun ends the other ranks as soon as one fails, and they may have a report to write yet.
-    return 0
+    if rank == 0 and not folder.has_owner():
+        folder.remove()  # Nobody else will.
+    # torchrun ends the other ranks as soon as one fails, and they may have a report to write yet; but not those that
+    # still wait for this one, which could not even begin.
+    return code if code == ExitCode.USAGE else 0
 
 
 def _run(assignment: Assignment, *, folder: LaunchFolder | None = None, rank: int = 0) -> int:

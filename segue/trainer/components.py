@@ -189,7 +189,12 @@ def components_of(recipe: Recipe, progress: Progress, *, name: str, ranks: Ranks
     if recipe.scaler is not None:
         components["scaler"] = StatefulComponent(recipe.scaler)
     for key, target in recipe.extra.items():
-        components[f"extra.{key}"] = StatefulComponent(target, is_spread=any(map(is_sharded, model.parameters())))
+        # As for the recipe's own optimizer: before its first step it has nothing by which to spread what was stored.
+        if isinstance(target, torch.optim.Optimizer):
+            components[f"extra.{key}"] = OptimizerState(target)
+        else:
+            is_spread = any(map(is_sharded, model.parameters()))
+            components[f"extra.{key}"] = StatefulComponent(target, is_spread=is_spread)
     return components | {PROGRESS: progress} | rng_components(ranks or Ranks())
 
 

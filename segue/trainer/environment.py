@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import platform
 from pathlib import Path
 
@@ -23,6 +24,10 @@ def prepare_device(spec: RunSpec, *, local_rank: int | None = None) -> torch.dev
     name = ("cuda" if torch.cuda.is_available() else "cpu") if spec.device == "auto" else spec.device
     if local_rank is not None and name == "cuda":
         name = f"cuda:{local_rank}"
+    local_ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1")) if local_rank is not None else 1
+    if name.startswith("cuda") and local_ranks > torch.cuda.device_count():
+        problem = f"ranks: {local_ranks} need as many accelerators, and there are {torch.cuda.device_count()} here"
+        raise SpecError(source="the run spec", problems=(problem,))
     try:
         device = torch.device(name)
         torch.empty(0, device=device)

@@ -127,6 +127,8 @@ class Fates:
         if not causes and hung and len(hung) == len(silent):
             self.reporter = min(said)
             self._hung = hung
+        elif not causes and not alive[0]:
+            self.reporter = min(said)
         return cause_of(said, hung=hung, gone=tuple(silent), waited_seconds=self._wait_seconds, step=self.step)
 
     def _wait_for_others(self) -> tuple[dict[int, Fate], dict[int, bool]]:
@@ -177,10 +179,13 @@ def cause_of(
 
 
 def is_broken_collective(error: BaseException) -> bool:
-    """Whether an error says no more than that another rank did not answer."""
-    if isinstance(error, dist.DistError):
-        return True
-    return isinstance(error, RuntimeError) and "gloo" in str(error)
+    """Whether an error says no more than that another rank did not answer, also where a recipe has passed it on."""
+    seen: BaseException | None = error
+    while seen is not None:
+        if isinstance(seen, dist.DistError) or (isinstance(seen, RuntimeError) and "gloo" in str(seen)):
+            return True
+        seen = seen.__cause__ or seen.__context__
+    return False
 
 
 def _state_of(pid: int) -> str:

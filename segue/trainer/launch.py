@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import IO, Protocol
 
 from segue.trainer.assignment import Assignment
-from segue.trainer.launch_folder import LaunchFolder
+from segue.trainer.launch_folder import RANKS_VARIABLE, LaunchFolder
 
 _LOOPBACK = "127.0.0.1"
 
@@ -91,7 +91,7 @@ class RanksTrainer:
     def __init__(self, assignment: Assignment, count: int, *, on_line: Callable[[str], None] | None = None) -> None:
         self._folder = LaunchFolder.make(assignment)
         self._ended_with: int | None = None
-        torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--local-addr", _LOOPBACK]
+        torchrun = [sys.executable, "-m", "segue.trainer.torchrun", "--standalone", "--local-addr", _LOOPBACK]
         how_many = ["--nproc-per-node", str(count), "--max-restarts", "0"]
         ranks = ["-m", "segue.trainer.child", str(self._folder.path)]
         self._child = _Child([*torchrun, *how_many, *ranks], on_line, env=_environment(count))
@@ -171,7 +171,7 @@ class _Child:
 
 
 def _environment(count: int) -> dict[str, str]:
-    env = dict(os.environ)
+    env = os.environ | {RANKS_VARIABLE: str(count)}
     # torchrun would give each rank one thread.
     env.setdefault("OMP_NUM_THREADS", str(max((os.cpu_count() or 1) // count, 1)))
     # DistributedDataParallel would advise each rank against looking for unused parameters, which is done on purpose.

@@ -16,6 +16,9 @@ from typing import Self
 
 from segue.trainer.assignment import Assignment
 
+RANKS_VARIABLE = "SEGUE_RANKS"
+"""Set for the ranks of an attempt. torchrun's own variables may also stem from whoever started the segment."""
+
 
 class LaunchFolder:
     """One attempt's folder. Used by processes that may be killed at any moment: what is missing is not known yet."""
@@ -39,6 +42,14 @@ class LaunchFolder:
     def owner_pid(self) -> int:
         """Who started the ranks, and passes notices on."""
         return int((self.path / "owner").read_text())
+
+    def has_owner(self) -> bool:
+        """Whether it still lives."""
+        try:
+            os.kill(self.owner_pid, 0)
+        except ProcessLookupError:
+            return False
+        return True
 
     def enter(self, rank: int) -> bool:
         """Let this rank be found from now on; whether a notice was given before."""

@@ -22,20 +22,23 @@ from segue.continuity.witness import Witness
 from segue.errors import (
     BrokenResumeError,
     FencedError,
+    HungRankError,
     RankLostError,
     WorkAtRiskError,
 )
 from segue.history import read_history
 from segue.notices.board import NoticeBoard
-from segue.records import CodeFailure, Heartbeat, SegmentReport, StopReason, WitnessRow
+from segue.records import CheckpointRef, CodeFailure, Heartbeat, SegmentReport, StopReason, WitnessRow
 from segue.runlog import RunLog
 from segue.stores.base import StoreReadError, StoreWriteError
+from segue.stores.patience import patiently
 from segue.trainer.accord import Word, agree, put_together
 from segue.trainer.assignment import Assignment
 from segue.trainer.claim import Claim
 from segue.trainer.components import Component, Progress
 from segue.trainer.feed import Batch, Feed
 from segue.trainer.metrics import Curve
+from segue.trainer.parallel import spread_again
 from segue.trainer.recipe import Recipe
 from segue.trainer.reports import append_report, failure_of
 from segue.trainer.resume import Resume
@@ -147,7 +150,9 @@ class TrainingLoop:
 
     def _failed(self, error: BaseException) -> SegmentReport:
         try:
-            self._writer.wait(self._spec.grace_seconds)
+            # A rank that hangs may never write what it has of a save.
+            patience = _REPORT_SECONDS if isinstance(error, HungRankError) else self._spec.grace_seconds
+            self._writer.wait(patience)
             return self._append(self._report(StopReason.FAILED, failure=failure_of(error)))
         except FencedError as fenced:
             return self._fenced(fenced)
@@ -231,6 +236,7 @@ class TrainingLoop:
         batch = next(batches)
         step = self._progress.step + 1
         row_input = input_fingerprint(batch.content)
+        self._recipe = spread_again(self._recipe, self._device)
         outcome = do_step(
             self._recipe,
             to_device(batch.content, self._device),
@@ -238,12 +244,12 @@ class TrainingLoop:
             weight=batch.weight,
             before_update=self._saving.barrier,
         )
-        loss, row_input = put_together(self._ranks, loss=outcome.loss, weight=batch.weight, fingerprint=row_input)
+        outcome, row_input = put_together(self._ranks, outcome, weight=batch.weight, fingerprint=row_input)
         row = WitnessRow(
             step=step,
             batch_fingerprint=batch_fingerprint(batch.ids),
             input_fingerprint=row_input,
-            **outcome._replace(loss=loss)._asdict(),
+            **outcome._asdict(),
         )
         self._progress.step = step
         self._team.step = step
@@ -351,7 +357,7 @@ class TrainingLoop:
     def _report(
         self, reason: StopReason, *, failure: CodeFailure | None = None, note: str | None = None
     ) -> SegmentReport:
-        checkpoint = self._writer.last_commit
+        checkpoint = self._last_commit()
         kept = checkpoint.step if checkpoint else self._from_step
         startup = (self._first_step_at or self._clock.monotonic()) - self._started_at
         return SegmentReport(
@@ -373,6 +379,15 @@ class TrainingLoop:
             failure=failure,
             note=note,
         )
+
+    def _last_commit(self) -> CheckpointRef | None:
+        if self._ranks.is_leader:
+            return self._writer.last_commit
+        # Only the leader commits; another rank reports in its place, and the log knows.
+        attempt = read_history(patiently(self._runlog.reload, what="log")).attempt_of(
+            self._plan.segment, self._plan.attempt
+        )
+        return attempt.commits[-1] if attempt is not None and attempt.commits else None
 
     def _append(self, report: SegmentReport) -> SegmentReport:
         if self._team.reports:

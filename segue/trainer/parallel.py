@@ -2,22 +2,48 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from segue.checkpoints.sharded import is_sharded, whole
+from segue.errors import RecipeError
 from segue.trainer.ranks import Ranks
+from segue.trainer.recipe import Recipe
 
 
-def spread(model: nn.Module, ranks: Ranks, device: torch.device) -> nn.Module:
-    """The module to call in training. What a recipe has wrapped or sharded itself stays as it is."""
-    if ranks.count == 1 or isinstance(model, DistributedDataParallel) or any(map(is_sharded, model.parameters())):
-        return model
-    # It must sum in the same order in every attempt, or no resume could be exact. By default it deals its buckets out
-    # anew after the first step; looking for unused parameters keeps them as they are, and allows such recipes.
-    devices = None if device.type == "cpu" else [device]
-    return DistributedDataParallel(model, device_ids=devices, find_unused_parameters=True)
+def spread(recipe: Recipe, ranks: Ranks, device: torch.device, *, name: str) -> Recipe:
+    """The recipe with the module to call in training. What it has wrapped or sharded itself stays as it is.
+
+    Raises:
+        RecipeError: the model is spread in a way that does not deal one batch out over all ranks.
+    """
+    if ranks.count == 1:
+        return recipe
+    model = recipe.model
+    if any(map(is_sharded, model.parameters())):
+        _refuse_other_meshes(model, ranks, name=name)
+        return recipe
+    for inner in model.modules():
+        kind = type(inner).__name__
+        if kind == "FullyShardedDataParallel":
+            raise RecipeError(recipe=name, why="its model is wrapped in FSDP1; use fully_shard, which is FSDP2.")
+        if isinstance(inner, DistributedDataParallel) and inner is not model:
+            why = "it has DistributedDataParallel inside the model; leave the wrapping to segue."
+            raise RecipeError(recipe=name, why=why)
+    if isinstance(model, DistributedDataParallel):
+        return recipe
+    return replace(recipe, model=_Replicated(model, device))
+
+
+def spread_again(recipe: Recipe, device: torch.device) -> Recipe:
+    """The same, after a change in which parameters are trained: only those it finds at first are summed by DDP."""
+    model = recipe.model
+    if not isinstance(model, _Replicated) or _trained(model.module) == model.trained:
+        return recipe
+    return replace(recipe, model=_Replicated(model.module, device))
 
 
 def bare(model: nn.Module) -> nn.Module:
@@ -34,3 +60,33 @@ def total_norm(tensors: list[torch.Tensor]) -> torch.Tensor:
     norms = [whole(torch.nn.utils.get_total_norm(part)) for part in (plain, sharded) if part]
     norm: torch.Tensor = torch.linalg.vector_norm(torch.stack(norms))
     return norm
+
+
+class _Replicated(DistributedDataParallel):
+    """A model as segue replicates it."""
+
+    def __init__(self, model: nn.Module, device: torch.device) -> None:
+        # It must sum in the same order in every attempt, or no resume could be exact. By default it deals its buckets
+        # out anew after the first step; looking for unused parameters keeps them, and allows recipes that have some.
+        devices = None if device.type == "cpu" else [device]
+        super().__init__(model, device_ids=devices, find_unused_parameters=True)
+        self.trained = _trained(model)
+        """Which parameters it sums the gradients of."""
+
+
+def _trained(model: nn.Module) -> tuple[bool, ...]:
+    return tuple(parameter.requires_grad for parameter in model.parameters())
+
+
+def _refuse_other_meshes(model: nn.Module, ranks: Ranks, *, name: str) -> None:
+    """Every rank is given its own part of a batch: right for data parallelism, on one level or two (HSDP)."""
+    for parameter_name, parameter in model.named_parameters():
+        if not is_sharded(parameter):
+            continue
+        kinds = ["shard" if placement.is_shard() else "replicate" for placement in parameter.placements]
+        if parameter.device_mesh.size() != ranks.count or kinds not in (["shard"], ["replicate", "shard"]):
+            why = (
+                f"parameter {parameter_name} is spread as {parameter.placements} over {parameter.device_mesh}; only "
+                "fully_shard over all ranks (FSDP2, or HSDP) is supported, not tensor or pipeline parallelism."
+            )
+            raise RecipeError(recipe=name, why=why)

@@ -12,8 +12,7 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
-COUNT_VARIABLE = "WORLD_SIZE"
-"""Set by torchrun in each process it starts."""
+from segue.trainer.launch_folder import RANKS_VARIABLE
 
 
 class Ranks:
@@ -53,6 +52,9 @@ class Ranks:
         """The first text that is not empty, by rank; all must call it."""
         return next((found for found in self.gather_texts(text) if found), "")
 
+    def limit_waiting(self) -> None:
+        """See to it that no collective waits longer for a rank than is allowed."""
+
     def close(self) -> None:
         """Leave the others."""
 
@@ -62,7 +64,7 @@ class TorchRanks(Ranks):
 
     def __init__(self, device: torch.device, *, wait_seconds: float) -> None:
         """Meet the others. `wait_seconds` is how long any rank may keep them waiting, here and in every step."""
-        self.rank, self.count = int(os.environ["RANK"]), int(os.environ[COUNT_VARIABLE])
+        self.rank, self.count = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
         self.wait_seconds = wait_seconds
         backend = "gloo" if device.type == "cpu" else "cpu:gloo,cuda:nccl"
         dist.init_process_group(backend, timeout=timedelta(seconds=wait_seconds))
@@ -73,13 +75,19 @@ class TorchRanks(Ranks):
         dist.all_gather(found, mine)
         return [bytes(piece.numpy()) for piece in found]
 
+    def limit_waiting(self) -> None:
+        """Let nobody wait longer in groups that the recipe has made either: theirs is half an hour by default."""
+        groups = dist.distributed_c10d._world.pg_map  # torch has no public way to name them all.
+        for group in list(groups):
+            dist.distributed_c10d._set_pg_timeout(timedelta(seconds=self.wait_seconds), group)
+
     def close(self) -> None:
         dist.destroy_process_group()
 
 
 def is_one_of_several() -> bool:
-    """Whether torchrun started this process, beside others."""
-    return int(os.environ.get(COUNT_VARIABLE, "1")) > 1
+    """Whether this process was started as one of an attempt's ranks."""
+    return RANKS_VARIABLE in os.environ
 
 
 class Exchange:

@@ -1,0 +1,25 @@
+"""torchrun, deaf to notices: `python -m segue.trainer.torchrun` with torchrun's arguments.
+
+Platforms signal every process of a machine. torchrun would end its ranks half a minute after a SIGTERM, whatever they
+are still saving; they take the notice themselves, and it ends when they have.
+"""
+
+from __future__ import annotations
+
+import signal
+import sys
+
+_NOTICES = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+
+
+def main() -> None:
+    """Run torchrun. Ranks inherit the deafness until they listen for themselves."""
+    for number in _NOTICES:
+        signal.signal(number, signal.SIG_IGN)
+    from torch.distributed.run import main as torchrun
+
+    torchrun(["--signals-to-handle", "SIGQUIT", *sys.argv[1:]])
+
+
+if __name__ == "__main__":
+    main()
