@@ -37,6 +37,8 @@ class Team:
     folder: LaunchFolder
     notes: TCPStore
     is_told: bool = field(default=False, init=False)
+    exit_codes: dict[int, int] = field(default_factory=dict, init=False)
+    """What each rank left, once all have ended."""
 
     @property
     def is_alive(self) -> bool:
@@ -64,6 +66,7 @@ class Team:
             process.kill()
             process.join()
         left = self.folder.exit_code()
+        self.exit_codes = {int(path.name[5:]): int(path.read_text()) for path in self.folder.path.glob("exit-*")}
         self.folder.remove()
         crashed = next((process.exitcode for process in self.processes if process.exitcode), None)
         return crashed if left is None else left

@@ -1,0 +1,166 @@
+"""What several ranks make durable together: whole at any moment, the same however it is staged, damage named."""
+
+from __future__ import annotations
+
+import random
+import signal
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from segue.checkpoints.snapshot import read_checkpoint
+from segue.history import read_history
+from segue.records import StopReason, VerdictKind
+
+KILLS = 10
+RANKS = 3
+
+
+class Killer:
+    """Kills one rank so many seconds after the claim, or after the verdict on the resume or the first commit."""
+
+    def __init__(self, rank, after_seconds, *, from_verdict):
+        self.rank, self._after_seconds, self._from_verdict = rank, after_seconds, from_verdict
+        self._counting_from = None
+
+    def __call__(self, team, log, plan):
+        if self._counting_from is None:
+            attempt = read_history(log).attempt_of(plan.segment, plan.attempt)
+            has_reached = attempt is not None and (
+                not self._from_verdict or attempt.verdict is not None or bool(attempt.commits)
+            )
+            self._counting_from = time.monotonic() if has_reached else None
+        if self._counting_from is None or time.monotonic() < self._counting_from + self._after_seconds:
+            return False
+        team.signal(self.rank, signal.SIGKILL)
+        return True
+
+
+def read_all(runlog):
+    """Every checkpoint that the log offers, whole, every byte of it verified."""
+    usable = read_history(runlog.reload()).usable
+    return {
+        c.manifest.step: read_checkpoint(runlog.store, run_id=runlog.run_id, manifest=c.manifest).tensors
+        for c in usable
+    }
+
+
+def test_ten_kills_of_any_rank_at_random_moments_lose_no_commit_and_change_no_bit(ranks_nursery, make_spec, open_log):
+    steps = 600
+    fields = {
+        "recipe": "tests.ranks.recipes:noisy",
+        "steps": steps,
+        "checkpoints": {"every_steps": 20},
+        "liveness": {"heartbeat_seconds": 0.05, "rank_seconds": 20},
+    }
+    undisturbed = make_spec(run_id="undisturbed", **fields)
+    reference = open_log(undisturbed)
+    ranks_nursery.run_to_the_end(reference, undisturbed, ranks=RANKS)
+
+    chance = random.Random(10)
+    spec = make_spec(run_id="killed", policy={"max_lost_in_place": 100}, **fields)
+    slow = spec.model_copy(update={"config": {"pause_seconds": 0.02}})  # Until all kills are spent.
+    runlog = open_log(spec)
+    kills, committed_before = 0, 0
+    while read_history(runlog).committed_step < steps:
+        is_late = kills % 2 == 1
+        killer = Killer(chance.randrange(RANKS), chance.uniform(0.0, 0.4), from_verdict=is_late)
+        is_killing = kills < KILLS
+        report = ranks_nursery.run_attempt(
+            runlog, slow if is_killing else spec, ranks=RANKS, meddle=killer if is_killing else None
+        )
+        if is_killing:
+            kills += 1
+            assert report.stop_reason is StopReason.LOST, report.failure
+            # One that is killed while it restores leaves no report, and neither does a leader.
+            assert killer.rank == 0 or not is_late or f"rank {killer.rank} was lost" in report.note
+        found = read_all(runlog)
+        assert all("model.state.0.weight" in tensors and "rng.torch@2" in tensors for tensors in found.values())
+        assert max(found, default=0) == read_history(runlog).committed_step >= committed_before
+        committed_before = read_history(runlog).committed_step
+
+    history = read_history(runlog)
+    verdicts = [attempt.verdict.kind for attempt in history.attempts if attempt.verdict is not None]
+    assert kills == KILLS
+    assert not history.damage
+    assert all(checkpoint.quarantined is None for checkpoint in history.checkpoints)
+    assert set(verdicts) <= {VerdictKind.EXACT, VerdictKind.UNVERIFIED}  # The latter: killed between commit and seal.
+    assert VerdictKind.EXACT in verdicts
+    assert history.newest.manifest.components == read_history(reference).newest.manifest.components
+
+
+def truncate(path):
+    path.write_bytes(path.read_bytes()[:-7])
+
+
+def flip_a_bit(path):
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 0x10
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize(
+    ("damage", "shard"),
+    [(flip_a_bit, "rank-2.safetensors"), (truncate, "rank-2.json"), (Path.unlink, "rank-1.safetensors")],
+)
+def test_damage_to_one_ranks_part_is_named_and_all_take_the_previous_checkpoint(
+    ranks_nursery, make_spec, open_log, damage, shard
+):
+    spec = make_spec(
+        recipe="tests.ranks.recipes:noisy", steps=30, checkpoints={"every_steps": 1000, "keep": 9}, threads=1
+    )
+    runlog = open_log(spec)
+    for step in (10, 20):
+        held = spec.model_copy(update={"config": {"at": [1, step, "notice"]}})
+        ranks_nursery.run_attempt(runlog, held, ranks=RANKS)
+    (part,) = Path(spec.store.url).glob(f"tiny/attempts/*/step-000000020/{shard}")
+    damage(part)
+    report = ranks_nursery.run_attempt(runlog, spec, ranks=RANKS)
+    assert (report.stop_reason, report.from_step) == (StopReason.FINISHED, 10)
+    history = read_history(runlog.reload())
+    (quarantined,) = [c for c in history.checkpoints if c.quarantined]
+    assert quarantined.manifest.step == 20
+    assert shard in quarantined.quarantined
+    assert history.attempts[-1].verdict.kind is VerdictKind.EXACT
+
+
+@pytest.fixture
+def committed(ranks_nursery, make_spec, open_log):
+    """Trains on two ranks, saving in some way; the committed checkpoints' manifests and states, by step."""
+
+    def run(run_id, recipe, config, **checkpoints):
+        spec = make_spec(
+            run_id=run_id,
+            recipe=f"tests.ranks.recipes:{recipe}",
+            steps=40,
+            config={"pause_seconds": 0.01} | config,
+            checkpoints={"every_steps": 5, "keep": 20, "arenas": 2} | checkpoints,
+        )
+        runlog = open_log(spec)
+        report = ranks_nursery.run_attempt(runlog, spec, ranks=2)
+        assert report.stop_reason is StopReason.FINISHED, report.failure
+        return {c.manifest.step: c.manifest for c in read_history(runlog).checkpoints}, read_all(runlog)
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("recipe", "config"),
+    [("noisy", {}), ("even", {"sharded": False}), ("even", {"sharded": True})],
+    ids=["noisy", "replicated", "sharded"],
+)
+def test_however_ranks_stage_and_store_they_commit_the_same_state(committed, recipe, config):
+    manifests, states = committed("plain", recipe, config)
+    ways = {"overlapped": {"staging": "overlapped"}, "incremental": {"full_every": 4}}
+    for name, way in ways.items():
+        others, found = committed(name, recipe, config, **way)
+        shared = manifests.keys() & others.keys()
+        assert 40 in shared
+        assert len(shared) > 2
+        for step in shared:
+            assert others[step].components == manifests[step].components
+            assert all(torch.equal(found[step][key], tensor) for key, tensor in states[step].items())
+            assert found[step].keys() == states[step].keys()
+    assert max(manifest.saves_since_full for manifest in others.values()) > 0
