@@ -51,7 +51,10 @@ def even(config: dict[str, Any]) -> Recipe:
 
 
 def noisy(config: dict[str, Any]) -> Recipe:
-    """Dropout and batch norm: what a rank computes depends on its streams and its part of a batch."""
+    """Dropout and batch norm: what a rank computes depends on its streams and its part of a batch.
+
+    Config: `at`, as above; its step may be "save": when a save begins.
+    """
     recipe = tiny({"batch_size": 30} | config)
 
     def after_step(step: int) -> None:
@@ -59,7 +62,12 @@ def noisy(config: dict[str, Any]) -> Recipe:
         recipe.after_step(step)
         happen(config.get("at"), step)
 
-    return replace(recipe, after_step=after_step)
+    def evaluate(model: nn.Module) -> float:
+        assert recipe.evaluate is not None
+        happen(config.get("at"), "save")
+        return recipe.evaluate(model)
+
+    return replace(recipe, after_step=after_step, evaluate=evaluate)
 
 
 def forgetful(config: dict[str, Any]) -> Recipe:
@@ -87,7 +95,7 @@ def shard(model: nn.Sequential) -> None:
     fully_shard(model)
 
 
-def happen(where: Any, step: int) -> None:
+def happen(where: Any, step: int | str) -> None:
     """What a test wants to befall one rank after one step."""
     if where is None:
         return

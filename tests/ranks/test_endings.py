@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import time
 from datetime import timedelta
 
 import pytest
@@ -125,6 +126,15 @@ def test_without_its_leader_an_attempt_is_lost_and_whoever_started_it_says_so(di
     assert (lost.stop_reason, lost.from_step) == (StopReason.LOST, 10)
     assert lost.note.startswith("the trainer ")
     assert (last.stop_reason, last.from_step) == (StopReason.FINISHED, 10)
+
+
+def test_what_a_dead_rank_has_not_stored_is_not_waited_for(end):
+    started = time.monotonic()
+    report, runlog, _, _ = end([1, "save", "die"], recipe="tests.ranks.recipes:noisy")
+    assert time.monotonic() - started < 20
+    assert report.stop_reason is StopReason.LOST
+    assert "rank 1 was lost" in report.note
+    assert read_history(runlog).checkpoints == ()
 
 
 def test_a_rank_that_is_gone_before_all_have_met_keeps_the_others_no_longer_than_allowed(
