@@ -74,7 +74,7 @@ def test_a_rank_that_has_left_is_not_signalled_for_its_number_may_be_anothers_by
     folder.leave(0, 0)
     other, _ = enter(1)
     folder.give_notice()
-    folder.kill()
+    folder.signal(signal.SIGKILL)
     assert other.wait(10) == -signal.SIGKILL
     assert bystander.poll() is None
     bystander.terminate()
@@ -83,9 +83,9 @@ def test_a_rank_that_has_left_is_not_signalled_for_its_number_may_be_anothers_by
 
 def test_a_kill_ends_every_rank_without_a_word(folder, enter):
     processes = [enter(rank)[0] for rank in range(2)]
-    folder.kill()
+    folder.signal(signal.SIGKILL)
     assert [process.wait(10) for process in processes] == [-signal.SIGKILL] * 2
-    folder.kill()  # Nobody is there any more.
+    folder.signal(signal.SIGKILL)  # Nobody is there any more.
 
 
 @pytest.mark.parametrize(
@@ -106,6 +106,6 @@ def test_half_a_number_is_nobodys_number(folder):
 def test_a_folder_that_is_gone_is_no_reason_to_fail(folder):
     folder.remove()
     folder.give_notice()
-    folder.kill()
+    folder.signal(signal.SIGKILL)
     folder.remove()
     assert folder.exit_code() is None
