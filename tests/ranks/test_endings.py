@@ -8,9 +8,9 @@ from datetime import timedelta
 
 import pytest
 
-from segue.entries import ClaimEntry, ReportEntry
+from segue.entries import ClaimEntry, CommitEntry, ReportEntry
 from segue.history import read_history
-from segue.records import StopReason, VerdictKind
+from segue.records import Capacity, SegmentPlan, StopReason, VerdictKind
 from segue.trainer.assignment import ExitCode
 
 EVEN = {"recipe": "tests.ranks.recipes:even", "steps": 30, "checkpoints": {"every_steps": 10}}
@@ -27,6 +27,13 @@ class Watching:
         self.team = team
         self._action(team)
         return True
+
+
+def wait_until(holds, limit_seconds=60):
+    give_up_at = time.monotonic() + limit_seconds
+    while not holds():
+        assert time.monotonic() < give_up_at
+        time.sleep(0.02)
 
 
 def entries(runlog, kind):
@@ -78,9 +85,9 @@ def test_a_rank_whose_recipe_cannot_be_built_is_named_too(end):
     assert team.exit_codes == dict.fromkeys(range(3), ExitCode.FAILED)
 
 
-@pytest.mark.parametrize("hung", [1, 0])
-def test_a_rank_that_hangs_is_named_by_one_that_does_not_and_ended(end, hung):
-    report, runlog, team, _ = end([hung, 12, "hang"], liveness={"heartbeat_seconds": 0.05, "rank_seconds": 3})
+@pytest.mark.parametrize(("hung", "step", "committed"), [(1, 12, 10), (0, 12, 10), (0, 0, 0)])
+def test_a_rank_that_hangs_is_named_by_one_that_does_not_and_ended(end, hung, step, committed):
+    report, runlog, team, _ = end([hung, step, "hang"], liveness={"heartbeat_seconds": 0.05, "rank_seconds": 3})
     assert (report.stop_reason, report.failure.type) == (StopReason.FAILED, "HungRankError")
     assert f"rank {hung} hung" in report.failure.message
     (entry,), (claim,) = entries(runlog, ReportEntry), entries(runlog, ClaimEntry)
@@ -88,7 +95,7 @@ def test_a_rank_that_hangs_is_named_by_one_that_does_not_and_ended(end, hung):
     assert entry.written_at - claim.written_at < timedelta(seconds=3 + 15)
     assert team.processes[hung].exitcode == -signal.SIGKILL
     assert hung not in team.exit_codes
-    assert read_history(runlog).committed_step == 10
+    assert read_history(runlog).committed_step == committed
 
 
 @pytest.fixture
@@ -112,9 +119,8 @@ def die(ranks_nursery, make_spec, open_log):
     return make
 
 
-@pytest.mark.parametrize("sharded", [False, True], ids=["replicated", "sharded"])
-def test_a_rank_that_dies_is_named_and_the_run_goes_on_from_its_last_commit(die, sharded):
-    lost, last = die(2, sharded=sharded)
+def test_a_rank_that_dies_is_named_and_the_run_goes_on_from_its_last_commit(die):
+    lost, last = die(2, sharded=True)
     assert (lost.stop_reason, lost.lost_steps) == (StopReason.LOST, 9)
     assert "rank 2 was lost" in lost.note
     assert lost.notice is None  # The signal by which torchrun ends the rest is none.
@@ -146,6 +152,31 @@ def test_a_rank_that_is_gone_before_all_have_met_keeps_the_others_no_longer_than
     report = ranks_nursery.run_attempt(runlog, spec, ranks=3, meddle=kill, limit_seconds=30)
     assert (report.stop_reason, report.to_step) == (StopReason.LOST, 0)
     assert not read_history(runlog).attempts
+
+
+def test_a_newer_claim_ends_all_ranks_of_the_older_attempt_and_they_commit_nothing_more(
+    ranks_nursery, make_spec, open_log
+):
+    spec = make_spec(**EVEN | {"steps": 4000, "config": {"pause_seconds": 0.005}})
+    runlog = open_log(spec)
+    older, newer = (
+        SegmentPlan(segment=0, attempt=attempt, capacity=Capacity.SPOT, deployment="-") for attempt in (1, 2)
+    )
+    zombie = ranks_nursery.start(spec, older, ranks=2)
+    successor = None
+    try:
+        wait_until(lambda: read_history(runlog).checkpoints)
+        successor = ranks_nursery.start(spec, newer, ranks=2)
+        wait_until(lambda: not zombie.is_alive)
+        wait_until(
+            lambda: any(slot.entry.epoch == 2 for slot in runlog.refresh().slots if isinstance(slot.entry, CommitEntry))
+        )
+    finally:
+        codes = [team.end() for team in (zombie, successor) if team is not None]
+    assert codes[0] == ExitCode.FENCED
+    slots = runlog.reload().slots
+    second_claim = next(slot.number for slot in slots if isinstance(slot.entry, ClaimEntry) and slot.entry.attempt == 2)
+    assert all(slot.entry.epoch != 1 for slot in slots if slot.number > second_claim)
 
 
 def test_a_notice_before_the_ranks_have_started_ends_the_attempt_before_its_first_step(

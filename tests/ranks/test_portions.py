@@ -74,6 +74,14 @@ def test_every_rank_comes_to_the_same_deal_whatever_order_it_holds_its_tensors_i
     backwards = dict(reversed(live.items()))
     one, other = (Portion(1, 3, is_same_everywhere=is_alike).of(held, skeletons) for held in (live, backwards))
     assert one.tensors.keys() == other.tensors.keys()
+    assert one.dealt == other.dealt
+
+
+def test_ranks_that_hold_other_tensors_have_another_mark_of_what_they_dealt_out():
+    marks = [part.dealt for part in dealt(3, [4, 5])]
+    assert marks == [marks[0]] * 3
+    assert dealt(3, [4, 6])[1].dealt != marks[0]
+    assert dealt(3, [4])[1].dealt != marks[0]
 
 
 def test_a_state_that_has_grown_is_dealt_out_anew():

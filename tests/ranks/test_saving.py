@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import shutil
 import signal
 import time
 from pathlib import Path
@@ -10,9 +11,15 @@ from pathlib import Path
 import pytest
 import torch
 
+from segue.checkpoints.export import ExportFormat, export_checkpoint
 from segue.checkpoints.snapshot import read_checkpoint
+from segue.clock import SystemClock
+from segue.controller import open_run
 from segue.history import read_history
 from segue.records import StopReason, VerdictKind
+from segue.spec import RunSpec, StoreSpec
+from segue.stores import LocalStore
+from tests.ranks.recipes import even
 
 KILLS = 10
 RANKS = 3
@@ -101,25 +108,41 @@ def flip_a_bit(path):
     path.write_bytes(data)
 
 
+@pytest.fixture(scope="module")
+def stopped(ranks_nursery, tmp_path_factory):
+    """A run that was stopped with checkpoints at 10 and 20."""
+    spec = RunSpec.parse(
+        {
+            "run_id": "stopped",
+            "recipe": "tests.ranks.recipes:noisy",
+            "steps": 30,
+            "threads": 1,
+            "store": {"url": str(tmp_path_factory.mktemp("stopped") / "store")},
+            "checkpoints": {"every_steps": 1000},
+        }
+    )
+    runlog = open_run(spec, clock=SystemClock())
+    for step in (10, 20):
+        held = spec.model_copy(update={"config": {"at": [1, step, "notice"]}})
+        ranks_nursery.run_attempt(runlog, held, ranks=RANKS)
+    return spec
+
+
 @pytest.mark.parametrize(
     ("damage", "shard"),
     [(flip_a_bit, "rank-2.safetensors"), (truncate, "rank-2.json"), (Path.unlink, "rank-1.safetensors")],
 )
 def test_damage_to_one_ranks_part_is_named_and_all_take_the_previous_checkpoint(
-    ranks_nursery, make_spec, open_log, damage, shard
+    ranks_nursery, stopped, tmp_path, damage, shard
 ):
-    spec = make_spec(
-        recipe="tests.ranks.recipes:noisy", steps=30, checkpoints={"every_steps": 1000, "keep": 9}, threads=1
-    )
-    runlog = open_log(spec)
-    for step in (10, 20):
-        held = spec.model_copy(update={"config": {"at": [1, step, "notice"]}})
-        ranks_nursery.run_attempt(runlog, held, ranks=RANKS)
-    (part,) = Path(spec.store.url).glob(f"tiny/attempts/*/step-000000020/{shard}")
+    shutil.copytree(stopped.store.url, tmp_path / "store")
+    spec = stopped.model_copy(update={"store": StoreSpec(url=str(tmp_path / "store"))})
+    (part,) = tmp_path.glob(f"store/stopped/attempts/*/step-000000020/{shard}")
     damage(part)
+    runlog = open_run(spec, clock=SystemClock())
     report = ranks_nursery.run_attempt(runlog, spec, ranks=RANKS)
     assert (report.stop_reason, report.from_step) == (StopReason.FINISHED, 10)
-    history = read_history(runlog.reload())
+    history = read_history(runlog)
     (quarantined,) = [c for c in history.checkpoints if c.quarantined]
     assert quarantined.manifest.step == 20
     assert shard in quarantined.quarantined
@@ -147,9 +170,7 @@ def committed(ranks_nursery, make_spec, open_log):
 
 
 @pytest.mark.parametrize(
-    ("recipe", "config"),
-    [("noisy", {}), ("even", {"sharded": False}), ("even", {"sharded": True})],
-    ids=["noisy", "replicated", "sharded"],
+    ("recipe", "config"), [("noisy", {}), ("even", {"sharded": True})], ids=["replicated", "sharded"]
 )
 def test_however_ranks_stage_and_store_they_commit_the_same_state(committed, recipe, config):
     manifests, states = committed("plain", recipe, config)
@@ -164,3 +185,61 @@ def test_however_ranks_stage_and_store_they_commit_the_same_state(committed, rec
             assert all(torch.equal(found[step][key], tensor) for key, tensor in states[step].items())
             assert found[step].keys() == states[step].keys()
     assert max(manifest.saves_since_full for manifest in others.values()) > 0
+
+
+@pytest.fixture(scope="module")
+def sharded_run(ranks_nursery, tmp_path_factory):
+    """A run of three ranks whose model is sharded, in a store and on a fast disk, with checkpoints at 10, 20 and 30."""
+    folder = tmp_path_factory.mktemp("sharded")
+    spec = RunSpec.parse(
+        {
+            "run_id": "sharded",
+            "recipe": "tests.ranks.recipes:even",
+            "steps": 30,
+            "config": {"sharded": True},
+            "threads": 1,
+            "store": {"url": str(folder / "store")},
+            "checkpoints": {"every_steps": 1000, "keep": 2, "fast_folder": str(folder / "fast")},
+        }
+    )
+    runlog = open_run(spec, clock=SystemClock())
+    for at in ([1, 10, "notice"], [2, 20, "notice"], None):
+        held = spec.model_copy(update={"config": spec.config | {"at": at}})
+        ranks_nursery.run_attempt(runlog, held, ranks=RANKS)
+    return spec, runlog
+
+
+@pytest.mark.parametrize("tier", ["store", "fast"])
+def test_what_is_pruned_goes_with_every_ranks_part_of_it(sharded_run, tier):
+    spec, runlog = sharded_run
+    assert [(c.manifest.step, c.is_pruned) for c in read_history(runlog).checkpoints] == [
+        (10, True),
+        (20, False),
+        (30, False),
+    ]
+    root = Path(spec.store.url).parent / tier
+    kept = {(path.parent.name, path.name) for path in root.rglob("rank-*")}
+    names = [f"rank-{rank}.{ending}" for rank in range(RANKS) for ending in ("json", "safetensors")]
+    assert kept == {(f"step-{step:09d}", name) for step in (20, 30) for name in names}
+
+
+def test_with_the_fast_disk_damaged_each_part_is_taken_from_the_store(sharded_run):
+    spec, runlog = sharded_run
+    newest = read_history(runlog).newest.manifest
+    fast = LocalStore(Path(spec.checkpoints.fast_folder))
+    whole = read_checkpoint(runlog.store, run_id=spec.run_id, manifest=newest).tensors
+    (part,) = Path(spec.checkpoints.fast_folder).rglob("step-000000030/rank-1.safetensors")
+    flip_a_bit(part)
+    found = read_checkpoint(runlog.store, run_id=spec.run_id, manifest=newest, fast=fast).tensors
+    assert all(torch.equal(found[name], tensor) for name, tensor in whole.items())
+
+
+def test_a_sharded_checkpoint_is_exported_whole(sharded_run, tmp_path):
+    _, runlog = sharded_run
+    export_checkpoint(runlog, read_history(runlog).newest, file_format=ExportFormat.TORCH, folder=tmp_path / "out")
+    state = torch.load(tmp_path / "out" / "model.pt", weights_only=True)
+    alone = even({})
+    alone.model.load_state_dict(state)
+    tensors = read_all(runlog)[30]
+    assert all(torch.equal(tensors[f"model.state.{name}"], value) for name, value in state.items())
+    assert state.keys() == alone.model.state_dict().keys()
