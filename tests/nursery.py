@@ -21,13 +21,20 @@ from segue.runlog import RunLog
 from segue.spec import RunSpec
 from segue.trainer.assignment import Assignment
 
+PRELOADED = (
+    "segue.trainer.attempt",
+    "segue.testing.recipes",
+    "torch._dynamo",
+    "torch.distributed.fsdp",  # For tests of several ranks: there is one fork server for all tests of a process.
+)
+
 
 class Nursery:
     """Starts trainers by `multiprocessing`'s fork server; each one is a process of its own that can be killed."""
 
     def __init__(self) -> None:
         self._context = mp.get_context("forkserver")
-        self._context.set_forkserver_preload(["segue.trainer.attempt", "segue.testing.recipes", "torch._dynamo"])
+        self._context.set_forkserver_preload(list(PRELOADED))
 
     def start(self, spec: RunSpec, plan: SegmentPlan) -> mp.process.BaseProcess:
         process = self._context.Process(
@@ -66,6 +73,7 @@ class Nursery:
 
 def _be_the_trainer(assignment: str) -> None:
     # What `python -m segue.trainer.child` does, with the assignment where that would read it.
+    sys.argv = ["segue.trainer.child"]  # Else it would be the test runner's.
     os.setsid()
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     sys.stdin = SimpleNamespace(buffer=io.BytesIO(assignment.encode()))  # type: ignore[assignment]

@@ -184,6 +184,8 @@ def read_stored(tiers: Sequence[Store], *, run_id: str, manifest: Manifest) -> S
 def _piece(tensor: str, shape: list[int], offsets: list[int]) -> Piece:
     if not all(type(number) is int and number >= 0 for number in (*shape, *offsets)) or len(shape) != len(offsets):
         raise ValueError("a piece's place is not made of whole numbers")
+    if type(tensor) is not str:
+        raise TypeError("a piece's tensor is not a name")
     return Piece(tensor, tuple(shape), tuple(offsets))
 
 

@@ -133,6 +133,11 @@ class Writer:
         self._thread.join(timeout=_LONGEST_PAUSE_SECONDS)
         self._shards.close()
 
+    def give_up(self) -> None:
+        """Stop at once: what is in hand will never be whole. To be closed all the same."""
+        self._stopped.set()
+        self._shards.close()
+
     def _work(self) -> None:
         while (job := self._jobs.get()) is not None and not self._stopped.is_set():
             try:

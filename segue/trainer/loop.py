@@ -133,6 +133,7 @@ class TrainingLoop:
             raise
         except RankLostError as error:
             # What that rank had of a save will never be durable: there is nothing to wait for.
+            self._writer.give_up()
             report = self._report(StopReason.LOST, note=str(error))
             # torchrun signals the others when one is gone; nobody else has given notice then.
             return self._append(report.model_copy(update={"notice": None}))

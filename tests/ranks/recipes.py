@@ -20,13 +20,15 @@ from segue.trainer.recipe import Recipe
 def even(config: dict[str, Any]) -> Recipe:
     """No random draws and nothing that looks at a batch as a whole: any number of ranks computes the same.
 
-    Config: sharded, pause_seconds, batch_size; and what one rank does at a step: `at` = [rank, step, what].
+    Config: sharded, pause_seconds, batch_size, width; and what one rank does at a step: `at` = [rank, step, what],
+    where step 0 is the building and rank may be "all".
     """
-    samples = 96
+    happen(config.get("at"), 0)
+    samples, width = 96, int(config.get("width", 13))
     made = torch.Generator().manual_seed(7)
     features = torch.randn(samples, 8, generator=made)
     targets = features.sum(dim=1, keepdim=True)
-    model = nn.Sequential(nn.Linear(8, 13), nn.LayerNorm(13), nn.Tanh(), nn.Linear(13, 1))
+    model = nn.Sequential(nn.Linear(8, width), nn.LayerNorm(width), nn.Tanh(), nn.Linear(width, 1))
     if config.get("sharded"):
         shard(model)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
@@ -49,7 +51,10 @@ def even(config: dict[str, Any]) -> Recipe:
 
 
 def noisy(config: dict[str, Any]) -> Recipe:
-    """Dropout and batch norm: what a rank computes depends on its streams and its part of a batch."""
+    """Dropout and batch norm: what a rank computes depends on its streams and its part of a batch.
+
+    Config: `at`, as above; its step may be "save": when a save begins.
+    """
     recipe = tiny({"batch_size": 30} | config)
 
     def after_step(step: int) -> None:
@@ -57,7 +62,26 @@ def noisy(config: dict[str, Any]) -> Recipe:
         recipe.after_step(step)
         happen(config.get("at"), step)
 
-    return replace(recipe, after_step=after_step)
+    def evaluate(model: nn.Module) -> float:
+        assert recipe.evaluate is not None
+        happen(config.get("at"), "save")
+        return recipe.evaluate(model)
+
+    return replace(recipe, after_step=after_step, evaluate=evaluate)
+
+
+def forgetful(config: dict[str, Any]) -> Recipe:
+    """The noisy recipe, which one rank does not take up as it was. Config: forgets = [rank, what]."""
+    recipe = noisy(config)
+    rank, what = config.get("forgets", [None, None])
+    if rank == int(os.environ.get("RANK", "0")):
+        if what == "optimizer":
+            recipe.optimizer.load_state_dict = lambda state: None
+        if what == "data":
+            recipe.data.dataset.tensors[0].add_(1.0)
+        if what == "dropout":
+            recipe.model[3].p = 0.5
+    return recipe
 
 
 def shard(model: nn.Sequential) -> None:
@@ -71,11 +95,13 @@ def shard(model: nn.Sequential) -> None:
     fully_shard(model)
 
 
-def happen(where: Any, step: int) -> None:
+def happen(where: Any, step: int | str) -> None:
     """What a test wants to befall one rank after one step."""
-    if where is None or [int(os.environ.get("RANK", "0")), step] != where[:2]:
+    if where is None:
         return
-    what = where[2]
+    rank, at_step, what = where
+    if step != at_step or rank not in ("all", int(os.environ.get("RANK", "0"))):
+        return
     if what == "raise":
         raise ArithmeticError("told to raise here")
     if what == "hang":

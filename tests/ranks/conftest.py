@@ -1,0 +1,14 @@
+"""Fixtures of tests with several ranks."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.nursery import Nursery
+from tests.ranks.nursery import RanksNursery
+
+
+@pytest.fixture(scope="session")
+def ranks_nursery(nursery: Nursery) -> RanksNursery:
+    """Attempts of several ranks that start in a moment."""
+    return RanksNursery(nursery)

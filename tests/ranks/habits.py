@@ -1,0 +1,32 @@
+"""What one rank alone would have done, computed beside segue's own loop."""
+
+from __future__ import annotations
+
+import itertools
+from typing import NamedTuple
+
+import torch
+
+from segue.continuity.fingerprints import batch_fingerprint
+from segue.trainer.feed import Feed, seed_all
+from segue.trainer.step import do_step
+from tests.ranks.recipes import even
+
+
+class Done(NamedTuple):
+    """A run of so many steps in one process."""
+
+    parameters: dict[str, torch.Tensor]
+    batch_fingerprints: dict[int, str]
+
+
+def even_here(steps: int, **config: object) -> Done:
+    """The even recipe, in this process."""
+    seed_all(0)
+    recipe = even(config)
+    feed = Feed(recipe.data, recipe="even", seed=0)
+    marks = {}
+    for step, batch in enumerate(itertools.islice(feed.batches(0), steps), start=1):
+        do_step(recipe, batch.content, step=step)
+        marks[step] = batch_fingerprint(batch.ids)
+    return Done({name: p.detach() for name, p in recipe.model.named_parameters()}, marks)

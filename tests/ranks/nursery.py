@@ -1,0 +1,144 @@
+"""Several ranks without torchrun's seconds: forked with torch loaded, and told of each other as torchrun would."""
+
+from __future__ import annotations
+
+import multiprocessing as mp
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from torch.distributed import TCPStore
+
+from segue.clock import SystemClock
+from segue.controller import decide_next
+from segue.history import read_history
+from segue.local import account_for
+from segue.records import SegmentPlan, SegmentReport
+from segue.runlog import RunLog
+from segue.spec import RunSpec
+from segue.trainer.assignment import Assignment
+from segue.trainer.launch_folder import LaunchFolder
+from tests.nursery import Nursery
+
+Meddle = Callable[["Team", RunLog, SegmentPlan], bool]
+"""Called again and again while an attempt runs, until it says that it has done its work."""
+
+
+@dataclass
+class Team:
+    """The processes of one attempt, by rank."""
+
+    processes: Sequence[mp.process.BaseProcess]
+    folder: LaunchFolder
+    notes: TCPStore
+    is_told: bool = field(default=False, init=False)
+    exit_codes: dict[int, int] = field(default_factory=dict, init=False)
+    """What each rank left, once all have ended."""
+
+    @property
+    def is_alive(self) -> bool:
+        return any(process.is_alive() for process in self.processes)
+
+    def signal(self, rank: int, number: signal.Signals) -> None:
+        with suppress(ProcessLookupError):
+            os.kill(self.processes[rank].pid or 0, number)
+
+    def tell_the_rest(self) -> None:
+        """Do what torchrun does once a rank has crashed: signal those that are left."""
+        if self.is_told or not any(process.exitcode for process in self.processes):
+            return
+        self.is_told = True
+        for process in self.processes:
+            if process.is_alive():
+                process.terminate()
+
+    def logs(self) -> str:
+        return "\n".join(path.read_text(errors="replace") for path in sorted(self.folder.path.glob("*.log")))
+
+    def end(self) -> int | None:
+        """Leave no process behind; gives the trainer's exit code."""
+        for process in self.processes:
+            process.kill()
+            process.join()
+        left = self.folder.exit_code()
+        self.exit_codes = {int(path.name[5:]): int(path.read_text()) for path in self.folder.path.glob("exit-*")}
+        self.folder.remove()
+        crashed = next((process.exitcode for process in self.processes if process.exitcode), None)
+        return crashed if left is None else left
+
+
+class RanksNursery:
+    """Starts attempts of any number of ranks; one alone is an ordinary trainer."""
+
+    def __init__(self, alone: Nursery) -> None:
+        self._alone = alone
+        self._context = mp.get_context("forkserver")
+
+    def start(self, spec: RunSpec, plan: SegmentPlan, *, ranks: int) -> Team:
+        folder = LaunchFolder.make(Assignment(spec=spec, plan=plan))
+        notes = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        if ranks == 1:
+            return Team([self._alone.start(spec, plan)], folder, notes)
+        common = {
+            "WORLD_SIZE": str(ranks),
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(notes.port),
+            "TORCHELASTIC_USE_AGENT_STORE": "True",
+            "GLOO_SOCKET_IFNAME": "lo",
+        }
+        processes = []
+        for rank in range(ranks):
+            environment = common | {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+            process = self._context.Process(target=_be_a_rank, args=(str(folder.path), environment), daemon=True)
+            process.start()
+            processes.append(process)
+        return Team(processes, folder, notes)
+
+    def run_attempt(
+        self,
+        runlog: RunLog,
+        spec: RunSpec,
+        *,
+        ranks: int,
+        meddle: Meddle | None = None,
+        limit_seconds: float = 90.0,
+    ) -> SegmentReport:
+        """Decide and make one attempt, to the end of all its processes."""
+        decision = decide_next(runlog, spec, clock=SystemClock())
+        assert decision.plan is not None, decision.reason
+        team = self.start(spec, decision.plan, ranks=ranks)
+        give_up_at = time.monotonic() + limit_seconds
+        try:
+            while team.is_alive:
+                if meddle is not None and meddle(team, runlog, decision.plan):
+                    meddle = None
+                team.tell_the_rest()
+                assert time.monotonic() < give_up_at, f"the ranks did not end\n{team.logs()}"
+                time.sleep(0.005)
+        finally:
+            code = team.end()
+        return account_for(runlog, decision.plan, exit_code=code)
+
+    def run_to_the_end(self, runlog: RunLog, spec: RunSpec, *, ranks: int) -> list[SegmentReport]:
+        """Attempt after attempt until the goal is committed."""
+        while read_history(runlog).committed_step < spec.steps:
+            self.run_attempt(runlog, spec, ranks=ranks)
+        return list(read_history(runlog).last_words())
+
+
+def _be_a_rank(folder: str, environment: dict[str, str]) -> None:
+    # What torchrun has each of its processes do.
+    os.setsid()
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    os.environ.update(environment)
+    output = os.open(Path(folder) / f"rank-{environment['RANK']}.log", os.O_WRONLY | os.O_CREAT, 0o600)
+    os.dup2(output, 2)
+    sys.argv = ["segue.trainer.child", folder]
+    from segue.trainer import child
+
+    os._exit(child.main())

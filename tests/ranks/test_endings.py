@@ -1,0 +1,213 @@
+"""How an attempt of several ranks ends: one report, and the name of the rank that caused it."""
+
+from __future__ import annotations
+
+import signal
+import time
+from datetime import timedelta
+
+import pytest
+
+from segue.entries import ClaimEntry, CommitEntry, ReportEntry
+from segue.history import read_history
+from segue.records import Capacity, SegmentPlan, StopReason, VerdictKind
+from segue.trainer.assignment import ExitCode
+
+EVEN = {"recipe": "tests.ranks.recipes:even", "steps": 30, "checkpoints": {"every_steps": 10}}
+
+
+class Watching:
+    """Sees the team of an attempt, and acts on it once."""
+
+    def __init__(self, action=lambda team: None):
+        self._action = action
+        self.team = None
+
+    def __call__(self, team, log, plan):
+        self.team = team
+        self._action(team)
+        return True
+
+
+def wait_until(holds, limit_seconds=60):
+    give_up_at = time.monotonic() + limit_seconds
+    while not holds():
+        assert time.monotonic() < give_up_at
+        time.sleep(0.02)
+
+
+def entries(runlog, kind):
+    return [slot.entry for slot in runlog.reload().slots if isinstance(slot.entry, kind)]
+
+
+@pytest.fixture
+def end(ranks_nursery, make_spec, open_log):
+    """Makes one attempt in which something befalls a rank; gives its report, the log, the team and the spec."""
+
+    def make(at, *, ranks=3, **fields):
+        spec = make_spec(**EVEN | fields | {"config": {"at": at} | fields.get("config", {})})
+        runlog, seen = open_log(spec), Watching()
+        report = ranks_nursery.run_attempt(runlog, spec, ranks=ranks, meddle=seen)
+        return report, runlog, seen.team, spec
+
+    return make
+
+
+def test_a_rank_that_raises_ends_the_attempt_with_its_own_name_and_traceback(end):
+    report, runlog, team, _ = end([1, 15, "raise"])
+    assert report.stop_reason is StopReason.FAILED
+    assert report.failure.type == "ArithmeticError on rank 1"
+    assert report.failure.message == "told to raise here"
+    assert "recipes.py" in report.failure.traceback
+    assert team.exit_codes == dict.fromkeys(range(3), ExitCode.FAILED)
+    assert read_history(runlog).committed_step == 10
+
+
+def test_where_the_leader_raises_the_report_is_as_if_it_were_alone(end):
+    report, _, _, _ = end([0, 15, "raise"])
+    assert (report.stop_reason, report.failure.type) == (StopReason.FAILED, "ArithmeticError")
+    assert "recipes.py" in report.failure.traceback
+
+
+def test_ranks_that_all_raise_leave_one_report(end):
+    report, runlog, _, _ = end(["all", 15, "raise"])
+    assert [entry.report for entry in entries(runlog, ReportEntry)] == [report]
+    assert report.stop_reason is StopReason.FAILED
+    assert report.failure.type.startswith("ArithmeticError")
+
+
+def test_a_rank_whose_recipe_cannot_be_built_is_named_too(end):
+    report, runlog, team, _ = end([2, 0, "raise"])
+    assert [entry.report for entry in entries(runlog, ReportEntry)] == [report]
+    assert (report.stop_reason, report.to_step) == (StopReason.FAILED, 0)
+    assert report.failure.type == "ArithmeticError on rank 2"
+    assert "recipes.py" in report.failure.traceback
+    assert team.exit_codes == dict.fromkeys(range(3), ExitCode.FAILED)
+
+
+@pytest.mark.parametrize(("hung", "step", "committed"), [(1, 12, 10), (0, 12, 10), (0, 0, 0)])
+def test_a_rank_that_hangs_is_named_by_one_that_does_not_and_ended(end, hung, step, committed):
+    report, runlog, team, _ = end([hung, step, "hang"], liveness={"heartbeat_seconds": 0.05, "rank_seconds": 3})
+    assert (report.stop_reason, report.failure.type) == (StopReason.FAILED, "HungRankError")
+    assert f"rank {hung} hung" in report.failure.message
+    (entry,), (claim,) = entries(runlog, ReportEntry), entries(runlog, ClaimEntry)
+    assert entry.report == report
+    assert entry.written_at - claim.written_at < timedelta(seconds=3 + 15)
+    assert team.processes[hung].exitcode == -signal.SIGKILL
+    assert hung not in team.exit_codes
+    assert read_history(runlog).committed_step == committed
+
+
+@pytest.fixture
+def die(ranks_nursery, make_spec, open_log):
+    """Stops a run at step 10, has a rank killed at step 20 of what follows, and goes on; gives both reports."""
+
+    def make(rank, **config):
+        spec = make_spec(**EVEN | {"config": config, "checkpoints": {"every_steps": 1000}})
+        runlog, seen = open_log(spec), Watching()
+        reports = [
+            ranks_nursery.run_attempt(
+                runlog, spec.model_copy(update={"config": config | {"at": at}}), ranks=3, meddle=seen
+            )
+            for at in ([1, 10, "notice"], [rank, 20, "die"], None)
+        ]
+        assert len(entries(runlog, ReportEntry)) == 3
+        verdicts = [attempt.verdict.kind for attempt in read_history(runlog).attempts[1:]]
+        assert verdicts == [VerdictKind.EXACT] * 2
+        return reports[1:]
+
+    return make
+
+
+def test_a_rank_that_dies_is_named_and_the_run_goes_on_from_its_last_commit(die):
+    lost, last = die(2, sharded=True)
+    assert (lost.stop_reason, lost.lost_steps) == (StopReason.LOST, 9)
+    assert "rank 2 was lost" in lost.note
+    assert lost.notice is None  # The signal by which torchrun ends the rest is none.
+    assert (last.stop_reason, last.from_step) == (StopReason.FINISHED, 10)
+
+
+def test_without_its_leader_an_attempt_is_lost_and_whoever_started_it_says_so(die):
+    lost, last = die(0)
+    assert (lost.stop_reason, lost.from_step) == (StopReason.LOST, 10)
+    assert lost.note.startswith("the trainer ")
+    assert (last.stop_reason, last.from_step) == (StopReason.FINISHED, 10)
+
+
+def test_what_a_dead_rank_has_not_stored_is_not_waited_for(end):
+    started = time.monotonic()
+    report, runlog, _, _ = end([1, "save", "die"], recipe="tests.ranks.recipes:noisy")
+    assert time.monotonic() - started < 20
+    assert report.stop_reason is StopReason.LOST
+    assert "rank 1 was lost" in report.note
+    assert read_history(runlog).checkpoints == ()
+
+
+def test_a_rank_that_is_gone_before_all_have_met_keeps_the_others_no_longer_than_allowed(
+    ranks_nursery, make_spec, open_log
+):
+    spec = make_spec(**EVEN, liveness={"heartbeat_seconds": 0.05, "rank_seconds": 3})
+    runlog = open_log(spec)
+    kill = Watching(lambda team: team.signal(1, signal.SIGKILL))
+    report = ranks_nursery.run_attempt(runlog, spec, ranks=3, meddle=kill, limit_seconds=30)
+    assert (report.stop_reason, report.to_step) == (StopReason.LOST, 0)
+    assert not read_history(runlog).attempts
+
+
+def test_a_newer_claim_ends_all_ranks_of_the_older_attempt_and_they_commit_nothing_more(
+    ranks_nursery, make_spec, open_log
+):
+    spec = make_spec(**EVEN | {"steps": 4000, "config": {"pause_seconds": 0.005}})
+    runlog = open_log(spec)
+    older, newer = (
+        SegmentPlan(segment=0, attempt=attempt, capacity=Capacity.SPOT, deployment="-") for attempt in (1, 2)
+    )
+    zombie = ranks_nursery.start(spec, older, ranks=2)
+    successor = None
+    try:
+        wait_until(lambda: read_history(runlog).checkpoints)
+        successor = ranks_nursery.start(spec, newer, ranks=2)
+        wait_until(lambda: not zombie.is_alive)
+        wait_until(
+            lambda: any(slot.entry.epoch == 2 for slot in runlog.refresh().slots if isinstance(slot.entry, CommitEntry))
+        )
+    finally:
+        codes = [team.end() for team in (zombie, successor) if team is not None]
+    assert codes[0] == ExitCode.FENCED
+    slots = runlog.reload().slots
+    second_claim = next(slot.number for slot in slots if isinstance(slot.entry, ClaimEntry) and slot.entry.attempt == 2)
+    assert all(slot.entry.epoch != 1 for slot in slots if slot.number > second_claim)
+
+
+def test_a_notice_before_the_ranks_have_started_ends_the_attempt_before_its_first_step(
+    ranks_nursery, make_spec, open_log
+):
+    spec = make_spec(**EVEN)
+    runlog = open_log(spec)
+    notice = Watching(lambda team: team.folder.give_notice())
+    report = ranks_nursery.run_attempt(runlog, spec, ranks=3, meddle=notice)
+    assert (report.stop_reason, report.to_step, report.checkpoint) == (StopReason.NOTICE, 0, None)
+    assert notice.team.exit_codes == dict.fromkeys(range(3), ExitCode.NOTICE)
+
+
+@pytest.mark.parametrize(
+    ("what", "component", "channel"),
+    [("optimizer", "optimizer", "digest"), ("data", "data content", "input_fingerprint"), ("dropout", None, "loss")],
+)
+def test_a_resume_that_is_broken_on_one_rank_is_broken_for_all_and_names_what_was_lost(
+    ranks_nursery, make_spec, open_log, what, component, channel
+):
+    spec = make_spec(recipe="tests.ranks.recipes:forgetful", steps=30, checkpoints={"every_steps": 1000})
+    runlog = open_log(spec)
+    for config in ({"at": [1, 10, "notice"]}, {"forgets": [1, what]}):
+        seen = Watching()
+        changed = spec.model_copy(update={"config": config})
+        report = ranks_nursery.run_attempt(runlog, changed, ranks=2, meddle=seen)
+    assert (report.stop_reason, report.failure.type) == (StopReason.FAILED, "BrokenResumeError")
+    assert seen.team.exit_codes == dict.fromkeys(range(2), ExitCode.BROKEN)
+    history = read_history(runlog)
+    assert history.committed_step == 10
+    verdict = history.attempts[-1].verdict
+    assert verdict.kind is VerdictKind.BROKEN
+    assert (verdict.findings[0].component, verdict.findings[0].channel) == (component or "model or randomness", channel)
+    assert (len(history.resumes), len(history.reports)) == (1, 2)

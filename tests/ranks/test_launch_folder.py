@@ -1,0 +1,111 @@
+"""What a launcher and its ranks tell each other through a folder, whenever either of them looks."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from segue.records import Capacity, SegmentPlan
+from segue.trainer.assignment import Assignment
+from segue.trainer.launch_folder import LaunchFolder
+
+RANK = """
+import signal, sys, threading
+from pathlib import Path
+from segue.trainer.launch_folder import LaunchFolder
+told = threading.Event()
+signal.signal(signal.SIGTERM, lambda *_: told.set())
+was_told = LaunchFolder(Path(sys.argv[1])).enter(int(sys.argv[2]))
+print("entered", was_told, flush=True)
+while not told.wait(0.05):
+    pass
+print("told", flush=True)
+"""
+
+
+@pytest.fixture
+def folder(make_spec):
+    plan = SegmentPlan(segment=0, attempt=1, capacity=Capacity.SPOT, deployment="-")
+    made = LaunchFolder.make(Assignment(spec=make_spec(), plan=plan))
+    yield made
+    made.remove()
+
+
+@pytest.fixture
+def enter(folder):
+    """Starts a process that enters as a rank and waits for a notice."""
+    started = []
+
+    def start(rank):
+        command = [sys.executable, "-c", RANK, str(folder.path), str(rank)]
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        started.append(process)
+        return process, process.stdout.readline().split()
+
+    yield start
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+def test_a_folder_gives_the_ranks_their_assignment_and_who_started_them(folder, make_spec):
+    found = LaunchFolder(folder.path)
+    assert found.assignment.spec == make_spec()
+    assert found.owner_pid == os.getpid()
+    assert found.path.stat().st_mode & 0o077 == 0
+
+
+def test_a_notice_reaches_the_ranks_that_have_entered_and_those_that_come_later(folder, enter):
+    early, said = enter(0)
+    assert said == ["entered", "False"]
+    folder.give_notice()
+    assert early.stdout.readline() == "told\n"
+    late, said = enter(1)
+    assert said == ["entered", "True"]
+    assert late.poll() is None
+
+
+def test_a_rank_that_has_left_is_not_signalled_for_its_number_may_be_anothers_by_then(folder, enter):
+    bystander, _ = enter(0)
+    folder.leave(0, 0)
+    other, _ = enter(1)
+    folder.give_notice()
+    folder.signal(signal.SIGKILL)
+    assert other.wait(10) == -signal.SIGKILL
+    assert bystander.poll() is None
+    bystander.terminate()
+    assert bystander.wait(10) == 0
+
+
+def test_a_kill_ends_every_rank_without_a_word(folder, enter):
+    processes = [enter(rank)[0] for rank in range(2)]
+    folder.signal(signal.SIGKILL)
+    assert [process.wait(10) for process in processes] == [-signal.SIGKILL] * 2
+    folder.signal(signal.SIGKILL)  # Nobody is there any more.
+
+
+@pytest.mark.parametrize(
+    ("left", "code"),
+    [({}, None), ({0: 11, 1: 0}, 11), ({1: 12, 2: 13}, 12), ({2: 3, 10: 1}, 3), ({0: 0, 1: 12}, 0)],
+)
+def test_the_exit_code_is_rank_0s_or_that_of_the_first_that_left_one(folder, left, code):
+    for rank, number in left.items():
+        folder.leave(rank, number)
+    assert folder.exit_code() == code
+
+
+def test_half_a_number_is_nobodys_number(folder):
+    (folder.path / ".exit-0").write_text("1")
+    assert folder.exit_code() is None
+
+
+def test_a_folder_that_is_gone_is_no_reason_to_fail(folder):
+    folder.remove()
+    folder.give_notice()
+    folder.signal(signal.SIGKILL)
+    folder.remove()
+    assert folder.exit_code() is None

@@ -1,0 +1,282 @@
+"""Who stores what, and how the pieces come together again."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from segue.checkpoints.assembly import whole_tensors
+from segue.checkpoints.image import Piece
+from segue.checkpoints.portions import Part, Portion, is_of_rank, of_rank, piece_name
+from segue.checkpoints.ranked_writer import together
+from segue.checkpoints.snapshot import read_checkpoint
+from segue.checkpoints.staging import StagingArea
+from segue.checkpoints.writer_link import InlineWriter
+from segue.errors import MalformedCheckpointError
+from segue.stores import LocalStore
+from tests.checkpoints.manifests import manifest_of
+
+
+def is_alike(name):
+    return name.startswith(("model.state.w", "optimizer."))
+
+
+def state_of(rank, sizes):
+    """What one rank holds: parameters that all have alike, a buffer, something extra, and streams of its own."""
+    live = {f"model.state.w{number}": torch.zeros(size) for number, size in enumerate(sizes)}
+    live |= {f"optimizer.state.{number}.m": torch.zeros(size) for number, size in enumerate(sizes)}
+    live |= {"model.state.running_mean": torch.zeros(3), "extra.average.v": torch.zeros(5)}
+    stream = of_rank("rng.torch", rank)
+    live[stream] = torch.zeros(7)
+    return live, {"model": {}, "optimizer": {}, "extra.average": {}, "progress": {}, stream: {}}
+
+
+def dealt(count, sizes):
+    return [Portion(rank, count, is_same_everywhere=is_alike).of(*state_of(rank, sizes)) for rank in range(count)]
+
+
+SIZES = st.lists(st.integers(0, 2000), min_size=1, max_size=12)
+
+
+@given(count=st.integers(1, 5), sizes=SIZES)
+def test_everything_is_stored_exactly_once(count, sizes):
+    parts = dealt(count, sizes)
+    stored = [name for part in parts for name in part.tensors]
+    everything = {name for rank in range(count) for name in state_of(rank, sizes)[0]}
+    assert sorted(stored) == sorted(everything)
+    assert {name for part in parts for name in part.skeletons} == {
+        name for rank in range(count) for name in state_of(rank, sizes)[1]
+    }
+
+
+@given(count=st.integers(2, 5), sizes=SIZES)
+def test_what_differs_by_rank_is_rank_0s_and_streams_are_each_ranks_own(count, sizes):
+    first, *others = dealt(count, sizes)
+    assert {"model.state.running_mean", "extra.average.v", "rng.torch"} <= first.tensors.keys()
+    assert "progress" in first.skeletons
+    for rank, part in enumerate(others, start=1):
+        assert {name for name in part.tensors if not is_alike(name)} == {of_rank("rng.torch", rank)}
+
+
+@given(count=st.integers(1, 5), sizes=SIZES)
+def test_the_load_is_spread_by_bytes_to_within_one_tensor(count, sizes):
+    loads = [sum(t.nbytes for name, t in part.tensors.items() if is_alike(name)) for part in dealt(count, sizes)]
+    assert max(loads) - min(loads) <= 4 * max(sizes)
+
+
+def test_every_rank_comes_to_the_same_deal_whatever_order_it_holds_its_tensors_in():
+    live, skeletons = state_of(1, range(1, 9))
+    backwards = dict(reversed(live.items()))
+    one, other = (Portion(1, 3, is_same_everywhere=is_alike).of(held, skeletons) for held in (live, backwards))
+    assert one.tensors.keys() == other.tensors.keys()
+    assert one.dealt == other.dealt
+
+
+def test_ranks_that_hold_other_tensors_have_another_mark_of_what_they_dealt_out():
+    marks = [part.dealt for part in dealt(3, [4, 5])]
+    assert marks == [marks[0]] * 3
+    assert dealt(3, [4, 6])[1].dealt != marks[0]
+    assert dealt(3, [4])[1].dealt != marks[0]
+
+
+def test_a_state_that_has_grown_is_dealt_out_anew():
+    portion = Portion(0, 2, is_same_everywhere=is_alike)
+    before = portion.of(*state_of(0, [4]))
+    live, skeletons = state_of(0, [4, 9, 9])
+    after = portion.of(live, skeletons)
+    other = Portion(1, 2, is_same_everywhere=is_alike).of(*state_of(1, [4, 9, 9]))
+    assert before.tensors.keys() != after.tensors.keys()
+    assert live.keys() <= after.tensors.keys() | other.tensors.keys()
+
+
+def test_one_rank_alone_stores_what_it_was_given():
+    live, skeletons = state_of(0, [3, 4])
+    assert Portion().of(live, skeletons) == Part(live, skeletons)
+
+
+@pytest.mark.parametrize(
+    ("name", "rank", "is_its_own"),
+    [
+        ("rng.torch@1", 1, True),
+        ("rng.python@1.words", 1, True),
+        ("rng.torch@1", 2, False),
+        ("rng.torch@12", 1, False),
+        ("rng.torch@2", 12, False),
+        ("rng.torch", 0, False),
+        ("rng.torch@1", 0, False),
+        ("model.state.w", 1, False),
+    ],
+)
+def test_a_ranks_own_components_are_known_by_their_names(name, rank, is_its_own):
+    assert is_of_rank(name, rank) is is_its_own
+
+
+@st.composite
+def grids(draw):
+    """A tensor of up to three dimensions and where it is cut along each of them."""
+    shape = draw(st.lists(st.integers(1, 6), min_size=1, max_size=3))
+    return tuple(shape), [sorted({0, *draw(st.sets(st.integers(1, size), max_size=2)), size}) for size in shape]
+
+
+def cut(whole, cuts, name="w"):
+    """All pieces of a grid, by name."""
+    tensors, pieces = {}, {}
+    for sides in itertools.product(*(itertools.pairwise(edges) for edges in cuts)):
+        piece = Piece(name, tuple(whole.shape), tuple(start for start, _ in sides))
+        tensors[piece_name(piece)] = whole[tuple(slice(*side) for side in sides)]
+        pieces[piece_name(piece)] = piece
+    return tensors, pieces
+
+
+@given(grids())
+def test_a_tensor_cut_along_any_grid_is_put_together_again(grid):
+    shape, cuts = grid
+    whole = torch.arange(math.prod(shape), dtype=torch.float64).reshape(shape)
+    tensors, pieces = cut(whole, cuts)
+    (found,) = whole_tensors(tensors, pieces).values()
+    assert torch.equal(found, whole)
+
+
+@given(grids(), st.data())
+def test_a_tensor_of_which_any_piece_is_absent_doubled_or_moved_is_refused(grid, data):
+    shape, cuts = grid
+    tensors, pieces = cut(torch.zeros(shape), cuts)
+    name = data.draw(st.sampled_from(sorted(pieces)))
+    harm = data.draw(st.sampled_from(["absent", "doubled", "moved"]))
+    if harm == "absent":
+        del pieces[name], tensors[name]
+    if harm == "doubled":
+        pieces["again"], tensors["again"] = pieces[name], tensors[name]
+    if harm == "moved":
+        offsets = pieces[name].offsets
+        pieces[name] = pieces[name]._replace(offsets=(offsets[0] + 1, *offsets[1:]))
+    if not pieces:
+        pieces["w@0"], tensors["w@0"] = Piece("w", shape, (0,) * len(shape)), torch.zeros((0,) * len(shape))
+    with pytest.raises(MalformedCheckpointError, match="tensor w cannot be put together"):
+        whole_tensors(tensors, pieces)
+
+
+PLACED = {"a": Piece("w", (4,), (0,)), "b": Piece("w", (4,), (2,))}
+TWOS = {"a": torch.zeros(2), "b": torch.zeros(2)}
+
+
+@pytest.mark.parametrize(
+    ("tensors", "pieces", "why"),
+    [
+        (TWOS, PLACED | {"b": Piece("w", (4,), (1,))}, "overlap"),
+        (TWOS | {"b": torch.zeros(1)}, PLACED, "hole"),
+        (TWOS | {"b": torch.zeros(3)}, PLACED, "outside"),
+        (TWOS, PLACED | {"b": Piece("w", (5,), (2,))}, "not of one tensor"),
+        (TWOS | {"b": torch.zeros(2, dtype=torch.int32)}, PLACED, "not of one tensor"),
+        (TWOS | {"b": torch.zeros(2, 1)}, PLACED, "not of one tensor"),
+        (TWOS | {"w": torch.zeros(4)}, PLACED, "whole and in pieces"),
+        ({"a": torch.zeros(2)}, PLACED, "its piece b is not there"),
+    ],
+)
+def test_pieces_that_are_not_one_tensor_are_refused_and_the_tensor_named(tensors, pieces, why):
+    with pytest.raises(MalformedCheckpointError, match=f"tensor w.*{why}"):
+        whole_tensors(tensors, pieces)
+
+
+def test_the_smallest_harmless_case_is_put_together():
+    assert whole_tensors(TWOS | {"other": torch.ones(1)}, PLACED).keys() == {"other", "w"}
+
+
+class Halves(Portion):
+    """Stores the vector of four in two pieces, and says of them what it was told to."""
+
+    def __init__(self, said):
+        super().__init__()
+        self._said = said
+
+    def of(self, live, skeletons):
+        whole = live["model.w"]
+        return Part({"model.w@0": whole[:2], "model.w@2": whole[2:]}, dict(skeletons), self._said)
+
+
+def read_back(folder, said):
+    store = LocalStore(folder)
+    staged = StagingArea(portion=Halves(said)).take({"model": {"w": torch.arange(4.0)}})
+    written = InlineWriter([store]).write(staged, run_id="run", attempt_id="seg000-a1-e1", step=3)
+    return read_checkpoint(store, run_id="run", manifest=manifest_of(written, 3))
+
+
+FIRST, SECOND = ("model.w", (4,), (0,)), ("model.w", (4,), (2,))
+
+
+def test_pieces_in_an_index_are_read_back_as_one_tensor(tmp_path):
+    snapshot = read_back(tmp_path, {"model.w@0": FIRST, "model.w@2": SECOND})
+    assert snapshot.tensors["model.w"].tolist() == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    "second",
+    [
+        pytest.param(("model.w", (4,), (-2,)), id="a negative offset"),
+        pytest.param(("model.w", (-4,), (2,)), id="a negative size"),
+        pytest.param(("model.w", (4,), (2.0,)), id="a broken number"),
+        pytest.param(("model.w", (4,), (True,)), id="a truth value"),
+        pytest.param(("model.w", (4,), ("2",)), id="a text"),
+        pytest.param(("model.w", (4, 1), (2,)), id="another number of sizes"),
+        pytest.param(("model.w", (4, 1), (2, 0)), id="another number of dimensions"),
+        pytest.param(("model.w", (2**62,), (2,)), id="an absurd size"),
+        pytest.param(("model.w", None, (2,)), id="no size"),
+        pytest.param(("model.w", (4,)), id="no offset"),
+        pytest.param(("model.w", (4,), (2,), 0), id="too much"),
+        pytest.param((5, (4,), (2,)), id="a number for a name"),
+        pytest.param((["model.w"], (4,), (2,)), id="a list for a name"),
+        pytest.param((None, (4,), (2,)), id="no name"),
+        pytest.param(7, id="no piece at all"),
+        pytest.param(("another", (4,), (2,)), id="a piece of something else"),
+    ],
+)
+def test_an_index_with_hostile_pieces_is_refused(tmp_path, second):
+    with pytest.raises(MalformedCheckpointError):
+        read_back(tmp_path, {"model.w@0": FIRST, "model.w@2": second})
+
+
+def test_an_index_may_not_hide_a_tensor_behind_a_piece_of_itself(tmp_path):
+    with pytest.raises(MalformedCheckpointError):
+        read_back(tmp_path, {"model.w@0": ("model.w@2", (2,), (0,)), "model.w@2": SECOND})
+
+
+def test_a_number_for_a_name_in_both_pieces_is_refused_too(tmp_path):
+    with pytest.raises(MalformedCheckpointError):
+        read_back(tmp_path, {"model.w@0": (5, (4,), (0,)), "model.w@2": (5, (4,), (2,))})
+
+
+def written(store, rank, values):
+    staged = StagingArea().take({f"part{rank}": {"w": torch.tensor(values)}})
+    return InlineWriter([store], rank=rank).write(staged, run_id="run", attempt_id="seg000-a1-e1", step=3)
+
+
+def test_a_manifest_of_all_parts_names_every_shard_and_component(tmp_path):
+    store = LocalStore(tmp_path)
+    parts = [written(store, rank, [float(rank)]) for rank in range(3)]
+    whole = together(parts)
+    assert [shard.key.rsplit("/")[-1] for shard in whole.shards] == [
+        f"rank-{rank}.{ending}" for rank in range(3) for ending in ("safetensors", "json")
+    ]
+    assert whole.components.keys() == {"part0", "part1", "part2"}
+    assert whole.tensor_count == 3
+    assert whole.new_bytes == sum(part.new_bytes for part in parts)
+    snapshot = read_checkpoint(store, run_id="run", manifest=manifest_of(whole, 3))
+    assert {name: tensor.tolist() for name, tensor in snapshot.tensors.items()} == {
+        f"part{rank}.w": [float(rank)] for rank in range(3)
+    }
+
+
+def test_the_digest_of_a_component_changes_with_any_ranks_part_of_it(tmp_path):
+    store = LocalStore(tmp_path)
+    one, other, third = (written(store, 0, [value]) for value in (1.0, 2.0, 3.0))
+    digests = [together(parts).components["part0"] for parts in ([one, other], [one, third], [other, one])]
+    assert len(set(digests)) == 3
+
+
+def test_without_one_ranks_part_there_is_no_checkpoint(tmp_path):
+    assert together([written(LocalStore(tmp_path), 0, [1.0]), None]) is None

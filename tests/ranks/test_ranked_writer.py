@@ -1,0 +1,95 @@
+"""One checkpoint of what several ranks write: the leader hears of every part before anything is committed."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+import torch
+
+from segue.checkpoints.portions import Portion
+from segue.checkpoints.ranked_writer import RankedWriter
+from segue.checkpoints.snapshot import read_checkpoint
+from segue.checkpoints.staging import StagingArea
+from segue.checkpoints.writer_link import InlineWriter
+from segue.clock import SystemClock
+from segue.errors import RankMismatchError, WriterDiedError
+from segue.stores import LocalStore
+from tests.checkpoints.manifests import manifest_of
+
+WHERE = {"run_id": "run", "attempt_id": "seg000-a1-e1"}
+
+
+class Notes(dict):
+    """Notes of ranks that live in one process."""
+
+    def put(self, key, text):
+        self[key] = text
+
+
+@pytest.fixture
+def team(tmp_path):
+    """Two ranks' writers, and what both have to store."""
+    notes, store = Notes(), LocalStore(tmp_path)
+    writers = [
+        RankedWriter(InlineWriter([store], rank=rank), rank=rank, count=2, notes=notes, clock=SystemClock())
+        for rank in range(2)
+    ]
+
+    def stage(rank, **tensors):
+        portion = Portion(rank, 2, is_same_everywhere=lambda name: True)
+        return StagingArea(portion=portion).take({"model": tensors or {"a": torch.ones(3), "b": torch.zeros(2)}})
+
+    return writers, stage, store
+
+
+def test_the_leader_hears_of_all_parts_and_together_they_are_the_state(team):
+    (leader, other), stage, store = team
+    other.write(stage(1), step=7, **WHERE)
+    written = leader.write(stage(0), step=7, **WHERE)
+    tensors = read_checkpoint(store, run_id="run", manifest=manifest_of(written, 7)).tensors
+    assert {name: tensor.tolist() for name, tensor in tensors.items()} == {"model.a": [1, 1, 1], "model.b": [0, 0]}
+
+
+def test_a_part_of_another_step_is_not_taken_for_this_one(team):
+    (leader, other), stage, _ = team
+    other.write(stage(1), step=7, **WHERE)
+    found = []
+    waiting = threading.Thread(target=lambda: found.append(leader.write(stage(0), step=8, **WHERE)))
+    waiting.start()
+    waiting.join(0.3)
+    assert waiting.is_alive()
+    other.write(stage(1), step=8, **WHERE)
+    waiting.join(30)
+    assert {shard.key.split("/")[2] for shard in found[0].shards} == {"step-000000008"}
+
+
+def test_a_part_that_was_given_up_leaves_no_checkpoint(team):
+    (leader, other), stage, _ = team
+    other.give_up(7)
+    assert leader.write(stage(0), step=7, **WHERE) is None
+
+
+def test_a_rank_that_holds_another_state_is_found_out(team):
+    (leader, other), stage, _ = team
+    other.write(stage(1, a=torch.ones(3)), step=7, **WHERE)
+    with pytest.raises(RankMismatchError) as raised:
+        leader.write(stage(0), step=7, **WHERE)
+    assert (raised.value.rank, raised.value.step) == (1, 7)
+
+
+def test_a_leader_that_is_closed_no_longer_waits(team):
+    (leader, _), stage, _ = team
+    raised = []
+
+    def wait():
+        try:
+            leader.write(stage(0), step=7, **WHERE)
+        except WriterDiedError as error:
+            raised.append(error)
+
+    waiting = threading.Thread(target=wait)
+    waiting.start()
+    leader.close()
+    waiting.join(30)
+    assert "rank 1 was still writing" in raised[0].why

@@ -1,0 +1,245 @@
+"""What several ranks make durable together: whole at any moment, the same however it is staged, damage named."""
+
+from __future__ import annotations
+
+import random
+import shutil
+import signal
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from segue.checkpoints.export import ExportFormat, export_checkpoint
+from segue.checkpoints.snapshot import read_checkpoint
+from segue.clock import SystemClock
+from segue.controller import open_run
+from segue.history import read_history
+from segue.records import StopReason, VerdictKind
+from segue.spec import RunSpec, StoreSpec
+from segue.stores import LocalStore
+from tests.ranks.recipes import even
+
+KILLS = 10
+RANKS = 3
+
+
+class Killer:
+    """Kills one rank so many seconds after the claim, or after the verdict on the resume or the first commit."""
+
+    def __init__(self, rank, after_seconds, *, from_verdict):
+        self.rank, self._after_seconds, self._from_verdict = rank, after_seconds, from_verdict
+        self._counting_from = None
+
+    def __call__(self, team, log, plan):
+        if self._counting_from is None:
+            attempt = read_history(log).attempt_of(plan.segment, plan.attempt)
+            has_reached = attempt is not None and (
+                not self._from_verdict or attempt.verdict is not None or bool(attempt.commits)
+            )
+            self._counting_from = time.monotonic() if has_reached else None
+        if self._counting_from is None or time.monotonic() < self._counting_from + self._after_seconds:
+            return False
+        team.signal(self.rank, signal.SIGKILL)
+        return True
+
+
+def read_all(runlog):
+    """Every checkpoint that the log offers, whole, every byte of it verified."""
+    usable = read_history(runlog.reload()).usable
+    return {
+        c.manifest.step: read_checkpoint(runlog.store, run_id=runlog.run_id, manifest=c.manifest).tensors
+        for c in usable
+    }
+
+
+def test_ten_kills_of_any_rank_at_random_moments_lose_no_commit_and_change_no_bit(ranks_nursery, make_spec, open_log):
+    steps = 150
+    fields = {
+        "recipe": "tests.ranks.recipes:noisy",
+        "steps": steps,
+        "checkpoints": {"every_steps": 5},
+        "liveness": {"heartbeat_seconds": 0.05, "rank_seconds": 20},
+    }
+    undisturbed = make_spec(run_id="undisturbed", **fields)
+    reference = open_log(undisturbed)
+    ranks_nursery.run_to_the_end(reference, undisturbed, ranks=RANKS)
+
+    chance = random.Random(10)
+    spec = make_spec(run_id="killed", policy={"max_lost_in_place": 100}, **fields)
+    slow = spec.model_copy(update={"config": {"pause_seconds": 0.02}})  # Until all kills are spent.
+    runlog = open_log(spec)
+    kills, committed_before = 0, 0
+    while read_history(runlog).committed_step < steps:
+        is_late = kills % 2 == 1
+        killer = Killer(chance.randrange(RANKS), chance.uniform(0.0, 0.3), from_verdict=is_late)
+        is_killing = kills < KILLS
+        report = ranks_nursery.run_attempt(
+            runlog, slow if is_killing else spec, ranks=RANKS, meddle=killer if is_killing else None
+        )
+        if is_killing:
+            kills += 1
+            assert report.stop_reason is StopReason.LOST, report.failure
+            # One that is killed while it restores leaves no report, and neither does a leader.
+            assert killer.rank == 0 or not is_late or f"rank {killer.rank} was lost" in report.note
+        found = read_all(runlog)
+        assert all("model.state.0.weight" in tensors and "rng.torch@2" in tensors for tensors in found.values())
+        assert max(found, default=0) == read_history(runlog).committed_step >= committed_before
+        committed_before = read_history(runlog).committed_step
+
+    history = read_history(runlog)
+    verdicts = [attempt.verdict.kind for attempt in history.attempts if attempt.verdict is not None]
+    assert kills == KILLS
+    assert not history.damage
+    assert all(checkpoint.quarantined is None for checkpoint in history.checkpoints)
+    assert set(verdicts) <= {VerdictKind.EXACT, VerdictKind.UNVERIFIED}  # The latter: killed between commit and seal.
+    assert VerdictKind.EXACT in verdicts
+    assert history.newest.manifest.components == read_history(reference).newest.manifest.components
+
+
+def truncate(path):
+    path.write_bytes(path.read_bytes()[:-7])
+
+
+def flip_a_bit(path):
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 0x10
+    path.write_bytes(data)
+
+
+@pytest.fixture(scope="module")
+def stopped(ranks_nursery, tmp_path_factory):
+    """A run that was stopped with checkpoints at 10 and 20."""
+    spec = RunSpec.parse(
+        {
+            "run_id": "stopped",
+            "recipe": "tests.ranks.recipes:noisy",
+            "steps": 30,
+            "threads": 1,
+            "store": {"url": str(tmp_path_factory.mktemp("stopped") / "store")},
+            "checkpoints": {"every_steps": 1000},
+        }
+    )
+    runlog = open_run(spec, clock=SystemClock())
+    for step in (10, 20):
+        held = spec.model_copy(update={"config": {"at": [1, step, "notice"]}})
+        ranks_nursery.run_attempt(runlog, held, ranks=RANKS)
+    return spec
+
+
+@pytest.mark.parametrize(
+    ("damage", "shard"),
+    [(flip_a_bit, "rank-2.safetensors"), (truncate, "rank-2.json"), (Path.unlink, "rank-1.safetensors")],
+)
+def test_damage_to_one_ranks_part_is_named_and_all_take_the_previous_checkpoint(
+    ranks_nursery, stopped, tmp_path, damage, shard
+):
+    shutil.copytree(stopped.store.url, tmp_path / "store")
+    spec = stopped.model_copy(update={"store": StoreSpec(url=str(tmp_path / "store"))})
+    (part,) = tmp_path.glob(f"store/stopped/attempts/*/step-000000020/{shard}")
+    damage(part)
+    runlog = open_run(spec, clock=SystemClock())
+    report = ranks_nursery.run_attempt(runlog, spec, ranks=RANKS)
+    assert (report.stop_reason, report.from_step) == (StopReason.FINISHED, 10)
+    history = read_history(runlog)
+    (quarantined,) = [c for c in history.checkpoints if c.quarantined]
+    assert quarantined.manifest.step == 20
+    assert shard in quarantined.quarantined
+    assert history.attempts[-1].verdict.kind is VerdictKind.EXACT
+
+
+@pytest.fixture
+def committed(ranks_nursery, make_spec, open_log):
+    """Trains on two ranks, saving in some way; the committed checkpoints' manifests and states, by step."""
+
+    def run(run_id, recipe, config, **checkpoints):
+        spec = make_spec(
+            run_id=run_id,
+            recipe=f"tests.ranks.recipes:{recipe}",
+            steps=40,
+            config={"pause_seconds": 0.01} | config,
+            checkpoints={"every_steps": 5, "keep": 20, "arenas": 2} | checkpoints,
+        )
+        runlog = open_log(spec)
+        report = ranks_nursery.run_attempt(runlog, spec, ranks=2)
+        assert report.stop_reason is StopReason.FINISHED, report.failure
+        return {c.manifest.step: c.manifest for c in read_history(runlog).checkpoints}, read_all(runlog)
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("recipe", "config"), [("noisy", {}), ("even", {"sharded": True})], ids=["replicated", "sharded"]
+)
+def test_however_ranks_stage_and_store_they_commit_the_same_state(committed, recipe, config):
+    manifests, states = committed("plain", recipe, config)
+    ways = {"overlapped": {"staging": "overlapped"}, "incremental": {"full_every": 4}}
+    for name, way in ways.items():
+        others, found = committed(name, recipe, config, **way)
+        shared = manifests.keys() & others.keys()
+        assert 40 in shared
+        assert len(shared) > 2
+        for step in shared:
+            assert others[step].components == manifests[step].components
+            assert all(torch.equal(found[step][key], tensor) for key, tensor in states[step].items())
+            assert found[step].keys() == states[step].keys()
+    assert max(manifest.saves_since_full for manifest in others.values()) > 0
+
+
+@pytest.fixture(scope="module")
+def sharded_run(ranks_nursery, tmp_path_factory):
+    """A run of three ranks whose model is sharded, in a store and on a fast disk, with checkpoints at 10, 20 and 30."""
+    folder = tmp_path_factory.mktemp("sharded")
+    spec = RunSpec.parse(
+        {
+            "run_id": "sharded",
+            "recipe": "tests.ranks.recipes:even",
+            "steps": 30,
+            "config": {"sharded": True},
+            "threads": 1,
+            "store": {"url": str(folder / "store")},
+            "checkpoints": {"every_steps": 1000, "keep": 2, "fast_folder": str(folder / "fast")},
+        }
+    )
+    runlog = open_run(spec, clock=SystemClock())
+    for at in ([1, 10, "notice"], [2, 20, "notice"], None):
+        held = spec.model_copy(update={"config": spec.config | {"at": at}})
+        ranks_nursery.run_attempt(runlog, held, ranks=RANKS)
+    return spec, runlog
+
+
+@pytest.mark.parametrize("tier", ["store", "fast"])
+def test_what_is_pruned_goes_with_every_ranks_part_of_it(sharded_run, tier):
+    spec, runlog = sharded_run
+    assert [(c.manifest.step, c.is_pruned) for c in read_history(runlog).checkpoints] == [
+        (10, True),
+        (20, False),
+        (30, False),
+    ]
+    root = Path(spec.store.url).parent / tier
+    kept = {(path.parent.name, path.name) for path in root.rglob("rank-*")}
+    names = [f"rank-{rank}.{ending}" for rank in range(RANKS) for ending in ("json", "safetensors")]
+    assert kept == {(f"step-{step:09d}", name) for step in (20, 30) for name in names}
+
+
+def test_with_the_fast_disk_damaged_each_part_is_taken_from_the_store(sharded_run):
+    spec, runlog = sharded_run
+    newest = read_history(runlog).newest.manifest
+    fast = LocalStore(Path(spec.checkpoints.fast_folder))
+    whole = read_checkpoint(runlog.store, run_id=spec.run_id, manifest=newest).tensors
+    (part,) = Path(spec.checkpoints.fast_folder).rglob("step-000000030/rank-1.safetensors")
+    flip_a_bit(part)
+    found = read_checkpoint(runlog.store, run_id=spec.run_id, manifest=newest, fast=fast).tensors
+    assert all(torch.equal(found[name], tensor) for name, tensor in whole.items())
+
+
+def test_a_sharded_checkpoint_is_exported_whole(sharded_run, tmp_path):
+    _, runlog = sharded_run
+    export_checkpoint(runlog, read_history(runlog).newest, file_format=ExportFormat.TORCH, folder=tmp_path / "out")
+    state = torch.load(tmp_path / "out" / "model.pt", weights_only=True)
+    alone = even({})
+    alone.model.load_state_dict(state)
+    tensors = read_all(runlog)[30]
+    assert all(torch.equal(tensors[f"model.state.{name}"], value) for name, value in state.items())
+    assert state.keys() == alone.model.state_dict().keys()

@@ -1,0 +1,86 @@
+"""The real thing: torchrun starts the ranks, and whoever launched them has them all in hand."""
+
+from __future__ import annotations
+
+import time
+
+import psutil
+import pytest
+
+from segue.clock import SystemClock
+from segue.controller import decide_next, last_heartbeat
+from segue.history import read_history
+from segue.local import account_for, run_here
+from segue.records import StopReason, VerdictKind
+from segue.trainer.assignment import Assignment, ExitCode
+from segue.trainer.launch import launch
+
+RECIPE = {"ranks": 2, "recipe": "tests.ranks.recipes:noisy", "checkpoints": {"every_steps": 1000}}
+LONG = {"steps": 100_000, "config": {"pause_seconds": 0.01}}
+
+
+@pytest.fixture
+def start(open_log):
+    """Launches the next attempt of a run and waits until it trains; nothing of it outlives the test."""
+    launched = []
+
+    def make(spec):
+        runlog, lines = open_log(spec), []
+        plan = decide_next(runlog, spec, clock=SystemClock()).plan
+        trainer = launch(Assignment(spec=spec, plan=plan), on_line=lines.append)
+        launched.append(trainer)
+        give_up_at = time.monotonic() + 90
+        while not is_training(runlog, plan):
+            assert trainer.poll() is None, "\n".join(lines)
+            assert time.monotonic() < give_up_at, "\n".join(lines)
+            time.sleep(0.05)
+        return trainer, runlog, plan
+
+    yield make
+    for trainer in launched:
+        trainer.kill()
+        trainer.wait(30)
+
+
+def is_training(runlog, plan):
+    attempt = read_history(runlog).attempt_of(plan.segment, plan.attempt)
+    beat = last_heartbeat(runlog, attempt)
+    return beat is not None and beat.phase == "training"
+
+
+def processes_of(trainer):
+    root = psutil.Process(trainer.pid)
+    return [root, *root.children(recursive=True)]
+
+
+def test_a_notice_reaches_all_ranks_and_the_run_is_finished_from_where_they_stopped(start, make_spec):
+    trainer, runlog, plan = start(make_spec(**RECIPE | LONG))
+    everything = processes_of(trainer)
+    assert len(everything) >= 3
+    trainer.give_notice()
+    code = trainer.wait(60)
+    assert code == ExitCode.NOTICE
+    assert trainer.poll() == ExitCode.NOTICE
+    report = account_for(runlog, plan, exit_code=code)
+    assert (report.stop_reason, report.notice.kind, report.lost_steps) == (StopReason.NOTICE, "sigterm", 0)
+    assert report.checkpoint.step == report.to_step > 0
+    assert psutil.wait_procs(everything, timeout=10)[1] == []
+
+    lines = []
+    mended = make_spec(**RECIPE, steps=report.to_step + 20)
+    decision = run_here(mended, runlog, on_line=lines.append)
+    assert decision.action == "finished", "\n".join(lines)
+    history = read_history(runlog)
+    assert history.committed_step == report.to_step + 20
+    verdict = history.attempts[-1].verdict
+    assert (verdict.kind, verdict.rows_compared) == (VerdictKind.EXACT, 8)
+    assert any("rank1 |" in line for line in lines)
+
+
+def test_a_kill_leaves_no_process_and_no_report(start, make_spec):
+    trainer, runlog, plan = start(make_spec(**RECIPE | LONG))
+    everything = processes_of(trainer)
+    trainer.kill()
+    assert trainer.wait(30) == -9
+    assert psutil.wait_procs(everything, timeout=10)[1] == []
+    assert account_for(runlog, plan, exit_code=-9).stop_reason is StopReason.LOST
