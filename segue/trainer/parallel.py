@@ -80,11 +80,15 @@ def _trained(model: nn.Module) -> tuple[bool, ...]:
 
 def _refuse_other_meshes(model: nn.Module, ranks: Ranks, *, name: str) -> None:
     """Every rank is given its own part of a batch: right for data parallelism, on one level or two (HSDP)."""
+    from torch.distributed.fsdp import FSDPModule  # Half a second, which only who shards has paid already.
+
+    by_fsdp = tuple(at for at, module in model.named_modules() if isinstance(module, FSDPModule))
     for parameter_name, parameter in model.named_parameters():
         if not is_sharded(parameter):
             continue
         kinds = ["shard" if placement.is_shard() else "replicate" for placement in parameter.placements]
-        if parameter.device_mesh.size() != ranks.count or kinds not in (["shard"], ["replicate", "shard"]):
+        is_dealt = parameter_name.startswith(by_fsdp) and kinds in (["shard"], ["replicate", "shard"])
+        if not is_dealt or parameter.device_mesh.size() != ranks.count:
             why = (
                 f"parameter {parameter_name} is spread as {parameter.placements} over {parameter.device_mesh}; only "
                 "fully_shard over all ranks (FSDP2, or HSDP) is supported, not tensor or pipeline parallelism."

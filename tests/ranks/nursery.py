@@ -22,7 +22,7 @@ from segue.records import SegmentPlan, SegmentReport
 from segue.runlog import RunLog
 from segue.spec import RunSpec
 from segue.trainer.assignment import Assignment
-from segue.trainer.launch_folder import LaunchFolder
+from segue.trainer.launch_folder import RANKS_VARIABLE, LaunchFolder
 from tests.nursery import Nursery
 
 Meddle = Callable[["Team", RunLog, SegmentPlan], bool]
@@ -85,6 +85,7 @@ class RanksNursery:
         if ranks == 1:
             return Team([self._alone.start(spec, plan)], folder, notes)
         common = {
+            RANKS_VARIABLE: str(ranks),
             "WORLD_SIZE": str(ranks),
             "MASTER_ADDR": "127.0.0.1",
             "MASTER_PORT": str(notes.port),

@@ -9,11 +9,12 @@ import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
 
-from segue.errors import HungRankError, RankFailedError, RankLostError
+from segue.errors import HungRankError, RankDriftError, RankFailedError, RankLostError
 from segue.records import StopReason
 from segue.trainer.accord import Word, agree, merged, put_together
 from segue.trainer.fates import Fate, cause_of, is_broken_collective
 from segue.trainer.ranks import Ranks
+from segue.trainer.step import Outcome
 
 FINISHED, BOUND, NOTICE = StopReason.FINISHED, StopReason.BOUND, StopReason.NOTICE
 QUIET = Word()
@@ -78,7 +79,11 @@ def test_a_word_comes_back_from_its_bytes_and_all_have_as_many(stop, save, is_bu
     assert len(word.pack()) == len(QUIET.pack())
 
 
-def share_of(loss, weight, fingerprint):
+def outcome_of(loss, *, grad_norm=2.0, param_norm=3.0):
+    return Outcome(loss=loss, grad_norm=grad_norm, param_norm=param_norm, lr=(0.1,), loss_scale=None)
+
+
+def share_of(loss, weight, fingerprint, **norms):
     """What a rank says after a step, as it travels."""
     said = []
 
@@ -89,36 +94,57 @@ def share_of(loss, weight, fingerprint):
             said.append(data)
             return [data, data]
 
-    put_together(Recorded(), loss=loss, weight=weight, fingerprint=fingerprint)
+    put_together(Recorded(), outcome_of(loss, **norms), weight=weight, fingerprint=fingerprint)
     return said[0]
 
 
 def test_the_loss_of_all_is_the_mean_over_the_samples_not_over_the_ranks():
     """Ten samples on three ranks: 3, 3 and 4 of them, so that weights are 0.9, 0.9 and 1.2."""
     ranks = Heard(share_of(2.0, 0.9, "b" * 16), share_of(4.0, 1.2, "c" * 16))
-    loss, _ = put_together(ranks, loss=1.0, weight=0.9, fingerprint="a" * 16)
-    assert math.isclose(loss, (3 * 1.0 + 3 * 2.0 + 4 * 4.0) / 10)
+    outcome, _ = put_together(ranks, outcome_of(1.0), weight=0.9, fingerprint="a" * 16)
+    assert math.isclose(outcome.loss, (3 * 1.0 + 3 * 2.0 + 4 * 4.0) / 10)
 
 
 def test_a_rank_without_samples_counts_for_nothing_even_where_its_loss_is_nan():
     ranks = Heard(share_of(3.0, 2.0, "b" * 16))
-    loss, mark = put_together(ranks, loss=math.nan, weight=0.0, fingerprint="a" * 16)
-    _, other = put_together(ranks, loss=0.5, weight=0.0, fingerprint="c" * 16)
-    assert loss == 3.0
+    outcome, mark = put_together(ranks, outcome_of(math.nan), weight=0.0, fingerprint="a" * 16)
+    _, other = put_together(ranks, outcome_of(0.5), weight=0.0, fingerprint="c" * 16)
+    assert outcome.loss == 3.0
     assert mark == other
 
 
 def test_what_each_rank_saw_and_which_rank_saw_it_is_in_the_mark_of_the_whole_batch():
     def mark(first, second):
         ranks = Heard(share_of(1.0, 1.0, second))
-        return put_together(ranks, loss=1.0, weight=1.0, fingerprint=first)[1]
+        return put_together(ranks, outcome_of(1.0), weight=1.0, fingerprint=first)[1]
 
     a, b, c = "a" * 16, "b" * 16, "c" * 16
     assert len({mark(a, b), mark(b, a), mark(a, c), mark(c, b)}) == 4
 
 
 def test_one_rank_alone_has_the_last_word():
-    assert put_together(Ranks(), loss=0.1, weight=1.0, fingerprint="mine") == (0.1, "mine")
+    outcome = outcome_of(0.1)
+    assert put_together(Ranks(), outcome, weight=1.0, fingerprint="mine") == (outcome, "mine")
+
+
+@pytest.mark.parametrize("norms", [{"grad_norm": 2.001}, {"param_norm": 3.001}, {"grad_norm": math.nan}])
+def test_ranks_whose_weights_or_gradients_are_not_the_same_are_stopped(norms):
+    ranks = Heard(share_of(1.0, 1.0, "b" * 16, **norms))
+    with pytest.raises(RankDriftError, match="of rank 1"):
+        put_together(ranks, outcome_of(1.0), weight=1.0, fingerprint="a" * 16)
+
+
+def test_ranks_that_all_overflow_are_not_taken_for_different():
+    ranks = Heard(share_of(1.0, 1.0, "b" * 16, grad_norm=math.nan))
+    outcome, _ = put_together(ranks, outcome_of(1.0, grad_norm=math.nan), weight=1.0, fingerprint="a" * 16)
+    assert outcome.loss == 1.0
+
+
+def test_what_a_recipe_makes_of_a_broken_collective_is_still_no_cause():
+    passed_on = ValueError("my step went wrong")
+    passed_on.__cause__ = RuntimeError("[gloo/transport/tcp/pair.cc:553] Connection closed by peer")
+    assert is_broken_collective(passed_on)
+    assert not is_broken_collective(ValueError("mine alone"))
 
 
 @given(st.lists(st.text(max_size=40), min_size=1, max_size=5))

@@ -127,10 +127,11 @@ def test_a_rank_that_dies_is_named_and_the_run_goes_on_from_its_last_commit(die)
     assert (last.stop_reason, last.from_step) == (StopReason.FINISHED, 10)
 
 
-def test_without_its_leader_an_attempt_is_lost_and_whoever_started_it_says_so(die):
+def test_without_its_leader_an_attempt_is_lost_and_another_rank_says_so(die):
     lost, last = die(0)
     assert (lost.stop_reason, lost.from_step) == (StopReason.LOST, 10)
-    assert lost.note.startswith("the trainer ")
+    assert "rank 0 was lost" in lost.note
+    assert lost.lost_steps == 9
     assert (last.stop_reason, last.from_step) == (StopReason.FINISHED, 10)
 
 

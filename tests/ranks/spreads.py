@@ -1,0 +1,61 @@
+"""Recipes that spread their model in ways of their own."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import nn
+
+from segue.trainer.recipe import Recipe
+from tests.ranks.recipes import even
+
+
+def bypassing(config: dict[str, Any]) -> Recipe:
+    """Its loss calls the module inside, so that nobody sums the gradients."""
+    recipe = even(config)
+    return replace(recipe, loss=lambda model, batch: nn.functional.mse_loss(model.module(batch[0]), batch[1]))
+
+
+def thawing(config: dict[str, Any]) -> Recipe:
+    """Its first layer is trained from step 7 on."""
+    recipe = even(config)
+    recipe.model[0].requires_grad_(False)
+
+    def after_step(step: int) -> None:
+        assert recipe.after_step is not None
+        recipe.after_step(step)
+        if step >= 7:
+            recipe.model[0].requires_grad_(True)
+
+    return replace(recipe, after_step=after_step)
+
+
+def twice_updated(config: dict[str, Any]) -> Recipe:
+    """A second optimizer trains the same sharded weights."""
+    recipe = even(config | {"sharded": True})
+    second = torch.optim.SGD(recipe.model.parameters(), lr=1e-3, momentum=0.9)
+
+    def after_step(step: int) -> None:
+        assert recipe.after_step is not None
+        second.step()
+        recipe.after_step(step)
+
+    return replace(recipe, extra={"second": second}, after_step=after_step)
+
+
+def tensor_parallel(config: dict[str, Any]) -> Recipe:
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
+
+    recipe = even(config)
+    mesh = init_device_mesh("cpu", (torch.distributed.get_world_size(),))
+    parallelize_module(recipe.model, mesh, {"0": ColwiseParallel()})
+    return replace(recipe, optimizer=torch.optim.AdamW(recipe.model.parameters()), scheduler=None)
+
+
+def wrapped_inside(config: dict[str, Any]) -> Recipe:
+    recipe = even(config)
+    model = nn.Sequential(nn.parallel.DistributedDataParallel(recipe.model))
+    return replace(recipe, model=model)

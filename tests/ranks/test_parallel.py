@@ -1,0 +1,60 @@
+"""How models are spread: what cannot be is refused by name, and what changes while training is taken along."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from segue.checkpoints.snapshot import read_checkpoint
+from segue.history import read_history
+from segue.records import StopReason, VerdictKind
+
+
+@pytest.fixture
+def attempt(ranks_nursery, make_spec, open_log):
+    """Makes an attempt of two ranks of a recipe; gives the report and the log."""
+
+    def make(recipe, **config):
+        fields = {"steps": 20, "checkpoints": {"every_steps": 10}, "config": config}
+        run_id = "disturbed" if config else "undisturbed"
+        spec = make_spec(run_id=run_id, recipe=f"tests.ranks.spreads:{recipe}", **fields)
+        runlog = open_log(spec)
+        return ranks_nursery.run_attempt(runlog, spec, ranks=2), runlog
+
+    return make
+
+
+def final_state(runlog):
+    newest = read_history(runlog.reload()).newest
+    return read_checkpoint(runlog.store, run_id=runlog.run_id, manifest=newest.manifest).tensors
+
+
+def test_ranks_whose_gradients_nobody_sums_are_stopped_at_the_first_step(attempt):
+    report, runlog = attempt("bypassing")
+    assert (report.stop_reason, report.failure.type) == (StopReason.FAILED, "RankDriftError")
+    assert "not its .module" in report.failure.message
+    assert read_history(runlog).checkpoints == ()
+
+
+@pytest.mark.parametrize(
+    ("recipe", "why"),
+    [("tensor_parallel", "not tensor or pipeline"), ("wrapped_inside", "leave the wrapping")],
+)
+def test_a_model_that_is_spread_otherwise_is_refused_by_name(attempt, recipe, why):
+    report, _ = attempt(recipe)
+    assert (report.stop_reason, report.failure.type) == (StopReason.FAILED, "RecipeError"), report.failure
+    assert why in report.failure.message
+
+
+@pytest.mark.parametrize("recipe", ["thawing", "twice_updated"])
+def test_what_is_trained_later_and_what_trains_a_second_time_comes_back(attempt, recipe):
+    whole, undisturbed = attempt(recipe)
+    assert whole.stop_reason is StopReason.FINISHED
+    first, _ = attempt(recipe, at=[1, 13, "notice"])
+    assert first.stop_reason is StopReason.NOTICE
+    last, runlog = attempt(recipe, at=[1, 13, "notice"])
+    assert last.stop_reason is StopReason.FINISHED
+    assert read_history(runlog).attempts[-1].verdict.kind is VerdictKind.EXACT
+    expected, found = final_state(undisturbed), final_state(runlog)
+    assert expected.keys() == found.keys()
+    assert all(torch.equal(expected[name], found[name]) for name in expected)
