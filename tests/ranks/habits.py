@@ -1,4 +1,4 @@
-"""What one rank alone would have done, computed beside segue's own loop."""
+"""What tests of several ranks compare with: one rank alone, beside segue's own loop, and what was committed."""
 
 from __future__ import annotations
 
@@ -7,7 +7,10 @@ from typing import NamedTuple
 
 import torch
 
+from segue.checkpoints.snapshot import read_checkpoint
 from segue.continuity.fingerprints import batch_fingerprint
+from segue.history import read_history
+from segue.runlog import RunLog
 from segue.trainer.feed import Feed, seed_all
 from segue.trainer.step import do_step
 from tests.ranks.recipes import even
@@ -30,3 +33,12 @@ def even_here(steps: int, **config: object) -> Done:
         do_step(recipe, batch.content, step=step)
         marks[step] = batch_fingerprint(batch.ids)
     return Done({name: p.detach() for name, p in recipe.model.named_parameters()}, marks)
+
+
+def read_all(runlog: RunLog) -> dict[int, dict[str, torch.Tensor]]:
+    """Every checkpoint that the log offers, whole, every byte of it verified, by step."""
+    usable = read_history(runlog.reload()).usable
+    return {
+        c.manifest.step: read_checkpoint(runlog.store, run_id=runlog.run_id, manifest=c.manifest).tensors
+        for c in usable
+    }

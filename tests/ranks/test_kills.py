@@ -1,0 +1,78 @@
+"""Whichever rank is killed, and whenever: the run goes on as if nothing had happened."""
+
+from __future__ import annotations
+
+import random
+import signal
+import time
+
+from segue.history import read_history
+from segue.records import StopReason, VerdictKind
+from tests.ranks.habits import read_all
+
+KILLS = 10
+RANKS = 3
+
+
+class Killer:
+    """Kills one rank so many seconds after the claim, or after the verdict on the resume or the first commit."""
+
+    def __init__(self, rank, after_seconds, *, from_verdict):
+        self.rank, self._after_seconds, self._from_verdict = rank, after_seconds, from_verdict
+        self._counting_from = None
+
+    def __call__(self, team, log, plan):
+        if self._counting_from is None:
+            attempt = read_history(log).attempt_of(plan.segment, plan.attempt)
+            has_reached = attempt is not None and (
+                not self._from_verdict or attempt.verdict is not None or bool(attempt.commits)
+            )
+            self._counting_from = time.monotonic() if has_reached else None
+        if self._counting_from is None or time.monotonic() < self._counting_from + self._after_seconds:
+            return False
+        team.signal(self.rank, signal.SIGKILL)
+        return True
+
+
+def test_ten_kills_of_any_rank_at_random_moments_lose_no_commit_and_change_no_bit(ranks_nursery, make_spec, open_log):
+    steps = 150
+    fields = {
+        "recipe": "tests.ranks.recipes:noisy",
+        "steps": steps,
+        "checkpoints": {"every_steps": 5},
+        "liveness": {"heartbeat_seconds": 0.05, "rank_seconds": 20},
+    }
+    undisturbed = make_spec(run_id="undisturbed", **fields)
+    reference = open_log(undisturbed)
+    ranks_nursery.run_to_the_end(reference, undisturbed, ranks=RANKS)
+
+    chance = random.Random(10)
+    spec = make_spec(run_id="killed", policy={"max_lost_in_place": 100}, **fields)
+    slow = spec.model_copy(update={"config": {"pause_seconds": 0.02}})  # Until all kills are spent.
+    runlog = open_log(spec)
+    kills, committed_before = 0, 0
+    while read_history(runlog).committed_step < steps:
+        is_late = kills % 2 == 1
+        killer = Killer(chance.randrange(RANKS), chance.uniform(0.0, 0.3), from_verdict=is_late)
+        is_killing = kills < KILLS
+        report = ranks_nursery.run_attempt(
+            runlog, slow if is_killing else spec, ranks=RANKS, meddle=killer if is_killing else None
+        )
+        if is_killing:
+            kills += 1
+            assert report.stop_reason is StopReason.LOST, report.failure
+            # One that is killed while it restores leaves no report, and neither does a leader.
+            assert killer.rank == 0 or not is_late or f"rank {killer.rank} was lost" in report.note
+        found = read_all(runlog)
+        assert all("model.state.0.weight" in tensors and "rng.torch@2" in tensors for tensors in found.values())
+        assert max(found, default=0) == read_history(runlog).committed_step >= committed_before
+        committed_before = read_history(runlog).committed_step
+
+    history = read_history(runlog)
+    verdicts = [attempt.verdict.kind for attempt in history.attempts if attempt.verdict is not None]
+    assert kills == KILLS
+    assert not history.damage
+    assert all(checkpoint.quarantined is None for checkpoint in history.checkpoints)
+    assert set(verdicts) <= {VerdictKind.EXACT, VerdictKind.UNVERIFIED}  # The latter: killed between commit and seal.
+    assert VerdictKind.EXACT in verdicts
+    assert history.newest.manifest.components == read_history(reference).newest.manifest.components
