@@ -13,6 +13,9 @@ from segue.checkpoints.image import Piece
 from segue.checkpoints.sharded import cut_out
 from segue.errors import MalformedCheckpointError
 
+_MOST_PIECES = 1024
+"""No run has more ranks."""
+
 _Part = tuple[Piece, torch.Tensor]
 
 
@@ -36,6 +39,8 @@ def whole_tensors(tensors: Mapping[str, torch.Tensor], pieces: Mapping[str, Piec
 
 
 def _put_together(name: str, parts: Sequence[_Part]) -> torch.Tensor:
+    if len(parts) > _MOST_PIECES:
+        raise _malformed(name, f"it has {len(parts)} pieces, more than {_MOST_PIECES}")
     shape, dtype = parts[0][0].shape, parts[0][1].dtype
     for piece, part in parts:
         if piece.shape != shape or part.dtype != dtype or part.dim() != len(shape):

@@ -138,8 +138,8 @@ class Fates:
             said = {rank: Fate.model_validate_json(note) for rank, note in notes.items() if note is not None}
             alive = {rank: rank in said or self._is_alive(rank) for rank in range(self._count)}
             has_cause = any(fate.is_cause for fate in said.values())
-            all_told = all(rank in said or not alive[rank] for rank in range(self._count))
-            if has_cause or all_told or self._clock.monotonic() >= give_up_at:
+            is_known = has_cause or not all(alive.values()) or len(said) == self._count
+            if is_known or self._clock.monotonic() >= give_up_at:
                 return said, alive
             self._clock.sleep(_POLL_SECONDS)
 
