@@ -7,6 +7,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 import pytest
+from hypothesis import settings
 
 from segue.clock import SystemClock
 from segue.controller import open_run
@@ -19,6 +20,11 @@ TOGETHER = {"stores": "s3"}
 
 Those of the flows are run by themselves: they time a whole Prefect, which a busy machine would slow.
 """
+
+
+# No deadline: a test is not slow because the machine is busy.
+settings.register_profile("segue", deadline=None)
+settings.load_profile("segue")
 
 
 @pytest.hookimpl(optionalhook=True)
