@@ -128,7 +128,8 @@ class Fates:
             self.reporter = min(said)
             self._hung = hung
         elif not causes and not alive[0]:
-            self.reporter = min(said)
+            # Not the first that has said something: each rank looks at another moment, and all must find the same.
+            self.reporter = min(rank for rank, lives in alive.items() if lives)
         return cause_of(said, hung=hung, gone=tuple(silent), waited_seconds=self._wait_seconds, step=self.step)
 
     def _wait_for_others(self) -> tuple[dict[int, Fate], dict[int, bool]]:
