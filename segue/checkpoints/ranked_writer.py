@@ -13,7 +13,6 @@ from segue.checkpoints.incremental import Base
 from segue.checkpoints.shards import Written
 from segue.checkpoints.staging import Staged
 from segue.checkpoints.writer_link import ShardWriter
-from segue.clock import Clock
 from segue.errors import RankMismatchError, WriterDiedError
 from segue.stores.base import StoreWriteError
 
@@ -31,9 +30,9 @@ class Notes(Protocol):
 class RankedWriter:
     """A shard writer that answers for its rank; on rank 0, for all of them."""
 
-    def __init__(self, inner: ShardWriter, *, rank: int, count: int, notes: Notes, clock: Clock) -> None:
+    def __init__(self, inner: ShardWriter, *, rank: int, count: int, notes: Notes) -> None:
         self._inner, self._rank, self._count = inner, rank, count
-        self._notes, self._clock = notes, clock
+        self._notes = notes
         self._own: tuple[int, Written] | None = None
         self._closed = threading.Event()
 

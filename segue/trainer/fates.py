@@ -17,6 +17,7 @@ from typing import Protocol
 
 import torch.distributed as dist
 
+from segue.checkpoints.ranked_writer import Notes
 from segue.clock import Clock
 from segue.errors import (
     FencedError,
@@ -53,12 +54,8 @@ class Fate(Value):
     traceback: str
 
 
-class Notes(Protocol):
-    """Where ranks leave notes for each other."""
-
-    def put(self, key: str, text: str) -> None: ...
-
-    def get(self, key: str) -> str | None: ...
+class CountedNotes(Notes, Protocol):
+    """Notes by which ranks can also tell who was first."""
 
     def count(self, key: str) -> int: ...
 
@@ -66,7 +63,7 @@ class Notes(Protocol):
 class Fates:
     """One rank's view of how its attempt ends."""
 
-    def __init__(self, notes: Notes, *, rank: int, count: int, wait_seconds: float, clock: Clock) -> None:
+    def __init__(self, notes: CountedNotes, *, rank: int, count: int, wait_seconds: float, clock: Clock) -> None:
         self._notes, self._clock = notes, clock
         self._rank, self._count, self._wait_seconds = rank, count, wait_seconds
         self.reporter = 0

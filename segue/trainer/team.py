@@ -44,7 +44,6 @@ class SeveralRanks(Team):
 
     def __init__(self, device: torch.device, *, wait_seconds: float, clock: Clock) -> None:
         self.ranks = TorchRanks(device, wait_seconds=wait_seconds)
-        self._clock = clock
         self._wait_seconds = wait_seconds
         self._fates = Fates(
             Exchange(wait_seconds=wait_seconds),
@@ -71,7 +70,7 @@ class SeveralRanks(Team):
 
     def writer(self, inner: ShardWriter) -> ShardWriter:
         notes = Exchange(wait_seconds=self._wait_seconds)  # Of its own: the writer's thread asks often.
-        return RankedWriter(inner, rank=self.ranks.rank, count=self.ranks.count, notes=notes, clock=self._clock)
+        return RankedWriter(inner, rank=self.ranks.rank, count=self.ranks.count, notes=notes)
 
     def close(self) -> None:
         self._fates.close()

@@ -12,9 +12,9 @@ from segue.checkpoints.ranked_writer import RankedWriter
 from segue.checkpoints.snapshot import read_checkpoint
 from segue.checkpoints.staging import StagingArea
 from segue.checkpoints.writer_link import InlineWriter
-from segue.clock import SystemClock
 from segue.errors import RankMismatchError, WriterDiedError
-from segue.stores import LocalStore
+from segue.stores import LocalStore, StoreWriteError
+from segue.testing.faulty_store import FaultyStore
 from tests.checkpoints.manifests import manifest_of
 
 WHERE = {"run_id": "run", "attempt_id": "seg000-a1-e1"}
@@ -31,10 +31,7 @@ class Notes(dict):
 def team(tmp_path):
     """Two ranks' writers, and what both have to store."""
     notes, store = Notes(), LocalStore(tmp_path)
-    writers = [
-        RankedWriter(InlineWriter([store], rank=rank), rank=rank, count=2, notes=notes, clock=SystemClock())
-        for rank in range(2)
-    ]
+    writers = [RankedWriter(InlineWriter([store], rank=rank), rank=rank, count=2, notes=notes) for rank in range(2)]
 
     def stage(rank, **tensors):
         portion = Portion(rank, 2, is_same_everywhere=lambda name: True)
@@ -93,3 +90,23 @@ def test_a_leader_that_is_closed_no_longer_waits(team):
     leader.close()
     waiting.join(30)
     assert "rank 1 was still writing" in raised[0].why
+
+
+def test_a_rank_that_cannot_store_its_part_is_named_where_the_leader_waits_and_forgotten_once_it_can(tmp_path):
+    notes, store, faults = Notes(), LocalStore(tmp_path), iter([True])
+    failing = FaultyStore(store, fails=lambda operation, key: next(faults, False))
+    leader = RankedWriter(InlineWriter([store]), rank=0, count=2, notes=notes)
+    other = RankedWriter(InlineWriter([failing], rank=1), rank=1, count=2, notes=notes)
+
+    def staged(rank):
+        portion = Portion(rank, 2, is_same_everywhere=lambda name: True)
+        return StagingArea(portion=portion).take({"model": {"a": torch.ones(3), "b": torch.zeros(2)}})
+
+    own = staged(1)
+    with pytest.raises(StoreWriteError):
+        other.write(own, step=7, **WHERE)
+    with pytest.raises(StoreWriteError, match="rank 1") as told:
+        leader.write(staged(0), step=7, **WHERE)
+    assert "injected" in told.value.why
+    other.write(own, step=7, **WHERE)
+    assert leader.write(staged(0), step=7, **WHERE).tensor_count == 2
