@@ -7,6 +7,7 @@ uploaded in parts and read back in parts.
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 from collections.abc import Iterable, Mapping
@@ -16,6 +17,8 @@ from typing import Any, NamedTuple
 from segue.errors import StateTooLargeError
 
 PAGE_BYTES = 4096
+LENGTH_BYTES = 8
+"""Of the header's length, which an image begins with."""
 MAX_HEADER_BYTES = 100_000_000
 """What the safetensors library reads at most."""
 MOST_TENSORS = 1_000_000
@@ -114,23 +117,33 @@ def layout_of(specs: Mapping[str, TensorSpec]) -> ImageLayout:
     return ImageLayout(head=head, placed=placed, size_bytes=base + end)
 
 
+def head_bytes(image: memoryview) -> int:
+    """How far into an image one must read to know its layout, from its first `LENGTH_BYTES`.
+
+    Raises:
+        MalformedImageError: not so far as it says.
+    """
+    length = int.from_bytes(image[:LENGTH_BYTES], "little")
+    if len(image) < LENGTH_BYTES or length > min(len(image) - LENGTH_BYTES, MAX_HEADER_BYTES):
+        raise MalformedImageError(f"its header of {length} bytes does not fit into {len(image)}")
+    return LENGTH_BYTES + length
+
+
 def read_layout(image: memoryview) -> ImageLayout:
-    """The layout that a whole image says it has, checked: nothing overlaps, and nothing is outside or left over.
+    """The layout that an image says it has, checked: nothing overlaps, and nothing is outside or left over.
+
+    Only the first `head_bytes` of it are looked at.
 
     Raises:
         MalformedImageError: it is not a safetensors file in every point.
     """
-    size_bytes = len(image)
-    length = int.from_bytes(image[:8], "little")
-    if size_bytes < 8 or length > min(size_bytes - 8, MAX_HEADER_BYTES):
-        raise MalformedImageError(f"its header of {length} bytes does not fit into {size_bytes}")
+    base, size_bytes = head_bytes(image), len(image)
     try:
-        header = json.loads(bytes(image[8 : 8 + length]), object_pairs_hook=_without_doubles)
+        header = json.loads(bytes(image[LENGTH_BYTES:base]), object_pairs_hook=_without_doubles)
         _check_metadata(header.pop("__metadata__", {}))
         found = [(name, *_entry(item)) for name, item in header.items()]
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise MalformedImageError(f"its header cannot be read ({error!r})") from None
-    base = 8 + length
     _check_tiling(((start, stop) for _, _, start, stop in found), total_bytes=size_bytes - base)
     placed = {name: Placed(spec, base + start, stop - start) for name, spec, start, stop in found}
     return ImageLayout(head=bytes(image[:base]), placed=placed, size_bytes=size_bytes)
@@ -171,15 +184,21 @@ def _entry(item: dict[str, object]) -> tuple[TensorSpec, int, int]:
         or not isinstance(offsets, list)
     ):
         raise TypeError("an entry has other fields than dtype, shape and data_offsets")
-    if not all(type(number) is int and number >= 0 for number in (*shape, *offsets)):
+    if not {int}.issuperset(map(type, (*shape, *offsets))) or min(*shape, *offsets) < 0:
         raise ValueError("a size or offset is not a whole number")
-    if _elements(shape) > _MOST_ELEMENTS:
-        raise ValueError("a shape is larger than any tensor's")
-    spec = TensorSpec(_NAMES[str(item["dtype"])], tuple(shape))
+    spec, size_bytes = _spec_of(str(item["dtype"]), tuple(shape))
     start, stop = offsets
-    if stop - start != spec.size_bytes:
+    if stop - start != size_bytes:
         raise ValueError("a tensor's bytes are not those of its shape")
     return spec, start, stop
+
+
+@functools.lru_cache(maxsize=1024)  # Of ten thousand tensors, most have the shape of another.
+def _spec_of(code: str, shape: tuple[int, ...]) -> tuple[TensorSpec, int]:
+    if _elements(shape) > _MOST_ELEMENTS:
+        raise ValueError("a shape is larger than any tensor's")
+    spec = TensorSpec(_NAMES[code], shape)
+    return spec, spec.size_bytes
 
 
 def _check_tiling(ranges: Iterable[tuple[int, int]], *, total_bytes: int) -> None:

@@ -15,7 +15,7 @@ import xxhash
 
 from segue.checkpoints.digests import owners
 from segue.checkpoints.image import Piece
-from segue.checkpoints.sharded import is_first_holder, is_sharded, local_part, piece_of
+from segue.checkpoints.sharded import is_first_holder, is_sharded, local_part, piece_of, sharded_types
 
 _MARK = "@"
 
@@ -49,7 +49,7 @@ class Portion:
         Raises:
             UnsupportedStateError: a tensor is sharded in a way that cannot be stored in pieces.
         """
-        sharded = {name for name, tensor in live.items() if is_sharded(tensor)}
+        sharded = {name for name, tensor in live.items() if is_sharded(tensor)} if sharded_types() else set()
         if self._count == 1 and not sharded:
             return Part(dict(live), dict(skeletons))
         own, dealt = self._own({name: tensor for name, tensor in live.items() if name not in sharded})

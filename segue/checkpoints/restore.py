@@ -11,7 +11,7 @@ from typing import Protocol
 from segue import layout
 from segue.checkpoints.digests import Digests
 from segue.checkpoints.incremental import Base
-from segue.checkpoints.shards import read_stored
+from segue.checkpoints.reading import read_stored
 from segue.checkpoints.snapshot import Snapshot, snapshot_of
 from segue.entries import Entry, QuarantineEntry
 from segue.errors import CheckpointError

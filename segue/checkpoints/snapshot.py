@@ -11,11 +11,12 @@ import torch
 
 from segue.checkpoints.assembly import whole_tensors
 from segue.checkpoints.codec import Json, decode_tree, encode_tree
+from segue.checkpoints.collector import paused_collector
 from segue.checkpoints.digests import Digests, TensorDigest, digests_of, hash_bytes, owners
 from segue.checkpoints.image import Piece
 from segue.checkpoints.portions import piece_name
+from segue.checkpoints.reading import Stored, read_stored
 from segue.checkpoints.sharded import cut_out, is_sharded, local_part, piece_of
-from segue.checkpoints.shards import Stored, read_stored
 from segue.errors import MalformedCheckpointError
 from segue.records import Manifest
 from segue.stores.base import Store
@@ -99,6 +100,7 @@ def read_checkpoint(store: Store, *, run_id: str, manifest: Manifest, fast: Stor
     return snapshot_of(read_stored(tiers, run_id=run_id, manifest=manifest))
 
 
+@paused_collector()
 def snapshot_of(stored: Stored) -> Snapshot:
     """Stored bytes as tensors, without a copy but of those that were stored in pieces.
 

@@ -6,12 +6,10 @@ only an optimizer changes to be copied meanwhile; `Staged.barrier`, before any o
 
 from __future__ import annotations
 
-import gc
 import heapq
 import operator
 import threading
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -20,6 +18,8 @@ import torch
 from segue.checkpoints.accelerator import Pair, by_device, copy_on_side_stream, pin, synchronise, unpin
 from segue.checkpoints.arena import Arena
 from segue.checkpoints.codec import Json, encode_tree
+from segue.checkpoints.collector import paused_collector
+from segue.checkpoints.copying import Copier, copy_all
 from segue.checkpoints.image import PAGE_BYTES, ImageLayout, TensorSpec, layout_of
 from segue.checkpoints.portions import Part, Portion
 
@@ -90,6 +90,7 @@ class _Plan:
     arena: Arena
     layout: ImageLayout
     views: list[torch.Tensor]
+    copier: Copier
     names: list[str]
     shapes: list[torch.Size]
     dtypes: list[torch.dtype]
@@ -104,6 +105,14 @@ class _Plan:
             and self.shapes == list(map(_shape_of, tensors))
             and self.dtypes == list(map(_dtype_of, tensors))
         )
+
+    def fill(self, live: list[torch.Tensor]) -> None:
+        """Copy everything; all is done on return."""
+        if self.on_device:
+            copy_all(self.views, live, non_blocking=True)
+            synchronise(live)
+        else:
+            self.copier.copy(live)
 
 
 class StagingArea:
@@ -133,6 +142,7 @@ class StagingArea:
         self._warming = threading.Thread(target=_touch, args=(plans,), name="segue-arena", daemon=True)
         self._warming.start()
 
+    @paused_collector()
     def take(self, trees: Mapping[str, Any]) -> Staged:
         """Copy everything now; an arena must be free.
 
@@ -140,11 +150,12 @@ class StagingArea:
             UnsupportedStateError, StateTooLargeError: it cannot be stored; nothing was taken.
         """
         staged, plan, live = self._start(trees)
-        _copy(plan.views, live, on_device=plan.on_device)
+        plan.fill(live)
         staged._copied.set()
         staged._passed.set()
         return staged
 
+    @paused_collector()
     def begin(self, trees: Mapping[str, Any], *, deferred: frozenset[int]) -> Staged:
         """Copy all but the tensors at the addresses in `deferred`, and those while training goes on.
 
@@ -156,7 +167,8 @@ class StagingArea:
         is_late = [tensor.data_ptr() in deferred for tensor in live]
         now = [pair for pair, late in zip(pairs, is_late, strict=True) if not late]
         later = [pair for pair, late in zip(pairs, is_late, strict=True) if late]
-        _copy([view for view, _ in now], [tensor for _, tensor in now], on_device=plan.on_device)
+        copy_all([view for view, _ in now], [tensor for _, tensor in now], non_blocking=plan.on_device)
+        synchronise([tensor for _, tensor in now])
         staged._late = _guarded([tensor for _, tensor in later])
         on_device = [pair for pair in later if pair[1].is_cuda]
         if on_device:
@@ -191,9 +203,8 @@ class StagingArea:
 
     def _part_of(self, trees: Mapping[str, Any]) -> Part:
         live: dict[str, torch.Tensor] = {}
-        with _no_collection():
-            skeletons = {name: encode_tree(tree, path=name, tensors=live) for name, tree in trees.items()}
-            return self._portion.of(live, skeletons)
+        skeletons = {name: encode_tree(tree, path=name, tensors=live) for name, tree in trees.items()}
+        return self._portion.of(live, skeletons)
 
     def _plan_for(self, number: int, part: Part) -> _Plan:
         plan = self._plans.get(number)
@@ -204,18 +215,6 @@ class StagingArea:
             plan.arena.close()
         self._plans[number] = _laid_out(number, part)
         return self._plans[number]
-
-
-@contextmanager
-def _no_collection() -> Iterator[None]:
-    # The many small objects of a skeleton would set it off, and it looks at every object of the user's program.
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
 
 
 def _laid_out(number: int, part: Part) -> _Plan:
@@ -237,6 +236,7 @@ def _laid_out(number: int, part: Part) -> _Plan:
         arena=arena,
         layout=layout,
         views=views,
+        copier=Copier(views),
         names=list(live),
         shapes=[tensor.shape for tensor in live.values()],
         dtypes=[tensor.dtype for tensor in live.values()],
@@ -247,14 +247,6 @@ def _laid_out(number: int, part: Part) -> _Plan:
 def _touch(plans: Sequence[_Plan]) -> None:
     for plan in plans:
         torch.frombuffer(plan.arena.memory, dtype=torch.uint8)[len(plan.layout.head) :].zero_()
-
-
-@torch.no_grad()
-def _copy(views: list[torch.Tensor], live: list[torch.Tensor], *, on_device: bool) -> None:
-    if live:
-        torch._foreach_copy_(views, live, non_blocking=on_device)
-    if on_device:
-        synchronise(live)
 
 
 def _guarded(tensors: list[torch.Tensor]) -> list[_Late]:
@@ -268,12 +260,10 @@ def _looks_at(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.detach().view(-1)[::stride].clone(memory_format=torch.contiguous_format).view(torch.uint8)
 
 
-@torch.no_grad()
 def _copy_late(staged: Staged, pairs: Sequence[Pair]) -> None:
     is_whole = False
     try:
-        if pairs:
-            torch._foreach_copy_([view for view, _ in pairs], [tensor for _, tensor in pairs])
+        copy_all([view for view, _ in pairs], [tensor for _, tensor in pairs])
         is_whole = True
     finally:
         staged.is_torn = staged.is_torn or not is_whole

@@ -19,6 +19,7 @@ import threading
 from typing import Any
 
 from segue.checkpoints import wire
+from segue.checkpoints.collector import paused_collector
 from segue.checkpoints.image import ImageLayout, Piece, Placed, TensorSpec
 from segue.checkpoints.incremental import Bases, base_from_json
 from segue.checkpoints.shards import write_checkpoint
@@ -121,9 +122,10 @@ def _serve(channel: socket.socket, inbox: queue.SimpleQueue[wire.Message]) -> No
     work = _Work([open_store(StoreSpec.model_validate(spec)) for spec in inbox.get().head["stores"]])
     _say(channel, {"kind": "ready"})
     while True:
-        answer = work.do(inbox.get())
-        if answer is not None:
-            _say(channel, answer)
+        with paused_collector():
+            answer = work.do(inbox.get())
+            if answer is not None:
+                _say(channel, answer)
 
 
 def _say(channel: socket.socket, head: dict[str, Any]) -> None:

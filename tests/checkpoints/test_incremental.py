@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from segue.checkpoints.shards import read_stored
+from segue.checkpoints.reading import read_stored
 from segue.checkpoints.snapshot import read_checkpoint, snapshot_of
 from segue.checkpoints.staging import StagingArea
 from segue.checkpoints.writer_link import InlineWriter, ProcessWriter

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from segue.checkpoints.reading import read_stored
 from segue.checkpoints.restore import newest_valid
-from segue.checkpoints.shards import read_stored
 from segue.checkpoints.snapshot import read_checkpoint
 from segue.checkpoints.staging import StagingArea
 from segue.checkpoints.writer_link import InlineWriter

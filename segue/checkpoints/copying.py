@@ -1,0 +1,63 @@
+"""Copying many tensors at once into memory that lies ready, with as many threads as torch has."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from itertools import accumulate, pairwise
+
+import torch
+
+_SHARED_BYTES = 32_768 * 4
+"""From this size on torch itself spreads a copy over its threads (at::internal::GRAIN_SIZE)."""
+_WORTH_A_THREAD_BYTES = 4 * 2**20
+
+
+class Copier:
+    """Fills the same views again and again.
+
+    Torch copies small tensors one after the other on one thread. Here runs of them are dealt out to as many threads as
+    it would use for a large one; once, for to ask ten thousand tensors for their size takes as long as to copy some.
+    """
+
+    def __init__(self, views: Sequence[torch.Tensor]) -> None:
+        self._views = list(views)
+        sizes = [view.nbytes for view in views]
+        small = [number for number, size_bytes in enumerate(sizes) if size_bytes < _SHARED_BYTES]
+        shares = _even_runs(small, sizes, count=torch.get_num_threads())
+        large = [number for number, size_bytes in enumerate(sizes) if size_bytes >= _SHARED_BYTES]
+        self._shares = [(share, [views[number] for number in share]) for share in shares]
+        self._large = (large, [views[number] for number in large])
+
+    def copy(self, live: Sequence[torch.Tensor]) -> None:
+        """Copy each tensor into the view at its place; all is done on return."""
+        if len(self._shares) < 2:
+            copy_all(self._views, live)
+            return
+
+        def copy(share: tuple[list[int], list[torch.Tensor]]) -> None:
+            numbers, views = share
+            copy_all(views, [live[number] for number in numbers])
+
+        with ThreadPoolExecutor(len(self._shares) - 1, thread_name_prefix="segue-copy") as others:
+            copying = [others.submit(copy, share) for share in self._shares[1:]]
+            copy(self._shares[0])
+            for copied in copying:
+                copied.result()
+        copy(self._large)  # Torch has threads of its own for each of these.
+
+
+@torch.no_grad()
+def copy_all(views: Sequence[torch.Tensor], live: Sequence[torch.Tensor], *, non_blocking: bool = False) -> None:
+    """Copy each tensor into the view at its place, on this thread and torch's."""
+    if live:
+        torch._foreach_copy_(list(views), list(live), non_blocking=non_blocking)
+
+
+def _even_runs(numbers: Sequence[int], sizes: Sequence[int], *, count: int) -> list[list[int]]:
+    """Runs of neighbours with about as many bytes each; fewer than `count` where that would be little."""
+    ends = list(accumulate(sizes[number] for number in numbers))
+    count = min(count, ends[-1] // _WORTH_A_THREAD_BYTES if ends else 0)
+    cuts = [0, *(bisect_left(ends, ends[-1] * number // count) + 1 for number in range(1, count)), len(numbers)]
+    return [list(numbers[start:stop]) for start, stop in pairwise(cuts) if start < stop]

@@ -1,0 +1,188 @@
+"""Reading shards back: every chunk of them verified while the next ones come. No torch here."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import crc32c
+
+from segue.checkpoints.collector import paused_collector
+from segue.checkpoints.digests import Digests, TensorDigest
+from segue.checkpoints.image import LENGTH_BYTES, MalformedImageError, Piece, Placed, head_bytes, read_layout
+from segue.checkpoints.incremental import Base
+from segue.checkpoints.limits import refuse_absurd, refuse_larger_than_memory
+from segue.errors import (
+    CheckpointError,
+    CorruptShardError,
+    MalformedCheckpointError,
+    MissingObjectError,
+    MissingShardError,
+    TruncatedShardError,
+)
+from segue.records import Manifest, Shard
+from segue.stores.base import Store, StoreReadError
+from segue.stores.direct import page_buffer
+
+log = logging.getLogger(__name__)
+
+_READERS = 4
+_WORTH_KEEPING_SHARE = 0.9
+
+_Found = TypeVar("_Found")
+
+
+@dataclass(frozen=True)
+class Stored:
+    """A checkpoint read back, every byte of it verified; `tensors` are the bytes of each."""
+
+    skeletons: dict[str, Any]
+    tensors: Mapping[str, tuple[Placed, memoryview]]
+    digests: Digests
+    base: Base
+    pieces: Mapping[str, Piece] = field(default_factory=dict)
+    """Those of the tensors that are parts of larger ones, each written by another rank."""
+
+
+@paused_collector()
+def read_stored(tiers: Sequence[Store], *, run_id: str, manifest: Manifest) -> Stored:
+    """The state that a manifest names, every byte of it verified, from the first tier that has it whole.
+
+    Raises:
+        MissingShardError, TruncatedShardError, CorruptShardError, MalformedCheckpointError: it cannot be used;
+            names the damage.
+        StoreReadError: the store did not say; nothing is known about the checkpoint.
+    """
+    refuse_absurd(manifest)
+    skeletons: dict[str, Any] = {}
+    expected: dict[str, TensorDigest] = {}
+    homes: dict[str, Shard] = {}
+    pieces: dict[str, Piece] = {}
+    images = {shard.key: shard for shard in manifest.shards if shard.key.endswith(".safetensors")}
+    for shard in (shard for shard in manifest.shards if shard.key not in images):
+        try:
+            index = json.loads(bytes(_from_first(tiers, run_id, shard, _Arriving.whole)[0]))
+            skeletons = index["skeletons"] | skeletons  # Rank 0's comes first, and counts.
+            for name, (dtype, shape, digest, number) in index["tensors"].items():
+                expected[name] = TensorDigest(dtype, tuple(shape), digest)
+                homes[name] = images[index["images"][number]]
+            pieces |= {name: _piece(*piece) for name, piece in index.get("pieces", {}).items()}
+        except (ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError) as error:
+            raise MalformedCheckpointError(key=shard.key, why=f"cannot be parsed ({error!r})") from None
+    tensors: dict[str, tuple[Placed, memoryview]] = {}
+    for shard in images.values():
+        blob, placed = _from_first(tiers, run_id, shard, _placed)
+        wanted = {name: p for name, p in placed.items() if homes.get(name) is shard}
+        tensors |= {name: (p, part) for name, p, part in _parts(blob, wanted)}
+    _check_tensors(tensors, expected, key=manifest.shards[0].key if manifest.shards else "manifest")
+    if skeletons.keys() != manifest.components.keys():
+        odd = sorted(skeletons.keys() ^ manifest.components.keys())
+        raise MalformedCheckpointError(key="manifest", why=f"components differ from the stored state's: {odd}")
+    digests = Digests(components=manifest.components, tensors=expected)
+    return Stored(skeletons, tensors, digests, Base(expected, homes, manifest.saves_since_full), pieces)
+
+
+class _Arriving:
+    """A shard on its way into memory."""
+
+    def __init__(self, readers: ThreadPoolExecutor, store: Store, key: str, shard: Shard) -> None:
+        self.shard, self._blob = shard, page_buffer(shard.size_bytes)
+        numbers = range(len(shard.chunk_crc32c))
+        self._chunks: list[Future[None]] = [
+            readers.submit(_read_chunk, store, key, shard, number, self._blob) for number in numbers
+        ]
+
+    def up_to(self, size_bytes: int) -> memoryview:
+        """All of its memory, once the first bytes of it have come and are verified."""
+        for chunk in self._chunks[: -(-size_bytes // self.shard.chunk_bytes)]:
+            chunk.result()
+        return self._blob
+
+    def whole(self) -> memoryview:
+        """Its memory, once all has come."""
+        return self.up_to(self.shard.size_bytes)
+
+    def cancel(self) -> None:
+        """Fetch no more of it."""
+        for chunk in self._chunks:
+            chunk.cancel()
+
+
+def _placed(arriving: _Arriving) -> Mapping[str, Placed]:
+    """Where an image's tensors are, found out while the rest of it comes."""
+    try:
+        return read_layout(arriving.up_to(head_bytes(arriving.up_to(LENGTH_BYTES)))).placed
+    except MalformedImageError as error:
+        raise MalformedCheckpointError(key=arriving.shard.key, why=f"cannot be parsed ({error})") from None
+
+
+def _from_first(
+    tiers: Sequence[Store], run_id: str, shard: Shard, use: Callable[[_Arriving], _Found]
+) -> tuple[memoryview, _Found]:
+    for store in tiers[:-1]:
+        try:
+            return _read(store, run_id, shard, use)
+        except (CheckpointError, StoreReadError) as error:
+            log.info("fast tier has no whole copy, taking the durable one key=%s reason=%s", shard.key, error)
+    return _read(tiers[-1], run_id, shard, use)
+
+
+def _read(store: Store, run_id: str, shard: Shard, use: Callable[[_Arriving], _Found]) -> tuple[memoryview, _Found]:
+    key = f"{run_id}/{shard.key}"
+    try:
+        # Before anything is allocated: a manifest may claim any size, an object only what somebody stored.
+        found_bytes = store.size(key)
+        if found_bytes != shard.size_bytes:
+            raise TruncatedShardError(key=shard.key, expected_bytes=shard.size_bytes, found_bytes=found_bytes)
+        refuse_larger_than_memory(shard)
+        with ThreadPoolExecutor(_READERS, thread_name_prefix="segue-read") as readers:
+            arriving = _Arriving(readers, store, key, shard)
+            try:
+                found = use(arriving)
+                return arriving.whole(), found
+            finally:
+                arriving.cancel()
+    except MissingObjectError:
+        raise MissingShardError(key=shard.key) from None
+
+
+def _read_chunk(store: Store, key: str, shard: Shard, number: int, blob: memoryview) -> None:
+    start = number * shard.chunk_bytes
+    chunk = blob[start : start + shard.chunk_bytes]
+    count = store.read_into(key, start, chunk)
+    found = crc32c.crc32c(chunk[:count])
+    expected = shard.chunk_crc32c[number]
+    if count != len(chunk) or found != expected:
+        raise CorruptShardError(key=shard.key, chunk=number, expected=expected, found=found)
+
+
+def _piece(tensor: str, shape: list[int], offsets: list[int]) -> Piece:
+    if not all(type(number) is int and number >= 0 for number in (*shape, *offsets)) or len(shape) != len(offsets):
+        raise ValueError("a piece's place is not made of whole numbers")
+    if type(tensor) is not str:
+        raise TypeError("a piece's tensor is not a name")
+    return Piece(tensor, tuple(shape), tuple(offsets))
+
+
+def _parts(blob: memoryview, wanted: Mapping[str, Placed]) -> Iterator[tuple[str, Placed, memoryview]]:
+    """The bytes of some tensors of an image, which is let go of where little of it is wanted."""
+    few = sum(p.size_bytes for p in wanted.values()) < _WORTH_KEEPING_SHARE * len(blob)
+    for name, placed in wanted.items():
+        part = blob[placed.start : placed.start + placed.size_bytes]
+        yield name, placed, memoryview(bytearray(part)) if few else part
+
+
+def _check_tensors(
+    found: Mapping[str, tuple[Placed, memoryview]], expected: Mapping[str, TensorDigest], *, key: str
+) -> None:
+    if found.keys() != expected.keys():
+        odd = sorted(found.keys() ^ expected.keys())[:3]
+        raise MalformedCheckpointError(key=key, why=f"tensors differ from the index's, e.g. {odd}")
+    for name, (placed, _) in found.items():
+        dtype, shape, _ = expected[name]
+        if placed.spec != (dtype, shape):
+            raise MalformedCheckpointError(key=key, why=f"tensor {name} is not the index's {dtype}{list(shape)}")
