@@ -10,10 +10,11 @@ from contextlib import suppress
 
 from segue import layout
 from segue.clock import Clock
+from segue.continuity.ladder import to_set_aside
 from segue.deadline.decide import Decision, decide
-from segue.entries import DecisionEntry, Entry, OpenEntry, ReportEntry, VerdictEntry
+from segue.entries import DecisionEntry, Entry, OpenEntry, QuarantineEntry, ReportEntry, VerdictEntry
 from segue.errors import DriftError, LogMovedError, MissingObjectError
-from segue.history import Attempt, History, read_history
+from segue.history import Attempt, Checkpoint, History, read_history
 from segue.records import (
     CheckpointRef,
     Finding,
@@ -73,6 +74,10 @@ def decide_next(runlog: RunLog, spec: RunSpec, *, clock: Clock) -> Decision:
             continue
         if plan is not None:
             return Decision(action="run", reason="goes on with the attempt decided before", plan=plan)
+        faulty = to_set_aside(history)
+        if faulty is not None:
+            _set_aside(runlog, faulty, history)
+            continue
         last = history.decisions[-1] if history.decisions else None
         if last is not None and last.plan is None and last.action != "import" and has_moved:
             # Another parent ended the run in this very moment. To decide anew would start it again.
@@ -150,6 +155,14 @@ def _refuse_drift(before: RunSpec, now: RunSpec) -> None:
     }
     if changed:
         raise DriftError(run_id=now.run_id, fields=changed)
+
+
+def _set_aside(runlog: RunLog, checkpoint: Checkpoint, history: History) -> None:
+    """Nothing resumes from it any more; its bytes stay, as evidence."""
+    reason = "resumes from it were broken, and one from an older checkpoint was not"
+    facts = {"slot": checkpoint.ref.slot, "checkpoint": checkpoint.ref, "reason": reason}
+    with suppress(LogMovedError):  # Then whoever moved it may have said so too.
+        runlog.append(lambda stamp: QuarantineEntry.model_validate(stamp(epoch=0) | facts), at=history.next_slot)
 
 
 def _entry(decision: Decision, stamp: Stamp) -> Entry:

@@ -57,7 +57,8 @@ class History:
 
     `fresh_from` is the index in `reports` after the last decision that ended the run: budgets count from there, so
     that a person who mended something and starts the run again begins with full ones, while a parent that was killed
-    does not. `broken` is the newest verdict since then, when it says so.
+    does not. `broken_resumes` are the newest verdicts since then that say so, in a row; those that compared nothing do
+    not count.
     """
 
     spec: RunSpec | None = None
@@ -66,7 +67,7 @@ class History:
     reports: tuple[SegmentReport, ...] = ()
     resumes: tuple[VerdictEntry, ...] = ()
     decisions: tuple[DecisionEntry, ...] = ()
-    broken: Verdict | None = None
+    broken_resumes: tuple[VerdictEntry, ...] = ()
     fresh_from: int = 0
     damage: tuple[Damage, ...] = ()
     named_damage: frozenset[int] = field(default_factory=frozenset)
@@ -166,7 +167,7 @@ def fold(slots: Sequence[Slot], *, damage: tuple[Damage, ...] = (), next_slot: i
     )
     reports = tuple(slot.entry.report for slot in slots if isinstance(slot.entry, ReportEntry))
     ended = max((slot.number for slot in slots if _ends_the_run(slot)), default=-1)
-    fresh = [slot.entry.verdict for slot in slots if slot.number > ended and isinstance(slot.entry, VerdictEntry)]
+    fresh = [slot.entry for slot in slots if slot.number > ended and isinstance(slot.entry, VerdictEntry)]
     specs = [slot.entry.spec for slot in slots if isinstance(slot.entry, OpenEntry)]
     return History(
         spec=specs[-1] if specs else None,
@@ -183,12 +184,22 @@ def fold(slots: Sequence[Slot], *, damage: tuple[Damage, ...] = (), next_slot: i
         reports=reports,
         resumes=tuple(resumes.values()),
         decisions=tuple(slot.entry for slot in slots if isinstance(slot.entry, DecisionEntry)),
-        broken=fresh[-1] if fresh and fresh[-1].kind is VerdictKind.BROKEN else None,
+        broken_resumes=_broken_in_a_row(fresh),
         fresh_from=sum(isinstance(slot.entry, ReportEntry) for slot in slots if slot.number < ended),
         damage=damage,
         named_damage=frozenset(quarantined),
         next_slot=next_slot,
     )
+
+
+def _broken_in_a_row(verdicts: Sequence[VerdictEntry]) -> tuple[VerdictEntry, ...]:
+    found: list[VerdictEntry] = []
+    for entry in reversed(verdicts):
+        if entry.verdict.kind is VerdictKind.BROKEN:
+            found.insert(0, entry)
+        elif entry.verdict.rows_compared or entry.verdict.kind is not VerdictKind.UNVERIFIED:
+            break
+    return tuple(found)
 
 
 def _standing_commits(slots: Iterable[Slot]) -> Iterable[tuple[int, CommitEntry]]:

@@ -69,6 +69,7 @@ class Environment(Value):
     """What must be equal for a replay to be expected bit for bit."""
 
     torch: str
+    python: str = Field("", description="Its version: bytecode, by which code is compared, depends on it.")
     device: str = Field(description="cpu, or the accelerator's name.")
     instruction_set: str = Field(description="The CPU capability torch dispatches to.")
     processor: str = Field("", description="The CPU's model: kernels choose their instructions by it.")
@@ -176,6 +177,9 @@ class SegmentPlan(Record):
     capacity: Capacity
     deployment: str = Field(description="Prefect deployment that runs it, e.g. segment/spot.")
     parent: CheckpointRef | None = Field(None, description="Where to resume; None starts at step 0.")
+    at_most: CheckpointRef | None = Field(
+        None, description="Resume from no newer one than this, for resumes from a newer one were broken."
+    )
     max_seconds: float | None = Field(
         None, gt=0, description="Wall-clock bound; the loop commits and stops before it. None: until the goal."
     )

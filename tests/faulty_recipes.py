@@ -37,13 +37,28 @@ class _Deaf:
 
 
 def build(config: dict[str, Any]) -> Recipe:
-    """Config: fault (which), marker (a file that exists from the second build on)."""
-    recipe = tiny({name: value for name, value in config.items() if name not in {"fault", "marker"}})
+    """Config: fault (which), marker (a file that exists from the second build on), raise_first_at (only without it)."""
+    own = {"fault", "marker", "raise_first_at"}
+    recipe = tiny({name: value for name, value in config.items() if name not in own})
     marker = Path(config["marker"])
     resumed = marker.exists()
     marker.touch()
     FAULTS[config["fault"]](recipe, resumed)
+    recipe.after_step = _Raising(recipe.after_step, marker, config.get("raise_first_at"))
     return recipe
+
+
+class _Raising:
+    """Raises at a step, unless the run was built before: what it is made of is the same both times."""
+
+    def __init__(self, inner: Any, marker: Path, raise_at: int | None) -> None:
+        self._inner, self._again, self._raise_at = inner, marker.with_name(f"{marker.name}-raised"), raise_at
+
+    def __call__(self, step: int) -> None:
+        if self._raise_at is not None and step >= self._raise_at and not self._again.exists():
+            self._again.touch()
+            raise ArithmeticError("the recipe was told to raise here")
+        self._inner(step)
 
 
 def with_workers(config: dict[str, Any]) -> Recipe:

@@ -257,7 +257,7 @@ def test_the_run_is_broken_while_the_newest_verdict_since_its_last_end_says_so()
         ([broken, ended("broken"), decided(1), exact], False),
         ([exact, ended("failed"), broken], True),
     ]:
-        assert (history_of(*entries).broken is not None) is is_broken
+        assert bool(history_of(*entries).broken_resumes) is is_broken
 
 
 def test_reading_a_history_reads_what_was_appended_since(tmp_path: Any) -> None:

@@ -214,7 +214,7 @@ def _announce(runlog: RunLog, state: FirstState) -> SegmentPlan:
             lose = partial(declare_lost, runlog, before, why="another import took its place")
             patiently(lose, what="report")
             continue
-        segment, attempt = numbers_of_next(history)
+        segment, attempt = numbers_of_next(history, parent=history.newest.ref if history.newest else None)
         plan = SegmentPlan(
             segment=segment,
             attempt=attempt,

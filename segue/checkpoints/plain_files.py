@@ -24,6 +24,7 @@ from segue import layout
 from segue.checkpoints.codec import Json, decode_tree, encode_tree
 from segue.checkpoints.plain_words import readme
 from segue.checkpoints.snapshot import Snapshot
+from segue.continuity.setup import NOT_STATE
 from segue.curves import steps_of_lineage
 from segue.errors import MalformedCheckpointError, MissingObjectError
 from segue.history import Checkpoint, History
@@ -45,8 +46,8 @@ def write_state(folder: Path, snapshot: Snapshot, *, as_torch: bool, say: Callab
         MalformedCheckpointError: the model's state is not one.
         OSError: a file cannot be written.
     """
-    # The position is data_position.json's.
-    stems = file_stems(name for name in snapshot.skeletons if name != PROGRESS)
+    # The position is data_position.json's; what is only compared loads into nothing.
+    stems = file_stems(name for name in snapshot.skeletons if name != PROGRESS and name not in NOT_STATE)
     files = {}
     for name, stem in stems.items():
         say(f"writing {name}")

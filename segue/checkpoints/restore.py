@@ -16,6 +16,7 @@ from segue.checkpoints.snapshot import Snapshot, snapshot_of
 from segue.entries import Entry, QuarantineEntry
 from segue.errors import CheckpointError
 from segue.history import Checkpoint, read_history
+from segue.records import CheckpointRef
 from segue.runlog import RunLog, Stamp
 from segue.stores.base import Store, StoreReadError
 from segue.stores.patience import patiently
@@ -47,11 +48,17 @@ class Readers(Protocol):
 
 
 def newest_valid(
-    runlog: RunLog, *, epoch: int, fast: Sequence[Store] = (), readers: Readers | None = None
+    runlog: RunLog,
+    *,
+    epoch: int,
+    at_most: CheckpointRef | None = None,
+    fast: Sequence[Store] = (),
+    readers: Readers | None = None,
 ) -> Restorable | None:
     """The newest checkpoint of the run that verifies, read whole; None when there is none to take.
 
-    Stores in `fast` are asked first: what they hold counts where it is byte for byte what was committed.
+    With `at_most` none that was committed after that one is looked at. Stores in `fast` are asked first: what they hold
+    counts where it is byte for byte what was committed.
 
     Every checkpoint that does not verify, and every slot of the log that cannot be read, is named in the log by a
     quarantine record before the next one is tried. Several ranks take the same one: the newest that all could read.
@@ -63,7 +70,8 @@ def newest_valid(
     leads = readers is None or readers.is_leader
     if leads:
         patiently(lambda: _name_damaged_slots(runlog, epoch=epoch), what="log")
-    newest_first = [c.ref.slot for c in reversed(patiently(lambda: read_history(runlog), what="log").usable)]
+    usable = patiently(lambda: read_history(runlog), what="log").usable
+    newest_first = [c.ref.slot for c in reversed(usable) if at_most is None or c.ref.slot <= at_most.slot]
     while True:
         slot = str(newest_first.pop(0)) if leads and newest_first else ""
         slot = slot if readers is None else readers.first_of(slot)

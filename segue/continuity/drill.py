@@ -13,6 +13,7 @@ from pathlib import Path
 from pydantic import Field
 
 from segue.clock import Clock, SystemClock
+from segue.continuity.setup import LOOSE
 from segue.controller import open_run
 from segue.errors import DrillFailedError
 from segue.history import Checkpoint, read_history
@@ -166,7 +167,7 @@ def _final(runlog: RunLog, *, why: str) -> Checkpoint:
 def _differing(one: Checkpoint, other: Checkpoint) -> tuple[str, ...]:
     names = one.manifest.components.keys() | other.manifest.components.keys()
     pairs = ((name, one.manifest.components.get(name), other.manifest.components.get(name)) for name in names)
-    return tuple(sorted(name for name, before, after in pairs if before != after))
+    return tuple(sorted(name for name, before, after in pairs if before != after and name != LOOSE))
 
 
 def _worst(verdicts: tuple[Verdict, ...]) -> VerdictKind:

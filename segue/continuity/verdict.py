@@ -6,6 +6,7 @@ import math
 from collections.abc import Container, Sequence
 
 from segue.checkpoints.digests import Digests, owners
+from segue.continuity.setup import CONFIG, LOOSE, NOT_STATE, SetupChanges
 from segue.records import Finding, Verdict, VerdictKind, WitnessRow
 
 EXACT_CHANNELS = ("batch_fingerprint", "input_fingerprint", "lr", "loss_scale")
@@ -13,6 +14,9 @@ EXACT_CHANNELS = ("batch_fingerprint", "input_fingerprint", "lr", "loss_scale")
 
 TOLERANCES = {"loss": 1e-4, "grad_norm": 1e-3, "param_norm": 1e-4}
 """Largest relative difference when the environment changed (fp32, at most 8 steps; see docs/continuity.md)."""
+
+UNREGISTERED = "unregistered state"
+"""Values that training changes and that are in no state_dict."""
 
 _WORLD_SIZE = "world_size"
 
@@ -35,18 +39,24 @@ def judge(
     witness: Sequence[WitnessRow],
     replay: Sequence[WitnessRow],
     environment_changes: tuple[str, ...],
+    setup: SetupChanges = SetupChanges(),  # noqa: B008 - frozen
+    hint: str = "",
 ) -> Verdict:
     """Whether a resume continued the run.
 
     `committed` are the digests of the checkpoint, `restored` those of the live objects after the restore; `witness`
     the rows of the steps that followed the commit; `replay` the same steps as the resumed attempt did them. Rows are
-    matched by step; what only one side has is not compared, and `rows_compared` says how much was.
+    matched by step; what only one side has is not compared, and `rows_compared` says how much was. `setup` is what the
+    recipe is otherwise than at the checkpoint: after a change on purpose, rows that differ prove nothing. `hint` names
+    what may explain them.
     """
     pairs = _pairs(witness, replay)
-    of_digests = digest_findings(committed, restored)
-    of_rows = _row_findings_of(pairs, environment_changes)
-    findings = (*of_digests, *of_rows)
-    if of_digests or any(finding.channel not in _of_randomness(environment_changes) for finding in of_rows):
+    before_steps = (*digest_findings(committed, restored), *setup.findings)
+    of_rows = _explained(_row_findings_of(pairs, environment_changes), hint)
+    honest = _of_randomness(environment_changes)
+    is_other = any(finding.channel not in honest for finding in of_rows)
+    findings = (*before_steps, *(setup.accepted if is_other else ()), *of_rows)
+    if before_steps or (is_other and not setup.accepted):
         kind = VerdictKind.BROKEN
     elif findings or not pairs:
         kind = VerdictKind.UNVERIFIED
@@ -55,7 +65,7 @@ def judge(
     return Verdict(
         kind=kind,
         findings=findings,
-        components_compared=len(committed.components),
+        components_compared=len(committed.components.keys() - {CONFIG, LOOSE}),
         rows_compared=len(pairs),
         environment_changes=environment_changes,
     )
@@ -65,7 +75,7 @@ def digest_findings(committed: Digests, restored: Digests) -> tuple[Finding, ...
     """One finding for each component whose live state is not the committed one."""
     findings: list[Finding] = []
     for component, expected in committed.components.items():
-        if restored.components.get(component) == expected:
+        if component in NOT_STATE or restored.components.get(component) == expected:
             continue
         findings.append(
             Finding(
@@ -77,7 +87,7 @@ def digest_findings(committed: Digests, restored: Digests) -> tuple[Finding, ...
     findings += [
         Finding(component=name, channel="digest", sentence=f"{name} is new: the checkpoint has no state for it")
         for name in restored.components
-        if name not in committed.components and not name.startswith("rng.")
+        if name not in committed.components and name not in NOT_STATE and not name.startswith("rng.")
     ]
     return tuple(findings)
 
@@ -96,6 +106,16 @@ def row_findings(
             sentence = f"{meaning} (step {expected.step}, {channel} was {_show(before)}, now {_show(after)})"
             return (Finding(component=component, channel=channel, step=expected.step, sentence=sentence),)
     return ()
+
+
+def _explained(findings: tuple[Finding, ...], hint: str) -> tuple[Finding, ...]:
+    """With a cause named that digests cannot see; once they agree, a loss differs for a reason beside them."""
+    if not findings or not hint:
+        return findings
+    first = findings[0]
+    component = UNREGISTERED if first.component == _CAUSES["loss"][0] else first.component
+    told = first.model_copy(update={"component": component, "sentence": f"{first.sentence}; {hint}"})
+    return (told, *findings[1:])
 
 
 def _row_findings_of(

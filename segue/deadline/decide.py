@@ -6,11 +6,12 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Literal
 
+from segue.continuity.ladder import next_rung
 from segue.deadline import clamp
 from segue.deadline.estimates import Situation, situation
 from segue.deadline.policies import POLICIES
 from segue.history import History
-from segue.records import Capacity, SegmentPlan, SegmentReport, StopReason
+from segue.records import Capacity, CheckpointRef, SegmentPlan, SegmentReport, StopReason, VerdictKind
 from segue.spec import RunSpec
 
 Action = Literal["run", "finished", "hopeless", "failed", "broken"]
@@ -33,25 +34,30 @@ def decide(spec: RunSpec, history: History, *, now: datetime) -> Decision:
         return ended
     here = situation(spec, history, now=now)
     capacity, why = _capacity(spec, history, here)
-    segment, attempt = numbers_of_next(history)
+    rung = next_rung(history) if history.broken_resumes else None
+    source = rung.take if rung else history.newest
+    parent = source.ref if source else None
+    segment, attempt = numbers_of_next(history, parent=parent)
     plan = SegmentPlan(
         segment=segment,
         attempt=attempt,
         capacity=capacity,
         deployment=spec.pools.deployment(capacity),
-        parent=history.newest.ref if history.newest else None,
+        parent=parent,
+        at_most=parent if source is not history.newest else None,
         max_seconds=_bound_seconds(spec, here, capacity),
         start_within_seconds=_wait_seconds(spec, here, capacity),
     )
-    return Decision(action="run", reason=why, plan=plan, numbers=_numbers(here))
+    reason = f"{rung.reason}; {why}" if rung else why
+    return Decision(action="run", reason=reason, plan=plan, numbers=_numbers(here))
 
 
 def _is_over(spec: RunSpec, history: History) -> Decision | None:
     if history.committed_step >= spec.steps:
         return Decision("finished", f"step {spec.steps} is committed")
-    if history.broken is not None:
-        return Decision("broken", history.broken.findings[0].sentence)
-    failures = [report for report in history.fresh_reports if report.stop_reason is StopReason.FAILED]
+    if history.broken_resumes and next_rung(history) is None:
+        return Decision("broken", history.broken_resumes[-1].verdict.findings[0].sentence)
+    failures = [report for report in history.fresh_reports if _is_the_recipes(report, history)]
     if len(failures) >= spec.policy.max_failures:
         last = failures[-1].failure
         return Decision(
@@ -92,14 +98,13 @@ def _capacity(spec: RunSpec, history: History, here: Situation) -> tuple[Capacit
     return capacity, f"{capacity}: slack {_slack(here)} by policy {spec.policy.name}"
 
 
-def numbers_of_next(history: History) -> tuple[int, int]:
-    """Segment and attempt of the next plan: no two of a run have the same."""
+def numbers_of_next(history: History, *, parent: CheckpointRef | None) -> tuple[int, int]:
+    """Segment and attempt of the next plan, from a parent: no two of a run have the same."""
     plans = [entry.plan for entry in history.decisions if entry.plan is not None]
     if not plans:
         return 0, 1
     last = plans[-1]
     # A new attempt starts from the same parent; a new segment from another one, older only after damage.
-    parent = history.newest.ref if history.newest else None
     return (last.segment, last.attempt + 1) if parent == last.parent else (last.segment + 1, 1)
 
 
@@ -124,6 +129,14 @@ def _died_in_place(history: History) -> list[SegmentReport]:
             break
         died.append(report)
     return died
+
+
+def _is_the_recipes(report: SegmentReport, history: History) -> bool:
+    """Whether the user's code failed; a broken resume has its own ladder."""
+    attempt = history.attempt_of(report.segment, report.attempt)
+    verdict = attempt.verdict if attempt else None
+    is_broken = verdict is not None and verdict.kind is VerdictKind.BROKEN
+    return report.stop_reason is StopReason.FAILED and not is_broken
 
 
 def _committed(report: SegmentReport, history: History) -> bool:

@@ -36,9 +36,10 @@ from segue.trainer.heartbeat import Describe, HeartbeatThread, Watcher
 from segue.trainer.loop import TrainingLoop
 from segue.trainer.parallel import spread
 from segue.trainer.ranks import Ranks
-from segue.trainer.recipe import Recipe, import_build
+from segue.trainer.recipe import Build, Recipe, import_build
 from segue.trainer.reports import append_report, failure_of
 from segue.trainer.resume import Resume
+from segue.trainer.setup import setup_components
 from segue.trainer.team import Team, local_rank, meet
 
 log = logging.getLogger(__name__)
@@ -133,14 +134,16 @@ def _train(
     team: Team,
 ) -> SegmentReport:
     spec, ranks = assignment.spec, team.ranks
-    resume = Resume(runlog, claim, environment=environment, fast=fast, ranks=ranks)
+    resume = Resume(runlog, claim, environment=environment, accept=spec.continuity.accept, fast=fast, ranks=ranks)
     progress = Progress()
     try:
         with team.shared_fate():
-            parent = resume.find()
-            recipe = _build(spec, device)
+            parent = resume.find(at_most=assignment.plan.at_most)
+            build = import_build(spec.recipe)
+            recipe = _built(build, spec, device)
             feed = Feed(recipe.data, recipe=spec.recipe, seed=spec.seed, rank=ranks.rank, world_size=ranks.count)
             components = components_of(recipe, progress, name=spec.recipe, ranks=ranks)
+            components |= setup_components(recipe, feed, progress, build=build, config=spec.config)
             if ranks.rank:
                 # What its own streams do until it finds some stored; the leader goes on with the run's.
                 seed_all(stream_seed(spec.seed, rank=ranks.rank, step=parent.step if parent else 0))
@@ -205,9 +208,9 @@ def _train(
         return loop.run()
 
 
-def _build(spec: RunSpec, device: torch.device) -> Recipe:
+def _built(build: Build, spec: RunSpec, device: torch.device) -> Recipe:
     seed_all(spec.seed)
-    recipe = import_build(spec.recipe)(dict(spec.config))
+    recipe = build(dict(spec.config))
     recipe.model.to(device)
     return recipe
 

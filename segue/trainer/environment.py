@@ -52,6 +52,7 @@ def environment_of(device: torch.device, *, world_size: int = 1) -> Environment:
     """This process's environment."""
     return Environment(
         torch=torch.__version__,
+        python=".".join(platform.python_version_tuple()[:2]),
         device="cpu" if device.type == "cpu" else torch.cuda.get_device_name(device),
         instruction_set=torch.backends.cpu.get_cpu_capability(),
         processor=_processor(),

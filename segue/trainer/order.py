@@ -82,8 +82,15 @@ class SampleOrder:
 
     def batch(self, samples_seen: int) -> Ids:
         """The sample ids of the batch that follows `samples_seen`."""
-        start = samples_seen % self.samples_per_epoch
-        positions = np.arange(start, start + self.batch_length(samples_seen), dtype=np.uint64)
+        return self.at(np.arange(samples_seen, samples_seen + self.batch_length(samples_seen), dtype=np.uint64))
+
+    def at(self, numbers: Ids) -> Ids:
+        """The ids of the samples that the run sees as these, counted from its beginning and in ascending order."""
+        epochs, positions = np.divmod(numbers, np.uint64(self.samples_per_epoch))
         if not self.shuffle:
             return positions
-        return shuffled(positions, count=self.count, seed=self.seed, epoch=self.epoch_of(samples_seen))
+        parts = [
+            shuffled(positions[epochs == epoch], count=self.count, seed=self.seed, epoch=int(epoch))
+            for epoch in range(int(epochs[0]), int(epochs[-1]) + 1)
+        ]
+        return np.concatenate(parts)

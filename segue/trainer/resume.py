@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import torch
@@ -14,6 +14,7 @@ from segue.checkpoints.digests import Digests
 from segue.checkpoints.restore import Restorable, newest_valid
 from segue.checkpoints.snapshot import Snapshot, committed_as, digest, take
 from segue.checkpoints.writer_link import ShardWriter
+from segue.continuity.setup import SetupChanges, loose_hint, setup_changes
 from segue.continuity.verdict import digest_findings, judge
 from segue.entries import Entry, VerdictEntry
 from segue.errors import BrokenResumeError, MissingObjectError
@@ -56,10 +57,12 @@ class Resume:
         claim: Claim,
         *,
         environment: Environment,
+        accept: Collection[str] = (),
         fast: Sequence[Store] = (),
         ranks: Ranks | None = None,
     ) -> None:
         self._runlog, self._claim, self._environment, self._fast = runlog, claim, environment, fast
+        self._accept, self._setup, self._hint = accept, SetupChanges(), ""
         self._ranks = ranks or Ranks()
         self._committed: Digests | None = None
         self._source: Restorable | None = None
@@ -79,15 +82,17 @@ class Resume:
         """Whether nothing may be committed yet because the verdict is still out."""
         return self._source is not None and self.verdict is None
 
-    def find(self) -> CheckpointRef | None:
-        """Pick the newest valid checkpoint and verify its bytes.
+    def find(self, *, at_most: CheckpointRef | None = None) -> CheckpointRef | None:
+        """Pick the newest valid checkpoint, none newer than `at_most`, and verify its bytes.
 
         Raises:
             FencedError: a newer claim exists.
             StoreReadError: the store did not say.
         """
         readers = self._ranks if self._ranks.count > 1 else None
-        self._source = newest_valid(self._runlog, epoch=self._claim.epoch, fast=self._fast, readers=readers)
+        self._source = newest_valid(
+            self._runlog, epoch=self._claim.epoch, at_most=at_most, fast=self._fast, readers=readers
+        )
         return self.parent
 
     def restore(self, components: Mapping[str, Component]) -> None:
@@ -121,12 +126,13 @@ class Resume:
             return
         live = take(capture(components), copy=False)
         self._committed, self._restored = self._committed_digests(live), digest(live)
+        self._look_at_setup(live)
         # The bytes were only needed until here; a large model would otherwise be held twice.
         self._source = replace(self._source, snapshot=Snapshot({}, {}))
         self._witness = self._expected_rows() if self._ranks.is_leader else ()
         last = self._ranks.gather_texts(str(max((row.step for row in self._witness), default=0)))[0]
         self._last_witnessed = int(last)
-        is_lost = bool(digest_findings(self._committed, self._restored))
+        is_lost = bool(digest_findings(self._committed, self._restored) or self._setup.findings)
         if not self._ranks.all(not is_lost) or not self._last_witnessed:
             self.settle()
 
@@ -156,7 +162,9 @@ class Resume:
             restored=self._restored,
             witness=self._witness,
             replay=self._replay,
-            environment_changes=manifest.environment.differs_from(self._environment),
+            environment_changes=self._environment_changes,
+            setup=self._setup,
+            hint=self._hint,
         )
         verdict = self._of_all_ranks(verdict)
         self.verdict = verdict
@@ -165,6 +173,23 @@ class Resume:
         log.info("resume judged step=%d verdict=%s", manifest.step, verdict.sentence)
         if verdict.kind is VerdictKind.BROKEN:
             raise BrokenResumeError(sentence=verdict.findings[0].sentence)
+
+    @property
+    def _environment_changes(self) -> tuple[str, ...]:
+        assert self._source is not None
+        return self._source.checkpoint.manifest.environment.differs_from(self._environment)
+
+    def _look_at_setup(self, live: Snapshot) -> None:
+        assert self._source is not None
+        if not self._ranks.is_leader:
+            return  # What is stored is the leader's; another rank may well know its own number.
+        committed = self._source.snapshot.skeletons
+        self._setup = setup_changes(
+            committed, live.skeletons, environment_changes=self._environment_changes, accept=self._accept
+        )
+        self._hint = loose_hint(committed, live.skeletons)
+        for finding in self._setup.accepted:
+            log.info("changed on purpose component=%s %s", finding.component, finding.sentence)
 
     def _committed_digests(self, live: Snapshot) -> Digests:
         assert self._source is not None

@@ -15,23 +15,22 @@ FAULTS = [
     ("scheduler_not_restored", "scheduler", "digest", True),
     ("batch_norm_not_restored", "model", "digest", True),
     ("extra_not_restored", "extra.forgetful", "digest", True),
-    ("data_rows_changed", "data content", "input_fingerprint", False),
-    ("dropout_changed", "model or randomness", "loss", False),
-    ("unregistered_counter", "model or randomness", "loss", False),
-    ("weight_decay_changed", "optimizer", "param_norm", False),
+    ("data_rows_changed", "setup.data", "setup", True),
+    ("dropout_changed", "setup.model", "setup", True),
+    ("unregistered_counter", "unregistered state", "loss", False),
+    ("weight_decay_changed", "setup.hyperparameters", "setup", True),
 ]
 
 
 def resumed(nursery, make_spec, open_log, tmp_path, fault):
     spec = make_spec(
         recipe="tests.faulty_recipes:build",
-        config={"fault": fault, "marker": str(tmp_path / "built-before"), "raise_at_step": 26, "pause_seconds": 0.02},
+        config={"fault": fault, "marker": str(tmp_path / "built-before"), "raise_first_at": 26, "pause_seconds": 0.02},
         steps=60,
     )
     runlog = open_log(spec)
     first = nursery.run_attempt(runlog, spec)
     assert first.stop_reason is StopReason.FAILED
-    spec = spec.model_copy(update={"config": spec.config | {"raise_at_step": None}})
     report = nursery.run_attempt(runlog, spec)
     return spec, runlog, report
 
@@ -48,11 +47,16 @@ def test_a_faulty_resume_is_broken_and_names_what_was_lost(
     assert (verdict.findings[0].step is None) is before_first_step
     assert report.stop_reason is StopReason.FAILED
     assert report.failure.type == "BrokenResumeError"
-    # Nothing was committed after it, and the run stops.
+    # Nothing was committed after it, and the run stops: at once, or when the ladder is done.
+    for _ in range(0 if channel == "setup" else 2):
+        nursery.run_attempt(runlog, spec)
+    history = read_history(runlog)
     assert history.committed_step == 20
+    parents = [entry.parent.step for entry in history.resumes]
+    assert parents == ([20] if channel == "setup" else [20, 20, 10])
     decision = decide_next(runlog, spec, clock=SystemClock())
     assert decision.action == "broken"
-    assert decision.reason == verdict.findings[0].sentence
+    assert decision.reason == history.broken_resumes[-1].verdict.findings[0].sentence
 
 
 def test_the_same_resume_without_a_fault_is_exact(nursery, make_spec, open_log, tmp_path):
@@ -63,6 +67,8 @@ def test_the_same_resume_without_a_fault_is_exact(nursery, make_spec, open_log, 
 
 def test_after_a_broken_resume_was_mended_the_same_run_goes_on(nursery, make_spec, open_log, tmp_path):
     spec, runlog, _ = resumed(nursery, make_spec, open_log, tmp_path, "optimizer_not_restored")
+    for _ in range(2):
+        nursery.run_attempt(runlog, spec)
     assert decide_next(runlog, spec, clock=SystemClock()).action == "broken"
     mended = spec.model_copy(update={"config": spec.config | {"fault": "none"}})
     reports = nursery.run_to_the_end(runlog, mended)

@@ -135,3 +135,18 @@ class Logbook:
         finding = Finding(component="optimizer", channel="digest", sentence="optimizer state differs.")
         parent, attempt = self.history.checkpoints[-1].ref, self.history.attempts[-1].claim.attempt_id
         self.write(VerdictEntry, attempt_id=attempt, parent=parent, verdict=Verdict(kind=kind, findings=(finding,)))
+
+    def resume(
+        self, kind: VerdictKind, *, channel: str = "digest", rows: int = 8, commit: int | None = None
+    ) -> SegmentPlan:
+        """A whole attempt that resumed from where its plan says, and was judged so."""
+        plan = self.plan()
+        name = self.claim(plan)
+        finding = Finding(component="optimizer", channel=channel, sentence="optimizer state differs.")
+        is_good = kind in (VerdictKind.EXACT, VerdictKind.EQUIVALENT)
+        verdict = Verdict(kind=kind, findings=() if is_good else (finding,), rows_compared=rows)
+        self.write(VerdictEntry, attempt_id=name, parent=plan.parent, verdict=verdict)
+        if commit is not None:
+            self.commit(name, commit)
+        self.report(plan, StopReason.NOTICE if is_good else StopReason.FAILED, attempt_id=name)
+        return plan

@@ -137,16 +137,6 @@ def test_finished_outranks_a_broken_verdict_and_a_deadline_that_has_passed():
     assert book.ask().action == "finished"
 
 
-@pytest.mark.parametrize(("kind", "action"), [(VerdictKind.UNVERIFIED, "run"), (VerdictKind.BROKEN, "broken")])
-def test_a_run_stops_at_a_broken_resume_and_names_the_component(kind, action):
-    book = log()
-    book.attempt(NOTICE, commit=10)
-    book.verdict(kind)
-    made = book.ask()
-    assert made.action == action
-    assert (made.reason == "optimizer state differs.") is (action == "broken")
-
-
 @pytest.mark.parametrize(("failures", "action"), [(1, "run"), (2, "failed")])
 def test_code_that_raises_has_a_small_budget_of_its_own(failures, action):
     book = log(policy={"max_failures": 2})
@@ -215,7 +205,8 @@ def hopeless(book: Logbook) -> None:
 
 def broken(book: Logbook) -> None:
     book.attempt(NOTICE, commit=10)
-    book.verdict(VerdictKind.BROKEN)
+    book.resume(VerdictKind.BROKEN)
+    book.resume(VerdictKind.BROKEN)
 
 
 @pytest.mark.parametrize("go_wrong", [failed, hopeless, broken])

@@ -52,7 +52,7 @@ def test_the_resume_after_a_notice_is_proven_exact(nursery, make_spec, open_log)
     verdict = read_history(runlog).attempts[1].verdict
     assert verdict.kind is VerdictKind.EXACT
     assert verdict.rows_compared == 8
-    assert verdict.components_compared == 9
+    assert verdict.components_compared == 15
 
 
 def test_a_notice_before_the_first_step_ends_the_attempt_without_a_commit(nursery, make_spec, open_log):

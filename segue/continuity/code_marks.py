@@ -1,0 +1,139 @@
+"""Marks of code: whether the functions and classes that a recipe is made of are those of the checkpoint.
+
+By bytecode, so that comments, formatting and line numbers do not count; what a function calls in the user's own code
+counts with it. Comparable between processes of the same Python version.
+"""
+
+from __future__ import annotations
+
+import dis
+import site
+import sys
+import sysconfig
+import types
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import xxhash
+
+from segue.continuity.inspection import PLAIN, is_telling
+
+
+def code_marks(roots: Iterable[Any], *, home: str) -> dict[str, str]:
+    """A mark for every function and class of the user's that `roots` lead to, by its qualified name.
+
+    `home` is the top package of the recipe: its code is the user's wherever it is installed.
+    """
+    marks: dict[str, str] = {}
+    waiting = list(roots)
+    seen: set[int] = set()
+    while waiting:
+        found = waiting.pop()
+        if id(found) in seen or not _is_users(found, home=home):
+            continue
+        seen.add(id(found))
+        if isinstance(found, type):
+            waiting.extend(found.__mro__[1:])
+            waiting.extend(_functions_of(found))
+        elif isinstance(found, types.FunctionType):
+            # Two functions of one name, such as two lambdas of one line, are told apart by what they are.
+            name = f"{found.__module__}.{found.__qualname__}"
+            marks[name] = _merged(marks.get(name), _mark(found))
+            waiting.extend(_called(found))
+    return marks
+
+
+def _merged(before: str | None, mark: str) -> str:
+    return mark if before in (None, mark) else ",".join(sorted({*str(before).split(","), mark}))
+
+
+def _functions_of(owner: type) -> Iterator[Any]:
+    for value in vars(owner).values():
+        if isinstance(value, (staticmethod, classmethod)):
+            yield value.__func__
+        elif isinstance(value, property):
+            yield from (part for part in (value.fget, value.fset) if part is not None)
+        else:
+            yield getattr(value, "__wrapped__", value)
+
+
+def _mark(function: types.FunctionType) -> str:
+    hasher = xxhash.xxh3_64(_bytes_of(function.__code__, doc=function.__doc__))
+    for name, value in sorted(_globals_read(function)):
+        if isinstance(value, PLAIN) and is_telling(name, value):
+            hasher.update(f"{name}={value!r};".encode())
+    return hasher.hexdigest()
+
+
+def _bytes_of(code: types.CodeType, *, doc: str | None = None) -> bytes:
+    """What of a code object decides what it does."""
+    consts: list[bytes] = []
+    for number, const in enumerate(code.co_consts):
+        if isinstance(const, types.CodeType):
+            consts.append(_bytes_of(const))
+        elif number == 0 and doc is not None and const == doc:
+            consts.append(b"doc")
+        elif isinstance(const, frozenset):
+            consts.append(repr(sorted(const, key=repr)).encode())
+        else:
+            consts.append(f"{type(const).__name__}{const!r}".encode())
+    parts = (code.co_code, *consts, repr((code.co_names, code.co_varnames, code.co_freevars)).encode())
+    return b"\0".join(parts)
+
+
+def _codes(code: types.CodeType) -> Iterator[types.CodeType]:
+    yield code
+    for const in code.co_consts:
+        if isinstance(const, types.CodeType):
+            yield from _codes(const)
+
+
+def _globals_read(function: types.FunctionType) -> list[tuple[str, Any]]:
+    """Global names of the module that a function reads and does not itself set, with their values."""
+    names = {name for code in _codes(function.__code__) for name in code.co_names}
+    known = function.__globals__
+    return [(name, known[name]) for name in names - globals_set(function) if name in known]
+
+
+def globals_set(function: types.FunctionType) -> set[str]:
+    """Global names that a function sets: state, not settings."""
+    return {
+        str(instruction.argval)
+        for code in _codes(function.__code__)
+        for instruction in dis.get_instructions(code)
+        if instruction.opname == "STORE_GLOBAL"
+    }
+
+
+def _called(function: types.FunctionType) -> Iterator[Any]:
+    names = {name for code in _codes(function.__code__) for name in code.co_names}
+    for _, value in _globals_read(function):
+        if isinstance(value, types.ModuleType):
+            yield from (vars(value)[name] for name in names if name in vars(value))
+        else:
+            yield value if isinstance(value, (type, types.FunctionType)) else type(value)
+    for cell in function.__closure__ or ():
+        try:
+            value = cell.cell_contents
+        except ValueError:
+            continue  # Not bound yet.
+        yield value if isinstance(value, (type, types.FunctionType)) else type(value)
+
+
+def _is_users(found: Any, *, home: str) -> bool:
+    if not isinstance(found, (type, types.FunctionType)):
+        return False
+    top = str(found.__module__).partition(".")[0]
+    if top == home:
+        return True
+    if top in sys.stdlib_module_names or top in ("torch", "numpy", "segue"):
+        return False
+    file = getattr(sys.modules.get(found.__module__), "__file__", None)
+    # Without a file it was typed or made by a program: nobody else's.
+    return file is None or not any(Path(file).is_relative_to(folder) for folder in _installed())
+
+
+def _installed() -> tuple[str, ...]:
+    paths = sysconfig.get_paths()
+    return (paths["purelib"], paths["platlib"], paths["stdlib"], *site.getsitepackages())

@@ -1,0 +1,77 @@
+"""Marks of data: whether a data set holds what it held. Large arrays are sampled, evenly and always in the same places.
+
+A change in a few rows of many may be missed here; the witness sees it when they are drawn.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+import xxhash
+
+from segue.checkpoints.snapshot import raw_bytes
+from segue.continuity.inspection import PLAIN, Leaf
+
+WHOLE_BYTES = 64 * 2**20
+"""An array up to this size is read whole: some ten milliseconds."""
+_BLOCK_BYTES = 16 * 2**10
+_ITEMS = 10_000
+
+
+def data_marks(leaves: Iterable[Leaf]) -> dict[str, str]:
+    """A mark for every array, frame and long sequence, by its path."""
+    marks = {}
+    for leaf in leaves:
+        hasher = xxhash.xxh3_128()
+        _feed(leaf.value, hasher, depth=0)
+        marks[leaf.path] = hasher.hexdigest()
+    return marks
+
+
+def _feed(value: Any, hasher: Any, *, depth: int) -> None:
+    hasher.update(f"{type(value).__qualname__};".encode())
+    pandas = sys.modules.get("pandas")
+    if isinstance(value, torch.Tensor):
+        _feed_tensor(value, hasher)
+    elif isinstance(value, np.ndarray) and value.dtype != object:
+        hasher.update(f"{value.dtype}{value.shape}".encode())
+        _feed_bytes(np.ascontiguousarray(_thinned(value)).reshape(-1).view(np.uint8).data, hasher)
+    elif pandas is not None and isinstance(value, (pandas.DataFrame, pandas.Series, pandas.Index)):
+        hasher.update(f"{getattr(value, 'columns', '')}{len(value)}".encode())
+        _feed(pandas.util.hash_pandas_object(value[:: max(len(value) // _ITEMS, 1)]).to_numpy(), hasher, depth=depth)
+    elif isinstance(value, (bytes, bytearray, memoryview)):
+        _feed_bytes(memoryview(value).cast("B"), hasher)
+    elif isinstance(value, (*PLAIN, range)):
+        hasher.update(repr(value).encode())
+    elif isinstance(value, (Sequence, np.ndarray)) and depth < 4:
+        hasher.update(str(len(value)).encode())
+        for number in range(0, len(value), max(len(value) // _ITEMS, 1)):
+            _feed(value[number], hasher, depth=depth + 1)
+
+
+def _feed_tensor(tensor: torch.Tensor, hasher: Any) -> None:
+    hasher.update(f"{tensor.dtype}{tuple(tensor.shape)}".encode())
+    if tensor.layout is torch.strided and not tensor.is_quantized and tensor.device.type != "meta":
+        _feed_bytes(raw_bytes(_thinned(tensor.detach()).resolve_conj().resolve_neg().cpu().contiguous()), hasher)
+
+
+def _thinned(array: Any) -> Any:
+    """Evenly spaced rows of what would have to be copied whole to be read."""
+    is_contiguous = array.flags.c_contiguous if isinstance(array, np.ndarray) else array.is_contiguous()
+    is_here = isinstance(array, np.ndarray) or array.device.type == "cpu"
+    if array.nbytes <= WHOLE_BYTES or (is_contiguous and is_here) or array.shape[0] < 2:
+        return array
+    return array[:: -(-array.nbytes // WHOLE_BYTES)]
+
+
+def _feed_bytes(data: memoryview, hasher: Any) -> None:
+    if len(data) <= WHOLE_BYTES:
+        hasher.update(data)
+        return
+    stride = len(data) // (WHOLE_BYTES // _BLOCK_BYTES)
+    for start in range(0, len(data), stride):
+        hasher.update(data[start : start + _BLOCK_BYTES])

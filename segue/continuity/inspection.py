@@ -1,0 +1,162 @@
+"""What a recipe's objects are made of: plain values, arrays, code and random streams, each with the path to it.
+
+Only looks: nothing is called that belongs to the user, no sample is fetched, no random number is drawn.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import logging
+import random
+import re
+import types
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import PurePath
+from typing import Any
+
+import numpy as np
+import torch
+
+PLAIN = (bool, int, float, str, bytes, type(None))
+LONG_ITEMS = 256
+"""A sequence with more items is one leaf: data, not settings."""
+
+_DEEPEST = 8
+_MOST_OBJECTS = 20_000
+_SKIPPED = (types.ModuleType, logging.Logger, logging.Handler, PurePath, torch.optim.Optimizer)
+_STREAMS = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)
+
+
+@dataclass(frozen=True)
+class Leaf:
+    """One thing that objects are made of."""
+
+    path: str
+    value: Any
+
+
+@dataclass
+class Inspection:
+    """The leaves of some objects, by what they are."""
+
+    plain: dict[str, Any] = field(default_factory=dict)
+    arrays: list[Leaf] = field(default_factory=list)
+    """Tensors, arrays, frames and long sequences."""
+    code: list[Leaf] = field(default_factory=list)
+    """Functions and classes."""
+    streams: list[Leaf] = field(default_factory=list)
+    """Random generators of the user's own."""
+    _seen: dict[int, Any] = field(default_factory=dict)
+    """Objects that were met, by id; held, for another could get the id of one that is gone."""
+
+    def ignore(self, objects: Iterable[Any]) -> None:
+        """Do not take these apart where they are met."""
+        self._seen |= {id(found): found for found in objects}
+
+    def add(self, path: str, root: Any) -> None:
+        """Take apart one more object."""
+        self._take(path, root, 0)
+
+    def _take(self, path: str, value: Any, depth: int) -> None:
+        if isinstance(value, PLAIN):
+            self.plain[path] = value
+        elif isinstance(value, _SKIPPED) or depth > _DEEPEST or id(value) in self._seen:
+            return
+        elif len(self._seen) < _MOST_OBJECTS:
+            self._seen[id(value)] = value
+            if isinstance(value, _STREAMS):
+                self.streams.append(Leaf(path, value))
+            elif _is_data(value):
+                self.arrays.append(Leaf(path, value))
+            else:
+                self._take_apart(path, value, depth)
+
+    def _take_apart(self, path: str, value: Any, depth: int) -> None:
+        if isinstance(value, (types.FunctionType, type)):
+            self.code.append(Leaf(path, value))
+        elif not isinstance(value, (Mapping, list, tuple, set, frozenset, types.MethodType, functools.partial)):
+            self.code.append(Leaf(path, type(value)))
+        for name, part in parts_of(value):
+            self._take(f"{path}.{name}" if path else name, part, depth + 1)
+
+
+def parts_of(value: Any) -> Iterator[tuple[str, Any]]:
+    """What an object directly holds, by name."""
+    if isinstance(value, Mapping):
+        yield from ((str(key), item) for key, item in value.items() if isinstance(key, (str, int)))
+    elif isinstance(value, (list, tuple)):
+        yield from ((str(number), item) for number, item in enumerate(value))
+    elif isinstance(value, (set, frozenset)):
+        yield from ((str(number), item) for number, item in enumerate(sorted(value, key=repr)))
+    elif isinstance(value, functools.partial):
+        yield from (("func", value.func), ("args", value.args), ("keywords", value.keywords))
+    elif isinstance(value, types.MethodType):
+        yield from (("self", value.__self__), ("func", value.__func__))
+    elif isinstance(value, types.FunctionType):
+        yield from _parts_of_function(value)
+    elif isinstance(value, torch.nn.Module):
+        yield from settings_of(value)
+        yield from (part for held in (value._buffers, value._parameters, value._modules) for part in held.items())
+    elif not isinstance(value, type):
+        yield from _attributes(value)
+
+
+def settings_of(module: torch.nn.Module) -> Iterator[tuple[str, Any]]:
+    """What a module holds beside its tensors, its parts and torch's own book-keeping."""
+    for name, value in vars(module).items():
+        if name not in _OF_MODULES:
+            yield name, value
+
+
+_OF_MODULES = frozenset(vars(torch.nn.Module()))
+
+
+def is_telling(path: str, value: Any) -> bool:
+    """Whether a plain value can be expected to be the same in every process that builds the same recipe.
+
+    Times, addresses, paths and made-up names are not.
+    """
+    name = path.rpartition(".")[2]
+    if isinstance(value, bool) or value is None:
+        return True
+    if isinstance(value, int):
+        return abs(value) < 10**12 and not _OF_PROCESS.search(name)
+    if isinstance(value, float):
+        return not abs(value) >= 1e9 and not _OF_TIME.search(name)
+    if isinstance(value, str):
+        return len(value) <= 100 and not _OF_PLACE.search(value) and not _OF_PROCESS.search(name)
+    return len(value) <= 1000
+
+
+_OF_TIME = re.compile(r"time|clock|stamp|start|begin|began|created|elapsed|seconds", re.IGNORECASE)
+_OF_PROCESS = re.compile(r"(^|_)(pid|host|hostname|uuid|port|created|date|thread_id)$", re.IGNORECASE)
+_OF_PLACE = re.compile(r"[/\\]|\b[0-9a-f]{12,}\b|\d{4}-\d\d-\d\d|\d\d:\d\d|\bat 0x", re.IGNORECASE)
+
+
+def _is_data(value: Any) -> bool:
+    if isinstance(value, (torch.Tensor, np.ndarray, bytearray, memoryview, range)):
+        return True
+    if type(value).__module__.partition(".")[0] in ("pandas", "pyarrow", "polars"):
+        return True
+    return isinstance(value, Sequence) and not isinstance(value, (str, bytes)) and len(value) > LONG_ITEMS
+
+
+def _parts_of_function(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
+    yield "defaults", dict(enumerate(function.__defaults__ or ())) | (function.__kwdefaults__ or {})
+    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+        try:
+            yield name, cell.cell_contents
+        except ValueError:
+            continue  # Not bound yet.
+
+
+def _attributes(value: Any) -> Iterator[tuple[str, Any]]:
+    yield from getattr(value, "__dict__", {}).items()
+    for owner in type(value).__mro__:
+        slots = owner.__dict__.get("__slots__", ())
+        for name in (slots,) if isinstance(slots, str) else slots:
+            found = inspect.getattr_static(value, name, None)
+            if isinstance(found, types.MemberDescriptorType) and hasattr(value, name):
+                yield name, getattr(value, name)

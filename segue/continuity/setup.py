@@ -1,0 +1,146 @@
+"""Setup: what a recipe is before it has any state. Compared between a checkpoint and whoever resumes from it. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from segue.records import Finding
+
+MODEL = "setup.model"
+"""Each module's class and settings, each tensor's type and shape."""
+HYPERPARAMETERS = "setup.hyperparameters"
+"""Plain values of everything the recipe is made of, as built."""
+CODE = "setup.code"
+"""The user's functions and classes, by bytecode."""
+DATA = "setup.data"
+"""Arrays and long lists of the data set, large ones sampled."""
+BINDING = "setup.binding"
+"""Which live parameters the optimizer holds."""
+NEXT_BATCHES = "data.next"
+"""The samples of the next four batches."""
+CONFIG = "setup.config"
+"""What the run spec passes to the recipe. Whoever changes it was asked whether to (`--accept-drift`)."""
+LOOSE = "loose"
+"""Values that training changed and nobody restores. Not compared: they explain a replay that differs."""
+
+CHANNEL = "setup"
+"""Where such findings show."""
+
+CHANGEABLE = (MODEL, HYPERPARAMETERS, CODE, DATA, BINDING)
+"""What a person may change on purpose in the middle of a run, and say so."""
+COMPARED = (*CHANGEABLE, NEXT_BATCHES)
+NOT_STATE = frozenset((*COMPARED, CONFIG, LOOSE))
+"""Components that are looked at, not restored: their digests are not judged like those of state."""
+
+_OF_VERSIONS = ("torch", "python")
+_MOST_SHOWN = 3
+_ABSENT = "absent"
+
+
+@dataclass(frozen=True)
+class SetupChanges:
+    """What of the setup is not the checkpoint's."""
+
+    findings: tuple[Finding, ...] = ()
+    """Nobody said that it should be so."""
+    accepted: tuple[Finding, ...] = ()
+    """Changed on purpose: with a new config, or named in the run spec."""
+
+
+def setup_changes(
+    committed: Mapping[str, Any],
+    live: Mapping[str, Any],
+    *,
+    environment_changes: Collection[str],
+    accept: Collection[str] = (),
+) -> SetupChanges:
+    """Compare two setups, each component by itself.
+
+    A checkpoint that was made without one says nothing. With another torch or Python, what only one side has is not
+    compared, nor code with another Python: their versions decide what there is to see.
+    """
+    other_versions = not set(_OF_VERSIONS).isdisjoint(environment_changes)
+    other_config = CONFIG in committed and committed[CONFIG] != live.get(CONFIG)
+    found: list[Finding] = []
+    accepted: list[Finding] = []
+    for component in COMPARED:
+        if component not in committed or component not in live:
+            continue
+        if component == CODE and "python" in environment_changes:
+            continue
+        changes = differences(committed[component], live[component], both_only=other_versions)
+        if changes:
+            is_accepted = component in CHANGEABLE and (other_config or component in accept)
+            finding = Finding(component=component, channel=CHANNEL, sentence=_sentence(component, changes))
+            (accepted if is_accepted else found).append(finding)
+    return SetupChanges(tuple(found), tuple(accepted))
+
+
+def differences(before: Any, now: Any, *, both_only: bool = False, path: str = "") -> list[str]:
+    """What differs between two trees of plain data, each by its path, with both values."""
+    if isinstance(before, dict) and isinstance(now, dict):
+        found = []
+        for key in sorted(before.keys() | now.keys()):
+            if both_only and (key not in before or key not in now):
+                continue
+            below = f"{path}.{key}" if path else key
+            one, other = before.get(key, _ABSENT), now.get(key, _ABSENT)
+            found += differences(one, other, both_only=both_only, path=below)
+        return found
+    if isinstance(before, list) and isinstance(now, list) and len(before) == len(now):
+        pairs = enumerate(zip(before, now, strict=True))
+        return [
+            text
+            for number, (one, other) in pairs
+            for text in differences(one, other, both_only=both_only, path=f"{path}.{number}" if path else str(number))
+        ]
+    if type(before) is type(now) and before == now:
+        return []
+    return [f"{path or 'its value'} was {_short(before)}, now {_short(now)}"]
+
+
+def loose_hint(committed: Mapping[str, Any], live: Mapping[str, Any]) -> str:
+    """Which values that nobody restores are not what they were; empty when there are none."""
+    changes = differences(committed.get(LOOSE, {}), live.get(LOOSE, {}))
+    if not changes:
+        return ""
+    more = f" and {len(changes) - _MOST_SHOWN} more" if len(changes) > _MOST_SHOWN else ""
+    return f"not restored, because in no state_dict: {'; '.join(changes[:_MOST_SHOWN])}{more}"
+
+
+_MEANINGS = {
+    MODEL: "the model is built differently",
+    HYPERPARAMETERS: "a setting is another one",
+    CODE: "the recipe's code is another one",
+    DATA: "the data set holds something else",
+    BINDING: "the optimizer holds other tensors than the model's",
+    NEXT_BATCHES: "other samples would come next",
+}
+
+
+def _sentence(component: str, changes: list[str]) -> str:
+    shown = [_in_words(change) for change in changes[:_MOST_SHOWN]]
+    more = f" and {len(changes) - _MOST_SHOWN} more" if len(changes) > _MOST_SHOWN else ""
+    mend = (
+        f"; put it back, or name {component} in continuity.accept to go on with the change"
+        if component in CHANGEABLE
+        else ""
+    )
+    return f"{_MEANINGS[component]}: {'; '.join(shown)}{more}{mend}"
+
+
+def _in_words(change: str) -> str:
+    """A change of a mark says no more than that there is one."""
+    return _MARKS.sub(lambda found: f" is {_NEWS.get((found[1][:1], found[2][:1]), 'changed')}", change)
+
+
+_MARKS = re.compile(r" was ('[0-9a-f,]{16,}'|absent), now ('[0-9a-f,]{16,}'|absent)$")
+_NEWS = {("a", "'"): "new", ("'", "a"): "gone"}
+
+
+def _short(value: Any) -> str:
+    text = _ABSENT if value is _ABSENT else repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."

@@ -1,0 +1,170 @@
+"""The setup of a run: what a recipe is before it has any state, kept in each checkpoint to be compared, never restored.
+
+Taken once, when the recipe has been built: what training changes is state, and whoever resumes builds anew. Only which
+tensors the optimizer holds and which samples come next are looked at again at each save and each resume.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+import xxhash
+from torch import nn
+
+from segue.continuity.code_marks import code_marks
+from segue.continuity.data_marks import data_marks
+from segue.continuity.inspection import Inspection, is_telling, settings_of
+from segue.continuity.setup import BINDING, CODE, CONFIG, DATA, HYPERPARAMETERS, LOOSE, MODEL, NEXT_BATCHES
+from segue.trainer.components import Component, Progress
+from segue.trainer.feed import Feed
+from segue.trainer.order import SampleOrder
+from segue.trainer.parallel import bare
+from segue.trainer.recipe import Recipe
+
+_BATCHES_AHEAD, _GLANCED = 4, 64
+_MOST_LOOSE = 500
+
+
+class Looked:
+    """A component that is compared and never restored."""
+
+    def __init__(self, look: Callable[[], Any]) -> None:
+        self._look = look
+
+    def capture(self) -> Any:
+        return self._look()
+
+    def restore(self, tree: Any) -> None:
+        return
+
+
+def setup_components(
+    recipe: Recipe, feed: Feed, progress: Progress, *, build: Callable[..., Any], config: Mapping[str, Any]
+) -> dict[str, Component]:
+    """The setup of a recipe that was built just now, by the names of `segue.continuity.setup`."""
+    found = _inspected(recipe)
+    built = dict(found.plain)
+    code = [leaf.value for leaf in found.code]
+    classes = {type(module) for module in bare(recipe.model).modules()}
+    data = data_marks(leaf for leaf in found.arrays if leaf.path.startswith(("data.", "loss")))
+    fixed = {
+        MODEL: _described(bare(recipe.model)),
+        HYPERPARAMETERS: {path: _plain(value) for path, value in built.items() if is_telling(path, value)}
+        | _of_optimizer(recipe.optimizer)
+        | _of_order(feed.order),
+        CODE: code_marks([build, *code, *classes], home=str(build.__module__).partition(".")[0]),
+        CONFIG: {name: json.dumps(value, sort_keys=True) for name, value in config.items()},
+        DATA: {"samples": feed.order.count} | data,
+    }
+    looked: dict[str, Callable[[], Any]] = {name: lambda tree=tree: tree for name, tree in fixed.items()}  # type: ignore[misc]
+    looked[BINDING] = lambda: binding(bare(recipe.model), recipe.optimizer)
+    looked[NEXT_BATCHES] = lambda: next_batches(feed.order, progress.samples_seen)
+    looked[LOOSE] = lambda: _loose(recipe, built)
+    return {name: Looked(look) for name, look in looked.items()}
+
+
+def binding(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    """Which of the model's live parameters each group of the optimizer holds, and which names share one tensor."""
+    names: dict[int, str] = {}
+    tied: dict[str, str] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        first = names.setdefault(id(parameter), name)
+        if first != name:
+            tied[name] = first
+    groups = [[names.get(id(p), "not a parameter of the model") for p in g["params"]] for g in optimizer.param_groups]
+    return {"groups": groups, "tied": tied}
+
+
+def next_batches(order: SampleOrder, samples_seen: int) -> dict[str, Any]:
+    """How long the next batches are, and a mark of some of their samples in their order."""
+    lengths, numbers = [], []
+    for _ in range(_BATCHES_AHEAD):
+        length = order.batch_length(samples_seen)
+        numbers.append(np.arange(samples_seen, samples_seen + length, -(-length // _GLANCED), dtype=np.uint64))
+        lengths.append(length)
+        samples_seen += length
+    return {"lengths": lengths, "samples": xxhash.xxh3_64_hexdigest(order.at(np.concatenate(numbers)).tobytes())}
+
+
+def _inspected(recipe: Recipe) -> Inspection:
+    """All that the recipe's objects hold, beside the model's tensors and the optimizer's."""
+    found = Inspection()
+    found.ignore([recipe, *bare(recipe.model).modules(), *recipe.model.parameters()])
+    for name, module in bare(recipe.model).named_modules():
+        for setting, value in settings_of(module):
+            found.add(f"model.{name}.{setting}" if name else f"model.{setting}", value)
+    found.add("clip_grad_norm", recipe.clip_grad_norm)
+    found.add("loss", recipe.loss)
+    found.add("after_step", recipe.after_step)
+    found.add("data.dataset", recipe.data.dataset)
+    found.add("data.collate_fn", recipe.data.collate_fn)
+    found.add("data.worker_init_fn", recipe.data.worker_init_fn)
+    found.add("data.has_workers", recipe.data.num_workers > 0)
+    found.add("scheduler", recipe.scheduler)
+    found.add("scaler", recipe.scaler)
+    for key, target in recipe.extra.items():
+        found.add(f"extra.{key}", target)
+    return found
+
+
+def _described(model: nn.Module) -> dict[str, Any]:
+    modules = {name: _in_words(module) for name, module in model.named_modules()}
+    return {"modules": modules, "tensors": {name: _spec(p) for name, p in model.state_dict(keep_vars=True).items()}}
+
+
+def _in_words(module: nn.Module) -> str:
+    name, text = type(module).__qualname__, module.extra_repr()
+    if not is_telling("", text):
+        text = "" if " at 0x" in text else xxhash.xxh3_64_hexdigest(text.encode())
+    return f"{name}({text})"
+
+
+def _spec(tensor: Any) -> str:
+    if not isinstance(tensor, torch.Tensor):
+        return type(tensor).__qualname__  # What a module says of itself beside tensors.
+    return f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"
+
+
+def _of_optimizer(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    found: dict[str, Any] = {"optimizer": type(optimizer).__qualname__}
+    for number, group in enumerate(optimizer.param_groups):
+        settings = Inspection()
+        settings.add("", {name: value for name, value in group.items() if name != "params"})
+        found |= {f"optimizer.{number}.{name}": _plain(value) for name, value in settings.plain.items()}
+    return found
+
+
+def _of_order(order: SampleOrder) -> dict[str, Any]:
+    names = ("batch_size", "seed", "shuffle", "drop_last")
+    return {f"data.{name}": getattr(order, name) for name in names}
+
+
+def _plain(value: Any) -> Any:
+    return repr(value) if isinstance(value, bytes) else value
+
+
+def _loose(recipe: Recipe, built: Mapping[str, Any]) -> dict[str, Any]:
+    """Plain values that training has changed and nobody restores: they name what was lost if a replay differs."""
+    found = _inspected(recipe)
+    changed = {path: _plain(v) for path, v in found.plain.items() if not _same(v, built.get(path, _ABSENT))}
+    streams = {leaf.path: _mark_of_stream(leaf.value) for leaf in found.streams}
+    return dict(list((changed | streams).items())[:_MOST_LOOSE])
+
+
+_ABSENT = object()
+
+
+def _same(one: Any, other: Any) -> bool:
+    return type(one) is type(other) and bool(one == other)
+
+
+def _mark_of_stream(stream: Any) -> str:
+    state = stream.get_state() if hasattr(stream, "get_state") else getattr(stream, "bit_generator", stream)
+    if isinstance(state, torch.Tensor):
+        return xxhash.xxh3_64_hexdigest(state.numpy().tobytes())
+    text = state.getstate() if hasattr(state, "getstate") else getattr(state, "state", state)
+    return xxhash.xxh3_64_hexdigest(repr(text).encode())

@@ -1,0 +1,103 @@
+"""After a broken resume: once more, then one older, then stop and name the component."""
+
+from __future__ import annotations
+
+import pytest
+
+from segue.continuity.ladder import to_set_aside
+from segue.records import StopReason, VerdictKind
+from tests.deadline import Logbook, make_spec
+
+EXACT, BROKEN, UNVERIFIED = VerdictKind.EXACT, VerdictKind.BROKEN, VerdictKind.UNVERIFIED
+NOTICE = StopReason.NOTICE
+
+
+def book_with(*steps: int) -> Logbook:
+    """A run whose attempts committed at these steps, each after a notice."""
+    book = Logbook(make_spec())
+    for step in steps:
+        book.attempt(NOTICE, commit=step)
+    return book
+
+
+def test_a_first_broken_resume_is_tried_again_from_the_same_checkpoint():
+    book = book_with(10, 20)
+    before = book.resume(BROKEN)
+    made = book.ask()
+    assert (made.action, made.plan.parent, made.plan.at_most) == ("run", before.parent, None)
+    assert (made.plan.segment, made.plan.attempt) == (before.segment, before.attempt + 1)
+    assert made.reason.startswith("once more from step 20, for the resume was broken: optimizer state differs.")
+
+
+def test_after_a_second_one_an_older_checkpoint_is_taken_and_no_newer():
+    book = book_with(10, 20)
+    book.resume(BROKEN)
+    book.resume(BROKEN)
+    made = book.ask()
+    assert (made.action, made.plan.parent.step) == ("run", 10)
+    assert made.plan.at_most == made.plan.parent
+    assert "from step 10, one older than step 20, from which 2 resumes were broken" in made.reason
+
+
+@pytest.mark.parametrize(("steps", "broken"), [((10, 20), 3), ((20,), 2)])
+def test_when_the_older_one_does_not_help_or_there_is_none_the_run_stops_and_names_the_component(steps, broken):
+    book = book_with(*steps)
+    for _ in range(broken):
+        assert book.ask().action == "run"
+        book.resume(BROKEN)
+    made = book.ask()
+    assert (made.action, made.reason) == ("broken", "optimizer state differs.")
+
+
+def test_another_setup_is_not_tried_again():
+    book = book_with(10, 20)
+    book.resume(BROKEN, channel="setup")
+    assert book.ask().action == "broken"
+
+
+def test_broken_resumes_are_not_failures_of_the_recipe():
+    book = Logbook(make_spec(policy={"max_failures": 1}))
+    book.attempt(NOTICE, commit=10)
+    book.resume(BROKEN)
+    assert book.ask().action == "run"
+    book.attempt(StopReason.FAILED)
+    assert book.ask().action == "failed"
+
+
+@pytest.mark.parametrize(("kind", "rows", "resets"), [(EXACT, 8, True), (UNVERIFIED, 8, True), (UNVERIFIED, 0, False)])
+def test_a_resume_that_compared_nothing_says_nothing_about_the_broken_ones_before(kind, rows, resets):
+    book = book_with(10, 20)
+    book.resume(BROKEN)
+    book.resume(kind, rows=rows)
+    assert bool(book.history.broken_resumes) is not resets
+
+
+def test_a_checkpoint_is_set_aside_once_an_older_one_was_resumed_well():
+    book = book_with(10, 20)
+    book.resume(BROKEN)
+    book.resume(BROKEN)
+    assert to_set_aside(book.history) is None
+    book.resume(EXACT)
+    faulty = to_set_aside(book.history)
+    assert faulty.ref.step == 20
+    book.quarantine(faulty.ref)
+    assert to_set_aside(book.history) is None
+    made = book.ask()
+    assert (made.action, made.plan.parent.step, made.plan.at_most) == ("run", 10, None)
+
+
+@pytest.mark.parametrize("kinds", [(BROKEN, EXACT), (BROKEN, BROKEN, BROKEN), (BROKEN, BROKEN, UNVERIFIED)])
+def test_nothing_is_set_aside_without_proof(kinds):
+    book = book_with(10, 20)
+    for kind in kinds:
+        book.resume(kind)
+    assert to_set_aside(book.history) is None
+
+
+def test_a_checkpoint_that_was_resumed_well_in_the_end_is_kept():
+    book = book_with(10, 20)
+    for kind in (BROKEN, BROKEN, EXACT):
+        book.resume(kind)
+    good = book.resume(EXACT)
+    assert good.parent.step == 20  # Nobody set it aside, and it was good this time.
+    assert to_set_aside(book.history) is None
