@@ -7,6 +7,7 @@ import signal
 import time
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -71,10 +72,15 @@ def noisy(config: dict[str, Any]) -> Recipe:
 
 
 def forgetful(config: dict[str, Any]) -> Recipe:
-    """The noisy recipe, which one rank does not take up as it was. Config: forgets = [rank, what]."""
+    """The noisy recipe, which one rank does not take up as it was.
+
+    Config: forgets = [rank, what], marker (a file that exists from the second time on that this rank builds it).
+    """
     recipe = noisy(config)
-    rank, what = config.get("forgets", [None, None])
-    if rank == int(os.environ.get("RANK", "0")):
+    rank, what = config["forgets"]
+    marker = Path(f"{config['marker']}-{os.environ.get('RANK', '0')}")
+    was_built, _ = marker.exists(), marker.touch()
+    if was_built and rank == int(os.environ.get("RANK", "0")):
         if what == "optimizer":
             recipe.optimizer.load_state_dict = lambda state: None
         if what == "data":

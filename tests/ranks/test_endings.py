@@ -196,14 +196,15 @@ def test_a_notice_before_the_ranks_have_started_ends_the_attempt_before_its_firs
     [("optimizer", "optimizer", "digest"), ("data", "data content", "input_fingerprint"), ("dropout", None, "loss")],
 )
 def test_a_resume_that_is_broken_on_one_rank_is_broken_for_all_and_names_what_was_lost(
-    ranks_nursery, make_spec, open_log, what, component, channel
+    ranks_nursery, make_spec, open_log, tmp_path, what, component, channel
 ):
-    spec = make_spec(recipe="tests.ranks.recipes:forgetful", steps=30, checkpoints={"every_steps": 1000})
+    config = {"at": [1, 10, "notice"], "forgets": [1, what], "marker": str(tmp_path / "built")}
+    fields = {"recipe": "tests.ranks.recipes:forgetful", "config": config, "checkpoints": {"every_steps": 1000}}
+    spec = make_spec(steps=30, **fields)
     runlog = open_log(spec)
-    for config in ({"at": [1, 10, "notice"]}, {"forgets": [1, what]}):
+    for _ in range(2):
         seen = Watching()
-        changed = spec.model_copy(update={"config": config})
-        report = ranks_nursery.run_attempt(runlog, changed, ranks=2, meddle=seen)
+        report = ranks_nursery.run_attempt(runlog, spec, ranks=2, meddle=seen)
     assert (report.stop_reason, report.failure.type) == (StopReason.FAILED, "BrokenResumeError")
     assert seen.team.exit_codes == dict.fromkeys(range(2), ExitCode.BROKEN)
     history = read_history(runlog)
