@@ -96,6 +96,7 @@ class _Scene:
                 "checkpoints": {"every_steps": 5} | _SAVINGS[self.runs % len(_SAVINGS)] | fast,
                 "policy": {"max_lost_in_place": 10_000},
                 "liveness": {"heartbeat_seconds": 0.05},
+                "continuity": {"fire_drill": "off"},
             }
         )
         self.runs += 1

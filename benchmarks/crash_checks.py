@@ -11,6 +11,7 @@ from benchmarks.crash_trainer import read_notes
 from segue import layout
 from segue.checkpoints.pruning import names_in_use
 from segue.checkpoints.snapshot import Snapshot, digest, read_checkpoint
+from segue.continuity.setup import NOT_STATE
 from segue.entries import AnyEntry, CommitEntry
 from segue.errors import CheckpointError
 from segue.history import Checkpoint, History, read_history
@@ -64,10 +65,11 @@ class Checker:
                 self._complain(f"the damaged checkpoint of step {checkpoint.ref.step} is still offered")
 
     def final_state(self) -> dict[str, str]:
-        """Digests of all components of the newest checkpoint, computed from its bytes; empty when there is none."""
+        """Digests of all state of the newest checkpoint, computed from its bytes; empty when there is none."""
         log = self._read_log()
         newest = read_history(log).newest
-        return dict(digest(_read(log, newest)).components) if newest else {}
+        found = digest(_read(log, newest)).components if newest else {}
+        return {name: mark for name, mark in found.items() if name not in NOT_STATE}
 
     def orphans(self, store: Store) -> dict[str, int]:
         """Shards in a store of the run that no record names: their names in the run's folder, and sizes in bytes."""

@@ -89,6 +89,15 @@ class VerdictEntry(Entry):
     verdict: Verdict
 
 
+class DrillEntry(Entry):
+    """What a fresh process found that rehearsed a resume while training went on."""
+
+    kind: Literal["drill"] = "drill"
+    checkpoint: CheckpointRef
+    verdict: Verdict
+    seconds: float = Field(ge=0, description="From the start of its process to the verdict.")
+
+
 class ReportEntry(Entry):
     """How an attempt ended; by the attempt itself, or by the controller when no word came."""
 
@@ -119,6 +128,7 @@ AnyEntry = Annotated[
     | CommitEntry
     | SealEntry
     | VerdictEntry
+    | DrillEntry
     | ReportEntry
     | QuarantineEntry
     | PruneEntry,

@@ -255,6 +255,19 @@ class BrokenResumeError(SegueError):
         )
 
 
+class FireDrillError(SegueError):
+    """A fresh process could not continue the run from its first checkpoint."""
+
+    exit_code = 3
+
+    def __init__(self, *, sentence: str) -> None:
+        self.sentence = sentence
+        super().__init__(
+            f"the fire drill says that a resume would not be this run: {sentence.rstrip('.')}. Register what is named "
+            'and start a new run, or set continuity.fire_drill = "warn" to train on without a resume that holds.'
+        )
+
+
 class RankFailedError(SegueError):
     """The recipe raised on another rank."""
 

@@ -9,6 +9,7 @@ from segue.entries import (
     ClaimEntry,
     CommitEntry,
     DecisionEntry,
+    DrillEntry,
     OpenEntry,
     PruneEntry,
     QuarantineEntry,
@@ -66,6 +67,9 @@ class History:
     attempts: tuple[Attempt, ...] = ()
     reports: tuple[SegmentReport, ...] = ()
     resumes: tuple[VerdictEntry, ...] = ()
+    drills: tuple[DrillEntry, ...] = ()
+    broken_drill: Verdict | None = None
+    """The newest fire drill since the run was last ended, when it says so."""
     decisions: tuple[DecisionEntry, ...] = ()
     broken_resumes: tuple[VerdictEntry, ...] = ()
     fresh_from: int = 0
@@ -183,6 +187,8 @@ def fold(slots: Sequence[Slot], *, damage: tuple[Damage, ...] = (), next_slot: i
         ),
         reports=reports,
         resumes=tuple(resumes.values()),
+        drills=tuple(slot.entry for slot in slots if isinstance(slot.entry, DrillEntry)),
+        broken_drill=_broken_drill(slots, ended),
         decisions=tuple(slot.entry for slot in slots if isinstance(slot.entry, DecisionEntry)),
         broken_resumes=_broken_in_a_row(fresh),
         fresh_from=sum(isinstance(slot.entry, ReportEntry) for slot in slots if slot.number < ended),
@@ -190,6 +196,11 @@ def fold(slots: Sequence[Slot], *, damage: tuple[Damage, ...] = (), next_slot: i
         named_damage=frozenset(quarantined),
         next_slot=next_slot,
     )
+
+
+def _broken_drill(slots: Sequence[Slot], ended: int) -> Verdict | None:
+    fresh = [slot.entry.verdict for slot in slots if slot.number > ended and isinstance(slot.entry, DrillEntry)]
+    return fresh[-1] if fresh and fresh[-1].kind is VerdictKind.BROKEN else None
 
 
 def _broken_in_a_row(verdicts: Sequence[VerdictEntry]) -> tuple[VerdictEntry, ...]:

@@ -76,6 +76,9 @@ class ContinuitySpec(Value):
     """How much of a resume is replayed."""
 
     witness_steps: int = Field(8, ge=0, le=64, description="Steps after a commit that a resume must reproduce.")
+    fire_drill: typing.Literal["stop", "warn", "off"] = Field(
+        "stop", description="What to do when a fresh process cannot continue from the run's first checkpoint."
+    )
     accept: tuple[
         typing.Literal["setup.model", "setup.hyperparameters", "setup.code", "setup.data", "setup.binding"], ...
     ] = Field((), description="Parts of the setup that were changed on purpose since the checkpoint.")

@@ -59,6 +59,7 @@ def make_spec(tmp_path: Path) -> Callable[..., RunSpec]:
             "store": {"url": str(tmp_path / "store")},
             "checkpoints": {"every_steps": 10},
             "liveness": {"heartbeat_seconds": 0.05},
+            "continuity": {"fire_drill": "off"},  # A fresh process takes longer than most of these runs.
         }
         return RunSpec.parse(common | fields)
 

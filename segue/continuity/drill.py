@@ -147,6 +147,7 @@ def _prepared(spec: RunSpec, folder: Path, name: str, *, kills: int) -> RunSpec:
             "deadline": None,
             "checkpoints": CheckpointSpec(every_steps=_interval(spec, kills), keep=spec.checkpoints.keep),
             "liveness": LivenessSpec(heartbeat_seconds=0.2),
+            "continuity": spec.continuity.model_copy(update={"fire_drill": "off"}),  # This is one.
             "policy": spec.policy.model_copy(update={"max_failures": 1}),
         }
     )

@@ -107,8 +107,10 @@ def loose_hint(committed: Mapping[str, Any], live: Mapping[str, Any]) -> str:
     changes = differences(committed.get(LOOSE, {}), live.get(LOOSE, {}))
     if not changes:
         return ""
+    # Only what has changed since the recipe was built is kept.
+    shown = [change.removesuffix(_ABSENT) + "as built" if change.endswith(_ABSENT) else change for change in changes]
     more = f" and {len(changes) - _MOST_SHOWN} more" if len(changes) > _MOST_SHOWN else ""
-    return f"not restored, because in no state_dict: {'; '.join(changes[:_MOST_SHOWN])}{more}"
+    return f"not restored, because in no state_dict: {'; '.join(shown[:_MOST_SHOWN])}{more}"
 
 
 _MEANINGS = {

@@ -57,6 +57,8 @@ def _is_over(spec: RunSpec, history: History) -> Decision | None:
         return Decision("finished", f"step {spec.steps} is committed")
     if history.broken_resumes and next_rung(history) is None:
         return Decision("broken", history.broken_resumes[-1].verdict.findings[0].sentence)
+    if history.broken_drill is not None and spec.continuity.fire_drill == "stop":
+        return Decision("broken", f"the fire drill: {history.broken_drill.findings[0].sentence}")
     failures = [report for report in history.fresh_reports if _is_the_recipes(report, history)]
     if len(failures) >= spec.policy.max_failures:
         last = failures[-1].failure

@@ -37,6 +37,7 @@ from segue.trainer.assignment import Assignment
 from segue.trainer.claim import Claim
 from segue.trainer.components import Component, Progress
 from segue.trainer.feed import Batch, Feed
+from segue.trainer.fire_drill import FireDrill, is_due
 from segue.trainer.metrics import Curve
 from segue.trainer.parallel import spread_again
 from segue.trainer.recipe import Recipe
@@ -107,6 +108,8 @@ class TrainingLoop:
             clock=clock,
             leads=team.ranks.is_leader,
         )
+        due = is_due(assignment, read_history(runlog), ranks=team.ranks.count)
+        self._fire_drill = FireDrill(assignment, runlog, is_due=due)
         self._first_step_at: float | None = None
         self._train_seconds, self._train_steps = 0.0, 0
         self._loss: float | None = None
@@ -123,7 +126,7 @@ class TrainingLoop:
             WorkAtRiskError: nothing could be committed for longer than the user allows; likewise.
         """
         try:
-            with self._team.shared_fate(), closing(self._saving):
+            with self._team.shared_fate(), closing(self._saving), closing(self._fire_drill):
                 reason = self._train()
             return self._append(self._report(reason, note=self._writer.trouble))
         except FencedError as error:
@@ -192,6 +195,7 @@ class TrainingLoop:
             elif word.save:
                 self._save(evaluate=True)
             self._step(batches, counts=True)
+            self._fire_drill.look()
             if self._progress.step == self._from_step + 1:
                 self._saving.prepare()
         self._ending = True
@@ -264,6 +268,8 @@ class TrainingLoop:
             self._saving.step_done(seconds)
         for sealed_step, rows in self._witness.take_full():
             self._writer.submit(SealJob(sealed_step, rows))
+            if counts:
+                self._fire_drill.begin(state_bytes=self._writer.last_size_bytes or 0)
 
     def _count(self, row: WitnessRow, seconds: float) -> None:
         if self._first_step_at is None:

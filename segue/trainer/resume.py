@@ -48,6 +48,13 @@ class _Copies(Mapping[str, torch.Tensor]):
         return len(self._tensors)
 
 
+def restore_all(components: Mapping[str, Component], snapshot: Snapshot) -> None:
+    """Put a snapshot into live objects, in the order of the components: the random streams last."""
+    for name, component in components.items():
+        if name in snapshot.skeletons:
+            component.restore(decode_tree(snapshot.skeletons[name], _Copies(snapshot.tensors)))
+
+
 class Resume:
     """One attempt's resume, from the restore to its verdict. Without a checkpoint there is nothing to judge."""
 
@@ -99,10 +106,7 @@ class Resume:
         """Put the found state into the live objects, in order, the random streams last."""
         if self._source is None:
             return
-        snapshot = self._source.snapshot
-        for name, component in components.items():
-            if name in snapshot.skeletons:
-                component.restore(decode_tree(snapshot.skeletons[name], _Copies(snapshot.tensors)))
+        restore_all(components, self._source.snapshot)
         log.info("state restored step=%d components=%d", self._source.checkpoint.manifest.step, len(components))
 
     def offer_base(self, shards: ShardWriter) -> int | None:

@@ -1,0 +1,109 @@
+"""The fire drill: at the run's first sealed commit a fresh process rehearses the resume, while training goes on."""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import torch
+
+from segue.errors import FireDrillError
+from segue.history import History, read_history
+from segue.records import VerdictKind
+from segue.runlog import RunLog
+from segue.stores.patience import patiently
+from segue.trainer.assignment import Assignment, ExitCode
+
+log = logging.getLogger(__name__)
+
+_OF_FREE_MEMORY = 0.5
+"""The share of the free memory that a second copy of the state may take."""
+
+
+def is_due(assignment: Assignment, history: History, *, ranks: int) -> bool:
+    """Whether this attempt should hold one: no resume of the run was replayed yet, by a drill or in earnest.
+
+    Several ranks would need as many processes more; their first resume is judged when it comes.
+    """
+    continuity = assignment.spec.continuity
+    if continuity.fire_drill == "off" or not continuity.witness_steps or ranks > 1:
+        return False
+    return not history.drills and not any(entry.verdict.rows_compared for entry in history.resumes)
+
+
+class FireDrill:
+    """One rehearsal at most. A trainer that ends takes it along."""
+
+    def __init__(self, assignment: Assignment, runlog: RunLog, *, is_due: bool) -> None:
+        self._assignment, self._runlog, self._is_due = assignment, runlog, is_due
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def begin(self, *, state_bytes: int) -> None:
+        """Rehearse the resume from the newest sealed checkpoint; the first may still be on its way."""
+        if not self._is_due:
+            return
+        self._is_due = False
+        if not _has_room(state_bytes):
+            log.warning("no fire drill: no memory for a second copy of the state bytes=%d", state_bytes)
+            return
+        command = [sys.executable, "-m", "segue.trainer.rehearsal"]
+        env = os.environ | {"SEGUE_FIRE_DRILL": "1"}
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, env=env)
+        assert self._process.stdin is not None
+        self._process.stdin.write(self._assignment.model_dump_json().encode() + b"\n")
+        self._process.stdin.flush()
+
+    def look(self) -> None:
+        """Take note of how it ended, if it did.
+
+        Raises:
+            FireDrillError: a fresh process did not continue the run, and the spec says to stop then.
+        """
+        if self._process is None or (code := self._process.poll()) is None:
+            return
+        self.close()
+        if code != ExitCode.BROKEN:
+            return
+        drills = patiently(lambda: read_history(self._runlog), what="log").drills
+        broken = next((entry.verdict for entry in drills if entry.verdict.kind is VerdictKind.BROKEN), None)
+        if broken is not None and self._assignment.spec.continuity.fire_drill == "stop":
+            raise FireDrillError(sentence=broken.findings[0].sentence)
+
+    def close(self) -> None:
+        """End it."""
+        if self._process is None:
+            return
+        process, self._process = self._process, None
+        process.kill()
+        process.wait()
+        if process.stdin is not None:
+            process.stdin.close()
+
+
+def _has_room(state_bytes: int) -> bool:
+    if torch.cuda.is_available() and torch.cuda.memory_allocated():
+        free, _ = torch.cuda.mem_get_info()
+        return torch.cuda.max_memory_allocated() <= _OF_FREE_MEMORY * free
+    return state_bytes <= _OF_FREE_MEMORY * min(_free_bytes(), _left_to_container())
+
+
+def _free_bytes() -> float:
+    try:
+        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+    except OSError:
+        return math.inf  # A system that does not say.
+    kilobytes = (int(line.split()[1]) for line in lines if line.startswith("MemAvailable:"))
+    return next((1024.0 * found for found in kilobytes), math.inf)
+
+
+def _left_to_container() -> float:
+    folder = Path("/sys/fs/cgroup")
+    try:
+        limit, used = ((folder / name).read_text(encoding="ascii").strip() for name in ("memory.max", "memory.current"))
+    except OSError:
+        return math.inf
+    return math.inf if limit == "max" else float(int(limit) - int(used))

@@ -1,0 +1,108 @@
+"""At the run's first commit a fresh process rehearses the resume, and finds what nobody registered."""
+
+from __future__ import annotations
+
+import time
+
+import psutil
+
+from segue.clock import SystemClock
+from segue.controller import decide_next
+from segue.history import read_history
+from segue.records import StopReason, VerdictKind
+from segue.trainer.assignment import Assignment
+from segue.trainer.fire_drill import is_due
+from tests.deadline import Logbook
+from tests.deadline import make_spec as spec_of
+
+
+def drilled(make_spec, tmp_path, fault, *, fire_drill, steps=100_000):
+    """A run whose steps take long enough for another process to start."""
+    config = {"fault": fault, "marker": str(tmp_path / "built"), "pause_seconds": 0.02}
+    return make_spec(
+        recipe="tests.faulty_recipes:build",
+        config=config,
+        steps=steps,
+        checkpoints={"every_seconds": 1},
+        continuity={"fire_drill": fire_drill},
+    )
+
+
+def until(asked, *, then):
+    """Meddling: once the log says so, do this to the trainer."""
+
+    def meddle(pid, runlog, plan):
+        if not asked(read_history(runlog)):
+            return False
+        then(pid)
+        return True
+
+    return meddle
+
+
+def test_state_that_nobody_registered_stops_the_run_at_its_first_commit(nursery, make_spec, open_log, tmp_path):
+    spec = drilled(make_spec, tmp_path, "unregistered_counter", fire_drill="stop")
+    runlog = open_log(spec)
+    report = nursery.run_attempt(runlog, spec, limit_seconds=150)
+    history = read_history(runlog)
+    (drill,) = history.drills
+    assert drill.verdict.kind is VerdictKind.BROKEN
+    assert drill.verdict.findings[0].component == "unregistered state"
+    assert f"in no state_dict: loss.calls.0 was {drill.checkpoint.step}, now as built" in drill.verdict.findings[0].sentence
+    assert (report.stop_reason, report.failure.type) == (StopReason.FAILED, "FireDrillError")
+    assert history.checkpoints
+    assert not any(checkpoint.quarantined for checkpoint in history.checkpoints)
+    decision = decide_next(runlog, spec, clock=SystemClock())
+    assert (decision.action, decision.reason) == ("broken", f"the fire drill: {drill.verdict.findings[0].sentence}")
+
+
+def test_with_warn_the_run_trains_on_and_a_sound_one_is_proven_once(nursery, make_spec, open_log, tmp_path):
+    for run_id, fault, kind in [("faulty", "unregistered_counter", "broken"), ("sound", "none", "exact")]:
+        spec = drilled(make_spec, tmp_path, fault, fire_drill="warn").model_copy(update={"run_id": run_id})
+        runlog = open_log(spec)
+        seen = until(lambda history: history.drills, then=lambda pid: psutil.Process(pid).terminate())
+        report = nursery.run_attempt(runlog, spec, meddle=seen, limit_seconds=150)
+        assert report.stop_reason is StopReason.NOTICE
+        (drill,) = read_history(runlog).drills
+        assert (drill.verdict.kind, drill.verdict.rows_compared) == (VerdictKind(kind), 8)
+        assert decide_next(runlog, spec, clock=SystemClock()).action == "run"
+
+
+def test_a_trainer_that_is_killed_takes_its_fire_drill_along(nursery, make_spec, open_log, tmp_path):
+    spec = drilled(make_spec, tmp_path, "none", fire_drill="stop")
+    runlog = open_log(spec)
+    children = []
+
+    def kill(pid):
+        children.extend(c for c in psutil.Process(pid).children() if "segue.trainer.rehearsal" in c.cmdline())
+        psutil.Process(pid).kill()
+
+    def is_drilling(pid, runlog, plan):
+        if not any("segue.trainer.rehearsal" in c.cmdline() for c in psutil.Process(pid).children()):
+            return False
+        kill(pid)
+        return True
+
+    assert nursery.run_attempt(runlog, spec, meddle=is_drilling).stop_reason is StopReason.LOST
+    (child,) = children
+    give_up_at = time.monotonic() + 20
+    while child.is_running() and child.status() != psutil.STATUS_ZOMBIE:
+        assert time.monotonic() < give_up_at
+        time.sleep(0.05)
+    assert not read_history(runlog).drills
+
+
+def test_one_is_due_until_a_resume_was_replayed():
+    book = Logbook(spec_of())
+    due = lambda **fields: is_due(  # noqa: E731
+        Assignment(spec=spec_of(continuity=fields), plan=book.plan()), book.history, ranks=1
+    )
+    assert due()
+    assert not due(fire_drill="off")
+    assert not due(witness_steps=0)
+    assert not is_due(Assignment(spec=spec_of(), plan=book.plan()), book.history, ranks=2)
+    book.attempt(StopReason.NOTICE, commit=10)
+    book.resume(VerdictKind.UNVERIFIED, rows=0)
+    assert due()
+    book.resume(VerdictKind.EXACT)
+    assert not due()
