@@ -48,7 +48,10 @@ def test_state_that_nobody_registered_stops_the_run_at_its_first_commit(nursery,
     (drill,) = history.drills
     assert drill.verdict.kind is VerdictKind.BROKEN
     assert drill.verdict.findings[0].component == "unregistered state"
-    assert f"in no state_dict: loss.calls.0 was {drill.checkpoint.step}, now as built" in drill.verdict.findings[0].sentence
+    assert (
+        f"in no state_dict: loss.calls.0 was {drill.checkpoint.step}, now as built"
+        in drill.verdict.findings[0].sentence
+    )
     assert (report.stop_reason, report.failure.type) == (StopReason.FAILED, "FireDrillError")
     assert history.checkpoints
     assert not any(checkpoint.quarantined for checkpoint in history.checkpoints)

@@ -1,0 +1,388 @@
+"""What a recipe is before it has any state: which changes are seen, which are none, and which were meant."""
+
+from __future__ import annotations
+
+import functools
+import random
+import subprocess
+import sys
+import textwrap
+import time
+import uuid
+from types import SimpleNamespace
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, Dataset, TensorDataset
+
+from segue.continuity.code_marks import code_marks
+from segue.continuity.data_marks import WHOLE_BYTES, data_marks
+from segue.continuity.inspection import Inspection, Leaf
+from segue.continuity.setup import (
+    BINDING,
+    CODE,
+    CONFIG,
+    DATA,
+    HYPERPARAMETERS,
+    LOOSE,
+    MODEL,
+    NEXT_BATCHES,
+    differences,
+    loose_hint,
+    setup_changes,
+)
+from segue.testing.recipes import tiny
+from segue.trainer.components import Progress
+from segue.trainer.feed import Feed, seed_all
+from segue.trainer.recipe import Recipe
+from segue.trainer.setup import binding, next_batches, setup_components
+
+
+def captured(recipe, *, config=None, build=tiny, samples_seen=0):
+    feed = Feed(recipe.data, recipe="tiny", seed=0)
+    components = setup_components(recipe, feed, Progress(0, samples_seen), build=build, config=config or {})
+    return {name: component.capture() for name, component in components.items()}
+
+
+def changes_of(change, **fields):
+    """What is found when a recipe is built a second time and this was done to it."""
+    seed_all(0)
+    before = captured(tiny({}))
+    seed_all(0)
+    recipe = tiny({})
+    change(recipe)
+    return setup_changes(before, captured(recipe, **fields.pop("captured", {})), environment_changes=(), **fields)
+
+
+def set_dropout(recipe):
+    recipe.model[3].p = 0.5
+
+
+def set_decay(recipe):
+    recipe.optimizer.param_groups[0]["weight_decay"] = 0.3
+
+
+def set_clip(recipe):
+    recipe.clip_grad_norm = 1.0
+
+
+def set_loss(recipe):
+    recipe.loss = lambda model, batch: nn.functional.l1_loss(model(batch[0]), batch[1])
+
+
+def set_rows(recipe):
+    recipe.data.dataset.tensors[0][::50] += 1.0
+
+
+def set_batches(recipe):
+    recipe.data = DataLoader(recipe.data.dataset, batch_size=16, shuffle=True)
+
+
+def set_layers(recipe):
+    recipe.model[2] = nn.Tanh()
+
+
+def set_parameters(recipe):
+    recipe.model[0].weight = nn.Parameter(recipe.model[0].weight.detach().clone())
+
+
+def set_momentum(recipe):
+    recipe.model[1].momentum = 0.2
+
+
+def set_schedule(recipe):
+    recipe.scheduler.T_max = 400
+
+
+CHANGES = [
+    (
+        set_dropout,
+        {MODEL, HYPERPARAMETERS},
+        "3 was 'Dropout(p=0.2, inplace=False)', now",
+    ),
+    (set_decay, {HYPERPARAMETERS}, "optimizer.0.weight_decay was 0.01, now 0.3"),
+    (set_clip, {HYPERPARAMETERS}, "clip_grad_norm was 5.0, now 1.0"),
+    (set_loss, {HYPERPARAMETERS, CODE}, "tests.continuity.test_setup.set_loss.<locals>.<lambda> is new"),
+    (set_rows, {DATA}, "data.dataset.tensors.0 is changed"),
+    (set_batches, {HYPERPARAMETERS, NEXT_BATCHES}, "data.batch_size was 32, now 16"),
+    (set_layers, {MODEL, HYPERPARAMETERS}, "2 was 'ReLU()', now 'Tanh()'"),
+    (set_parameters, {BINDING}, "0.0 was '0.weight', now 'not a parameter of the model'"),
+    (set_momentum, {MODEL, HYPERPARAMETERS}, "1.momentum was 0.1, now 0.2"),
+    (set_schedule, {HYPERPARAMETERS}, "scheduler.T_max was 500, now 400"),
+]
+
+
+@pytest.mark.parametrize(("change", "components", "said"), CHANGES, ids=lambda value: getattr(value, "__name__", ""))
+def test_a_change_of_the_setup_is_found_and_said_in_words(change, components, said):
+    found = changes_of(change)
+    assert {finding.component for finding in found.findings} == components
+    sentences = " ".join(finding.sentence for finding in found.findings)
+    assert said in sentences
+    assert not found.accepted
+
+
+def test_the_same_recipe_built_twice_has_the_same_setup():
+    assert changes_of(lambda recipe: None).findings == ()
+
+
+def test_what_was_changed_on_purpose_is_accepted_by_its_name_or_with_another_config():
+    named = changes_of(set_dropout, accept=(MODEL, HYPERPARAMETERS))
+    assert (named.findings, {f.component for f in named.accepted}) == ((), {MODEL, HYPERPARAMETERS})
+    half = changes_of(set_dropout, accept=(MODEL,))
+    assert [f.component for f in half.findings] == [HYPERPARAMETERS]
+    with_config = changes_of(set_dropout, captured={"config": {"dropout": 0.5}})
+    assert (with_config.findings, len(with_config.accepted)) == ((), 2)
+
+
+def test_no_config_accepts_other_samples():
+    found = changes_of(lambda recipe: None, captured={"config": {"x": 1}, "samples_seen": 32})
+    assert [finding.component for finding in found.findings] == [NEXT_BATCHES]
+
+
+def test_a_checkpoint_without_a_setup_says_nothing():
+    live = captured(tiny({}))
+    assert setup_changes({}, live, environment_changes=()).findings == ()
+    assert setup_changes({CONFIG: {}}, live, environment_changes=()).findings == ()
+
+
+@pytest.mark.parametrize(("versions", "is_seen"), [((), True), (("threads",), True), (("torch",), False)])
+def test_settings_that_only_another_torch_has_are_no_change(versions, is_seen):
+    before = {HYPERPARAMETERS: {"lr": 0.1}}
+    now = {HYPERPARAMETERS: {"lr": 0.1, "fused": None}}
+    assert bool(setup_changes(before, now, environment_changes=versions).findings) is is_seen
+    other = {HYPERPARAMETERS: {"lr": 0.2}}
+    assert setup_changes(before, other, environment_changes=versions).findings
+
+
+@pytest.mark.parametrize(("versions", "is_seen"), [(("torch",), True), (("python",), False)])
+def test_code_is_not_compared_between_versions_of_python(versions, is_seen):
+    before, now = {CODE: {"a.b": "0" * 16}}, {CODE: {"a.b": "1" * 16}}
+    assert bool(setup_changes(before, now, environment_changes=versions).findings) is is_seen
+
+
+def test_differences_name_the_path_and_tell_types_apart():
+    assert differences({"a": [1, {"b": 2}]}, {"a": [1, {"b": 3}]}) == ["a.1.b was 2, now 3"]
+    assert differences(1, 1.0) == ["its value was 1, now 1.0"]
+    assert differences(True, 1) == ["its value was True, now 1"]
+    assert differences([1], [1, 2]) == ["its value was [1], now [1, 2]"]
+    assert differences({"a": 1}, {}) == ["a was 1, now absent"]
+
+
+def test_the_hint_names_what_is_in_no_state_dict():
+    assert loose_hint({}, {LOOSE: {}}) == ""
+    assert loose_hint({LOOSE: {"calls": 3}}, {LOOSE: {"calls": 3}}) == ""
+    told = loose_hint({LOOSE: {"calls": 3}}, {LOOSE: {}})
+    assert told == "not restored, because in no state_dict: calls was 3, now as built"
+
+
+class Augmented(Dataset):
+    """With a stream, a log counter and a time of its own."""
+
+    def __init__(self):
+        self.rows = torch.zeros(300, 2)
+        self.noise = np.random.default_rng(3)
+        self.began_at = time.time()
+        self.name = f"run-{uuid.uuid4()}"
+        self.served = 0
+
+    def __len__(self):
+        return len(self.rows)
+
+    def __getitem__(self, index):
+        self.served += 1
+        return self.rows[index] + self.noise.normal()
+
+
+def augmented():
+    model = nn.Linear(2, 1)
+    data = DataLoader(Augmented(), batch_size=10)
+    return Recipe(
+        model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1), data=data, loss=lambda m, b: m(b).sum()
+    )
+
+
+def test_times_and_made_up_names_are_no_settings_and_looking_draws_nothing():
+    recipe = augmented()
+    stream = recipe.data.dataset.noise.bit_generator.state
+    before = captured(recipe)
+    assert recipe.data.dataset.noise.bit_generator.state == stream
+    assert recipe.data.dataset.served == 0
+    assert setup_changes(before, captured(augmented()), environment_changes=()).findings == ()
+    assert before[HYPERPARAMETERS]["data.dataset.served"] == 0
+    assert not {"data.dataset.began_at", "data.dataset.name"} & before[HYPERPARAMETERS].keys()
+
+
+def test_what_training_changes_and_nobody_restores_is_kept_as_a_hint():
+    recipe = augmented()
+    feed = Feed(recipe.data, recipe="augmented", seed=0)
+    look = setup_components(recipe, feed, Progress(), build=augmented, config={})[LOOSE].capture
+    before = look()
+    recipe.data.dataset[0]
+    after = look()
+    assert (before.get("data.dataset.served"), after["data.dataset.served"]) == (None, 1)
+    assert before["data.dataset.noise"] != after["data.dataset.noise"]
+
+
+def test_binding_names_the_live_parameters_in_order_and_the_tied_ones():
+    model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
+    model[1].weight = model[0].weight
+    optimizer = torch.optim.SGD([{"params": [model[1].bias]}, {"params": [model[0].weight]}], lr=0.1)
+    found = binding(model, optimizer)
+    assert found == {"groups": [["1.bias"], ["0.weight"]], "tied": {"1.weight": "0.weight"}}
+
+
+def test_the_next_batches_are_told_from_those_of_any_other_place_and_seed():
+    def marks(samples_seen, *, seed=0):
+        data = DataLoader(TensorDataset(torch.zeros(1000, 1)), batch_size=300, shuffle=True)
+        return next_batches(Feed(data, recipe="x", seed=seed).order, samples_seen)
+
+    assert marks(300) == marks(300)
+    assert marks(300)["lengths"] == [300, 300, 100, 300]
+    assert len({marks(n)["samples"] for n in (0, 300, 600, 1000)} | {marks(0, seed=1)["samples"]}) == 5
+
+
+def marks_of_data(value):
+    return data_marks([Leaf("x", value)])["x"]
+
+
+LARGE = WHOLE_BYTES // 4 + 1_000_000
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: torch.arange(100.0),
+        lambda: torch.arange(100).reshape(10, 10).T,
+        lambda: np.arange(100.0).reshape(10, 10)[:, ::2],
+        lambda: np.array(["a", "b"] * 200),
+        lambda: np.array([["a", 1]] * 200, dtype=object),
+        lambda: pd.DataFrame({"a": range(300), "b": ["x"] * 300}),
+        lambda: [("path", n) for n in range(5000)],
+        lambda: range(1000),
+        lambda: bytearray(b"abc"),
+        lambda: np.zeros(LARGE, np.float32),
+        lambda: torch.zeros(2, LARGE)[:, ::2],
+    ],
+    ids=[
+        "tensor",
+        "transposed",
+        "strided",
+        "strings",
+        "objects",
+        "frame",
+        "list",
+        "range",
+        "bytes",
+        "large",
+        "large-strided",
+    ],
+)
+def test_data_has_one_mark_whoever_looks_and_another_when_it_changes(make):
+    value = make()
+    mark = marks_of_data(value)
+    assert marks_of_data(make()) == mark
+    if isinstance(value, pd.DataFrame):
+        value.loc[7, "b"] = "y"
+    elif isinstance(value, range):
+        value = range(1, 1001)
+    elif isinstance(value, list):
+        value[0] = ("path", -1)
+    else:
+        value[0] = value[1]
+        if isinstance(value, (torch.Tensor, np.ndarray)) and value.dtype in (torch.float32, np.float32):
+            value[0] = 1.0
+    if isinstance(value, np.ndarray) and value.dtype == object:
+        value[0, 0] = "c"
+    assert marks_of_data(value) != mark
+
+
+def test_types_and_shapes_are_part_of_the_mark():
+    assert len({marks_of_data(v) for v in (torch.zeros(4), torch.zeros(2, 2), torch.zeros(4).int(), np.zeros(4))}) == 4
+
+
+CODE_TEXT = '''
+"""A module."""
+import math
+SMOOTHING = 0.1
+_calls = 0
+
+def helper(x):
+    """Doubles."""
+    return 2 * x
+
+class Net:
+    def forward(self, x):
+        return helper(x) + SMOOTHING
+
+def loss(net, batch):
+    global _calls
+    _calls += 1
+    return net.forward(batch) * math.pi
+
+def build(config):
+    return Net(), loss
+'''
+
+
+def marks_of_code(text, name="made_up_recipe"):
+    """Marks of the module's `build`, in this process: what is compared is the code, not where it lies."""
+    space = {"__name__": name}
+    exec(compile(textwrap.dedent(text), "made-up", "exec"), space)
+    return code_marks([space["build"]], home=name)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "changed"),
+    [
+        ("return 2 * x", "return 3 * x", {"helper"}),
+        ("SMOOTHING = 0.1", "SMOOTHING = 0.2", {"Net.forward"}),
+        ("helper(x) + SMOOTHING", "helper(x) - SMOOTHING", {"Net.forward"}),
+        ("* math.pi", "/ math.pi", {"loss"}),
+        ("_calls += 1", "_calls += 2", {"loss"}),
+        ('"""Doubles."""', '"""Twice as much."""', set()),
+        ("return 2 * x", "return (2\\n            * x)  # a comment", set()),
+        ("_calls = 0", "_calls = 7", set()),
+        ('"""A module."""', '"""A module."""\\n\\n\\n', set()),
+    ],
+)
+def test_code_is_told_by_what_it_does(old, new, changed):
+    before = marks_of_code(CODE_TEXT)
+    now = marks_of_code(CODE_TEXT.replace(old, new.replace("\\n", "\n")))
+    assert set(before) == {f"made_up_recipe.{name}" for name in ("build", "helper", "Net.forward", "loss")}
+    assert {name.removeprefix("made_up_recipe.") for name in before if before[name] != now[name]} == changed
+
+
+def test_code_of_libraries_is_not_looked_at():
+    marks = code_marks([nn.Linear, functools.partial, np.mean, random.random, DataLoader, pd.DataFrame], home="recipe")
+    assert marks == {}
+
+
+def test_another_process_gives_code_and_data_the_same_marks(tmp_path):
+    (tmp_path / "made_up_recipe.py").write_text(CODE_TEXT)
+    ask = (
+        "import made_up_recipe, json; from segue.continuity.code_marks import code_marks; "
+        "print(json.dumps(code_marks([made_up_recipe.build], home='made_up_recipe')))"
+    )
+    answers = [
+        subprocess.run(
+            [sys.executable, "-c", ask],
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            check=True,
+            env={"PYTHONHASHSEED": seed, "PYTHONPATH": f"{tmp_path}:{':'.join(sys.path)}"},
+        ).stdout
+        for seed in ("1", "2")
+    ]
+    assert answers[0] == answers[1] != ""
+
+
+def test_an_object_that_holds_itself_is_taken_apart_once():
+    loop = SimpleNamespace(value=3)
+    loop.loop = loop
+    found = Inspection()
+    found.add("x", loop)
+    assert found.plain == {"x.value": 3}
