@@ -14,12 +14,13 @@ import types
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import PurePath
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
 PLAIN = (bool, int, float, str, bytes, type(None))
+_PLAIN_TYPES = frozenset(PLAIN)
 LONG_ITEMS = 256
 """A sequence with more items is one leaf: data, not settings."""
 
@@ -37,6 +38,14 @@ class Leaf:
     value: Any
 
 
+class Holder(NamedTuple):
+    """An object, and the plain values that it held."""
+
+    path: str
+    value: Any
+    plain: dict[str, Any]
+
+
 @dataclass
 class Inspection:
     """The leaves of some objects, by what they are."""
@@ -48,6 +57,8 @@ class Inspection:
     """Functions and classes."""
     streams: list[Leaf] = field(default_factory=list)
     """Random generators of the user's own."""
+    holders: list[Holder] = field(default_factory=list)
+    """Every object that was taken apart."""
     _seen: dict[int, Any] = field(default_factory=dict)
     """Objects that were met, by id; held, for another could get the id of one that is gone."""
 
@@ -78,8 +89,27 @@ class Inspection:
             self.code.append(Leaf(path, value))
         elif not isinstance(value, (Mapping, list, tuple, set, frozenset, types.MethodType, functools.partial)):
             self.code.append(Leaf(path, type(value)))
+        self.hold(path, value)
         for name, part in parts_of(value):
             self._take(f"{path}.{name}" if path else name, part, depth + 1)
+
+    def hold(self, path: str, value: Any) -> None:
+        """Remember the plain values that an object holds now."""
+        if not isinstance(value, type):
+            self.holders.append(Holder(path, value, plain_parts(value)))
+
+    def changed(self) -> dict[str, Any]:
+        """Plain values that are others than when they were met, or new; with the path to each.
+
+        Does not take anything apart again, for it is asked for at every save.
+        """
+        return {
+            f"{holder.path}.{name}": value
+            for holder in self.holders
+            for name, value in plain_parts(holder.value).items()
+            if (before := holder.plain.get(name, holder)) is not value
+            and not (type(before) is type(value) and before == value)
+        }
 
 
 def parts_of(value: Any) -> Iterator[tuple[str, Any]]:
@@ -101,6 +131,15 @@ def parts_of(value: Any) -> Iterator[tuple[str, Any]]:
         yield from (part for held in (value._buffers, value._parameters, value._modules) for part in held.items())
     elif not isinstance(value, type):
         yield from _attributes(value)
+
+
+def plain_parts(value: Any) -> dict[str, Any]:
+    """The plain values among what an object directly holds."""
+    if isinstance(value, torch.nn.Module):
+        # There may be thousands of them, and most of what they hold is torch's.
+        held = value.__dict__.items()
+        return {name: part for name, part in held if type(part) in _PLAIN_TYPES and name not in _OF_MODULES}
+    return {name: part for name, part in parts_of(value) if type(part) in _PLAIN_TYPES}
 
 
 def settings_of(module: torch.nn.Module) -> Iterator[tuple[str, Any]]:

@@ -47,13 +47,12 @@ def setup_components(
 ) -> dict[str, Component]:
     """The setup of a recipe that was built just now, by the names of `segue.continuity.setup`."""
     found = _inspected(recipe)
-    built = dict(found.plain)
     code = [leaf.value for leaf in found.code]
     classes = {type(module) for module in bare(recipe.model).modules()}
     data = data_marks(leaf for leaf in found.arrays if leaf.path.startswith(("data.", "loss")))
     fixed = {
         MODEL: _described(bare(recipe.model)),
-        HYPERPARAMETERS: {path: _plain(value) for path, value in built.items() if is_telling(path, value)}
+        HYPERPARAMETERS: {path: _plain(value) for path, value in found.plain.items() if is_telling(path, value)}
         | _of_optimizer(recipe.optimizer)
         | _of_order(feed.order),
         CODE: code_marks([build, *code, *classes], home=str(build.__module__).partition(".")[0]),
@@ -63,7 +62,7 @@ def setup_components(
     looked: dict[str, Callable[[], Any]] = {name: lambda tree=tree: tree for name, tree in fixed.items()}  # type: ignore[misc]
     looked[BINDING] = lambda: binding(bare(recipe.model), recipe.optimizer)
     looked[NEXT_BATCHES] = lambda: next_batches(feed.order, progress.samples_seen)
-    looked[LOOSE] = lambda: _loose(recipe, built)
+    looked[LOOSE] = lambda: _loose(found)
     return {name: Looked(look) for name, look in looked.items()}
 
 
@@ -95,6 +94,7 @@ def _inspected(recipe: Recipe) -> Inspection:
     found = Inspection()
     found.ignore([recipe, *bare(recipe.model).modules(), *recipe.model.parameters()])
     for name, module in bare(recipe.model).named_modules():
+        found.hold(f"model.{name}" if name else "model", module)
         for setting, value in settings_of(module):
             found.add(f"model.{name}.{setting}" if name else f"model.{setting}", value)
     found.add("clip_grad_norm", recipe.clip_grad_norm)
@@ -147,19 +147,11 @@ def _plain(value: Any) -> Any:
     return repr(value) if isinstance(value, bytes) else value
 
 
-def _loose(recipe: Recipe, built: Mapping[str, Any]) -> dict[str, Any]:
+def _loose(built: Inspection) -> dict[str, Any]:
     """Plain values that training has changed and nobody restores: they name what was lost if a replay differs."""
-    found = _inspected(recipe)
-    changed = {path: _plain(v) for path, v in found.plain.items() if not _same(v, built.get(path, _ABSENT))}
-    streams = {leaf.path: _mark_of_stream(leaf.value) for leaf in found.streams}
+    changed = {path: _plain(value) for path, value in built.changed().items()}
+    streams = {leaf.path: _mark_of_stream(leaf.value) for leaf in built.streams}
     return dict(list((changed | streams).items())[:_MOST_LOOSE])
-
-
-_ABSENT = object()
-
-
-def _same(one: Any, other: Any) -> bool:
-    return type(one) is type(other) and bool(one == other)
 
 
 def _mark_of_stream(stream: Any) -> str:
