@@ -13,6 +13,8 @@ from segue.errors import RecipeError
 from segue.trainer.ranks import Ranks
 from segue.trainer.recipe import Recipe
 
+_COARSE = (torch.bfloat16, torch.float16)
+
 
 def spread(recipe: Recipe, ranks: Ranks, device: torch.device, *, name: str) -> Recipe:
     """The recipe with the module to call in training. What it has wrapped or sharded itself stays as it is.
@@ -59,6 +61,17 @@ def total_norm(tensors: list[torch.Tensor]) -> torch.Tensor:
     plain = [tensor for tensor in tensors if not is_sharded(tensor)]
     norms = [whole(torch.nn.utils.get_total_norm(part)) for part in (plain, sharded) if part]
     norm: torch.Tensor = torch.linalg.vector_norm(torch.stack(norms))
+    return norm
+
+
+def parameter_norm(parameters: list[torch.Tensor]) -> torch.Tensor:
+    """The same of parameters, summed in fp32 at least: three digits, as bf16 has, hide what an optimizer has lost."""
+    coarse = [tensor for tensor in parameters if tensor.dtype in _COARSE and not is_sharded(tensor)]
+    if not coarse:
+        return total_norm(parameters)
+    others = [tensor for tensor in parameters if tensor.dtype not in _COARSE or is_sharded(tensor)]
+    norms = [*torch._foreach_norm(coarse, 2.0, dtype=torch.float32), *([total_norm(others)] if others else [])]
+    norm: torch.Tensor = torch.linalg.vector_norm(torch.stack([one.to(norms[0].device) for one in norms]))
     return norm
 
 

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from segue.trainer.parallel import total_norm
+from segue.trainer.parallel import parameter_norm, total_norm
 from segue.trainer.recipe import Recipe
 
 
@@ -59,7 +59,7 @@ def do_step(
     if recipe.after_step is not None:
         recipe.after_step(step)
     with torch.no_grad():
-        param_norm = total_norm([p.detach() for p in parameters])
+        param_norm = parameter_norm([p.detach() for p in parameters])
     return Outcome(float(loss.detach()), float(grad_norm), float(param_norm), lr, loss_scale)
 
 
