@@ -110,10 +110,11 @@ class ModelModes:
         }
 
     def restore(self, tree: Any) -> None:
+        # A name that only one side has is named by the digests; an error from here would name nothing.
         for name, module in self._model.named_modules():
-            module.training = tree["training"][name]
+            module.training = tree["training"].get(name, module.training)
         for name, parameter in self._model.named_parameters():
-            parameter.requires_grad_(tree["requires_grad"][name])
+            parameter.requires_grad_(tree["requires_grad"].get(name, parameter.requires_grad))
 
 
 class TorchRng:
