@@ -1,0 +1,85 @@
+"""Bugs of resumes that public projects had, replayed: segue finds each before it commits, and names what was lost."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+from torch import nn
+
+from segue.history import read_history
+from segue.records import StopReason, VerdictKind
+from tests.public_bugs import BUGS
+
+# Where it was reported, what it does (tests/public_bugs.py), component named, channel, first step that differs.
+FOUND = [
+    ("mosaicml/composer#1376", "scaler_made_after_the_load", "scaler", "digest", None),
+    ("facebookresearch/metaseq#3", "growth_counter_not_saved", "scaler", "loss_scale", 15),
+    ("KempnerInstitute/KempnerForge#115", "moments_filled_into_a_fresh_optimizer", "optimizer", "digest", None),
+    ("m2lines/Samudra#313", "average_started_anew", "extra.average", "digest", None),
+    ("atomistic-machine-learning/schnetpack#785", "average_loaded_as_the_weights", "model", "digest", None),
+    ("karpathy/nanoGPT#325", "prefix_of_compile_and_not_strict", "model", "digest", None),
+    ("torch-points3d/torch-points3d#630", "scheduler_resets_the_rate", "optimizer", "digest", None),
+    ("huggingface/nanotron#256", "schedule_from_the_current_rate", "scheduler", "lr", 12),
+    ("pytorch/pytorch#1489", "parameters_in_another_order", "optimizer", "param_norm", 11),
+    ("TensorAuto/OpenTau#185", "masters_rebuilt_from_bf16", "optimizer", "param_norm", 11),
+    ("huggingface/accelerate#1204", "tie_lost", "modes", "digest", None),
+    ("modelscope/ms-swift#9935", "seeded_at_the_first_batch", "model or randomness", "loss", 11),
+    ("ai2cm/ace#690", "generator_of_the_data_set", "data content", "input_fingerprint", 11),
+    ("huggingface/transformers#25956", "batch_size_found_anew", "data order", "batch_fingerprint", 11),
+]
+
+# By these segue is not touched: the state that those projects forgot is a component here.
+MENDED = [
+    ("Lightning-AI/pytorch-lightning#21901", "frozen_again_by_the_build"),
+    ("pgniewko/gt-pyg#112", "norm_trained_again_by_train"),
+]
+
+
+def resumed(nursery, make_spec, open_log, tmp_path, bug):
+    """Train to step 18, where the commit of step 10 has all its witness rows, raise, and resume from there."""
+    config = {"bug": bug, "marker": str(tmp_path / "built-before"), "raise_at_step": 19}
+    spec = make_spec(recipe="tests.public_bugs:build", config=config, steps=24)
+    runlog = open_log(spec)
+    nursery.run_attempt(runlog, spec)
+    assert read_history(runlog).committed_step == 10
+    # Its 19th step would be beyond the goal: the second attempt is the same recipe with the same config.
+    report = nursery.run_attempt(runlog, spec)
+    return report, read_history(runlog)
+
+
+@pytest.mark.parametrize(("source", "bug", "component", "channel", "step"), FOUND, ids=[row[0] for row in FOUND])
+def test_a_bug_that_a_project_had_is_broken_and_named(
+    nursery, make_spec, open_log, tmp_path, source, bug, component, channel, step
+):
+    report, history = resumed(nursery, make_spec, open_log, tmp_path, bug)
+    verdict = history.attempts[-1].verdict
+    assert verdict.kind is VerdictKind.BROKEN, source
+    finding = verdict.findings[0]
+    assert (finding.component, finding.channel, finding.step) == (component, channel, step)
+    assert (report.stop_reason, report.failure.type) == (StopReason.FAILED, "BrokenResumeError")
+    assert history.committed_step == 10
+
+
+def barely_built(bug):
+    recipe = SimpleNamespace(model=nn.Sequential(nn.Linear(8, 4), nn.BatchNorm1d(4)), after_step=lambda step: None)
+    BUGS[bug](recipe, {})
+    return recipe
+
+
+def modes(model):
+    return [m.training for m in model.modules()], [p.requires_grad for p in model.parameters()]
+
+
+@pytest.mark.parametrize(("source", "bug"), MENDED, ids=[row[0] for row in MENDED])
+def test_a_bug_that_a_project_had_cannot_happen(nursery, make_spec, open_log, tmp_path, source, bug):
+    trained, again = barely_built(bug), barely_built(bug)
+    trained.after_step(5)
+    # What a script restores that knows of the weights only.
+    again.model.load_state_dict(trained.model.state_dict())
+    again.model.train()
+    assert modes(again.model) != modes(trained.model)
+    report, history = resumed(nursery, make_spec, open_log, tmp_path, bug)
+    verdict = history.attempts[-1].verdict
+    assert (verdict.kind, verdict.rows_compared) == (VerdictKind.EXACT, 8), source
+    assert report.stop_reason is StopReason.FINISHED
