@@ -78,6 +78,11 @@ class OptimizerState:
         held = dict(zip(numbers, parameters, strict=False))
         state = {number: _slot_like(slot, held.get(number)) for number, slot in tree["state"].items()}
         self._optimizer.load_state_dict({**tree, "state": state})
+        # torch casts what it loads to the parameter's type: fp32 state of a bf16 parameter would come back rounded.
+        for number, slot in state.items():
+            loaded = self._optimizer.state.get(held[number]) if number in held else None
+            if isinstance(loaded, dict) and isinstance(slot, dict):
+                loaded |= {name: _typed_like(value, slot.get(name)) for name, value in loaded.items()}
 
 
 class ModelState:
@@ -228,6 +233,12 @@ def _slot_like(slot: Any, parameter: torch.Tensor | None) -> Any:
         else value
         for key, value in slot.items()
     }
+
+
+def _typed_like(loaded: Any, saved: Any) -> Any:
+    if not isinstance(loaded, torch.Tensor) or not isinstance(saved, torch.Tensor) or loaded.dtype == saved.dtype:
+        return loaded
+    return saved.to(loaded.device)
 
 
 def capture(components: Mapping[str, Component]) -> dict[str, Any]:
