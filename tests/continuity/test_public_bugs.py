@@ -11,7 +11,7 @@ from segue.history import read_history
 from segue.records import StopReason, VerdictKind
 from tests.public_bugs import BUGS
 
-# Where it was reported, what it does (tests/public_bugs.py), component named, channel, first step that differs.
+# Where it was reported, what it does (tests/public_bugs), component named, channel, first step that differs.
 FOUND = [
     ("mosaicml/composer#1376", "scaler_made_after_the_load", "scaler", "digest", None),
     ("facebookresearch/metaseq#3", "growth_counter_not_saved", "scaler", "loss_scale", 15),
@@ -29,8 +29,8 @@ FOUND = [
     ("huggingface/transformers#25956", "batch_size_found_anew", "data order", "batch_fingerprint", 11),
 ]
 
-# By these segue is not touched: the state that those projects forgot is a component here.
-MENDED = [
+# These cannot happen: what those projects forgot is a component of every checkpoint.
+OF_MODES = [
     ("Lightning-AI/pytorch-lightning#21901", "frozen_again_by_the_build"),
     ("pgniewko/gt-pyg#112", "norm_trained_again_by_train"),
 ]
@@ -61,6 +61,12 @@ def test_a_bug_that_a_project_had_is_broken_and_named(
     assert history.committed_step == 10
 
 
+def assert_exact(report, history):
+    verdict = history.attempts[-1].verdict
+    assert (verdict.kind, verdict.rows_compared) == (VerdictKind.EXACT, 8)
+    assert report.stop_reason is StopReason.FINISHED
+
+
 def barely_built(bug):
     recipe = SimpleNamespace(model=nn.Sequential(nn.Linear(8, 4), nn.BatchNorm1d(4)), after_step=lambda step: None)
     BUGS[bug](recipe, {})
@@ -71,15 +77,17 @@ def modes(model):
     return [m.training for m in model.modules()], [p.requires_grad for p in model.parameters()]
 
 
-@pytest.mark.parametrize(("source", "bug"), MENDED, ids=[row[0] for row in MENDED])
-def test_a_bug_that_a_project_had_cannot_happen(nursery, make_spec, open_log, tmp_path, source, bug):
+@pytest.mark.parametrize(("source", "bug"), OF_MODES, ids=[row[0] for row in OF_MODES])
+def test_modes_that_a_script_loses_come_back(nursery, make_spec, open_log, tmp_path, source, bug):
     trained, again = barely_built(bug), barely_built(bug)
     trained.after_step(5)
     # What a script restores that knows of the weights only.
     again.model.load_state_dict(trained.model.state_dict())
     again.model.train()
     assert modes(again.model) != modes(trained.model)
-    report, history = resumed(nursery, make_spec, open_log, tmp_path, bug)
-    verdict = history.attempts[-1].verdict
-    assert (verdict.kind, verdict.rows_compared) == (VerdictKind.EXACT, 8), source
-    assert report.stop_reason is StopReason.FINISHED
+    assert_exact(*resumed(nursery, make_spec, open_log, tmp_path, bug))
+
+
+def test_state_that_torch_rounds_when_it_loads_comes_back(nursery, make_spec, open_log, tmp_path):
+    """pytorch/pytorch#43706: floating point state is cast to its parameter's type."""
+    assert_exact(*resumed(nursery, make_spec, open_log, tmp_path, "fp32_state_cast_to_bf16"))
