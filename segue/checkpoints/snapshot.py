@@ -124,7 +124,9 @@ def snapshot_of(stored: Stored) -> Snapshot:
 
 def raw_bytes(tensor: torch.Tensor) -> memoryview:
     """The bytes of a contiguous CPU tensor, without a copy."""
-    return tensor.detach().reshape(-1).view(torch.uint8).numpy().data
+    flat = tensor.detach().reshape(-1)
+    # A single element counts as contiguous with any stride, and has no bytes to view with any but one.
+    return flat.as_strided(flat.shape, (1,)).view(torch.uint8).numpy().data
 
 
 def _on_cpu(tensor: torch.Tensor, *, copy: bool) -> torch.Tensor:
