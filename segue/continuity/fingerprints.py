@@ -3,14 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from types import FunctionType, ModuleType
 from typing import Any
 
 import numpy as np
 import torch
 import xxhash
+from torch import nn
+from torch.utils.data import Dataset
 
 from segue.checkpoints.snapshot import raw_bytes
 from segue.trainer.order import Ids, mix
+
+_MOST_DEPTH = 4
+"""Of objects in objects: a batch of graphs holds storages, which hold its tensors."""
+
+_NO_DATA = (type, ModuleType, FunctionType, nn.Module, Dataset)
+"""What a batch may refer to and does not consist of."""
+
+_COMPRESSED_ROWS = ("crow_indices", "col_indices", "values")
+_COMPRESSED_COLUMNS = ("ccol_indices", "row_indices", "values")
+_PARTS_OF_SPARSE = {
+    torch.sparse_coo: ("_indices", "_values"),
+    torch.sparse_csr: _COMPRESSED_ROWS,
+    torch.sparse_bsr: _COMPRESSED_ROWS,
+    torch.sparse_csc: _COMPRESSED_COLUMNS,
+    torch.sparse_bsc: _COMPRESSED_COLUMNS,
+}
 
 
 def batch_fingerprint(ids: Ids) -> str:
@@ -23,29 +42,56 @@ def batch_fingerprint(ids: Ids) -> str:
 
 
 def input_fingerprint(content: Any) -> str:
-    """Hash of a batch's content: every tensor's bytes, type and shape, in the order of its structure."""
+    """Hash of a batch's content: every tensor's bytes, type and shape, in the order of its structure.
+
+    Of an object that is no collection, its tensors and arrays count: they are data in any process, other values of it
+    may not be.
+    """
     hasher = xxhash.xxh3_64()
     _feed(content, hasher)
     return hasher.hexdigest()
 
 
 def _feed(content: Any, hasher: Any) -> None:
-    if isinstance(content, torch.Tensor) and content.layout is torch.strided and not content.is_conj():
-        hasher.update(f"{content.dtype}{tuple(content.shape)}".encode())
-        hasher.update(raw_bytes(content.detach().cpu().contiguous()))
-    elif type(content) is np.ndarray and content.dtype != object:
+    if isinstance(content, torch.Tensor):
+        _feed_tensor(content, hasher)
+    elif isinstance(content, (np.ndarray, np.generic)) and content.dtype != object:
         hasher.update(f"{content.dtype}{content.shape}".encode())
         hasher.update(np.ascontiguousarray(content).view(np.uint8))
     elif isinstance(content, Mapping):
         for key in content:
             hasher.update(str(key).encode())
             _feed(content[key], hasher)
-    elif isinstance(content, (list, tuple)):
+    elif isinstance(content, (list, tuple)) or type(content) is np.ndarray:
         hasher.update(f"{type(content).__name__}{len(content)}".encode())
         for item in content:
             _feed(item, hasher)
-    elif content is None or isinstance(content, (bool, int, float, str, bytes)):
+    elif content is None or isinstance(content, (bool, int, float, complex, str, bytes)):
         hasher.update(repr(content).encode())
     else:
-        # Nothing is known of it that is the same in every process; what it holds is not compared.
         hasher.update(type(content).__qualname__.encode())
+        _feed_parts(getattr(content, "__dict__", {}), hasher, _MOST_DEPTH)
+
+
+def _feed_tensor(tensor: torch.Tensor, hasher: Any) -> None:
+    tensor = tensor.detach()
+    hasher.update(f"{tensor.dtype}{tensor.layout}".encode())
+    if tensor.is_nested:
+        for part in tensor.unbind():
+            _feed_tensor(part, hasher)
+        return
+    hasher.update(f"{tuple(tensor.shape)}".encode())
+    if tensor.layout is torch.strided:
+        hasher.update(raw_bytes(tensor.cpu().resolve_conj().resolve_neg().contiguous()))
+        return
+    for name in _PARTS_OF_SPARSE[tensor.layout]:
+        _feed_tensor(getattr(tensor, name)(), hasher)
+
+
+def _feed_parts(parts: Mapping[Any, Any], hasher: Any, depth: int) -> None:
+    for name, value in parts.items():
+        if isinstance(value, (torch.Tensor, np.ndarray)):
+            hasher.update(str(name).encode())
+            _feed(value, hasher)
+        elif depth > 0 and not isinstance(value, _NO_DATA):
+            _feed_parts(value if isinstance(value, Mapping) else getattr(value, "__dict__", {}), hasher, depth - 1)
