@@ -21,12 +21,12 @@ FOUND = [
     ("karpathy/nanoGPT#325", "prefix_of_compile_and_not_strict", "model", "digest", None),
     ("torch-points3d/torch-points3d#630", "scheduler_resets_the_rate", "optimizer", "digest", None),
     ("huggingface/nanotron#256", "schedule_from_the_current_rate", "scheduler", "lr", 12),
-    ("pytorch/pytorch#1489", "parameters_in_another_order", "optimizer", "param_norm", 11),
+    ("pytorch/pytorch#1489", "parameters_in_another_order", "setup.binding", "setup", None),
     ("TensorAuto/OpenTau#185", "masters_rebuilt_from_bf16", "optimizer", "param_norm", 11),
     ("huggingface/accelerate#1204", "tie_lost", "modes", "digest", None),
-    ("modelscope/ms-swift#9935", "seeded_at_the_first_batch", "model or randomness", "loss", 11),
+    ("modelscope/ms-swift#9935", "seeded_at_the_first_batch", "unregistered state", "loss", 11),
     ("ai2cm/ace#690", "generator_of_the_data_set", "data content", "input_fingerprint", 11),
-    ("huggingface/transformers#25956", "batch_size_found_anew", "data order", "batch_fingerprint", 11),
+    ("huggingface/transformers#25956", "batch_size_found_anew", "setup.hyperparameters", "setup", None),
 ]
 
 # These cannot happen: what those projects forgot is a component of every checkpoint.
