@@ -163,13 +163,15 @@ def is_telling(path: str, value: Any) -> bool:
     if isinstance(value, int):
         return abs(value) < 10**12 and not _OF_PROCESS.search(name)
     if isinstance(value, float):
-        return not abs(value) >= 1e9 and not _OF_TIME.search(name)
+        return not abs(value) >= 1e9 and not _OF_TIME.search(path)
     if isinstance(value, str):
         return len(value) <= 100 and not _OF_PLACE.search(value) and not _OF_PROCESS.search(name)
     return len(value) <= 1000
 
 
-_OF_TIME = re.compile(r"time|clock|stamp|start|begin|began|created|elapsed|seconds", re.IGNORECASE)
+_OF_TIME = re.compile(
+    r"time|clock|stamp|start|begin|began|created|elapsed|seconds|(^|[._])(t\d?|tic|toc|now)([._]|$)", re.IGNORECASE
+)
 _OF_PROCESS = re.compile(r"(^|_)(pid|host|hostname|uuid|port|created|date|thread_id)$", re.IGNORECASE)
 _OF_PLACE = re.compile(r"[/\\]|\b[0-9a-f]{12,}\b|\d{4}-\d\d-\d\d|\d\d:\d\d|\bat 0x", re.IGNORECASE)
 

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 import xxhash
 from torch import nn
+from torch.nn.parameter import is_lazy
 
 from segue.continuity.code_marks import code_marks
 from segue.continuity.data_marks import data_marks
@@ -124,8 +125,8 @@ def _in_words(module: nn.Module) -> str:
 
 
 def _spec(tensor: Any) -> str:
-    if not isinstance(tensor, torch.Tensor):
-        return type(tensor).__qualname__  # What a module says of itself beside tensors.
+    if not isinstance(tensor, torch.Tensor) or is_lazy(tensor):
+        return type(tensor).__qualname__  # What a module says of itself beside tensors; or no shape before a batch.
     return f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"
 
 
