@@ -39,7 +39,7 @@ def encode_tree(tree: Any, *, path: str, tensors: dict[str, torch.Tensor]) -> Js
     if tree is None or isinstance(tree, (bool, str)):
         return tree
     if isinstance(tree, torch.Tensor):
-        if tree.dtype not in _STORABLE or tree.layout is not torch.strided:
+        if not is_storable(tree):
             raise UnsupportedStateError(path=path, type_name=f"{tree.layout} tensor of {tree.dtype}")
         return {f"{_TAG}tensor": _put(tree, path, tensors)}
     if isinstance(tree, np.ndarray):
@@ -61,6 +61,11 @@ def encode_tree(tree: Any, *, path: str, tensors: dict[str, torch.Tensor]) -> Js
         encoded = [encode_tree(item, path=f"{path}.{n}", tensors=tensors) for n, item in enumerate(items)]
         return encoded if isinstance(tree, list) else {f"{_TAG}{type(tree).__name__}": encoded}
     raise UnsupportedStateError(path=path, type_name=type(tree).__qualname__)
+
+
+def is_storable(tensor: torch.Tensor) -> bool:
+    """Whether a checkpoint can hold it: neither sparse nor quantized."""
+    return tensor.dtype in _STORABLE and tensor.layout is torch.strided
 
 
 def decode_tree(json_tree: Json, tensors: Mapping[str, torch.Tensor]) -> Any:

@@ -24,6 +24,7 @@ _BESIDE = {
 _MEANINGS = {
     "model": "parameters and buffers, by the names that the model gives them",
     "modes": "train or eval of each module (`training`), which parameters are trained (`requires_grad`)",
+    "buffers": "buffers that the model's `state_dict()` leaves out, by their names",
     "optimizer": "`optimizer.state_dict()`",
     "scheduler": "`scheduler.state_dict()`",
     "scaler": "the gradient scaler's `state_dict()`",
@@ -110,6 +111,11 @@ for name, parameter in model.named_parameters():
     parameter.requires_grad_(modes["requires_grad"][name])
 """
 
+_BUFFERS = """\
+for name, buffer in component("buffers").items():
+    setattr(model.get_submodule(name.rpartition(".")[0]), name.rpartition(".")[2], buffer)
+"""
+
 _PYTHON_STREAM = """\
 stream = component("rng.python")
 random.setstate((stream["version"], tuple(int(word) for word in stream["words"]), stream["gauss"]))
@@ -123,6 +129,7 @@ np.random.set_state(stream)
 
 _LINES = {
     "modes": _MODES,
+    "buffers": _BUFFERS,
     "rng.torch": 'torch.set_rng_state(component("rng.torch"))\n',
     "rng.python": _PYTHON_STREAM,
     "rng.numpy": _NUMPY_STREAM,

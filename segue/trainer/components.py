@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from segue.checkpoints.codec import is_storable
 from segue.checkpoints.portions import of_rank
 from segue.checkpoints.sharded import is_sharded, placed_like
 from segue.errors import RecipeError
@@ -122,6 +123,39 @@ class ModelModes:
             parameter.requires_grad_(tree["requires_grad"].get(name, parameter.requires_grad))
 
 
+class UnsavedBuffers:
+    """Buffers that are in no state_dict, for they can be made anew; training changes some of them all the same."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._model = model
+
+    def is_needed(self) -> bool:
+        return any(True for _ in self._names())
+
+    def capture(self) -> Any:
+        held = {at: self._model.get_submodule(at)._buffers for at, _ in self._names()}
+        found = {f"{at}.{name}" if at else name: held[at].get(name) for at, name in self._names()}
+        # What cannot be stored could not be before it was looked for here either, and no run should end for it.
+        return {path: buffer for path, buffer in found.items() if buffer is not None and is_storable(buffer)}
+
+    @torch.no_grad()
+    def restore(self, tree: Any) -> None:
+        for at, name in self._names():
+            buffers = self._model.get_submodule(at)._buffers
+            live, saved = buffers.get(name), tree.get(f"{at}.{name}" if at else name)
+            if saved is None:
+                continue
+            if live is not None and live.shape == saved.shape and live.dtype == saved.dtype:
+                live.copy_(saved)  # Whoever shares it goes on sharing it.
+            else:
+                some = next(self._model.parameters(), saved)
+                buffers[name] = saved.to(some.device if live is None else live.device)
+
+    def _names(self) -> Iterator[tuple[str, str]]:
+        for at, module in self._model.named_modules():
+            yield from ((at, name) for name in sorted(module._non_persistent_buffers_set))
+
+
 class TorchRng:
     """The CPU stream."""
 
@@ -190,6 +224,9 @@ def components_of(recipe: Recipe, progress: Progress, *, name: str, ranks: Ranks
         "modes": ModelModes(model),
         "optimizer": OptimizerState(recipe.optimizer),
     }
+    buffers = UnsavedBuffers(model)
+    if buffers.is_needed():
+        components["buffers"] = buffers
     if recipe.scheduler is not None:
         components["scheduler"] = StatefulComponent(recipe.scheduler)
     if recipe.scaler is not None:
