@@ -39,7 +39,6 @@ CONTENTS = {
     "csr": lambda value: torch.tensor([[0.0, value]]).to_sparse_csr(),
     "csc": lambda value: torch.tensor([[0.0, value]]).to_sparse_csc(),
     "nested": lambda value: torch.nested.nested_tensor([torch.ones(2), torch.tensor([value])]),
-    "jagged": lambda value: torch.nested.nested_tensor([torch.ones(2), torch.tensor([value])], layout=torch.jagged),
     "NumPy scalar": np.float32,
     "NumPy whole number": np.int64,
     "array of objects": lambda value: np.array([value, "a"], dtype=object),
