@@ -44,7 +44,7 @@ def encode_tree(tree: Any, *, path: str, tensors: dict[str, torch.Tensor]) -> Js
         return {f"{_TAG}tensor": _put(tree, path, tensors)}
     if isinstance(tree, np.ndarray):
         return _encode_array(tree, path=path, tensors=tensors)
-    if isinstance(tree, np.generic):
+    if isinstance(tree, np.generic) and not isinstance(tree.item(), np.generic):  # As of a long double.
         return {f"{_TAG}scalar": [tree.dtype.str, encode_tree(tree.item(), path=path, tensors=tensors)]}
     if isinstance(tree, int):
         return int(tree)

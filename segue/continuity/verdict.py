@@ -20,6 +20,9 @@ UNREGISTERED = "unregistered state"
 
 _WORLD_SIZE = "world_size"
 
+FLOORS = {"loss": 1e-6, "grad_norm": 1e-6, "param_norm": 0.0}
+"""Smaller differences than these are the rounding of larger numbers: a loss near 0 is what is left of its terms."""
+
 _CAUSES = {
     "batch_fingerprint": ("data order", "other samples were drawn: the data position or the shuffle was not restored"),
     "input_fingerprint": ("data content", "the same samples had other content: the data set or its transforms changed"),
@@ -147,15 +150,15 @@ def _pairs(witness: Sequence[WitnessRow], replay: Sequence[WitnessRow]) -> list[
 def _agree(channel: str, before: object, after: object, *, exact: bool) -> bool:
     if channel in EXACT_CHANNELS or not isinstance(before, float) or not isinstance(after, float):
         return before == after
-    if exact:
-        return before == after or (math.isnan(before) and math.isnan(after))
-    return math.isclose(before, after, rel_tol=TOLERANCES[channel]) or (math.isnan(before) and math.isnan(after))
+    if before == after or (math.isnan(before) and math.isnan(after)):
+        return True
+    return not exact and math.isclose(before, after, rel_tol=TOLERANCES[channel], abs_tol=FLOORS[channel])
 
 
 def _what_differs(component: str, committed: Digests, restored: Digests) -> str:
     expected = {name for name, owner in owners(committed.tensors, committed.components) if owner == component}
-    found = {name for name in restored.tensors if name.startswith(component)}
-    absent = sorted(expected - found)
+    found = {name for name, owner in owners(restored.tensors, restored.components) if owner == component}
+    absent, added = sorted(expected - found), sorted(found - expected)
     if component not in restored.components or (absent and len(absent) == len(expected)):
         return "the live object has none of its state"
     if absent:
@@ -163,6 +166,8 @@ def _what_differs(component: str, committed: Digests, restored: Digests) -> str:
     changed = sorted(name for name in expected if restored.tensors[name] != committed.tensors[name])
     if changed:
         return f"{len(changed)} of its {len(expected)} tensors differ, e.g. {changed[0]}"
+    if added:
+        return f"it has {len(added)} tensors that the checkpoint has not, e.g. {added[0]}"
     return "a value in it that is not a tensor differs"
 
 

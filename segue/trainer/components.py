@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -167,19 +167,17 @@ class TorchRng:
 
 
 class CudaRng:
-    """The streams of all visible accelerators; with several ranks, of this one's alone."""
+    """The streams of the accelerators that hold the model."""
 
-    def __init__(self, *, is_shared: bool) -> None:
-        self._is_shared = is_shared
+    def __init__(self, devices: Sequence[torch.device]) -> None:
+        self._devices = devices
 
     def capture(self) -> Any:
-        return [torch.cuda.get_rng_state()] if self._is_shared else torch.cuda.get_rng_state_all()
+        return [torch.cuda.get_rng_state(device) for device in self._devices]
 
     def restore(self, tree: Any) -> None:
-        if self._is_shared:
-            torch.cuda.set_rng_state(tree[0])
-        else:
-            torch.cuda.set_rng_state_all(tree)
+        for device, state in zip(self._devices, tree, strict=True):
+            torch.cuda.set_rng_state(state, device)
 
 
 class PythonRng:
@@ -203,11 +201,13 @@ class NumpyRng:
         np.random.set_state(tree)
 
 
-def rng_components(ranks: Ranks) -> dict[str, Component]:
-    """Every global random stream of this process, by names that tell the ranks apart."""
+def rng_components(ranks: Ranks, model: nn.Module) -> dict[str, Component]:
+    """Every global random stream that this process trains with, by names that tell the ranks apart."""
     streams: dict[str, Component] = {"torch": TorchRng(), "python": PythonRng(), "numpy": NumpyRng()}
-    if torch.cuda.is_available():
-        streams["cuda"] = CudaRng(is_shared=ranks.count > 1)
+    # Not those of accelerators that are only there: the next machine may have others, and nobody drew from them.
+    devices = sorted({p.device for p in model.parameters() if p.is_cuda}, key=lambda device: device.index or 0)
+    if devices:
+        streams["cuda"] = CudaRng(devices)
     return {of_rank(f"{RNG_PREFIX}{name}", ranks.rank): stream for name, stream in streams.items()}
 
 
@@ -238,7 +238,7 @@ def components_of(recipe: Recipe, progress: Progress, *, name: str, ranks: Ranks
         else:
             is_spread = any(map(is_sharded, model.parameters()))
             components[f"extra.{key}"] = StatefulComponent(target, is_spread=is_spread)
-    return components | {PROGRESS: progress} | rng_components(ranks or Ranks())
+    return components | {PROGRESS: progress} | rng_components(ranks or Ranks(), model)
 
 
 def same_on_every_rank(recipe: Recipe) -> Callable[[str], bool]:

@@ -102,6 +102,7 @@ def test_two_names_that_make_one_path_do_not_overwrite_each_other():
         ({(1, 2): 3}, "state"),
         ({"s": torch.eye(2).to_sparse()}, "state.s"),
         ({"o": np.array([object()])}, "state.o"),
+        ({"l": np.longdouble(1)}, "state.l"),
     ],
 )
 def test_what_is_not_data_is_refused_by_its_path(tree, path):

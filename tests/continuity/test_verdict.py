@@ -134,3 +134,26 @@ def test_a_window_cut_short_is_given_out_with_what_it_has():
     witness.add(row(11))
     assert [(step, len(rows)) for step, rows in witness.take_rest()] == [(10, 1)]
     assert witness.take_rest() == []
+
+
+@pytest.mark.parametrize(
+    ("channel", "before", "now", "agrees"),
+    [
+        ("loss", 1.9e-14, 4.0e-14, True),
+        ("loss", 6.6e-6, 6.601e-6, True),
+        ("loss", 6.6e-6, 8.0e-6, False),
+        ("grad_norm", 1e-9, 5e-8, True),
+        ("param_norm", 1e-9, 5e-9, False),
+    ],
+)
+def test_elsewhere_what_is_left_of_larger_terms_may_differ_by_their_rounding(channel, before, now, agrees):
+    found = verdict(witness=[row(11, **{channel: before})], replay=[row(11, **{channel: now})], changes=("threads",))
+    assert (found.kind is VerdictKind.EQUIVALENT) is agrees
+    here = verdict(witness=[row(11, **{channel: before})], replay=[row(11, **{channel: now})])
+    assert here.kind is VerdictKind.BROKEN
+
+
+def test_tensors_that_only_the_live_object_has_are_named():
+    more = TENSORS | {"optimizer.state.2.exp_avg": TensorDigest(dtype="float32", shape=(2,), digest="d")}
+    found = verdict(replay=[], restored=Digests(components=dict(SAME.components) | {"optimizer": "9"}, tensors=more))
+    assert "1 tensors that the checkpoint has not, e.g. optimizer.state.2.exp_avg" in found.findings[0].sentence
