@@ -327,6 +327,24 @@ class DrillFailedError(SegueError):
         super().__init__(f"{recipe} does not reach its goal undisturbed: {why}. Mend the recipe, then drill again.")
 
 
+class OutputError(UsageError):
+    """A file or folder that was asked for cannot be written."""
+
+    def __init__(self, *, path: str, why: str) -> None:
+        self.path, self.why = path, why
+        super().__init__(f"{path} cannot be written ({why}). Name another place, or mend that. The run was only read.")
+
+
+class NoResumeError(UsageError):
+    """There is no resume to show."""
+
+    def __init__(self, *, run_id: str, segment: int | None, segments_there: tuple[int, ...]) -> None:
+        self.run_id, self.segment, self.segments_there = run_id, segment, segments_there
+        what = f"run {run_id} has no resume" if segment is None else f"segment {segment} of run {run_id} has no resume"
+        there = f"Segments with one: {', '.join(map(str, segments_there))}." if segments_there else "No other has one."
+        super().__init__(f"{what} that was judged, so there is no seam to draw. {there}")
+
+
 class NoCheckpointError(UsageError):
     """The run has no checkpoint that can be used."""
 
