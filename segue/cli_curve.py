@@ -89,10 +89,7 @@ def check(
         console.print(rows_table(rows))
         for item in report.failed:
             console.print(f"{item.sentence} Observed: {item.observed}.", markup=False, soft_wrap=True)
-        outcome = f"{len(report.failed)} expectations failed" if report.failed else "nothing failed"
-        again = f"{report.repeated_rows} records of steps done or recorded again"
-        words = f"{run}: {outcome} in steps {report.first_step} to {report.last_step}, with {again}"
-        console.print(words, markup=False, soft_wrap=True)
+        console.print(report.sentence, markup=False, soft_wrap=True)
         if report.docs is not None:
             console.print(f"Data Docs: {report.docs}", markup=False, soft_wrap=True)
     if not report.passed:
@@ -107,6 +104,7 @@ def seam(
     segment: Annotated[int | None, typer.Option(min=0, help="Segment whose resume to draw; by default the newest.")] = (
         None
     ),
+    attempt: Annotated[int | None, typer.Option(min=1, help="Attempt of that segment.")] = None,
     store: Store = ".segue/store",
     endpoint_url: Endpoint = None,
 ) -> None:
@@ -114,7 +112,7 @@ def seam(
     from segue.continuity.seam_plot import draw_seam
 
     log, _ = read_run(run, store=store, endpoint_url=endpoint_url)
-    picture = draw_seam(log, segment=segment)
+    picture = draw_seam(log, segment=segment, attempt=attempt)
     with _writing(out):
         out.write_bytes(picture)
     console.print(f"the seam is in {out}", markup=False, soft_wrap=True)

@@ -338,11 +338,16 @@ class OutputError(UsageError):
 class NoResumeError(UsageError):
     """There is no resume to show."""
 
-    def __init__(self, *, run_id: str, segment: int | None, segments_there: tuple[int, ...]) -> None:
-        self.run_id, self.segment, self.segments_there = run_id, segment, segments_there
-        what = f"run {run_id} has no resume" if segment is None else f"segment {segment} of run {run_id} has no resume"
-        there = f"Segments with one: {', '.join(map(str, segments_there))}." if segments_there else "No other has one."
-        super().__init__(f"{what} that was judged, so there is no seam to draw. {there}")
+    def __init__(
+        self, *, run_id: str, segment: int | None, attempt: int | None, there: tuple[tuple[int, int], ...]
+    ) -> None:
+        self.run_id, self.segment, self.attempt, self.there = run_id, segment, attempt, there
+        asked = {"segment": segment, "attempt": attempt}
+        which = " ".join(f"{name} {number}" for name, number in asked.items() if number is not None)
+        others = ", ".join(f"{segment}.{attempt}" for segment, attempt in there)
+        mend = f"Those that are there, as segment.attempt: {others}." if others else "There is no other either."
+        whose = f"{which} of run {run_id}" if which else f"run {run_id}"
+        super().__init__(f"{whose} has no resume that was judged, so there is no seam to draw. {mend}")
 
 
 class NoCheckpointError(UsageError):

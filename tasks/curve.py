@@ -38,13 +38,6 @@ def publish_seam(spec: RunSpec, segment: int | None = None) -> None:
 
 def summary(report: CurveReport) -> str:
     """The report as a markdown table."""
-    outcome = f"{len(report.failed)} expectations failed" if report.failed else "nothing failed"
-    lines = [
-        f"**{report.run_id}**: {outcome} in steps {report.first_step} to {report.last_step}, "
-        f"{report.repeated_rows} records of steps done or recorded again",
-        "",
-        "| expectation | outcome | what it means |",
-        "|---|---|---|",
-    ]
+    lines = [report.sentence, "", "| expectation | outcome | what it means |", "|---|---|---|"]
     lines += [f"| {item.name} | {item.outcome} | {item.sentence} |" for item in report.expectations]
     return "\n".join(lines)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
@@ -101,7 +102,7 @@ def _plain(value: Any) -> str:
 
 @contextmanager
 def _context(docs: Path | None) -> Iterator[tuple[Any, Any]]:
-    with _without_analytics():
+    with _without_analytics(), _without_chatter():
         gx = _import()
         from great_expectations.data_context.data_context.context_factory import project_manager
         from great_expectations.data_context.types.base import ProgressBarsConfig
@@ -146,6 +147,18 @@ def _without_analytics() -> Iterator[None]:
             del os.environ[_ANALYTICS]
         else:
             os.environ[_ANALYTICS] = before
+
+
+@contextmanager
+def _without_chatter() -> Iterator[None]:
+    """Without what it logs about folders of its own; warnings still come through."""
+    logger = logging.getLogger("great_expectations")
+    before = logger.level
+    logger.setLevel(logging.WARNING)
+    try:
+        yield
+    finally:
+        logger.setLevel(before)
 
 
 def _site(folder: Path) -> dict[str, Any]:

@@ -67,6 +67,15 @@ class CurveReport(Record):
         """Nothing failed. What was not measured is not in it: see `expectations`."""
         return not self.failed
 
+    @property
+    def sentence(self) -> str:
+        """What came of it, in one line."""
+        failed = f"{len(self.failed)} of {len(self.expectations)} expectations failed"
+        return (
+            f"{self.run_id}: {failed if self.failed else 'nothing failed'} in steps {self.first_step} to "
+            f"{self.last_step}; {self.repeated_rows} records of steps done or recorded again were compared"
+        )
+
 
 class _Promise(NamedTuple):
     expected: Expected

@@ -11,9 +11,10 @@ import math
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
+from segue.continuity.setup import CHANNEL, CONFIG
 from segue.continuity.verdict import TOLERANCES
 from segue.curves import parents_of
-from segue.records import CheckpointRef, Environment
+from segue.records import CheckpointRef, Environment, VerdictKind
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -48,7 +49,8 @@ def repeats(frame: pd.DataFrame, history: History) -> pd.DataFrame:
     environments differ), lr and lr_before, and for each of loss, grad_norm and param_norm its value, the one
     `_before`, their relative `_difference` and the `_allowed` one. On equal environments no difference is allowed.
     On others the verdict's tolerances hold for eight steps, none after that and none for another number of ranks; the
-    allowed difference is then infinite. A learning rate is the same everywhere.
+    allowed difference is then infinite. A learning rate is the same everywhere. What the recipe was made to be on
+    purpose is its own: after such a change nothing is compared but what the verdict found equal.
     """
     import pandas as pd
 
@@ -67,11 +69,11 @@ def repeats(frame: pd.DataFrame, history: History) -> pd.DataFrame:
 
 
 def _of_seals(history: History, attempts: set[str]) -> Iterator[_Record]:
-    environments, parents = _environments(history), parents_of(history)
+    environments, parents, changed = _environments(history), parents_of(history), _changed_on_purpose(history)
     for checkpoint in (c for c in history.checkpoints if c.rows):
         here, ref = checkpoint.manifest.environment, checkpoint.ref
         for attempt_id in attempts:
-            if attempt_id != ref.attempt_id and parents.get(attempt_id) != ref:
+            if attempt_id != ref.attempt_id and (parents.get(attempt_id) != ref or attempt_id in changed):
                 continue
             there = environments.get(attempt_id, here)
             for row in checkpoint.rows:
@@ -89,16 +91,20 @@ def _of_seals(history: History, attempts: set[str]) -> Iterator[_Record]:
 
 
 def _of_superseded(frame: pd.DataFrame, history: History) -> Iterator[_Record]:
-    environments, parents = _environments(history), parents_of(history)
+    environments, parents, changed = _environments(history), parents_of(history), _changed_on_purpose(history)
+    configs = {c.ref.attempt_id: c.manifest.components.get(CONFIG) for c in history.checkpoints}
     lost = frame[frame["superseded"]]
     for attempt_id in frame.loc[~frame["superseded"], "attempt_id"].unique():
         parent = parents.get(attempt_id)
         for other in lost["attempt_id"].unique():
             fork = _fork(parent, other_id=other, other_parent=parents.get(other))
             here, there = environments.get(other), environments.get(attempt_id)
-            if fork is None or here is None or there is None or other == attempt_id:
+            if fork is None or here is None or there is None or attempt_id in {other, *changed}:
                 continue
             rows = lost[(lost["attempt_id"] == other) & (lost["step"] > fork)]
+            if configs.get(other) != configs.get(attempt_id):
+                # A new schedule, say: it may show late, and on purpose.
+                rows = rows[rows["step"] <= fork + TOLERATED_STEPS]
             for row in rows.itertuples(index=False):
                 yield _Record(
                     attempt_id,
@@ -125,6 +131,16 @@ def _allowed(here: Environment, there: Environment, *, steps_after_fork: int) ->
     if not changes:
         return 0.0
     return math.inf if "world_size" in changes or steps_after_fork > TOLERATED_STEPS else 1.0
+
+
+def _changed_on_purpose(history: History) -> set[str]:
+    """Attempts that went on with another recipe and differ from what was before, as their verdicts say."""
+    return {
+        entry.attempt_id
+        for entry in history.resumes
+        if entry.verdict.kind is VerdictKind.UNVERIFIED
+        and any(finding.channel == CHANNEL for finding in entry.verdict.findings)
+    }
 
 
 def _environments(history: History) -> dict[str, Environment]:

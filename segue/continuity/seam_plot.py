@@ -16,14 +16,14 @@ _BEFORE, _WITNESS, _REPLAY, _COMMIT, _DIFFERS = "#6b6b6b", "#2f6db0", "#c45a11",
 _TITLE_COLOUR = {VerdictKind.BROKEN: _DIFFERS, VerdictKind.UNVERIFIED: _REPLAY}
 
 
-def draw_seam(log: RunLog, *, segment: int | None = None) -> bytes:
-    """The newest judged resume of a segment, or of the run, as a PNG.
+def draw_seam(log: RunLog, *, segment: int | None = None, attempt: int | None = None) -> bytes:
+    """The newest judged resume of a segment and attempt, or of the run, as a PNG.
 
     Raises:
         NoResumeError: there is none.
         MissingExtraError: matplotlib or pandas is not installed.
     """
-    return draw(seam_of(log, segment=segment), run_id=log.run_id)
+    return draw(seam_of(log, segment=segment, attempt=attempt), run_id=log.run_id)
 
 
 def draw(seam: Seam, *, run_id: str) -> bytes:

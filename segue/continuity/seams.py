@@ -37,8 +37,8 @@ class Seam:
     """After it, by the attempt that resumed; on from the witness where the curve has more."""
 
 
-def seam_of(log: RunLog, *, segment: int | None = None, steps: int = 24) -> Seam:
-    """The newest judged resume of a segment, or of the run; at most `steps` steps on either side.
+def seam_of(log: RunLog, *, segment: int | None = None, attempt: int | None = None, steps: int = 24) -> Seam:
+    """The newest judged resume of a segment and attempt, or of the run; at most `steps` steps on either side.
 
     A resume that broke committed nothing, and no curve has its steps: they come from its verdict.
 
@@ -47,18 +47,22 @@ def seam_of(log: RunLog, *, segment: int | None = None, steps: int = 24) -> Seam
         MissingExtraError: pandas is not installed.
     """
     history = read_history(log.reload())
-    judged = [(attempt, entry) for entry in history.resumes if (attempt := _attempt(history, entry.attempt_id))]
-    wanted = [pair for pair in judged if segment is None or pair[0].claim.segment == segment]
+    judged = [(found.claim, entry) for entry in history.resumes if (found := _attempt(history, entry.attempt_id))]
+    wanted = [
+        (claim, entry)
+        for claim, entry in judged
+        if segment in {None, claim.segment} and attempt in {None, claim.attempt}
+    ]
     if not wanted:
-        there = tuple(sorted({attempt.claim.segment for attempt, _ in judged}))
-        raise NoResumeError(run_id=log.run_id, segment=segment, segments_there=there)
-    attempt, entry = max(wanted, key=lambda pair: pair[0].claim.epoch)
+        there = tuple(dict.fromkeys((claim.segment, claim.attempt) for claim, _ in judged))
+        raise NoResumeError(run_id=log.run_id, segment=segment, attempt=attempt, there=there)
+    claim, entry = max(wanted, key=lambda pair: pair[0].epoch)
     parent, frame = entry.parent, curve_frame(log, history)
     by_parent = frame[(frame["attempt_id"] == parent.attempt_id) & (frame["step"] <= parent.step)]
     by_this = frame[(frame["attempt_id"] == entry.attempt_id) & (frame["step"] > parent.step)]
     return Seam(
-        segment=attempt.claim.segment,
-        attempt=attempt.claim.attempt,
+        segment=claim.segment,
+        attempt=claim.attempt,
         parent=parent,
         verdict=entry.verdict,
         before=_rows(by_parent).tail(steps),

@@ -79,7 +79,7 @@ def test_a_check_of_a_clean_curve_ends_with_0_and_writes_data_docs(segue, resume
     docs = tmp_path / "docs"
     code, out, err = segue("curve", "check", "nightly", "--docs", str(docs), "--store", str(resumed.store))
     assert (code, err) == (0, "")
-    assert "nightly: nothing failed in steps 1 to 60, with " in out
+    assert "nightly: nothing failed in steps 1 to 60; " in out
     assert out.endswith(f"Data Docs: {docs / 'index.html'}\n")
     assert (docs / "index.html").exists()
 
@@ -115,7 +115,7 @@ def test_a_seam_becomes_a_png(segue, resumed, tmp_path):
         (("nightly", "--csv", "{tmp}/no/c.csv"), "/no/c.csv cannot be written ("),
         (("nightly", "--parquet", "{tmp}/no/c.parquet"), "/no/c.parquet cannot be written ("),
         (("seam", "nightly", "--out", "{tmp}/no/s.png"), "/no/s.png cannot be written (No such file or directory)"),
-        (("seam", "nightly", "--out", "{tmp}/s.png", "--segment", "0"), "Segments with one: 1."),
+        (("seam", "nightly", "--out", "{tmp}/s.png", "--segment", "0"), "as segment.attempt: 1.1."),
     ],
 )
 def test_what_cannot_be_done_is_refused_in_one_paragraph(segue, resumed, tmp_path, asked, said):

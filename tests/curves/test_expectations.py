@@ -11,8 +11,10 @@ import pytest
 
 from segue.continuity.expectations import SCHEDULE_TOLERANCE, check_curve, check_frame
 from segue.continuity.repeats import repeats
+from segue.continuity.setup import CONFIG
 from segue.continuity.verdict import TOLERANCES
 from segue.errors import NoCheckpointError, OutputError
+from segue.records import Finding, Verdict, VerdictKind
 
 LOST_PART = {"as many rows as steps", "contiguous steps"}
 NAMES = [
@@ -183,6 +185,44 @@ def test_with_another_number_of_ranks_only_the_learning_rate_must_be_the_same(re
     assert exceeding(frame, history) == set()
     report = check_frame(change(frame, 25, lr=0.5), history, run_id="nightly")
     assert [item.name for item in report.failed] == ["learning rate repeats"]
+
+
+def judged(history, **fields):
+    """The same history with another verdict about the second attempt's resume."""
+    (entry,) = history.resumes
+    return replace(history, resumes=(entry.model_copy(update={"verdict": Verdict(**fields)}),))
+
+
+@pytest.mark.parametrize(
+    ("kind", "channel", "compared"),
+    [
+        (VerdictKind.UNVERIFIED, "setup", False),
+        (VerdictKind.UNVERIFIED, "time", True),
+        (VerdictKind.EXACT, "setup", True),
+    ],
+)
+def test_after_a_change_on_purpose_that_shows_nothing_is_compared(resumed, kind, channel, compared):
+    finding = Finding(component="setup.hyperparameters", channel=channel, sentence="a setting is another one")
+    history = judged(resumed.history, kind=kind, findings=(finding,))
+    frame = change(resumed.frame(), 25, loss=9.0, lr=0.5)
+    assert exceeding(frame, history) == ({"loss", "lr"} if compared else set())
+
+
+def with_other_config(history):
+    def of(checkpoint):
+        if checkpoint.ref.attempt_id == "seg000-a1-e1":
+            return checkpoint
+        components = checkpoint.manifest.components | {CONFIG: "another"}
+        return replace(checkpoint, manifest=checkpoint.manifest.model_copy(update={"components": components}))
+
+    return replace(history, checkpoints=tuple(of(checkpoint) for checkpoint in history.checkpoints))
+
+
+@pytest.mark.parametrize(("step", "compared"), [(28, True), (29, False)])
+def test_with_another_config_superseded_steps_are_compared_as_far_as_the_verdict_was(resumed, step, compared):
+    frame = change(resumed.frame(), step, loss=9.0, lr=0.5)
+    assert exceeding(frame, resumed.history) == {"loss", "lr"}
+    assert exceeding(frame, with_other_config(resumed.history)) == ({"loss", "lr"} if compared else set())
 
 
 def unsealed(history):
