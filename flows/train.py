@@ -12,6 +12,7 @@ from segue.errors import SegueError
 from segue.records import SegmentReport
 from segue.spec import RunSpec
 from tasks.continuity import judge_resume
+from tasks.curve import publish_seam
 from tasks.plan import open_run, plan_segment
 from tasks.publish import publish_run
 from tasks.segment import run_segment
@@ -28,13 +29,16 @@ def train(spec: RunSpec, *, accept_drift: bool = False) -> Any:
         open_run(spec, accept_drift=accept_drift)
     except SegueError as error:
         return Failed(message=str(error))
+    has_resumed = False
     while True:
         decision = plan_segment(spec)
         if decision.plan is None:
             break
         report = _report_of(run_segment(spec, decision.plan, return_state=True))
-        judge_resume(spec, report)
+        has_resumed |= judge_resume(spec, report) is not None
     publish_run(spec, return_state=True)  # A picture that cannot be published is no reason to call a run failed.
+    if has_resumed:
+        publish_seam(spec, return_state=True)
     get_run_logger().info("run ended action=%s reason=%s", decision.action, decision.reason)
     if decision.action == "finished":
         return Completed(message=decision.reason, data=decision)

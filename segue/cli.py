@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from segue import cli_checkpoints
+from segue import cli_checkpoints, cli_curve
 from segue.cli_options import Endpoint, Json, Store, read_run
 from segue.console import console, errors, segment_rows, segments_table, show_error, show_json
 from segue.controller import last_heartbeat
@@ -27,6 +27,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.add_typer(cli_checkpoints.app)
+app.add_typer(cli_curve.app)
 
 
 @app.command()

@@ -4,30 +4,24 @@ from __future__ import annotations
 
 import shlex
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
-from typer.core import TyperGroup
 
 from segue.checkpoints.export import ExportFormat, choose_checkpoint, export_checkpoint, require_free_folder
 from segue.checkpoints.importing import ImportReport, import_weights
-from segue.cli_options import Endpoint, Json, Store, read_run
+from segue.cli_options import DefaultCommandGroup, Endpoint, Json, Store, read_run
 from segue.console import checkpoint_rows, console, errors, rows_table, show_json
 from segue.spec import RunSpec, read_toml
 
 _LIST = "list"
 
 
-class ListingGroup(TyperGroup):
+class ListingGroup(DefaultCommandGroup):
     """A group that lists when its first word is none of its commands: `segue checkpoints RUN`."""
 
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Put the word `list` in front where it was left out; the group's own help stays the group's."""
-        # Options too: `--store s3://bucket RUN` was always allowed, and only the listing knows which take a value.
-        if args and args[0] not in self.commands and args[0] not in ctx.help_option_names:
-            args = [_LIST, *args]
-        return super().parse_args(ctx, args)
+    default = _LIST
 
 
 app = typer.Typer(

@@ -2,38 +2,40 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
-from segue.errors import BadKeyError, MissingObjectError, RunNotFoundError, StoreUnreachableError
-from segue.history import History, read_history
+from segue.find_run import find_run
+from segue.history import History
 from segue.runlog import RunLog
 from segue.spec import StoreSpec
-from segue.stores import StoreReadError, open_store
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")]
 Store = Annotated[str, typer.Option(help="Folder, file:///folder or s3://bucket/prefix.")]
 Endpoint = Annotated[str | None, typer.Option(help="S3 endpoint other than AWS's.")]
 
 
+class DefaultCommandGroup(TyperGroup):
+    """A group that does its `default` when its first word is none of its commands."""
+
+    default: str
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Put the default's name in front where it was left out; the group's own help stays the group's."""
+        # Options too: `--store s3://bucket RUN` is allowed, and only the default knows which take a value.
+        if args and args[0] not in self.commands and args[0] not in ctx.help_option_names:
+            args = [self.default, *args]
+        return super().parse_args(ctx, args)
+
+
 def read_run(run: str, *, store: str, endpoint_url: str | None) -> tuple[RunLog, History]:
     """A run's log and what it says.
 
     Raises:
+        SpecError: the endpoint is not an address.
         RunNotFoundError: the store holds no such run.
         StoreUnreachableError: the store cannot be read.
     """
-    opened = open_store(StoreSpec.parse({"url": store, "endpoint_url": endpoint_url}, source="the command line"))
-    log = RunLog(opened, run)
-    try:
-        history = read_history(log.reload())
-        if history.next_slot == 0:
-            raise RunNotFoundError(run_id=run, store=opened.url, known=tuple(opened.folders()))
-    except StoreReadError as error:
-        mend = "Check --store, --endpoint-url, the network and your access."
-        raise StoreUnreachableError(url=opened.url, why=f"cannot be read ({error.why}).", mend=mend) from None
-    except (BadKeyError, MissingObjectError):
-        # Not a name that a run can have, or a bucket that is not there.
-        raise RunNotFoundError(run_id=run, store=opened.url) from None
-    return log, history
+    return find_run(run, StoreSpec.parse({"url": store, "endpoint_url": endpoint_url}, source="the command line"))

@@ -3,42 +3,75 @@
 from __future__ import annotations
 
 import io
+import logging
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from segue import layout
-from segue.errors import MissingExtraError
+from segue.errors import MissingExtraError, MissingObjectError, RunNotFoundError
+from segue.find_run import DEFAULT_STORE, find_run
 from segue.history import History, read_history
+from segue.records import CheckpointRef
 from segue.runlog import RunLog
+from segue.spec import StoreSpec
 
 if TYPE_CHECKING:
     import pandas as pd
+    import pyarrow as pa
+
+log = logging.getLogger(__name__)
+
+NEW_START, NOT_REACHED = "first", "not reached"
+"""What stands in the column `verdict` for an attempt that did not resume, and for one that ended before its verdict."""
 
 
-def curve(log: RunLog, *, superseded: bool = False) -> pd.DataFrame:
-    """Steps of all attempts in order, with the columns of `segue.trainer.metrics.SCHEMA`.
+def curve(
+    run: RunLog | str, *, store: StoreSpec | str | Path = DEFAULT_STORE, superseded: bool = False
+) -> pd.DataFrame:
+    """Steps of all attempts in order, with the columns of `segue.trainer.metrics.SCHEMA` and `verdict`.
 
-    A step that was lost and done again appears once, as the attempt did it whose checkpoints the run went on from.
-    With `superseded` the lost ones are there too, marked in the boolean column of that name.
+    `run` is a run's log, or a run id to be found in `store`. A step that was lost and done again appears once, as the
+    attempt did it whose checkpoints the run went on from. With `superseded` the others are there too, marked in the
+    boolean column of that name. `verdict` is the kind of the verdict about the attempt's resume, "first" for an
+    attempt that began afresh, "not reached" where there is none.
+
+    A file of the curve that cannot be read is left out with a warning in the log; `segue curve check` names the gap.
+
+    Raises:
+        RunNotFoundError: the store holds no such run.
+        StoreUnreachableError: the store cannot be read.
+        MissingExtraError: pandas is not installed.
+    """
+    runlog, history = _opened(run, store)
+    frame = curve_frame(runlog, history)
+    return frame if superseded else frame[~frame["superseded"]].drop(columns="superseded").reset_index(drop=True)
+
+
+def curve_frame(runlog: RunLog, history: History) -> pd.DataFrame:
+    """What `curve` gives with `superseded`, as `history` sees it.
 
     Raises:
         MissingExtraError: pandas is not installed.
     """
     try:
-        import pandas as pd
+        import pandas  # noqa: F401 - pyarrow would fail later, with no word about the extra
     except ImportError:
         raise MissingExtraError(extra="data", needed_for="The loss curve as a frame") from None
-    history = read_history(log.reload())
-    listed = log.store.list_objects(layout.metrics_prefix(log.run_id))
-    files = [item.key for item in listed if item.key.endswith(".parquet")]
-    frames = [pd.read_parquet(io.BytesIO(log.store.get(key))) for key in files]
-    if not frames:
-        return pd.DataFrame()
-    frame = pd.concat(frames, ignore_index=True)
-    lineage = steps_of_lineage(history)
-    spans = frame["attempt_id"].map(lambda attempt: lineage.get(attempt, (0, 0)))
-    frame["superseded"] = [not low < step <= high for step, (low, high) in zip(frame["step"], spans, strict=True)]
-    frame = frame.sort_values(["step", "segment", "attempt"], ignore_index=True)
-    return frame if superseded else frame[~frame["superseded"]].drop(columns="superseded").reset_index(drop=True)
+    frame: pd.DataFrame = _stored_rows(runlog).to_pandas()
+    attempts = frame["attempt_id"]
+    environments = {a.claim.attempt_id: a.claim.environment.short_id for a in history.attempts}
+    starts = {attempt: parent.step for attempt, parent in parents_of(history).items()}
+    # Older files lack these two columns; the log has known them all along.
+    frame["environment"] = frame["environment"].fillna(attempts.map(environments))
+    frame["from_checkpoint"] = frame["from_checkpoint"].fillna(attempts.map(starts)).fillna(0).astype("int64")
+    verdicts = {a.claim.attempt_id: a.verdict.kind.value for a in history.attempts if a.verdict is not None}
+    without = frame["from_checkpoint"].map(lambda step: NOT_REACHED if step else NEW_START)
+    frame["verdict"] = attempts.map(verdicts).astype("object").fillna(without).astype("str")
+    spans = steps_of_lineage(history)
+    after = attempts.map({attempt: span[0] for attempt, span in spans.items()}).fillna(0).astype("int64")
+    to = attempts.map({attempt: span[1] for attempt, span in spans.items()}).fillna(0).astype("int64")
+    frame["superseded"] = ~((after < frame["step"]) & (frame["step"] <= to))
+    return frame.sort_values(["step", "segment", "attempt"], ignore_index=True)
 
 
 def steps_of_lineage(history: History) -> dict[str, tuple[int, int]]:
@@ -50,3 +83,37 @@ def steps_of_lineage(history: History) -> dict[str, tuple[int, int]]:
         spans[checkpoint.ref.attempt_id] = (parent.step if parent else 0, checkpoint.manifest.step)
         checkpoint = history.checkpoint(parent) if parent else None
     return spans
+
+
+def parents_of(history: History) -> dict[str, CheckpointRef]:
+    """The checkpoint that each attempt resumed from; attempts that began afresh are not in it."""
+    told = {entry.attempt_id: entry.parent for entry in history.resumes}
+    committed = {c.ref.attempt_id: c.manifest.parent for c in history.checkpoints if c.manifest.parent is not None}
+    return told | committed
+
+
+def _opened(run: RunLog | str, store: StoreSpec | str | Path) -> tuple[RunLog, History]:
+    if isinstance(run, str):
+        return find_run(run, store)
+    history = read_history(run.reload())
+    if history.next_slot == 0:
+        raise RunNotFoundError(run_id=run.run_id, store=run.store.url, known=tuple(run.store.folders()))
+    return run, history
+
+
+def _stored_rows(runlog: RunLog) -> pa.Table:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    from segue.trainer.metrics import SCHEMA
+
+    tables = [SCHEMA.empty_table()]
+    for item in runlog.store.list_objects(layout.metrics_prefix(runlog.run_id)):
+        if not item.key.endswith(".parquet"):
+            continue
+        try:
+            tables.append(pq.read_table(io.BytesIO(runlog.store.get(item.key))))
+        except (MissingObjectError, pa.ArrowException, OSError) as error:
+            # A torn file must not hide the rest of the curve.
+            log.warning("loss curve file left out key=%s reason=%s", item.key, error)
+    return pa.concat_tables(tables, promote_options="default").select(SCHEMA.names)

@@ -87,6 +87,7 @@ class VerdictEntry(Entry):
     attempt_id: str
     parent: CheckpointRef
     verdict: Verdict
+    replay: tuple[WitnessRow, ...] = Field((), description="What was compared with the witness; may be of no curve.")
 
 
 class DrillEntry(Entry):

@@ -327,6 +327,29 @@ class DrillFailedError(SegueError):
         super().__init__(f"{recipe} does not reach its goal undisturbed: {why}. Mend the recipe, then drill again.")
 
 
+class OutputError(UsageError):
+    """A file or folder that was asked for cannot be written."""
+
+    def __init__(self, *, path: str, why: str) -> None:
+        self.path, self.why = path, why
+        super().__init__(f"{path} cannot be written ({why}). Name another place, or mend that. The run was only read.")
+
+
+class NoResumeError(UsageError):
+    """There is no resume to show."""
+
+    def __init__(
+        self, *, run_id: str, segment: int | None, attempt: int | None, there: tuple[tuple[int, int], ...]
+    ) -> None:
+        self.run_id, self.segment, self.attempt, self.there = run_id, segment, attempt, there
+        asked = {"segment": segment, "attempt": attempt}
+        which = " ".join(f"{name} {number}" for name, number in asked.items() if number is not None)
+        others = ", ".join(f"{segment}.{attempt}" for segment, attempt in there)
+        mend = f"Those that are there, as segment.attempt: {others}." if others else "There is no other either."
+        whose = f"{which} of run {run_id}" if which else f"run {run_id}"
+        super().__init__(f"{whose} has no resume that was judged, so there is no seam to draw. {mend}")
+
+
 class NoCheckpointError(UsageError):
     """The run has no checkpoint that can be used."""
 

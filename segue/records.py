@@ -7,6 +7,8 @@ dropped is a setting that silently does nothing.
 
 from __future__ import annotations
 
+import hashlib
+import re
 from datetime import datetime
 from enum import StrEnum
 from typing import Literal
@@ -80,6 +82,13 @@ class Environment(Value):
         """Names of the fields in which the two differ; empty means bitwise comparison is fair."""
         names = type(self).model_fields
         return tuple(name for name in names if getattr(self, name) != getattr(other, name))
+
+    @property
+    def short_id(self) -> str:
+        """A name that two environments share only when they are equal: device, instruction set, counts, a hash."""
+        words = f"{self.device} {self.instruction_set} {self.threads}t {self.world_size}r"
+        digest = hashlib.sha256(self.model_dump_json().encode()).hexdigest()
+        return re.sub(r"[^a-z0-9]+", "-", words.lower()).strip("-") + f"-{digest[:8]}"
 
 
 class Shard(Value):

@@ -203,6 +203,7 @@ def _train(
             clock=clock,
             started_at=started_at,
             team=team,
+            environment=environment,
         )
         heartbeat.describe = loop.describe
         return loop.run()

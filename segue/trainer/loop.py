@@ -28,7 +28,7 @@ from segue.errors import (
 )
 from segue.history import read_history
 from segue.notices.board import NoticeBoard
-from segue.records import CheckpointRef, CodeFailure, Heartbeat, SegmentReport, StopReason, WitnessRow
+from segue.records import CheckpointRef, CodeFailure, Environment, Heartbeat, SegmentReport, StopReason, WitnessRow
 from segue.runlog import RunLog
 from segue.stores.base import StoreReadError, StoreWriteError
 from segue.stores.patience import patiently
@@ -79,6 +79,7 @@ class TrainingLoop:
         clock: Clock,
         started_at: float,
         team: Team,
+        environment: Environment,
     ) -> None:
         self._team, self._ranks = team, team.ranks
         self._spec, self._plan = assignment.spec, assignment.plan
@@ -93,6 +94,8 @@ class TrainingLoop:
             attempt=self._plan.attempt,
             attempt_id=claim.attempt_id,
             capacity=self._plan.capacity.value,
+            environment=environment.short_id,
+            from_checkpoint=progress.step,
         )
         self._from_step = progress.step
         self._saving = Saving(

@@ -28,10 +28,15 @@ SCHEMA = pa.schema(
         ("param_norm", pa.float64()),
         ("lr", pa.float64()),
         ("step_seconds", pa.float64()),
+        ("environment", pa.string()),
+        ("from_checkpoint", pa.int64()),
         ("wall_time", pa.timestamp("us", tz="UTC")),
     ]
 )
+"""`environment` is `Environment.short_id`; `from_checkpoint` the step the attempt resumed from, 0 for a new start.
 
+Files written before these two columns were added lack them; `segue.curve` takes both from the run's log then.
+"""
 
 ROWS_PER_PART = 20_000
 
@@ -104,7 +109,7 @@ def _column(field: pa.Field, values: array[Any]) -> pa.Array:
 
 def _repeated(field: pa.Field, value: Any, count: int) -> pa.Array:
     if not pa.types.is_string(field.type):
-        return _column(field, array("i", [value]) * count)
+        return _column(field, array("i" if field.type.bit_width == 32 else "q", [value]) * count)
     text = value.encode()
     ends = array("i", (len(text) * n for n in range(count + 1)))
     return pa.Array.from_buffers(field.type, count, [None, pa.py_buffer(ends), pa.py_buffer(text * count)])

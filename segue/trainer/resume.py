@@ -211,7 +211,13 @@ class Resume:
         def build(stamp: Stamp) -> Entry:
             common = stamp(epoch=self._claim.epoch)
             return VerdictEntry.model_validate(
-                common | {"attempt_id": self._claim.attempt_id, "parent": parent, "verdict": verdict}
+                common
+                | {
+                    "attempt_id": self._claim.attempt_id,
+                    "parent": parent,
+                    "verdict": verdict,
+                    "replay": tuple(self._replay),
+                }
             )
 
         patiently(lambda: self._runlog.append(build, epoch=self._claim.epoch), what="verdict")

@@ -192,7 +192,8 @@ def saves(folder, clock, *, fails=lambda operation, key: False, **checkpoints):
         base_step=None,
         clock=clock,
     )
-    curve = Curve(run="tiny", segment=0, attempt=1, attempt_id="seg000-a1-e1", capacity="spot")
+    names = {"run": "tiny", "attempt_id": "seg000-a1-e1", "capacity": "spot", "environment": "cpu"}
+    curve = Curve(**names, segment=0, attempt=1, from_checkpoint=0)
     row = WitnessRow(step=1, loss=1, grad_norm=1, param_norm=1, lr=(), batch_fingerprint="", input_fingerprint="")
     curve.add(row, epoch=0, samples_seen=1, step_seconds=1.0, wall_time=clock.now())
     saving = Saving(

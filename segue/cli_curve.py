@@ -1,0 +1,146 @@
+"""`segue curve`: a run's loss curve as a table or a file, what is expected of it, and its seams as pictures."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from segue.cli_options import DefaultCommandGroup, Endpoint, Json, Store, read_run
+from segue.console import console, rows_table, show_json
+from segue.errors import OutputError
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+_ROWS_SHOWN = 20
+_SHOWN = ["segment", "capacity", "step", "loss", "grad_norm", "param_norm", "lr", "step_seconds", "verdict"]
+
+
+class _CurveGroup(DefaultCommandGroup):
+    default = "show"
+
+
+app = typer.Typer(
+    name="curve",
+    cls=_CurveGroup,
+    help="Show a run's loss curve, check it, or draw one of its resumes.\n\n"
+    "`segue curve RUN` is short for `segue curve show RUN`.",
+    no_args_is_help=True,
+)
+
+
+@app.command()
+def show(
+    run: str,
+    *,
+    csv: Annotated[Path | None, typer.Option(help="Write all rows to this CSV file.")] = None,
+    parquet: Annotated[Path | None, typer.Option(help="Write all rows to this parquet file.")] = None,
+    superseded: Annotated[bool, typer.Option("--superseded", help="Also the steps that were done again.")] = False,
+    store: Store = ".segue/store",
+    endpoint_url: Endpoint = None,
+    as_json: Json = False,
+) -> None:
+    """Show the newest steps of the loss curve, or write all of it to a file."""
+    from segue.curves import curve
+
+    log, _ = read_run(run, store=store, endpoint_url=endpoint_url)
+    frame = curve(log, superseded=superseded)
+    for path, write in ((csv, _write_csv), (parquet, _write_parquet)):
+        if path is not None:
+            with _writing(path):
+                write(frame, path)
+    files = [str(path) for path in (csv, parquet) if path is not None]
+    facts = {"run": run, "rows": len(frame)} | _ends(frame)
+    if as_json:
+        show_json(facts | {"files": files})
+        return
+    if not files:
+        rows: list[dict[str, Any]] = frame[_SHOWN].tail(_ROWS_SHOWN).to_dict("records")  # type: ignore[assignment]
+        console.print(rows_table(rows))
+    where = f" in {', '.join(files)}" if files else ""
+    console.print(f"{run}: {len(frame)} rows{where}, {_words(facts)}", markup=False, soft_wrap=True)
+
+
+@app.command()
+def check(
+    run: str,
+    *,
+    docs: Annotated[Path | None, typer.Option(help="Folder for Data Docs (HTML).")] = None,
+    store: Store = ".segue/store",
+    endpoint_url: Endpoint = None,
+    as_json: Json = False,
+) -> None:
+    """Check the loss curve: no gap, no step twice, finite, and every repeated step as it was.
+
+    Exit code 0: nothing failed. 3: an expectation failed. 2: it could not be done as asked.
+    """
+    from segue.continuity.expectations import check_curve
+
+    log, _ = read_run(run, store=store, endpoint_url=endpoint_url)
+    report = check_curve(log, docs=docs)
+    if as_json:
+        show_json(report.model_dump(mode="json") | {"passed": report.passed})
+    else:
+        rows = [{"expectation": item.name, "outcome": item.outcome} for item in report.expectations]
+        console.print(rows_table(rows))
+        for item in report.failed:
+            console.print(f"{item.sentence} Observed: {item.observed}.", markup=False, soft_wrap=True)
+        console.print(report.sentence, markup=False, soft_wrap=True)
+        if report.docs is not None:
+            console.print(f"Data Docs: {report.docs}", markup=False, soft_wrap=True)
+    if not report.passed:
+        raise typer.Exit(3)
+
+
+@app.command()
+def seam(
+    run: str,
+    *,
+    out: Annotated[Path, typer.Option(help="PNG file to write.")],
+    segment: Annotated[int | None, typer.Option(min=0, help="Segment whose resume to draw; by default the newest.")] = (
+        None
+    ),
+    attempt: Annotated[int | None, typer.Option(min=1, help="Attempt of that segment.")] = None,
+    store: Store = ".segue/store",
+    endpoint_url: Endpoint = None,
+) -> None:
+    """Draw a resume: the steps before it, and witness and replay over each other after it."""
+    from segue.continuity.seam_plot import draw_seam
+
+    log, _ = read_run(run, store=store, endpoint_url=endpoint_url)
+    picture = draw_seam(log, segment=segment, attempt=attempt)
+    with _writing(out):
+        out.write_bytes(picture)
+    console.print(f"the seam is in {out}", markup=False, soft_wrap=True)
+
+
+@contextlib.contextmanager
+def _writing(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise OutputError(path=str(path), why=error.strerror or str(error)) from None
+
+
+def _write_csv(frame: pd.DataFrame, path: Path) -> None:
+    frame.to_csv(path, index=False)  # Pandas writes the shortest digits that read back as the same number.
+
+
+def _write_parquet(frame: pd.DataFrame, path: Path) -> None:
+    frame.to_parquet(path, index=False)
+
+
+def _ends(frame: pd.DataFrame) -> dict[str, int | None]:
+    if frame.empty:
+        return {"first_step": None, "last_step": None}
+    return {"first_step": int(frame["step"].min()), "last_step": int(frame["step"].max())}
+
+
+def _words(facts: dict[str, Any]) -> str:
+    if facts["first_step"] is None:
+        return "for no step was committed yet"
+    return f"steps {facts['first_step']} to {facts['last_step']}"

@@ -1,0 +1,187 @@
+"""Great Expectations, quietly: frames and what is expected of them go in, outcomes come out, Data Docs on request."""
+
+from __future__ import annotations
+
+import logging
+import os
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from segue.errors import MissingExtraError, OutputError
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+_ANALYTICS = "GX_ANALYTICS_ENABLED"
+_SITE = "curve"
+_MOST_SHOWN = 20
+_WARNED_OF_AT_IMPORT = ("module 'sre_(constants|parse)' is deprecated",)
+
+
+class Expected(NamedTuple):
+    """One expectation of a frame, by the name of its class in `great_expectations.expectations`."""
+
+    name: str
+    kind: str
+    arguments: Mapping[str, Any]
+    promise: str
+    """What is expected, as the Data Docs say it."""
+
+
+class Outcome(NamedTuple):
+    """What Great Expectations found."""
+
+    met: bool
+    observed: str
+    steps: tuple[int, ...]
+    """The first steps at which it is not met, where it is about steps."""
+
+
+def validate(
+    frames: Mapping[str, tuple[pd.DataFrame, Sequence[Expected]]], *, run_id: str, docs: Path | None = None
+) -> dict[str, Outcome]:
+    """The outcome of each expectation, by its name. Every frame has a column `step` and an index without doubles.
+
+    With `docs` the folder then holds Data Docs; `index.html` is where to begin. The environment variables, the Great
+    Expectations context that the caller may have, and the network are left alone.
+
+    Raises:
+        MissingExtraError: great-expectations is not installed.
+        OutputError: `docs` cannot be written.
+    """
+    with _context(docs) as (gx, context):
+        source = context.data_sources.add_pandas(run_id)
+        definitions, batches = [], {}
+        for name, (frame, expected) in frames.items():
+            batches[name] = frame
+            asset = source.add_dataframe_asset(name)
+            suite = gx.ExpectationSuite(name=name, expectations=[_expectation(gx, item) for item in expected])
+            definition = gx.ValidationDefinition(
+                name=name, data=asset.add_batch_definition_whole_dataframe(name), suite=context.suites.add(suite)
+            )
+            definitions.append(context.validation_definitions.add(definition))
+        outcomes: dict[str, Outcome] = {}
+        for definition in definitions:
+            # Not with `unexpected_index_column_names`: with many rows at fault that takes minutes.
+            checkpoint = gx.Checkpoint(
+                name=definition.name, validation_definitions=[definition], result_format="SUMMARY"
+            )
+            frame = batches[definition.name]
+            run = context.checkpoints.add(checkpoint).run(batch_parameters={"dataframe": frame})
+            for found in next(iter(run.run_results.values())).results:
+                outcomes[found.expectation_config.meta["name"]] = _outcome(found, frame)
+        if docs is not None:
+            context.build_data_docs(site_names=[_SITE])
+    return outcomes
+
+
+def _expectation(gx: Any, item: Expected) -> Any:
+    make = getattr(gx.expectations, item.kind)
+    return make(**item.arguments, description=item.promise, meta={"name": item.name})
+
+
+def _outcome(found: Any, frame: pd.DataFrame) -> Outcome:
+    result = found.result
+    if found.success:
+        return Outcome(met=True, observed="as expected", steps=())
+    if not result:  # It could not be evaluated; Great Expectations keeps the exception.
+        return Outcome(met=False, observed=str(found.exception_info)[:300], steps=())
+    if "unexpected_count" not in result:
+        return Outcome(met=False, observed=str(result.get("observed_value")), steps=())
+    rows = frame.loc[list(result.get("partial_unexpected_index_list") or ())]
+    columns = [name for name in _columns(found.expectation_config.kwargs) if name != "step"]
+    shown = ", ".join(f"{name} {_plain(rows.iloc[0][name])}" for name in columns) if len(rows) else ""
+    count = f"{result['unexpected_count']} of {result['element_count']} rows"
+    steps = tuple(dict.fromkeys(int(step) for step in rows["step"]))
+    return Outcome(met=False, observed=f"{count}; the first: {shown}" if shown else count, steps=steps[:_MOST_SHOWN])
+
+
+def _columns(arguments: Mapping[str, Any]) -> list[str]:
+    names = (arguments.get(name) for name in ("column", "column_A", "column_B"))
+    return [name for name in names if name is not None] or list(arguments.get("column_list", ()))
+
+
+def _plain(value: Any) -> str:
+    number = value.item() if hasattr(value, "item") else value
+    return repr(number) if isinstance(number, float) else str(number)
+
+
+@contextmanager
+def _context(docs: Path | None) -> Iterator[tuple[Any, Any]]:
+    with _without_analytics(), _without_chatter():
+        gx = _import()
+        from great_expectations.data_context.data_context.context_factory import project_manager
+        from great_expectations.data_context.types.base import ProgressBarsConfig
+        from great_expectations.exceptions.exceptions import DataContextRequiredError
+
+        try:
+            before = project_manager.get_current_project()
+        except DataContextRequiredError:
+            before = None
+        try:
+            context = gx.get_context(mode="ephemeral")
+            context.variables.progress_bars = ProgressBarsConfig(globally=False, metric_calculations=False)
+            if docs is not None:
+                context.add_data_docs_site(_SITE, _site(docs))
+            yield gx, context
+        finally:
+            # A notebook's own context stays the current one.
+            project_manager.set_project(before)
+
+
+def _import() -> Any:
+    with warnings.catch_warnings():
+        # Its own and its plotting library's imports; nothing that a user of segue could mend.
+        for words in _WARNED_OF_AT_IMPORT:
+            warnings.filterwarnings("ignore", message=words, category=DeprecationWarning)
+        try:
+            import great_expectations as gx
+            import great_expectations.expectations
+        except ImportError:
+            raise MissingExtraError(extra="data", needed_for="The check of a loss curve") from None
+    return gx
+
+
+@contextmanager
+def _without_analytics() -> Iterator[None]:
+    before = os.environ.get(_ANALYTICS)
+    os.environ[_ANALYTICS] = "false"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[_ANALYTICS]
+        else:
+            os.environ[_ANALYTICS] = before
+
+
+@contextmanager
+def _without_chatter() -> Iterator[None]:
+    """Without what it logs about folders of its own; warnings still come through."""
+    logger = logging.getLogger("great_expectations")
+    before = logger.level
+    logger.setLevel(logging.WARNING)
+    try:
+        yield
+    finally:
+        logger.setLevel(before)
+
+
+def _site(folder: Path) -> dict[str, Any]:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if not os.access(folder, os.W_OK | os.X_OK):
+            raise PermissionError(13, "Permission denied")
+    except OSError as error:
+        raise OutputError(path=str(folder), why=error.strerror or type(error).__name__) from None
+    return {
+        "class_name": "SiteBuilder",
+        "store_backend": {
+            "class_name": "TupleFilesystemStoreBackend",
+            "base_directory": str(folder.absolute()),
+        },
+        "site_index_builder": {"class_name": "DefaultSiteIndexBuilder"},
+    }

@@ -1,0 +1,155 @@
+"""Steps on record more than once, as pandas frames that one can hold expectations of.
+
+A step is on record again when it was replayed after a resume (the witness has it too), when a seal and the curve both
+tell of it, and when it was done by an attempt whose work was superseded. What agrees there is what a loss curve can
+prove by itself; what is on record once can only be looked at.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, NamedTuple
+
+from segue.continuity.setup import CHANNEL, CONFIG
+from segue.continuity.verdict import TOLERANCES
+from segue.curves import parents_of
+from segue.records import CheckpointRef, Environment, VerdictKind
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from segue.history import History
+
+TOLERATED_STEPS = 8
+"""Steps after a fork for which the tolerances of another environment were measured; later ones drift apart honestly."""
+
+_CHANNELS = tuple(TOLERANCES)
+
+
+class _Record(NamedTuple):
+    """What else is known of a step of the accepted attempt `attempt_id`."""
+
+    attempt_id: str
+    step: int
+    recorded_by: str
+    changes: str
+    allowed: float
+    """Factor on the tolerances: 0 where every bit must agree, infinite where nothing is proven by a difference."""
+    loss_before: float
+    grad_norm_before: float
+    param_norm_before: float
+    lr_before: float
+
+
+def repeats(frame: pd.DataFrame, history: History) -> pd.DataFrame:
+    """One row for each accepted step and each other record of it.
+
+    `frame` is that of `segue.curves.curve_frame`. Columns: step, attempt_id, recorded_by, changes (in which fields the
+    environments differ), lr and lr_before, and for each of loss, grad_norm and param_norm its value, the one
+    `_before`, their relative `_difference` and the `_allowed` one. On equal environments no difference is allowed.
+    On others the verdict's tolerances hold for eight steps, none after that and none for another number of ranks; the
+    allowed difference is then infinite. A learning rate is the same everywhere. What the recipe was made to be on
+    purpose is its own: after such a change nothing is compared but what the verdict found equal.
+    """
+    import pandas as pd
+
+    accepted = frame[~frame["superseded"]]
+    others = [*_of_seals(history, set(accepted["attempt_id"])), *_of_superseded(frame, history)]
+    known = pd.DataFrame(others, columns=list(_Record._fields)).astype({"step": "int64", "attempt_id": "str"})
+    found = accepted.merge(known, on=["attempt_id", "step"])
+    for channel in _CHANNELS:
+        pairs = zip(found[channel], found[f"{channel}_before"], strict=True)
+        found[f"{channel}_difference"] = [_difference(after, before) for after, before in pairs]
+        # Zero times infinity is no number; no tolerance is zero.
+        found[f"{channel}_allowed"] = found["allowed"] * TOLERANCES[channel]
+    columns = ["step", "attempt_id", "recorded_by", "changes", "lr", "lr_before"]
+    columns += [f"{channel}{part}" for channel in _CHANNELS for part in ("", "_before", "_difference", "_allowed")]
+    return found[columns].astype(dict.fromkeys(columns[4:], "float64"))
+
+
+def _of_seals(history: History, attempts: set[str]) -> Iterator[_Record]:
+    environments, parents, changed = _environments(history), parents_of(history), _changed_on_purpose(history)
+    for checkpoint in (c for c in history.checkpoints if c.rows):
+        here, ref = checkpoint.manifest.environment, checkpoint.ref
+        for attempt_id in attempts:
+            if attempt_id != ref.attempt_id and (parents.get(attempt_id) != ref or attempt_id in changed):
+                continue
+            there = environments.get(attempt_id, here)
+            for row in checkpoint.rows:
+                yield _Record(
+                    attempt_id,
+                    row.step,
+                    f"witness of step {ref.step}",
+                    ", ".join(here.differs_from(there)),
+                    _allowed(here, there, steps_after_fork=row.step - ref.step),
+                    row.loss,
+                    row.grad_norm,
+                    row.param_norm,
+                    row.lr[0] if row.lr else 0.0,
+                )
+
+
+def _of_superseded(frame: pd.DataFrame, history: History) -> Iterator[_Record]:
+    environments, parents, changed = _environments(history), parents_of(history), _changed_on_purpose(history)
+    configs = {c.ref.attempt_id: c.manifest.components.get(CONFIG) for c in history.checkpoints}
+    lost = frame[frame["superseded"]]
+    for attempt_id in frame.loc[~frame["superseded"], "attempt_id"].unique():
+        parent = parents.get(attempt_id)
+        for other in lost["attempt_id"].unique():
+            fork = _fork(parent, other_id=other, other_parent=parents.get(other))
+            here, there = environments.get(other), environments.get(attempt_id)
+            if fork is None or here is None or there is None or attempt_id in {other, *changed}:
+                continue
+            rows = lost[(lost["attempt_id"] == other) & (lost["step"] > fork)]
+            if configs.get(other) != configs.get(attempt_id):
+                # A new schedule, say: it may show late, and on purpose.
+                rows = rows[rows["step"] <= fork + TOLERATED_STEPS]
+            for row in rows.itertuples(index=False):
+                yield _Record(
+                    attempt_id,
+                    row.step,
+                    f"superseded {other}",
+                    ", ".join(here.differs_from(there)),
+                    _allowed(here, there, steps_after_fork=row.step - fork),
+                    row.loss,
+                    row.grad_norm,
+                    row.param_norm,
+                    row.lr,
+                )
+
+
+def _fork(parent: CheckpointRef | None, *, other_id: str, other_parent: CheckpointRef | None) -> int | None:
+    """The step at which two attempts parted; None when that is further back, where other machines may have been."""
+    if parent == other_parent:
+        return parent.step if parent is not None else 0
+    return parent.step if parent is not None and parent.attempt_id == other_id else None
+
+
+def _allowed(here: Environment, there: Environment, *, steps_after_fork: int) -> float:
+    changes = here.differs_from(there)
+    if not changes:
+        return 0.0
+    return math.inf if "world_size" in changes or steps_after_fork > TOLERATED_STEPS else 1.0
+
+
+def _changed_on_purpose(history: History) -> set[str]:
+    """Attempts that went on with another recipe and differ from what was before, as their verdicts say."""
+    return {
+        entry.attempt_id
+        for entry in history.resumes
+        if entry.verdict.kind is VerdictKind.UNVERIFIED
+        and any(finding.channel == CHANNEL for finding in entry.verdict.findings)
+    }
+
+
+def _environments(history: History) -> dict[str, Environment]:
+    return {attempt.claim.attempt_id: attempt.claim.environment for attempt in history.attempts}
+
+
+def _difference(after: float, before: float) -> float:
+    if after == before or (math.isnan(after) and math.isnan(before)):
+        return 0.0
+    if not math.isfinite(after) or not math.isfinite(before):
+        return math.inf
+    return abs(after - before) / max(abs(after), abs(before))

@@ -1,0 +1,94 @@
+"""Where a run was resumed: what the witness says of the steps after the checkpoint, and what became of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from segue.controller import last_heartbeat
+from segue.curves import curve_frame
+from segue.errors import NoResumeError
+from segue.history import Attempt, History, read_history
+from segue.records import CheckpointRef, Verdict, WitnessRow
+from segue.runlog import RunLog
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+CHANNELS = ("loss", "grad_norm", "param_norm")
+
+_COLUMNS = ["step", *CHANNELS]
+
+
+@dataclass(frozen=True)
+class Seam:
+    """One judged resume. Its frames have the columns `step`, `loss`, `grad_norm` and `param_norm`, by step."""
+
+    segment: int
+    attempt: int
+    parent: CheckpointRef
+    verdict: Verdict
+    before: pd.DataFrame
+    """Up to the committed step, by the attempt that committed it."""
+    witness: pd.DataFrame
+    """After it, by that attempt; empty when nothing was sealed."""
+    replay: pd.DataFrame
+    """After it, by the attempt that resumed; on from the witness where the curve has more."""
+
+
+def seam_of(log: RunLog, *, segment: int | None = None, attempt: int | None = None, steps: int = 24) -> Seam:
+    """The newest judged resume of a segment and attempt, or of the run; at most `steps` steps on either side.
+
+    A resume that broke committed nothing, and no curve has its steps: they come from its verdict.
+
+    Raises:
+        NoResumeError: there is none.
+        MissingExtraError: pandas is not installed.
+    """
+    history = read_history(log.reload())
+    judged = [(found.claim, entry) for entry in history.resumes if (found := _attempt(history, entry.attempt_id))]
+    wanted = [
+        (claim, entry)
+        for claim, entry in judged
+        if segment in {None, claim.segment} and attempt in {None, claim.attempt}
+    ]
+    if not wanted:
+        there = tuple(dict.fromkeys((claim.segment, claim.attempt) for claim, _ in judged))
+        raise NoResumeError(run_id=log.run_id, segment=segment, attempt=attempt, there=there)
+    claim, entry = max(wanted, key=lambda pair: pair[0].epoch)
+    parent, frame = entry.parent, curve_frame(log, history)
+    by_parent = frame[(frame["attempt_id"] == parent.attempt_id) & (frame["step"] <= parent.step)]
+    by_this = frame[(frame["attempt_id"] == entry.attempt_id) & (frame["step"] > parent.step)]
+    return Seam(
+        segment=claim.segment,
+        attempt=claim.attempt,
+        parent=parent,
+        verdict=entry.verdict,
+        before=_rows(by_parent).tail(steps),
+        witness=_frame_of(_witness(log, history, parent)).head(steps),
+        replay=(_rows(by_this) if len(by_this) else _frame_of(entry.replay)).head(steps),
+    )
+
+
+def _witness(log: RunLog, history: History, parent: CheckpointRef) -> Sequence[WitnessRow]:
+    checkpoint = history.checkpoint(parent)
+    if checkpoint is not None and checkpoint.rows:
+        return checkpoint.rows
+    # Killed between the commit and its seal: the resume took the rows of the last heartbeat.
+    beat = last_heartbeat(log, _attempt(history, parent.attempt_id))
+    return tuple(row for row in beat.rows if row.step > parent.step) if beat is not None else ()
+
+
+def _attempt(history: History, attempt_id: str) -> Attempt | None:
+    return next((attempt for attempt in history.attempts if attempt.claim.attempt_id == attempt_id), None)
+
+
+def _rows(frame: pd.DataFrame) -> pd.DataFrame:
+    return frame[_COLUMNS].sort_values("step", ignore_index=True)
+
+
+def _frame_of(rows: Sequence[WitnessRow]) -> pd.DataFrame:
+    import pandas as pd
+
+    return _rows(pd.DataFrame([[getattr(row, name) for name in _COLUMNS] for row in rows], columns=_COLUMNS))

@@ -1,0 +1,43 @@
+"""The doorways to a run's loss curve: check it, and show a resume in it, as artifacts."""
+
+from __future__ import annotations
+
+import base64
+
+from prefect import get_run_logger, task
+from prefect.artifacts import create_markdown_artifact
+from prefect.cache_policies import NO_CACHE
+
+from segue.continuity.expectations import CurveReport
+from segue.continuity.expectations import check_curve as check_curve_here
+from segue.continuity.seam_plot import draw_seam
+from segue.runlog import RunLog
+from segue.spec import RunSpec
+from segue.stores import open_store
+from tasks.publish import artifact_key
+
+
+@task(name="check-curve", retries=0, cache_policy=NO_CACHE)
+def check_curve(spec: RunSpec) -> CurveReport:
+    """Check a run's loss curve; what was found is in the artifact `segue-<run>-curve` and in the record."""
+    report = check_curve_here(RunLog(open_store(spec.store), spec.run_id))
+    for item in report.failed:
+        get_run_logger().warning("curve expectation failed name=%s observed=%s", item.name, item.observed)
+    key = artifact_key(f"{spec.run_id}-curve")
+    create_markdown_artifact(summary(report), key=key, description=f"Loss curve of {spec.run_id}")
+    return report
+
+
+@task(name="publish-seam", retries=0, cache_policy=NO_CACHE)
+def publish_seam(spec: RunSpec, segment: int | None = None) -> None:
+    """Put the newest resume of a segment, or of the run, into the artifact `segue-<run>-seam`."""
+    picture = base64.b64encode(draw_seam(RunLog(open_store(spec.store), spec.run_id), segment=segment)).decode()
+    text = f"![before and after the resume](data:image/png;base64,{picture})"
+    create_markdown_artifact(text, key=artifact_key(f"{spec.run_id}-seam"), description=f"A resume of {spec.run_id}")
+
+
+def summary(report: CurveReport) -> str:
+    """The report as a markdown table."""
+    lines = [report.sentence, "", "| expectation | outcome | what it means |", "|---|---|---|"]
+    lines += [f"| {item.name} | {item.outcome} | {item.sentence} |" for item in report.expectations]
+    return "\n".join(lines)

@@ -1,0 +1,12 @@
+"""One trained run for all tests of curves in a process."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.curves.resumed import Resumed, train
+
+
+@pytest.fixture(scope="session")
+def resumed(nursery, tmp_path_factory) -> Resumed:
+    return train(nursery, tmp_path_factory.mktemp("resumed") / "store")

@@ -1,0 +1,35 @@
+"""What the tasks about a loss curve leave in the UI, on a real server."""
+
+from __future__ import annotations
+
+import pytest
+from prefect import flow
+from prefect.client.orchestration import get_client
+from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterKey
+
+from segue.continuity.expectations import CurveReport
+from segue.spec import RunSpec
+from tasks.curve import check_curve, publish_seam
+from tests.curves.resumed import train
+
+pytestmark = pytest.mark.prefect
+
+
+@flow(name="look-at-curve", persist_result=False)
+def look(spec: RunSpec) -> CurveReport:
+    publish_seam(spec)
+    return check_curve(spec)
+
+
+def artifact(key: str) -> str:
+    with get_client(sync_client=True) as client:
+        (found,) = client.read_artifacts(artifact_filter=ArtifactFilter(key=ArtifactFilterKey(any_=[key])))
+    return found.data
+
+
+def test_a_check_is_published_as_a_table_and_a_resume_as_a_picture(stack, nursery, tmp_path):
+    assert look(train(nursery, tmp_path / "store").history.spec).passed
+    told = artifact("segue-nightly-curve")
+    assert told.startswith("nightly: nothing failed in steps 1 to 60; ")
+    assert "| contiguous steps | met | Each step is one more than the step before it. |" in told
+    assert "(data:image/png;base64," in artifact("segue-nightly-seam")
