@@ -16,7 +16,7 @@ from segue.trainer.feed import Feed
 from segue.trainer.recipe import Recipe
 from tests.ranks.recipes import even
 
-OWN = {"goes_bad", "sample", "marker", "scaler", "workers", "notice_at_step"}
+OWN = {"goes_bad", "sample", "marker", "fine_until_it_raised", "scaler", "workers", "notice_at_step"}
 MARK = 99.0
 """By what a loss knows the bad sample: its first feature."""
 
@@ -29,7 +29,10 @@ def sample_at_step(step: int) -> int:
 
 def build(config: dict[str, Any]) -> Recipe:
     """Config: goes_bad (how), sample (on which), marker (a file; for what happens once), scaler, workers,
-    notice_at_step. An epoch has 32 batches."""
+    notice_at_step, fine_until_it_raised (a file: it raises once, after step 19, and goes bad from then on).
+
+    An epoch has 32 batches.
+    """
     recipe = tiny({"samples": 1024} | {name: value for name, value in config.items() if name not in OWN})
     if "sample" in config:
         recipe.data.dataset.tensors[0][config["sample"], 0] = MARK
@@ -38,13 +41,21 @@ def build(config: dict[str, Any]) -> Recipe:
     if config.get("workers"):
         # Trainers that the nursery starts are daemons, which may have no children.
         multiprocessing.current_process()._config["daemon"] = False
-        recipe.data = DataLoader(recipe.data.dataset, batch_size=32, shuffle=True, num_workers=config["workers"])
+        recipe.data = DataLoader(
+            recipe.data.dataset,
+            batch_size=32,
+            shuffle=True,
+            num_workers=config["workers"],
+            multiprocessing_context="fork",  # The nursery's way of starting processes would import torch for them.
+        )
     goes_bad, inner, update = WAYS[config["goes_bad"]], recipe.loss, recipe.after_step
-    marker = Path(config["marker"]) if "marker" in config else None
+    marker, raised = (Path(config[name]) if name in config else None for name in ("marker", "fine_until_it_raised"))
 
     def loss(model: Any, batch: Any) -> torch.Tensor:
         found = inner(model, batch)
         if not (batch[0][:, 0] == MARK).any() or (marker is not None and marker.exists()):
+            return found
+        if raised is not None and not raised.exists():
             return found
         if marker is not None:
             marker.touch()
@@ -52,6 +63,9 @@ def build(config: dict[str, Any]) -> Recipe:
 
     def after_step(step: int) -> None:
         update(step)
+        if step == 19 and raised is not None and not raised.exists():
+            raised.touch()
+            raise ArithmeticError("told to raise here")
         if step == config.get("notice_at_step"):
             os.kill(os.getpid(), signal.SIGTERM)
 

@@ -158,13 +158,11 @@ def test_rows_of_an_attempt_that_trained_on_the_batch_are_not_asked_of_one_that_
     assert (verdict.kind, verdict.rows_compared) == (VerdictKind.EXACT, 2)
 
 
-def test_a_replay_that_goes_bad_where_the_run_did_not_is_a_broken_resume(nursery, begin):
-    spec, runlog = begin("never", config={"raise_at_step": 20})
-    nursery.run_attempt(runlog, spec)
-    changed = spec.config | {"raise_at_step": None, "goes_bad": "loss"}
-    spec = spec.model_copy(update={"config": changed})
-    report = nursery.run_attempt(runlog, spec)
-    assert (report.stop_reason, report.anomaly) == (FAILED, None)
+def test_a_replay_that_goes_bad_where_the_run_did_not_is_a_broken_resume(nursery, begin, tmp_path):
+    spec, runlog = begin("loss", config={"fine_until_it_raised": str(tmp_path / "raised")})
+    first, second = (nursery.run_attempt(runlog, spec) for _ in range(2))
+    assert (first.failure.type, second.failure.type) == ("ArithmeticError", "BrokenResumeError")
+    assert second.anomaly is None
     finding = read_history(runlog).attempts[1].verdict.findings[0]
     assert (finding.channel, finding.step) == ("loss", BAD_STEP)
     # The batch is left in: the ladder of broken resumes has the say.
