@@ -58,6 +58,7 @@ def state_without_the_batch(nursery, tmp_path_factory, bad_sample):
     """The final state of a run that was told from its start to leave out the bad batch."""
     fields = {"run_id": "told", "recipe": "tests.poisoned_recipes:build", "steps": 30, "threads": 1}
     config = {"goes_bad": "never", "sample": bad_sample}
+    fields |= {"continuity": {"fire_drill": "off"}}
     spec = RunSpec.parse(fields | {"store": {"url": str(tmp_path_factory.mktemp("told"))}, "config": config})
     runlog = open_run(spec, clock=SystemClock())
     assert run_with(nursery, spec, runlog, (BAD_BATCH,)).stop_reason is FINISHED
