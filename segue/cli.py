@@ -12,7 +12,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from segue import cli_checkpoints, cli_curve
 from segue.cli_options import Endpoint, Json, Store, read_run
-from segue.console import console, errors, segment_rows, segments_table, show_error, show_json
+from segue.console import anomaly_facts, console, errors, segment_rows, segments_table, show_error, show_json
 from segue.controller import last_heartbeat
 from segue.errors import MissingExtraError, SegueError
 from segue.history import History
@@ -42,7 +42,8 @@ def status(run: str, store: Store = ".segue/store", endpoint_url: Endpoint = Non
         "state": _state(history),
         "deadline": spec.deadline.isoformat(timespec="seconds") if spec and spec.deadline else None,
         "last_decision": last.reason if last else None,
-    } | _live_facts(runlog, history)
+    }
+    facts |= anomaly_facts(history) | _live_facts(runlog, history)
     damage = [{"slot": item.slot, "key": item.key, "why": item.why} for item in history.damage]
     if as_json:
         show_json(facts | {"segments": segment_rows(history), "damage": damage})

@@ -11,6 +11,7 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
+from segue.deadline.rollbacks import anomalies_of
 from segue.errors import SegueError
 from segue.history import History
 from segue.records import Manifest, SegmentReport
@@ -37,8 +38,17 @@ def segments_table(history: History) -> Table:
     for name in ("segment", "pool", "steps", "stop reason", "lost steps", "verdict", "seconds"):
         table.add_column(name, justify="right" if name in {"lost steps", "seconds"} else "left", no_wrap=True)
     for row in segment_rows(history):
-        table.add_row(*(str(row[name]) for name in row))
+        table.add_row(*(str(value) for value in row.values()))
     return table
+
+
+def anomaly_facts(history: History) -> dict[str, Any]:
+    """What went bad by its numbers, and what is left out for it; nothing when nothing did."""
+    seen = anomalies_of(history.last_words())
+    plans = [entry.plan for entry in history.decisions if entry.plan is not None]
+    skips = plans[-1].skips if plans else ()
+    rollbacks = {"rollbacks": f"{len(seen)}, last: {seen[-1].sentence}"} if seen else {}
+    return rollbacks | ({"left_out": "; ".join(skip.in_words for skip in skips)} if skips else {})
 
 
 def segment_rows(history: History) -> list[dict[str, Any]]:
@@ -48,7 +58,7 @@ def segment_rows(history: History) -> list[dict[str, Any]]:
             "segment": f"{report.segment}" + (f".{report.attempt}" if report.attempt > 1 else ""),
             "pool": "import" if history.is_import(report.segment, report.attempt) else report.capacity.value,
             "steps": f"{report.from_step}-{_kept_step(report)}",
-            "stop_reason": report.stop_reason.value,
+            "stop_reason": _ended_as(report),
             "lost_steps": report.lost_steps,
             "verdict": _verdict_of(report, history),
             "seconds": round(report.seconds, 1),
@@ -87,6 +97,11 @@ def rows_table(rows: list[dict[str, Any]]) -> Table:
 
 def _shown(value: object) -> str:
     return f"{value:.5g}" if isinstance(value, float) else str(value)
+
+
+def _ended_as(report: SegmentReport) -> str:
+    anomaly = report.anomaly
+    return report.stop_reason.value + (f", {anomaly.channel} {anomaly.value:.4g}" if anomaly is not None else "")
 
 
 def _kept_step(report: SegmentReport) -> int:

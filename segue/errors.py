@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from segue.records import Anomaly
+
 
 class SegueError(Exception):
     """Base of everything segue raises on purpose. `exit_code` is what the command line ends with."""
@@ -265,6 +270,17 @@ class FireDrillError(SegueError):
         super().__init__(
             f"the fire drill says that a resume would not be this run: {sentence.rstrip('.')}. Register what is named "
             'and start a new run, or set continuity.fire_drill = "warn" to train on without a resume that holds.'
+        )
+
+
+class PoisonedStepError(SegueError):
+    """A step's numbers went bad; the state after it is not kept."""
+
+    def __init__(self, *, anomaly: Anomaly) -> None:
+        self.anomaly = anomaly
+        super().__init__(
+            f"{anomaly.sentence}. Nothing of that step was kept: the run goes back to its newest checkpoint and does "
+            "it again. If it comes back, look at these samples, the learning rate and the number format."
         )
 
 

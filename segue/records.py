@@ -178,6 +178,44 @@ class Verdict(Value):
         return f"{self.kind}: {self.components_compared} components and {self.rows_compared} steps compared{changed}"
 
 
+class Skip(Value):
+    """A stretch of the sample order that the run leaves out, because its numbers went bad there."""
+
+    samples_seen: int = Field(ge=0, description="Position in the sample order at which it begins.")
+    sample_count: int = Field(gt=0)
+
+    def overlaps(self, start: int, count: int) -> bool:
+        """Whether any of the `count` samples from position `start` on is in it."""
+        return self.samples_seen < start + count and start < self.samples_seen + self.sample_count
+
+    @property
+    def in_words(self) -> str:
+        return f"samples {self.samples_seen} to {self.samples_seen + self.sample_count - 1} of the order"
+
+
+class Anomaly(Value):
+    """A step after which the state is not worth keeping. It is no part of the run: nothing of it was committed."""
+
+    step: int = Field(ge=1, description="Global step that the row would have been the outcome of.")
+    kind: Literal["non_finite", "spike"]
+    channel: Literal["loss", "grad_norm", "param_norm", "loss_scale"]
+    value: float
+    limit: float | None = Field(None, description="What the channel had to stay within; None: it had to be finite.")
+    batch: Skip = Field(description="The place of its batch in the sample order.")
+    sample_ids: tuple[int, ...] = Field((), description="The batch's samples; of very large batches the first ones.")
+
+    @property
+    def sentence(self) -> str:
+        """What was seen, and where."""
+        return f"{self.channel} was {self.value:.6g}{self._limit_in_words} at step {self.step}, {self.batch.in_words}"
+
+    @property
+    def _limit_in_words(self) -> str:
+        if self.limit is None:
+            return ""
+        return f" ({'above' if self.value > self.limit else 'below'} {self.limit:.6g})"
+
+
 class SegmentPlan(Record):
     """The decision for the next segment: capacity, bound, parent."""
 
@@ -195,6 +233,7 @@ class SegmentPlan(Record):
     start_within_seconds: float | None = Field(
         None, gt=0, description="Give up waiting for capacity after this long without a first heartbeat."
     )
+    skips: tuple[Skip, ...] = Field((), description="What every attempt from now on leaves out, by position.")
 
 
 class CodeFailure(Value):
@@ -227,7 +266,13 @@ class SegmentReport(Record):
     )
     notice: Notice | None = None
     failure: CodeFailure | None = None
+    anomaly: Anomaly | None = Field(None, description="The step that ended it, when its numbers went bad.")
     note: str | None = Field(None, description="Anything else a person should know.")
+
+    @property
+    def has_code_failed(self) -> bool:
+        """Whether the user's code raised; a step whose numbers went bad has a budget of its own."""
+        return self.stop_reason is StopReason.FAILED and self.anomaly is None
 
 
 class Heartbeat(Record):

@@ -72,16 +72,43 @@ class CheckpointSpec(Value):
         return self.every_seconds
 
 
+MOST_WITNESS_STEPS = 64
+
+
 class ContinuitySpec(Value):
     """How much of a resume is replayed."""
 
-    witness_steps: int = Field(8, ge=0, le=64, description="Steps after a commit that a resume must reproduce.")
+    witness_steps: int = Field(
+        8, ge=0, le=MOST_WITNESS_STEPS, description="Steps after a commit that a resume must reproduce."
+    )
     fire_drill: typing.Literal["stop", "warn", "off"] = Field(
         "stop", description="What to do when a fresh process cannot continue from the run's first checkpoint."
     )
     accept: tuple[
         typing.Literal["setup.model", "setup.hyperparameters", "setup.code", "setup.data", "setup.binding"], ...
     ] = Field((), description="Parts of the setup that were changed on purpose since the checkpoint.")
+
+
+OnAnomaly = typing.Literal["off", "rollback", "skip"]
+
+
+class AnomalySpec(Value):
+    """What to do about a step whose numbers go bad. It is never committed, unless it is not looked for."""
+
+    non_finite: OnAnomaly = Field(
+        "rollback", description="A loss, gradient or parameter norm that is nan or inf: off, rollback or skip."
+    )
+    spikes: OnAnomaly = Field("off", description="A loss far above its recent level: off, rollback or skip.")
+    spike_factor: float = Field(
+        10.0, gt=0, description="How many robust standard deviations above the median a loss may lie."
+    )
+    spike_window_steps: int = Field(64, ge=8, le=1024, description="Steps that make up the recent level.")
+    max_rollbacks: int = Field(
+        4, ge=0, description="Rollbacks before the run stops; a batch that is skipped has cost two."
+    )
+
+    def action(self, kind: typing.Literal["non_finite", "spike"]) -> OnAnomaly:
+        return self.non_finite if kind == "non_finite" else self.spikes
 
 
 class PolicySpec(Value):
@@ -150,6 +177,7 @@ class RunSpec(Record):
     store: StoreSpec = StoreSpec()
     checkpoints: CheckpointSpec = CheckpointSpec()
     continuity: ContinuitySpec = ContinuitySpec()
+    anomalies: AnomalySpec = AnomalySpec()
     policy: PolicySpec = PolicySpec()
     liveness: LivenessSpec = LivenessSpec()
     pools: PoolSpec = PoolSpec()

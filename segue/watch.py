@@ -12,7 +12,7 @@ from segue.deadline import clamp
 from segue.deadline.estimates import Situation, situation
 from segue.history import History, read_history
 from segue.notices.file import recall
-from segue.records import Capacity, Heartbeat, SegmentPlan, SegmentReport, StopReason
+from segue.records import Capacity, Heartbeat, SegmentPlan, SegmentReport
 from segue.runlog import RunLog
 from segue.spec import RunSpec
 from segue.stores.base import StoreReadError, StoreWriteError
@@ -203,5 +203,5 @@ def _is_to_fail_first(history: History, beat: Heartbeat | None) -> bool:
     It runs outside the clamp, on the capacity it failed on: leaving that now would buy on-demand for a bug.
     """
     last = history.fresh_reports[-1] if history.fresh_reports else None
-    has_failed = last is not None and last.stop_reason is StopReason.FAILED
+    has_failed = last is not None and last.has_code_failed
     return has_failed and (beat is None or last is None or beat.step <= last.to_step)

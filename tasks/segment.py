@@ -42,6 +42,8 @@ def state_of(report: SegmentReport) -> State[Any]:
             return Crashed(name="LeaseLost", message=words)
         case StopReason.FENCED:
             return Crashed(name="Fenced", message=words)
+        case StopReason.FAILED if report.anomaly is not None:
+            return Failed(name="Anomaly", message=words)
         case StopReason.FAILED:
             return Failed(message=words)
 

@@ -76,7 +76,8 @@ def _be_the_trainer(assignment: str) -> None:
     sys.argv = ["segue.trainer.child"]  # Else it would be the test runner's.
     os.setsid()
     signal.signal(signal.SIGINT, signal.SIG_DFL)
-    sys.stdin = SimpleNamespace(buffer=io.BytesIO(assignment.encode()))  # type: ignore[assignment]
+    # Data workers that are forked from here close it.
+    sys.stdin = SimpleNamespace(buffer=io.BytesIO(assignment.encode()), close=lambda: None)  # type: ignore[assignment]
     sys.stderr = Path(os.devnull).open("w")  # noqa: SIM115 - lives as long as the process
     from segue.trainer import child
 

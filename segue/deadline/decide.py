@@ -10,8 +10,9 @@ from segue.continuity.ladder import next_rung
 from segue.deadline import clamp
 from segue.deadline.estimates import Situation, situation
 from segue.deadline.policies import POLICIES
+from segue.deadline.rollbacks import reason_to_give_up, skips_of, what_is_made_good
 from segue.history import History
-from segue.records import Capacity, CheckpointRef, SegmentPlan, SegmentReport, StopReason, VerdictKind
+from segue.records import Capacity, CheckpointRef, SegmentPlan, SegmentReport, VerdictKind
 from segue.spec import RunSpec
 
 Action = Literal["run", "finished", "hopeless", "failed", "broken"]
@@ -38,6 +39,7 @@ def decide(spec: RunSpec, history: History, *, now: datetime) -> Decision:
     source = rung.take if rung else history.newest
     parent = source.ref if source else None
     segment, attempt = numbers_of_next(history, parent=parent)
+    skips = skips_of(spec, history)
     plan = SegmentPlan(
         segment=segment,
         attempt=attempt,
@@ -47,8 +49,10 @@ def decide(spec: RunSpec, history: History, *, now: datetime) -> Decision:
         at_most=parent if source is not history.newest else None,
         max_seconds=_bound_seconds(spec, here, capacity),
         start_within_seconds=_wait_seconds(spec, here, capacity),
+        skips=skips,
     )
-    reason = f"{rung.reason}; {why}" if rung else why
+    before = rung.reason if rung else what_is_made_good(spec, history, skips=skips)
+    reason = f"{before}; {why}" if before else why
     return Decision(action="run", reason=reason, plan=plan, numbers=_numbers(here))
 
 
@@ -59,6 +63,9 @@ def _is_over(spec: RunSpec, history: History) -> Decision | None:
         return Decision("broken", history.broken_resumes[-1].verdict.findings[0].sentence)
     if history.broken_drill is not None and spec.continuity.fire_drill == "stop":
         return Decision("broken", f"the fire drill: {history.broken_drill.findings[0].sentence}")
+    gone_bad = reason_to_give_up(spec, history)
+    if gone_bad is not None:
+        return Decision("failed", gone_bad)
     failures = [report for report in history.fresh_reports if _is_the_recipes(report, history)]
     if len(failures) >= spec.policy.max_failures:
         last = failures[-1].failure
@@ -76,7 +83,7 @@ def _is_over(spec: RunSpec, history: History) -> Decision | None:
 
 def _capacity(spec: RunSpec, history: History, here: Situation) -> tuple[Capacity, str]:
     last = history.fresh_reports[-1] if history.fresh_reports else None
-    if last is not None and last.stop_reason is StopReason.FAILED:
+    if last is not None and last.has_code_failed:
         return last.capacity, f"again on {last.capacity}: the recipe raised, which no other capacity mends"
     if spec.policy.name == "on_demand_only":
         return Capacity.ON_DEMAND, "on-demand: the policy is on_demand_only"
@@ -138,7 +145,7 @@ def _is_the_recipes(report: SegmentReport, history: History) -> bool:
     attempt = history.attempt_of(report.segment, report.attempt)
     verdict = attempt.verdict if attempt else None
     is_broken = verdict is not None and verdict.kind is VerdictKind.BROKEN
-    return report.stop_reason is StopReason.FAILED and not is_broken
+    return report.has_code_failed and not is_broken
 
 
 def _committed(report: SegmentReport, history: History) -> bool:

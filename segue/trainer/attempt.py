@@ -141,7 +141,14 @@ def _train(
             parent = resume.find(at_most=assignment.plan.at_most)
             build = import_build(spec.recipe)
             recipe = _built(build, spec, device)
-            feed = Feed(recipe.data, recipe=spec.recipe, seed=spec.seed, rank=ranks.rank, world_size=ranks.count)
+            feed = Feed(
+                recipe.data,
+                recipe=spec.recipe,
+                seed=spec.seed,
+                rank=ranks.rank,
+                world_size=ranks.count,
+                skips=assignment.plan.skips,
+            )
             components = components_of(recipe, progress, name=spec.recipe, ranks=ranks)
             components |= setup_components(recipe, feed, progress, build=build, config=spec.config)
             if ranks.rank:

@@ -42,12 +42,17 @@ class Progress:
 
     step: int = 0
     samples_seen: int = 0
+    recent_losses: tuple[float, ...] = ()
+    """What a spike is told by: without them a resumed attempt would judge otherwise than the one before."""
 
     def capture(self) -> Any:
-        return {"step": self.step, "samples_seen": self.samples_seen}
+        # Only where spikes are watched for, which may be from any checkpoint on: what is empty must not differ.
+        recent = {"recent_losses": list(self.recent_losses)} if self.recent_losses else {}
+        return {"step": self.step, "samples_seen": self.samples_seen} | recent
 
     def restore(self, tree: Any) -> None:
         self.step, self.samples_seen = int(tree["step"]), int(tree["samples_seen"])
+        self.recent_losses = tuple(tree.get("recent_losses", ()))
 
 
 class StatefulComponent:

@@ -12,12 +12,15 @@ import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler, SequentialSampler, get_worker_info
 
 from segue.errors import RecipeError
+from segue.records import Skip
 from segue.trainer.order import Ids, SampleOrder, mix
 
 
 class Batch(NamedTuple):
     """A collated batch and the ids of the samples in it, on all ranks."""
 
+    start: int
+    """Position in the sample order of its first sample; not where the batch before ended, if some were skipped."""
     ids: Ids
     content: Any
     """Of this rank's part of it."""
@@ -28,19 +31,30 @@ class Batch(NamedTuple):
 class Feed:
     """Draws the run's batches. Holds no state that has to be saved: the position comes in, batches come out."""
 
-    def __init__(self, loader: DataLoader[Any], *, recipe: str, seed: int, rank: int = 0, world_size: int = 1) -> None:
+    def __init__(
+        self,
+        loader: DataLoader[Any],
+        *,
+        recipe: str,
+        seed: int,
+        rank: int = 0,
+        world_size: int = 1,
+        skips: tuple[Skip, ...] = (),
+    ) -> None:
+        """`skips` are left out: neither fetched nor drawn for, so that all else is as it would be without them."""
         self._loader = loader
         self._rank, self._world_size = rank, world_size
         self._seed = seed
-        self.order = _order_of(loader, recipe=recipe, seed=seed)
+        self.order = _order_of(loader, recipe=recipe, seed=seed, skips=skips)
 
     def batches(self, samples_seen: int) -> Iterator[Batch]:
         """All batches after `samples_seen`, epoch after epoch, without end."""
         while True:
-            for content in self._epoch(samples_seen):
-                ids = self.order.batch(samples_seen)
-                samples_seen += len(ids)
-                yield Batch(ids, content, self._weight(len(ids)))
+            starts = self.order.rest_of_epoch(samples_seen)
+            for start, content in zip(starts, self._epoch(samples_seen), strict=True):
+                ids = self.order.batch(start)
+                yield Batch(start, ids, content, self._weight(len(ids)))
+            samples_seen = self.order.end_of_epoch(samples_seen)
 
     def _weight(self, count: int) -> float:
         start, stop = part_of(count, rank=self._rank, world_size=self._world_size)
@@ -115,14 +129,11 @@ class _RestOfEpoch:
         self._rank, self._world_size = rank, world_size
 
     def __iter__(self) -> Iterator[_Plan]:
-        position = self._start
-        end = (self._order.epoch_of(position) + 1) * self._order.samples_per_epoch
-        while position < end:
+        for position in self._order.rest_of_epoch(self._start):
             ids = self._order.batch(position)
             start, stop = part_of(len(ids), rank=self._rank, world_size=self._world_size)
             # A rank that gets none still takes part in the step, with a sample that counts for nothing.
             yield _Plan(position + start, ids[start : max(stop, start + 1)].tolist() or ids[:1].tolist())
-            position += len(ids)
 
 
 class _Planned(Dataset[Any]):
@@ -148,7 +159,7 @@ class _Planned(Dataset[Any]):
         return [self._inner[index] for index in ids]
 
 
-def _order_of(loader: DataLoader[Any], *, recipe: str, seed: int) -> SampleOrder:
+def _order_of(loader: DataLoader[Any], *, recipe: str, seed: int, skips: tuple[Skip, ...]) -> SampleOrder:
     if isinstance(loader.dataset, IterableDataset):
         raise RecipeError(recipe=recipe, why="an IterableDataset has no position to come back to; use a map-style one.")
     if loader.batch_size is None:
@@ -168,4 +179,5 @@ def _order_of(loader: DataLoader[Any], *, recipe: str, seed: int) -> SampleOrder
         seed=seed,
         shuffle=plain_shuffle,
         drop_last=loader.drop_last,
+        skips=skips,
     )

@@ -17,19 +17,31 @@ from segue.checkpoints.cadence import NOTICE_SHARE
 from segue.checkpoints.staging import StagingArea
 from segue.checkpoints.writer import SealJob, Writer
 from segue.clock import Clock
+from segue.continuity import anomalies
 from segue.continuity.fingerprints import batch_fingerprint, input_fingerprint
 from segue.continuity.witness import Witness
 from segue.errors import (
     BrokenResumeError,
     FencedError,
     HungRankError,
+    PoisonedStepError,
     RankLostError,
     WorkAtRiskError,
 )
 from segue.history import read_history
 from segue.notices.board import NoticeBoard
-from segue.records import CheckpointRef, CodeFailure, Environment, Heartbeat, SegmentReport, StopReason, WitnessRow
+from segue.records import (
+    CheckpointRef,
+    CodeFailure,
+    Environment,
+    Heartbeat,
+    SegmentReport,
+    Skip,
+    StopReason,
+    WitnessRow,
+)
 from segue.runlog import RunLog
+from segue.spec import MOST_WITNESS_STEPS
 from segue.stores.base import StoreReadError, StoreWriteError
 from segue.stores.patience import patiently
 from segue.trainer.accord import Word, agree, put_together
@@ -137,6 +149,9 @@ class TrainingLoop:
         except BrokenResumeError as error:
             self._append(self._report(StopReason.FAILED, failure=failure_of(error), note=str(error)))
             raise
+        except PoisonedStepError as error:
+            report = self._report(StopReason.FAILED, failure=failure_of(error), note=self._writer.trouble)
+            return self._append(report.model_copy(update={"anomaly": error.anomaly}))
         except RankLostError as error:
             # What that rank had of a save will never be durable: there is nothing to wait for.
             self._writer.give_up()
@@ -191,7 +206,17 @@ class TrainingLoop:
         if self._resume.parent is None:
             self._recipe.model.train()
         batches = self._feed.batches(self._progress.samples_seen)
+        self._resume.leave_out(self._left_out())
         self._resume.check_state(self._components)
+        try:
+            return self._train_on(batches)
+        except PoisonedStepError as error:
+            log.error("step went bad, nothing of it is kept reason=%s", error.anomaly.sentence)
+            self._ending = True
+            self._drain()  # What was handed over before is whole.
+            raise
+
+    def _train_on(self, batches: Iterator[Batch]) -> StopReason:
         while (word := self._word_of_all()).stop is None:
             if word.save and word.is_busy:
                 self._saving.delay()
@@ -242,6 +267,8 @@ class TrainingLoop:
         """Do one step. With `counts=False` it only bears witness: it comes after the last commit, to be replayed."""
         started = self._clock.monotonic()
         batch = next(batches)
+        if batch.start != self._progress.samples_seen:
+            log.warning("samples skipped from=%d to=%d", self._progress.samples_seen, batch.start - 1)
         step = self._progress.step + 1
         row_input = input_fingerprint(batch.content)
         self._recipe = spread_again(self._recipe, self._device)
@@ -259,9 +286,12 @@ class TrainingLoop:
             input_fingerprint=row_input,
             **outcome._asdict(),
         )
+        self._refuse_poison(row, batch)
         self._progress.step = step
         self._team.step = step
-        self._progress.samples_seen += len(batch.ids)
+        self._progress.samples_seen = batch.start + len(batch.ids)
+        recent = self._progress.recent_losses
+        self._progress.recent_losses = anomalies.with_loss(recent, row.loss, spec=self._spec.anomalies)
         self._loss = row.loss
         self._witness.add(row)
         self._resume.saw(row)
@@ -273,6 +303,23 @@ class TrainingLoop:
             self._writer.submit(SealJob(sealed_step, rows))
             if counts:
                 self._fire_drill.begin(state_bytes=self._writer.last_size_bytes or 0)
+
+    def _refuse_poison(self, row: WitnessRow, batch: Batch) -> None:
+        """Raise before the row counts: as a witness it would ask of the next attempt to go bad as well."""
+        spec, recent = self._spec.anomalies, self._progress.recent_losses
+        symptom = anomalies.symptom(row, spec=spec, recent_losses=recent)
+        if symptom is None:
+            return
+        # A replay that goes bad where the run did not has lost something. No batch is to blame for that.
+        self._resume.saw(row)
+        self._resume.settle()
+        where = Skip(samples_seen=batch.start, sample_count=len(batch.ids))
+        raise PoisonedStepError(anomaly=symptom.on(where, step=row.step, sample_ids=batch.ids.tolist()))
+
+    def _left_out(self) -> frozenset[str]:
+        order = self._feed.order
+        starts = order.left_out_of_next(MOST_WITNESS_STEPS, samples_seen=self._progress.samples_seen)
+        return frozenset(batch_fingerprint(order.batch(start)) for start in starts)
 
     def _count(self, row: WitnessRow, seconds: float) -> None:
         if self._first_step_at is None:
@@ -301,12 +348,16 @@ class TrainingLoop:
         if reached.step > self._saving.saved_step and self._has_time_to_save():
             self._save(evaluate=reason is StopReason.FINISHED, is_last=True)
         self._bear_witness(reached.step, batches)
+        self._drain()
+        # The steps that bore witness are not part of the run: whoever resumes does them again.
+        self._progress.step, self._progress.samples_seen = reached.step, reached.samples_seen
+
+    def _drain(self) -> None:
+        """Seal what has rows, and wait until all that was handed to the writer is durable, or time is up."""
         for step, rows in self._witness.take_rest():
             self._writer.submit(SealJob(step, rows))
         while not self._ranks.all(self._writer.wait(self._patience_seconds)) and self._has_patience():
             self._saving.refuse_risk()  # A store that is away is waited for, until this or a notice runs out.
-        # The steps that bore witness are not part of the run: whoever resumes does them again.
-        self._progress.step, self._progress.samples_seen = reached.step, reached.samples_seen
 
     def _bear_witness(self, saved: int, batches: Iterator[Batch]) -> None:
         """The steps after the last commit, for whoever resumes from it; the state they make is not kept."""
@@ -315,6 +366,9 @@ class TrainingLoop:
                 self._step(batches, counts=False)
         except FencedError:
             raise
+        except PoisonedStepError as error:
+            # On every rank alike. Whoever does this step for real will see.
+            log.warning("a step after the last commit went bad: %s", error.anomaly.sentence)
         except Exception:
             if self._ranks.count > 1:
                 raise  # The others are in the middle of that step.

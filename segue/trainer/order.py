@@ -8,10 +8,13 @@ does not change when a library changes its shuffle.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
+
+from segue.records import Skip
 
 Ids = npt.NDArray[np.uint64]
 
@@ -65,6 +68,8 @@ class SampleOrder:
     seed: int
     shuffle: bool
     drop_last: bool
+    skips: tuple[Skip, ...] = ()
+    """What is left out. Positions count on over it, so nothing else moves."""
 
     @property
     def samples_per_epoch(self) -> int:
@@ -79,6 +84,32 @@ class SampleOrder:
         """How many samples the batch after `samples_seen` has; the last of an epoch may be short."""
         left = self.samples_per_epoch - samples_seen % self.samples_per_epoch
         return min(self.batch_size, left)
+
+    def end_of_epoch(self, samples_seen: int) -> int:
+        """The position after the last sample of the pass that the next sample belongs to."""
+        return (self.epoch_of(samples_seen) + 1) * self.samples_per_epoch
+
+    def rest_of_epoch(self, samples_seen: int) -> Iterator[int]:
+        """Positions at which the batches begin that are left of a pass, without those that are left out."""
+        position, end = samples_seen, self.end_of_epoch(samples_seen)
+        while position < end:
+            if not self.leaves_out(position):
+                yield position
+            position += self.batch_length(position)
+
+    def leaves_out(self, samples_seen: int) -> bool:
+        """Whether the batch that begins there is skipped; one sample of a skipped stretch is enough."""
+        length = self.batch_length(samples_seen)
+        return any(skip.overlaps(samples_seen, length) for skip in self.skips)
+
+    def left_out_of_next(self, batches: int, *, samples_seen: int) -> list[int]:
+        """Positions of the batches that are left out among so many from `samples_seen` on."""
+        found: list[int] = []
+        for _ in range(batches if self.skips else 0):
+            if self.leaves_out(samples_seen):
+                found.append(samples_seen)
+            samples_seen += self.batch_length(samples_seen)
+        return found
 
     def batch(self, samples_seen: int) -> Ids:
         """The sample ids of the batch that follows `samples_seen`."""

@@ -58,7 +58,7 @@ def rehearse(assignment: Assignment, runlog: RunLog, checkpoint: Checkpoint) -> 
     recipe = build(dict(spec.config))
     recipe.model.to(device)
     progress = Progress()
-    feed = Feed(recipe.data, recipe=spec.recipe, seed=spec.seed)
+    feed = Feed(recipe.data, recipe=spec.recipe, seed=spec.seed, skips=assignment.plan.skips)
     components = components_of(recipe, progress, name=spec.recipe)
     components |= setup_components(recipe, feed, progress, build=build, config=spec.config)
     restore_all(components, snapshot)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import takewhile
 
 import torch
 
@@ -75,6 +76,7 @@ class Resume:
         self._source: Restorable | None = None
         self._restored: Digests | None = None
         self._witness: tuple[WitnessRow, ...] = ()
+        self._left_out: Collection[str] = ()
         self._last_witnessed = 0
         self._replay: list[WitnessRow] = []
         self.verdict: Verdict | None = None
@@ -120,6 +122,10 @@ class Resume:
         shards.remember(step, self._source.base)
         return step
 
+    def leave_out(self, batch_fingerprints: Collection[str]) -> None:
+        """Expect no row from the first of these batches on: an attempt before trained on what is skipped now."""
+        self._left_out = batch_fingerprints
+
     def check_state(self, components: Mapping[str, Component]) -> None:
         """Compare the live state with the committed one, at the last instant before the first batch is drawn.
 
@@ -133,7 +139,7 @@ class Resume:
         self._look_at_setup(live)
         # The bytes were only needed until here; a large model would otherwise be held twice.
         self._source = replace(self._source, snapshot=Snapshot({}, {}))
-        self._witness = self._expected_rows() if self._ranks.is_leader else ()
+        self._witness = self._comparable_rows() if self._ranks.is_leader else ()
         last = self._ranks.gather_texts(str(max((row.step for row in self._witness), default=0)))[0]
         self._last_witnessed = int(last)
         is_lost = bool(digest_findings(self._committed, self._restored) or self._setup.findings)
@@ -221,6 +227,10 @@ class Resume:
             )
 
         patiently(lambda: self._runlog.append(build, epoch=self._claim.epoch), what="verdict")
+
+    def _comparable_rows(self) -> tuple[WitnessRow, ...]:
+        rows = sorted(self._expected_rows(), key=lambda row: row.step)
+        return tuple(takewhile(lambda row: row.batch_fingerprint not in self._left_out, rows))
 
     def _expected_rows(self) -> tuple[WitnessRow, ...]:
         assert self._source is not None

@@ -10,6 +10,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 from segue.continuity.fingerprints import batch_fingerprint, input_fingerprint
 from segue.errors import RecipeError
+from segue.records import Skip
 from segue.trainer.feed import Feed, seed_all
 
 DATA = TensorDataset(torch.arange(50).float())
@@ -110,3 +111,31 @@ def test_the_batch_fingerprint_does_not_depend_on_the_order_inside_a_batch():
 )
 def test_the_input_fingerprint_sees_value_type_shape_and_structure(other):
     assert input_fingerprint(other) != input_fingerprint([torch.tensor([1.0, 2.0]), torch.tensor([3])])
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_what_is_left_out_changes_nothing_about_what_is_left(workers):
+    # 48 samples in batches of 8; the second stretch covers a whole epoch and a sample of the batch before it.
+    skips = (Skip(samples_seen=16, sample_count=8), Skip(samples_seen=95, sample_count=49))
+    loader = DataLoader(Augmented(), batch_size=8, shuffle=True, num_workers=workers)
+    whole, rest = (Feed(loader, recipe="test:build", seed=1, skips=those) for those in ((), skips))
+    seed_all(3)
+    expected = {batch.start: batch for batch in itertools.islice(whole.batches(0), 20)}
+    seed_all(3)
+    found = list(itertools.islice(rest.batches(0), 12))
+    assert [batch.start for batch in found] == [*range(0, 16, 8), *range(24, 88, 8), 144, 152]
+    for batch in found:
+        assert batch.ids.tolist() == expected[batch.start].ids.tolist()
+        if workers:
+            # Each batch is seeded by its place; without workers it draws from the run's stream, as it comes.
+            torch.testing.assert_close(batch.content, expected[batch.start].content, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize(
+    ("samples_seen", "batches", "starts"),
+    [(0, 2, []), (0, 3, [16]), (24, 9, [88]), (96, 7, [96, 104, 112, 120, 128, 136])],
+)
+def test_it_is_known_beforehand_which_of_the_next_batches_are_left_out(samples_seen, batches, starts):
+    skips = (Skip(samples_seen=16, sample_count=8), Skip(samples_seen=95, sample_count=49))
+    order = Feed(DataLoader(Augmented(), batch_size=8), recipe="test:build", seed=1, skips=skips).order
+    assert order.left_out_of_next(batches, samples_seen=samples_seen) == starts

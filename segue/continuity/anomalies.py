@@ -1,0 +1,83 @@
+"""Steps whose numbers go bad, told by their rows. Pure: every rank and every replay comes to the same answer."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from statistics import median
+from typing import Literal, NamedTuple
+
+from segue.records import Anomaly, Skip, WitnessRow
+from segue.spec import AnomalySpec
+
+LEAST_LOSS_SCALE = 1e-4
+"""Below it a loss scaler has skipped so many steps that no scale will help (fairseq stops there too)."""
+
+MOST_SAMPLE_IDS = 1024
+"""As many sample ids an anomaly names: it goes into the log, which is read at every start."""
+
+_MAD_TO_DEVIATION = 1.4826
+_LEAST_SPREAD = 0.01
+"""Least standard deviation, as a share of the level: a loss that hardly moved must not make every wiggle a spike."""
+
+
+class Symptom(NamedTuple):
+    """What is wrong with a step."""
+
+    kind: Literal["non_finite", "spike"]
+    channel: Literal["loss", "grad_norm", "param_norm", "loss_scale"]
+    value: float
+    limit: float | None = None
+
+    def on(self, batch: Skip, *, step: int, sample_ids: Sequence[int]) -> Anomaly:
+        """The same as a record, with the batch it was seen on."""
+        return Anomaly(step=step, batch=batch, sample_ids=tuple(sample_ids[:MOST_SAMPLE_IDS]), **self._asdict())
+
+
+def symptom(row: WitnessRow, *, spec: AnomalySpec, recent_losses: Sequence[float]) -> Symptom | None:
+    """What is wrong with a step; None when nothing is, or nobody asked.
+
+    `recent_losses` are those of the steps before it, at most `spike_window_steps`. Spikes are judged once there are
+    that many.
+    """
+    if spec.non_finite != "off":
+        found = _not_finite(row)
+        if found is not None:
+            return found
+    if spec.spikes != "off" and len(recent_losses) >= spec.spike_window_steps:
+        limit = spike_limit(recent_losses, factor=spec.spike_factor)
+        if limit is not None and row.loss > limit:
+            return Symptom("spike", "loss", row.loss, limit)
+    return None
+
+
+def spike_limit(losses: Sequence[float], *, factor: float) -> float | None:
+    """The highest loss that still belongs to these: median and median absolute deviation, which no outlier moves.
+
+    None when all are zero, by which nothing can be told.
+    """
+    level = median(losses)
+    deviation = _MAD_TO_DEVIATION * median([abs(loss - level) for loss in losses])
+    spread = max(deviation, _LEAST_SPREAD * abs(level))
+    return level + factor * spread if spread else None
+
+
+def with_loss(recent_losses: tuple[float, ...], loss: float, *, spec: AnomalySpec) -> tuple[float, ...]:
+    """The recent losses after one more step; empty where spikes are not watched for."""
+    if spec.spikes == "off" or not math.isfinite(loss):
+        return () if spec.spikes == "off" else recent_losses
+    return (*recent_losses, loss)[-spec.spike_window_steps :]
+
+
+def _not_finite(row: WitnessRow) -> Symptom | None:
+    # In the order of cause and effect. A scaler skips steps with such gradients: that is its work, no anomaly.
+    watched: list[tuple[Literal["loss", "grad_norm", "param_norm"], float]] = [("loss", row.loss)]
+    if row.loss_scale is None:
+        watched.append(("grad_norm", row.grad_norm))
+    watched.append(("param_norm", row.param_norm))
+    for channel, value in watched:
+        if not math.isfinite(value):
+            return Symptom("non_finite", channel, value)
+    if row.loss_scale is not None and row.loss_scale < LEAST_LOSS_SCALE and not math.isfinite(row.grad_norm):
+        return Symptom("non_finite", "loss_scale", row.loss_scale, LEAST_LOSS_SCALE)
+    return None
