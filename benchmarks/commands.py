@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from benchmarks.continuity_command import continuity
 from benchmarks.crash_command import crash
 from benchmarks.terminal import leave_as_on_ctrl_c, progress
 from segue.console import console, show_error, show_json
@@ -49,6 +50,7 @@ def parse_size(text: str) -> int:
 
 
 app.command()(crash)
+app.command()(continuity)
 
 
 @app.command()

@@ -49,7 +49,8 @@ def read_flights(limit: int | None = None) -> Flights:
 
 
 def _standardised(values: np.ndarray) -> np.ndarray:
-    return (values - values.mean(axis=0)) / values.std(axis=0)
+    standardised: np.ndarray = (values - values.mean(axis=0)) / values.std(axis=0)
+    return standardised
 
 
 def _csv_path() -> Path:

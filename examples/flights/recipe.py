@@ -33,8 +33,9 @@ class DelayNet(nn.Module):
 
     def __init__(self, sizes: tuple[int, ...], numbers: int, width: int) -> None:
         super().__init__()
-        self.embeddings = nn.ModuleList(nn.Embedding(size, min(16, (size + 1) // 2)) for size in sizes)
-        inputs = numbers + sum(embedding.embedding_dim for embedding in self.embeddings)
+        embeddings = [nn.Embedding(size, min(16, (size + 1) // 2)) for size in sizes]
+        self.embeddings = nn.ModuleList(embeddings)
+        inputs = numbers + sum(embedding.embedding_dim for embedding in embeddings)
         self.body = nn.Sequential(
             nn.Linear(inputs, width),
             nn.BatchNorm1d(width),
@@ -49,7 +50,8 @@ class DelayNet(nn.Module):
 
     def forward(self, codes: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
         embedded = [embedding(codes[:, n]) for n, embedding in enumerate(self.embeddings)]
-        return self.body(torch.cat([*embedded, numbers], dim=1)).squeeze(1)
+        delays: torch.Tensor = self.body(torch.cat([*embedded, numbers], dim=1))
+        return delays.squeeze(1)
 
 
 def loss(model: nn.Module, batch: Any) -> torch.Tensor:

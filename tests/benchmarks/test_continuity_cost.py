@@ -1,0 +1,32 @@
+"""What the continuity benchmark says of the cost and of SIGKILLs comes from real runs."""
+
+from __future__ import annotations
+
+import pytest
+
+from benchmarks.continuity_cost import STEP_SECONDS, Cost, bytes_per_step
+from benchmarks.continuity_kills import Kills
+
+
+def test_the_share_counts_what_is_rare_by_how_often_it_comes():
+    bare = Cost(step_seconds=0.02, step_overhead_seconds=0.0002, digest_seconds=0.0, heartbeat_seconds=0.0)
+    assert bare.step_overhead_share == pytest.approx(0.0002 / STEP_SECONDS)
+    rare = Cost(step_seconds=0.02, step_overhead_seconds=0.0, digest_seconds=0.02, heartbeat_seconds=0.002)
+    assert rare.step_overhead_share == pytest.approx(0.01 + 0.001)
+
+
+def test_a_step_leaves_a_row_of_the_curve_and_its_share_of_the_seals():
+    found = bytes_per_step(steps=120)
+    assert found["bytes_per_step"] == pytest.approx(
+        found["curve_bytes_per_step"] + found["seal_bytes_per_step"], abs=0.2
+    )
+    assert found["curve_bytes_per_step"] > 8
+    assert found["seal_bytes_per_step"] > 8
+
+
+def test_runs_that_are_killed_resume_exactly_and_end_like_one_that_is_not():
+    found = Kills(kills=2, seed=0, say=lambda text: None).make()
+    assert (found["sigkills"], found["sigkill_problems"], found["sigkill_false_alarms"]) == (2, [], 0)
+    assert found["sigkill_final_identical"]
+    assert found["sigkill_resumes"] > 0
+    assert found["sigkill_verdicts"].keys() <= {"exact", "unverified"}
