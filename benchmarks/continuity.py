@@ -124,6 +124,8 @@ def _done(tasks: Iterable[Task], *, jobs: int) -> Iterator[list[Outcome]]:
     if jobs == 1:
         yield from map(run_task, tasks)
         return
+    # Threads that wait by turning a core hold up whoever else needs it; torch's library asks only once.
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     context = mp.get_context("forkserver")
     context.set_forkserver_preload(["benchmarks.continuity_tasks"])
     with ProcessPoolExecutor(jobs, mp_context=context, initializer=_be_quiet) as pool:

@@ -27,7 +27,7 @@ class Control:
     """Of all attempts, by model."""
     expected: VerdictKind = VerdictKind.EXACT
     threads: int = 1
-    """Of the resumed attempts; the first one has one."""
+    """Of every other attempt; the first one, and each one between, has one."""
     ends_before: int = 0
     """How many steps before the seam step the first attempt ends."""
     damages_newest: bool = False

@@ -105,10 +105,21 @@ def spec_of(config: Mapping[str, Any], *, seed: int, threads: int = 1) -> RunSpe
     )
 
 
+class NothingCommittedError(Exception):
+    """An attempt that should have ended with a checkpoint has none; says what it reported."""
+
+
 def newest_parent(folder: Path) -> CheckpointRef:
-    newest = read_history(_log(folder)).newest
-    assert newest is not None
-    return newest.ref
+    """The newest checkpoint of the run in `folder`.
+
+    Raises:
+        NothingCommittedError: there is none.
+    """
+    history = read_history(_log(folder))
+    if history.newest is None:
+        failures = [report.failure.traceback for report in history.reports if report.failure]
+        raise NothingCommittedError("\n".join(failures) or "no attempt has reported a failure")
+    return history.newest.ref
 
 
 def make_attempt(
@@ -202,7 +213,7 @@ def _go_on(recipe: Recipe, feed: Feed, watched: Watched, *, seen: Progress, unti
     for step in range(seen.step + 1, until_step + 1):
         try:
             watched.losses[step] = do_step(recipe, next(batches).content, step=step).loss
-        except (RuntimeError, ValueError, KeyError):
+        except Exception:
             watched.losses[step] = math.nan  # Nobody overlooks a traceback.
             return
 

@@ -35,7 +35,7 @@ def read_flights(limit: int | None = None) -> Flights:
     columns = ["year", "month", "day", "sched_dep_time", "sched_arr_time", "dep_delay", "arr_delay"]
     frame = pd.read_csv(_csv_path(), usecols=[*columns, "carrier", "origin", "dest", "distance"], nrows=limit)
     frame = frame.dropna(subset=["dep_delay", TARGET])
-    frame["weekday"] = pd.to_datetime(frame[["year", "month", "day"]]).dt.dayofweek
+    frame["weekday"] = pd.to_datetime(frame[["year", "month", "day"]]).dt.day_of_week
     for side in ("dep", "arr"):
         clock = frame[f"sched_{side}_time"]
         frame[f"sched_{side}_minute"] = clock // 100 * 60 + clock % 100
