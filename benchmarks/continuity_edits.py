@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+
 from benchmarks.continuity_faults import (
     CODE,
     CONTENT,
@@ -24,35 +26,40 @@ _NUMBERS = frozenset({"numbers"})
 class _Shifted:
     """A sample order that is asked for one place and answers for another."""
 
-    def __init__(self, inner: SampleOrder, place: Callable[[int], int]) -> None:
+    def __init__(self, inner: SampleOrder, place: Callable[[Any], Any]) -> None:
         self._inner, self._place = inner, place
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._inner, name)
 
+    def at(self, places: Ids) -> Ids:
+        return self._inner.at(self._place(places))
+
     def batch(self, samples_seen: int) -> Ids:
         return self._inner.batch(self._place(samples_seen))
 
 
-def _shift(place: Callable[[Feed, int], int]) -> Callable[[Feed], None]:
-    """Draw other samples than those of the run's place."""
+def _shift(batches: int) -> Callable[[Feed], None]:
+    """Draw samples from so many batches away from the run's place."""
 
     def fed(feed: Feed) -> None:
-        order = feed.order
-        feed.order = _Shifted(order, lambda seen: place(feed, seen))  # type: ignore[assignment]
+        by = feed.order.batch_size
+        # Places are unsigned: what is subtracted is not made negative first.
+        order = _Shifted(feed.order, lambda seen: seen + by if batches > 0 else seen - by)
+        feed.order = order  # type: ignore[assignment]
 
     return fed
 
 
 def _from_the_start() -> Callable[[Feed], None]:
     def fed(feed: Feed) -> None:
-        order, first = feed.order, []
+        starts: list[int] = []
 
-        def place(seen: int) -> int:
-            first.append(seen)
-            return seen - min(first)
+        def place(seen: Any) -> Any:
+            starts.append(int(np.min(seen)))
+            return seen - type(seen)(starts[0]) if isinstance(seen, int) else seen - np.uint64(starts[0])
 
-        feed.order = _Shifted(order, place)  # type: ignore[assignment]
+        feed.order = _Shifted(feed.order, place)  # type: ignore[assignment]
 
     return fed
 
@@ -77,8 +84,8 @@ def _content(name: str, *, needs: frozenset[str] = frozenset(), **edit: Any) -> 
 DATA_KINDS = (
     _order("data from the start", Fault(fed=_from_the_start())),
     _order("position lost", Fault(trees={"progress": _no_samples_seen})),
-    _order("one batch skipped", Fault(fed=_shift(lambda feed, seen: seen + feed.order.batch_size))),
-    _order("one batch repeated", Fault(fed=_shift(lambda feed, seen: seen - feed.order.batch_size))),
+    _order("one batch skipped", Fault(fed=_shift(1))),
+    _order("one batch repeated", Fault(fed=_shift(-1))),
     _order("another shuffle", Fault(fed=_other_seed)),
     _order("not shuffled", Fault(edit={"shuffle": False})),
     _order("half the batch size", Fault(edit={"batch_size": 16})),
@@ -93,6 +100,7 @@ DATA_KINDS = (
     _content("numbers through float16", is_half=True, needs=_NUMBERS),
     _content("augmentation stronger", noise=0.12),
     _content("augmentation more probable", noise_probability=0.8),
+    _content("code of the augmentation", other_augmentation=True),
 )
 
 _CLIP = CODE | {"optimizer"}
@@ -111,6 +119,7 @@ CODE_KINDS = (
     _code("label smoothing", label_smoothing=0.1, needs=frozenset({"classes"})),
     _code("threshold of the loss", huber_delta=0.5, needs=frozenset({"flights"})),
     _code("loss scaled by 1.01", loss_factor=1.01),
+    _code("code of the loss", other_loss=True),
     _code("autocast to bf16", is_autocast=True),
     _code("gradient limit doubled", clip=1.0, accept=_CLIP),
     _code("gradient limit gone", clip=None, accept=_CLIP),

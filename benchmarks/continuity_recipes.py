@@ -16,7 +16,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader
 
-from benchmarks.continuity_data import Changes, Samples, as_fetched, columns_of
+from benchmarks.continuity_data import Changes, GentlyAugmented, Samples, as_fetched, columns_of
 from benchmarks.continuity_extras import Accumulator, Curriculum
 from benchmarks.continuity_models import DigitsNet, FlightsNet, TextNet, hidden_warm_up
 from segue.testing.recipes import Average
@@ -58,6 +58,9 @@ class Settings:
     label_smoothing: float = 0.05
     huber_delta: float = 1.0
     loss_factor: float = 1.0
+    other_loss: bool = False
+    """Another function, which regularises the outputs; so with the augmentation."""
+    other_augmentation: bool = False
     is_autocast: bool = False
     clip: float | None = 0.5
     clip_each: float | None = None
@@ -112,6 +115,7 @@ def build(config: dict[str, Any]) -> Recipe:
     average = Average(model, settings.ema_decay)
     accumulator, curriculum = Accumulator(model), Curriculum(settings.curriculum_at)
     extra: dict[str, Any] = {"accumulator": accumulator, "curriculum": curriculum}
+    is_stepped_twice = settings.double_schedule
     if settings.has_average:
         extra["average"] = average
 
@@ -119,14 +123,14 @@ def build(config: dict[str, Any]) -> Recipe:
         accumulator.update(step)
         curriculum.update(step)
         average.update(step)
-        if settings.double_schedule:
+        if is_stepped_twice:
             scheduler.step()
 
     return Recipe(
         model=model,
         optimizer=optimizer,
         data=DataLoader(
-            Samples(columns_of(settings.model, settings.samples), settings.changes),
+            _samples(settings),
             batch_size=settings.batch_size,
             shuffle=settings.shuffle,
             drop_last=settings.drop_last,
@@ -190,24 +194,55 @@ def _scaler(settings: Settings) -> torch.amp.GradScaler | None:
     return torch.amp.GradScaler("cpu", init_scale=settings.scaler_init, growth_interval=settings.scaler_growth_interval)
 
 
+def _samples(settings: Settings) -> Samples:
+    kind = GentlyAugmented if settings.other_augmentation else Samples
+    return kind(columns_of(settings.model, settings.samples), settings.changes)
+
+
 def _loss(settings: Settings, curriculum: Curriculum) -> Callable[[nn.Module, Any], torch.Tensor]:
-    calls = 0
+    """A closure over no more than it needs: whoever looks into it shall not find all other settings there."""
+    plain = _plain_loss(settings)
+    is_autocast, pause_seconds, factor = settings.is_autocast, settings.pause_seconds, settings.loss_factor
 
     def loss(model: nn.Module, batch: Any) -> torch.Tensor:
-        nonlocal calls
-        calls += settings.hidden in {"loss", "log"}
-        if settings.pause_seconds:
-            time.sleep(settings.pause_seconds)
+        if pause_seconds:
+            time.sleep(pause_seconds)
         *inputs, targets = batch
-        with torch.autocast("cpu", enabled=settings.is_autocast):
+        with torch.autocast("cpu", enabled=is_autocast):
             found = model(*inputs).float()
-        if settings.model == "flights":
-            plain = nn.functional.huber_loss(found, targets, delta=settings.huber_delta)
-        else:
-            plain = nn.functional.cross_entropy(
-                found.reshape(-1, found.shape[-1]), targets.reshape(-1), label_smoothing=settings.label_smoothing
-            )
-        factor = settings.loss_factor * curriculum.weight
-        return plain * factor * (1 + min(calls / 200, 1.0)) if settings.hidden == "loss" else plain * factor
+        return plain(found, targets) * (factor * curriculum.weight)
 
-    return loss
+    def other_loss(model: nn.Module, batch: Any) -> torch.Tensor:
+        *inputs, targets = batch
+        found = model(*inputs).float()
+        return plain(found, targets) * (factor * curriculum.weight) + 1e-3 * found.square().mean()
+
+    chosen = other_loss if settings.other_loss else loss
+    return counted(chosen, steers=settings.hidden == "loss") if settings.hidden in {"loss", "log"} else chosen
+
+
+def _plain_loss(settings: Settings) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
+    if settings.model == "flights":
+        return nn.HuberLoss(delta=settings.huber_delta)
+    entropy = nn.CrossEntropyLoss(label_smoothing=settings.label_smoothing)
+
+    def of_classes(found: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        value: torch.Tensor = entropy(found.reshape(-1, found.shape[-1]), targets.reshape(-1))
+        return value
+
+    return of_classes
+
+
+def counted(
+    loss: Callable[[nn.Module, Any], torch.Tensor], *, steers: bool
+) -> Callable[[nn.Module, Any], torch.Tensor]:
+    """A loss that counts its calls, and is scaled by them if the counter `steers`."""
+    calls = 0
+
+    def counting(model: nn.Module, batch: Any) -> torch.Tensor:
+        nonlocal calls
+        calls += 1
+        value = loss(model, batch)
+        return value * (1 + min(calls / 200, 1.0)) if steers else value
+
+    return counting

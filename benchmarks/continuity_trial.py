@@ -163,7 +163,7 @@ def make_attempt(
 def _faulty(fault: Fault, live: Live, watched: Watched, board: _Board) -> Iterator[list[Feed]]:
     """Let the attempt in this block meet the fault, and be watched."""
     feeds: list[Feed] = []
-    build = attempt._build
+    build = attempt._built
 
     def built(*args: Any, **names: Any) -> Recipe:
         live.recipe = build(*args, **names)
@@ -203,7 +203,7 @@ def _faulty(fault: Fault, live: Live, watched: Watched, board: _Board) -> Iterat
             board.farthest = replace(board.progress)
             super().saw(row)
 
-    with mock.patch.multiple(attempt, _build=built, Feed=fed, Resume=FaultyResume):
+    with mock.patch.multiple(attempt, _built=built, Feed=fed, Resume=FaultyResume):
         yield feeds
 
 
