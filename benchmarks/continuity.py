@@ -35,6 +35,7 @@ class Options:
 
     kinds: tuple[str, ...] | None = None
     """Names of kinds; None: all."""
+    controls: tuple[str, ...] = tuple(control.name for control in CONTROLS)
     models: tuple[str, ...] = MODELS
     optimizers: tuple[str, ...] = OPTIMIZERS
     seeds: int = 3
@@ -104,9 +105,8 @@ def _tasks(options: Options) -> Iterator[Task]:
         for optimizer in options.optimizers:
             yield from _faulty_tasks(options, model, optimizer)
             for seed in range(options.clean_seeds):
-                for control in CONTROLS:
-                    if options.clean_rounds:
-                        yield CleanTask(model, optimizer, seed, control.name, options.clean_rounds)
+                for control in options.controls:
+                    yield CleanTask(model, optimizer, seed, control, options.clean_rounds)
 
 
 def _faulty_tasks(options: Options, model: str, optimizer: str) -> Iterator[FaultyTask]:

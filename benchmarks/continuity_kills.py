@@ -19,7 +19,7 @@ from segue.spec import RunSpec
 
 _STEPS = 240
 _EVERY_STEPS = 20
-_PAUSE_SECONDS = 0.01
+_PAUSE_SECONDS = 0.005
 """A step rests so long: else a run would be over before it was killed often."""
 _MOST_WAIT_SECONDS = 0.8
 _KILLS_A_RUN = 10
@@ -29,8 +29,9 @@ _TRIES = 4
 class Kills:
     """Runs that are killed again and again, each beside the same run that nobody disturbs."""
 
-    def __init__(self, *, kills: int, seed: int, say: Callable[[str], None]) -> None:
-        self._kills, self._seed, self._say = kills, seed, say
+    def __init__(self, *, kills: int, seed: int, say: Callable[[str], None], steps: int = _STEPS) -> None:
+        """Each run has so many `steps`."""
+        self._kills, self._seed, self._say, self._steps = kills, seed, say, steps
         self._tally = Tally()
         self._different: list[str] = []
         self._runs = 0
@@ -77,13 +78,12 @@ class Kills:
     def _open(
         self, folder: Path, nursery: Nursery, run_id: str, *, model: str, optimizer: str, chance: random.Random
     ) -> CrashRun:
-        pause = _PAUSE_SECONDS if run_id.startswith("killed") else 0.0
         spec = RunSpec.parse(
             {
                 "run_id": run_id,
                 "recipe": RECIPE,
-                "steps": _STEPS,
-                "config": {"model": model, "optimizer": optimizer, "pause_seconds": pause},
+                "steps": self._steps,
+                "config": {"model": model, "optimizer": optimizer, "pause_seconds": _PAUSE_SECONDS},
                 "seed": self._runs,
                 "threads": 1,
                 "device": "cpu",

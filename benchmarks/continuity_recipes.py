@@ -135,6 +135,8 @@ def build(config: dict[str, Any]) -> Recipe:
             shuffle=settings.shuffle,
             drop_last=settings.drop_last,
             num_workers=settings.workers,
+            # A process of a pool would start them anew, which takes longer than the whole resume.
+            multiprocessing_context="fork" if settings.workers else None,
             collate_fn=as_fetched,
         ),
         loss=_loss(settings, curriculum),

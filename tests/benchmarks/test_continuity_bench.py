@@ -36,13 +36,14 @@ KEYS = {
 EARLY = ("optimizer dropped", "torch stream one draw ahead", "optimizer over copies of the parameters")
 LATE = ("one batch skipped", "another activation")
 SMALL = Options(models=("flights",), optimizers=("adamw",), seeds=1, points=1, jobs=1, kills=0, pairs=0)
-NO_CLEAN = replace(SMALL, clean_rounds=0)
+NO_CLEAN = replace(SMALL, controls=())
+SUSPICIOUS = ("epoch ends at the seam", "newest checkpoint damaged", "cache that grows")
 
 
 @pytest.fixture(scope="module")
 def report():
     said = []
-    options = replace(SMALL, kinds=(*EARLY, *LATE), clean_seeds=1, clean_rounds=1)
+    options = replace(SMALL, kinds=(*EARLY, *LATE), controls=SUSPICIOUS, clean_seeds=1, clean_rounds=1)
     found = measure(options, say=said.append)
     assert said
     return found
@@ -58,9 +59,9 @@ def test_faults_are_found_and_named_and_commit_nothing(report):
 
 
 def test_suspicious_but_clean_resumes_are_no_false_alarms(report):
-    assert (report["clean"], report["false_alarms"]) == (len(CONTROLS), 0)
+    assert (report["clean"], report["false_alarms"]) == (len(SUSPICIOUS), 0)
     assert report["clean_as_expected_share"] == 1.0
-    assert report["by_control"]["another number of threads"]["verdicts"] == {"equivalent": 1}
+    assert report["by_control"]["newest checkpoint damaged"]["verdicts"] == {"exact": 1}
     assert passed(report)
 
 
@@ -117,7 +118,7 @@ def test_an_edit_of_the_source_ends_with_its_block():
     assert RECIPE.endswith(":build")
 
 
-@pytest.mark.parametrize(("last", "is_worse"), [(1.05, False), (1.06, True), (float("nan"), True)])
+@pytest.mark.parametrize(("last", "is_worse"), [(1.049, False), (1.051, True), (float("nan"), True)])
 def test_the_mean_rule_alarms_above_five_percent(last, is_worse):
     assert is_mean_worse([1.0] * 50, [last] * 20) is is_worse
 
