@@ -217,7 +217,8 @@ def _loss(settings: Settings, curriculum: Curriculum) -> Callable[[nn.Module, An
     def other_loss(model: nn.Module, batch: Any) -> torch.Tensor:
         *inputs, targets = batch
         found = model(*inputs).float()
-        return plain(found, targets) * (factor * curriculum.weight) + 1e-3 * found.square().mean()
+        value: torch.Tensor = plain(found, targets) * (factor * curriculum.weight) + 1e-3 * found.square().mean()
+        return value
 
     chosen = other_loss if settings.other_loss else loss
     return counted(chosen, steers=settings.hidden == "loss") if settings.hidden in {"loss", "log"} else chosen
