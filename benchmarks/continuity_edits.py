@@ -139,7 +139,13 @@ CODE_KINDS = (
 
 
 def _unregistered(where: str, accept: frozenset[str]) -> Kind:
-    return Kind(f"unregistered state in the {where}", "unregistered", Fault(), accept, config={"hidden": where})
+    return Kind(
+        f"unregistered state in the {where}",
+        "unregistered",
+        Fault(),
+        accept | {"unregistered state"},
+        config={"hidden": where},
+    )
 
 
 HIDDEN_KINDS = (

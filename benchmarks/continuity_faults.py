@@ -14,7 +14,7 @@ from segue.trainer.components import Component
 from segue.trainer.feed import Feed
 from segue.trainer.recipe import Recipe
 
-NAMED_REPLAY = frozenset({"model or randomness", "unregistered state"})
+NAMED_REPLAY = frozenset({"model or randomness"})
 SETUP_CODE = frozenset({"setup.code", "setup.hyperparameters", "setup.model"})
 CODE = NAMED_REPLAY | SETUP_CODE
 """What may be named when the code of a step changed."""

@@ -90,6 +90,7 @@ class Kills:
                 "checkpoints": {"every_steps": _EVERY_STEPS},
                 "policy": {"max_lost_in_place": 10_000},
                 "liveness": {"heartbeat_seconds": 0.05},
+                "continuity": {"fire_drill": "off"},
             }
         )
         place, notes = LocalPlace(folder / "store"), folder / f"{run_id}.notes"

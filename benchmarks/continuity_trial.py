@@ -101,6 +101,8 @@ def spec_of(config: Mapping[str, Any], *, seed: int, threads: int = 1) -> RunSpe
             # Never by the number of steps: an attempt commits where it ends.
             "checkpoints": {"every_steps": _STEPS},
             "liveness": {"heartbeat_seconds": 3600.0},
+            # Each attempt here is a rehearsal itself.
+            "continuity": {"fire_drill": "off"},
         }
     )
 
