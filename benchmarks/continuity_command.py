@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -14,7 +15,7 @@ from rich.table import Table
 
 from benchmarks.terminal import leave_as_on_ctrl_c, progress
 from segue.console import console, show_error, show_json
-from segue.errors import SegueError
+from segue.errors import SegueError, UsageError
 
 _LISTED = "with commas; all without"
 
@@ -37,6 +38,7 @@ def continuity(
     not change it: they are what is measured. 2: it could not be measured as asked.
     """
     # Torch takes seconds to import: what can be refused without it has been refused by now.
+    _find_examples()
     from benchmarks import continuity as bench
     from benchmarks.continuity_recipes import MODELS
 
@@ -60,6 +62,22 @@ def continuity(
         show(report, console)
     if not bench.passed(report):
         raise typer.Exit(1)
+
+
+class ExamplesMissingError(UsageError):
+    """The recipes of the benchmark train on the examples' data, which are not installed with the library."""
+
+    def __init__(self, *, folder: Path) -> None:
+        self.folder = folder
+        super().__init__(f"{folder} has no examples folder: run segue bench continuity from a clone of the repository.")
+
+
+def _find_examples() -> None:
+    root = Path(__file__).resolve().parents[1]
+    if not (root / "examples").is_dir():
+        raise ExamplesMissingError(folder=root)
+    if str(root) not in sys.path:
+        sys.path.insert(0, str(root))  # Processes that are started from here are given the same.
 
 
 def show(report: Mapping[str, Any], to: Console) -> None:

@@ -21,7 +21,8 @@ from segue import layout
 from segue.checkpoints.snapshot import digest, take
 from segue.checkpoints.writer_link import InlineWriter
 from segue.clock import SystemClock
-from segue.continuity.fingerprints import batch_fingerprint, input_fingerprint
+from segue.continuity.fingerprints import batch_fingerprint, input_fingerprint, streams_fingerprint
+from segue.continuity.verdict import Prelude
 from segue.continuity.witness import Witness
 from segue.entries import CommitEntry, SealEntry, encode
 from segue.notices.board import NoticeBoard
@@ -30,7 +31,7 @@ from segue.runlog import RunLog
 from segue.stores import LocalStore
 from segue.trainer.assignment import Assignment
 from segue.trainer.attempt import run_attempt
-from segue.trainer.components import Progress, capture, components_of
+from segue.trainer.components import RNG_PREFIX, Progress, capture, components_of
 from segue.trainer.feed import Batch, Feed, seed_all
 from segue.trainer.metrics import Curve
 from segue.trainer.recipe import Recipe
@@ -38,6 +39,7 @@ from segue.trainer.step import do_step
 
 STEP_SECONDS = 0.020
 COMMIT_EVERY_STEPS = 100
+_WITNESS_STEPS = 8
 _HEARTBEAT_SECONDS = 2.0
 _WARM_UP, _TRIES = 10, 30
 _FIRST_BATCH = 64
@@ -50,6 +52,9 @@ class Cost:
     step_seconds: float
     """Of a bare step."""
     step_overhead_seconds: float
+    """More than that, of a step that bears no witness."""
+    witness_seconds: float
+    """More than a bare step, of one that does: eight after each commit."""
     digest_seconds: float
     """Of a whole state, once for each commit: in the writer process, and while restoring."""
     heartbeat_seconds: float
@@ -58,7 +63,9 @@ class Cost:
     def step_overhead_share(self) -> float:
         """Of a step of 20 ms, with a commit every 100 steps and a heartbeat every 2 s, all on one core."""
         rare = self.digest_seconds / COMMIT_EVERY_STEPS + self.heartbeat_seconds * STEP_SECONDS / _HEARTBEAT_SECONDS
-        return (self.step_overhead_seconds + rare) / STEP_SECONDS
+        share = _WITNESS_STEPS / COMMIT_EVERY_STEPS
+        steps = (1 - share) * self.step_overhead_seconds + share * self.witness_seconds
+        return (steps + rare) / STEP_SECONDS
 
 
 def measure_cost(*, pairs: int) -> Cost:
@@ -67,18 +74,21 @@ def measure_cost(*, pairs: int) -> Cost:
     recipe, feed = _sized()
     batches = feed.batches(0)
     witnessed = _Witnessed(recipe)
-    bare, differences = [], []
+    bare: list[float] = []
+    differences: dict[bool, list[float]] = {False: [], True: []}
     steps = (partial(_bare_step, recipe), witnessed.step)
     for number in range(_WARM_UP + pairs):
         batch, seconds = next(batches), [0.0, 0.0]
+        bears = witnessed.bears_witness
         for which in (0, 1) if number % 2 else (1, 0):
             seconds[which] = _seconds_of(partial(steps[which], batch))
         if number >= _WARM_UP:
             bare.append(seconds[0])
-            differences.append(seconds[1] - seconds[0])
+            differences[bears].append(seconds[1] - seconds[0])
     return Cost(
         step_seconds=statistics.median(bare),
-        step_overhead_seconds=max(statistics.median(differences), 0.0),
+        step_overhead_seconds=max(statistics.median(differences[False]), 0.0),
+        witness_seconds=max(statistics.median(differences[True]), 0.0),
         digest_seconds=statistics.median(_seconds_of(witnessed.digest) for _ in range(_TRIES)),
         heartbeat_seconds=_heartbeat_seconds(),
     )
@@ -118,28 +128,33 @@ class _Witnessed:
     def __init__(self, recipe: Recipe) -> None:
         self._recipe, self._progress = recipe, Progress()
         self._components = components_of(recipe, self._progress, name="bench")
-        self._witness = Witness(8)
+        self._witness = Witness(_WITNESS_STEPS)
         self._curve = Curve(run="bench", segment=0, attempt=1, attempt_id="0", capacity="spot")
+
+    @property
+    def bears_witness(self) -> bool:
+        """Whether the next step does; every other eight, here."""
+        return self._progress.step % (2 * _WITNESS_STEPS) < _WITNESS_STEPS
 
     def step(self, batch: Batch) -> None:
         step = self._progress.step + 1
         started = time.monotonic()
-        content = input_fingerprint(batch.content)
+        if self._progress.step % (2 * _WITNESS_STEPS) == 0:
+            self._witness.open(self._progress.step)
+        prelude = self._prelude(step, batch) if self._witness.wants(step) else Prelude(step, "", "", None)
         outcome = do_step(self._recipe, batch.content, step=step)
-        row = WitnessRow(
-            step=step,
-            batch_fingerprint=batch_fingerprint(batch.ids),
-            input_fingerprint=content,
-            **outcome._asdict(),
-        )
+        row = WitnessRow(**prelude._asdict(), **outcome._asdict())
         self._progress.step = step
         self._progress.samples_seen += len(batch.ids)
-        if step % 16 == 1:
-            self._witness.open(step - 1)
         self._witness.add(row)
         self._witness.take_full()
         seconds = time.monotonic() - started
         self._curve.add(row, epoch=0, samples_seen=0, step_seconds=seconds, wall_time=datetime.now(UTC))
+
+    def _prelude(self, step: int, batch: Batch) -> Prelude:
+        held = {name: c.capture() for name, c in self._components.items() if name.startswith(RNG_PREFIX)}
+        streams = streams_fingerprint(held)
+        return Prelude(step, batch_fingerprint(batch.ids), input_fingerprint(batch.content), streams)
 
     def digest(self) -> None:
         digest(take(capture(self._components), copy=False))

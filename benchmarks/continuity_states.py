@@ -66,11 +66,11 @@ STREAM_KINDS = (
             f"{name} stream drawn from after the check",
             "randomness",
             Fault(checked=_draw_from(name)),
-            NAMED_REPLAY | {"data content", f"rng.{name}"},
+            frozenset({f"rng.{name}"}),
         )
         for name in ("torch", "python", "numpy")
     ),
-    Kind("all streams seeded after the check", "randomness", Fault(checked=_reseed), NAMED_REPLAY | {"data content"}),
+    Kind("all streams seeded after the check", "randomness", Fault(checked=_reseed), frozenset({"rng.torch"})),
 )
 
 

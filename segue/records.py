@@ -138,8 +138,11 @@ class WitnessRow(Value):
     param_norm: float = Field(description="After the optimizer step.")
     lr: tuple[float, ...]
     loss_scale: float | None = None
-    batch_fingerprint: str = Field(description="Order-free hash of the sample ids.")
-    input_fingerprint: str = Field(description="Hash of the batch's bytes.")
+    batch_fingerprint: str = Field(description="Order-free hash of the sample ids; empty where nothing asks for it.")
+    input_fingerprint: str = Field(description="Hash of the batch's bytes; likewise.")
+    streams: dict[str, str] | None = Field(
+        None, description="Hash of each random stream once the batch was drawn; only where the row bears witness."
+    )
 
 
 class VerdictKind(StrEnum):

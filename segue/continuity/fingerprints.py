@@ -41,6 +41,11 @@ def batch_fingerprint(ids: Ids) -> str:
         return f"{int(mix(ids).sum(dtype=np.uint64)):016x}"
 
 
+def streams_fingerprint(streams: Mapping[str, Any]) -> dict[str, str]:
+    """Hash of each random stream's state, by its name."""
+    return {name: input_fingerprint(state) for name, state in streams.items()}
+
+
 def input_fingerprint(content: Any) -> str:
     """Hash of a batch's content: every tensor's bytes, type and shape, in the order of its structure.
 

@@ -94,8 +94,9 @@ class Inspection:
             self._take(f"{path}.{name}" if path else name, part, depth + 1)
 
     def hold(self, path: str, value: Any) -> None:
-        """Remember the plain values that an object holds now."""
-        if not isinstance(value, type):
+        """Remember the plain values that an object holds now. Of torch's own, only modules keep any in no state."""
+        is_torchs = type(value).__module__.startswith("torch.") and not isinstance(value, torch.nn.Module)
+        if not isinstance(value, type) and not is_torchs:
             self.holders.append(Holder(path, value, plain_parts(value)))
 
     def changed(self) -> dict[str, Any]:

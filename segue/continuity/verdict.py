@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Container, Sequence
+from collections.abc import Collection, Container, Sequence
+from typing import NamedTuple
 
 from segue.checkpoints.digests import Digests, owners
 from segue.continuity.setup import CONFIG, LOOSE, NOT_STATE, SetupChanges
 from segue.records import Finding, Verdict, VerdictKind, WitnessRow
 
-EXACT_CHANNELS = ("batch_fingerprint", "input_fingerprint", "lr", "loss_scale")
+EXACT_CHANNELS = ("batch_fingerprint", "streams", "input_fingerprint", "lr", "loss_scale")
 """Equal on every machine: they do not depend on how sums are ordered."""
 
 TOLERANCES = {"loss": 1e-4, "grad_norm": 1e-3, "param_norm": 1e-4}
@@ -25,6 +26,7 @@ FLOORS = {"loss": 1e-6, "grad_norm": 1e-6, "param_norm": 0.0}
 
 _CAUSES = {
     "batch_fingerprint": ("data order", "other samples were drawn: the data position or the shuffle was not restored"),
+    "streams": ("randomness", "a random stream is not where it was when the batch had been drawn"),
     "input_fingerprint": ("data content", "the same samples had other content: the data set or its transforms changed"),
     "lr": ("scheduler", "the learning rate differs: the scheduler or the optimizer's groups were not restored"),
     "loss_scale": ("scaler", "the loss scale differs: the gradient scaler was not restored"),
@@ -33,6 +35,15 @@ _CAUSES = {
     "param_norm": ("optimizer", "the update differs at the same gradient: the optimizer's state was not restored"),
 }
 """In the order of cause and effect inside a step, so the first channel that differs is the one to name."""
+
+
+class Prelude(NamedTuple):
+    """What is known of a step before it is done."""
+
+    step: int
+    batch_fingerprint: str
+    input_fingerprint: str
+    streams: dict[str, str] | None
 
 
 def judge(
@@ -44,6 +55,7 @@ def judge(
     environment_changes: tuple[str, ...],
     setup: SetupChanges = SetupChanges(),  # noqa: B008 - frozen
     hint: str = "",
+    early: tuple[Finding, ...] = (),
 ) -> Verdict:
     """Whether a resume continued the run.
 
@@ -51,11 +63,11 @@ def judge(
     the rows of the steps that followed the commit; `replay` the same steps as the resumed attempt did them. Rows are
     matched by step; what only one side has is not compared, and `rows_compared` says how much was. `setup` is what the
     recipe is otherwise than at the checkpoint: after a change on purpose, rows that differ prove nothing. `hint` names
-    what may explain them.
+    what may explain them. `early` was found at a step that was then not done.
     """
     pairs = _pairs(witness, replay)
     before_steps = (*digest_findings(committed, restored), *setup.findings)
-    of_rows = _explained(_row_findings_of(pairs, environment_changes), hint)
+    of_rows = _explained(early or _row_findings_of(pairs, environment_changes), hint)
     honest = _of_randomness(environment_changes)
     is_other = any(finding.channel not in honest for finding in of_rows)
     findings = (*before_steps, *(setup.accepted if is_other else ()), *of_rows)
@@ -95,8 +107,24 @@ def digest_findings(committed: Digests, restored: Digests) -> tuple[Finding, ...
     return tuple(findings)
 
 
+def state_findings(committed: Digests, live: Digests) -> tuple[Finding, ...]:
+    """One finding for each component that was restored and is another by now, before the first step."""
+    again = digest_findings(committed, live)
+    told = "changed between the restore and the first step"
+    return tuple(f.model_copy(update={"sentence": f.sentence.replace("was not restored", told, 1)}) for f in again)
+
+
+def prelude_findings(
+    expected: WitnessRow, seen: Prelude, *, environment_changes: tuple[str, ...], is_first: bool
+) -> tuple[Finding, ...]:
+    """What already differs before a step is done; nothing was trained on it then."""
+    skip = (*(name for name in _CAUSES if name not in Prelude._fields), *_not_comparable(environment_changes))
+    found = row_findings([(expected, seen)], exact=True, skip=skip)
+    return tuple(f.model_copy(update={"step": None if is_first else f.step}) for f in found)
+
+
 def row_findings(
-    pairs: Sequence[tuple[WitnessRow, WitnessRow]], *, exact: bool, skip: Container[str] = ()
+    pairs: Sequence[tuple[WitnessRow, WitnessRow | Prelude]], *, exact: bool, skip: Container[str] = ()
 ) -> tuple[Finding, ...]:
     """The first channel that differs at the first step that differs; later ones follow from it."""
     for expected, found in pairs:
@@ -106,8 +134,11 @@ def row_findings(
             before, after = getattr(expected, channel), getattr(found, channel)
             if _agree(channel, before, after, exact=exact):
                 continue
+            if channel == "streams":
+                stream, before, after = _of_first_stream(before, after)
             sentence = f"{meaning} (step {expected.step}, {channel} was {_show(before)}, now {_show(after)})"
-            return (Finding(component=component, channel=channel, step=expected.step, sentence=sentence),)
+            named = stream if channel == "streams" else component
+            return (Finding(component=named, channel=channel, step=expected.step, sentence=sentence),)
     return ()
 
 
@@ -131,9 +162,11 @@ def _row_findings_of(
     return after_all or row_findings(pairs, exact=exact, skip=skip)
 
 
-def _not_comparable(environment_changes: Container[str]) -> tuple[str, ...]:
+def _not_comparable(environment_changes: Collection[str]) -> tuple[str, ...]:
+    # Kernels draw from the streams as suits their instructions.
+    streams = ("streams",) if set(environment_changes) - {"threads"} else ()
     # Each rank marks its own part of a batch, and the parts are others now; that the samples are the same is seen.
-    return ("input_fingerprint",) if _WORLD_SIZE in environment_changes else ()
+    return (*streams, "input_fingerprint") if _WORLD_SIZE in environment_changes else streams
 
 
 def _of_randomness(environment_changes: Container[str]) -> tuple[str, ...]:
@@ -147,7 +180,15 @@ def _pairs(witness: Sequence[WitnessRow], replay: Sequence[WitnessRow]) -> list[
     return [(row, replayed[row.step]) for row in sorted(witness, key=lambda row: row.step) if row.step in replayed]
 
 
+def _of_first_stream(before: dict[str, str], after: dict[str, str]) -> tuple[str, str, str]:
+    """The first stream that differs, and its marks."""
+    name = next(name for name in before if before[name] != after.get(name))
+    return name, before[name], after.get(name, "absent")
+
+
 def _agree(channel: str, before: object, after: object, *, exact: bool) -> bool:
+    if channel == "streams" and (before is None or after is None):
+        return True  # Not every row has them.
     if channel in EXACT_CHANNELS or not isinstance(before, float) or not isinstance(after, float):
         return before == after
     if before == after or (math.isnan(before) and math.isnan(after)):

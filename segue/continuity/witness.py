@@ -17,6 +17,10 @@ class Witness:
         """Start a window for the checkpoint saved at `step`."""
         self._windows[step] = []
 
+    def wants(self, step: int) -> bool:
+        """Whether the row of a step will be kept."""
+        return any(len(rows) < self._width and step == start + len(rows) + 1 for start, rows in self._windows.items())
+
     def add(self, row: WitnessRow) -> None:
         """Add one step's row to every window that still wants it."""
         for step, rows in self._windows.items():

@@ -18,7 +18,8 @@ from segue.checkpoints.staging import StagingArea
 from segue.checkpoints.writer import SealJob, Writer
 from segue.clock import Clock
 from segue.continuity import anomalies
-from segue.continuity.fingerprints import batch_fingerprint, input_fingerprint
+from segue.continuity.fingerprints import batch_fingerprint, input_fingerprint, streams_fingerprint
+from segue.continuity.verdict import Prelude
 from segue.continuity.witness import Witness
 from segue.errors import (
     BrokenResumeError,
@@ -47,7 +48,7 @@ from segue.stores.patience import patiently
 from segue.trainer.accord import Word, agree, put_together
 from segue.trainer.assignment import Assignment
 from segue.trainer.claim import Claim
-from segue.trainer.components import Component, Progress
+from segue.trainer.components import RNG_PREFIX, Component, Progress
 from segue.trainer.feed import Batch, Feed
 from segue.trainer.fire_drill import FireDrill, is_due
 from segue.trainer.metrics import Curve
@@ -270,7 +271,8 @@ class TrainingLoop:
         if batch.start != self._progress.samples_seen:
             log.warning("samples skipped from=%d to=%d", self._progress.samples_seen, batch.start - 1)
         step = self._progress.step + 1
-        row_input = input_fingerprint(batch.content)
+        prelude = self._prelude(step, batch)
+        self._resume.before_step(self._components, prelude)
         self._recipe = spread_again(self._recipe, self._device)
         outcome = do_step(
             self._recipe,
@@ -279,13 +281,10 @@ class TrainingLoop:
             weight=batch.weight,
             before_update=self._saving.barrier,
         )
-        outcome, row_input = put_together(self._ranks, outcome, weight=batch.weight, fingerprint=row_input)
-        row = WitnessRow(
-            step=step,
-            batch_fingerprint=batch_fingerprint(batch.ids),
-            input_fingerprint=row_input,
-            **outcome._asdict(),
+        outcome, row_input = put_together(
+            self._ranks, outcome, weight=batch.weight, fingerprint=prelude.input_fingerprint
         )
+        row = WitnessRow(**(prelude._asdict() | {"input_fingerprint": row_input}), **outcome._asdict())
         self._refuse_poison(row, batch)
         self._progress.step = step
         self._team.step = step
@@ -303,6 +302,16 @@ class TrainingLoop:
             self._writer.submit(SealJob(sealed_step, rows))
             if counts:
                 self._fire_drill.begin(state_bytes=self._writer.last_size_bytes or 0)
+
+    def _prelude(self, step: int, batch: Batch) -> Prelude:
+        """Marks of what a step will see. Only rows that bear witness, or are compared with one, have them."""
+        if not self._resume.is_pending and not self._witness.wants(step):
+            return Prelude(step, "", "", None)
+        streams = None
+        if self._ranks.count == 1:
+            held = {name: c.capture() for name, c in self._components.items() if name.startswith(RNG_PREFIX)}
+            streams = streams_fingerprint(held)
+        return Prelude(step, batch_fingerprint(batch.ids), input_fingerprint(batch.content), streams)
 
     def _refuse_poison(self, row: WitnessRow, batch: Batch) -> None:
         """Raise before the row counts: as a witness it would ask of the next attempt to go bad as well."""

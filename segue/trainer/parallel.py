@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from segue.checkpoints.sharded import is_sharded, whole
+from segue.checkpoints.sharded import is_sharded, sharded_types, whole
 from segue.errors import RecipeError
 from segue.trainer.ranks import Ranks
 from segue.trainer.recipe import Recipe
@@ -55,7 +55,7 @@ def bare(model: nn.Module) -> nn.Module:
 
 def total_norm(tensors: list[torch.Tensor]) -> torch.Tensor:
     """Euclidean norm of all of them together; where some are sharded, every rank must call it."""
-    sharded = [tensor for tensor in tensors if is_sharded(tensor)]
+    sharded = [tensor for tensor in tensors if is_sharded(tensor)] if sharded_types() else []
     if not sharded:
         return torch.nn.utils.get_total_norm(tensors)
     plain = [tensor for tensor in tensors if not is_sharded(tensor)]

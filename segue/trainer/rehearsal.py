@@ -16,7 +16,7 @@ from typing import Any
 from segue.checkpoints.reading import read_stored
 from segue.checkpoints.snapshot import digest, snapshot_of, take
 from segue.clock import Clock, SystemClock
-from segue.continuity.fingerprints import batch_fingerprint, input_fingerprint
+from segue.continuity.fingerprints import batch_fingerprint, input_fingerprint, streams_fingerprint
 from segue.continuity.setup import loose_hint, setup_changes
 from segue.continuity.verdict import digest_findings, judge
 from segue.entries import DrillEntry, Entry
@@ -27,7 +27,7 @@ from segue.runlog import RunLog, Stamp
 from segue.stores import open_store
 from segue.stores.patience import patiently
 from segue.trainer.assignment import Assignment, ExitCode
-from segue.trainer.components import Progress, capture, components_of
+from segue.trainer.components import RNG_PREFIX, Progress, capture, components_of
 from segue.trainer.environment import environment_of, prepare_device
 from segue.trainer.feed import Feed, seed_all
 from segue.trainer.recipe import import_build
@@ -72,9 +72,18 @@ def rehearse(assignment: Assignment, runlog: RunLog, checkpoint: Checkpoint) -> 
         for row in checkpoint.rows:
             batch = next(batches)
             seen = input_fingerprint(batch.content)
+            streams = streams_fingerprint({n: c.capture() for n, c in components.items() if n.startswith(RNG_PREFIX)})
             outcome = do_step(recipe, to_device(batch.content, device), step=row.step)
             ids = batch_fingerprint(batch.ids)
-            rows.append(WitnessRow(step=row.step, batch_fingerprint=ids, input_fingerprint=seen, **outcome._asdict()))
+            rows.append(
+                WitnessRow(
+                    step=row.step,
+                    batch_fingerprint=ids,
+                    input_fingerprint=seen,
+                    streams=streams,
+                    **outcome._asdict(),
+                )
+            )
     return judge(
         committed=stored.digests,
         restored=restored,

@@ -11,15 +11,15 @@ import torch
 
 from segue import layout
 from segue.checkpoints.codec import decode_tree
-from segue.checkpoints.digests import Digests
+from segue.checkpoints.digests import Digests, owners
 from segue.checkpoints.restore import Restorable, newest_valid
 from segue.checkpoints.snapshot import Snapshot, committed_as, digest, take
 from segue.checkpoints.writer_link import ShardWriter
 from segue.continuity.setup import SetupChanges, loose_hint, setup_changes
-from segue.continuity.verdict import digest_findings, judge
+from segue.continuity.verdict import Prelude, digest_findings, judge, prelude_findings, state_findings
 from segue.entries import Entry, VerdictEntry
 from segue.errors import BrokenResumeError, MissingObjectError
-from segue.records import CheckpointRef, Environment, Heartbeat, Verdict, VerdictKind, WitnessRow
+from segue.records import CheckpointRef, Environment, Finding, Heartbeat, Verdict, VerdictKind, WitnessRow
 from segue.runlog import RunLog, Stamp
 from segue.stores.base import Store, StoreReadError
 from segue.stores.patience import patiently
@@ -28,6 +28,9 @@ from segue.trainer.components import Component, capture
 from segue.trainer.ranks import Ranks
 
 log = logging.getLogger(__name__)
+
+_STAYS = ("model", "buffers", "modes", "optimizer", "scheduler", "scaler")
+"""State that only a step changes."""
 
 
 class _Copies(Mapping[str, torch.Tensor]):
@@ -71,6 +74,7 @@ class Resume:
     ) -> None:
         self._runlog, self._claim, self._environment, self._fast = runlog, claim, environment, fast
         self._accept, self._setup, self._hint = accept, SetupChanges(), ""
+        self._early: tuple[Finding, ...] = ()
         self._ranks = ranks or Ranks()
         self._committed: Digests | None = None
         self._source: Restorable | None = None
@@ -146,6 +150,38 @@ class Resume:
         if not self._ranks.all(not is_lost) or not self._last_witnessed:
             self.settle()
 
+    def before_step(self, components: Mapping[str, Component], prelude: Prelude) -> None:
+        """Look once more, with the batch drawn and the step not done: what differs by now is not trained on.
+
+        Several ranks find the same after the step, when they speak to one another anyway.
+
+        Raises:
+            BrokenResumeError: something is not what it was then; the verdict is in the log.
+        """
+        if not self.is_pending or self._ranks.count > 1:
+            return
+        is_first = not self._replay
+        found = self._changed_since(components) if is_first else ()
+        expected = next((row for row in self._witness if row.step == prelude.step), None)
+        if not found and expected is not None:
+            changes = self._environment_changes
+            found = prelude_findings(expected, prelude, environment_changes=changes, is_first=is_first)
+        if found:
+            self._early = found
+            self.settle()
+
+    def _changed_since(self, components: Mapping[str, Component]) -> tuple[Finding, ...]:
+        """What of the restored state is another since it was checked. Drawing a batch may move streams and `extra`."""
+        assert self._restored is not None
+        fixed = {name: c for name, c in components.items() if name in _STAYS}
+        live = digest(take(capture(fixed), copy=False))
+        before = self._restored
+        marks = {name: mark for name, mark in before.components.items() if name in fixed}
+        tensors = {
+            name: before.tensors[name] for name, owner in owners(before.tensors, before.components) if owner in fixed
+        }
+        return state_findings(Digests(marks, tensors), live)
+
     def saw(self, row: WitnessRow) -> None:
         """Take in one replayed step; settles when all expected ones are there.
 
@@ -175,6 +211,7 @@ class Resume:
             environment_changes=self._environment_changes,
             setup=self._setup,
             hint=self._hint,
+            early=self._early,
         )
         verdict = self._of_all_ranks(verdict)
         self.verdict = verdict

@@ -49,6 +49,7 @@ def setup_components(
     """The setup of a recipe that was built just now, by the names of `segue.continuity.setup`."""
     found = _inspected(recipe)
     code = [leaf.value for leaf in found.code]
+    kinds = {leaf.path: f"{leaf.value.__module__}.{leaf.value.__qualname__}" for leaf in found.code}
     classes = {type(module) for module in bare(recipe.model).modules()}
     data = data_marks(leaf for leaf in found.arrays if leaf.path.startswith(("data.", "loss")))
     fixed = {
@@ -56,7 +57,7 @@ def setup_components(
         HYPERPARAMETERS: {path: _plain(value) for path, value in found.plain.items() if is_telling(path, value)}
         | _of_optimizer(recipe.optimizer)
         | _of_order(feed.order),
-        CODE: code_marks([build, *code, *classes], home=str(build.__module__).partition(".")[0]),
+        CODE: kinds | code_marks([build, *code, *classes], home=str(build.__module__).partition(".")[0]),
         CONFIG: {name: json.dumps(value, sort_keys=True) for name, value in config.items()},
         DATA: {"samples": feed.order.count} | data,
     }

@@ -8,11 +8,23 @@ from benchmarks.continuity_cost import STEP_SECONDS, Cost, bytes_per_step
 from benchmarks.continuity_kills import Kills
 
 
-def test_the_share_counts_what_is_rare_by_how_often_it_comes():
-    bare = Cost(step_seconds=0.02, step_overhead_seconds=0.0002, digest_seconds=0.0, heartbeat_seconds=0.0)
-    assert bare.step_overhead_share == pytest.approx(0.0002 / STEP_SECONDS)
-    rare = Cost(step_seconds=0.02, step_overhead_seconds=0.0, digest_seconds=0.02, heartbeat_seconds=0.002)
-    assert rare.step_overhead_share == pytest.approx(0.01 + 0.001)
+def cost(**seconds: float) -> Cost:
+    free = dict.fromkeys(("step_overhead_seconds", "witness_seconds", "digest_seconds", "heartbeat_seconds"), 0.0)
+    return Cost(**({"step_seconds": 0.02} | free | seconds))
+
+
+@pytest.mark.parametrize(
+    ("seconds", "share"),
+    [
+        ({"step_overhead_seconds": 0.0002, "witness_seconds": 0.0002}, 0.0002 / STEP_SECONDS),
+        ({"step_overhead_seconds": 0.0002}, 0.92 * 0.0002 / STEP_SECONDS),
+        ({"witness_seconds": 0.001}, 0.08 * 0.001 / STEP_SECONDS),
+        ({"digest_seconds": 0.02}, 0.01),
+        ({"heartbeat_seconds": 0.002}, 0.001),
+    ],
+)
+def test_the_share_counts_what_is_rare_by_how_often_it_comes(seconds, share):
+    assert cost(**seconds).step_overhead_share == pytest.approx(share)
 
 
 def test_a_step_leaves_a_row_of_the_curve_and_its_share_of_the_seals():

@@ -24,8 +24,8 @@ FOUND = [
     ("pytorch/pytorch#1489", "parameters_in_another_order", "setup.binding", "setup", None),
     ("TensorAuto/OpenTau#185", "masters_rebuilt_from_bf16", "optimizer", "param_norm", 11),
     ("huggingface/accelerate#1204", "tie_lost", "modes", "digest", None),
-    ("modelscope/ms-swift#9935", "seeded_at_the_first_batch", "unregistered state", "loss", 11),
-    ("ai2cm/ace#690", "generator_of_the_data_set", "data content", "input_fingerprint", 11),
+    ("modelscope/ms-swift#9935", "seeded_at_the_first_batch", "rng.torch", "streams", None),
+    ("ai2cm/ace#690", "generator_of_the_data_set", "data content", "input_fingerprint", None),
     ("huggingface/transformers#25956", "batch_size_found_anew", "setup.hyperparameters", "setup", None),
 ]
 

@@ -106,7 +106,7 @@ CHANGES = [
     ),
     (set_decay, {HYPERPARAMETERS}, "optimizer.0.weight_decay was 0.01, now 0.3"),
     (set_clip, {HYPERPARAMETERS}, "clip_grad_norm was 5.0, now 1.0"),
-    (set_loss, {HYPERPARAMETERS, CODE}, "tests.continuity.test_setup.set_loss.<locals>.<lambda> is new"),
+    (set_loss, {HYPERPARAMETERS, CODE}, "now 'tests.continuity.test_setup.set_loss.<locals>.<lambda>'"),
     (set_rows, {DATA}, "data.dataset.tensors.0 is changed"),
     (set_batches, {HYPERPARAMETERS, NEXT_BATCHES}, "data.batch_size was 32, now 16"),
     (set_layers, {MODEL, HYPERPARAMETERS}, "2 was 'ReLU()', now 'Tanh()'"),
