@@ -1,0 +1,168 @@
+"""Stores, the log, and the bytes of checkpoints."""
+
+from __future__ import annotations
+
+from segue.errors.base import SegueError, UsageError
+
+
+class StoreError(SegueError):
+    """Storage did not do what was asked."""
+
+
+class StoreUnreachableError(StoreError, UsageError):
+    """The store cannot be reached or does not let us in."""
+
+    exit_code = 2
+
+    def __init__(self, *, url: str, why: str, mend: str) -> None:
+        self.url, self.why, self.mend = url, why, mend
+        super().__init__(f"store {url}: {why} {mend}")
+
+
+class MissingObjectError(StoreError):
+    """There is no object of that name."""
+
+    def __init__(self, *, key: str) -> None:
+        self.key = key
+        super().__init__(f"{key} is not in the store. If a person deleted it, restore it from the bucket's versions.")
+
+
+class BadKeyError(StoreError):
+    """A key points outside the folder it belongs to, or is malformed."""
+
+    def __init__(self, *, key: str) -> None:
+        self.key = key
+        super().__init__(f"object key {key!r} is not a plain relative path; refused. Treat its source as hostile.")
+
+
+class FencedError(SegueError):
+    """Another attempt holds a newer claim. Stop; do not retry."""
+
+    def __init__(self, *, epoch: int, newer_epoch: int) -> None:
+        self.epoch, self.newer_epoch = epoch, newer_epoch
+        super().__init__(
+            f"claim epoch {epoch} was superseded by epoch {newer_epoch}: another attempt owns this run now. "
+            "This one stops without committing; nothing needs doing."
+        )
+
+
+class StalePlanError(SegueError):
+    """An attempt was started for a plan that is no longer the one in force. Stop; do not retry."""
+
+    def __init__(self, *, segment: int, attempt: int, why: str) -> None:
+        self.segment, self.attempt, self.why = segment, attempt, why
+        super().__init__(
+            f"segment {segment} attempt {attempt} came too late: {why}. It stops without touching the run."
+        )
+
+
+class LogMovedError(SegueError):
+    """Someone appended to the log after it was read; the decision has to be made again on what it says now."""
+
+    def __init__(self, *, slot: int) -> None:
+        self.slot = slot
+        super().__init__(f"log slot {slot} was taken by another writer; read the log again and decide anew.")
+
+
+class DamagedRecordError(StoreError):
+    """A record of the run's log cannot be read."""
+
+    def __init__(self, *, key: str, why: str) -> None:
+        self.key, self.why = key, why
+        super().__init__(f"{key}: {why}. The record is set aside and the rest of the log is used.")
+
+
+class CheckpointError(SegueError):
+    """A checkpoint cannot be used."""
+
+    key: str
+
+
+class MissingShardError(CheckpointError):
+    """A shard that the manifest names is gone."""
+
+    def __init__(self, *, key: str) -> None:
+        self.key = key
+        super().__init__(f"{key} is missing from the store. The checkpoint is set aside; its predecessor is taken.")
+
+
+class TruncatedShardError(CheckpointError):
+    """A shard has another size than the manifest says."""
+
+    def __init__(self, *, key: str, expected_bytes: int, found_bytes: int) -> None:
+        self.key, self.expected_bytes, self.found_bytes = key, expected_bytes, found_bytes
+        super().__init__(
+            f"{key} has {found_bytes} bytes, its manifest says {expected_bytes}. The checkpoint is set aside; "
+            "its predecessor is taken."
+        )
+
+
+class CorruptShardError(CheckpointError):
+    """A shard's bytes do not match their checksum."""
+
+    def __init__(self, *, key: str, chunk: int, expected: int, found: int) -> None:
+        self.key, self.chunk, self.expected, self.found = key, chunk, expected, found
+        super().__init__(
+            f"{key} chunk {chunk}: crc32c {found:08x} is not the manifest's {expected:08x}. The checkpoint is set "
+            "aside; its predecessor is taken."
+        )
+
+
+class MalformedCheckpointError(CheckpointError):
+    """A checkpoint's bytes are sound but do not say what its manifest says."""
+
+    def __init__(self, *, key: str, why: str) -> None:
+        self.key, self.why = key, why
+        super().__init__(f"{key}: {why}. The checkpoint is set aside; its predecessor is taken.")
+
+
+class MachineTooSmallError(SegueError):
+    """A checkpoint is whole and does not fit into this machine's memory."""
+
+    def __init__(self, *, key: str, needed_bytes: int, memory_bytes: int) -> None:
+        self.key, self.needed_bytes, self.memory_bytes = key, needed_bytes, memory_bytes
+        super().__init__(
+            f"{key} has {needed_bytes / 1e9:.1f} GB and this machine {memory_bytes / 1e9:.1f} GB of memory. "
+            "The checkpoint stays as it is; resume on a larger machine."
+        )
+
+
+class UnsupportedStateError(SegueError):
+    """A piece of state has no safe representation."""
+
+    def __init__(self, *, path: str, type_name: str) -> None:
+        self.path, self.type_name = path, type_name
+        super().__init__(
+            f"{path}: cannot store a {type_name}. Checkpoints hold tensors, arrays, numbers, strings, lists, tuples "
+            "and dicts (never pickles): give the object a state_dict() of those."
+        )
+
+
+class StateTooLargeError(SegueError):
+    """The state has more of something than a checkpoint can have and still be read back."""
+
+    def __init__(self, *, what: str, found: int, most: int, mend: str) -> None:
+        self.what, self.found, self.most, self.mend = what, found, most, mend
+        super().__init__(f"{what}: {found}, and a checkpoint can have {most}. {mend} Nothing was written.")
+
+
+class WriterDiedError(SegueError):
+    """The process that writes checkpoints ended."""
+
+    def __init__(self, *, exit_code: int | None, why: str) -> None:
+        self.exit_code_found, self.why = exit_code, why
+        super().__init__(
+            f"the writer process is gone (exit code {exit_code}: {why}). It is started again and the save retried; "
+            "if it was killed for memory, give the machine one more state's worth or set arenas = 1."
+        )
+
+
+class WorkAtRiskError(StoreError):
+    """Nothing could be committed for longer than the user allows."""
+
+    def __init__(self, *, at_risk_seconds: float, allowed_seconds: float, why: str) -> None:
+        self.at_risk_seconds, self.allowed_seconds, self.why = at_risk_seconds, allowed_seconds, why
+        super().__init__(
+            f"{at_risk_seconds:.0f} s of work are not committed, and max_work_at_risk_seconds allows "
+            f"{allowed_seconds:.0f}: {why} Mend the store, or allow more; the run goes on from its last commit."
+        )
