@@ -73,7 +73,7 @@ class Inspection:
     def _take(self, path: str, value: Any, depth: int) -> None:
         if isinstance(value, PLAIN):
             self.plain[path] = value
-        elif isinstance(value, _SKIPPED) or depth > _DEEPEST or id(value) in self._seen:
+        elif isinstance(value, _SKIPPED) or depth > _DEEPEST or id(value) in self._seen or _is_torchs_own(value):
             return
         elif len(self._seen) < _MOST_OBJECTS:
             self._seen[id(value)] = value
@@ -175,6 +175,11 @@ _OF_TIME = re.compile(
 )
 _OF_PROCESS = re.compile(r"(^|_)(pid|host|hostname|uuid|port|created|date|thread_id)$", re.IGNORECASE)
 _OF_PLACE = re.compile(r"[/\\]|\b[0-9a-f]{12,}\b|\d{4}-\d\d-\d\d|\d\d:\d\d|\bat 0x", re.IGNORECASE)
+
+
+def _is_torchs_own(value: Any) -> bool:
+    """Whether only torch knows what is in it, such as in what it keeps of a compiled model."""
+    return type(value).__module__.startswith("torch._")
 
 
 def _is_data(value: Any) -> bool:

@@ -13,7 +13,6 @@ from dataclasses import replace
 
 import torch
 
-from segue.checkpoints.cadence import NOTICE_SHARE
 from segue.checkpoints.staging import StagingArea
 from segue.checkpoints.writer import SealJob, Writer
 from segue.clock import Clock
@@ -59,16 +58,9 @@ from segue.trainer.resume import Resume
 from segue.trainer.saving import Saving, life_on
 from segue.trainer.step import do_step, to_device
 from segue.trainer.team import Team
+from segue.trainer.time_left import REPORT_SECONDS, Pace, TimeLeft
 
 log = logging.getLogger(__name__)
-
-_UNMEASURED_SAVE_SECONDS = 0.1
-"""What a save is taken to last until one was made."""
-
-
-_BOARD_POLL_SECONDS = 0.5
-_REPORT_SECONDS, _REPORT_SHARE = 2.0, 0.1
-"""What is kept of the grace period for the report: so many seconds, or this share of a short one."""
 
 
 class TrainingLoop:
@@ -126,8 +118,14 @@ class TrainingLoop:
         )
         due = is_due(assignment, read_history(runlog), ranks=team.ranks.count)
         self._fire_drill = FireDrill(assignment, runlog, is_due=due)
-        self._first_step_at: float | None = None
-        self._train_seconds, self._train_steps = 0.0, 0
+        self._pace = Pace(clock)
+        self._time_left = TimeLeft(
+            board,
+            bound_seconds=self._plan.max_seconds,
+            grace_seconds=self._spec.grace_seconds,
+            started_at=started_at,
+            clock=clock,
+        )
         self._loss: float | None = None
         self._ending = False
 
@@ -174,7 +172,7 @@ class TrainingLoop:
     def _failed(self, error: BaseException) -> SegmentReport:
         try:
             # A rank that hangs may never write what it has of a save.
-            patience = _REPORT_SECONDS if isinstance(error, HungRankError) else self._spec.grace_seconds
+            patience = REPORT_SECONDS if isinstance(error, HungRankError) else self._spec.grace_seconds
             self._writer.wait(patience)
             return self._append(self._report(StopReason.FAILED, failure=failure_of(error)))
         except FencedError as fenced:
@@ -186,10 +184,10 @@ class TrainingLoop:
         return Heartbeat(
             attempt_id=self._claim.attempt_id,
             counter=counter,
-            phase="stopping" if self._ending else "training" if self._train_steps else "restoring",
+            phase="stopping" if self._ending else "training" if self._pace.train_steps else "restoring",
             step=self._progress.step,
             loss=self._loss,
-            step_seconds=self._step_seconds,
+            step_seconds=self._pace.step_seconds,
             last_commit_step=last_commit.step if last_commit else None,
             trainer_pid=os.getpid(),
             cadence=self._saving.cadence.reason,
@@ -198,10 +196,6 @@ class TrainingLoop:
             rows=self._witness.rows_after(last_commit.step) if last_commit else (),
             beat_at=self._clock.now(),
         )
-
-    @property
-    def _step_seconds(self) -> float | None:
-        return self._train_seconds / self._train_steps if self._train_steps else None
 
     def _train(self) -> StopReason:
         if self._resume.parent is None:
@@ -250,15 +244,10 @@ class TrainingLoop:
         notice = self._board.read()
         if notice is not None:
             return StopReason.BOUND if notice.kind == "recall" else StopReason.NOTICE
-        return StopReason.BOUND if self._is_bound_near() else None
-
-    def _is_bound_near(self) -> bool:
-        bound = self._plan.max_seconds
-        if bound is None:
-            return False
-        save_seconds = self._writer.last_save_seconds or _UNMEASURED_SAVE_SECONDS
-        reserve = 2 * (save_seconds + (self._step_seconds or 0.0))
-        return self._clock.monotonic() - self._started_at + reserve >= bound
+        is_near = self._time_left.is_bound_near(
+            step_seconds=self._pace.step_seconds, save_seconds=self._writer.last_save_seconds
+        )
+        return StopReason.BOUND if is_near else None
 
     def _save(self, *, evaluate: bool, is_last: bool = False) -> None:
         self._saving.save(evaluate=evaluate, is_last=is_last)
@@ -331,13 +320,7 @@ class TrainingLoop:
         return frozenset(batch_fingerprint(order.batch(start)) for start in starts)
 
     def _count(self, row: WitnessRow, seconds: float) -> None:
-        if self._first_step_at is None:
-            # The first step pays for allocations and compilation; a rate that counts it looks too slow.
-            self._first_step_at = self._clock.monotonic()
-        else:
-            # Saves and metrics in between count too: this is the rate at which the run comes nearer its goal.
-            self._train_seconds = self._clock.monotonic() - self._first_step_at
-            self._train_steps += 1
+        self._pace.step_done()
         self._curve.add(
             row,
             epoch=self._feed.order.epoch_of(max(self._progress.samples_seen - 1, 0)),
@@ -365,7 +348,7 @@ class TrainingLoop:
         """Seal what has rows, and wait until all that was handed to the writer is durable, or time is up."""
         for step, rows in self._witness.take_rest():
             self._writer.submit(SealJob(step, rows))
-        while not self._ranks.all(self._writer.wait(self._patience_seconds)) and self._has_patience():
+        while not self._ranks.all(self._writer.wait(self._time_left.patience_seconds)) and self._has_patience():
             self._saving.refuse_risk()  # A store that is away is waited for, until this or a notice runs out.
 
     def _bear_witness(self, saved: int, batches: Iterator[Batch]) -> None:
@@ -385,12 +368,15 @@ class TrainingLoop:
             log.warning("a step after the last commit raised; fewer witness rows are sealed", exc_info=True)
 
     def _may_step(self) -> bool:
-        return self._progress.step < self._spec.steps and self._ranks.leader_says(self._has_time_for_witness())
+        has_time = self._time_left.allows_witness(
+            step_seconds=self._pace.step_seconds, save_seconds=self._writer.last_save_seconds
+        )
+        return self._progress.step < self._spec.steps and self._ranks.leader_says(has_time)
 
     def _has_time_to_save(self) -> bool:
         if not self._ranks.leader_says(self._is_worth_saving()):
             return False
-        while not self._ranks.all(self._saving.wait_for_arena(self._patience_seconds)):
+        while not self._ranks.all(self._saving.wait_for_arena(self._time_left.patience_seconds)):
             if not self._has_patience():
                 return False  # The save before this one is still on its way, and time is up.
         return True
@@ -404,35 +390,14 @@ class TrainingLoop:
         return decision.save
 
     def _has_patience(self) -> bool:
-        return self._ranks.leader_says(self._patience_seconds > 0)
-
-    @property
-    def _patience_seconds(self) -> float:
-        """How long to wait for the writer before looking at the board again; 0 once only the report has time left.
-
-        An attempt that dies without a report is found only when its lease runs out.
-        """
-        left = self._board.seconds_left()
-        if left is None:
-            return _BOARD_POLL_SECONDS
-        reserved = min(_REPORT_SECONDS, _REPORT_SHARE * self._spec.grace_seconds)
-        return min(max(left - reserved, 0.0), _BOARD_POLL_SECONDS)
-
-    def _has_time_for_witness(self) -> bool:
-        step_seconds = self._step_seconds or 1.0
-        left = self._board.seconds_left()
-        if left is None:
-            bound = self._plan.max_seconds
-            return bound is None or step_seconds < bound - (self._clock.monotonic() - self._started_at)
-        needed = (self._writer.last_save_seconds or 1.0) + 2 * step_seconds
-        return needed < (1 - NOTICE_SHARE) * left
+        return self._ranks.leader_says(self._time_left.patience_seconds > 0)
 
     def _report(
         self, reason: StopReason, *, failure: CodeFailure | None = None, note: str | None = None
     ) -> SegmentReport:
         checkpoint = self._last_commit()
         kept = checkpoint.step if checkpoint else self._from_step
-        startup = (self._first_step_at or self._clock.monotonic()) - self._started_at
+        pace, now = self._pace, self._clock.monotonic()
         return SegmentReport(
             segment=self._plan.segment,
             attempt=self._plan.attempt,
@@ -444,10 +409,10 @@ class TrainingLoop:
             checkpoint=checkpoint,
             samples_seen=self._progress.samples_seen,
             lost_steps=self._progress.step - kept,
-            seconds=self._clock.monotonic() - self._started_at,
-            train_seconds=self._train_seconds,
-            train_steps=self._train_steps,
-            startup_seconds=startup,
+            seconds=self._time_left.seconds,
+            train_seconds=pace.train_seconds,
+            train_steps=pace.train_steps,
+            startup_seconds=(pace.first_step_at or now) - self._started_at,
             notice=self._board.read(),
             failure=failure,
             note=note,

@@ -28,6 +28,8 @@ from segue.trainer.recipe import Recipe
 
 _BATCHES_AHEAD, _GLANCED = 4, 64
 _MOST_LOOSE = 500
+_OF_KERNELS = frozenset({"foreach", "fused", "capturable", "differentiable"})
+"""How an optimizer is to compute, which many recipes choose by the device."""
 
 
 class Looked:
@@ -135,7 +137,7 @@ def _of_optimizer(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
     found: dict[str, Any] = {"optimizer": type(optimizer).__qualname__}
     for number, group in enumerate(optimizer.param_groups):
         settings = Inspection()
-        settings.add("", {name: value for name, value in group.items() if name != "params"})
+        settings.add("", {name: value for name, value in group.items() if name not in _OF_KERNELS | {"params"}})
         found |= {f"optimizer.{number}.{name}": _plain(value) for name, value in settings.plain.items()}
     return found
 

@@ -1,0 +1,80 @@
+"""What an attempt has time for: until a notice runs out, until its bound; and the pace at which it works."""
+
+from __future__ import annotations
+
+from segue.checkpoints.cadence import NOTICE_SHARE
+from segue.clock import Clock
+from segue.notices.board import NoticeBoard
+
+_UNMEASURED_SAVE_SECONDS = 0.1
+"""What a save is taken to last until one was made."""
+_BOARD_POLL_SECONDS = 0.5
+REPORT_SECONDS, _REPORT_SHARE = 2.0, 0.1
+"""What is kept of the grace period for the report: so many seconds, or this share of a short one."""
+
+
+class Pace:
+    """How fast steps are done, from the first one on."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self.first_step_at: float | None = None
+        self.train_seconds, self.train_steps = 0.0, 0
+
+    def step_done(self) -> None:
+        """Take note of a step."""
+        if self.first_step_at is None:
+            # The first step pays for allocations and compilation; a rate that counts it looks too slow.
+            self.first_step_at = self._clock.monotonic()
+            return
+        # Saves and metrics in between count too: this is the rate at which the run comes nearer its goal.
+        self.train_seconds = self._clock.monotonic() - self.first_step_at
+        self.train_steps += 1
+
+    @property
+    def step_seconds(self) -> float | None:
+        """Of a step; None before there were two."""
+        return self.train_seconds / self.train_steps if self.train_steps else None
+
+
+class TimeLeft:
+    """What there is time for. `save_seconds` are those of the last save, None before there was one."""
+
+    def __init__(
+        self, board: NoticeBoard, *, bound_seconds: float | None, grace_seconds: float, started_at: float, clock: Clock
+    ) -> None:
+        self._board, self._bound_seconds, self._grace_seconds = board, bound_seconds, grace_seconds
+        self._started_at, self._clock = started_at, clock
+
+    @property
+    def seconds(self) -> float:
+        """Since the attempt began."""
+        return self._clock.monotonic() - self._started_at
+
+    def is_bound_near(self, *, step_seconds: float | None, save_seconds: float | None) -> bool:
+        """Whether the attempt must stop now to be done by its bound."""
+        if self._bound_seconds is None:
+            return False
+        reserve = 2 * ((save_seconds or _UNMEASURED_SAVE_SECONDS) + (step_seconds or 0.0))
+        return self.seconds + reserve >= self._bound_seconds
+
+    def allows_witness(self, *, step_seconds: float | None, save_seconds: float | None) -> bool:
+        """Whether there is time for a step that only bears witness."""
+        step_seconds = step_seconds or 1.0
+        left = self._board.seconds_left()
+        if left is None:
+            return self._bound_seconds is None or step_seconds < self._bound_seconds - self.seconds
+        needed = (save_seconds or 1.0) + 2 * step_seconds
+        return needed < (1 - NOTICE_SHARE) * left
+
+    @property
+    def patience_seconds(self) -> float:
+        """How long to wait for the writer before looking at the board again; 0 once only the report has time left.
+
+        An attempt that dies without a report is found only when its lease runs out.
+        """
+        left = self._board.seconds_left()
+        if left is None:
+            return _BOARD_POLL_SECONDS
+        reserved = min(REPORT_SECONDS, _REPORT_SHARE * self._grace_seconds)
+        return min(max(left - reserved, 0.0), _BOARD_POLL_SECONDS)
