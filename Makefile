@@ -1,11 +1,12 @@
 # make demo   sets everything up and shows the main job on real data
 # make test   sets everything up and runs lint, types and tests
+# make matrix the tests that take long and say little that the others do not
 VENV   ?= .venv
 PYTHON ?= python3
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
-.PHONY: demo test lint types format setup clean
+.PHONY: demo test matrix lint types format setup clean
 
 demo: setup
 	$(BIN)/segue demo
@@ -13,6 +14,9 @@ demo: setup
 test: lint types
 	$(BIN)/python -m pytest -n 2 --ignore tests/flows
 	$(BIN)/python -m pytest tests/flows
+
+matrix: setup
+	$(BIN)/python -m pytest -m matrix
 
 lint: setup
 	$(BIN)/ruff format --check .

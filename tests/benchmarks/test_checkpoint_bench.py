@@ -54,6 +54,7 @@ def test_a_tiny_run_gives_every_figure_of_the_peers_and_leaves_nothing_behind(tm
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.matrix
 def test_ctrl_c_leaves_neither_files_nor_processes(tmp_path):
     run = subprocess.Popen(command(tmp_path, "--only", "torch_save_thread"), cwd=ROOT, stderr=subprocess.PIPE)
     assert run.stderr is not None

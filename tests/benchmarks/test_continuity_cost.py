@@ -36,6 +36,7 @@ def test_a_step_leaves_a_row_of_the_curve_and_its_share_of_the_seals():
     assert found["seal_bytes_per_step"] > 8
 
 
+@pytest.mark.matrix
 def test_runs_that_are_killed_resume_exactly_and_end_like_one_that_is_not():
     found = Kills(kills=1, seed=0, say=lambda text: None, steps=60).make()
     assert (found["sigkills"], found["sigkill_problems"], found["sigkill_false_alarms"]) == (1, [], 0)

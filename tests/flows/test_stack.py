@@ -34,6 +34,7 @@ def test_a_folder_without_prefect_yaml_is_refused_before_anything_starts(tmp_pat
     assert not (tmp_path / "segue").exists()
 
 
+@pytest.mark.matrix
 @pytest.mark.prefect
 def test_ctrl_c_in_the_demo_ends_every_process_and_leaves_one_folder(tmp_path):
     before = {path.name for path in REPO.iterdir()}

@@ -77,6 +77,7 @@ def test_a_notice_reaches_all_ranks_and_the_run_is_finished_from_where_they_stop
     assert any("rank1 |" in line for line in lines)
 
 
+@pytest.mark.matrix
 def test_a_kill_leaves_no_process_and_no_report(start, make_spec):
     trainer, runlog, plan = start(make_spec(**RECIPE | LONG))
     everything = processes_of(trainer)
