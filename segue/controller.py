@@ -10,7 +10,7 @@ from contextlib import suppress
 
 from segue import layout
 from segue.clock import Clock
-from segue.continuity.ladder import to_set_aside
+from segue.continuity.ladder import SET_ASIDE, to_set_aside
 from segue.deadline.decide import Decision, decide
 from segue.entries import DecisionEntry, Entry, OpenEntry, QuarantineEntry, ReportEntry, VerdictEntry
 from segue.errors import DriftError, LogMovedError, MissingObjectError
@@ -159,8 +159,7 @@ def _refuse_drift(before: RunSpec, now: RunSpec) -> None:
 
 def _set_aside(runlog: RunLog, checkpoint: Checkpoint, history: History) -> None:
     """Nothing resumes from it any more; its bytes stay, as evidence."""
-    reason = "resumes from it were broken, and one from an older checkpoint was not"
-    facts = {"slot": checkpoint.ref.slot, "checkpoint": checkpoint.ref, "reason": reason}
+    facts = {"slot": checkpoint.ref.slot, "checkpoint": checkpoint.ref, "reason": SET_ASIDE}
     with suppress(LogMovedError):  # Then whoever moved it may have said so too.
         runlog.append(lambda stamp: QuarantineEntry.model_validate(stamp(epoch=0) | facts), at=history.next_slot)
 

@@ -68,6 +68,7 @@ class History:
     reports: tuple[SegmentReport, ...] = ()
     resumes: tuple[VerdictEntry, ...] = ()
     drills: tuple[DrillEntry, ...] = ()
+    """Since the run was last ended."""
     broken_drill: Verdict | None = None
     """The newest fire drill since the run was last ended, when it says so."""
     decisions: tuple[DecisionEntry, ...] = ()
@@ -171,7 +172,9 @@ def fold(slots: Sequence[Slot], *, damage: tuple[Damage, ...] = (), next_slot: i
     )
     reports = tuple(slot.entry.report for slot in slots if isinstance(slot.entry, ReportEntry))
     ended = max((slot.number for slot in slots if _ends_the_run(slot)), default=-1)
-    fresh = [slot.entry for slot in slots if slot.number > ended and isinstance(slot.entry, VerdictEntry)]
+    # Nothing is committed before a verdict: what was judged before the newest commit was overcome by it.
+    since = max(ended, max((number for number, _ in _standing_commits(slots)), default=-1))
+    fresh = [slot.entry for slot in slots if slot.number > since and isinstance(slot.entry, VerdictEntry)]
     specs = [slot.entry.spec for slot in slots if isinstance(slot.entry, OpenEntry)]
     return History(
         spec=specs[-1] if specs else None,
@@ -187,7 +190,7 @@ def fold(slots: Sequence[Slot], *, damage: tuple[Damage, ...] = (), next_slot: i
         ),
         reports=reports,
         resumes=tuple(resumes.values()),
-        drills=tuple(slot.entry for slot in slots if isinstance(slot.entry, DrillEntry)),
+        drills=tuple(slot.entry for slot in slots if slot.number > ended and isinstance(slot.entry, DrillEntry)),
         broken_drill=_broken_drill(slots, ended),
         decisions=tuple(slot.entry for slot in slots if isinstance(slot.entry, DecisionEntry)),
         broken_resumes=_broken_in_a_row(fresh),
@@ -199,8 +202,11 @@ def fold(slots: Sequence[Slot], *, damage: tuple[Damage, ...] = (), next_slot: i
 
 
 def _broken_drill(slots: Sequence[Slot], ended: int) -> Verdict | None:
-    fresh = [slot.entry.verdict for slot in slots if slot.number > ended and isinstance(slot.entry, DrillEntry)]
-    return fresh[-1] if fresh and fresh[-1].kind is VerdictKind.BROKEN else None
+    fresh = [slot.entry for slot in slots if slot.number > ended and isinstance(slot.entry, (DrillEntry, VerdictEntry))]
+    proven = (VerdictKind.EXACT, VerdictKind.EQUIVALENT)
+    told = [entry for entry in fresh if isinstance(entry, DrillEntry) or entry.verdict.kind in proven]
+    newest = told[-1] if told else None  # A resume in earnest that held outranks a rehearsal.
+    return newest.verdict if isinstance(newest, DrillEntry) and newest.verdict.kind is VerdictKind.BROKEN else None
 
 
 def _broken_in_a_row(verdicts: Sequence[VerdictEntry]) -> tuple[VerdictEntry, ...]:

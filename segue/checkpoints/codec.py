@@ -36,8 +36,10 @@ def encode_tree(tree: Any, *, path: str, tensors: dict[str, torch.Tensor]) -> Js
     Raises:
         UnsupportedStateError: something in it is not data; names it by its path.
     """
-    if tree is None or isinstance(tree, (bool, str)):
+    if tree is None or isinstance(tree, bool):
         return tree
+    if isinstance(tree, str):
+        return tree if type(tree) is str else str.__str__(tree)  # As of an enumeration of strings.
     if isinstance(tree, torch.Tensor):
         if not is_storable(tree):
             raise UnsupportedStateError(path=path, type_name=f"{tree.layout} tensor of {tree.dtype}")

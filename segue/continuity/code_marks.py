@@ -7,6 +7,7 @@ counts with it. Comparable between processes of the same Python version.
 from __future__ import annotations
 
 import dis
+import inspect
 import site
 import sys
 import sysconfig
@@ -18,6 +19,9 @@ from typing import Any
 import xxhash
 
 from segue.continuity.inspection import PLAIN, is_telling
+
+GLOBALS = "globals of "
+"""Begins the name of the mark of plain global values that a function reads; they may be the machine's."""
 
 
 def code_marks(roots: Iterable[Any], *, home: str) -> dict[str, str]:
@@ -39,7 +43,12 @@ def code_marks(roots: Iterable[Any], *, home: str) -> dict[str, str]:
         elif isinstance(found, types.FunctionType):
             # Two functions of one name, such as two lambdas of one line, are told apart by what they are.
             name = f"{found.__module__}.{found.__qualname__}"
-            marks[name] = _merged(marks.get(name), _mark(found))
+            marks[name] = _merged(
+                marks.get(name), xxhash.xxh3_64_hexdigest(_bytes_of(found.__code__, doc=found.__doc__))
+            )
+            values = repr([(read, value) for read, value in _globals_read(found) if _is_setting(read, value)])
+            if values != "[]":
+                marks[GLOBALS + name] = _merged(marks.get(GLOBALS + name), xxhash.xxh3_64_hexdigest(values.encode()))
             waiting.extend(_called(found))
     return marks
 
@@ -55,15 +64,11 @@ def _functions_of(owner: type) -> Iterator[Any]:
         elif isinstance(value, property):
             yield from (part for part in (value.fget, value.fset) if part is not None)
         else:
-            yield getattr(value, "__wrapped__", value)
+            yield inspect.getattr_static(value, "__wrapped__", value)
 
 
-def _mark(function: types.FunctionType) -> str:
-    hasher = xxhash.xxh3_64(_bytes_of(function.__code__, doc=function.__doc__))
-    for name, value in sorted(_globals_read(function)):
-        if isinstance(value, PLAIN) and is_telling(name, value):
-            hasher.update(f"{name}={value!r};".encode())
-    return hasher.hexdigest()
+def _is_setting(name: str, value: Any) -> bool:
+    return isinstance(value, PLAIN) and is_telling(name, value)
 
 
 def _bytes_of(code: types.CodeType, *, doc: str | None = None) -> bytes:
@@ -93,7 +98,7 @@ def _globals_read(function: types.FunctionType) -> list[tuple[str, Any]]:
     """Global names of the module that a function reads and does not itself set, with their values."""
     names = {name for code in _codes(function.__code__) for name in code.co_names}
     known = function.__globals__
-    return [(name, known[name]) for name in names - globals_set(function) if name in known]
+    return [(name, known[name]) for name in sorted(names - globals_set(function)) if name in known]
 
 
 def globals_set(function: types.FunctionType) -> set[str]:

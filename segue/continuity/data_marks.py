@@ -5,8 +5,12 @@ A change in a few rows of many may be missed here; the witness sees it when they
 
 from __future__ import annotations
 
+import re
 import sys
-from collections.abc import Iterable, Sequence
+import types
+from array import array
+from collections import deque
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -27,7 +31,10 @@ def data_marks(leaves: Iterable[Leaf]) -> dict[str, str]:
     marks = {}
     for leaf in leaves:
         hasher = xxhash.xxh3_128()
-        _feed(leaf.value, hasher, depth=0)
+        try:
+            _feed(leaf.value, hasher, depth=0)
+        except (TypeError, ValueError, RuntimeError):
+            continue  # Of a kind that cannot be read like this; what is drawn of it bears witness.
         marks[leaf.path] = hasher.hexdigest()
     return marks
 
@@ -37,7 +44,7 @@ def _feed(value: Any, hasher: Any, *, depth: int) -> None:
     pandas = sys.modules.get("pandas")
     if isinstance(value, torch.Tensor):
         _feed_tensor(value, hasher)
-    elif isinstance(value, np.ndarray) and value.dtype != object:
+    elif isinstance(value, np.ndarray) and not value.dtype.hasobject and value.dtype.kind != "T":
         hasher.update(f"{value.dtype}{value.shape}".encode())
         _feed_bytes(np.ascontiguousarray(_thinned(value)).reshape(-1).view(np.uint8).data, hasher)
     elif pandas is not None and isinstance(value, (pandas.DataFrame, pandas.Series, pandas.Index)):
@@ -45,12 +52,23 @@ def _feed(value: Any, hasher: Any, *, depth: int) -> None:
         _feed(pandas.util.hash_pandas_object(value[:: max(len(value) // _ITEMS, 1)]).to_numpy(), hasher, depth=depth)
     elif isinstance(value, (bytes, bytearray, memoryview)):
         _feed_bytes(memoryview(value).cast("B"), hasher)
+    elif isinstance(value, str):
+        hasher.update(
+            re.split(r"[/\\]", value)[-1].encode("utf-8", "replace")
+        )  # The same file may be mounted elsewhere.
     elif isinstance(value, (*PLAIN, range)):
         hasher.update(repr(value).encode())
-    elif isinstance(value, (Sequence, np.ndarray)) and depth < 4:
+    elif isinstance(value, (dict, types.MappingProxyType, set, frozenset)) and depth < 4:
+        items = value.items() if isinstance(value, (dict, types.MappingProxyType)) else value
+        _feed(sorted(repr(item) for item in list(items) if _is_plain(item)), hasher, depth=depth + 1)
+    elif isinstance(value, (list, tuple, deque, array, np.ndarray)) and depth < 4:
         hasher.update(str(len(value)).encode())
         for number in range(0, len(value), max(len(value) // _ITEMS, 1)):
             _feed(value[number], hasher, depth=depth + 1)
+
+
+def _is_plain(item: Any) -> bool:
+    return isinstance(item, PLAIN) or (isinstance(item, tuple) and all(isinstance(part, PLAIN) for part in item))
 
 
 def _feed_tensor(tensor: torch.Tensor, hasher: Any) -> None:

@@ -7,11 +7,16 @@ from __future__ import annotations
 
 import functools
 import inspect
+import io
 import logging
+import os
 import random
 import re
+import threading
 import types
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from array import array
+from collections import deque
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import PurePath
 from typing import Any, NamedTuple
@@ -26,7 +31,19 @@ LONG_ITEMS = 256
 
 _DEEPEST = 8
 _MOST_OBJECTS = 20_000
-_SKIPPED = (types.ModuleType, logging.Logger, logging.Handler, PurePath, torch.optim.Optimizer)
+_SKIPPED = (
+    types.ModuleType,
+    logging.Logger,
+    logging.Handler,
+    PurePath,
+    torch.optim.Optimizer,
+    threading.Thread,
+    type(os.environ),
+    io.IOBase,
+)
+_OF_ONE_PROCESS = frozenset({"multiprocessing", "concurrent", "subprocess", "socket", "threading", "_thread", "queue"})
+"""Modules whose objects mean something in one process only, or to their makers alone."""
+_MOST_PLAIN = 20_000
 _STREAMS = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)
 
 
@@ -72,8 +89,9 @@ class Inspection:
 
     def _take(self, path: str, value: Any, depth: int) -> None:
         if isinstance(value, PLAIN):
-            self.plain[path] = value
-        elif isinstance(value, _SKIPPED) or depth > _DEEPEST or id(value) in self._seen or _is_torchs_own(value):
+            if len(self.plain) < _MOST_PLAIN:
+                self.plain[path] = value
+        elif isinstance(value, _SKIPPED) or depth > _DEEPEST or id(value) in self._seen or _is_of_one_process(value):
             return
         elif len(self._seen) < _MOST_OBJECTS:
             self._seen[id(value)] = value
@@ -87,11 +105,15 @@ class Inspection:
     def _take_apart(self, path: str, value: Any, depth: int) -> None:
         if isinstance(value, (types.FunctionType, type)):
             self.code.append(Leaf(path, value))
-        elif not isinstance(value, (Mapping, list, tuple, set, frozenset, types.MethodType, functools.partial)):
+        elif not isinstance(value, (*_MAPPINGS, list, tuple, set, frozenset, types.MethodType, functools.partial)):
             self.code.append(Leaf(path, type(value)))
         self.hold(path, value)
         for name, part in parts_of(value):
             self._take(f"{path}.{name}" if path else name, part, depth + 1)
+
+    def forget(self) -> None:
+        """Let go of all but what `changed` and the streams need: objects would live as long as this does."""
+        self._seen, self.arrays, self.code = {}, [], []
 
     def hold(self, path: str, value: Any) -> None:
         """Remember the plain values that an object holds now. Of torch's own, only modules keep any in no state."""
@@ -115,12 +137,14 @@ class Inspection:
 
 def parts_of(value: Any) -> Iterator[tuple[str, Any]]:
     """What an object directly holds, by name."""
-    if isinstance(value, Mapping):
-        yield from ((str(key), item) for key, item in value.items() if isinstance(key, (str, int)))
+    if isinstance(value, _MAPPINGS):
+        # Other mappings may load what they are asked for. A copy: other threads may be filling it.
+        yield from ((str(key), item) for key, item in list(value.items()) if _is_telling_key(key))
     elif isinstance(value, (list, tuple)):
         yield from ((str(number), item) for number, item in enumerate(value))
     elif isinstance(value, (set, frozenset)):
-        yield from ((str(number), item) for number, item in enumerate(sorted(value, key=repr)))
+        plain = sorted((item for item in list(value) if isinstance(item, PLAIN)), key=repr)
+        yield from ((str(number), item) for number, item in enumerate(plain))
     elif isinstance(value, functools.partial):
         yield from (("func", value.func), ("args", value.args), ("keywords", value.keywords))
     elif isinstance(value, types.MethodType):
@@ -132,6 +156,15 @@ def parts_of(value: Any) -> Iterator[tuple[str, Any]]:
         yield from (part for held in (value._buffers, value._parameters, value._modules) for part in held.items())
     elif not isinstance(value, type):
         yield from _attributes(value)
+
+
+_MAPPINGS = (dict, types.MappingProxyType)
+
+
+def _is_telling_key(key: Any) -> bool:
+    if isinstance(key, str):
+        return len(key) <= 100 and not _OF_PLACE.search(key)
+    return isinstance(key, int) and abs(key) < 10**9
 
 
 def plain_parts(value: Any) -> dict[str, Any]:
@@ -162,7 +195,7 @@ def is_telling(path: str, value: Any) -> bool:
     if isinstance(value, bool) or value is None:
         return True
     if isinstance(value, int):
-        return abs(value) < 10**12 and not _OF_PROCESS.search(name)
+        return abs(value) < 10**9 and not _OF_PROCESS.search(name)
     if isinstance(value, float):
         return not abs(value) >= 1e9 and not _OF_TIME.search(path)
     if isinstance(value, str):
@@ -173,21 +206,28 @@ def is_telling(path: str, value: Any) -> bool:
 _OF_TIME = re.compile(
     r"time|clock|stamp|start|begin|began|created|elapsed|seconds|(^|[._])(t\d?|tic|toc|now)([._]|$)", re.IGNORECASE
 )
-_OF_PROCESS = re.compile(r"(^|_)(pid|host|hostname|uuid|port|created|date|thread_id)$", re.IGNORECASE)
-_OF_PLACE = re.compile(r"[/\\]|\b[0-9a-f]{12,}\b|\d{4}-\d\d-\d\d|\d\d:\d\d|\bat 0x", re.IGNORECASE)
+_OF_PROCESS = re.compile(
+    r"(pid|host|hostname|node|uuid|port|created|date|thread_id|native_id|ident|fd|fileno|_handle)$", re.IGNORECASE
+)
+_OF_PLACE = re.compile(
+    r"[/\\]|\b[0-9a-f]{12,}\b|\d{4}-\d\d-\d\d|\d\d:\d\d|\bat 0x|\d{8}[_T-]?\d{4,6}|\d{4}[_-]\d{4}"
+    r"|^(cuda|cpu|mps|xpu|auto)(:\d+)?$",
+    re.IGNORECASE,
+)
 
 
-def _is_torchs_own(value: Any) -> bool:
-    """Whether only torch knows what is in it, such as in what it keeps of a compiled model."""
-    return type(value).__module__.startswith("torch._")
+def _is_of_one_process(value: Any) -> bool:
+    module = str(type(value).__module__)
+    return module.partition(".")[0] in _OF_ONE_PROCESS or module.startswith("torch._")
 
 
 def _is_data(value: Any) -> bool:
-    if isinstance(value, (torch.Tensor, np.ndarray, bytearray, memoryview, range)):
+    if isinstance(value, (torch.Tensor, np.ndarray, bytearray, memoryview, range, array)):
         return True
     if type(value).__module__.partition(".")[0] in ("pandas", "pyarrow", "polars"):
         return True
-    return isinstance(value, Sequence) and not isinstance(value, (str, bytes)) and len(value) > LONG_ITEMS
+    # By their types alone: what else has a length may load, or draw, what it is asked for.
+    return isinstance(value, (list, tuple, set, frozenset, deque, *_MAPPINGS)) and len(value) > LONG_ITEMS
 
 
 def _parts_of_function(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
@@ -200,7 +240,13 @@ def _parts_of_function(function: types.FunctionType) -> Iterator[tuple[str, Any]
 
 
 def _attributes(value: Any) -> Iterator[tuple[str, Any]]:
-    yield from getattr(value, "__dict__", {}).items()
+    try:
+        held = object.__getattribute__(
+            value, "__dict__"
+        )  # Not through a class of the user's, which may load something.
+    except AttributeError:
+        held = {}
+    yield from list(held.items())
     for owner in type(value).__mro__:
         slots = owner.__dict__.get("__slots__", ())
         for name in (slots,) if isinstance(slots, str) else slots:

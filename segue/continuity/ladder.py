@@ -13,7 +13,12 @@ from segue.entries import VerdictEntry
 from segue.history import Checkpoint, History
 from segue.records import VerdictKind
 
+SET_ASIDE = "resumes from it were broken, and one from an older checkpoint was not"
+"""Why the ladder quarantines a checkpoint."""
+
 _TRIES_IN_PLACE = 2
+_MOST_SET_ASIDE = 3
+"""After so many it is not the checkpoints: they are broken as they are made."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +37,8 @@ def next_rung(history: History) -> Rung | None:
     """
     broken = history.broken_resumes
     newest = broken[-1]
-    if newest.verdict.findings[0].channel == CHANNEL:
+    set_aside = sum(checkpoint.quarantined == SET_ASIDE for checkpoint in history.checkpoints)
+    if newest.verdict.findings[0].channel == CHANNEL or set_aside >= _MOST_SET_ASIDE:
         return None
     parents = {entry.parent for entry in broken}
     of_newest = [entry for entry in broken if entry.parent == newest.parent]

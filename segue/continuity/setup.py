@@ -48,6 +48,8 @@ class SetupChanges:
     """Nobody said that it should be so."""
     accepted: tuple[Finding, ...] = ()
     """Changed on purpose: with a new config, or named in the run spec."""
+    noted: tuple[Finding, ...] = ()
+    """May well be the process's or the machine's; it explains rows that differ, and says nothing where they do not."""
 
 
 def setup_changes(
@@ -64,19 +66,32 @@ def setup_changes(
     """
     other_versions = not set(_OF_VERSIONS).isdisjoint(environment_changes)
     other_config = CONFIG in committed and committed[CONFIG] != live.get(CONFIG)
-    found: list[Finding] = []
-    accepted: list[Finding] = []
+    found: dict[str, list[Finding]] = {"findings": [], "accepted": [], "noted": []}
     for component in COMPARED:
         if component not in committed or component not in live:
             continue
         if component == CODE and "python" in environment_changes:
             continue
         changes = differences(committed[component], live[component], both_only=other_versions)
-        if changes:
-            is_accepted = component in CHANGEABLE and (other_config or component in accept)
-            finding = Finding(component=component, channel=CHANNEL, sentence=_sentence(component, changes))
-            (accepted if is_accepted else found).append(finding)
-    return SetupChanges(tuple(found), tuple(accepted))
+        for noted in (False, True):
+            these = [change for change in changes if _is_only_noted(component, change) is noted]
+            if these:
+                finding = Finding(component=component, channel=CHANNEL, sentence=_sentence(component, these))
+                is_meant = other_config or component in accept
+                if component == NEXT_BATCHES:  # They follow from the settings and the data.
+                    is_meant = any(other.component in (HYPERPARAMETERS, DATA) for other in found["accepted"])
+                found["noted" if noted else "accepted" if is_meant else "findings"].append(finding)
+    return SetupChanges(**{name: tuple(these) for name, these in found.items()})
+
+
+def _is_only_noted(component: str, change: str) -> bool:
+    """Whether a difference is not judged by itself: values of what only handles samples, or is called after steps."""
+    return (component == HYPERPARAMETERS and change.startswith(_OF_HANDLERS)) or (
+        component == CODE and change.startswith((*_OF_HANDLERS, "globals of "))
+    )
+
+
+_OF_HANDLERS = ("data.dataset.", "data.collate_fn.", "data.worker_init_fn.", "after_step.")
 
 
 def differences(before: Any, now: Any, *, both_only: bool = False, path: str = "") -> list[str]:

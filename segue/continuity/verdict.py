@@ -67,7 +67,7 @@ def judge(
     """
     pairs = _pairs(witness, replay)
     before_steps = (*digest_findings(committed, restored), *setup.findings)
-    of_rows = _explained(early or _row_findings_of(pairs, environment_changes), hint)
+    of_rows = _explained(early or _row_findings_of(pairs, environment_changes), hint, setup.noted)
     honest = _of_randomness(environment_changes)
     is_other = any(finding.channel not in honest for finding in of_rows)
     findings = (*before_steps, *(setup.accepted if is_other else ()), *of_rows)
@@ -142,13 +142,15 @@ def row_findings(
     return ()
 
 
-def _explained(findings: tuple[Finding, ...], hint: str) -> tuple[Finding, ...]:
+def _explained(findings: tuple[Finding, ...], hint: str, noted: Sequence[Finding]) -> tuple[Finding, ...]:
     """With a cause named that digests cannot see; once they agree, a loss differs for a reason beside them."""
-    if not findings or not hint:
+    if not findings or not (hint or noted):
         return findings
     first = findings[0]
-    component = UNREGISTERED if first.component == _CAUSES["loss"][0] else first.component
-    told = first.model_copy(update={"component": component, "sentence": f"{first.sentence}; {hint}"})
+    causes = [*(finding.sentence for finding in noted), *([hint] if hint else [])]
+    named = noted[0].component if noted else UNREGISTERED
+    component = named if first.component == _CAUSES["loss"][0] else first.component
+    told = first.model_copy(update={"component": component, "sentence": "; ".join((first.sentence, *causes))})
     return (told, *findings[1:])
 
 

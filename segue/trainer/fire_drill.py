@@ -7,6 +7,7 @@ import math
 import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import torch
@@ -41,6 +42,7 @@ class FireDrill:
     def __init__(self, assignment: Assignment, runlog: RunLog, *, is_due: bool) -> None:
         self._assignment, self._runlog, self._is_due = assignment, runlog, is_due
         self._process: subprocess.Popen[bytes] | None = None
+        self._owner_end = -1
 
     def begin(self, *, state_bytes: int) -> None:
         """Rehearse the resume from the newest sealed checkpoint; the first may still be on its way."""
@@ -52,10 +54,16 @@ class FireDrill:
             return
         command = [sys.executable, "-m", "segue.trainer.rehearsal"]
         env = os.environ | {"SEGUE_FIRE_DRILL": "1"}
-        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, env=env)
-        assert self._process.stdin is not None
-        self._process.stdin.write(self._assignment.model_dump_json().encode() + b"\n")
-        self._process.stdin.flush()
+        try:
+            with tempfile.TemporaryFile() as file:
+                file.write(self._assignment.model_dump_json().encode())
+                file.seek(0)
+                ours, theirs = os.pipe()  # Closes when this process ends, however it ends.
+                self._owner_end = theirs
+                self._process = subprocess.Popen([*command, str(ours)], stdin=file, pass_fds=[ours], env=env)
+                os.close(ours)
+        except OSError as error:
+            log.warning("no fire drill: its process could not be started reason=%s", error)
 
     def look(self) -> None:
         """Take note of how it ended, if it did.
@@ -80,15 +88,24 @@ class FireDrill:
         process, self._process = self._process, None
         process.kill()
         process.wait()
-        if process.stdin is not None:
-            process.stdin.close()
+        os.close(self._owner_end)
 
 
 def _has_room(state_bytes: int) -> bool:
     if torch.cuda.is_available() and torch.cuda.memory_allocated():
         free, _ = torch.cuda.mem_get_info()
-        return torch.cuda.max_memory_allocated() <= _OF_FREE_MEMORY * free
-    return state_bytes <= _OF_FREE_MEMORY * min(_free_bytes(), _left_to_container())
+        if torch.cuda.max_memory_allocated() > _OF_FREE_MEMORY * free:
+            return False
+    return max(state_bytes, _own_bytes()) <= _OF_FREE_MEMORY * min(_free_bytes(), _left_to_container())
+
+
+def _own_bytes() -> int:
+    """What this process has in memory: the data set that it has loaded, the other one will load too."""
+    try:
+        pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
+    except OSError:
+        return 0
+    return pages * os.sysconf("SC_PAGE_SIZE")
 
 
 def _free_bytes() -> float:

@@ -11,19 +11,23 @@ import os
 import signal
 import sys
 import threading
+from contextlib import suppress
+from itertools import takewhile
+from pathlib import Path
 from typing import Any
 
 from segue.checkpoints.reading import read_stored
 from segue.checkpoints.snapshot import digest, snapshot_of, take
 from segue.clock import Clock, SystemClock
 from segue.continuity.fingerprints import batch_fingerprint, input_fingerprint, streams_fingerprint
-from segue.continuity.setup import loose_hint, setup_changes
+from segue.continuity.setup import SetupChanges, loose_hint, setup_changes
 from segue.continuity.verdict import digest_findings, judge
 from segue.entries import DrillEntry, Entry
 from segue.errors import CheckpointError, SegueError
 from segue.history import Checkpoint, read_history
 from segue.records import Finding, Verdict, VerdictKind, WitnessRow
 from segue.runlog import RunLog, Stamp
+from segue.spec import MOST_WITNESS_STEPS
 from segue.stores import open_store
 from segue.stores.patience import patiently
 from segue.trainer.assignment import Assignment, ExitCode
@@ -65,11 +69,16 @@ def rehearse(assignment: Assignment, runlog: RunLog, checkpoint: Checkpoint) -> 
     batches = feed.batches(progress.samples_seen)
     live = take(capture(components), copy=False)
     restored = digest(live)
-    setup = setup_changes(snapshot.skeletons, live.skeletons, environment_changes=changes)
+    found = setup_changes(snapshot.skeletons, live.skeletons, environment_changes=changes)
+    # The same code and config as a moment ago: what differs is this process's own, unless the rows say otherwise.
+    setup = SetupChanges(noted=(*found.findings, *found.accepted, *found.noted))
     hint = loose_hint(snapshot.skeletons, live.skeletons)
-    rows = []
+    rows: list[WitnessRow] = []
+    skipped = feed.order.left_out_of_next(MOST_WITNESS_STEPS, samples_seen=progress.samples_seen)
+    left_out = {batch_fingerprint(feed.order.batch(start)) for start in skipped}
+    witness = tuple(takewhile(lambda row: row.batch_fingerprint not in left_out, checkpoint.rows))
     if not digest_findings(stored.digests, restored):
-        for row in checkpoint.rows:
+        for row in witness:
             batch = next(batches)
             seen = input_fingerprint(batch.content)
             streams = streams_fingerprint({n: c.capture() for n, c in components.items() if n.startswith(RNG_PREFIX)})
@@ -87,7 +96,7 @@ def rehearse(assignment: Assignment, runlog: RunLog, checkpoint: Checkpoint) -> 
     return judge(
         committed=stored.digests,
         restored=restored,
-        witness=checkpoint.rows,
+        witness=witness,
         replay=rows,
         environment_changes=changes,
         setup=setup,
@@ -96,13 +105,20 @@ def rehearse(assignment: Assignment, runlog: RunLog, checkpoint: Checkpoint) -> 
 
 
 def main() -> int:
-    """Rehearse what the assignment on the first line of standard input will have to do after a preemption."""
+    """Rehearse what the assignment on standard input will have to do after a preemption.
+
+    The first argument is the descriptor of a pipe whose other end the trainer holds.
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.nice(_NICENESS)
     clock: Clock = SystemClock()
     started = clock.monotonic()
-    assignment = Assignment.model_validate_json(sys.stdin.buffer.readline())
-    threading.Thread(target=_outlive_nobody, name="segue-owner", daemon=True).start()
+    with suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text(
+            "1000", encoding="ascii"
+        )  # Before the trainer, should memory run out.
+    assignment = Assignment.model_validate_json(sys.stdin.buffer.read())
+    threading.Thread(target=_outlive_nobody, args=(int(sys.argv[1]),), name="segue-owner", daemon=True).start()
     spec = assignment.spec
     prefix = f"{spec.run_id} fire drill"
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format=f"%(levelname)s {prefix} | %(message)s")
@@ -167,10 +183,8 @@ def _entry(checkpoint: Checkpoint, verdict: Verdict, seconds: float) -> Any:
     return build
 
 
-def _outlive_nobody() -> None:
-    # Comes to its end when the trainer does. Not through the file object: it could not be closed under this thread.
-    while os.read(sys.stdin.fileno(), 1):
-        pass
+def _outlive_nobody(owner: int) -> None:
+    os.read(owner, 1)  # Comes to its end when the trainer does.
     os._exit(0)
 
 

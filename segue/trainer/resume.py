@@ -280,4 +280,6 @@ class Resume:
             beat = Heartbeat.model_validate_json(self._runlog.store.get(key))
         except (MissingObjectError, StoreReadError, ValueError):
             return ()
-        return tuple(row for row in beat.rows if row.step > checkpoint.manifest.step)
+        # Those of a later commit, which may be gone, say nothing of this one.
+        follows = bool(beat.rows) and beat.rows[0].step == checkpoint.manifest.step + 1
+        return beat.rows if follows else ()

@@ -7,6 +7,7 @@ tensors the optimizer holds and which samples come next are looked at again at e
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -25,6 +26,8 @@ from segue.trainer.feed import Feed
 from segue.trainer.order import SampleOrder
 from segue.trainer.parallel import bare
 from segue.trainer.recipe import Recipe
+
+log = logging.getLogger(__name__)
 
 _BATCHES_AHEAD, _GLANCED = 4, 64
 _MOST_LOOSE = 500
@@ -63,6 +66,7 @@ def setup_components(
         CONFIG: {name: json.dumps(value, sort_keys=True) for name, value in config.items()},
         DATA: {"samples": feed.order.count} | data,
     }
+    found.forget()
     looked: dict[str, Callable[[], Any]] = {name: lambda tree=tree: tree for name, tree in fixed.items()}  # type: ignore[misc]
     looked[BINDING] = lambda: binding(bare(recipe.model), recipe.optimizer)
     looked[NEXT_BATCHES] = lambda: next_batches(feed.order, progress.samples_seen)
@@ -153,8 +157,13 @@ def _plain(value: Any) -> Any:
 
 def _loose(built: Inspection) -> dict[str, Any]:
     """Plain values that training has changed and nobody restores: they name what was lost if a replay differs."""
-    changed = {path: _plain(value) for path, value in built.changed().items()}
-    streams = {leaf.path: _mark_of_stream(leaf.value) for leaf in built.streams}
+    try:
+        changed = {path: _plain(value) for path, value in built.changed().items() if is_telling(path, value)}
+        streams = {leaf.path: _mark_of_stream(leaf.value) for leaf in built.streams}
+    except Exception:
+        # They are the user's objects, and other threads may be at them. A hint must not end a run.
+        log.debug("no hints at this save", exc_info=True)
+        return {}
     return dict(list((changed | streams).items())[:_MOST_LOOSE])
 
 

@@ -18,7 +18,7 @@ FAULTS = [
     ("data_rows_changed", "setup.data", "setup", True),
     ("dropout_changed", "setup.model", "setup", True),
     ("unregistered_counter", "unregistered state", "loss", False),
-    ("weight_decay_changed", "setup.hyperparameters", "setup", True),
+    ("weight_decay_changed", "optimizer", "param_norm", False),
 ]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 
 import psutil
 
@@ -76,15 +77,16 @@ def test_a_trainer_that_is_killed_takes_its_fire_drill_along(nursery, make_spec,
     runlog = open_log(spec)
     children = []
 
-    def kill(pid):
-        children.extend(c for c in psutil.Process(pid).children() if "segue.trainer.rehearsal" in c.cmdline())
-        psutil.Process(pid).kill()
+    def is_rehearsal(process):
+        with suppress(psutil.Error):
+            return "segue.trainer.rehearsal" in process.cmdline()
+        return False
 
     def is_drilling(pid, runlog, plan):
-        if not any("segue.trainer.rehearsal" in c.cmdline() for c in psutil.Process(pid).children()):
-            return False
-        kill(pid)
-        return True
+        children.extend(child for child in psutil.Process(pid).children() if is_rehearsal(child))
+        if children:
+            psutil.Process(pid).kill()
+        return bool(children)
 
     assert nursery.run_attempt(runlog, spec, meddle=is_drilling).stop_reason is StopReason.LOST
     (child,) = children

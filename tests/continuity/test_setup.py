@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import functools
 import json
+import os
 import random
 import subprocess
 import sys
 import textwrap
+import threading
 import time
 import uuid
+from collections.abc import Mapping, Sequence
+from enum import StrEnum
 from types import SimpleNamespace
 
 import numpy as np
@@ -19,9 +23,10 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
+from segue.checkpoints.codec import encode_tree
 from segue.continuity.code_marks import code_marks
 from segue.continuity.data_marks import WHOLE_BYTES, data_marks
-from segue.continuity.inspection import Inspection, Leaf
+from segue.continuity.inspection import Inspection, Leaf, is_telling
 from segue.continuity.setup import (
     BINDING,
     CODE,
@@ -213,6 +218,7 @@ def test_times_and_made_up_names_are_no_settings_and_looking_draws_nothing():
     assert recipe.data.dataset.served == 0
     assert setup_changes(before, captured(augmented()), environment_changes=()).findings == ()
     assert before[HYPERPARAMETERS]["data.dataset.served"] == 0
+    assert before[LOOSE].keys() == {"data.dataset.noise"}
     assert not {"data.dataset.began_at", "data.dataset.name"} & before[HYPERPARAMETERS].keys()
 
 
@@ -339,7 +345,7 @@ def marks_of_code(text, name="made_up_recipe"):
     ("old", "new", "changed"),
     [
         ("return 2 * x", "return 3 * x", {"helper"}),
-        ("SMOOTHING = 0.1", "SMOOTHING = 0.2", {"Net.forward"}),
+        ("SMOOTHING = 0.1", "SMOOTHING = 0.2", {"globals of Net.forward"}),
         ("helper(x) + SMOOTHING", "helper(x) - SMOOTHING", {"Net.forward"}),
         ("* math.pi", "/ math.pi", {"loss"}),
         ("_calls += 1", "_calls += 2", {"loss"}),
@@ -352,8 +358,9 @@ def marks_of_code(text, name="made_up_recipe"):
 def test_code_is_told_by_what_it_does(old, new, changed):
     before = marks_of_code(CODE_TEXT)
     now = marks_of_code(CODE_TEXT.replace(old, new.replace("\\n", "\n")))
-    assert set(before) == {f"made_up_recipe.{name}" for name in ("build", "helper", "Net.forward", "loss")}
-    assert {name.removeprefix("made_up_recipe.") for name in before if before[name] != now[name]} == changed
+    names = {f"made_up_recipe.{name}" for name in ("build", "helper", "Net.forward", "loss")}
+    assert set(before) == names | {"globals of made_up_recipe.Net.forward"}
+    assert {name.replace("made_up_recipe.", "") for name in before if before[name] != now[name]} == changed
 
 
 def test_code_of_libraries_is_not_looked_at():
@@ -378,3 +385,110 @@ def test_an_object_that_holds_itself_is_taken_apart_once():
     found = Inspection()
     found.add("x", loop)
     assert found.plain == {"x.value": 3}
+
+
+class Mode(StrEnum):
+    FAST = "fast"
+
+
+class Lazy(Mapping):
+    """Loads what it is asked for; so do many readers of files."""
+
+    def __getitem__(self, key):
+        raise AssertionError("was loaded")
+
+    def __iter__(self):
+        raise AssertionError("was loaded")
+
+    def __len__(self):
+        raise AssertionError("was loaded")
+
+
+class Samples(Sequence):
+    def __getitem__(self, index):
+        raise AssertionError("was fetched")
+
+    def __len__(self):
+        return 100_000
+
+
+def plain_of(value):
+    found = Inspection()
+    found.add("x", value)
+    return {path: item for path, item in found.plain.items() if is_telling(path, item)}
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        {"start_time": int(time.time())},
+        {"last": time.time_ns()},
+        {id(Mode): "a"},
+        {"/tmp/run-1/a.jpg": 1},
+        threading.Thread(),
+        {"fd": 5, "native_id": 77, "_opid": 3},
+        {"name": "20261121_152905"},
+        {"device": "cuda:0"},
+        os.environ,
+        {Lazy},
+    ],
+    ids=["time", "nanoseconds", "address", "path", "thread", "numbers", "stamp", "device", "environ", "objects"],
+)
+def test_what_belongs_to_one_process_or_machine_is_no_setting(value):
+    assert plain_of(value) == {}
+
+
+@pytest.mark.parametrize(
+    "value", [Lazy(), Samples(), SimpleNamespace(rows=Samples(), table=Lazy())], ids=["mapping", "sequence", "held"]
+)
+def test_nothing_is_loaded_or_fetched_by_looking(value):
+    found = Inspection()
+    found.add("x", value)
+    data_marks(found.arrays)
+    assert found.changed() == {}
+
+
+def test_a_string_of_an_enumeration_is_the_string_it_is():
+    tree = encode_tree({"mode": Mode.FAST, "name": np.str_("a")}, path="x", tensors={})
+    assert {key: type(value) for key, value in tree.items()} == {"mode": str, "name": str}
+    assert json.loads(json.dumps(tree)) == tree
+
+
+def test_long_tables_are_data_and_not_thousands_of_settings():
+    found = Inspection()
+    found.add("x", {"vocabulary": {f"word{n}": n for n in range(1000)}, "names": {f"n{n}" for n in range(1000)}})
+    assert found.plain == {}
+    marks = data_marks(found.arrays)
+    found.arrays[0].value["word7"] = -1
+    assert {path for path, mark in data_marks(found.arrays).items() if mark != marks[path]} == {"x.vocabulary"}
+
+
+def test_data_of_a_kind_that_cannot_be_read_has_no_mark():
+    fields = np.zeros(3, dtype=[("a", object), ("b", float)])
+    lists = pd.DataFrame({"tokens": [[1, 2], [3]]})
+    assert data_marks([Leaf("lists", lists), Leaf("rows", torch.zeros(2))]).keys() == {"rows"}
+    assert data_marks([Leaf("fields", fields)]).keys() <= {"fields"}
+
+
+def test_long_lists_of_files_are_the_same_wherever_they_are_mounted():
+    there, here = ([(f"{place}/{n}.jpg", n) for n in range(500)] for place in ("/mnt/a", "/data/b"))
+    assert marks_of_data(there) == marks_of_data(here)
+    assert marks_of_data(there) != marks_of_data([("/data/b/other.jpg", 0), *here[1:]])
+
+
+def test_values_of_what_only_handles_samples_are_noted_and_break_nothing_by_themselves():
+    before, now = {HYPERPARAMETERS: {"data.dataset.p": 0.1}}, {HYPERPARAMETERS: {"data.dataset.p": 0.2}}
+    found = setup_changes(before, now, environment_changes=())
+    assert (found.findings, found.accepted) == ((), ())
+    assert "data.dataset.p was 0.1, now 0.2" in found.noted[0].sentence
+    before, now = {CODE: {"globals of a.b": "1" * 16}}, {CODE: {"globals of a.b": "2" * 16}}
+    code = setup_changes(before, now, environment_changes=())
+    assert (code.findings, len(code.noted)) == ((), 1)
+
+
+def test_other_samples_follow_from_a_batch_size_that_was_changed_on_purpose():
+    before = {HYPERPARAMETERS: {"data.batch_size": 32}, NEXT_BATCHES: {"lengths": [32]}}
+    now = {HYPERPARAMETERS: {"data.batch_size": 16}, NEXT_BATCHES: {"lengths": [16]}}
+    assert len(setup_changes(before, now, environment_changes=()).findings) == 2
+    accepted = setup_changes(before, now, environment_changes=(), accept=(HYPERPARAMETERS,))
+    assert (accepted.findings, len(accepted.accepted)) == ((), 2)

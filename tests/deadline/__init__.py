@@ -128,8 +128,8 @@ class Logbook:
         """An attempt that never got capacity."""
         return self.report(self.plan(capacity), StopReason.LOST, attempt_id=None, got_capacity=False)
 
-    def quarantine(self, ref: CheckpointRef) -> None:
-        self.write(QuarantineEntry, slot=ref.slot, checkpoint=ref, reason="a shard is torn")
+    def quarantine(self, ref: CheckpointRef, *, reason: str = "a shard is torn") -> None:
+        self.write(QuarantineEntry, slot=ref.slot, checkpoint=ref, reason=reason)
 
     def verdict(self, kind: VerdictKind) -> None:
         finding = Finding(component="optimizer", channel="digest", sentence="optimizer state differs.")

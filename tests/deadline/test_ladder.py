@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from segue.continuity.ladder import to_set_aside
+from segue.continuity.ladder import SET_ASIDE, to_set_aside
 from segue.records import StopReason, VerdictKind
 from tests.deadline import Logbook, make_spec
 
@@ -101,3 +101,25 @@ def test_a_checkpoint_that_was_resumed_well_in_the_end_is_kept():
     good = book.resume(EXACT)
     assert good.parent.step == 20  # Nobody set it aside, and it was good this time.
     assert to_set_aside(book.history) is None
+
+
+def test_a_commit_overcomes_the_broken_resumes_before_it():
+    book = book_with(10, 20)
+    book.resume(BROKEN)
+    book.resume(UNVERIFIED, rows=0, commit=30)
+    made = book.ask()
+    assert (made.plan.parent.step, made.plan.at_most) == (30, None)
+
+
+def test_a_run_whose_checkpoints_are_set_aside_again_and_again_ends():
+    book = book_with(10)
+    for step in (20, 30, 40):
+        book.attempt(NOTICE, commit=step)
+        for kind in (BROKEN, BROKEN, EXACT):
+            book.resume(kind)
+        faulty = to_set_aside(book.history)
+        assert faulty.ref.step == step
+        book.quarantine(faulty.ref, reason=SET_ASIDE)
+    book.attempt(NOTICE, commit=50)
+    book.resume(BROKEN)
+    assert book.ask().action == "broken"
