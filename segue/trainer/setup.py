@@ -107,7 +107,6 @@ def _inspected(recipe: Recipe) -> Inspection:
             found.add(f"model.{name}.{setting}" if name else f"model.{setting}", value)
     found.add("clip_grad_norm", recipe.clip_grad_norm)
     found.add("loss", recipe.loss)
-    found.add("after_step", recipe.after_step)
     found.add("data.dataset", recipe.data.dataset)
     found.add("data.collate_fn", recipe.data.collate_fn)
     found.add("data.worker_init_fn", recipe.data.worker_init_fn)
@@ -116,6 +115,8 @@ def _inspected(recipe: Recipe) -> Inspection:
     found.add("scaler", recipe.scaler)
     for key, target in recipe.extra.items():
         found.add(f"extra.{key}", target)
+    # Last: what is met on another path too is named, and judged, by that one.
+    found.add("after_step", recipe.after_step)
     return found
 
 

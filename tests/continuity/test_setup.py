@@ -103,7 +103,12 @@ def set_schedule(recipe):
     recipe.scheduler.T_max = 400
 
 
+def set_average(recipe):
+    recipe.extra["average"]._decay = 0.5
+
+
 CHANGES = [
+    (set_average, {HYPERPARAMETERS}, "extra.average._decay was 0.9, now 0.5"),
     (
         set_dropout,
         {MODEL, HYPERPARAMETERS},
