@@ -98,10 +98,10 @@ def _globals_read(function: types.FunctionType) -> list[tuple[str, Any]]:
     """Global names of the module that a function reads and does not itself set, with their values."""
     names = {name for code in _codes(function.__code__) for name in code.co_names}
     known = function.__globals__
-    return [(name, known[name]) for name in sorted(names - globals_set(function)) if name in known]
+    return [(name, known[name]) for name in sorted(names - _globals_set(function)) if name in known]
 
 
-def globals_set(function: types.FunctionType) -> set[str]:
+def _globals_set(function: types.FunctionType) -> set[str]:
     """Global names that a function sets: state, not settings."""
     return {
         str(instruction.argval)

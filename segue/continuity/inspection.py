@@ -241,9 +241,8 @@ def _parts_of_function(function: types.FunctionType) -> Iterator[tuple[str, Any]
 
 def _attributes(value: Any) -> Iterator[tuple[str, Any]]:
     try:
-        held = object.__getattribute__(
-            value, "__dict__"
-        )  # Not through a class of the user's, which may load something.
+        # Not through a class of the user's, which may load something.
+        held = object.__getattribute__(value, "__dict__")
     except AttributeError:
         held = {}
     yield from list(held.items())

@@ -54,16 +54,17 @@ class FireDrill:
             return
         command = [sys.executable, "-m", "segue.trainer.rehearsal"]
         env = os.environ | {"SEGUE_FIRE_DRILL": "1"}
+        ours, self._owner_end = os.pipe()  # Its other end closes when this process ends, however it ends.
         try:
             with tempfile.TemporaryFile() as file:
                 file.write(self._assignment.model_dump_json().encode())
                 file.seek(0)
-                ours, theirs = os.pipe()  # Closes when this process ends, however it ends.
-                self._owner_end = theirs
                 self._process = subprocess.Popen([*command, str(ours)], stdin=file, pass_fds=[ours], env=env)
-                os.close(ours)
         except OSError as error:
+            os.close(self._owner_end)
             log.warning("no fire drill: its process could not be started reason=%s", error)
+        finally:
+            os.close(ours)
 
     def look(self) -> None:
         """Take note of how it ended, if it did.

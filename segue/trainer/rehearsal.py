@@ -1,4 +1,4 @@
-"""The fire drill's process: a fresh one that restores the run's first checkpoint and does its next steps again.
+"""The fire drill's process: a fresh one that restores the newest sealed checkpoint and does its next steps again.
 
 What a recipe forgets to register comes to light here, before the first preemption does it. Writes nothing but its
 verdict; ends with whoever started it.
@@ -114,9 +114,8 @@ def main() -> int:
     clock: Clock = SystemClock()
     started = clock.monotonic()
     with suppress(OSError):
-        Path("/proc/self/oom_score_adj").write_text(
-            "1000", encoding="ascii"
-        )  # Before the trainer, should memory run out.
+        # Should memory run out, this goes before the trainer does.
+        Path("/proc/self/oom_score_adj").write_text("1000", encoding="ascii")
     assignment = Assignment.model_validate_json(sys.stdin.buffer.read())
     threading.Thread(target=_outlive_nobody, args=(int(sys.argv[1]),), name="segue-owner", daemon=True).start()
     spec = assignment.spec

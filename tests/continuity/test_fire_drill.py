@@ -12,7 +12,7 @@ from segue.controller import decide_next
 from segue.history import read_history
 from segue.records import StopReason, VerdictKind
 from segue.trainer.assignment import Assignment
-from segue.trainer.fire_drill import is_due
+from segue.trainer.fire_drill import FireDrill, is_due
 from tests.deadline import Logbook
 from tests.deadline import make_spec as spec_of
 
@@ -111,3 +111,15 @@ def test_one_is_due_until_a_resume_was_replayed():
     assert due()
     book.resume(VerdictKind.EXACT)
     assert not due()
+
+
+def test_a_process_that_cannot_be_started_costs_no_more_than_the_drill(monkeypatch, caplog):
+    book = Logbook(spec_of())
+    drill = FireDrill(Assignment(spec=spec_of(), plan=book.plan()), None, is_due=True)
+    monkeypatch.setattr("sys.executable", "/nowhere/python")
+    before = psutil.Process().num_fds()
+    drill.begin(state_bytes=0)
+    drill.look()
+    drill.close()
+    assert psutil.Process().num_fds() == before
+    assert "its process could not be started" in caplog.text
