@@ -13,7 +13,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, Self
 
-from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, JsonValue, ValidationError
+from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, JsonValue, ValidationError, model_validator
 
 from segue.errors import DeadlinePassedError, SpecError
 from segue.records import Capacity, Record, Value
@@ -112,9 +112,25 @@ class AnomalySpec(Value):
 
 
 class PolicySpec(Value):
-    """When to leave spot. Priors are used until the run has measured its own values."""
+    """When to leave spot, and when to come back. Priors are used until the run has measured its own values."""
 
-    name: typing.Literal["greedy", "on_demand_only", "spot_only"] = "greedy"
+    name: typing.Literal[
+        "plan",
+        "uniform_progress",
+        "slack_age",
+        "greedy",
+        "time_sliced",
+        "threshold",
+        "spot_only",
+        "on_demand_only",
+    ] = Field("plan", description="Which rule picks capacity; docs/deadline.md says when each is right.")
+    parameters: dict[str, float] = Field(default_factory=dict, description="Of that rule, e.g. preemptions = 3.")
+    max_preemptions: int | None = Field(
+        None, ge=0, description="On-demand to the end after so many, whatever the rule says; None: no bound."
+    )
+    handover: bool = Field(
+        True, description="While on on-demand, a run waits on the spot pool and takes over when it pays."
+    )
     changeover_seconds: float = Field(120.0, ge=0, description="Prior: end of one segment to the next new step.")
     detection_seconds: float | None = Field(
         None, ge=0, description="Longest time until a silent death is noticed; None: the lease and a heartbeat."
@@ -130,6 +146,14 @@ class PolicySpec(Value):
     max_lost_in_place: int = Field(
         5, ge=1, description="Attempts that may die without a commit in a row before the run stops as hopeless."
     )
+
+    @model_validator(mode="after")
+    def _knows_its_parameters(self) -> Self:
+        if self.parameters:
+            from segue.deadline.choice import named_policy  # Only here: whoever asks for a status needs no policies.
+
+            named_policy(self.name, self.parameters)
+        return self
 
 
 class LivenessSpec(Value):
@@ -149,6 +173,13 @@ class PoolSpec(Value):
 
     spot: str = Field("segment/spot", description="Deployment for spot capacity.")
     on_demand: str = Field("segment/on-demand", description="Deployment for on-demand capacity.")
+    spot_price: float = Field(1.0, gt=0, description="Price of an hour on spot, in any money.")
+    on_demand_price: float = Field(3.0, gt=0, description="Price of an hour on on-demand, in the same.")
+
+    @property
+    def price_ratio(self) -> float:
+        """On-demand price over spot price, k."""
+        return self.on_demand_price / self.spot_price
 
     def deployment(self, capacity: Capacity) -> str:
         return self.spot if capacity is Capacity.SPOT else self.on_demand

@@ -109,7 +109,18 @@ def test_a_spec_and_its_parts_are_frozen():
         ({"checkpoints": {"keep": "three"}}, "checkpoints.keep: input should be a valid integer"),
         ({"checkpoints": {"keep": 1}}, "checkpoints.keep: input should be greater than or equal to 2"),
         ({"checkpoints": {"best": "mid"}}, "checkpoints.best: input should be 'min' or 'max'"),
-        ({"policy": {"name": "bold"}}, "policy.name: input should be 'greedy', 'on_demand_only' or 'spot_only'"),
+        (
+            {"policy": {"name": "bold"}},
+            "policy.name: input should be 'plan', 'uniform_progress', 'slack_age', 'greedy'",
+        ),
+        (
+            {"policy": {"name": "threshold", "parameters": {"deaths": 2}}},
+            "policy: value error, threshold has no parameter 'deaths'; it has preemptions, slack_share",
+        ),
+        (
+            {"policy": {"name": "threshold", "parameters": {"preemptions": 2.5}}},
+            "policy: value error, preemptions of threshold must be a positive int (got 2.5)",
+        ),
         ({"checkpoints": 3}, "checkpoints: 3 is not a table; known in it are every_steps, every_seconds, keep, best"),
         ({"store": "s3://bucket"}, "store: 's3://bucket' is not a table; known in it are url, endpoint_url, region"),
         ({"store": {"endpoint_url": "here"}}, "store.endpoint_url: 'here' is not an address; write it like http://"),

@@ -3,6 +3,19 @@
 from __future__ import annotations
 
 from segue.deadline.estimates import Situation
+from segue.deadline.view import Flags, Floats
+
+
+def permits(slack: Floats, *, risk_seconds: Floats, on_demand_seconds: float) -> Flags:
+    """Whether on-demand still makes it after the worst that can come before the next decision, element by element.
+
+    `risk_seconds` is the slack that can be gone by then: time in which nothing was committed.
+    """
+    return slack - risk_seconds >= on_demand_seconds - 1e-6
+
+
+def is_late_at(remaining: float, work: float, on_demand: float) -> bool:
+    return remaining < on_demand + work
 
 
 def needed_for_spot_seconds(now: Situation) -> float | None:

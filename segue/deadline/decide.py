@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Literal
 
 from segue.continuity.ladder import next_rung
 from segue.deadline import clamp
 from segue.deadline.estimates import Situation, situation
-from segue.deadline.policies import POLICIES
+from segue.deadline.outlook import Outlook, outlook
 from segue.deadline.rollbacks import reason_to_give_up, skips_of, what_is_made_good
+from segue.deadline.view import Mode
 from segue.history import History
 from segue.records import Capacity, CheckpointRef, SegmentPlan, SegmentReport, VerdictKind
 from segue.spec import RunSpec
@@ -34,7 +35,7 @@ def decide(spec: RunSpec, history: History, *, now: datetime) -> Decision:
     if ended is not None:
         return ended
     here = situation(spec, history, now=now)
-    capacity, why = _capacity(spec, history, here)
+    capacity, why, ahead = _by_policy(spec, history, here, now)
     rung = next_rung(history) if history.broken_resumes else None
     source = rung.take if rung else history.newest
     parent = source.ref if source else None
@@ -48,12 +49,12 @@ def decide(spec: RunSpec, history: History, *, now: datetime) -> Decision:
         parent=parent,
         at_most=parent if source is not history.newest else None,
         max_seconds=_bound_seconds(spec, here, capacity),
-        start_within_seconds=_wait_seconds(spec, here, capacity),
+        start_within_seconds=_wait_seconds(spec, here, capacity, ahead),
         skips=skips,
     )
     before = rung.reason if rung else what_is_made_good(spec, history, skips=skips)
     reason = f"{before}; {why}" if before else why
-    return Decision(action="run", reason=reason, plan=plan, numbers=_numbers(here))
+    return Decision(action="run", reason=reason, plan=plan, numbers=_numbers(here, ahead))
 
 
 def _is_over(spec: RunSpec, history: History) -> Decision | None:
@@ -81,7 +82,8 @@ def _is_over(spec: RunSpec, history: History) -> Decision | None:
     return None
 
 
-def _capacity(spec: RunSpec, history: History, here: Situation) -> tuple[Capacity, str]:
+def _without_policy(spec: RunSpec, history: History, here: Situation) -> tuple[Capacity, str] | None:
+    """What holds whatever the policy thinks; None when it is the policy's to say."""
     last = history.fresh_reports[-1] if history.fresh_reports else None
     if last is not None and last.has_code_failed:
         return last.capacity, f"again on {last.capacity}: the recipe raised, which no other capacity mends"
@@ -91,7 +93,7 @@ def _capacity(spec: RunSpec, history: History, here: Situation) -> tuple[Capacit
         missing = here.changeover_seconds + (here.work_seconds or 0.0) - (here.remaining_seconds or 0.0)
         return Capacity.ON_DEMAND, f"on-demand, and late all the same: {_span(missing)} more is needed than is left"
     if last is not None and last.capacity is Capacity.ON_DEMAND and here.remaining_seconds is not None:
-        return Capacity.ON_DEMAND, "on-demand to the end: the safety net was reached before"
+        return Capacity.ON_DEMAND, "on-demand goes on: it was chosen before"
     if not clamp.permits_spot(here):
         if here.work_seconds is None:
             return Capacity.ON_DEMAND, "on-demand: the probes on spot used up their time and measured nothing"
@@ -99,12 +101,29 @@ def _capacity(spec: RunSpec, history: History, here: Situation) -> tuple[Capacit
     in_place = len(_died_in_place(history))
     if in_place >= spec.policy.max_lost_in_place:
         return Capacity.ON_DEMAND, f"on-demand: the last {in_place} attempts ended without a commit"
-    capacity = POLICIES[spec.policy.name].choose(here)
+    return None
+
+
+def _by_policy(spec: RunSpec, history: History, here: Situation, now: datetime) -> tuple[Capacity, str, Outlook | None]:
+    ruled = _without_policy(spec, history, here)
+    if ruled is not None:
+        return *ruled, None
     if here.remaining_seconds is None:
-        return capacity, f"{capacity}: no deadline, so as cheap as can be"
-    if here.work_seconds is None:
-        return capacity, f"{capacity}: a short probe, to measure the seconds a step takes"
-    return capacity, f"{capacity}: slack {_slack(here)} by policy {spec.policy.name}"
+        return Capacity.SPOT, "spot: no deadline, so as cheap as can be", None
+    ahead = outlook(spec, history, here, mode=Mode.IDLE, now=now)
+    if ahead is None:
+        return Capacity.SPOT, "spot: a short probe, to measure the seconds a step takes", None
+    by = f"slack {_slack(here)}; {_expects(spec, ahead)}"
+    if ahead.waits_seconds <= 0:
+        return Capacity.ON_DEMAND, f"on-demand: {by}", ahead
+    until = now + timedelta(seconds=_wait_seconds(spec, here, Capacity.SPOT, ahead))
+    return Capacity.SPOT, f"spot, waiting for it until {until:%H:%M}Z at most: {by}", ahead
+
+
+def _expects(spec: RunSpec, ahead: Outlook) -> str:
+    if ahead.cost_share is None:
+        return f"by policy {spec.policy.name}"
+    return f"PLAN expects {ahead.cost_share:.2f} of on-demand cost"
 
 
 def numbers_of_next(history: History, *, parent: CheckpointRef | None) -> tuple[int, int]:
@@ -123,9 +142,13 @@ def _bound_seconds(spec: RunSpec, here: Situation, capacity: Capacity) -> float 
     return None
 
 
-def _wait_seconds(spec: RunSpec, here: Situation, capacity: Capacity) -> float:
+def _wait_seconds(spec: RunSpec, here: Situation, capacity: Capacity, ahead: Outlook | None) -> float:
     longest = clamp.longest_wait_seconds(here) if capacity is Capacity.SPOT else None
-    return spec.liveness.start_seconds if longest is None else max(min(longest, spec.liveness.start_seconds), 1.0)
+    if longest is None:
+        return spec.liveness.start_seconds
+    # The policy's wait is for capacity; the clamp's already counts the boot, which follows it.
+    wanted = spec.liveness.start_seconds if ahead is None else ahead.waits_seconds + here.changeover_seconds
+    return max(min(longest, wanted, spec.liveness.start_seconds), 1.0)
 
 
 def _died_in_place(history: History) -> list[SegmentReport]:
@@ -152,8 +175,10 @@ def _committed(report: SegmentReport, history: History) -> bool:
     return any(c.ref.attempt_id == report.attempt_id for c in history.checkpoints)
 
 
-def _numbers(here: Situation) -> dict[str, float]:
+def _numbers(here: Situation, ahead: Outlook | None) -> dict[str, float]:
     named = {
+        "waits_seconds": ahead.waits_seconds if ahead else None,
+        "expected_cost_share": ahead.cost_share if ahead else None,
         "remaining_seconds": here.remaining_seconds,
         "work_seconds": here.work_seconds,
         "slack_seconds": here.slack_seconds,

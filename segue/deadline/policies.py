@@ -1,41 +1,139 @@
-"""Policies: which capacity next. Values with one method, pure; the clamp overrules them all."""
+"""Policies: where a run should be next. Values with one method, pure; the clamp overrules them all.
+
+The same objects decide in the flows and in the simulator. `choose` works element by element: one run in a flow, many in
+a simulation. A wish for spot while it cannot be had means to queue for it: from on-demand without leaving it, where
+hand-over is on.
+"""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Protocol
 
-from segue.deadline.estimates import Situation
-from segue.records import Capacity
+import numpy as np
+
+from segue.deadline.hazards import mean_left_seconds
+from segue.deadline.view import Flags, Mode, View, Wishes
 
 
 class Policy(Protocol):
-    """Chooses capacity for the next segment, from idle."""
+    """Chooses where to be from now on, for each run of a view."""
 
-    def choose(self, now: Situation) -> Capacity: ...
+    def choose(self, view: View) -> Wishes: ...
 
 
+@dataclass(frozen=True)
 class OnDemandOnly:
     """The baseline in cost and the safest."""
 
-    def choose(self, now: Situation) -> Capacity:
-        return Capacity.ON_DEMAND
+    def choose(self, view: View) -> Wishes:
+        return np.full(view.mode.shape, Mode.ON_DEMAND, np.int8)
 
 
+@dataclass(frozen=True)
 class SpotOnly:
-    """The baseline without a safety net; the clamp still overrules it when there is a deadline."""
+    """The baseline without a safety net of its own; the clamp still overrules it."""
 
-    def choose(self, now: Situation) -> Capacity:
-        return Capacity.SPOT
+    def choose(self, view: View) -> Wishes:
+        return np.full(view.mode.shape, Mode.SPOT, np.int8)
 
 
+@dataclass(frozen=True)
+class Threshold:
+    """The tutorials' rule: on-demand to the end after some preemptions, or with less than a share of slack left."""
+
+    preemptions: int = 3
+    slack_share: float = 0.1
+    """Of the time left."""
+
+    def choose(self, view: View) -> Wishes:
+        is_short = view.slack_seconds < self.slack_share * view.remaining_seconds
+        return _on_demand_if(_stays(view) | (view.preemptions >= self.preemptions) | is_short)
+
+
+@dataclass(frozen=True)
 class Greedy:
     """Spot until the safety net: idle and R < C + 2d, then on-demand to the end ("Can't Be Late", NSDI 2024)."""
 
-    def choose(self, now: Situation) -> Capacity:
-        slack = now.slack_seconds
-        if slack is None:
-            return Capacity.SPOT
-        return Capacity.ON_DEMAND if slack < 2 * now.changeover_seconds else Capacity.SPOT
+    def choose(self, view: View) -> Wishes:
+        return _on_demand_if(_stays(view) | ((view.mode == Mode.IDLE) & _is_net_reached(view)))
 
 
-POLICIES: dict[str, Policy] = {"greedy": Greedy(), "on_demand_only": OnDemandOnly(), "spot_only": SpotOnly()}
+@dataclass(frozen=True)
+class TimeSliced:
+    """Greedy within each of some equal slices of the time, each with its share of the work (NSDI 2024, 4.2)."""
+
+    slices: int = 4
+
+    def choose(self, view: View) -> Wishes:
+        job = view.job
+        length = job.total_seconds / self.slices
+        gone = job.total_seconds - view.remaining_seconds
+        now = np.minimum(np.floor(gone / length), self.slices - 1)
+        to_end = (now + 1) * length - gone
+        due = job.work_seconds * (now + 1) / self.slices - (job.work_seconds - view.work_seconds)
+        behind = (due > 0) & (_stays(view) | ((view.mode == Mode.IDLE) & (to_end < due + 2 * job.changeover_seconds)))
+        return _on_demand_if(behind | ((view.mode == Mode.IDLE) & _is_net_reached(view)))
+
+
+@dataclass(frozen=True)
+class UniformProgress:
+    """Keeps the work done at or above the straight line from start to deadline (NSDI 2024, 4.3 and 4.4).
+
+    Idle and behind the line: on-demand, which is kept until ahead by two changeovers (the hysteresis). Once on spot:
+    kept until preempted. Then the safety net.
+    """
+
+    def choose(self, view: View) -> Wishes:
+        job = view.job
+        done = job.work_seconds - view.work_seconds
+        gone = job.total_seconds - view.remaining_seconds
+        slope = job.work_seconds / job.total_seconds
+        is_behind = (view.mode == Mode.IDLE) & ~view.is_up & (done < slope * gone)
+        is_kept = _stays(view) & (done < slope * (gone + 2 * job.changeover_seconds))
+        return _on_demand_if(is_behind | is_kept | ((view.mode != Mode.SPOT) & _is_net_reached(view)))
+
+
+@dataclass(frozen=True)
+class SlackAge:
+    """A closed form: wait as long as the slack is worth more than what is left of the wait, by the spell's age.
+
+    Down: on-demand once the mean of what is left of the down spell exceeds a share of the slack. Up, on on-demand:
+    spot once what is left of the up spell pays for the changeover.
+    """
+
+    wait_share: float = 0.25
+    pays_for: float = 1.0
+
+    def choose(self, view: View) -> Wishes:
+        job = view.job
+        up_left, down_left = mean_left_seconds(view.spell_seconds)
+        is_long = ~view.is_up & (view.mode == Mode.IDLE) & (down_left > self.wait_share * view.slack_seconds)
+        saved = up_left * (1 - 1 / job.price_ratio)
+        is_short = view.is_up & (saved < self.pays_for * job.changeover_seconds)
+        is_kept = _stays(view) & (~view.is_up | is_short)
+        return _on_demand_if(is_long | is_kept | ((view.mode != Mode.SPOT) & _is_net_reached(view)))
+
+
+@dataclass(frozen=True)
+class Capped:
+    """Another policy, until the preemptions reach a bound; then on-demand to the end."""
+
+    policy: Policy
+    preemptions: int = 3
+
+    def choose(self, view: View) -> Wishes:
+        capped = view.preemptions >= self.preemptions
+        return np.where(capped, np.int8(Mode.ON_DEMAND), self.policy.choose(view))
+
+
+def _on_demand_if(there: Flags) -> Wishes:
+    return np.where(there, np.int8(Mode.ON_DEMAND), np.int8(Mode.SPOT))
+
+
+def _stays(view: View) -> Flags:
+    return np.asarray(view.mode == Mode.ON_DEMAND)
+
+
+def _is_net_reached(view: View) -> Flags:
+    return np.asarray(view.slack_seconds < 2 * view.job.changeover_seconds)

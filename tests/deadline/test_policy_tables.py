@@ -8,7 +8,6 @@ import pytest
 
 from segue.deadline import clamp
 from segue.deadline.estimates import Situation
-from segue.deadline.policies import POLICIES, Greedy
 from segue.records import Capacity, StopReason, VerdictKind
 from tests.deadline import Logbook, make_spec
 
@@ -30,7 +29,7 @@ UNMEASURED = replace(HERE, work_seconds=None)
 
 # As a spec: 100 steps of 10 s with no margin (C 1000), a commit every 10 (at risk 100), d 60, detection 15, answer 12:
 # the clamp needs 1000 + 2 * 60 + 100 + 15 + 12 = 1247.
-POLICY = {"step_seconds": 10, "changeover_seconds": 60, "detection_seconds": 15, "margin_share": 0}
+POLICY = {"name": "greedy", "step_seconds": 10, "changeover_seconds": 60, "detection_seconds": 15, "margin_share": 0}
 NEEDED = 1247.0
 
 
@@ -104,22 +103,6 @@ def test_without_a_deadline_nothing_is_late():
 )
 def test_spot_may_be_waited_for_with_what_the_clamp_leaves_over(here, seconds):
     assert clamp.longest_wait_seconds(here) == seconds
-
-
-@pytest.mark.parametrize(("slack", "capacity"), [(119.9, ON_DEMAND), (120.0, SPOT), (120.1, SPOT)])
-def test_greedy_leaves_spot_when_slack_is_under_two_changeovers(slack, capacity):
-    assert Greedy().choose(replace(HERE, remaining_seconds=1000.0 + slack)) is capacity
-
-
-@pytest.mark.parametrize("here", [NO_DEADLINE, UNMEASURED])
-def test_greedy_stays_on_spot_while_slack_is_unknown(here):
-    assert Greedy().choose(here) is SPOT
-
-
-@pytest.mark.parametrize("here", [HERE, NO_DEADLINE, replace(HERE, remaining_seconds=0.0)])
-def test_the_baselines_never_look(here):
-    chosen = {name: policy.choose(here) for name, policy in POLICIES.items()}
-    assert (chosen["on_demand_only"], chosen["spot_only"]) == (ON_DEMAND, SPOT)
 
 
 @pytest.mark.parametrize(("step", "action"), [(99, "run"), (100, "finished")])
@@ -234,7 +217,7 @@ def test_the_policy_on_demand_only_has_its_way(deadline_in):
 @pytest.mark.parametrize(
     ("left", "capacity", "reason"),
     [
-        (NEEDED, SPOT, "spot: slack 4 min by policy"),
+        (NEEDED, SPOT, "spot, waiting for it until 00:01Z at most: slack 4 min; by policy"),
         (NEEDED - 0.1, ON_DEMAND, "on-demand: slack 4 min does not cover one more spot attempt that dies"),
         (1060.0, ON_DEMAND, "on-demand: slack 60 s does not cover"),
         (1059.0, ON_DEMAND, "on-demand, and late all the same: 1 s more is needed than is left"),
@@ -252,7 +235,7 @@ def test_once_on_on_demand_a_run_with_a_deadline_stays_there_to_the_end():
     for each in (book, free):
         each.attempt(LOST, ON_DEMAND, commit=50)
     made = book.ask()
-    assert (made.plan.capacity, made.reason) == (ON_DEMAND, "on-demand to the end: the safety net was reached before")
+    assert (made.plan.capacity, made.reason) == (ON_DEMAND, "on-demand goes on: it was chosen before")
     assert (free.ask().plan.capacity, free.ask().reason) == (SPOT, "spot: no deadline, so as cheap as can be")
 
 

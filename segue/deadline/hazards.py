@@ -1,0 +1,69 @@
+"""How spot spells end: published hazards by age, corrected by what a run sees. Pure.
+
+A spell's hazard falls with its age: what has lasted lasts. The prior is the share of spells that end within ten
+minutes, by age, in the availability traces of "Can't Be Late" (NSDI 2024). A run's own spells scale it: ends follow
+a Poisson process whose rate is the prior's times an unknown factor with a gamma prior, so the factor's mean after some
+spells is (weight + ends seen) / (weight + ends expected).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from segue.deadline.view import Floats, Spells
+
+HOUR = 3600.0
+AGE_EDGES_SECONDS = np.array([0.25, 0.58, 1.08, 2.08, 4.08, 8.08, 16.08]) * HOUR
+"""Between the age bins; the last bin has no end."""
+BINS = len(AGE_EDGES_SECONDS) + 1
+_PER = 600.0
+UNSEEN_SECONDS = 3600.0
+"""How old a spell counts as whose start nobody saw: at a random moment, old ones are likelier to be met."""
+UP_ENDS = np.array([0.278, 0.194, 0.143, 0.080, 0.045, 0.036, 0.024, 0.018])
+"""Share of up spells that end within ten minutes, by age."""
+DOWN_ENDS = np.array([0.350, 0.162, 0.102, 0.068, 0.046, 0.031, 0.021, 0.006])
+UP_RATES = -np.log1p(-UP_ENDS) / _PER
+"""Ends of up spells a second, by age."""
+DOWN_RATES = -np.log1p(-DOWN_ENDS) / _PER
+
+
+def age_bin(seconds: Floats) -> np.ndarray:
+    """The bin of each age."""
+    return np.searchsorted(AGE_EDGES_SECONDS, seconds, side="right")
+
+
+def factors(seen: Spells, *, weight: float) -> tuple[Floats, Floats]:
+    """By how much this run's up and down spells end faster than published; `weight` is the prior's, in ends."""
+    up = (weight + seen.up_ends) / (weight + seen.up_expected)
+    down = (weight + seen.down_ends) / (weight + seen.down_expected)
+    return up, down
+
+
+def expected_ends(rates: Floats, seconds: float) -> float:
+    """Ends that hazards by age make expect of a spell that lasted so long from its start."""
+    inside = np.clip(seconds - _STARTS, 0.0, np.append(np.diff(_STARTS), np.inf))
+    return float(rates @ inside)
+
+
+def mean_left_seconds(ages: Floats) -> tuple[Floats, Floats]:
+    """How long an up and a down spell of each age lasts from now, on the mean; the last bin's for the very old."""
+    bins = age_bin(ages)
+    start = np.maximum(ages - _STARTS[bins], 0.0)
+    return tuple(_mean_left(rates, bins, start) for rates in (UP_RATES, DOWN_RATES))  # type: ignore[return-value]
+
+
+_STARTS = np.concatenate([[0.0], AGE_EDGES_SECONDS])
+
+
+def _mean_left(rates: Floats, bins: np.ndarray, into: Floats) -> Floats:
+    # Within a bin the hazard is constant: 1/rate, or the rest of the bin and then the next one's mean.
+    left = np.empty(BINS)
+    left[-1] = 1 / rates[-1]
+    for at in range(BINS - 2, -1, -1):
+        survives = np.exp(-rates[at] * (_STARTS[at + 1] - _STARTS[at]))
+        left[at] = (1 - survives) / rates[at] + survives * left[at + 1]
+    ends = np.append(_STARTS[1:], np.inf)
+    rest = np.where(bins < BINS - 1, ends[bins] - _STARTS[bins] - into, 0.0)
+    survives = np.exp(-rates[bins] * rest)
+    nexts = np.append(left[1:], left[-1])[bins]
+    return np.asarray(np.where(bins < BINS - 1, (1 - survives) / rates[bins] + survives * nexts, left[-1]))

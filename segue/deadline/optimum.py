@@ -1,0 +1,50 @@
+"""The cheapest way through a spot trace that is known beforehand. Pure.
+
+By exact dynamic programme over (tick, where, cost so far): the most work that can be done for a cost. A start's
+changeover is work owed; what dies before it is paid back is never part of the best way. Ticks are bought whole but the
+last, as in the simulator.
+"""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+import numpy as np
+
+from segue.deadline.view import Flags, Floats, Job
+
+
+def cheapest(job: Job, up: Flags, *, tick_seconds: float) -> Floats:
+    """The least cost for each row of `up` (runs, ticks), in spot seconds; infinite where no way is in time.
+
+    The price ratio is taken to the nearest eighth, so that costs lie on a grid.
+    """
+    ratio = Fraction(job.price_ratio).limit_denominator(8)
+    unit, k = ratio.denominator, ratio.numerator
+    runs = len(up)
+    ticks = int(job.total_seconds // tick_seconds)
+    highest = (int(np.ceil((job.work_seconds + job.changeover_seconds) / tick_seconds)) + 1) * k
+    never = -1e18
+    idle = np.full((runs, highest + 1), never)
+    idle[:, 0] = 0.0
+    spot, on_demand = np.full_like(idle, never), np.full_like(idle, never)
+    spent = np.arange(highest + 1) * tick_seconds / unit
+    best = np.full(runs, np.inf)
+    d, goal = job.changeover_seconds, job.work_seconds
+    for at in range(ticks + 1):
+        length = min(tick_seconds, job.total_seconds - at * tick_seconds)
+        if length <= 0:
+            break
+        anywhere = np.maximum(np.maximum(spot, on_demand), idle)
+        begun = anywhere - d
+        before_spot = np.where(up[:, at, None], np.maximum(spot, begun), never)
+        before_on_demand = np.maximum(on_demand, begun)
+        for before, price in ((before_spot, 1.0), (before_on_demand, job.price_ratio)):
+            needs = np.maximum(goal - before, 0.0)
+            total = np.where(needs <= length + 1e-9, spent + price * needs, np.inf)
+            best = np.minimum(best, total.min(axis=1))
+        idle = anywhere
+        spot, on_demand = np.full_like(idle, never), np.full_like(idle, never)
+        spot[:, unit:] = before_spot[:, :-unit] + tick_seconds
+        on_demand[:, k:] = before_on_demand[:, :-k] + tick_seconds
+    return best

@@ -1,0 +1,169 @@
+"""PLAN's dynamic programme: the cheapest way from every state, backwards from the deadline. Pure.
+
+State: time left R, slack S = R - C, where the run is, and spot up or down in one of eight ages. In a step of length h,
+
+    idle:       E V(R-h, S-h, idle, x')
+    spot:       c + E V(R-h, S - d if it starts, spot while x' is up, else idle, x')
+    on-demand:  k c + E V(R-h, S - d if it starts, on-demand, x')
+    hand-over:  c + k d + E V(R-h, S, spot or, if the spare dies as it boots, on-demand, x')
+
+and V = 0 once S >= R: nothing is left to compute. A start's changeover d is taken from the slack at once. What the
+clamp forbids costs infinity. Between two points of the grid V is linear in S.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from segue.deadline.hazards import AGE_EDGES_SECONDS, BINS, DOWN_RATES, UP_RATES, age_bin
+from segue.deadline.view import Floats, Job, Mode, View, Wishes
+
+UP, DOWN = slice(0, BINS), slice(BINS, 2 * BINS)
+_IDLE, _SPOT, _ON_DEMAND = slice(0, 16), slice(16, 24), slice(24, 40)
+_FIRST_ROW = np.array([0, 16, 24])
+SENTINEL_SECONDS = 180.0
+"""Spot time that one start of a sentinel costs."""
+_CHECKED = np.array([1.0, 1.0, 0.5, 0.25, 0.25, 0.25, 0.25, 0.25])
+"""How many sentinels start in ten minutes while spot is up and not taken, by its age: after 10, 20, 40, 40 minutes."""
+
+
+@dataclass(frozen=True)
+class Table:
+    """What to do, and what it will cost, on a grid of time left and slack."""
+
+    step_seconds: float
+    wishes: NDArray[np.int8]
+    """(steps of time left, where and what spot does, steps of slack)."""
+    costs: NDArray[np.float32] | None
+    """Expected cost from there to the goal in spot seconds, where it was asked for."""
+
+    def wish(self, view: View) -> Wishes:
+        """What to do, for each run of a view."""
+        return self.wishes[self._at(view)]
+
+    def cost(self, view: View) -> Floats:
+        """The expected cost from here to the goal, in spot seconds; with a grid's exactness."""
+        assert self.costs is not None, "solved without costs"
+        return self.costs[self._at(view)].astype(float)
+
+    def _at(self, view: View) -> tuple[NDArray[np.intp], NDArray[np.intp], NDArray[np.intp]]:
+        steps, _, slacks = self.wishes.shape
+        left = np.clip(np.rint(view.remaining_seconds / self.step_seconds).astype(np.intp), 0, steps - 1)
+        slack = np.clip((view.slack_seconds / self.step_seconds + 0.5).astype(np.intp), 0, slacks - 1)
+        spell = np.where(view.is_up, 0, BINS) + age_bin(view.spell_seconds)
+        return left, _FIRST_ROW[view.mode] + np.where(view.mode == Mode.SPOT, spell % BINS, spell), slack
+
+
+def solve(
+    job: Job, *, step_seconds: float, up_factor: float = 1.0, down_factor: float = 1.0, with_costs: bool = False
+) -> Table:
+    """The table for a job, with hazards by these factors of the published ones.
+
+    Time and memory grow with the square of total_seconds / step_seconds: 0.1 s for 400 steps.
+    """
+    step = _Step(job, step_seconds, moves(step_seconds, up_factor=up_factor, down_factor=down_factor))
+    count = int(np.ceil(job.total_seconds / step_seconds)) + 1
+    slacks = int(np.ceil(max(job.total_seconds - job.work_seconds, 0.0) / step_seconds)) + 2
+    value = np.zeros((40, slacks))
+    slack: Floats = np.arange(slacks, dtype=float) * step_seconds
+    value[:, slack <= 0] = np.inf  # At the deadline with work left.
+    wishes = np.empty((count, 40, slacks), np.int8)
+    costs = np.empty((count, 40, slacks), np.float32) if with_costs else None
+    for left in range(count):
+        if left:
+            value, wishes[left] = step.back(value, left * step_seconds, slack)
+        else:
+            wishes[left] = Mode.ON_DEMAND
+        if costs is not None:
+            costs[left] = value
+    return Table(step_seconds, wishes, costs)
+
+
+def moves(step_seconds: float, *, up_factor: float, down_factor: float) -> Floats:
+    """Chances from each state of spot to each, in one step: (16, 16), first up by age, then down by age."""
+    widths = np.diff(np.concatenate([[0.0], AGE_EDGES_SECONDS]))
+    ages = np.concatenate([np.minimum(step_seconds / widths, 1.0), [0.0]])
+    chances = np.zeros((2 * BINS, 2 * BINS))
+    for here, there, rates in ((0, BINS, UP_RATES * up_factor), (BINS, 0, DOWN_RATES * down_factor)):
+        ends = -np.expm1(-rates * step_seconds)
+        for age in range(BINS):
+            chances[here + age, there] = ends[age]
+            chances[here + age, here + age] = (1 - ends[age]) * (1 - ages[age])
+            if age + 1 < BINS:
+                chances[here + age, here + age + 1] = (1 - ends[age]) * ages[age]
+    return chances
+
+
+class _Step:
+    """One step back in time."""
+
+    def __init__(self, job: Job, step_seconds: float, chances: Floats) -> None:
+        self._job, self._seconds, self._chances = job, step_seconds, chances
+        self._dies_booting = min(job.changeover_seconds / step_seconds, 1.0)
+
+    def back(self, later: Floats, remaining: float, slack: Floats) -> tuple[Floats, NDArray[np.int8]]:
+        job, chances = self._job, self._chances
+        d, k = job.changeover_seconds, job.price_ratio
+        work = np.maximum(remaining - slack, 0.0)
+        paid = np.minimum(work, self._seconds)
+        idle_later, spot_later, on_demand_later = later[_IDLE], later[_SPOT], later[_ON_DEMAND]
+        idle = self._less_slack(_expected(chances, idle_later), self._seconds)
+        idle[:, slack - self._seconds < d] = np.inf
+        dead = _expected(chances[UP, DOWN], idle_later[DOWN])
+        alive = _expected(chances[UP, UP], spot_later)
+        stay = paid + alive + dead
+        start = self._less_slack(stay, d)
+        start[:, slack < 2 * d] = np.inf
+        stay[:, slack < d] = np.inf
+        on_demand = k * paid + _expected(chances, on_demand_later)
+        begin = self._less_slack(on_demand, d)
+        if job.handover:
+            kept = _expected(chances[UP, DOWN], on_demand_later[DOWN])
+            share = self._dies_booting
+            move = paid + k * np.minimum(d, work) + alive + share * kept + (1 - share) * dead
+            move[:, slack < d] = np.inf
+        else:
+            move = start
+        if job.knowledge == "sentinel":
+            looks = np.minimum(_CHECKED * self._seconds / 600.0, 1.0) * SENTINEL_SECONDS
+            on_demand = on_demand.copy()
+            on_demand[UP] += looks[:, None] * (paid > 0)
+        never = np.full_like(stay, np.inf)
+        blocks = (
+            (idle, np.concatenate([start, never]), begin),
+            (idle[UP], stay, begin[UP]),
+            (idle, np.concatenate([move, never]), on_demand),
+        )
+        value, wish = np.empty_like(later), np.empty(later.shape, np.int8)
+        for rows, choices in zip((_IDLE, _SPOT, _ON_DEMAND), blocks, strict=True):
+            value[rows], wish[rows] = _least(*choices)
+        value[:, slack >= remaining] = 0.0
+        return value, wish
+
+    def _less_slack(self, value: Floats, seconds: float) -> Floats:
+        """The same, seen from states that have `seconds` more of slack than where they lead."""
+        whole, part = divmod(seconds / self._seconds, 1.0)
+        near = _shifted(value, int(whole))
+        return near if part < 1e-9 else (1 - part) * near + part * _shifted(value, int(whole) + 1)
+
+
+def _expected(chances: Floats, value: Floats) -> Floats:
+    # Infinity times zero is no number: a large cost stands for what cannot be.
+    return chances @ np.minimum(value, 1e12)
+
+
+def _shifted(value: Floats, by: int) -> Floats:
+    moved = np.full_like(value, np.inf)
+    moved[:, by:] = value[:, : value.shape[1] - by]
+    return moved
+
+
+def _least(idle: Floats, spot: Floats, on_demand: Floats) -> tuple[Floats, NDArray[np.int8]]:
+    value, wish = on_demand, np.full(on_demand.shape, Mode.ON_DEMAND, np.int8)
+    for mode, other in ((Mode.IDLE, idle), (Mode.SPOT, spot)):
+        better = other < value
+        value, wish = np.where(better, other, value), np.where(better, np.int8(mode), wish)
+    return value, wish
