@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from segue.deadline.estimates import Situation
-from segue.deadline.view import Flags, Floats
+from segue.deadline.view import Flags, Floats, Job
 
 
 def permits(slack: Floats, *, risk_seconds: Floats, on_demand_seconds: float) -> Flags:
@@ -14,8 +14,9 @@ def permits(slack: Floats, *, risk_seconds: Floats, on_demand_seconds: float) ->
     return slack - risk_seconds >= on_demand_seconds - 1e-6
 
 
-def is_late_at(remaining: float, work: float, on_demand: float) -> bool:
-    return remaining < on_demand + work
+def is_hopeless(job: Job, *, pace: float = 1.0) -> bool:
+    """Whether not even on-demand from the start is sure to make it; `pace` is the work done in a second."""
+    return job.total_seconds < job.changeover_seconds + job.work_seconds / pace
 
 
 def needed_for_spot_seconds(now: Situation) -> float | None:

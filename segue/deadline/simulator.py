@@ -1,23 +1,67 @@
 """Replays spot availability against a policy and the clamp, many runs at once. Pure.
 
-Time goes in ticks, as in the published work: spot is up or down for a whole tick, and dies at its end. `harshness`
-makes it worse than that: kills in mid-tick, deaths noticed late, checkpoints that cost time.
+Time goes in ticks, as in the published work: spot is up or down for a whole tick, an instance dies at its end, and all
+work is kept. `Harshness` makes it worse: deaths at any moment of a tick, noticed late, work since the last save lost.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 
 from segue.deadline import clamp
-from segue.deadline.hazards import DOWN_RATES, UNSEEN_SECONDS, UP_RATES, age_bin
 from segue.deadline.policies import Policy
-from segue.deadline.table import SENTINEL_SECONDS
-from segue.deadline.view import Flags, Floats, Job, Mode, Spells, View
+from segue.deadline.sight import Sight
+from segue.deadline.view import Flags, Floats, Job, Mode, View, Wishes
 
-_LOOKS = np.array([600.0, 1200.0, 2400.0])
-"""Seconds until a sentinel is sent again after spot was up and not taken; the last goes on."""
+_OVERTIME = 2.0
+"""A run that is late is followed for this many times its deadline, so that its cost is whole."""
+
+
+class Spot(Protocol):
+    """Whether spot can be had, for every run, in a tick; it may look at where the runs are."""
+
+    @property
+    def runs(self) -> int: ...
+
+    def at(self, tick: int, modes: Wishes) -> Flags: ...
+
+
+@dataclass(frozen=True)
+class Replay:
+    """Spot from traces: (runs, ticks). After the last tick it is down."""
+
+    up: Flags
+
+    @property
+    def runs(self) -> int:
+        return len(self.up)
+
+    def at(self, tick: int, modes: Wishes) -> Flags:
+        return self.up[:, tick] if tick < self.up.shape[1] else np.zeros(self.runs, bool)
+
+
+@dataclass(frozen=True)
+class Harshness:
+    """What goes beyond the published setting. Seconds."""
+
+    save_seconds: float = 0.0
+    """For which a save holds up the work, on any capacity."""
+    save_every_seconds: float = 0.0
+    """Work between two saves; 0: everything is saved as it is done."""
+    dies_within_tick: bool = False
+    """Whether an instance that is gone at the next tick died at a random moment of this one."""
+    detection_seconds: float = 0.0
+    """From a death to the next decision."""
+
+    @property
+    def pace(self) -> float:
+        """Work done in a second, saves included."""
+        return (
+            self.save_every_seconds / (self.save_every_seconds + self.save_seconds) if self.save_every_seconds else 1.0
+        )
 
 
 @dataclass(frozen=True)
@@ -27,185 +71,172 @@ class Outcome:
     cost: Floats
     spot_seconds: Floats
     on_demand_seconds: Floats
-    preemptions: Floats
-    lost_seconds: Floats
     sentinel_seconds: Floats
+    lost_seconds: Floats
+    """Work that had to be done again."""
+    preemptions: Floats
     finished_seconds: Floats
-    """From the start to the goal."""
+    """From the start to the goal; infinite where it was given up long after the deadline."""
     is_late: Flags
-    was_hopeless: Flags
+    was_hopeless: bool
     """Whether the deadline could not be met for certain when the run began."""
-    modes: np.ndarray | None = None
-    """Mode by run and tick, where it was asked for."""
-
-
-@dataclass(frozen=True)
-class Harshness:
-    """What a tick may cost beyond the published setting. Seconds."""
-
-    save_seconds: float = 0.0
-    """Each save's cost in computing time."""
-    save_every_seconds: float = 0.0
-    """Computing between two saves; 0: everything is saved at once and at no cost."""
-    detection_seconds: float = 0.0
-    """From a death to the next decision."""
-    warned_share: float = 1.0
-    """Share of kills that leave time for a last save."""
-
-    @property
-    def at_risk_seconds(self) -> float:
-        return self.save_every_seconds
+    modes: Wishes | None = None
+    """(runs, ticks): where each run was, -1 once at its goal; where it was asked for."""
 
 
 def simulate(
     policy: Policy,
     job: Job,
-    up: Flags,
+    spot: Spot | Flags,
     *,
     tick_seconds: float,
     harshness: Harshness | None = None,
+    seed: int = 0,
     traced: bool = False,
 ) -> Outcome:
-    """Run a job once for each row of `up` (runs, ticks), which must cover its deadline."""
-    return _Runs(policy, job, up, tick_seconds, harshness or Harshness()).go(traced=traced)
+    """Run a job once for each run of `spot`; an array is (runs, ticks) and has to cover the deadline."""
+    world: Spot = Replay(spot) if isinstance(spot, np.ndarray) else spot
+    runs = _Runs(policy, job, world, tick_seconds=tick_seconds, harshness=harshness or Harshness(), seed=seed)
+    return runs.go(traced=traced)
 
 
 class _Runs:
-    def __init__(self, policy: Policy, job: Job, up: Flags, tick: float, harsh: Harshness) -> None:
-        runs = len(up)
-        self.policy, self.job, self.up, self.tick, self.harsh = policy, job, up, tick, harsh
+    """The state of all runs, tick by tick."""
+
+    def __init__(
+        self, policy: Policy, job: Job, spot: Spot, *, tick_seconds: float, harshness: Harshness, seed: int
+    ) -> None:
+        self._policy, self._job, self._spot = policy, job, spot
+        self._tick, self._harsh = tick_seconds, harshness
+        self._random = np.random.default_rng(seed)
+        runs = spot.runs
+        self.mode = np.zeros(runs, np.int8)
+        self.now = spot.at(0, self.mode)
+        self.sight = Sight(self.now, knowledge=job.knowledge, tick_seconds=tick_seconds)
         self.work = np.full(runs, job.work_seconds)
-        self.mode = np.full(runs, Mode.IDLE, np.int8)
-        self.boot = np.zeros(runs)
+        self.unsaved, self.boot, self.blind = np.zeros(runs), np.zeros(runs), np.zeros(runs)
+        self.just_worked, self.unsaved_before = np.zeros(runs), np.zeros(runs)
         self.spare = np.full(runs, np.inf)
-        self.known_up = up[:, 0].copy()
-        self.age = np.full(runs, UNSEEN_SECONDS)
-        self.look_in = np.zeros(runs)
-        self.looks = np.zeros(runs, np.intp)
-        self.seen = Spells.none(runs)
-        self.cost, self.spot, self.on_demand = np.zeros(runs), np.zeros(runs), np.zeros(runs)
-        self.sentinel, self.preemptions, self.lost = np.zeros(runs), np.zeros(runs), np.zeros(runs)
+        self.spot, self.on_demand = np.zeros(runs), np.zeros(runs)
+        self.preemptions, self.lost = np.zeros(runs), np.zeros(runs)
         self.finished = np.full(runs, np.inf)
 
     def go(self, *, traced: bool) -> Outcome:
-        job, tick = self.job, self.tick
-        hopeless = np.full(
-            len(self.work), clamp.is_late_at(job.total_seconds, job.work_seconds, job.changeover_seconds)
-        )
-        modes = []
-        for at in range(self.up.shape[1]):
-            remaining = job.total_seconds - at * tick
-            if remaining <= -tick * 400 or not (self.work > 0).any():
+        job, tick, modes = self._job, self._tick, []
+        at = 0
+        while at * tick < job.total_seconds * _OVERTIME:
+            if at:
+                self._happen(at)
+            if not (self.work > 0).any():
                 break
-            self._see(at)
-            self._choose(remaining)
+            self._choose(job.total_seconds - at * tick)
             if traced:
-                modes.append(np.where(self.work > 0, self.mode, -1))
+                modes.append(np.where(self.work > 0, self.mode, np.int8(-1)))
             self._pass(at)
-        late = self.finished > job.total_seconds + 1e-6
+            at += 1
         return Outcome(
-            cost=self.cost,
+            cost=self.spot + self.sight.sentinel_seconds + job.price_ratio * self.on_demand,
             spot_seconds=self.spot,
             on_demand_seconds=self.on_demand,
-            preemptions=self.preemptions,
+            sentinel_seconds=self.sight.sentinel_seconds,
             lost_seconds=self.lost,
-            sentinel_seconds=self.sentinel,
+            preemptions=self.preemptions,
             finished_seconds=self.finished,
-            is_late=late,
-            was_hopeless=hopeless,
-            modes=np.array(modes).T if traced else None,
+            is_late=self.finished > job.total_seconds + 1e-6,
+            was_hopeless=clamp.is_hopeless(job, pace=self._harsh.pace),
+            modes=np.array(modes, np.int8).T if traced else None,
         )
 
-    def _see(self, at: int) -> None:
-        """What is known of spot now, and what that says of its hazards."""
-        now = self.up[:, at]
+    def _happen(self, at: int) -> None:
+        """What spot does between two ticks."""
+        now = self._spot.at(at, self.mode)
+        gone = (self.just_worked + self.work > 0) & (self.mode == Mode.SPOT) & ~now
+        if not self._harsh.dies_within_tick:
+            gone &= self.work > 0
+        if gone.any():
+            self._die(gone)
         active = self.work > 0
-        gone = active & (self.mode == Mode.SPOT) & ~now
+        self.spare[~now] = np.inf  # Dies as it boots: on-demand goes on.
+        away = self.mode == Mode.ON_DEMAND
+        self.sight.look(now, active=active, away=away, has_spare=away & np.isfinite(self.spare))
+        self.now = now
+
+    def _die(self, gone: Flags) -> None:
+        harsh = self._harsh
+        undone = np.zeros(len(gone))
+        if harsh.dies_within_tick:
+            # Of the tick's work some was never done, perhaps the last of all.
+            undone = self.just_worked * self._random.random(len(gone))
+        lost = undone
+        if harsh.save_every_seconds:
+            lost = lost + (self.unsaved_before + self.just_worked - undone) % harsh.save_every_seconds
+        lost = np.where(gone, lost, 0.0)
+        self.work += lost
+        self.finished[lost > 0] = np.inf
+        self.lost += lost
+        self.unsaved[gone] = 0.0
         self.preemptions += gone
         self.mode[gone] = Mode.IDLE
         self.boot[gone] = 0.0
-        # A spare that dies as it boots leaves on-demand at work.
-        self.spare[~now] = np.inf
-        away = self.mode == Mode.ON_DEMAND
-        knows = np.ones_like(away)
-        if self.job.knowledge == "blind":
-            knows = ~away
-        elif self.job.knowledge == "sentinel":
-            knows = ~away | self._sentinels_tell(away & active, now)
-        if at == 0:
-            return
-        changed = knows & (now != self.known_up)
-        rate = np.where(self.known_up, UP_RATES[age_bin(self.age)], DOWN_RATES[age_bin(self.age)]) * self.tick
-        watched = active & knows
-        self.seen = Spells(
-            self.seen.up_ends + (watched & changed & self.known_up),
-            self.seen.up_expected + np.where(watched & self.known_up, rate, 0.0),
-            self.seen.down_ends + (watched & changed & ~self.known_up),
-            self.seen.down_expected + np.where(watched & ~self.known_up, rate, 0.0),
-        )
-        self.age = np.where(changed, 0.0, self.age + self.tick)
-        self.known_up = np.where(knows, now, self.known_up)
-
-    def _sentinels_tell(self, away: Flags, now: Flags) -> Flags:
-        """A sentinel that waits on the pool tells by starting; after a start it is sent again a while later."""
-        self.look_in = np.where(away, self.look_in - self.tick, 0.0)
-        due = away & (self.look_in <= 1e-6) & ~np.isfinite(self.spare) | (away & np.isfinite(self.spare))
-        starts = due & now & ~np.isfinite(self.spare)
-        self.sentinel += np.where(starts, SENTINEL_SECONDS, 0.0)
-        self.cost += np.where(starts, SENTINEL_SECONDS, 0.0)
-        self.looks = np.where(starts, np.where(self.known_up, self.looks + 1, 0), np.where(away, self.looks, 0))
-        self.look_in = np.where(starts, _LOOKS[np.minimum(self.looks, len(_LOOKS) - 1)], self.look_in)
-        return np.asarray(due, bool)
-
-    def view(self, remaining: float) -> View:
-        return View(
-            job=self.job,
-            remaining_seconds=np.full(len(self.work), remaining),
-            work_seconds=self.work,
-            mode=self.mode,
-            is_up=self.known_up,
-            spell_seconds=self.age,
-            preemptions=self.preemptions,
-            seen=self.seen,
-        )
+        self.blind[gone] = harsh.detection_seconds
 
     def _choose(self, remaining: float) -> None:
-        job, here = self.job, self.mode
-        now = self.known_up
-        wish = self.policy.choose(self.view(remaining))
-        slack = remaining - self.work - np.where(here == Mode.SPOT, self.boot, 0.0)
-        handing = (here == Mode.ON_DEMAND) & job.handover & (wish == Mode.SPOT)
-        self.spare = np.where(handing & now, np.minimum(self.spare, job.changeover_seconds), np.inf)
-        wish = np.where(handing, np.int8(Mode.ON_DEMAND), wish)
-        wish = np.where((wish == Mode.SPOT) & ~now & (here != Mode.SPOT), np.int8(Mode.IDLE), wish)
-        boot = np.where(here == Mode.SPOT, self.boot, job.changeover_seconds)
-        risk = np.where(wish == Mode.SPOT, np.minimum(boot, self.tick), self.tick)
-        slack = remaining - self.work
+        job, here = self._job, self.mode
+        is_up = self.sight.is_up
+        wish = self._policy.choose(
+            View(
+                job=job,
+                remaining_seconds=np.full(len(here), remaining),
+                work_seconds=self.work / self._harsh.pace,
+                mode=here,
+                is_up=is_up,
+                spell_seconds=self.sight.age,
+                preemptions=self.preemptions,
+                seen=self.sight.seen,
+            )
+        )
+        wish = np.where((wish == Mode.SPOT) & ~is_up & (here == Mode.IDLE), np.int8(Mode.IDLE), wish)
+        wish = np.where((wish == Mode.IDLE) & (here == Mode.SPOT), np.int8(Mode.SPOT), wish)
+        hands = (here == Mode.ON_DEMAND) & (wish != Mode.ON_DEMAND) & job.handover
+        boot = np.where(here == Mode.SPOT, self.boot, np.where(hands, 0.0, job.changeover_seconds))
+        slack = remaining - (self.work + self.unsaved) / self._harsh.pace
+        risk = np.where(wish == Mode.SPOT, self._spot_risk_seconds(boot), self._tick)
         allowed = clamp.permits(slack, risk_seconds=risk, on_demand_seconds=job.changeover_seconds)
-        wish = np.where((wish == Mode.ON_DEMAND) | allowed, wish, np.int8(Mode.ON_DEMAND))
+        self.spare = np.where(hands & allowed & self.now, np.minimum(self.spare, job.changeover_seconds), np.inf)
+        wish = np.where(hands | ~allowed, np.int8(Mode.ON_DEMAND), wish)
+        wish = np.where((wish == Mode.SPOT) & ~self.now, np.int8(Mode.IDLE), wish)
+        wish = np.where(self.blind > 0, here, wish)  # Its death has not been noticed yet.
+        self.blind = np.maximum(self.blind - self._tick, 0.0)
         starts = (wish != here) & (wish != Mode.IDLE)
         self.boot = np.where(starts, job.changeover_seconds, np.where(wish == Mode.IDLE, 0.0, self.boot))
         self.mode = wish.astype(np.int8)
 
+    def _spot_risk_seconds(self, boot: Floats) -> Floats:
+        """The slack that can be gone by the next decision: a boot for nothing, or in harsher worlds all of the tick."""
+        harsh = self._harsh
+        if not harsh.dies_within_tick and not harsh.detection_seconds and not harsh.save_every_seconds:
+            return np.minimum(boot, self._tick)
+        return np.full(len(boot), self._tick * (1 + np.ceil(harsh.detection_seconds / self._tick)))
+
     def _pass(self, at: int) -> None:
         """One tick goes by."""
-        job, tick = self.job, self.tick
-        active = self.work > 0
-        runs = active & (self.mode != Mode.IDLE)
+        tick, pace = self._tick, self._harsh.pace
+        runs = (self.work > 0) & (self.mode != Mode.IDLE)
         booting = np.minimum(self.boot, tick)
-        used = np.where(runs, np.minimum(booting + self.work, tick), 0.0)
-        worked = np.where(runs, np.minimum(self.work, tick - booting), 0.0)
-        self.finished = np.where(runs & (worked >= self.work - 1e-9), at * tick + used, self.finished)
-        self.work = np.where(runs, np.maximum(self.work - worked, 0.0), self.work)
-        self.work[self.work < 1e-9] = 0.0
+        used = np.where(runs, np.minimum(booting + self.work / pace, tick), 0.0)
+        worked = np.where(runs, np.minimum(self.work, (tick - booting) * pace), 0.0)
+        self.finished = np.where(runs & (worked >= self.work - 1e-6), at * tick + used, self.finished)
+        self.work = np.where(self.work - worked < 1e-6, 0.0, self.work - worked)
+        self.just_worked, self.unsaved_before = worked, self.unsaved
+        if self._harsh.save_every_seconds:
+            self.unsaved = np.where(runs, (self.unsaved + worked) % self._harsh.save_every_seconds, self.unsaved)
         self.boot = self.boot - booting
-        on_spot, on_demand = runs & (self.mode == Mode.SPOT), runs & (self.mode == Mode.ON_DEMAND)
+        on_demand = runs & (self.mode == Mode.ON_DEMAND)
         spare = on_demand & np.isfinite(self.spare)
-        overlap = np.where(spare, np.minimum(self.spare, used), 0.0)
-        self.spot += np.where(on_spot | spare, used, 0.0)
-        self.on_demand += np.where(spare, overlap, np.where(on_demand, used, 0.0))
-        self.cost += np.where(on_spot | spare, used, 0.0)
-        self.cost += job.price_ratio * np.where(spare, overlap, np.where(on_demand, used, 0.0))
+        overlap = np.where(spare, np.minimum(self.spare, used), used)
+        self.spot += np.where(spare | (runs & (self.mode == Mode.SPOT)), used, 0.0)
+        self.on_demand += np.where(on_demand, overlap, 0.0)
         moved = spare & (self.spare <= tick + 1e-9)
         self.mode[moved] = Mode.SPOT
+        self.boot[moved] = 0.0
         self.spare = np.where(spare & ~moved, self.spare - tick, np.inf)

@@ -19,13 +19,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from segue.deadline.hazards import AGE_EDGES_SECONDS, BINS, DOWN_RATES, UP_RATES, age_bin
+from segue.deadline.sight import SENTINEL_SECONDS
 from segue.deadline.view import Floats, Job, Mode, View, Wishes
 
 UP, DOWN = slice(0, BINS), slice(BINS, 2 * BINS)
 _IDLE, _SPOT, _ON_DEMAND = slice(0, 16), slice(16, 24), slice(24, 40)
 _FIRST_ROW = np.array([0, 16, 24])
-SENTINEL_SECONDS = 180.0
-"""Spot time that one start of a sentinel costs."""
 _CHECKED = np.array([1.0, 1.0, 0.5, 0.25, 0.25, 0.25, 0.25, 0.25])
 """How many sentinels start in ten minutes while spot is up and not taken, by its age: after 10, 20, 40, 40 minutes."""
 

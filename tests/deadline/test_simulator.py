@@ -1,0 +1,140 @@
+"""The simulator against days worked out by hand: ten-minute ticks, an hour of work, spot at 1 and on-demand at 3."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from segue.deadline.choice import named_policy
+from segue.deadline.optimum import cheapest
+from segue.deadline.policies import Greedy, OnDemandOnly, SpotOnly, UniformProgress
+from segue.deadline.simulator import Harshness, simulate
+from segue.deadline.view import Job, Mode
+
+TICK, HOUR = 600.0, 3600.0
+JOB = Job(total_seconds=3 * HOUR, work_seconds=HOUR, changeover_seconds=300.0, knowledge="free", handover=False)
+
+
+def ticks(text: str) -> np.ndarray:
+    """One run of spot, a letter a tick: u up, d down; the last letter goes on to the end."""
+    return np.array([[letter == "u" for letter in text.ljust(19, text[-1])]])
+
+
+def outcome(policy, text: str, *, job: Job = JOB, **fields):
+    return simulate(policy, job, ticks(text), tick_seconds=TICK, **fields)
+
+
+def test_on_demand_pays_for_the_boot_and_the_work():
+    one = outcome(OnDemandOnly(), "u")
+    assert one.cost[0] == 3 * (300 + HOUR)
+    assert one.finished_seconds[0] == 300 + HOUR
+    assert (one.preemptions[0], bool(one.is_late[0])) == (0, False)
+
+
+def test_spot_that_never_goes_away_costs_a_boot_and_the_work():
+    one = outcome(Greedy(), "u")
+    assert (one.cost[0], one.on_demand_seconds[0], one.finished_seconds[0]) == (300 + HOUR, 0, 300 + HOUR)
+
+
+def test_a_gap_costs_its_time_and_a_second_boot():
+    one = outcome(Greedy(), "uuudduuuu")
+    # Three ticks: 25 minutes done. Two idle. Then a boot and the other 35 minutes.
+    assert one.cost[0] == (300 + 1500) + (300 + 2100)
+    assert one.finished_seconds[0] == 5 * TICK + 300 + 2100
+    assert (one.preemptions[0], one.lost_seconds[0]) == (1, 0)
+
+
+def test_without_any_spot_greedy_waits_until_the_safety_net_and_is_in_time():
+    one = outcome(Greedy(), "d")
+    # R - C < 2d, seen at a tick: after 110 minutes, with 70 left for 60 of work and 5 of boot.
+    assert one.finished_seconds[0] == 11 * TICK + 300 + HOUR
+    assert not one.is_late[0]
+
+
+def test_the_clamp_brings_home_a_policy_that_never_looks():
+    one = outcome(SpotOnly(), "d")
+    assert (one.on_demand_seconds[0], bool(one.is_late[0])) == (300 + HOUR, False)
+
+
+def test_a_hopeless_job_says_so_and_does_not_wait():
+    job = Job(total_seconds=HOUR, work_seconds=HOUR, changeover_seconds=300.0)
+    one = outcome(SpotOnly(), "d", job=job)
+    assert one.was_hopeless
+    assert (bool(one.is_late[0]), one.finished_seconds[0]) == (True, 300 + HOUR)
+
+
+def test_handing_over_costs_no_progress_but_both_machines_while_the_spare_boots():
+    job = Job(total_seconds=2 * HOUR, work_seconds=HOUR, changeover_seconds=300.0, knowledge="free", handover=True)
+    # Behind the line after one tick: on-demand, which stays until it is ahead of the line by ten minutes.
+    one = outcome(UniformProgress(), "ddddddduuuuuu", job=job, traced=True)
+    moved = list(one.modes[0]).index(Mode.ON_DEMAND)
+    assert one.finished_seconds[0] == moved * TICK + 300 + HOUR
+    paid_twice = one.spot_seconds[0] + one.on_demand_seconds[0] - (300 + HOUR)
+    assert paid_twice == 300
+
+
+def test_a_spare_that_dies_as_it_boots_leaves_on_demand_at_work():
+    slow = Job(total_seconds=3 * HOUR, work_seconds=HOUR, changeover_seconds=900.0, knowledge="free", handover=True)
+    policy = UniformProgress()
+    calm = outcome(policy, "d", job=slow)
+    torn = outcome(policy, "ddddddud", job=slow)
+    assert torn.finished_seconds[0] == calm.finished_seconds[0]
+    assert torn.spot_seconds[0] == TICK
+    assert torn.preemptions[0] == 0
+
+
+def test_saves_slow_every_capacity_down():
+    one = outcome(OnDemandOnly(), "u", harshness=Harshness(save_seconds=60, save_every_seconds=600))
+    assert one.finished_seconds[0] == pytest.approx(300 + HOUR * 1.1)
+
+
+def test_work_since_the_last_save_is_lost_with_an_instance_that_dies_within_a_tick():
+    harsh = Harshness(save_every_seconds=700.0, dies_within_tick=True)
+    found = [outcome(Greedy(), "uuudduuuuu", harshness=harsh, seed=seed) for seed in range(20)]
+    lost = np.array([one.lost_seconds[0] for one in found])
+    # 25 minutes were worked at the most, of which 11 to 23 were saved.
+    assert ((lost >= 0) & (lost <= 600 + 200)).all()
+    assert lost.std() > 0
+    assert not any(one.is_late[0] for one in found)
+
+
+def test_a_death_that_is_noticed_late_holds_up_what_comes_next():
+    prompt = outcome(Greedy(), "uuudu")
+    late = outcome(Greedy(), "uuudu", harshness=Harshness(detection_seconds=1200.0))
+    assert late.finished_seconds[0] == prompt.finished_seconds[0] + TICK
+
+
+def test_sentinels_cost_spot_time_and_tell_what_blind_runs_do_not_know():
+    job = Job(total_seconds=3 * HOUR, work_seconds=2 * HOUR, changeover_seconds=300.0, handover=True)
+    text = "dddduuuuuuuuuuuuuuuu"
+    costs = {}
+    for knowledge in ("free", "sentinel", "blind"):
+        fields = {name: getattr(job, name) for name in ("total_seconds", "work_seconds", "changeover_seconds")}
+        one = outcome(named_policy("plan"), text, job=Job(**fields, knowledge=knowledge))
+        costs[knowledge] = one.cost[0] - one.sentinel_seconds[0]
+        assert bool(one.sentinel_seconds[0] > 0) is bool(knowledge == "sentinel" and one.on_demand_seconds[0] > 0)
+        assert not one.is_late[0]
+    assert costs["free"] <= costs["sentinel"] <= costs["blind"]
+
+
+def test_the_optimum_knows_when_to_wait_and_when_to_pay():
+    assert cheapest(JOB, ticks("u"), tick_seconds=TICK)[0] == 300 + HOUR
+    assert cheapest(JOB, ticks("d"), tick_seconds=TICK)[0] == 3 * (300 + HOUR)
+    # Two gaps can be waited out; a spell of one tick in between is not worth a boot.
+    text = "d" * 6 + "u" + "d" * 2 + "u" * 9
+    assert cheapest(JOB, ticks(text), tick_seconds=TICK)[0] == 300 + HOUR
+    # 25 minutes on the only spell there is, the other 35 on on-demand.
+    assert cheapest(JOB, ticks("uuud"), tick_seconds=TICK)[0] == (300 + 1500) + 3 * (300 + 2100)
+
+
+def test_no_policy_beats_the_optimum():
+    random = np.random.default_rng(3)
+    up = random.random((40, 19)) < 0.5
+    best = cheapest(JOB, up, tick_seconds=TICK)
+    for name in ("plan", "greedy", "uniform_progress", "slack_age", "time_sliced", "threshold", "on_demand_only"):
+        assert (simulate(named_policy(name), JOB, up, tick_seconds=TICK).cost >= best - 1e-6).all(), name
+
+
+def test_an_impossible_deadline_has_no_cheapest_way():
+    job = Job(total_seconds=HOUR, work_seconds=2 * HOUR, changeover_seconds=0.0)
+    assert cheapest(job, ticks("u"), tick_seconds=TICK)[0] == np.inf
