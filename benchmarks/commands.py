@@ -11,6 +11,7 @@ import typer
 
 from benchmarks.continuity_command import continuity
 from benchmarks.crash_command import crash
+from benchmarks.deadline_command import deadline
 from benchmarks.terminal import leave_as_on_ctrl_c, progress
 from segue.console import console, show_error, show_json
 from segue.errors import SegueError
@@ -51,6 +52,7 @@ def parse_size(text: str) -> int:
 
 app.command()(crash)
 app.command()(continuity)
+app.command()(deadline)
 
 
 @app.command()

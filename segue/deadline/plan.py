@@ -13,8 +13,8 @@ from segue.deadline.view import Floats, Job, View, Wishes
 
 _GRID = 1.5
 """Between two factors that tables are solved for: a hazard off by a quarter costs less than the noise of one run."""
-_FINEST_SECONDS = 600.0
-_STEPS = 400
+_COARSEST_SECONDS = 600.0
+_SLACK_STEPS, _STEPS = 60, 800
 
 
 @dataclass(frozen=True)
@@ -49,5 +49,10 @@ class Plan:
 @lru_cache(maxsize=64)
 def table_for(job: Job, up_factor: float, down_factor: float, *, with_costs: bool = False) -> Table:
     """The table of a job for hazards by these factors of the published ones."""
-    step = max(min(_FINEST_SECONDS, job.total_seconds / 60), job.total_seconds / _STEPS)
-    return solve(job, step_seconds=step, up_factor=up_factor, down_factor=down_factor, with_costs=with_costs)
+    return solve(job, step_seconds=_step_seconds(job), up_factor=up_factor, down_factor=down_factor, with_costs=with_costs)
+
+
+def _step_seconds(job: Job) -> float:
+    """Fine enough to tell slacks apart, coarse enough to be solved at once."""
+    slack = max(job.total_seconds - job.work_seconds, job.total_seconds / 100)
+    return max(min(_COARSEST_SECONDS, slack / _SLACK_STEPS), job.total_seconds / _STEPS)

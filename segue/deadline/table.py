@@ -13,6 +13,8 @@ clamp forbids costs infinity. Between two points of the grid V is linear in S.
 
 from __future__ import annotations
 
+import math
+from collections import deque
 from dataclasses import dataclass
 
 import numpy as np
@@ -97,38 +99,28 @@ def moves(step_seconds: float, *, up_factor: float, down_factor: float) -> Float
 
 
 class _Step:
-    """One step back in time."""
+    """One step back in time. Boots may last several: what follows them is looked up that far ahead."""
 
     def __init__(self, job: Job, step_seconds: float, chances: Floats) -> None:
         self._job, self._seconds, self._chances = job, step_seconds, chances
-        self._dies_booting = min(job.changeover_seconds / step_seconds, 1.0)
+        self._boot_steps = max(math.ceil(job.changeover_seconds / step_seconds - 1e-9), 1)
+        self._later: deque[Floats] = deque(maxlen=self._boot_steps)
 
     def back(self, later: Floats, remaining: float, slack: Floats) -> tuple[Floats, NDArray[np.int8]]:
-        job, chances = self._job, self._chances
-        d, k = job.changeover_seconds, job.price_ratio
+        self._later.appendleft(later)
+        job, chances, k = self._job, self._chances, self._job.price_ratio
         work = np.maximum(remaining - slack, 0.0)
         paid = np.minimum(work, self._seconds)
-        idle_later, spot_later, on_demand_later = later[_IDLE], later[_SPOT], later[_ON_DEMAND]
-        idle = self._less_slack(_expected(chances, idle_later), self._seconds)
-        idle[:, slack - self._seconds < d] = np.inf
-        dead = _expected(chances[UP, DOWN], idle_later[DOWN])
-        alive = _expected(chances[UP, UP], spot_later)
-        stay = paid + alive + dead
-        start = self._less_slack(stay, d)
-        start[:, slack < 2 * d] = np.inf
-        stay[:, slack < d] = np.inf
-        on_demand = k * paid + _expected(chances, on_demand_later)
-        begin = self._less_slack(on_demand, d)
-        if job.handover:
-            kept = _expected(chances[UP, DOWN], on_demand_later[DOWN])
-            share = self._dies_booting
-            move = paid + k * np.minimum(d, work) + alive + share * kept + (1 - share) * dead
-            move[:, slack < d] = np.inf
-        else:
-            move = start
+        idle = self._less_slack(_expected(chances, later[_IDLE]), self._seconds)
+        idle[:, slack - self._seconds < job.changeover_seconds] = np.inf
+        stay = paid + _expected(chances[UP, UP], later[_SPOT]) + _expected(chances[UP, DOWN], later[_IDLE][DOWN])
+        stay[:, slack < job.changeover_seconds] = np.inf
+        start = self._boot(work, slack, spare=False)
+        move = self._boot(work, slack, spare=True) if job.handover else start
+        on_demand = k * paid + _expected(chances, later[_ON_DEMAND])
+        begin = self._less_slack(on_demand, job.changeover_seconds)
         if job.knowledge == "sentinel":
             looks = np.minimum(_CHECKED * self._seconds / 600.0, 1.0) * SENTINEL_SECONDS
-            on_demand = on_demand.copy()
             on_demand[UP] += looks[:, None] * (paid > 0)
         never = np.full_like(stay, np.inf)
         blocks = (
@@ -141,6 +133,29 @@ class _Step:
             value[rows], wish[rows] = _least(*choices)
         value[:, slack >= remaining] = 0.0
         return value, wish
+
+    def _boot(self, work: Floats, slack: Floats, *, spare: bool) -> Floats:
+        """Spot, seen from the start of its boot, which it may not survive; a spare boots while on-demand works."""
+        job, chances, length = self._job, self._chances, self._seconds
+        value = np.zeros((BINS, len(slack)))
+        alive = np.eye(BINS)
+        left = job.changeover_seconds
+        for at in range(self._boot_steps):
+            later = self._later[min(at, len(self._later) - 1)]
+            booting = min(left, length)
+            left -= booting
+            paid = np.clip(work - at * length, 0.0, length) if spare else np.minimum(work + booting, length)
+            if spare:
+                paid = paid + job.price_ratio * np.minimum(paid, booting)
+            gone = later[_ON_DEMAND if spare else _IDLE][DOWN]
+            if not spare:
+                gone = self._less_slack(gone, (at + 1) * length if left > 0 else job.changeover_seconds)
+            value += alive.sum(axis=1)[:, None] * paid + _expected(alive @ chances[UP, DOWN], gone)
+            alive = alive @ chances[UP, UP]
+        then = self._later[-1][_SPOT]
+        value += _expected(alive, then if spare else self._less_slack(then, job.changeover_seconds))
+        value[:, slack < (1 if spare else 2) * job.changeover_seconds] = np.inf
+        return value
 
     def _less_slack(self, value: Floats, seconds: float) -> Floats:
         """The same, seen from states that have `seconds` more of slack than where they lead."""

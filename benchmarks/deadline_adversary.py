@@ -1,0 +1,91 @@
+"""Spot as an enemy would have it: it sees where each run is, and comes and goes so as to make it late."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from segue.deadline.choice import POLICIES, named_policy
+from segue.deadline.simulator import Harshness, simulate
+from segue.deadline.view import Flags, Job, Knowledge, Wishes
+
+_CHANCES = np.array([0.0, 0.02, 0.1, 0.3, 0.5, 0.7, 0.9, 0.98, 1.0])
+_RUNS_AT_ONCE = 2500
+_HARSH = (
+    Harshness(),
+    Harshness(dies_within_tick=True),
+    Harshness(save_seconds=20.0, save_every_seconds=400.0, dies_within_tick=True),
+    Harshness(save_seconds=5.0, save_every_seconds=900.0, dies_within_tick=True, detection_seconds=90.0),
+)
+_KNOWLEDGE: tuple[Knowledge, ...] = ("free", "sentinel", "blind")
+
+
+class Enemy:
+    """For each run its own chances that spot comes and that it stays, by where the run is."""
+
+    def __init__(self, runs: int, random: np.random.Generator) -> None:
+        self._random, self.runs = random, runs
+        self._comes, self._stays = random.choice(_CHANCES, (2, runs, 3))
+        self._up = random.random(runs) < 0.5
+        self._tick = 0
+
+    def at(self, tick: int, modes: Wishes) -> Flags:
+        while self._tick < tick:
+            row = np.arange(self.runs)
+            chance = np.where(self._up, self._stays[row, modes], self._comes[row, modes])
+            self._up = self._random.random(self.runs) < chance
+            self._tick += 1
+        return self._up.copy()
+
+
+def adversarial_runs(part: int, runs_each: int, *, seed: int) -> dict[str, Any]:
+    """About `runs_each` runs of every policy with random parameters, jobs and harshness.
+
+    `misses` are late runs whose deadline could be kept when they began; of those that could not, `unsaid` is how many
+    the run did not call hopeless at its start.
+    """
+    random = np.random.default_rng([seed, part])
+    total: dict[str, Any] = {"runs": 0, "misses": 0, "hopeless": 0, "unsaid": 0}
+    for name in POLICIES:
+        left = runs_each
+        while left > 0:
+            runs = min(left, _RUNS_AT_ONCE)
+            left -= runs
+            job, harsh, tick = _job(random)
+            policy = named_policy(name, _parameters(name, random))
+            made = simulate(
+                policy, job, Enemy(runs, random), tick_seconds=tick, harshness=harsh, seed=int(random.integers(2**31))
+            )
+            could = job.total_seconds >= job.changeover_seconds + job.work_seconds / harsh.pace
+            total["runs"] += runs
+            total["misses"] += int(made.is_late.sum()) if could else 0
+            total["hopeless"] += 0 if could else runs
+            total["unsaid"] += 0 if could or made.was_hopeless else runs
+    return total
+
+
+def _job(random: np.random.Generator) -> tuple[Job, Harshness, float]:
+    tick = float(random.choice([60.0, 300.0, 600.0]))
+    harsh = _HARSH[random.integers(len(_HARSH))]
+    work = tick * float(random.uniform(2, 30))
+    changeover = float(random.choice([0.0, 0.1, 0.5, 1.0, 2.4])) * tick
+    # From what on-demand just makes to three times that; now and then less.
+    least = changeover + work / harsh.pace
+    room = float(random.choice([0.0, 1e-6, 0.3, 1.0, 3.0])) * tick + float(random.choice([0.0, 0.1, 0.5, 2.0])) * least
+    total = 0.9 * least if random.random() < 0.02 else least + room
+    knowledge = _KNOWLEDGE[random.integers(len(_KNOWLEDGE))]
+    return Job(total, work, changeover, float(random.choice([1.2, 3.0, 10.0])), knowledge, bool(random.integers(2))), harsh, tick
+
+
+def _parameters(name: str, random: np.random.Generator) -> dict[str, float]:
+    match name:
+        case "threshold":
+            return {"preemptions": float(random.integers(1, 9)), "slack_share": float(random.uniform(0.001, 0.9))}
+        case "time_sliced":
+            return {"slices": float(random.integers(1, 20))}
+        case "slack_age":
+            return {"wait_share": float(random.uniform(0.01, 9)), "pays_for": float(random.uniform(0.01, 9))}
+        case "plan":
+            return {"prior_weight": float(random.uniform(0.5, 50)), "reach": float(random.uniform(1, 8))}
+    return {}
