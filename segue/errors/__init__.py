@@ -58,6 +58,7 @@ from segue.errors.usage import (
     RecipeError,
     RunNotFoundError,
     SpecError,
+    TraceError,
 )
 
 __all__ = [
@@ -100,6 +101,7 @@ __all__ = [
     "StateTooLargeError",
     "StoreError",
     "StoreUnreachableError",
+    "TraceError",
     "TruncatedShardError",
     "UnknownStepError",
     "UnsupportedStateError",

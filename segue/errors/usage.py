@@ -90,3 +90,11 @@ class NoResumeError(UsageError):
         mend = f"Those that are there, as segment.attempt: {others}." if others else "There is no other either."
         whose = f"{which} of run {run_id}" if which else f"run {run_id}"
         super().__init__(f"{whose} has no resume that was judged, so there is no seam to draw. {mend}")
+
+
+class TraceError(UsageError):
+    """What should be a trace of spot availability is none, or too short for what is asked."""
+
+    def __init__(self, *, source: str, why: str, mend: str) -> None:
+        self.source, self.why, self.mend = source, why, mend
+        super().__init__(f"trace {source} {why}. {mend}")
