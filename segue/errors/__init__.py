@@ -51,6 +51,7 @@ from segue.errors.training import (
 from segue.errors.usage import (
     DeadlinePassedError,
     DriftError,
+    HopelessPlanError,
     MissingExtraError,
     NoResumeError,
     OrchestratorError,
@@ -74,6 +75,7 @@ __all__ = [
     "ExportFolderError",
     "FencedError",
     "FireDrillError",
+    "HopelessPlanError",
     "HungRankError",
     "LogMovedError",
     "MachineTooSmallError",

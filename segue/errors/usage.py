@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from segue.errors.base import UsageError
+
+HopelessReason = Literal["deadline_too_near", "save_longer_than_life", "at_risk_longer_than_life", "nothing_left"]
 
 
 class SpecError(UsageError):
@@ -98,3 +102,11 @@ class TraceError(UsageError):
     def __init__(self, *, source: str, why: str, mend: str) -> None:
         self.source, self.why, self.mend = source, why, mend
         super().__init__(f"trace {source} {why}. {mend}")
+
+
+class HopelessPlanError(UsageError):
+    """A plan cannot work whatever spot does; `reason` says in one word why not."""
+
+    def __init__(self, *, reason: HopelessReason, why: str, mend: str) -> None:
+        self.reason, self.why, self.mend = reason, why, mend
+        super().__init__(f"this plan is hopeless: {why} {mend}")
