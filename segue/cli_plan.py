@@ -21,7 +21,7 @@ from segue.words import span
 if TYPE_CHECKING:
     from segue.deadline.comparison import Rows
     from segue.deadline.estimates import Situation
-    from segue.deadline.forecast import Expected, Forecast
+    from segue.deadline.forecast import Expected, Forecast, Sample
     from segue.deadline.traces import Trace
     from segue.deadline.view import Job
 
@@ -154,7 +154,7 @@ def _planned(
     facts |= {"life_seconds": life.mean_seconds, "lost_by_a_death_seconds": lost}
     facts |= {"traces": [r.name for r in rows], "runs": runs, "seed": seed, "notes": list(asked.notes + notes)}
     if to is not None:
-        _draw(expected, asked, moments.get("latest_safe_moment"), to)
+        _draw(asked, forecast.sample(spec, here, rows, job=job), moments.get("latest_safe_moment"), to)
     return facts, expected
 
 
@@ -165,7 +165,7 @@ def _rows(given: list[Trace], job: Job, *, runs: int, seed: int) -> tuple[list[R
 
     random = np.random.default_rng(seed)
     if not given:
-        return made_rows(job, runs=runs, random=random), ()
+        return made_rows(job, runs=runs, random=random, is_quick=True), ()
     rows, short = traced_rows(given, job, runs=runs, random=random)
     return rows, tuple(f"trace {trace.name} is left out: it covers only {span(trace.seconds)}" for trace in short)
 
@@ -208,14 +208,13 @@ def _facts(asked: _Asked, expected: Forecast, *, job: Job) -> dict[str, Any]:
     }
 
 
-def _draw(expected: Forecast, asked: _Asked, latest: datetime | None, to: Path) -> None:
+def _draw(asked: _Asked, sample: Sample, latest: datetime | None, to: Path) -> None:
     from segue.forecast_picture import draw_sample
 
-    spec = asked.spec
     picture = draw_sample(
-        expected.sample,
-        title=f"{len(expected.sample.modes)} simulated runs by policy {expected.policies[0].policy}",
-        deadline_seconds=asked.here.remaining_seconds if spec.deadline else None,
+        sample,
+        title=f"{len(sample.modes)} simulated runs by policy {asked.spec.policy.name}",
+        deadline_seconds=asked.here.remaining_seconds,
         latest_seconds=(latest - asked.now).total_seconds() if latest else None,
     )
     with writing(to):

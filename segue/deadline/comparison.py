@@ -88,17 +88,27 @@ def as_published(name: str, job: Job) -> Job:
     return job if name in OWN else replace(job, knowledge="free", handover=False)
 
 
-def tick_seconds_for(job: Job) -> float:
-    """The tick to simulate a job in: ten minutes, or finer where the time or the slack is short."""
-    slack = job.total_seconds - job.work_seconds
-    return max(min(600.0, job.total_seconds / 200, slack / 10), job.total_seconds / 1500)
+def tick_seconds_for(job: Job, *, is_quick: bool = False) -> float:
+    """The tick to simulate a job in: ten minutes, or finer where the time or the slack is short.
+
+    With `is_quick` up to twice as coarse where the time is long: means move by a hundredth or so.
+    """
+    total, slack = job.total_seconds, job.total_seconds - job.work_seconds
+    coarsest = max(total / 1500, min(total / 500, 1200.0) if is_quick else 0.0)
+    return max(min(600.0, total / 200, slack / 10), coarsest)
 
 
 def made_rows(
-    job: Job, *, runs: int, random: np.random.Generator, up_factor: float = 1.0, down_factor: float = 1.0
+    job: Job,
+    *,
+    runs: int,
+    random: np.random.Generator,
+    up_factor: float = 1.0,
+    down_factor: float = 1.0,
+    is_quick: bool = False,
 ) -> list[Rows]:
     """Rows made from the published hazards times these factors."""
-    tick = tick_seconds_for(job)
+    tick = tick_seconds_for(job, is_quick=is_quick)
     up = made_up(random, runs, job.total_seconds, tick, up_factor=up_factor, down_factor=down_factor)
     return [Rows("made", tick, up)]
 

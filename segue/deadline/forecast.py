@@ -18,7 +18,7 @@ from segue.deadline.choice import named_policy
 from segue.deadline.comparison import Contender, Rows, as_published, outcome_on
 from segue.deadline.estimates import Situation
 from segue.deadline.policies import Capped, Greedy, OnDemandOnly, Policy, SpotOnly, UniformProgress
-from segue.deadline.simulator import simulate
+from segue.deadline.simulator import Outcome, simulate
 from segue.deadline.view import Floats, Job
 from segue.history import History
 from segue.records import Capacity
@@ -60,7 +60,6 @@ class Forecast:
     policies: tuple[Expected, ...]
     lost_seconds: float
     """Work that deaths without a notice make be done again, on the mean."""
-    sample: Sample
 
 
 def life_of(history: History, *, prior_seconds: float | None) -> Life:
@@ -140,13 +139,19 @@ def forecast(spec: RunSpec, here: Situation, rows: Sequence[Rows], *, job: Job, 
     ]
     if spec.deadline is None:
         others = others[-1:]  # The rules of when to leave spot need a deadline.
+    others = [other for other in others if other.label != planned.label]
     whole = job.price_ratio * (job.work_seconds + job.changeover_seconds)
-    all_of_them = [planned, *(other for other in others if other.label != planned.label)]
-    rows_of = [_expected(one, rows, whole, lost_seconds, spec.pools.spot_price / 3600) for one in all_of_them]
-    first = rows[0]
-    some = simulate(planned.policy, planned.job, first.up[:SAMPLES], tick_seconds=first.tick_seconds, traced=True)
+    price = spec.pools.spot_price / 3600
+    told = [_expected(one, outcome_on(rows, one), whole, lost_seconds, price) for one in (planned, *others)]
+    return Forecast(tuple(told), told[0].preemptions * lost_seconds)
+
+
+def sample(spec: RunSpec, here: Situation, rows: Sequence[Rows], *, job: Job) -> Sample:
+    """The first runs of the first rows under the planned policy, in full."""
+    one, first = planned_policy(spec, here, job), rows[0]
+    some = simulate(one.policy, one.job, first.up[:SAMPLES], tick_seconds=first.tick_seconds, traced=True)
     assert some.modes is not None, "it was asked for"
-    return Forecast(tuple(rows_of), rows_of[0].preemptions * lost_seconds, Sample(first.tick_seconds, some.modes))
+    return Sample(first.tick_seconds, some.modes)
 
 
 def planned_policy(spec: RunSpec, here: Situation, job: Job) -> Contender:
@@ -161,8 +166,7 @@ def planned_policy(spec: RunSpec, here: Situation, job: Job) -> Contender:
     return Contender(name, policy if bound is None else Capped(policy, bound), as_published(name, job))
 
 
-def _expected(one: Contender, rows: Sequence[Rows], whole: float, lost: float, price: float) -> Expected:
-    outcome = outcome_on(rows, one)
+def _expected(one: Contender, outcome: Outcome, whole: float, lost: float, price: float) -> Expected:
     cost: Floats = outcome.cost + lost * outcome.preemptions
     done = np.isfinite(outcome.finished_seconds)
     low, high = np.percentile(cost, [5, 95])

@@ -144,6 +144,12 @@ def test_ticks_are_ten_minutes_or_finer_where_time_or_slack_is_short(hours, work
     assert tick_seconds_for(job) == pytest.approx(tick)
 
 
+@pytest.mark.parametrize(("hours", "tick"), [(20, 360.0), (100, 720.0), (240, 1200.0), (600, 1440.0)])
+def test_a_quick_look_at_a_long_job_takes_coarser_ticks(hours, tick):
+    job = Job(total_seconds=hours * HOUR, work_seconds=hours * HOUR / 2, changeover_seconds=60.0)
+    assert tick_seconds_for(job, is_quick=True) == pytest.approx(tick)
+
+
 def test_runs_are_shared_out_among_the_traces_that_are_long_enough():
     job = replace(JOB, total_seconds=4 * HOUR)
     traces = [Trace(name, 600.0, np.ones(count, bool)) for name, count in (("a", 30), ("short", 20), ("b", 60))]

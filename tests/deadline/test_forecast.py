@@ -19,9 +19,11 @@ from segue.deadline.forecast import (
     life_of,
     lost_by_a_death_seconds,
     planned_policy,
+    sample,
 )
 from segue.deadline.hopeless import refuse_hopeless
 from segue.deadline.policies import Capped, Greedy, OnDemandOnly, SpotOnly
+from segue.deadline.view import Mode
 from segue.errors import HopelessPlanError
 from segue.history import History
 from segue.records import Capacity, StopReason
@@ -86,10 +88,12 @@ def test_work_lost_to_a_death_is_paid_again():
 
 
 def test_a_dozen_runs_are_told_in_full():
-    sample = expected(spec(), rows(True)).sample
-    assert sample.tick_seconds == 600.0
-    assert sample.modes.shape == (SAMPLES, 7)
-    assert set(np.unique(sample.modes)) <= {-1, 0, 1, 2}
+    asked = spec()
+    told = sample(asked, here(asked), rows(True, True, False), job=job_ahead(asked, here(asked)))
+    assert (told.tick_seconds, len(told.modes)) == (600.0, SAMPLES)
+    # Two ticks on spot, then nothing until the net, on-demand to the end.
+    assert list(dict.fromkeys(told.modes[0].tolist())) == [Mode.SPOT, Mode.IDLE, Mode.ON_DEMAND]
+    assert list(told.modes[0][:3]) == [Mode.SPOT, Mode.SPOT, Mode.IDLE]
 
 
 def test_the_margin_is_kept_back_from_the_time_and_not_paid_for():
