@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from segue import cli_checkpoints, cli_curve
+from segue import cli_checkpoints, cli_curve, cli_plan, cli_simulate
 from segue.cli_options import Endpoint, Json, Store, read_run
 from segue.console import anomaly_facts, console, errors, segment_rows, segments_table, show_error, show_json
 from segue.controller import last_heartbeat
@@ -28,6 +28,8 @@ app = typer.Typer(
 )
 app.add_typer(cli_checkpoints.app)
 app.add_typer(cli_curve.app)
+app.command()(cli_plan.plan)
+app.command()(cli_simulate.simulate)
 
 
 @app.command()

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from segue.cli_options import DefaultCommandGroup, Endpoint, Json, Store, read_run
+from segue.cli_options import DefaultCommandGroup, Endpoint, Json, Store, read_run, writing
 from segue.console import console, rows_table, show_json
-from segue.errors import OutputError
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -51,7 +48,7 @@ def show(
     frame = curve(log, superseded=superseded)
     for path, write in ((csv, _write_csv), (parquet, _write_parquet)):
         if path is not None:
-            with _writing(path):
+            with writing(path):
                 write(frame, path)
     files = [str(path) for path in (csv, parquet) if path is not None]
     facts = {"run": run, "rows": len(frame)} | _ends(frame)
@@ -113,17 +110,9 @@ def seam(
 
     log, _ = read_run(run, store=store, endpoint_url=endpoint_url)
     picture = draw_seam(log, segment=segment, attempt=attempt)
-    with _writing(out):
+    with writing(out):
         out.write_bytes(picture)
     console.print(f"the seam is in {out}", markup=False, soft_wrap=True)
-
-
-@contextlib.contextmanager
-def _writing(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise OutputError(path=str(path), why=error.strerror or str(error)) from None
 
 
 def _write_csv(frame: pd.DataFrame, path: Path) -> None:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from typer.core import TyperGroup
 
+from segue.errors import OutputError
 from segue.find_run import find_run
 from segue.history import History
 from segue.runlog import RunLog
@@ -39,3 +43,16 @@ def read_run(run: str, *, store: str, endpoint_url: str | None) -> tuple[RunLog,
         StoreUnreachableError: the store cannot be read.
     """
     return find_run(run, StoreSpec.parse({"url": store, "endpoint_url": endpoint_url}, source="the command line"))
+
+
+@contextlib.contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """A block that writes a file somebody asked for.
+
+    Raises:
+        OutputError: it cannot be written.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise OutputError(path=str(path), why=error.strerror or str(error)) from None

@@ -280,6 +280,20 @@ def parse_deadline(text: str, *, now: datetime) -> datetime:
         raise SpecError(source="the command line", problems=(problem,)) from None
 
 
+def parse_seconds(text: str, *, name: str) -> float:
+    """Read a length of time: `24h`, `90m`, `600s` or `2d`; `name` is the option it is for.
+
+    Raises:
+        SpecError: it is none, or not above zero.
+    """
+    given = _RELATIVE.match(text.strip())
+    seconds = float(given[1]) * _UNIT_SECONDS[given[2]] if given else 0.0
+    if seconds <= 0:
+        problem = f"{name}: {text!r} is not a length of time; write 24h, 90m, 600s or 2d"
+        raise SpecError(source="the command line", problems=(problem,))
+    return seconds
+
+
 def _moment(text: str, *, now: datetime) -> datetime:
     if relative := _RELATIVE.match(text):
         return now + timedelta(seconds=float(relative[1]) * _UNIT_SECONDS[relative[2]])

@@ -48,6 +48,8 @@ class Place:
             "AWS_SECRET_ACCESS_KEY": "nothing",
             "AWS_EC2_METADATA_DISABLED": "true",
         }
+        if "PYTHONPATH" in os.environ:  # Which checkout is tested.
+            self._environment["PYTHONPATH"] = os.environ["PYTHONPATH"]
 
     def write(self, name: str, text: str) -> str:
         (self.folder / name).write_text(text)

@@ -51,6 +51,7 @@ from segue.errors.training import (
 from segue.errors.usage import (
     DeadlinePassedError,
     DriftError,
+    HopelessPlanError,
     MissingExtraError,
     NoResumeError,
     OrchestratorError,
@@ -58,6 +59,7 @@ from segue.errors.usage import (
     RecipeError,
     RunNotFoundError,
     SpecError,
+    TraceError,
 )
 
 __all__ = [
@@ -73,6 +75,7 @@ __all__ = [
     "ExportFolderError",
     "FencedError",
     "FireDrillError",
+    "HopelessPlanError",
     "HungRankError",
     "LogMovedError",
     "MachineTooSmallError",
@@ -100,6 +103,7 @@ __all__ = [
     "StateTooLargeError",
     "StoreError",
     "StoreUnreachableError",
+    "TraceError",
     "TruncatedShardError",
     "UnknownStepError",
     "UnsupportedStateError",

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from segue.errors.base import UsageError
+
+HopelessReason = Literal["deadline_too_near", "save_longer_than_life", "at_risk_longer_than_life", "nothing_left"]
 
 
 class SpecError(UsageError):
@@ -90,3 +94,19 @@ class NoResumeError(UsageError):
         mend = f"Those that are there, as segment.attempt: {others}." if others else "There is no other either."
         whose = f"{which} of run {run_id}" if which else f"run {run_id}"
         super().__init__(f"{whose} has no resume that was judged, so there is no seam to draw. {mend}")
+
+
+class TraceError(UsageError):
+    """What should be a trace of spot availability is none, or too short for what is asked."""
+
+    def __init__(self, *, source: str, why: str, mend: str) -> None:
+        self.source, self.why, self.mend = source, why, mend
+        super().__init__(f"trace {source} {why}. {mend}")
+
+
+class HopelessPlanError(UsageError):
+    """A plan cannot work whatever spot does; `reason` says in one word why not."""
+
+    def __init__(self, *, reason: HopelessReason, why: str, mend: str) -> None:
+        self.reason, self.why, self.mend = reason, why, mend
+        super().__init__(f"this plan is hopeless: {why} {mend}")

@@ -1,0 +1,174 @@
+"""`segue simulate`: policies side by side on the same stretches of spot availability."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
+
+from segue.cli_options import Endpoint, Json, Store, read_run, writing
+from segue.console import console, show_json
+from segue.errors import HopelessPlanError, TraceError
+from segue.spec import parse_seconds
+from segue.words import span
+
+if TYPE_CHECKING:
+    from segue.deadline.comparison import Figures
+    from segue.deadline.traces import Trace
+    from segue.deadline.view import Job
+
+_USUAL = ("plan", "slack_age", "uniform_progress", "time_sliced", "greedy", "threshold", "on_demand_only")
+_RECORDED_TICK_SECONDS = 60.0
+_LEGEND = """cost: mean share of on-demand only, with 95 % confidence; p95: of the runs; to UP: mean
+cost against uniform_progress on the same spot; missed: runs that were late; preempted,
+lost, sentinel: means of a run; optimum: mean cost over the cheapest way in hindsight."""
+
+
+class Known(StrEnum):
+    """What is known about spot while on on-demand."""
+
+    FREE = "free"
+    SENTINEL = "sentinel"
+    BLIND = "blind"
+
+
+def simulate(
+    *,
+    policy: Annotated[
+        list[str] | None,
+        typer.Option(help="One to compare, as often as you like; threshold:preemptions=5,slack_share=0.1 sets values."),
+    ] = None,
+    traces: Annotated[Path | None, typer.Option(help="Trace file, or folder of them; made ones if left out.")] = None,
+    run: Annotated[str | None, typer.Option(help="A run whose log tells what it saw of spot, as the trace.")] = None,
+    work: Annotated[str, typer.Option(help="Computing from the first step to the goal: 24h, 90m.")] = "24h",
+    deadline: Annotated[str | None, typer.Option(help="Time from the start to the deadline: 36h.")] = None,
+    deadline_share: Annotated[
+        float, typer.Option(min=0.05, max=1.0, help="Work as a share of the time; --deadline wins over it.")
+    ] = 0.7,
+    changeover: Annotated[str, typer.Option(help="From a start to the first new step: 6m.")] = "6m",
+    price_ratio: Annotated[float, typer.Option(min=1.0, help="On-demand price over spot price.")] = 3.0,
+    runs: Annotated[int, typer.Option(min=2, max=10_000, help="Simulated runs, the same for each policy.")] = 400,
+    seed: Annotated[int, typer.Option(min=0, help="Of the starts; the same one gives the same figures.")] = 0,
+    knowledge: Annotated[
+        Known, typer.Option(help="What plan and slack_age know of spot while on on-demand.")
+    ] = Known.SENTINEL,
+    handover: Annotated[bool, typer.Option(help="Whether for them spot boots while on-demand works.")] = True,
+    up_factor: Annotated[float, typer.Option(min=0.05, max=20, help="Made traces: more ends of up spells.")] = 1.0,
+    down_factor: Annotated[float, typer.Option(min=0.05, max=20, help="Made traces: more ends of down spells.")] = 1.0,
+    save_seconds: Annotated[float, typer.Option(min=0, help="What a save costs.")] = 0.0,
+    save_every: Annotated[str | None, typer.Option(help="Computing between two saves: 10m. Left out: no loss.")] = None,
+    optimum: Annotated[bool, typer.Option("--optimum", help="Also the cheapest way in hindsight; takes a while.")] = (
+        False
+    ),
+    picture: Annotated[Path | None, typer.Option(help="PNG file for the distributions of costs.")] = None,
+    store: Store = ".segue/store",
+    endpoint_url: Endpoint = None,
+    as_json: Json = False,
+) -> None:
+    """Compare policies on simulated spot: cost, preemptions, deadlines missed. Nothing is run.
+
+    Costs are shares of on-demand only. Every policy meets the same stretches of availability.
+    """
+    import numpy as np
+
+    from segue.deadline import comparison
+    from segue.deadline.simulator import Harshness
+    from segue.deadline.view import Job
+
+    work_seconds = parse_seconds(work, name="work")
+    total = work_seconds / deadline_share if deadline is None else parse_seconds(deadline, name="deadline")
+    changeover_seconds = parse_seconds(changeover, name="changeover")
+    job = Job(total, work_seconds, changeover_seconds, price_ratio, knowledge.value, handover)
+    _refuse_too_little_time(job)
+    contenders = [comparison.contender(words, job) for words in dict.fromkeys(policy or _USUAL)]
+    random = np.random.default_rng(seed)
+    given = _traces(traces, run, store=store, endpoint_url=endpoint_url)
+    short: list[Trace] = []
+    if given:
+        rows, short = comparison.traced_rows(given, job, runs=runs, random=random)
+    else:
+        rows = comparison.made_rows(job, runs=runs, random=random, up_factor=up_factor, down_factor=down_factor)
+    every = parse_seconds(save_every, name="save-every") if save_every else 0.0
+    harshness = Harshness(save_seconds=save_seconds, save_every_seconds=every)
+    figures, shares = comparison.compare(
+        contenders, rows, job=job, random=random, harshness=harshness, with_optimum=optimum
+    )
+    title = f"{span(work_seconds)} of work in {span(total)}, price ratio {price_ratio:g}, {runs} runs"
+    if picture is not None:
+        from segue.forecast_picture import draw_costs
+
+        with writing(picture):
+            picture.write_bytes(draw_costs(shares, title=title))
+    facts = asdict(job) | {"runs": runs, "seed": seed, "traces": [r.name for r in rows]}
+    if as_json:
+        left_out = [trace.name for trace in short]
+        show_json(facts | {"left_out": left_out, "policies": [asdict(item) for item in figures]})
+        return
+    _show(figures, title=title, names=facts["traces"], short=short)
+
+
+def _refuse_too_little_time(job: Job) -> None:
+    needed = job.work_seconds + job.changeover_seconds
+    if job.total_seconds < needed:
+        raise HopelessPlanError(
+            reason="deadline_too_near",
+            why=f"{span(job.total_seconds)} are given and on-demand alone needs {span(needed)}.",
+            mend="Give a later --deadline, a smaller --deadline-share or less --work.",
+        )
+
+
+def _traces(path: Path | None, run: str | None, *, store: str, endpoint_url: str | None) -> list[Trace]:
+    """The traces asked for; none asked for means made ones."""
+    from segue.deadline.made_traces import recorded_trace
+    from segue.deadline.traces import read_traces
+
+    found = [] if path is None else read_traces(path)
+    if run is not None:
+        _, history = read_run(run, store=store, endpoint_url=endpoint_url)
+        recorded = recorded_trace(history, _RECORDED_TICK_SECONDS)
+        if recorded is None:
+            mend = "Take a run that was on spot for a while, or --traces."
+            raise TraceError(source=f"of run {run}", why="is empty: it saw less than a minute of spot", mend=mend)
+        found.append(recorded)
+    return found
+
+
+def _show(figures: list[Figures], *, title: str, names: list[str], short: list[Trace]) -> None:
+    where = "made from published hazards" if names == ["made"] else f"from {len(names)} traces"
+    console.print(f"{title}; availability {where}", markup=False, soft_wrap=True)
+    for trace in short:
+        console.print(f"left out, too short: {trace.name} ({span(trace.seconds)})", markup=False, soft_wrap=True)
+    rows = [_row(item) for item in figures]
+    table = Table(header_style="bold", box=SIMPLE_HEAD, padding=0, pad_edge=False)
+    for name in rows[0]:
+        is_text = name == "policy"
+        # Policies with parameters have long names: they may take two lines, numbers may not.
+        table.add_column(name, justify="left" if is_text else "right", no_wrap=not is_text, overflow="fold")
+    for row in rows:
+        table.add_row(*row.values())
+    console.print(table)
+    console.print(_LEGEND, markup=False)
+
+
+def _row(item: Figures) -> dict[str, str]:
+    to_uniform = _half(item.to_uniform_progress_low, item.to_uniform_progress_high)
+    row = {
+        "policy": item.policy,
+        "cost": f"{item.cost_share:.3f}\u00b1{_half(item.cost_share_low, item.cost_share_high):.3f}",
+        "p95": f"{item.cost_share_p95:.3f}",
+        "to UP": f"{item.to_uniform_progress:+.1%}\u00b1{to_uniform:.1%}",
+        "missed": str(item.missed),
+        "preempted": f"{item.preemptions:.1f}",
+        "lost": span(item.lost_seconds),
+        "sentinel": span(item.sentinel_seconds),
+    }
+    return row if item.to_optimum is None else row | {"optimum": f"{item.to_optimum:.3f}"}
+
+
+def _half(low: float, high: float) -> float:
+    return (high - low) / 2

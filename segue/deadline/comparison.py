@@ -1,0 +1,203 @@
+"""Policies side by side on the same stretches of spot availability. Pure: availability and randomness are given.
+
+Every policy meets the same rows, so differences are of pairs. What a policy may know is part of the comparison: the
+published baselines see spot at all times and hand nothing over, as in their papers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from segue.deadline.choice import POLICIES, named_policy
+from segue.deadline.made_traces import made_up
+from segue.deadline.optimum import cheapest
+from segue.deadline.policies import OnDemandOnly, Policy, UniformProgress
+from segue.deadline.simulator import Harshness, Outcome, simulate
+from segue.deadline.traces import Trace, long_enough, windows
+from segue.deadline.view import Flags, Floats, Job
+from segue.errors import SpecError
+
+OWN = frozenset({"plan", "slack_age"})
+"""Policies that run with the job's knowledge and hand-over; all others as published."""
+_RESAMPLES = 1000
+
+
+@dataclass(frozen=True)
+class Contender:
+    """A policy under the words it was asked by, and the job as this policy sees it."""
+
+    label: str
+    policy: Policy
+    job: Job
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Stretches of availability, one for each run."""
+
+    name: str
+    tick_seconds: float
+    up: Flags
+
+
+@dataclass(frozen=True)
+class Figures:
+    """What a policy came to over all runs. Costs as shares of on-demand only on the same rows."""
+
+    policy: str
+    cost_share: float
+    """The mean; `low` and `high` bound it with 95 % confidence, as far as random starts go."""
+    cost_share_low: float
+    cost_share_high: float
+    cost_share_p5: float
+    cost_share_p95: float
+    to_uniform_progress: float
+    """Mean cost over Uniform Progress' on the same rows, less one; negative is cheaper."""
+    to_uniform_progress_low: float
+    to_uniform_progress_high: float
+    to_optimum: float | None
+    """Mean cost over that of the cheapest way with all of spot known beforehand; None where that was not asked for."""
+    missed: int
+    runs: int
+    preemptions: float
+    lost_seconds: float
+    sentinel_seconds: float
+
+
+def contender(words: str, job: Job) -> Contender:
+    """A policy asked for as `name` or `name:parameter=value,parameter=value`.
+
+    Raises:
+        SpecError: there is no such policy or parameter, or not with such a value.
+    """
+    name, _, rest = words.partition(":")
+    try:
+        if name not in POLICIES:
+            raise ValueError(f"no such policy; known are {', '.join(POLICIES)}")
+        policy = named_policy(name, _parameters(rest))
+    except ValueError as error:
+        raise SpecError(source="the command line", problems=(f"policy {words!r}: {error}",)) from None
+    return Contender(words, policy, as_published(name, job))
+
+
+def as_published(name: str, job: Job) -> Job:
+    """The job as a policy of that name sees it: the published ones know spot at all times and hand nothing over."""
+    return job if name in OWN else replace(job, knowledge="free", handover=False)
+
+
+def tick_seconds_for(job: Job, *, is_quick: bool = False) -> float:
+    """The tick to simulate a job in: ten minutes, or finer where the time or the slack is short.
+
+    With `is_quick` up to twice as coarse where the time is long: means move by a hundredth or so.
+    """
+    total, slack = job.total_seconds, job.total_seconds - job.work_seconds
+    coarsest = max(total / 1500, min(total / 500, 1200.0) if is_quick else 0.0)
+    return max(min(600.0, total / 200, slack / 10), coarsest)
+
+
+def made_rows(
+    job: Job,
+    *,
+    runs: int,
+    random: np.random.Generator,
+    up_factor: float = 1.0,
+    down_factor: float = 1.0,
+    is_quick: bool = False,
+) -> list[Rows]:
+    """Rows made from the published hazards times these factors."""
+    tick = tick_seconds_for(job, is_quick=is_quick)
+    up = made_up(random, runs, job.total_seconds, tick, up_factor=up_factor, down_factor=down_factor)
+    return [Rows("made", tick, up)]
+
+
+def traced_rows(
+    traces: Sequence[Trace], job: Job, *, runs: int, random: np.random.Generator
+) -> tuple[list[Rows], list[Trace]]:
+    """Rows from random starts in traces, as many of each, and the traces that are too short for the job.
+
+    Raises:
+        TraceError: all are too short.
+    """
+    kept, short = long_enough([trace.finer(tick_seconds_for(job)) for trace in traces], seconds=job.total_seconds)
+    counts = [runs // len(kept) + (at < runs % len(kept)) for at in range(len(kept))]
+    rows = [
+        Rows(trace.name, trace.tick_seconds, windows(trace, seconds=job.total_seconds, count=count, random=random))
+        for trace, count in zip(kept, counts, strict=True)
+        if count
+    ]
+    return rows, short
+
+
+def outcome_on(rows: Sequence[Rows], one: Contender, *, harshness: Harshness | None = None) -> Outcome:
+    """What became of a contender on all rows, in their order; without the modes."""
+    parts = [simulate(one.policy, one.job, r.up, tick_seconds=r.tick_seconds, harshness=harshness) for r in rows]
+    names = [name for name in Outcome.__dataclass_fields__ if name != "modes"]
+    return Outcome(**{name: np.concatenate([getattr(part, name) for part in parts]) for name in names})
+
+
+def compare(
+    contenders: Sequence[Contender],
+    rows: Sequence[Rows],
+    *,
+    job: Job,
+    random: np.random.Generator,
+    harshness: Harshness | None = None,
+    with_optimum: bool = False,
+) -> tuple[list[Figures], dict[str, Floats]]:
+    """The figures of each contender, and its cost shares run by run."""
+    published = as_published("uniform_progress", job)
+    on_demand = outcome_on(rows, Contender("on_demand_only", OnDemandOnly(), published), harshness=harshness).cost
+    usual = outcome_on(rows, Contender("uniform_progress", UniformProgress(), published), harshness=harshness).cost
+    best = np.concatenate([cheapest(job, r.up, tick_seconds=r.tick_seconds) for r in rows]) if with_optimum else None
+    count = len(on_demand)
+    weights = random.multinomial(count, np.full(count, 1 / count), size=_RESAMPLES) / count
+    figures, shares = [], {}
+    for one in contenders:
+        outcome = outcome_on(rows, one, harshness=harshness)
+        shares[one.label] = outcome.cost / on_demand
+        figures.append(_figures(one.label, outcome, shares[one.label], usual=usual, best=best, weights=weights))
+    return figures, shares
+
+
+def _figures(
+    label: str, outcome: Outcome, share: Floats, *, usual: Floats, best: Floats | None, weights: Floats
+) -> Figures:
+    low, high = np.percentile(weights @ share, [2.5, 97.5])
+    less, more = np.percentile((weights @ outcome.cost) / (weights @ usual) - 1, [2.5, 97.5])
+    to_optimum = None
+    if best is not None and np.isfinite(best).any():
+        known = np.isfinite(best)
+        to_optimum = float(outcome.cost[known].mean() / best[known].mean())
+    return Figures(
+        policy=label,
+        cost_share=float(share.mean()),
+        cost_share_low=float(low),
+        cost_share_high=float(high),
+        cost_share_p5=float(np.percentile(share, 5)),
+        cost_share_p95=float(np.percentile(share, 95)),
+        to_uniform_progress=float(outcome.cost.mean() / usual.mean() - 1),
+        to_uniform_progress_low=float(less),
+        to_uniform_progress_high=float(more),
+        to_optimum=to_optimum,
+        missed=int(outcome.is_late.sum()),
+        runs=len(share),
+        preemptions=float(outcome.preemptions.mean()),
+        lost_seconds=float(outcome.lost_seconds.mean()),
+        sentinel_seconds=float(outcome.sentinel_seconds.mean()),
+    )
+
+
+def _parameters(words: str) -> dict[str, float]:
+    given = {}
+    for part in words.split(",") if words else ():
+        name, equals, value = part.partition("=")
+        if not equals:
+            raise ValueError(f"{part!r} is not parameter=value")
+        try:
+            given[name.strip()] = float(value)
+        except ValueError:
+            raise ValueError(f"{name.strip()} must be a number (got {value!r})") from None
+    return given

@@ -1,0 +1,187 @@
+"""What can be expected of a run before it runs: cost, preemptions, lost work, by simulation. Pure.
+
+The run's own numbers make a job; the job is simulated on many stretches of spot availability with the policy and the
+clamp that will decide. The margin on the work is kept back from the time, not paid for: it is for what goes wrong.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+
+import numpy as np
+
+from segue.checkpoints.cadence import PRIOR_LIFE_SECONDS, Cadence, Life, SaveCost, as_asked, interval_seconds
+from segue.deadline import clamp, outlook
+from segue.deadline.choice import named_policy
+from segue.deadline.comparison import Contender, Rows, as_published, outcome_on
+from segue.deadline.estimates import Situation
+from segue.deadline.policies import Capped, Greedy, OnDemandOnly, Policy, SpotOnly, UniformProgress
+from segue.deadline.simulator import Outcome, simulate
+from segue.deadline.view import Floats, Job
+from segue.history import History
+from segue.records import Capacity
+from segue.spec import RunSpec
+
+SAMPLES = 12
+"""Runs that are told in full, for the picture."""
+_DAY = 86400.0
+
+
+@dataclass(frozen=True)
+class Expected:
+    """What a policy would cost and go through. Costs in the money of the spec's pools, the lost work included."""
+
+    policy: str
+    cost: float
+    cost_p5: float
+    cost_p95: float
+    cost_share: float
+    """Of on-demand only."""
+    late_share: float
+    preemptions: float
+    finish_seconds: float
+    """From now to the goal, on the mean."""
+
+
+@dataclass(frozen=True)
+class Sample:
+    """Simulated runs in full: `modes` (runs, ticks) as `segue.deadline.view.Mode`, -1 once finished."""
+
+    tick_seconds: float
+    modes: np.ndarray
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """The planned policy and what it is compared with; the first of `policies` is the planned one."""
+
+    policies: tuple[Expected, ...]
+    lost_seconds: float
+    """Work that deaths without a notice make be done again, on the mean."""
+
+
+def life_of(history: History, *, prior_seconds: float | None) -> Life:
+    """How long spot lasts: the run's own attempts, and a prior from traces or the usual one."""
+    return Life(
+        up_seconds=history.seconds_on(Capacity.SPOT),
+        preemptions=outlook.preemptions(history),
+        prior_seconds=prior_seconds or PRIOR_LIFE_SECONDS,
+    )
+
+
+def cadence_of(spec: RunSpec, life: Life, *, save_seconds: float | None) -> Cadence:
+    """How often the run will commit, as its trainer will choose; `save_seconds` is a guess at what a save costs."""
+    asked = spec.checkpoints
+    if asked.every_steps is not None or asked.every_seconds is not None:
+        return as_asked(every_steps=asked.every_steps, every_seconds=asked.every_seconds)
+    cost = None if save_seconds is None else SaveCost(save_seconds, 0.0, save_seconds)
+    return interval_seconds(cost, life=life, max_work_at_risk_seconds=asked.max_work_at_risk_seconds)
+
+
+def lost_by_a_death_seconds(cadence: Cadence, here: Situation, *, save_seconds: float | None) -> float:
+    """Work that a death without a notice costs on the mean: half of an interval, and a save that was under way.
+
+    While the cost of a save is unknown, so is the interval that suits it; then as if it were as long as is allowed.
+    """
+    chosen = cadence.interval_seconds if "work_at_risk_seconds" in cadence.numbers else None
+    interval = here.at_risk_seconds if chosen is None else chosen
+    return interval / 2 + (save_seconds or 0.0)
+
+
+def latest_moments(spec: RunSpec, here: Situation) -> dict[str, datetime]:
+    """The last moment at which on-demand still makes it, and the last for a spot attempt, if nothing is done before.
+
+    Every hour of work that is committed moves both on by an hour. Empty without a deadline.
+    """
+    needed = clamp.needed_for_spot_seconds(here)
+    if spec.deadline is None or needed is None or here.work_seconds is None:
+        return {}
+    return {
+        "latest_safe_moment": spec.deadline - timedelta(seconds=here.work_seconds + here.changeover_seconds),
+        "latest_spot_start": spec.deadline - timedelta(seconds=needed),
+    }
+
+
+def job_ahead(spec: RunSpec, here: Situation, *, longest_seconds: float | None = None) -> Job:
+    """The job from here to the goal. Without a deadline, or with one far off, it has time to wait for spot at leisure.
+
+    `longest_seconds` bounds that time where traces do not last for ever.
+    """
+    assert here.work_seconds is not None, "a forecast needs the seconds a step takes"
+    work = here.work_seconds / (1 + spec.policy.margin_share)
+    leisure = 4 * work + 7 * _DAY
+    if here.remaining_seconds is None:
+        total = min(leisure, longest_seconds or np.inf)
+    else:
+        total = min(here.remaining_seconds - (here.work_seconds - work), leisure)
+    return Job(
+        total_seconds=total,
+        work_seconds=work,
+        changeover_seconds=here.changeover_seconds,
+        price_ratio=spec.pools.price_ratio,
+        knowledge="sentinel" if spec.policy.handover else "blind",
+        handover=spec.policy.handover,
+    )
+
+
+def forecast(spec: RunSpec, here: Situation, rows: Sequence[Rows], *, job: Job, lost_seconds: float) -> Forecast:
+    """Simulate the run on `rows`, with its own policy and with what it could be instead.
+
+    `lost_seconds` of spot time are paid again for each preemption.
+    """
+    planned = planned_policy(spec, here, job)
+    others = [
+        Contender("uniform_progress", UniformProgress(), as_published("uniform_progress", job)),
+        Contender("greedy", Greedy(), as_published("greedy", job)),
+        Contender("on_demand_only", OnDemandOnly(), as_published("on_demand_only", job)),
+    ]
+    if spec.deadline is None:
+        others = others[-1:]  # The rules of when to leave spot need a deadline.
+    others = [other for other in others if other.label != planned.label]
+    whole = job.price_ratio * (job.work_seconds + job.changeover_seconds)
+    price = spec.pools.spot_price / 3600
+    told = [_expected(one, outcome_on(rows, one), whole, lost_seconds, price) for one in (planned, *others)]
+    return Forecast(tuple(told), told[0].preemptions * lost_seconds)
+
+
+def sample(spec: RunSpec, here: Situation, rows: Sequence[Rows], *, job: Job) -> Sample:
+    """The first runs of the first rows under the planned policy, in full."""
+    one, first = planned_policy(spec, here, job), rows[0]
+    some = simulate(one.policy, one.job, first.up[:SAMPLES], tick_seconds=first.tick_seconds, traced=True)
+    assert some.modes is not None, "it was asked for"
+    return Sample(first.tick_seconds, some.modes)
+
+
+def planned_policy(spec: RunSpec, here: Situation, job: Job) -> Contender:
+    """What will decide in the run, as far as the clamp lets it."""
+    name = spec.policy.name
+    if not clamp.permits_spot(here):
+        return Contender("on_demand_only", OnDemandOnly(), as_published("on_demand_only", job))
+    if spec.deadline is None and name != "on_demand_only":
+        return Contender(name, SpotOnly(), job)
+    policy: Policy = named_policy(name, dict(spec.policy.parameters))
+    bound = spec.policy.max_preemptions
+    return Contender(name, policy if bound is None else Capped(policy, bound), as_published(name, job))
+
+
+def _expected(one: Contender, outcome: Outcome, whole: float, lost: float, price: float) -> Expected:
+    cost: Floats = outcome.cost + lost * outcome.preemptions
+    done = np.isfinite(outcome.finished_seconds)
+    low, high = np.percentile(cost, [5, 95])
+    return Expected(
+        policy=one.label,
+        cost=float(cost.mean() * price),
+        cost_p5=float(low * price),
+        cost_p95=float(high * price),
+        cost_share=float(cost.mean() / whole),
+        late_share=float(outcome.is_late.mean()),
+        preemptions=float(outcome.preemptions.mean()),
+        finish_seconds=float(outcome.finished_seconds[done].mean()) if done.any() else one.job.total_seconds,
+    )
+
+
+def without_measures(history: History) -> History:
+    """The history as if no step had been timed, for whoever says how long one takes."""
+    return replace(history, reports=())

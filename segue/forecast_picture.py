@@ -1,0 +1,94 @@
+"""Pictures of what has not happened: sample runs as bands over time, cost distributions by policy."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from segue.errors import MissingExtraError
+
+if TYPE_CHECKING:
+    from segue.deadline.forecast import Sample
+    from segue.deadline.view import Floats
+
+_COLOURS = {"finished": "#ffffff", "idle": "#dddddd", "spot": "#2f6db0", "on-demand": "#e07b39"}
+"""By mode, from -1 on."""
+_DEADLINE, _LATEST = "#111111", "#b3261e"
+
+
+def draw_sample(sample: Sample, *, title: str, deadline_seconds: float | None, latest_seconds: float | None) -> bytes:
+    """Where sample runs would be over time, as a PNG; seconds are from now.
+
+    Raises:
+        MissingExtraError: matplotlib is not installed.
+    """
+    mpl, figure = _figure(height=4.2)
+    from matplotlib.colors import ListedColormap
+    from matplotlib.lines import Line2D
+    from matplotlib.patches import Patch
+
+    hours = sample.tick_seconds / 3600
+    runs, ticks = sample.modes.shape
+    with mpl.rc_context({"font.size": 9}):
+        axes = figure.subplots()
+        colours = ListedColormap(list(_COLOURS.values()))
+        grid = {"extent": (0, ticks * hours, runs + 0.5, 0.5), "aspect": "auto", "interpolation": "nearest"}
+        axes.imshow(sample.modes, cmap=colours, vmin=-1, vmax=2, **grid)
+        for row in range(1, runs):
+            axes.axhline(row + 0.5, color="#ffffff", lw=2)
+        legend: list[Any] = [Patch(color=colour, label=name) for name, colour in list(_COLOURS.items())[1:]]
+        lines = ((deadline_seconds, _DEADLINE, "-", "deadline"), (latest_seconds, _LATEST, "--", "latest safe moment"))
+        for seconds, colour, style, label in lines:
+            if seconds is not None:
+                axes.axvline(seconds / 3600, color=colour, ls=style, lw=1.6)
+                legend.append(Line2D([], [], color=colour, ls=style, label=label))
+        right = max(ticks * hours, (deadline_seconds or 0.0) / 3600)
+        axes.set(xlabel="hours from now", ylabel="simulated run", xlim=(0, right * 1.01))
+        figure.suptitle(title, x=0.01, ha="left", fontweight="bold")
+        figure.legend(handles=legend, loc="outside lower center", ncols=len(legend), frameon=False)
+        return _png(figure)
+
+
+def draw_costs(shares: Mapping[str, Floats], *, title: str) -> bytes:
+    """The distribution of each policy's cost as a share of on-demand only, as a PNG.
+
+    Raises:
+        MissingExtraError: matplotlib is not installed.
+    """
+    import numpy as np
+
+    mpl, figure = _figure(height=1.6 + 0.55 * len(shares))
+    with mpl.rc_context({"font.size": 9, "axes.spines.top": False, "axes.spines.right": False}):
+        axes = figure.subplots()
+        for row, costs in enumerate(shares.values()):
+            box = {"orientation": "horizontal", "widths": 0.55, "showfliers": False, "whis": (5, 95)}
+            colours = {
+                "boxprops": {"facecolor": "#cfe3f7", "edgecolor": "#2f6db0"},
+                "medianprops": {"color": "#2f6db0"},
+            }
+            axes.boxplot([costs], positions=[row], patch_artist=True, **box, **colours)
+            axes.plot([float(np.mean(costs))], [row], marker="D", color=_LATEST, ms=5)
+        axes.axvline(1.0, color=_DEADLINE, lw=1, ls=":")
+        axes.set_yticks(range(len(shares)), list(shares))
+        axes.invert_yaxis()
+        axes.set(
+            xlabel="cost as a share of on-demand only: 5 % to 95 % of the runs, box 25 % to 75 %, diamond the mean"
+        )
+        figure.suptitle(title, x=0.01, ha="left", fontweight="bold")
+        return _png(figure)
+
+
+def _figure(*, height: float) -> tuple[Any, Any]:
+    try:
+        import matplotlib as mpl
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise MissingExtraError(extra="data", needed_for="A picture") from None
+    return mpl, Figure(figsize=(10, height), layout="constrained")
+
+
+def _png(figure: Any) -> bytes:
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png", dpi=110)
+    return buffer.getvalue()

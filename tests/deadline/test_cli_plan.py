@@ -1,0 +1,185 @@
+"""`segue plan`, as a real process: what it tells, what it refuses, and that it is quick."""
+
+from __future__ import annotations
+
+import json
+import socket
+import subprocess
+import sys
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from segue.testing.clock import FakeClock
+from tests.deadline.command import Desk
+from tests.test_cli_errors import Place, refusal
+from tests.test_controller import Run
+
+HOURS = """run_id = "nightly"
+steps = 3600
+
+[checkpoints]
+every_seconds = 300
+
+[policy]
+step_seconds = 10.0
+changeover_seconds = 360
+margin_share = 0.0
+
+[pools]
+spot_price = 1.0
+on_demand_price = 3.0
+"""
+FEW = ("--runs", "20")
+FACTS = """run policy committed_step steps step_seconds step_seconds_basis work_seconds changeover_seconds deadline
+remaining_seconds slack_seconds cost cost_p5 cost_p95 cost_share on_demand_cost late_share preemptions lost_seconds
+finish latest_safe_moment latest_spot_start cadence cadence_interval_seconds life_seconds lost_by_a_death_seconds
+traces runs seed notes policies"""
+
+
+@pytest.fixture
+def desk(tmp_path, monkeypatch, capsys) -> Desk:
+    (tmp_path / "desk").mkdir()
+    made = Desk(tmp_path / "desk", monkeypatch, capsys)
+    made.write("run.toml", HOURS)
+    return made
+
+
+def test_all_of_it_is_one_json_object(desk):
+    before = desk.files()
+    facts = desk.told("plan", "run.toml", "--deadline", "+20h", *FEW)
+    assert set(facts) == set(FACTS.split())
+    assert (facts["policy"], facts["work_seconds"], facts["on_demand_cost"]) == ("plan", 36000.0, pytest.approx(30.3))
+    assert facts["cost_p5"] <= facts["cost"] <= facts["cost_p95"]
+    assert facts["cost_share"] == pytest.approx(facts["cost"] / 30.3)
+    assert facts["late_share"] == 0.0
+    assert facts["lost_seconds"] == pytest.approx(facts["preemptions"] * facts["lost_by_a_death_seconds"])
+    assert facts["cadence"] == "every 300 s, as asked"
+    safe = datetime.fromisoformat(facts["deadline"]) - datetime.fromisoformat(facts["latest_safe_moment"])
+    assert safe == timedelta(hours=10, minutes=6)
+    assert [one["policy"] for one in facts["policies"]] == ["plan", "uniform_progress", "greedy", "on_demand_only"]
+    assert desk.files() == before, "looking leaves nothing behind"
+
+
+def test_people_get_sentences_and_a_table(tmp_path):
+    place = Place(tmp_path / "place")
+    place.write("run.toml", HOURS)
+    outcome = place.run("plan", "run.toml", "--deadline", "+20h", *FEW)
+    assert (outcome.code, outcome.err) == (0, "")
+    for words in (
+        "work  10.0 h (3600 steps of 10 s, policy.step_seconds)",
+        "chance of lateness  0: the clamp goes on-demand while that still makes it",
+        "of on-demand only (30.3)",
+        "latest safe moment",
+        "uniform_progress",
+    ):
+        assert words in outcome.out
+
+
+def test_without_a_deadline_nothing_is_late_and_spot_does_it_all(desk):
+    facts = desk.told("plan", "run.toml", *FEW)
+    assert (facts["deadline"], facts["late_share"], facts.get("latest_safe_moment")) == (None, None, None)
+    assert 1 / 3 <= facts["cost_share"] < 0.5
+
+
+def test_the_same_seed_tells_the_same(desk):
+    given = ("plan", "run.toml", "--deadline", "2099-01-01T00:00:00Z")  # So far off that the seconds until it are none.
+    first, again, other = (desk.told(*given, *FEW, "--work", "2h", "--seed", s) for s in ("1", "1", "2"))
+    assert first["policies"][1]["cost"] == again["policies"][1]["cost"]
+    assert first["policies"][1]["cost"] != other["policies"][1]["cost"]
+
+
+def test_the_work_may_be_given_and_the_run_need_have_no_name_yet(desk):
+    desk.write("bare.toml", "steps = 100\n")
+    by_work = desk.told("plan", "bare.toml", "--work", "5h", "--deadline", "+9h", *FEW)
+    by_step = desk.told("plan", "bare.toml", "--step-seconds", "180", "--deadline", "+9h", *FEW)
+    assert (by_work["run"], by_work["step_seconds"], by_work["step_seconds_basis"]) == (None, 180.0, "as given")
+    assert by_work["work_seconds"] == by_step["work_seconds"] == pytest.approx(18000.0)
+
+
+def test_spot_that_is_always_there_costs_its_price_and_never_there_that_of_on_demand(desk):
+    for name, up, share in (("up", 1, 1 / 3), ("down", 0, 1.0)):
+        desk.write(f"{name}.json", json.dumps({"metadata": {"gap_seconds": 600}, "data": [up] * 200}))
+        facts = desk.told("plan", "run.toml", "--deadline", "+20h", "--traces", f"{name}.json", *FEW)
+        assert (facts["traces"], facts["cost_share"]) == ([name], pytest.approx(share))
+
+
+def test_a_short_trace_is_left_out_with_a_word(desk):
+    for name, count in (("long", 200), ("short", 30)):
+        desk.write(f"traces/{name}.json", json.dumps({"metadata": {"gap_seconds": 600}, "data": [1] * count}))
+    facts = desk.told("plan", "run.toml", "--deadline", "+20h", "--traces", "traces", *FEW)
+    assert facts["traces"] == ["long"]
+    assert facts["notes"] == ["trace short is left out: it covers only 5.0 h"]
+
+
+def test_a_run_that_has_begun_is_planned_from_where_it_stands(desk, make_spec):
+    run = Run(make_spec(steps=100), FakeClock(datetime(2026, 1, 1, tzinfo=UTC)))
+    run.commit(run.claim(run.decide()), 40)
+    desk.write("tiny.toml", 'run_id = "tiny"\nsteps = 100\n[policy]\nstep_seconds = 100.0\nmargin_share = 0.0\n')
+    store = ("--store", str(run.log.store.url))
+    facts = desk.told("plan", "tiny.toml", *store, "--deadline", "+4h", *FEW)
+    assert (facts["committed_step"], facts["work_seconds"]) == (40, 6000.0)
+    assert "run tiny has committed step 40 of 30" in desk.refused("plan", "tiny.toml", *store, "--steps", "30")
+
+
+def test_a_store_that_cannot_be_read_is_told_and_the_plan_made_all_the_same(desk, monkeypatch):
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.setenv(name, "nothing")
+    with socket.socket() as held:  # Bound and never listening: nobody answers.
+        held.bind(("127.0.0.1", 0))
+        store = ("--store", "s3://bucket", "--endpoint-url", f"http://127.0.0.1:{held.getsockname()[1]}")
+        facts = desk.told("plan", "run.toml", *store, "--deadline", "+20h", *FEW)
+    assert facts["notes"][0].startswith("the run's log was not read: store s3://bucket: ")
+    assert facts["committed_step"] == 0
+
+
+def test_the_clamp_that_permits_no_spot_is_told(desk):
+    facts = desk.told("plan", "run.toml", "--deadline", "+612m", *FEW)
+    assert (facts["policy"], facts["preemptions"]) == ("on_demand_only", 0.0)
+    assert "the clamp permits no spot attempt" in facts["notes"][0]
+
+
+def test_a_picture_of_a_dozen_runs_is_a_png(desk):
+    desk.told("plan", "run.toml", "--deadline", "+20h", *FEW, "--picture", "out.png")
+    assert (desk.folder / "out.png").read_bytes().startswith(b"\x89PNG")
+    message = refusal(desk.run("plan", "run.toml", "--deadline", "+20h", *FEW, "--picture", "no/where.png"))
+    assert "no/where.png cannot be written" in message
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (["--deadline", "2020-01-01T00:00:00Z"], "deadline: 2020-01-01T00:00:00+00:00 has passed (it is "),
+        (["--deadline", "+5h"], "5.0 h are left to the deadline and on-demand alone needs 10.1 h"),
+        (["--deadline", "+40h", "--save-seconds", "9000"], "one save takes 2.5 h and a spot instance lasts 2.0 h"),
+        (["--deadline", "+40h", "--traces", "short.json"], "up to 5 min lie between two commits and a spot instance"),
+        (["--deadline", "soon"], "deadline: 'soon' is not a time; write +2h"),
+        (["--work", "long"], "work: 'long' is not a length of time; write 24h, 90m, 600s or 2d"),
+        (["--traces", "nowhere"], "trace nowhere cannot be read (No such file or directory)"),
+        (["--deadline", "+90h", "--traces", "short.json"], "covers"),
+    ],
+)
+def test_a_plan_that_cannot_be_is_refused_with_the_reason(desk, given, said):
+    desk.write("short.json", json.dumps({"metadata": {"gap_seconds": 60}, "data": [1, 0] * 2000}))
+    if said == "covers":
+        desk.write("short.json", json.dumps({"metadata": {"gap_seconds": 600}, "data": [1] * 60}))
+        said = "trace short cover 10.0 h at most, and 90.0 h are asked for"
+    assert said in desk.refused("plan", "run.toml", *given)
+
+
+def test_work_that_nobody_measured_is_asked_for(desk):
+    desk.write("bare.toml", "steps = 100\n")
+    message = desk.refused("plan", "bare.toml", "--deadline", "+9h")
+    assert "policy.step_seconds: is not given, and no run has measured it; set it, or give --step-seconds" in message
+
+
+def test_nothing_heavy_is_loaded_for_it(desk):
+    look = (
+        "import sys; sys.argv = ['segue', 'plan', 'run.toml', '--runs', '20', '--deadline', '+20h', '--json']\n"
+        "from segue import cli\n"
+        "try:\n    cli.main()\nexcept SystemExit as end:\n"
+        "    heavy = [name for name in ('torch', 'prefect', 'pandas', 'matplotlib') if name in sys.modules]\n"
+        "    print(end.code, heavy)"
+    )
+    said = subprocess.check_output([sys.executable, "-c", look], text=True, cwd=desk.folder)
+    assert said.splitlines()[-1] == "0 []"

@@ -1,0 +1,92 @@
+"""Availability without data: the hazards that were asked for, or what a run saw."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from segue.deadline.hazards import BINS, DOWN_RATES, UP_RATES, age_bin
+from segue.deadline.made_traces import made_up, recorded_trace
+from segue.records import Capacity, StopReason
+from tests.deadline import Logbook, make_spec
+
+DAY = 86400.0
+
+
+def ends_by_age(rows: np.ndarray, tick: float, *, up: bool) -> tuple[np.ndarray, np.ndarray]:
+    """Ends seen and ticks watched by age bin, of spells whose start was seen."""
+    ends, watched = np.zeros(BINS), np.zeros(BINS)
+    age = np.full(len(rows), np.nan)
+    for here, there in zip(rows.T[:-1], rows.T[1:], strict=True):
+        these = (here == up) & ~np.isnan(age)
+        bins = age_bin(age[these])
+        watched += np.bincount(bins, minlength=BINS)
+        ends += np.bincount(bins, weights=here[these] != there[these], minlength=BINS)
+        age = np.where(here != there, 0.0, age + tick)
+    return ends, watched
+
+
+@settings(max_examples=8)
+@given(
+    seed=st.integers(0, 2**32 - 1),
+    factors=st.tuples(st.floats(0.3, 3.0), st.floats(0.3, 3.0)),
+    tick=st.sampled_from([300.0, 600.0, 900.0]),
+)
+def test_made_traces_have_the_hazards_they_were_asked_for(seed, factors, tick):
+    rows = made_up(np.random.default_rng(seed), 300, 8 * DAY, tick, up_factor=factors[0], down_factor=factors[1])
+    for up, rates in ((True, UP_RATES * factors[0]), (False, DOWN_RATES * factors[1])):
+        ends, watched = ends_by_age(rows, tick, up=up)
+        chance = -np.expm1(-rates * tick)
+        spread = np.sqrt(watched * chance * (1 - chance)) + 1
+        assert (np.abs(ends - watched * chance) < 6 * spread).all()
+        assert watched.sum() > 1000
+
+
+def test_they_start_as_at_any_other_moment():
+    rows = made_up(np.random.default_rng(1), 6000, 4 * DAY, 600.0)
+    shares = rows[:, [0, 144, 288, -1]].mean(axis=0)
+    assert 0.1 < shares[0] < 0.9
+    assert np.abs(shares - shares[0]).max() < 6 * 0.5 / np.sqrt(6000)
+    # Nor is a change likelier right after the start than later.
+    changes = rows[:, 1:] != rows[:, :-1]
+    assert abs(changes[:, :6].mean() - changes[:, -6:].mean()) < 0.01
+
+
+def test_the_same_seed_makes_the_same_rows_and_they_cover_what_is_asked():
+    first, again = (made_up(np.random.default_rng(3), 5, 3601.0, 600.0) for _ in range(2))
+    assert first.shape == (5, 8)
+    assert (first == again).all()
+
+
+@pytest.mark.parametrize(("factor", "rises"), [("up_factor", False), ("down_factor", True)])
+def test_factors_make_spot_rarer_or_commoner(factor, rises):
+    usual, other = (made_up(np.random.default_rng(5), 2000, DAY, 600.0, **{factor: f}).mean() for f in (1.0, 3.0))
+    assert bool(other > usual) is rises
+
+
+def test_a_log_tells_what_its_run_saw_of_spot_and_leaves_out_what_nobody_watched():
+    log = Logbook(make_spec())
+    plan = log.plan()
+    log.seconds = 600.0
+    name = log.claim(plan)
+    log.seconds = 2400.0
+    log.report(plan, StopReason.LOST, attempt_id=name, seconds=1800.0)
+    log.attempt(StopReason.BOUND, Capacity.ON_DEMAND, seconds=36000.0)
+    log.seconds = 40000.0
+    plan = log.plan()
+    log.seconds = 41200.0
+    log.claim(plan)
+    trace = recorded_trace(log.history, 600.0)
+    # Waited 10 min, had it for 30, was on on-demand unseen, waited 20.
+    assert trace is not None
+    assert (trace.name, trace.tick_seconds) == ("r", 600.0)
+    assert list(trace.up) == [False, True, True, True, False, False]
+
+
+def test_a_run_that_saw_nothing_has_no_trace():
+    log = Logbook(make_spec())
+    assert recorded_trace(log.history, 600.0) is None
+    log.attempt(StopReason.FINISHED, Capacity.ON_DEMAND, seconds=3600.0)
+    assert recorded_trace(log.history, 600.0) is None
