@@ -75,7 +75,11 @@ def _job(random: np.random.Generator) -> tuple[Job, Harshness, float]:
     room = float(random.choice([0.0, 1e-6, 0.3, 1.0, 3.0])) * tick + float(random.choice([0.0, 0.1, 0.5, 2.0])) * least
     total = 0.9 * least if random.random() < 0.02 else least + room
     knowledge = _KNOWLEDGE[random.integers(len(_KNOWLEDGE))]
-    return Job(total, work, changeover, float(random.choice([1.2, 3.0, 10.0])), knowledge, bool(random.integers(2))), harsh, tick
+    return (
+        Job(total, work, changeover, float(random.choice([1.2, 3.0, 10.0])), knowledge, bool(random.integers(2))),
+        harsh,
+        tick,
+    )
 
 
 def _parameters(name: str, random: np.random.Generator) -> dict[str, float]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -17,6 +18,7 @@ from segue.console import console, show_error, show_json
 from segue.deadline.view import Knowledge
 from segue.errors import SegueError
 
+KNOWLEDGE: dict[str, Knowledge] = {"free": "free", "sentinel": "sentinel", "blind": "blind"}
 _COLUMNS = {
     "policy": None,
     "cost x\non-demand": "cost_vs_on_demand",
@@ -50,13 +52,12 @@ def deadline(
     """
     from benchmarks import deadline as bench
 
-    if knowledge not in ("free", "sentinel", "blind"):
-        raise typer.BadParameter(f"{knowledge!r} is none of free, sentinel and blind.", param_hint="--knowledge")
-    seen: Knowledge = knowledge
+    if knowledge not in KNOWLEDGE:
+        raise typer.BadParameter(f"{knowledge!r} is none of {', '.join(KNOWLEDGE)}.", param_hint="--knowledge")
     leave_as_on_ctrl_c()
-    options = bench.Options(traces, seen, handover, starts, adversarial, seed)
+    options = bench.Options(traces, KNOWLEDGE[knowledge], handover, starts, adversarial, seed)
     if jobs is not None:
-        options = bench.replace(options, jobs=jobs)
+        options = replace(options, jobs=jobs)
     with progress() as say:
         report = bench.measure(options, say=say)
     if as_json:

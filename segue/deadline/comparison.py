@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -134,8 +135,9 @@ def traced_rows(
 def outcome_on(rows: Sequence[Rows], one: Contender, *, harshness: Harshness | None = None) -> Outcome:
     """What became of a contender on all rows, in their order; without the modes."""
     parts = [simulate(one.policy, one.job, r.up, tick_seconds=r.tick_seconds, harshness=harshness) for r in rows]
-    names = [name for name in Outcome.__dataclass_fields__ if name != "modes"]
-    return Outcome(**{name: np.concatenate([getattr(part, name) for part in parts]) for name in names})
+    names = [name for name in Outcome.__dataclass_fields__ if name not in ("modes", "was_hopeless")]
+    columns: dict[str, Any] = {name: np.concatenate([getattr(part, name) for part in parts]) for name in names}
+    return Outcome(**columns, was_hopeless=any(part.was_hopeless for part in parts))
 
 
 def compare(

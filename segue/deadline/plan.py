@@ -49,7 +49,9 @@ class Plan:
 @lru_cache(maxsize=64)
 def table_for(job: Job, up_factor: float, down_factor: float, *, with_costs: bool = False) -> Table:
     """The table of a job for hazards by these factors of the published ones."""
-    return solve(job, step_seconds=_step_seconds(job), up_factor=up_factor, down_factor=down_factor, with_costs=with_costs)
+    return solve(
+        job, step_seconds=_step_seconds(job), up_factor=up_factor, down_factor=down_factor, with_costs=with_costs
+    )
 
 
 def _step_seconds(job: Job) -> float:
