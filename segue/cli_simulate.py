@@ -24,9 +24,11 @@ if TYPE_CHECKING:
 
 _USUAL = ("plan", "slack_age", "uniform_progress", "time_sliced", "greedy", "threshold", "on_demand_only")
 _RECORDED_TICK_SECONDS = 60.0
-_LEGEND = """cost: mean share of on-demand only, with 95 % confidence; p95: of the runs; to UP: mean
-cost against uniform_progress on the same spot; missed: runs that were late; preempted,
-lost, sentinel: means of a run; optimum: mean cost over the cheapest way in hindsight."""
+_LEGEND = (
+    "cost: mean share of on-demand only, with 95 % confidence; p95: of the runs; to UP: mean cost against "
+    "uniform_progress on the same spot; missed: runs that were late; preempted, lost, sentinel: means of a run; "
+    "optimum: mean cost over the cheapest way in hindsight"
+)
 
 
 class Known(StrEnum):
@@ -156,12 +158,12 @@ def _show(figures: list[Figures], *, title: str, names: list[str], short: list[T
 
 
 def _row(item: Figures) -> dict[str, str]:
-    to_uniform = _half(item.to_uniform_progress_low, item.to_uniform_progress_high)
+    to_uniform = 100 * _half(item.to_uniform_progress_low, item.to_uniform_progress_high)
     row = {
         "policy": item.policy,
         "cost": f"{item.cost_share:.3f}\u00b1{_half(item.cost_share_low, item.cost_share_high):.3f}",
         "p95": f"{item.cost_share_p95:.3f}",
-        "to UP": f"{item.to_uniform_progress:+.1%}\u00b1{to_uniform:.1%}",
+        "to UP, %": f"{100 * item.to_uniform_progress:+.1f}\u00b1{to_uniform:.1f}",
         "missed": str(item.missed),
         "preempted": f"{item.preemptions:.1f}",
         "lost": span(item.lost_seconds),

@@ -77,7 +77,8 @@ def cadence_of(spec: RunSpec, life: Life, *, save_seconds: float | None) -> Cade
     if asked.every_steps is not None or asked.every_seconds is not None:
         return as_asked(every_steps=asked.every_steps, every_seconds=asked.every_seconds)
     cost = None if save_seconds is None else SaveCost(save_seconds, 0.0, save_seconds)
-    return interval_seconds(cost, life=life, max_work_at_risk_seconds=asked.max_work_at_risk_seconds)
+    dies = None if spec.policy.name == "on_demand_only" else life
+    return interval_seconds(cost, life=dies, max_work_at_risk_seconds=asked.max_work_at_risk_seconds)
 
 
 def lost_by_a_death_seconds(cadence: Cadence, here: Situation, *, save_seconds: float | None) -> float:
@@ -87,7 +88,7 @@ def lost_by_a_death_seconds(cadence: Cadence, here: Situation, *, save_seconds: 
     """
     chosen = cadence.interval_seconds if "work_at_risk_seconds" in cadence.numbers else None
     interval = here.at_risk_seconds if chosen is None else chosen
-    return interval / 2 + (save_seconds or 0.0)
+    return min(interval, here.work_seconds or np.inf) / 2 + (save_seconds or 0.0)
 
 
 def latest_moments(spec: RunSpec, here: Situation) -> dict[str, datetime]:

@@ -51,7 +51,8 @@ def _refuse_deadline(here: Situation, now: datetime) -> None:
         reason="deadline_too_near",
         why=(
             f"{span(left)} are left to the deadline and on-demand alone needs {span(needed)} "
-            f"({span(work)} of work, {span(here.changeover_seconds)} to start): {span(needed - left)} are missing."
+            f"({span(work)} of work and margin, {span(here.changeover_seconds)} to start): "
+            f"{span(needed - left)} are missing."
         ),
         mend=f"A deadline of {would_do} would just do, all on on-demand; a later one leaves room for spot.",
     )

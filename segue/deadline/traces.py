@@ -89,8 +89,7 @@ def windows(trace: Trace, *, seconds: float, count: int, random: np.random.Gener
     """
     ticks = _ticks(trace, seconds)
     if ticks > len(trace.up):
-        why = f"covers {trace.seconds / 3600:.1f} h, and {seconds / 3600:.1f} h are asked for"
-        raise TraceError(source=trace.name, why=why, mend="Give a longer trace, or a nearer deadline.")
+        raise _too_short(trace.name, f"covers {trace.seconds / 3600:.1f} h", seconds)
     starts = random.integers(0, len(trace.up) - ticks + 1, count)
     return np.asarray(trace.up[starts[:, None] + np.arange(ticks)])
 
@@ -104,10 +103,15 @@ def long_enough(traces: Sequence[Trace], *, seconds: float) -> tuple[list[Trace]
     kept = [trace for trace in traces if _ticks(trace, seconds) <= len(trace.up)]
     if not kept:
         longest = max(trace.seconds for trace in traces)
-        why = f"cover {longest / 3600:.1f} h at most, and {seconds / 3600:.1f} h are asked for"
         named = ", ".join(trace.name for trace in traces)
-        raise TraceError(source=named, why=why, mend="Give a longer trace, or a nearer deadline.")
+        covers = "covers" if len(traces) == 1 else "cover at most"
+        raise _too_short(named, f"{covers} {longest / 3600:.1f} h", seconds)
     return kept, [trace for trace in traces if _ticks(trace, seconds) > len(trace.up)]
+
+
+def _too_short(names: str, covers: str, seconds: float) -> TraceError:
+    mend = "Give a longer trace, or a nearer deadline."
+    return TraceError(source=names, why=f"{covers}, and {seconds / 3600:.1f} h are asked for", mend=mend)
 
 
 def _ticks(trace: Trace, seconds: float) -> int:

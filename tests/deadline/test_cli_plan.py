@@ -163,7 +163,7 @@ def test_a_plan_that_cannot_be_is_refused_with_the_reason(desk, given, said):
     desk.write("short.json", json.dumps({"metadata": {"gap_seconds": 60}, "data": [1, 0] * 2000}))
     if said == "covers":
         desk.write("short.json", json.dumps({"metadata": {"gap_seconds": 600}, "data": [1] * 60}))
-        said = "trace short cover 10.0 h at most, and 90.0 h are asked for"
+        said = "trace short covers 10.0 h, and 90.0 h are asked for"
     assert said in desk.refused("plan", "run.toml", *given)
 
 

@@ -158,6 +158,19 @@ def test_a_death_costs_half_of_what_is_at_risk_while_a_save_is_unmeasured():
         assert lost_by_a_death_seconds(cadence, now, save_seconds=None) == now.at_risk_seconds / 2
 
 
+def test_no_death_costs_more_than_half_of_the_work_there_is():
+    asked = spec(steps=10)
+    cadence = cadence_of(asked, life_of(History(), prior_seconds=None), save_seconds=None)
+    assert lost_by_a_death_seconds(cadence, here(asked), save_seconds=None) == 50.0
+
+
+def test_on_on_demand_alone_no_preemptions_are_expected():
+    asked = spec(checkpoints={}, policy={"name": "on_demand_only"})
+    chosen = cadence_of(asked, life_of(History(), prior_seconds=None), save_seconds=20.0)
+    assert "no preemptions expected" in chosen.reason
+    assert expected(asked, rows(True)).policies[0].policy == "on_demand_only"
+
+
 def test_a_runs_own_attempts_and_traces_change_how_long_spot_lasts():
     log = Logbook(spec())
     log.attempt(StopReason.LOST, commit=10, seconds=600.0)

@@ -103,7 +103,7 @@ def test_a_window_may_be_the_whole_trace_and_no_more():
 def test_short_traces_are_left_out_unless_all_are():
     short, long = Trace("short", 600.0, np.ones(3, bool)), Trace("long", 600.0, np.ones(30, bool))
     assert long_enough([short, long], seconds=3600.0) == ([long], [short])
-    with pytest.raises(TraceError, match=r"short, long cover 5\.0 h at most, and 10\.0 h are asked for"):
+    with pytest.raises(TraceError, match=r"short, long cover at most 5\.0 h, and 10\.0 h are asked for"):
         long_enough([short, long], seconds=36000.0)
 
 
