@@ -195,12 +195,14 @@ class _Runs:
                 seen=self.sight.seen,
             )
         )
-        wish = np.where((wish == Mode.SPOT) & ~is_up & (here == Mode.IDLE), np.int8(Mode.IDLE), wish)
         wish = np.where((wish == Mode.IDLE) & (here == Mode.SPOT), np.int8(Mode.SPOT), wish)
         hands = (here == Mode.ON_DEMAND) & (wish != Mode.ON_DEMAND) & job.handover
+        wish = np.where((wish == Mode.SPOT) & ~is_up & ~hands & (here != Mode.SPOT), np.int8(Mode.IDLE), wish)
         boot = np.where(here == Mode.SPOT, self.boot, np.where(hands, 0.0, job.changeover_seconds))
         slack = remaining - (self.work + self.unsaved) / self._harsh.pace
-        risk = np.where(wish == Mode.SPOT, self._spot_risk_seconds(boot), self._tick)
+        # Whoever leaves on-demand on a guess may find nothing, and be idle until the next tick.
+        is_sure = (wish == Mode.SPOT) & (hands | (here != Mode.ON_DEMAND) | (job.knowledge == "free"))
+        risk = np.where(is_sure, self._spot_risk_seconds(boot), np.maximum(self._spot_risk_seconds(boot), self._tick))
         allowed = clamp.permits(slack, risk_seconds=risk, on_demand_seconds=job.changeover_seconds)
         self.spare = np.where(hands & allowed & self.now, np.minimum(self.spare, job.changeover_seconds), np.inf)
         wish = np.where(hands | ~allowed, np.int8(Mode.ON_DEMAND), wish)
