@@ -10,6 +10,7 @@ from segue.continuity.ladder import next_rung
 from segue.deadline import clamp
 from segue.deadline.estimates import Situation, situation
 from segue.deadline.outlook import Outlook, outlook
+from segue.deadline.pools import PoolChoice, choose_pool
 from segue.deadline.rollbacks import reason_to_give_up, skips_of, what_is_made_good
 from segue.deadline.view import Mode
 from segue.history import History
@@ -35,7 +36,8 @@ def decide(spec: RunSpec, history: History, *, now: datetime) -> Decision:
     if ended is not None:
         return ended
     here = situation(spec, history, now=now)
-    capacity, why, ahead = _by_policy(spec, history, here, now)
+    pool = choose_pool(spec, history, here, now=now)
+    capacity, why, ahead = _by_policy(spec, history, here, pool, now)
     rung = next_rung(history) if history.broken_resumes else None
     source = rung.take if rung else history.newest
     parent = source.ref if source else None
@@ -45,7 +47,7 @@ def decide(spec: RunSpec, history: History, *, now: datetime) -> Decision:
         segment=segment,
         attempt=attempt,
         capacity=capacity,
-        deployment=spec.pools.deployment(capacity),
+        deployment=pool.deployment if capacity is Capacity.SPOT else spec.pools.on_demand,
         parent=parent,
         at_most=parent if source is not history.newest else None,
         max_seconds=_bound_seconds(spec, here, capacity),
@@ -53,7 +55,8 @@ def decide(spec: RunSpec, history: History, *, now: datetime) -> Decision:
         skips=skips,
     )
     before = rung.reason if rung else what_is_made_good(spec, history, skips=skips)
-    reason = f"{before}; {why}" if before else why
+    where = pool.why if capacity is Capacity.SPOT else ""
+    reason = "; ".join(part for part in (before, why, where) if part)
     return Decision(action="run", reason=reason, plan=plan, numbers=_numbers(here, ahead))
 
 
@@ -104,13 +107,15 @@ def _without_policy(spec: RunSpec, history: History, here: Situation) -> tuple[C
     return None
 
 
-def _by_policy(spec: RunSpec, history: History, here: Situation, now: datetime) -> tuple[Capacity, str, Outlook | None]:
+def _by_policy(
+    spec: RunSpec, history: History, here: Situation, pool: PoolChoice, now: datetime
+) -> tuple[Capacity, str, Outlook | None]:
     ruled = _without_policy(spec, history, here)
     if ruled is not None:
         return *ruled, None
     if here.remaining_seconds is None:
         return Capacity.SPOT, "spot: no deadline, so as cheap as can be", None
-    ahead = outlook(spec, history, here, mode=Mode.IDLE, now=now)
+    ahead = outlook(spec, history, here, mode=Mode.IDLE, now=now, deployment=pool.asked)
     if ahead is None:
         return Capacity.SPOT, "spot: a short probe, to measure the seconds a step takes", None
     by = f"slack {_slack(here)}; {_expects(spec, ahead)}"

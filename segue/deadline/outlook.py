@@ -30,6 +30,8 @@ class Spell:
     begun_at: datetime
     seconds: float
     has_ended: bool
+    deployment: str = ""
+    """Of the pool on which it was seen."""
 
 
 def job_of(spec: RunSpec, history: History, here: Situation, *, now: datetime) -> Job | None:
@@ -58,14 +60,19 @@ class Outlook:
     """What PLAN expects to pay from here to the goal, of on-demand's price for it; None for other policies."""
 
 
-def outlook(spec: RunSpec, history: History, here: Situation, *, mode: Mode, now: datetime) -> Outlook | None:
-    """The policy's answer from here; None when there is nothing to decide by: no deadline, or unmeasured work."""
+def outlook(
+    spec: RunSpec, history: History, here: Situation, *, mode: Mode, now: datetime, deployment: str | None = None
+) -> Outlook | None:
+    """The policy's answer from here; None when there is nothing to decide by: no deadline, or unmeasured work.
+
+    `deployment` is the spot pool that would be asked: whether another one gives capacity says little about it.
+    """
     job = job_of(spec, history, here, now=now)
     if job is None or here.remaining_seconds is None or here.work_seconds is None:
         return None
     patience = spec.liveness.start_seconds
     offsets = np.linspace(0.0, min(patience, max(here.remaining_seconds, 0.0)), _LOOKS)
-    since = _down_since(history)
+    since = _down_since(history, deployment)
     age = max((now - since).total_seconds(), 0.0) if since else UNSEEN_SECONDS
     view = View(
         job=job,
@@ -103,13 +110,14 @@ def spells(history: History) -> tuple[Spell, ...]:
         if attempt is None:
             if report is not None and not report.got_capacity:
                 seconds = _seconds_to_next(history, entry) or plan.start_within_seconds or 0.0
-                found.append(Spell(False, entry.written_at, seconds, has_ended=False))
+                found.append(Spell(False, entry.written_at, seconds, has_ended=False, deployment=plan.deployment))
             continue
         waited = (attempt.claim.written_at - entry.written_at).total_seconds()
-        found.append(Spell(False, entry.written_at, max(waited, 0.0), has_ended=True))
+        found.append(Spell(False, entry.written_at, max(waited, 0.0), has_ended=True, deployment=plan.deployment))
         if report is not None:
             died = report.stop_reason.is_preemption
-            found.append(Spell(True, attempt.claim.written_at, report.seconds, has_ended=died))
+            begun = attempt.claim.written_at
+            found.append(Spell(True, begun, report.seconds, has_ended=died, deployment=plan.deployment))
     return tuple(found)
 
 
@@ -118,10 +126,12 @@ def _seconds_to_next(history: History, entry: DecisionEntry) -> float | None:
     return (min(later) - entry.written_at).total_seconds() if later else None
 
 
-def _down_since(history: History) -> datetime | None:
-    """Since when spot cannot be had, as far as is known; None while nothing speaks against it."""
+def _down_since(history: History, deployment: str | None) -> datetime | None:
+    """Since when spot cannot be had, there or at all, as far as is known; None while nothing speaks against it."""
     since = None
     for spell in spells(history):
+        if deployment is not None and spell.deployment != deployment:
+            continue
         if spell.is_up:
             since = spell.begun_at + timedelta(seconds=spell.seconds) if spell.has_ended else None
         elif not spell.has_ended:
