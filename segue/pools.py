@@ -73,7 +73,3 @@ class PoolSpec(Value):
             return self.on_demand_price
         listed = {pool.deployment: self.spot_pool_price(pool) for pool in self.spot}
         return listed.get(deployment, self.spot_price)
-
-    def in_money(self, amount: float) -> str:
-        """An amount as a person reads it."""
-        return f"{amount:.{2 if abs(amount) >= 1 else 4}f} {self.currency}".strip()

@@ -81,9 +81,3 @@ def test_wrong_pools_are_refused_with_the_mend(spot, said):
 def test_prefect_shows_a_deployment_or_a_list_of_pools():
     fields = RunSpec.model_json_schema()["$defs"]["PoolSpec"]["properties"]
     assert [option["type"] for option in fields["spot"]["anyOf"]] == ["string", "array"]
-
-
-@pytest.mark.parametrize(("amount", "shown"), [(12.345, "12.35 EUR"), (0.01234, "0.0123 EUR")])
-def test_money_is_shown_in_the_currency_of_the_run_spec(amount, shown):
-    assert pools(currency="EUR").in_money(amount) == shown
-    assert pools().in_money(amount) == shown.removesuffix(" EUR")
