@@ -12,7 +12,16 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from segue import cli_checkpoints, cli_curve
 from segue.cli_options import Endpoint, Json, Store, read_run
-from segue.console import anomaly_facts, console, errors, segment_rows, segments_table, show_error, show_json
+from segue.console import (
+    anomaly_facts,
+    console,
+    decision_rows,
+    errors,
+    segment_rows,
+    segments_table,
+    show_error,
+    show_json,
+)
 from segue.controller import last_heartbeat
 from segue.deadline.cost import cost_report
 from segue.errors import MissingExtraError, SegueError
@@ -50,7 +59,12 @@ def status(run: str, store: Store = ".segue/store", endpoint_url: Endpoint = Non
     cost = cost_report(spec, history, live_seconds=_live_seconds(beat, history)) if spec else None
     damage = [{"slot": item.slot, "key": item.key, "why": item.why} for item in history.damage]
     if as_json:
-        told = {"segments": segment_rows(history), "cost": cost.numbers() if cost else None, "damage": damage}
+        told = {
+            "segments": segment_rows(history),
+            "decisions": decision_rows(history),
+            "cost": cost.numbers() if cost else None,
+            "damage": damage,
+        }
         show_json(facts | told)
         return
     for name, value in facts.items():

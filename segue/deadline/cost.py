@@ -6,6 +6,8 @@ no report can see. Prices are those of the spec that is given.
 
 from __future__ import annotations
 
+from datetime import datetime
+
 from pydantic import Field
 
 from segue.history import History
@@ -57,7 +59,8 @@ class CostReport(Value):
         if self.expected_share is not None:
             named["expected at first"] = f"{self.expected_share:.2f} of on-demand"
         lost = f"{_span(self.lost_seconds)} of work ({_money(self.lost_cost, self.currency)})"
-        named["lost"] = f"{lost} in {self.preemptions} preemptions, {_span(self.startup_seconds)} in starts"
+        named["preemptions"] = str(self.preemptions)
+        named["lost"] = f"{lost}, and {_span(self.startup_seconds)} in starts"
         named["waited"] = _span(self.waiting_seconds)
         return named
 
@@ -96,7 +99,7 @@ def cost_report(spec: RunSpec, history: History, *, live_seconds: float = 0.0) -
         startup_seconds=sum(report.startup_seconds for report in paid),
         lost_seconds=sum(report.lost_steps * rate for report in paid),
         lost_cost=sum(report.lost_steps * rate * _price(spec, report, deployments) for report in paid) / _HOUR,
-        waiting_seconds=sum(_waits(history)),
+        waiting_seconds=sum((end - begin).total_seconds() for begin, end in waits(history)),
         preemptions=sum(r.stop_reason.is_preemption and r.capacity is Capacity.SPOT for r in paid),
         currency=spec.pools.currency,
     )
@@ -116,17 +119,17 @@ def _trained_steps(history: History) -> int:
     return max(history.committed_step - max(brought, default=0), 0)
 
 
-def _waits(history: History) -> list[float]:
-    """Seconds from each decision to its attempt's claim, or to the next decision where none came."""
-    waits = []
+def waits(history: History) -> list[tuple[datetime, datetime]]:
+    """From each decision to its attempt's claim, or to the next decision where none came: queue and boot."""
+    found = []
     for entry in history.decisions:
         if entry.action != "run" or entry.plan is None:
             continue
         attempt = history.attempt_of(entry.plan.segment, entry.plan.attempt)
         later = (other.written_at for other in history.decisions if other.written_at > entry.written_at)
         until = attempt.claim.written_at if attempt is not None else next(later, entry.written_at)
-        waits.append(max((until - entry.written_at).total_seconds(), 0.0))
-    return waits
+        found.append((entry.written_at, max(until, entry.written_at)))
+    return found
 
 
 def _money(amount: float, currency: str) -> str:

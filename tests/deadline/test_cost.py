@@ -99,7 +99,8 @@ def test_people_read_it_in_words_and_programs_as_plain_numbers():
     assert cost.rows() == {
         "paid": "2.00 EUR for 2.0 h of spot and 0 s of on-demand",
         "on-demand alone": "6.73 EUR: paid 0.30 of on-demand, saved 70%",
-        "lost": "0 s of work (0.0000 EUR) in 1 preemptions, 60 s in starts",
+        "preemptions": "1",
+        "lost": "0 s of work (0.0000 EUR), and 60 s in starts",
         "waited": "0 s",
     }
     told = json.loads(json.dumps(cost.numbers()))
