@@ -188,6 +188,8 @@ def _numbers(here: Situation, ahead: Outlook | None) -> dict[str, float]:
         "work_seconds": here.work_seconds,
         "slack_seconds": here.slack_seconds,
         "changeover_seconds": here.changeover_seconds,
+        "usual_changeover_seconds": here.usual_changeover_seconds,
+        "save_seconds": here.save_seconds,
         "at_risk_seconds": here.at_risk_seconds,
         "detection_seconds": here.detection_seconds,
         "needed_for_spot_seconds": clamp.needed_for_spot_seconds(here),

@@ -43,7 +43,7 @@ def job_of(spec: RunSpec, history: History, here: Situation, *, now: datetime) -
     return Job(
         total_seconds=max((spec.deadline - begun).total_seconds(), 1.0),
         work_seconds=here.work_seconds / left * spec.steps,
-        changeover_seconds=here.changeover_seconds,
+        changeover_seconds=here.expected_changeover_seconds,
         price_ratio=spec.pools.price_ratio,
         knowledge="sentinel" if spec.policy.handover else "blind",
         handover=spec.policy.handover,

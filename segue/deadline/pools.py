@@ -93,7 +93,7 @@ def cheapest(pools: list[Pool], *, here: Situation, on_demand_price: float, now:
 def cost_of_work(pool: Pool, *, here: Situation, on_demand_price: float) -> float:
     """What an hour of useful work on a pool is expected to cost, waits included."""
     lost = here.at_risk_seconds / 2  # A death falls anywhere between two commits.
-    paid = pool.price * (pool.life_seconds + here.changeover_seconds + lost) / pool.life_seconds
+    paid = pool.price * (pool.life_seconds + here.expected_changeover_seconds + lost) / pool.life_seconds
     return paid + on_demand_price * _wait_share(here) * pool.wait_seconds / pool.life_seconds
 
 
