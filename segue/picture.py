@@ -85,31 +85,32 @@ def _steps_over_time(axes: Any, history: History, frame: pd.DataFrame) -> None:
     if not decisions:
         return
     start = decisions[0].written_at
+    end = max([decisions[-1].written_at, *(_span(attempt)[1] for attempt in attempts)])
+    unit, seconds = _unit((end - start).total_seconds())
 
-    def seconds_in(moment: datetime) -> float:
-        return (moment - start).total_seconds()
+    def passed(moment: datetime) -> float:
+        return (moment - start).total_seconds() / seconds
 
     for begin, end in waits(history):
-        axes.axvspan(seconds_in(begin), seconds_in(end), color=_QUEUE, lw=0)
+        axes.axvspan(passed(begin), passed(end), color=_QUEUE, lw=0)
     for attempt in attempts:
         begin, end = _span(attempt)
-        axes.axvspan(seconds_in(begin), seconds_in(end), color=_BAND[attempt.claim.capacity], lw=0)
+        axes.axvspan(passed(begin), passed(end), color=_BAND[attempt.claim.capacity], lw=0)
         if attempt.report is not None and attempt.report.stop_reason.is_preemption:
-            axes.axvline(seconds_in(end), color=_PREEMPTION, lw=1.2, ls="--")
+            axes.axvline(passed(end), color=_PREEMPTION, lw=1.2, ls="--")
     for attempt_id, rows in frame.groupby("attempt_id") if not frame.empty else ():
         capacity = next(a.claim.capacity for a in history.attempts if a.claim.attempt_id == attempt_id)
-        seconds = [seconds_in(moment) for moment in rows["wall_time"]]
-        axes.plot(seconds, rows["step"], color=_LINE[capacity], lw=1.8)
+        axes.plot([passed(moment) for moment in rows["wall_time"]], rows["step"], color=_LINE[capacity], lw=1.8)
     for entry in _turns(decisions)[-_MOST_REASONS:]:
         words = textwrap.shorten(entry.reason, _REASON_LETTERS, placeholder=" ...")
-        at = (seconds_in(entry.written_at), 0.98)
+        at = (passed(entry.written_at), 0.98)
         place = {"xycoords": axes.get_xaxis_transform(), "xytext": (2, 0), "textcoords": "offset points"}
         axes.annotate(words, at, **place, rotation=90, va="top", ha="left", fontsize=6, color="#555555")
     if history.spec is not None and history.spec.deadline is not None:
-        axes.axvline(seconds_in(history.spec.deadline), color=_DEADLINE, lw=2)
+        axes.axvline(passed(history.spec.deadline), color=_DEADLINE, lw=2)
         safe = latest_safe_moments(decisions)
-        axes.plot([seconds_in(moment) for moment, _ in safe], [step for _, step in safe], color=_SAFE, lw=1.2, ls=":")
-    axes.set(xlabel="seconds since the first decision", ylabel="step", xlim=(0, None), ylim=(0, None))
+        axes.plot([passed(moment) for moment, _ in safe], [step for _, step in safe], color=_SAFE, lw=1.2, ls=":")
+    axes.set(xlabel=f"{unit} since the first decision", ylabel="step", xlim=(0, None), ylim=(0, None))
 
 
 def latest_safe_moments(decisions: list[DecisionEntry]) -> list[tuple[datetime, int]]:
@@ -122,6 +123,11 @@ def latest_safe_moments(decisions: list[DecisionEntry]) -> list[tuple[datetime, 
         spare = left - work - entry.numbers.get("changeover_seconds", 0.0)
         found.append((entry.written_at + timedelta(seconds=spare), entry.plan.parent.step if entry.plan.parent else 0))
     return found
+
+
+def _unit(seconds: float) -> tuple[str, float]:
+    """What to count such a span in, and how many seconds that is."""
+    return ("seconds", 1.0) if seconds < 600 else ("minutes", 60.0) if seconds < 3 * 3600 else ("hours", 3600.0)
 
 
 def _turns(decisions: list[DecisionEntry]) -> list[DecisionEntry]:

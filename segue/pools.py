@@ -10,11 +10,13 @@ from pydantic_core import PydanticCustomError
 
 from segue.records import Capacity, Value
 
+_NAME = r"^[^/]+/[^/]+$"
+
 
 class SpotPool(Value):
     """One place to get spot capacity from: a zone, an instance type."""
 
-    deployment: str = Field(min_length=1, description="Deployment that runs segments there.")
+    deployment: str = Field(pattern=_NAME, description="Deployment that runs segments there.")
     price: float | None = Field(None, gt=0, description="Price of an hour there; None: pools.spot_price.")
 
 
@@ -50,7 +52,7 @@ class PoolSpec(Value):
         (SpotPool(deployment="segment/spot"),),
         description="Deployment for spot capacity; or several, each with its price, of which the run picks.",
     )
-    on_demand: str = Field("segment/on-demand", description="Deployment for on-demand capacity.")
+    on_demand: str = Field("segment/on-demand", pattern=_NAME, description="Deployment for on-demand capacity.")
     spot_price: float = Field(1.0, gt=0, description="Price of an hour on spot, in any money.")
     on_demand_price: float = Field(3.0, gt=0, description="Price of an hour on on-demand, in the same.")
     currency: str = Field("", max_length=12, description="What prices are in, as reports shall name it.")

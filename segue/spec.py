@@ -286,6 +286,8 @@ def _parsed(model: type[_Model], data: object, *, source: str) -> _Model:
 _PATTERN_MENDS = {
     "run_id": "must be lower-case letters, digits, '.', '_' or '-', at most 63 of them",
     "recipe": "is not package.module:function; write it like examples.flights:build",
+    "deployment": "is not a deployment; write flow and name, like segment/spot",
+    "on_demand": "is not a deployment; write flow and name, like segment/on-demand",
     "endpoint_url": "is not an address; write it like http://127.0.0.1:9000",
 }
 

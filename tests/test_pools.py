@@ -39,8 +39,8 @@ def test_a_deployment_alone_is_a_list_of_one():
 
 
 def test_each_capacity_has_its_deployment_and_of_several_spot_pools_the_cheapest():
-    several = pools(spot=[{"deployment": "a", "price": 2}, {"deployment": "b", "price": 1}])
-    assert [several.deployment(capacity) for capacity in (SPOT, ON_DEMAND)] == ["b", "segment/on-demand"]
+    several = pools(spot=[{"deployment": "x/a", "price": 2}, {"deployment": "x/b", "price": 1}])
+    assert [several.deployment(capacity) for capacity in (SPOT, ON_DEMAND)] == ["x/b", "segment/on-demand"]
 
 
 def test_several_spot_pools_are_read_from_toml_and_survive_json(tmp_path):
@@ -54,8 +54,10 @@ def test_several_spot_pools_are_read_from_toml_and_survive_json(tmp_path):
 
 
 def test_a_pool_without_a_price_costs_what_spot_costs_and_the_ratio_is_over_the_cheapest():
-    given = pools(spot=[{"deployment": "a", "price": 1.5}, {"deployment": "b"}], spot_price=2.0, on_demand_price=6.0)
-    assert [given.price(SPOT, name) for name in ("a", "b", "gone")] == [1.5, 2.0, 2.0]
+    given = pools(
+        spot=[{"deployment": "x/a", "price": 1.5}, {"deployment": "x/b"}], spot_price=2.0, on_demand_price=6.0
+    )
+    assert [given.price(SPOT, name) for name in ("x/a", "x/b", "gone")] == [1.5, 2.0, 2.0]
     assert given.price(ON_DEMAND, "segment/on-demand") == 6.0
     assert given.price_ratio == 4.0
 
@@ -64,18 +66,25 @@ def test_a_pool_without_a_price_costs_what_spot_costs_and_the_ratio_is_over_the_
     ("spot", "said"),
     [
         ([], "pools.spot: names no deployment; name one at least, or leave it out"),
-        ([{"deployment": "a"}, {"deployment": "a"}], "pools.spot: names a 2 times; name each deployment once"),
+        ([{"deployment": "x/a"}, {"deployment": "x/a"}], "pools.spot: names x/a 2 times; name each deployment once"),
         (3, "pools.spot: is neither a deployment nor a list of tables that name one each (got 3)"),
         (["a"], "pools.spot.0: 'a' is not a table; known in it are deployment, price"),
-        ("", "pools.spot.0.deployment: string should have at least 1 character"),
-        ([{"deployment": "a", "price": 0}], "pools.spot.0.price: input should be greater than 0 (got 0)"),
-        ([{"deployment": "a", "prize": 1}], "pools.spot.0.prize: no such field; did you mean 'price'?"),
+        ("spot", "pools.spot.0.deployment: 'spot' is not a deployment; write flow and name, like segment/spot"),
+        ([{"deployment": "x/a", "price": 0}], "pools.spot.0.price: input should be greater than 0 (got 0)"),
+        ([{"deployment": "x/a", "prize": 1}], "pools.spot.0.prize: no such field; did you mean 'price'?"),
     ],
 )
 def test_wrong_pools_are_refused_with_the_mend(spot, said):
     with pytest.raises(SpecError) as caught:
         pools(spot=spot)
     assert said in str(caught.value)
+
+
+def test_an_on_demand_deployment_has_flow_and_name_too():
+    with pytest.raises(
+        SpecError, match="on_demand: 'od' is not a deployment; write flow and name, like segment/on-dem"
+    ):
+        pools(on_demand="od")
 
 
 def test_prefect_shows_a_deployment_or_a_list_of_pools():

@@ -51,7 +51,7 @@ def decide(spec: RunSpec, history: History, *, now: datetime) -> Decision:
         parent=parent,
         at_most=parent if source is not history.newest else None,
         max_seconds=_bound_seconds(spec, here, capacity),
-        start_within_seconds=_wait_seconds(spec, here, capacity, ahead),
+        start_within_seconds=_wait_seconds(spec, here, capacity, pool, ahead),
         skips=skips,
     )
     before = rung.reason if rung else what_is_made_good(spec, history, skips=skips)
@@ -121,7 +121,7 @@ def _by_policy(
     by = f"slack {_slack(here)}; {_expects(spec, ahead)}"
     if ahead.waits_seconds <= 0:
         return Capacity.ON_DEMAND, f"on-demand: {by}", ahead
-    until = now + timedelta(seconds=_wait_seconds(spec, here, Capacity.SPOT, ahead))
+    until = now + timedelta(seconds=_wait_seconds(spec, here, Capacity.SPOT, pool, ahead))
     return Capacity.SPOT, f"spot, waiting for it until {until:%H:%M}Z at most: {by}", ahead
 
 
@@ -147,13 +147,16 @@ def _bound_seconds(spec: RunSpec, here: Situation, capacity: Capacity) -> float 
     return None
 
 
-def _wait_seconds(spec: RunSpec, here: Situation, capacity: Capacity, ahead: Outlook | None) -> float:
-    longest = clamp.longest_wait_seconds(here) if capacity is Capacity.SPOT else None
-    if longest is None:
-        return spec.liveness.start_seconds
+def _wait_seconds(spec: RunSpec, here: Situation, capacity: Capacity, pool: PoolChoice, ahead: Outlook | None) -> float:
+    patience, boot = spec.liveness.start_seconds, here.changeover_seconds
+    if capacity is not Capacity.SPOT:
+        return patience
     # The policy's wait is for capacity; the clamp's already counts the boot, which follows it.
-    wanted = spec.liveness.start_seconds if ahead is None else ahead.waits_seconds + here.changeover_seconds
-    return max(min(longest, wanted, spec.liveness.start_seconds), 1.0)
+    wanted = patience if ahead is None else min(ahead.waits_seconds + boot, patience)
+    if wanted > boot:
+        wanted = boot + (wanted - boot) * pool.wait_share
+    longest = clamp.longest_wait_seconds(here)
+    return max(wanted if longest is None else min(longest, wanted), 1.0)
 
 
 def _died_in_place(history: History) -> list[SegmentReport]:

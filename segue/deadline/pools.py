@@ -6,7 +6,8 @@ For each pool, an hour of useful work is expected to cost
 
 L is how long an attempt lives there, d the changeover, w the work that a death costs, W how long one waits there, and
 share = work left / time left, the part of a second waited that has to be bought back on on-demand. The least wins; of
-equals the first in the list. A pool that gave no capacity comes last for half an hour.
+equals the first in the list. A pool that gave no capacity comes last for half an hour; the wait is shared among those
+that are there to be asked.
 
 Both L and W start from a prior that is the same for all pools, worth so many spells, and follow what was seen of the
 pool. What was seen counts half after twelve hours: what has become of a pool is learned by going there again.
@@ -58,6 +59,8 @@ class PoolChoice:
 
     deployment: str
     why: str = ""
+    wait_share: float = 1.0
+    """How much of the time that a run would wait for spot it waits here, before it asks another pool."""
 
     @property
     def asked(self) -> str | None:
@@ -85,9 +88,11 @@ def cheapest(pools: list[Pool], *, here: Situation, on_demand_price: float, now:
         best = min(fresh, key=lambda pool: costs[pool.deployment])
         resting = [pool.deployment for pool in pools if pool not in fresh]
         why = f"{best.deployment}: {costs[best.deployment]:.3g} an hour of work expected"
-        return PoolChoice(best.deployment, why + (f", {' and '.join(resting)} gave none lately" if resting else ""))
+        why += f", {' and '.join(resting)} gave none lately" if resting else ""
+        return PoolChoice(best.deployment, why, wait_share=1 / len(fresh))
     best = min(pools, key=lambda pool: (pool.was_dry_at or now, costs[pool.deployment]))
-    return PoolChoice(best.deployment, f"{best.deployment}: no pool gave capacity lately, this one was asked first")
+    why = f"{best.deployment}: no pool gave capacity lately, this one was asked first"
+    return PoolChoice(best.deployment, why, wait_share=1 / len(pools))
 
 
 def cost_of_work(pool: Pool, *, here: Situation, on_demand_price: float) -> float:

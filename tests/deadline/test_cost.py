@@ -55,8 +55,8 @@ def test_lost_steps_cost_what_their_pool_costs():
 
 
 def test_each_spot_pool_is_paid_at_its_own_price():
-    book = log(spot=[{"deployment": "a", "price": 1.5}, {"deployment": "b", "price": 2.0}])
-    for deployment in ("a", "b"):
+    book = log(spot=[{"deployment": "x/a", "price": 1.5}, {"deployment": "x/b", "price": 2.0}])
+    for deployment in ("x/a", "x/b"):
         plan = book.ask().plan.model_copy(update={"deployment": deployment})
         book.write(DecisionEntry, plan=plan, action="run", reason="the test says so")
         book.report(plan, LOST, attempt_id=book.claim(plan), seconds=HOUR)

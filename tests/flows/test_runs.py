@@ -164,6 +164,15 @@ def test_a_spec_that_cannot_work_fails_the_parent_with_one_sentence(client, make
     assert "Traceback" not in state.message
 
 
+@pytest.mark.parametrize("pools", [{"on_demand": "segment/typo"}, {"spot": [{"deployment": "segment/typo"}]}])
+def test_a_pool_that_prefect_does_not_know_is_refused_before_anything_starts(client, make_spec, pools):
+    spec = make_spec(run_id="typo", pools=pools)
+    state = final_state(client, trigger(client, spec))
+    assert state.type is StateType.FAILED
+    assert "there is no deployment 'segment/typo' on this Prefect server. Run `prefect" in state.message
+    assert segment_runs(client, "typo") == []
+
+
 def test_the_drill_as_a_flow_passes_on_a_sound_recipe(client, make_spec):
     deployment = client.read_deployment_by_name("verify-resume/verify-resume")
     spec = make_spec(run_id="sound", steps=60)
