@@ -2,31 +2,34 @@
 
 For each pool, an hour of useful work is expected to cost
 
-    price (L + d + w) / L  +  on-demand price x share x W / L
+    price (1 + d / L) e^(w / L)  +  on-demand price x share x W / L
 
 L is how long an attempt lives there, d the changeover, w the work that a death costs, W how long one waits there, and
-share = work left / time left, the part of a second waited that has to be bought back on on-demand. The least wins; of
-equals the first in the list. A pool that gave no capacity comes last for half an hour; the wait is shared among those
-that are there to be asked.
+share = work left / time left, the part of a second waited that has to be bought back on on-demand. Where deaths come
+at a constant rate e^(-w / L) of the work is kept; for w far below L the first term is price (L + d + w) / L. The
+least wins; of equals the first in the list. A pool that gave no capacity comes last for half an hour; the wait is
+shared among those that are there to be asked.
 
-Both L and W start from a prior that is the same for all pools, worth so many spells, and follow what was seen of the
-pool. What was seen counts half after twelve hours: what has become of a pool is learned by going there again.
+Both L and W start from a prior that is the same for all pools, worth one spell, and follow what was seen of the pool:
+by the mean of a gamma belief about a constant rate, as for the cadence. What was seen counts half after twelve hours:
+what has become of a pool is learned by going there again.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 import numpy as np
 
 from segue.deadline.estimates import Situation
-from segue.deadline.hazards import UP_RATES, expected_ends, mean_left_seconds
+from segue.deadline.hazards import mean_left_seconds
 from segue.deadline.outlook import Spell, spells
 from segue.history import History
 from segue.spec import RunSpec
 
-PRIOR_WEIGHT = 2.0
+PRIOR_WEIGHT = 1.0
 """How many spells the priors count for, in each pool."""
 PRIOR_WAIT_SECONDS = 600.0
 PRIOR_LIFE_SECONDS = float(mean_left_seconds(np.zeros(1))[0][0])
@@ -34,6 +37,8 @@ PRIOR_LIFE_SECONDS = float(mean_left_seconds(np.zeros(1))[0][0])
 _HALF_LIFE_SECONDS = 12 * 3600.0
 REST_SECONDS = 1800.0
 """How long a pool that gave no capacity comes after all others."""
+_MOST_DEATHS = 50.0
+"""Of so many deaths an interval between two commits all pools are alike: hopeless."""
 _WAIT_SHARE = 0.1
 """What waiting is worth without a deadline: little, but not nothing."""
 
@@ -98,20 +103,21 @@ def cheapest(pools: list[Pool], *, here: Situation, on_demand_price: float, now:
 def cost_of_work(pool: Pool, *, here: Situation, on_demand_price: float) -> float:
     """What an hour of useful work on a pool is expected to cost, waits included."""
     lost = here.at_risk_seconds / 2  # A death falls anywhere between two commits.
-    paid = pool.price * (pool.life_seconds + here.expected_changeover_seconds + lost) / pool.life_seconds
+    kept = math.exp(-min(lost / pool.life_seconds, _MOST_DEATHS))
+    paid = pool.price * (1 + here.expected_changeover_seconds / pool.life_seconds) / kept
     return paid + on_demand_price * _wait_share(here) * pool.wait_seconds / pool.life_seconds
 
 
 def pool_of(seen: tuple[Spell, ...], deployment: str, *, price: float, here: Situation, now: datetime) -> Pool:
     """A pool's price, and its life and wait as far as the run knows them."""
     own = [spell for spell in seen if spell.deployment == deployment]
-    deaths = expected = PRIOR_WEIGHT
+    deaths, lived = PRIOR_WEIGHT, PRIOR_WEIGHT * PRIOR_LIFE_SECONDS
     waits, waited = PRIOR_WEIGHT, PRIOR_WEIGHT * PRIOR_WAIT_SECONDS
     for spell in own:
         weight = _weight(spell, now)
         if spell.is_up:
             deaths += weight * spell.has_ended
-            expected += weight * expected_ends(UP_RATES, spell.seconds)
+            lived += weight * spell.seconds
         else:
             waits += weight * spell.has_ended
             waited += weight * max(spell.seconds - here.changeover_seconds * spell.has_ended, 0.0)
@@ -120,7 +126,7 @@ def pool_of(seen: tuple[Spell, ...], deployment: str, *, price: float, here: Sit
     return Pool(
         deployment,
         price,
-        life_seconds=PRIOR_LIFE_SECONDS * expected / deaths,
+        life_seconds=lived / deaths,
         wait_seconds=waited / waits,
         was_dry_at=_end(last) if last is not None and is_dry else None,
     )

@@ -2,15 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
-from datetime import timedelta
+from datetime import datetime, timedelta
+from random import Random
+from statistics import mean
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from segue.deadline.estimates import Situation, situation
-from segue.deadline.pools import PRIOR_LIFE_SECONDS, PRIOR_WAIT_SECONDS, REST_SECONDS, Pool, cheapest, choose_pool
+from segue.deadline.outlook import Spell
+from segue.deadline.pools import (
+    PRIOR_LIFE_SECONDS,
+    PRIOR_WAIT_SECONDS,
+    REST_SECONDS,
+    Pool,
+    cheapest,
+    choose_pool,
+    pool_of,
+)
 from segue.records import Capacity, StopReason
 from tests.deadline import START, Logbook, make_spec
 
@@ -155,6 +167,48 @@ def test_a_wait_costs_more_where_there_is_less_time():
         return cheapest([slow, quick], here=here, on_demand_price=3.0, now=START).deployment
 
     assert [chosen(None), chosen(200 * 3600.0), chosen(3700.0)] == [A, A, B]
+
+
+WORLDS = {  # For each pool price, mean life and mean wait.
+    "the cheap one dies young": {A: (1.0, 900.0, 60.0), B: (1.3, 20_000.0, 60.0)},
+    "the cheap one is as good": {A: (1.0, 9000.0, 60.0), B: (1.3, 9000.0, 60.0)},
+    "each has its fault": {A: (1.0, 1200.0, 1200.0), B: (1.1, 5000.0, 300.0), C: (1.5, 50_000.0, 10.0)},
+}
+
+
+def paid_by(choose: Callable[[tuple[Spell, ...], Situation, datetime], str], world: dict, *, seed: int) -> float:
+    """What twelve hours of work cost where lives and waits are memoryless, commits come every ten minutes."""
+    chance, seconds, paid, seen = Random(seed), 0.0, 0.0, ()
+    left = 12 * 3600.0
+    while left > 0:
+        now = START + timedelta(seconds=seconds)
+        where = choose(seen, replace(HERE, work_seconds=left, remaining_seconds=30 * 3600.0), now)
+        price, life, wait = world[where]
+        waited = chance.expovariate(1 / wait)
+        has_come = waited < 780.0
+        seen += (Spell(False, now, min(waited, 780.0) + 120.0, has_come, where),)
+        seconds += seen[-1].seconds
+        if not has_come:
+            continue
+        lives = chance.expovariate(1 / life)
+        held = min(lives, left)
+        seen += (Spell(True, START + timedelta(seconds=seconds), held, held == lives, where),)
+        seconds += held
+        paid += price * (held + 120.0)
+        left -= held - (min(held, chance.uniform(0, 600.0)) if held == lives else 0.0)
+    return paid
+
+
+@pytest.mark.parametrize("world", WORLDS.values(), ids=WORLDS.keys())
+def test_over_many_attempts_the_choice_costs_little_more_than_the_best_pool_alone(world):
+    def by_choice(seen, here, now):
+        pools = [pool_of(seen, name, price=price, here=here, now=now) for name, (price, *_) in world.items()]
+        return cheapest(pools, here=here, on_demand_price=3.0, now=now).deployment
+
+    chosen = mean(paid_by(by_choice, world, seed=seed) for seed in range(12))
+    alone = [mean(paid_by(lambda *_, name=name: name, world, seed=seed) for seed in range(12)) for name in world]
+    assert chosen < 1.12 * min(alone)
+    assert chosen < 0.95 * max(alone)
 
 
 POOLS = st.builds(
