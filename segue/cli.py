@@ -12,10 +12,21 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from segue import cli_checkpoints, cli_curve, cli_plan, cli_simulate
 from segue.cli_options import Endpoint, Json, Store, read_run
-from segue.console import anomaly_facts, console, errors, segment_rows, segments_table, show_error, show_json
+from segue.console import (
+    anomaly_facts,
+    console,
+    decision_rows,
+    errors,
+    segment_rows,
+    segments_table,
+    show_error,
+    show_json,
+)
 from segue.controller import last_heartbeat
+from segue.deadline.cost import cost_report
 from segue.errors import MissingExtraError, SegueError
 from segue.history import History
+from segue.records import Heartbeat
 from segue.runlog import RunLog
 from segue.spec import RunSpec, read_toml
 
@@ -45,14 +56,24 @@ def status(run: str, store: Store = ".segue/store", endpoint_url: Endpoint = Non
         "deadline": spec.deadline.isoformat(timespec="seconds") if spec and spec.deadline else None,
         "last_decision": last.reason if last else None,
     }
-    facts |= anomaly_facts(history) | _live_facts(runlog, history)
+    beat = _live_heartbeat(runlog, history)
+    facts |= anomaly_facts(history) | _live_facts(beat)
+    cost = cost_report(spec, history, live_seconds=_live_seconds(beat, history)) if spec else None
     damage = [{"slot": item.slot, "key": item.key, "why": item.why} for item in history.damage]
     if as_json:
-        show_json(facts | {"segments": segment_rows(history), "damage": damage})
+        told = {
+            "segments": segment_rows(history),
+            "decisions": decision_rows(history),
+            "cost": cost.numbers() if cost else None,
+            "damage": damage,
+        }
+        show_json(facts | told)
         return
     for name, value in facts.items():
         console.print(f"{name.replace('_', ' '):>15}  {'-' if value is None else value}", markup=False)
     console.print(segments_table(history))
+    for name, value in cost.rows().items() if cost and history.attempts else ():
+        console.print(f"{name:>17}  {value}", markup=False)
     for item in damage:
         console.print(f"damaged: {item['key']}: {item['why']}", markup=False, style="red")
 
@@ -137,10 +158,21 @@ def _without_prefect(name: str) -> Any:
     return unavailable
 
 
-def _live_facts(runlog: RunLog, history: History) -> dict[str, Any]:
-    """What the attempt at work says of itself; nothing when there is none."""
+def _live_heartbeat(runlog: RunLog, history: History) -> Heartbeat | None:
     plan = history.open_plan
-    beat = last_heartbeat(runlog, history.attempt_of(plan.segment, plan.attempt)) if plan is not None else None
+    return last_heartbeat(runlog, history.attempt_of(plan.segment, plan.attempt)) if plan is not None else None
+
+
+def _live_seconds(beat: Heartbeat | None, history: History) -> float:
+    """How long the attempt at work has had its machine, by its newest sign of life."""
+    if beat is None:
+        return 0.0
+    claims = (attempt.claim for attempt in history.attempts if attempt.claim.attempt_id == beat.attempt_id)
+    return max(((beat.beat_at - claim.written_at).total_seconds() for claim in claims), default=0.0)
+
+
+def _live_facts(beat: Heartbeat | None) -> dict[str, Any]:
+    """What the attempt at work says of itself; nothing when there is none."""
     if beat is None:
         return {}
     return {

@@ -67,6 +67,21 @@ def segment_rows(history: History) -> list[dict[str, Any]]:
     ]
 
 
+def decision_rows(history: History) -> list[dict[str, Any]]:
+    """Every decision with its reason and the numbers behind it, oldest first."""
+    return [
+        {
+            "time": entry.written_at.isoformat(timespec="seconds"),
+            "action": entry.action,
+            "capacity": entry.plan.capacity.value if entry.plan and entry.action == "run" else None,
+            "deployment": entry.plan.deployment if entry.plan and entry.action == "run" else None,
+            "reason": entry.reason,
+            "numbers": entry.numbers,
+        }
+        for entry in history.decisions
+    ]
+
+
 def checkpoint_rows(history: History) -> list[dict[str, Any]]:
     """Every checkpoint the log knows, oldest first."""
     return [

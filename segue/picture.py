@@ -1,12 +1,19 @@
-"""One picture of a run: loss over steps, steps over time, pools as bands, preemptions, checkpoints, deadline."""
+"""One picture of a run: loss over steps, steps over time, pools and queues as bands, preemptions, checkpoints.
+
+Where there is a deadline, the lower half has it too, and the latest safe moment: at each step, when on-demand has to
+start at the latest to make it, by the estimates of each decision. How far the run's line is left of it is its slack.
+"""
 
 from __future__ import annotations
 
 import io
+import textwrap
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 from segue.curves import curve
+from segue.deadline.cost import waits
+from segue.entries import DecisionEntry
 from segue.errors import MissingExtraError
 from segue.history import Attempt, History, read_history
 from segue.records import Capacity, SegmentReport
@@ -18,7 +25,9 @@ if TYPE_CHECKING:
 _BAND = {Capacity.SPOT: "#cfe3f7", Capacity.ON_DEMAND: "#fbdcc4"}
 _LINE = {Capacity.SPOT: "#2f6db0", Capacity.ON_DEMAND: "#c45a11"}
 _PREEMPTION, _DEADLINE, _LOST = "#b3261e", "#111111", "#9a9a9a"
+_QUEUE, _SAFE = "#e9e9e9", "#7a3fb0"
 _SMOOTH_STEPS = 25
+_REASON_LETTERS, _MOST_REASONS = 44, 8
 
 
 def draw(log: RunLog) -> bytes:
@@ -39,7 +48,7 @@ def draw(log: RunLog) -> bytes:
         _loss_over_steps(by_step, history, frame)
         _steps_over_time(by_time, history, frame)
         figure.suptitle(_title(log, history), x=0.01, ha="left", fontweight="bold")
-        figure.legend(handles=_legend(), loc="outside lower center", ncols=6, frameon=False)
+        figure.legend(handles=_legend(), loc="outside lower center", ncols=4, frameon=False)
         buffer = io.BytesIO()
         figure.savefig(buffer, format="png", dpi=110)
     return buffer.getvalue()
@@ -72,25 +81,59 @@ def _loss_over_steps(axes: Any, history: History, frame: pd.DataFrame) -> None:
 def _steps_over_time(axes: Any, history: History, frame: pd.DataFrame) -> None:
     # An import may lie long before the first segment, and used no capacity.
     attempts = [a for a in history.attempts if not history.is_import(a.claim.segment, a.claim.attempt)]
-    if not attempts:
+    decisions = [entry for entry in history.decisions if entry.action != "import"]
+    if not decisions:
         return
-    start = attempts[0].claim.written_at
+    start = decisions[0].written_at
+    end = max([decisions[-1].written_at, *(_span(attempt)[1] for attempt in attempts)])
+    unit, seconds = _unit((end - start).total_seconds())
 
-    def seconds_in(moment: datetime) -> float:
-        return (moment - start).total_seconds()
+    def passed(moment: datetime) -> float:
+        return (moment - start).total_seconds() / seconds
 
+    for begin, end in waits(history):
+        axes.axvspan(passed(begin), passed(end), color=_QUEUE, lw=0)
     for attempt in attempts:
         begin, end = _span(attempt)
-        axes.axvspan(seconds_in(begin), seconds_in(end), color=_BAND[attempt.claim.capacity], lw=0)
+        axes.axvspan(passed(begin), passed(end), color=_BAND[attempt.claim.capacity], lw=0)
         if attempt.report is not None and attempt.report.stop_reason.is_preemption:
-            axes.axvline(seconds_in(end), color=_PREEMPTION, lw=1.2, ls="--")
+            axes.axvline(passed(end), color=_PREEMPTION, lw=1.2, ls="--")
     for attempt_id, rows in frame.groupby("attempt_id") if not frame.empty else ():
         capacity = next(a.claim.capacity for a in history.attempts if a.claim.attempt_id == attempt_id)
-        seconds = [seconds_in(moment) for moment in rows["wall_time"]]
-        axes.plot(seconds, rows["step"], color=_LINE[capacity], lw=1.8)
+        axes.plot([passed(moment) for moment in rows["wall_time"]], rows["step"], color=_LINE[capacity], lw=1.8)
+    for entry in _turns(decisions)[-_MOST_REASONS:]:
+        words = textwrap.shorten(entry.reason, _REASON_LETTERS, placeholder=" ...")
+        at = (passed(entry.written_at), 0.98)
+        place = {"xycoords": axes.get_xaxis_transform(), "xytext": (2, 0), "textcoords": "offset points"}
+        axes.annotate(words, at, **place, rotation=90, va="top", ha="left", fontsize=6, color="#555555")
     if history.spec is not None and history.spec.deadline is not None:
-        axes.axvline(seconds_in(history.spec.deadline), color=_DEADLINE, lw=2)
-    axes.set(xlabel="seconds since the first claim", ylabel="step", xlim=(0, None), ylim=(0, None))
+        axes.axvline(passed(history.spec.deadline), color=_DEADLINE, lw=2)
+        safe = latest_safe_moments(decisions)
+        axes.plot([passed(moment) for moment, _ in safe], [step for _, step in safe], color=_SAFE, lw=1.2, ls=":")
+    axes.set(xlabel=f"{unit} since the first decision", ylabel="step", xlim=(0, None), ylim=(0, None))
+
+
+def latest_safe_moments(decisions: list[DecisionEntry]) -> list[tuple[datetime, int]]:
+    """When on-demand had to start at the latest, and the committed step that this was said at, decision by decision."""
+    found = []
+    for entry in decisions:
+        left, work = entry.numbers.get("remaining_seconds"), entry.numbers.get("work_seconds")
+        if entry.plan is None or left is None or work is None:
+            continue
+        spare = left - work - entry.numbers.get("changeover_seconds", 0.0)
+        found.append((entry.written_at + timedelta(seconds=spare), entry.plan.parent.step if entry.plan.parent else 0))
+    return found
+
+
+def _unit(seconds: float) -> tuple[str, float]:
+    """What to count such a span in, and how many seconds that is."""
+    return ("seconds", 1.0) if seconds < 600 else ("minutes", 60.0) if seconds < 3 * 3600 else ("hours", 3600.0)
+
+
+def _turns(decisions: list[DecisionEntry]) -> list[DecisionEntry]:
+    """Decisions for another capacity than the one before, and those that ended the run."""
+    kinds = [entry.plan.capacity if entry.plan is not None else None for entry in decisions]
+    return [entry for at, entry in enumerate(decisions) if at == 0 or kinds[at] != kinds[at - 1] or kinds[at] is None]
 
 
 def _span(attempt: Attempt) -> tuple[datetime, datetime]:
@@ -113,5 +156,7 @@ def _legend() -> list[Any]:
         Line2D([], [], color="#1b1b1b", label=f"loss ({_SMOOTH_STEPS}-step mean)"),
         Line2D([], [], color=_PREEMPTION, ls="--", label="preemption"),
         Line2D([], [], color="#2e7d32", marker="|", ls="", ms=9, label="checkpoint"),
+        Patch(color=_QUEUE, label="queueing, booting"),
         Line2D([], [], color=_DEADLINE, lw=2, label="deadline"),
+        Line2D([], [], color=_SAFE, ls=":", label="latest safe start of on-demand"),
     ]

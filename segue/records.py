@@ -264,6 +264,10 @@ class SegmentReport(Record):
     train_seconds: float = Field(0.0, ge=0, description="From the first new step to the last, saves included.")
     train_steps: int = Field(0, ge=0, description="Steps that `train_seconds` covers.")
     startup_seconds: float = Field(0.0, ge=0, description="From claim to the first new step.")
+    save_seconds: float | None = Field(
+        None, ge=0, description="Usually from a snapshot to its commit; None: nothing was committed."
+    )
+    save_cost_seconds: float | None = Field(None, ge=0, description="Training time that a save usually took away.")
     got_capacity: bool = Field(
         True, description="False when it had no machine of a pool: the wait was given up, or it was an import."
     )

@@ -7,7 +7,6 @@ import hashlib
 import json
 import re
 import tomllib
-import types
 import typing
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -16,7 +15,8 @@ from typing import Any, Self
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, JsonValue, ValidationError, model_validator
 
 from segue.errors import DeadlinePassedError, SpecError
-from segue.records import Capacity, Record, Value
+from segue.pools import PoolSpec
+from segue.records import Record, Value
 
 _Model = typing.TypeVar("_Model", bound=BaseModel)
 
@@ -168,23 +168,6 @@ class LivenessSpec(Value):
     start_seconds: float = Field(900.0, gt=0, description="Longest wait for capacity when no deadline bounds it.")
 
 
-class PoolSpec(Value):
-    """Which Prefect deployment runs a segment on which capacity."""
-
-    spot: str = Field("segment/spot", description="Deployment for spot capacity.")
-    on_demand: str = Field("segment/on-demand", description="Deployment for on-demand capacity.")
-    spot_price: float = Field(1.0, gt=0, description="Price of an hour on spot, in any money.")
-    on_demand_price: float = Field(3.0, gt=0, description="Price of an hour on on-demand, in the same.")
-
-    @property
-    def price_ratio(self) -> float:
-        """On-demand price over spot price, k."""
-        return self.on_demand_price / self.spot_price
-
-    def deployment(self, capacity: Capacity) -> str:
-        return self.spot if capacity is Capacity.SPOT else self.on_demand
-
-
 class RunSpec(Record):
     """What a person asks for: program, goal, deadline, store, capacity."""
 
@@ -317,6 +300,8 @@ def _parsed(model: type[_Model], data: object, *, source: str) -> _Model:
 _PATTERN_MENDS = {
     "run_id": "must be lower-case letters, digits, '.', '_' or '-', at most 63 of them",
     "recipe": "is not package.module:function; write it like examples.flights:build",
+    "deployment": "is not a deployment; write flow and name, like segment/spot",
+    "on_demand": "is not a deployment; write flow and name, like segment/on-demand",
     "endpoint_url": "is not an address; write it like http://127.0.0.1:9000",
 }
 
@@ -361,7 +346,9 @@ def _without_tags(path: tuple[int | str, ...]) -> tuple[int | str, ...]:
 def _fields_at(model: type[BaseModel], path: tuple[int | str, ...]) -> list[str]:
     current: Any = model
     for part in path:
-        annotation = current.model_fields[str(part)].annotation
-        options = typing.get_args(annotation) if isinstance(annotation, types.UnionType) else (annotation,)
+        if isinstance(part, int):
+            continue  # A place in a list: the field before it said of what.
+        annotation = current.model_fields[part].annotation
+        options = typing.get_args(annotation) or (annotation,)
         current = next(option for option in options if isinstance(option, type) and issubclass(option, BaseModel))
     return list(current.model_fields)

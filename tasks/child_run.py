@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from contextlib import suppress
 from datetime import timedelta
 from typing import Any
 from uuid import UUID
@@ -66,6 +67,23 @@ class PrefectChild:
             log.warning("prefect did not take state=%s reason=%s", state.name, type(error).__name__)
 
 
+def require_deployments(spec: RunSpec) -> None:
+    """Refuse pools that Prefect does not know, now and not when the run is about to go there.
+
+    An API that is silent is not asked again: the first dispatch has more patience.
+
+    Raises:
+        OrchestratorError: there is no such deployment.
+    """
+    wanted = [*(pool.deployment for pool in spec.pools.spot), spec.pools.on_demand]
+    with get_client(sync_client=True) as client, suppress(*SILENCE):
+        for name in dict.fromkeys(wanted):
+            try:
+                client.read_deployment_by_name(name)
+            except ObjectNotFound:
+                raise _no_such(name) from None
+
+
 def dispatch(spec: RunSpec, plan: SegmentPlan, *, patience_seconds: float = 120.0) -> PrefectChild:
     """The flow run of this attempt: a new one, or the one that was dispatched before.
 
@@ -81,10 +99,7 @@ def dispatch(spec: RunSpec, plan: SegmentPlan, *, patience_seconds: float = 120.
         try:
             return PrefectChild(client, _create(client, spec, plan))
         except ObjectNotFound:
-            raise OrchestratorError(
-                what=f"there is no deployment {plan.deployment!r} on this Prefect server.",
-                mend="Run `prefect --no-prompt deploy --all`, or name yours under pools in the run spec.",
-            ) from None
+            raise _no_such(plan.deployment) from None
         except SILENCE as error:
             if time.monotonic() > give_up_at:
                 raise OrchestratorError(
@@ -106,6 +121,13 @@ def _create(client: SyncPrefectClient, spec: RunSpec, plan: SegmentPlan) -> UUID
         parent_task_run_id=_known_task_run(client),
     )
     return flow_run.id
+
+
+def _no_such(deployment: str) -> OrchestratorError:
+    return OrchestratorError(
+        what=f"there is no deployment {deployment!r} on this Prefect server.",
+        mend="Run `prefect --no-prompt deploy --all`, or name yours under pools in the run spec.",
+    )
 
 
 def _known_task_run(client: SyncPrefectClient) -> UUID | None:

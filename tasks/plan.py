@@ -14,6 +14,7 @@ from segue.runlog import RunLog
 from segue.spec import RunSpec
 from segue.stores import open_store
 from segue.stores.patience import patiently
+from tasks.child_run import require_deployments
 
 PATIENCE_SECONDS = 900.0
 """How long the parent waits for a store that is away; its attempts go on meanwhile."""
@@ -21,7 +22,8 @@ PATIENCE_SECONDS = 900.0
 
 @task(name="open-run", retries=0, cache_policy=NO_CACHE)
 def open_run(spec: RunSpec, *, accept_drift: bool) -> int:
-    """Check the store and the spec, open or continue the run; returns the committed step."""
+    """Check the store, the spec and its pools, open or continue the run; returns the committed step."""
+    require_deployments(spec)
     runlog = open_run_here(spec, clock=SystemClock(), accept_drift=accept_drift)
     return read_history(runlog).committed_step
 

@@ -9,12 +9,16 @@ from prefect import task
 from prefect.artifacts import create_markdown_artifact
 from prefect.cache_policies import NO_CACHE
 
-from segue.console import segment_rows
+from segue.console import decision_rows, segment_rows
+from segue.deadline.cost import cost_report
 from segue.history import History, read_history
 from segue.picture import draw
 from segue.runlog import RunLog
 from segue.spec import RunSpec
 from segue.stores import open_store
+
+_MOST_DECISIONS = 50
+"""How many of the newest decisions an artifact shows."""
 
 
 @task(name="publish-run", retries=0, cache_policy=NO_CACHE)
@@ -32,11 +36,37 @@ def artifact_key(run_id: str) -> str:
 
 
 def summary(spec: RunSpec, history: History) -> str:
-    """The run as a markdown table."""
+    """The run as markdown tables: its segments, what it cost, why each of them was where it was."""
     rows = segment_rows(history)
     last = history.decisions[-1].reason if history.decisions else "nothing decided yet"
     lines = [f"**{spec.run_id}**: step {history.committed_step} of {spec.steps}; {last}", ""]
     if rows:
         lines += ["| " + " | ".join(name.replace("_", " ") for name in rows[0]) + " |", "|" + "---|" * len(rows[0])]
         lines += ["| " + " | ".join(str(value) for value in row.values()) + " |" for row in rows]
+    lines += ["", *_cost_lines(spec, history), "", *_decision_lines(history)]
     return "\n".join(lines)
+
+
+def _cost_lines(spec: RunSpec, history: History) -> list[str]:
+    told = cost_report(spec, history).rows() if history.attempts else {}
+    return (
+        ["| cost | |", "|---|---|", *(f"| {name} | {_cell(words)} |" for name, words in told.items())] if told else []
+    )
+
+
+def _decision_lines(history: History) -> list[str]:
+    rows = decision_rows(history)
+    lines = ["| time | action | capacity | reason | numbers |", "|---|---|---|---|---|"]
+    for row in rows[-_MOST_DECISIONS:]:
+        numbers = ", ".join(f"{name.replace('_', ' ')} {value:g}" for name, value in row["numbers"].items())
+        where = row["capacity"] or "-"
+        lines.append(f"| {row['time'][:19]} | {row['action']} | {where} | {_cell(row['reason'])} | {numbers} |")
+    left_out = len(rows) - _MOST_DECISIONS
+    if left_out > 0:
+        lines += ["", f"{left_out} earlier decisions are in the log: `segue status RUN --json`."]
+    return lines if rows else []
+
+
+def _cell(words: str) -> str:
+    """Text that stays in its cell: a reason may quote what a recipe raised."""
+    return " ".join(words.split()).replace("|", "\\|")

@@ -194,6 +194,7 @@ def test_status_says_all_of_it_in_one_json_object(place, stored):
     assert told["state"] == "segment 0 attempt 1 on spot"
     assert told["last_decision"] == "spot: no deadline, so as cheap as can be"
     assert (told["deadline"], told["segments"], told["damage"]) == (None, [], [])
+    assert (told["cost"]["cost"], told["cost"]["paid_share"], told["cost"]["preemptions"]) == (0.0, None, 0)
 
 
 def test_checkpoints_says_all_of_it_in_one_json_object(place, stored):
@@ -209,6 +210,7 @@ def test_people_get_tables(place, stored):
     checkpoints = place.run("checkpoints", "tiny", "--store", stored.log.store.url)
     assert (status.code, status.err, checkpoints.code, checkpoints.err) == (0, "", 0, "")
     assert "committed step  40" in status.out
+    assert "paid  0.0000 for 0 s of spot and 0 s of on-demand" in status.out
     assert "kept" in checkpoints.out
 
 

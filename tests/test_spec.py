@@ -12,8 +12,7 @@ import pytest
 from pydantic import ValidationError
 
 from segue.errors import DeadlinePassedError, SpecError
-from segue.records import Capacity
-from segue.spec import PoolSpec, RunSpec, StoreSpec, parse_deadline, read_toml
+from segue.spec import RunSpec, StoreSpec, parse_deadline, read_toml
 
 LEAST = {"run_id": "nightly", "recipe": "examples.flights:build", "steps": 100}
 NOW = datetime(2026, 6, 1, 12, 0, tzinfo=UTC)
@@ -264,11 +263,6 @@ def test_the_order_of_the_config_is_not_part_of_the_identity():
 def test_a_cadence_by_steps_switches_the_usual_one_off():
     usual, by_steps = RunSpec.parse(LEAST), RunSpec.parse(LEAST | {"checkpoints": {"every_steps": 5}})
     assert (usual.checkpoints.longest_seconds, by_steps.checkpoints.longest_seconds) == (600.0, None)
-
-
-def test_each_capacity_has_its_deployment():
-    pools = PoolSpec(spot="mine/cheap")
-    assert [pools.deployment(c) for c in (Capacity.SPOT, Capacity.ON_DEMAND)] == ["mine/cheap", "segment/on-demand"]
 
 
 def test_the_default_store_is_a_folder_below_the_current_one():

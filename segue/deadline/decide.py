@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from segue.continuity.ladder import next_rung
 from segue.deadline import clamp
 from segue.deadline.estimates import Situation, situation
-from segue.deadline.outlook import Outlook, outlook
+from segue.deadline.pools import PoolChoice, choose_pool
 from segue.deadline.rollbacks import reason_to_give_up, skips_of, what_is_made_good
-from segue.deadline.view import Mode
 from segue.history import History
 from segue.records import Capacity, CheckpointRef, SegmentPlan, SegmentReport, VerdictKind
 from segue.spec import RunSpec
+
+if TYPE_CHECKING:
+    from segue.deadline.outlook import Outlook
 
 Action = Literal["run", "finished", "hopeless", "failed", "broken"]
 
@@ -35,7 +37,8 @@ def decide(spec: RunSpec, history: History, *, now: datetime) -> Decision:
     if ended is not None:
         return ended
     here = situation(spec, history, now=now)
-    capacity, why, ahead = _by_policy(spec, history, here, now)
+    pool = choose_pool(spec, history, here, now=now)
+    capacity, why, ahead = _by_policy(spec, history, here, pool, now)
     rung = next_rung(history) if history.broken_resumes else None
     source = rung.take if rung else history.newest
     parent = source.ref if source else None
@@ -45,15 +48,16 @@ def decide(spec: RunSpec, history: History, *, now: datetime) -> Decision:
         segment=segment,
         attempt=attempt,
         capacity=capacity,
-        deployment=spec.pools.deployment(capacity),
+        deployment=pool.deployment if capacity is Capacity.SPOT else spec.pools.on_demand,
         parent=parent,
         at_most=parent if source is not history.newest else None,
         max_seconds=_bound_seconds(spec, here, capacity),
-        start_within_seconds=_wait_seconds(spec, here, capacity, ahead),
+        start_within_seconds=_wait_seconds(spec, here, capacity, pool, ahead),
         skips=skips,
     )
     before = rung.reason if rung else what_is_made_good(spec, history, skips=skips)
-    reason = f"{before}; {why}" if before else why
+    where = pool.why if capacity is Capacity.SPOT else ""
+    reason = "; ".join(part for part in (before, why, where) if part)
     return Decision(action="run", reason=reason, plan=plan, numbers=_numbers(here, ahead))
 
 
@@ -104,19 +108,23 @@ def _without_policy(spec: RunSpec, history: History, here: Situation) -> tuple[C
     return None
 
 
-def _by_policy(spec: RunSpec, history: History, here: Situation, now: datetime) -> tuple[Capacity, str, Outlook | None]:
+def _by_policy(
+    spec: RunSpec, history: History, here: Situation, pool: PoolChoice, now: datetime
+) -> tuple[Capacity, str, Outlook | None]:
     ruled = _without_policy(spec, history, here)
     if ruled is not None:
         return *ruled, None
     if here.remaining_seconds is None:
         return Capacity.SPOT, "spot: no deadline, so as cheap as can be", None
-    ahead = outlook(spec, history, here, mode=Mode.IDLE, now=now)
+    from segue.deadline.outlook import outlook  # Only here, for it loads NumPy.
+
+    ahead = outlook(spec, history, here, now=now, deployment=pool.asked)
     if ahead is None:
         return Capacity.SPOT, "spot: a short probe, to measure the seconds a step takes", None
     by = f"slack {_slack(here)}; {_expects(spec, ahead)}"
     if ahead.waits_seconds <= 0:
         return Capacity.ON_DEMAND, f"on-demand: {by}", ahead
-    until = now + timedelta(seconds=_wait_seconds(spec, here, Capacity.SPOT, ahead))
+    until = now + timedelta(seconds=_wait_seconds(spec, here, Capacity.SPOT, pool, ahead))
     return Capacity.SPOT, f"spot, waiting for it until {until:%H:%M}Z at most: {by}", ahead
 
 
@@ -142,13 +150,16 @@ def _bound_seconds(spec: RunSpec, here: Situation, capacity: Capacity) -> float 
     return None
 
 
-def _wait_seconds(spec: RunSpec, here: Situation, capacity: Capacity, ahead: Outlook | None) -> float:
-    longest = clamp.longest_wait_seconds(here) if capacity is Capacity.SPOT else None
-    if longest is None:
-        return spec.liveness.start_seconds
+def _wait_seconds(spec: RunSpec, here: Situation, capacity: Capacity, pool: PoolChoice, ahead: Outlook | None) -> float:
+    patience, boot = spec.liveness.start_seconds, here.changeover_seconds
+    if capacity is not Capacity.SPOT:
+        return patience
     # The policy's wait is for capacity; the clamp's already counts the boot, which follows it.
-    wanted = spec.liveness.start_seconds if ahead is None else ahead.waits_seconds + here.changeover_seconds
-    return max(min(longest, wanted, spec.liveness.start_seconds), 1.0)
+    wanted = patience if ahead is None else min(ahead.waits_seconds + boot, patience)
+    if wanted > boot:
+        wanted = boot + (wanted - boot) * pool.wait_share
+    longest = clamp.longest_wait_seconds(here)
+    return max(wanted if longest is None else min(longest, wanted), 1.0)
 
 
 def _died_in_place(history: History) -> list[SegmentReport]:
@@ -183,6 +194,8 @@ def _numbers(here: Situation, ahead: Outlook | None) -> dict[str, float]:
         "work_seconds": here.work_seconds,
         "slack_seconds": here.slack_seconds,
         "changeover_seconds": here.changeover_seconds,
+        "usual_changeover_seconds": here.usual_changeover_seconds,
+        "save_seconds": here.save_seconds,
         "at_risk_seconds": here.at_risk_seconds,
         "detection_seconds": here.detection_seconds,
         "needed_for_spot_seconds": clamp.needed_for_spot_seconds(here),

@@ -1,16 +1,23 @@
-"""What the run itself tells about its speed and its changeovers. Pure."""
+"""What the run itself tells about its speed, its changeovers and its saves. Pure.
+
+Usual values are medians over the newest attempts, so that one slow disk, queue or batch does not move a policy. What
+keeps the deadline is not left to medians: the clamp counts the longest changeover seen lately, and the slower of all
+attempts' and on-demand's pace.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import datetime
-from itertools import takewhile
+from itertools import accumulate, takewhile
+from statistics import median, median_high
 
 from segue.history import Attempt, History
-from segue.records import Capacity
+from segue.records import Capacity, SegmentReport
 from segue.spec import RunSpec
 
-_RECENT_REPORTS = 3
+_LONGEST_OF, _USUAL_OF = 3, 5
+"""How many of the newest attempts the longest changeover and the usual values are looked for in."""
 
 
 @dataclass(frozen=True)
@@ -31,6 +38,16 @@ class Situation:
     """Longest time from a recall to the safe point at which the attempt heeds it."""
     probe_seconds: float | None = None
     """What is left of the time in which unmeasured probes may find out C; None without a deadline."""
+    usual_changeover_seconds: float | None = None
+    """The usual d, for expectations; None: as long as the longest."""
+    save_seconds: float | None = None
+    """Usually from a snapshot to its commit; None while unmeasured."""
+
+    @property
+    def expected_changeover_seconds(self) -> float:
+        """The d that a policy should expect, where the clamp counts with the longest."""
+        usual = self.usual_changeover_seconds
+        return self.changeover_seconds if usual is None else usual
 
     @property
     def slack_seconds(self) -> float | None:
@@ -50,33 +67,55 @@ def situation(spec: RunSpec, history: History, *, now: datetime, slowest_step_se
         remaining_seconds=None if spec.deadline is None else (spec.deadline - now).total_seconds(),
         work_seconds=work,
         changeover_seconds=changeover_seconds(spec, history),
-        at_risk_seconds=at_risk_seconds(spec, rate),
+        at_risk_seconds=at_risk_seconds(spec, rate, save_seconds=save_seconds(history)),
         detection_seconds=detection_seconds(spec),
         # It looks for a recall with each heartbeat, and stops between two steps.
         answer_seconds=spec.liveness.heartbeat_seconds + (rate or 0.0),
         probe_seconds=_probe_seconds(spec, history, now=now),
+        usual_changeover_seconds=usual_changeover_seconds(spec, history),
+        save_seconds=save_seconds(history),
     )
 
 
 def step_seconds(spec: RunSpec, history: History) -> float | None:
-    """Seconds a step, saves included: the newest reports' mean, the prior before there are any."""
-    measured = [report for report in history.last_words() if report.train_steps > 0][-_RECENT_REPORTS:]
-    steps = sum(report.train_steps for report in measured)
-    return sum(report.train_seconds for report in measured) / steps if steps else spec.policy.step_seconds
+    """Seconds a step, saves included: the newest attempts' median by steps, the prior before there are any.
+
+    Each attempt's first step, which pays for allocations and compilation, is in no report. Where on-demand was slower
+    than that, its own median: what is left has to be done there in the worst case.
+    """
+    measured = [report for report in history.last_words() if report.train_steps > 0]
+    on_demand = [report for report in measured if report.capacity is Capacity.ON_DEMAND]
+    usual = [_median_pace(reports[-_USUAL_OF:]) for reports in (measured, on_demand) if reports]
+    return max(usual, default=spec.policy.step_seconds)
 
 
 def changeover_seconds(spec: RunSpec, history: History) -> float:
     """The longest changeover seen lately, never below the prior: on-demand may boot slower than spot did."""
-    seen = [_changeover_of(attempt, history) for attempt in history.attempts[-_RECENT_REPORTS:]]
+    seen = [_changeover_of(attempt, history) for attempt in history.attempts[-_LONGEST_OF:]]
     return max([spec.policy.changeover_seconds, *(seconds for seconds in seen if seconds is not None)])
 
 
-def at_risk_seconds(spec: RunSpec, rate: float | None) -> float:
+def usual_changeover_seconds(spec: RunSpec, history: History) -> float:
+    """The median of the newest changeovers seen, with the prior as one of them."""
+    seen = [_changeover_of(attempt, history) for attempt in history.attempts]
+    newest = [seconds for seconds in seen if seconds is not None][-_USUAL_OF:]
+    return median_high([spec.policy.changeover_seconds, *newest])
+
+
+def save_seconds(history: History) -> float | None:
+    """From a snapshot to its commit, the median of the newest attempts that measured it; None before there are any."""
+    seen = [report.save_seconds for report in history.last_words() if report.save_seconds is not None]
+    return median(seen[-_USUAL_OF:]) if seen else None
+
+
+def at_risk_seconds(spec: RunSpec, rate: float | None, *, save_seconds: float | None = None) -> float:
     """The longest time between two commits; by steps it needs a rate."""
-    cadence, step = spec.checkpoints, rate or 0.0
+    cadence, step, save = spec.checkpoints, rate or 0.0, save_seconds or 0.0
+    if cadence.every_seconds is None and cadence.every_steps is None:
+        save = 0.0  # The measured cadence takes it off the interval.
     # A save waits for the end of the step in which it falls due, and the first one for the end of the replay.
-    by_time = cadence.longest_seconds + step if cadence.longest_seconds is not None else None
-    by_steps = cadence.every_steps * step if cadence.every_steps is not None and rate is not None else None
+    by_time = cadence.longest_seconds + step + save if cadence.longest_seconds is not None else None
+    by_steps = cadence.every_steps * step + save if cadence.every_steps is not None and rate is not None else None
     between = min((seconds for seconds in (by_time, by_steps) if seconds is not None), default=0.0)
     return max(between, spec.continuity.witness_steps * step)
 
@@ -94,6 +133,13 @@ def _probe_seconds(spec: RunSpec, history: History, *, now: datetime) -> float |
     since = takewhile(lambda entry: entry.action == "run", reversed(history.decisions))
     begun = min((entry.written_at for entry in since), default=now)
     return spec.policy.probe_share * (spec.deadline - begun).total_seconds() - (now - begun).total_seconds()
+
+
+def _median_pace(reports: list[SegmentReport]) -> float:
+    """The pace at which half of the steps were done, or the next slower one."""
+    paces = sorted((report.train_seconds / report.train_steps, report.train_steps) for report in reports)
+    done = list(accumulate(steps for _, steps in paces))
+    return next(pace for (pace, _), steps in zip(paces, done, strict=True) if steps > done[-1] / 2)
 
 
 def _changeover_of(attempt: Attempt, history: History) -> float | None:

@@ -13,12 +13,13 @@ from datetime import datetime, timedelta
 import numpy as np
 
 from segue.checkpoints.cadence import PRIOR_LIFE_SECONDS, Cadence, Life, SaveCost, as_asked, interval_seconds
-from segue.deadline import clamp, outlook
+from segue.deadline import clamp
 from segue.deadline.choice import named_policy
 from segue.deadline.comparison import Contender, Rows, as_published, outcome_on
 from segue.deadline.estimates import Situation
 from segue.deadline.policies import Capped, Greedy, OnDemandOnly, Policy, SpotOnly, UniformProgress
 from segue.deadline.simulator import Outcome, simulate
+from segue.deadline.spells import preemptions
 from segue.deadline.view import Floats, Job
 from segue.history import History
 from segue.records import Capacity
@@ -66,7 +67,7 @@ def life_of(history: History, *, prior_seconds: float | None) -> Life:
     """How long spot lasts: the run's own attempts, and a prior from traces or the usual one."""
     return Life(
         up_seconds=history.seconds_on(Capacity.SPOT),
-        preemptions=outlook.preemptions(history),
+        preemptions=preemptions(history),
         prior_seconds=prior_seconds or PRIOR_LIFE_SECONDS,
     )
 

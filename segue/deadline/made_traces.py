@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from segue.deadline.hazards import DOWN_RATES, UP_RATES, age_bin
-from segue.deadline.outlook import spells
+from segue.deadline.spells import spells
 from segue.deadline.traces import Trace
 from segue.deadline.view import Flags, Floats
 from segue.history import History

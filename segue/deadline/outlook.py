@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import datetime
 
 import numpy as np
 
@@ -12,24 +12,13 @@ from segue.deadline.estimates import Situation
 from segue.deadline.hazards import DOWN_RATES, UNSEEN_SECONDS, UP_RATES, expected_ends
 from segue.deadline.plan import Plan
 from segue.deadline.policies import Capped
+from segue.deadline.spells import down_since, preemptions, spells
 from segue.deadline.view import Job, Mode, Spells, View
-from segue.entries import DecisionEntry
 from segue.history import History
-from segue.records import Capacity
 from segue.spec import RunSpec
 
 _LOOKS = 96
 """Moments of the coming wait at which the policy is asked whether it would still wait."""
-
-
-@dataclass(frozen=True)
-class Spell:
-    """A stretch in which spot could be had, or could not, as far as the run saw."""
-
-    is_up: bool
-    begun_at: datetime
-    seconds: float
-    has_ended: bool
 
 
 def job_of(spec: RunSpec, history: History, here: Situation, *, now: datetime) -> Job | None:
@@ -41,7 +30,7 @@ def job_of(spec: RunSpec, history: History, here: Situation, *, now: datetime) -
     return Job(
         total_seconds=max((spec.deadline - begun).total_seconds(), 1.0),
         work_seconds=here.work_seconds / left * spec.steps,
-        changeover_seconds=here.changeover_seconds,
+        changeover_seconds=here.expected_changeover_seconds,
         price_ratio=spec.pools.price_ratio,
         knowledge="sentinel" if spec.policy.handover else "blind",
         handover=spec.policy.handover,
@@ -58,20 +47,25 @@ class Outlook:
     """What PLAN expects to pay from here to the goal, of on-demand's price for it; None for other policies."""
 
 
-def outlook(spec: RunSpec, history: History, here: Situation, *, mode: Mode, now: datetime) -> Outlook | None:
-    """The policy's answer from here; None when there is nothing to decide by: no deadline, or unmeasured work."""
+def outlook(
+    spec: RunSpec, history: History, here: Situation, *, now: datetime, deployment: str | None = None
+) -> Outlook | None:
+    """The policy's answer from here; None when there is nothing to decide by: no deadline, or unmeasured work.
+
+    `deployment` is the spot pool that would be asked: whether another one gives capacity says little about it.
+    """
     job = job_of(spec, history, here, now=now)
     if job is None or here.remaining_seconds is None or here.work_seconds is None:
         return None
     patience = spec.liveness.start_seconds
     offsets = np.linspace(0.0, min(patience, max(here.remaining_seconds, 0.0)), _LOOKS)
-    since = _down_since(history)
+    since = down_since(history, deployment)
     age = max((now - since).total_seconds(), 0.0) if since else UNSEEN_SECONDS
     view = View(
         job=job,
         remaining_seconds=here.remaining_seconds - offsets,
         work_seconds=np.full(_LOOKS, here.work_seconds),
-        mode=np.full(_LOOKS, mode, np.int8),
+        mode=np.full(_LOOKS, Mode.IDLE, np.int8),
         is_up=np.full(_LOOKS, since is None),
         spell_seconds=offsets + age,
         preemptions=np.full(_LOOKS, float(preemptions(history))),
@@ -82,51 +76,6 @@ def outlook(spec: RunSpec, history: History, here: Situation, *, mode: Mode, now
     leaves = np.flatnonzero(capped.choose(view) == Mode.ON_DEMAND)
     share = policy.cost_share(view.only(offsets == 0.0)) if isinstance(policy, Plan) else None
     return Outlook(float(offsets[leaves[0]]) if len(leaves) else patience, share)
-
-
-def preemptions(history: History) -> int:
-    """Spot attempts of the run that had a machine and lost it."""
-    return sum(
-        r.stop_reason.is_preemption and r.got_capacity and r.capacity is Capacity.SPOT for r in history.last_words()
-    )
-
-
-def spells(history: History) -> tuple[Spell, ...]:
-    """What the run saw of spot, oldest first: waits for capacity and boots are down, attempts up."""
-    found: list[Spell] = []
-    for entry in history.decisions:
-        plan = entry.plan
-        if plan is None or entry.action != "run" or plan.capacity is not Capacity.SPOT:
-            continue
-        attempt = history.attempt_of(plan.segment, plan.attempt)
-        report = history.report_of(plan.segment, plan.attempt)
-        if attempt is None:
-            if report is not None and not report.got_capacity:
-                seconds = _seconds_to_next(history, entry) or plan.start_within_seconds or 0.0
-                found.append(Spell(False, entry.written_at, seconds, has_ended=False))
-            continue
-        waited = (attempt.claim.written_at - entry.written_at).total_seconds()
-        found.append(Spell(False, entry.written_at, max(waited, 0.0), has_ended=True))
-        if report is not None:
-            died = report.stop_reason.is_preemption
-            found.append(Spell(True, attempt.claim.written_at, report.seconds, has_ended=died))
-    return tuple(found)
-
-
-def _seconds_to_next(history: History, entry: DecisionEntry) -> float | None:
-    later = [other.written_at for other in history.decisions if other.written_at > entry.written_at]
-    return (min(later) - entry.written_at).total_seconds() if later else None
-
-
-def _down_since(history: History) -> datetime | None:
-    """Since when spot cannot be had, as far as is known; None while nothing speaks against it."""
-    since = None
-    for spell in spells(history):
-        if spell.is_up:
-            since = spell.begun_at + timedelta(seconds=spell.seconds) if spell.has_ended else None
-        elif not spell.has_ended:
-            since = since or spell.begun_at
-    return since
 
 
 def _seen(history: History, changeover_seconds: float, rows: int) -> Spells:

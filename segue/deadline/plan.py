@@ -21,7 +21,7 @@ _SLACK_STEPS, _STEPS = 60, 800
 class Plan:
     """The cheapest expectation over what spot may do next (see `segue.deadline.table`)."""
 
-    prior_weight: float = 8.0
+    prior_weight: float = 16.0
     """How many ended spells the published hazards count for against the run's own."""
     reach: float = 4.0
     """The largest factor by which a run's own hazards may differ from the published ones."""

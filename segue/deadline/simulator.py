@@ -16,6 +16,8 @@ from segue.deadline.policies import Policy
 from segue.deadline.sight import Sight
 from segue.deadline.view import Flags, Floats, Job, Mode, View, Wishes
 
+_NOTHING_SECONDS = 1e-3
+"""Work that rounding leaves over."""
 _OVERTIME = 2.0
 """A run that is late is followed for this many times its deadline, so that its cost is whole."""
 
@@ -170,7 +172,7 @@ class _Runs:
         lost = undone
         if harsh.save_every_seconds:
             lost = lost + (self.unsaved_before + self.just_worked - undone) % harsh.save_every_seconds
-        lost = np.where(gone, lost, 0.0)
+        lost = np.where(gone & (lost > _NOTHING_SECONDS), lost, 0.0)
         self.work += lost
         self.finished[lost > 0] = np.inf
         self.lost += lost
@@ -227,8 +229,8 @@ class _Runs:
         booting = np.minimum(self.boot, tick)
         used = np.where(runs, np.minimum(booting + self.work / pace, tick), 0.0)
         worked = np.where(runs, np.minimum(self.work, (tick - booting) * pace), 0.0)
-        self.finished = np.where(runs & (worked >= self.work - 1e-6), at * tick + used, self.finished)
-        self.work = np.where(self.work - worked < 1e-6, 0.0, self.work - worked)
+        self.finished = np.where(runs & (worked >= self.work - _NOTHING_SECONDS), at * tick + used, self.finished)
+        self.work = np.where(self.work - worked < _NOTHING_SECONDS, 0.0, self.work - worked)
         self.just_worked, self.unsaved_before = worked, self.unsaved
         if self._harsh.save_every_seconds:
             self.unsaved = np.where(runs, (self.unsaved + worked) % self._harsh.save_every_seconds, self.unsaved)

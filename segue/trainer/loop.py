@@ -398,6 +398,7 @@ class TrainingLoop:
         checkpoint = self._last_commit()
         kept = checkpoint.step if checkpoint else self._from_step
         pace, now = self._pace, self._clock.monotonic()
+        save = self._saving.usual
         return SegmentReport(
             segment=self._plan.segment,
             attempt=self._plan.attempt,
@@ -413,6 +414,8 @@ class TrainingLoop:
             train_seconds=pace.train_seconds,
             train_steps=pace.train_steps,
             startup_seconds=(pace.first_step_at or now) - self._started_at,
+            save_seconds=save.save_seconds if save else None,
+            save_cost_seconds=save.cost_seconds if save else None,
             notice=self._board.read(),
             failure=failure,
             note=note,

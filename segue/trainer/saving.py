@@ -15,6 +15,7 @@ from segue.checkpoints.cadence import (
     CostMeter,
     LastSave,
     Life,
+    SaveCost,
     as_asked,
     interval_seconds,
     should_save_on_notice,
@@ -107,6 +108,11 @@ class Saving:
     def step_done(self, seconds: float) -> None:
         """Take note of what a step took."""
         self._meter.step_done(seconds, writer_busy=self._writer.is_busy)
+
+    @property
+    def usual(self) -> SaveCost | None:
+        """What saves usually cost; None before the first was committed, and on ranks that commit none."""
+        return self._meter.estimate
 
     @property
     def has_room(self) -> bool:

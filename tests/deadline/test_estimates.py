@@ -10,8 +10,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from segue.deadline import clamp
-from segue.deadline.estimates import at_risk_seconds, detection_seconds, situation, step_seconds
-from segue.records import Capacity, SegmentPlan, StopReason
+from segue.deadline.estimates import at_risk_seconds, detection_seconds, save_seconds, situation, step_seconds
+from segue.records import Capacity, SegmentPlan, SegmentReport, StopReason
 from tests.deadline import START, Logbook, make_spec
 
 LOST, NOTICE, BOUND, FINISHED = StopReason.LOST, StopReason.NOTICE, StopReason.BOUND, StopReason.FINISHED
@@ -30,13 +30,32 @@ def test_the_rate_is_the_prior_until_an_attempt_has_measured_one():
     assert step_seconds(book.spec, book.history) == 0.5
 
 
-def test_the_rate_is_that_of_the_newest_attempts_by_their_steps():
-    book = Logbook(make_spec())
+@pytest.mark.parametrize(
+    ("attempts", "rate"),
+    [
+        ([(10, 10.0), (20, 40.0), (70, 70.0)], 1.0),
+        ([(10, 10.0), (20, 40.0), (5, 5.0)], 2.0),
+        ([(50, 50.0), (50, 100.0)], 2.0),  # Half each: the slower, for safety.
+        ([(300, 300.0), (3, 90.0)], 1.0),  # A few slow steps say little.
+        ([(400, 4000.0)] + [(100, 100.0)] * 5, 1.0),  # Long ago.
+        ([(400, 400.0)] * 4 + [(100, 6000.0)], 1.0),  # One attempt that stood still for an hour and a half.
+    ],
+)
+def test_the_rate_is_the_median_of_the_newest_attempts_by_their_steps(attempts, rate):
+    book = Logbook(make_spec(policy={"max_lost_in_place": 99}))
     assert step_seconds(book.spec, book.history) is None
-    book.attempt(LOST, **measured(1000, 9999.0))
-    for steps, seconds in ((10, 10.0), (20, 40.0), (70, 70.0)):
+    for steps, seconds in attempts:
         book.attempt(LOST, **measured(steps, seconds))
-    assert step_seconds(book.spec, book.history) == 1.2
+    assert step_seconds(book.spec, book.history) == rate
+
+
+@pytest.mark.parametrize(("on_demand", "rate"), [(3.0, 3.0), (0.5, 1.0)])
+def test_where_on_demand_was_slower_its_pace_counts(on_demand, rate):
+    book = Logbook(make_spec(policy={"max_lost_in_place": 99}))
+    book.attempt(LOST, Capacity.ON_DEMAND, **measured(10, 10 * on_demand))
+    for _ in range(4):
+        book.attempt(LOST, **measured(100, 100.0))
+    assert step_seconds(book.spec, book.history) == rate
 
 
 def test_the_word_of_the_attempt_itself_replaces_the_guess_about_it():
@@ -66,6 +85,45 @@ def test_a_changeover_runs_from_the_decision_to_the_first_step_and_only_lengthen
     assert changeover() == 60
     attempt(40, 30, **measured(1, 1.0))
     assert changeover() == 70
+
+
+def test_the_usual_changeover_is_a_median_with_the_prior_among_them():
+    book = Logbook(make_spec(policy={"changeover_seconds": 60, "max_lost_in_place": 99}))
+    usual = []
+    for boot in (20, 20, 900, 15, 15, 900):
+        usual.append(situation(book.spec, book.history, now=book.now).expected_changeover_seconds)
+        plan = book.plan()
+        book.seconds += boot
+        book.report(plan, LOST, attempt_id=book.claim(plan), startup_seconds=5, **measured(1, 1.0))
+    assert usual == [60, 60, 25, 60, 25, 25]
+    here = situation(book.spec, book.history, now=book.now)
+    assert (here.expected_changeover_seconds, here.changeover_seconds) == (60, 905)
+
+
+def test_what_a_save_takes_is_a_median_and_unknown_in_older_logs():
+    book = Logbook(make_spec(policy={"max_lost_in_place": 99}))
+    book.attempt(LOST)
+    assert save_seconds(book.history) is None
+    for seconds in (4.0, 90.0, None, 6.0):
+        book.attempt(LOST, save_seconds=seconds)
+    assert save_seconds(book.history) == 6.0
+    assert book.ask().numbers["save_seconds"] == 6.0
+
+
+def test_a_report_written_before_saves_were_measured_is_still_read():
+    book = Logbook(make_spec())
+    report = book.attempt(LOST, save_seconds=3.0, save_cost_seconds=1.0)
+    old = {name: value for name, value in report.model_dump(mode="json").items() if not name.startswith("save")}
+    assert SegmentReport.model_validate(old).save_seconds is None
+
+
+@pytest.mark.parametrize(
+    ("checkpoints", "seconds"),
+    [({"every_steps": 10}, 25.0), ({"every_seconds": 60}, 67.0), ({}, 602.0)],
+)
+def test_work_is_at_risk_until_the_next_commit_is_durable(checkpoints, seconds):
+    spec = make_spec(checkpoints=checkpoints, continuity={"witness_steps": 0})
+    assert at_risk_seconds(spec, 2.0, save_seconds=5.0) == seconds
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from uuid import UUID
 import psutil
 import pytest
 from prefect.client.orchestration import get_client
-from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterTags
+from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterKey, FlowRunFilter, FlowRunFilterTags
 from prefect.client.schemas.objects import StateType
 
 from deployments.process.follow import trigger
@@ -19,6 +19,7 @@ from segue.clock import SystemClock
 from segue.controller import last_heartbeat, open_run
 from segue.history import read_history
 from segue.records import Capacity, StopReason, VerdictKind
+from tasks.publish import artifact_key
 
 pytestmark = pytest.mark.prefect
 
@@ -110,6 +111,10 @@ def test_a_kill_and_a_notice_are_survived_and_the_deadline_moves_the_run_to_on_d
     assert names["main-job-seg1-a1-spot"] == "Preempted"
 
 
+def pictures(client, run_id: str):
+    return client.read_artifacts(artifact_filter=ArtifactFilter(key=ArtifactFilterKey(any_=[artifact_key(run_id)])))
+
+
 def test_a_parent_killed_and_started_again_adopts_the_live_segment(client, make_spec):
     spec = make_spec(run_id="adopted", **LONG)
     runlog, first = start(client, spec)
@@ -119,7 +124,10 @@ def test_a_parent_killed_and_started_again_adopts_the_live_segment(client, make_
     parents[0].send_signal(signal.SIGKILL)
     parents[0].wait(10)
     second = trigger(client, spec)
-    assert final_state(client, second).type is StateType.COMPLETED
+    state = final_state(client, second)
+    assert state.type is StateType.COMPLETED
+    assert state.message.startswith("step 1200 is committed; paid ")
+    assert len(pictures(client, "adopted")) >= 2, "one while it ran, one at its end"
     history = read_history(runlog.reload())
     assert len(history.attempts) == 1
     assert history.attempts[0].claim == claim
@@ -154,6 +162,15 @@ def test_a_spec_that_cannot_work_fails_the_parent_with_one_sentence(client, make
     assert state.type is StateType.FAILED
     assert "has passed" in state.message
     assert "Traceback" not in state.message
+
+
+@pytest.mark.parametrize("pools", [{"on_demand": "segment/typo"}, {"spot": [{"deployment": "segment/typo"}]}])
+def test_a_pool_that_prefect_does_not_know_is_refused_before_anything_starts(client, make_spec, pools):
+    spec = make_spec(run_id="typo", pools=pools)
+    state = final_state(client, trigger(client, spec))
+    assert state.type is StateType.FAILED
+    assert "there is no deployment 'segment/typo' on this Prefect server. Run `prefect" in state.message
+    assert segment_runs(client, "typo") == []
 
 
 def test_the_drill_as_a_flow_passes_on_a_sound_recipe(client, make_spec):

@@ -174,6 +174,15 @@ def test_the_heartbeat_says_how_often_it_saves_and_why(make_spec, open_log, chec
     assert said in last_heartbeat(runlog, read_history(runlog).attempts[0]).cadence
 
 
+def test_a_report_says_what_a_save_usually_took(make_spec, open_log):
+    spec = make_spec(checkpoints={"every_steps": 10})
+    runlog = open_log(spec)
+    train(spec, runlog)
+    report = read_history(runlog).attempts[0].report
+    assert 0 < report.save_seconds < report.seconds
+    assert 0 < report.save_cost_seconds < report.train_seconds
+
+
 @contextmanager
 def saves(folder, clock, *, fails=lambda operation, key: False, **checkpoints):
     """An attempt's saves without its steps, on a clock that the test moves; gives progress, saves and writer."""

@@ -1,0 +1,142 @@
+"""What a run has cost, and what the same work would have cost on on-demand alone. Pure: all of it follows from the log.
+
+Paid is an attempt's time from its claim to its end, as reports tell; the provider also bills the boot before it, which
+no report can see. Prices are those of the spec that is given.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+from pydantic import Field
+
+from segue.history import History
+from segue.records import Capacity, SegmentReport, Value
+from segue.spec import RunSpec
+
+_HOUR = 3600.0
+
+
+class CostReport(Value):
+    """Time and money of a run so far. Money is in the run spec's own currency."""
+
+    spot_seconds: float = Field(ge=0, description="Paid, over all spot pools.")
+    on_demand_seconds: float = Field(ge=0, description="Paid.")
+    cost: float = Field(ge=0, description="Paid seconds at their pools' prices.")
+    useful_seconds: float = Field(ge=0, description="Time that the committed steps take when nothing disturbs.")
+    on_demand_cost: float | None = Field(
+        None, description="Of the same steps on on-demand alone, with one start; None before a step was committed."
+    )
+    expected_share: float | None = Field(None, description="What the first decision that could tell expected.")
+    startup_seconds: float = Field(ge=0, description="Paid before an attempt's first new step.")
+    lost_seconds: float = Field(ge=0, description="Time of steps that had to be done again, or will have to.")
+    lost_cost: float = Field(ge=0, description="What those steps cost where they were lost.")
+    waiting_seconds: float = Field(ge=0, description="Between a decision and its attempt's claim: queue and boot.")
+    preemptions: int = Field(ge=0, description="Spot attempts that had a machine and lost it.")
+    currency: str = ""
+
+    @property
+    def paid_share(self) -> float | None:
+        """Paid over what on-demand alone would have cost."""
+        return self.cost / self.on_demand_cost if self.on_demand_cost else None
+
+    @property
+    def saved_share(self) -> float | None:
+        return None if self.paid_share is None else 1 - self.paid_share
+
+    @property
+    def sentence(self) -> str:
+        """The outcome in a few words; empty while there is none."""
+        return "" if self.paid_share is None else f"paid {self.paid_share:.2f} of on-demand"
+
+    def rows(self) -> dict[str, str]:
+        """What a person wants to know, in words."""
+        paid = f"{_money(self.cost, self.currency)} for {_span(self.spot_seconds)} of spot"
+        named = {"paid": f"{paid} and {_span(self.on_demand_seconds)} of on-demand"}
+        if self.paid_share is not None and self.on_demand_cost is not None:
+            alone = _money(self.on_demand_cost, self.currency)
+            named["on-demand alone"] = f"{alone}: {self.sentence}, saved {1 - self.paid_share:.0%}"
+        if self.expected_share is not None:
+            named["expected at first"] = f"{self.expected_share:.2f} of on-demand"
+        lost = f"{_span(self.lost_seconds)} of work ({_money(self.lost_cost, self.currency)})"
+        named["preemptions"] = str(self.preemptions)
+        named["lost"] = f"{lost}, and {_span(self.startup_seconds)} in starts"
+        named["waited"] = _span(self.waiting_seconds)
+        return named
+
+    def numbers(self) -> dict[str, float | int | str | None]:
+        """The same for a program."""
+        shares = {"paid_share": self.paid_share, "saved_share": self.saved_share}
+        rounded = {name: round(value, 6) if isinstance(value, float) else value for name, value in self}
+        return rounded | {name: None if value is None else round(value, 6) for name, value in shares.items()}
+
+
+def cost_report(spec: RunSpec, history: History, *, live_seconds: float = 0.0) -> CostReport:
+    """Time and money so far; `live_seconds` is how long the attempt at work has been so, which no report tells yet."""
+    paid = [report for report in history.last_words() if report.got_capacity]
+    deployments = {
+        (entry.plan.segment, entry.plan.attempt): entry.plan.deployment for entry in history.decisions if entry.plan
+    }
+    seconds = {capacity: history.seconds_on(capacity) for capacity in Capacity}
+    money = sum(report.seconds * _price(spec, report, deployments) for report in paid)
+    live = history.open_plan
+    if live_seconds > 0 and live is not None and not history.is_import(live.segment, live.attempt):
+        seconds[live.capacity] += live_seconds
+        money += live_seconds * spec.pools.price(live.capacity, live.deployment)
+    rate = _step_seconds(paid)
+    useful = _trained_steps(history) * rate
+    starts = [report.startup_seconds for report in paid if report.train_steps]
+    alone = (useful + sum(starts) / max(len(starts), 1)) * spec.pools.on_demand_price
+    return CostReport(
+        spot_seconds=seconds[Capacity.SPOT],
+        on_demand_seconds=seconds[Capacity.ON_DEMAND],
+        cost=money / _HOUR,
+        useful_seconds=useful,
+        on_demand_cost=alone / _HOUR if useful else None,
+        expected_share=next(
+            (e.numbers["expected_cost_share"] for e in history.decisions if "expected_cost_share" in e.numbers), None
+        ),
+        startup_seconds=sum(report.startup_seconds for report in paid),
+        lost_seconds=sum(report.lost_steps * rate for report in paid),
+        lost_cost=sum(report.lost_steps * rate * _price(spec, report, deployments) for report in paid) / _HOUR,
+        waiting_seconds=sum((end - begin).total_seconds() for begin, end in waits(history)),
+        preemptions=sum(r.stop_reason.is_preemption and r.capacity is Capacity.SPOT for r in paid),
+        currency=spec.pools.currency,
+    )
+
+
+def _price(spec: RunSpec, report: SegmentReport, deployments: dict[tuple[int, int], str]) -> float:
+    return spec.pools.price(report.capacity, deployments.get((report.segment, report.attempt), ""))
+
+
+def _step_seconds(paid: list[SegmentReport]) -> float:
+    steps = sum(report.train_steps for report in paid)
+    return sum(report.train_seconds for report in paid) / steps if steps else 0.0
+
+
+def _trained_steps(history: History) -> int:
+    brought = (c.manifest.step for c in history.checkpoints if c.manifest.imported_from is not None)
+    return max(history.committed_step - max(brought, default=0), 0)
+
+
+def waits(history: History) -> list[tuple[datetime, datetime]]:
+    """From each decision to its attempt's claim, or to the next decision where none came: queue and boot."""
+    found = []
+    for entry in history.decisions:
+        if entry.action != "run" or entry.plan is None:
+            continue
+        attempt = history.attempt_of(entry.plan.segment, entry.plan.attempt)
+        later = (other.written_at for other in history.decisions if other.written_at > entry.written_at)
+        until = attempt.claim.written_at if attempt is not None else next(later, entry.written_at)
+        found.append((entry.written_at, max(until, entry.written_at)))
+    return found
+
+
+def _money(amount: float, currency: str) -> str:
+    return f"{amount:.{2 if abs(amount) >= 1 else 4}f} {currency}".strip()
+
+
+def _span(seconds: float) -> str:
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / _HOUR:.1f} h"

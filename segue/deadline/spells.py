@@ -1,0 +1,70 @@
+"""What a run saw of spot: when it could be had and when not. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from segue.entries import DecisionEntry
+from segue.history import History
+from segue.records import Capacity
+
+
+@dataclass(frozen=True)
+class Spell:
+    """A stretch in which spot could be had, or could not, as far as the run saw."""
+
+    is_up: bool
+    begun_at: datetime
+    seconds: float
+    has_ended: bool
+    deployment: str = ""
+    """Of the pool on which it was seen."""
+
+
+def preemptions(history: History) -> int:
+    """Spot attempts of the run that had a machine and lost it."""
+    return sum(
+        r.stop_reason.is_preemption and r.got_capacity and r.capacity is Capacity.SPOT for r in history.last_words()
+    )
+
+
+def spells(history: History) -> tuple[Spell, ...]:
+    """What the run saw of spot, oldest first: waits for capacity and boots are down, attempts up."""
+    found: list[Spell] = []
+    for entry in history.decisions:
+        plan = entry.plan
+        if plan is None or entry.action != "run" or plan.capacity is not Capacity.SPOT:
+            continue
+        attempt = history.attempt_of(plan.segment, plan.attempt)
+        report = history.report_of(plan.segment, plan.attempt)
+        if attempt is None:
+            if report is not None and not report.got_capacity:
+                seconds = _seconds_to_next(history, entry) or plan.start_within_seconds or 0.0
+                found.append(Spell(False, entry.written_at, seconds, has_ended=False, deployment=plan.deployment))
+            continue
+        waited = (attempt.claim.written_at - entry.written_at).total_seconds()
+        found.append(Spell(False, entry.written_at, max(waited, 0.0), has_ended=True, deployment=plan.deployment))
+        if report is not None:
+            died = report.stop_reason.is_preemption
+            begun = attempt.claim.written_at
+            found.append(Spell(True, begun, report.seconds, has_ended=died, deployment=plan.deployment))
+    return tuple(found)
+
+
+def _seconds_to_next(history: History, entry: DecisionEntry) -> float | None:
+    later = [other.written_at for other in history.decisions if other.written_at > entry.written_at]
+    return (min(later) - entry.written_at).total_seconds() if later else None
+
+
+def down_since(history: History, deployment: str | None) -> datetime | None:
+    """Since when spot cannot be had, there or at all, as far as is known; None while nothing speaks against it."""
+    since = None
+    for spell in spells(history):
+        if deployment is not None and spell.deployment != deployment:
+            continue
+        if spell.is_up:
+            since = spell.begun_at + timedelta(seconds=spell.seconds) if spell.has_ended else None
+        elif not spell.has_ended:
+            since = since or spell.begun_at
+    return since

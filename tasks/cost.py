@@ -1,0 +1,23 @@
+"""The doorway to what a run has cost: one line in its flow run's log, and a record."""
+
+from __future__ import annotations
+
+from prefect import get_run_logger, task
+from prefect.cache_policies import NO_CACHE
+
+from segue.deadline.cost import CostReport, cost_report
+from segue.history import read_history
+from segue.runlog import RunLog
+from segue.spec import RunSpec
+from segue.stores import open_store
+from segue.stores.patience import patiently
+
+
+@task(name="report-cost", retries=0, cache_policy=NO_CACHE)
+def report_cost(spec: RunSpec) -> CostReport:
+    """What the run has cost so far, and what on-demand alone would have."""
+    runlog = patiently(RunLog(open_store(spec.store), spec.run_id).reload, what="log")
+    cost = cost_report(spec, read_history(runlog))
+    facts = " ".join(f"{name}={value}" for name, value in cost.numbers().items() if value not in (None, ""))
+    get_run_logger().info("run cost %s", facts)
+    return cost

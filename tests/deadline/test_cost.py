@@ -1,0 +1,126 @@
+"""What a run has cost: paid time and money, and the same work on on-demand alone."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from segue.deadline.cost import cost_report
+from segue.entries import DecisionEntry
+from segue.records import Capacity, StopReason
+from tests.deadline import Logbook, make_spec
+
+SPOT, ON_DEMAND = Capacity.SPOT, Capacity.ON_DEMAND
+LOST, NOTICE, FINISHED = StopReason.LOST, StopReason.NOTICE, StopReason.FINISHED
+HOUR = 3600.0
+
+
+def log(**pools: object) -> Logbook:
+    prices = {"spot_price": 1.0, "on_demand_price": 4.0} | pools
+    return Logbook(make_spec(pools=prices, policy={"step_seconds": 60, "max_lost_in_place": 99}))
+
+
+def works(book: Logbook, capacity: Capacity, reason: StopReason, *, commit: int, boot: float = 0.0, **fields: object):
+    plan = book.plan(capacity)
+    book.seconds += boot
+    name = book.claim(plan)
+    book.commit(name, commit)
+    book.report(plan, reason, attempt_id=name, **fields)
+
+
+def test_an_hour_of_spot_and_one_of_on_demand_are_paid_at_their_prices():
+    book = log()
+    works(book, SPOT, NOTICE, commit=50, boot=300, seconds=HOUR, train_steps=50, train_seconds=3000, startup_seconds=60)
+    works(book, ON_DEMAND, FINISHED, commit=100, seconds=HOUR, train_steps=50, train_seconds=3000, startup_seconds=20)
+    cost = cost_report(book.spec, book.history)
+    assert (cost.spot_seconds, cost.on_demand_seconds, cost.cost) == (HOUR, HOUR, 5.0)
+    assert (cost.useful_seconds, cost.startup_seconds, cost.waiting_seconds, cost.preemptions) == (6000, 80, 300, 1)
+    assert cost.on_demand_cost == pytest.approx((6000 + 40) * 4 / HOUR)
+    assert cost.paid_share == pytest.approx(5 / 6.711, rel=1e-3)
+    assert cost.saved_share == pytest.approx(1 - cost.paid_share)
+    assert cost.sentence == "paid 0.75 of on-demand"
+
+
+def test_lost_steps_cost_what_their_pool_costs():
+    book = log()
+    seen = {"train_steps": 60, "train_seconds": 3600.0, "seconds": HOUR}
+    works(book, SPOT, LOST, commit=30, lost_steps=30, **seen)
+    works(book, ON_DEMAND, LOST, commit=60, lost_steps=15, **seen)
+    cost = cost_report(book.spec, book.history)
+    assert cost.lost_seconds == 45 * 60
+    assert cost.lost_cost == pytest.approx(0.5 * 1 + 0.25 * 4)
+
+
+def test_each_spot_pool_is_paid_at_its_own_price():
+    book = log(spot=[{"deployment": "x/a", "price": 1.5}, {"deployment": "x/b", "price": 2.0}])
+    for deployment in ("x/a", "x/b"):
+        plan = book.ask().plan.model_copy(update={"deployment": deployment})
+        book.write(DecisionEntry, plan=plan, action="run", reason="the test says so")
+        book.report(plan, LOST, attempt_id=book.claim(plan), seconds=HOUR)
+    assert cost_report(book.spec, book.history).cost == 3.5
+
+
+def test_a_wait_in_vain_is_waiting_and_costs_nothing():
+    book = log()
+    plan = book.plan()
+    book.seconds += 900
+    book.report(plan, LOST, attempt_id=None, got_capacity=False)
+    book.plan()
+    cost = cost_report(book.spec, book.history)
+    assert (cost.cost, cost.waiting_seconds, cost.preemptions) == (0.0, 900.0, 0)
+    assert (cost.paid_share, cost.saved_share, cost.sentence) == (None, None, "")
+
+
+def test_the_attempt_at_work_is_counted_where_its_age_is_known():
+    book = log()
+    book.claim(book.plan(ON_DEMAND))
+    assert cost_report(book.spec, book.history).cost == 0.0
+    assert cost_report(book.spec, book.history, live_seconds=HOUR / 2).cost == 2.0
+
+
+def test_what_was_expected_first_stands_beside_what_it_came_to():
+    spec = make_spec(deadline_in=86400, pools={"on_demand_price": 4.0}, policy={"step_seconds": 60})
+    book = Logbook(spec)
+    first = book.decide()
+    book.report(first.plan, LOST, attempt_id=book.claim(first.plan))
+    book.decide()
+    cost = cost_report(spec, book.history)
+    assert cost.expected_share == first.numbers["expected_cost_share"] > 0
+    assert f"{cost.expected_share:.2f} of on-demand" in cost.rows()["expected at first"]
+
+
+def test_people_read_it_in_words_and_programs_as_plain_numbers():
+    book = log(currency="EUR")
+    works(book, SPOT, LOST, commit=100, seconds=2 * HOUR, train_steps=100, train_seconds=6000, startup_seconds=60)
+    cost = cost_report(book.spec, book.history)
+    assert cost.rows() == {
+        "paid": "2.00 EUR for 2.0 h of spot and 0 s of on-demand",
+        "on-demand alone": "6.73 EUR: paid 0.30 of on-demand, saved 70%",
+        "preemptions": "1",
+        "lost": "0 s of work (0.0000 EUR), and 60 s in starts",
+        "waited": "0 s",
+    }
+    told = json.loads(json.dumps(cost.numbers()))
+    assert (told["cost"], told["currency"], told["expected_share"]) == (2.0, "EUR", None)
+    assert told["paid_share"] + told["saved_share"] == 1
+
+
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(list(Capacity)), st.floats(0.0, 1e5), st.integers(0, 20), st.floats(0.0, 1e3)),
+        max_size=6,
+    )
+)
+def test_nothing_is_paid_twice_and_no_number_is_negative(attempts):
+    book, paid = log(), 0.0
+    for capacity, seconds, lost, startup in attempts:
+        seen = {"train_steps": 5, "train_seconds": 300.0, "lost_steps": lost, "startup_seconds": startup}
+        book.attempt(LOST, capacity, seconds=seconds, **seen)
+        paid += seconds * (1.0 if capacity is SPOT else 4.0)
+    cost = cost_report(book.spec, book.history)
+    assert cost.cost == pytest.approx(paid / HOUR)
+    assert cost.spot_seconds + cost.on_demand_seconds == pytest.approx(sum(seconds for _, seconds, *_ in attempts))
+    assert min(value for value in cost.numbers().values() if isinstance(value, (int, float))) >= 0

@@ -1,0 +1,73 @@
+"""What people see of a run: the latest safe moment, its decisions in words, a picture at every stage."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import pytest
+
+from segue.clock import SystemClock
+from segue.console import decision_rows
+from segue.controller import decide_next, declare_lost, open_run
+from segue.deadline.cost import waits
+from segue.history import read_history
+from segue.picture import draw, latest_safe_moments
+from segue.records import Capacity, StopReason
+from segue.spec import RunSpec
+from tests.deadline import START, Logbook, make_spec
+
+PNG = b"\x89PNG\r\n\x1a\n"
+
+
+def test_the_latest_safe_moment_of_each_decision_is_deadline_less_work_less_changeover():
+    spec = make_spec(deadline_in=10_000, policy={"step_seconds": 20, "margin_share": 0.0, "changeover_seconds": 100})
+    book = Logbook(spec)
+    plan = book.decide().plan
+    name = book.claim(plan)
+    book.seconds = 3000
+    book.commit(name, 40)
+    book.report(plan, StopReason.LOST, attempt_id=name, train_steps=40, train_seconds=800)
+    book.decide()
+    moments = latest_safe_moments(list(book.history.decisions))
+    assert moments == [
+        (START + timedelta(seconds=10_000 - 2000 - 100), 0),
+        (START + timedelta(seconds=10_000 - 1200 - 100), 40),
+    ]
+
+
+def test_without_a_deadline_there_is_no_latest_safe_moment():
+    book = Logbook(make_spec())
+    book.decide()
+    assert latest_safe_moments(list(book.history.decisions)) == []
+
+
+def test_a_queue_lasts_from_the_decision_to_the_claim_or_until_it_is_given_up():
+    book = Logbook(make_spec())
+    plan = book.plan()
+    book.seconds = 900
+    book.report(plan, StopReason.LOST, attempt_id=None, got_capacity=False)
+    plan = book.plan(Capacity.ON_DEMAND)
+    book.seconds = 960
+    book.claim(plan)
+    spans = [((begin - START).total_seconds(), (end - START).total_seconds()) for begin, end in waits(book.history)]
+    assert spans == [(0, 900), (900, 960)]
+
+
+def test_every_decision_is_told_with_its_reason_and_the_numbers_behind_it():
+    book = Logbook(make_spec(deadline_in=10_000, policy={"step_seconds": 20}))
+    made = book.decide()
+    (row,) = decision_rows(book.history)
+    assert (row["time"], row["action"], row["capacity"]) == ("2026-01-01T00:00:00+00:00", "run", "spot")
+    assert (row["deployment"], row["reason"], row["numbers"]) == ("segment/spot", made.reason, made.numbers)
+
+
+@pytest.mark.parametrize("waits_in_vain", [0, 1, 3])
+def test_a_picture_can_be_drawn_before_anything_was_trained(waits_in_vain, tmp_path):
+    fields = {"run_id": "nightly", "recipe": "a.b:c", "steps": 9, "store": {"url": str(tmp_path / "store")}}
+    clock = SystemClock()
+    spec = RunSpec.parse(fields | {"deadline": clock.now() + timedelta(hours=1), "policy": {"step_seconds": 1}})
+    log = open_run(spec, clock=clock)
+    for _ in range(waits_in_vain):
+        declare_lost(log, decide_next(log, spec, clock=clock).plan, why="no capacity", got_capacity=False)
+    assert len(read_history(log).decisions) == waits_in_vain
+    assert draw(log).startswith(PNG)
