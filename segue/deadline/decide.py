@@ -9,6 +9,7 @@ from typing import Literal
 from segue.continuity.ladder import next_rung
 from segue.deadline import clamp
 from segue.deadline.estimates import Situation, situation
+from segue.deadline.handover import SPOT_AGAIN, spare_for
 from segue.deadline.outlook import Outlook, outlook
 from segue.deadline.rollbacks import reason_to_give_up, skips_of, what_is_made_good
 from segue.deadline.view import Mode
@@ -35,7 +36,10 @@ def decide(spec: RunSpec, history: History, *, now: datetime) -> Decision:
     if ended is not None:
         return ended
     here = situation(spec, history, now=now)
-    capacity, why, ahead = _by_policy(spec, history, here, now)
+    spare = spare_for(history, here)
+    capacity, why, ahead = (
+        (Capacity.SPOT, SPOT_AGAIN, None) if spare is not None else _by_policy(spec, history, here, now)
+    )
     rung = next_rung(history) if history.broken_resumes else None
     source = rung.take if rung else history.newest
     parent = source.ref if source else None
@@ -49,8 +53,9 @@ def decide(spec: RunSpec, history: History, *, now: datetime) -> Decision:
         parent=parent,
         at_most=parent if source is not history.newest else None,
         max_seconds=_bound_seconds(spec, here, capacity),
-        start_within_seconds=_wait_seconds(spec, here, capacity, ahead),
+        start_within_seconds=_wait_seconds(spec, here, capacity, ahead, spare),
         skips=skips,
+        spare=spare,
     )
     before = rung.reason if rung else what_is_made_good(spec, history, skips=skips)
     reason = f"{before}; {why}" if before else why
@@ -142,10 +147,14 @@ def _bound_seconds(spec: RunSpec, here: Situation, capacity: Capacity) -> float 
     return None
 
 
-def _wait_seconds(spec: RunSpec, here: Situation, capacity: Capacity, ahead: Outlook | None) -> float:
+def _wait_seconds(
+    spec: RunSpec, here: Situation, capacity: Capacity, ahead: Outlook | None, spare: str | None = None
+) -> float:
     longest = clamp.longest_wait_seconds(here) if capacity is Capacity.SPOT else None
     if longest is None:
         return spec.liveness.start_seconds
+    if spare is not None:
+        return max(min(longest, spec.liveness.lease_seconds), 1.0)  # It is booted: it claims at once or not at all.
     # The policy's wait is for capacity; the clamp's already counts the boot, which follows it.
     wanted = spec.liveness.start_seconds if ahead is None else ahead.waits_seconds + here.changeover_seconds
     return max(min(longest, wanted, spec.liveness.start_seconds), 1.0)
