@@ -15,7 +15,7 @@ from tasks.continuity import judge_resume
 from tasks.curve import publish_seam
 from tasks.plan import open_run, plan_segment
 from tasks.publish import publish_run
-from tasks.segment import run_segment
+from tasks.segment import release_spare, run_segment
 
 
 @flow(name="train", flow_run_name="{spec.run_id}", retries=0, validate_parameters=True, persist_result=False)
@@ -36,6 +36,7 @@ def train(spec: RunSpec, *, accept_drift: bool = False) -> Any:
             break
         report = _report_of(run_segment(spec, decision.plan, return_state=True))
         has_resumed |= judge_resume(spec, report) is not None
+    release_spare(spec)
     publish_run(spec, return_state=True)  # A picture that cannot be published is no reason to call a run failed.
     if has_resumed:
         publish_seam(spec, return_state=True)
