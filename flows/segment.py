@@ -50,9 +50,7 @@ def segment(spec: RunSpec, plan: SegmentPlan | None = None, spare: str | None = 
     elif spare is not None:
         waited = _wait_as_spare(spec, spare, relay, flow_run_id=flow_run_id)
         if isinstance(waited, Left):
-            return (
-                Crashed(name="Preempted", message=waited.why) if waited.is_preempted else Completed(message=waited.why)
-            )
+            return _state_of_left(waited)
         plan, trainer = waited.plan, waited.trainer
     else:
         return Failed(message="a segment needs a plan, or the name of the spare it is; the parent flow gives it one")
@@ -72,6 +70,16 @@ def _wait_as_spare(spec: RunSpec, spare: str, relay: _NoticeRelay, *, flow_run_i
     servant = Servant(runlog, spec, spare, boot=boot, clock=clock, flow_run_id=flow_run_id)
     with _Cancellation(relay) as cancellation:
         return servant.serve(cancellation.why_to_leave)
+
+
+def _state_of_left(left: Left) -> State[Any]:
+    match left.how:
+        case "not needed":
+            return Completed(message=left.why)
+        case "taken back":
+            return Crashed(name="Preempted", message=left.why)
+        case "broken":
+            return Failed(message=left.why)
 
 
 class _NoticeRelay:

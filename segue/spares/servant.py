@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Literal
 
 from segue.clock import Clock
 from segue.history import History, read_history
@@ -37,7 +38,7 @@ class Left:
     """The spare came to nothing; it touched nothing."""
 
     why: str
-    is_preempted: bool = False
+    how: Literal["not needed", "taken back", "broken"] = "not needed"
 
 
 class Servant:
@@ -70,7 +71,7 @@ class Servant:
         try:
             while outcome is None:
                 why = is_called_off()
-                outcome = Left(why, is_preempted=True) if why is not None else self._look_at_the_store()
+                outcome = Left(why, "taken back") if why is not None else self._look_at_the_store()
                 if outcome is None:
                     self._clock.sleep(_POLL_SECONDS)
         finally:
@@ -104,7 +105,7 @@ class Servant:
     def _look_at(self, trainer: SpareTrainer, plan: SegmentPlan | None) -> Taken | Left | None:
         code = trainer.poll()
         if code is not None:
-            return Left(f"its trainer ended while it booted, with code {code}")
+            return Left(f"its trainer ended while it booted, with code {code}", "broken")
         if not trainer.is_booted():
             return None
         if self._phase == "booting":

@@ -143,14 +143,14 @@ def test_a_spare_that_is_released_while_it_boots_leaves_no_trainer(waiting):
 def test_a_spare_that_is_taken_back_says_so_and_goes(waiting):
     waiting.order("boot")
     waiting.call_off_at(10)
-    assert waiting.serve() == Left("the spare was taken back", is_preempted=True)
+    assert waiting.serve() == Left("the spare was taken back", how="taken back")
     assert (waiting.phase(), waiting.trainers[0].given) == ("gone", ["killed"])
 
 
 def test_a_trainer_that_ends_while_it_boots_ends_the_spare(waiting):
     waiting.order("boot")
     waiting.clock.at(10, lambda: setattr(waiting.trainers[0], "code", 2))
-    assert waiting.serve() == Left("its trainer ended while it booted, with code 2")
+    assert waiting.serve() == Left("its trainer ended while it booted, with code 2", how="broken")
 
 
 def test_a_spare_whose_parent_says_nothing_any_more_leaves_by_itself(waiting):
@@ -215,5 +215,5 @@ def test_a_store_that_is_away_is_waited_out(waiting):
 def test_a_notice_is_heeded_while_the_store_is_away(waiting):
     waiting.is_store_away = lambda: True
     waiting.call_off_at(10)
-    assert waiting.serve() == Left("the spare was taken back", is_preempted=True)
+    assert waiting.serve() == Left("the spare was taken back", how="taken back")
     assert waiting.clock.monotonic() == 10
