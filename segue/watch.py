@@ -139,7 +139,8 @@ class _Waiting:
     def _mind_the_spare(self, keeper: SpareKeeper, history: History, attempt_id: str, beat: Heartbeat | None) -> None:
         if beat is None or (beat.phase != "training" and self._recalled_at is None):
             return  # Nothing is moved that does not run yet, or ends by itself.
-        is_due = keeper.look(history, self._situation(history))
+        here = self._situation(history, slowest_step_seconds=self._own_step_seconds(beat))
+        is_due = keeper.look(history, here)
         if is_due and self._recalled_at is None:
             self._recall(attempt_id, "the spare is ready")
             self._recalled_at = self._clock.monotonic()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 
 from segue.clock import Clock
 from segue.notices.board import NoticeBoard
@@ -29,6 +30,7 @@ def boot_and_wait(
         SpecError: the device asked for is not there.
         RecipeError: the recipe cannot be imported.
     """
+    started_by = os.getppid()
     prepare_device(spec, local_rank=local_rank())
     import_build(spec.recipe)
     folder.boot(rank)
@@ -38,7 +40,7 @@ def boot_and_wait(
         assignment = folder.assignment
         if assignment is not None:
             return assignment
-        if board.read() is not None or not folder.has_owner():
+        if board.read() is not None or not folder.has_owner() or os.getppid() != started_by:
             log.info("leaving without an assignment")
             return None
         clock.sleep(_POLL_SECONDS)

@@ -132,8 +132,11 @@ class Spared(Watched):
 
 @pytest.fixture
 def spared(make_spec) -> Callable[..., Spared]:
-    def make(*, deadline_in: float = 20_000, committed: int | None = 20, **policy) -> Spared:
-        fields = {"steps": 100, "checkpoints": {"every_steps": 10}, "policy": POLICY | policy}
+    def make(
+        *, deadline_in: float = 20_000, committed: int | None = 20, start_seconds: float = 900, **policy
+    ) -> Spared:
+        liveness = {"start_seconds": start_seconds}
+        fields = {"steps": 100, "checkpoints": {"every_steps": 10}, "policy": POLICY | policy, "liveness": liveness}
         run = Spared(make_spec(deadline=START + timedelta(seconds=deadline_in), **fields))
         if committed is not None:
             run.commit(run.at_work, committed)
@@ -176,29 +179,29 @@ def test_the_attempt_on_spot_is_waited_for_like_any_other(spared):
 
 
 def test_a_spare_that_is_not_wanted_is_released_and_others_follow_after_growing_pauses(spared):
-    run = spared(committed=None)
-    for number, seconds in enumerate((10, 700, 2000)):
+    run = spared(committed=None, deadline_in=3000)
+    for number, seconds in enumerate((10, 320, 600)):
         run.spare_is(seconds, "here", f"spare{number}")
-    run.reports_at(3500, FINISHED)
+    run.reports_at(620, FINISHED)
     run.wait_with_spares()
     assert run.order("spare0") == run.order("spare1") == ("leave", "not needed: on-demand goes on")
     assert [name for name, _ in run.sent] == ["spare0", "spare1", "spare2"]
-    # 10 and 20 minutes after the answers, which came at the poll after the first word.
-    assert run.sent[1][1] == pytest.approx(10 + 600, abs=3 * POLL)
-    assert run.sent[2][1] == pytest.approx(700 + 1200, abs=3 * POLL)
+    # A tenth of the time left after the answers, which came at the poll after the first word.
+    assert run.sent[1][1] == pytest.approx(10 + 299, abs=3 * POLL)
+    assert run.sent[2][1] == pytest.approx(320 + 268, abs=3 * POLL)
     assert (run.recalls, run.handovers) == ([], [])
 
 
 def test_a_spare_that_goes_silent_while_it_boots_costs_nothing_and_another_is_sent(spared):
-    run = spared()
+    run = spared(deadline_in=3000)
     run.spare_is(10, "here")
     run.spare_is(12, "booting")
     run.spare_is(20, None)
-    run.reports_at(1000, FINISHED)
+    run.reports_at(360, FINISHED)
     assert run.wait_with_spares().stop_reason is FINISHED
     assert run.order("spare0") == ("leave", "no sign of life for 30 s")
     assert [name for name, _ in run.sent] == ["spare0", "spare1"]
-    assert run.sent[1][1] == pytest.approx(50 + 600, abs=5)
+    assert run.sent[1][1] == pytest.approx(50 + 295, abs=5)
     assert (run.recalls, run.handovers, run.child.asked) == ([], [], [])
 
 
@@ -224,11 +227,11 @@ def test_a_spare_whose_flow_run_ended_before_it_came_is_given_up(spared):
 
 
 def test_a_spare_that_never_gets_booted_is_released(spared):
-    run = spared()
+    run = spared(start_seconds=60)
     run.spare_is(10, "booting")
-    run.reports_at(1200, FINISHED)
+    run.reports_at(80, FINISHED)
     run.wait_with_spares()
-    assert run.order("spare0") == ("leave", "it did not boot within 900 s")
+    assert run.order("spare0") == ("leave", "it did not boot within 60 s")
 
 
 def test_a_spare_that_waits_on_the_pool_is_cancelled_when_the_attempt_ends(spared):
@@ -292,13 +295,13 @@ def test_a_parent_that_was_killed_before_the_recall_goes_on_with_the_hand_over(s
 
 
 def test_a_parent_that_is_started_again_does_not_send_a_new_spare_at_once_after_one_that_was_released(spared):
-    run = spared(committed=None)
+    run = spared(committed=None, deadline_in=3000)
     run.spare_is(10, "here")
     kill_parent(run, 30)
-    run.reports_at(1000, FINISHED)
+    run.reports_at(340, FINISHED)
     run.wait_with_spares()
     assert [name for name, _ in run.sent] == ["spare0", "spare1"]
-    assert run.sent[1][1] == pytest.approx(30 + 600, abs=5)
+    assert run.sent[1][1] == pytest.approx(30 + 297, abs=5)
 
 
 def test_a_spare_that_dies_after_the_recall_costs_one_changeover_and_the_run_goes_on(spared):
@@ -360,6 +363,15 @@ def test_a_dead_attempt_is_noticed_while_the_spares_objects_cannot_be_read(spare
 @pytest.mark.parametrize(("deadline_in", "is_sent"), [(1060, False), (1090, True)])
 def test_no_spare_is_sent_that_could_not_take_over_any_more(spared, deadline_in, is_sent):
     run = spared(deadline_in=deadline_in)
+    run.reports_at(5, FINISHED)
+    run.wait_with_spares()
+    assert bool(run.sent) is is_sent
+
+
+@pytest.mark.parametrize(("step_seconds", "is_sent"), [(10.0, True), (12.0, False)])
+def test_the_attempts_own_rate_counts_when_it_is_slower_than_the_prior(spared, step_seconds, is_sent):
+    run = spared(deadline_in=1150)
+    run.lives(run.at_work, step_seconds=step_seconds)
     run.reports_at(5, FINISHED)
     run.wait_with_spares()
     assert bool(run.sent) is is_sent

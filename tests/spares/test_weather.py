@@ -6,13 +6,17 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
+from segue.clock import SystemClock
+from segue.controller import open_run
+from segue.entries import DecisionEntry
 from segue.history import History, read_history
-from segue.records import VerdictKind
+from segue.records import Capacity, SegmentPlan, VerdictKind
+from segue.spec import RunSpec
 from tests.spares.weather import World
 
 STEPS = 1200
 RECIPE = {"steps": STEPS, "checkpoints": {"every_steps": 50}}
-POLICIES = ("uniform_progress", "plan", "slack_age")
+POLICIES = ("uniform_progress", "slack_age", "plan")
 NUMBERS = {"step_seconds": 0.01, "changeover_seconds": 4, "detection_seconds": 8}
 
 
@@ -24,10 +28,6 @@ def state_of(history: History) -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def undisturbed(nursery, tmp_path_factory) -> dict[str, str]:
-    from segue.clock import SystemClock
-    from segue.controller import open_run
-    from segue.spec import RunSpec
-
     fields = {"run_id": "undisturbed", "recipe": "segue.testing.recipes:tiny", "threads": 1}
     fields |= {"store": {"url": str(tmp_path_factory.mktemp("reference"))}, "continuity": {"fire_drill": "off"}}
     spec = RunSpec.parse(fields | RECIPE)
@@ -36,7 +36,14 @@ def undisturbed(nursery, tmp_path_factory) -> dict[str, str]:
     return state_of(read_history(runlog))
 
 
-SEEDS = [1, 4, *(pytest.param(seed, marks=pytest.mark.matrix) for seed in range(100, 128))]
+def begin_on_demand(spec, runlog) -> None:
+    """As a run does whose first wait for spot was in vain."""
+    plan = SegmentPlan(segment=0, attempt=1, capacity=Capacity.ON_DEMAND, deployment=spec.pools.on_demand)
+    facts = {"plan": plan, "action": "run", "reason": "no spot to be had"}
+    runlog.append(lambda stamp: DecisionEntry(**stamp(epoch=0), **facts))
+
+
+SEEDS = [1, 7, *(pytest.param(seed, marks=pytest.mark.matrix) for seed in range(100, 128))]
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -53,6 +60,8 @@ def test_every_script_of_preemptions_meets_the_deadline_and_ends_in_the_undistur
         **RECIPE,
     )
     runlog = open_log(spec)
+    if seed % 2:
+        begin_on_demand(spec, runlog)
     ended = World(spec, runlog, nursery, seed=seed).run()
     history = read_history(runlog.reload())
     told = [f"{entry.reason}" for entry in history.decisions]
