@@ -17,7 +17,7 @@ from tasks.cost import report_cost
 from tasks.curve import publish_seam
 from tasks.plan import open_run, plan_segment
 from tasks.publish import publish_run
-from tasks.segment import run_segment
+from tasks.segment import release_spare, run_segment
 
 _PICTURE_SECONDS = 30.0
 """How long the end of a run waits for the picture before the last one."""
@@ -44,6 +44,7 @@ def train(spec: RunSpec, *, accept_drift: bool = False) -> Any:
             shown = publish_run.submit(spec)  # Beside the attempt, which does not wait for a picture.
         report = _report_of(run_segment(spec, decision.plan, return_state=True))
         has_resumed |= judge_resume(spec, report) is not None
+    release_spare(spec)
     if shown is not None:
         shown.wait(timeout=_PICTURE_SECONDS)  # Lest an older picture comes after the last one.
     publish_run(spec, return_state=True)  # A picture that cannot be published is no reason to call a run failed.

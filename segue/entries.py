@@ -106,6 +106,18 @@ class ReportEntry(Entry):
     report: SegmentReport
 
 
+class HandoverEntry(Entry):
+    """An attempt on on-demand is about to be recalled, for a spare is booted and takes over."""
+
+    kind: Literal["handover"] = "handover"
+    spare: str
+    deployment: str
+    segment: int
+    attempt: int
+    reason: str
+    numbers: dict[str, float] = Field(default_factory=dict)
+
+
 class QuarantineEntry(Entry):
     """A checkpoint or a damaged slot is set aside. Nothing is deleted."""
 
@@ -131,6 +143,7 @@ AnyEntry = Annotated[
     | VerdictEntry
     | DrillEntry
     | ReportEntry
+    | HandoverEntry
     | QuarantineEntry
     | PruneEntry,
     Field(discriminator="kind"),

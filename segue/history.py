@@ -10,6 +10,7 @@ from segue.entries import (
     CommitEntry,
     DecisionEntry,
     DrillEntry,
+    HandoverEntry,
     OpenEntry,
     PruneEntry,
     QuarantineEntry,
@@ -72,6 +73,8 @@ class History:
     broken_drill: Verdict | None = None
     """The newest fire drill since the run was last ended, when it says so."""
     decisions: tuple[DecisionEntry, ...] = ()
+    handover: HandoverEntry | None = None
+    """The newest one that no decision followed yet."""
     broken_resumes: tuple[VerdictEntry, ...] = ()
     fresh_from: int = 0
     damage: tuple[Damage, ...] = ()
@@ -110,6 +113,11 @@ class History:
         """The last word about an attempt; its own report outranks the controller's guess before it."""
         found = [report for report in self.reports if (report.segment, report.attempt) == (segment, attempt)]
         return found[-1] if found else None
+
+    def handover_of(self, segment: int, attempt: int) -> HandoverEntry | None:
+        """The hand-over that an attempt was recalled for; None when there was none, or it was decided about."""
+        told = self.handover
+        return told if told is not None and (told.segment, told.attempt) == (segment, attempt) else None
 
     def is_import(self, segment: int, attempt: int) -> bool:
         """Whether an attempt was to bring weights from outside the run, not to train."""
@@ -193,12 +201,19 @@ def fold(slots: Sequence[Slot], *, damage: tuple[Damage, ...] = (), next_slot: i
         drills=tuple(slot.entry for slot in slots if slot.number > ended and isinstance(slot.entry, DrillEntry)),
         broken_drill=_broken_drill(slots, ended),
         decisions=tuple(slot.entry for slot in slots if isinstance(slot.entry, DecisionEntry)),
+        handover=_handover(slots),
         broken_resumes=_broken_in_a_row(fresh),
         fresh_from=sum(isinstance(slot.entry, ReportEntry) for slot in slots if slot.number < ended),
         damage=damage,
         named_damage=frozenset(quarantined),
         next_slot=next_slot,
     )
+
+
+def _handover(slots: Sequence[Slot]) -> HandoverEntry | None:
+    told = (slot.entry for slot in reversed(slots) if isinstance(slot.entry, (HandoverEntry, DecisionEntry)))
+    newest = next(told, None)
+    return newest if isinstance(newest, HandoverEntry) else None
 
 
 def _broken_drill(slots: Sequence[Slot], ended: int) -> Verdict | None:

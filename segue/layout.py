@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+_ORDER = re.compile(r"[^/]+/spares/spare([0-9]{1,9})/order\.json")
 _SLOT = re.compile(r"[^/]+/log/([0-9]{8})\.json")
 
 
@@ -54,6 +55,30 @@ def heartbeat_key(run_id: str, attempt: str) -> str:
 def recall_key(run_id: str, attempt: str) -> str:
     """Its presence asks the attempt to commit and end."""
     return f"{run_id}/attempts/{attempt}/recall.json"
+
+
+def spares_prefix(run_id: str) -> str:
+    return f"{run_id}/spares/"
+
+
+def spare_word_key(run_id: str, spare: str) -> str:
+    """Its sign of life."""
+    return f"{run_id}/spares/{spare}/word.json"
+
+
+def spare_order_key(run_id: str, spare: str) -> str:
+    """What it is to do."""
+    return f"{run_id}/spares/{spare}/order.json"
+
+
+def spare_id(number: int) -> str:
+    return f"spare{number}"
+
+
+def ordered_spare(key: str) -> int | None:
+    """The number of the spare that an order's key stands for; None for any other key."""
+    found = _ORDER.fullmatch(key)
+    return int(found[1]) if found else None
 
 
 def metrics_prefix(run_id: str) -> str:

@@ -237,6 +237,7 @@ class SegmentPlan(Record):
         None, gt=0, description="Give up waiting for capacity after this long without a first heartbeat."
     )
     skips: tuple[Skip, ...] = Field((), description="What every attempt from now on leaves out, by position.")
+    spare: str | None = Field(None, description="The spare that makes this attempt, on a machine that is booted.")
 
 
 class CodeFailure(Value):

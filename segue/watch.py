@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass, field
 from typing import Protocol
 
 from segue.clock import Clock
 from segue.controller import declare_lost, last_heartbeat
 from segue.deadline import clamp
 from segue.deadline.estimates import Situation, situation
+from segue.deadline.handover import may_come_back
 from segue.history import History, read_history
+from segue.lease import Lease
 from segue.notices.file import recall
 from segue.records import Capacity, Heartbeat, SegmentPlan, SegmentReport
 from segue.runlog import RunLog
+from segue.spares.keeper import SpareKeeper, SparePool
 from segue.spec import RunSpec
 from segue.stores.base import StoreReadError, StoreWriteError
 
@@ -44,45 +46,34 @@ class ChildRun(Protocol):
         ...
 
 
-@dataclass
-class Lease:
-    """Tells a living attempt from a dead one: a counter that moves, judged by the reader's own monotonic clock.
-
-    While the store is away nobody sees the counter, and nobody can move it. So a gap between two looks, however long,
-    counts as half a lease at most; the other half is for the attempt, to beat again.
-    """
-
-    lease_seconds: float
-    _counter: int | None = None
-    _still_seconds: float = field(default=0.0)
-    _looked_at: float = field(default=0.0)
-
-    def saw(self, beat: Heartbeat | None, *, at: float) -> None:
-        counter = beat.counter if beat else 0
-        if counter == self._counter:
-            self._still_seconds += min(at - self._looked_at, self.lease_seconds / 2)
-        else:
-            self._counter, self._still_seconds = counter, 0.0
-        self._looked_at = at
-
-    @property
-    def still_seconds(self) -> float:
-        """How long the counter has stood still, as far as was looked."""
-        return self._still_seconds
-
-    @property
-    def is_expired(self) -> bool:
-        return self._still_seconds > self.lease_seconds
-
-
-def await_report(runlog: RunLog, spec: RunSpec, plan: SegmentPlan, *, child: ChildRun, clock: Clock) -> SegmentReport:
+def await_report(
+    runlog: RunLog,
+    spec: RunSpec,
+    plan: SegmentPlan,
+    *,
+    child: ChildRun,
+    clock: Clock,
+    spares: SparePool | None = None,
+) -> SegmentReport:
     """Block until the attempt of `plan` has a report, writing `lost` when none can come any more.
 
     A silent orchestrator or store is waited out: the attempt goes on without them. On spot, an attempt that falls so
     far behind that a kill would cost the deadline is asked to commit and stop. One that has nothing to commit yet, or
-    does not answer within a lease, is given up though its heart beats.
+    does not answer within a lease, is given up though its heart beats. On on-demand, with `spares`, a spare waits for
+    spot meanwhile; once it is ready to take over, the attempt is asked to commit and stop.
     """
-    waiting = _Waiting(runlog, spec, plan, child, clock)
+    keeper = None
+    if spares is not None and plan.capacity is Capacity.ON_DEMAND and may_come_back(spec):
+        keeper = SpareKeeper(runlog, spec, plan, pool=spares, clock=clock)
+    waiting = _Waiting(runlog, spec, plan, child, clock, keeper=keeper)
+    try:
+        return _wait(waiting, clock)
+    finally:
+        if keeper is not None:
+            keeper.close()
+
+
+def _wait(waiting: _Waiting, clock: Clock) -> SegmentReport:
     while True:
         try:
             report = waiting.look()
@@ -95,8 +86,18 @@ def await_report(runlog: RunLog, spec: RunSpec, plan: SegmentPlan, *, child: Chi
 
 
 class _Waiting:
-    def __init__(self, runlog: RunLog, spec: RunSpec, plan: SegmentPlan, child: ChildRun, clock: Clock) -> None:
+    def __init__(
+        self,
+        runlog: RunLog,
+        spec: RunSpec,
+        plan: SegmentPlan,
+        child: ChildRun,
+        clock: Clock,
+        *,
+        keeper: SpareKeeper | None,
+    ) -> None:
         self._runlog, self._spec, self._plan, self._child, self._clock = runlog, spec, plan, child, clock
+        self._keeper = keeper
         self._started_at = clock.monotonic()
         self._lease = Lease(spec.liveness.lease_seconds)
         self._asked_child_at = self._started_at
@@ -116,22 +117,33 @@ class _Waiting:
         if attempt is None:
             return self._give_up_waiting(history, at)
         beat = last_heartbeat(self._runlog, attempt)
-        self._lease.saw(beat, at=at)
+        self._lease.saw(beat.counter if beat else None, at=at)
         if self._has_child_ended(at) and self._lease.still_seconds > self._last_word_seconds:
             # Its heart has to stand still too: orchestrators do call living runs crashed.
             return self._lost(self._child_words, mark=False)
         if self._lease.is_expired:
             return self._lost(f"no heartbeat for {self._spec.liveness.lease_seconds:g} s", mark=True)
-        if self._recalled_at is not None:
+        if self._keeper is not None:
+            self._mind_the_spare(self._keeper, history, attempt.claim.attempt_id, beat)
+        elif self._recalled_at is not None:
             has_answered = beat is not None and beat.phase == "stopping"
             if not has_answered and at - self._recalled_at > self._spec.liveness.lease_seconds:
                 return self._lost(f"no answer to a recall for {self._spec.liveness.lease_seconds:g} s", mark=True)
         elif self._is_recall_due(history, beat):
             if beat is None or beat.phase in ("starting", "restoring"):
                 return self._lost("it was not at work yet when the deadline came near", mark=True)
-            self._recall(attempt.claim.attempt_id)
+            self._recall(attempt.claim.attempt_id, "the deadline is near")
             self._recalled_at = at
         return None
+
+    def _mind_the_spare(self, keeper: SpareKeeper, history: History, attempt_id: str, beat: Heartbeat | None) -> None:
+        if beat is None or (beat.phase != "training" and self._recalled_at is None):
+            return  # Nothing is moved that does not run yet, or ends by itself.
+        here = self._situation(history, slowest_step_seconds=self._own_step_seconds(beat))
+        is_due = keeper.look(history, here)
+        if is_due and self._recalled_at is None:
+            self._recall(attempt_id, "the spare is ready")
+            self._recalled_at = self._clock.monotonic()
 
     @property
     def _last_word_seconds(self) -> float:
@@ -192,9 +204,9 @@ class _Waiting:
     def _situation(self, history: History, *, slowest_step_seconds: float = 0.0) -> Situation:
         return situation(self._spec, history, now=self._clock.now(), slowest_step_seconds=slowest_step_seconds)
 
-    def _recall(self, attempt_id: str) -> None:
-        log.warning("recalling attempt=%s: a kill now would cost the deadline", attempt_id)
-        recall(self._runlog.store, run_id=self._spec.run_id, attempt_id=attempt_id, reason="the deadline is near")
+    def _recall(self, attempt_id: str, reason: str) -> None:
+        log.warning("recalling attempt=%s reason=%s", attempt_id, reason)
+        recall(self._runlog.store, run_id=self._spec.run_id, attempt_id=attempt_id, reason=reason)
 
 
 def _is_to_fail_first(history: History, beat: Heartbeat | None) -> bool:

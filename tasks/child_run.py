@@ -13,10 +13,11 @@ import httpx
 from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.context import TaskRunContext
 from prefect.exceptions import ObjectNotFound, PrefectHTTPStatusError
-from prefect.states import Cancelling, Crashed, Scheduled
+from prefect.states import Cancelled, Cancelling, Crashed, Scheduled
 
 from segue.errors import OrchestratorError
-from segue.records import SegmentPlan
+from segue.records import Capacity, SegmentPlan
+from segue.spares.keeper import SpareRun
 from segue.spec import RunSpec
 
 log = logging.getLogger(__name__)
@@ -97,6 +98,9 @@ def dispatch(spec: RunSpec, plan: SegmentPlan, *, patience_seconds: float = 120.
     give_up_at = time.monotonic() + patience_seconds
     while True:
         try:
+            if plan.spare is not None:
+                # The spare that waits for this plan; a new one of its name boots, and takes the plan as well.
+                return PrefectChild(client, _create_spare(client, spec, plan.spare, deployment=plan.deployment))
             return PrefectChild(client, _create(client, spec, plan))
         except ObjectNotFound:
             raise _no_such(plan.deployment) from None
@@ -109,15 +113,70 @@ def dispatch(spec: RunSpec, plan: SegmentPlan, *, patience_seconds: float = 120.
             time.sleep(1.0)
 
 
+class PrefectSpares:
+    """Spares as flow runs of the spot deployment. Keeps `segue.spares.keeper.SparePool`'s contract: never raises."""
+
+    def __init__(self, spec: RunSpec) -> None:
+        self._spec, self._client = spec, get_client(sync_client=True)
+
+    def send(self, spare: str, *, deployment: str) -> SpareRun | None:
+        try:
+            return PrefectSpare(self._client, _create_spare(self._client, self._spec, spare, deployment=deployment))
+        except (*SILENCE, ObjectNotFound) as error:
+            log.warning("prefect did not take spare=%s reason=%s", spare, type(error).__name__)
+            return None
+
+
+class PrefectSpare(PrefectChild):
+    """One spare's flow run."""
+
+    def cancel(self, why: str) -> None:
+        # Not Cancelling: one that never started has no process that would answer.
+        self._set_state(Cancelled(message=why))
+
+
 def _create(client: SyncPrefectClient, spec: RunSpec, plan: SegmentPlan) -> UUID:
-    deployment = client.read_deployment_by_name(plan.deployment)
-    flow_run = client.create_flow_run_from_deployment(
-        deployment.id,
-        parameters={"spec": spec.model_dump(mode="json"), "plan": plan.model_dump(mode="json")},
-        state=Scheduled(),
+    return _create_run(
+        client,
+        spec,
+        deployment=plan.deployment,
+        parameters={"plan": plan.model_dump(mode="json")},
         name=label(spec, plan),
-        tags=["segue", spec.run_id, plan.capacity.value],
-        idempotency_key=idempotency_key(spec, plan),
+        capacity=plan.capacity,
+        key=idempotency_key(spec, plan),
+    )
+
+
+def _create_spare(client: SyncPrefectClient, spec: RunSpec, spare: str, *, deployment: str) -> UUID:
+    return _create_run(
+        client,
+        spec,
+        deployment=deployment,
+        parameters={"spare": spare},
+        name=f"{spec.run_id}-{spare}",
+        capacity=Capacity.SPOT,
+        key=f"{spec.run_id}:{spare}",
+    )
+
+
+def _create_run(
+    client: SyncPrefectClient,
+    spec: RunSpec,
+    *,
+    deployment: str,
+    parameters: dict[str, Any],
+    name: str,
+    capacity: Capacity,
+    key: str,
+) -> UUID:
+    found = client.read_deployment_by_name(deployment)
+    flow_run = client.create_flow_run_from_deployment(
+        found.id,
+        parameters={"spec": spec.model_dump(mode="json")} | parameters,
+        state=Scheduled(),
+        name=name,
+        tags=["segue", spec.run_id, capacity.value],
+        idempotency_key=key,
         parent_task_run_id=_known_task_run(client),
     )
     return flow_run.id

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from prefect import task
+from prefect import get_run_logger, task
 from prefect.cache_policies import NO_CACHE
 from prefect.client.schemas.objects import State
 from prefect.states import Completed, Crashed, Failed
@@ -12,11 +12,13 @@ from prefect.states import Completed, Crashed, Failed
 from segue.clock import SystemClock
 from segue.records import SegmentPlan, SegmentReport, StopReason
 from segue.runlog import RunLog
+from segue.spares.keeper import release_leftover
 from segue.spec import RunSpec
 from segue.stores import open_store
+from segue.stores.base import StoreReadError, StoreWriteError
 from segue.stores.patience import patiently
 from segue.watch import await_report
-from tasks.child_run import dispatch
+from tasks.child_run import PrefectSpares, dispatch
 
 
 @task(name="segment", task_run_name="{spec.run_id}-seg{plan.segment}-a{plan.attempt}", retries=0, cache_policy=NO_CACHE)
@@ -24,10 +26,19 @@ def run_segment(spec: RunSpec, plan: SegmentPlan) -> Any:
     """Run one attempt on its pool; the report is the state's data, and in the log."""
     clock = SystemClock()
     runlog = patiently(RunLog(open_store(spec.store), spec.run_id, clock=clock).reload, what="log")
-    report = await_report(runlog, spec, plan, child=dispatch(spec, plan), clock=clock)
+    child = dispatch(spec, plan)
+    report = await_report(runlog, spec, plan, child=child, clock=clock, spares=PrefectSpares(spec))
     state = state_of(report)
     state.data = report  # Here and not in the flow's state: the engine takes a final state's data for an exception.
     return state
+
+
+def release_spare(spec: RunSpec) -> None:
+    """Leave no spare on the pool behind a run that is over. Best effort: one that starts later leaves by itself."""
+    try:
+        release_leftover(RunLog(open_store(spec.store), spec.run_id).reload(), pool=PrefectSpares(spec))
+    except (StoreReadError, StoreWriteError) as error:
+        get_run_logger().warning("no spare was looked for reason=%s", error)
 
 
 def state_of(report: SegmentReport) -> State[Any]:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Literal
 from segue.continuity.ladder import next_rung
 from segue.deadline import clamp
 from segue.deadline.estimates import Situation, situation
+from segue.deadline.handover import SPOT_AGAIN, handover_to
 from segue.deadline.pools import PoolChoice, choose_pool
 from segue.deadline.rollbacks import reason_to_give_up, skips_of, what_is_made_good
 from segue.history import History
@@ -37,8 +38,11 @@ def decide(spec: RunSpec, history: History, *, now: datetime) -> Decision:
     if ended is not None:
         return ended
     here = situation(spec, history, now=now)
-    pool = choose_pool(spec, history, here, now=now)
-    capacity, why, ahead = _by_policy(spec, history, here, pool, now)
+    back = handover_to(history, here)
+    pool = choose_pool(spec, history, here, now=now) if back is None else PoolChoice(back.deployment)
+    capacity, why, ahead = (
+        (Capacity.SPOT, SPOT_AGAIN, None) if back is not None else _by_policy(spec, history, here, pool, now)
+    )
     rung = next_rung(history) if history.broken_resumes else None
     source = rung.take if rung else history.newest
     parent = source.ref if source else None
@@ -52,8 +56,9 @@ def decide(spec: RunSpec, history: History, *, now: datetime) -> Decision:
         parent=parent,
         at_most=parent if source is not history.newest else None,
         max_seconds=_bound_seconds(spec, here, capacity),
-        start_within_seconds=_wait_seconds(spec, here, capacity, pool, ahead),
+        start_within_seconds=_wait_seconds(spec, here, capacity, pool, ahead, is_booted=back is not None),
         skips=skips,
+        spare=back.spare if back else None,
     )
     before = rung.reason if rung else what_is_made_good(spec, history, skips=skips)
     where = pool.why if capacity is Capacity.SPOT else ""
@@ -150,10 +155,22 @@ def _bound_seconds(spec: RunSpec, here: Situation, capacity: Capacity) -> float 
     return None
 
 
-def _wait_seconds(spec: RunSpec, here: Situation, capacity: Capacity, pool: PoolChoice, ahead: Outlook | None) -> float:
+def _wait_seconds(
+    spec: RunSpec,
+    here: Situation,
+    capacity: Capacity,
+    pool: PoolChoice,
+    ahead: Outlook | None,
+    *,
+    is_booted: bool = False,
+) -> float:
     patience, boot = spec.liveness.start_seconds, here.changeover_seconds
     if capacity is not Capacity.SPOT:
         return patience
+    if is_booted:
+        # It claims at once or not at all.
+        booted = clamp.longest_wait_seconds(here)
+        return max(min(patience if booted is None else booted, spec.liveness.lease_seconds), 1.0)
     # The policy's wait is for capacity; the clamp's already counts the boot, which follows it.
     wanted = patience if ahead is None else min(ahead.waits_seconds + boot, patience)
     if wanted > boot:

@@ -11,9 +11,9 @@ from segue.deadline.choice import named_policy
 from segue.deadline.estimates import Situation
 from segue.deadline.hazards import DOWN_RATES, UNSEEN_SECONDS, UP_RATES, expected_ends
 from segue.deadline.plan import Plan
-from segue.deadline.policies import Capped
+from segue.deadline.policies import Capped, Policy
 from segue.deadline.spells import down_since, preemptions, spells
-from segue.deadline.view import Job, Mode, Spells, View
+from segue.deadline.view import Floats, Job, Mode, Spells, View
 from segue.history import History
 from segue.spec import RunSpec
 
@@ -61,21 +61,45 @@ def outlook(
     offsets = np.linspace(0.0, min(patience, max(here.remaining_seconds, 0.0)), _LOOKS)
     since = down_since(history, deployment)
     age = max((now - since).total_seconds(), 0.0) if since else UNSEEN_SECONDS
-    view = View(
-        job=job,
-        remaining_seconds=here.remaining_seconds - offsets,
-        work_seconds=np.full(_LOOKS, here.work_seconds),
-        mode=np.full(_LOOKS, Mode.IDLE, np.int8),
-        is_up=np.full(_LOOKS, since is None),
-        spell_seconds=offsets + age,
-        preemptions=np.full(_LOOKS, float(preemptions(history))),
-        seen=_seen(history, job.changeover_seconds, _LOOKS),
-    )
+    view = _view(history, here, job, mode=Mode.IDLE, is_up=since is None, ages=offsets + age, offsets=offsets)
     policy = named_policy(spec.policy.name, dict(spec.policy.parameters))
-    capped = policy if spec.policy.max_preemptions is None else Capped(policy, spec.policy.max_preemptions)
-    leaves = np.flatnonzero(capped.choose(view) == Mode.ON_DEMAND)
+    leaves = np.flatnonzero(_capped(policy, spec).choose(view) == Mode.ON_DEMAND)
     share = policy.cost_share(view.only(offsets == 0.0)) if isinstance(policy, Plan) else None
     return Outlook(float(offsets[leaves[0]]) if len(leaves) else patience, share)
+
+
+def wants_spot(spec: RunSpec, history: History, here: Situation, *, up_seconds: float, now: datetime) -> bool:
+    """Whether the policy would leave on-demand for spot, which is known to be up since `up_seconds`.
+
+    False when there is nothing to decide by. The clamp is not asked.
+    """
+    job = job_of(spec, history, here, now=now)
+    if job is None or here.remaining_seconds is None:
+        return False
+    once = np.zeros(1)
+    view = _view(history, here, job, mode=Mode.ON_DEMAND, is_up=True, ages=once + max(up_seconds, 0.0), offsets=once)
+    policy = named_policy(spec.policy.name, dict(spec.policy.parameters))
+    return bool(_capped(policy, spec).choose(view)[0] == Mode.SPOT)
+
+
+def _view(
+    history: History, here: Situation, job: Job, *, mode: Mode, is_up: bool, ages: Floats, offsets: Floats
+) -> View:
+    looks = len(offsets)
+    return View(
+        job=job,
+        remaining_seconds=(here.remaining_seconds or 0.0) - offsets,
+        work_seconds=np.full(looks, here.work_seconds),
+        mode=np.full(looks, mode, np.int8),
+        is_up=np.full(looks, is_up),
+        spell_seconds=ages,
+        preemptions=np.full(looks, float(preemptions(history))),
+        seen=_seen(history, job.changeover_seconds, looks),
+    )
+
+
+def _capped(policy: Policy, spec: RunSpec) -> Policy:
+    return policy if spec.policy.max_preemptions is None else Capped(policy, spec.policy.max_preemptions)
 
 
 def _seen(history: History, changeover_seconds: float, rows: int) -> Spells:

@@ -39,7 +39,7 @@ def spells(history: History) -> tuple[Spell, ...]:
         attempt = history.attempt_of(plan.segment, plan.attempt)
         report = history.report_of(plan.segment, plan.attempt)
         if attempt is None:
-            if report is not None and not report.got_capacity:
+            if report is not None and (not report.got_capacity or plan.spare is not None):
                 seconds = _seconds_to_next(history, entry) or plan.start_within_seconds or 0.0
                 found.append(Spell(False, entry.written_at, seconds, has_ended=False, deployment=plan.deployment))
             continue

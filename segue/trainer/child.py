@@ -1,6 +1,7 @@
 """The trainer process: `python -m segue.trainer.child` with an assignment on standard input.
 
-Started by torchrun as one of several ranks it gets a launch folder instead. Its exit code is an `ExitCode`; the full
+Started by torchrun as one of several ranks it gets a launch folder instead, and so it does as a spare, which boots
+before there is an assignment. Its exit code is an `ExitCode`; the full
 story is in the run's log.
 """
 
@@ -16,9 +17,10 @@ from segue.errors import BrokenResumeError, SegueError, StalePlanError
 from segue.notices import signals
 from segue.notices.board import NoticeBoard
 from segue.runlog import RunLog
+from segue.spec import RunSpec
 from segue.stores import open_store
 from segue.trainer.assignment import Assignment, ExitCode
-from segue.trainer.launch_folder import LaunchFolder
+from segue.trainer.launch_folder import RANKS_VARIABLE, LaunchFolder
 
 log = logging.getLogger("segue.trainer")
 
@@ -28,29 +30,37 @@ def main() -> int:
     if len(sys.argv) == 1:
         return _run(Assignment.model_validate_json(sys.stdin.buffer.read()))
     folder = LaunchFolder(Path(sys.argv[1]))
-    rank = int(os.environ["RANK"])
+    is_one_of_several = RANKS_VARIABLE in os.environ
+    rank = int(os.environ["RANK"]) if is_one_of_several else 0
     code = _run(folder.assignment, folder=folder, rank=rank)
     folder.leave(rank, code)
     if rank == 0 and not folder.has_owner():
         folder.remove()  # Nobody else will.
+    if not is_one_of_several:
+        return code
     # torchrun ends the other ranks as soon as one fails, and they may have a report to write yet; but not those that
     # still wait for this one, which could not even begin.
     return code if code == ExitCode.USAGE else 0
 
 
-def _run(assignment: Assignment, *, folder: LaunchFolder | None = None, rank: int = 0) -> int:
-    spec, plan = assignment.spec, assignment.plan
-    prefix = f"{spec.run_id} seg{plan.segment} a{plan.attempt} rank{rank}"
-    logging.basicConfig(level=logging.INFO, stream=sys.stderr, format=f"%(levelname)s {prefix} | %(message)s")
+def _run(assignment: Assignment | None, *, folder: LaunchFolder | None = None, rank: int = 0) -> int:
+    spec = assignment.spec if assignment is not None else _folder_of_spare(folder).spec
+    _log_as(spec, assignment, rank)
     clock = SystemClock()
     board = NoticeBoard(clock)
     signals.listen(board, grace_seconds=spec.grace_seconds)
     if folder is not None and folder.enter(rank):
         board.leave("sigterm", grace_seconds=spec.grace_seconds)
-    # After the handler is in place, for this import takes seconds in which a notice may come.
+    # After the handler is in place, for these imports take seconds in which a notice may come.
     from segue.trainer.attempt import run_attempt
+    from segue.trainer.boot import boot_and_wait
 
     try:
+        if assignment is None:
+            assignment = boot_and_wait(_folder_of_spare(folder), rank, spec=spec, board=board, clock=clock)
+            if assignment is None:
+                return ExitCode.NOTICE
+            _log_as(spec, assignment, rank)
         runlog = RunLog(open_store(spec.store), spec.run_id, clock=clock)
         owner_pid = folder.owner_pid if folder is not None else None
         report = run_attempt(assignment, runlog=runlog, board=board, clock=clock, owner_pid=owner_pid)
@@ -65,6 +75,17 @@ def _run(assignment: Assignment, *, folder: LaunchFolder | None = None, rank: in
         return error.exit_code
     log.info("attempt ended reason=%s step=%d", report.stop_reason, report.to_step)
     return ExitCode.of(report.stop_reason)
+
+
+def _folder_of_spare(folder: LaunchFolder | None) -> LaunchFolder:
+    assert folder is not None, "a process without an assignment has a folder to get one from"
+    return folder
+
+
+def _log_as(spec: RunSpec, assignment: Assignment | None, rank: int) -> None:
+    name = f"seg{assignment.plan.segment} a{assignment.plan.attempt}" if assignment is not None else "spare"
+    words = f"%(levelname)s {spec.run_id} {name} rank{rank} | %(message)s"
+    logging.basicConfig(level=logging.INFO, stream=sys.stderr, format=words, force=True)
 
 
 if __name__ == "__main__":

@@ -11,9 +11,11 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Protocol
 
+from segue.spec import RunSpec
 from segue.trainer.assignment import Assignment
 from segue.trainer.launch_folder import RANKS_VARIABLE, LaunchFolder
 
+_CHILD = (sys.executable, "-m", "segue.trainer.child")
 _LOOPBACK = "127.0.0.1"
 
 
@@ -48,19 +50,38 @@ class Trainer(Protocol):
         ...
 
 
+class SpareTrainer(Trainer, Protocol):
+    """A trainer that boots first and is given its assignment later. It ends by itself when this process does."""
+
+    def is_booted(self) -> bool:
+        """Whether an assignment would be begun at once."""
+        ...
+
+    def take(self, assignment: Assignment) -> None:
+        """Give it its assignment, once."""
+        ...
+
+
+def launch_spare(spec: RunSpec, *, on_line: Callable[[str], None] | None = None) -> SpareTrainer:
+    """Start the trainer of a run that has no assignment for it yet."""
+    count = spec.ranks or _accelerators()
+    folder = LaunchFolder.make_spare(spec)
+    return RanksTrainer(folder, count, on_line=on_line) if count > 1 else SpareProcess(folder, on_line=on_line)
+
+
 def launch(assignment: Assignment, *, on_line: Callable[[str], None] | None = None) -> Trainer:
     """Start the trainer that the assignment asks for; `on_line` is told what it writes."""
     count = assignment.spec.ranks or _accelerators()
-    return (
-        RanksTrainer(assignment, count, on_line=on_line) if count > 1 else ProcessTrainer(assignment, on_line=on_line)
-    )
+    if count > 1:
+        return RanksTrainer(LaunchFolder.make(assignment), count, on_line=on_line)
+    return ProcessTrainer(assignment, on_line=on_line)
 
 
 class ProcessTrainer:
     """A plain child process in a session of its own, so that a signal to the parent's group is passed on once."""
 
     def __init__(self, assignment: Assignment, *, on_line: Callable[[str], None] | None = None) -> None:
-        self._child = _Child([sys.executable, "-m", "segue.trainer.child"], on_line, stdin=assignment.model_dump_json())
+        self._child = _Child(_CHILD, on_line, stdin=assignment.model_dump_json())
 
     @property
     def pid(self) -> int:
@@ -85,16 +106,42 @@ class ProcessTrainer:
         self._child.process.kill()
 
 
+class SpareProcess(ProcessTrainer):
+    """The same, with a folder through which it learns what to do."""
+
+    def __init__(self, folder: LaunchFolder, *, on_line: Callable[[str], None] | None = None) -> None:
+        self._folder = folder
+        self._child = _Child([*_CHILD, str(folder.path)], on_line)
+
+    def is_booted(self) -> bool:
+        return self._folder.has_booted(1)
+
+    def take(self, assignment: Assignment) -> None:
+        self._folder.give(assignment)
+
+    def wait(self, timeout_seconds: float | None = None) -> int | None:
+        code = super().wait(timeout_seconds)
+        if code is not None:
+            self._folder.remove()
+        return code
+
+
 class RanksTrainer:
     """Several processes on this machine that train together, started by torchrun."""
 
-    def __init__(self, assignment: Assignment, count: int, *, on_line: Callable[[str], None] | None = None) -> None:
-        self._folder = LaunchFolder.make(assignment)
+    def __init__(self, folder: LaunchFolder, count: int, *, on_line: Callable[[str], None] | None = None) -> None:
+        self._folder, self._count = folder, count
         self._ended_with: int | None = None
         torchrun = [sys.executable, "-m", "segue.trainer.torchrun", "--standalone", "--local-addr", _LOOPBACK]
         how_many = ["--nproc-per-node", str(count), "--max-restarts", "0"]
-        ranks = ["-m", "segue.trainer.child", str(self._folder.path)]
+        ranks = [*_CHILD[1:], str(self._folder.path)]
         self._child = _Child([*torchrun, *how_many, *ranks], on_line, env=_environment(count))
+
+    def is_booted(self) -> bool:
+        return self._folder.has_booted(self._count)
+
+    def take(self, assignment: Assignment) -> None:
+        self._folder.give(assignment)
 
     @property
     def pid(self) -> int:

@@ -14,6 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Self
 
+from segue.spec import RunSpec
 from segue.trainer.assignment import Assignment
 
 RANKS_VARIABLE = "SEGUE_RANKS"
@@ -29,14 +30,47 @@ class LaunchFolder:
     @classmethod
     def make(cls, assignment: Assignment) -> Self:
         """A new one, for ranks that are to be started by this process."""
+        folder = cls._owned()
+        folder.give(assignment)
+        return folder
+
+    @classmethod
+    def make_spare(cls, spec: RunSpec) -> Self:
+        """A new one, for ranks that boot before they are given an assignment."""
+        folder = cls._owned()
+        (folder.path / "spec.json").write_text(spec.model_dump_json())
+        return folder
+
+    @classmethod
+    def _owned(cls) -> Self:
         folder = cls(Path(tempfile.mkdtemp(prefix="segue-ranks-")))
-        (folder.path / "assignment.json").write_text(assignment.model_dump_json())
         (folder.path / "owner").write_text(str(os.getpid()))
         return folder
 
     @property
-    def assignment(self) -> Assignment:
-        return Assignment.model_validate_json((self.path / "assignment.json").read_bytes())
+    def assignment(self) -> Assignment | None:
+        """What the ranks are to do; None while they are a spare."""
+        try:
+            return Assignment.model_validate_json((self.path / "assignment.json").read_bytes())
+        except FileNotFoundError:
+            return None
+
+    def give(self, assignment: Assignment) -> None:
+        """Say what the ranks are to do."""
+        self._put("assignment.json", assignment.model_dump_json())
+
+    @property
+    def spec(self) -> RunSpec:
+        """The run that a spare's ranks boot for."""
+        return RunSpec.model_validate_json((self.path / "spec.json").read_bytes())
+
+    def boot(self, rank: int) -> None:
+        """Say that this rank of a spare is booted."""
+        self._put(f"booted-{rank}", os.getpid())
+
+    def has_booted(self, count: int) -> bool:
+        """Whether all ranks have."""
+        return len(self._numbers("booted")) == count
 
     @property
     def owner_pid(self) -> int:
@@ -82,10 +116,10 @@ class LaunchFolder:
     def remove(self) -> None:
         shutil.rmtree(self.path, ignore_errors=True)
 
-    def _put(self, name: str, number: int) -> None:
-        # Renamed into place: nobody reads half a number.
+    def _put(self, name: str, content: int | str) -> None:
+        # Renamed into place: nobody reads half of it.
         half = self.path / f".{name}"
-        half.write_text(str(number))
+        half.write_text(str(content))
         half.rename(self.path / name)
 
     def _numbers(self, kind: str) -> dict[int, int]:

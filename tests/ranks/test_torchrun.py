@@ -13,7 +13,7 @@ from segue.history import read_history
 from segue.local import account_for, run_here
 from segue.records import StopReason, VerdictKind
 from segue.trainer.assignment import Assignment, ExitCode
-from segue.trainer.launch import launch
+from segue.trainer.launch import launch, launch_spare
 
 RECIPE = {"ranks": 2, "recipe": "tests.ranks.recipes:noisy", "checkpoints": {"every_steps": 1000}}
 LONG = {"steps": 100_000, "config": {"pause_seconds": 0.01}}
@@ -85,3 +85,22 @@ def test_a_kill_leaves_no_process_and_no_report(start, make_spec):
     assert trainer.wait(30) == -9
     assert psutil.wait_procs(everything, timeout=10)[1] == []
     assert account_for(runlog, plan, exit_code=-9).stop_reason is StopReason.LOST
+
+
+def test_ranks_that_booted_as_a_spare_train_together_once_they_are_told_to(make_spec, open_log):
+    spec = make_spec(**(RECIPE | {"steps": 20}))
+    runlog, lines = open_log(spec), []
+    trainer = launch_spare(spec, on_line=lines.append)
+    try:
+        give_up_at = time.monotonic() + 90
+        while not trainer.is_booted():
+            assert trainer.poll() is None, "\n".join(lines)
+            assert time.monotonic() < give_up_at, "\n".join(lines)
+            time.sleep(0.05)
+        plan = decide_next(runlog, spec, clock=SystemClock()).plan
+        trainer.take(Assignment(spec=spec, plan=plan))
+        assert trainer.wait(90) == ExitCode.FINISHED, "\n".join(lines)
+    finally:
+        trainer.kill()
+        trainer.wait(30)
+    assert read_history(runlog).attempts[0].claim.environment.world_size == 2

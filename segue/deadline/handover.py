@@ -1,0 +1,61 @@
+"""The way back from on-demand to spot: when a spare is sent, sent again, and takes over. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from segue.deadline import clamp
+from segue.deadline.estimates import Situation
+from segue.entries import HandoverEntry
+from segue.history import History
+from segue.records import Capacity
+from segue.spec import RunSpec
+
+SPOT_AGAIN = "spot again: the spare is ready; on-demand commits and hands over"
+
+_COME_BACK = ("plan", "uniform_progress", "slack_age", "time_sliced")
+"""The policies that ever leave on-demand; the others stay there to the end."""
+_PAUSES_SECONDS = (600.0, 1200.0, 2400.0)
+"""Until a spare is sent again after one that came to nothing; the last goes on."""
+_LONGEST_SHARE = 0.1
+"""Of the time left: the longest pause of a short run."""
+
+
+def may_come_back(spec: RunSpec) -> bool:
+    """Whether a run on on-demand may return to spot at all."""
+    return spec.deadline is not None and spec.policy.handover and spec.policy.name in _COME_BACK
+
+
+def is_worth_a_spare(here: Situation) -> bool:
+    """Whether a spare that came now could still take over, with more work left for it than coming back costs."""
+    return permits(here) and (here.work_seconds or 0.0) > 2 * here.changeover_seconds
+
+
+def permits(here: Situation) -> bool:
+    """Whether the run can afford to leave on-demand for spot now.
+
+    What the clamp asks of any spot attempt has to hold also after the recall, at worst one that is answered late by
+    an attempt that dies before it has committed.
+    """
+    if here.work_seconds is None or here.remaining_seconds is None:
+        return False
+    after = here.remaining_seconds - here.answer_seconds - here.detection_seconds
+    return clamp.permits_spot(replace(here, remaining_seconds=after))
+
+
+def pause_seconds(here: Situation, *, sent: int) -> float:
+    """How long after `sent` spares came to nothing the next one is sent."""
+    pause = _PAUSES_SECONDS[min(max(sent, 1), len(_PAUSES_SECONDS)) - 1]
+    return pause if here.remaining_seconds is None else min(pause, max(_LONGEST_SHARE * here.remaining_seconds, 1.0))
+
+
+def handover_to(history: History, here: Situation) -> HandoverEntry | None:
+    """Whose spare that makes the next attempt: on-demand was recalled for it, and the clamp still permits it.
+
+    None where the recipe raised meanwhile, which stays where it failed.
+    """
+    last = history.fresh_reports[-1] if history.fresh_reports else None
+    if last is None or last.capacity is not Capacity.ON_DEMAND or last.has_code_failed:
+        return None
+    told = history.handover_of(last.segment, last.attempt)
+    return told if told is not None and clamp.permits_spot(here) else None

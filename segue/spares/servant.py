@@ -1,0 +1,167 @@
+"""The spare's side: says that it is here, boots when told to, and takes the plan that names it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+from segue.clock import Clock
+from segue.history import History, read_history
+from segue.lease import Lease
+from segue.records import SegmentPlan
+from segue.runlog import RunLog
+from segue.spares.words import Phase, SpareWord, order_of, put_word
+from segue.spec import RunSpec
+from segue.stores.base import StoreReadError, StoreWriteError
+from segue.trainer.assignment import Assignment
+from segue.trainer.launch import SpareTrainer
+
+log = logging.getLogger(__name__)
+
+_POLL_SECONDS = 0.25
+_PATIENCE_LEASES = 10
+"""How many leases a spare waits for a parent that says nothing: longer than Prefect's client waits for a server."""
+
+
+@dataclass(frozen=True)
+class Taken:
+    """The spare is an attempt now."""
+
+    plan: SegmentPlan
+    trainer: SpareTrainer
+
+
+@dataclass(frozen=True)
+class Left:
+    """The spare came to nothing; it touched nothing."""
+
+    why: str
+    how: Literal["not needed", "taken back", "broken"] = "not needed"
+
+
+class Servant:
+    """One spare, on the machine it got. Reads the run's log and never writes to it."""
+
+    def __init__(
+        self,
+        runlog: RunLog,
+        spec: RunSpec,
+        spare: str,
+        *,
+        boot: Callable[[], SpareTrainer],
+        clock: Clock,
+        flow_run_id: str | None = None,
+    ) -> None:
+        self._runlog, self._spec, self._spare, self._boot, self._clock = runlog, spec, spare, boot, clock
+        self._flow_run_id = flow_run_id
+        self._trainer: SpareTrainer | None = None
+        self._phase: Phase = "here"
+        self._counter, self._beat_at = 0, float("-inf")
+        self._parent = Lease(_PATIENCE_LEASES * spec.liveness.lease_seconds)
+        self._was_named = False
+
+    def serve(self, is_called_off: Callable[[], str | None]) -> Taken | Left:
+        """Block until there is a plan for this spare, or a reason to leave; `is_called_off` tells a notice's.
+
+        A store that is away is waited out. When this is left without a plan, the trainer is gone.
+        """
+        outcome: Taken | Left | None = None
+        try:
+            while outcome is None:
+                why = is_called_off()
+                outcome = Left(why, "taken back") if why is not None else self._look_at_the_store()
+                if outcome is None:
+                    self._clock.sleep(_POLL_SECONDS)
+        finally:
+            if not isinstance(outcome, Taken):
+                self._leave(outcome.why if outcome is not None else "it was stopped")
+        return outcome
+
+    def _look_at_the_store(self) -> Taken | Left | None:
+        try:
+            return self._look()
+        except (StoreReadError, StoreWriteError) as error:
+            log.warning("store trouble while waiting as a spare reason=%s", error)
+            return None
+
+    def _look(self) -> Taken | Left | None:
+        self._beat_if_due()
+        order = order_of(self._runlog.store, self._runlog.run_id, self._spare)
+        if order is not None and order.order == "leave":
+            return Left(order.why)
+        self._parent.saw(order.counter if order is not None else None, at=self._clock.monotonic())
+        history = read_history(self._runlog)
+        plan = self._plan_for_this(history)
+        why = self._why_in_vain(history, plan)
+        if why is not None:
+            return Left(why)
+        if self._trainer is None and (plan is not None or (order is not None and order.order == "boot")):
+            self._trainer = self._boot()
+            self._enter("booting")
+        return None if self._trainer is None else self._look_at(self._trainer, plan)
+
+    def _look_at(self, trainer: SpareTrainer, plan: SegmentPlan | None) -> Taken | Left | None:
+        code = trainer.poll()
+        if code is not None:
+            return Left(f"its trainer ended while it booted, with code {code}", "broken")
+        if not trainer.is_booted():
+            return None
+        if self._phase == "booting":
+            self._enter("ready")
+        if plan is None:
+            return None
+        trainer.take(Assignment(spec=self._spec, plan=plan, flow_run_id=self._flow_run_id))
+        return Taken(plan, trainer)
+
+    def _plan_for_this(self, history: History) -> SegmentPlan | None:
+        plan = history.open_plan
+        return plan if plan is not None and plan.spare == self._spare else None
+
+    def _why_in_vain(self, history: History, plan: SegmentPlan | None) -> str | None:
+        """Why no plan can come any more; None while one may."""
+        if plan is not None:
+            return None
+        if history.decisions and history.decisions[-1].plan is None:
+            return "not needed: the run is over"
+        if history.handover is not None and history.handover.spare == self._spare:
+            self._was_named = True
+        elif self._was_named or any(e.plan is not None and e.plan.spare == self._spare for e in history.decisions):
+            return "not needed: the run went on without it"
+        if self._parent.is_expired:
+            return f"nobody asked for it in {self._parent.lease_seconds:.0f} s"
+        return None
+
+    def _enter(self, phase: Phase) -> None:
+        self._phase = phase
+        log.info("spare %s spare=%s", phase, self._spare)
+        self._beat()
+
+    def _beat_if_due(self) -> None:
+        if self._clock.monotonic() - self._beat_at >= self._spec.liveness.heartbeat_seconds:
+            self._beat()
+
+    def _beat(self, *, note: str | None = None) -> None:
+        self._counter += 1
+        self._beat_at = self._clock.monotonic()
+        word = SpareWord(
+            spare=self._spare,
+            counter=self._counter,
+            phase=self._phase,
+            note=note,
+            flow_run_id=self._flow_run_id,
+            beat_at=self._clock.now(),
+        )
+        put_word(self._runlog.store, self._runlog.run_id, word)
+
+    def _leave(self, why: str) -> None:
+        log.info("spare leaves spare=%s reason=%s", self._spare, why)
+        self._phase = "gone"
+        try:
+            self._beat(note=why)  # Before anything that takes time: a machine that goes leaves little.
+        except StoreWriteError as error:
+            log.warning("the parent was not told that the spare leaves reason=%s", error)
+        if self._trainer is not None:
+            self._trainer.kill()
+            self._trainer.wait()

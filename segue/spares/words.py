@@ -1,0 +1,94 @@
+"""What a spare and the run's parent tell each other: two small objects in the store, each overwritten by one side.
+
+None of it decides anything that must not be decided twice: that is in the run's log. A word or an order that is lost
+costs a spare, never the run.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import AwareDatetime, Field
+
+from segue import layout
+from segue.errors import MissingObjectError
+from segue.records import Record
+from segue.stores.base import Store
+
+Phase = Literal["here", "booting", "ready", "gone"]
+
+
+class SpareWord(Record):
+    """A spare's sign of life. Liveness is the counter moving, not a timestamp."""
+
+    spare: str
+    counter: int = Field(ge=0)
+    phase: Phase = Field(description="here: it got a machine; ready: it could train at once; gone: it has left.")
+    note: str | None = Field(None, description="Why it left.")
+    flow_run_id: str | None = None
+    beat_at: AwareDatetime
+
+
+class SpareOrder(Record):
+    """What the parent wants of a spare, said again and again while the parent lives."""
+
+    spare: str
+    counter: int = Field(ge=0)
+    order: Literal["wait", "boot", "leave"]
+    why: str
+    deployment: str = Field(description="The spot pool that it was sent to.")
+    segment: int = Field(ge=0, description="The segment on on-demand that it was sent beside.")
+    attempt: int = Field(ge=1)
+
+
+def put_word(store: Store, run_id: str, word: SpareWord) -> None:
+    """Overwrite a spare's sign of life.
+
+    Raises:
+        StoreWriteError: it did not reach the store.
+    """
+    key = layout.spare_word_key(run_id, word.spare)
+    store.put(key, word.model_dump_json().encode(), durable=False)
+
+
+def word_of(store: Store, run_id: str, spare: str) -> SpareWord | None:
+    """A spare's newest sign of life; None when there is none that can be read.
+
+    Raises:
+        StoreReadError: the store did not say.
+    """
+    try:
+        return SpareWord.model_validate_json(store.get(layout.spare_word_key(run_id, spare)))
+    except (MissingObjectError, ValueError):
+        return None
+
+
+def put_order(store: Store, run_id: str, order: SpareOrder) -> None:
+    """Overwrite the order of a spare.
+
+    Raises:
+        StoreWriteError: it did not reach the store.
+    """
+    store.put(layout.spare_order_key(run_id, order.spare), order.model_dump_json().encode())
+
+
+def order_of(store: Store, run_id: str, spare: str) -> SpareOrder | None:
+    """What a spare is to do; None when there is no order that can be read.
+
+    Raises:
+        StoreReadError: the store did not say.
+    """
+    try:
+        return SpareOrder.model_validate_json(store.get(layout.spare_order_key(run_id, spare)))
+    except (MissingObjectError, ValueError):
+        return None
+
+
+def newest_spare(store: Store, run_id: str) -> int | None:
+    """The number of the last spare that ever was to be sent for a run.
+
+    Raises:
+        StoreReadError: the store did not say.
+    """
+    listed = (layout.ordered_spare(item.key) for item in store.list_objects(layout.spares_prefix(run_id)))
+    return max((number for number in listed if number is not None), default=None)

@@ -1,0 +1,46 @@
+"""What a spare's trainer does before it has an assignment: all that no assignment changes, and then it waits."""
+
+from __future__ import annotations
+
+import logging
+import os
+
+from segue.clock import Clock
+from segue.notices.board import NoticeBoard
+from segue.spec import RunSpec
+from segue.trainer.assignment import Assignment
+from segue.trainer.environment import prepare_device
+from segue.trainer.launch_folder import LaunchFolder
+from segue.trainer.recipe import import_build
+from segue.trainer.team import local_rank
+
+log = logging.getLogger(__name__)
+
+_POLL_SECONDS = 0.05
+
+
+def boot_and_wait(
+    folder: LaunchFolder, rank: int, *, spec: RunSpec, board: NoticeBoard, clock: Clock
+) -> Assignment | None:
+    """Get ready to train, then block until there is an assignment; None when a notice came, or the owner is gone.
+
+    Touches neither the run's log nor its checkpoints, so it may be killed at any moment.
+
+    Raises:
+        SpecError: the device asked for is not there.
+        RecipeError: the recipe cannot be imported.
+    """
+    started_by = os.getppid()
+    prepare_device(spec, local_rank=local_rank())
+    import_build(spec.recipe)
+    folder.boot(rank)
+    log.info("booted, waiting for an assignment")
+    while True:
+        # Asked first: a rank that left for a notice would keep those waiting that saw the assignment before it.
+        assignment = folder.assignment
+        if assignment is not None:
+            return assignment
+        if board.read() is not None or not folder.has_owner() or os.getppid() != started_by:
+            log.info("leaving without an assignment")
+            return None
+        clock.sleep(_POLL_SECONDS)

@@ -1,0 +1,146 @@
+"""The way back to spot: who may come back, when it can be afforded, how often it is tried, what is decided then."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import timedelta
+
+import pytest
+
+from segue.deadline.handover import SPOT_AGAIN, is_worth_a_spare, may_come_back, pause_seconds, permits
+from segue.deadline.outlook import wants_spot
+from segue.entries import HandoverEntry
+from segue.records import Capacity, StopReason
+from tests.deadline import Logbook, make_spec
+from tests.deadline.test_policy_tables import HERE, NO_DEADLINE, UNMEASURED
+
+SPOT, ON_DEMAND = Capacity.SPOT, Capacity.ON_DEMAND
+# 100 steps of 10 s, d 60, at risk 100, detection 15, answer 12: the clamp needs 1000 + 2 * 60 + 100 + 15 + 12 = 1247.
+POLICY = {"name": "uniform_progress", "step_seconds": 10, "changeover_seconds": 60, "detection_seconds": 15}
+
+
+def handed_over(*, deadline_in: float = 10_000, reason: StopReason = StopReason.BOUND, **policy) -> Logbook:
+    """A run whose attempt on on-demand was recalled for a spare, and ended at step 20."""
+    spec = make_spec(deadline_in=deadline_in, policy=POLICY | {"margin_share": 0} | policy)
+    log = Logbook(spec)
+    plan = log.plan(ON_DEMAND)
+    name = log.claim(plan)
+    log.commit(name, 20)
+    log.write(
+        HandoverEntry,
+        spare="spare4",
+        deployment="segment/spot",
+        segment=plan.segment,
+        attempt=plan.attempt,
+        reason=SPOT_AGAIN,
+    )
+    log.report(plan, reason, attempt_id=name, to_step=20)
+    return log
+
+
+@pytest.mark.parametrize("name", ["plan", "uniform_progress", "slack_age", "time_sliced"])
+def test_policies_that_look_back_at_spot_may_come_back(name):
+    assert may_come_back(make_spec(deadline_in=1000, policy={"name": name}))
+    assert not may_come_back(make_spec(deadline_in=1000, policy={"name": name, "handover": False}))
+    assert not may_come_back(make_spec(policy={"name": name}))
+
+
+@pytest.mark.parametrize("name", ["greedy", "threshold", "spot_only", "on_demand_only"])
+def test_policies_that_stay_to_the_end_send_no_spare(name):
+    assert not may_come_back(make_spec(deadline_in=1000, policy={"name": name}))
+
+
+@pytest.mark.parametrize(("left", "permitted"), [(1168 + 17.9, False), (1168 + 18.0, True)])
+def test_leaving_on_demand_must_leave_what_a_spot_attempt_needs_even_when_the_recall_goes_wrong(left, permitted):
+    assert permits(replace(HERE, remaining_seconds=left)) is permitted
+
+
+@pytest.mark.parametrize("here", [NO_DEADLINE, UNMEASURED])
+def test_nothing_is_left_for_spot_before_there_is_something_to_reckon_with(here):
+    assert not permits(here)
+    assert not is_worth_a_spare(here)
+
+
+@pytest.mark.parametrize(("work", "is_worth"), [(120.0, False), (120.1, True)])
+def test_a_run_that_is_nearly_done_sends_no_spare(work, is_worth):
+    assert is_worth_a_spare(replace(HERE, work_seconds=work)) is is_worth
+
+
+@pytest.mark.parametrize(
+    ("left", "sent", "pause"),
+    [(1e6, 1, 600), (1e6, 2, 1200), (1e6, 3, 2400), (1e6, 9, 2400), (9000, 3, 900), (600, 1, 60), (5, 1, 1)],
+)
+def test_the_pauses_grow_to_forty_minutes_and_never_take_more_than_a_tenth_of_the_time_left(left, sent, pause):
+    assert pause_seconds(replace(HERE, remaining_seconds=left), sent=sent) == pytest.approx(pause)
+
+
+@pytest.mark.parametrize("reason", [StopReason.BOUND, StopReason.LOST, StopReason.NOTICE])
+def test_after_a_hand_over_the_next_attempt_is_the_spares_on_spot(reason):
+    log = handed_over(reason=reason)
+    made = log.decide()
+    assert (made.plan.capacity, made.plan.spare, made.reason) == (SPOT, "spare4", SPOT_AGAIN)
+    assert made.plan.parent.step == 20
+    assert made.plan.start_within_seconds == log.spec.liveness.lease_seconds
+
+
+def test_a_spare_that_does_not_claim_leaves_the_decision_to_the_policy():
+    log = handed_over()
+    plan = log.decide().plan
+    log.report(plan, StopReason.LOST, attempt_id=None, got_capacity=False)
+    made = log.decide()
+    assert made.plan.spare is None
+    assert "by policy uniform_progress" in made.reason
+
+
+def test_without_a_hand_over_on_demand_goes_on():
+    log = Logbook(make_spec(deadline_in=10_000, policy=POLICY))
+    log.attempt(StopReason.BOUND, ON_DEMAND, commit=20)
+    made = log.decide()
+    assert (made.plan.capacity, made.plan.spare) == (ON_DEMAND, None)
+
+
+# After step 20: 800 + 2 * 60 + 100 + 15 + 12 = 1047.
+@pytest.mark.parametrize(("left", "spare"), [(1046.9, None), (1047.1, "spare4")])
+def test_the_clamp_has_the_last_word_on_a_hand_over(left, spare):
+    log = handed_over(deadline_in=5000)
+    log.seconds = 5000 - left
+    made = log.ask()
+    assert (made.plan.spare, made.plan.capacity) == (spare, SPOT if spare else ON_DEMAND)
+
+
+def test_a_recipe_that_raised_while_it_handed_over_stays_where_it_failed():
+    made = handed_over(reason=StopReason.FAILED).ask()
+    assert (made.plan.capacity, made.plan.spare) == (ON_DEMAND, None)
+
+
+def test_a_hand_over_counts_for_one_decision():
+    log = handed_over()
+    log.report(log.decide().plan, StopReason.LOST, attempt_id=None, got_capacity=False)
+    log.attempt(StopReason.BOUND, ON_DEMAND, commit=30)
+    assert log.ask().plan.spare is None
+
+
+def asked(history: Logbook, *, work: float, up_seconds: float = 0.0) -> bool:
+    here = replace(HERE, remaining_seconds=5000.0, work_seconds=work)
+    return wants_spot(history.spec, history.history, here, up_seconds=up_seconds, now=history.now)
+
+
+def test_uniform_progress_wants_spot_again_once_it_is_two_changeovers_ahead_of_its_line():
+    log = Logbook(make_spec(deadline_in=10_000, policy=POLICY))
+    log.attempt(StopReason.BOUND, ON_DEMAND, commit=50)
+    assert not asked(log, work=1000.0)
+    log.spec = log.spec.model_copy(update={"deadline": log.now + timedelta(seconds=5100)})
+    assert asked(log, work=500.0)
+
+
+def test_a_run_at_its_bound_of_preemptions_wants_no_spot():
+    log = Logbook(make_spec(deadline_in=5100, policy=POLICY | {"max_preemptions": 0}))
+    log.attempt(StopReason.BOUND, ON_DEMAND, commit=50)
+    assert not asked(log, work=500.0)
+
+
+def test_plan_leaves_on_demand_for_spot_when_much_work_and_much_slack_are_left():
+    log = Logbook(make_spec(deadline_in=100_000, policy={"name": "plan", "step_seconds": 300}))
+    log.attempt(StopReason.BOUND, ON_DEMAND, commit=10)
+    here = replace(HERE, remaining_seconds=90_000.0, work_seconds=27_000.0, changeover_seconds=120.0)
+    assert wants_spot(log.spec, log.history, here, up_seconds=0.0, now=log.now)

@@ -1,0 +1,98 @@
+"""The way back to spot through a real Prefect: on-demand works on while the spare boots, and nothing is lost."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from prefect.client.orchestration import get_client
+from prefect.client.schemas.actions import WorkPoolUpdate
+from prefect.client.schemas.objects import StateType
+
+from segue.clock import SystemClock
+from segue.controller import open_run
+from segue.deadline.handover import SPOT_AGAIN
+from segue.entries import DecisionEntry, HandoverEntry
+from segue.history import read_history
+from segue.records import Capacity, SegmentPlan, StopReason, VerdictKind
+from segue.spares.words import word_of
+from tests.flows.test_runs import final_state, live_attempt, segment_runs, start, until
+
+pytestmark = [pytest.mark.prefect, pytest.mark.timeout(300)]
+
+STEPS = 2000
+POLICY = {"name": "uniform_progress", "step_seconds": 0.008, "changeover_seconds": 1, "detection_seconds": 1}
+
+
+@pytest.fixture
+def client(stack):
+    with get_client(sync_client=True) as client:
+        yield client
+
+
+@pytest.fixture
+def spot(client):
+    """Lets the spot pool come back, and leaves it there for the next test."""
+    client.update_work_pool("spot", WorkPoolUpdate(is_paused=True))
+    come_back = lambda: client.update_work_pool("spot", WorkPoolUpdate(is_paused=False))  # noqa: E731
+    yield come_back
+    come_back()
+
+
+def on_demand_first(spec):
+    """A run whose first decision is on-demand, as it is when spot cannot be had."""
+    log = open_run(spec, clock=SystemClock())
+    plan = SegmentPlan(segment=0, attempt=1, capacity=Capacity.ON_DEMAND, deployment=spec.pools.on_demand)
+    log.append(lambda stamp: DecisionEntry(**stamp(epoch=0), plan=plan, action="run", reason="no spot to be had"))
+
+
+def state_of(history):
+    """Of everything but the setup, which holds the config."""
+    digests = history.newest.manifest.components
+    return {name: digest for name, digest in digests.items() if not name.startswith("setup")}
+
+
+def test_on_demand_works_on_while_the_spare_boots_and_hands_the_run_over(client, spot, make_spec, nursery):
+    undisturbed = make_spec(run_id="never-moved", steps=STEPS, checkpoints={"every_steps": 1000})
+    reference = open_run(undisturbed, clock=SystemClock())
+    nursery.run_to_the_end(reference, undisturbed)
+
+    deadline = datetime.now(UTC) + timedelta(seconds=170)
+    spec = make_spec(
+        run_id="moved",
+        steps=STEPS,
+        config={"pause_seconds": 0.005},
+        deadline=deadline,
+        policy=POLICY,
+        checkpoints={"every_steps": 60},
+    )
+    on_demand_first(spec)
+    runlog, parent = start(client, spec)
+    until(lambda: live_attempt(runlog, past_step=300), what="on-demand")
+    until(lambda: "moved-spare0" in {run.name for run in segment_runs(client, "moved")}, what="the spare")
+    assert word_of(runlog.store, "moved", "spare0") is None  # It waits on the pool and costs nothing.
+    spot()
+    state = final_state(client, parent)
+
+    assert state.type is StateType.COMPLETED, state.message
+    history = read_history(runlog.reload())
+    first, second = history.last_words()
+    assert [(r.capacity, r.stop_reason) for r in (first, second)] == [
+        (Capacity.ON_DEMAND, StopReason.BOUND),
+        (Capacity.SPOT, StopReason.FINISHED),
+    ]
+    assert first.lost_steps == second.lost_steps == 0
+    assert 0 < first.to_step == first.checkpoint.step == second.from_step < second.to_step == STEPS
+    assert history.attempts[1].verdict.kind is VerdictKind.EXACT
+    assert state_of(history) == state_of(read_history(reference))
+    assert [entry.reason for entry in history.decisions][1:] == [SPOT_AGAIN, f"step {STEPS} is committed"]
+    assert history.decisions[-1].written_at < deadline
+    runs = {run.name: run for run in segment_runs(client, "moved")}
+    assert {name: run.state.name for name, run in runs.items()} == {
+        "moved-seg0-a1-on-demand": "Completed",
+        "moved-spare0": "Completed",
+    }
+    assert history.attempts[1].claim.flow_run_id == str(runs["moved-spare0"].id)
+    # It had booted before on-demand was asked to stop: nothing is left to do but to claim.
+    told = next(slot.entry for slot in runlog.slots if isinstance(slot.entry, HandoverEntry))
+    assert (history.attempts[1].claim.written_at - told.written_at).total_seconds() < 8

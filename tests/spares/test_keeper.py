@@ -1,0 +1,417 @@
+"""The parent and its spares: sent, answered, handed over to, and never at the cost of the attempt on on-demand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+
+import pytest
+
+from segue import layout
+from segue.controller import decide_next
+from segue.deadline.handover import SPOT_AGAIN
+from segue.entries import DecisionEntry
+from segue.history import read_history
+from segue.records import Capacity, SegmentPlan, SegmentReport, StopReason
+from segue.spares.keeper import release_leftover
+from segue.spares.words import SpareWord, order_of, put_word
+from segue.stores import open_store
+from segue.testing.faulty_store import FaultyStore
+from segue.trainer.claim import Claim
+from segue.watch import await_report
+from tests.test_controller import START
+from tests.test_watch import POLL, Watched
+
+BOUND, FINISHED, LOST = StopReason.BOUND, StopReason.FINISHED, StopReason.LOST
+# 100 steps of 10 s in 20,000 s. Two changeovers ahead of its line, Uniform Progress leaves on-demand: at once when
+# something is committed, never when nothing is.
+POLICY = {
+    "name": "uniform_progress",
+    "step_seconds": 10,
+    "changeover_seconds": 60,
+    "detection_seconds": 15,
+    "margin_share": 0,
+}
+
+
+class ScriptedSpare:
+    """A spare's flow run, which says what the test tells it to."""
+
+    def __init__(self) -> None:
+        self.state: str | None = None
+        self.cancelled: list[str] = []
+
+    def ended_as(self) -> str | None:
+        return self.state
+
+    def cancel(self, why: str) -> None:
+        self.cancelled.append(why)
+
+
+class Spared(Watched):
+    """A run on on-demand, whose spares the test plays."""
+
+    def __init__(self, spec) -> None:
+        super().__init__(spec)
+        self.pool: dict[str, ScriptedSpare] = {}
+        self.sent: list[tuple[str, float]] = []
+        self.is_pool_silent = lambda: False
+        self.phases: dict[str, str] = {}
+        plan = self.decide().model_copy(update={"capacity": Capacity.ON_DEMAND, "start_within_seconds": None})
+        facts = {"plan": plan, "action": "run", "reason": "the test says so"}
+        self.log.append(lambda stamp: DecisionEntry(**stamp(epoch=0), **facts))
+        self.plan, self.at_work = plan, self.claim(plan)
+        self.lives(self.at_work)
+
+    def send(self, spare: str, *, deployment: str) -> ScriptedSpare | None:
+        if self.is_pool_silent():
+            return None
+        self.sent.append((spare, self.clock.monotonic()))
+        return self.pool.setdefault(spare, ScriptedSpare())
+
+    def lives(self, claim: Claim, **fields) -> None:
+        super().lives(claim, **fields)
+        beat = self.clock.at_every_poll
+
+        def all_beat() -> None:
+            beat()
+            for spare, phase in self.phases.items():
+                self.say(spare, phase)
+
+        self.clock.at_every_poll = all_beat
+
+    def say(self, spare: str, phase: str, **fields) -> None:
+        counter = int(self.clock.monotonic() * 10)
+        word = SpareWord(spare=spare, counter=counter, phase=phase, beat_at=self.clock.now(), **fields)
+        put_word(self.log.store, self.spec.run_id, word)
+
+    def spare_is(self, seconds: float, phase: str | None, spare: str = "spare0") -> None:
+        """From then on the spare lives in this phase; with None it is silent."""
+
+        def become() -> None:
+            self.phases.pop(spare, None)
+            if phase is not None:
+                self.phases[spare] = phase
+
+        self.clock.at(seconds, become)
+
+    def reports_at(self, seconds: float, reason: StopReason, **fields) -> None:
+        self.clock.at(seconds, lambda: self.report(self.plan, self.at_work, reason, **fields))
+
+    def when_recalled(self, reason: StopReason) -> None:
+        """The attempt answers a recall two polls later."""
+        inner = self.clock.at_every_poll
+
+        def look() -> None:
+            if self.recalls and not read_history(self.log).reports and self.clock.monotonic() > self.recalls[0] + 1:
+                self.report(self.plan, self.at_work, reason)
+            inner()
+
+        self.clock.at_every_poll = look
+
+    def wait_with_spares(self, plan: SegmentPlan | None = None) -> SegmentReport:
+        def fails(operation: str, key: str) -> bool:
+            if self.is_store_away(operation, key):
+                return True
+            if operation == "put" and key.endswith("recall.json"):
+                self.recalls.append(self.clock.monotonic())
+            return False
+
+        log = self.another_log()
+        log.store = FaultyStore(open_store(self.spec.store), fails=fails)
+        return await_report(log, self.spec, plan or self.plan, child=self.child, clock=self.clock, spares=self)
+
+    def order(self, spare: str = "spare0") -> tuple[str, str]:
+        order = order_of(self.log.store, self.spec.run_id, spare)
+        return order.order, order.why
+
+    @property
+    def handovers(self) -> list[str]:
+        return [slot.entry.spare for slot in self.log.refresh().slots if slot.entry.kind == "handover"]
+
+
+@pytest.fixture
+def spared(make_spec) -> Callable[..., Spared]:
+    def make(
+        *, deadline_in: float = 20_000, committed: int | None = 20, start_seconds: float = 900, **policy
+    ) -> Spared:
+        liveness = {"start_seconds": start_seconds}
+        fields = {"steps": 100, "checkpoints": {"every_steps": 10}, "policy": POLICY | policy, "liveness": liveness}
+        run = Spared(make_spec(deadline=START + timedelta(seconds=deadline_in), **fields))
+        if committed is not None:
+            run.commit(run.at_work, committed)
+        return run
+
+    return make
+
+
+def test_a_spare_that_is_wanted_boots_and_takes_over_when_it_is_ready(spared):
+    run = spared()
+    run.spare_is(30, "here")
+    orders: list[str] = []
+    run.clock.at(35, lambda: orders.append(run.order()[0]))
+    run.spare_is(36, "booting")
+    run.spare_is(60, "ready")
+    run.when_recalled(BOUND)
+    assert run.wait_with_spares().stop_reason is BOUND
+    assert run.sent == [("spare0", POLL)]
+    assert orders == ["boot"]
+    assert (run.handovers, run.order()[0], run.pool["spare0"].cancelled) == (["spare0"], "boot", [])
+    assert len(run.recalls) == 1
+    assert 60 <= run.recalls[0] <= 60 + 2 * POLL
+    recall = layout.recall_key(run.spec.run_id, run.at_work.attempt_id)
+    assert run.log.store.get(recall) == b"the spare is ready"
+    decision = decide_next(run.log, run.spec, clock=run.clock)
+    assert (decision.plan.capacity, decision.plan.spare, decision.reason) == (Capacity.SPOT, "spare0", SPOT_AGAIN)
+
+
+def test_the_attempt_on_spot_is_waited_for_like_any_other(spared):
+    run = spared()
+    run.spare_is(30, "ready")
+    run.when_recalled(BOUND)
+    run.wait_with_spares()
+    plan = run.decide()
+    claim = run.claim(plan)
+    run.lives(claim)
+    run.clock.at(300, lambda: run.report(plan, claim, FINISHED))
+    assert run.wait_with_spares(plan).stop_reason is FINISHED
+    assert [name for name, _ in run.sent] == ["spare0"]
+
+
+def test_a_spare_that_is_not_wanted_is_released_and_others_follow_after_growing_pauses(spared):
+    run = spared(committed=None, deadline_in=3000)
+    for number, seconds in enumerate((10, 320, 600)):
+        run.spare_is(seconds, "here", f"spare{number}")
+    run.reports_at(620, FINISHED)
+    run.wait_with_spares()
+    assert run.order("spare0") == run.order("spare1") == ("leave", "not needed: on-demand goes on")
+    assert [name for name, _ in run.sent] == ["spare0", "spare1", "spare2"]
+    # A tenth of the time left after the answers, which came at the poll after the first word.
+    assert run.sent[1][1] == pytest.approx(10 + 299, abs=3 * POLL)
+    assert run.sent[2][1] == pytest.approx(320 + 268, abs=3 * POLL)
+    assert (run.recalls, run.handovers) == ([], [])
+
+
+def test_a_spare_that_goes_silent_while_it_boots_costs_nothing_and_another_is_sent(spared):
+    run = spared(deadline_in=3000)
+    run.spare_is(10, "here")
+    run.spare_is(12, "booting")
+    run.spare_is(20, None)
+    run.reports_at(360, FINISHED)
+    assert run.wait_with_spares().stop_reason is FINISHED
+    assert run.order("spare0") == ("leave", "no sign of life for 30 s")
+    assert [name for name, _ in run.sent] == ["spare0", "spare1"]
+    assert run.sent[1][1] == pytest.approx(50 + 295, abs=5)
+    assert (run.recalls, run.handovers, run.child.asked) == ([], [], [])
+
+
+def test_a_spare_that_says_goodbye_is_believed_at_once(spared):
+    run = spared()
+    run.spare_is(10, "booting")
+    run.clock.at(20, lambda: run.phases.clear() or run.say("spare0", "gone", note="the spare was taken back"))
+    run.clock.at(21, lambda: known.append(run.order()))
+    run.reports_at(30, FINISHED)
+    known: list[tuple[str, str]] = []
+    run.wait_with_spares()
+    assert known == [("leave", "the spare was taken back")]
+
+
+def test_a_spare_whose_flow_run_ended_before_it_came_is_given_up(spared):
+    run = spared()
+    run.clock.at(10, lambda: setattr(run.pool["spare0"], "state", "Crashed"))
+    run.clock.at(20, lambda: known.append(run.order()))
+    run.reports_at(30, FINISHED)
+    known: list[tuple[str, str]] = []
+    run.wait_with_spares()
+    assert known == [("leave", "its flow run ended as Crashed")]
+
+
+def test_a_spare_that_never_gets_booted_is_released(spared):
+    run = spared(start_seconds=60)
+    run.spare_is(10, "booting")
+    run.reports_at(80, FINISHED)
+    run.wait_with_spares()
+    assert run.order("spare0") == ("leave", "it did not boot within 60 s")
+
+
+def test_a_spare_that_waits_on_the_pool_is_cancelled_when_the_attempt_ends(spared):
+    run = spared()
+    run.reports_at(100, FINISHED)
+    run.wait_with_spares()
+    assert run.order() == ("leave", "on-demand has ended")
+    assert run.pool["spare0"].cancelled == ["on-demand has ended"]
+
+
+def test_a_parent_that_is_stopped_releases_its_spare(spared):
+    run = spared()
+
+    def stop() -> None:
+        raise KeyboardInterrupt
+
+    run.clock.at(50, stop)
+    with pytest.raises(KeyboardInterrupt):
+        run.wait_with_spares()
+    assert run.order()[0] == "leave"
+    assert len(run.pool["spare0"].cancelled) == 1
+
+
+class Killed(BaseException):
+    """Stands for SIGKILL: whoever is hit by it does nothing more to the store."""
+
+
+def kill_parent(run: Spared, seconds: float) -> None:
+    def kill() -> None:
+        run.is_store_away = lambda operation, key: True
+        raise Killed
+
+    run.clock.at(seconds, kill)
+    with pytest.raises(Killed):
+        run.wait_with_spares()
+    run.is_store_away = lambda operation, key: False
+    for spare in run.pool.values():
+        spare.cancelled.clear()
+
+
+@pytest.mark.parametrize("phase", [None, "here", "booting"])
+def test_a_parent_that_is_killed_and_started_again_adopts_the_spare(spared, phase):
+    run = spared()
+    run.spare_is(20, phase)
+    kill_parent(run, 25)
+    run.spare_is(60, "ready")
+    run.when_recalled(BOUND)
+    assert run.wait_with_spares().stop_reason is BOUND
+    assert [name for name, _ in run.sent] == ["spare0", "spare0"]
+    assert run.handovers == ["spare0"]
+
+
+def test_a_parent_that_was_killed_before_the_recall_goes_on_with_the_hand_over(spared):
+    run = spared()
+    run.spare_is(20, "ready")
+    run.is_store_away = lambda operation, key: operation == "put" and key.endswith("recall.json")
+    kill_parent(run, 40)
+    run.when_recalled(BOUND)
+    assert run.wait_with_spares().stop_reason is BOUND
+    assert (run.handovers, len(run.recalls)) == (["spare0"], 1)
+
+
+def test_a_parent_that_is_started_again_does_not_send_a_new_spare_at_once_after_one_that_was_released(spared):
+    run = spared(committed=None, deadline_in=3000)
+    run.spare_is(10, "here")
+    kill_parent(run, 30)
+    run.reports_at(340, FINISHED)
+    run.wait_with_spares()
+    assert [name for name, _ in run.sent] == ["spare0", "spare1"]
+    assert run.sent[1][1] == pytest.approx(30 + 297, abs=5)
+
+
+def test_a_spare_that_dies_after_the_recall_costs_one_changeover_and_the_run_goes_on(spared):
+    run = spared()
+    run.spare_is(20, "ready")
+    run.when_recalled(BOUND)
+    run.wait_with_spares()
+    run.phases.clear()
+    run.child.state = "Crashed"
+    plan = run.decide()
+    report = run.wait_with_spares(plan)
+    assert (plan.spare, report.stop_reason, report.lost_steps) == ("spare0", LOST, 0)
+    after = decide_next(run.log, run.spec, clock=run.clock)
+    assert (after.plan.spare, after.plan.parent.step) == (None, 20)
+
+
+def test_an_attempt_that_dies_while_it_hands_over_leaves_the_run_to_the_spare(spared):
+    run = spared()
+    run.spare_is(20, "ready")
+    run.when_recalled(LOST)
+    run.wait_with_spares()
+    assert run.decide().spare == "spare0"
+
+
+def test_an_attempt_that_finishes_while_it_hands_over_ends_the_run(spared):
+    run = spared()
+    run.spare_is(20, "ready")
+    run.clock.at(20, lambda: run.commit(run.at_work, 100))
+    run.when_recalled(FINISHED)
+    assert run.wait_with_spares().stop_reason is FINISHED
+    assert decide_next(run.log, run.spec, clock=run.clock).action == "finished"
+
+
+def test_an_orchestrator_that_does_not_answer_is_asked_again_for_the_same_spare(spared):
+    run = spared()
+    run.is_pool_silent = lambda: run.clock.monotonic() < 25
+    run.reports_at(100, FINISHED)
+    run.wait_with_spares()
+    assert run.sent == [("spare0", pytest.approx(30, abs=2))]
+
+
+def test_trouble_with_the_spares_objects_does_not_disturb_the_attempt(spared):
+    run = spared()
+    run.is_store_away = lambda operation, key: "/spares/" in key
+    run.reports_at(100, FINISHED)
+    assert run.wait_with_spares().stop_reason is FINISHED
+    assert run.sent == []
+
+
+def test_a_dead_attempt_is_noticed_while_the_spares_objects_cannot_be_read(spared):
+    run = spared()
+    run.is_store_away = lambda operation, key: "/spares/" in key
+    run.lives(run.at_work, until=50)
+    assert run.wait_with_spares().stop_reason is LOST
+    assert run.clock.monotonic() < 90
+
+
+# 800 s of work: the clamp needs 800 + 2 * 60 + 100 + 15 + 12 = 1047, and the recall another 27.
+@pytest.mark.parametrize(("deadline_in", "is_sent"), [(1060, False), (1090, True)])
+def test_no_spare_is_sent_that_could_not_take_over_any_more(spared, deadline_in, is_sent):
+    run = spared(deadline_in=deadline_in)
+    run.reports_at(5, FINISHED)
+    run.wait_with_spares()
+    assert bool(run.sent) is is_sent
+
+
+@pytest.mark.parametrize(("step_seconds", "is_sent"), [(10.0, True), (12.0, False)])
+def test_the_attempts_own_rate_counts_when_it_is_slower_than_the_prior(spared, step_seconds, is_sent):
+    run = spared(deadline_in=1150)
+    run.lives(run.at_work, step_seconds=step_seconds)
+    run.reports_at(5, FINISHED)
+    run.wait_with_spares()
+    assert bool(run.sent) is is_sent
+
+
+def test_a_spare_that_is_ready_too_late_is_released(spared):
+    run = spared(deadline_in=1500)
+    run.spare_is(10, "booting")
+    run.spare_is(450, "ready")
+    run.reports_at(460, FINISHED)
+    run.wait_with_spares()
+    assert (run.handovers, run.recalls) == ([], [])
+    assert run.order() == ("leave", "not needed: the slack does not cover going back to spot any more")
+
+
+@pytest.mark.parametrize("policy", [{"name": "greedy"}, {"handover": False}])
+def test_who_does_not_come_back_sends_no_spare(spared, policy):
+    run = spared(**policy)
+    run.reports_at(30, FINISHED)
+    run.wait_with_spares()
+    assert run.sent == []
+
+
+def test_a_spare_hears_from_its_parent_twice_a_lease(spared):
+    run = spared()
+    run.spare_is(10, "booting")
+    run.reports_at(200, FINISHED)
+    counters: list[int] = []
+    for seconds in range(20, 200, 16):
+        run.clock.at(seconds, lambda: counters.append(order_of(run.log.store, run.spec.run_id, "spare0").counter))
+    run.wait_with_spares()
+    assert counters == sorted(set(counters))
+
+
+def test_a_run_that_is_over_leaves_no_spare_on_the_pool(spared):
+    run = spared()
+    kill_parent(run, 20)
+    release_leftover(run.log, pool=run)
+    assert run.order() == ("leave", "the run is over")
+    assert run.pool["spare0"].cancelled == ["the run is over"]
+    sent = len(run.sent)
+    release_leftover(run.log, pool=run)
+    assert len(run.sent) == sent

@@ -1,0 +1,71 @@
+"""Whatever spot does, the deadline is met, no step is lost for good, and the run is the one that would have been."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from segue.clock import SystemClock
+from segue.controller import open_run
+from segue.entries import DecisionEntry
+from segue.history import History, read_history
+from segue.records import Capacity, SegmentPlan, VerdictKind
+from segue.spec import RunSpec
+from tests.spares.weather import World
+
+STEPS = 1200
+RECIPE = {"steps": STEPS, "checkpoints": {"every_steps": 50}}
+POLICIES = ("uniform_progress", "slack_age", "plan")
+NUMBERS = {"step_seconds": 0.01, "changeover_seconds": 4, "detection_seconds": 8}
+
+
+def state_of(history: History) -> dict[str, str]:
+    """Of everything but the setup, which holds the config."""
+    digests = history.newest.manifest.components
+    return {name: digest for name, digest in digests.items() if not name.startswith("setup")}
+
+
+@pytest.fixture(scope="module")
+def undisturbed(nursery, tmp_path_factory) -> dict[str, str]:
+    fields = {"run_id": "undisturbed", "recipe": "segue.testing.recipes:tiny", "threads": 1}
+    fields |= {"store": {"url": str(tmp_path_factory.mktemp("reference"))}, "continuity": {"fire_drill": "off"}}
+    spec = RunSpec.parse(fields | RECIPE)
+    runlog = open_run(spec, clock=SystemClock())
+    nursery.run_to_the_end(runlog, spec)
+    return state_of(read_history(runlog))
+
+
+def begin_on_demand(spec, runlog) -> None:
+    """As a run does whose first wait for spot was in vain."""
+    plan = SegmentPlan(segment=0, attempt=1, capacity=Capacity.ON_DEMAND, deployment=spec.pools.on_demand)
+    facts = {"plan": plan, "action": "run", "reason": "no spot to be had"}
+    runlog.append(lambda stamp: DecisionEntry(**stamp(epoch=0), **facts))
+
+
+SEEDS = [1, 7, *(pytest.param(seed, marks=pytest.mark.matrix) for seed in range(100, 128))]
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_every_script_of_preemptions_meets_the_deadline_and_ends_in_the_undisturbed_state(
+    seed, nursery, make_spec, open_log, undisturbed
+):
+    deadline = datetime.now(UTC) + timedelta(seconds=90)
+    spec = make_spec(
+        run_id=f"weather-{seed}",
+        deadline=deadline,
+        config={"pause_seconds": 0.005},
+        policy=NUMBERS | {"name": POLICIES[seed % len(POLICIES)], "max_lost_in_place": 100},
+        liveness={"heartbeat_seconds": 0.2, "lease_seconds": 8, "start_seconds": 8},
+        **RECIPE,
+    )
+    runlog = open_log(spec)
+    if seed % 2:
+        begin_on_demand(spec, runlog)
+    ended = World(spec, runlog, nursery, seed=seed).run()
+    history = read_history(runlog.reload())
+    told = [f"{entry.reason}" for entry in history.decisions]
+    assert ended.action == "finished", told
+    assert history.decisions[-1].written_at < deadline, told
+    assert state_of(history) == undisturbed
+    assert VerdictKind.BROKEN not in {attempt.verdict.kind for attempt in history.attempts if attempt.verdict}

@@ -1,0 +1,197 @@
+"""A spot pool without Prefect: machines that come and go by a script, with real trainers and real spares on them."""
+
+from __future__ import annotations
+
+import multiprocessing as mp
+import os
+import random
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from segue.clock import SystemClock
+from segue.controller import decide_next
+from segue.deadline.decide import Decision
+from segue.local import account_for
+from segue.records import Capacity, SegmentPlan
+from segue.runlog import RunLog
+from segue.spares.servant import Servant, Taken
+from segue.spec import RunSpec
+from segue.stores import open_store
+from segue.testing.faulty_store import FaultyStore
+from segue.trainer.assignment import Assignment
+from segue.trainer.launch_folder import LaunchFolder
+from segue.watch import await_report
+from tests.nursery import Nursery
+
+_POLL_SECONDS = 0.02
+
+
+class Weather:
+    """When spot is up, drawn from a seed: spells of a few seconds, as hours are to a real run."""
+
+    def __init__(self, seed: int, *, up_seconds: float = 8.0, down_seconds: float = 6.0) -> None:
+        chance = random.Random(seed)
+        self._begun = time.monotonic()
+        self._turns: list[float] = []
+        self._starts_up = chance.random() < 0.5
+        at, is_up = 0.0, self._starts_up
+        while at < 600:
+            at += chance.expovariate(1 / (up_seconds if is_up else down_seconds))
+            self._turns.append(at)
+            is_up = not is_up
+
+    def is_up(self) -> bool:
+        gone = time.monotonic() - self._begun
+        return self._starts_up is (sum(turn <= gone for turn in self._turns) % 2 == 0)
+
+
+class ForkedSpare:
+    """`segue.trainer.launch.SpareProcess`, forked from the nursery."""
+
+    def __init__(self, context: mp.context.ForkServerContext, spec: RunSpec) -> None:
+        self._folder = LaunchFolder.make_spare(spec)
+        self.process = context.Process(target=_be_a_spare, args=(str(self._folder.path),), daemon=True)
+        self.process.start()
+
+    def poll(self) -> int | None:
+        return self.process.exitcode
+
+    def is_booted(self) -> bool:
+        return self._folder.has_booted(1)
+
+    def take(self, assignment: Assignment) -> None:
+        self._folder.give(assignment)
+
+    def kill(self) -> None:
+        self.process.kill()
+
+    def wait(self, timeout_seconds: float | None = None) -> int | None:
+        self.process.join(timeout_seconds)
+        self._folder.remove()
+        return self.process.exitcode
+
+
+class Machine(threading.Thread):
+    """One flow run: it waits for capacity, works, and is killed when spot goes down. Keeps the orchestrator's part."""
+
+    def __init__(self, world: World, *, is_spot: bool, work: Callable[[Machine], None]) -> None:
+        super().__init__(daemon=True)
+        self._world, self._is_spot, self._work = world, is_spot, work
+        self._state: str | None = None
+        self.has_vanished = False
+        self._cancelled = threading.Event()
+        self.start()
+
+    def ended_as(self) -> str | None:
+        return self._state
+
+    def cancel(self, why: str) -> None:
+        self._cancelled.set()
+
+    def mark_lost(self, why: str) -> None:
+        self._cancelled.set()
+
+    @property
+    def is_gone(self) -> bool:
+        return self._is_spot and not self._world.weather.is_up()
+
+    def run(self) -> None:
+        while self.is_gone:
+            if self._cancelled.wait(_POLL_SECONDS):
+                self._state = "Cancelled"
+                return
+        try:
+            self._work(self)
+            self._state = "Completed"
+        except VanishedError:
+            self._state = "Crashed"
+
+    def why_to_leave(self) -> str | None:
+        if self.is_gone and self._world.is_warned():
+            return "the spare was taken back"
+        if self.is_gone:
+            self.has_vanished = True
+            raise VanishedError
+        return "cancelled" if self._cancelled.is_set() else None
+
+    def watch(self, process: mp.process.BaseProcess) -> None:
+        while process.is_alive():
+            if self.is_gone or self._cancelled.is_set():
+                process.kill()
+            time.sleep(_POLL_SECONDS)
+        process.join()
+
+
+class World:
+    """Steers one run to its end over machines that come and go; the pool of its spares, too."""
+
+    def __init__(self, spec: RunSpec, runlog: RunLog, nursery: Nursery, *, seed: int) -> None:
+        self.spec, self.runlog, self._nursery = spec, runlog, nursery
+        self.weather = Weather(seed)
+        self._chance = random.Random(seed)
+        self._spares: dict[str, Machine] = {}
+        self._context = mp.get_context("forkserver")
+
+    def is_warned(self) -> bool:
+        """Whether a spare that is taken back is told so."""
+        return self._chance.random() < 0.5
+
+    def run(self) -> Decision:
+        clock = SystemClock()
+        while True:
+            decision = decide_next(self.runlog, self.spec, clock=clock)
+            plan = decision.plan
+            if plan is None:
+                return decision
+            child = self._spares[plan.spare] if plan.spare is not None else self._machine_for(plan)
+            await_report(self.runlog, self.spec, plan, child=child, clock=clock, spares=self)
+
+    def send(self, spare: str, *, deployment: str) -> Machine:
+        if spare not in self._spares:
+            self._spares[spare] = Machine(self, is_spot=True, work=lambda machine: self._serve(machine, spare))
+        return self._spares[spare]
+
+    def _machine_for(self, plan: SegmentPlan) -> Machine:
+        def work(machine: Machine) -> None:
+            process = self._nursery.start(self.spec, plan)
+            machine.watch(process)
+            if not machine.is_gone:
+                account_for(self._log(), plan, exit_code=process.exitcode)
+
+        return Machine(self, is_spot=plan.capacity is Capacity.SPOT, work=work)
+
+    def _serve(self, machine: Machine, spare: str) -> None:
+        booted: list[ForkedSpare] = []
+
+        def boot() -> ForkedSpare:
+            booted.append(ForkedSpare(self._context, self.spec))
+            return booted[0]
+
+        log = self._log()
+        log.store = FaultyStore(log.store, fails=lambda operation, key: machine.has_vanished)
+        servant = Servant(log, self.spec, spare, boot=boot, clock=SystemClock())
+        taken = servant.serve(machine.why_to_leave)
+        if isinstance(taken, Taken):
+            machine.watch(booted[0].process)
+            booted[0].wait()
+
+    def _log(self) -> RunLog:
+        return RunLog(open_store(self.spec.store), self.spec.run_id)
+
+
+class VanishedError(Exception):
+    """A machine that is gone without a word."""
+
+
+def _be_a_spare(folder: str) -> None:
+    sys.argv = ["segue.trainer.child", folder]
+    os.setsid()
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    sys.stderr = Path(os.devnull).open("w")  # noqa: SIM115 - lives as long as the process
+    from segue.trainer import child
+
+    os._exit(child.main())

@@ -1,0 +1,110 @@
+"""A spare's trainer: booted before there is anything to do, gone without a trace when there never is."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from segue.clock import SystemClock
+from segue.controller import decide_next
+from segue.history import read_history
+from segue.trainer.assignment import Assignment, ExitCode
+from segue.trainer.launch import launch_spare
+
+OWNER = """
+import sys, time
+from segue.spec import RunSpec
+from segue.trainer.launch import launch_spare
+trainer = launch_spare(RunSpec.model_validate_json(sys.argv[1]))
+while not trainer.is_booted():
+    time.sleep(0.05)
+print(trainer.pid, trainer._folder.path, flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.fixture
+def boot():
+    """Starts a spare's trainer and waits until it is booted; nothing of it outlives the test."""
+    started = []
+
+    def start(spec, *, until_booted: bool = True):
+        lines = []
+        trainer = launch_spare(spec, on_line=lines.append)
+        started.append(trainer)
+        give_up_at = time.monotonic() + 90
+        while until_booted and not trainer.is_booted():
+            assert trainer.poll() is None, "\n".join(lines)
+            assert time.monotonic() < give_up_at, "\n".join(lines)
+            time.sleep(0.05)
+        return trainer, lines
+
+    yield start
+    for trainer in started:
+        trainer.kill()
+        trainer.wait(30)
+
+
+def test_a_booted_trainer_takes_its_assignment_and_trains_what_any_other_would(boot, make_spec, open_log, nursery):
+    spec = make_spec()
+    runlog = open_log(spec)
+    trainer, lines = boot(spec)
+    assert read_history(runlog).attempts == ()
+    plan = decide_next(runlog, spec, clock=SystemClock()).plan
+    given_at = time.monotonic()
+    trainer.take(Assignment(spec=spec, plan=plan, flow_run_id="flow"))
+    while not read_history(runlog).attempts:
+        assert time.monotonic() - given_at < 30, "\n".join(lines)
+        time.sleep(0.02)
+    assert trainer.wait(60) == ExitCode.FINISHED, "\n".join(lines)
+    (attempt,) = read_history(runlog).attempts
+    assert (attempt.claim.flow_run_id, attempt.claim.trainer_pid) == ("flow", trainer.pid)
+    usual = make_spec(run_id="usual")
+    nursery.run_attempt(open_log(usual), usual)
+    trained, expected = (read_history(open_log(s)).newest.manifest.components for s in (spec, usual))
+    assert trained == expected
+
+
+def test_a_notice_ends_a_trainer_that_waits_and_the_run_is_untouched(boot, make_spec, open_log):
+    spec = make_spec()
+    runlog = open_log(spec)
+    trainer, lines = boot(spec)
+    trainer.give_notice()
+    assert trainer.wait(30) == ExitCode.NOTICE, "\n".join(lines)
+    assert [slot.entry.kind for slot in runlog.refresh().slots] == ["open"]
+
+
+def test_a_recipe_that_cannot_be_imported_ends_the_boot_and_says_why(boot, make_spec):
+    trainer, lines = boot(make_spec(recipe="tests.no_such_module:build"), until_booted=False)
+    assert trainer.wait(60) == ExitCode.USAGE, "\n".join(lines)
+    assert any("no module 'tests.no_such_module'" in line for line in lines)
+
+
+def test_a_trainer_that_waits_ends_with_the_process_that_started_it_and_leaves_no_folder(make_spec, tmp_path):
+    command = [sys.executable, "-c", OWNER, make_spec().model_dump_json()]
+    owner = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    try:
+        pid, folder = owner.stdout.readline().split()
+        owner.send_signal(signal.SIGKILL)
+        owner.wait(30)  # Whoever supervises it reaps it.
+        give_up_at = time.monotonic() + 30
+        while is_alive(int(pid)):
+            assert time.monotonic() < give_up_at, "it did not end"
+            time.sleep(0.05)
+    finally:
+        owner.kill()
+        owner.communicate()
+    assert not Path(folder).exists()
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE  # Nobody may be there to reap it.
+    except psutil.NoSuchProcess:
+        return False
