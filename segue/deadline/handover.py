@@ -13,7 +13,7 @@ from segue.spec import RunSpec
 
 SPOT_AGAIN = "spot again: the spare is ready; on-demand commits and hands over"
 
-_COME_BACK = ("plan", "uniform_progress", "slack_age", "time_sliced")
+COME_BACK = ("plan", "uniform_progress", "slack_age", "time_sliced")
 """The policies that ever leave on-demand; the others stay there to the end."""
 _PAUSES_SECONDS = (600.0, 1200.0, 2400.0)
 """Until a spare is sent again after one that came to nothing; the last goes on."""
@@ -23,7 +23,7 @@ _LONGEST_SHARE = 0.1
 
 def may_come_back(spec: RunSpec) -> bool:
     """Whether a run on on-demand may return to spot at all."""
-    return spec.deadline is not None and spec.policy.handover and spec.policy.name in _COME_BACK
+    return spec.deadline is not None and spec.policy.handover and spec.policy.name in COME_BACK
 
 
 def is_worth_a_spare(here: Situation) -> bool:

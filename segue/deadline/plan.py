@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import ClassVar
 
 import numpy as np
 
@@ -14,7 +15,7 @@ from segue.deadline.view import Floats, Job, View, Wishes
 _GRID = 1.5
 """Between two factors that tables are solved for: a hazard off by a quarter costs less than the noise of one run."""
 _COARSEST_SECONDS = 600.0
-_SLACK_STEPS, _STEPS = 60, 800
+_SLACK_STEPS, _BOOT_STEPS, _STEPS = 60, 12, 800
 
 
 @dataclass(frozen=True)
@@ -25,6 +26,8 @@ class Plan:
     """How many ended spells the published hazards count for against the run's own."""
     reach: float = 4.0
     """The largest factor by which a run's own hazards may differ from the published ones."""
+
+    comes_back: ClassVar[bool] = True
 
     def choose(self, view: View) -> Wishes:
         up, down = (self._rounded(values) for values in factors(view.seen, weight=self.prior_weight))
@@ -57,4 +60,5 @@ def table_for(job: Job, up_factor: float, down_factor: float, *, with_costs: boo
 def _step_seconds(job: Job) -> float:
     """Fine enough to tell slacks apart, coarse enough to be solved at once."""
     slack = max(job.total_seconds - job.work_seconds, job.total_seconds / 100)
-    return max(min(_COARSEST_SECONDS, slack / _SLACK_STEPS), job.total_seconds / _STEPS)
+    finest = max(job.total_seconds / _STEPS, job.changeover_seconds / _BOOT_STEPS)
+    return max(min(_COARSEST_SECONDS, slack / _SLACK_STEPS), finest)

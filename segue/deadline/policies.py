@@ -8,7 +8,7 @@ hand-over is on.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 import numpy as np
 
@@ -19,12 +19,19 @@ from segue.deadline.view import Flags, Mode, View, Wishes
 class Policy(Protocol):
     """Chooses where to be from now on, for each run of a view."""
 
+    @property
+    def comes_back(self) -> bool:
+        """Whether it ever leaves on-demand again: only then it is worth to look for spot from there."""
+        ...
+
     def choose(self, view: View) -> Wishes: ...
 
 
 @dataclass(frozen=True)
 class OnDemandOnly:
     """The baseline in cost and the safest."""
+
+    comes_back: ClassVar[bool] = False
 
     def choose(self, view: View) -> Wishes:
         return np.full(view.mode.shape, Mode.ON_DEMAND, np.int8)
@@ -33,6 +40,8 @@ class OnDemandOnly:
 @dataclass(frozen=True)
 class SpotOnly:
     """The baseline without a safety net of its own; the clamp still overrules it."""
+
+    comes_back: ClassVar[bool] = False
 
     def choose(self, view: View) -> Wishes:
         return np.full(view.mode.shape, Mode.SPOT, np.int8)
@@ -46,6 +55,8 @@ class Threshold:
     slack_share: float = 0.1
     """Of the time left."""
 
+    comes_back: ClassVar[bool] = False
+
     def choose(self, view: View) -> Wishes:
         is_short = view.slack_seconds < self.slack_share * view.remaining_seconds
         return _on_demand_if(_stays(view) | (view.preemptions >= self.preemptions) | is_short)
@@ -54,6 +65,8 @@ class Threshold:
 @dataclass(frozen=True)
 class Greedy:
     """Spot until the safety net: idle and R < C + 2d, then on-demand to the end ("Can't Be Late", NSDI 2024)."""
+
+    comes_back: ClassVar[bool] = False
 
     def choose(self, view: View) -> Wishes:
         return _on_demand_if(_stays(view) | ((view.mode == Mode.IDLE) & _is_net_reached(view)))
@@ -64,6 +77,8 @@ class TimeSliced:
     """Greedy within each of some equal slices of the time, each with its share of the work (NSDI 2024, 4.2)."""
 
     slices: int = 4
+
+    comes_back: ClassVar[bool] = True
 
     def choose(self, view: View) -> Wishes:
         job = view.job
@@ -83,6 +98,8 @@ class UniformProgress:
     Idle and behind the line: on-demand, which is kept until ahead by two changeovers (the hysteresis). Once on spot:
     kept until preempted. Then the safety net.
     """
+
+    comes_back: ClassVar[bool] = True
 
     def choose(self, view: View) -> Wishes:
         job = view.job
@@ -105,6 +122,8 @@ class SlackAge:
     wait_share: float = 0.25
     pays_for: float = 1.0
 
+    comes_back: ClassVar[bool] = True
+
     def choose(self, view: View) -> Wishes:
         job = view.job
         up_left, down_left = mean_left_seconds(view.spell_seconds)
@@ -121,6 +140,10 @@ class Capped:
 
     policy: Policy
     preemptions: int = 3
+
+    @property
+    def comes_back(self) -> bool:
+        return self.policy.comes_back
 
     def choose(self, view: View) -> Wishes:
         capped = view.preemptions >= self.preemptions

@@ -160,7 +160,8 @@ class _Runs:
         active = self.work > 0
         self.spare[~now] = np.inf  # Dies as it boots: on-demand goes on.
         away = self.mode == Mode.ON_DEMAND
-        self.sight.look(now, active=active, away=away, has_spare=away & np.isfinite(self.spare))
+        looks = active if self._policy.comes_back else active & ~away
+        self.sight.look(now, active=looks, away=away, has_spare=away & np.isfinite(self.spare))
         self.now = now
 
     def _die(self, gone: Flags) -> None:

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from segue.deadline.choice import POLICIES, named_policy
+from segue.deadline.handover import COME_BACK
 from segue.deadline.policies import Capped, Greedy, SpotOnly, UniformProgress
 from segue.deadline.view import Job, Mode, Spells, View
 
@@ -77,6 +78,13 @@ def test_slack_over_age_leaves_on_demand_only_for_spells_that_pay_for_the_way():
     job = Job(total_seconds=20 * HOUR, work_seconds=10 * HOUR, changeover_seconds=1.2 * HOUR)
     seen = view(job=job, mode=ON_DEMAND, spell_seconds=[0.0, 20 * HOUR])
     assert list(named_policy("slack_age").choose(seen)) == [ON_DEMAND, SPOT]
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_spares_are_sent_for_the_policies_that_come_back_from_on_demand(name):
+    assert named_policy(name).comes_back is (name in COME_BACK)
+    rich = view(mode=ON_DEMAND, work_seconds=4 * HOUR, spell_seconds=30 * HOUR)
+    assert bool(named_policy(name).choose(rich)[0] == SPOT) is (name in COME_BACK or name == "spot_only")
 
 
 @pytest.mark.parametrize("name", POLICIES)
