@@ -6,13 +6,20 @@ PYTHON ?= python3
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
-.PHONY: demo test matrix lint types format setup clean
+# A folder has the name of the second.
+.PHONY: demo test units flows matrix lint types format setup clean
 
 demo: setup
 	$(BIN)/segue demo
 
+# Flow tests wait more than they work, so the others run beside them, and give way to them.
 test: lint types
-	$(BIN)/python -m pytest -n 2 --ignore tests/flows
+	$(MAKE) --jobs 2 flows units
+
+units: setup
+	nice -n 10 $(BIN)/python -m pytest -n 2 --ignore tests/flows
+
+flows: setup
 	$(BIN)/python -m pytest tests/flows
 
 matrix: setup

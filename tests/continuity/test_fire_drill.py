@@ -6,6 +6,7 @@ import time
 from contextlib import suppress
 
 import psutil
+import pytest
 
 from segue.clock import SystemClock
 from segue.controller import decide_next
@@ -60,6 +61,7 @@ def test_state_that_nobody_registered_stops_the_run_at_its_first_commit(nursery,
     assert (decision.action, decision.reason) == ("broken", f"the fire drill: {drill.verdict.findings[0].sentence}")
 
 
+@pytest.mark.matrix
 def test_with_warn_the_run_trains_on_and_a_sound_one_is_proven_once(nursery, make_spec, open_log, tmp_path):
     for run_id, fault, kind in [("faulty", "unregistered_counter", "broken"), ("sound", "none", "exact")]:
         spec = drilled(make_spec, tmp_path, fault, fire_drill="warn").model_copy(update={"run_id": run_id})

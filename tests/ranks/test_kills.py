@@ -10,7 +10,7 @@ from segue.history import read_history
 from segue.records import StopReason, VerdictKind
 from tests.ranks.habits import read_all
 
-KILLS = 6
+KILLS = 3
 RANKS = 3
 
 

@@ -126,7 +126,9 @@ def test_what_all_ranks_hold_is_stored_once_and_by_all_of_them(ranks_nursery, ma
     assert max(images[3]) < 0.45 * alone
 
 
-@pytest.mark.parametrize("sharded", [False, True], ids=["replicated", "sharded"])
+@pytest.mark.parametrize(
+    "sharded", [False, pytest.param(True, marks=pytest.mark.matrix)], ids=["replicated", "sharded"]
+)
 def test_ranks_that_get_no_sample_of_a_short_batch_do_not_change_what_is_learned(
     ranks_nursery, make_spec, open_log, sharded
 ):

@@ -94,7 +94,9 @@ def committed(ranks_nursery, make_spec, open_log):
 
 
 @pytest.mark.parametrize(
-    ("recipe", "config"), [("noisy", {}), ("even", {"sharded": True})], ids=["replicated", "sharded"]
+    ("recipe", "config"),
+    [pytest.param("noisy", {}, marks=pytest.mark.matrix), ("even", {"sharded": True})],
+    ids=["replicated", "sharded"],
 )
 def test_however_ranks_stage_and_store_they_commit_the_same_state(committed, recipe, config):
     manifests, states = committed("plain", recipe, config)

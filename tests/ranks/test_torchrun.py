@@ -53,6 +53,7 @@ def processes_of(trainer):
     return [root, *root.children(recursive=True)]
 
 
+@pytest.mark.matrix
 def test_a_notice_reaches_all_ranks_and_the_run_is_finished_from_where_they_stopped(start, make_spec):
     trainer, runlog, plan = start(make_spec(**RECIPE | LONG))
     everything = processes_of(trainer)
