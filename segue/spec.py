@@ -147,6 +147,13 @@ class PolicySpec(Value):
         5, ge=1, description="Attempts that may die without a commit in a row before the run stops as hopeless."
     )
 
+    @property
+    def preemption_bound(self) -> int | None:
+        """Preemptions after which on-demand makes the rest; None: no bound."""
+        own = int(self.parameters.get("preemptions", 3)) if self.name == "threshold" else None
+        given = [bound for bound in (own, self.max_preemptions) if bound is not None]
+        return min(given, default=None)
+
     @model_validator(mode="after")
     def _knows_its_parameters(self) -> Self:
         if self.parameters:

@@ -12,6 +12,7 @@ from segue.deadline.estimates import Situation, situation
 from segue.deadline.handover import SPOT_AGAIN, handover_to
 from segue.deadline.pools import PoolChoice, choose_pool
 from segue.deadline.rollbacks import reason_to_give_up, skips_of, what_is_made_good
+from segue.deadline.spells import preemptions
 from segue.history import History
 from segue.records import Capacity, CheckpointRef, SegmentPlan, SegmentReport, VerdictKind
 from segue.spec import RunSpec
@@ -98,6 +99,11 @@ def _without_policy(spec: RunSpec, history: History, here: Situation) -> tuple[C
         return last.capacity, f"again on {last.capacity}: the recipe raised, which no other capacity mends"
     if spec.policy.name == "on_demand_only":
         return Capacity.ON_DEMAND, "on-demand: the policy is on_demand_only"
+    bound, deaths = spec.policy.preemption_bound, preemptions(history)
+    if bound is not None and deaths >= bound:
+        return Capacity.ON_DEMAND, f"on-demand: {deaths} preemptions, and {bound} are allowed on spot"
+    if spec.pools.price_ratio <= 1:
+        return Capacity.ON_DEMAND, "on-demand: no spot pool is cheaper"
     if clamp.is_late(here):
         missing = here.changeover_seconds + (here.work_seconds or 0.0) - (here.remaining_seconds or 0.0)
         return Capacity.ON_DEMAND, f"on-demand, and late all the same: {_span(missing)} more is needed than is left"

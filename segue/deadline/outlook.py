@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import datetime
+from itertools import takewhile
 
 import numpy as np
 
@@ -12,7 +13,7 @@ from segue.deadline.estimates import Situation
 from segue.deadline.hazards import DOWN_RATES, UNSEEN_SECONDS, UP_RATES, expected_ends
 from segue.deadline.plan import Plan
 from segue.deadline.policies import Capped, Policy
-from segue.deadline.spells import down_since, preemptions, spells
+from segue.deadline.spells import gap_of, preemptions, spells
 from segue.deadline.view import Floats, Job, Mode, Spells, View
 from segue.history import History
 from segue.spec import RunSpec
@@ -22,18 +23,29 @@ _LOOKS = 96
 
 
 def job_of(spec: RunSpec, history: History, here: Situation, *, now: datetime) -> Job | None:
-    """What a policy has to plan for; None without a deadline, or while the work is unmeasured."""
-    if spec.deadline is None or here.work_seconds is None:
+    """What a policy has to plan for; None without a deadline, or while the work is unmeasured.
+
+    PLAN looks ahead only: its job is what is left. The others compare with where the run should be by now, counted
+    from its start, or from when a person started it again.
+    """
+    if spec.deadline is None or here.work_seconds is None or here.remaining_seconds is None:
         return None
-    begun = min((entry.written_at for entry in history.decisions if entry.action == "run"), default=now)
-    left = max(spec.steps - history.committed_step, 1)
+    total, work = here.remaining_seconds, here.work_seconds
+    if spec.policy.name != "plan":
+        since = list(takewhile(lambda entry: entry.action == "run", reversed(history.decisions)))
+        first = since[-1] if since else None
+        from_step = first.plan.parent.step if first and first.plan and first.plan.parent else 0
+        left = max(spec.steps - history.committed_step, 1)
+        total = (spec.deadline - (first.written_at if first else now)).total_seconds()
+        work = work / left * max(spec.steps - from_step, left)
     return Job(
-        total_seconds=max((spec.deadline - begun).total_seconds(), 1.0),
-        work_seconds=here.work_seconds / left * spec.steps,
+        total_seconds=max(total, 1.0),
+        work_seconds=max(work, 1e-3),
         changeover_seconds=here.expected_changeover_seconds,
         price_ratio=spec.pools.price_ratio,
         knowledge="sentinel" if spec.policy.handover else "blind",
         handover=spec.policy.handover,
+        may_return=spec.policy.handover,
     )
 
 
@@ -59,9 +71,11 @@ def outlook(
         return None
     patience = spec.liveness.start_seconds
     offsets = np.linspace(0.0, min(patience, max(here.remaining_seconds, 0.0)), _LOOKS)
-    since = down_since(history, deployment)
-    age = max((now - since).total_seconds(), 0.0) if since else UNSEEN_SECONDS
-    view = _view(history, here, job, mode=Mode.IDLE, is_up=since is None, ages=offsets + age, offsets=offsets)
+    gap = gap_of(history, deployment)
+    age = UNSEEN_SECONDS if gap is None else max((now - gap.begun_at).total_seconds(), 0.0)
+    if gap is not None and (now - gap.seen_until).total_seconds() > max(2 * spec.liveness.lease_seconds, 60.0):
+        age = min(age, UNSEEN_SECONDS)  # Nobody has looked since.
+    view = _view(history, here, job, mode=Mode.IDLE, is_up=gap is None, ages=offsets + age, offsets=offsets)
     policy = named_policy(spec.policy.name, dict(spec.policy.parameters))
     leaves = np.flatnonzero(_capped(policy, spec).choose(view) == Mode.ON_DEMAND)
     share = policy.cost_share(view.only(offsets == 0.0)) if isinstance(policy, Plan) else None

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from functools import lru_cache
+from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 import numpy as np
@@ -15,7 +14,9 @@ from segue.deadline.view import Floats, Job, View, Wishes
 _GRID = 1.5
 """Between two factors that tables are solved for: a hazard off by a quarter costs less than the noise of one run."""
 _COARSEST_SECONDS = 600.0
-_SLACK_STEPS, _BOOT_STEPS, _STEPS = 60, 12, 800
+_SLACK_STEPS, _WORK_STEPS, _BOOT_STEPS, _HORIZON_STEPS, _STEPS = 60, 8, 12, 600, 800
+_ABSURD = 2.0
+"""No plan costs more than so many times on-demand alone, but a rounding of next to nothing may."""
 
 
 @dataclass(frozen=True)
@@ -27,6 +28,9 @@ class Plan:
     reach: float = 4.0
     """The largest factor by which a run's own hazards may differ from the published ones."""
 
+    _tables: dict[tuple[Job, float, float], Table] = field(default_factory=dict, init=False, repr=False, compare=False)
+    """Of one job, by the factors of its hazards."""
+
     comes_back: ClassVar[bool] = True
 
     def choose(self, view: View) -> Wishes:
@@ -34,31 +38,41 @@ class Plan:
         wishes = np.empty(view.mode.shape, np.int8)
         for pair in set(zip(up.tolist(), down.tolist(), strict=True)):
             these = (up == pair[0]) & (down == pair[1])
-            wishes[these] = table_for(view.job, *pair).wish(view.only(these))
+            wishes[these] = self._table(view.job, *pair).wish(view.only(these))
         return wishes
 
-    def cost_share(self, view: View) -> float:
-        """What one run can expect to pay from here to its goal, of on-demand's price for it."""
+    def cost_share(self, view: View) -> float | None:
+        """What one run, at the start of its job, can expect to pay to its goal, of on-demand's price for it.
+
+        None where the grid does not tell: next to no work is left, or next to no slack.
+        """
         up, down = (self._rounded(values) for values in factors(view.seen, weight=self.prior_weight))
-        table = table_for(view.job, float(up[0]), float(down[0]), with_costs=True)
-        whole = view.job.price_ratio * (view.work_seconds + view.job.changeover_seconds)
-        return float(table.cost(view)[0] / whole[0])
+        cost = float(self._table(view.job, float(up[0]), float(down[0])).cost(view)[0])
+        whole = float(view.job.price_ratio * (view.work_seconds + view.job.changeover_seconds)[0])
+        return cost / whole if 0.0 < cost < _ABSURD * whole else None
+
+    def _table(self, job: Job, up_factor: float, down_factor: float) -> Table:
+        key = (job, up_factor, down_factor)
+        if key not in self._tables:
+            if self._tables and next(iter(self._tables))[0] != job:
+                self._tables.clear()
+            self._tables[key] = table_for(job, up_factor, down_factor)
+        return self._tables[key]
 
     def _rounded(self, values: Floats) -> Floats:
         steps = np.rint(np.log(np.clip(values, 1 / self.reach, self.reach)) / np.log(_GRID))
         return np.asarray(_GRID**steps, float)
 
 
-@lru_cache(maxsize=64)
-def table_for(job: Job, up_factor: float, down_factor: float, *, with_costs: bool = False) -> Table:
-    """The table of a job for hazards by these factors of the published ones."""
-    return solve(
-        job, step_seconds=_step_seconds(job), up_factor=up_factor, down_factor=down_factor, with_costs=with_costs
-    )
+def table_for(job: Job, up_factor: float, down_factor: float) -> Table:
+    """The table of a job for hazards by these factors of the published ones.
 
-
-def _step_seconds(job: Job) -> float:
-    """Fine enough to tell slacks apart, coarse enough to be solved at once."""
-    slack = max(job.total_seconds - job.work_seconds, job.total_seconds / 100)
-    finest = max(job.total_seconds / _STEPS, job.changeover_seconds / _BOOT_STEPS)
-    return max(min(_COARSEST_SECONDS, slack / _SLACK_STEPS), finest)
+    The grid tells slacks and boots apart where there are such, and has a bounded number of steps: what lies further off
+    than its horizon is more of the same.
+    """
+    slack, work = max(job.total_seconds - job.work_seconds, 0.0), job.work_seconds
+    wanted = min(_COARSEST_SECONDS, max(slack, work / 100) / _SLACK_STEPS, work / _WORK_STEPS)
+    step = max(wanted, job.changeover_seconds / _BOOT_STEPS, (work + min(slack, work / 2)) / _STEPS)
+    horizon = max(_HORIZON_STEPS * step, work + min(slack, work / 2))
+    near = replace(job, total_seconds=min(job.total_seconds, horizon))
+    return solve(near, step_seconds=step, up_factor=up_factor, down_factor=down_factor)

@@ -95,8 +95,8 @@ class TimeSliced:
 class UniformProgress:
     """Keeps the work done at or above the straight line from start to deadline (NSDI 2024, 4.3 and 4.4).
 
-    Idle and behind the line: on-demand, which is kept until ahead by two changeovers (the hysteresis). Once on spot:
-    kept until preempted. Then the safety net.
+    Idle and behind the line: on-demand, until ahead by two changeovers (the hysteresis). Spot whenever it can be had,
+    also from on-demand and behind the line (taking risks), and kept until preempted. Then the safety net.
     """
 
     comes_back: ClassVar[bool] = True
@@ -106,9 +106,9 @@ class UniformProgress:
         done = job.work_seconds - view.work_seconds
         gone = job.total_seconds - view.remaining_seconds
         slope = job.work_seconds / job.total_seconds
-        is_behind = (view.mode == Mode.IDLE) & ~view.is_up & (done < slope * gone)
+        is_behind = (view.mode == Mode.IDLE) & (done < slope * gone)
         is_kept = _stays(view) & (done < slope * (gone + 2 * job.changeover_seconds))
-        return _on_demand_if(is_behind | is_kept | ((view.mode != Mode.SPOT) & _is_net_reached(view)))
+        return _on_demand_if((~view.is_up & (is_behind | is_kept)) | ((view.mode != Mode.SPOT) & _is_net_reached(view)))
 
 
 @dataclass(frozen=True)

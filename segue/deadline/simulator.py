@@ -199,6 +199,8 @@ class _Runs:
             )
         )
         wish = np.where((wish == Mode.IDLE) & (here == Mode.SPOT), np.int8(Mode.SPOT), wish)
+        if not job.may_return:
+            wish = np.where(here == Mode.ON_DEMAND, here, wish)
         hands = (here == Mode.ON_DEMAND) & (wish != Mode.ON_DEMAND) & job.handover
         wish = np.where((wish == Mode.SPOT) & ~is_up & ~hands & (here != Mode.SPOT), np.int8(Mode.IDLE), wish)
         boot = np.where(here == Mode.SPOT, self.boot, np.where(hands, 0.0, job.changeover_seconds))

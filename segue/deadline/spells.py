@@ -57,14 +57,23 @@ def _seconds_to_next(history: History, entry: DecisionEntry) -> float | None:
     return (min(later) - entry.written_at).total_seconds() if later else None
 
 
-def down_since(history: History, deployment: str | None) -> datetime | None:
-    """Since when spot cannot be had, there or at all, as far as is known; None while nothing speaks against it."""
-    since = None
+@dataclass(frozen=True)
+class Gap:
+    """A stretch without spot that has not ended, as far as is known."""
+
+    begun_at: datetime
+    seen_until: datetime
+
+
+def gap_of(history: History, deployment: str | None) -> Gap | None:
+    """The gap in which spot is, on that pool or at all; None while nothing speaks against spot."""
+    gap = None
     for spell in spells(history):
         if deployment is not None and spell.deployment != deployment:
             continue
+        end = spell.begun_at + timedelta(seconds=spell.seconds)
         if spell.is_up:
-            since = spell.begun_at + timedelta(seconds=spell.seconds) if spell.has_ended else None
+            gap = Gap(end, end) if spell.has_ended else None
         elif not spell.has_ended:
-            since = since or spell.begun_at
-    return since
+            gap = Gap(gap.begun_at if gap else spell.begun_at, end)
+    return gap

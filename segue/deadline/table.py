@@ -36,31 +36,32 @@ class Table:
     """What to do, and what it will cost, on a grid of time left and slack."""
 
     step_seconds: float
+    horizon_seconds: float
+    """The most time left that it knows of. Who has more has the same slack less the rest."""
     wishes: NDArray[np.int8]
     """(steps of time left, where and what spot does, steps of slack)."""
-    costs: NDArray[np.float32] | None
-    """Expected cost from there to the goal in spot seconds, where it was asked for."""
+    costs: Floats
+    """(where and what spot does, steps of slack): expected cost to the goal from the horizon, in spot seconds."""
 
     def wish(self, view: View) -> Wishes:
         """What to do, for each run of a view."""
         return self.wishes[self._at(view)]
 
     def cost(self, view: View) -> Floats:
-        """The expected cost from here to the goal, in spot seconds; with a grid's exactness."""
-        assert self.costs is not None, "solved without costs"
-        return self.costs[self._at(view)].astype(float)
+        """The expected cost from the horizon or beyond it to the goal, in spot seconds; with a grid's exactness."""
+        _, row, slack = self._at(view)
+        return self.costs[row, slack]
 
     def _at(self, view: View) -> tuple[NDArray[np.intp], NDArray[np.intp], NDArray[np.intp]]:
         steps, _, slacks = self.wishes.shape
-        left = np.clip(np.rint(view.remaining_seconds / self.step_seconds).astype(np.intp), 0, steps - 1)
-        slack = np.clip((view.slack_seconds / self.step_seconds + 0.5).astype(np.intp), 0, slacks - 1)
+        beyond = np.maximum(view.remaining_seconds - self.horizon_seconds, 0.0)
+        left = np.clip(np.rint((view.remaining_seconds - beyond) / self.step_seconds).astype(np.intp), 0, steps - 1)
+        slack = np.clip(((view.slack_seconds - beyond) / self.step_seconds + 0.5).astype(np.intp), 0, slacks - 1)
         spell = np.where(view.is_up, 0, BINS) + age_bin(view.spell_seconds)
         return left, _FIRST_ROW[view.mode] + np.where(view.mode == Mode.SPOT, spell % BINS, spell), slack
 
 
-def solve(
-    job: Job, *, step_seconds: float, up_factor: float = 1.0, down_factor: float = 1.0, with_costs: bool = False
-) -> Table:
+def solve(job: Job, *, step_seconds: float, up_factor: float = 1.0, down_factor: float = 1.0) -> Table:
     """The table for a job, with hazards by these factors of the published ones.
 
     Time and memory grow with the square of total_seconds / step_seconds: 0.1 s for 400 steps.
@@ -72,15 +73,12 @@ def solve(
     slack: Floats = np.arange(slacks, dtype=float) * step_seconds
     value[:, slack <= 0] = np.inf  # At the deadline with work left.
     wishes = np.empty((count, 40, slacks), np.int8)
-    costs = np.empty((count, 40, slacks), np.float32) if with_costs else None
     for left in range(count):
         if left:
             value, wishes[left] = step.back(value, left * step_seconds, slack)
         else:
             wishes[left] = Mode.ON_DEMAND
-        if costs is not None:
-            costs[left] = value
-    return Table(step_seconds, wishes, costs)
+    return Table(step_seconds, job.total_seconds, wishes, value)
 
 
 def moves(step_seconds: float, *, up_factor: float, down_factor: float) -> Floats:
@@ -123,15 +121,20 @@ class _Step:
             looks = np.minimum(_CHECKED * self._seconds / 600.0, 1.0) * SENTINEL_SECONDS
             on_demand[UP] += looks[:, None] * (paid > 0)
         never = np.full_like(stay, np.inf)
+        leave = idle
+        if not job.may_return:
+            leave, move = np.full_like(idle, np.inf), never
         blocks = (
             (idle, np.concatenate([start, never]), begin),
             (idle[UP], stay, begin[UP]),
-            (idle, np.concatenate([move, never]), on_demand),
+            (leave, np.concatenate([move, never]), on_demand),
         )
         value, wish = np.empty_like(later), np.empty(later.shape, np.int8)
         for rows, choices in zip((_IDLE, _SPOT, _ON_DEMAND), blocks, strict=True):
             value[rows], wish[rows] = _least(*choices)
-        value[:, slack >= remaining] = 0.0
+        is_done = slack >= remaining
+        value[:, is_done] = 0.0
+        wish[_IDLE, is_done] = Mode.SPOT  # Less than half a step of work: nothing to plan.
         return value, wish
 
     def _boot(self, work: Floats, slack: Floats, *, spare: bool) -> Floats:
@@ -171,7 +174,8 @@ def _expected(chances: Floats, value: Floats) -> Floats:
 
 def _shifted(value: Floats, by: int) -> Floats:
     moved = np.full_like(value, np.inf)
-    moved[:, by:] = value[:, : value.shape[1] - by]
+    if by < value.shape[1]:
+        moved[:, by:] = value[:, : value.shape[1] - by]
     return moved
 
 

@@ -42,6 +42,8 @@ class Job:
     knowledge: Knowledge = "sentinel"
     handover: bool = True
     """Whether the way from on-demand to spot costs no progress: the spare boots while on-demand works."""
+    may_return: bool = True
+    """Whether there is a way from on-demand to spot at all."""
 
 
 @dataclass(frozen=True)

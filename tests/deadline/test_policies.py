@@ -51,13 +51,16 @@ def test_uniform_progress_works_when_idle_and_behind_the_line_until_it_is_ahead_
     # Half of the time is 10 h gone: the line asks for 5 h done, so 5 h left; two changeovers are one more minute of it.
     left = 5 * HOUR + np.array([1.0, 0.0, 1.0, 0.0, -59.0, -61.0])
     modes = [IDLE, IDLE, SPOT, ON_DEMAND, ON_DEMAND, ON_DEMAND]
-    seen = view(remaining_seconds=10 * HOUR, work_seconds=left, mode=modes, is_up=[False] * 2 + [True] * 4)
+    seen = view(
+        remaining_seconds=10 * HOUR, work_seconds=left, mode=modes, is_up=[False, False, True, False, False, False]
+    )
     chosen = list(UniformProgress().choose(seen))
     assert chosen == [ON_DEMAND, SPOT, SPOT, ON_DEMAND, ON_DEMAND, SPOT]
 
 
 def test_uniform_progress_takes_the_risk_of_spot_though_it_is_behind():
-    assert list(UniformProgress().choose(view(remaining_seconds=10 * HOUR, work_seconds=9 * HOUR))) == [SPOT]
+    seen = view(remaining_seconds=10 * HOUR, work_seconds=9 * HOUR, mode=[IDLE, ON_DEMAND])
+    assert list(UniformProgress().choose(seen)) == [SPOT, SPOT]
 
 
 def test_time_slices_catch_up_within_each_slice():
