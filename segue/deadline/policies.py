@@ -119,8 +119,8 @@ class SlackAge:
     spot once what is left of the up spell pays for the changeover.
     """
 
-    wait_share: float = 0.25
-    pays_for: float = 1.0
+    wait_share: float = 1.0
+    pays_for: float = 3.0
 
     comes_back: ClassVar[bool] = True
 
