@@ -25,6 +25,8 @@ _POLL_SECONDS = 0.5
 _CHILD_POLL_SECONDS = 2.0
 _LAST_WORD_SECONDS = 5.0
 """How long after the orchestrator says the attempt has ended its report may still come."""
+_MOMENT_SECONDS = 2 * _POLL_SECONDS
+"""How long before it is too late for on-demand a recalled attempt is given up."""
 _ENOUGH_STEPS = 5
 _ENOUGH_SECONDS = 30.0
 """What a running attempt must have trained before its own rate counts: the first steps say little."""
@@ -58,12 +60,13 @@ def await_report(
     """Block until the attempt of `plan` has a report, writing `lost` when none can come any more.
 
     A silent orchestrator or store is waited out: the attempt goes on without them. On spot, an attempt that falls so
-    far behind that a kill would cost the deadline is asked to commit and stop. One that has nothing to commit yet, or
-    does not answer within a lease, is given up though its heart beats. On on-demand, with `spares`, a spare waits for
-    spot meanwhile; once it is ready to take over, the attempt is asked to commit and stop.
+    far behind that a kill would cost the deadline is asked to commit and stop. On on-demand, with `spares`, a spare
+    waits for spot meanwhile; once it is ready to take over, the attempt is asked to commit and stop. One that has
+    nothing to commit yet, does not answer within a lease, or saves for so long that on-demand could hardly make it any
+    more, is given up though its heart beats.
     """
     keeper = None
-    if spares is not None and plan.capacity is Capacity.ON_DEMAND and may_come_back(spec):
+    if spares is not None and plan.capacity is Capacity.ON_DEMAND:
         keeper = SpareKeeper(runlog, spec, plan, pool=spares, clock=clock)
     waiting = _Waiting(runlog, spec, plan, child, clock, keeper=keeper)
     try:
@@ -102,7 +105,8 @@ class _Waiting:
         self._lease = Lease(spec.liveness.lease_seconds)
         self._asked_child_at = self._started_at
         self._child_ended: tuple[str, float] | None = None
-        self._recalled_at: float | None = None
+        self._recalled: Lease | None = None
+        self._was_recalled_in_time = False
 
     def look(self) -> SegmentReport | None:
         history = read_history(self._runlog)
@@ -125,25 +129,39 @@ class _Waiting:
             return self._lost(f"no heartbeat for {self._spec.liveness.lease_seconds:g} s", mark=True)
         if self._keeper is not None:
             self._mind_the_spare(self._keeper, history, attempt.claim.attempt_id, beat)
-        elif self._recalled_at is not None:
-            has_answered = beat is not None and beat.phase == "stopping"
-            if not has_answered and at - self._recalled_at > self._spec.liveness.lease_seconds:
-                return self._lost(f"no answer to a recall for {self._spec.liveness.lease_seconds:g} s", mark=True)
-        elif self._is_recall_due(history, beat):
+        elif self._recalled is None and self._is_recall_due(history, beat):
             if beat is None or beat.phase in ("starting", "restoring"):
                 return self._lost("it was not at work yet when the deadline came near", mark=True)
-            self._recall(attempt.claim.attempt_id, "the deadline is near")
-            self._recalled_at = at
-        return None
+            self._recall(history, attempt.claim.attempt_id, beat, reason="the deadline is near")
+        why = self._why_too_slow(history, beat, at)
+        return self._lost(why, mark=True) if why is not None else None
 
     def _mind_the_spare(self, keeper: SpareKeeper, history: History, attempt_id: str, beat: Heartbeat | None) -> None:
-        if beat is None or (beat.phase != "training" and self._recalled_at is None):
+        is_told = history.handover_of(self._plan.segment, self._plan.attempt) is not None
+        if beat is None or (beat.phase != "training" and not is_told):
             return  # Nothing is moved that does not run yet, or ends by itself.
+        if not is_told and not may_come_back(self._spec, history):
+            return
         here = self._situation(history, slowest_step_seconds=self._own_step_seconds(beat))
         is_due = keeper.look(history, here)
-        if is_due and self._recalled_at is None:
-            self._recall(attempt_id, "the spare is ready")
-            self._recalled_at = self._clock.monotonic()
+        if is_due and self._recalled is None:
+            self._recall(history, attempt_id, beat, reason="the spare is ready")
+
+    def _why_too_slow(self, history: History, beat: Heartbeat | None, at: float) -> str | None:
+        """Why an attempt that was recalled is given up; None while it may still end by itself."""
+        if self._recalled is None:
+            return None
+        self._recalled.saw(0, at=at)  # A lease, for while the store is away nobody can answer.
+        waited, lease_seconds = self._recalled.still_seconds, self._recalled.lease_seconds
+        is_stopping = beat is not None and beat.phase == "stopping"
+        if not is_stopping and waited > lease_seconds:
+            return f"no answer to a recall for {lease_seconds:g} s"
+        here = self._situation(history, slowest_step_seconds=self._own_step_seconds(beat))
+        if self._was_recalled_in_time and clamp.is_late(here, in_seconds=_MOMENT_SECONDS):
+            return "it was recalled and did not end before it was nearly too late for on-demand"
+        # Giving up loses what it has not committed. To wait for longer than that took would be dearer.
+        patience = lease_seconds + here.answer_seconds + here.at_risk_seconds
+        return f"it was recalled and did not end within {patience:.0f} s" if waited > patience else None
 
     @property
     def _last_word_seconds(self) -> float:
@@ -204,9 +222,12 @@ class _Waiting:
     def _situation(self, history: History, *, slowest_step_seconds: float = 0.0) -> Situation:
         return situation(self._spec, history, now=self._clock.now(), slowest_step_seconds=slowest_step_seconds)
 
-    def _recall(self, attempt_id: str, reason: str) -> None:
+    def _recall(self, history: History, attempt_id: str, beat: Heartbeat | None, *, reason: str) -> None:
         log.warning("recalling attempt=%s reason=%s", attempt_id, reason)
         recall(self._runlog.store, run_id=self._spec.run_id, attempt_id=attempt_id, reason=reason)
+        here = self._situation(history, slowest_step_seconds=self._own_step_seconds(beat))
+        self._was_recalled_in_time = not clamp.is_late(here, in_seconds=_MOMENT_SECONDS)
+        self._recalled = Lease(self._spec.liveness.lease_seconds)
 
 
 def _is_to_fail_first(history: History, beat: Heartbeat | None) -> bool:

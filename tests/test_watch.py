@@ -208,7 +208,7 @@ def test_a_report_within_that_moment_counts(watch):
 
 
 def test_without_capacity_the_report_comes_before_the_cancellation(watch):
-    run = watch(liveness={"start_seconds": 60})
+    run = watch(liveness={"start_seconds": 50}, policy={"changeover_seconds": 10})
     plan = run.decide()
     known: list[int] = []
     run.child.when_cancelled = lambda: known.append(len(read_history(run.log).reports))
@@ -219,7 +219,7 @@ def test_without_capacity_the_report_comes_before_the_cancellation(watch):
 
 
 def test_capacity_that_comes_just_in_time_is_taken(watch):
-    run = watch(liveness={"start_seconds": 60})
+    run = watch(liveness={"start_seconds": 50}, policy={"changeover_seconds": 10})
     plan = run.decide()
 
     def start() -> None:
@@ -235,7 +235,7 @@ def test_capacity_that_comes_just_in_time_is_taken(watch):
 def test_a_deadline_does_not_wait_for_a_parent_that_was_started_again(watch, deadline_in, gives_up_at):
     deadline = None if deadline_in is None else START + timedelta(seconds=deadline_in)
     policy = {"step_seconds": 0.01, "changeover_seconds": 1}
-    run = watch(deadline=deadline, liveness={"start_seconds": 60}, policy=policy)
+    run = watch(deadline=deadline, liveness={"start_seconds": 59}, policy=policy)
     plan = run.decide()
     run.clock.advance(50)  # The parent that decided waited so long, and died.
     assert run.wait(plan).stop_reason is LOST
@@ -273,7 +273,7 @@ def test_an_attempt_is_recalled_once_when_a_death_now_would_cost_the_deadline(ti
     run = tight()
     plan, claim = run.started()
     run.lives(claim)
-    run.reports(60, plan, claim, StopReason.BOUND)
+    run.reports(43, plan, claim, StopReason.BOUND)
     assert run.wait(plan).stop_reason is StopReason.BOUND
     assert len(run.recalls) == 1
     assert RECALL_AT < run.recalls[0] <= RECALL_AT + POLL
@@ -286,7 +286,7 @@ def test_each_commit_puts_the_recall_off(tight):
     plan, claim = run.started()
     run.lives(claim)
     run.clock.at(40, lambda: run.commit(claim, 30))
-    run.reports(80, plan, claim, StopReason.BOUND)
+    run.reports(73, plan, claim, StopReason.BOUND)
     run.wait(plan)
     assert len(run.recalls) == 1
     assert RECALL_AT + 30 < run.recalls[0] <= RECALL_AT + 30 + POLL
@@ -299,7 +299,7 @@ def test_steps_slower_than_measured_bring_the_recall_forward_once_they_are_enoug
     run = tight()
     plan, claim = run.started()
     run.lives(claim, step=step, step_seconds=step_seconds)
-    run.reports(60, plan, claim, StopReason.BOUND)
+    run.reports(earliest + 1, plan, claim, StopReason.BOUND)
     run.wait(plan)
     assert len(run.recalls) == 1
     assert earliest < run.recalls[0] <= earliest + POLL
@@ -324,14 +324,63 @@ def test_a_recall_that_does_not_reach_the_store_is_tried_again(tight):
     assert run.recalls == [50]
 
 
-def test_an_attempt_that_does_not_answer_its_recall_is_given_up_though_its_heart_beats(tight):
-    run = tight()
+@pytest.fixture
+def patient(watch) -> Callable[..., Watched]:
+    """100 steps of a second in 200 s: recalled at 52.95, for a death may go unnoticed for longer than a lease."""
+
+    def make() -> Watched:
+        policy = {"step_seconds": 1, "changeover_seconds": 6, "detection_seconds": 40, "margin_share": 0}
+        return watch(deadline=START + timedelta(seconds=200), policy=policy)
+
+    return make
+
+
+def test_an_attempt_that_does_not_answer_its_recall_is_given_up_though_its_heart_beats(patient):
+    run = patient()
     plan, claim = run.started()
     run.lives(claim)
     report = run.wait(plan)
     assert (report.stop_reason, report.note) == (LOST, "no answer to a recall for 30 s")
     assert len(run.recalls) == 1
     assert run.child.asked == ["mark lost: no answer to a recall for 30 s"]
+
+
+NEARLY_TOO_LATE = "it was recalled and did not end before it was nearly too late for on-demand"
+
+
+@pytest.mark.parametrize("phase", ["training", "stopping"])
+def test_a_recalled_attempt_that_does_not_end_is_given_up_while_on_demand_still_makes_it(tight, phase):
+    run = tight()
+    plan, claim = run.started()
+    run.lives(claim)
+    run.clock.at(43, lambda: run.lives(claim, phase=phase))
+    report = run.wait(plan)
+    assert (report.stop_reason, report.note) == (LOST, NEARLY_TOO_LATE)
+    assert run.child.asked == [f"mark lost: {NEARLY_TOO_LATE}"]
+    after = decide_next(run.log, run.spec, clock=run.clock)
+    assert after.plan.capacity is Capacity.ON_DEMAND
+    assert "late" not in after.reason
+
+
+def test_a_last_save_that_takes_longer_than_a_lease_is_waited_for_while_there_is_time(patient):
+    run = patient()
+    plan, claim = run.started()
+    run.lives(claim)
+    run.clock.at(54, lambda: run.lives(claim, phase="stopping"))
+    run.reports(90, plan, claim, StopReason.BOUND)
+    assert run.wait(plan).stop_reason is StopReason.BOUND
+
+
+def test_a_last_save_for_which_it_is_too_late_already_is_waited_for_as_long_as_it_may_spare_work(tight):
+    run = tight()
+    plan, claim = run.started()
+    run.lives(claim)
+    run.is_store_away = lambda operation, key: operation == "put" and run.clock.monotonic() < 50
+    run.clock.at(51, lambda: run.lives(claim, phase="stopping"))
+    report = run.wait(plan)
+    # A lease, 1.05 s for the answer, and the 10 s of work between two commits.
+    assert (report.stop_reason, report.note) == (LOST, "it was recalled and did not end within 41 s")
+    assert 50 + 41 < run.clock.monotonic() <= 50 + 41.05 + 2 * POLL
 
 
 @pytest.mark.parametrize("phase", ["starting", "restoring"])

@@ -27,9 +27,9 @@ def needed_for_spot_seconds(now: Situation) -> float | None:
     """The least time left at which one more spot attempt is permitted; None while the work is unmeasured.
 
     In the worst case the attempt boots (d), works until just before its next commit (at risk), is asked to come home
-    and dies in silence before it does (answer), which is noticed late (detection); then on-demand boots (d) and does
-    all of the work (C). While an attempt commits in time, time left and work left fall together, so what held at its
-    start holds until its end.
+    and dies in silence before its last save is committed (answer), which is noticed late (detection); then on-demand
+    boots (d) and does all of the work (C). While an attempt commits in time, time left and work left fall together, so
+    what held at its start holds until its end.
     """
     if now.work_seconds is None:
         return None
@@ -75,11 +75,11 @@ def must_recall(now: Situation) -> bool:
     return now.remaining_seconds < _needed_by_a_death_seconds(now, now.work_seconds)
 
 
-def is_late(now: Situation) -> bool:
-    """Whether even on-demand from this moment misses the deadline; unmeasured work counts as none."""
+def is_late(now: Situation, *, in_seconds: float = 0.0) -> bool:
+    """Whether even on-demand from this moment, or one soon, misses the deadline; unmeasured work counts as none."""
     if now.remaining_seconds is None:
         return False
-    return now.remaining_seconds < now.changeover_seconds + (now.work_seconds or 0.0)
+    return now.remaining_seconds - in_seconds < now.changeover_seconds + (now.work_seconds or 0.0)
 
 
 def _needed_by_a_death_seconds(now: Situation, work_seconds: float) -> float:

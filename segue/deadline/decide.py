@@ -170,7 +170,9 @@ def _wait_seconds(
     *,
     is_booted: bool = False,
 ) -> float:
-    patience, boot = spec.liveness.start_seconds, here.changeover_seconds
+    # The boot follows the wait for capacity, and the claim comes after both.
+    boot = here.changeover_seconds
+    patience = spec.liveness.start_seconds + boot
     if capacity is not Capacity.SPOT:
         return patience
     if is_booted:

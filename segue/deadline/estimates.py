@@ -35,7 +35,7 @@ class Situation:
     detection_seconds: float
     """Longest time until a silent death is noticed."""
     answer_seconds: float = 0.0
-    """Longest time from a recall to the safe point at which the attempt heeds it."""
+    """Longest time from a recall to the safe point at which the attempt heeds it, and its last save there."""
     probe_seconds: float | None = None
     """What is left of the time in which unmeasured probes may find out C; None without a deadline."""
     usual_changeover_seconds: float | None = None
@@ -62,18 +62,20 @@ def situation(spec: RunSpec, history: History, *, now: datetime, slowest_step_se
     rate = step_seconds(spec, history)
     if slowest_step_seconds:
         rate = max(rate or 0.0, slowest_step_seconds)
+    save = save_seconds(history)
     work = None if rate is None else (spec.steps - history.committed_step) * rate * (1 + spec.policy.margin_share)
     return Situation(
         remaining_seconds=None if spec.deadline is None else (spec.deadline - now).total_seconds(),
         work_seconds=work,
         changeover_seconds=changeover_seconds(spec, history),
-        at_risk_seconds=at_risk_seconds(spec, rate, save_seconds=save_seconds(history)),
+        at_risk_seconds=at_risk_seconds(spec, rate, save_seconds=save),
         detection_seconds=detection_seconds(spec),
-        # It looks for a recall with each heartbeat, and stops between two steps.
-        answer_seconds=spec.liveness.heartbeat_seconds + (rate or 0.0),
+        # It looks for a recall with each heartbeat, stops between two steps, and saves once more. That save is another
+        # one than the save at risk, which had not landed when the recall came.
+        answer_seconds=spec.liveness.heartbeat_seconds + (rate or 0.0) + (save or 0.0),
         probe_seconds=_probe_seconds(spec, history, now=now),
         usual_changeover_seconds=usual_changeover_seconds(spec, history),
-        save_seconds=save_seconds(history),
+        save_seconds=save,
     )
 
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from segue.deadline import clamp
 from segue.deadline.estimates import Situation
+from segue.deadline.spells import preemptions
 from segue.entries import HandoverEntry
 from segue.history import History
 from segue.records import Capacity
@@ -21,8 +22,11 @@ _LONGEST_SHARE = 0.1
 """Of the time left: the longest pause of a short run."""
 
 
-def may_come_back(spec: RunSpec) -> bool:
+def may_come_back(spec: RunSpec, history: History) -> bool:
     """Whether a run on on-demand may return to spot at all."""
+    most = spec.policy.max_preemptions
+    if most is not None and preemptions(history) >= most:
+        return False
     return spec.deadline is not None and spec.policy.handover and spec.policy.name in COME_BACK
 
 

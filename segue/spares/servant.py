@@ -94,7 +94,7 @@ class Servant:
         self._parent.saw(order.counter if order is not None else None, at=self._clock.monotonic())
         history = read_history(self._runlog)
         plan = self._plan_for_this(history)
-        why = self._why_in_vain(history, plan)
+        why = self._why_misfit(history) or self._why_in_vain(history, plan)
         if why is not None:
             return Left(why)
         if self._trainer is None and (plan is not None or (order is not None and order.order == "boot")):
@@ -118,6 +118,11 @@ class Servant:
     def _plan_for_this(self, history: History) -> SegmentPlan | None:
         plan = history.open_plan
         return plan if plan is not None and plan.spare == self._spare else None
+
+    def _why_misfit(self, history: History) -> str | None:
+        """Why it must not train, whatever is planned: it was sent, and booted, with the spec it was given."""
+        is_old = history.spec is not None and history.spec != self._spec
+        return "the run spec has changed" if is_old else None
 
     def _why_in_vain(self, history: History, plan: SegmentPlan | None) -> str | None:
         """Why no plan can come any more; None while one may."""

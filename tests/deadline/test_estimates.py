@@ -161,6 +161,13 @@ def test_work_is_what_is_not_committed_yet_with_the_margin():
     assert here.answer_seconds == 4
 
 
+def test_the_last_save_belongs_to_the_answer_to_a_recall():
+    book = Logbook(make_spec(deadline_in=1000, policy={"step_seconds": 2}))
+    book.attempt(LOST, commit=40, save_seconds=7.0)
+    here = situation(book.spec, book.history, now=book.now)
+    assert here.answer_seconds == book.spec.liveness.heartbeat_seconds + 2 + 7
+
+
 @pytest.mark.parametrize(("own", "work"), [(0.0, 210.0), (1.0, 210.0), (4.0, 420.0)])
 def test_a_running_attempt_can_only_slow_the_estimate_down(own, work):
     spec = make_spec(policy={"step_seconds": 2})

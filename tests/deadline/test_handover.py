@@ -9,6 +9,7 @@ import pytest
 from segue.deadline.handover import SPOT_AGAIN, is_worth_a_spare, may_come_back, pause_seconds, permits
 from segue.deadline.outlook import wants_spot
 from segue.entries import HandoverEntry
+from segue.history import History
 from segue.records import Capacity, StopReason
 from tests.deadline import Logbook, make_spec
 from tests.deadline.test_policy_tables import HERE, NO_DEADLINE, UNMEASURED
@@ -39,14 +40,22 @@ def handed_over(*, deadline_in: float = 10_000, reason: StopReason = StopReason.
 
 @pytest.mark.parametrize("name", ["plan", "uniform_progress", "slack_age", "time_sliced"])
 def test_policies_that_look_back_at_spot_may_come_back(name):
-    assert may_come_back(make_spec(deadline_in=1000, policy={"name": name}))
-    assert not may_come_back(make_spec(deadline_in=1000, policy={"name": name, "handover": False}))
-    assert not may_come_back(make_spec(policy={"name": name}))
+    assert may_come_back(make_spec(deadline_in=1000, policy={"name": name}), History())
+    assert not may_come_back(make_spec(deadline_in=1000, policy={"name": name, "handover": False}), History())
+    assert not may_come_back(make_spec(policy={"name": name}), History())
 
 
 @pytest.mark.parametrize("name", ["greedy", "threshold", "spot_only", "on_demand_only"])
 def test_policies_that_stay_to_the_end_send_no_spare(name):
-    assert not may_come_back(make_spec(deadline_in=1000, policy={"name": name}))
+    assert not may_come_back(make_spec(deadline_in=1000, policy={"name": name}), History())
+
+
+@pytest.mark.parametrize(("most", "may"), [(None, True), (2, True), (1, False), (0, False)])
+def test_a_run_at_its_bound_of_preemptions_sends_no_spare(most, may):
+    log = Logbook(make_spec(deadline_in=10_000, policy=POLICY | {"max_preemptions": most}))
+    log.attempt(StopReason.NOTICE, SPOT, commit=20)
+    log.attempt(StopReason.LOST, ON_DEMAND, commit=30)
+    assert may_come_back(log.spec, log.history) is may
 
 
 @pytest.mark.parametrize(("left", "permitted"), [(1168 + 17.9, False), (1168 + 18.0, True)])

@@ -123,7 +123,7 @@ def test_no_pool_is_waited_for_twice_in_a_row_when_all_are_dry():
     assert [waits(book) for _ in range(7)] == [A, B, C, A, B, C, A]
 
 
-@pytest.mark.parametrize(("prices", "seconds"), [((1.0,), 900.0), ((1.0, 1.0), 510.0), ((1.0, 1.0, 1.0), 380.0)])
+@pytest.mark.parametrize(("prices", "seconds"), [((1.0,), 1020.0), ((1.0, 1.0), 570.0), ((1.0, 1.0, 1.0), 420.0)])
 @pytest.mark.parametrize("deadline_in", [None, 86400.0])
 def test_the_wait_without_the_boot_is_shared_among_the_pools_that_are_not_dry(prices, seconds, deadline_in):
     book = log(*prices, deadline_in=deadline_in)
@@ -133,7 +133,7 @@ def test_the_wait_without_the_boot_is_shared_among_the_pools_that_are_not_dry(pr
 def test_the_last_pool_that_is_not_dry_gets_the_whole_wait():
     book = log(1.0, 1.0, 1.0, deadline_in=None)
     found = [book.ask().plan.start_within_seconds for _ in range(4) if waits(book)]
-    assert found == [510.0, 900.0, 380.0, 380.0]
+    assert found == [570.0, 1020.0, 420.0, 420.0]
 
 
 def test_the_only_pool_is_asked_again_however_dry():

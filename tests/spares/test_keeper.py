@@ -318,6 +318,50 @@ def test_a_spare_that_dies_after_the_recall_costs_one_changeover_and_the_run_goe
     assert (after.plan.spare, after.plan.parent.step) == (None, 20)
 
 
+# A lease, 12 s for the answer, and the 100 s of work between two commits.
+@pytest.mark.parametrize(
+    ("phase", "why", "seconds"),
+    [
+        ("training", "no answer to a recall for 30 s", 30),
+        ("stopping", "it was recalled and did not end within 142 s", 142),
+    ],
+)
+def test_an_attempt_that_does_not_end_for_its_spare_is_given_up_and_the_spare_takes_over(spared, phase, why, seconds):
+    run = spared()
+    run.spare_is(20, "ready")
+    run.clock.at(22, lambda: run.lives(run.at_work, phase=phase))
+    report = run.wait_with_spares()
+    assert (report.stop_reason, report.note, run.child.asked) == (LOST, why, [f"mark lost: {why}"])
+    assert seconds < run.clock.monotonic() - run.recalls[0] <= seconds + 3 * POLL
+    assert len(run.recalls) == 1
+    assert run.decide().spare == "spare0"
+
+
+def test_an_attempt_that_stops_for_a_killed_parent_is_given_up_by_the_next_one(spared):
+    run = spared()
+    run.spare_is(20, "ready")
+    run.clock.at(22, lambda: run.lives(run.at_work, phase="stopping"))
+    kill_parent(run, 40)
+    assert run.wait_with_spares().note == "it was recalled and did not end within 142 s"
+    assert (run.handovers, run.decide().spare) == (["spare0"], "spare0")
+
+
+def test_a_store_that_is_away_does_not_count_against_an_attempt_that_hands_over(spared):
+    run = spared()
+    run.spare_is(20, "ready")
+    run.is_store_away = lambda operation, key: 22 <= run.clock.monotonic() < 200
+    run.clock.at(202, lambda: run.lives(run.at_work, phase="stopping"))
+    run.reports_at(210, BOUND)
+    assert run.wait_with_spares().stop_reason is BOUND
+
+
+def test_a_run_at_its_bound_of_preemptions_sends_no_spare(spared):
+    run = spared(max_preemptions=0)
+    run.reports_at(30, FINISHED)
+    run.wait_with_spares()
+    assert run.sent == []
+
+
 def test_an_attempt_that_dies_while_it_hands_over_leaves_the_run_to_the_spare(spared):
     run = spared()
     run.spare_is(20, "ready")

@@ -7,8 +7,8 @@ from datetime import timedelta
 
 import pytest
 
-from segue.controller import declare_lost
-from segue.entries import DecisionEntry, HandoverEntry
+from segue.controller import decide_next, declare_lost
+from segue.entries import DecisionEntry, HandoverEntry, OpenEntry
 from segue.history import read_history
 from segue.records import Capacity, StopReason
 from segue.spares.servant import Left, Servant, Taken
@@ -197,6 +197,30 @@ def test_a_spare_that_comes_after_the_decision_boots_for_it_without_an_order(wai
     waiting.decide()
     waiting.clock.at(10, lambda: setattr(waiting.trainers[0], "booted", True))
     assert isinstance(waiting.serve(), Taken)
+
+
+@pytest.mark.parametrize("order", ["wait", "boot"])
+def test_a_spare_that_was_sent_with_an_older_spec_leaves_and_does_not_take_the_plan(waiting, order):
+    waiting.order(order)
+    changed = waiting.spec.model_copy(update={"config": {"lr": 0.5}})
+
+    def change() -> None:
+        waiting.log.append(lambda stamp: OpenEntry(**stamp(epoch=0), spec=changed))
+        waiting.hand_over()
+        assert decide_next(waiting.log, changed, clock=waiting.clock).plan.spare == "spare0"
+
+    waiting.clock.at(10, lambda: [setattr(trainer, "booted", True) for trainer in waiting.trainers])
+    waiting.clock.at(20, change)
+    assert waiting.serve() == Left("the run spec has changed")
+    assert [trainer.given for trainer in waiting.trainers] == ([["killed"]] if order == "boot" else [])
+
+
+def test_a_spare_that_starts_when_the_spec_has_changed_boots_nothing(waiting):
+    changed = waiting.spec.model_copy(update={"config": {"lr": 0.5}})
+    waiting.log.append(lambda stamp: OpenEntry(**stamp(epoch=0), spec=changed))
+    waiting.order("boot")
+    assert waiting.serve() == Left("the run spec has changed")
+    assert (waiting.trainers, waiting.note()) == ([], "the run spec has changed")
 
 
 def test_another_spares_plan_is_not_taken(waiting):
