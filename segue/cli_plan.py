@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict, dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -66,6 +67,7 @@ def plan(
     Exit code 0: it can be done. 2: it is hopeless, with the reason, or cannot be planned as asked.
     """
     now = SystemClock().now()
+    _refuse_endless({"--step-seconds": step_seconds, "--save-seconds": save_seconds})
     given = _spec(spec, deadline=deadline, steps=steps, store=store, endpoint_url=endpoint_url, now=now)
     seconds = parse_seconds(work, name="work") / given.steps if work is not None else step_seconds
     facts, expected = _planned(
@@ -75,6 +77,14 @@ def plan(
         show_json(facts | {"policies": [asdict(one) for one in expected.policies]})
         return
     _show(facts, expected)
+
+
+def _refuse_endless(given: dict[str, float | None]) -> None:
+    """An option takes inf for a number; nothing can be planned with them."""
+    endless = [(name, value) for name, value in given.items() if value is not None and not math.isfinite(value)]
+    if endless:
+        problems = tuple(f"{name}: {value} is not a finite number; give seconds" for name, value in endless)
+        raise SpecError(source="the command line", problems=problems)
 
 
 def _spec(
@@ -146,7 +156,9 @@ def _planned(
     rows, notes = _rows(given, job, runs=runs, seed=seed)
     expected = forecast.forecast(spec, here, rows, job=job, lost_seconds=lost)
     moments = forecast.latest_moments(spec, here)
-    if not clamp.permits_spot(here):
+    if spec.pools.price_ratio <= 1:
+        notes += ("no spot pool is cheaper than on-demand",)
+    elif not clamp.permits_spot(here):
         missing = (clamp.needed_for_spot_seconds(here) or 0.0) - (here.remaining_seconds or 0.0)
         notes += (f"the clamp permits no spot attempt: {span(missing)} more to the deadline would allow the first",)
     facts = _facts(asked, expected, job=job) | {name: moment.isoformat() for name, moment in moments.items()}
@@ -236,6 +248,7 @@ def _in_words(facts: dict[str, Any]) -> list[tuple[str, str]]:
         ("work", f"{span(facts['work_seconds'])} ({per_step}, {facts['step_seconds_basis']})"),
         ("policy", facts["policy"]),
         ("expected cost", f"{cost}, {facts['cost_share']:.0%} of on-demand only ({facts['on_demand_cost']:.4g})"),
+        ("figures from", f"{facts['runs']} simulated runs, seed {facts['seed']}"),
         ("chance of lateness", _lateness(facts)),
         ("preemptions", f"{facts['preemptions']:.1f}"),
         ("lost work", f"{span(facts['lost_seconds'])}, {a_death}"),

@@ -8,12 +8,12 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, BeforeValidator, Field
 from pydantic_core import PydanticCustomError
 
-from segue.records import Capacity, Value
+from segue.records import Capacity, FiniteValue
 
 _NAME = r"^[^/]+/[^/]+$"
 
 
-class SpotPool(Value):
+class SpotPool(FiniteValue):
     """One place to get spot capacity from: a zone, an instance type."""
 
     deployment: str = Field(pattern=_NAME, description="Deployment that runs segments there.")
@@ -45,7 +45,7 @@ SpotPools = Annotated[
 ]
 
 
-class PoolSpec(Value):
+class PoolSpec(FiniteValue):
     """Which Prefect deployment runs a segment on which capacity, and for how much an hour."""
 
     spot: SpotPools = Field(

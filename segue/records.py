@@ -22,6 +22,13 @@ class Value(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="strings")
 
 
+class FiniteValue(Value):
+    """A part of a run spec: what a person asks for is finite, while what a run measures, a loss, may be nan."""
+
+    # JSON has no infinity: it would come back from the log or from Prefect as a string, and no policy can plan with it.
+    model_config = ConfigDict(allow_inf_nan=False)
+
+
 class Record(Value):
     """A frozen document with a schema version."""
 

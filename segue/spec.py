@@ -12,16 +12,16 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, Self
 
-from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, JsonValue, ValidationError, model_validator
+from pydantic import AwareDatetime, BaseModel, Field, JsonValue, ValidationError, model_validator
 
 from segue.errors import DeadlinePassedError, SpecError
 from segue.pools import PoolSpec
-from segue.records import Record, Value
+from segue.records import FiniteValue, Record
 
 _Model = typing.TypeVar("_Model", bound=BaseModel)
 
 
-class StoreSpec(Value):
+class StoreSpec(FiniteValue):
     """Where a run lives. Credentials are never part of it: boto3 finds them."""
 
     url: str = Field(".segue/store", description="A folder, file:///folder, or s3://bucket/prefix.")
@@ -40,7 +40,7 @@ class StoreSpec(Value):
         return _parsed(cls, data, source=source)
 
 
-class CheckpointSpec(Value):
+class CheckpointSpec(FiniteValue):
     """How often to commit and what to keep."""
 
     every_steps: int | None = Field(None, gt=0, description="Commit every so many steps.")
@@ -75,7 +75,7 @@ class CheckpointSpec(Value):
 MOST_WITNESS_STEPS = 64
 
 
-class ContinuitySpec(Value):
+class ContinuitySpec(FiniteValue):
     """How much of a resume is replayed."""
 
     witness_steps: int = Field(
@@ -92,7 +92,7 @@ class ContinuitySpec(Value):
 OnAnomaly = typing.Literal["off", "rollback", "skip"]
 
 
-class AnomalySpec(Value):
+class AnomalySpec(FiniteValue):
     """What to do about a step whose numbers go bad. It is never committed, unless it is not looked for."""
 
     non_finite: OnAnomaly = Field(
@@ -111,7 +111,7 @@ class AnomalySpec(Value):
         return self.non_finite if kind == "non_finite" else self.spikes
 
 
-class PolicySpec(Value):
+class PolicySpec(FiniteValue):
     """When to leave spot, and when to come back. Priors are used until the run has measured its own values."""
 
     name: typing.Literal[
@@ -163,7 +163,7 @@ class PolicySpec(Value):
         return self
 
 
-class LivenessSpec(Value):
+class LivenessSpec(FiniteValue):
     """How a living attempt is told from a dead one."""
 
     heartbeat_seconds: float = Field(2.0, gt=0, description="Seconds between two signs of life.")
@@ -175,11 +175,8 @@ class LivenessSpec(Value):
     start_seconds: float = Field(900.0, gt=0, description="Longest wait for capacity when no deadline bounds it.")
 
 
-class RunSpec(Record):
+class RunSpec(FiniteValue, Record):
     """What a person asks for: program, goal, deadline, store, capacity."""
-
-    # JSON has no infinity: it would come back from the log or from Prefect as a string, and the recipe would see that.
-    model_config = ConfigDict(allow_inf_nan=False)
 
     run_id: str = Field(
         pattern=r"^[a-z0-9][a-z0-9._-]{0,62}$", description="Names the run; the same id goes on with it."

@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import time
+import typing
+from collections.abc import Iterator
 from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 
 import pytest
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
+from pydantic.fields import FieldInfo
 
 from segue.errors import DeadlinePassedError, SpecError
-from segue.spec import RunSpec, StoreSpec, parse_deadline, read_toml
+from segue.spec import PolicySpec, RunSpec, StoreSpec, parse_deadline, read_toml
 
 LEAST = {"run_id": "nightly", "recipe": "examples.flights:build", "steps": 100}
+DOCS = Path(__file__).parents[1] / "docs/run-spec.md"
 NOW = datetime(2026, 6, 1, 12, 0, tzinfo=UTC)
 
 TOML = """
@@ -137,6 +142,78 @@ def test_a_spec_and_its_parts_are_frozen():
 )
 def test_a_wrong_field_is_named_by_its_path_with_the_mend(fields, said):
     assert said in refusal(**fields)
+
+
+@pytest.mark.parametrize("number", ["inf", "-inf", "nan"])
+@pytest.mark.parametrize(
+    ("toml", "field"),
+    [
+        ("grace_seconds = {}", "grace_seconds"),
+        ("[checkpoints]\nevery_seconds = {}", "checkpoints.every_seconds"),
+        ("[checkpoints]\nmax_work_at_risk_seconds = {}", "checkpoints.max_work_at_risk_seconds"),
+        ("[anomalies]\nspike_factor = {}", "anomalies.spike_factor"),
+        ("[policy]\nchangeover_seconds = {}", "policy.changeover_seconds"),
+        ("[policy]\ndetection_seconds = {}", "policy.detection_seconds"),
+        ("[policy]\nstep_seconds = {}", "policy.step_seconds"),
+        ("[policy]\nmargin_share = {}", "policy.margin_share"),
+        ("[policy.parameters]\nprior_weight = {}", "policy.parameters.prior_weight"),
+        ("[liveness]\nlease_seconds = {}", "liveness.lease_seconds"),
+        ("[liveness]\nstart_seconds = {}", "liveness.start_seconds"),
+        ("[pools]\nspot_price = {}", "pools.spot_price"),
+        ("[pools]\non_demand_price = {}", "pools.on_demand_price"),
+        ("[[pools.spot]]\ndeployment = 'segment/a'\nprice = {}", "pools.spot.0.price"),
+    ],
+)
+def test_what_is_no_finite_number_is_refused(tmp_path, toml, field, number):
+    path = tmp_path / "run.toml"
+    path.write_text("run_id = 'nightly'\nrecipe = 'a.b:c'\nsteps = 3\n" + toml.format(number) + "\n")
+    with pytest.raises(SpecError) as caught:
+        RunSpec.from_toml(path)
+    assert f"{field}: input should be a finite number (got {number})" in str(caught.value)
+
+
+def specs(model: type[BaseModel], path: str = "") -> Iterator[tuple[str, type[BaseModel], FieldInfo]]:
+    """Every field of a spec and of the specs in it, by its dotted path."""
+    for name, field in model.model_fields.items():
+        if name == "schema_version":
+            continue
+        yield f"{path}{name}", model, field
+        for inner in parts(field.annotation):
+            yield from specs(inner, f"{path}{name}.")
+
+
+def parts(annotation: object) -> set[type[BaseModel]]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return {annotation}
+    return {part for inner in typing.get_args(annotation) for part in parts(inner)}
+
+
+FIELDS = list(specs(RunSpec))
+
+
+def test_every_part_of_a_spec_refuses_what_is_not_finite():
+    assert {model.__name__ for _, model, _ in FIELDS} >= {"RunSpec", "PolicySpec", "PoolSpec", "SpotPool"}
+    assert [path for path, model, _ in FIELDS if model.model_config.get("allow_inf_nan") is not False] == []
+
+
+def test_every_field_is_in_the_docs_with_its_default_and_what_it_means():
+    rows = [line for line in DOCS.read_text().splitlines() if line.startswith("| `")]
+    told = {line.split("`")[1]: line for line in rows}
+    assert len(told) == len(rows), "a field is told twice"
+    tables = {path.rpartition(".")[0] for path, _, _ in FIELDS}
+    fields = {path: field for path, _, field in FIELDS if path not in tables or path == "pools.spot"}
+    assert set(told) == set(fields)
+    for path, field in fields.items():
+        assert field.description, path
+        if not field.is_required() and field.default_factory is None and path != "pools.spot":
+            assert f"| {field.default!r} |" in told[path], path
+
+
+def test_the_docs_name_every_policy():
+    line = next(line for line in DOCS.read_text().splitlines() if line.startswith("| `policy.name`"))
+    names = typing.get_args(PolicySpec.model_fields["name"].annotation)
+    assert len(names) == 8
+    assert [name for name in names if not re.search(rf"\b{name}\b", line)] == []
 
 
 def test_all_wrong_fields_are_told_at_once():

@@ -17,7 +17,9 @@ from segue.deadline import clamp
 from segue.deadline.choice import named_policy
 from segue.deadline.comparison import Contender, Rows, as_published, outcome_on
 from segue.deadline.estimates import Situation
+from segue.deadline.plan import Plan
 from segue.deadline.policies import Capped, Greedy, OnDemandOnly, Policy, SpotOnly, UniformProgress
+from segue.deadline.quick import QuickPlan
 from segue.deadline.simulator import Outcome, simulate
 from segue.deadline.spells import preemptions
 from segue.deadline.view import Floats, Job
@@ -134,17 +136,17 @@ def forecast(spec: RunSpec, here: Situation, rows: Sequence[Rows], *, job: Job, 
     `lost_seconds` of spot time are paid again for each preemption.
     """
     planned = planned_policy(spec, here, job)
-    others = [
-        Contender("uniform_progress", UniformProgress(), as_published("uniform_progress", job)),
-        Contender("greedy", Greedy(), as_published("greedy", job)),
-        Contender("on_demand_only", OnDemandOnly(), as_published("on_demand_only", job)),
-    ]
-    if spec.deadline is None:
-        others = others[-1:]  # The rules of when to leave spot need a deadline.
-    others = [other for other in others if other.label != planned.label]
+    simulated = [planned]
+    if spec.deadline is not None:  # The rules of when to leave spot need one.
+        rules: dict[str, Policy] = {"uniform_progress": UniformProgress(), "greedy": Greedy()}
+        others = {name: rule for name, rule in rules.items() if name != planned.label}
+        simulated += [Contender(name, rule, as_published(name, job)) for name, rule in others.items()]
     whole = job.price_ratio * (job.work_seconds + job.changeover_seconds)
-    price = spec.pools.spot_price / 3600
-    told = [_expected(one, outcome_on(rows, one), whole, lost_seconds, price) for one in (planned, *others)]
+    # The job's unit is the cheapest listed pool's price, which `spot_price` need not be.
+    price = spec.pools.on_demand_price / job.price_ratio / 3600
+    told = [_expected(one, outcome_on(rows, one), whole, lost_seconds, price) for one in simulated]
+    if planned.label != "on_demand_only":
+        told.append(_on_demand(job, whole * price))
     return Forecast(tuple(told), told[0].preemptions * lost_seconds)
 
 
@@ -157,13 +159,15 @@ def sample(spec: RunSpec, here: Situation, rows: Sequence[Rows], *, job: Job) ->
 
 
 def planned_policy(spec: RunSpec, here: Situation, job: Job) -> Contender:
-    """What will decide in the run, as far as the clamp lets it."""
+    """What will decide in the run, as far as the clamp lets it; PLAN on tables that are quickly made."""
     name = spec.policy.name
-    if not clamp.permits_spot(here):
+    if spec.pools.price_ratio <= 1 or not clamp.permits_spot(here):
         return Contender("on_demand_only", OnDemandOnly(), as_published("on_demand_only", job))
     if spec.deadline is None and name != "on_demand_only":
         return Contender(name, SpotOnly(), job)
     policy: Policy = named_policy(name, dict(spec.policy.parameters))
+    if isinstance(policy, Plan):
+        policy = QuickPlan(prior_weight=policy.prior_weight, reach=policy.reach)
     bound = spec.policy.max_preemptions
     return Contender(name, policy if bound is None else Capped(policy, bound), as_published(name, job))
 
@@ -182,6 +186,13 @@ def _expected(one: Contender, outcome: Outcome, whole: float, lost: float, price
         preemptions=float(outcome.preemptions.mean()),
         finish_seconds=float(outcome.finished_seconds[done].mean()) if done.any() else one.job.total_seconds,
     )
+
+
+def _on_demand(job: Job, cost: float) -> Expected:
+    """On-demand only, of which nothing is left to chance."""
+    takes = job.work_seconds + job.changeover_seconds
+    is_late = takes > job.total_seconds + 1e-6
+    return Expected("on_demand_only", cost, cost, cost, 1.0, float(is_late), 0.0, takes)
 
 
 def without_measures(history: History) -> History:

@@ -6,6 +6,7 @@ import json
 import socket
 import subprocess
 import sys
+import time
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -70,6 +71,7 @@ def test_people_get_sentences_and_a_table(tmp_path):
         "work  10.0 h (3600 steps of 10 s, policy.step_seconds)",
         "chance of lateness  0: the clamp goes on-demand while that still makes it",
         "of on-demand only (30.3)",
+        "figures from  20 simulated runs, seed 0",
         "latest safe moment",
         "uniform_progress",
     ):
@@ -131,6 +133,36 @@ def test_a_store_that_cannot_be_read_is_told_and_the_plan_made_all_the_same(desk
         facts = desk.told("plan", "run.toml", *store, "--deadline", "+20h", *FEW)
     assert facts["notes"][0].startswith("the run's log was not read: store s3://bucket: ")
     assert facts["committed_step"] == 0
+
+
+def test_with_several_pools_the_on_demand_row_is_the_headlines_on_demand_cost(desk):
+    prices = "\non_demand_price = 4.4\n[[pools.spot]]\ndeployment = 's/a'\nprice = 2.2\n"
+    prices += "[[pools.spot]]\ndeployment = 's/b'\nprice = 2.6\n"
+    desk.write("pools.toml", HOURS.partition("spot_price")[0] + prices)
+    facts = desk.told("plan", "pools.toml", "--deadline", "+20h", *FEW)
+    *rest, on_demand = facts["policies"]
+    assert (on_demand["policy"], on_demand["cost"]) == ("on_demand_only", pytest.approx(facts["on_demand_cost"]))
+    assert facts["on_demand_cost"] == pytest.approx(10.1 * 4.4)
+    assert all(one["cost"] == pytest.approx(one["cost_share"] * facts["on_demand_cost"]) for one in rest)
+
+
+def test_where_spot_is_not_cheaper_on_demand_is_planned_with_a_word(desk):
+    desk.write("dear.toml", HOURS.replace("spot_price = 1.0", "spot_price = 3.0"))
+    facts = desk.told("plan", "dear.toml", "--deadline", "+20h", *FEW)
+    assert (facts["policy"], facts["notes"]) == ("on_demand_only", ["no spot pool is cheaper than on-demand"])
+
+
+def test_a_month_ahead_is_planned_within_seconds(desk):
+    begun = time.process_time()
+    desk.told("plan", "run.toml", "--deadline", "+30d", "--work", "24h")
+    assert time.process_time() - begun < 3.0  # It takes one on an idle machine.
+
+
+@pytest.mark.parametrize("number", ["inf", "1e999"])
+@pytest.mark.parametrize("option", ["--step-seconds", "--save-seconds"])
+def test_options_that_are_no_finite_numbers_are_refused(desk, option, number):
+    said = desk.refused("plan", "run.toml", "--deadline", "+20h", option, number)
+    assert f"{option}: inf is not a finite number" in said
 
 
 def test_the_clamp_that_permits_no_spot_is_told(desk):

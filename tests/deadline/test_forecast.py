@@ -8,7 +8,7 @@ from datetime import timedelta
 import numpy as np
 import pytest
 
-from segue.deadline.comparison import Rows
+from segue.deadline.comparison import Contender, Rows, as_published, outcome_on
 from segue.deadline.estimates import situation
 from segue.deadline.forecast import (
     SAMPLES,
@@ -87,6 +87,30 @@ def test_work_lost_to_a_death_is_paid_again():
     assert dearer.policies[-1].cost == plain.policies[-1].cost
 
 
+@pytest.mark.parametrize("policy", ["plan", "greedy", "on_demand_only"])
+def test_prices_of_several_pools_are_in_the_specs_money(policy):
+    # The cheapest listed pool is dearer than `spot_price`, which none of them costs.
+    spot = [{"deployment": "s/a", "price": 2.2}, {"deployment": "s/b", "price": 2.6}]
+    asked = spec(policy={"name": policy}, pools={"spot": spot, "on_demand_price": 4.4})
+    told = {one.policy: one for one in expected(asked, rows(True)).policies}
+    assert {"greedy", "on_demand_only", policy} <= set(told)
+    assert told["on_demand_only"].cost == pytest.approx(4.4 * 7 / 6)
+    assert told["greedy"].cost == pytest.approx(2.2 * 7 / 6)
+    assert told["greedy"].cost_share == pytest.approx(0.5)
+
+
+@pytest.mark.parametrize("up", [True, False])
+@pytest.mark.parametrize("left", [4.0, 1.1])
+def test_what_on_demand_only_comes_to_is_what_its_simulation_says(up, left):
+    asked = spec(left * HOUR)
+    job = job_ahead(asked, here(asked))
+    alone = Contender("on_demand_only", OnDemandOnly(), as_published("on_demand_only", job))
+    simulated, told = outcome_on(rows(up), alone), expected(spec(left * HOUR), rows(up)).policies[-1]
+    assert told.cost == pytest.approx(simulated.cost.mean() * 2 / 3600)
+    assert told.late_share == simulated.is_late.mean()
+    assert told.finish_seconds == pytest.approx(simulated.finished_seconds.mean())
+
+
 def test_a_dozen_runs_are_told_in_full():
     asked = spec()
     told = sample(asked, here(asked), rows(True, True, False), job=job_ahead(asked, here(asked)))
@@ -124,6 +148,14 @@ def test_where_the_clamp_permits_no_spot_the_plan_is_on_demand():
     for left, kind in ((5137.0, Greedy), (5136.0, OnDemandOnly)):
         asked = spec(left)
         assert isinstance(planned_policy(asked, here(asked), job_ahead(asked, here(asked))).policy, kind)
+
+
+@pytest.mark.parametrize(("price", "kind"), [(5.99, Greedy), (6.0, OnDemandOnly), (7.0, OnDemandOnly)])
+@pytest.mark.parametrize("left", [4 * HOUR, None])
+def test_where_no_spot_is_cheaper_the_plan_is_on_demand(price, kind, left):
+    asked = spec(left, pools={"spot_price": price, "on_demand_price": 6.0})
+    policy = planned_policy(asked, here(asked), job_ahead(asked, here(asked))).policy
+    assert isinstance(policy, SpotOnly if left is None and kind is Greedy else kind)
 
 
 def test_a_bound_on_preemptions_is_part_of_the_plan():
