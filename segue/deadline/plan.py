@@ -15,8 +15,8 @@ _GRID = 1.5
 """Between two factors that tables are solved for: a hazard off by a quarter costs less than the noise of one run."""
 _COARSEST_SECONDS = 600.0
 _SLACK_STEPS, _WORK_STEPS, _BOOT_STEPS, _HORIZON_STEPS, _STEPS = 60, 8, 12, 600, 800
-_ABSURD = 2.0
-"""No plan costs more than so many times on-demand alone, but a rounding of next to nothing may."""
+_ABSURD = 1.5
+"""No plan costs more than on-demand alone, but roundings do; beyond so much of it they are nonsense."""
 
 
 @dataclass(frozen=True)
@@ -49,14 +49,18 @@ class Plan:
         up, down = (self._rounded(values) for values in factors(view.seen, weight=self.prior_weight))
         cost = float(self._table(view.job, float(up[0]), float(down[0])).cost(view)[0])
         whole = float(view.job.price_ratio * (view.work_seconds + view.job.changeover_seconds)[0])
-        return cost / whole if 0.0 < cost < _ABSURD * whole else None
+        return min(cost / whole, 1.0) if 0.0 < cost < _ABSURD * whole else None
+
+    def solved(self, job: Job, up_factor: float, down_factor: float) -> Table:
+        """The table of a job for hazards by these factors of the published ones."""
+        return table_for(job, up_factor, down_factor)
 
     def _table(self, job: Job, up_factor: float, down_factor: float) -> Table:
         key = (job, up_factor, down_factor)
         if key not in self._tables:
             if self._tables and next(iter(self._tables))[0] != job:
                 self._tables.clear()
-            self._tables[key] = table_for(job, up_factor, down_factor)
+            self._tables[key] = self.solved(job, up_factor, down_factor)
         return self._tables[key]
 
     def _rounded(self, values: Floats) -> Floats:

@@ -4,14 +4,10 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from functools import lru_cache
 
-import numpy as np
-
-from segue.deadline.hazards import factors
 from segue.deadline.plan import Plan, table_for
 from segue.deadline.table import Table, solve
-from segue.deadline.view import Job, View, Wishes
+from segue.deadline.view import Job
 
 _CELLS = 50_000.0
 """Steps of time left times steps of slack, which is what a table's solution takes."""
@@ -24,21 +20,11 @@ _BOOT_STEPS = 12
 class QuickPlan(Plan):
     """PLAN with the same hazards; mean costs lie above its own by half a hundredth of on-demand's or less."""
 
-    def choose(self, view: View) -> Wishes:
-        up, down = (self._rounded(values) for values in factors(view.seen, weight=self.prior_weight))
-        wishes = np.empty(view.mode.shape, np.int8)
-        for pair in set(zip(up.tolist(), down.tolist(), strict=True)):
-            these = (up == pair[0]) & (down == pair[1])
-            wishes[these] = quick_table(view.job, *pair).wish(view.only(these))
-        return wishes
-
-
-@lru_cache(maxsize=64)
-def quick_table(job: Job, up_factor: float, down_factor: float) -> Table:
-    """The table that PLAN decides by, or one of a bounded size where that would be too large for a quick look."""
-    slack = max(job.total_seconds - job.work_seconds, 0.0)
-    step = math.sqrt(job.total_seconds * slack / _CELLS)
-    if step <= _FINE_SECONDS:
-        return table_for(job, up_factor, down_factor)
-    step = max(step, job.changeover_seconds / _BOOT_STEPS)
-    return solve(job, step_seconds=step, up_factor=up_factor, down_factor=down_factor)
+    def solved(self, job: Job, up_factor: float, down_factor: float) -> Table:
+        """The table that PLAN decides by, or one of a bounded size where that would be too large for a quick look."""
+        slack = max(job.total_seconds - job.work_seconds, 0.0)
+        step = math.sqrt(job.total_seconds * slack / _CELLS)
+        if step <= _FINE_SECONDS:
+            return table_for(job, up_factor, down_factor)
+        step = max(step, job.changeover_seconds / _BOOT_STEPS)
+        return solve(job, step_seconds=step, up_factor=up_factor, down_factor=down_factor)

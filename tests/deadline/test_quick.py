@@ -8,7 +8,7 @@ import pytest
 from segue.deadline.comparison import Contender, made_rows, outcome_on
 from segue.deadline.forecast import planned_policy
 from segue.deadline.plan import Plan, table_for
-from segue.deadline.quick import QuickPlan, quick_table
+from segue.deadline.quick import QuickPlan
 from segue.deadline.view import Job
 from tests.deadline.test_forecast import here, job_ahead, spec
 
@@ -23,7 +23,7 @@ def job(total: float, work: float, changeover: float = 120.0) -> Job:
 @pytest.mark.parametrize("total", [3 * HOUR, 34 * HOUR])
 def test_a_short_job_is_decided_by_the_tables_of_the_run(total):
     asked = job(total, 0.7 * total)
-    quick, own = quick_table(asked, 1.0, 1.5), table_for(asked, 1.0, 1.5)
+    quick, own = QuickPlan().solved(asked, 1.0, 1.5), table_for(asked, 1.0, 1.5)
     assert quick.step_seconds == own.step_seconds
     assert np.array_equal(quick.wishes, own.wishes)
 
@@ -33,7 +33,7 @@ def test_a_short_job_is_decided_by_the_tables_of_the_run(total):
     [job(7 * DAY, DAY), job(11 * DAY, DAY), job(30 * DAY, 7 * DAY), job(365 * DAY, HOUR), job(30 * DAY, DAY, 2 * DAY)],
 )
 def test_a_table_is_never_larger_than_a_quick_look_allows(asked):
-    steps, _, slacks = quick_table(asked, 1.0, 1.0).wishes.shape
+    steps, _, slacks = QuickPlan().solved(asked, 1.0, 1.0).wishes.shape
     assert steps * slacks < 55_000
 
 
