@@ -147,7 +147,7 @@ def _judged(found: dict[str, dict[str, list[Any]]], name: str) -> dict[str, Any]
     vs = {other: _ratios(found, name, other) for other in ("on_demand_only", "uniform_progress")}
     by_trace = {trace: _vs_optimum(of, name) for trace, of in found.items()}
     optimum = np.concatenate(list(by_trace.values()))
-    low, high = _interval(optimum)
+    low, high = _interval(list(by_trace.values()))
     return {
         "cost_vs_on_demand": round(float(vs["on_demand_only"].mean()), 4),
         "cost_vs_optimum": round(float(optimum.mean()), 4),
@@ -155,6 +155,7 @@ def _judged(found: dict[str, dict[str, list[Any]]], name: str) -> dict[str, Any]
         "cost_vs_optimum_high": round(high, 4),
         "p95_vs_optimum": round(float(np.quantile(optimum, 0.95)), 4),
         "vs_uniform_progress": round(float(vs["uniform_progress"].mean()), 4),
+        "total_vs_uniform_progress": round(_total(found, name) / _total(found, "uniform_progress"), 4),
         "misses": sum(column.late for column in columns),
         "runs": len(optimum),
         "spot_hours": round(float(np.mean([column.spot_hours for column in columns])), 2),
@@ -173,8 +174,13 @@ def _vs_optimum(columns: dict[str, list[Any]], name: str) -> Floats:
     return np.concatenate([column.cost / best for column, best in pairs])
 
 
-def _interval(values: Floats, *, samples: int = 1000) -> tuple[float, float]:
-    """A 95 % bootstrap interval of the mean."""
+def _total(found: dict[str, dict[str, list[Any]]], name: str) -> float:
+    return sum(float(column.cost.sum()) for of in found.values() for column in of[name])
+
+
+def _interval(by_trace: list[Floats], *, samples: int = 2000) -> tuple[float, float]:
+    """A 95 % bootstrap interval of the mean, over traces: runs of one trace overlap and tell the same."""
     random = np.random.default_rng(0)
-    means = [values[random.integers(0, len(values), len(values))].mean() for _ in range(samples)]
+    own = np.array([ratios.mean() for ratios in by_trace])
+    means = [own[random.integers(0, len(own), len(own))].mean() for _ in range(samples)]
     return float(np.quantile(means, 0.025)), float(np.quantile(means, 0.975))

@@ -27,6 +27,7 @@ _COLUMNS = {
     "to": "cost_vs_optimum_high",
     "95th of\n100": "p95_vs_optimum",
     "x Uniform\nProgress": "vs_uniform_progress",
+    "in\ntotal": "total_vs_uniform_progress",
     "spot\nhours": "spot_hours",
     "on-demand\nhours": "on_demand_hours",
     "misses": "misses",
@@ -81,7 +82,7 @@ def show(report: Mapping[str, Any], to: Console) -> None:
     with_handover = "with" if report["handover"] else "without"
     to.print(
         f"{report['runs']} runs a policy on {report['traces']} traces; PLAN and slack_age with {report['knowledge']} "
-        f"knowledge, {with_handover} hand-over; from-to: 95 % bootstrap interval of the mean"
+        f"knowledge, {with_handover} hand-over; from-to: 95 % bootstrap interval of the mean, over traces"
     )
     to.print(
         f"against an enemy: {report['adversarial_misses']} misses in {report['adversarial_runs']} runs; "

@@ -17,9 +17,9 @@ from segue.deadline.view import Flags, Floats, Job
 def cheapest(job: Job, up: Flags, *, tick_seconds: float) -> Floats:
     """The least cost for each row of `up` (runs, ticks), in spot seconds; infinite where no way is in time.
 
-    The price ratio is taken to the nearest eighth, so that costs lie on a grid.
+    The price ratio is taken to the nearest fraction with a denominator of at most 20, so that costs lie on a grid.
     """
-    ratio = Fraction(job.price_ratio).limit_denominator(8)
+    ratio = Fraction(job.price_ratio).limit_denominator(20)
     unit, k = ratio.denominator, ratio.numerator
     runs = len(up)
     ticks = int(job.total_seconds // tick_seconds)

@@ -177,8 +177,8 @@ class SpareKeeper:
                 self._order(sent, "boot", "spot is wanted again", at)
                 return False
             no = "not needed: on-demand goes on"
-        elif at - sent.seen_at > self._spec.liveness.start_seconds:
-            no = f"it did not boot within {self._spec.liveness.start_seconds:g} s"
+        elif at - sent.seen_at > (patience := self._spec.liveness.start_seconds + here.changeover_seconds):
+            no = f"it did not boot within {patience:g} s"
         if no is not None:
             self._release(sent, no, is_here=True)
             self._pause(here, at)
