@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.deadline_adversary import adversarial_runs
+from benchmarks.deadline_paper import hours_beside_the_paper
 from benchmarks.deadline_speed import runs_per_second
 from segue.deadline.choice import POLICIES, named_policy
 from segue.deadline.optimum import cheapest
@@ -114,7 +115,7 @@ def measure(options: Options, *, say: Say) -> dict[str, Any]:
         "adversarial_hopeless_unsaid": sum(part["unsaid"] for part in tried),
     }
     say("how fast the simulator is")
-    report |= runs_per_second()
+    report |= runs_per_second() | hours_beside_the_paper(traces)
     return report | {NAMES.get(name, name): _judged(found, name) for name in POLICIES}
 
 

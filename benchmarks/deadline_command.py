@@ -13,6 +13,7 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.deadline_paper import PAPER
 from benchmarks.terminal import leave_as_on_ctrl_c, progress
 from segue.console import console, show_error, show_json
 from segue.deadline.view import Knowledge
@@ -92,6 +93,10 @@ def show(report: Mapping[str, Any], to: Console) -> None:
         f"{report['runs_per_second_uniform_progress']:.0f} runs of 60 hours a second of Uniform Progress, "
         f"{report['runs_per_second_plan']:.0f} of PLAN, on one core"
     )
+    for name, (on_demand, spot) in PAPER.items():
+        if f"paper_{name}_spot_hours" in report:
+            own = f"{report[f'paper_{name}_on_demand_hours']} / {report[f'paper_{name}_spot_hours']}"
+            to.print(f"{name}: {own} hours of work on on-demand / spot; in the paper {on_demand} / {spot}")
     for trace, cost in policies["plan"]["by_trace"].items():
         to.print(f"plan on {trace}: {cost} x optimum", markup=False)
 

@@ -1,0 +1,47 @@
+"""The published baselines against the hours in Table 3 of "Can't Be Late" (NSDI 2024), on the paper's own traces.
+
+Those of 2022 (`a22-...`) are public. C = 48 h; D = 60 h and d = .1 h are how the paper's hours are met. Hours are of
+work: what a start takes is not in them, so that both sum to C, as the paper's do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from segue.deadline.choice import named_policy
+from segue.deadline.simulator import simulate
+from segue.deadline.traces import Trace, windows
+from segue.deadline.view import Floats, Job, Mode
+
+HOUR = 3600.0
+PAPER = {"greedy": (30.8, 17.2), "uniform_progress": (25.1, 22.9)}
+"""Hours on on-demand and on spot."""
+_JOB = Job(60 * HOUR, 48 * HOUR, 0.1 * HOUR, knowledge="free", handover=False)
+
+
+def hours_beside_the_paper(traces: Sequence[Trace], *, starts: int = 60) -> dict[str, float]:
+    """Hours of work on each capacity, and how far they are from the paper's; nothing without its traces."""
+    own = [trace for trace in traces if trace.name.startswith("a22")]
+    if not own:
+        return {}
+    found: dict[str, float] = {}
+    for name, (paper_on_demand, paper_spot) in PAPER.items():
+        on_demand = float(np.mean([_on_demand_hours(name, trace, starts).mean() for trace in own]))
+        spot = _JOB.work_seconds / HOUR - on_demand
+        found[f"paper_{name}_on_demand_hours"] = round(on_demand, 2)
+        found[f"paper_{name}_spot_hours"] = round(spot, 2)
+        found[f"paper_{name}_off_share"] = round(
+            max(abs(on_demand / paper_on_demand - 1), abs(spot / paper_spot - 1)), 4
+        )
+    return found
+
+
+def _on_demand_hours(name: str, trace: Trace, starts: int) -> Floats:
+    up = windows(trace, seconds=_JOB.total_seconds, count=starts, random=np.random.default_rng(1))
+    made = simulate(named_policy(name), _JOB, up, tick_seconds=trace.tick_seconds, traced=True)
+    assert made.modes is not None
+    before = np.concatenate([np.full((len(up), 1), Mode.IDLE), made.modes[:, :-1]], axis=1)
+    begun = ((made.modes == Mode.ON_DEMAND) & (before != Mode.ON_DEMAND)).sum(axis=1)
+    return np.asarray((made.on_demand_seconds - begun * _JOB.changeover_seconds) / HOUR)

@@ -1,0 +1,87 @@
+"""The deadline benchmark's figures come from its runs: on traces small enough to count by hand."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+from benchmarks.deadline import NAMES, Options, measure, settings
+from benchmarks.deadline_adversary import Enemy, adversarial_runs
+from benchmarks.deadline_paper import hours_beside_the_paper
+from segue.deadline.choice import POLICIES
+from segue.deadline.traces import Trace
+
+KEYS = {
+    *("cost_vs_on_demand", "cost_vs_optimum", "p95_vs_optimum", "vs_uniform_progress", "misses", "runs"),
+    *("total_vs_uniform_progress", "cost_vs_optimum_low", "cost_vs_optimum_high", "by_trace"),
+}
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("traces")
+    for name, up in (("a22-always", 1), ("a22-never", 0)):
+        document = {"metadata": {"gap_seconds": 3600}, "data": [up] * 100}
+        (folder / f"{name}.json").write_text(json.dumps(document))
+    said: list[str] = []
+    made = measure(Options(folder, starts=1, adversarial=64, jobs=2), say=said.append)
+    assert "2 of 2 traces" in said
+    return made
+
+
+def test_every_policy_has_its_figures(report):
+    assert {NAMES.get(name, name) for name in POLICIES} <= report.keys()
+    for name in POLICIES:
+        row = report[NAMES.get(name, name)]
+        assert row.keys() >= KEYS
+        assert (row["misses"], row["runs"]) == (0, 2 * 24)
+        assert set(row["by_trace"]) == {"a22-always", "a22-never"}
+        assert row["cost_vs_optimum_low"] <= row["cost_vs_optimum"] <= row["cost_vs_optimum_high"]
+
+
+def test_where_spot_always_is_or_never_the_optimum_is_known(report):
+    # Three times as dear where spot is there to the end; nothing else to be had where it is not.
+    assert report["on_demand"]["by_trace"] == {"a22-always": 3.0, "a22-never": 1.0}
+    assert report["greedy"]["by_trace"] == {"a22-always": 1.0, "a22-never": 1.0}
+    assert report["uniform_progress"]["vs_uniform_progress"] == 1.0
+    # Once it is ahead of its line it lets on-demand go, and has to start it again.
+    assert report["uniform_progress"]["by_trace"]["a22-always"] == 1.0
+    assert 1.0 < report["uniform_progress"]["by_trace"]["a22-never"] < 1.1
+    assert report["on_demand"]["total_vs_uniform_progress"] == pytest.approx(6 / 4, rel=0.1)
+
+
+def test_enemies_make_nobody_late_that_could_be_in_time_and_the_rest_says_so(report):
+    assert report["adversarial_runs"] == 2 * 64
+    assert report["adversarial_misses"] == report["adversarial_hopeless_unsaid"] == 0
+    some = adversarial_runs(3, 300, seed=1)
+    assert some["runs"] == 300 * len(POLICIES)
+    assert some["misses"] == some["unsaid"] == 0
+
+
+def test_an_enemy_comes_and_goes_by_where_each_run_is():
+    enemy = Enemy(2000, np.random.default_rng(0))
+    kept = np.zeros(3)
+    for mode in range(3):
+        before = enemy.at(2 * mode, np.full(2000, mode, np.int8))
+        kept[mode] = (enemy.at(2 * mode + 1, np.full(2000, mode, np.int8)) == before).mean()
+    assert ((kept > 0.3) & (kept < 0.7)).all()
+
+
+def test_without_a_clamp_the_enemy_wins(monkeypatch):
+    monkeypatch.setattr("segue.deadline.clamp.permits", lambda slack, **_: np.ones(slack.shape, bool))
+    assert adversarial_runs(0, 200, seed=0)["misses"] > 20
+
+
+def test_the_paper_is_compared_only_on_its_own_traces():
+    always = Trace("a22-x", 600.0, np.ones(800, bool))
+    assert hours_beside_the_paper([Trace("p23-x", 600.0, always.up)]) == {}
+    found = hours_beside_the_paper([always], starts=2)
+    assert (found["paper_greedy_on_demand_hours"], found["paper_greedy_spot_hours"]) == (0.0, 48.0)
+
+
+def test_short_traces_get_half_of_the_work():
+    short, long = (Trace("x", 600.0, np.ones(int(hours * 6), bool)) for hours in (191, 193))
+    assert {setting.job.work_seconds for setting in settings(short)} == {24 * 3600.0}
+    assert {setting.job.work_seconds for setting in settings(long)} == {48 * 3600.0}
