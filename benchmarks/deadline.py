@@ -143,7 +143,10 @@ def _on_trace(trace: Trace, *, options: Options) -> dict[str, list[Any]]:
 
 
 def _judged(found: dict[str, dict[str, list[Any]]], name: str) -> dict[str, Any]:
-    """One policy over all traces. Ratios are of each run to the same run of the other, then averaged."""
+    """One policy over all traces.
+
+    Ratios are of each run to the same run of the other, then averaged; against Uniform Progress also of all costs.
+    """
     columns = [column for of in found.values() for column in of[name]]
     vs = {other: _ratios(found, name, other) for other in ("on_demand_only", "uniform_progress")}
     by_trace = {trace: _vs_optimum(of, name) for trace, of in found.items()}
@@ -155,8 +158,8 @@ def _judged(found: dict[str, dict[str, list[Any]]], name: str) -> dict[str, Any]
         "cost_vs_optimum_low": round(low, 4),
         "cost_vs_optimum_high": round(high, 4),
         "p95_vs_optimum": round(float(np.quantile(optimum, 0.95)), 4),
-        "vs_uniform_progress": round(float(vs["uniform_progress"].mean()), 4),
-        "total_vs_uniform_progress": round(_total(found, name) / _total(found, "uniform_progress"), 4),
+        "vs_uniform_progress": round(_total(found, name) / _total(found, "uniform_progress"), 4),
+        "mean_vs_uniform_progress": round(float(vs["uniform_progress"].mean()), 4),
         "misses": sum(column.late for column in columns),
         "runs": len(optimum),
         "spot_hours": round(float(np.mean([column.spot_hours for column in columns])), 2),

@@ -28,7 +28,7 @@ _COLUMNS = {
     "to": "cost_vs_optimum_high",
     "95th of\n100": "p95_vs_optimum",
     "x Uniform\nProgress": "vs_uniform_progress",
-    "in\ntotal": "total_vs_uniform_progress",
+    "by\nrun": "mean_vs_uniform_progress",
     "spot\nhours": "spot_hours",
     "on-demand\nhours": "on_demand_hours",
     "misses": "misses",

@@ -15,8 +15,8 @@ _GRID = 1.5
 """Between two factors that tables are solved for: a hazard off by a quarter costs less than the noise of one run."""
 _COARSEST_SECONDS = 600.0
 _SLACK_STEPS, _WORK_STEPS, _BOOT_STEPS, _HORIZON_STEPS, _STEPS = 60, 8, 12, 600, 800
-_ABSURD = 1.5
-"""No plan costs more than on-demand alone, but roundings do; beyond so much of it they are nonsense."""
+_ABSURD = 1.02
+"""No plan costs more than on-demand alone, but roundings do; beyond so much of it they say nothing."""
 
 
 @dataclass(frozen=True)

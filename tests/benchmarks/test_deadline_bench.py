@@ -15,7 +15,7 @@ from segue.deadline.traces import Trace
 
 KEYS = {
     *("cost_vs_on_demand", "cost_vs_optimum", "p95_vs_optimum", "vs_uniform_progress", "misses", "runs"),
-    *("total_vs_uniform_progress", "cost_vs_optimum_low", "cost_vs_optimum_high", "by_trace"),
+    *("mean_vs_uniform_progress", "cost_vs_optimum_low", "cost_vs_optimum_high", "by_trace"),
 }
 
 
@@ -49,7 +49,7 @@ def test_where_spot_always_is_or_never_the_optimum_is_known(report):
     # Once it is ahead of its line it lets on-demand go, and has to start it again.
     assert report["uniform_progress"]["by_trace"]["a22-always"] == 1.0
     assert 1.0 < report["uniform_progress"]["by_trace"]["a22-never"] < 1.1
-    assert report["on_demand"]["total_vs_uniform_progress"] == pytest.approx(6 / 4, rel=0.1)
+    assert report["on_demand"]["vs_uniform_progress"] == pytest.approx(6 / 4, rel=0.1)
 
 
 def test_enemies_make_nobody_late_that_could_be_in_time_and_the_rest_says_so(report):
