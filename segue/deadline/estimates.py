@@ -155,8 +155,3 @@ def _changeover_of(attempt: Attempt, history: History) -> float | None:
     # Two machines' wall clocks: an estimate, which is why it can only lengthen the prior.
     boot = (claim.written_at - decided.written_at).total_seconds() if decided else 0.0
     return max(boot, 0.0) + report.startup_seconds
-
-
-def paid_seconds(history: History) -> dict[Capacity, float]:
-    """Seconds on each capacity, as far as reports tell."""
-    return {capacity: history.seconds_on(capacity) for capacity in Capacity}

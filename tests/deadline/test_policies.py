@@ -9,6 +9,7 @@ from segue.deadline.choice import POLICIES, named_policy
 from segue.deadline.handover import COME_BACK
 from segue.deadline.policies import Capped, Greedy, SpotOnly, UniformProgress
 from segue.deadline.view import Job, Mode, Spells, View
+from segue.spec import PolicySpec
 
 HOUR = 3600.0
 IDLE, SPOT, ON_DEMAND = Mode.IDLE, Mode.SPOT, Mode.ON_DEMAND
@@ -120,3 +121,10 @@ def test_a_policy_judges_each_run_by_itself(name):
 def test_a_wrong_parameter_is_named_with_those_that_are_right(name, parameters, said):
     with pytest.raises(ValueError, match=said):
         named_policy(name, parameters)
+
+
+def test_a_threshold_is_bounded_in_a_spec_as_the_policy_itself_counts():
+    spec = PolicySpec(name="threshold")
+    assert spec.preemption_bound == named_policy("threshold").preemptions
+    assert PolicySpec(name="threshold", max_preemptions=1).preemption_bound == 1
+    assert PolicySpec(name="plan").preemption_bound is None

@@ -138,3 +138,10 @@ def test_no_policy_beats_the_optimum():
 def test_an_impossible_deadline_has_no_cheapest_way():
     job = Job(total_seconds=HOUR, work_seconds=2 * HOUR, changeover_seconds=0.0)
     assert cheapest(job, ticks("u"), tick_seconds=TICK)[0] == np.inf
+
+
+def test_where_there_is_no_way_back_on_demand_is_kept_to_the_end():
+    job = Job(total_seconds=3 * HOUR, work_seconds=HOUR, changeover_seconds=300.0, may_return=False)
+    one = outcome(UniformProgress(), "dddu", job=job, traced=True)
+    modes = list(one.modes[0])
+    assert set(modes[modes.index(Mode.ON_DEMAND) :]) == {Mode.ON_DEMAND}
