@@ -13,7 +13,7 @@ from typing import ClassVar, Protocol
 import numpy as np
 
 from segue.deadline.hazards import mean_left_seconds
-from segue.deadline.view import Flags, Mode, View, Wishes
+from segue.deadline.view import IDLE, ON_DEMAND, SPOT, Flags, View, Wishes
 
 
 class Policy(Protocol):
@@ -34,7 +34,7 @@ class OnDemandOnly:
     comes_back: ClassVar[bool] = False
 
     def choose(self, view: View) -> Wishes:
-        return np.full(view.mode.shape, Mode.ON_DEMAND, np.int8)
+        return np.full(view.mode.shape, ON_DEMAND, np.int8)
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class SpotOnly:
     comes_back: ClassVar[bool] = False
 
     def choose(self, view: View) -> Wishes:
-        return np.full(view.mode.shape, Mode.SPOT, np.int8)
+        return np.full(view.mode.shape, SPOT, np.int8)
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ class Greedy:
     comes_back: ClassVar[bool] = False
 
     def choose(self, view: View) -> Wishes:
-        return _on_demand_if(_stays(view) | ((view.mode == Mode.IDLE) & _is_net_reached(view)))
+        return _on_demand_if(_stays(view) | ((view.mode == IDLE) & _is_net_reached(view)))
 
 
 @dataclass(frozen=True)
@@ -87,8 +87,8 @@ class TimeSliced:
         now = np.minimum(np.floor(gone / length), self.slices - 1)
         to_end = (now + 1) * length - gone
         due = job.work_seconds * (now + 1) / self.slices - (job.work_seconds - view.work_seconds)
-        behind = (due > 0) & (_stays(view) | ((view.mode == Mode.IDLE) & (to_end < due + 2 * job.changeover_seconds)))
-        return _on_demand_if(behind | ((view.mode == Mode.IDLE) & _is_net_reached(view)))
+        behind = (due > 0) & (_stays(view) | ((view.mode == IDLE) & (to_end < due + 2 * job.changeover_seconds)))
+        return _on_demand_if(behind | ((view.mode == IDLE) & _is_net_reached(view)))
 
 
 @dataclass(frozen=True)
@@ -106,9 +106,9 @@ class UniformProgress:
         done = job.work_seconds - view.work_seconds
         gone = job.total_seconds - view.remaining_seconds
         slope = job.work_seconds / job.total_seconds
-        is_behind = (view.mode == Mode.IDLE) & (done < slope * gone)
+        is_behind = (view.mode == IDLE) & (done < slope * gone)
         is_kept = _stays(view) & (done < slope * (gone + 2 * job.changeover_seconds))
-        return _on_demand_if((~view.is_up & (is_behind | is_kept)) | ((view.mode != Mode.SPOT) & _is_net_reached(view)))
+        return _on_demand_if((~view.is_up & (is_behind | is_kept)) | ((view.mode != SPOT) & _is_net_reached(view)))
 
 
 @dataclass(frozen=True)
@@ -127,11 +127,11 @@ class SlackAge:
     def choose(self, view: View) -> Wishes:
         job = view.job
         up_left, down_left = mean_left_seconds(view.spell_seconds)
-        is_long = ~view.is_up & (view.mode == Mode.IDLE) & (down_left > self.wait_share * view.slack_seconds)
+        is_long = ~view.is_up & (view.mode == IDLE) & (down_left > self.wait_share * view.slack_seconds)
         saved = up_left * (1 - 1 / job.price_ratio)
         is_short = view.is_up & (saved < self.pays_for * job.changeover_seconds)
         is_kept = _stays(view) & (~view.is_up | is_short)
-        return _on_demand_if(is_long | is_kept | ((view.mode != Mode.SPOT) & _is_net_reached(view)))
+        return _on_demand_if(is_long | is_kept | ((view.mode != SPOT) & _is_net_reached(view)))
 
 
 @dataclass(frozen=True)
@@ -147,15 +147,15 @@ class Capped:
 
     def choose(self, view: View) -> Wishes:
         capped = view.preemptions >= self.preemptions
-        return np.where(capped, np.int8(Mode.ON_DEMAND), self.policy.choose(view))
+        return np.where(capped, ON_DEMAND, self.policy.choose(view))
 
 
 def _on_demand_if(there: Flags) -> Wishes:
-    return np.where(there, np.int8(Mode.ON_DEMAND), np.int8(Mode.SPOT))
+    return np.where(there, ON_DEMAND, SPOT)
 
 
 def _stays(view: View) -> Flags:
-    return np.asarray(view.mode == Mode.ON_DEMAND)
+    return np.asarray(view.mode == ON_DEMAND)
 
 
 def _is_net_reached(view: View) -> Flags:

@@ -14,7 +14,7 @@ import numpy as np
 from segue.deadline import clamp
 from segue.deadline.policies import Policy
 from segue.deadline.sight import Sight
-from segue.deadline.view import Flags, Floats, Job, Mode, View, Wishes
+from segue.deadline.view import IDLE, ON_DEMAND, SPOT, Flags, Floats, Job, View, Wishes
 
 _NOTHING_SECONDS = 1e-3
 """Work that rounding leaves over."""
@@ -152,14 +152,14 @@ class _Runs:
     def _happen(self, at: int) -> None:
         """What spot does between two ticks."""
         now = self._spot.at(at, self.mode)
-        gone = (self.just_worked + self.work > 0) & (self.mode == Mode.SPOT) & ~now
+        gone = (self.just_worked + self.work > 0) & (self.mode == SPOT) & ~now
         if not self._harsh.dies_within_tick:
             gone &= self.work > 0
         if gone.any():
             self._die(gone)
         active = self.work > 0
         self.spare[~now] = np.inf  # Dies as it boots: on-demand goes on.
-        away = self.mode == Mode.ON_DEMAND
+        away = self.mode == ON_DEMAND
         looks = active if self._policy.comes_back else active & ~away
         self.sight.look(now, active=looks, away=away, has_spare=away & np.isfinite(self.spare))
         self.now = now
@@ -179,7 +179,7 @@ class _Runs:
         self.lost += lost
         self.unsaved[gone] = 0.0
         self.preemptions += gone
-        self.mode[gone] = Mode.IDLE
+        self.mode[gone] = IDLE
         self.boot[gone] = 0.0
         self.blind[gone] = harsh.detection_seconds
 
@@ -198,24 +198,24 @@ class _Runs:
                 seen=self.sight.seen,
             )
         )
-        wish = np.where((wish == Mode.IDLE) & (here == Mode.SPOT), np.int8(Mode.SPOT), wish)
+        wish = np.where((wish == IDLE) & (here == SPOT), SPOT, wish)
         if not job.may_return:
-            wish = np.where(here == Mode.ON_DEMAND, here, wish)
-        hands = (here == Mode.ON_DEMAND) & (wish != Mode.ON_DEMAND) & job.handover
-        wish = np.where((wish == Mode.SPOT) & ~is_up & ~hands & (here != Mode.SPOT), np.int8(Mode.IDLE), wish)
-        boot = np.where(here == Mode.SPOT, self.boot, np.where(hands, 0.0, job.changeover_seconds))
+            wish = np.where(here == ON_DEMAND, here, wish)
+        hands = (here == ON_DEMAND) & (wish != ON_DEMAND) & job.handover
+        wish = np.where((wish == SPOT) & ~is_up & ~hands & (here != SPOT), IDLE, wish)
+        boot = np.where(here == SPOT, self.boot, np.where(hands, 0.0, job.changeover_seconds))
         slack = remaining - (self.work + self.unsaved) / self._harsh.pace
         # Whoever leaves on-demand on a guess may find nothing, and be idle until the next tick.
-        is_sure = (wish == Mode.SPOT) & (hands | (here != Mode.ON_DEMAND) | (job.knowledge == "free"))
+        is_sure = (wish == SPOT) & (hands | (here != ON_DEMAND) | (job.knowledge == "free"))
         risk = np.where(is_sure, self._spot_risk_seconds(boot), np.maximum(self._spot_risk_seconds(boot), self._tick))
         allowed = clamp.permits(slack, risk_seconds=risk, on_demand_seconds=job.changeover_seconds)
         self.spare = np.where(hands & allowed & self.now, np.minimum(self.spare, job.changeover_seconds), np.inf)
-        wish = np.where(hands | ~allowed, np.int8(Mode.ON_DEMAND), wish)
-        wish = np.where((wish == Mode.SPOT) & ~self.now, np.int8(Mode.IDLE), wish)
+        wish = np.where(hands | ~allowed, ON_DEMAND, wish)
+        wish = np.where((wish == SPOT) & ~self.now, IDLE, wish)
         wish = np.where(self.blind > 0, here, wish)  # Its death has not been noticed yet.
         self.blind = np.maximum(self.blind - self._tick, 0.0)
-        starts = (wish != here) & (wish != Mode.IDLE)
-        self.boot = np.where(starts, job.changeover_seconds, np.where(wish == Mode.IDLE, 0.0, self.boot))
+        starts = (wish != here) & (wish != IDLE)
+        self.boot = np.where(starts, job.changeover_seconds, np.where(wish == IDLE, 0.0, self.boot))
         self.mode = wish.astype(np.int8)
 
     def _spot_risk_seconds(self, boot: Floats) -> Floats:
@@ -228,7 +228,7 @@ class _Runs:
     def _pass(self, at: int) -> None:
         """One tick goes by."""
         tick, pace = self._tick, self._harsh.pace
-        runs = (self.work > 0) & (self.mode != Mode.IDLE)
+        runs = (self.work > 0) & (self.mode != IDLE)
         booting = np.minimum(self.boot, tick)
         used = np.where(runs, np.minimum(booting + self.work / pace, tick), 0.0)
         worked = np.where(runs, np.minimum(self.work, (tick - booting) * pace), 0.0)
@@ -238,12 +238,12 @@ class _Runs:
         if self._harsh.save_every_seconds:
             self.unsaved = np.where(runs, (self.unsaved + worked) % self._harsh.save_every_seconds, self.unsaved)
         self.boot = self.boot - booting
-        on_demand = runs & (self.mode == Mode.ON_DEMAND)
+        on_demand = runs & (self.mode == ON_DEMAND)
         spare = on_demand & np.isfinite(self.spare)
         overlap = np.where(spare, np.minimum(self.spare, used), used)
-        self.spot += np.where(spare | (runs & (self.mode == Mode.SPOT)), used, 0.0)
+        self.spot += np.where(spare | (runs & (self.mode == SPOT)), used, 0.0)
         self.on_demand += np.where(on_demand, overlap, 0.0)
         moved = spare & (self.spare <= tick + 1e-9)
-        self.mode[moved] = Mode.SPOT
+        self.mode[moved] = SPOT
         self.boot[moved] = 0.0
         self.spare = np.where(spare & ~moved, self.spare - tick, np.inf)
