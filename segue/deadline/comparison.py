@@ -134,10 +134,24 @@ def traced_rows(
 
 def outcome_on(rows: Sequence[Rows], one: Contender, *, harshness: Harshness | None = None) -> Outcome:
     """What became of a contender on all rows, in their order; without the modes."""
-    parts = [simulate(one.policy, one.job, r.up, tick_seconds=r.tick_seconds, harshness=harshness) for r in rows]
+    parts, order = [], []
+    firsts = np.cumsum([0, *(len(r.up) for r in rows)])
+    for alike in _alike(rows):
+        tick, up = rows[alike[0]].tick_seconds, np.concatenate([rows[at].up for at in alike])
+        parts.append(simulate(one.policy, one.job, up, tick_seconds=tick, harshness=harshness))
+        order += [np.arange(firsts[at], firsts[at + 1]) for at in alike]
+    back = np.argsort(np.concatenate(order))
     names = [name for name in Outcome.__dataclass_fields__ if name not in ("modes", "was_hopeless")]
-    columns: dict[str, Any] = {name: np.concatenate([getattr(part, name) for part in parts]) for name in names}
+    columns: dict[str, Any] = {name: np.concatenate([getattr(part, name) for part in parts])[back] for name in names}
     return Outcome(**columns, was_hopeless=any(part.was_hopeless for part in parts))
+
+
+def _alike(rows: Sequence[Rows]) -> list[list[int]]:
+    """Which rows can be simulated together: those of one tick and one length."""
+    groups: dict[tuple[float, int], list[int]] = {}
+    for at, one in enumerate(rows):
+        groups.setdefault((one.tick_seconds, one.up.shape[1]), []).append(at)
+    return list(groups.values())
 
 
 def compare(

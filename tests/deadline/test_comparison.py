@@ -159,3 +159,15 @@ def test_runs_are_shared_out_among_the_traces_that_are_long_enough():
     assert all(r.tick_seconds * (r.up.shape[1] - 1) >= job.total_seconds for r in given)
     with pytest.raises(TraceError):
         traced_rows(traces[1:2], job, runs=7, random=np.random.default_rng(0))
+
+
+def test_rows_of_one_tick_are_simulated_together_and_told_in_their_order():
+    random = np.random.default_rng(4)
+    shapes = (("a", 600.0, 25), ("b", 300.0, 50), ("c", 600.0, 25), ("d", 600.0, 40))
+    given = [Rows(name, tick, random.random((3, ticks)) < 0.6) for name, tick, ticks in shapes]
+    one = contender("greedy", JOB)
+    together = outcome_on(given, one)
+    apart = [outcome_on([row], one) for row in given]
+    assert together.cost.tolist() == np.concatenate([part.cost for part in apart]).tolist()
+    assert together.preemptions.tolist() == np.concatenate([part.preemptions for part in apart]).tolist()
+    assert len(set(together.cost)) > 3
