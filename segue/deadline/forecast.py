@@ -127,6 +127,7 @@ def job_ahead(spec: RunSpec, here: Situation, *, longest_seconds: float | None =
         price_ratio=spec.pools.price_ratio,
         knowledge="sentinel" if spec.policy.handover else "blind",
         handover=spec.policy.handover,
+        may_return=spec.policy.handover,
     )
 
 

@@ -107,6 +107,7 @@ def _view(
         mode=np.full(looks, mode, np.int8),
         is_up=np.full(looks, is_up),
         spell_seconds=ages,
+        unseen_seconds=np.zeros(looks),
         preemptions=np.full(looks, float(preemptions(history))),
         seen=_seen(history, job.changeover_seconds, looks),
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
@@ -14,7 +15,8 @@ from segue.deadline.view import Floats, Job, View, Wishes
 _GRID = 1.5
 """Between two factors that tables are solved for: a hazard off by a quarter costs less than the noise of one run."""
 _COARSEST_SECONDS = 600.0
-_SLACK_STEPS, _WORK_STEPS, _BOOT_STEPS, _HORIZON_STEPS, _STEPS = 60, 8, 12, 600, 800
+_MOMENTS, _WORK_STEPS, _BOOT_STEPS, _HORIZON_STEPS, _STEPS = 60, 8, 12, 600, 800
+_SLACK_STEPS, _MOST_PARTS = 120, 16
 _ABSURD = 1.02
 """No plan costs more than on-demand alone, but roundings do; beyond so much of it they say nothing."""
 
@@ -71,12 +73,21 @@ class Plan:
 def table_for(job: Job, up_factor: float, down_factor: float) -> Table:
     """The table of a job for hazards by these factors of the published ones.
 
-    The grid tells slacks and boots apart where there are such, and has a bounded number of steps: what lies further off
-    than its horizon is more of the same.
+    The grid tells slacks and boots apart where there are such, but no moments between which nothing is decided, and has
+    a bounded number of steps: what lies further off than its horizon is more of the same.
     """
     slack, work = max(job.total_seconds - job.work_seconds, 0.0), job.work_seconds
-    wanted = min(_COARSEST_SECONDS, max(slack, work / 100) / _SLACK_STEPS, work / _WORK_STEPS)
-    step = max(wanted, job.changeover_seconds / _BOOT_STEPS, (work + min(slack, work / 2)) / _STEPS)
+    wanted = min(_COARSEST_SECONDS, max(slack, work / 100) / _MOMENTS, work / _WORK_STEPS)
+    least = max(job.decides_every_seconds, job.changeover_seconds / _BOOT_STEPS)
+    step = max(wanted, least, (work + min(slack, work / 2)) / _STEPS)
+    # A whole part of the step, so that what waiting costs is exact.
+    parts = math.ceil(step * _SLACK_STEPS / max(slack, step))
     horizon = max(_HORIZON_STEPS * step, work + min(slack, work / 2))
     near = replace(job, total_seconds=min(job.total_seconds, horizon))
-    return solve(near, step_seconds=step, up_factor=up_factor, down_factor=down_factor)
+    return solve(
+        near,
+        step_seconds=step,
+        slack_step_seconds=step / min(parts, _MOST_PARTS),
+        up_factor=up_factor,
+        down_factor=down_factor,
+    )

@@ -29,4 +29,4 @@ class QuickPlan(Plan):
         if step <= _FINE_SECONDS:
             return table_for(job, up_factor, down_factor)
         step = max(step, job.changeover_seconds / _BOOT_STEPS)
-        return solve(job, step_seconds=step, up_factor=up_factor, down_factor=down_factor)
+        return solve(job, step_seconds=step, slack_step_seconds=step, up_factor=up_factor, down_factor=down_factor)

@@ -20,6 +20,7 @@ class Sight:
         runs = len(now)
         self._knowledge, self._tick = knowledge, tick_seconds
         self.is_up, self.age = now.copy(), np.full(runs, UNSEEN_SECONDS)
+        self.unseen = np.zeros(runs)
         self.seen = Spells.none(runs)
         self.sentinel_seconds = np.zeros(runs)
         self._look_in, self._looks = np.zeros(runs), np.zeros(runs, np.intp)
@@ -44,6 +45,7 @@ class Sight:
         )
         self.age = np.where(ended, 0.0, self.age + self._tick)
         self.is_up = np.where(known, now, self.is_up)
+        self.unseen = np.where(known, 0.0, self.unseen + self._tick)
 
     def _sentinels_tell(self, now: Flags, away: Flags) -> Flags:
         """A sentinel that waits on the pool tells by starting; after a start it is sent again a while later."""

@@ -6,7 +6,7 @@ work is kept. `Harshness` makes it worse: deaths at any moment of a tick, notice
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
@@ -108,7 +108,8 @@ class _Runs:
     def __init__(
         self, policy: Policy, job: Job, spot: Spot, *, tick_seconds: float, harshness: Harshness, seed: int
     ) -> None:
-        self._policy, self._job, self._spot = policy, job, spot
+        self._policy, self._spot = policy, spot
+        self._job = replace(job, decides_every_seconds=tick_seconds)
         self._tick, self._harsh = tick_seconds, harshness
         self._random = np.random.default_rng(seed)
         runs = spot.runs
@@ -194,6 +195,7 @@ class _Runs:
                 mode=here,
                 is_up=is_up,
                 spell_seconds=self.sight.age,
+                unseen_seconds=self.sight.unseen,
                 preemptions=self.preemptions,
                 seen=self.sight.seen,
             )
@@ -202,7 +204,8 @@ class _Runs:
         if not job.may_return:
             wish = np.where(here == ON_DEMAND, here, wish)
         hands = (here == ON_DEMAND) & (wish != ON_DEMAND) & job.handover
-        wish = np.where((wish == SPOT) & ~is_up & ~hands & (here != SPOT), IDLE, wish)
+        guesses = (here == ON_DEMAND) & (job.knowledge == "blind")
+        wish = np.where((wish == SPOT) & ~is_up & ~hands & ~guesses & (here != SPOT), IDLE, wish)
         boot = np.where(here == SPOT, self.boot, np.where(hands, 0.0, job.changeover_seconds))
         slack = remaining - (self.work + self.unsaved) / self._harsh.pace
         # Whoever leaves on-demand on a guess may find nothing, and be idle until the next tick.

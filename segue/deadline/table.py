@@ -6,6 +6,7 @@ State: time left R, slack S = R - C, where the run is, and spot up or down in on
     spot:       c + E V(R-h, S - d if it starts, spot while x' is up, else idle, x')
     on-demand:  k c + E V(R-h, S - d if it starts, on-demand, x')
     hand-over:  c + k d + E V(R-h, S, spot or, if the spare dies as it boots, on-demand, x')
+    a look:     E over x of the above, where on on-demand nobody sees spot: x is what `segue.deadline.hidden` believes
 
 and V = 0 once S >= R: nothing is left to compute. A start's changeover d is taken from the slack at once. What the
 clamp forbids costs infinity. Between two points of the grid V is linear in S.
@@ -20,12 +21,13 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from segue.deadline import hidden
 from segue.deadline.hazards import AGE_EDGES_SECONDS, BINS, DOWN_RATES, UP_RATES, age_bin
 from segue.deadline.sight import SENTINEL_SECONDS
-from segue.deadline.view import Floats, Job, Mode, View, Wishes
+from segue.deadline.view import IDLE, ON_DEMAND, SPOT, Floats, Job, View, Wishes
 
 UP, DOWN = slice(0, BINS), slice(BINS, 2 * BINS)
-_IDLE, _SPOT, _ON_DEMAND = slice(0, 16), slice(16, 24), slice(24, 40)
+_IDLE, _SPOT, _ON_DEMAND = slice(0, 16), slice(16, 24), slice(24, None)
 _FIRST_ROW = np.array([0, 16, 24])
 _CHECKED = np.array([1.0, 1.0, 0.5, 0.25, 0.25, 0.25, 0.25, 0.25])
 """How many sentinels start in ten minutes while spot is up and not taken, by its age: after 10, 20, 40, 40 minutes."""
@@ -36,12 +38,16 @@ class Table:
     """What to do, and what it will cost, on a grid of time left and slack."""
 
     step_seconds: float
+    """Between two rows of time left."""
+    slack_step_seconds: float
     horizon_seconds: float
     """The most time left that it knows of. Who has more has the same slack less the rest."""
     wishes: NDArray[np.int8]
     """(steps of time left, where and what spot does, steps of slack)."""
     costs: Floats
     """(where and what spot does, steps of slack): expected cost to the goal from the horizon, in spot seconds."""
+    is_blind: bool = False
+    """Whether the rows of on-demand are beliefs."""
 
     def wish(self, view: View) -> Wishes:
         """What to do, for each run of a view."""
@@ -56,29 +62,37 @@ class Table:
         steps, _, slacks = self.wishes.shape
         beyond = np.maximum(view.remaining_seconds - self.horizon_seconds, 0.0)
         left = np.clip(np.rint((view.remaining_seconds - beyond) / self.step_seconds).astype(np.intp), 0, steps - 1)
-        slack = np.clip(((view.slack_seconds - beyond) / self.step_seconds + 0.5).astype(np.intp), 0, slacks - 1)
+        slack = np.clip(((view.slack_seconds - beyond) / self.slack_step_seconds + 0.5).astype(np.intp), 0, slacks - 1)
         spell = np.where(view.is_up, 0, BINS) + age_bin(view.spell_seconds)
-        return left, _FIRST_ROW[view.mode] + np.where(view.mode == Mode.SPOT, spell % BINS, spell), slack
+        row = np.where(view.mode == SPOT, spell % BINS, spell)
+        if self.is_blind:
+            belief = hidden.belief_at(view.is_up, view.spell_seconds, view.unseen_seconds)
+            row = np.where(view.mode == ON_DEMAND, belief, row)
+        return left, _FIRST_ROW[view.mode] + row, slack
 
 
-def solve(job: Job, *, step_seconds: float, up_factor: float = 1.0, down_factor: float = 1.0) -> Table:
+def solve(
+    job: Job, *, step_seconds: float, slack_step_seconds: float, up_factor: float = 1.0, down_factor: float = 1.0
+) -> Table:
     """The table for a job, with hazards by these factors of the published ones.
 
-    Time and memory grow with the square of total_seconds / step_seconds: 0.1 s for 400 steps.
+    Time and memory grow with the steps of time left times those of slack: 0.1 s for 400 times 100.
     """
-    step = _Step(job, step_seconds, moves(step_seconds, up_factor=up_factor, down_factor=down_factor))
+    chances = moves(step_seconds, up_factor=up_factor, down_factor=down_factor)
+    step = _Step(job, step_seconds, slack_step_seconds, chances)
     count = int(np.ceil(job.total_seconds / step_seconds)) + 1
-    slacks = int(np.ceil(max(job.total_seconds - job.work_seconds, 0.0) / step_seconds)) + 2
-    value = np.zeros((40, slacks))
-    slack: Floats = np.arange(slacks, dtype=float) * step_seconds
+    slacks = int(np.ceil(max(job.total_seconds - job.work_seconds, 0.0) / slack_step_seconds)) + 2
+    rows = _ON_DEMAND.start + (hidden.BELIEFS if step.is_blind else 2 * BINS)
+    value = np.zeros((rows, slacks))
+    slack: Floats = np.arange(slacks, dtype=float) * slack_step_seconds
     value[:, slack <= 0] = np.inf  # At the deadline with work left.
-    wishes = np.empty((count, 40, slacks), np.int8)
+    wishes = np.empty((count, rows, slacks), np.int8)
     for left in range(count):
         if left:
             value, wishes[left] = step.back(value, left * step_seconds, slack)
         else:
-            wishes[left] = Mode.ON_DEMAND
-    return Table(step_seconds, job.total_seconds, wishes, value)
+            wishes[left] = ON_DEMAND
+    return Table(step_seconds, slack_step_seconds, job.total_seconds, wishes, value, step.is_blind)
 
 
 def moves(step_seconds: float, *, up_factor: float, down_factor: float) -> Floats:
@@ -99,10 +113,15 @@ def moves(step_seconds: float, *, up_factor: float, down_factor: float) -> Float
 class _Step:
     """One step back in time. Boots may last several: what follows them is looked up that far ahead."""
 
-    def __init__(self, job: Job, step_seconds: float, chances: Floats) -> None:
-        self._job, self._seconds, self._chances = job, step_seconds, chances
+    def __init__(self, job: Job, step_seconds: float, slack_step_seconds: float, chances: Floats) -> None:
+        self._job, self._seconds, self._slack_step, self._chances = job, step_seconds, slack_step_seconds, chances
         self._boot_steps = max(math.ceil(job.changeover_seconds / step_seconds - 1e-9), 1)
         self._later: deque[Floats] = deque(maxlen=self._boot_steps)
+        self.is_blind = job.knowledge == "blind" and job.may_return
+        self._away = hidden.fades(step_seconds) if self.is_blind else chances
+        self._believed = hidden.likely(chances, step_seconds) if self.is_blind else np.empty(0)
+        self._just_seen = slice(None, None, BINS) if self.is_blind else slice(None)
+        """Of the rows of on-demand: those in which spot has been seen a moment ago."""
 
     def back(self, later: Floats, remaining: float, slack: Floats) -> tuple[Floats, NDArray[np.int8]]:
         self._later.appendleft(later)
@@ -115,27 +134,43 @@ class _Step:
         stay[:, slack < job.changeover_seconds] = np.inf
         start = self._boot(work, slack, spare=False)
         move = self._boot(work, slack, spare=True) if job.handover else start
-        on_demand = k * paid + _expected(chances, later[_ON_DEMAND])
-        begin = self._less_slack(on_demand, job.changeover_seconds)
+        on_demand = k * paid + _expected(self._away, later[_ON_DEMAND])
+        begin = self._less_slack(on_demand[self._just_seen], job.changeover_seconds)
         if job.knowledge == "sentinel":
             looks = np.minimum(_CHECKED * self._seconds / 600.0, 1.0) * SENTINEL_SECONDS
             on_demand[UP] += looks[:, None] * (paid > 0)
         never = np.full_like(stay, np.inf)
-        leave = idle
         if not job.may_return:
-            leave, move = np.full_like(idle, np.inf), never
+            back = (np.full_like(idle, np.inf), np.concatenate([never, never]))
+        elif self.is_blind:
+            back = (np.full_like(on_demand, np.inf), self._look(idle, move, on_demand, slack))
+        else:
+            # With hand-over on-demand is left for a spare that is ready, and not to wait.
+            back = (np.full_like(idle, np.inf) if job.handover else idle, np.concatenate([move, never]))
         blocks = (
             (idle, np.concatenate([start, never]), begin),
             (idle[UP], stay, begin[UP]),
-            (leave, np.concatenate([move, never]), on_demand),
+            (*back, on_demand),
         )
         value, wish = np.empty_like(later), np.empty(later.shape, np.int8)
         for rows, choices in zip((_IDLE, _SPOT, _ON_DEMAND), blocks, strict=True):
             value[rows], wish[rows] = _least(*choices)
         is_done = slack >= remaining
         value[:, is_done] = 0.0
-        wish[_IDLE, is_done] = Mode.SPOT  # Less than half a step of work: nothing to plan.
+        wish[_IDLE, is_done] = SPOT  # Less than half a step of work: nothing to plan.
         return value, wish
+
+    def _look(self, idle: Floats, move: Floats, on_demand: Floats, slack: Floats) -> Floats:
+        """Spot on a guess: leaving for it, or a spare that waits for it while on-demand works on."""
+        up, down = self._believed[:, UP], self._believed[:, DOWN]
+        if self._job.handover:
+            better = np.minimum(move[None], on_demand[:, None])  # (beliefs, ages, slacks)
+            found: Floats = np.einsum("ba,bas->bs", up, better) + down.sum(axis=1)[:, None] * on_demand
+            return found
+        value = _expected(up, np.minimum(move, idle[UP])) + _expected(down, idle[DOWN])
+        needed = self._job.changeover_seconds + max(self._seconds, self._job.changeover_seconds)
+        value[:, slack < needed] = np.inf
+        return value
 
     def _boot(self, work: Floats, slack: Floats, *, spare: bool) -> Floats:
         """Spot, seen from the start of its boot, which it may not survive; a spare boots while on-demand works."""
@@ -150,7 +185,7 @@ class _Step:
             paid = np.clip(work - at * length, 0.0, length) if spare else np.minimum(work + booting, length)
             if spare:
                 paid = paid + job.price_ratio * np.minimum(paid, booting)
-            gone = later[_ON_DEMAND if spare else _IDLE][DOWN]
+            gone = later[_ON_DEMAND][self._just_seen][DOWN] if spare else later[_IDLE][DOWN]
             if not spare:
                 gone = self._less_slack(gone, (at + 1) * length if left > 0 else job.changeover_seconds)
             value += alive.sum(axis=1)[:, None] * paid + _expected(alive @ chances[UP, DOWN], gone)
@@ -162,7 +197,7 @@ class _Step:
 
     def _less_slack(self, value: Floats, seconds: float) -> Floats:
         """The same, seen from states that have `seconds` more of slack than where they lead."""
-        whole, part = divmod(seconds / self._seconds, 1.0)
+        whole, part = divmod(seconds / self._slack_step, 1.0)
         near = _shifted(value, int(whole))
         return near if part < 1e-9 else (1 - part) * near + part * _shifted(value, int(whole) + 1)
 
@@ -180,8 +215,8 @@ def _shifted(value: Floats, by: int) -> Floats:
 
 
 def _least(idle: Floats, spot: Floats, on_demand: Floats) -> tuple[Floats, NDArray[np.int8]]:
-    value, wish = on_demand, np.full(on_demand.shape, Mode.ON_DEMAND, np.int8)
-    for mode, other in ((Mode.IDLE, idle), (Mode.SPOT, spot)):
+    value, wish = on_demand, np.full(on_demand.shape, ON_DEMAND)
+    for mode, other in ((IDLE, idle), (SPOT, spot)):
         better = other < value
-        value, wish = np.where(better, other, value), np.where(better, np.int8(mode), wish)
+        value, wish = np.where(better, other, value), np.where(better, mode, wish)
     return value, wish

@@ -48,6 +48,8 @@ class Job:
     """Whether the way from on-demand to spot costs no progress: the spare boots while on-demand works."""
     may_return: bool = True
     """Whether there is a way from on-demand to spot at all."""
+    decides_every_seconds: float = 0.0
+    """How far apart the moments are at which it can change its mind; 0: it can at any."""
 
 
 @dataclass(frozen=True)
@@ -78,6 +80,8 @@ class View:
     """Whether spot can be had, as far as is known."""
     spell_seconds: Floats
     """How long it has been so, as far as is known."""
+    unseen_seconds: Floats
+    """How long ago that was last looked at; 0 where spot is seen all the time."""
     preemptions: Floats
     seen: Spells
 
@@ -89,5 +93,13 @@ class View:
     def only(self, these: Flags) -> View:
         """The view of some of the runs."""
         seen = Spells(*(getattr(self.seen, name)[these] for name in Spells.__dataclass_fields__))
-        arrays = ("remaining_seconds", "work_seconds", "mode", "is_up", "spell_seconds", "preemptions")
+        arrays = (
+            "remaining_seconds",
+            "work_seconds",
+            "mode",
+            "is_up",
+            "spell_seconds",
+            "unseen_seconds",
+            "preemptions",
+        )
         return View(job=self.job, seen=seen, **{name: getattr(self, name)[these] for name in arrays})

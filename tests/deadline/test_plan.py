@@ -49,6 +49,60 @@ def test_it_leaves_on_demand_for_spot_that_pays_for_the_way_and_not_for_the_last
     assert list(Plan().choose(replace(late, job=replace(JOB, may_return=False)))) == [ON_DEMAND, ON_DEMAND]
 
 
+def test_a_run_that_cannot_change_its_mind_for_a_while_does_not_count_on_waiting_to_the_last_moment():
+    """Ticks as long as the slack can bear once: who waits through one must not be left with too little to come back."""
+    job = Job(total_seconds=24 * HOUR / 0.95, work_seconds=24 * HOUR, changeover_seconds=0.4 * HOUR, knowledge="free")
+    up = np.ones((1, 200), bool)
+    up[:, :13] = False
+    made = simulate(Plan(), job, up, tick_seconds=600.0)
+    assert made.cost[0] < 0.6 * 3 * (job.work_seconds + job.changeover_seconds)
+    assert not made.is_late[0]
+
+
+def test_with_hand_over_on_demand_is_left_for_spot_and_never_to_wait():
+    rich = replace(JOB, total_seconds=60 * HOUR)
+    asked = start(rich, mode=ON_DEMAND, is_up=False, spell_seconds=[60.0, HOUR, 10 * HOUR])
+    assert list(Plan().choose(asked)) == [ON_DEMAND] * 3
+    assert IDLE in list(Plan().choose(replace(asked, job=replace(rich, handover=False))))
+
+
+BLIND = replace(JOB, knowledge="blind", handover=False)
+
+
+def on_demand_since(hours, *, job=BLIND, **fields):
+    """On on-demand since spot went away; it was down for five minutes when that was seen."""
+    unseen = np.asarray(hours, float) * HOUR
+    fields = {"is_up": False, "unseen_seconds": unseen, "spell_seconds": unseen + 300.0} | fields
+    return view(job=job, remaining_seconds=10 * HOUR, work_seconds=7 * HOUR, mode=ON_DEMAND, **fields)
+
+
+def test_blind_it_stays_while_spot_has_just_been_seen_gone_and_looks_once_it_may_be_back():
+    unseen = np.array([0.0, 0.5, 8.0, 24.0])
+    told = {age: list(Plan().choose(on_demand_since(unseen, spell_seconds=(unseen + age) * HOUR))) for age in (1, 12)}
+    assert told[1] == [ON_DEMAND, ON_DEMAND, SPOT, SPOT]
+    assert told[12] == [ON_DEMAND, ON_DEMAND, SPOT, SPOT]
+    assert list(Plan().choose(on_demand_since(2.0, spell_seconds=3 * HOUR))) == [SPOT]
+    assert list(Plan().choose(on_demand_since(2.0, spell_seconds=14 * HOUR))) == [ON_DEMAND]  # Old gaps last.
+
+
+def test_blind_it_does_not_look_where_finding_nothing_could_not_be_afforded():
+    tight = view(job=BLIND, remaining_seconds=7 * HOUR + 700.0, work_seconds=7 * HOUR, mode=ON_DEMAND)
+    assert list(Plan().choose(tight)) == [ON_DEMAND]
+
+
+def test_what_is_known_of_spot_while_on_on_demand_is_worth_its_price():
+    from segue.deadline.made_traces import made_up
+
+    up = made_up(np.random.default_rng(3), runs=150, seconds=14 * HOUR, tick_seconds=600.0)
+    job = replace(JOB, total_seconds=13 * HOUR, handover=False)
+    paid = {
+        knowledge: simulate(Plan(), replace(job, knowledge=knowledge), up, tick_seconds=600.0).cost.mean()
+        for knowledge in ("free", "sentinel", "blind")
+    }
+    stays = simulate(Plan(), replace(job, may_return=False), up, tick_seconds=600.0).cost.mean()
+    assert paid["free"] < paid["sentinel"] < paid["blind"] < stays
+
+
 def test_its_own_deaths_and_gaps_make_it_careful():
     tight = replace(JOB, total_seconds=12 * HOUR)
     calm = start(tight, is_up=False, spell_seconds=1800.0)
