@@ -1,0 +1,144 @@
+"""Thirty random scripts of preemption through a real Prefect: each run is on time, and the one that would have been."""
+
+from __future__ import annotations
+
+import logging
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from datetime import UTC, datetime, timedelta
+from queue import SimpleQueue
+
+import pytest
+from prefect.client.orchestration import get_client
+from prefect.client.schemas.objects import StateType
+
+from segue.clock import SystemClock
+from segue.controller import open_run
+from segue.deadline import clamp
+from segue.deadline.estimates import situation
+from segue.history import History, read_history
+from segue.records import Capacity, StopReason, VerdictKind
+from segue.spec import RunSpec
+from tests.flows.scripts import Lane, Player, Script, drawn
+from tests.flows.test_handover import state_of
+
+log = logging.getLogger(__name__)
+
+pytestmark = [pytest.mark.prefect, pytest.mark.timeout(600)]
+
+STEPS = 280
+RECIPE = {"steps": STEPS, "config": {"pause_seconds": 0.04}, "checkpoints": {"every_steps": 40}, "grace_seconds": 3}
+LIVENESS = {"heartbeat_seconds": 0.25, "lease_seconds": 6, "start_seconds": 30}
+# As they are when two runs at once share two cores: a boot imports Prefect and torch.
+NUMBERS = {"step_seconds": 0.045, "changeover_seconds": 18, "detection_seconds": 8}
+PARENT_SECONDS = 12.0
+"""From asking for a run to its first decision."""
+LANES = 2
+
+
+@pytest.fixture(scope="module")
+def lanes(stack):
+    with ExitStack() as clients:
+        lanes = [Lane(clients.enter_context(get_client(sync_client=True)), f"lane{n}") for n in range(LANES)]
+        yield lanes
+        for lane in lanes:
+            lane.close()
+
+
+@pytest.fixture(scope="module")
+def undisturbed(nursery, tmp_path_factory) -> dict[str, str]:
+    fields = {"run_id": "undisturbed", "recipe": "segue.testing.recipes:tiny", "threads": 1}
+    fields |= {"store": {"url": str(tmp_path_factory.mktemp("reference"))}, "continuity": {"fire_drill": "off"}}
+    spec = RunSpec.parse(fields | {"steps": STEPS, "checkpoints": RECIPE["checkpoints"]})
+    runlog = open_run(spec, clock=SystemClock())
+    nursery.run_to_the_end(runlog, spec)
+    return state_of(read_history(runlog))
+
+
+def spec_for(script: Script, make_spec, lane: Lane) -> RunSpec:
+    """With a deadline that leaves the slack of the script, by the clamp's own count."""
+    fields = RECIPE | {
+        "run_id": f"script{script.seed}",
+        "policy": NUMBERS | {"name": script.policy},
+        "liveness": LIVENESS,
+        "pools": {"spot": lane.deployment},
+    }
+    now = datetime.now(UTC)
+    needed = clamp.needed_for_spot_seconds(situation(make_spec(**fields), History(), now=now))
+    seconds = PARENT_SECONDS + needed + script.slack_seconds
+    return make_spec(**fields, deadline=now + timedelta(seconds=seconds))
+
+
+def play(scripts: list[Script], lanes: list[Lane], make_spec) -> list[Player]:
+    """Play them, as many at once as there are lanes; returns when all runs are over."""
+    free = SimpleQueue()
+    for lane in lanes:
+        free.put(lane)
+
+    def play_one(script: Script) -> Player:
+        lane = free.get()
+        try:
+            return Player(lane, script, spec_for(script, make_spec, lane)).play()
+        finally:
+            free.put(lane)
+
+    with ThreadPoolExecutor(len(lanes)) as threads:
+        return list(threads.map(play_one, scripts))
+
+
+def has_left_spot(player: Player) -> bool:
+    return any(report.capacity is Capacity.ON_DEMAND for report in player.history.last_words())
+
+
+def tell(player: Player) -> str:
+    """How it went, on one line."""
+    history, script = player.history, player.script
+    early = (player.spec.deadline - history.decisions[-1].written_at).total_seconds()
+    reports = [f"{r.capacity}:{r.stop_reason}@{r.to_step}" for r in history.last_words()]
+    happened = [what for what, _ in player.strikes]
+    return (
+        f"seed={script.seed} policy={script.policy} tight={script.is_tight} slack={script.slack_seconds:.1f}"
+        f" state={player.state.name} early={early:.1f} strikes={happened} reports={reports}"
+    )
+
+
+def why_not(player: Player, undisturbed: dict[str, str]) -> list[str]:
+    """What a run does not keep of all that is promised."""
+    history = player.history
+    reports = history.last_words()
+    struck = {claim.attempt_id for _, claim in player.strikes}
+    preempted = {report.attempt_id for report in reports if report.stop_reason.is_preemption}
+    # Of its own accord, at a recall, in the very moment of the blow.
+    left = {report.attempt_id for report in reports if report.stop_reason is StopReason.BOUND}
+    kinds = {attempt.verdict.kind for attempt in history.attempts if attempt.verdict}
+    held = {
+        "completed": player.state.type is StateType.COMPLETED,
+        "on time": history.decisions[-1].written_at < player.spec.deadline,
+        "the state of the undisturbed run": state_of(history) == undisturbed,
+        "no resume is broken": VerdictKind.BROKEN not in kinds,
+        "what was struck died of it": struck <= preempted | left,
+    }
+    return [promise for promise, is_kept in held.items() if not is_kept]
+
+
+QUICK = 15
+"""The seed of the script that every run of the tests plays."""
+OTHERS = [seed for seed in range(30) if seed != QUICK]
+SEEDS = [(QUICK,), *(pytest.param(tuple(OTHERS[at : at + 10]), marks=pytest.mark.matrix) for at in (0, 10, 20))]
+
+
+@pytest.mark.parametrize("seeds", SEEDS, ids=lambda seeds: f"{seeds[0]}-{seeds[-1]}")
+def test_every_script_of_preemptions_is_on_time_and_ends_in_the_undisturbed_state(seeds, lanes, make_spec, undisturbed):
+    scripts = [drawn(seed) for seed in seeds]
+    players = play(scripts, lanes, make_spec)
+    for player in players:
+        log.info("%s", tell(player))
+    broken = {player.script.seed: why_not(player, undisturbed) for player in players}
+    assert not any(broken.values()), [
+        (broken[p.script.seed], tell(p), p.script, [(e.reason, e.numbers) for e in p.history.decisions])
+        for p in players
+        if broken[p.script.seed]
+    ]
+    # The weather was as bad as it was drawn. A run that a shortage keeps from spot is struck by nothing else.
+    assert sum(bool(player.strikes) for player in players) > len(players) / 2
+    assert sum(map(has_left_spot, players)) >= sum(script.is_tight for script in scripts) // 2
