@@ -7,17 +7,21 @@ attempts' and on-demand's pace.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from itertools import accumulate, takewhile
 from statistics import median, median_high
 
+from segue.entries import ClaimEntry
 from segue.history import Attempt, History
 from segue.records import Capacity, SegmentReport
 from segue.spec import RunSpec
 
 _LONGEST_OF, _USUAL_OF = 3, 5
 """How many of the newest attempts the longest changeover and the usual values are looked for in."""
+_ENOUGH_STEPS = 5
+"""More than so many must have been timed before they count for more than the prior: the first ones say little."""
 
 
 @dataclass(frozen=True)
@@ -80,12 +84,14 @@ def situation(spec: RunSpec, history: History, *, now: datetime, slowest_step_se
 
 
 def step_seconds(spec: RunSpec, history: History) -> float | None:
-    """Seconds a step, saves included: the newest attempts' median by steps, the prior before there are any.
+    """Seconds a step, saves included: the newest attempts' median by steps, the prior before there are enough.
 
     Each attempt's first step, which pays for allocations and compilation, is in no report. Where on-demand was slower
     than that, its own median: what is left has to be done there in the worst case.
     """
     measured = [report for report in history.last_words() if report.train_steps > 0]
+    if spec.policy.step_seconds is not None and sum(report.train_steps for report in measured) <= _ENOUGH_STEPS:
+        return spec.policy.step_seconds
     on_demand = [report for report in measured if report.capacity is Capacity.ON_DEMAND]
     usual = [_median_pace(reports[-_USUAL_OF:]) for reports in (measured, on_demand) if reports]
     return max(usual, default=spec.policy.step_seconds)
@@ -93,14 +99,12 @@ def step_seconds(spec: RunSpec, history: History) -> float | None:
 
 def changeover_seconds(spec: RunSpec, history: History) -> float:
     """The longest changeover seen lately, never below the prior: on-demand may boot slower than spot did."""
-    seen = [_changeover_of(attempt, history) for attempt in history.attempts[-_LONGEST_OF:]]
-    return max([spec.policy.changeover_seconds, *(seconds for seconds in seen if seconds is not None)])
+    return max([spec.policy.changeover_seconds, *_changeovers(spec, history, of=history.attempts[-_LONGEST_OF:])])
 
 
 def usual_changeover_seconds(spec: RunSpec, history: History) -> float:
     """The median of the newest changeovers seen, with the prior as one of them."""
-    seen = [_changeover_of(attempt, history) for attempt in history.attempts]
-    newest = [seconds for seconds in seen if seconds is not None][-_USUAL_OF:]
+    newest = _changeovers(spec, history, of=history.attempts)[-_USUAL_OF:]
     return median_high([spec.policy.changeover_seconds, *newest])
 
 
@@ -144,14 +148,26 @@ def _median_pace(reports: list[SegmentReport]) -> float:
     return next(pace for (pace, _), steps in zip(paces, done, strict=True) if steps > done[-1] / 2)
 
 
-def _changeover_of(attempt: Attempt, history: History) -> float | None:
-    claim, report = attempt.claim, attempt.report
-    if report is None or report.train_steps == 0:
-        return None
-    plans = (
-        e for e in history.decisions if e.plan and (e.plan.segment, e.plan.attempt) == (claim.segment, claim.attempt)
-    )
-    decided = next(plans, None)
-    # Two machines' wall clocks: an estimate, which is why it can only lengthen the prior.
-    boot = (claim.written_at - decided.written_at).total_seconds() if decided else 0.0
-    return max(boot, 0.0) + report.startup_seconds
+def _changeovers(spec: RunSpec, history: History, *, of: Sequence[Attempt]) -> list[float]:
+    """From the decision to the first new step, of those attempts that came to one.
+
+    Spot may have been waited for, and a wait is no changeover: a spot attempt counts with its own start after the
+    shortest way to a claim that was seen, or with all of it where that is within the prior.
+    """
+    decided = {(e.plan.segment, e.plan.attempt): e.written_at for e in history.decisions if e.plan}
+
+    def to_claim(claim: ClaimEntry) -> float:
+        # Two machines' wall clocks: an estimate, which is why it can only lengthen the prior.
+        begun = decided.get((claim.segment, claim.attempt), claim.written_at)
+        return max((claim.written_at - begun).total_seconds(), 0.0)
+
+    shortest = min((to_claim(attempt.claim) for attempt in history.attempts), default=0.0)
+    found = []
+    for claim, report in ((attempt.claim, attempt.report) for attempt in of):
+        if report is None or report.train_steps == 0:
+            continue
+        seconds = to_claim(claim) + report.startup_seconds
+        if claim.capacity is Capacity.SPOT:
+            seconds = min(seconds, max(spec.policy.changeover_seconds, shortest + report.startup_seconds))
+        found.append(seconds)
+    return found

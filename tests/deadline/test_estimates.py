@@ -26,8 +26,16 @@ def test_the_rate_is_the_prior_until_an_attempt_has_measured_one():
     assert step_seconds(book.spec, book.history) == 3
     book.attempt(LOST)
     assert step_seconds(book.spec, book.history) == 3
+    book.attempt(LOST, **measured(4, 60.0))
+    assert step_seconds(book.spec, book.history) == 3  # Four steps say less than the prior.
     book.attempt(LOST, **measured(10, 5.0))
     assert step_seconds(book.spec, book.history) == 0.5
+
+
+def test_without_a_prior_a_few_steps_are_all_there_is():
+    book = Logbook(make_spec())
+    book.attempt(LOST, **measured(2, 4.0))
+    assert step_seconds(book.spec, book.history) == 2.0
 
 
 @pytest.mark.parametrize(
@@ -87,12 +95,28 @@ def test_a_changeover_runs_from_the_decision_to_the_first_step_and_only_lengthen
     assert changeover() == 70
 
 
+def test_a_wait_for_spot_is_no_changeover_and_one_for_on_demand_is():
+    book = Logbook(make_spec(policy={"changeover_seconds": 60, "max_lost_in_place": 99}))
+
+    def attempt(capacity: Capacity, *, to_claim: float) -> float:
+        plan = book.plan(capacity)
+        book.seconds += to_claim
+        book.report(plan, LOST, attempt_id=book.claim(plan), startup_seconds=50, **measured(10, 10.0))
+        return situation(book.spec, book.history, now=book.now).changeover_seconds
+
+    assert attempt(Capacity.SPOT, to_claim=900) == 950  # Who knows: no shorter way was seen yet.
+    assert attempt(Capacity.SPOT, to_claim=5) == 60
+    assert attempt(Capacity.SPOT, to_claim=400) == 60
+    assert attempt(Capacity.SPOT, to_claim=20) == 60
+    assert attempt(Capacity.ON_DEMAND, to_claim=300) == 350
+
+
 def test_the_usual_changeover_is_a_median_with_the_prior_among_them():
     book = Logbook(make_spec(policy={"changeover_seconds": 60, "max_lost_in_place": 99}))
     usual = []
     for boot in (20, 20, 900, 15, 15, 900):
         usual.append(situation(book.spec, book.history, now=book.now).expected_changeover_seconds)
-        plan = book.plan()
+        plan = book.plan(Capacity.ON_DEMAND)
         book.seconds += boot
         book.report(plan, LOST, attempt_id=book.claim(plan), startup_seconds=5, **measured(1, 1.0))
     assert usual == [60, 60, 25, 60, 25, 25]
