@@ -115,7 +115,10 @@ class HandoverEntry(Entry):
     segment: int
     attempt: int
     reason: str
-    numbers: dict[str, float] = Field(default_factory=dict)
+    numbers: dict[str, float] = Field(
+        default_factory=dict,
+        description="waited_seconds: how long the spare waited for spot; held_seconds: how long it has had a machine.",
+    )
 
 
 class QuarantineEntry(Entry):

@@ -75,6 +75,7 @@ class History:
     decisions: tuple[DecisionEntry, ...] = ()
     handover: HandoverEntry | None = None
     """The newest one that no decision followed yet."""
+    handovers: tuple[HandoverEntry, ...] = ()
     broken_resumes: tuple[VerdictEntry, ...] = ()
     fresh_from: int = 0
     damage: tuple[Damage, ...] = ()
@@ -202,6 +203,7 @@ def fold(slots: Sequence[Slot], *, damage: tuple[Damage, ...] = (), next_slot: i
         broken_drill=_broken_drill(slots, ended),
         decisions=tuple(slot.entry for slot in slots if isinstance(slot.entry, DecisionEntry)),
         handover=_handover(slots),
+        handovers=tuple(slot.entry for slot in slots if isinstance(slot.entry, HandoverEntry)),
         broken_resumes=_broken_in_a_row(fresh),
         fresh_from=sum(isinstance(slot.entry, ReportEntry) for slot in slots if slot.number < ended),
         damage=damage,

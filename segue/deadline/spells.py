@@ -30,7 +30,10 @@ def preemptions(history: History) -> int:
 
 
 def spells(history: History) -> tuple[Spell, ...]:
-    """What the run saw of spot, oldest first: waits for capacity and boots are down, attempts up."""
+    """What the run saw of spot, oldest first: waits for capacity and boots are down, attempts up.
+
+    A spare that the run was handed over to saw spot before its attempt began: it waited for it, and held it.
+    """
     found: list[Spell] = []
     for entry in history.decisions:
         plan = entry.plan
@@ -43,13 +46,24 @@ def spells(history: History) -> tuple[Spell, ...]:
                 seconds = _seconds_to_next(history, entry) or plan.start_within_seconds or 0.0
                 found.append(Spell(False, entry.written_at, seconds, has_ended=False, deployment=plan.deployment))
             continue
-        waited = (attempt.claim.written_at - entry.written_at).total_seconds()
-        found.append(Spell(False, entry.written_at, max(waited, 0.0), has_ended=True, deployment=plan.deployment))
+        asked_at, up_at = _wait_for(history, entry, attempt.claim.written_at)
+        waited = (up_at - asked_at).total_seconds()
+        found.append(Spell(False, asked_at, max(waited, 0.0), has_ended=True, deployment=plan.deployment))
         if report is not None:
             died = report.stop_reason.is_preemption
-            begun = attempt.claim.written_at
-            found.append(Spell(True, begun, report.seconds, has_ended=died, deployment=plan.deployment))
+            seconds = report.seconds + max((attempt.claim.written_at - up_at).total_seconds(), 0.0)
+            found.append(Spell(True, up_at, seconds, has_ended=died, deployment=plan.deployment))
     return tuple(found)
+
+
+def _wait_for(history: History, entry: DecisionEntry, claimed_at: datetime) -> tuple[datetime, datetime]:
+    """From when to when an attempt waited for its machine."""
+    spare = entry.plan.spare if entry.plan else None
+    told = next((told for told in reversed(history.handovers) if told.spare == spare), None)
+    if told is None or "waited_seconds" not in told.numbers:
+        return entry.written_at, claimed_at
+    up_at = told.written_at - timedelta(seconds=told.numbers["held_seconds"])
+    return up_at - timedelta(seconds=told.numbers["waited_seconds"]), up_at
 
 
 def _seconds_to_next(history: History, entry: DecisionEntry) -> float | None:

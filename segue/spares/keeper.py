@@ -57,6 +57,8 @@ class _Sent:
     lease: Lease
     asked_pool_at: float
     ordered_at: float
+    sent_at: float | None
+    """None for one that was adopted: how long it had waited is not known."""
     ended_as: str | None = None
     seen_at: float | None = None
 
@@ -127,7 +129,7 @@ class SpareKeeper:
             return
         log.info("spare %s spare=%s", "adopted" if is_out else "sent", order.spare)
         lease = Lease(self._spec.liveness.lease_seconds)
-        self._sent, self._next = _Sent(run, order, lease, asked_pool_at=at, ordered_at=at), None
+        self._sent, self._next = _Sent(run, order, lease, at, at, sent_at=None if is_out else at), None
 
     def _next_order(self, history: History, here: Situation, at: float) -> SpareOrder:
         """The order of the next spare; of the one that is out, if there is one."""
@@ -169,7 +171,7 @@ class SpareKeeper:
         sent.seen_at = at if sent.seen_at is None else sent.seen_at
         no = None
         if word.phase == "ready" and permits(here):
-            return self._hand_over(sent)
+            return self._hand_over(sent, at)
         if word.phase == "ready":
             no = "not needed: the slack does not cover going back to spot any more"
         elif sent.order.order == "wait":
@@ -189,15 +191,18 @@ class SpareKeeper:
 
         return wants_spot(self._spec, history, here, up_seconds=up_seconds, now=self._clock.now())
 
-    def _hand_over(self, sent: _Sent) -> bool:
+    def _hand_over(self, sent: _Sent, at: float) -> bool:
         segment, attempt = self._numbers
+        numbers = {}
+        if sent.seen_at is not None and sent.sent_at is not None:
+            numbers = {"waited_seconds": sent.seen_at - sent.sent_at, "held_seconds": at - sent.seen_at}
 
         def build(stamp: Stamp) -> Entry:
             history = read_history(self._runlog)
             if history.report_of(segment, attempt) or history.handover_of(segment, attempt):
                 raise _TooLateError
             where = {"spare": sent.name, "deployment": sent.order.deployment}
-            facts = where | {"segment": segment, "attempt": attempt, "reason": SPOT_AGAIN}
+            facts = where | {"segment": segment, "attempt": attempt, "reason": SPOT_AGAIN, "numbers": numbers}
             return HandoverEntry.model_validate(stamp(epoch=0) | facts)
 
         with suppress(_TooLateError):

@@ -10,6 +10,7 @@ import pytest
 from segue import layout
 from segue.controller import decide_next
 from segue.deadline.handover import SPOT_AGAIN
+from segue.deadline.spells import spells
 from segue.entries import DecisionEntry
 from segue.history import read_history
 from segue.records import Capacity, SegmentPlan, SegmentReport, StopReason
@@ -164,6 +165,23 @@ def test_a_spare_that_is_wanted_boots_and_takes_over_when_it_is_ready(spared):
     assert run.log.store.get(recall) == b"the spare is ready"
     decision = decide_next(run.log, run.spec, clock=run.clock)
     assert (decision.plan.capacity, decision.plan.spare, decision.reason) == (Capacity.SPOT, "spare0", SPOT_AGAIN)
+
+
+def test_what_a_spare_saw_of_spot_is_on_record(spared):
+    run = spared()
+    run.spare_is(30, "here")
+    run.spare_is(60, "ready")
+    run.when_recalled(BOUND)
+    run.wait_with_spares()
+    began = run.clock.now() - timedelta(seconds=run.clock.monotonic())
+    run.plan = decide_next(run.log, run.spec, clock=run.clock).plan
+    run.report(run.plan, run.claim(run.plan), StopReason.LOST)
+    waited, held = spells(read_history(run.log))[-2:]
+    assert (waited.is_up, waited.has_ended, held.is_up, held.has_ended) == (False, True, True, True)
+    assert (waited.begun_at - began).total_seconds() == pytest.approx(POLL)
+    assert waited.seconds == pytest.approx(30 - POLL, abs=2 * POLL)
+    assert (held.begun_at - began).total_seconds() == pytest.approx(30, abs=2 * POLL)
+    assert held.seconds >= 30
 
 
 def test_the_attempt_on_spot_is_waited_for_like_any_other(spared):
