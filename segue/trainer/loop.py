@@ -6,7 +6,6 @@ The safe point is the top of an iteration. There, and only there, the loop reads
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
@@ -31,8 +30,6 @@ from segue.errors import (
 from segue.history import read_history
 from segue.notices.board import NoticeBoard
 from segue.records import (
-    CheckpointRef,
-    CodeFailure,
     Environment,
     Heartbeat,
     SegmentReport,
@@ -43,8 +40,8 @@ from segue.records import (
 from segue.runlog import RunLog
 from segue.spec import MOST_WITNESS_STEPS
 from segue.stores.base import StoreReadError, StoreWriteError
-from segue.stores.patience import patiently
 from segue.trainer.accord import Word, agree, put_together
+from segue.trainer.account import Account
 from segue.trainer.assignment import Assignment
 from segue.trainer.claim import Claim
 from segue.trainer.components import RNG_PREFIX, Component, Progress
@@ -53,7 +50,7 @@ from segue.trainer.fire_drill import FireDrill, is_due
 from segue.trainer.metrics import Curve
 from segue.trainer.parallel import spread_again
 from segue.trainer.recipe import Recipe
-from segue.trainer.reports import append_report, failure_of
+from segue.trainer.reports import failure_of
 from segue.trainer.resume import Resume
 from segue.trainer.saving import Saving, life_on
 from segue.trainer.step import do_step, to_device
@@ -87,22 +84,21 @@ class TrainingLoop:
         environment: Environment,
     ) -> None:
         self._team, self._ranks = team, team.ranks
-        self._spec, self._plan = assignment.spec, assignment.plan
+        self._spec, plan = assignment.spec, assignment.plan
         self._recipe, self._components, self._progress = recipe, components, progress
         self._feed, self._device = feed, device
-        self._runlog, self._claim, self._resume, self._writer = runlog, claim, resume, writer
-        self._board, self._clock, self._started_at = board, clock, started_at
+        self._resume, self._writer = resume, writer
+        self._board, self._clock = board, clock
         self._witness = Witness(self._spec.continuity.witness_steps)
         self._curve = Curve(
             run=self._spec.run_id,
-            segment=self._plan.segment,
-            attempt=self._plan.attempt,
+            segment=plan.segment,
+            attempt=plan.attempt,
             attempt_id=claim.attempt_id,
-            capacity=self._plan.capacity.value,
+            capacity=plan.capacity.value,
             environment=environment.short_id,
             from_checkpoint=progress.step,
         )
-        self._from_step = progress.step
         self._saving = Saving(
             self._spec.checkpoints,
             recipe=recipe,
@@ -112,7 +108,7 @@ class TrainingLoop:
             curve=self._curve,
             staging=staging,
             writer=writer,
-            life=life_on(self._plan.capacity, read_history(runlog)),
+            life=life_on(plan.capacity, read_history(runlog)),
             clock=clock,
             leads=team.ranks.is_leader,
         )
@@ -121,13 +117,26 @@ class TrainingLoop:
         self._pace = Pace(clock)
         self._time_left = TimeLeft(
             board,
-            bound_seconds=self._plan.max_seconds,
+            bound_seconds=plan.max_seconds,
             grace_seconds=self._spec.grace_seconds,
             started_at=started_at,
             clock=clock,
         )
-        self._loss: float | None = None
-        self._ending = False
+        self._account = Account(
+            plan=plan,
+            claim=claim,
+            runlog=runlog,
+            team=team,
+            progress=progress,
+            pace=self._pace,
+            time_left=self._time_left,
+            saving=self._saving,
+            writer=writer,
+            witness=self._witness,
+            board=board,
+            clock=clock,
+            started_at=started_at,
+        )
 
     def run(self) -> SegmentReport:
         """Train until the goal, the bound, a notice, or trouble; returns what happened.
@@ -142,21 +151,21 @@ class TrainingLoop:
         try:
             with self._team.shared_fate(), closing(self._saving), closing(self._fire_drill):
                 reason = self._train()
-            return self._append(self._report(reason, note=self._writer.trouble))
+            return self._account.append(self._account.report(reason, note=self._writer.trouble))
         except FencedError as error:
             return self._fenced(error)
         except BrokenResumeError as error:
-            self._append(self._report(StopReason.FAILED, failure=failure_of(error), note=str(error)))
+            self._account.append(self._account.report(StopReason.FAILED, failure=failure_of(error), note=str(error)))
             raise
         except PoisonedStepError as error:
-            report = self._report(StopReason.FAILED, failure=failure_of(error), note=self._writer.trouble)
-            return self._append(report.model_copy(update={"anomaly": error.anomaly}))
+            report = self._account.report(StopReason.FAILED, failure=failure_of(error), note=self._writer.trouble)
+            return self._account.append(report.model_copy(update={"anomaly": error.anomaly}))
         except RankLostError as error:
             # What that rank had of a save will never be durable: there is nothing to wait for.
             self._writer.give_up()
-            report = self._report(StopReason.LOST, note=str(error))
+            report = self._account.report(StopReason.LOST, note=str(error))
             # torchrun signals the others when one is gone; nobody else has given notice then.
-            return self._append(report.model_copy(update={"notice": None}))
+            return self._account.append(report.model_copy(update={"notice": None}))
         except (StoreReadError, StoreWriteError, WorkAtRiskError):
             raise  # Storage's fault, not the recipe's: no report, and the controller says `lost`.
         except (Exception, SystemExit) as error:
@@ -167,35 +176,20 @@ class TrainingLoop:
 
     def _fenced(self, error: FencedError) -> SegmentReport:
         log.warning("fenced reason=%s", error)
-        return self._report(StopReason.FENCED, note=str(error))
+        return self._account.report(StopReason.FENCED, note=str(error))
 
     def _failed(self, error: BaseException) -> SegmentReport:
         try:
             # A rank that hangs may never write what it has of a save.
             patience = REPORT_SECONDS if isinstance(error, HungRankError) else self._spec.grace_seconds
             self._writer.wait(patience)
-            return self._append(self._report(StopReason.FAILED, failure=failure_of(error)))
+            return self._account.append(self._account.report(StopReason.FAILED, failure=failure_of(error)))
         except FencedError as fenced:
             return self._fenced(fenced)
 
     def describe(self, counter: int) -> Heartbeat:
         """A sign of life; called from the heartbeat's thread."""
-        last_commit = self._writer.last_commit
-        return Heartbeat(
-            attempt_id=self._claim.attempt_id,
-            counter=counter,
-            phase="stopping" if self._ending else "training" if self._pace.train_steps else "restoring",
-            step=self._progress.step,
-            loss=self._loss,
-            step_seconds=self._pace.step_seconds,
-            last_commit_step=last_commit.step if last_commit else None,
-            trainer_pid=os.getpid(),
-            cadence=self._saving.cadence.reason,
-            saves_delayed=self._saving.delayed,
-            trouble=self._writer.trouble,
-            rows=self._witness.rows_after(last_commit.step) if last_commit else (),
-            beat_at=self._clock.now(),
-        )
+        return self._account.heartbeat(counter)
 
     def _train(self) -> StopReason:
         if self._resume.parent is None:
@@ -207,7 +201,7 @@ class TrainingLoop:
             return self._train_on(batches)
         except PoisonedStepError as error:
             log.error("step went bad, nothing of it is kept reason=%s", error.anomaly.sentence)
-            self._ending = True
+            self._account.is_ending = True
             self._drain()  # What was handed over before is whole.
             raise
 
@@ -219,9 +213,9 @@ class TrainingLoop:
                 self._save(evaluate=True)
             self._step(batches, counts=True)
             self._fire_drill.look()
-            if self._progress.step == self._from_step + 1:
+            if self._progress.step == self._account.from_step + 1:
                 self._saving.prepare()
-        self._ending = True
+        self._account.is_ending = True
         self._end(word.stop, batches)
         return word.stop
 
@@ -280,7 +274,7 @@ class TrainingLoop:
         self._progress.samples_seen = batch.start + len(batch.ids)
         recent = self._progress.recent_losses
         self._progress.recent_losses = anomalies.with_loss(recent, row.loss, spec=self._spec.anomalies)
-        self._loss = row.loss
+        self._account.loss = row.loss
         self._witness.add(row)
         self._resume.saw(row)
         seconds = self._clock.monotonic() - started
@@ -391,46 +385,3 @@ class TrainingLoop:
 
     def _has_patience(self) -> bool:
         return self._ranks.leader_says(self._time_left.patience_seconds > 0)
-
-    def _report(
-        self, reason: StopReason, *, failure: CodeFailure | None = None, note: str | None = None
-    ) -> SegmentReport:
-        checkpoint = self._last_commit()
-        kept = checkpoint.step if checkpoint else self._from_step
-        pace, now = self._pace, self._clock.monotonic()
-        save = self._saving.usual
-        return SegmentReport(
-            segment=self._plan.segment,
-            attempt=self._plan.attempt,
-            attempt_id=self._claim.attempt_id,
-            capacity=self._plan.capacity,
-            stop_reason=reason,
-            from_step=self._from_step,
-            to_step=self._progress.step,
-            checkpoint=checkpoint,
-            samples_seen=self._progress.samples_seen,
-            lost_steps=self._progress.step - kept,
-            seconds=self._time_left.seconds,
-            train_seconds=pace.train_seconds,
-            train_steps=pace.train_steps,
-            startup_seconds=(pace.first_step_at or now) - self._started_at,
-            save_seconds=save.save_seconds if save else None,
-            save_cost_seconds=save.cost_seconds if save else None,
-            notice=self._board.read(),
-            failure=failure,
-            note=note,
-        )
-
-    def _last_commit(self) -> CheckpointRef | None:
-        if self._ranks.is_leader:
-            return self._writer.last_commit
-        # Only the leader commits; another rank reports in its place, and the log knows.
-        attempt = read_history(patiently(self._runlog.reload, what="log")).attempt_of(
-            self._plan.segment, self._plan.attempt
-        )
-        return attempt.commits[-1] if attempt is not None and attempt.commits else None
-
-    def _append(self, report: SegmentReport) -> SegmentReport:
-        if self._team.reports:
-            append_report(self._runlog, self._claim, report)
-        return report
