@@ -185,7 +185,8 @@ class _Step:
             paid = np.clip(work - at * length, 0.0, length) if spare else np.minimum(work + booting, length)
             if spare:
                 paid = paid + job.price_ratio * np.minimum(paid, booting)
-            gone = later[_ON_DEMAND][self._just_seen][DOWN] if spare else later[_IDLE][DOWN]
+            # A spare that dies as it boots leaves on-demand at work; one that has taken over is an attempt like others.
+            gone = later[_ON_DEMAND][self._just_seen][DOWN] if spare and left > 0 else later[_IDLE][DOWN]
             if not spare:
                 gone = self._less_slack(gone, (at + 1) * length if left > 0 else job.changeover_seconds)
             value += alive.sum(axis=1)[:, None] * paid + _expected(alive @ chances[UP, DOWN], gone)
