@@ -33,7 +33,8 @@ def test_what_it_expects_is_what_the_simulator_charges_on_spot_as_published():
     up = made_up(np.random.default_rng(5), runs=400, seconds=JOB.total_seconds + 600, tick_seconds=600.0)
     job = replace(JOB, knowledge="free")
     paid = simulate(Plan(), job, up, tick_seconds=600.0).cost.mean() / (3 * (JOB.work_seconds + 360.0))
-    expected = np.mean([Plan().cost_share(start(job, is_up=is_up, spell_seconds=HOUR)) for is_up in up[:, 0]])
+    plan = Plan()
+    expected = np.mean([plan.cost_share(start(job, is_up=is_up, spell_seconds=HOUR)) for is_up in up[:, 0]])
     assert paid == pytest.approx(expected, rel=0.06)
 
 
