@@ -28,6 +28,7 @@ from segue.errors import MissingExtraError, SegueError
 from segue.history import History
 from segue.records import Heartbeat
 from segue.runlog import RunLog
+from segue.spares.words import held_by_spares
 from segue.spec import RunSpec, read_toml
 
 app = typer.Typer(
@@ -58,7 +59,8 @@ def status(run: str, store: Store = ".segue/store", endpoint_url: Endpoint = Non
     }
     beat = _live_heartbeat(runlog, history)
     facts |= anomaly_facts(history) | _live_facts(beat)
-    cost = cost_report(spec, history, live_seconds=_live_seconds(beat, history)) if spec else None
+    spares = held_by_spares(runlog.store, run)
+    cost = cost_report(spec, history, live_seconds=_live_seconds(beat, history), spares=spares) if spec else None
     damage = [{"slot": item.slot, "key": item.key, "why": item.why} for item in history.damage]
     if as_json:
         told = {

@@ -8,6 +8,7 @@ from prefect.cache_policies import NO_CACHE
 from segue.deadline.cost import CostReport, cost_report
 from segue.history import read_history
 from segue.runlog import RunLog
+from segue.spares.words import held_by_spares
 from segue.spec import RunSpec
 from segue.stores import open_store
 from segue.stores.patience import patiently
@@ -17,7 +18,8 @@ from segue.stores.patience import patiently
 def report_cost(spec: RunSpec) -> CostReport:
     """What the run has cost so far, and what on-demand alone would have."""
     runlog = patiently(RunLog(open_store(spec.store), spec.run_id).reload, what="log")
-    cost = cost_report(spec, read_history(runlog))
+    spares = patiently(lambda: held_by_spares(runlog.store, spec.run_id), what="spares")
+    cost = cost_report(spec, read_history(runlog), spares=spares)
     facts = " ".join(f"{name}={value}" for name, value in cost.numbers().items() if value not in (None, ""))
     get_run_logger().info("run cost %s", facts)
     return cost

@@ -10,10 +10,11 @@ from prefect.artifacts import create_markdown_artifact
 from prefect.cache_policies import NO_CACHE
 
 from segue.console import decision_rows, segment_rows
-from segue.deadline.cost import cost_report
+from segue.deadline.cost import CostReport, cost_report
 from segue.history import History, read_history
 from segue.picture import draw
 from segue.runlog import RunLog
+from segue.spares.words import held_by_spares
 from segue.spec import RunSpec
 from segue.stores import open_store
 
@@ -26,7 +27,8 @@ def publish_run(spec: RunSpec) -> None:
     """Put the run's table and picture where the person on call looks."""
     runlog = RunLog(open_store(spec.store), spec.run_id).reload()
     picture = base64.b64encode(draw(runlog)).decode()
-    text = f"![the run](data:image/png;base64,{picture})\n\n{summary(spec, read_history(runlog))}"
+    cost = cost_report(spec, read_history(runlog), spares=held_by_spares(runlog.store, spec.run_id))
+    text = f"![the run](data:image/png;base64,{picture})\n\n{summary(spec, read_history(runlog), cost)}"
     create_markdown_artifact(text, key=artifact_key(spec.run_id), description=f"Run {spec.run_id}")
 
 
@@ -35,7 +37,7 @@ def artifact_key(run_id: str) -> str:
     return "segue-" + re.sub(r"[^a-z0-9-]+", "-", run_id).strip("-")
 
 
-def summary(spec: RunSpec, history: History) -> str:
+def summary(spec: RunSpec, history: History, cost: CostReport) -> str:
     """The run as markdown tables: its segments, what it cost, why each of them was where it was."""
     rows = segment_rows(history)
     last = history.decisions[-1].reason if history.decisions else "nothing decided yet"
@@ -43,12 +45,12 @@ def summary(spec: RunSpec, history: History) -> str:
     if rows:
         lines += ["| " + " | ".join(name.replace("_", " ") for name in rows[0]) + " |", "|" + "---|" * len(rows[0])]
         lines += ["| " + " | ".join(str(value) for value in row.values()) + " |" for row in rows]
-    lines += ["", *_cost_lines(spec, history), "", *_decision_lines(history)]
+    lines += ["", *_cost_lines(cost, history), "", *_decision_lines(history)]
     return "\n".join(lines)
 
 
-def _cost_lines(spec: RunSpec, history: History) -> list[str]:
-    told = cost_report(spec, history).rows() if history.attempts else {}
+def _cost_lines(cost: CostReport, history: History) -> list[str]:
+    told = cost.rows() if history.attempts else {}
     return (
         ["| cost | |", "|---|---|", *(f"| {name} | {_cell(words)} |" for name, words in told.items())] if told else []
     )

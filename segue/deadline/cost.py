@@ -1,4 +1,6 @@
-"""What a run has cost, and what the same work would have cost on on-demand alone. Pure: all of it follows from the log.
+"""What a run has cost, and what the same work would have cost on on-demand alone. Pure.
+
+All of it follows from the log, but for what spares cost, which they say themselves.
 
 Paid is an attempt's time from its claim to its end, as reports tell; the provider also bills the boot before it, which
 no report can see. Prices are those of the spec that is given.
@@ -6,6 +8,7 @@ no report can see. Prices are those of the spec that is given.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from datetime import datetime
 
 from pydantic import Field
@@ -20,8 +23,9 @@ _HOUR = 3600.0
 class CostReport(Value):
     """Time and money of a run so far. Money is in the run spec's own currency."""
 
-    spot_seconds: float = Field(ge=0, description="Paid, over all spot pools.")
+    spot_seconds: float = Field(ge=0, description="Paid, over all spot pools, spares included.")
     on_demand_seconds: float = Field(ge=0, description="Paid.")
+    spare_seconds: float = Field(0.0, ge=0, description="Paid on spot for spares that looked for it, or booted.")
     cost: float = Field(ge=0, description="Paid seconds at their pools' prices.")
     useful_seconds: float = Field(ge=0, description="Time that the committed steps take when nothing disturbs.")
     on_demand_cost: float | None = Field(
@@ -52,7 +56,8 @@ class CostReport(Value):
     def rows(self) -> dict[str, str]:
         """What a person wants to know, in words."""
         paid = f"{_money(self.cost, self.currency)} for {_span(self.spot_seconds)} of spot"
-        named = {"paid": f"{paid} and {_span(self.on_demand_seconds)} of on-demand"}
+        spares = f" ({_span(self.spare_seconds)} of it for spares)" if self.spare_seconds else ""
+        named = {"paid": f"{paid}{spares} and {_span(self.on_demand_seconds)} of on-demand"}
         if self.paid_share is not None and self.on_demand_cost is not None:
             alone = _money(self.on_demand_cost, self.currency)
             named["on-demand alone"] = f"{alone}: {self.sentence}, saved {1 - self.paid_share:.0%}"
@@ -71,8 +76,14 @@ class CostReport(Value):
         return rounded | {name: None if value is None else round(value, 6) for name, value in shares.items()}
 
 
-def cost_report(spec: RunSpec, history: History, *, live_seconds: float = 0.0) -> CostReport:
-    """Time and money so far; `live_seconds` is how long the attempt at work has been so, which no report tells yet."""
+def cost_report(
+    spec: RunSpec, history: History, *, live_seconds: float = 0.0, spares: Mapping[str, float] | None = None
+) -> CostReport:
+    """Time and money so far.
+
+    `live_seconds` is how long the attempt at work has been so, which no report tells yet; `spares` is for how many
+    seconds spares have held a machine, by pool (`segue.spares.words.held_by_spares`).
+    """
     paid = [report for report in history.last_words() if report.got_capacity]
     deployments = {
         (entry.plan.segment, entry.plan.attempt): entry.plan.deployment for entry in history.decisions if entry.plan
@@ -83,6 +94,9 @@ def cost_report(spec: RunSpec, history: History, *, live_seconds: float = 0.0) -
     if live_seconds > 0 and live is not None and not history.is_import(live.segment, live.attempt):
         seconds[live.capacity] += live_seconds
         money += live_seconds * spec.pools.price(live.capacity, live.deployment)
+    held = spares or {}
+    seconds[Capacity.SPOT] += sum(held.values())
+    money += sum(spent * spec.pools.price(Capacity.SPOT, deployment) for deployment, spent in held.items())
     rate = _step_seconds(paid)
     useful = _trained_steps(history) * rate
     starts = [report.startup_seconds for report in paid if report.train_steps]
@@ -90,6 +104,7 @@ def cost_report(spec: RunSpec, history: History, *, live_seconds: float = 0.0) -
     return CostReport(
         spot_seconds=seconds[Capacity.SPOT],
         on_demand_seconds=seconds[Capacity.ON_DEMAND],
+        spare_seconds=sum(held.values()),
         cost=money / _HOUR,
         useful_seconds=useful,
         on_demand_cost=alone / _HOUR if useful else None,

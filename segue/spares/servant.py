@@ -59,6 +59,7 @@ class Servant:
         self._trainer: SpareTrainer | None = None
         self._phase: Phase = "here"
         self._counter, self._beat_at = 0, float("-inf")
+        self._begun_at = clock.monotonic()
         self._parent = Lease(_PATIENCE_LEASES * spec.liveness.lease_seconds)
         self._was_named = False
 
@@ -156,6 +157,7 @@ class Servant:
             phase=self._phase,
             note=note,
             flow_run_id=self._flow_run_id,
+            held_seconds=self._beat_at - self._begun_at,
             beat_at=self._clock.now(),
         )
         put_word(self._runlog.store, self._runlog.run_id, word)

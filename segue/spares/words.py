@@ -26,6 +26,7 @@ class SpareWord(Record):
     phase: Phase = Field(description="here: it got a machine; ready: it could train at once; gone: it has left.")
     note: str | None = Field(None, description="Why it left.")
     flow_run_id: str | None = None
+    held_seconds: float = Field(0.0, ge=0, description="Since it got a machine, which is paid.")
     beat_at: AwareDatetime
 
 
@@ -92,3 +93,18 @@ def newest_spare(store: Store, run_id: str) -> int | None:
     """
     listed = (layout.ordered_spare(item.key) for item in store.list_objects(layout.spares_prefix(run_id)))
     return max((number for number in listed if number is not None), default=None)
+
+
+def held_by_spares(store: Store, run_id: str) -> dict[str, float]:
+    """Seconds for which the spares of a run have held a machine, by pool, until they left or the run was theirs.
+
+    Raises:
+        StoreReadError: the store did not say.
+    """
+    newest, held = newest_spare(store, run_id), dict[str, float]()
+    for number in range(0 if newest is None else newest + 1):
+        spare = layout.spare_id(number)
+        order, word = order_of(store, run_id, spare), word_of(store, run_id, spare)
+        if order is not None and word is not None:
+            held[order.deployment] = held.get(order.deployment, 0.0) + word.held_seconds
+    return held

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from segue.deadline.cost import cost_report
 from segue.records import StopReason
 from tasks.publish import summary
 from tests.deadline import Logbook, make_spec
 
 LOST, FAILED = StopReason.LOST, StopReason.FAILED
+
+
+def told_of(book: Logbook) -> str:
+    return summary(book.spec, book.history, cost_report(book.spec, book.history))
 
 
 def test_a_run_is_shown_with_its_segments_its_cost_and_every_decision():
@@ -17,7 +22,7 @@ def test_a_run_is_shown_with_its_segments_its_cost_and_every_decision():
     book.report(made.plan, LOST, attempt_id=name, seconds=3600.25, train_steps=50, train_seconds=3000)
     book.seconds = 4000
     again = book.decide()
-    told = summary(book.spec, book.history)
+    told = told_of(book)
     assert told.startswith(f"**r**: step 50 of 100; {again.reason}\n")
     assert "| 0 | spot | 0-0 | lost | 0 | - | 3600.2 |" in told
     assert "| paid | 1.00 EUR for 60 min of spot and 0 s of on-demand |" in told
@@ -34,7 +39,7 @@ def test_what_a_recipe_raised_stays_in_its_cell():
     plan = book.plan()
     book.report(plan, FAILED, attempt_id=book.claim(plan), failure=failure)
     assert book.decide().action == "failed"
-    (row,) = (line for line in summary(book.spec, book.history).splitlines() if "| failed | - |" in line)
+    (row,) = (line for line in told_of(book).splitlines() if "| failed | - |" in line)
     assert "a \\| b and \\| c \\|" in row
 
 
@@ -42,10 +47,10 @@ def test_of_very_many_decisions_the_newest_are_shown():
     book = Logbook(make_spec(policy={"max_lost_in_place": 999}))
     for _ in range(60):
         book.attempt(LOST)
-    told = summary(book.spec, book.history)
+    told = told_of(book)
     assert told.count("| run | spot |") == 50
     assert "10 earlier decisions are in the log" in told
 
 
 def test_a_run_that_has_decided_nothing_has_no_tables():
-    assert summary(make_spec(), Logbook(make_spec()).history).strip() == "**r**: step 0 of 100; nothing decided yet"
+    assert told_of(Logbook(make_spec())).strip() == "**r**: step 0 of 100; nothing decided yet"

@@ -12,7 +12,7 @@ from segue.entries import DecisionEntry, HandoverEntry, OpenEntry
 from segue.history import read_history
 from segue.records import Capacity, StopReason
 from segue.spares.servant import Left, Servant, Taken
-from segue.spares.words import SpareOrder, put_order, word_of
+from segue.spares.words import SpareOrder, held_by_spares, put_order, word_of
 from segue.stores import open_store
 from segue.testing.faulty_store import FaultyStore
 from tests.test_controller import START, Run
@@ -127,6 +127,14 @@ def test_its_heart_beats_while_it_waits(waiting):
     waiting.order_at(40, "leave")
     waiting.serve()
     assert seen[0] + 4 <= seen[1] <= seen[2] - 4
+
+
+def test_how_long_it_held_a_machine_is_known_afterwards(waiting):
+    assert held_by_spares(waiting.log.store, "tiny") == {}
+    waiting.order("wait")
+    waiting.order_at(40, "leave")
+    waiting.serve()
+    assert held_by_spares(waiting.log.store, "tiny") == {"segment/spot": pytest.approx(40, abs=0.5)}
 
 
 def test_a_spare_that_is_not_needed_leaves_without_having_booted(waiting):
