@@ -16,14 +16,19 @@ from segue.deadline.policies import Capped, Policy
 from segue.deadline.spells import gap_of, preemptions, spells
 from segue.deadline.view import Floats, Job, Mode, Spells, View
 from segue.history import History
+from segue.records import Capacity
 from segue.spec import RunSpec
 
 _LOOKS = 96
 """Moments of the coming wait at which the policy is asked whether it would still wait."""
 
 
-def job_of(spec: RunSpec, history: History, here: Situation, *, now: datetime) -> Job | None:
+def job_of(
+    spec: RunSpec, history: History, here: Situation, *, now: datetime, deployment: str | None = None
+) -> Job | None:
     """What a policy has to plan for; None without a deadline, or while the work is unmeasured.
+
+    `deployment` is the spot pool whose price counts; None: the cheapest one's.
 
     PLAN looks ahead only: its job is what is left. The others compare with where the run should be by now, counted
     from its start, or from when a person started it again.
@@ -38,11 +43,15 @@ def job_of(spec: RunSpec, history: History, here: Situation, *, now: datetime) -
         left = max(spec.steps - history.committed_step, 1)
         total = (spec.deadline - (first.written_at if first else now)).total_seconds()
         work = work / left * max(spec.steps - from_step, left)
+    pools = spec.pools
+    price_ratio = (
+        pools.price_ratio if deployment is None else pools.on_demand_price / pools.price(Capacity.SPOT, deployment)
+    )
     return Job(
         total_seconds=max(total, 1.0),
         work_seconds=max(work, 1e-3),
         changeover_seconds=here.expected_changeover_seconds,
-        price_ratio=spec.pools.price_ratio,
+        price_ratio=price_ratio,
         knowledge="sentinel" if spec.policy.handover else "blind",
         handover=spec.policy.handover,
         may_return=spec.policy.handover,
@@ -64,9 +73,10 @@ def outlook(
 ) -> Outlook | None:
     """The policy's answer from here; None when there is nothing to decide by: no deadline, or unmeasured work.
 
-    `deployment` is the spot pool that would be asked: whether another one gives capacity says little about it.
+    `deployment` is the spot pool that would be asked: its price counts, and whether another one gives capacity says
+    little about it.
     """
-    job = job_of(spec, history, here, now=now)
+    job = job_of(spec, history, here, now=now, deployment=deployment)
     if job is None or here.remaining_seconds is None or here.work_seconds is None:
         return None
     patience = spec.liveness.start_seconds
@@ -82,12 +92,20 @@ def outlook(
     return Outlook(float(offsets[leaves[0]]) if len(leaves) else patience, share)
 
 
-def wants_spot(spec: RunSpec, history: History, here: Situation, *, up_seconds: float, now: datetime) -> bool:
-    """Whether the policy would leave on-demand for spot, which is known to be up since `up_seconds`.
+def wants_spot(
+    spec: RunSpec,
+    history: History,
+    here: Situation,
+    *,
+    up_seconds: float,
+    now: datetime,
+    deployment: str | None = None,
+) -> bool:
+    """Whether the policy would leave on-demand for spot, which is known to be up on that pool since `up_seconds`.
 
     False when there is nothing to decide by. The clamp is not asked.
     """
-    job = job_of(spec, history, here, now=now)
+    job = job_of(spec, history, here, now=now, deployment=deployment)
     if job is None or here.remaining_seconds is None:
         return False
     once = np.zeros(1)

@@ -175,7 +175,7 @@ class SpareKeeper:
         if word.phase == "ready":
             no = "not needed: the slack does not cover going back to spot any more"
         elif sent.order.order == "wait":
-            if is_worth_a_spare(here) and self._is_spot_wanted(history, here, up_seconds=at - sent.seen_at):
+            if is_worth_a_spare(here) and self._is_spot_wanted(sent, history, here, up_seconds=at - sent.seen_at):
                 self._order(sent, "boot", "spot is wanted again", at)
                 return False
             no = "not needed: on-demand goes on"
@@ -186,10 +186,11 @@ class SpareKeeper:
             self._pause(here, at)
         return False
 
-    def _is_spot_wanted(self, history: History, here: Situation, *, up_seconds: float) -> bool:
+    def _is_spot_wanted(self, sent: _Sent, history: History, here: Situation, *, up_seconds: float) -> bool:
         from segue.deadline.outlook import wants_spot  # Only here, for it loads NumPy.
 
-        return wants_spot(self._spec, history, here, up_seconds=up_seconds, now=self._clock.now())
+        now, pool = self._clock.now(), sent.order.deployment
+        return wants_spot(self._spec, history, here, up_seconds=up_seconds, now=now, deployment=pool)
 
     def _hand_over(self, sent: _Sent, at: float) -> bool:
         segment, attempt = self._numbers
