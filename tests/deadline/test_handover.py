@@ -154,7 +154,7 @@ def test_plan_leaves_on_demand_for_spot_when_much_work_and_much_slack_are_left()
 
 @pytest.mark.parametrize(("deployment", "is_wanted"), [(None, True), ("x/cheap", True), ("x/dear", False)])
 def test_plan_judges_by_the_price_of_the_pool_that_the_spare_is_on(deployment, is_wanted):
-    pools = {"spot": [{"deployment": "x/cheap", "price": 1.0}, {"deployment": "x/dear", "price": 2.999}]}
+    pools = {"spot": [{"deployment": "x/cheap", "price": 1.0}, {"deployment": "x/dear", "price": 3.9}]}
     log = Logbook(make_spec(deadline_in=100_000, policy={"name": "plan", "step_seconds": 300}, pools=pools))
     log.attempt(StopReason.BOUND, ON_DEMAND, commit=10)
     here = replace(HERE, remaining_seconds=90_000.0, work_seconds=27_000.0, changeover_seconds=120.0)
