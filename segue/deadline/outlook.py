@@ -103,10 +103,10 @@ def wants_spot(
 ) -> bool:
     """Whether the policy would leave on-demand for spot, which is known to be up on that pool since `up_seconds`.
 
-    False when there is nothing to decide by. The clamp is not asked.
+    False when there is nothing to decide by, or that pool is not cheaper. The clamp is not asked.
     """
     job = job_of(spec, history, here, now=now, deployment=deployment)
-    if job is None or here.remaining_seconds is None:
+    if job is None or here.remaining_seconds is None or job.price_ratio <= 1:
         return False
     once = np.zeros(1)
     view = _view(history, here, job, mode=Mode.ON_DEMAND, is_up=True, ages=once + max(up_seconds, 0.0), offsets=once)
