@@ -119,7 +119,7 @@ class _Runs:
         self.work = np.full(runs, job.work_seconds)
         self.unsaved, self.boot, self.blind = np.zeros(runs), np.zeros(runs), np.zeros(runs)
         self.just_worked, self.unsaved_before = np.zeros(runs), np.zeros(runs)
-        self.spare = np.full(runs, np.inf)
+        self.spare, self.has_spare = np.full(runs, np.inf), np.zeros(runs, bool)
         self.spot, self.on_demand = np.zeros(runs), np.zeros(runs)
         self.preemptions, self.lost = np.zeros(runs), np.zeros(runs)
         self.finished = np.full(runs, np.inf)
@@ -162,7 +162,7 @@ class _Runs:
         self.spare[~now] = np.inf  # Dies as it boots: on-demand goes on.
         away = self.mode == ON_DEMAND
         looks = active if self._policy.comes_back else active & ~away
-        self.sight.look(now, active=looks, away=away, has_spare=away & np.isfinite(self.spare))
+        self.sight.look(now, active=looks, away=away, has_spare=away & self.has_spare)
         self.now = now
 
     def _die(self, gone: Flags) -> None:
@@ -212,7 +212,8 @@ class _Runs:
         is_sure = (wish == SPOT) & (hands | (here != ON_DEMAND) | (job.knowledge == "free"))
         risk = np.where(is_sure, self._spot_risk_seconds(boot), np.maximum(self._spot_risk_seconds(boot), self._tick))
         allowed = clamp.permits(slack, risk_seconds=risk, on_demand_seconds=job.changeover_seconds)
-        self.spare = np.where(hands & allowed & self.now, np.minimum(self.spare, job.changeover_seconds), np.inf)
+        self.has_spare = hands & allowed
+        self.spare = np.where(self.has_spare & self.now, np.minimum(self.spare, job.changeover_seconds), np.inf)
         wish = np.where(hands | ~allowed, ON_DEMAND, wish)
         wish = np.where((wish == SPOT) & ~self.now, IDLE, wish)
         wish = np.where(self.blind > 0, here, wish)  # Its death has not been noticed yet.

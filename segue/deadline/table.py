@@ -164,9 +164,8 @@ class _Step:
         """Spot on a guess: leaving for it, or a spare that waits for it while on-demand works on."""
         up, down = self._believed[:, UP], self._believed[:, DOWN]
         if self._job.handover:
-            better = np.minimum(move[None], on_demand[:, None])  # (beliefs, ages, slacks)
-            found: Floats = np.einsum("ba,bas->bs", up, better) + down.sum(axis=1)[:, None] * on_demand
-            return found
+            stays = on_demand[self._just_seen]
+            return _expected(up, np.minimum(move, stays[UP])) + _expected(down, stays[DOWN])
         value = _expected(up, np.minimum(move, idle[UP])) + _expected(down, idle[DOWN])
         needed = self._job.changeover_seconds + max(self._seconds, self._job.changeover_seconds)
         value[:, slack < needed] = np.inf
