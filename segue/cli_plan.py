@@ -166,7 +166,9 @@ def _planned(
     facts |= {"life_seconds": life.mean_seconds, "lost_by_a_death_seconds": lost}
     facts |= {"traces": [r.name for r in rows], "runs": runs, "seed": seed, "notes": list(asked.notes + notes)}
     if to is not None:
-        _draw(asked, forecast.sample(spec, here, rows, job=job), moments.get("latest_safe_moment"), to)
+        _draw(
+            asked, forecast.sample(spec, here, rows, job=job, lost_seconds=lost), moments.get("latest_safe_moment"), to
+        )
     return facts, expected
 
 

@@ -7,7 +7,6 @@ attempts' and on-demand's pace.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from itertools import accumulate, takewhile
@@ -20,8 +19,8 @@ from segue.spec import RunSpec
 
 _LONGEST_OF, _USUAL_OF = 3, 5
 """How many of the newest attempts the longest changeover and the usual values are looked for in."""
-_ENOUGH_STEPS = 5
-"""More than so many must have been timed before they count for more than the prior: the first ones say little."""
+_ENOUGH_STEPS, _ENOUGH_SECONDS = 5, 300.0
+"""More steps, or longer ones, must have been timed before they count for more than the prior."""
 
 
 @dataclass(frozen=True)
@@ -90,7 +89,8 @@ def step_seconds(spec: RunSpec, history: History) -> float | None:
     than that, its own median: what is left has to be done there in the worst case.
     """
     measured = [report for report in history.last_words() if report.train_steps > 0]
-    if spec.policy.step_seconds is not None and sum(report.train_steps for report in measured) <= _ENOUGH_STEPS:
+    steps, seconds = (sum(getattr(r, name) for r in measured) for name in ("train_steps", "train_seconds"))
+    if spec.policy.step_seconds is not None and steps <= _ENOUGH_STEPS and seconds <= _ENOUGH_SECONDS:
         return spec.policy.step_seconds
     on_demand = [report for report in measured if report.capacity is Capacity.ON_DEMAND]
     usual = [_median_pace(reports[-_USUAL_OF:]) for reports in (measured, on_demand) if reports]
@@ -98,14 +98,30 @@ def step_seconds(spec: RunSpec, history: History) -> float | None:
 
 
 def changeover_seconds(spec: RunSpec, history: History) -> float:
-    """The longest changeover seen lately, never below the prior: on-demand may boot slower than spot did."""
-    return max([spec.policy.changeover_seconds, *_changeovers(spec, history, of=history.attempts[-_LONGEST_OF:])])
+    """The longest changeover seen lately, never below the prior: on-demand may boot slower than spot did.
+
+    Waits for spot are in it. How much of the way to a claim was a wait nobody knows, and on-demand may take as long.
+    """
+    seen = (_changeover_of(attempt, history) for attempt in history.attempts[-_LONGEST_OF:])
+    return max([spec.policy.changeover_seconds, *(seconds for seconds in seen if seconds is not None)])
 
 
 def usual_changeover_seconds(spec: RunSpec, history: History) -> float:
-    """The median of the newest changeovers seen, with the prior as one of them."""
-    newest = _changeovers(spec, history, of=history.attempts)[-_USUAL_OF:]
-    return median_high([spec.policy.changeover_seconds, *newest])
+    """The median of the newest changeovers seen, with the prior as one of them.
+
+    Spot may have been waited for, and a wait is no changeover: a spot attempt counts with its own start after the
+    shortest way to a claim that was seen, or with all of it where that is within the prior.
+    """
+    prior = spec.policy.changeover_seconds
+    ways = [_to_claim_seconds(attempt.claim, history) for attempt in history.attempts]
+    shortest = min((way for way in ways if way > 0), default=0.0)
+    seen = []
+    for attempt in history.attempts:
+        seconds = _changeover_of(attempt, history)
+        if seconds is not None and attempt.report is not None:
+            is_spot = attempt.claim.capacity is Capacity.SPOT
+            seen.append(min(seconds, max(prior, shortest + attempt.report.startup_seconds)) if is_spot else seconds)
+    return median_high([prior, *seen[-_USUAL_OF:]])
 
 
 def save_seconds(history: History) -> float | None:
@@ -148,26 +164,18 @@ def _median_pace(reports: list[SegmentReport]) -> float:
     return next(pace for (pace, _), steps in zip(paces, done, strict=True) if steps > done[-1] / 2)
 
 
-def _changeovers(spec: RunSpec, history: History, *, of: Sequence[Attempt]) -> list[float]:
-    """From the decision to the first new step, of those attempts that came to one.
+def _changeover_of(attempt: Attempt, history: History) -> float | None:
+    """From the decision to the first new step; None for an attempt that came to none."""
+    report = attempt.report
+    if report is None or report.train_steps == 0:
+        return None
+    return _to_claim_seconds(attempt.claim, history) + report.startup_seconds
 
-    Spot may have been waited for, and a wait is no changeover: a spot attempt counts with its own start after the
-    shortest way to a claim that was seen, or with all of it where that is within the prior.
-    """
-    decided = {(e.plan.segment, e.plan.attempt): e.written_at for e in history.decisions if e.plan}
 
-    def to_claim(claim: ClaimEntry) -> float:
-        # Two machines' wall clocks: an estimate, which is why it can only lengthen the prior.
-        begun = decided.get((claim.segment, claim.attempt), claim.written_at)
-        return max((claim.written_at - begun).total_seconds(), 0.0)
-
-    shortest = min((to_claim(attempt.claim) for attempt in history.attempts), default=0.0)
-    found = []
-    for claim, report in ((attempt.claim, attempt.report) for attempt in of):
-        if report is None or report.train_steps == 0:
-            continue
-        seconds = to_claim(claim) + report.startup_seconds
-        if claim.capacity is Capacity.SPOT:
-            seconds = min(seconds, max(spec.policy.changeover_seconds, shortest + report.startup_seconds))
-        found.append(seconds)
-    return found
+def _to_claim_seconds(claim: ClaimEntry, history: History) -> float:
+    # Two machines' wall clocks: an estimate, which is why it can only lengthen the prior.
+    plans = (
+        e for e in history.decisions if e.plan and (e.plan.segment, e.plan.attempt) == (claim.segment, claim.attempt)
+    )
+    decided = next(plans, None)
+    return max((claim.written_at - decided.written_at).total_seconds(), 0.0) if decided else 0.0

@@ -20,7 +20,7 @@ from segue.deadline.estimates import Situation
 from segue.deadline.plan import Plan
 from segue.deadline.policies import Capped, Greedy, OnDemandOnly, Policy, SpotOnly, UniformProgress
 from segue.deadline.quick import QuickPlan
-from segue.deadline.simulator import Outcome, simulate
+from segue.deadline.simulator import Harshness, Outcome, simulate
 from segue.deadline.spells import preemptions
 from segue.deadline.view import Floats, Job
 from segue.history import History
@@ -63,6 +63,8 @@ class Forecast:
     policies: tuple[Expected, ...]
     lost_seconds: float
     """Work that deaths without a notice make be done again, on the mean."""
+    on_demand_share: float
+    """Of the runs: those that were on on-demand at all."""
 
 
 def life_of(history: History, *, prior_seconds: float | None) -> Life:
@@ -134,27 +136,38 @@ def job_ahead(spec: RunSpec, here: Situation, *, longest_seconds: float | None =
 def forecast(spec: RunSpec, here: Situation, rows: Sequence[Rows], *, job: Job, lost_seconds: float) -> Forecast:
     """Simulate the run on `rows`, with its own policy and with what it could be instead.
 
-    `lost_seconds` of spot time are paid again for each preemption.
+    Up to `lost_seconds` of work are done again after each preemption.
     """
-    planned = planned_policy(spec, here, job)
+    planned, harsh = planned_policy(spec, here, job), harshness_of(here, lost_seconds)
     simulated = [planned]
-    if spec.deadline is not None:  # The rules of when to leave spot need one.
+    # The rules of when to leave spot need a deadline, and mean nothing where there is no going to spot.
+    if spec.deadline is not None and planned.label == spec.policy.name:
         rules: dict[str, Policy] = {"uniform_progress": UniformProgress(), "greedy": Greedy()}
-        others = {name: rule for name, rule in rules.items() if name != planned.label}
+        others = {name: _bounded(rule, spec) for name, rule in rules.items() if name != planned.label}
         simulated += [Contender(name, rule, as_published(name, job)) for name, rule in others.items()]
     whole = job.price_ratio * (job.work_seconds + job.changeover_seconds)
     # The job's unit is the cheapest listed pool's price, which `spot_price` need not be.
     price = spec.pools.on_demand_price / job.price_ratio / 3600
-    told = [_expected(one, outcome_on(rows, one), whole, lost_seconds, price) for one in simulated]
+    outcomes = [outcome_on(rows, one, harshness=harsh) for one in simulated]
+    told = [_expected(one, outcome, whole, price) for one, outcome in zip(simulated, outcomes, strict=True)]
     if planned.label != "on_demand_only":
         told.append(_on_demand(job, whole * price))
-    return Forecast(tuple(told), told[0].preemptions * lost_seconds)
+    gave_up = float((outcomes[0].on_demand_seconds > 0).mean())
+    return Forecast(tuple(told), float(outcomes[0].lost_seconds.mean()), gave_up)
 
 
-def sample(spec: RunSpec, here: Situation, rows: Sequence[Rows], *, job: Job) -> Sample:
+def harshness_of(here: Situation, lost_seconds: float) -> Harshness:
+    """What a run goes through beyond spot: work lost with a death, and the clamp that asks for more than a boot."""
+    needed = clamp.needed_for_spot_seconds(here)
+    reserve = 0.0 if needed is None or here.work_seconds is None else needed - here.work_seconds
+    return Harshness(lost_by_a_death_seconds=lost_seconds, start_slack_seconds=reserve)
+
+
+def sample(spec: RunSpec, here: Situation, rows: Sequence[Rows], *, job: Job, lost_seconds: float) -> Sample:
     """The first runs of the first rows under the planned policy, in full."""
     one, first = planned_policy(spec, here, job), rows[0]
-    some = simulate(one.policy, one.job, first.up[:SAMPLES], tick_seconds=first.tick_seconds, traced=True)
+    harsh, tick = harshness_of(here, lost_seconds), first.tick_seconds
+    some = simulate(one.policy, one.job, first.up[:SAMPLES], tick_seconds=tick, harshness=harsh, traced=True)
     assert some.modes is not None, "it was asked for"
     return Sample(first.tick_seconds, some.modes)
 
@@ -169,12 +182,16 @@ def planned_policy(spec: RunSpec, here: Situation, job: Job) -> Contender:
     policy: Policy = named_policy(name, dict(spec.policy.parameters))
     if isinstance(policy, Plan):
         policy = QuickPlan(prior_weight=policy.prior_weight, reach=policy.reach)
+    return Contender(name, _bounded(policy, spec), as_published(name, job))
+
+
+def _bounded(policy: Policy, spec: RunSpec) -> Policy:
     bound = spec.policy.max_preemptions
-    return Contender(name, policy if bound is None else Capped(policy, bound), as_published(name, job))
+    return policy if bound is None else Capped(policy, bound)
 
 
-def _expected(one: Contender, outcome: Outcome, whole: float, lost: float, price: float) -> Expected:
-    cost: Floats = outcome.cost + lost * outcome.preemptions
+def _expected(one: Contender, outcome: Outcome, whole: float, price: float) -> Expected:
+    cost: Floats = outcome.cost
     done = np.isfinite(outcome.finished_seconds)
     low, high = np.percentile(cost, [5, 95])
     return Expected(

@@ -70,24 +70,28 @@ class Plan:
         return np.asarray(_GRID**steps, float)
 
 
-def table_for(job: Job, up_factor: float, down_factor: float) -> Table:
+def table_for(job: Job, up_factor: float, down_factor: float, *, most_cells: float = math.inf) -> Table:
     """The table of a job for hazards by these factors of the published ones.
 
     The grid tells slacks and boots apart where there are such, but no moments between which nothing is decided, and has
-    a bounded number of steps: what lies further off than its horizon is more of the same.
+    a bounded number of steps: what lies further off than its horizon is more of the same. `most_cells` bounds steps of
+    time times steps of slack, as far as a run of so much work can bear it.
     """
     slack, work = max(job.total_seconds - job.work_seconds, 0.0), job.work_seconds
     wanted = min(_COARSEST_SECONDS, max(slack, work / 100) / _MOMENTS, work / _WORK_STEPS)
     least = max(job.decides_every_seconds, job.changeover_seconds / _BOOT_STEPS)
     step = max(wanted, least, (work + min(slack, work / 2)) / _STEPS)
+    horizon = min(max(_HORIZON_STEPS * step, work + min(slack, work / 2)), job.total_seconds)
     # A whole part of the step, so that what waiting costs is exact.
-    parts = math.ceil(step * _SLACK_STEPS / max(slack, step))
-    horizon = max(_HORIZON_STEPS * step, work + min(slack, work / 2))
-    near = replace(job, total_seconds=min(job.total_seconds, horizon))
+    parts = min(math.ceil(step * _SLACK_STEPS / max(slack, step)), _MOST_PARTS)
+    cells = horizon * max(horizon - work, step) / step**2 * parts
+    if cells > most_cells:
+        step, parts = max(step, min(step * math.sqrt(cells / parts / most_cells), work / _WORK_STEPS)), 1
+    near = replace(job, total_seconds=horizon)
     return solve(
         near,
         step_seconds=step,
-        slack_step_seconds=step / min(parts, _MOST_PARTS),
+        slack_step_seconds=step / parts,
         up_factor=up_factor,
         down_factor=down_factor,
     )

@@ -12,7 +12,7 @@ from typing import Protocol
 import numpy as np
 
 from segue.deadline import clamp
-from segue.deadline.policies import Policy
+from segue.deadline.policies import Capped, Policy
 from segue.deadline.sight import Sight
 from segue.deadline.view import IDLE, ON_DEMAND, SPOT, Flags, Floats, Job, View, Wishes
 
@@ -57,6 +57,10 @@ class Harshness:
     """Whether an instance that is gone at the next tick died at a random moment of this one."""
     detection_seconds: float = 0.0
     """From a death to the next decision."""
+    lost_by_a_death_seconds: float = 0.0
+    """Work that each death undoes, as far as the attempt did so much, where saves are not simulated one by one."""
+    start_slack_seconds: float = 0.0
+    """The slack without which no spot attempt is begun or waited for, whatever the clamp says of the next tick."""
 
     @property
     def pace(self) -> float:
@@ -118,7 +122,7 @@ class _Runs:
         self.sight = Sight(self.now, knowledge=job.knowledge, tick_seconds=tick_seconds)
         self.work = np.full(runs, job.work_seconds)
         self.unsaved, self.boot, self.blind = np.zeros(runs), np.zeros(runs), np.zeros(runs)
-        self.just_worked, self.unsaved_before = np.zeros(runs), np.zeros(runs)
+        self.just_worked, self.unsaved_before, self.since_start = np.zeros(runs), np.zeros(runs), np.zeros(runs)
         self.spare, self.has_spare = np.full(runs, np.inf), np.zeros(runs, bool)
         self.spot, self.on_demand = np.zeros(runs), np.zeros(runs)
         self.preemptions, self.lost = np.zeros(runs), np.zeros(runs)
@@ -161,9 +165,17 @@ class _Runs:
         active = self.work > 0
         self.spare[~now] = np.inf  # Dies as it boots: on-demand goes on.
         away = self.mode == ON_DEMAND
-        looks = active if self._policy.comes_back else active & ~away
+        looks = active & (~away | self._is_worth_a_look(self._job.total_seconds - at * self._tick))
         self.sight.look(now, active=looks, away=away, has_spare=away & self.has_spare)
         self.now = now
+
+    def _is_worth_a_look(self, remaining: float) -> Flags:
+        """Whether who is on on-demand could still go back to spot, with work left that is worth it."""
+        job, policy, work = self._job, self._policy, self.work / self._harsh.pace
+        most = policy.preemptions if isinstance(policy, Capped) else np.inf
+        needed = max(job.changeover_seconds, self._harsh.start_slack_seconds)
+        can = (remaining - work >= needed) & (work > 2 * job.changeover_seconds) & (self.preemptions < most)
+        return np.asarray(can & policy.comes_back)
 
     def _die(self, gone: Flags) -> None:
         harsh = self._harsh
@@ -174,6 +186,7 @@ class _Runs:
         lost = undone
         if harsh.save_every_seconds:
             lost = lost + (self.unsaved_before + self.just_worked - undone) % harsh.save_every_seconds
+        lost = lost + np.minimum(harsh.lost_by_a_death_seconds, np.maximum(self.since_start - undone, 0.0))
         lost = np.where(gone & (lost > _NOTHING_SECONDS), lost, 0.0)
         self.work += lost
         self.finished[lost > 0] = np.inf
@@ -211,7 +224,9 @@ class _Runs:
         # Whoever leaves on-demand on a guess may find nothing, and be idle until the next tick.
         is_sure = (wish == SPOT) & (hands | (here != ON_DEMAND) | (job.knowledge == "free"))
         risk = np.where(is_sure, self._spot_risk_seconds(boot), np.maximum(self._spot_risk_seconds(boot), self._tick))
+        risk = risk + np.where(wish == SPOT, self._harsh.lost_by_a_death_seconds / self._harsh.pace, 0.0)
         allowed = clamp.permits(slack, risk_seconds=risk, on_demand_seconds=job.changeover_seconds)
+        allowed &= (here == SPOT) | (slack >= self._harsh.start_slack_seconds)
         self.has_spare = hands & allowed
         self.spare = np.where(self.has_spare & self.now, np.minimum(self.spare, job.changeover_seconds), np.inf)
         wish = np.where(hands | ~allowed, ON_DEMAND, wish)
@@ -219,6 +234,7 @@ class _Runs:
         wish = np.where(self.blind > 0, here, wish)  # Its death has not been noticed yet.
         self.blind = np.maximum(self.blind - self._tick, 0.0)
         starts = (wish != here) & (wish != IDLE)
+        self.since_start[starts] = 0.0
         self.boot = np.where(starts, job.changeover_seconds, np.where(wish == IDLE, 0.0, self.boot))
         self.mode = wish.astype(np.int8)
 
@@ -239,6 +255,7 @@ class _Runs:
         self.finished = np.where(runs & (worked >= self.work - _NOTHING_SECONDS), at * tick + used, self.finished)
         self.work = np.where(self.work - worked < _NOTHING_SECONDS, 0.0, self.work - worked)
         self.just_worked, self.unsaved_before = worked, self.unsaved
+        self.since_start = self.since_start + worked
         if self._harsh.save_every_seconds:
             self.unsaved = np.where(runs, (self.unsaved + worked) % self._harsh.save_every_seconds, self.unsaved)
         self.boot = self.boot - booting
@@ -249,5 +266,6 @@ class _Runs:
         self.on_demand += np.where(on_demand, overlap, 0.0)
         moved = spare & (self.spare <= tick + 1e-9)
         self.mode[moved] = SPOT
+        self.since_start[moved] = 0.0
         self.boot[moved] = 0.0
         self.spare = np.where(spare & ~moved, self.spare - tick, np.inf)

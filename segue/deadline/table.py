@@ -85,7 +85,6 @@ def solve(
     rows = _ON_DEMAND.start + (hidden.BELIEFS if step.is_blind else 2 * BINS)
     value = np.zeros((rows, slacks))
     slack: Floats = np.arange(slacks, dtype=float) * slack_step_seconds
-    value[:, slack <= 0] = np.inf  # At the deadline with work left.
     wishes = np.empty((count, rows, slacks), np.int8)
     for left in range(count):
         if left:
@@ -138,7 +137,8 @@ class _Step:
         begin = self._less_slack(on_demand[self._just_seen], job.changeover_seconds)
         if job.knowledge == "sentinel":
             looks = np.minimum(_CHECKED * self._seconds / 600.0, 1.0) * SENTINEL_SECONDS
-            on_demand[UP] += looks[:, None] * (paid > 0)
+            is_worth_it = (slack >= job.changeover_seconds) & (work > 2 * job.changeover_seconds)
+            on_demand[UP] += looks[:, None] * is_worth_it
         never = np.full_like(stay, np.inf)
         if not job.may_return:
             back = (np.full_like(idle, np.inf), np.concatenate([never, never]))
@@ -199,7 +199,10 @@ class _Step:
         """The same, seen from states that have `seconds` more of slack than where they lead."""
         whole, part = divmod(seconds / self._slack_step, 1.0)
         near = _shifted(value, int(whole))
-        return near if part < 1e-9 else (1 - part) * near + part * _shifted(value, int(whole) + 1)
+        if part < 1e-9:
+            return near
+        far = _shifted(value, int(whole) + 1)
+        return np.where(np.isfinite(far), (1 - part) * near + part * far, near)
 
 
 def _expected(chances: Floats, value: Floats) -> Floats:

@@ -28,6 +28,9 @@ def test_the_rate_is_the_prior_until_an_attempt_has_measured_one():
     assert step_seconds(book.spec, book.history) == 3
     book.attempt(LOST, **measured(4, 60.0))
     assert step_seconds(book.spec, book.history) == 3  # Four steps say less than the prior.
+    hours = Logbook(make_spec(policy={"step_seconds": 900}))
+    hours.attempt(LOST, **measured(2, 7200.0))
+    assert step_seconds(hours.spec, hours.history) == 3600  # Two of an hour say enough.
     book.attempt(LOST, **measured(10, 5.0))
     assert step_seconds(book.spec, book.history) == 0.5
 
@@ -95,20 +98,32 @@ def test_a_changeover_runs_from_the_decision_to_the_first_step_and_only_lengthen
     assert changeover() == 70
 
 
-def test_a_wait_for_spot_is_no_changeover_and_one_for_on_demand_is():
+def test_a_wait_for_spot_is_no_usual_changeover_but_the_clamp_counts_it():
     book = Logbook(make_spec(policy={"changeover_seconds": 60, "max_lost_in_place": 99}))
 
-    def attempt(capacity: Capacity, *, to_claim: float) -> float:
+    def attempt(capacity: Capacity, *, to_claim: float) -> tuple[float, float]:
         plan = book.plan(capacity)
         book.seconds += to_claim
         book.report(plan, LOST, attempt_id=book.claim(plan), startup_seconds=50, **measured(10, 10.0))
-        return situation(book.spec, book.history, now=book.now).changeover_seconds
+        here = situation(book.spec, book.history, now=book.now)
+        return here.expected_changeover_seconds, here.changeover_seconds
 
-    assert attempt(Capacity.SPOT, to_claim=900) == 950  # Who knows: no shorter way was seen yet.
-    assert attempt(Capacity.SPOT, to_claim=5) == 60
-    assert attempt(Capacity.SPOT, to_claim=400) == 60
-    assert attempt(Capacity.SPOT, to_claim=20) == 60
-    assert attempt(Capacity.ON_DEMAND, to_claim=300) == 350
+    assert attempt(Capacity.SPOT, to_claim=900) == (950, 950)  # Who knows: no shorter way was seen yet.
+    assert attempt(Capacity.SPOT, to_claim=5) == (60, 950)
+    assert attempt(Capacity.SPOT, to_claim=400) == (60, 950)
+    for to_claim in (300, 300, 300):
+        usual, longest = attempt(Capacity.ON_DEMAND, to_claim=to_claim)
+    assert (usual, longest) == (350, 350)
+
+
+def test_a_claim_without_a_way_does_not_make_all_ways_short():
+    book = Logbook(make_spec(policy={"changeover_seconds": 60, "max_lost_in_place": 99}))
+    for to_claim in (0, 600, 600, 600):
+        plan = book.plan()
+        book.seconds += to_claim
+        book.report(plan, LOST, attempt_id=book.claim(plan), startup_seconds=50, **measured(10, 10.0))
+    here = situation(book.spec, book.history, now=book.now)
+    assert (here.changeover_seconds, here.expected_changeover_seconds) == (650, 650)
 
 
 def test_the_usual_changeover_is_a_median_with_the_prior_among_them():
