@@ -25,7 +25,7 @@ from benchmarks.deadline_speed import runs_per_second
 from segue.deadline.choice import POLICIES, named_policy
 from segue.deadline.optimum import cheapest
 from segue.deadline.simulator import simulate
-from segue.deadline.traces import Trace, read_traces, windows
+from segue.deadline.traces import Trace, long_enough, read_traces, windows
 from segue.deadline.view import Flags, Floats, Job, Knowledge
 
 HOUR = 3600.0
@@ -92,6 +92,8 @@ class Column:
 def measure(options: Options, *, say: Say) -> dict[str, Any]:
     """Run everything; a flat report but for one object a policy."""
     traces = read_traces(options.traces)
+    for trace in traces:
+        long_enough([trace], seconds=max(setting.job.total_seconds for setting in settings(trace)))
     found: dict[str, dict[str, list[Any]]] = {}
     one = partial(_on_trace, options=options)
     with ProcessPoolExecutor(options.jobs, mp_context=get_context("spawn")) as pool:

@@ -22,15 +22,13 @@ from segue.errors import SegueError
 KNOWLEDGE: dict[str, Knowledge] = {"free": "free", "sentinel": "sentinel", "blind": "blind"}
 _COLUMNS = {
     "policy": None,
-    "cost x\non-demand": "cost_vs_on_demand",
-    "cost x\noptimum": "cost_vs_optimum",
-    "from": "cost_vs_optimum_low",
-    "to": "cost_vs_optimum_high",
-    "95th of\n100": "p95_vs_optimum",
-    "x Uniform\nProgress": "vs_uniform_progress",
-    "by\nrun": "mean_vs_uniform_progress",
+    "x on-\ndemand": "cost_vs_on_demand",
+    "x opti-\nmum": "cost_vs_optimum",
+    "p95": "p95_vs_optimum",
+    "x UP": "vs_uniform_progress",
+    "by run": "mean_vs_uniform_progress",
     "spot\nhours": "spot_hours",
-    "on-demand\nhours": "on_demand_hours",
+    "on-demand": "on_demand_hours",
     "misses": "misses",
 }
 
@@ -73,9 +71,9 @@ def deadline(
 
 def show(report: Mapping[str, Any], to: Console) -> None:
     """Print one row a policy, and what was run."""
-    table = Table(box=SIMPLE_HEAD)
+    table = Table(box=SIMPLE_HEAD, padding=(0, 0, 0, 1), pad_edge=False)
     for name in _COLUMNS:
-        table.add_column(name, justify="left" if name == "policy" else "right")
+        table.add_column(name, justify="left" if name == "policy" else "right", no_wrap=True)
     policies = {name: row for name, row in report.items() if isinstance(row, dict)}
     for name, row in policies.items():
         table.add_row(name, *(str(row[key]) for key in _COLUMNS.values() if key is not None))
@@ -83,7 +81,7 @@ def show(report: Mapping[str, Any], to: Console) -> None:
     with_handover = "with" if report["handover"] else "without"
     to.print(
         f"{report['runs']} runs a policy on {report['traces']} traces; PLAN and slack_age with {report['knowledge']} "
-        f"knowledge, {with_handover} hand-over; from-to: 95 % bootstrap interval of the mean, over traces"
+        f"knowledge, {with_handover} hand-over; x UP: all costs against Uniform Progress, by run: the mean of ratios"
     )
     to.print(
         f"against an enemy: {report['adversarial_misses']} misses in {report['adversarial_runs']} runs; "

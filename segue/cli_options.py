@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from typer.core import TyperGroup
 
-from segue.errors import OutputError
+from segue.errors import OutputError, SpecError
 from segue.find_run import find_run
 from segue.history import History
 from segue.runlog import RunLog
@@ -56,3 +57,15 @@ def writing(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise OutputError(path=str(path), why=error.strerror or str(error)) from None
+
+
+def refuse_endless(given: Mapping[str, float | None]) -> None:
+    """An option takes inf for a number; nothing can be planned with that.
+
+    Raises:
+        SpecError: one of them is not finite.
+    """
+    endless = [(name, value) for name, value in given.items() if value is not None and not math.isfinite(value)]
+    if endless:
+        problems = tuple(f"{name}: {value} is not a finite number; give another one" for name, value in endless)
+        raise SpecError(source="the command line", problems=problems)

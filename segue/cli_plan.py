@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import asdict, dataclass
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from segue.cli_options import Endpoint, Json, writing
+from segue.cli_options import Endpoint, Json, refuse_endless, writing
 from segue.clock import SystemClock
 from segue.console import console, rows_table, show_json
 from segue.errors import HopelessPlanError, RunNotFoundError, SpecError, StoreUnreachableError
@@ -28,6 +27,7 @@ if TYPE_CHECKING:
 
 _PRIOR = "prior"
 _UNNAMED = "unnamed"
+_LONGEST_SECONDS = 100 * 365.25 * 86400
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,9 @@ def plan(
     Exit code 0: it can be done. 2: it is hopeless, with the reason, or cannot be planned as asked.
     """
     now = SystemClock().now()
-    _refuse_endless({"--step-seconds": step_seconds, "--save-seconds": save_seconds})
+    refuse_endless({"--step-seconds": step_seconds, "--save-seconds": save_seconds})
+    if work is not None and step_seconds is not None:
+        raise SpecError(source="the command line", problems=("--work and --step-seconds: give one of them",))
     given = _spec(spec, deadline=deadline, steps=steps, store=store, endpoint_url=endpoint_url, now=now)
     seconds = parse_seconds(work, name="work") / given.steps if work is not None else step_seconds
     facts, expected = _planned(
@@ -77,14 +79,6 @@ def plan(
         show_json(facts | {"policies": [asdict(one) for one in expected.policies]})
         return
     _show(facts, expected)
-
-
-def _refuse_endless(given: dict[str, float | None]) -> None:
-    """An option takes inf for a number; nothing can be planned with them."""
-    endless = [(name, value) for name, value in given.items() if value is not None and not math.isfinite(value)]
-    if endless:
-        problems = tuple(f"{name}: {value} is not a finite number; give seconds" for name, value in endless)
-        raise SpecError(source="the command line", problems=problems)
 
 
 def _spec(
@@ -123,6 +117,9 @@ def _asked(spec: RunSpec, seconds: float | None, *, now: datetime) -> _Asked:
     if history.committed_step >= spec.steps:
         why = f"run {spec.run_id} has committed step {history.committed_step} of {spec.steps}: nothing is left to do."
         raise HopelessPlanError(reason="nothing_left", why=why, mend="Ask for more steps, or give another run_id.")
+    if (spec.steps - history.committed_step) * rate > _LONGEST_SECONDS:
+        problem = f"{spec.steps} steps of {rate:.4g} s are more than a hundred years; give fewer, or shorter ones"
+        raise SpecError(source="the plan", problems=(problem,))
     measured = any(report.train_steps > 0 for report in history.last_words())
     basis = "as given" if seconds is not None else "measured by the run" if measured else "policy.step_seconds"
     here = estimates.situation(spec, history, now=now)
@@ -152,24 +149,41 @@ def _planned(
     hopeless.refuse_hopeless(spec, here, now=asked.now, life_seconds=life.mean_seconds, save_seconds=save_seconds)
     cadence = forecast.cadence_of(spec, life, save_seconds=save_seconds)
     lost = forecast.lost_by_a_death_seconds(cadence, here, save_seconds=save_seconds)
+    here = forecast.with_cadence(here, cadence, save_seconds=save_seconds)
     job = forecast.job_ahead(spec, here, longest_seconds=max((t.seconds for t in given), default=None))
     rows, notes = _rows(given, job, runs=runs, seed=seed)
     expected = forecast.forecast(spec, here, rows, job=job, lost_seconds=lost)
     moments = forecast.latest_moments(spec, here)
+    notes += _notes_on(spec, expected, job)
     if spec.pools.price_ratio <= 1:
         notes += ("no spot pool is cheaper than on-demand",)
     elif not clamp.permits_spot(here):
         missing = (clamp.needed_for_spot_seconds(here) or 0.0) - (here.remaining_seconds or 0.0)
         notes += (f"the clamp permits no spot attempt: {span(missing)} more to the deadline would allow the first",)
-    facts = _facts(asked, expected, job=job) | {name: moment.isoformat() for name, moment in moments.items()}
+    told = {name: moments[name].isoformat() if name in moments else None for name in forecast.MOMENTS}
+    facts = _facts(asked, expected, job=job) | told
     facts |= {"cadence": cadence.reason, "cadence_interval_seconds": cadence.interval_seconds}
     facts |= {"life_seconds": life.mean_seconds, "lost_by_a_death_seconds": lost}
-    facts |= {"traces": [r.name for r in rows], "runs": runs, "seed": seed, "notes": list(asked.notes + notes)}
+    names = [r.name for r in rows] if given else [_PRIOR]
+    facts |= {"traces": names, "runs": runs, "seed": seed, "notes": list(asked.notes + notes)}
     if to is not None:
         _draw(
             asked, forecast.sample(spec, here, rows, job=job, lost_seconds=lost), moments.get("latest_safe_moment"), to
         )
     return facts, expected
+
+
+def _notes_on(spec: RunSpec, expected: Forecast, job: Job) -> tuple[str, ...]:
+    """What a reader of the figures has to know."""
+    notes: tuple[str, ...] = ()
+    if spec.deadline is None and expected.on_demand_share > 0:
+        notes += (
+            f"without a deadline a run waits for spot; {expected.on_demand_share:.0%} of the simulated ones found too "
+            f"little of it in {span(job.total_seconds)} and are counted as finished on on-demand then",
+        )
+    if len(spec.pools.spot) > 1:
+        notes += ("of several spot pools the cheapest is simulated, as if it were the only one",)
+    return notes
 
 
 def _rows(given: list[Trace], job: Job, *, runs: int, seed: int) -> tuple[list[Rows], tuple[str, ...]]:
@@ -200,7 +214,10 @@ def _facts(asked: _Asked, expected: Forecast, *, job: Job) -> dict[str, Any]:
     hours = (job.work_seconds + job.changeover_seconds) / 3600
     return {
         "run": None if spec.run_id == _UNNAMED else spec.run_id,
-        "policy": first.policy,
+        "policy": spec.policy.name,
+        "comes_to": first.policy,
+        "now": asked.now.isoformat(),
+        "currency": spec.pools.currency,
         "committed_step": asked.history.committed_step,
         "steps": spec.steps,
         "step_seconds": asked.step_seconds,
@@ -244,11 +261,15 @@ def _show(facts: dict[str, Any], expected: Forecast) -> None:
 def _in_words(facts: dict[str, Any]) -> list[tuple[str, str]]:
     """The facts as people read them."""
     per_step = f"{facts['steps'] - facts['committed_step']} steps of {facts['step_seconds']:.4g} s"
-    cost = f"{facts['cost']:.4g} (p5 {facts['cost_p5']:.4g}, p95 {facts['cost_p95']:.4g})"
+    cost = (
+        f"{facts['cost']:.4g} {facts['currency']}".strip()
+        + f" (p5 {facts['cost_p5']:.4g}, p95 {facts['cost_p95']:.4g})"
+    )
+    is_forced = facts["comes_to"] != facts["policy"]
     a_death = f"{span(facts['lost_by_a_death_seconds'])} a death without notice"
     told = [
         ("work", f"{span(facts['work_seconds'])} ({per_step}, {facts['step_seconds_basis']})"),
-        ("policy", facts["policy"]),
+        ("policy", facts["policy"] + (", which comes to on-demand alone here" if is_forced else "")),
         ("expected cost", f"{cost}, {facts['cost_share']:.0%} of on-demand only ({facts['on_demand_cost']:.4g})"),
         ("figures from", f"{facts['runs']} simulated runs, seed {facts['seed']}"),
         ("chance of lateness", _lateness(facts)),
@@ -288,4 +309,4 @@ def _row(one: Expected) -> dict[str, Any]:
 
 
 def _moment(text: str) -> str:
-    return f"{datetime.fromisoformat(text):%Y-%m-%d %H:%M %Z}"
+    return f"{datetime.fromisoformat(text).astimezone(UTC):%Y-%m-%d %H:%M %Z}"

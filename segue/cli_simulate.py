@@ -11,9 +11,9 @@ import typer
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from segue.cli_options import Endpoint, Json, Store, read_run, writing
+from segue.cli_options import Endpoint, Json, Store, read_run, refuse_endless, writing
 from segue.console import console, show_json
-from segue.errors import HopelessPlanError, TraceError
+from segue.errors import HopelessPlanError, SpecError, TraceError
 from segue.spec import parse_seconds
 from segue.words import span
 
@@ -82,11 +82,17 @@ def simulate(
     from segue.deadline.simulator import Harshness
     from segue.deadline.view import Job
 
+    refuse_endless({"--price-ratio": price_ratio, "--save-seconds": save_seconds})
+    every = parse_seconds(save_every, name="save-every") if save_every else 0.0
+    _refuse_what_says_nothing(
+        save_seconds, every, up_factor, down_factor, is_replay=traces is not None or run is not None
+    )
     work_seconds = parse_seconds(work, name="work")
     total = work_seconds / deadline_share if deadline is None else parse_seconds(deadline, name="deadline")
     changeover_seconds = parse_seconds(changeover, name="changeover")
     job = Job(total, work_seconds, changeover_seconds, price_ratio, knowledge.value, handover)
-    _refuse_too_little_time(job)
+    harshness = Harshness(save_seconds=save_seconds, save_every_seconds=every)
+    _refuse_too_little_time(job, pace=harshness.pace)
     contenders = [comparison.contender(words, job) for words in dict.fromkeys(policy or _USUAL)]
     random = np.random.default_rng(seed)
     given = _traces(traces, run, store=store, endpoint_url=endpoint_url)
@@ -95,8 +101,6 @@ def simulate(
         rows, short = comparison.traced_rows(given, job, runs=runs, random=random)
     else:
         rows = comparison.made_rows(job, runs=runs, random=random, up_factor=up_factor, down_factor=down_factor)
-    every = parse_seconds(save_every, name="save-every") if save_every else 0.0
-    harshness = Harshness(save_seconds=save_seconds, save_every_seconds=every)
     figures, shares = comparison.compare(
         contenders, rows, job=job, random=random, harshness=harshness, with_optimum=optimum
     )
@@ -114,8 +118,20 @@ def simulate(
     _show(figures, title=title, names=facts["traces"], short=short)
 
 
-def _refuse_too_little_time(job: Job) -> None:
-    needed = job.work_seconds + job.changeover_seconds
+def _refuse_what_says_nothing(
+    save_seconds: float, every: float, up_factor: float, down_factor: float, *, is_replay: bool
+) -> None:
+    problems = []
+    if save_seconds and not every:
+        problems.append("--save-seconds: says nothing without --save-every; give both")
+    if is_replay and (up_factor != 1 or down_factor != 1):
+        problems.append("--up-factor and --down-factor: are for made traces; leave them out, or --traces and --run")
+    if problems:
+        raise SpecError(source="the command line", problems=tuple(problems))
+
+
+def _refuse_too_little_time(job: Job, *, pace: float) -> None:
+    needed = job.work_seconds / pace + job.changeover_seconds
     if job.total_seconds < needed:
         raise HopelessPlanError(
             reason="deadline_too_near",

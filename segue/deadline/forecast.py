@@ -96,6 +96,17 @@ def lost_by_a_death_seconds(cadence: Cadence, here: Situation, *, save_seconds: 
     return min(interval, here.work_seconds or np.inf) / 2 + (save_seconds or 0.0)
 
 
+def with_cadence(here: Situation, cadence: Cadence, *, save_seconds: float | None) -> Situation:
+    """The situation of a run that saves so often: what one kill can cost is never less than that."""
+    interval = cadence.interval_seconds
+    if interval is None:
+        return here
+    return replace(here, at_risk_seconds=max(here.at_risk_seconds, interval + (save_seconds or 0.0)))
+
+
+MOMENTS = ("latest_safe_moment", "latest_spot_start")
+
+
 def latest_moments(spec: RunSpec, here: Situation) -> dict[str, datetime]:
     """The last moment at which on-demand still makes it, and the last for a spot attempt, if nothing is done before.
 
@@ -119,7 +130,8 @@ def job_ahead(spec: RunSpec, here: Situation, *, longest_seconds: float | None =
     work = here.work_seconds / (1 + spec.policy.margin_share)
     leisure = 4 * work + 7 * _DAY
     if here.remaining_seconds is None:
-        total = min(leisure, longest_seconds or np.inf)
+        # Half of the longest trace, so that starts in it can differ.
+        total = min(leisure, np.inf if longest_seconds is None else longest_seconds / 2)
     else:
         total = min(here.remaining_seconds - (here.work_seconds - work), leisure)
     return Job(

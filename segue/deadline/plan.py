@@ -87,6 +87,7 @@ def table_for(job: Job, up_factor: float, down_factor: float, *, most_cells: flo
     cells = horizon * max(horizon - work, step) / step**2 * parts
     if cells > most_cells:
         step, parts = max(step, min(step * math.sqrt(cells / parts / most_cells), work / _WORK_STEPS)), 1
+        horizon = min(horizon, max(work + min(slack, work / 2), math.sqrt(most_cells) * step))
     near = replace(job, total_seconds=horizon)
     return solve(
         near,

@@ -91,6 +91,10 @@ def test_the_picture_is_a_png(desk):
         (["--policy", "threshold:slack=1"], "threshold has no parameter 'slack'; it has preemptions, slack_share"),
         (["--work", "24"], "work: '24' is not a length of time; write 24h, 90m, 600s or 2d"),
         (["--deadline", "2h", "--work", "2h"], "2.0 h are given and on-demand alone needs 2.1 h. Give a later"),
+        (["--price-ratio", "inf"], "--price-ratio: inf is not a finite number"),
+        (["--save-seconds", "300"], "--save-seconds: says nothing without --save-every; give both"),
+        (["--save-seconds", "300", "--save-every", "10m"], "34.3 h are given and on-demand alone needs 36.1 h"),
+        (["--traces", "x", "--up-factor", "3"], "--up-factor and --down-factor: are for made traces"),
         (["--traces", "nowhere"], "trace nowhere cannot be read (No such file or directory). Check the path"),
     ],
 )

@@ -82,9 +82,26 @@ def test_work_lost_to_a_death_is_paid_again():
     plain = expected(spec(), rows(True, True, True, False))
     dearer = expected(spec(), rows(True, True, True, False), lost=360.0)
     assert plain.policies[0].preemptions == 1.0
-    assert dearer.policies[0].cost - plain.policies[0].cost == pytest.approx(2 * 0.1)
+    assert dearer.policies[0].cost - plain.policies[0].cost == pytest.approx(3 * 2 * 0.1)  # Done again on on-demand.
     assert (plain.lost_seconds, dearer.lost_seconds) == (0.0, 360.0)
     assert dearer.policies[-1].cost == plain.policies[-1].cost
+
+
+def test_a_bound_on_preemptions_holds_for_whatever_it_is_compared_with():
+    torn = rows(*[True, False] * 6, False)
+    free, bound = (expected(spec(policy={"max_preemptions": most}), torn).policies for most in (None, 1))
+    assert [one.policy for one in bound] == ["greedy", "uniform_progress", "on_demand_only"]
+    assert all(one.preemptions > 1 for one in free[:2])
+    assert [one.preemptions for one in bound] == [1.0, 1.0, 0.0]
+
+
+def test_no_spot_is_begun_after_the_moment_that_is_told_as_its_last():
+    asked = spec(3600 + 2 * 600 + 310 + 15 + 12 + 900.0)
+    late = rows(False, False, False, True)  # It comes half an hour in; a quarter of an hour can be waited.
+    now = here(asked)
+    made = sample(asked, now, late, job=job_ahead(asked, now), lost_seconds=0.0)
+    assert Mode.SPOT not in made.modes
+    assert list(made.modes[0][:3]) == [Mode.IDLE, Mode.IDLE, Mode.ON_DEMAND]
 
 
 @pytest.mark.parametrize("policy", ["plan", "greedy", "on_demand_only"])
@@ -113,7 +130,7 @@ def test_what_on_demand_only_comes_to_is_what_its_simulation_says(up, left):
 
 def test_a_dozen_runs_are_told_in_full():
     asked = spec()
-    told = sample(asked, here(asked), rows(True, True, False), job=job_ahead(asked, here(asked)))
+    told = sample(asked, here(asked), rows(True, True, False), job=job_ahead(asked, here(asked)), lost_seconds=0.0)
     assert (told.tick_seconds, len(told.modes)) == (600.0, SAMPLES)
     # Two ticks on spot, then nothing until the net, on-demand to the end.
     assert list(dict.fromkeys(told.modes[0].tolist())) == [Mode.SPOT, Mode.IDLE, Mode.ON_DEMAND]
@@ -133,7 +150,7 @@ def test_without_a_deadline_it_waits_for_spot():
     asked = spec(None)
     job = job_ahead(asked, here(asked))
     assert job.total_seconds > 7 * 86400
-    assert job_ahead(asked, here(asked), longest_seconds=HOUR * 9).total_seconds == 9 * HOUR
+    assert job_ahead(asked, here(asked), longest_seconds=HOUR * 9).total_seconds == 4.5 * HOUR
     assert isinstance(planned_policy(asked, here(asked), job).policy, SpotOnly)
     given = [Rows("hand", 6000.0, np.array([[0] * 20 + [1] * 200] * 20, bool))]
     told = forecast(asked, here(asked), given, job=job, lost_seconds=0.0).policies

@@ -7,7 +7,7 @@ import pytest
 
 from segue.deadline.choice import named_policy
 from segue.deadline.optimum import cheapest
-from segue.deadline.policies import Greedy, OnDemandOnly, SpotOnly, UniformProgress
+from segue.deadline.policies import Capped, Greedy, OnDemandOnly, SpotOnly, UniformProgress
 from segue.deadline.simulator import Harshness, simulate
 from segue.deadline.view import Job, Mode
 
@@ -145,3 +145,30 @@ def test_where_there_is_no_way_back_on_demand_is_kept_to_the_end():
     one = outcome(UniformProgress(), "dddu", job=job, traced=True)
     modes = list(one.modes[0])
     assert set(modes[modes.index(Mode.ON_DEMAND) :]) == {Mode.ON_DEMAND}
+
+
+def test_a_death_undoes_what_was_asked_for_and_no_more_than_the_attempt_did():
+    lost = [
+        outcome(Greedy(), text, harshness=Harshness(lost_by_a_death_seconds=400.0)).lost_seconds[0]
+        for text in ("uuudduuuu", "uduuuuuu", "uuuuuuuuu")
+    ]
+    assert lost == [400.0, 300.0, 0.0]  # The second did five minutes of work in its only tick.
+
+
+def test_no_spot_attempt_is_begun_with_less_slack_than_is_asked_for():
+    job = Job(total_seconds=3 * HOUR, work_seconds=HOUR, changeover_seconds=300.0, knowledge="free", handover=False)
+    calm, careful = (
+        outcome(SpotOnly(), "dddddddu", job=job, harshness=Harshness(start_slack_seconds=slack))
+        for slack in (0.0, 1.5 * HOUR)
+    )
+    assert (calm.on_demand_seconds[0], careful.spot_seconds[0]) == (0.0, 0.0)
+    assert not careful.is_late[0]
+
+
+def test_no_sentinel_is_sent_where_nothing_can_come_back():
+    job = Job(total_seconds=3 * HOUR, work_seconds=2 * HOUR, changeover_seconds=300.0)
+    bounds = {most: outcome(Capped(named_policy("plan"), most), "uduuuuuuuuu", job=job) for most in (0, 9)}
+    assert bounds[0].sentinel_seconds[0] == 0.0
+    assert bounds[0].cost[0] == 3 * (300 + 2 * HOUR)
+    short = Job(total_seconds=3 * HOUR, work_seconds=590.0, changeover_seconds=300.0)
+    assert outcome(Capped(OnDemandOnly(), 0), "u", job=short).sentinel_seconds[0] == 0.0

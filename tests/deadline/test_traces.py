@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 from pathlib import Path
 
 import numpy as np
@@ -116,3 +117,9 @@ def test_finer_ticks_tell_the_same():
 def test_the_mean_life_is_that_of_the_up_stretches():
     assert Trace("x", 600.0, np.array([1, 1, 0, 1, 0, 0], bool)).mean_up_seconds() == 900.0
     assert Trace("x", 600.0, np.zeros(3, bool)).mean_up_seconds() is None
+
+
+def test_its_error_comes_from_another_process_with_its_facts():
+    error = TraceError(source="x", why="is none", mend="Give another.")
+    other = pickle.loads(pickle.dumps(error))
+    assert (str(other), other.source, other.mend, other.exit_code) == (str(error), "x", "Give another.", 2)
