@@ -139,7 +139,9 @@ def _is_built_in(arguments: list[str]) -> bool:
 
 
 def _plug_in_commands() -> None:
-    for entry in importlib.metadata.entry_points(group="segue.commands"):
+    entries = list(importlib.metadata.entry_points(group="segue.commands"))
+    asked = [entry for entry in entries if entry.name in sys.argv[1:2]]
+    for entry in asked or entries:  # The help has them all.
         try:
             loaded = entry.load()
         except ImportError as error:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -85,3 +87,16 @@ def test_short_traces_get_half_of_the_work():
     short, long = (Trace("x", 600.0, np.ones(int(hours * 6), bool)) for hours in (191, 193))
     assert {setting.job.work_seconds for setting in settings(short)} == {24 * 3600.0}
     assert {setting.job.work_seconds for setting in settings(long)} == {48 * 3600.0}
+
+
+def test_a_trace_that_is_too_short_is_refused_before_anything_runs_or_prefect_is_loaded(tmp_path):
+    (tmp_path / "short.json").write_text(json.dumps({"metadata": {"gap_seconds": 600}, "data": [1, 0, 1]}))
+    look = (
+        "import sys; sys.argv = ['segue', 'bench', 'deadline', '--traces', 'short.json']\n"
+        "from segue import cli\n"
+        "try:\n    cli.main()\nexcept SystemExit as end:\n"
+        "    print(end.code, [name for name in ('torch', 'prefect') if name in sys.modules])"
+    )
+    ended = subprocess.run([sys.executable, "-c", look], text=True, cwd=tmp_path, capture_output=True, check=True)
+    assert "trace short covers 0.5 h, and 48.0 h are asked for" in ended.stderr
+    assert ended.stdout.splitlines()[-1] == "2 []"
