@@ -150,6 +150,7 @@ def forecast(spec: RunSpec, here: Situation, rows: Sequence[Rows], *, job: Job, 
 
     Up to `lost_seconds` of work are done again after each preemption.
     """
+    job = replace(job, lost_by_a_death_seconds=lost_seconds)
     planned, harsh = planned_policy(spec, here, job), harshness_of(here, lost_seconds)
     simulated = [planned]
     # The rules of when to leave spot need a deadline, and mean nothing where there is no going to spot.
@@ -177,7 +178,7 @@ def harshness_of(here: Situation, lost_seconds: float) -> Harshness:
 
 def sample(spec: RunSpec, here: Situation, rows: Sequence[Rows], *, job: Job, lost_seconds: float) -> Sample:
     """The first runs of the first rows under the planned policy, in full."""
-    one, first = planned_policy(spec, here, job), rows[0]
+    one, first = planned_policy(spec, here, replace(job, lost_by_a_death_seconds=lost_seconds)), rows[0]
     harsh, tick = harshness_of(here, lost_seconds), first.tick_seconds
     some = simulate(one.policy, one.job, first.up[:SAMPLES], tick_seconds=tick, harshness=harsh, traced=True)
     assert some.modes is not None, "it was asked for"

@@ -55,6 +55,7 @@ def job_of(
         knowledge="sentinel" if spec.policy.handover else "blind",
         handover=spec.policy.handover,
         may_return=spec.policy.handover,
+        lost_by_a_death_seconds=min(here.at_risk_seconds, work) / 2 + (here.save_seconds or 0.0),
     )
 
 

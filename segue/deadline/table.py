@@ -3,7 +3,7 @@
 State: time left R, slack S = R - C, where the run is, and spot up or down in one of eight ages. In a step of length h,
 
     idle:       E V(R-h, S-h, idle, x')
-    spot:       c + E V(R-h, S - d if it starts, spot while x' is up, else idle, x')
+    spot:       c + E V(R-h, S - d if it starts, spot while x' is up, else idle with what was lost, x')
     on-demand:  k c + E V(R-h, S - d if it starts, on-demand, x')
     hand-over:  c + k d + E V(R-h, S, spot or, if the spare dies as it boots, on-demand, x')
     a look:     E over x of the above, where on on-demand nobody sees spot: x is what `segue.deadline.hidden` believes
@@ -129,7 +129,8 @@ class _Step:
         paid = np.minimum(work, self._seconds)
         idle = self._less_slack(_expected(chances, later[_IDLE]), self._seconds)
         idle[:, slack - self._seconds < job.changeover_seconds] = np.inf
-        stay = paid + _expected(chances[UP, UP], later[_SPOT]) + _expected(chances[UP, DOWN], later[_IDLE][DOWN])
+        gone = self._less_slack(later[_IDLE][DOWN], job.lost_by_a_death_seconds)
+        stay = paid + _expected(chances[UP, UP], later[_SPOT]) + _expected(chances[UP, DOWN], gone)
         stay[:, slack < job.changeover_seconds] = np.inf
         start = self._boot(work, slack, spare=False)
         move = self._boot(work, slack, spare=True) if job.handover else start

@@ -48,6 +48,8 @@ class Job:
     """Whether the way from on-demand to spot costs no progress: the spare boots while on-demand works."""
     may_return: bool = True
     """Whether there is a way from on-demand to spot at all."""
+    lost_by_a_death_seconds: float = 0.0
+    """Work that the end of a spot attempt undoes, on the mean."""
     decides_every_seconds: float = 0.0
     """How far apart the moments are at which it can change its mind; 0: it can at any."""
 

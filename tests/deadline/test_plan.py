@@ -11,7 +11,7 @@ import pytest
 
 from segue.deadline.choice import named_policy
 from segue.deadline.plan import Plan, table_for
-from segue.deadline.simulator import simulate
+from segue.deadline.simulator import Harshness, simulate
 from segue.deadline.view import Job, Mode
 from tests.deadline.test_policies import HOUR, IDLE, ON_DEMAND, SPOT, view
 
@@ -36,6 +36,22 @@ def test_what_it_expects_is_what_the_simulator_charges_on_spot_as_published():
     plan = Plan()
     expected = np.mean([plan.cost_share(start(job, is_up=is_up, spell_seconds=HOUR)) for is_up in up[:, 0]])
     assert paid == pytest.approx(expected, rel=0.06)
+
+
+def test_work_that_deaths_undo_is_expected_as_the_simulator_charges_it():
+    from segue.deadline.made_traces import made_up
+
+    up = made_up(np.random.default_rng(6), runs=400, seconds=JOB.total_seconds + 600, tick_seconds=600.0)
+    job = replace(JOB, knowledge="free", lost_by_a_death_seconds=900.0)
+    lossy = Harshness(lost_by_a_death_seconds=900.0)
+    knows, does_not = (
+        simulate(Plan(), asked, up, tick_seconds=600.0, harshness=lossy).cost.mean() / (3 * (JOB.work_seconds + 360.0))
+        for asked in (job, replace(job, lost_by_a_death_seconds=0.0))
+    )
+    plan = Plan()
+    expected = np.mean([plan.cost_share(start(job, is_up=is_up, spell_seconds=HOUR)) for is_up in up[:, 0]])
+    assert knows == pytest.approx(expected, rel=0.06)
+    assert knows < does_not
 
 
 def test_it_waits_for_a_young_gap_and_pays_in_an_old_one_that_eats_the_slack():
