@@ -8,6 +8,7 @@ import time
 
 from segue.history import read_history
 from segue.records import StopReason, VerdictKind
+from segue.runlog import RunLog
 from tests.ranks.habits import read_all
 
 KILLS = 3
@@ -34,6 +35,10 @@ class Killer:
         return True
 
 
+def verdicts_of(runlog: RunLog) -> list[VerdictKind]:
+    return [attempt.verdict.kind for attempt in read_history(runlog).attempts if attempt.verdict is not None]
+
+
 def test_kills_of_any_rank_at_random_moments_lose_no_commit_and_change_no_bit(ranks_nursery, make_spec, open_log):
     steps = 150
     fields = {
@@ -54,7 +59,9 @@ def test_kills_of_any_rank_at_random_moments_lose_no_commit_and_change_no_bit(ra
     while read_history(runlog).committed_step < steps:
         is_late = kills % 2 == 1
         killer = Killer(chance.randrange(RANKS), chance.uniform(0.0, 0.3), from_verdict=is_late)
-        is_killing = kills < KILLS
+        # On a busy machine all of them may fall before a first commit, or between one and its seal: then some more.
+        has_room = read_history(runlog).committed_step < steps / 2
+        is_killing = kills < KILLS or (has_room and VerdictKind.EXACT not in verdicts_of(runlog))
         report = ranks_nursery.run_attempt(
             runlog, slow if is_killing else spec, ranks=RANKS, meddle=killer if is_killing else None
         )
@@ -69,8 +76,8 @@ def test_kills_of_any_rank_at_random_moments_lose_no_commit_and_change_no_bit(ra
         committed_before = read_history(runlog).committed_step
 
     history = read_history(runlog)
-    verdicts = [attempt.verdict.kind for attempt in history.attempts if attempt.verdict is not None]
-    assert kills == KILLS
+    verdicts = verdicts_of(runlog)
+    assert kills >= KILLS
     assert not history.damage
     assert all(checkpoint.quarantined is None for checkpoint in history.checkpoints)
     assert set(verdicts) <= {VerdictKind.EXACT, VerdictKind.UNVERIFIED}  # The latter: killed between commit and seal.
