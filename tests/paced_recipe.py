@@ -1,0 +1,27 @@
+"""A recipe that a test holds back, so that what it waits for happens while a run still has work left."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from segue.testing.recipes import tiny
+from segue.trainer.recipe import Recipe
+
+
+def build(config: dict[str, Any]) -> Recipe:
+    """Config: brake (a file: while it is there, every step takes 50 ms more), and what `tiny` takes."""
+    recipe = tiny({name: value for name, value in config.items() if name != "brake"})
+    brake, inner = Path(config["brake"]), recipe.loss
+
+    def loss(model: nn.Module, batch: Any) -> torch.Tensor:
+        if brake.exists():
+            time.sleep(0.05)
+        return inner(model, batch)
+
+    recipe.loss = loss
+    return recipe
