@@ -1,4 +1,4 @@
-"""The `segue` command. What needs Prefect is plugged in by the flows; the library itself never imports it."""
+"""The `segue` command. What needs Prefect is plugged in by the deployments; the library itself never imports it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from segue.console import (
 )
 from segue.controller import last_heartbeat
 from segue.deadline.cost import cost_report
-from segue.errors import MissingExtraError, SegueError
+from segue.errors import COMMAND_LINE, SegueError
 from segue.history import History
 from segue.records import Heartbeat
 from segue.runlog import RunLog
@@ -93,7 +93,7 @@ def drill(
     Exit code 0: every resume verified and the final state identical. 3: broken or different. 1: not proven.
     """
     fields = (read_toml(config) if config else {}) | {"run_id": "drill", "recipe": recipe, "steps": steps}
-    spec = RunSpec.parse(fields, source=str(config) if config else "the command line")
+    spec = RunSpec.parse(fields, source=str(config) if config else COMMAND_LINE)
     # Torch takes seconds to import: what can be refused without it has been refused by now.
     from segue.continuity.drill import drill as run_drill
     from segue.trainer.recipe import import_build
@@ -132,7 +132,7 @@ def main() -> None:
 
 
 def _is_built_in(arguments: list[str]) -> bool:
-    # Prefect takes seconds to import: its own commands and the help wait for it, `segue status` need not.
+    # `segue status` need not wait for what it does not use.
     names = {command.callback.__name__ for command in app.registered_commands if command.callback is not None}
     groups = {group.typer_instance.info.name for group in app.registered_groups if group.typer_instance is not None}
     return bool(arguments) and arguments[0] in names | groups
@@ -142,24 +142,11 @@ def _plug_in_commands() -> None:
     entries = list(importlib.metadata.entry_points(group="segue.commands"))
     asked = [entry for entry in entries if entry.name in sys.argv[1:2]]
     for entry in asked or entries:  # The help has them all.
-        try:
-            loaded = entry.load()
-        except ImportError as error:
-            if error.name is None or error.name.split(".")[0] != "prefect":
-                raise
-            loaded = _without_prefect(entry.name)
+        loaded = entry.load()
         if isinstance(loaded, typer.Typer):
             app.add_typer(loaded, name=entry.name)
         else:
             app.command(entry.name)(loaded)
-
-
-def _without_prefect(name: str) -> Any:
-    def unavailable() -> None:
-        raise MissingExtraError(extra="prefect", needed_for=f"`segue {name}`")
-
-    unavailable.__doc__ = "Needs the extra 'prefect'."
-    return unavailable
 
 
 def _live_heartbeat(runlog: RunLog, history: History) -> Heartbeat | None:

@@ -13,6 +13,7 @@ from segue.checkpoints.export import ExportFormat, choose_checkpoint, export_che
 from segue.checkpoints.importing import ImportReport, import_weights
 from segue.cli_options import DefaultCommandGroup, Endpoint, Json, Store, read_run
 from segue.console import checkpoint_rows, console, errors, rows_table, show_json
+from segue.errors import COMMAND_LINE
 from segue.spec import RunSpec, read_toml
 
 _LIST = "list"
@@ -107,7 +108,7 @@ def import_file(
     if store is not None or endpoint_url is not None:
         there = fields.get("store")
         fields["store"] = (there if isinstance(there, dict) else {}) | _given(url=store, endpoint_url=endpoint_url)
-    spec = RunSpec.parse(fields, source=str(config) if config else "the command line")
+    spec = RunSpec.parse(fields, source=str(config) if config else COMMAND_LINE)
     columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
     with Progress(*columns, console=errors, transient=True, disable=not errors.is_terminal) as bars:
         task = bars.add_task("looking at the run")

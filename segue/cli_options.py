@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from segue.errors import OutputError, SpecError
+from segue.errors import COMMAND_LINE, OutputError, SpecError
 from segue.find_run import find_run
 from segue.history import History
 from segue.runlog import RunLog
@@ -43,7 +43,7 @@ def read_run(run: str, *, store: str, endpoint_url: str | None) -> tuple[RunLog,
         RunNotFoundError: the store holds no such run.
         StoreUnreachableError: the store cannot be read.
     """
-    return find_run(run, StoreSpec.parse({"url": store, "endpoint_url": endpoint_url}, source="the command line"))
+    return find_run(run, StoreSpec.parse({"url": store, "endpoint_url": endpoint_url}, source=COMMAND_LINE))
 
 
 @contextlib.contextmanager
@@ -68,4 +68,4 @@ def refuse_endless(given: Mapping[str, float | None]) -> None:
     endless = [(name, value) for name, value in given.items() if value is not None and not math.isfinite(value)]
     if endless:
         problems = tuple(f"{name}: {value} is not a finite number; give another one" for name, value in endless)
-        raise SpecError(source="the command line", problems=problems)
+        raise SpecError(source=COMMAND_LINE, problems=problems)

@@ -12,10 +12,11 @@ import typer
 from segue.cli_options import Endpoint, Json, refuse_endless, writing
 from segue.clock import SystemClock
 from segue.console import console, rows_table, show_json
-from segue.errors import HopelessPlanError, RunNotFoundError, SpecError, StoreUnreachableError
+from segue.errors import COMMAND_LINE, HopelessPlanError, RunNotFoundError, SpecError, StoreUnreachableError
 from segue.find_run import find_run
 from segue.history import History
-from segue.spec import RunSpec, parse_deadline, parse_seconds, read_toml
+from segue.spec import RunSpec, read_toml
+from segue.times import parse_deadline, parse_seconds
 from segue.words import span
 
 if TYPE_CHECKING:
@@ -69,7 +70,7 @@ def plan(
     now = SystemClock().now()
     refuse_endless({"--step-seconds": step_seconds, "--save-seconds": save_seconds})
     if work is not None and step_seconds is not None:
-        raise SpecError(source="the command line", problems=("--work and --step-seconds: give one of them",))
+        raise SpecError(source=COMMAND_LINE, problems=("--work and --step-seconds: give one of them",))
     given = _spec(spec, deadline=deadline, steps=steps, store=store, endpoint_url=endpoint_url, now=now)
     seconds = parse_seconds(work, name="work") / given.steps if work is not None else step_seconds
     facts, expected = _planned(

@@ -13,8 +13,8 @@ from rich.table import Table
 
 from segue.cli_options import Endpoint, Json, Store, read_run, refuse_endless, writing
 from segue.console import console, show_json
-from segue.errors import HopelessPlanError, SpecError, TraceError
-from segue.spec import parse_seconds
+from segue.errors import COMMAND_LINE, HopelessPlanError, SpecError, TraceError
+from segue.times import parse_seconds
 from segue.words import span
 
 if TYPE_CHECKING:
@@ -127,7 +127,7 @@ def _refuse_what_says_nothing(
     if is_replay and (up_factor != 1 or down_factor != 1):
         problems.append("--up-factor and --down-factor: are for made traces; leave them out, or --traces and --run")
     if problems:
-        raise SpecError(source="the command line", problems=tuple(problems))
+        raise SpecError(source=COMMAND_LINE, problems=tuple(problems))
 
 
 def _refuse_too_little_time(job: Job, *, pace: float) -> None:

@@ -5,10 +5,9 @@ from __future__ import annotations
 import difflib
 import hashlib
 import json
-import re
 import tomllib
 import typing
-from datetime import UTC, datetime, timedelta
+from datetime import datetime
 from pathlib import Path
 from typing import Any, Self
 
@@ -247,50 +246,6 @@ def read_toml(path: Path) -> dict[str, Any]:
         raise SpecError(source=str(path), problems=(f"cannot be read ({error.strerror}); check the path",)) from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise SpecError(source=str(path), problems=(f"is not TOML ({error}); mend that line",)) from None
-
-
-_RELATIVE = re.compile(r"^\+?(\d+(?:\.\d+)?)\s*(s|m|min|h|d)$")
-_CLOCK = re.compile(r"^(\d{1,2}):(\d{2})$")
-_UNIT_SECONDS = {"s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400}
-
-
-def parse_deadline(text: str, *, now: datetime) -> datetime:
-    """Read `+90m`, `06:00` (the next one, local time) or an ISO time.
-
-    Raises:
-        SpecError: none of the three.
-    """
-    try:
-        return _moment(text.strip(), now=now)
-    except (ValueError, OverflowError):
-        problem = f"deadline: {text!r} is not a time; write +2h, +90m, 06:00 or 2026-12-01T06:00:00+00:00"
-        raise SpecError(source="the command line", problems=(problem,)) from None
-
-
-def parse_seconds(text: str, *, name: str) -> float:
-    """Read a length of time: `24h`, `90m`, `600s` or `2d`; `name` is the option it is for.
-
-    Raises:
-        SpecError: it is none, or not above zero.
-    """
-    given = _RELATIVE.match(text.strip())
-    seconds = float(given[1]) * _UNIT_SECONDS[given[2]] if given else 0.0
-    if seconds <= 0:
-        problem = f"{name}: {text!r} is not a length of time; write 24h, 90m, 600s or 2d"
-        raise SpecError(source="the command line", problems=(problem,))
-    return seconds
-
-
-def _moment(text: str, *, now: datetime) -> datetime:
-    if relative := _RELATIVE.match(text):
-        return now + timedelta(seconds=float(relative[1]) * _UNIT_SECONDS[relative[2]])
-    if clock := _CLOCK.match(text):
-        # Without an offset until the end: the next 06:00 may lie behind a change to or from summer time.
-        today = now.astimezone().replace(tzinfo=None, hour=int(clock[1]), minute=int(clock[2]), second=0, microsecond=0)
-        days = (today, today + timedelta(days=1))
-        return next(moment for day in days if (moment := day.astimezone(UTC)) > now)
-    moment = datetime.fromisoformat(text)
-    return moment if moment.tzinfo else moment.astimezone()
 
 
 def _parsed(model: type[_Model], data: object, *, source: str) -> _Model:

@@ -118,6 +118,12 @@ def test_the_help_lists_every_command(place):
     assert listed >= {"demo", "run", "status", "checkpoints", "drill"}
 
 
+@pytest.mark.parametrize("command", ["run", "drill"])
+def test_what_is_wrong_on_the_command_line_is_told_as_that(place, command):
+    told = place.refused(command, "flights.py")
+    assert told.startswith("segue: on the command line: recipe: 'flights.py' is not package.module:function; write")
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [
@@ -214,12 +220,38 @@ def test_people_get_tables(place, stored):
     assert "kept" in checkpoints.out
 
 
-def test_status_does_not_wait_for_prefect_to_be_imported():
+def within(set_up: str, *arguments: str) -> tuple[str, str]:
+    """How a command ends and which of the two heavy packages it has loaded, in a process set up so; what it says."""
     look = (
-        "import sys; sys.argv = ['segue', 'status', 'x', '--store', '/nowhere']; from segue import cli\n"
-        "try:\n    cli.main()\nexcept SystemExit as end:\n    print(end.code, 'prefect' in sys.modules)"
+        f"import sys; sys.argv = ['segue', *{arguments!r}]; {set_up}\n"
+        "from segue import cli\n"
+        "try:\n    cli.main()\nexcept SystemExit as end:\n"
+        "    print('|', end.code, *(name for name in ('prefect', 'torch') if sys.modules.get(name)))"
     )
-    assert subprocess.check_output([sys.executable, "-c", look], text=True, stderr=subprocess.DEVNULL) == "2 False\n"
+    run = subprocess.run([sys.executable, "-c", look], text=True, capture_output=True, check=True)
+    return run.stdout.rpartition("| ")[2].strip(), run.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "end"),
+    [
+        (("status", "x", "--store", "/nowhere"), "2"),
+        (("run", "flights.py"), "2"),
+        (("run", "--help"), "0"),
+        (("demo", "--help"), "0"),
+        (("--help",), "0"),
+    ],
+)
+def test_what_needs_neither_prefect_nor_torch_does_not_wait_for_them(arguments, end):
+    assert within("", *arguments)[0] == end
+
+
+@pytest.mark.parametrize("arguments", [("demo",), ("run", TINY, "--steps", "5")])
+def test_without_prefect_its_commands_name_the_extra(arguments):
+    end, said = within("sys.modules['prefect'] = None", *arguments)
+    assert end == "2"
+    assert f"segue: `segue {arguments[0]}` needs" in " ".join(said.split())
+    assert "prefect" in said
 
 
 @pytest.fixture(scope="module")

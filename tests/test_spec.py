@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import re
-import time
 import typing
 from collections.abc import Iterator
 from datetime import UTC, date, datetime, timedelta
@@ -15,8 +14,8 @@ import pytest
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
-from segue.errors import DeadlinePassedError, SpecError
-from segue.spec import PolicySpec, RunSpec, StoreSpec, parse_deadline, read_toml
+from segue.errors import COMMAND_LINE, DeadlinePassedError, SpecError
+from segue.spec import PolicySpec, RunSpec, StoreSpec, read_toml
 
 LEAST = {"run_id": "nightly", "recipe": "examples.flights:build", "steps": 100}
 DOCS = Path(__file__).parents[1] / "docs/run-spec.md"
@@ -45,16 +44,6 @@ def refusal(**fields: object) -> str:
     with pytest.raises(SpecError) as caught:
         RunSpec.parse(LEAST | fields)
     return str(caught.value)
-
-
-@pytest.fixture
-def berlin(monkeypatch):
-    # By its rule instead of its name, for a machine need not have a time zone database.
-    monkeypatch.setenv("TZ", "CET-1CEST,M3.5.0,M10.5.0/3")
-    time.tzset()
-    yield
-    monkeypatch.undo()
-    time.tzset()
 
 
 def test_a_toml_file_becomes_a_spec_with_every_table_in_its_place(tmp_path):
@@ -234,7 +223,7 @@ def test_data_that_is_no_table_at_all_is_refused():
 
 def test_a_store_alone_is_checked_the_same_way():
     with pytest.raises(SpecError, match="endpoint_url: 'x' is not an address"):
-        StoreSpec.parse({"endpoint_url": "x"}, source="the command line")
+        StoreSpec.parse({"endpoint_url": "x"}, source=COMMAND_LINE)
 
 
 @pytest.mark.parametrize(
@@ -258,46 +247,6 @@ def test_a_file_that_is_not_there_or_not_toml_is_named(tmp_path, content, said):
 def test_a_folder_is_not_a_file(tmp_path):
     with pytest.raises(SpecError, match=r"cannot be read \(Is a directory\); check the path"):
         read_toml(tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("text", "moment"),
-    [
-        ("+2h", NOW + timedelta(hours=2)),
-        ("2h", NOW + timedelta(hours=2)),
-        ("+90m", NOW + timedelta(minutes=90)),
-        ("+90 min", NOW + timedelta(minutes=90)),
-        ("+1.5d", NOW + timedelta(hours=36)),
-        (" +45s ", NOW + timedelta(seconds=45)),
-        ("2026-12-01T06:00:00+01:00", datetime(2026, 12, 1, 5, tzinfo=UTC)),
-        ("2026-12-01T06:00:00Z", datetime(2026, 12, 1, 6, tzinfo=UTC)),
-    ],
-)
-def test_a_deadline_can_be_a_span_or_an_iso_time(text, moment):
-    assert parse_deadline(text, now=NOW) == moment
-
-
-@pytest.mark.parametrize(
-    ("now", "text", "moment"),
-    [
-        (datetime(2026, 6, 1, 12, tzinfo=UTC), "06:00", datetime(2026, 6, 2, 4, tzinfo=UTC)),
-        (datetime(2026, 6, 1, 3, 59, tzinfo=UTC), "06:00", datetime(2026, 6, 1, 4, tzinfo=UTC)),
-        # It is six o'clock sharp: the next one is tomorrow's.
-        (datetime(2026, 6, 1, 4, tzinfo=UTC), "6:00", datetime(2026, 6, 2, 4, tzinfo=UTC)),
-        # The clocks change in the night between.
-        (datetime(2026, 3, 28, 21, tzinfo=UTC), "06:00", datetime(2026, 3, 29, 4, tzinfo=UTC)),
-        (datetime(2026, 10, 24, 20, tzinfo=UTC), "06:00", datetime(2026, 10, 25, 5, tzinfo=UTC)),
-        (datetime(2026, 6, 1, 12, tzinfo=UTC), "2026-06-02T06:00", datetime(2026, 6, 2, 4, tzinfo=UTC)),
-    ],
-)
-def test_a_time_of_day_is_the_next_one_by_the_clock_on_the_wall(berlin, now, text, moment):
-    assert parse_deadline(text, now=now) == moment
-
-
-@pytest.mark.parametrize("text", ["", "soon", "25:00", "06:60", "+-2h", "+2y", "+99999999999d", "2026-13-01"])
-def test_what_is_no_deadline_is_refused_with_examples(text):
-    with pytest.raises(SpecError, match=r"is not a time; write \+2h, \+90m, 06:00 or 2026-12-01T06:00:00\+00:00"):
-        parse_deadline(text, now=NOW)
 
 
 @pytest.mark.parametrize(("seconds", "passes"), [(-1, False), (0, False), (1, True)])

@@ -1,7 +1,11 @@
-"""`segue demo` and `segue run`: the commands that need Prefect."""
+"""`segue demo` and `segue run`: the commands that need Prefect.
+
+Prefect and torch take seconds to import, so they wait until all that can be refused without them has been.
+"""
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -9,18 +13,15 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from prefect.settings import PREFECT_API_URL
 
-from deployments.process.demo import run_demo
-from deployments.process.follow import follow, open_client, trigger
-from deployments.process.stack import LocalStack
 from segue.clock import SystemClock
 from segue.console import console, errors, segment_rows, segments_table, show_json
 from segue.controller import open_run
+from segue.errors import COMMAND_LINE, MissingExtraError
 from segue.history import read_history
 from segue.runlog import RunLog
-from segue.spec import RunSpec, StoreSpec, parse_deadline, read_toml
-from segue.trainer.recipe import import_build
+from segue.spec import RunSpec, StoreSpec, read_toml
+from segue.times import parse_deadline
 
 _FOLDER = Path(".segue")
 
@@ -30,6 +31,9 @@ def demo(
     folder: Annotated[Path, typer.Option(help="Where everything goes that the demo leaves behind.")] = _FOLDER,
 ) -> None:
     """Train on real flights: spot, a kill, a notice, a deadline, and a bit-for-bit comparison."""
+    _need_prefect("demo")
+    from deployments.process.demo import run_demo
+
     run_demo(folder, keep=keep)
 
 
@@ -58,10 +62,15 @@ def run(
     if store is not None or endpoint_url is not None:
         given = fields.get("store")
         fields["store"] = (given if isinstance(given, dict) else {}) | _given(url=store, endpoint_url=endpoint_url)
-    spec = _absolute(RunSpec.parse(fields, source=str(config) if config else "the command line"))
+    spec = _absolute(RunSpec.parse(fields, source=str(config) if config else COMMAND_LINE))
+    _need_prefect("run")
+    from segue.trainer.recipe import import_build
+
     import_build(spec.recipe)
     runlog = open_run(spec, clock=SystemClock(), accept_drift=accept_drift)
-    with _server(spec), open_client() as client:
+    from deployments.process.follow import follow, open_client, trigger
+
+    with _server(), open_client() as client:
         flow_run_id = trigger(client, spec, accept_drift=accept_drift)
         if detach:
             console.print(f"started {spec.run_id}; `segue status {spec.run_id} --store {spec.store.url}` shows it")
@@ -89,8 +98,17 @@ def _end(runlog: RunLog, spec: RunSpec, name: str, message: str, *, as_json: boo
         raise typer.Exit(1)
 
 
+def _need_prefect(command: str) -> None:
+    if importlib.util.find_spec("prefect") is None:
+        raise MissingExtraError(extra="prefect", needed_for=f"`segue {command}`")
+
+
 @contextmanager
-def _server(spec: RunSpec) -> Iterator[None]:
+def _server() -> Iterator[None]:
+    from prefect.settings import PREFECT_API_URL
+
+    from deployments.process.stack import LocalStack
+
     if PREFECT_API_URL.value():
         yield
         return

@@ -21,7 +21,14 @@ from segue.clock import Clock, SystemClock
 from segue.controller import declare_lost, open_run
 from segue.deadline.decide import numbers_of_next
 from segue.entries import CommitEntry, DecisionEntry, Entry, ReportEntry
-from segue.errors import LogMovedError, MissingObjectError, RunBegunError, SpecError, WeightsFileError
+from segue.errors import (
+    COMMAND_LINE,
+    LogMovedError,
+    MissingObjectError,
+    RunBegunError,
+    SpecError,
+    WeightsFileError,
+)
 from segue.history import History, read_history
 from segue.notices.board import NoticeBoard
 from segue.records import (
@@ -90,7 +97,7 @@ def import_weights(
     say, clock = progress or _say_nothing, clock or SystemClock()
     if step >= spec.steps:
         problem = f"step: {step} is not before the goal of {spec.steps} steps; give a lower --step or more --steps"
-        raise SpecError(source="the command line", problems=(problem,))
+        raise SpecError(source=COMMAND_LINE, problems=(problem,))
     path = require_weights_file(file)
     with suppress(StoreReadError, MissingObjectError):  # Opening the run says better what is wrong with the store.
         require_unbegun(read_history(RunLog(open_store(spec.store), spec.run_id)), run_id=spec.run_id)

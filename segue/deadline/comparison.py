@@ -19,7 +19,7 @@ from segue.deadline.policies import OnDemandOnly, Policy, UniformProgress
 from segue.deadline.simulator import Harshness, Outcome, simulate
 from segue.deadline.traces import Trace, long_enough, windows
 from segue.deadline.view import Flags, Floats, Job
-from segue.errors import SpecError
+from segue.errors import COMMAND_LINE, SpecError
 
 OWN = frozenset({"plan", "slack_age"})
 """Policies that run with the job's knowledge and hand-over; all others as published."""
@@ -80,7 +80,7 @@ def contender(words: str, job: Job) -> Contender:
             raise ValueError(f"no such policy; known are {', '.join(POLICIES)}")
         policy = named_policy(name, _parameters(rest))
     except ValueError as error:
-        raise SpecError(source="the command line", problems=(f"policy {words!r}: {error}",)) from None
+        raise SpecError(source=COMMAND_LINE, problems=(f"policy {words!r}: {error}",)) from None
     return Contender(words, policy, as_published(name, job))
 
 

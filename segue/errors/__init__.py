@@ -49,6 +49,7 @@ from segue.errors.training import (
     RankMismatchError,
 )
 from segue.errors.usage import (
+    COMMAND_LINE,
     DeadlinePassedError,
     DriftError,
     HopelessPlanError,
@@ -63,6 +64,7 @@ from segue.errors.usage import (
 )
 
 __all__ = [
+    "COMMAND_LINE",
     "BadKeyError",
     "BrokenResumeError",
     "CheckpointError",

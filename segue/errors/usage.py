@@ -9,12 +9,17 @@ from segue.errors.base import UsageError
 HopelessReason = Literal["deadline_too_near", "save_longer_than_life", "at_risk_longer_than_life", "nothing_left"]
 
 
+COMMAND_LINE = "on the command line"
+"""The source of what was not read from a file."""
+
+
 class SpecError(UsageError):
-    """A run spec has wrong fields."""
+    """A run spec, or what is asked for in its place, has wrong fields."""
 
     def __init__(self, *, source: str, problems: tuple[str, ...]) -> None:
         self.source, self.problems = source, problems
-        super().__init__(f"{source} is not a valid run spec: " + "; ".join(problems))
+        where = source if source == COMMAND_LINE else f"{source} is not a valid run spec"
+        super().__init__(f"{where}: " + "; ".join(problems))
 
 
 class DeadlinePassedError(UsageError):

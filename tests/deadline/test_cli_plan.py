@@ -214,7 +214,7 @@ def test_a_picture_of_a_dozen_runs_is_a_png(desk):
         (["--deadline", "+40h", "--save-seconds", "9000"], "one save takes 2.5 h and a spot instance lasts 2.0 h"),
         (["--deadline", "+40h", "--traces", "short.json"], "up to 5 min lie between two commits and a spot instance"),
         (["--deadline", "soon"], "deadline: 'soon' is not a time; write +2h"),
-        (["--work", "long"], "work: 'long' is not a length of time; write 24h, 90m, 600s or 2d"),
+        (["--work", "long"], "work: 'long' is not a length of time; write 24h, 8h30m, 600s or 2d"),
         (["--traces", "nowhere"], "trace nowhere cannot be read (No such file or directory)"),
         (["--deadline", "+90h", "--traces", "short.json"], "covers"),
         (["--deadline", "+40h", "--steps", "1000000000000"], "more than a hundred years"),
