@@ -16,7 +16,7 @@ from segue.entries import DecisionEntry, HandoverEntry
 from segue.history import read_history
 from segue.records import Capacity, SegmentPlan, StopReason, VerdictKind
 from segue.spares.words import word_of
-from tests.flows.test_runs import final_state, live_attempt, segment_runs, start, until
+from tests.flows.test_runs import ended_segments, final_state, live_attempt, segment_runs, start, until
 
 pytestmark = [pytest.mark.prefect, pytest.mark.timeout(300)]
 
@@ -89,7 +89,7 @@ def test_on_demand_works_on_while_the_spare_boots_and_hands_the_run_over(client,
     assert state_of(history) == state_of(read_history(reference))
     assert [entry.reason for entry in history.decisions][1:] == [SPOT_AGAIN, f"step {STEPS} is committed"]
     assert history.decisions[-1].written_at < deadline
-    runs = {run.name: run for run in segment_runs(client, "moved")}
+    runs = {run.name: run for run in ended_segments(client, "moved")}
     assert {name: run.state.name for name, run in runs.items()} == {
         "moved-seg0-a1-on-demand": "Completed",
         "moved-spare0": "Completed",

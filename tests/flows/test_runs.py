@@ -69,46 +69,48 @@ def segment_runs(client, run_id: str):
     return sorted((run for run in runs if run.name != run_id), key=lambda run: run.name)
 
 
-def test_a_kill_and_a_notice_are_survived_and_the_deadline_moves_the_run_to_on_demand(client, make_spec, nursery):
+def ended_segments(client, run_id: str):
+    """Those of a run that is over. A flow run may still be about to say how it ended what the log has long heard."""
+
+    def ended():
+        runs = segment_runs(client, run_id)
+        return runs if all(run.state.is_final() for run in runs) else None
+
+    return until(ended, what="the segments' own states")
+
+
+def test_a_kill_and_a_notice_are_survived_and_two_preemptions_move_the_run_to_on_demand(client, make_spec, nursery):
     undisturbed = make_spec(run_id="undisturbed", **LONG)
     reference = open_run(undisturbed, clock=SystemClock())
-    (alone,) = nursery.run_to_the_end(reference, undisturbed)
+    nursery.run_to_the_end(reference, undisturbed)
 
-    step_seconds = alone.train_seconds / alone.train_steps
-    # Slack for a few changeovers: once they are used up, spot cannot be afforded any more.
-    changeover = 8.0
-    seconds = 1200 * step_seconds * 1.05 + 5 * changeover + 60 * step_seconds + 1 + 6
-    spec = make_spec(
-        run_id="main-job",
-        deadline=datetime.now(UTC) + timedelta(seconds=seconds),
-        policy={"changeover_seconds": changeover, "detection_seconds": 1, "step_seconds": step_seconds},
-        **LONG,
-    )
+    # What moves it is not a deadline: how soon one draws near depends on how busy this machine is.
+    deadline = datetime.now(UTC) + timedelta(seconds=900)
+    spec = make_spec(run_id="main-job", deadline=deadline, policy={"max_preemptions": 2}, **LONG)
     runlog, parent = start(client, spec)
     _, beat = until(lambda: live_attempt(runlog, past_step=250), what="the first segment")
     os.kill(beat.trainer_pid, signal.SIGKILL)
     claim, _ = until(lambda: live_attempt(runlog, past_step=500), what="the second segment")
     os.kill(claim.segment_pid, signal.SIGTERM)
-    while not (state := client.read_flow_run(parent).state).is_final():
-        alive = live_attempt(runlog, past_step=700)
-        if alive and alive[0].capacity is Capacity.SPOT:
-            os.kill(alive[0].segment_pid, signal.SIGTERM)
-        time.sleep(0.2)
+    state = final_state(client, parent)
 
     assert state.type is StateType.COMPLETED, state.message
     history = read_history(runlog.reload())
-    reports = history.last_words()
-    assert [r.stop_reason for r in reports[:2]] == [StopReason.LOST, StopReason.NOTICE]
-    assert reports[-1].stop_reason is StopReason.FINISHED
-    assert reports[-1].capacity is Capacity.ON_DEMAND
+    assert [(r.capacity, r.stop_reason) for r in history.last_words()] == [
+        (Capacity.SPOT, StopReason.LOST),
+        (Capacity.SPOT, StopReason.NOTICE),
+        (Capacity.ON_DEMAND, StopReason.FINISHED),
+    ]
     # A kill between a commit and its seal leaves nothing to replay, and the verdict says so.
     kinds = [attempt.verdict.kind for attempt in history.attempts[1:]]
     assert VerdictKind.EXACT in kinds
     assert set(kinds) <= {VerdictKind.EXACT, VerdictKind.UNVERIFIED}
     assert history.newest.manifest.components == read_history(reference).newest.manifest.components
-    names = {run.name: run.state.name for run in segment_runs(client, "main-job")}
-    assert names["main-job-seg0-a1-spot"] == "LeaseLost"
-    assert names["main-job-seg1-a1-spot"] == "Preempted"
+    assert [(run.name, run.state.name) for run in ended_segments(client, "main-job")] == [
+        ("main-job-seg0-a1-spot", "LeaseLost"),
+        ("main-job-seg1-a1-spot", "Preempted"),
+        ("main-job-seg2-a1-on-demand", "Completed"),
+    ]
 
 
 def pictures(client, run_id: str):
@@ -140,7 +142,7 @@ def test_a_recipe_that_raises_fails_with_its_traceback_and_never_buys_on_demand(
         run_id="raises",
         steps=100,
         config={"raise_at_step": 30},
-        deadline=datetime.now(UTC) + timedelta(seconds=90),
+        deadline=datetime.now(UTC) + timedelta(seconds=600),
         policy={"changeover_seconds": 5, "step_seconds": 0.01, "detection_seconds": 1},
     )
     runlog, parent = start(client, spec)
@@ -149,7 +151,7 @@ def test_a_recipe_that_raises_fails_with_its_traceback_and_never_buys_on_demand(
     assert "ArithmeticError: the recipe was told to raise here" in state.message
     reports = read_history(runlog.reload()).last_words()
     assert [(r.stop_reason, r.capacity) for r in reports] == [(StopReason.FAILED, Capacity.SPOT)] * 2
-    runs = segment_runs(client, "raises")
+    runs = ended_segments(client, "raises")
     assert [run.state.name for run in runs] == ["Failed", "Failed"]
     assert "Traceback" in runs[0].state.message
     assert "recipes.py" in runs[0].state.message

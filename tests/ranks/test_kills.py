@@ -11,7 +11,7 @@ from segue.records import StopReason, VerdictKind
 from segue.runlog import RunLog
 from tests.ranks.habits import read_all
 
-KILLS = 3
+KILLS = 2
 RANKS = 3
 
 
@@ -40,7 +40,7 @@ def verdicts_of(runlog: RunLog) -> list[VerdictKind]:
 
 
 def test_kills_of_any_rank_at_random_moments_lose_no_commit_and_change_no_bit(ranks_nursery, make_spec, open_log):
-    steps = 150
+    steps = 100
     fields = {
         "recipe": "tests.ranks.recipes:noisy",
         "steps": steps,

@@ -7,11 +7,11 @@ import random
 import signal
 import time
 
+import pytest
+
 from segue.checkpoints.snapshot import read_checkpoint
 from segue.history import read_history
 from segue.records import StopReason, VerdictKind
-
-KILLS = 8
 
 
 def final_digests(runlog):
@@ -37,14 +37,15 @@ class Killer:
         return True
 
 
-def test_kills_at_random_moments_lose_no_commit_and_change_no_bit(nursery, make_spec, open_log):
-    steps = 1500
+@pytest.mark.parametrize("wanted", [4, pytest.param(24, marks=pytest.mark.matrix)])
+def test_kills_at_random_moments_lose_no_commit_and_change_no_bit(nursery, make_spec, open_log, wanted):
+    steps = 190 * wanted
     fields = {"steps": steps, "config": {"pause_seconds": 0.002}, "checkpoints": {"every_steps": 25}}
     undisturbed = make_spec(run_id="undisturbed", **fields)
     reference = open_log(undisturbed)
     nursery.run_to_the_end(reference, undisturbed)
 
-    chance = random.Random(KILLS)
+    chance = random.Random(8)
     spec = make_spec(run_id="killed", policy={"max_lost_in_place": 100}, **fields)
     runlog = open_log(spec)
     kills = 0
@@ -54,7 +55,7 @@ def test_kills_at_random_moments_lose_no_commit_and_change_no_bit(nursery, make_
         # Those come soon after: the run must not reach its goal before all kills are spent.
         is_late = kills % 2 == 1
         after_seconds = chance.uniform(0.0, 0.1 if is_late else 0.6)
-        killer = Killer(after_seconds, from_verdict=is_late) if kills < KILLS else None
+        killer = Killer(after_seconds, from_verdict=is_late) if kills < wanted else None
         report = nursery.run_attempt(runlog, spec, meddle=killer)
         kills += report.stop_reason is StopReason.LOST
         history = read_history(runlog.reload())
@@ -66,9 +67,9 @@ def test_kills_at_random_moments_lose_no_commit_and_change_no_bit(nursery, make_
 
     history = read_history(runlog)
     verdicts = [attempt.verdict.kind for attempt in history.attempts if attempt.verdict is not None]
-    assert kills >= KILLS
+    assert kills >= wanted
     assert not history.damage
     assert all(checkpoint.quarantined is None for checkpoint in history.checkpoints)
     assert VerdictKind.BROKEN not in verdicts
-    assert verdicts.count(VerdictKind.EXACT) >= KILLS // 8  # The rest was killed before it could be told.
+    assert verdicts.count(VerdictKind.EXACT) >= wanted // 8  # The rest was killed before it could be told.
     assert final_digests(runlog) == final_digests(reference)
