@@ -78,12 +78,12 @@ class LaunchFolder:
         return int((self.path / "owner").read_text())
 
     def has_owner(self) -> bool:
-        """Whether it still lives."""
+        """Whether it still lives; one that is dead and not yet reaped does not."""
         try:
             os.kill(self.owner_pid, 0)
         except ProcessLookupError:
             return False
-        return True
+        return not _is_zombie(self.owner_pid)
 
     def enter(self, rank: int) -> bool:
         """Let this rank be found from now on; whether a notice was given before."""
@@ -128,3 +128,11 @@ class LaunchFolder:
             with suppress(OSError):
                 found[int(path.name.removeprefix(f"{kind}-"))] = int(path.read_text())
         return found
+
+
+def _is_zombie(pid: int) -> bool:
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return False  # Gone, or no Linux: then it counts until it is reaped.
+    return stat.rpartition(")")[2].split()[0] == "Z"
