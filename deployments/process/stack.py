@@ -106,7 +106,7 @@ class LocalStack:
             "PREFECT_SERVER_ALLOW_EPHEMERAL_MODE": "false",
             "PREFECT_SERVER_SERVICES_CANCELLATION_CLEANUP_LOOP_SECONDS": "2",
             "PREFECT_SERVER_UI_SHOW_PROMOTIONAL_CONTENT": "false",
-            "PREFECT_WORKER_QUERY_SECONDS": "0.5",
+            "PREFECT_WORKER_QUERY_SECONDS": "1",
             "PREFECT_WORKER_PREFETCH_SECONDS": "1",
             "PREFECT_CLI_PROMPT": "false",
             "SEGUE_HOME": str(self.home),

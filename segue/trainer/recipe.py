@@ -8,12 +8,13 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
-
-import torch
-from torch import nn
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from segue.errors import RecipeError
+
+if TYPE_CHECKING:  # Torch takes seconds to import, and a path that is wrong can be told without it.
+    import torch
+    from torch import nn
 
 
 @runtime_checkable

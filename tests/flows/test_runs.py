@@ -42,7 +42,7 @@ def until(condition, *, what: str, limit_seconds: float = LIMIT_SECONDS):
     give_up_at = time.monotonic() + limit_seconds
     while not (answer := condition()):
         assert time.monotonic() < give_up_at, f"waited {limit_seconds} s for {what}"
-        time.sleep(0.1)
+        time.sleep(0.25)
     return answer
 
 

@@ -46,7 +46,7 @@ def test_a_model_that_is_spread_otherwise_is_refused_by_name(attempt, recipe, wh
     assert why in report.failure.message
 
 
-@pytest.mark.parametrize("recipe", ["thawing", "twice_updated"])
+@pytest.mark.parametrize("recipe", ["thawing", pytest.param("twice_updated", marks=pytest.mark.matrix)])
 def test_what_is_trained_later_and_what_trains_a_second_time_comes_back(attempt, recipe):
     whole, undisturbed = attempt(recipe)
     assert whole.stop_reason is StopReason.FINISHED

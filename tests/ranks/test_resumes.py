@@ -69,7 +69,9 @@ def in_stretches(ranks_nursery, runlog, spec, worlds):
     return [attempt.verdict for attempt in read_history(runlog).attempts[1:]]
 
 
-@pytest.mark.parametrize("sharded", [False, True], ids=["replicated", "sharded"])
+@pytest.mark.parametrize(
+    "sharded", [pytest.param(False, marks=pytest.mark.matrix), True], ids=["replicated", "sharded"]
+)
 def test_a_run_goes_on_with_any_number_of_ranks_as_if_it_had_always_had_one(
     ranks_nursery, make_spec, open_log, sharded
 ):
@@ -108,7 +110,9 @@ def test_what_ranks_draw_for_themselves_is_never_called_broken_when_their_number
     assert all(verdict.rows_compared == 8 for verdict in verdicts)
 
 
-@pytest.mark.parametrize("sharded", [False, True], ids=["replicated", "sharded"])
+@pytest.mark.parametrize(
+    "sharded", [pytest.param(False, marks=pytest.mark.matrix), True], ids=["replicated", "sharded"]
+)
 def test_what_all_ranks_hold_is_stored_once_and_by_all_of_them(ranks_nursery, make_spec, open_log, sharded):
     images = {}
     for ranks in (1, 3):

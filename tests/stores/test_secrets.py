@@ -35,6 +35,7 @@ def test_a_run_leaves_no_credential_in_the_store_or_in_its_output(secrets, moto_
             "store": {"url": f"{secrets}/quiet", "endpoint_url": moto_url},
             "checkpoints": {"every_steps": 10, "fast_folder": str(tmp_path / "fast")},
             "config": {"raise_at_step": 25},
+            "policy": {"max_failures": 1},
         }
     )
     said: list[str] = []

@@ -98,7 +98,7 @@ def attempt(run_attempt, spec, decided_in, runlog):
 
 
 def test_a_second_process_for_a_living_attempt_leaves_it_alone(make_spec, open_log):
-    spec = make_spec(steps=150, config={"pause_seconds": 0.02})
+    spec = make_spec(steps=60, config={"pause_seconds": 0.05})
     runlog = open_log(spec)
     plan = decide_next(runlog, spec, clock=SystemClock()).plan
     first = ProcessTrainer(Assignment(spec=spec, plan=plan), on_line=lambda line: None)
