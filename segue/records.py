@@ -15,6 +15,8 @@ from typing import Literal
 
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field
 
+from segue.shard import Shard
+
 
 class Value(BaseModel):
     """A frozen part of a record. Non-finite floats survive JSON as the strings NaN and Infinity."""
@@ -96,15 +98,6 @@ class Environment(Value):
         words = f"{self.device} {self.instruction_set} {self.threads}t {self.world_size}r"
         digest = hashlib.sha256(self.model_dump_json().encode()).hexdigest()
         return re.sub(r"[^a-z0-9]+", "-", words.lower()).strip("-") + f"-{digest[:8]}"
-
-
-class Shard(Value):
-    """One stored blob of a checkpoint, with a checksum for every chunk of it."""
-
-    key: str = Field(description="Object key relative to the run's folder.")
-    size_bytes: int = Field(ge=0)
-    chunk_bytes: int = Field(gt=0)
-    chunk_crc32c: tuple[int, ...]
 
 
 class WeightsFile(Value):

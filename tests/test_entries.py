@@ -39,12 +39,12 @@ from segue.records import (
     Notice,
     SegmentPlan,
     SegmentReport,
-    Shard,
     StopReason,
     Verdict,
     VerdictKind,
     WitnessRow,
 )
+from segue.shard import Shard
 from segue.spec import RunSpec
 
 COMMON: dict[str, Any] = {

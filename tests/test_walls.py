@@ -74,6 +74,12 @@ def test_what_steers_a_run_loads_nothing_heavy(module):
     assert [name for name in HEAVY if name in loaded] == []
 
 
+def test_the_writer_process_of_every_attempt_starts_with_next_to_nothing():
+    look = "import json, sys, segue.checkpoints.writer_process; print(json.dumps(list(sys.modules)))"
+    loaded = json.loads(subprocess.check_output([sys.executable, "-c", look]))
+    assert [name for name in (*HEAVY, "numpy", "pydantic") if name in loaded] == []
+
+
 def test_every_public_name_can_be_loaded():
     look = "import segue; [getattr(segue, name) for name in segue.__all__]"
     subprocess.run([sys.executable, "-c", look], check=True)

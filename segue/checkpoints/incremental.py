@@ -12,7 +12,7 @@ from typing import Any
 
 from segue.checkpoints.digests import TensorDigest
 from segue.checkpoints.image import ImageLayout, layout_of
-from segue.records import Shard
+from segue.shard import Shard
 from segue.stores.direct import page_buffer
 
 _MOST_KEPT = 2
@@ -53,14 +53,14 @@ def base_to_json(base: Base) -> dict[str, Any]:
     numbers = {shard.key: number for number, shard in enumerate(shards)}
     return {
         "saves_since_full": base.saves_since_full,
-        "shards": [shard.model_dump(mode="json") for shard in shards],
+        "shards": [shard.to_json() for shard in shards],
         "tensors": {name: (*digest, numbers[base.homes[name].key]) for name, digest in base.tensors.items()},
     }
 
 
 def base_from_json(data: dict[str, Any]) -> Base:
     """The base that `base_to_json` was given."""
-    shards = [Shard.model_validate(shard) for shard in data["shards"]]
+    shards = [Shard.from_json(shard) for shard in data["shards"]]
     rows = data["tensors"].items()
     return Base(
         tensors={name: TensorDigest(dtype, tuple(shape), digest) for name, (dtype, shape, digest, _) in rows},

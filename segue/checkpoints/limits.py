@@ -10,7 +10,8 @@ from collections.abc import Mapping
 
 from segue.checkpoints.image import MOST_TENSORS, ImageLayout
 from segue.errors import MachineTooSmallError, MalformedCheckpointError, StateTooLargeError
-from segue.records import Manifest, Shard
+from segue.records import Manifest
+from segue.shard import Shard
 from segue.stores.base import is_key
 
 MOST_SHARDS = 100_000

@@ -24,7 +24,8 @@ from segue.errors import (
     MissingShardError,
     TruncatedShardError,
 )
-from segue.records import Manifest, Shard
+from segue.records import Manifest
+from segue.shard import Shard
 from segue.stores.base import Store, StoreReadError
 from segue.stores.direct import page_buffer
 

@@ -19,7 +19,7 @@ from segue import layout
 from segue.checkpoints.digests import Digests, TensorDigest, digests_of, hash_bytes
 from segue.checkpoints.image import ImageLayout, Piece
 from segue.checkpoints.incremental import Base, unchanged_since, without
-from segue.records import Shard
+from segue.shard import Shard
 from segue.stores.base import Store, StoreWriteError
 
 log = logging.getLogger(__name__)
@@ -41,12 +41,12 @@ class Written:
 
     def to_json(self) -> dict[str, Any]:
         """As plain data, for another process."""
-        return asdict(self) | {"shards": [shard.model_dump(mode="json") for shard in self.shards]}
+        return asdict(self)
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Self:
         """What `to_json` gave."""
-        return cls(**(dict(data) | {"shards": tuple(Shard.model_validate(shard) for shard in data["shards"])}))
+        return cls(**(dict(data) | {"shards": tuple(Shard.from_json(shard) for shard in data["shards"])}))
 
 
 def write_checkpoint(

@@ -25,8 +25,7 @@ from segue.checkpoints.incremental import Bases, base_from_json
 from segue.checkpoints.shards import write_checkpoint
 from segue.clock import SystemClock
 from segue.errors import SegueError
-from segue.spec import StoreSpec
-from segue.stores import Store, StoreWriteError, open_store
+from segue.stores import Store, StoreWriteError, open_url
 
 log = logging.getLogger("segue.writer")
 
@@ -119,7 +118,7 @@ def main() -> None:
 
 
 def _serve(channel: socket.socket, inbox: queue.SimpleQueue[wire.Message]) -> None:
-    work = _Work([open_store(StoreSpec.model_validate(spec)) for spec in inbox.get().head["stores"]])
+    work = _Work([open_url(**spec) for spec in inbox.get().head["stores"]])
     _say(channel, {"kind": "ready"})
     while True:
         with paused_collector():

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from contextlib import closing
+from dataclasses import replace
 
 import crc32c
 import pytest
@@ -18,7 +19,8 @@ from segue.checkpoints.snapshot import read_checkpoint
 from segue.checkpoints.staging import StagingArea
 from segue.checkpoints.writer_link import InlineWriter, ProcessWriter
 from segue.errors import CheckpointError, MalformedCheckpointError, StateTooLargeError, TruncatedShardError
-from segue.records import Environment, Manifest, Shard
+from segue.records import Environment, Manifest
+from segue.shard import Shard
 from segue.spec import StoreSpec
 from segue.stores import LocalStore
 
@@ -63,7 +65,7 @@ PETABYTE = 2**50
     ],
 )
 def test_an_absurd_shard_is_refused_before_anything_is_read(store, manifest, changes, why):
-    shards = (manifest.shards[0].model_copy(update=changes), *manifest.shards[1:])
+    shards = (replace(manifest.shards[0], **changes), *manifest.shards[1:])
     with pytest.raises(MalformedCheckpointError, match=why):
         read_checkpoint(store, run_id="run", manifest=manifest.model_copy(update={"shards": shards}))
 
@@ -71,7 +73,7 @@ def test_an_absurd_shard_is_refused_before_anything_is_read(store, manifest, cha
 def test_an_absurd_index_is_refused(store, manifest):
     size = MOST_INDEX_BYTES + 1
     update = {"size_bytes": size, "chunk_bytes": 2**30, "chunk_crc32c": (0, 0)}
-    shards = (manifest.shards[0], manifest.shards[1].model_copy(update=update))
+    shards = (manifest.shards[0], replace(manifest.shards[1], **update))
     with pytest.raises(MalformedCheckpointError, match="more than"):
         read_checkpoint(store, run_id="run", manifest=manifest.model_copy(update={"shards": shards}))
 
@@ -91,7 +93,7 @@ def test_an_absurd_count_is_refused(store, manifest, changes):
 
 def test_a_size_that_the_object_does_not_have_is_refused_before_memory_is_asked_for(store, manifest):
     update = {"size_bytes": PETABYTE, "chunk_bytes": 2**30, "chunk_crc32c": (0,) * 2**20}
-    shards = (manifest.shards[0].model_copy(update=update), *manifest.shards[1:])
+    shards = (replace(manifest.shards[0], **update), *manifest.shards[1:])
     with pytest.raises(TruncatedShardError):
         read_checkpoint(store, run_id="run", manifest=manifest.model_copy(update={"shards": shards}))
 
@@ -122,7 +124,7 @@ def test_an_index_that_lies_is_refused_by_a_checkpoint_error_whatever_it_says(st
     for changed in spoilt(index).values():
         text = json.dumps(changed).replace(f'"{nested(50_000)}"', nested(50_000)).encode()
         store.put(key, text)
-        sound = manifest.shards[1].model_copy(update={"size_bytes": len(text), "chunk_crc32c": (crc32c.crc32c(text),)})
+        sound = replace(manifest.shards[1], size_bytes=len(text), chunk_crc32c=(crc32c.crc32c(text),))
         spoilt_manifest = manifest.model_copy(update={"shards": (manifest.shards[0], sound)})
         with pytest.raises(CheckpointError):
             read_checkpoint(store, run_id="run", manifest=spoilt_manifest)

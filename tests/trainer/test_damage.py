@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -112,6 +113,6 @@ def test_a_manifest_that_points_outside_the_run_is_refused(nursery, stopped, tmp
 
     store = open_store(stopped.store)
     manifest = read_history(RunLog(store, "tiny").reload()).newest.manifest
-    outside = manifest.shards[0].model_copy(update={"key": "../../etc/passwd"})
+    outside = replace(manifest.shards[0], key="../../etc/passwd")
     with pytest.raises(MalformedCheckpointError, match="outside the run's folder"):
         read_checkpoint(store, run_id="tiny", manifest=manifest.model_copy(update={"shards": (outside,)}))

@@ -1,0 +1,32 @@
+"""One stored blob of a checkpoint. Apart from the other records: the writer process must start without pydantic."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Annotated, Any, ClassVar, Self
+
+from annotated_types import Ge, Gt
+
+
+@dataclass(frozen=True)
+class Shard:
+    """One stored blob of a checkpoint, with a checksum for every chunk of it."""
+
+    key: str
+    """Object key relative to the run's folder."""
+    size_bytes: Annotated[int, Ge(0)]
+    chunk_bytes: Annotated[int, Gt(0)]
+    chunk_crc32c: tuple[int, ...]
+
+    __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
+    """As part of a record it is checked like one."""
+
+    def to_json(self) -> dict[str, Any]:
+        """As plain data, for another process."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Self:
+        """What `to_json` gave; nothing is checked."""
+        return cls(**(dict(data) | {"chunk_crc32c": tuple(data["chunk_crc32c"])}))
