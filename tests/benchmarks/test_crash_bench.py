@@ -35,7 +35,8 @@ ROOT = Path(__file__).parents[2]
 KEYS = {"kills", "commits_lost", "torn_visible", "final_identical", "orphans_left", "stores", "seconds", "problems"}
 
 
-@pytest.mark.parametrize("kills", [4, pytest.param(12, marks=pytest.mark.matrix)])
+@pytest.mark.matrix
+@pytest.mark.parametrize("kills", [4, 12])
 def test_kills_on_both_stores_lose_nothing_and_change_no_bit(kills):
     said = []
     report = measure(Options(kills=kills, steps=40 if kills == 4 else 80), say=said.append)

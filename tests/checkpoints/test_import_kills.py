@@ -68,6 +68,7 @@ def test_of_two_imports_at_once_one_is_committed(make_spec, weights):
     assert history.open_plan is None
 
 
+@pytest.mark.matrix
 def test_a_run_that_is_started_during_an_import_waits_for_it_and_goes_on_from_it(make_spec, open_log, weights):
     spec = make_spec(steps=12, liveness={"heartbeat_seconds": 0.05, "lease_seconds": 2})
     run = threading.Thread(target=lambda: run_here(spec, open_log(spec), on_line=lambda line: None))

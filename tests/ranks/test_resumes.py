@@ -99,6 +99,7 @@ def test_a_run_goes_on_with_any_number_of_ranks_as_if_it_had_always_had_one(
         assert torch.allclose(found[f"model.state.{name}"], parameter, rtol=0, atol=1e-6)
 
 
+@pytest.mark.matrix
 def test_what_ranks_draw_for_themselves_is_never_called_broken_when_their_number_changes(
     ranks_nursery, make_spec, open_log
 ):

@@ -43,9 +43,10 @@ def begin_on_demand(spec, runlog) -> None:
     runlog.append(lambda stamp: DecisionEntry(**stamp(epoch=0), **facts))
 
 
-SEEDS = [1, *(pytest.param(seed, marks=pytest.mark.matrix) for seed in (7, *range(100, 128)))]
+SEEDS = (1, 7, *range(100, 128))
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("seed", SEEDS)
 def test_every_script_of_preemptions_meets_the_deadline_and_ends_in_the_undisturbed_state(
     seed, nursery, make_spec, open_log, undisturbed

@@ -97,6 +97,7 @@ def attempt(run_attempt, spec, decided_in, runlog):
     return run_attempt(Assignment(spec=spec, plan=plan), runlog=runlog, board=NoticeBoard(clock), clock=clock)
 
 
+@pytest.mark.matrix
 def test_a_second_process_for_a_living_attempt_leaves_it_alone(make_spec, open_log):
     spec = make_spec(steps=60, config={"pause_seconds": 0.05})
     runlog = open_log(spec)
