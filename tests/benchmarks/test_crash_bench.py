@@ -36,10 +36,9 @@ KEYS = {"kills", "commits_lost", "torn_visible", "final_identical", "orphans_lef
 
 
 @pytest.mark.matrix
-@pytest.mark.parametrize("kills", [4, 12])
-def test_kills_on_both_stores_lose_nothing_and_change_no_bit(kills):
-    said = []
-    report = measure(Options(kills=kills, steps=40 if kills == 4 else 80), say=said.append)
+def test_kills_on_both_stores_lose_nothing_and_change_no_bit():
+    said, kills = [], 12
+    report = measure(Options(kills=kills, steps=80), say=said.append)
     assert report.keys() >= KEYS
     assert report["problems"] == []
     assert passed(report)
@@ -47,7 +46,7 @@ def test_kills_on_both_stores_lose_nothing_and_change_no_bit(kills):
     by_name = {name: count for name, count in report.items() if name.startswith("kills_at_")}
     assert len(by_name) == len(NAMES)
     assert sum(by_name.values()) == kills
-    assert sum(count > 0 for count in by_name.values()) > min(len(NAMES) / 2, kills - 1)
+    assert sum(count > 0 for count in by_name.values()) > len(NAMES) / 2
     assert (report["kills_on_local"], report["kills_on_s3"]) == (kills // 2, kills // 2)
     assert any(f"kill {kills} of {kills}" in text for text in said)
     assert (report["commits_lost"], report["torn_visible"], report["records_lost"]) == (0, 0, 0)
