@@ -9,6 +9,7 @@ from typing import Any, get_args
 
 import crc32c
 import pytest
+from pydantic import ValidationError
 
 from segue import layout
 from segue.entries import (
@@ -218,3 +219,11 @@ def test_a_file_of_another_name_is_no_slot(key: str) -> None:
 @pytest.mark.parametrize("slot", [0, 1, 99_999_999])
 def test_the_key_of_a_slot_names_the_slot(slot: int) -> None:
     assert layout.slot_of(layout.log_key("run.1-x", slot)) == slot
+
+
+@pytest.mark.parametrize("wrong", [{"extra": 1}, {"size_bytes": -1}, {"chunk_bytes": 0}, {"chunk_crc32c": ["x"]}])
+def test_a_shard_in_a_manifest_is_checked_like_any_record(wrong):
+    data = MANIFEST.model_dump(mode="json")
+    assert Manifest.model_validate(data).shards == MANIFEST.shards
+    with pytest.raises(ValidationError, match=r"shards\.0"):
+        Manifest.model_validate(data | {"shards": [data["shards"][0] | wrong]})
