@@ -17,17 +17,17 @@ import torch
 from benchmarks.continuity_recipes import build
 from benchmarks.continuity_tasks import workplace
 from benchmarks.continuity_trial import RUN_ID, spec_of
-from segue import layout
 from segue.checkpoints.snapshot import digest, take
 from segue.checkpoints.writer_link import InlineWriter
 from segue.clock import SystemClock
 from segue.continuity.fingerprints import batch_fingerprint, input_fingerprint, streams_fingerprint
 from segue.continuity.verdict import Prelude
 from segue.continuity.witness import Witness
-from segue.entries import CommitEntry, SealEntry, encode
 from segue.notices.board import NoticeBoard
 from segue.records import Capacity, Heartbeat, SegmentPlan, WitnessRow
-from segue.runlog import RunLog
+from segue.runlog import keys
+from segue.runlog.entries import CommitEntry, SealEntry, encode
+from segue.runlog.log import RunLog
 from segue.stores import LocalStore
 from segue.trainer.assignment import Assignment
 from segue.trainer.attempt import run_attempt
@@ -213,7 +213,7 @@ def _heartbeat_seconds() -> float:
                 rows=(row,) * 8,
                 beat_at=datetime.now(UTC),
             )
-            store.put(layout.heartbeat_key(RUN_ID, "0"), made.model_dump_json().encode(), durable=False)
+            store.put(keys.heartbeat_key(RUN_ID, "0"), made.model_dump_json().encode(), durable=False)
 
         return statistics.median(_seconds_of(beat) for _ in range(_TRIES))
 

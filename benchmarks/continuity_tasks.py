@@ -22,9 +22,9 @@ from benchmarks.continuity_recipes import FEATURES
 from benchmarks.continuity_rules import AFTER_STEPS, has_outlier, is_mean_worse, windows
 from benchmarks.continuity_states import EXTRA_KINDS, MODE_KINDS, STREAM_KINDS, WEIGHT_KINDS
 from benchmarks.continuity_trial import RUN_ID, Watched, make_attempt, newest_parent, spec_of
-from segue.history import read_history
 from segue.records import CheckpointRef, VerdictKind
-from segue.runlog import RunLog
+from segue.runlog.history import read_history
+from segue.runlog.log import RunLog
 from segue.stores import LocalStore
 
 KINDS: tuple[Kind, ...] = (

@@ -18,10 +18,10 @@ from segue.checkpoints.snapshot import Snapshot, take
 from segue.checkpoints.writer_link import InlineWriter
 from segue.clock import SystemClock
 from segue.errors import BrokenResumeError
-from segue.history import History, read_history
 from segue.notices.board import NO_KILL_COMING_SECONDS, NoticeBoard
 from segue.records import Capacity, CheckpointRef, Notice, SegmentPlan, SegmentReport, WitnessRow
-from segue.runlog import RunLog
+from segue.runlog.history import History, read_history
+from segue.runlog.log import RunLog
 from segue.spec import RunSpec
 from segue.stores import LocalStore
 from segue.trainer import attempt

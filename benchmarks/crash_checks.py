@@ -8,14 +8,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 from benchmarks.crash_trainer import read_notes
-from segue import layout
 from segue.checkpoints.pruning import names_in_use
 from segue.checkpoints.snapshot import Snapshot, digest, read_checkpoint
 from segue.continuity.setup import NOT_STATE
-from segue.entries import AnyEntry, CommitEntry
 from segue.errors import CheckpointError
-from segue.history import Checkpoint, History, read_history
-from segue.runlog import RunLog
+from segue.runlog import keys
+from segue.runlog.entries import AnyEntry, CommitEntry
+from segue.runlog.history import Checkpoint, History, read_history
+from segue.runlog.log import RunLog
 from segue.stores import Store
 
 _SHARD = re.compile(r"[^/]+/(attempts/[^/]+/step-[0-9]+/[^/]+)")
@@ -75,7 +75,7 @@ class Checker:
         """Shards in a store of the run that no record names: their names in the run's folder, and sizes in bytes."""
         log = self._read_log()
         used = names_in_use(read_history(log))
-        listed = store.list_objects(layout.attempts_prefix(log.run_id))
+        listed = store.list_objects(keys.attempts_prefix(log.run_id))
         shards = ((match[1], item.size_bytes) for item in listed if (match := _SHARD.fullmatch(item.key)))
         return {name: size_bytes for name, size_bytes in shards if name not in used}
 
@@ -106,7 +106,7 @@ class Checker:
             if checkpoint.quarantined and checkpoint.ref.slot not in self.damaged:
                 self.torn.add(checkpoint.ref.slot)
         offered = [c for c in history.usable if c.ref.slot not in self.damaged]
-        listed = log.store.list_objects(layout.attempts_prefix(log.run_id)) if offered else []
+        listed = log.store.list_objects(keys.attempts_prefix(log.run_id)) if offered else []
         sizes = {item.key: item.size_bytes for item in listed}
         for checkpoint in offered:
             shards = checkpoint.manifest.shards

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from benchmarks.crash_wire import PutTrap, Wire
-from segue import layout
+from segue.runlog import keys
 from segue.spec import StoreSpec
 from segue.stores import LocalStore, Store, open_store
 from segue.stores.base import STAGED
@@ -91,7 +91,7 @@ class LocalPlace:
         return StoreSpec(url=str(self.root))
 
     def trap(self, *, run_id: str, attempt_id: str, writer_pid: int) -> Trap:
-        return _FileTrap(self.root / layout.attempt_prefix(run_id, attempt_id), writer_pid)
+        return _FileTrap(self.root / keys.attempt_prefix(run_id, attempt_id), writer_pid)
 
     def unfinished(self, run_id: str) -> list[str]:
         folder = self.root / run_id
@@ -148,7 +148,7 @@ class S3Place:
         return StoreSpec(url=self._url, endpoint_url=self._wire.url)
 
     def trap(self, *, run_id: str, attempt_id: str, writer_pid: int) -> Trap:
-        self._wire.trap = trap = PutTrap(f"{layout.attempt_prefix(run_id, attempt_id)}step-")
+        self._wire.trap = trap = PutTrap(f"{keys.attempt_prefix(run_id, attempt_id)}step-")
         return trap
 
     def unfinished(self, run_id: str) -> list[str]:

@@ -18,10 +18,10 @@ from benchmarks.crash_strikes import Striker
 from benchmarks.crash_trainer import Order
 from segue.clock import SystemClock
 from segue.controller import decide_next, open_run
-from segue.history import History, read_history
 from segue.local import account_for
 from segue.records import SegmentPlan, SegmentReport, StopReason
-from segue.runlog import RunLog
+from segue.runlog.history import History, read_history
+from segue.runlog.log import RunLog
 from segue.spec import RunSpec
 from segue.stores import LocalStore
 from segue.testing.killing_store import KillPoint, Operation

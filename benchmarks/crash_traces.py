@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import random
 
-from segue import layout
-from segue.history import Checkpoint, History
-from segue.runlog import RunLog
+from segue.runlog import keys
+from segue.runlog.history import Checkpoint, History
+from segue.runlog.log import RunLog
 from segue.stores import Store
 from segue.trainer.assignment import Assignment
 from segue.trainer.claim import claim_run
@@ -24,16 +24,16 @@ def claim_and_vanish(log: RunLog, assignment: Assignment) -> None:
 def leave_an_orphan(store: Store, run_id: str, history: History) -> None:
     """Shards that no record names, by the newest attempt: it died before their commit."""
     attempt_id = history.attempts[-1].claim.attempt_id
-    for name in (layout.shard_name(attempt_id, _STEP, 0), layout.state_name(attempt_id, _STEP, 0)):
+    for name in (keys.shard_name(attempt_id, _STEP, 0), keys.state_name(attempt_id, _STEP, 0)):
         store.put(f"{run_id}/{name}", b"of no use")
 
 
 def damage(store: Store, run_id: str, checkpoint: Checkpoint, *, chance: random.Random) -> None:
     """Flip a bit in one of the shards that this checkpoint does not share with earlier ones."""
     ref = checkpoint.ref
-    own = layout.step_prefix(run_id, ref.attempt_id, ref.step)
-    keys = [f"{run_id}/{shard.key}" for shard in checkpoint.manifest.shards]
-    key = chance.choice([key for key in keys if key.startswith(own)])
+    own = keys.step_prefix(run_id, ref.attempt_id, ref.step)
+    shards = [f"{run_id}/{shard.key}" for shard in checkpoint.manifest.shards]
+    key = chance.choice([key for key in shards if key.startswith(own)])
     data = bytearray(store.get(key))
     data[chance.randrange(len(data))] ^= 1 << chance.randrange(8)
     store.put(key, bytes(data))

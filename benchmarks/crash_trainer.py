@@ -15,11 +15,11 @@ from pydantic import Field
 
 from segue.checkpoints.writer_link import InlineWriter
 from segue.clock import SystemClock
-from segue.entries import AnyEntry, CommitEntry
 from segue.notices import signals
 from segue.notices.board import NO_KILL_COMING_SECONDS, NoticeBoard
 from segue.records import Record
-from segue.runlog import RunLog
+from segue.runlog.entries import AnyEntry, CommitEntry
+from segue.runlog.log import RunLog
 from segue.spec import StoreSpec
 from segue.stores import LocalStore, Store, open_store
 from segue.testing.killing_store import Data, Half, KillingStore, KillPoint, half_a_file

@@ -11,7 +11,6 @@ import torch
 
 from benchmarks.savers import State
 from benchmarks.uploads import Bucket
-from segue import layout
 from segue.checkpoints.pruning import Pruner
 from segue.checkpoints.shards import Written
 from segue.checkpoints.snapshot import read_checkpoint
@@ -19,9 +18,10 @@ from segue.checkpoints.staging import Staged, StagingArea
 from segue.checkpoints.writer import SaveJob, Writer
 from segue.checkpoints.writer_link import ProcessWriter
 from segue.clock import SystemClock
-from segue.history import read_history
 from segue.records import Environment
-from segue.runlog import RunLog
+from segue.runlog import keys
+from segue.runlog.history import read_history
+from segue.runlog.log import RunLog
 from segue.spec import CheckpointSpec, StoreSpec
 from segue.stores import open_store
 
@@ -73,14 +73,14 @@ class OurSaver:
         return sorted(path for path in self._step_folder(step).iterdir() if path.is_file())
 
     def drop(self, step: int) -> None:
-        self._store.delete([f"{layout.step_prefix(_RUN, _ATTEMPT, step)}{path.name}" for path in self.files(step)])
+        self._store.delete([f"{keys.step_prefix(_RUN, _ATTEMPT, step)}{path.name}" for path in self.files(step)])
 
     def close(self) -> None:
         self._writer.close()
         self._staging.close()
 
     def _step_folder(self, step: int) -> Path:
-        return self._folder / layout.step_prefix(_RUN, _ATTEMPT, step)
+        return self._folder / keys.step_prefix(_RUN, _ATTEMPT, step)
 
 
 class OurUploader:

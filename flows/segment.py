@@ -18,7 +18,7 @@ from prefect.states import Completed, Crashed, Failed
 from segue.clock import SystemClock
 from segue.local import account_for, is_held_by_another
 from segue.records import SegmentPlan
-from segue.runlog import RunLog
+from segue.runlog.log import RunLog
 from segue.spares.servant import Left, Servant, Taken
 from segue.spec import RunSpec
 from segue.stores import open_store

@@ -13,7 +13,7 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "Recipe": "segue.trainer.recipe",
-    "RunLog": "segue.runlog",
+    "RunLog": "segue.runlog.log",
     "RunSpec": "segue.spec",
     "SegueError": "segue.errors",
     "StoreSpec": "segue.spec",
@@ -29,7 +29,7 @@ __all__ = [  # noqa: PLE0604 - the names are the keys above
 if TYPE_CHECKING:
     from segue.curves import curve as curve
     from segue.errors import SegueError as SegueError
-    from segue.runlog import RunLog as RunLog
+    from segue.runlog.log import RunLog as RunLog
     from segue.spec import RunSpec as RunSpec
     from segue.spec import StoreSpec as StoreSpec
     from segue.stores import open_store as open_store

@@ -25,9 +25,9 @@ from segue.console import (
 from segue.controller import last_heartbeat
 from segue.deadline.cost import cost_report
 from segue.errors import COMMAND_LINE, SegueError
-from segue.history import History
 from segue.records import Heartbeat
-from segue.runlog import RunLog
+from segue.runlog.history import History
+from segue.runlog.log import RunLog
 from segue.spares.words import held_by_spares
 from segue.spec import RunSpec, read_toml
 

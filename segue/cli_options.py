@@ -12,9 +12,9 @@ import typer
 from typer.core import TyperGroup
 
 from segue.errors import COMMAND_LINE, OutputError, SpecError
-from segue.find_run import find_run
-from segue.history import History
-from segue.runlog import RunLog
+from segue.runlog.history import History
+from segue.runlog.log import RunLog
+from segue.runlog.open import find_run
 from segue.spec import StoreSpec
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")]

@@ -13,11 +13,11 @@ from segue.cli_options import Endpoint, Json, refuse_endless, writing
 from segue.clock import SystemClock
 from segue.console import console, rows_table, show_json
 from segue.errors import COMMAND_LINE, HopelessPlanError, RunNotFoundError, SpecError, StoreUnreachableError
-from segue.find_run import find_run
-from segue.history import History
+from segue.runlog.history import History
+from segue.runlog.open import find_run
 from segue.spec import RunSpec, read_toml
 from segue.times import parse_deadline, parse_seconds
-from segue.words import span
+from segue.units import span
 
 if TYPE_CHECKING:
     from segue.deadline.comparison import Rows

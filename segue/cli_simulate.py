@@ -15,7 +15,7 @@ from segue.cli_options import Endpoint, Json, Store, read_run, refuse_endless, w
 from segue.console import console, show_json
 from segue.errors import COMMAND_LINE, HopelessPlanError, SpecError, TraceError
 from segue.times import parse_seconds
-from segue.words import span
+from segue.units import span
 
 if TYPE_CHECKING:
     from segue.deadline.comparison import Figures

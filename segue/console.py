@@ -13,8 +13,8 @@ from rich.table import Table
 
 from segue.deadline.rollbacks import anomalies_of
 from segue.errors import SegueError
-from segue.history import History
 from segue.records import Manifest, SegmentReport
+from segue.runlog.history import History
 
 console = Console(highlight=False)
 errors = Console(stderr=True, highlight=False, soft_wrap=True)

@@ -8,13 +8,10 @@ from __future__ import annotations
 import logging
 from contextlib import suppress
 
-from segue import layout
 from segue.clock import Clock
 from segue.continuity.ladder import SET_ASIDE, to_set_aside
 from segue.deadline.decide import Decision, decide
-from segue.entries import DecisionEntry, Entry, OpenEntry, QuarantineEntry, ReportEntry, VerdictEntry
 from segue.errors import DriftError, LogMovedError, MissingObjectError
-from segue.history import Attempt, Checkpoint, History, read_history
 from segue.records import (
     CheckpointRef,
     Finding,
@@ -25,7 +22,10 @@ from segue.records import (
     Verdict,
     VerdictKind,
 )
-from segue.runlog import RunLog, Stamp
+from segue.runlog import keys
+from segue.runlog.entries import DecisionEntry, Entry, OpenEntry, QuarantineEntry, ReportEntry, VerdictEntry
+from segue.runlog.history import Attempt, Checkpoint, History, read_history
+from segue.runlog.log import RunLog, Stamp
 from segue.spec import RunSpec
 from segue.stores import StoreReadError, open_store
 
@@ -125,7 +125,7 @@ def last_heartbeat(runlog: RunLog, attempt: Attempt | None) -> Heartbeat | None:
     if attempt is None:
         return None
     try:
-        data = runlog.store.get(layout.heartbeat_key(runlog.run_id, attempt.claim.attempt_id))
+        data = runlog.store.get(keys.heartbeat_key(runlog.run_id, attempt.claim.attempt_id))
         return Heartbeat.model_validate_json(data)
     except (MissingObjectError, ValueError):
         return None

@@ -7,12 +7,12 @@ import logging
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from segue import layout
 from segue.errors import MissingExtraError, MissingObjectError, RunNotFoundError
-from segue.find_run import DEFAULT_STORE, find_run
-from segue.history import History, read_history
 from segue.records import CheckpointRef
-from segue.runlog import RunLog
+from segue.runlog import keys
+from segue.runlog.history import History, read_history
+from segue.runlog.log import RunLog
+from segue.runlog.open import DEFAULT_STORE, find_run
 from segue.spec import StoreSpec
 
 if TYPE_CHECKING:
@@ -108,7 +108,7 @@ def _stored_rows(runlog: RunLog) -> pa.Table:
     from segue.trainer.metrics import SCHEMA
 
     tables = [SCHEMA.empty_table()]
-    for item in runlog.store.list_objects(layout.metrics_prefix(runlog.run_id)):
+    for item in runlog.store.list_objects(keys.metrics_prefix(runlog.run_id)):
         if not item.key.endswith(".parquet"):
             continue
         try:

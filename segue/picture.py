@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 from segue.curves import curve
 from segue.deadline.cost import waits
-from segue.entries import DecisionEntry
 from segue.errors import MissingExtraError
-from segue.history import Attempt, History, read_history
 from segue.records import Capacity, SegmentReport
-from segue.runlog import RunLog
+from segue.runlog.entries import DecisionEntry
+from segue.runlog.history import Attempt, History, read_history
+from segue.runlog.log import RunLog
 
 if TYPE_CHECKING:
     import pandas as pd

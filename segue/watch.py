@@ -10,11 +10,11 @@ from segue.controller import declare_lost, last_heartbeat
 from segue.deadline import clamp
 from segue.deadline.estimates import Situation, situation
 from segue.deadline.handover import may_come_back
-from segue.history import History, read_history
 from segue.lease import Lease
 from segue.notices.file import recall
 from segue.records import Capacity, Heartbeat, SegmentPlan, SegmentReport
-from segue.runlog import RunLog
+from segue.runlog.history import History, read_history
+from segue.runlog.log import RunLog
 from segue.spares.keeper import SpareKeeper, SparePool
 from segue.spec import RunSpec
 from segue.stores.base import StoreReadError, StoreWriteError

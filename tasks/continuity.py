@@ -7,7 +7,7 @@ from prefect.cache_policies import NO_CACHE
 
 from segue.controller import settle_verdict
 from segue.records import SegmentReport, Verdict, VerdictKind
-from segue.runlog import RunLog
+from segue.runlog.log import RunLog
 from segue.spec import RunSpec
 from segue.stores import open_store
 from segue.stores.patience import patiently

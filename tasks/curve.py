@@ -11,7 +11,7 @@ from prefect.cache_policies import NO_CACHE
 from segue.continuity.expectations import CurveReport
 from segue.continuity.expectations import check_curve as check_curve_here
 from segue.continuity.seam_plot import draw_seam
-from segue.runlog import RunLog
+from segue.runlog.log import RunLog
 from segue.spec import RunSpec
 from segue.stores import open_store
 from tasks.publish import artifact_key

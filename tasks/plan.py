@@ -9,8 +9,8 @@ from segue.clock import SystemClock
 from segue.controller import decide_next
 from segue.controller import open_run as open_run_here
 from segue.deadline.decide import Decision
-from segue.history import read_history
-from segue.runlog import RunLog
+from segue.runlog.history import read_history
+from segue.runlog.log import RunLog
 from segue.spec import RunSpec
 from segue.stores import open_store
 from segue.stores.patience import patiently

@@ -11,9 +11,9 @@ from prefect.cache_policies import NO_CACHE
 
 from segue.console import decision_rows, segment_rows
 from segue.deadline.cost import CostReport, cost_report
-from segue.history import History, read_history
 from segue.picture import draw
-from segue.runlog import RunLog
+from segue.runlog.history import History, read_history
+from segue.runlog.log import RunLog
 from segue.spares.words import held_by_spares
 from segue.spec import RunSpec
 from segue.stores import open_store

@@ -11,7 +11,7 @@ from prefect.states import Completed, Crashed, Failed
 
 from segue.clock import SystemClock
 from segue.records import SegmentPlan, SegmentReport, StopReason
-from segue.runlog import RunLog
+from segue.runlog.log import RunLog
 from segue.spares.keeper import release_leftover
 from segue.spec import RunSpec
 from segue.stores import open_store

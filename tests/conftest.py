@@ -11,7 +11,7 @@ from hypothesis import settings
 
 from segue.clock import SystemClock
 from segue.controller import open_run
-from segue.runlog import RunLog
+from segue.runlog.log import RunLog
 from segue.spec import RunSpec
 from tests.nursery import Nursery
 

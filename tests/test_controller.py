@@ -9,11 +9,8 @@ from typing import Any
 
 import pytest
 
-from segue import layout
 from segue.controller import decide_next, declare_lost, open_run, settle_verdict
-from segue.entries import CommitEntry, ReportEntry, VerdictEntry
 from segue.errors import DeadlinePassedError, DriftError
-from segue.history import read_history
 from segue.records import (
     Capacity,
     CheckpointRef,
@@ -27,7 +24,10 @@ from segue.records import (
     Verdict,
     VerdictKind,
 )
-from segue.runlog import RunLog
+from segue.runlog import keys
+from segue.runlog.entries import CommitEntry, ReportEntry, VerdictEntry
+from segue.runlog.history import read_history
+from segue.runlog.log import RunLog
 from segue.spec import RunSpec
 from segue.stores import LocalStore, open_store
 from segue.testing.clock import FakeClock
@@ -76,7 +76,7 @@ class Run:
     def beat(self, claim: Claim, **fields: Any) -> None:
         facts = {"counter": 5, "phase": "training", "trainer_pid": 1, "beat_at": self.clock.now()} | fields
         data = Heartbeat(attempt_id=claim.attempt_id, **facts).model_dump_json().encode()
-        self.log.store.put(layout.heartbeat_key(self.spec.run_id, claim.attempt_id), data)
+        self.log.store.put(keys.heartbeat_key(self.spec.run_id, claim.attempt_id), data)
 
     def report(self, plan: SegmentPlan, claim: Claim, reason: StopReason, **fields: Any) -> SegmentReport:
         start = plan.parent.step if plan.parent else 0
@@ -196,7 +196,7 @@ def test_a_heartbeat_that_knows_less_than_the_log_takes_nothing_back(run, beat):
 
 def test_a_heartbeat_that_cannot_be_read_is_no_heartbeat(run):
     plan, claim = run.resumed()
-    run.log.store.put(layout.heartbeat_key(run.spec.run_id, claim.attempt_id), b'{"counter": "torn')
+    run.log.store.put(keys.heartbeat_key(run.spec.run_id, claim.attempt_id), b'{"counter": "torn')
     assert declare_lost(run.log, plan, why="gone").to_step == 10
 
 

@@ -7,11 +7,11 @@ from datetime import timedelta
 
 import pytest
 
-from segue import layout
 from segue.controller import decide_next
 from segue.errors import MissingObjectError
-from segue.history import read_history
 from segue.records import Capacity, CodeFailure, SegmentPlan, SegmentReport, StopReason
+from segue.runlog import keys
+from segue.runlog.history import read_history
 from segue.stores import open_store
 from segue.testing.clock import FakeClock
 from segue.testing.faulty_store import FaultyStore
@@ -277,7 +277,7 @@ def test_an_attempt_is_recalled_once_when_a_death_now_would_cost_the_deadline(ti
     assert run.wait(plan).stop_reason is StopReason.BOUND
     assert len(run.recalls) == 1
     assert RECALL_AT < run.recalls[0] <= RECALL_AT + POLL
-    assert run.log.store.get(layout.recall_key(run.spec.run_id, claim.attempt_id)) == b"the deadline is near"
+    assert run.log.store.get(keys.recall_key(run.spec.run_id, claim.attempt_id)) == b"the deadline is near"
     assert decide_next(run.log, run.spec, clock=run.clock).plan.capacity is Capacity.ON_DEMAND
 
 
@@ -392,7 +392,7 @@ def test_an_attempt_that_is_not_at_work_yet_is_not_waited_for_when_the_deadline_
     assert (report.stop_reason, report.lost_steps, run.recalls) == (LOST, 0, [])
     assert RECALL_AT < run.clock.monotonic() <= RECALL_AT + POLL
     with pytest.raises(MissingObjectError):
-        run.log.store.get(layout.recall_key(run.spec.run_id, claim.attempt_id))
+        run.log.store.get(keys.recall_key(run.spec.run_id, claim.attempt_id))
 
 
 @pytest.mark.parametrize(("step", "is_recalled"), [(7, False), (8, True)])

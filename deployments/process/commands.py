@@ -18,8 +18,8 @@ from segue.clock import SystemClock
 from segue.console import console, errors, segment_rows, segments_table, show_json
 from segue.controller import open_run
 from segue.errors import COMMAND_LINE, MissingExtraError
-from segue.history import read_history
-from segue.runlog import RunLog
+from segue.runlog.history import read_history
+from segue.runlog.log import RunLog
 from segue.spec import RunSpec, StoreSpec, read_toml
 from segue.times import parse_deadline
 

@@ -20,11 +20,11 @@ from segue.clock import SystemClock
 from segue.console import console, errors, segments_table
 from segue.controller import last_heartbeat, open_run
 from segue.errors import SegueError
-from segue.history import History, read_history
 from segue.local import run_here
 from segue.picture import draw
 from segue.records import Capacity, Heartbeat, SegmentPlan
-from segue.runlog import RunLog
+from segue.runlog.history import History, read_history
+from segue.runlog.log import RunLog
 from segue.spec import RunSpec
 from segue.trainer.launch import Trainer
 

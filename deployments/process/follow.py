@@ -16,9 +16,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from segue.console import errors
 from segue.controller import last_heartbeat
 from segue.errors import OrchestratorError
-from segue.history import History, read_history
 from segue.records import Heartbeat
-from segue.runlog import RunLog
+from segue.runlog.history import History, read_history
+from segue.runlog.log import RunLog
 from segue.spec import RunSpec
 from segue.stores.base import StoreReadError
 from tasks.child_run import SILENCE

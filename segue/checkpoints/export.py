@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 from pydantic import Field
 
 import segue
-from segue.entries import OpenEntry
 from segue.errors import (
     CheckpointError,
     CorruptShardError,
@@ -30,9 +29,10 @@ from segue.errors import (
     TruncatedShardError,
     UnknownStepError,
 )
-from segue.history import Checkpoint, History, read_history
 from segue.records import Value
-from segue.runlog import RunLog
+from segue.runlog.entries import OpenEntry
+from segue.runlog.history import Checkpoint, History, read_history
+from segue.runlog.log import RunLog
 from segue.spec import RunSpec
 
 if TYPE_CHECKING:

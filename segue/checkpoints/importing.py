@@ -20,7 +20,6 @@ from pydantic import Field
 from segue.clock import Clock, SystemClock
 from segue.controller import declare_lost, open_run
 from segue.deadline.decide import numbers_of_next
-from segue.entries import CommitEntry, DecisionEntry, Entry, ReportEntry
 from segue.errors import (
     COMMAND_LINE,
     LogMovedError,
@@ -29,7 +28,6 @@ from segue.errors import (
     SpecError,
     WeightsFileError,
 )
-from segue.history import History, read_history
 from segue.notices.board import NoticeBoard
 from segue.records import (
     Capacity,
@@ -42,7 +40,9 @@ from segue.records import (
     Value,
     WeightsFile,
 )
-from segue.runlog import RunLog, Stamp
+from segue.runlog.entries import CommitEntry, DecisionEntry, Entry, ReportEntry
+from segue.runlog.history import History, read_history
+from segue.runlog.log import RunLog, Stamp
 from segue.spec import RunSpec
 from segue.stores import StoreReadError, StoreWriteError, open_store
 from segue.stores.patience import patiently

@@ -20,15 +20,15 @@ import safetensors
 import safetensors.torch
 import torch
 
-from segue import layout
 from segue.checkpoints.codec import Json, decode_tree, encode_tree
 from segue.checkpoints.plain_words import readme
 from segue.checkpoints.snapshot import Snapshot
 from segue.continuity.setup import NOT_STATE
 from segue.curves import steps_of_lineage
 from segue.errors import MalformedCheckpointError, MissingObjectError
-from segue.history import Checkpoint, History
-from segue.runlog import RunLog
+from segue.runlog import keys
+from segue.runlog.history import Checkpoint, History
+from segue.runlog.log import RunLog
 from segue.trainer.components import PROGRESS
 from segue.trainer.metrics import SCHEMA
 
@@ -90,10 +90,10 @@ def write_curve(path: Path, runlog: RunLog, history: History, checkpoint: Checkp
 
 def _curve_files(runlog: RunLog, attempt_ids: Iterable[str]) -> list[str]:
     """Files that may hold rows of these attempts; one of seg000-a1-e12 is also taken for seg000-a1-e1."""
-    prefix = layout.metrics_prefix(runlog.run_id)
+    prefix = keys.metrics_prefix(runlog.run_id)
     starts = tuple(f"{prefix}{attempt_id}" for attempt_id in attempt_ids)
-    keys = (item.key for item in runlog.store.list_objects(prefix))
-    return [key for key in keys if key.endswith(".parquet") and key.startswith(starts)]
+    found = (item.key for item in runlog.store.list_objects(prefix))
+    return [key for key in found if key.endswith(".parquet") and key.startswith(starts)]
 
 
 def file_stems(components: Iterable[str]) -> dict[str, str]:

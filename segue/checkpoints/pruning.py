@@ -6,12 +6,12 @@ import logging
 import re
 from collections.abc import Sequence
 
-from segue import layout
 from segue.checkpoints import ring
-from segue.entries import Entry, PruneEntry
-from segue.history import History, read_history
 from segue.records import VerdictKind
-from segue.runlog import RunLog, Stamp
+from segue.runlog import keys
+from segue.runlog.entries import Entry, PruneEntry
+from segue.runlog.history import History, read_history
+from segue.runlog.log import RunLog, Stamp
 from segue.spec import CheckpointSpec
 from segue.stores.base import Store, StoreReadError, StoreWriteError
 
@@ -69,13 +69,13 @@ class Pruner:
         earlier = [attempt.claim.attempt_id for attempt in history.attempts if attempt.claim.epoch < self._epoch]
         for store in self._tiers:
             try:
-                found = [item.key for item in store.list_objects(layout.attempts_prefix(runlog.run_id))]
+                found = [item.key for item in store.list_objects(keys.attempts_prefix(runlog.run_id))]
                 shards = [match for key in found if (match := _SHARD.fullmatch(key))]
                 orphans = {match[1] for match in shards if int(match[2]) < self._epoch}
                 self._delete(runlog.run_id, orphans - used, tiers=[store])
-                store.drop_unfinished(layout.metrics_prefix(runlog.run_id))
+                store.drop_unfinished(keys.metrics_prefix(runlog.run_id))
                 for attempt_id in earlier[-_MOST_TIDIED:]:
-                    store.drop_unfinished(layout.attempt_prefix(runlog.run_id, attempt_id))
+                    store.drop_unfinished(keys.attempt_prefix(runlog.run_id, attempt_id))
             except (StoreReadError, StoreWriteError) as error:
                 log.warning("leftovers not looked for store=%s reason=%s", store.url, error)
 

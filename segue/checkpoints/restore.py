@@ -8,16 +8,16 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
 
-from segue import layout
 from segue.checkpoints.digests import Digests
 from segue.checkpoints.incremental import Base
 from segue.checkpoints.reading import read_stored
 from segue.checkpoints.snapshot import Snapshot, snapshot_of
-from segue.entries import Entry, QuarantineEntry
 from segue.errors import CheckpointError
-from segue.history import Checkpoint, read_history
 from segue.records import CheckpointRef
-from segue.runlog import RunLog, Stamp
+from segue.runlog import keys
+from segue.runlog.entries import Entry, QuarantineEntry
+from segue.runlog.history import Checkpoint, read_history
+from segue.runlog.log import RunLog, Stamp
 from segue.stores.base import Store, StoreReadError
 from segue.stores.patience import patiently
 
@@ -95,7 +95,7 @@ def _at(runlog: RunLog, slot: int) -> Checkpoint:
         if checkpoint.ref.slot == slot:
             return checkpoint
     why = f"slot {slot}, which rank 0 reads, has no checkpoint here"
-    raise StoreReadError(url=runlog.store.url, key=layout.log_key(runlog.run_id, slot), why=why)
+    raise StoreReadError(url=runlog.store.url, key=keys.log_key(runlog.run_id, slot), why=why)
 
 
 def _read(runlog: RunLog, checkpoint: Checkpoint, fast: Sequence[Store]) -> Restorable | CheckpointError:

@@ -6,8 +6,8 @@ import math
 from collections.abc import Collection, Sequence
 from typing import Literal
 
-from segue.history import Checkpoint
 from segue.records import CheckpointRef
+from segue.runlog.history import Checkpoint
 
 
 def slots_to_keep(

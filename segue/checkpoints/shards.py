@@ -15,10 +15,10 @@ from typing import Any, Self
 
 import crc32c
 
-from segue import layout
 from segue.checkpoints.digests import Digests, TensorDigest, digests_of, hash_bytes
 from segue.checkpoints.image import ImageLayout, Piece
 from segue.checkpoints.incremental import Base, unchanged_since, without
+from segue.runlog import keys
 from segue.shard import Shard
 from segue.stores.base import Store, StoreWriteError
 
@@ -71,7 +71,7 @@ def write_checkpoint(
     Raises:
         StoreWriteError: the durable tier did not take them; calling again is safe.
     """
-    image_name = layout.shard_name(attempt_id, step, rank)
+    image_name = keys.shard_name(attempt_id, step, rank)
     with ThreadPoolExecutor(1, thread_name_prefix="segue-digest") as beside:
         # Beside the image's write, which takes longer: hashing is far faster than any disk.
         hashing = beside.submit(_digests, image, image_layout, skeletons)
@@ -94,7 +94,7 @@ def write_checkpoint(
         describing = beside.submit(describe)
         _put(tiers, f"{run_id}/{image_name}", image)
         digests, own, homes, index = describing.result()
-    index_name = layout.state_name(attempt_id, step, rank)
+    index_name = keys.state_name(attempt_id, step, rank)
     _put(tiers, f"{run_id}/{index_name}", index)
     shards = (own, _shard(index_name, index, checksums(index)))
     earlier = {shard.key: shard for shard in homes.values() if shard is not own}

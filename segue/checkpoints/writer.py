@@ -9,16 +9,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from segue import layout
 from segue.checkpoints.pruning import Pruner
 from segue.checkpoints.shards import Written
 from segue.checkpoints.staging import Staged
 from segue.checkpoints.writer_link import ShardWriter
 from segue.clock import Clock
-from segue.entries import CommitEntry, Entry, SealEntry
 from segue.errors import WriterDiedError
 from segue.records import CheckpointRef, Environment, Manifest, WitnessRow
-from segue.runlog import RunLog, Stamp
+from segue.runlog import keys
+from segue.runlog.entries import CommitEntry, Entry, SealEntry
+from segue.runlog.log import RunLog, Stamp
 from segue.stores.base import StoreReadError, StoreWriteError
 
 log = logging.getLogger(__name__)
@@ -238,7 +238,7 @@ class Writer:
         if not self._commits_here:
             return
         for part in job.curve:
-            key = layout.metrics_key(self._runlog.run_id, self._attempt_id, part.number)
+            key = keys.metrics_key(self._runlog.run_id, self._attempt_id, part.number)
             self._runlog.store.put(key, part.to_parquet())
 
     def _seal(self, job: SealJob) -> None:

@@ -18,10 +18,10 @@ from segue.continuity.data_docs import Expected, Outcome, validate
 from segue.continuity.repeats import repeats
 from segue.curves import curve_frame
 from segue.errors import NoCheckpointError
-from segue.find_run import DEFAULT_STORE, find_run
-from segue.history import History, read_history
 from segue.records import Record, Value
-from segue.runlog import RunLog
+from segue.runlog.history import History, read_history
+from segue.runlog.log import RunLog
+from segue.runlog.open import DEFAULT_STORE, find_run
 from segue.spec import StoreSpec
 
 if TYPE_CHECKING:

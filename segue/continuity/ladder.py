@@ -9,9 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from segue.continuity.setup import CHANNEL
-from segue.entries import VerdictEntry
-from segue.history import Checkpoint, History
 from segue.records import VerdictKind
+from segue.runlog.entries import VerdictEntry
+from segue.runlog.history import Checkpoint, History
 
 SET_ASIDE = "resumes from it were broken, and one from an older checkpoint was not"
 """Why the ladder quarantines a checkpoint."""

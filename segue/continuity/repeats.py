@@ -19,7 +19,7 @@ from segue.records import CheckpointRef, Environment, VerdictKind
 if TYPE_CHECKING:
     import pandas as pd
 
-    from segue.history import History
+    from segue.runlog.history import History
 
 TOLERATED_STEPS = 8
 """Steps after a fork for which the tolerances of another environment were measured; later ones drift apart honestly."""

@@ -9,7 +9,7 @@ from typing import Any
 from segue.continuity.seams import CHANNELS, Seam, seam_of
 from segue.errors import MissingExtraError
 from segue.records import VerdictKind
-from segue.runlog import RunLog
+from segue.runlog.log import RunLog
 
 _NAMES = {"loss": "loss", "grad_norm": "gradient norm", "param_norm": "parameter norm"}
 _BEFORE, _WITNESS, _REPLAY, _COMMIT, _DIFFERS = "#6b6b6b", "#2f6db0", "#c45a11", "#2e7d32", "#b3261e"

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 from segue.controller import last_heartbeat
 from segue.curves import curve_frame
 from segue.errors import NoResumeError
-from segue.history import Attempt, History, read_history
 from segue.records import CheckpointRef, Verdict, WitnessRow
-from segue.runlog import RunLog
+from segue.runlog.history import Attempt, History, read_history
+from segue.runlog.log import RunLog
 
 if TYPE_CHECKING:
     import pandas as pd

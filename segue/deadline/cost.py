@@ -13,8 +13,8 @@ from datetime import datetime
 
 from pydantic import Field
 
-from segue.history import History
 from segue.records import Capacity, SegmentReport, Value
+from segue.runlog.history import History
 from segue.spec import RunSpec
 
 _HOUR = 3600.0

@@ -13,8 +13,8 @@ from segue.deadline.handover import SPOT_AGAIN, handover_to
 from segue.deadline.pools import PoolChoice, choose_pool
 from segue.deadline.rollbacks import reason_to_give_up, skips_of, what_is_made_good
 from segue.deadline.spells import preemptions
-from segue.history import History
 from segue.records import Capacity, CheckpointRef, SegmentPlan, SegmentReport, VerdictKind
+from segue.runlog.history import History
 from segue.spec import RunSpec
 
 if TYPE_CHECKING:

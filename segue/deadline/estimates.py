@@ -12,9 +12,9 @@ from datetime import datetime
 from itertools import accumulate, takewhile
 from statistics import median, median_high
 
-from segue.entries import ClaimEntry
-from segue.history import Attempt, History
 from segue.records import Capacity, SegmentReport
+from segue.runlog.entries import ClaimEntry
+from segue.runlog.history import Attempt, History
 from segue.spec import RunSpec
 
 _LONGEST_OF, _USUAL_OF = 3, 5

@@ -23,8 +23,8 @@ from segue.deadline.quick import QuickPlan
 from segue.deadline.simulator import Harshness, Outcome, simulate
 from segue.deadline.spells import preemptions
 from segue.deadline.view import Floats, Job
-from segue.history import History
 from segue.records import Capacity
+from segue.runlog.history import History
 from segue.spec import RunSpec
 
 SAMPLES = 12

@@ -7,9 +7,9 @@ from dataclasses import replace
 from segue.deadline import clamp
 from segue.deadline.estimates import Situation
 from segue.deadline.spells import preemptions
-from segue.entries import HandoverEntry
-from segue.history import History
 from segue.records import Capacity
+from segue.runlog.entries import HandoverEntry
+from segue.runlog.history import History
 from segue.spec import RunSpec
 
 SPOT_AGAIN = "spot again: the spare is ready; on-demand commits and hands over"

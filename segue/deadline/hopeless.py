@@ -8,7 +8,7 @@ from segue.deadline import clamp
 from segue.deadline.estimates import Situation
 from segue.errors import HopelessPlanError
 from segue.spec import RunSpec
-from segue.words import span
+from segue.units import span
 
 _TYPING_SECONDS = 300.0
 

@@ -12,7 +12,7 @@ from segue.deadline.hazards import DOWN_RATES, UP_RATES, age_bin
 from segue.deadline.spells import spells
 from segue.deadline.traces import Trace
 from segue.deadline.view import Flags, Floats
-from segue.history import History
+from segue.runlog.history import History
 
 _FORGOTTEN = 1e-7
 """Share of spells that may be older than the oldest start that is drawn."""

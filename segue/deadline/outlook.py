@@ -15,8 +15,8 @@ from segue.deadline.plan import Plan
 from segue.deadline.policies import Capped, Policy
 from segue.deadline.spells import gap_of, preemptions, spells
 from segue.deadline.view import Floats, Job, Mode, Spells, View
-from segue.history import History
 from segue.records import Capacity
+from segue.runlog.history import History
 from segue.spec import RunSpec
 
 _LOOKS = 96

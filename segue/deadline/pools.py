@@ -23,7 +23,7 @@ from datetime import datetime, timedelta
 
 from segue.deadline.estimates import Situation
 from segue.deadline.spells import Spell, spells
-from segue.history import History
+from segue.runlog.history import History
 from segue.spec import RunSpec
 
 PRIOR_WEIGHT = 1.0

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 
-from segue.history import History
 from segue.records import Anomaly, SegmentReport, Skip
+from segue.runlog.history import History
 from segue.spec import RunSpec
 
 _MOST_NAMED = 4

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from segue.entries import DecisionEntry
-from segue.history import History
 from segue.records import Capacity
+from segue.runlog.entries import DecisionEntry
+from segue.runlog.history import History
 
 
 @dataclass(frozen=True)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from segue import layout
 from segue.errors import MissingObjectError
 from segue.notices.board import NO_KILL_COMING_SECONDS, NoticeBoard
+from segue.runlog import keys
 from segue.stores.base import Store
 
 
@@ -15,7 +15,7 @@ class RecallWatcher:
     """The controller asks an attempt to commit and end by an object in the store; works across machines."""
 
     def __init__(self, store: Store, *, run_id: str, attempt_id: str) -> None:
-        self._store, self._key = store, layout.recall_key(run_id, attempt_id)
+        self._store, self._key = store, keys.recall_key(run_id, attempt_id)
 
     def poll(self, board: NoticeBoard) -> None:
         """Look once.
@@ -62,4 +62,4 @@ def recall(store: Store, *, run_id: str, attempt_id: str, reason: str) -> None:
     Raises:
         StoreWriteError: the request did not reach the store.
     """
-    store.put(layout.recall_key(run_id, attempt_id), reason.encode())
+    store.put(keys.recall_key(run_id, attempt_id), reason.encode())

@@ -7,16 +7,16 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Protocol
 
-from segue import layout
 from segue.clock import Clock
 from segue.deadline.estimates import Situation
 from segue.deadline.handover import SPOT_AGAIN, is_worth_a_spare, pause_seconds, permits
 from segue.deadline.pools import choose_pool
-from segue.entries import Entry, HandoverEntry
-from segue.history import History, read_history
 from segue.lease import Lease
 from segue.records import SegmentPlan
-from segue.runlog import RunLog, Stamp
+from segue.runlog import keys
+from segue.runlog.entries import Entry, HandoverEntry
+from segue.runlog.history import History, read_history
+from segue.runlog.log import RunLog, Stamp
 from segue.spares.words import SpareOrder, SpareWord, newest_spare, order_of, put_order, word_of
 from segue.spec import RunSpec
 from segue.stores.base import StoreReadError, StoreWriteError
@@ -134,14 +134,14 @@ class SpareKeeper:
     def _next_order(self, history: History, here: Situation, at: float) -> SpareOrder:
         """The order of the next spare; of the one that is out, if there is one."""
         newest = newest_spare(self._runlog.store, self._runlog.run_id)
-        last = None if newest is None else order_of(self._runlog.store, self._runlog.run_id, layout.spare_id(newest))
+        last = None if newest is None else order_of(self._runlog.store, self._runlog.run_id, keys.spare_id(newest))
         if last is not None and last.order != "leave" and not _has_been_used(history, last.spare):
             beside = {"segment": self._plan.segment, "attempt": self._plan.attempt}
             return last.model_copy(update={"counter": last.counter + 1} | beside)
         if last is not None and not self._in_vain and (last.segment, last.attempt) == self._numbers:
             self._pause(here, at)  # This parent was started again: the one before it sent some.
         return SpareOrder(
-            spare=layout.spare_id(0 if newest is None else newest + 1),
+            spare=keys.spare_id(0 if newest is None else newest + 1),
             counter=0,
             order="wait",
             why="waits for spot",
@@ -242,7 +242,7 @@ def release_leftover(runlog: RunLog, *, pool: SparePool) -> None:
         StoreReadError, StoreWriteError: calling again is safe; the spare also leaves by itself, once it starts.
     """
     newest = newest_spare(runlog.store, runlog.run_id)
-    order = None if newest is None else order_of(runlog.store, runlog.run_id, layout.spare_id(newest))
+    order = None if newest is None else order_of(runlog.store, runlog.run_id, keys.spare_id(newest))
     if order is None or order.order == "leave" or _has_been_used(read_history(runlog), order.spare):
         return
     why = "the run is over"

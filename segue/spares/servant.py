@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from typing import Literal
 
 from segue.clock import Clock
-from segue.history import History, read_history
 from segue.lease import Lease
 from segue.records import SegmentPlan
-from segue.runlog import RunLog
+from segue.runlog.history import History, read_history
+from segue.runlog.log import RunLog
 from segue.spares.words import Phase, SpareWord, order_of, put_word
 from segue.spec import RunSpec
 from segue.stores.base import StoreReadError, StoreWriteError

@@ -10,9 +10,9 @@ from typing import Literal
 
 from pydantic import AwareDatetime, Field
 
-from segue import layout
 from segue.errors import MissingObjectError
 from segue.records import Record
+from segue.runlog import keys
 from segue.stores.base import Store
 
 Phase = Literal["here", "booting", "ready", "gone"]
@@ -48,7 +48,7 @@ def put_word(store: Store, run_id: str, word: SpareWord) -> None:
     Raises:
         StoreWriteError: it did not reach the store.
     """
-    key = layout.spare_word_key(run_id, word.spare)
+    key = keys.spare_word_key(run_id, word.spare)
     store.put(key, word.model_dump_json().encode(), durable=False)
 
 
@@ -59,7 +59,7 @@ def word_of(store: Store, run_id: str, spare: str) -> SpareWord | None:
         StoreReadError: the store did not say.
     """
     try:
-        return SpareWord.model_validate_json(store.get(layout.spare_word_key(run_id, spare)))
+        return SpareWord.model_validate_json(store.get(keys.spare_word_key(run_id, spare)))
     except (MissingObjectError, ValueError):
         return None
 
@@ -70,7 +70,7 @@ def put_order(store: Store, run_id: str, order: SpareOrder) -> None:
     Raises:
         StoreWriteError: it did not reach the store.
     """
-    store.put(layout.spare_order_key(run_id, order.spare), order.model_dump_json().encode())
+    store.put(keys.spare_order_key(run_id, order.spare), order.model_dump_json().encode())
 
 
 def order_of(store: Store, run_id: str, spare: str) -> SpareOrder | None:
@@ -80,7 +80,7 @@ def order_of(store: Store, run_id: str, spare: str) -> SpareOrder | None:
         StoreReadError: the store did not say.
     """
     try:
-        return SpareOrder.model_validate_json(store.get(layout.spare_order_key(run_id, spare)))
+        return SpareOrder.model_validate_json(store.get(keys.spare_order_key(run_id, spare)))
     except (MissingObjectError, ValueError):
         return None
 
@@ -91,7 +91,7 @@ def newest_spare(store: Store, run_id: str) -> int | None:
     Raises:
         StoreReadError: the store did not say.
     """
-    listed = (layout.ordered_spare(item.key) for item in store.list_objects(layout.spares_prefix(run_id)))
+    listed = (keys.ordered_spare(item.key) for item in store.list_objects(keys.spares_prefix(run_id)))
     return max((number for number in listed if number is not None), default=None)
 
 
@@ -103,7 +103,7 @@ def held_by_spares(store: Store, run_id: str) -> dict[str, float]:
     """
     newest, held = newest_spare(store, run_id), dict[str, float]()
     for number in range(0 if newest is None else newest + 1):
-        spare = layout.spare_id(number)
+        spare = keys.spare_id(number)
         order, word = order_of(store, run_id, spare), word_of(store, run_id, spare)
         if order is not None and word is not None:
             held[order.deployment] = held.get(order.deployment, 0.0) + word.held_seconds

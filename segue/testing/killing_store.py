@@ -13,11 +13,11 @@ from typing import NoReturn, TypeVar
 
 from pydantic import Field
 
-from segue import layout
 from segue.clock import SystemClock
-from segue.entries import AnyEntry, PruneEntry, decode
 from segue.errors import DamagedRecordError
 from segue.records import Value
+from segue.runlog import keys
+from segue.runlog.entries import AnyEntry, PruneEntry, decode
 from segue.stores.base import STAGED, ObjectInfo, Store
 from segue.stores.local import LocalStore
 
@@ -196,7 +196,7 @@ def die() -> NoReturn:
 
 
 def _entry_of(key: str, data: bytes) -> AnyEntry | None:
-    if layout.slot_of(key) is None:
+    if keys.slot_of(key) is None:
         return None
     try:
         return decode(data, key=key)
@@ -205,7 +205,7 @@ def _entry_of(key: str, data: bytes) -> AnyEntry | None:
 
 
 def _slot_of(key: str) -> int:
-    slot = layout.slot_of(key)
+    slot = keys.slot_of(key)
     assert slot is not None
     return slot
 

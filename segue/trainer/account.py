@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from segue.checkpoints.writer import Writer
 from segue.clock import Clock
 from segue.continuity.witness import Witness
-from segue.history import read_history
 from segue.notices.board import NoticeBoard
 from segue.records import CheckpointRef, CodeFailure, Heartbeat, SegmentPlan, SegmentReport, StopReason
-from segue.runlog import RunLog
+from segue.runlog.history import read_history
+from segue.runlog.log import RunLog
 from segue.stores.patience import patiently
 from segue.trainer.claim import Claim
 from segue.trainer.components import Progress

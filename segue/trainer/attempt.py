@@ -22,7 +22,7 @@ from segue.errors import FencedError, MachineTooSmallError, RankLostError, Write
 from segue.notices.board import NoticeBoard
 from segue.notices.file import FileWatcher, OwnerWatcher, RecallWatcher
 from segue.records import Environment, Heartbeat, SegmentReport, StopReason
-from segue.runlog import RunLog
+from segue.runlog.log import RunLog
 from segue.spec import RunSpec, StoreSpec
 from segue.stores import LocalStore
 from segue.stores.base import Store, StoreReadError, StoreWriteError

@@ -16,7 +16,7 @@ from segue.clock import SystemClock
 from segue.errors import BrokenResumeError, SegueError, StalePlanError
 from segue.notices import signals
 from segue.notices.board import NoticeBoard
-from segue.runlog import RunLog
+from segue.runlog.log import RunLog
 from segue.spec import RunSpec
 from segue.stores import open_store
 from segue.trainer.assignment import Assignment, ExitCode

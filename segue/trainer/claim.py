@@ -6,12 +6,12 @@ import os
 import socket
 from dataclasses import dataclass
 
-from segue import layout
-from segue.entries import ClaimEntry, Entry
 from segue.errors import StalePlanError
-from segue.history import History, read_history
 from segue.records import Environment
-from segue.runlog import RunLog, Stamp
+from segue.runlog import keys
+from segue.runlog.entries import ClaimEntry, Entry
+from segue.runlog.history import History, read_history
+from segue.runlog.log import RunLog, Stamp
 from segue.stores.patience import patiently
 from segue.trainer.assignment import Assignment
 
@@ -45,7 +45,7 @@ def claim_run(runlog: RunLog, assignment: Assignment, *, environment: Environmen
         return ClaimEntry.model_validate(
             stamp(epoch=epoch)
             | {
-                "attempt_id": layout.attempt_id(plan.segment, plan.attempt, epoch),
+                "attempt_id": keys.attempt_id(plan.segment, plan.attempt, epoch),
                 "segment": plan.segment,
                 "attempt": plan.attempt,
                 "capacity": plan.capacity,

@@ -13,9 +13,9 @@ from pathlib import Path
 import torch
 
 from segue.errors import FireDrillError
-from segue.history import History, read_history
 from segue.records import VerdictKind
-from segue.runlog import RunLog
+from segue.runlog.history import History, read_history
+from segue.runlog.log import RunLog
 from segue.stores.patience import patiently
 from segue.trainer.assignment import Assignment, ExitCode
 

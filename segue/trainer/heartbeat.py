@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Protocol
 
-from segue import layout
 from segue.notices.board import NO_KILL_COMING_SECONDS, NoticeBoard
 from segue.records import Heartbeat
+from segue.runlog import keys
 from segue.stores.base import Store
 
 log = logging.getLogger(__name__)
@@ -47,7 +47,7 @@ class HeartbeatThread:
         board: NoticeBoard,
         watchers: Sequence[Watcher],
     ) -> None:
-        self._store, self._key = store, layout.heartbeat_key(run_id, attempt_id)
+        self._store, self._key = store, keys.heartbeat_key(run_id, attempt_id)
         self._interval_seconds = interval_seconds
         self.describe, self._board, self._watchers = describe, board, watchers
         self._parent_pid = os.getppid()

@@ -27,7 +27,6 @@ from segue.errors import (
     RankLostError,
     WorkAtRiskError,
 )
-from segue.history import read_history
 from segue.notices.board import NoticeBoard
 from segue.records import (
     Environment,
@@ -37,7 +36,8 @@ from segue.records import (
     StopReason,
     WitnessRow,
 )
-from segue.runlog import RunLog
+from segue.runlog.history import read_history
+from segue.runlog.log import RunLog
 from segue.spec import MOST_WITNESS_STEPS
 from segue.stores.base import StoreReadError, StoreWriteError
 from segue.trainer.accord import Word, agree, put_together

@@ -22,11 +22,11 @@ from segue.clock import Clock, SystemClock
 from segue.continuity.fingerprints import batch_fingerprint, input_fingerprint, streams_fingerprint
 from segue.continuity.setup import SetupChanges, loose_hint, setup_changes
 from segue.continuity.verdict import digest_findings, judge
-from segue.entries import DrillEntry, Entry
 from segue.errors import CheckpointError, SegueError
-from segue.history import Checkpoint, read_history
 from segue.records import Finding, Verdict, VerdictKind, WitnessRow
-from segue.runlog import RunLog, Stamp
+from segue.runlog.entries import DrillEntry, Entry
+from segue.runlog.history import Checkpoint, read_history
+from segue.runlog.log import RunLog, Stamp
 from segue.spec import MOST_WITNESS_STEPS
 from segue.stores import open_store
 from segue.stores.patience import patiently

@@ -5,10 +5,10 @@ from __future__ import annotations
 import logging
 import traceback
 
-from segue.entries import Entry, ReportEntry
 from segue.errors import RankFailedError, SegueError
 from segue.records import CodeFailure, SegmentReport
-from segue.runlog import RunLog, Stamp
+from segue.runlog.entries import Entry, ReportEntry
+from segue.runlog.log import RunLog, Stamp
 from segue.stores.base import StoreReadError, StoreWriteError
 from segue.stores.patience import patiently
 from segue.trainer.claim import Claim

@@ -9,7 +9,6 @@ from itertools import takewhile
 
 import torch
 
-from segue import layout
 from segue.checkpoints.codec import decode_tree
 from segue.checkpoints.digests import Digests, owners
 from segue.checkpoints.restore import Restorable, newest_valid
@@ -17,10 +16,11 @@ from segue.checkpoints.snapshot import Snapshot, committed_as, digest, take
 from segue.checkpoints.writer_link import ShardWriter
 from segue.continuity.setup import SetupChanges, loose_hint, setup_changes
 from segue.continuity.verdict import Prelude, digest_findings, judge, prelude_findings, state_findings
-from segue.entries import Entry, VerdictEntry
 from segue.errors import BrokenResumeError, MissingObjectError
 from segue.records import CheckpointRef, Environment, Finding, Heartbeat, Verdict, VerdictKind, WitnessRow
-from segue.runlog import RunLog, Stamp
+from segue.runlog import keys
+from segue.runlog.entries import Entry, VerdictEntry
+from segue.runlog.log import RunLog, Stamp
 from segue.stores.base import Store, StoreReadError
 from segue.stores.patience import patiently
 from segue.trainer.claim import Claim
@@ -275,7 +275,7 @@ class Resume:
         if checkpoint.rows:
             return checkpoint.rows
         # Killed between the commit and its seal: the rows the last heartbeat carried still count.
-        key = layout.heartbeat_key(self._runlog.run_id, checkpoint.ref.attempt_id)
+        key = keys.heartbeat_key(self._runlog.run_id, checkpoint.ref.attempt_id)
         try:
             beat = Heartbeat.model_validate_json(self._runlog.store.get(key))
         except (MissingObjectError, StoreReadError, ValueError):

@@ -25,8 +25,8 @@ from segue.checkpoints.staging import Staged, StagingArea
 from segue.checkpoints.writer import SaveJob, Writer
 from segue.clock import Clock
 from segue.errors import WorkAtRiskError
-from segue.history import History
 from segue.records import Capacity, CheckpointRef
+from segue.runlog.history import History
 from segue.spec import CheckpointSpec
 from segue.trainer.components import RNG_PREFIX, Component, Progress, capture
 from segue.trainer.feed import Feed

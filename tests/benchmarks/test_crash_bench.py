@@ -23,9 +23,9 @@ from benchmarks.crash_trainer import Notes, Order, read_notes
 from segue.checkpoints.writer_link import InlineWriter
 from segue.clock import SystemClock
 from segue.controller import decide_next
-from segue.history import read_history
 from segue.notices.board import NoticeBoard
-from segue.runlog import RunLog
+from segue.runlog.history import read_history
+from segue.runlog.log import RunLog
 from segue.stores import LocalStore
 from segue.testing.killing_store import KillingStore, Moment, Operation
 from segue.trainer.assignment import Assignment
@@ -163,8 +163,8 @@ def test_a_schedule_has_every_name_and_place_and_moment_equally_often():
 def test_a_killing_store_dies_at_its_operation_with_that_much_of_it_done(tmp_path, moment, records, staged):
     program = f"""
 from pathlib import Path
-from segue.entries import PruneEntry
-from segue.runlog import RunLog
+from segue.runlog.entries import PruneEntry
+from segue.runlog.log import RunLog
 from segue.stores import LocalStore
 from segue.testing.killing_store import KillingStore, KillPoint, Moment, Operation, half_a_file
 inner = LocalStore(Path({str(tmp_path)!r}))

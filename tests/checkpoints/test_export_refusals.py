@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from segue.checkpoints.export import ExportFormat, choose_checkpoint, export_checkpoint, require_free_folder
-from segue.entries import PruneEntry
 from segue.errors import (
     DamagedCheckpointError,
     ExportFolderError,
@@ -20,7 +19,8 @@ from segue.errors import (
     QuarantinedCheckpointError,
     UnknownStepError,
 )
-from segue.history import Checkpoint, History
+from segue.runlog.entries import PruneEntry
+from segue.runlog.history import Checkpoint, History
 from tests.checkpoints.trained import Trained, flip_a_bit, names_in, read_run, train
 
 

@@ -23,9 +23,9 @@ from segue.console import checkpoint_rows, segment_rows
 from segue.controller import decide_next
 from segue.curves import curve
 from segue.deadline.estimates import situation
-from segue.history import read_history
 from segue.records import Capacity, StopReason, VerdictKind
-from segue.runlog import RunLog
+from segue.runlog.history import read_history
+from segue.runlog.log import RunLog
 from segue.stores import open_store
 from segue.testing.clock import FakeClock
 from segue.testing.recipes import tiny

@@ -18,10 +18,10 @@ from segue.checkpoints.staging import StagingArea
 from segue.clock import SystemClock
 from segue.controller import open_run
 from segue.errors import FencedError, RunBegunError
-from segue.history import read_history
 from segue.local import run_here
 from segue.records import CheckpointRef, StopReason
-from segue.runlog import RunLog
+from segue.runlog.history import read_history
+from segue.runlog.log import RunLog
 from segue.spec import RunSpec
 from segue.stores import open_store
 from segue.testing.faulty_store import FaultyStore

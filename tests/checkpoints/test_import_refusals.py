@@ -23,7 +23,7 @@ from segue.errors import (
     WeightsFileError,
     WeightsMismatchError,
 )
-from segue.history import read_history
+from segue.runlog.history import read_history
 from segue.spec import RunSpec
 from segue.testing.recipes import tiny
 

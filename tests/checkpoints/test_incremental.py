@@ -10,8 +10,8 @@ from segue.checkpoints.snapshot import read_checkpoint, snapshot_of
 from segue.checkpoints.staging import StagingArea
 from segue.checkpoints.writer_link import InlineWriter, ProcessWriter
 from segue.errors import CheckpointError, MissingShardError
-from segue.history import read_history
 from segue.records import StopReason, VerdictKind
+from segue.runlog.history import read_history
 from segue.spec import StoreSpec
 from segue.stores import LocalStore
 from tests.checkpoints.manifests import manifest_of

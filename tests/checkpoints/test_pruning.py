@@ -12,11 +12,11 @@ from segue.checkpoints.snapshot import read_checkpoint
 from segue.checkpoints.writer_link import InlineWriter
 from segue.clock import SystemClock
 from segue.controller import decide_next
-from segue.entries import CommitEntry
-from segue.history import fold, read_history
 from segue.notices.board import NoticeBoard
 from segue.records import Capacity, SegmentPlan, StopReason
-from segue.runlog import RunLog
+from segue.runlog.entries import CommitEntry
+from segue.runlog.history import fold, read_history
+from segue.runlog.log import RunLog
 from segue.stores import open_store
 from segue.testing.faulty_store import FaultyStore
 from segue.trainer.assignment import Assignment, ExitCode

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from segue.checkpoints.ring import slots_to_keep, slots_to_prune
-from segue.history import Checkpoint
 from segue.records import CheckpointRef, Environment, Manifest
+from segue.runlog.history import Checkpoint
 
 ENVIRONMENT = Environment(torch="2", device="cpu", instruction_set="AVX2", threads=1)
 

@@ -17,9 +17,9 @@ from segue.checkpoints.snapshot import read_checkpoint
 from segue.checkpoints.staging import StagingArea
 from segue.checkpoints.writer_link import InlineWriter
 from segue.errors import MissingShardError, SegueError
-from segue.history import read_history
 from segue.records import StopReason, VerdictKind
-from segue.runlog import RunLog
+from segue.runlog.history import read_history
+from segue.runlog.log import RunLog
 from segue.stores import LocalStore, StoreWriteError, open_store
 from segue.testing.faulty_store import FaultyStore
 from tests.checkpoints.manifests import manifest_of

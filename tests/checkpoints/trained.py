@@ -11,8 +11,8 @@ from segue.checkpoints.restore import quarantine
 from segue.checkpoints.snapshot import read_checkpoint
 from segue.clock import SystemClock
 from segue.controller import open_run
-from segue.history import Checkpoint, History, read_history
-from segue.runlog import RunLog
+from segue.runlog.history import Checkpoint, History, read_history
+from segue.runlog.log import RunLog
 from segue.spec import RunSpec
 from segue.stores import open_store
 from tests.nursery import Nursery

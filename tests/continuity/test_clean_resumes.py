@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from segue.checkpoints.plain_words import readme
-from segue.history import read_history
 from segue.records import StopReason, VerdictKind
+from segue.runlog.history import read_history
 from segue.trainer.components import UnsavedBuffers
 from tests.clean_recipes import KINDS, Centred
 

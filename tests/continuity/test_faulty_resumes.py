@@ -6,8 +6,8 @@ import pytest
 
 from segue.clock import SystemClock
 from segue.controller import decide_next
-from segue.history import read_history
 from segue.records import StopReason, VerdictKind
+from segue.runlog.history import read_history
 
 # fault, component named, channel, seen before the first step
 FAULTS = [

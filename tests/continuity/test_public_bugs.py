@@ -7,8 +7,8 @@ from types import SimpleNamespace
 import pytest
 from torch import nn
 
-from segue.history import read_history
 from segue.records import StopReason, VerdictKind
+from segue.runlog.history import read_history
 from tests.public_bugs import BUGS
 
 # Where it was reported, what it does (tests/public_bugs), component named, channel, first step that differs.

@@ -12,8 +12,8 @@ from segue.checkpoints.restore import quarantine
 from segue.clock import SystemClock
 from segue.controller import open_run
 from segue.curves import curve_frame
-from segue.history import History, read_history
-from segue.runlog import RunLog
+from segue.runlog.history import History, read_history
+from segue.runlog.log import RunLog
 from segue.spec import RunSpec
 from segue.stores import open_store
 from tests.nursery import Nursery

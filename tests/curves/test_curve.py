@@ -13,7 +13,7 @@ import segue
 from segue.curves import curve
 from segue.errors import RunNotFoundError
 from segue.records import Environment
-from segue.runlog import RunLog
+from segue.runlog.log import RunLog
 from segue.stores import LocalStore
 from segue.trainer.metrics import SCHEMA
 from tests.curves.resumed import read_resumed

@@ -5,19 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from segue import layout
 from segue.deadline.decide import Decision, decide
-from segue.entries import (
-    AnyEntry,
-    ClaimEntry,
-    CommitEntry,
-    DecisionEntry,
-    OpenEntry,
-    QuarantineEntry,
-    ReportEntry,
-    VerdictEntry,
-)
-from segue.history import History, fold
 from segue.records import (
     Capacity,
     CheckpointRef,
@@ -31,7 +19,19 @@ from segue.records import (
     Verdict,
     VerdictKind,
 )
-from segue.runlog import Slot
+from segue.runlog import keys
+from segue.runlog.entries import (
+    AnyEntry,
+    ClaimEntry,
+    CommitEntry,
+    DecisionEntry,
+    OpenEntry,
+    QuarantineEntry,
+    ReportEntry,
+    VerdictEntry,
+)
+from segue.runlog.history import History, fold
+from segue.runlog.log import Slot
 from segue.spec import RunSpec
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
@@ -92,7 +92,7 @@ class Logbook:
 
     def claim(self, plan: SegmentPlan) -> str:
         self._epoch += 1
-        name = layout.attempt_id(plan.segment, plan.attempt, self._epoch)
+        name = keys.attempt_id(plan.segment, plan.attempt, self._epoch)
         facts = {"attempt_id": name, "segment": plan.segment, "attempt": plan.attempt, "capacity": plan.capacity}
         machine = {"host": "h", "trainer_pid": 1, "segment_pid": 1, "environment": ENVIRONMENT}
         self.write(ClaimEntry, epoch=self._epoch, **facts, **machine)

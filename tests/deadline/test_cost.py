@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from segue.deadline.cost import cost_report
-from segue.entries import DecisionEntry
 from segue.records import Capacity, StopReason
+from segue.runlog.entries import DecisionEntry
 from tests.deadline import Logbook, make_spec
 
 SPOT, ON_DEMAND = Capacity.SPOT, Capacity.ON_DEMAND

@@ -25,8 +25,8 @@ from segue.deadline.hopeless import refuse_hopeless
 from segue.deadline.policies import Capped, Greedy, OnDemandOnly, SpotOnly
 from segue.deadline.view import Mode
 from segue.errors import HopelessPlanError
-from segue.history import History
 from segue.records import Capacity, StopReason
+from segue.runlog.history import History
 from tests.deadline import START, Logbook, make_spec
 
 HOUR = 3600.0

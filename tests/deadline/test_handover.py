@@ -8,9 +8,9 @@ import pytest
 
 from segue.deadline.handover import SPOT_AGAIN, is_worth_a_spare, may_come_back, pause_seconds, permits
 from segue.deadline.outlook import wants_spot
-from segue.entries import HandoverEntry
-from segue.history import History
 from segue.records import Capacity, StopReason
+from segue.runlog.entries import HandoverEntry
+from segue.runlog.history import History
 from tests.deadline import Logbook, make_spec
 from tests.deadline.test_policy_tables import HERE, NO_DEADLINE, UNMEASURED
 

@@ -10,9 +10,9 @@ from segue.clock import SystemClock
 from segue.console import decision_rows
 from segue.controller import decide_next, declare_lost, open_run
 from segue.deadline.cost import waits
-from segue.history import read_history
 from segue.picture import draw, latest_safe_moments
 from segue.records import Capacity, StopReason
+from segue.runlog.history import read_history
 from segue.spec import RunSpec
 from tests.deadline import START, Logbook, make_spec
 

@@ -15,9 +15,9 @@ import psutil
 from prefect.client.orchestration import SyncPrefectClient
 from prefect.client.schemas.objects import State
 
-from segue.entries import ClaimEntry
-from segue.history import History, read_history
 from segue.records import Capacity
+from segue.runlog.entries import ClaimEntry
+from segue.runlog.history import History, read_history
 from segue.spec import RunSpec
 from tests.flows.test_runs import live_attempt, segment_runs, start
 

@@ -12,9 +12,9 @@ from prefect.client.schemas.objects import StateType
 from segue.clock import SystemClock
 from segue.controller import open_run
 from segue.deadline.handover import SPOT_AGAIN
-from segue.entries import DecisionEntry, HandoverEntry
-from segue.history import read_history
 from segue.records import Capacity, SegmentPlan, StopReason, VerdictKind
+from segue.runlog.entries import DecisionEntry, HandoverEntry
+from segue.runlog.history import read_history
 from segue.spares.words import word_of
 from tests.flows.test_runs import ended_segments, final_state, live_attempt, segment_runs, start, until
 

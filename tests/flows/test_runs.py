@@ -17,8 +17,8 @@ from prefect.client.schemas.objects import StateType
 from deployments.process.follow import trigger
 from segue.clock import SystemClock
 from segue.controller import last_heartbeat, open_run
-from segue.history import read_history
 from segue.records import Capacity, StopReason, VerdictKind
+from segue.runlog.history import read_history
 from tasks.publish import artifact_key
 
 pytestmark = pytest.mark.prefect

@@ -16,8 +16,8 @@ from segue.clock import SystemClock
 from segue.controller import open_run
 from segue.deadline import clamp
 from segue.deadline.estimates import situation
-from segue.history import History, read_history
 from segue.records import Capacity, StopReason, VerdictKind
+from segue.runlog.history import History, read_history
 from segue.spec import RunSpec
 from tests.flows.scripts import Lane, Player, Script, drawn
 from tests.flows.test_handover import state_of

@@ -9,8 +9,8 @@ import torch
 
 from segue.checkpoints.snapshot import read_checkpoint
 from segue.continuity.fingerprints import batch_fingerprint
-from segue.history import read_history
-from segue.runlog import RunLog
+from segue.runlog.history import read_history
+from segue.runlog.log import RunLog
 from segue.trainer.feed import Feed, seed_all
 from segue.trainer.step import do_step
 from tests.ranks.recipes import even

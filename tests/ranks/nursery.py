@@ -16,10 +16,10 @@ from torch.distributed import TCPStore
 
 from segue.clock import SystemClock
 from segue.controller import decide_next
-from segue.history import read_history
 from segue.local import account_for
 from segue.records import SegmentPlan, SegmentReport
-from segue.runlog import RunLog
+from segue.runlog.history import read_history
+from segue.runlog.log import RunLog
 from segue.spec import RunSpec
 from segue.trainer.assignment import Assignment
 from segue.trainer.launch_folder import RANKS_VARIABLE, LaunchFolder

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from segue.clock import SystemClock
 from segue.controller import decide_next
-from segue.entries import ReportEntry
-from segue.history import read_history
 from segue.records import Skip, StopReason, VerdictKind
+from segue.runlog.entries import ReportEntry
+from segue.runlog.history import read_history
 from segue.trainer.assignment import ExitCode
 from segue.trainer.feed import Feed
 from tests.ranks.habits import read_all

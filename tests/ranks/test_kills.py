@@ -6,9 +6,9 @@ import random
 import signal
 import time
 
-from segue.history import read_history
 from segue.records import StopReason, VerdictKind
-from segue.runlog import RunLog
+from segue.runlog.history import read_history
+from segue.runlog.log import RunLog
 from tests.ranks.habits import read_all
 
 KILLS = 2

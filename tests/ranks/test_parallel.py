@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from segue.checkpoints.snapshot import read_checkpoint
-from segue.history import read_history
 from segue.records import StopReason, VerdictKind
+from segue.runlog.history import read_history
 
 
 @pytest.fixture

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from segue.checkpoints.snapshot import read_checkpoint
-from segue.entries import SealEntry
-from segue.history import read_history
 from segue.records import StopReason, VerdictKind
+from segue.runlog.entries import SealEntry
+from segue.runlog.history import read_history
 from tests.ranks.habits import even_here
 
 STEPS = 40

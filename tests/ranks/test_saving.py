@@ -12,8 +12,8 @@ from segue.checkpoints.export import ExportFormat, export_checkpoint
 from segue.checkpoints.snapshot import read_checkpoint
 from segue.clock import SystemClock
 from segue.controller import open_run
-from segue.history import read_history
 from segue.records import StopReason, VerdictKind
+from segue.runlog.history import read_history
 from segue.spec import RunSpec, StoreSpec
 from segue.stores import LocalStore
 from tests.ranks.habits import read_all

@@ -9,9 +9,9 @@ import pytest
 
 from segue.clock import SystemClock
 from segue.controller import decide_next, last_heartbeat
-from segue.history import read_history
 from segue.local import account_for, run_here
 from segue.records import StopReason, VerdictKind
+from segue.runlog.history import read_history
 from segue.trainer.assignment import Assignment, ExitCode
 from segue.trainer.launch import launch, launch_spare
 

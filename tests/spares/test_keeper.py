@@ -7,13 +7,13 @@ from datetime import timedelta
 
 import pytest
 
-from segue import layout
 from segue.controller import decide_next
 from segue.deadline.handover import SPOT_AGAIN
 from segue.deadline.spells import spells
-from segue.entries import DecisionEntry
-from segue.history import read_history
 from segue.records import Capacity, SegmentPlan, SegmentReport, StopReason
+from segue.runlog import keys
+from segue.runlog.entries import DecisionEntry
+from segue.runlog.history import read_history
 from segue.spares.keeper import release_leftover
 from segue.spares.words import SpareWord, order_of, put_word
 from segue.stores import open_store
@@ -161,7 +161,7 @@ def test_a_spare_that_is_wanted_boots_and_takes_over_when_it_is_ready(spared):
     assert (run.handovers, run.order()[0], run.pool["spare0"].cancelled) == (["spare0"], "boot", [])
     assert len(run.recalls) == 1
     assert 60 <= run.recalls[0] <= 60 + 2 * POLL
-    recall = layout.recall_key(run.spec.run_id, run.at_work.attempt_id)
+    recall = keys.recall_key(run.spec.run_id, run.at_work.attempt_id)
     assert run.log.store.get(recall) == b"the spare is ready"
     decision = decide_next(run.log, run.spec, clock=run.clock)
     assert (decision.plan.capacity, decision.plan.spare, decision.reason) == (Capacity.SPOT, "spare0", SPOT_AGAIN)

@@ -8,9 +8,9 @@ from datetime import timedelta
 import pytest
 
 from segue.controller import decide_next, declare_lost
-from segue.entries import DecisionEntry, HandoverEntry, OpenEntry
-from segue.history import read_history
 from segue.records import Capacity, StopReason
+from segue.runlog.entries import DecisionEntry, HandoverEntry, OpenEntry
+from segue.runlog.history import read_history
 from segue.spares.servant import Left, Servant, Taken
 from segue.spares.words import SpareOrder, held_by_spares, put_order, word_of
 from segue.stores import open_store

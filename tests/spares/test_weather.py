@@ -8,9 +8,9 @@ import pytest
 
 from segue.clock import SystemClock
 from segue.controller import open_run
-from segue.entries import DecisionEntry
-from segue.history import History, read_history
 from segue.records import Capacity, SegmentPlan, VerdictKind
+from segue.runlog.entries import DecisionEntry
+from segue.runlog.history import History, read_history
 from segue.spec import RunSpec
 from tests.spares.weather import World
 

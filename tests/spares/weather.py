@@ -17,7 +17,7 @@ from segue.controller import decide_next
 from segue.deadline.decide import Decision
 from segue.local import account_for
 from segue.records import Capacity, SegmentPlan
-from segue.runlog import RunLog
+from segue.runlog.log import RunLog
 from segue.spares.servant import Servant, Taken
 from segue.spec import RunSpec
 from segue.stores import open_store

@@ -11,13 +11,13 @@ import boto3
 import pytest
 
 from segue.errors import MissingObjectError, SpecError, StoreUnreachableError
-from segue.runlog import RunLog
+from segue.runlog.log import RunLog
 from segue.spec import RunSpec, StoreSpec
 from segue.stores import ObjectInfo, StoreReadError, StoreWriteError, open_store, s3
 from segue.stores.base import check_by_writing
 from segue.stores.s3 import S3Store
+from tests.runlog.test_log import note
 from tests.stores.conftest import SECRET_KEY, Wire, bucket_at
-from tests.test_runlog import note
 
 ALMOST_A_SECRET = "not-the-right-secret"
 QUICKLY_SECONDS = 15.0

@@ -11,8 +11,8 @@ from segue.clock import SystemClock
 from segue.console import anomaly_facts, segment_rows
 from segue.continuity.setup import NOT_STATE
 from segue.controller import decide_next, open_run
-from segue.history import read_history
 from segue.records import Capacity, SegmentPlan, Skip, StopReason, VerdictKind
+from segue.runlog.history import read_history
 from segue.spec import RunSpec
 from tests.poisoned_recipes import sample_at_step
 

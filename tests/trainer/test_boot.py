@@ -13,7 +13,7 @@ import pytest
 
 from segue.clock import SystemClock
 from segue.controller import decide_next
-from segue.history import read_history
+from segue.runlog.history import read_history
 from segue.trainer.assignment import Assignment, ExitCode
 from segue.trainer.launch import launch_spare
 

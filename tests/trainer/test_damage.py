@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from segue.entries import CommitEntry, QuarantineEntry
-from segue.history import read_history
 from segue.records import VerdictKind
-from segue.runlog import RunLog
+from segue.runlog.entries import CommitEntry, QuarantineEntry
+from segue.runlog.history import read_history
+from segue.runlog.log import RunLog
 from segue.stores import open_store
 
 

@@ -9,11 +9,11 @@ import pytest
 
 from segue.clock import SystemClock
 from segue.controller import decide_next, last_heartbeat
-from segue.history import read_history
 from segue.local import run_here
 from segue.notices.board import NoticeBoard
 from segue.records import Capacity, SegmentPlan, StopReason, VerdictKind
-from segue.runlog import RunLog
+from segue.runlog.history import read_history
+from segue.runlog.log import RunLog
 from segue.testing.faulty_store import FaultyStore
 from segue.trainer.assignment import Assignment
 from segue.trainer.launch import ProcessTrainer

@@ -10,8 +10,8 @@ import time
 import pytest
 
 from segue.checkpoints.snapshot import read_checkpoint
-from segue.history import read_history
 from segue.records import StopReason, VerdictKind
+from segue.runlog.history import read_history
 
 
 def final_digests(runlog):

@@ -15,13 +15,13 @@ from segue.checkpoints.writer import Writer
 from segue.checkpoints.writer_link import InlineWriter
 from segue.clock import SystemClock
 from segue.controller import decide_next, last_heartbeat
-from segue.entries import ReportEntry
 from segue.errors import WorkAtRiskError
-from segue.history import read_history
 from segue.local import account_for
 from segue.notices.board import NoticeBoard
 from segue.records import Environment, StopReason, VerdictKind, WitnessRow
-from segue.runlog import RunLog
+from segue.runlog.entries import ReportEntry
+from segue.runlog.history import read_history
+from segue.runlog.log import RunLog
 from segue.spec import CheckpointSpec
 from segue.stores import LocalStore
 from segue.testing.clock import FakeClock

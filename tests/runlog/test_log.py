@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from segue import layout
-from segue.entries import Entry, QuarantineEntry, encode
 from segue.errors import FencedError, LogMovedError
-from segue.runlog import RunLog, Stamp
+from segue.runlog import keys
+from segue.runlog.entries import Entry, QuarantineEntry, encode
+from segue.runlog.log import RunLog, Stamp
 from segue.stores import LocalStore, StoreReadError, StoreWriteError
 from segue.testing.clock import FakeClock
 from segue.testing.faulty_store import FaultyStore
@@ -166,7 +166,7 @@ class Cable:
     """A fault that strikes with the put of one slot and from then on everything, until it is mended."""
 
     def __init__(self, slot: int) -> None:
-        self.key, self.is_cut, self.is_mended = layout.log_key(RUN, slot), False, False
+        self.key, self.is_cut, self.is_mended = keys.log_key(RUN, slot), False, False
 
     def __call__(self, operation: str, key: str) -> bool:
         self.is_cut |= (operation, key) == ("put_if_absent", self.key)
@@ -235,7 +235,7 @@ def test_a_record_whose_answer_was_lost_is_fenced_like_any_other(store: LocalSto
 
 
 def test_a_slot_refused_as_taken_and_found_empty_is_an_error_to_try_again(store: LocalStore) -> None:
-    store.put(f"{layout.log_key(RUN, 0)}/x", b"a folder where the record should be")
+    store.put(f"{keys.log_key(RUN, 0)}/x", b"a folder where the record should be")
     with pytest.raises(StoreWriteError, match="refused as taken and is empty"):
         RunLog(store, RUN).append(note(0))
 
@@ -245,8 +245,8 @@ def holed(store: LocalStore) -> LocalStore:
     """A log of eight records of which the third is gone and the fifth garbage."""
     for number in range(8):
         RunLog(store, RUN).append(note(number, epoch=number))
-    store.delete([layout.log_key(RUN, 2)])
-    store.put(layout.log_key(RUN, 4), b"garbage")
+    store.delete([keys.log_key(RUN, 2)])
+    store.put(keys.log_key(RUN, 4), b"garbage")
     store.put(f"{RUN}/log/notes.txt", b"a stranger's file")
     return store
 
@@ -256,7 +256,7 @@ def test_holes_and_garbage_are_named_and_later_records_still_count(
     holed: LocalStore, open_log: Callable[[RunLog], RunLog]
 ) -> None:
     log = open_log(RunLog(holed, RUN))
-    assert [(damage.slot, damage.key) for damage in log.damage] == [(n, layout.log_key(RUN, n)) for n in (2, 4)]
+    assert [(damage.slot, damage.key) for damage in log.damage] == [(n, keys.log_key(RUN, n)) for n in (2, 4)]
     assert "missing though later ones exist" in log.damage[0].why
     assert "checksum" in log.damage[1].why
     assert [slot.number for slot in log.slots] == numbers(log) == [0, 1, 3, 5, 6, 7]
@@ -269,20 +269,20 @@ def test_a_record_goes_to_the_end_and_never_into_the_hole(holed: LocalStore) -> 
         RunLog(holed, RUN).append(note(9), at=2)
     with pytest.raises(FencedError):
         RunLog(holed, RUN).append(note(9, epoch=6), epoch=6)
-    assert [item.key for item in holed.list_objects(f"{RUN}/log/")][2] == layout.log_key(RUN, 3)
+    assert [item.key for item in holed.list_objects(f"{RUN}/log/")][2] == keys.log_key(RUN, 3)
 
 
 def test_garbage_at_the_end_keeps_its_slot(store: LocalStore) -> None:
     log = RunLog(store, RUN)
     log.append(note(0))
-    store.put(layout.log_key(RUN, 1), b"garbage")
+    store.put(keys.log_key(RUN, 1), b"garbage")
     assert log.append(note(2)).number == 2
     assert [damage.slot for damage in log.damage] == [1]
 
 
 def test_a_restored_record_counts_again(holed: LocalStore) -> None:
     log = RunLog(holed, RUN).reload()
-    holed.put(layout.log_key(RUN, 2), encode(note(2)(log._stamp)))
+    holed.put(keys.log_key(RUN, 2), encode(note(2)(log._stamp)))
     assert numbers(log.reload()) == [0, 1, 2, 3, 5, 6, 7]
     assert [damage.slot for damage in log.damage] == [4]
 

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Protocol
 
-from segue import layout
 from segue.clock import Clock, SystemClock
-from segue.entries import AnyEntry, Entry, decode, encode
 from segue.errors import DamagedRecordError, FencedError, LogMovedError, MissingObjectError
+from segue.runlog import keys
+from segue.runlog.entries import AnyEntry, Entry, decode, encode
 from segue.stores.base import Store, StoreReadError, StoreWriteError
 
 log = logging.getLogger(__name__)
@@ -93,7 +93,7 @@ class RunLog:
         Raises:
             StoreReadError: the store did not say.
         """
-        listed = (layout.slot_of(item.key) for item in self.store.list_objects(layout.log_prefix(self.run_id)))
+        listed = (keys.slot_of(item.key) for item in self.store.list_objects(keys.log_prefix(self.run_id)))
         numbers = {number for number in listed if number is not None}
         with self._lock:
             for number in range(_end_of(numbers)):
@@ -153,7 +153,7 @@ class RunLog:
 
     def _write(self, number: int, data: bytes) -> Slot | None:
         """The slot, when it now holds `data`; None when it holds another's record."""
-        key = layout.log_key(self.run_id, number)
+        key = keys.log_key(self.run_id, number)
         try:
             # A put whose answer was lost and was retried by the client is refused, by itself.
             is_ours = self.store.put_if_absent(key, data) or self.store.get(key) == data
@@ -185,7 +185,7 @@ class RunLog:
 
     def _read_tail(self) -> bool:
         try:
-            self._decode_slot(self._next, self._fetch(layout.log_key(self.run_id, self._next)))
+            self._decode_slot(self._next, self._fetch(keys.log_key(self.run_id, self._next)))
         except MissingObjectError:
             return False
         return True
@@ -195,7 +195,7 @@ class RunLog:
         return self.store.get_range(key, 0, _MOST_RECORD_BYTES)
 
     def _read_slot(self, number: int) -> None:
-        key = layout.log_key(self.run_id, number)
+        key = keys.log_key(self.run_id, number)
         try:
             self._decode_slot(number, self._fetch(key))
         except MissingObjectError:
@@ -203,7 +203,7 @@ class RunLog:
             self._next = max(self._next, number + 1)
 
     def _decode_slot(self, number: int, data: bytes) -> None:
-        key = layout.log_key(self.run_id, number)
+        key = keys.log_key(self.run_id, number)
         try:
             self._slots[number] = Slot(number, decode(data, key=key))
             self._damage.pop(number, None)

@@ -11,24 +11,6 @@ import crc32c
 import pytest
 from pydantic import ValidationError
 
-from segue import layout
-from segue.entries import (
-    AnyEntry,
-    ClaimEntry,
-    CommitEntry,
-    DecisionEntry,
-    DrillEntry,
-    Entry,
-    HandoverEntry,
-    OpenEntry,
-    PruneEntry,
-    QuarantineEntry,
-    ReportEntry,
-    SealEntry,
-    VerdictEntry,
-    decode,
-    encode,
-)
 from segue.errors import DamagedRecordError
 from segue.records import (
     Capacity,
@@ -44,6 +26,24 @@ from segue.records import (
     Verdict,
     VerdictKind,
     WitnessRow,
+)
+from segue.runlog import keys
+from segue.runlog.entries import (
+    AnyEntry,
+    ClaimEntry,
+    CommitEntry,
+    DecisionEntry,
+    DrillEntry,
+    Entry,
+    HandoverEntry,
+    OpenEntry,
+    PruneEntry,
+    QuarantineEntry,
+    ReportEntry,
+    SealEntry,
+    VerdictEntry,
+    decode,
+    encode,
 )
 from segue.shard import Shard
 from segue.spec import RunSpec
@@ -213,12 +213,12 @@ def test_a_version_that_is_none_is_not_called_newer(version: object) -> None:
 
 @pytest.mark.parametrize("key", STRANGERS)
 def test_a_file_of_another_name_is_no_slot(key: str) -> None:
-    assert layout.slot_of(key) is None
+    assert keys.slot_of(key) is None
 
 
 @pytest.mark.parametrize("slot", [0, 1, 99_999_999])
 def test_the_key_of_a_slot_names_the_slot(slot: int) -> None:
-    assert layout.slot_of(layout.log_key("run.1-x", slot)) == slot
+    assert keys.slot_of(keys.log_key("run.1-x", slot)) == slot
 
 
 @pytest.mark.parametrize("wrong", [{"extra": 1}, {"size_bytes": -1}, {"chunk_bytes": 0}, {"chunk_crc32c": ["x"]}])

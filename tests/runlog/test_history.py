@@ -7,19 +7,6 @@ from typing import Any
 
 import pytest
 
-from segue.entries import (
-    ClaimEntry,
-    CommitEntry,
-    DecisionEntry,
-    Entry,
-    OpenEntry,
-    PruneEntry,
-    QuarantineEntry,
-    ReportEntry,
-    SealEntry,
-    VerdictEntry,
-)
-from segue.history import History, fold, read_history
 from segue.records import (
     Capacity,
     CheckpointRef,
@@ -32,7 +19,20 @@ from segue.records import (
     VerdictKind,
     WitnessRow,
 )
-from segue.runlog import Damage, RunLog, Slot
+from segue.runlog.entries import (
+    ClaimEntry,
+    CommitEntry,
+    DecisionEntry,
+    Entry,
+    OpenEntry,
+    PruneEntry,
+    QuarantineEntry,
+    ReportEntry,
+    SealEntry,
+    VerdictEntry,
+)
+from segue.runlog.history import History, fold, read_history
+from segue.runlog.log import Damage, RunLog, Slot
 from segue.spec import RunSpec
 from segue.stores import LocalStore
 

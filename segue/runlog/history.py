@@ -5,7 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from segue.entries import (
+from segue.records import (
+    Capacity,
+    CheckpointRef,
+    Manifest,
+    SegmentPlan,
+    SegmentReport,
+    Verdict,
+    VerdictKind,
+    WitnessRow,
+)
+from segue.runlog.entries import (
     ClaimEntry,
     CommitEntry,
     DecisionEntry,
@@ -18,17 +28,7 @@ from segue.entries import (
     SealEntry,
     VerdictEntry,
 )
-from segue.records import (
-    Capacity,
-    CheckpointRef,
-    Manifest,
-    SegmentPlan,
-    SegmentReport,
-    Verdict,
-    VerdictKind,
-    WitnessRow,
-)
-from segue.runlog import Damage, RunLog, Slot
+from segue.runlog.log import Damage, RunLog, Slot
 from segue.spec import RunSpec
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from segue.errors import BadKeyError, MissingObjectError, RunNotFoundError, StoreUnreachableError
-from segue.history import History, read_history
-from segue.runlog import RunLog
+from segue.runlog.history import History, read_history
+from segue.runlog.log import RunLog
 from segue.spec import StoreSpec
 from segue.stores import StoreReadError, open_store
 
