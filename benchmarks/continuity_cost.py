@@ -23,18 +23,18 @@ from segue.clock import SystemClock
 from segue.continuity.fingerprints import batch_fingerprint, input_fingerprint, streams_fingerprint
 from segue.continuity.verdict import Prelude
 from segue.continuity.witness import Witness
+from segue.data.loader import Batch, Feed, seed_all
+from segue.launch.assignment import Assignment
 from segue.notices.board import NoticeBoard
+from segue.recipe import Recipe
 from segue.records import Capacity, Heartbeat, SegmentPlan, WitnessRow
 from segue.runlog import keys
 from segue.runlog.entries import CommitEntry, SealEntry, encode
 from segue.runlog.log import RunLog
 from segue.stores import LocalStore
-from segue.trainer.assignment import Assignment
 from segue.trainer.attempt import run_attempt
 from segue.trainer.components import RNG_PREFIX, Progress, capture, components_of
-from segue.trainer.feed import Batch, Feed, seed_all
 from segue.trainer.metrics import Curve
-from segue.trainer.recipe import Recipe
 from segue.trainer.step import do_step
 
 STEP_SECONDS = 0.020

@@ -17,8 +17,8 @@ from benchmarks.continuity_faults import (
     Kind,
     Live,
 )
-from segue.trainer.feed import Feed
-from segue.trainer.order import Ids, SampleOrder
+from segue.data.loader import Feed
+from segue.data.order import Ids, SampleOrder
 
 _NUMBERS = frozenset({"numbers"})
 

@@ -10,9 +10,9 @@ from typing import Any
 import torch
 
 from segue.checkpoints.snapshot import digest, take
+from segue.data.loader import Feed
+from segue.recipe import Recipe
 from segue.trainer.components import Component
-from segue.trainer.feed import Feed
-from segue.trainer.recipe import Recipe
 
 NAMED_REPLAY = frozenset({"model or randomness"})
 SETUP_CODE = frozenset({"setup.code", "setup.hyperparameters", "setup.model"})

@@ -19,8 +19,8 @@ from torch.utils.data import DataLoader
 from benchmarks.continuity_data import Changes, GentlyAugmented, Samples, as_fetched, columns_of
 from benchmarks.continuity_extras import Accumulator, Curriculum
 from benchmarks.continuity_models import DigitsNet, FlightsNet, TextNet, hidden_warm_up
+from segue.recipe import Recipe
 from segue.testing.recipes import Average
-from segue.trainer.recipe import Recipe
 
 RECIPE = "benchmarks.continuity_recipes:build"
 MODELS = ("flights", "digits", "text")

@@ -29,7 +29,7 @@ from benchmarks.continuity_faults import (
     without,
 )
 from benchmarks.continuity_recipes import equal_pair
-from segue.trainer.feed import seed_all
+from segue.data.loader import seed_all
 
 
 def _draw_from(stream: str) -> Callable[[Live], None]:

@@ -17,18 +17,18 @@ from segue.checkpoints.codec import decode_tree
 from segue.checkpoints.snapshot import Snapshot, take
 from segue.checkpoints.writer_link import InlineWriter
 from segue.clock import SystemClock
+from segue.data.loader import Feed
 from segue.errors import BrokenResumeError
+from segue.launch.assignment import Assignment
 from segue.notices.board import NO_KILL_COMING_SECONDS, NoticeBoard
+from segue.recipe import Recipe
 from segue.records import Capacity, CheckpointRef, Notice, SegmentPlan, SegmentReport, WitnessRow
 from segue.runlog.history import History, read_history
 from segue.runlog.log import RunLog
 from segue.spec import RunSpec
 from segue.stores import LocalStore
 from segue.trainer import attempt
-from segue.trainer.assignment import Assignment
 from segue.trainer.components import Component, Progress, capture
-from segue.trainer.feed import Feed
-from segue.trainer.recipe import Recipe
 from segue.trainer.resume import Resume
 from segue.trainer.step import do_step
 

@@ -18,6 +18,7 @@ from benchmarks.crash_strikes import Striker
 from benchmarks.crash_trainer import Order
 from segue.clock import SystemClock
 from segue.controller import decide_next, open_run
+from segue.launch.assignment import Assignment
 from segue.local import account_for
 from segue.records import SegmentPlan, SegmentReport, StopReason
 from segue.runlog.history import History, read_history
@@ -25,7 +26,6 @@ from segue.runlog.log import RunLog
 from segue.spec import RunSpec
 from segue.stores import LocalStore
 from segue.testing.killing_store import KillPoint, Operation
-from segue.trainer.assignment import Assignment
 
 _ATTEMPT_SECONDS = 120.0
 """Longer than any attempt here takes, also on a busy machine: one that is not over by then hangs."""

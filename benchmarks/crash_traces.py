@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import random
 
+from segue.launch.assignment import Assignment
 from segue.runlog import keys
 from segue.runlog.history import Checkpoint, History
 from segue.runlog.log import RunLog
 from segue.stores import Store
-from segue.trainer.assignment import Assignment
 from segue.trainer.claim import claim_run
 from segue.trainer.environment import environment_of, prepare_device
 

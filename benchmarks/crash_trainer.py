@@ -15,8 +15,10 @@ from pydantic import Field
 
 from segue.checkpoints.writer_link import InlineWriter
 from segue.clock import SystemClock
-from segue.notices import signals
+from segue.launch.assignment import Assignment, ExitCode
+from segue.notices import sigterm
 from segue.notices.board import NO_KILL_COMING_SECONDS, NoticeBoard
+from segue.recipe import Recipe
 from segue.records import Record
 from segue.runlog.entries import AnyEntry, CommitEntry
 from segue.runlog.log import RunLog
@@ -24,9 +26,7 @@ from segue.spec import StoreSpec
 from segue.stores import LocalStore, Store, open_store
 from segue.testing.killing_store import Data, Half, KillingStore, KillPoint, half_a_file
 from segue.testing.recipes import tiny
-from segue.trainer.assignment import Assignment, ExitCode
 from segue.trainer.attempt import run_attempt
-from segue.trainer.recipe import Recipe
 
 RECIPE = "benchmarks.crash_trainer:half_frozen"
 
@@ -86,7 +86,7 @@ def train(order_json: str) -> int:
     order = Order.model_validate_json(order_json)
     spec, clock = order.assignment.spec, SystemClock()
     board = NoticeBoard(clock)
-    signals.listen(board, grace_seconds=spec.grace_seconds)
+    sigterm.listen(board, grace_seconds=spec.grace_seconds)
     try:
         inner = open_store(spec.store)
         store = KillingStore(inner, at=order.kill_at, half=_half_of(inner, spec.store), on_append=Notes(order, board))

@@ -16,15 +16,15 @@ from prefect.runtime import flow_run
 from prefect.states import Completed, Crashed, Failed
 
 from segue.clock import SystemClock
+from segue.launch.assignment import Assignment
+from segue.launch.launcher import Trainer, launch, launch_spare
 from segue.local import account_for, is_held_by_another
 from segue.records import SegmentPlan
 from segue.runlog.log import RunLog
 from segue.spares.servant import Left, Servant, Taken
 from segue.spec import RunSpec
 from segue.stores import open_store
-from segue.stores.patience import patiently
-from segue.trainer.assignment import Assignment
-from segue.trainer.launch import Trainer, launch, launch_spare
+from segue.stores.retry import patiently
 from tasks.child_run import SILENCE
 from tasks.segment import state_of
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 _HOMES = {
-    "Recipe": "segue.trainer.recipe",
+    "Recipe": "segue.recipe",
     "RunLog": "segue.runlog.log",
     "RunSpec": "segue.spec",
     "SegueError": "segue.errors",
@@ -29,11 +29,11 @@ __all__ = [  # noqa: PLE0604 - the names are the keys above
 if TYPE_CHECKING:
     from segue.curves import curve as curve
     from segue.errors import SegueError as SegueError
+    from segue.recipe import Recipe as Recipe
     from segue.runlog.log import RunLog as RunLog
     from segue.spec import RunSpec as RunSpec
     from segue.spec import StoreSpec as StoreSpec
     from segue.stores import open_store as open_store
-    from segue.trainer.recipe import Recipe as Recipe
 
 
 def __getattr__(name: str) -> Any:

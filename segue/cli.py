@@ -96,7 +96,7 @@ def drill(
     spec = RunSpec.parse(fields, source=str(config) if config else COMMAND_LINE)
     # Torch takes seconds to import: what can be refused without it has been refused by now.
     from segue.continuity.drill import drill as run_drill
-    from segue.trainer.recipe import import_build
+    from segue.recipe import import_build
 
     import_build(recipe)
     columns = (TextColumn("{task.description:>9}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())

@@ -10,7 +10,7 @@ from segue.records import SegmentReport, Verdict, VerdictKind
 from segue.runlog.log import RunLog
 from segue.spec import RunSpec
 from segue.stores import open_store
-from segue.stores.patience import patiently
+from segue.stores.retry import patiently
 
 
 @task(name="judge-resume", retries=0, cache_policy=NO_CACHE)

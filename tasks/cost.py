@@ -11,7 +11,7 @@ from segue.runlog.log import RunLog
 from segue.spares.words import held_by_spares
 from segue.spec import RunSpec
 from segue.stores import open_store
-from segue.stores.patience import patiently
+from segue.stores.retry import patiently
 
 
 @task(name="report-cost", retries=0, cache_policy=NO_CACHE)

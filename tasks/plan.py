@@ -13,7 +13,7 @@ from segue.runlog.history import read_history
 from segue.runlog.log import RunLog
 from segue.spec import RunSpec
 from segue.stores import open_store
-from segue.stores.patience import patiently
+from segue.stores.retry import patiently
 from tasks.child_run import require_deployments
 
 PATIENCE_SECONDS = 900.0

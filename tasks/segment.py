@@ -16,7 +16,7 @@ from segue.spares.keeper import release_leftover
 from segue.spec import RunSpec
 from segue.stores import open_store
 from segue.stores.base import StoreReadError, StoreWriteError
-from segue.stores.patience import patiently
+from segue.stores.retry import patiently
 from segue.watch import await_report
 from tasks.child_run import PrefectSpares, dispatch
 

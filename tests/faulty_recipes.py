@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader
 
+from segue.recipe import Recipe
 from segue.testing.recipes import tiny
-from segue.trainer.recipe import Recipe
 
 
 class Forgetful:

@@ -8,8 +8,8 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
+from segue.recipe import Recipe
 from segue.testing.recipes import tiny
-from segue.trainer.recipe import Recipe
 
 
 def pretrained(config: dict[str, Any]) -> Recipe:

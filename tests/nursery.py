@@ -14,12 +14,12 @@ from types import SimpleNamespace
 
 from segue.clock import SystemClock
 from segue.controller import decide_next
+from segue.launch.assignment import Assignment
 from segue.local import account_for
 from segue.records import SegmentPlan, SegmentReport
 from segue.runlog.history import read_history
 from segue.runlog.log import RunLog
 from segue.spec import RunSpec
-from segue.trainer.assignment import Assignment
 
 PRELOADED = (
     "segue.trainer.attempt",

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from segue.recipe import Recipe
 from segue.testing.recipes import tiny
-from segue.trainer.recipe import Recipe
 
 
 def build(config: dict[str, Any]) -> Recipe:

@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader
 
+from segue.data.loader import Feed
+from segue.recipe import Recipe
 from segue.testing.recipes import tiny
-from segue.trainer.feed import Feed
-from segue.trainer.recipe import Recipe
 from tests.ranks.recipes import even
 
 OWN = {"goes_bad", "sample", "marker", "fine_until_it_raised", "scaler", "workers", "notice_at_step"}

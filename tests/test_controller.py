@@ -11,6 +11,7 @@ import pytest
 
 from segue.controller import decide_next, declare_lost, open_run, settle_verdict
 from segue.errors import DeadlinePassedError, DriftError
+from segue.launch.assignment import Assignment
 from segue.records import (
     Capacity,
     CheckpointRef,
@@ -32,7 +33,6 @@ from segue.spec import RunSpec
 from segue.stores import LocalStore, open_store
 from segue.testing.clock import FakeClock
 from segue.testing.faulty_store import FaultyStore
-from segue.trainer.assignment import Assignment
 from segue.trainer.claim import Claim, claim_run
 
 ENVIRONMENT = Environment(torch="2", device="cpu", instruction_set="AVX2", threads=1)

@@ -64,7 +64,7 @@ def run(
         fields["store"] = (given if isinstance(given, dict) else {}) | _given(url=store, endpoint_url=endpoint_url)
     spec = _absolute(RunSpec.parse(fields, source=str(config) if config else COMMAND_LINE))
     _need_prefect("run")
-    from segue.trainer.recipe import import_build
+    from segue.recipe import import_build
 
     import_build(spec.recipe)
     runlog = open_run(spec, clock=SystemClock(), accept_drift=accept_drift)

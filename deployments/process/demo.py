@@ -20,13 +20,13 @@ from segue.clock import SystemClock
 from segue.console import console, errors, segments_table
 from segue.controller import last_heartbeat, open_run
 from segue.errors import SegueError
+from segue.launch.launcher import Trainer
 from segue.local import run_here
 from segue.picture import draw
 from segue.records import Capacity, Heartbeat, SegmentPlan
 from segue.runlog.history import History, read_history
 from segue.runlog.log import RunLog
 from segue.spec import RunSpec
-from segue.trainer.launch import Trainer
 
 RECIPE = "examples.flights:build"
 STEPS = 2400

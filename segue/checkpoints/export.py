@@ -235,7 +235,7 @@ def _data_position(checkpoint: Checkpoint, spec: RunSpec | None) -> dict[str, An
             "place in it. Without shuffle the place is the sample id. With shuffle the id is a keyed bijection of the "
             "place: a balanced Feistel network of 6 rounds over the next power of four, its keys mixed from seed and "
             "epoch by splitmix64, applied again until the id is below the number of samples. It is "
-            "segue.trainer.order.shuffled(), which needs numpy alone; torch.manual_seed does not give this order. In "
+            "segue.data.order.shuffled(), which needs numpy alone; torch.manual_seed does not give this order. In "
             "DataLoader workers the random streams are seeded anew for each batch, from seed and samples_seen."
         ),
     }

@@ -8,14 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from segue.checkpoints.weights import Fit, fit_into, read_weights
+from segue.data.loader import Feed, seed_all
+from segue.data.order import SampleOrder
 from segue.errors import RecipeError
+from segue.recipe import Recipe, import_build
 from segue.records import Environment, WeightsFile
 from segue.spec import RunSpec
 from segue.trainer.components import Progress, capture, components_of
 from segue.trainer.environment import environment_of, prepare_device
-from segue.trainer.feed import Feed, seed_all
-from segue.trainer.order import SampleOrder
-from segue.trainer.recipe import Recipe, import_build
 
 _ACCELERATOR_STREAMS = "rng.cuda"
 

@@ -28,6 +28,7 @@ from segue.errors import (
     SpecError,
     WeightsFileError,
 )
+from segue.launch.assignment import Assignment
 from segue.notices.board import NoticeBoard
 from segue.records import (
     Capacity,
@@ -45,8 +46,7 @@ from segue.runlog.history import History, read_history
 from segue.runlog.log import RunLog, Stamp
 from segue.spec import RunSpec
 from segue.stores import StoreReadError, StoreWriteError, open_store
-from segue.stores.patience import patiently
-from segue.trainer.assignment import Assignment
+from segue.stores.retry import patiently
 from segue.trainer.claim import Claim, claim_run
 from segue.trainer.heartbeat import HeartbeatThread
 

@@ -19,7 +19,7 @@ from segue.runlog.entries import Entry, QuarantineEntry
 from segue.runlog.history import Checkpoint, read_history
 from segue.runlog.log import RunLog, Stamp
 from segue.stores.base import Store, StoreReadError
-from segue.stores.patience import patiently
+from segue.stores.retry import patiently
 
 log = logging.getLogger(__name__)
 

@@ -16,12 +16,12 @@ from segue.clock import Clock, SystemClock
 from segue.continuity.setup import LOOSE
 from segue.controller import open_run
 from segue.errors import DrillFailedError
+from segue.launch.launcher import Trainer
 from segue.local import run_here
 from segue.records import Record, SegmentPlan, Verdict, VerdictKind
 from segue.runlog.history import Checkpoint, read_history
 from segue.runlog.log import RunLog
 from segue.spec import CheckpointSpec, LivenessSpec, RunSpec, StoreSpec
-from segue.trainer.launch import Trainer
 
 log = logging.getLogger(__name__)
 

@@ -13,7 +13,7 @@ from torch import nn
 from torch.utils.data import Dataset
 
 from segue.checkpoints.snapshot import raw_bytes
-from segue.trainer.order import Ids, mix
+from segue.data.order import Ids, mix
 
 _MOST_DEPTH = 4
 """Of objects in objects: a batch of graphs holds storages, which hold its tensors."""

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from segue.clock import Clock
+from segue.launch.assignment import Assignment
+from segue.launch.launcher import SpareTrainer
 from segue.lease import Lease
 from segue.records import SegmentPlan
 from segue.runlog.history import History, read_history
@@ -15,8 +17,6 @@ from segue.runlog.log import RunLog
 from segue.spares.words import Phase, SpareWord, order_of, put_word
 from segue.spec import RunSpec
 from segue.stores.base import StoreReadError, StoreWriteError
-from segue.trainer.assignment import Assignment
-from segue.trainer.launch import SpareTrainer
 
 log = logging.getLogger(__name__)
 

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from segue.trainer.recipe import Recipe
+from segue.recipe import Recipe
 
 
 class Average:

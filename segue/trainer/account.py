@@ -12,7 +12,7 @@ from segue.notices.board import NoticeBoard
 from segue.records import CheckpointRef, CodeFailure, Heartbeat, SegmentPlan, SegmentReport, StopReason
 from segue.runlog.history import read_history
 from segue.runlog.log import RunLog
-from segue.stores.patience import patiently
+from segue.stores.retry import patiently
 from segue.trainer.claim import Claim
 from segue.trainer.components import Progress
 from segue.trainer.reports import append_report

@@ -18,25 +18,25 @@ from segue.checkpoints.staging import StagingArea
 from segue.checkpoints.writer import Writer
 from segue.checkpoints.writer_link import ProcessWriter, ShardWriter
 from segue.clock import Clock
+from segue.data.loader import Feed, seed_all, stream_seed
 from segue.errors import FencedError, MachineTooSmallError, RankLostError, WriterDiedError
+from segue.launch.assignment import Assignment
 from segue.notices.board import NoticeBoard
 from segue.notices.file import FileWatcher, OwnerWatcher, RecallWatcher
+from segue.recipe import Build, Recipe, import_build
 from segue.records import Environment, Heartbeat, SegmentReport, StopReason
 from segue.runlog.log import RunLog
 from segue.spec import RunSpec, StoreSpec
 from segue.stores import LocalStore
 from segue.stores.base import Store, StoreReadError, StoreWriteError
-from segue.stores.patience import patiently
-from segue.trainer.assignment import Assignment
+from segue.stores.retry import patiently
 from segue.trainer.claim import Claim, claim_run
 from segue.trainer.components import Progress, components_of, same_on_every_rank
 from segue.trainer.environment import environment_of, prepare_device
-from segue.trainer.feed import Feed, seed_all, stream_seed
 from segue.trainer.heartbeat import Describe, HeartbeatThread, Watcher
 from segue.trainer.loop import TrainingLoop
 from segue.trainer.parallel import spread
 from segue.trainer.ranks import Ranks
-from segue.trainer.recipe import Build, Recipe, import_build
 from segue.trainer.reports import append_report, failure_of
 from segue.trainer.resume import Resume
 from segue.trainer.setup import setup_components

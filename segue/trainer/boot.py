@@ -6,12 +6,12 @@ import logging
 import os
 
 from segue.clock import Clock
+from segue.launch.assignment import Assignment
+from segue.launch.rendezvous import LaunchFolder
 from segue.notices.board import NoticeBoard
+from segue.recipe import import_build
 from segue.spec import RunSpec
-from segue.trainer.assignment import Assignment
 from segue.trainer.environment import prepare_device
-from segue.trainer.launch_folder import LaunchFolder
-from segue.trainer.recipe import import_build
 from segue.trainer.team import local_rank
 
 log = logging.getLogger(__name__)

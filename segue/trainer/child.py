@@ -14,13 +14,13 @@ from pathlib import Path
 
 from segue.clock import SystemClock
 from segue.errors import BrokenResumeError, SegueError, StalePlanError
-from segue.notices import signals
+from segue.launch.assignment import Assignment, ExitCode
+from segue.launch.rendezvous import RANKS_VARIABLE, LaunchFolder
+from segue.notices import sigterm
 from segue.notices.board import NoticeBoard
 from segue.runlog.log import RunLog
 from segue.spec import RunSpec
 from segue.stores import open_store
-from segue.trainer.assignment import Assignment, ExitCode
-from segue.trainer.launch_folder import RANKS_VARIABLE, LaunchFolder
 
 log = logging.getLogger("segue.trainer")
 
@@ -48,7 +48,7 @@ def _run(assignment: Assignment | None, *, folder: LaunchFolder | None = None, r
     _log_as(spec, assignment, rank)
     clock = SystemClock()
     board = NoticeBoard(clock)
-    signals.listen(board, grace_seconds=spec.grace_seconds)
+    sigterm.listen(board, grace_seconds=spec.grace_seconds)
     if folder is not None and folder.enter(rank):
         board.leave("sigterm", grace_seconds=spec.grace_seconds)
     # After the handler is in place, for these imports take seconds in which a notice may come.

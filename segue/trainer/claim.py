@@ -7,13 +7,13 @@ import socket
 from dataclasses import dataclass
 
 from segue.errors import StalePlanError
+from segue.launch.assignment import Assignment
 from segue.records import Environment
 from segue.runlog import keys
 from segue.runlog.entries import ClaimEntry, Entry
 from segue.runlog.history import History, read_history
 from segue.runlog.log import RunLog, Stamp
-from segue.stores.patience import patiently
-from segue.trainer.assignment import Assignment
+from segue.stores.retry import patiently
 
 
 @dataclass(frozen=True)

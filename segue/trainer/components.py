@@ -16,9 +16,9 @@ from segue.checkpoints.codec import is_storable
 from segue.checkpoints.portions import of_rank
 from segue.checkpoints.sharded import is_sharded, placed_like
 from segue.errors import RecipeError
+from segue.recipe import Recipe, Stateful
 from segue.trainer.parallel import bare
 from segue.trainer.ranks import Ranks
-from segue.trainer.recipe import Recipe, Stateful
 
 PROGRESS = "progress"
 RNG_PREFIX = "rng."

@@ -13,11 +13,11 @@ from pathlib import Path
 import torch
 
 from segue.errors import FireDrillError
+from segue.launch.assignment import Assignment, ExitCode
 from segue.records import VerdictKind
 from segue.runlog.history import History, read_history
 from segue.runlog.log import RunLog
-from segue.stores.patience import patiently
-from segue.trainer.assignment import Assignment, ExitCode
+from segue.stores.retry import patiently
 
 log = logging.getLogger(__name__)
 

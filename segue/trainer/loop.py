@@ -19,6 +19,7 @@ from segue.continuity import anomalies
 from segue.continuity.fingerprints import batch_fingerprint, input_fingerprint, streams_fingerprint
 from segue.continuity.verdict import Prelude
 from segue.continuity.witness import Witness
+from segue.data.loader import Batch, Feed
 from segue.errors import (
     BrokenResumeError,
     FencedError,
@@ -27,7 +28,9 @@ from segue.errors import (
     RankLostError,
     WorkAtRiskError,
 )
+from segue.launch.assignment import Assignment
 from segue.notices.board import NoticeBoard
+from segue.recipe import Recipe
 from segue.records import (
     Environment,
     Heartbeat,
@@ -42,14 +45,11 @@ from segue.spec import MOST_WITNESS_STEPS
 from segue.stores.base import StoreReadError, StoreWriteError
 from segue.trainer.accord import Word, agree, put_together
 from segue.trainer.account import Account
-from segue.trainer.assignment import Assignment
 from segue.trainer.claim import Claim
 from segue.trainer.components import RNG_PREFIX, Component, Progress
-from segue.trainer.feed import Batch, Feed
 from segue.trainer.fire_drill import FireDrill, is_due
 from segue.trainer.metrics import Curve
 from segue.trainer.parallel import spread_again
-from segue.trainer.recipe import Recipe
 from segue.trainer.reports import failure_of
 from segue.trainer.resume import Resume
 from segue.trainer.saving import Saving, life_on

@@ -10,8 +10,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from segue.checkpoints.sharded import is_sharded, sharded_types, whole
 from segue.errors import RecipeError
+from segue.recipe import Recipe
 from segue.trainer.ranks import Ranks
-from segue.trainer.recipe import Recipe
 
 _COARSE = (torch.bfloat16, torch.float16)
 

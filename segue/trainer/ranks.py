@@ -12,7 +12,7 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
-from segue.trainer.launch_folder import RANKS_VARIABLE
+from segue.launch.rendezvous import RANKS_VARIABLE
 
 
 class Ranks:

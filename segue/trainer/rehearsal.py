@@ -22,19 +22,19 @@ from segue.clock import Clock, SystemClock
 from segue.continuity.fingerprints import batch_fingerprint, input_fingerprint, streams_fingerprint
 from segue.continuity.setup import SetupChanges, loose_hint, setup_changes
 from segue.continuity.verdict import digest_findings, judge
+from segue.data.loader import Feed, seed_all
 from segue.errors import CheckpointError, SegueError
+from segue.launch.assignment import Assignment, ExitCode
+from segue.recipe import import_build
 from segue.records import Finding, Verdict, VerdictKind, WitnessRow
 from segue.runlog.entries import DrillEntry, Entry
 from segue.runlog.history import Checkpoint, read_history
 from segue.runlog.log import RunLog, Stamp
 from segue.spec import MOST_WITNESS_STEPS
 from segue.stores import open_store
-from segue.stores.patience import patiently
-from segue.trainer.assignment import Assignment, ExitCode
+from segue.stores.retry import patiently
 from segue.trainer.components import RNG_PREFIX, Progress, capture, components_of
 from segue.trainer.environment import environment_of, prepare_device
-from segue.trainer.feed import Feed, seed_all
-from segue.trainer.recipe import import_build
 from segue.trainer.resume import restore_all
 from segue.trainer.setup import setup_components
 from segue.trainer.step import do_step, to_device

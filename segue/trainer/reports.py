@@ -10,7 +10,7 @@ from segue.records import CodeFailure, SegmentReport
 from segue.runlog.entries import Entry, ReportEntry
 from segue.runlog.log import RunLog, Stamp
 from segue.stores.base import StoreReadError, StoreWriteError
-from segue.stores.patience import patiently
+from segue.stores.retry import patiently
 from segue.trainer.claim import Claim
 
 log = logging.getLogger(__name__)

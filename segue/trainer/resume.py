@@ -22,7 +22,7 @@ from segue.runlog import keys
 from segue.runlog.entries import Entry, VerdictEntry
 from segue.runlog.log import RunLog, Stamp
 from segue.stores.base import Store, StoreReadError
-from segue.stores.patience import patiently
+from segue.stores.retry import patiently
 from segue.trainer.claim import Claim
 from segue.trainer.components import Component, capture
 from segue.trainer.ranks import Ranks

@@ -24,15 +24,15 @@ from segue.checkpoints.sharded import local_part
 from segue.checkpoints.staging import Staged, StagingArea
 from segue.checkpoints.writer import SaveJob, Writer
 from segue.clock import Clock
+from segue.data.loader import Feed
 from segue.errors import WorkAtRiskError
+from segue.recipe import Recipe
 from segue.records import Capacity, CheckpointRef
 from segue.runlog.history import History
 from segue.spec import CheckpointSpec
 from segue.trainer.components import RNG_PREFIX, Component, Progress, capture
-from segue.trainer.feed import Feed
 from segue.trainer.metrics import Curve
 from segue.trainer.parallel import bare
-from segue.trainer.recipe import Recipe
 
 log = logging.getLogger(__name__)
 

@@ -21,11 +21,11 @@ from segue.continuity.code_marks import code_marks
 from segue.continuity.data_marks import data_marks
 from segue.continuity.inspection import Inspection, is_telling, settings_of
 from segue.continuity.setup import BINDING, CODE, CONFIG, DATA, HYPERPARAMETERS, LOOSE, MODEL, NEXT_BATCHES
+from segue.data.loader import Feed
+from segue.data.order import SampleOrder
+from segue.recipe import Recipe
 from segue.trainer.components import Component, Progress
-from segue.trainer.feed import Feed
-from segue.trainer.order import SampleOrder
 from segue.trainer.parallel import bare
-from segue.trainer.recipe import Recipe
 
 log = logging.getLogger(__name__)
 

@@ -23,12 +23,12 @@ from benchmarks.crash_trainer import Notes, Order, read_notes
 from segue.checkpoints.writer_link import InlineWriter
 from segue.clock import SystemClock
 from segue.controller import decide_next
+from segue.launch.assignment import Assignment
 from segue.notices.board import NoticeBoard
 from segue.runlog.history import read_history
 from segue.runlog.log import RunLog
 from segue.stores import LocalStore
 from segue.testing.killing_store import KillingStore, Moment, Operation
-from segue.trainer.assignment import Assignment
 from segue.trainer.attempt import run_attempt
 
 ROOT = Path(__file__).parents[2]

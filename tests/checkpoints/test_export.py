@@ -20,11 +20,11 @@ from segue.checkpoints.export import ExportFormat
 from segue.clock import SystemClock
 from segue.controller import open_run
 from segue.curves import curve
+from segue.data.order import SampleOrder
+from segue.recipe import Recipe
 from segue.spec import StoreSpec
 from segue.testing.recipes import tiny
 from segue.trainer.components import Progress, components_of
-from segue.trainer.order import SampleOrder
-from segue.trainer.recipe import Recipe
 from tests.checkpoints.trained import WIDTH, Trained, names_in, read_run, train
 
 TORCH, SAFETENSORS = ExportFormat.TORCH, ExportFormat.SAFETENSORS
@@ -147,7 +147,7 @@ def test_the_json_files_say_where_the_run_was(trained, tmp_path):
     checkpoint, spec = trained.checkpoint(40), trained.history.spec
     position = told["data_position"]
     assert (position["step"], position["samples_seen"], position["epoch"], position["seed"]) == (40, 1280, 5, 0)
-    assert "segue.trainer.order" in position["order"]
+    assert "segue.data.order" in position["order"]
     assert told["config"] == {"recipe": spec.recipe, "config": spec.config, "seed": 0, "steps": 40}
     state = told["train_state"]
     assert (state["run_id"], state["step"], state["epoch"], state["segue_version"]) == (

@@ -22,6 +22,7 @@ from segue.checkpoints.snapshot import read_checkpoint
 from segue.console import checkpoint_rows, segment_rows
 from segue.controller import decide_next
 from segue.curves import curve
+from segue.data.order import SampleOrder
 from segue.deadline.estimates import situation
 from segue.records import Capacity, StopReason, VerdictKind
 from segue.runlog.history import read_history
@@ -29,7 +30,6 @@ from segue.runlog.log import RunLog
 from segue.stores import open_store
 from segue.testing.clock import FakeClock
 from segue.testing.recipes import tiny
-from segue.trainer.order import SampleOrder
 
 TIED, HALF = "tests.import_recipes:tied", "tests.import_recipes:half"
 

@@ -12,6 +12,7 @@ from segue.checkpoints.snapshot import read_checkpoint
 from segue.checkpoints.writer_link import InlineWriter
 from segue.clock import SystemClock
 from segue.controller import decide_next
+from segue.launch.assignment import Assignment, ExitCode
 from segue.notices.board import NoticeBoard
 from segue.records import Capacity, SegmentPlan, StopReason
 from segue.runlog.entries import CommitEntry
@@ -19,7 +20,6 @@ from segue.runlog.history import fold, read_history
 from segue.runlog.log import RunLog
 from segue.stores import open_store
 from segue.testing.faulty_store import FaultyStore
-from segue.trainer.assignment import Assignment, ExitCode
 
 ORPHANS = ["step-000000099/rank-0.safetensors", "step-000000099/rank-0.json", "step-000000004/rank-0.safetensors"]
 HALF_WRITTEN = ["step-000000098/.staged-0123", "step-000000030/.staged-4567"]

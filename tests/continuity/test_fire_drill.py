@@ -10,9 +10,9 @@ import pytest
 
 from segue.clock import SystemClock
 from segue.controller import decide_next
+from segue.launch.assignment import Assignment
 from segue.records import StopReason, VerdictKind
 from segue.runlog.history import read_history
-from segue.trainer.assignment import Assignment
 from segue.trainer.fire_drill import FireDrill, is_due
 from tests.deadline import Logbook
 from tests.deadline import make_spec as spec_of

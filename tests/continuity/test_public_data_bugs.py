@@ -14,7 +14,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from segue.continuity.fingerprints import input_fingerprint
-from segue.trainer.feed import Feed, seed_all
+from segue.data.loader import Feed, seed_all
 
 COUNT, BATCH_SIZE, SEEN = 64, 8, 3
 """Samples, samples a batch, and batches that were trained on before the resume."""

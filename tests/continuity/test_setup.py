@@ -40,10 +40,10 @@ from segue.continuity.setup import (
     loose_hint,
     setup_changes,
 )
+from segue.data.loader import Feed, seed_all
+from segue.recipe import Recipe
 from segue.testing.recipes import tiny
 from segue.trainer.components import Progress
-from segue.trainer.feed import Feed, seed_all
-from segue.trainer.recipe import Recipe
 from segue.trainer.setup import binding, next_batches, setup_components
 
 

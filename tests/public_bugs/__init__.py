@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from segue.recipe import Recipe
 from segue.testing.recipes import tiny
-from segue.trainer.recipe import Recipe
 from tests.public_bugs import of_models, of_optimizers, of_scalers_and_data
 from tests.public_bugs.changes import Config
 

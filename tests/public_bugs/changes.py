@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from segue.recipe import Recipe
 from segue.testing.recipes import Average
-from segue.trainer.recipe import Recipe
 
 Config = dict[str, Any]
 

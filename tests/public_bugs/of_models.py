@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from segue.recipe import Recipe
 from segue.testing.recipes import Average
-from segue.trainer.recipe import Recipe
 from tests.public_bugs.changes import Config, average_with, train_with
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from segue.trainer.recipe import Recipe
+from segue.recipe import Recipe
 from tests.public_bugs.changes import Config, is_built_again, make_bf16, train_with
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from segue.trainer.recipe import Recipe
+from segue.recipe import Recipe
 from tests.public_bugs.changes import Config, is_built_again
 
 

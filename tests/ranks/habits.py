@@ -9,9 +9,9 @@ import torch
 
 from segue.checkpoints.snapshot import read_checkpoint
 from segue.continuity.fingerprints import batch_fingerprint
+from segue.data.loader import Feed, seed_all
 from segue.runlog.history import read_history
 from segue.runlog.log import RunLog
-from segue.trainer.feed import Feed, seed_all
 from segue.trainer.step import do_step
 from tests.ranks.recipes import even
 

@@ -16,13 +16,13 @@ from torch.distributed import TCPStore
 
 from segue.clock import SystemClock
 from segue.controller import decide_next
+from segue.launch.assignment import Assignment
+from segue.launch.rendezvous import RANKS_VARIABLE, LaunchFolder
 from segue.local import account_for
 from segue.records import SegmentPlan, SegmentReport
 from segue.runlog.history import read_history
 from segue.runlog.log import RunLog
 from segue.spec import RunSpec
-from segue.trainer.assignment import Assignment
-from segue.trainer.launch_folder import RANKS_VARIABLE, LaunchFolder
 from tests.nursery import Nursery
 
 Meddle = Callable[["Team", RunLog, SegmentPlan], bool]

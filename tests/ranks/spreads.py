@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from segue.trainer.recipe import Recipe
+from segue.recipe import Recipe
 from tests.ranks.recipes import even
 
 

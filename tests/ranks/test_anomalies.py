@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from segue.clock import SystemClock
 from segue.controller import decide_next
+from segue.data.loader import Feed
+from segue.launch.assignment import ExitCode
 from segue.records import Skip, StopReason, VerdictKind
 from segue.runlog.entries import ReportEntry
 from segue.runlog.history import read_history
-from segue.trainer.assignment import ExitCode
-from segue.trainer.feed import Feed
 from tests.ranks.habits import read_all
 from tests.ranks.recipes import even
 

@@ -8,10 +8,10 @@ from datetime import timedelta
 
 import pytest
 
+from segue.launch.assignment import ExitCode
 from segue.records import Capacity, SegmentPlan, StopReason, VerdictKind
 from segue.runlog.entries import ClaimEntry, CommitEntry, ReportEntry
 from segue.runlog.history import read_history
-from segue.trainer.assignment import ExitCode
 
 EVEN = {"recipe": "tests.ranks.recipes:even", "steps": 30, "checkpoints": {"every_steps": 10}}
 

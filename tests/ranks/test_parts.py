@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch.utils.data import DataLoader, TensorDataset
 
 from segue.continuity.fingerprints import batch_fingerprint
-from segue.trainer.feed import Feed, part_of, stream_seed
+from segue.data.loader import Feed, part_of, stream_seed
 
 DATA = TensorDataset(torch.arange(23))
 

@@ -15,6 +15,8 @@ from pathlib import Path
 from segue.clock import SystemClock
 from segue.controller import decide_next
 from segue.deadline.decide import Decision
+from segue.launch.assignment import Assignment
+from segue.launch.rendezvous import LaunchFolder
 from segue.local import account_for
 from segue.records import Capacity, SegmentPlan
 from segue.runlog.log import RunLog
@@ -22,8 +24,6 @@ from segue.spares.servant import Servant, Taken
 from segue.spec import RunSpec
 from segue.stores import open_store
 from segue.testing.faulty_store import FaultyStore
-from segue.trainer.assignment import Assignment
-from segue.trainer.launch_folder import LaunchFolder
 from segue.watch import await_report
 from tests.nursery import Nursery
 
@@ -50,7 +50,7 @@ class Weather:
 
 
 class ForkedSpare:
-    """`segue.trainer.launch.SpareProcess`, forked from the nursery."""
+    """`segue.launch.launcher.SpareProcess`, forked from the nursery."""
 
     def __init__(self, context: mp.context.ForkServerContext, spec: RunSpec) -> None:
         self._folder = LaunchFolder.make_spare(spec)

@@ -13,14 +13,14 @@ import pytest
 
 from segue.clock import SystemClock
 from segue.controller import decide_next
+from segue.launch.assignment import Assignment, ExitCode
+from segue.launch.launcher import launch_spare
 from segue.runlog.history import read_history
-from segue.trainer.assignment import Assignment, ExitCode
-from segue.trainer.launch import launch_spare
 
 OWNER = """
 import sys, time
 from segue.spec import RunSpec
-from segue.trainer.launch import launch_spare
+from segue.launch.launcher import launch_spare
 trainer = launch_spare(RunSpec.model_validate_json(sys.argv[1]))
 while not trainer.is_booted():
     time.sleep(0.05)

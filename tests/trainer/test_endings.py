@@ -112,7 +112,7 @@ def test_an_orphaned_trainer_commits_and_ends(nursery, make_spec, open_log, tmp_
     import subprocess
     import sys
 
-    from segue.trainer.assignment import Assignment
+    from segue.launch.assignment import Assignment
 
     spec = make_spec(**SLOW)
     runlog = open_log(spec)

@@ -9,14 +9,14 @@ import pytest
 
 from segue.clock import SystemClock
 from segue.controller import decide_next, last_heartbeat
+from segue.launch.assignment import Assignment
+from segue.launch.launcher import ProcessTrainer
 from segue.local import run_here
 from segue.notices.board import NoticeBoard
 from segue.records import Capacity, SegmentPlan, StopReason, VerdictKind
 from segue.runlog.history import read_history
 from segue.runlog.log import RunLog
 from segue.testing.faulty_store import FaultyStore
-from segue.trainer.assignment import Assignment
-from segue.trainer.launch import ProcessTrainer
 
 
 def notice_at(step):

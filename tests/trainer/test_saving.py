@@ -15,7 +15,9 @@ from segue.checkpoints.writer import Writer
 from segue.checkpoints.writer_link import InlineWriter
 from segue.clock import SystemClock
 from segue.controller import decide_next, last_heartbeat
+from segue.data.loader import Feed
 from segue.errors import WorkAtRiskError
+from segue.launch.assignment import Assignment
 from segue.local import account_for
 from segue.notices.board import NoticeBoard
 from segue.records import Environment, StopReason, VerdictKind, WitnessRow
@@ -27,10 +29,8 @@ from segue.stores import LocalStore
 from segue.testing.clock import FakeClock
 from segue.testing.faulty_store import FaultyStore
 from segue.testing.recipes import tiny
-from segue.trainer.assignment import Assignment
 from segue.trainer.attempt import run_attempt
 from segue.trainer.components import Progress, components_of
-from segue.trainer.feed import Feed
 from segue.trainer.metrics import Curve
 from segue.trainer.saving import Saving
 from segue.trainer.step import do_step

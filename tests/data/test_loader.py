@@ -9,9 +9,9 @@ import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset, WeightedRandomSampler
 
 from segue.continuity.fingerprints import batch_fingerprint, input_fingerprint
+from segue.data.loader import Feed, seed_all
 from segue.errors import RecipeError
 from segue.records import Skip
-from segue.trainer.feed import Feed, seed_all
 
 DATA = TensorDataset(torch.arange(50).float())
 WEIGHTED = WeightedRandomSampler([1.0] * 50, 50)

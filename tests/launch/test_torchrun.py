@@ -9,11 +9,11 @@ import pytest
 
 from segue.clock import SystemClock
 from segue.controller import decide_next, last_heartbeat
+from segue.launch.assignment import Assignment, ExitCode
+from segue.launch.launcher import launch, launch_spare
 from segue.local import account_for, run_here
 from segue.records import StopReason, VerdictKind
 from segue.runlog.history import read_history
-from segue.trainer.assignment import Assignment, ExitCode
-from segue.trainer.launch import launch, launch_spare
 
 RECIPE = {"ranks": 2, "recipe": "tests.ranks.recipes:noisy", "checkpoints": {"every_steps": 1000}}
 LONG = {"steps": 100_000, "config": {"pause_seconds": 0.01}}

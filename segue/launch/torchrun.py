@@ -1,4 +1,4 @@
-"""torchrun, deaf to notices: `python -m segue.trainer.torchrun` with torchrun's arguments.
+"""torchrun, deaf to notices: `python -m segue.launch.torchrun` with torchrun's arguments.
 
 Platforms signal every process of a machine. torchrun would end its ranks half a minute after a SIGTERM, whatever they
 are still saving; they take the notice themselves, and it ends when they have.

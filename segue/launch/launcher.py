@@ -11,9 +11,9 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Protocol
 
+from segue.launch.assignment import Assignment
+from segue.launch.rendezvous import RANKS_VARIABLE, LaunchFolder
 from segue.spec import RunSpec
-from segue.trainer.assignment import Assignment
-from segue.trainer.launch_folder import RANKS_VARIABLE, LaunchFolder
 
 _CHILD = (sys.executable, "-m", "segue.trainer.child")
 _LOOPBACK = "127.0.0.1"
@@ -132,7 +132,7 @@ class RanksTrainer:
     def __init__(self, folder: LaunchFolder, count: int, *, on_line: Callable[[str], None] | None = None) -> None:
         self._folder, self._count = folder, count
         self._ended_with: int | None = None
-        torchrun = [sys.executable, "-m", "segue.trainer.torchrun", "--standalone", "--local-addr", _LOOPBACK]
+        torchrun = [sys.executable, "-m", "segue.launch.torchrun", "--standalone", "--local-addr", _LOOPBACK]
         how_many = ["--nproc-per-node", str(count), "--max-restarts", "0"]
         ranks = [*_CHILD[1:], str(self._folder.path)]
         self._child = _Child([*torchrun, *how_many, *ranks], on_line, env=_environment(count))

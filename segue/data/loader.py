@@ -11,9 +11,9 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler, SequentialSampler, get_worker_info
 
+from segue.data.order import Ids, SampleOrder, mix
 from segue.errors import RecipeError
 from segue.records import Skip
-from segue.trainer.order import Ids, SampleOrder, mix
 
 
 class Batch(NamedTuple):

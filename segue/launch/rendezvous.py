@@ -14,8 +14,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Self
 
+from segue.launch.assignment import Assignment
 from segue.spec import RunSpec
-from segue.trainer.assignment import Assignment
 
 RANKS_VARIABLE = "SEGUE_RANKS"
 """Set for the ranks of an attempt. torchrun's own variables may also stem from whoever started the segment."""

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from segue.trainer.order import SampleOrder, shuffled
+from segue.data.order import SampleOrder, shuffled
 
 
 @given(count=st.integers(1, 3000), seed=st.integers(0, 2**63 - 1), epoch=st.integers(0, 10**6))

@@ -9,14 +9,14 @@ import sys
 
 import pytest
 
+from segue.launch.assignment import Assignment
+from segue.launch.rendezvous import LaunchFolder
 from segue.records import Capacity, SegmentPlan
-from segue.trainer.assignment import Assignment
-from segue.trainer.launch_folder import LaunchFolder
 
 RANK = """
 import signal, sys, threading
 from pathlib import Path
-from segue.trainer.launch_folder import LaunchFolder
+from segue.launch.rendezvous import LaunchFolder
 told = threading.Event()
 signal.signal(signal.SIGTERM, lambda *_: told.set())
 was_told = LaunchFolder(Path(sys.argv[1])).enter(int(sys.argv[2]))
