@@ -17,8 +17,8 @@ import torch
 from benchmarks.continuity_recipes import build
 from benchmarks.continuity_tasks import workplace
 from benchmarks.continuity_trial import RUN_ID, spec_of
-from segue.checkpoints.snapshot import digest, take
-from segue.checkpoints.writer_link import InlineWriter
+from segue.checkpoints.loading.snapshot import digest, take
+from segue.checkpoints.saving.writer_client import InlineWriter
 from segue.clock import SystemClock
 from segue.continuity.fingerprints import batch_fingerprint, input_fingerprint, streams_fingerprint
 from segue.continuity.verdict import Prelude

@@ -13,9 +13,9 @@ from unittest import mock
 from benchmarks.continuity_faults import EditedComponent, Fault, Live
 from benchmarks.continuity_recipes import RECIPE, edited
 from benchmarks.continuity_rules import AFTER_STEPS
-from segue.checkpoints.codec import decode_tree
-from segue.checkpoints.snapshot import Snapshot, take
-from segue.checkpoints.writer_link import InlineWriter
+from segue.checkpoints.format.state_tree import decode_tree
+from segue.checkpoints.loading.snapshot import Snapshot, take
+from segue.checkpoints.saving.writer_client import InlineWriter
 from segue.clock import SystemClock
 from segue.data.loader import Feed
 from segue.errors import BrokenResumeError

@@ -8,8 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from benchmarks.crash_trainer import read_notes
+from segue.checkpoints.loading.snapshot import Snapshot, digest, read_checkpoint
 from segue.checkpoints.pruning import names_in_use
-from segue.checkpoints.snapshot import Snapshot, digest, read_checkpoint
 from segue.continuity.setup import NOT_STATE
 from segue.errors import CheckpointError
 from segue.runlog import keys

@@ -211,6 +211,6 @@ def _line_of(answers: IO[bytes]) -> bytes:
 
 def _is_writer(pid: int) -> bool:
     try:
-        return b"segue.checkpoints.writer_process" in Path(f"/proc/{pid}/cmdline").read_bytes()
+        return b"segue.checkpoints.saving.writer_process" in Path(f"/proc/{pid}/cmdline").read_bytes()
     except OSError:
         return False

@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 import torch
 from pydantic import Field
 
-from segue.checkpoints.writer_link import InlineWriter
+from segue.checkpoints.saving.writer_client import InlineWriter
 from segue.clock import SystemClock
 from segue.launch.assignment import Assignment, ExitCode
 from segue.notices import sigterm

@@ -11,12 +11,12 @@ import torch
 
 from benchmarks.savers import State
 from benchmarks.uploads import Bucket
+from segue.checkpoints.loading.snapshot import read_checkpoint
 from segue.checkpoints.pruning import Pruner
-from segue.checkpoints.shards import Written
-from segue.checkpoints.snapshot import read_checkpoint
-from segue.checkpoints.staging import Staged, StagingArea
-from segue.checkpoints.writer import SaveJob, Writer
-from segue.checkpoints.writer_link import ProcessWriter
+from segue.checkpoints.saving.committer import SaveJob, Writer
+from segue.checkpoints.saving.staging import Staged, StagingArea
+from segue.checkpoints.saving.write import Written
+from segue.checkpoints.saving.writer_client import ProcessWriter
 from segue.clock import SystemClock
 from segue.records import Environment
 from segue.runlog import keys

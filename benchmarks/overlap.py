@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from segue.checkpoints.staging import StagingArea
+from segue.checkpoints.saving.staging import StagingArea
 from segue.trainer.saving import changed_by_optimizer
 
 _WIDTH = 2048

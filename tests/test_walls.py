@@ -75,7 +75,7 @@ def test_what_steers_a_run_loads_nothing_heavy(module):
 
 
 def test_the_writer_process_of_every_attempt_starts_with_next_to_nothing():
-    look = "import json, sys, segue.checkpoints.writer_process; print(json.dumps(list(sys.modules)))"
+    look = "import json, sys, segue.checkpoints.saving.writer_process; print(json.dumps(list(sys.modules)))"
     loaded = json.loads(subprocess.check_output([sys.executable, "-c", look]))
     assert [name for name in (*HEAVY, "numpy", "pydantic") if name in loaded] == []
 

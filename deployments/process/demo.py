@@ -15,7 +15,7 @@ from prefect.client.schemas.objects import State
 
 from deployments.process.follow import follow, open_client, step_bar, trigger
 from deployments.process.stack import LocalStack
-from segue.checkpoints.snapshot import raw_bytes, read_checkpoint
+from segue.checkpoints.loading.snapshot import raw_bytes, read_checkpoint
 from segue.clock import SystemClock
 from segue.console import console, errors, segments_table
 from segue.controller import last_heartbeat, open_run

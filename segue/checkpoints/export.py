@@ -36,7 +36,7 @@ from segue.runlog.log import RunLog
 from segue.spec import RunSpec
 
 if TYPE_CHECKING:
-    from segue.checkpoints.snapshot import Snapshot
+    from segue.checkpoints.loading.snapshot import Snapshot
 
 log = logging.getLogger(__name__)
 
@@ -151,7 +151,7 @@ def export_checkpoint(
 
 
 def _read(runlog: RunLog, checkpoint: Checkpoint) -> Snapshot:
-    from segue.checkpoints.snapshot import read_checkpoint
+    from segue.checkpoints.loading.snapshot import read_checkpoint
 
     try:
         return read_checkpoint(runlog.store, run_id=runlog.run_id, manifest=checkpoint.manifest)

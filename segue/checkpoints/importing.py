@@ -52,7 +52,7 @@ from segue.trainer.heartbeat import HeartbeatThread
 
 if TYPE_CHECKING:
     from segue.checkpoints.first_state import FirstState
-    from segue.checkpoints.staging import Staged
+    from segue.checkpoints.saving.staging import Staged
 
 log = logging.getLogger(__name__)
 
@@ -104,7 +104,7 @@ def import_weights(
     # Torch takes seconds to import: what can be refused without it has been refused by now.
     say("loading torch")
     from segue.checkpoints.first_state import first_state
-    from segue.checkpoints.staging import StagingArea
+    from segue.checkpoints.saving.staging import StagingArea
 
     state = first_state(spec, path, step=step, partial=partial, say=say)
     with closing(StagingArea()) as staging:
@@ -172,7 +172,7 @@ def commit_import(runlog: RunLog, state: FirstState, staged: Staged, *, clock: C
         FencedError, StalePlanError: another attempt came in between; nothing was committed.
         StoreWriteError, StoreReadError: the store did not take it; the import can be made again.
     """
-    from segue.checkpoints.writer_link import InlineWriter
+    from segue.checkpoints.saving.writer_client import InlineWriter
 
     plan = _announce(runlog, state)
     started_at = clock.monotonic()

@@ -20,9 +20,9 @@ import safetensors
 import safetensors.torch
 import torch
 
-from segue.checkpoints.codec import Json, decode_tree, encode_tree
+from segue.checkpoints.format.state_tree import Json, decode_tree, encode_tree
+from segue.checkpoints.loading.snapshot import Snapshot
 from segue.checkpoints.plain_words import readme
-from segue.checkpoints.snapshot import Snapshot
 from segue.continuity.setup import NOT_STATE
 from segue.curves import steps_of_lineage
 from segue.errors import MalformedCheckpointError, MissingObjectError

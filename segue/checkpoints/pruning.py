@@ -6,7 +6,7 @@ import logging
 import re
 from collections.abc import Sequence
 
-from segue.checkpoints import ring
+from segue.checkpoints import retention
 from segue.records import VerdictKind
 from segue.runlog import keys
 from segue.runlog.entries import Entry, PruneEntry
@@ -56,10 +56,10 @@ class Pruner:
     def _superfluous(self, history: History) -> tuple[int, ...]:
         proven = (VerdictKind.EXACT, VerdictKind.EQUIVALENT)
         verified = [resume.parent for resume in history.resumes if resume.verdict.kind in proven]
-        kept = ring.slots_to_keep(
+        kept = retention.slots_to_keep(
             history.checkpoints, keep=self._retention.keep, best=self._retention.best, verified_parents=verified
         )
-        return ring.slots_to_prune(history.checkpoints, kept=kept)
+        return retention.slots_to_prune(history.checkpoints, kept=kept)
 
     def _sweep(self, runlog: RunLog, history: History) -> None:
         """Delete shards of earlier attempts that no record names: they were fenced, so none ever will."""

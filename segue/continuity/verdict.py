@@ -6,7 +6,7 @@ import math
 from collections.abc import Collection, Container, Sequence
 from typing import NamedTuple
 
-from segue.checkpoints.digests import Digests, owners
+from segue.checkpoints.format.digests import Digests, owners
 from segue.continuity.setup import CONFIG, LOOSE, NOT_STATE, SetupChanges
 from segue.records import Finding, Verdict, VerdictKind, WitnessRow
 

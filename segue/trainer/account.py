@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, field
 
-from segue.checkpoints.writer import Writer
+from segue.checkpoints.saving.committer import Writer
 from segue.clock import Clock
 from segue.continuity.witness import Witness
 from segue.notices.board import NoticeBoard

@@ -12,11 +12,11 @@ from pathlib import Path
 
 import torch
 
-from segue.checkpoints.portions import Portion
 from segue.checkpoints.pruning import Pruner
-from segue.checkpoints.staging import StagingArea
-from segue.checkpoints.writer import Writer
-from segue.checkpoints.writer_link import ProcessWriter, ShardWriter
+from segue.checkpoints.saving.committer import Writer
+from segue.checkpoints.saving.partition import Portion
+from segue.checkpoints.saving.staging import StagingArea
+from segue.checkpoints.saving.writer_client import ProcessWriter, ShardWriter
 from segue.clock import Clock
 from segue.data.loader import Feed, seed_all, stream_seed
 from segue.errors import FencedError, MachineTooSmallError, RankLostError, WriterDiedError

@@ -12,9 +12,9 @@ import numpy as np
 import torch
 from torch import nn
 
-from segue.checkpoints.codec import is_storable
-from segue.checkpoints.portions import of_rank
-from segue.checkpoints.sharded import is_sharded, placed_like
+from segue.checkpoints.format.dtensor import is_sharded, placed_like
+from segue.checkpoints.format.state_tree import is_storable
+from segue.checkpoints.saving.partition import of_rank
 from segue.errors import RecipeError
 from segue.recipe import Recipe, Stateful
 from segue.trainer.parallel import bare

@@ -17,7 +17,7 @@ from typing import Protocol
 
 import torch.distributed as dist
 
-from segue.checkpoints.ranked_writer import Notes
+from segue.checkpoints.saving.ranked_writer import Notes
 from segue.clock import Clock
 from segue.errors import (
     FencedError,

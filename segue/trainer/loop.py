@@ -12,8 +12,8 @@ from dataclasses import replace
 
 import torch
 
-from segue.checkpoints.staging import StagingArea
-from segue.checkpoints.writer import SealJob, Writer
+from segue.checkpoints.saving.committer import SealJob, Writer
+from segue.checkpoints.saving.staging import StagingArea
 from segue.clock import Clock
 from segue.continuity import anomalies
 from segue.continuity.fingerprints import batch_fingerprint, input_fingerprint, streams_fingerprint

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from segue.checkpoints.sharded import is_sharded, sharded_types, whole
+from segue.checkpoints.format.dtensor import is_sharded, sharded_types, whole
 from segue.errors import RecipeError
 from segue.recipe import Recipe
 from segue.trainer.ranks import Ranks

@@ -16,8 +16,8 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
-from segue.checkpoints.reading import read_stored
-from segue.checkpoints.snapshot import digest, snapshot_of, take
+from segue.checkpoints.loading.read import read_stored
+from segue.checkpoints.loading.snapshot import digest, snapshot_of, take
 from segue.clock import Clock, SystemClock
 from segue.continuity.fingerprints import batch_fingerprint, input_fingerprint, streams_fingerprint
 from segue.continuity.setup import SetupChanges, loose_hint, setup_changes

@@ -9,11 +9,11 @@ from itertools import takewhile
 
 import torch
 
-from segue.checkpoints.codec import decode_tree
-from segue.checkpoints.digests import Digests, owners
-from segue.checkpoints.restore import Restorable, newest_valid
-from segue.checkpoints.snapshot import Snapshot, committed_as, digest, take
-from segue.checkpoints.writer_link import ShardWriter
+from segue.checkpoints.format.digests import Digests, owners
+from segue.checkpoints.format.state_tree import decode_tree
+from segue.checkpoints.loading.select import Restorable, newest_valid
+from segue.checkpoints.loading.snapshot import Snapshot, committed_as, digest, take
+from segue.checkpoints.saving.writer_client import ShardWriter
 from segue.continuity.setup import SetupChanges, loose_hint, setup_changes
 from segue.continuity.verdict import Prelude, digest_findings, judge, prelude_findings, state_findings
 from segue.errors import BrokenResumeError, MissingObjectError

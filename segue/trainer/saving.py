@@ -20,9 +20,9 @@ from segue.checkpoints.cadence import (
     interval_seconds,
     should_save_on_notice,
 )
-from segue.checkpoints.sharded import local_part
-from segue.checkpoints.staging import Staged, StagingArea
-from segue.checkpoints.writer import SaveJob, Writer
+from segue.checkpoints.format.dtensor import local_part
+from segue.checkpoints.saving.committer import SaveJob, Writer
+from segue.checkpoints.saving.staging import Staged, StagingArea
 from segue.clock import Clock
 from segue.data.loader import Feed
 from segue.errors import WorkAtRiskError

@@ -7,8 +7,8 @@ from contextlib import AbstractContextManager, nullcontext
 
 import torch
 
-from segue.checkpoints.ranked_writer import RankedWriter
-from segue.checkpoints.writer_link import ShardWriter
+from segue.checkpoints.saving.ranked_writer import RankedWriter
+from segue.checkpoints.saving.writer_client import ShardWriter
 from segue.clock import Clock
 from segue.trainer.fates import Fates
 from segue.trainer.ranks import Exchange, Ranks, TorchRanks, is_one_of_several

@@ -20,7 +20,7 @@ from benchmarks.crash_checks import Checker
 from benchmarks.crash_places import LOCAL, S3, LocalPlace
 from benchmarks.crash_plan import NAMES, schedule
 from benchmarks.crash_trainer import Notes, Order, read_notes
-from segue.checkpoints.writer_link import InlineWriter
+from segue.checkpoints.saving.writer_client import InlineWriter
 from segue.clock import SystemClock
 from segue.controller import decide_next
 from segue.launch.assignment import Assignment

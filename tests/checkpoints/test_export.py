@@ -15,8 +15,8 @@ import safetensors.torch
 import torch
 
 import segue
-from segue.checkpoints.codec import decode_tree
 from segue.checkpoints.export import ExportFormat
+from segue.checkpoints.format.state_tree import decode_tree
 from segue.clock import SystemClock
 from segue.controller import open_run
 from segue.curves import curve

@@ -14,11 +14,11 @@ import safetensors.torch
 import torch
 from torch import nn
 
-from segue.checkpoints.codec import decode_tree
 from segue.checkpoints.export import ExportFormat, export_checkpoint
 from segue.checkpoints.first_state import samples_seen_at
+from segue.checkpoints.format.state_tree import decode_tree
 from segue.checkpoints.importing import import_weights
-from segue.checkpoints.snapshot import read_checkpoint
+from segue.checkpoints.loading.snapshot import read_checkpoint
 from segue.console import checkpoint_rows, segment_rows
 from segue.controller import decide_next
 from segue.curves import curve

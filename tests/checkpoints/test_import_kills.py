@@ -14,7 +14,7 @@ import pytest
 
 from segue.checkpoints.first_state import first_state
 from segue.checkpoints.importing import commit_import, import_weights
-from segue.checkpoints.staging import StagingArea
+from segue.checkpoints.saving.staging import StagingArea
 from segue.clock import SystemClock
 from segue.controller import open_run
 from segue.errors import FencedError, RunBegunError

@@ -5,16 +5,16 @@ from __future__ import annotations
 import pytest
 import torch
 
-from segue.checkpoints.reading import read_stored
-from segue.checkpoints.snapshot import read_checkpoint, snapshot_of
-from segue.checkpoints.staging import StagingArea
-from segue.checkpoints.writer_link import InlineWriter, ProcessWriter
+from segue.checkpoints.loading.read import read_stored
+from segue.checkpoints.loading.snapshot import read_checkpoint, snapshot_of
+from segue.checkpoints.saving.staging import StagingArea
+from segue.checkpoints.saving.writer_client import InlineWriter, ProcessWriter
 from segue.errors import CheckpointError, MissingShardError
 from segue.records import StopReason, VerdictKind
 from segue.runlog.history import read_history
 from segue.spec import StoreSpec
 from segue.stores import LocalStore
-from tests.checkpoints.manifests import manifest_of
+from tests.support.manifests import manifest_of
 
 
 @pytest.fixture

@@ -13,11 +13,11 @@ import crc32c
 import pytest
 import torch
 
-from segue.checkpoints.image import MOST_TENSORS
-from segue.checkpoints.limits import MOST_INDEX_BYTES, MOST_SHARDS
-from segue.checkpoints.snapshot import read_checkpoint
-from segue.checkpoints.staging import StagingArea
-from segue.checkpoints.writer_link import InlineWriter, ProcessWriter
+from segue.checkpoints.format.layout import MOST_TENSORS
+from segue.checkpoints.format.limits import MOST_INDEX_BYTES, MOST_SHARDS
+from segue.checkpoints.loading.snapshot import read_checkpoint
+from segue.checkpoints.saving.staging import StagingArea
+from segue.checkpoints.saving.writer_client import InlineWriter, ProcessWriter
 from segue.errors import CheckpointError, MalformedCheckpointError, StateTooLargeError, TruncatedShardError
 from segue.records import Environment, Manifest
 from segue.shard import Shard
@@ -145,7 +145,7 @@ def test_an_index_that_would_be_refused_is_not_even_begun(store, tree, monkeypat
         staged = area.take(tree)
         written = InlineWriter([store]).write(staged, run_id="run", attempt_id="seg000-a1-e1", step=3)
         store.delete([f"run/{shard.key}" for shard in written.shards])
-        monkeypatch.setattr("segue.checkpoints.limits.MOST_INDEX_BYTES", written.shards[1].size_bytes - 1)
+        monkeypatch.setattr("segue.checkpoints.format.limits.MOST_INDEX_BYTES", written.shards[1].size_bytes - 1)
         with closing(ProcessWriter([StoreSpec(url=store.url)])) as writer:
             for each in (InlineWriter([store]), writer):
                 with pytest.raises(StateTooLargeError, match="beside its tensors"):

@@ -14,10 +14,10 @@ import safetensors.torch
 import torch
 from torch import nn
 
-from segue.checkpoints import codec
-from segue.checkpoints.codec import decode_tree, encode_tree
+from segue.checkpoints.format import state_tree
+from segue.checkpoints.format.state_tree import decode_tree, encode_tree
+from segue.checkpoints.loading.snapshot import Snapshot, take
 from segue.checkpoints.plain_files import file_stems, loadable, write_state
-from segue.checkpoints.snapshot import Snapshot, take
 from segue.errors import MalformedCheckpointError
 from segue.trainer.components import ModelState
 
@@ -159,7 +159,7 @@ def test_plain_types_are_left_as_they_are():
 
 def test_the_readme_knows_every_tag_that_the_codec_knows(folder):
     write(folder, as_torch=False)
-    source = Path(codec.__file__).read_text()
+    source = Path(state_tree.__file__).read_text()
     tags = set(re.findall(r'case "(\w+)"', source))
     assert len(tags) >= 9
     assert tags == set(re.findall(r'"\$(\w+)": lambda', (folder / "README.md").read_text()))

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from segue.checkpoints.snapshot import read_checkpoint
-from segue.checkpoints.writer_link import InlineWriter
+from segue.checkpoints.loading.snapshot import read_checkpoint
+from segue.checkpoints.saving.writer_client import InlineWriter
 from segue.clock import SystemClock
 from segue.controller import decide_next
 from segue.launch.assignment import Assignment, ExitCode

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 import torch
 
-from segue.checkpoints.image import read_layout
-from segue.checkpoints.snapshot import digest, take
-from segue.checkpoints.staging import StagingArea
-from segue.checkpoints.writer_link import InlineWriter
+from segue.checkpoints.format.layout import read_layout
+from segue.checkpoints.loading.snapshot import digest, take
+from segue.checkpoints.saving.staging import StagingArea
+from segue.checkpoints.saving.writer_client import InlineWriter
 from segue.errors import UnsupportedStateError
 from segue.stores import LocalStore
 

@@ -16,9 +16,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from segue.checkpoints.snapshot import read_checkpoint
-from segue.checkpoints.staging import StagingArea
-from segue.checkpoints.writer_link import ProcessWriter
+from segue.checkpoints.loading.snapshot import read_checkpoint
+from segue.checkpoints.saving.staging import StagingArea
+from segue.checkpoints.saving.writer_client import ProcessWriter
 from segue.errors import StoreUnreachableError, WriterDiedError
 from segue.records import Environment, Manifest
 from segue.spec import StoreSpec
@@ -195,7 +195,7 @@ def test_deaths_leave_no_descriptor_behind(writer):
 
 
 def test_a_writer_that_hangs_is_ended_and_whoever_waits_for_it_is_told(writer, monkeypatch):
-    monkeypatch.setattr("segue.checkpoints.writer_link._END_SECONDS", 0.2)
+    monkeypatch.setattr("segue.checkpoints.saving.writer_client._END_SECONDS", 0.2)
     writer.wait_until_ready()
     pid = writer.pid
     os.kill(pid, signal.SIGSTOP)

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from segue.checkpoints import wire
-from segue.checkpoints.staging import StagingArea
-from segue.checkpoints.writer_link import ProcessWriter
+from segue.checkpoints.saving import ipc
+from segue.checkpoints.saving.staging import StagingArea
+from segue.checkpoints.saving.writer_client import ProcessWriter
 from segue.errors import WriterDiedError
 from segue.spec import StoreSpec
 from segue.stores import LocalStore
@@ -56,12 +56,12 @@ def test_an_owner_that_is_gone_before_it_is_ready_leaves_no_traceback(spec):
     ours, theirs = socket.socketpair()
     with ours, theirs:
         process = subprocess.Popen(
-            [sys.executable, "-m", "segue.checkpoints.writer_process", str(theirs.fileno()), str(os.getpid())],
+            [sys.executable, "-m", "segue.checkpoints.saving.writer_process", str(theirs.fileno()), str(os.getpid())],
             pass_fds=[theirs.fileno()],
             stderr=subprocess.PIPE,
         )
         # What it sends is refused, and what was sent to it still arrives: so it is for a moment when its owner dies.
         ours.shutdown(socket.SHUT_RD)
-        wire.send(ours, {"kind": "stores", "stores": [spec.model_dump(mode="json")]})
+        ipc.send(ours, {"kind": "stores", "stores": [spec.model_dump(mode="json")]})
         _, said = process.communicate(timeout=PATIENCE_SECONDS)
     assert (process.returncode, said) == (0, b"")

@@ -23,7 +23,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
-from segue.checkpoints.codec import encode_tree
+from segue.checkpoints.format.state_tree import encode_tree
 from segue.continuity.code_marks import code_marks
 from segue.continuity.data_marks import WHOLE_BYTES, data_marks
 from segue.continuity.inspection import Inspection, Leaf, is_telling

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from segue.checkpoints.digests import Digests, TensorDigest
+from segue.checkpoints.format.digests import Digests, TensorDigest
 from segue.continuity.verdict import judge
 from segue.continuity.witness import Witness
 from segue.records import VerdictKind, WitnessRow

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import pandas as pd
 
-from segue.checkpoints.restore import quarantine
+from segue.checkpoints.loading.select import quarantine
 from segue.clock import SystemClock
 from segue.controller import open_run
 from segue.curves import curve_frame

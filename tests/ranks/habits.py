@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import torch
 
-from segue.checkpoints.snapshot import read_checkpoint
+from segue.checkpoints.loading.snapshot import read_checkpoint
 from segue.continuity.fingerprints import batch_fingerprint
 from segue.data.loader import Feed, seed_all
 from segue.runlog.history import read_history

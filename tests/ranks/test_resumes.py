@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from segue.checkpoints.snapshot import read_checkpoint
+from segue.checkpoints.loading.snapshot import read_checkpoint
 from segue.records import StopReason, VerdictKind
 from segue.runlog.entries import SealEntry
 from segue.runlog.history import read_history

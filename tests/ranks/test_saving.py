@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from segue.checkpoints.export import ExportFormat, export_checkpoint
-from segue.checkpoints.snapshot import read_checkpoint
+from segue.checkpoints.loading.snapshot import read_checkpoint
 from segue.clock import SystemClock
 from segue.controller import open_run
 from segue.records import StopReason, VerdictKind

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from segue.checkpoints.digests import Digests
+from segue.checkpoints.format.digests import Digests
 from segue.continuity.verdict import judge
 from segue.records import VerdictKind, WitnessRow
 

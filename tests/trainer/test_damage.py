@@ -111,7 +111,7 @@ def test_with_every_checkpoint_damaged_the_run_starts_over_and_says_so(nursery, 
 
 
 def test_a_manifest_that_points_outside_the_run_is_refused(nursery, stopped, tmp_path):
-    from segue.checkpoints.snapshot import read_checkpoint
+    from segue.checkpoints.loading.snapshot import read_checkpoint
     from segue.errors import MalformedCheckpointError
 
     store = open_store(stopped.store)

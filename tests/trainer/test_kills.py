@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from segue.checkpoints.snapshot import read_checkpoint
+from segue.checkpoints.loading.snapshot import read_checkpoint
 from segue.records import StopReason, VerdictKind
 from segue.runlog.history import read_history
 

@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from segue.checkpoints.pruning import Pruner
-from segue.checkpoints.staging import StagingArea
-from segue.checkpoints.writer import Writer
-from segue.checkpoints.writer_link import InlineWriter
+from segue.checkpoints.saving.committer import Writer
+from segue.checkpoints.saving.staging import StagingArea
+from segue.checkpoints.saving.writer_client import InlineWriter
 from segue.clock import SystemClock
 from segue.controller import decide_next, last_heartbeat
 from segue.data.loader import Feed

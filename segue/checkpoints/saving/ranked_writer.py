@@ -9,10 +9,10 @@ from typing import Any, Protocol
 
 import xxhash
 
-from segue.checkpoints.incremental import Base
-from segue.checkpoints.shards import Written
-from segue.checkpoints.staging import Staged
-from segue.checkpoints.writer_link import ShardWriter
+from segue.checkpoints.saving.incremental import Base
+from segue.checkpoints.saving.staging import Staged
+from segue.checkpoints.saving.write import Written
+from segue.checkpoints.saving.writer_client import ShardWriter
 from segue.errors import RankMismatchError, WriterDiedError
 from segue.stores.base import StoreWriteError
 

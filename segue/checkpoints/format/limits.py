@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 
-from segue.checkpoints.image import MOST_TENSORS, ImageLayout
+from segue.checkpoints.format.layout import MOST_TENSORS, ImageLayout
 from segue.errors import MachineTooSmallError, MalformedCheckpointError, StateTooLargeError
 from segue.records import Manifest
 from segue.shard import Shard

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from segue.checkpoints.image import DTYPES
-from segue.checkpoints.sharded import sharded_types
+from segue.checkpoints.format.dtensor import sharded_types
+from segue.checkpoints.format.layout import DTYPES
 from segue.errors import UnsupportedStateError
 
 Json = Any

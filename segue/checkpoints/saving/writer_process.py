@@ -18,11 +18,11 @@ import sys
 import threading
 from typing import Any
 
-from segue.checkpoints import wire
-from segue.checkpoints.collector import paused_collector
-from segue.checkpoints.image import ImageLayout, Piece, Placed, TensorSpec
-from segue.checkpoints.incremental import Bases, base_from_json
-from segue.checkpoints.shards import write_checkpoint
+from segue.checkpoints.format.gc_pause import paused_collector
+from segue.checkpoints.format.layout import ImageLayout, Piece, Placed, TensorSpec
+from segue.checkpoints.saving import ipc
+from segue.checkpoints.saving.incremental import Bases, base_from_json
+from segue.checkpoints.saving.write import write_checkpoint
 from segue.clock import SystemClock
 from segue.errors import SegueError
 from segue.stores import Store, StoreWriteError, open_url
@@ -47,7 +47,7 @@ class _Work:
         self._layouts: dict[int, ImageLayout] = {}
         self._bases = Bases()
 
-    def do(self, message: wire.Message) -> dict[str, Any] | None:
+    def do(self, message: ipc.Message) -> dict[str, Any] | None:
         """Act on one message; returns the answer, None where none is due."""
         head = message.head
         number = head.get("arena", 0)
@@ -102,7 +102,7 @@ def main() -> None:
     sys.setswitchinterval(_TURN_SECONDS)
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(levelname)s writer | %(message)s")
     channel = socket.socket(fileno=int(sys.argv[1]))
-    inbox: queue.SimpleQueue[wire.Message] = queue.SimpleQueue()
+    inbox: queue.SimpleQueue[ipc.Message] = queue.SimpleQueue()
     listener = threading.Thread(target=_listen, args=(channel, inbox), name="segue-wire", daemon=True)
     listener.start()
     threading.Thread(target=_outlive_nobody, args=(int(sys.argv[2]),), name="segue-parent", daemon=True).start()
@@ -117,7 +117,7 @@ def main() -> None:
     listener.join()
 
 
-def _serve(channel: socket.socket, inbox: queue.SimpleQueue[wire.Message]) -> None:
+def _serve(channel: socket.socket, inbox: queue.SimpleQueue[ipc.Message]) -> None:
     work = _Work([open_url(**spec) for spec in inbox.get().head["stores"]])
     _say(channel, {"kind": "ready"})
     while True:
@@ -129,7 +129,7 @@ def _serve(channel: socket.socket, inbox: queue.SimpleQueue[wire.Message]) -> No
 
 def _say(channel: socket.socket, head: dict[str, Any]) -> None:
     try:
-        wire.send(channel, head)
+        ipc.send(channel, head)
     except OSError:
         os._exit(0)  # The owner is gone, and nobody else wants to know.
 
@@ -141,9 +141,9 @@ def _outlive_nobody(parent_pid: int) -> None:
     os._exit(0)
 
 
-def _listen(channel: socket.socket, inbox: queue.SimpleQueue[wire.Message]) -> None:
+def _listen(channel: socket.socket, inbox: queue.SimpleQueue[ipc.Message]) -> None:
     try:
-        while (message := wire.receive(channel)) is not None:
+        while (message := ipc.receive(channel)) is not None:
             inbox.put(message)
     finally:
         # Nobody is left to commit what is being written. No clean-up: an upload in flight must not hold it back.

@@ -11,8 +11,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from segue.checkpoints.digests import TensorDigest, digests_of
-from segue.checkpoints.image import (
+from segue.checkpoints.format.digests import TensorDigest, digests_of
+from segue.checkpoints.format.layout import (
     DTYPES,
     MAX_HEADER_BYTES,
     MOST_TENSORS,

@@ -13,9 +13,9 @@ from typing import Any
 import torch
 import xxhash
 
-from segue.checkpoints.digests import owners
-from segue.checkpoints.image import Piece
-from segue.checkpoints.sharded import is_first_holder, is_sharded, local_part, piece_of, sharded_types
+from segue.checkpoints.format.digests import owners
+from segue.checkpoints.format.dtensor import is_first_holder, is_sharded, local_part, piece_of, sharded_types
+from segue.checkpoints.format.layout import Piece
 
 _MARK = "@"
 

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
 
-from segue.checkpoints.digests import Digests
-from segue.checkpoints.incremental import Base
-from segue.checkpoints.reading import read_stored
-from segue.checkpoints.snapshot import Snapshot, snapshot_of
+from segue.checkpoints.format.digests import Digests
+from segue.checkpoints.loading.read import read_stored
+from segue.checkpoints.loading.snapshot import Snapshot, snapshot_of
+from segue.checkpoints.saving.incremental import Base
 from segue.errors import CheckpointError
 from segue.records import CheckpointRef
 from segue.runlog import keys

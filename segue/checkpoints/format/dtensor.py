@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, TypeGuard
 
 import torch
 
-from segue.checkpoints.image import Piece
+from segue.checkpoints.format.layout import Piece
 from segue.errors import UnsupportedStateError
 
 if TYPE_CHECKING:

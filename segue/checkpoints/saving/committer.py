@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from segue.checkpoints.pruning import Pruner
-from segue.checkpoints.shards import Written
-from segue.checkpoints.staging import Staged
-from segue.checkpoints.writer_link import ShardWriter
+from segue.checkpoints.saving.staging import Staged
+from segue.checkpoints.saving.write import Written
+from segue.checkpoints.saving.writer_client import ShardWriter
 from segue.clock import Clock
 from segue.errors import WriterDiedError
 from segue.records import CheckpointRef, Environment, Manifest, WitnessRow

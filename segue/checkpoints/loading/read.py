@@ -11,11 +11,11 @@ from typing import Any, TypeVar
 
 import crc32c
 
-from segue.checkpoints.collector import paused_collector
-from segue.checkpoints.digests import Digests, TensorDigest
-from segue.checkpoints.image import LENGTH_BYTES, MalformedImageError, Piece, Placed, head_bytes, read_layout
-from segue.checkpoints.incremental import Base
-from segue.checkpoints.limits import refuse_absurd, refuse_larger_than_memory
+from segue.checkpoints.format.digests import Digests, TensorDigest
+from segue.checkpoints.format.gc_pause import paused_collector
+from segue.checkpoints.format.layout import LENGTH_BYTES, MalformedImageError, Piece, Placed, head_bytes, read_layout
+from segue.checkpoints.format.limits import refuse_absurd, refuse_larger_than_memory
+from segue.checkpoints.saving.incremental import Base
 from segue.errors import (
     CheckpointError,
     CorruptShardError,

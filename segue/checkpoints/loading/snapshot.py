@@ -9,14 +9,14 @@ from typing import Any
 
 import torch
 
-from segue.checkpoints.assembly import whole_tensors
-from segue.checkpoints.codec import Json, decode_tree, encode_tree
-from segue.checkpoints.collector import paused_collector
-from segue.checkpoints.digests import Digests, TensorDigest, digests_of, hash_bytes, owners
-from segue.checkpoints.image import Piece
-from segue.checkpoints.portions import piece_name
-from segue.checkpoints.reading import Stored, read_stored
-from segue.checkpoints.sharded import cut_out, is_sharded, local_part, piece_of
+from segue.checkpoints.format.digests import Digests, TensorDigest, digests_of, hash_bytes, owners
+from segue.checkpoints.format.dtensor import cut_out, is_sharded, local_part, piece_of
+from segue.checkpoints.format.gc_pause import paused_collector
+from segue.checkpoints.format.layout import Piece
+from segue.checkpoints.format.state_tree import Json, decode_tree, encode_tree
+from segue.checkpoints.loading.assemble import whole_tensors
+from segue.checkpoints.loading.read import Stored, read_stored
+from segue.checkpoints.saving.partition import piece_name
 from segue.errors import MalformedCheckpointError
 from segue.records import Manifest
 from segue.stores.base import Store

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from segue.checkpoints.ring import slots_to_keep, slots_to_prune
+from segue.checkpoints.retention import slots_to_keep, slots_to_prune
 from segue.records import CheckpointRef, Environment, Manifest
 from segue.runlog.history import Checkpoint
 

@@ -15,9 +15,9 @@ from typing import Any, Self
 
 import crc32c
 
-from segue.checkpoints.digests import Digests, TensorDigest, digests_of, hash_bytes
-from segue.checkpoints.image import ImageLayout, Piece
-from segue.checkpoints.incremental import Base, unchanged_since, without
+from segue.checkpoints.format.digests import Digests, TensorDigest, digests_of, hash_bytes
+from segue.checkpoints.format.layout import ImageLayout, Piece
+from segue.checkpoints.saving.incremental import Base, unchanged_since, without
 from segue.runlog import keys
 from segue.shard import Shard
 from segue.stores.base import Store, StoreWriteError

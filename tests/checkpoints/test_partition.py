@@ -10,16 +10,16 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from segue.checkpoints.assembly import whole_tensors
-from segue.checkpoints.image import Piece
-from segue.checkpoints.portions import Part, Portion, is_of_rank, of_rank, piece_name
-from segue.checkpoints.ranked_writer import together
-from segue.checkpoints.snapshot import read_checkpoint
-from segue.checkpoints.staging import StagingArea
-from segue.checkpoints.writer_link import InlineWriter
+from segue.checkpoints.format.layout import Piece
+from segue.checkpoints.loading.assemble import whole_tensors
+from segue.checkpoints.loading.snapshot import read_checkpoint
+from segue.checkpoints.saving.partition import Part, Portion, is_of_rank, of_rank, piece_name
+from segue.checkpoints.saving.ranked_writer import together
+from segue.checkpoints.saving.staging import StagingArea
+from segue.checkpoints.saving.writer_client import InlineWriter
 from segue.errors import MalformedCheckpointError
 from segue.stores import LocalStore
-from tests.checkpoints.manifests import manifest_of
+from tests.support.manifests import manifest_of
 
 
 def is_alike(name):

@@ -15,13 +15,13 @@ from typing import Any
 
 import torch
 
-from segue.checkpoints.accelerator import Pair, by_device, copy_on_side_stream, pin, synchronise, unpin
-from segue.checkpoints.arena import Arena
-from segue.checkpoints.codec import Json, encode_tree
-from segue.checkpoints.collector import paused_collector
-from segue.checkpoints.copying import Copier, copy_all
-from segue.checkpoints.image import PAGE_BYTES, ImageLayout, TensorSpec, layout_of
-from segue.checkpoints.portions import Part, Portion
+from segue.checkpoints.format.gc_pause import paused_collector
+from segue.checkpoints.format.layout import PAGE_BYTES, ImageLayout, TensorSpec, layout_of
+from segue.checkpoints.format.state_tree import Json, encode_tree
+from segue.checkpoints.saving.copy_cpu import Copier, copy_all
+from segue.checkpoints.saving.copy_cuda import Pair, by_device, copy_on_side_stream, pin, synchronise, unpin
+from segue.checkpoints.saving.partition import Part, Portion
+from segue.checkpoints.saving.shared_memory import Arena
 
 _LOOKS, _MOST_LOOKED_AT = 64, 256
 """How many values are compared at the barrier, and of how many tensors, the largest."""

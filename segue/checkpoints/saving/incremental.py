@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from segue.checkpoints.digests import TensorDigest
-from segue.checkpoints.image import ImageLayout, layout_of
+from segue.checkpoints.format.digests import TensorDigest
+from segue.checkpoints.format.layout import ImageLayout, layout_of
 from segue.shard import Shard
 from segue.stores.direct import page_buffer
 

@@ -9,8 +9,8 @@ from itertools import combinations
 
 import torch
 
-from segue.checkpoints.image import Piece
-from segue.checkpoints.sharded import cut_out
+from segue.checkpoints.format.dtensor import cut_out
+from segue.checkpoints.format.layout import Piece
 from segue.errors import MalformedCheckpointError
 
 _MOST_PIECES = 1024

@@ -7,15 +7,15 @@ import threading
 import pytest
 import torch
 
-from segue.checkpoints.portions import Portion
-from segue.checkpoints.ranked_writer import RankedWriter
-from segue.checkpoints.snapshot import read_checkpoint
-from segue.checkpoints.staging import StagingArea
-from segue.checkpoints.writer_link import InlineWriter
+from segue.checkpoints.loading.snapshot import read_checkpoint
+from segue.checkpoints.saving.partition import Portion
+from segue.checkpoints.saving.ranked_writer import RankedWriter
+from segue.checkpoints.saving.staging import StagingArea
+from segue.checkpoints.saving.writer_client import InlineWriter
 from segue.errors import RankMismatchError, WriterDiedError
 from segue.stores import LocalStore, StoreWriteError
 from segue.testing.faulty_store import FaultyStore
-from tests.checkpoints.manifests import manifest_of
+from tests.support.manifests import manifest_of
 
 WHERE = {"run_id": "run", "attempt_id": "seg000-a1-e1"}
 

@@ -11,18 +11,18 @@ from pathlib import Path
 import pytest
 import torch
 
-from segue.checkpoints.reading import read_stored
-from segue.checkpoints.restore import newest_valid
-from segue.checkpoints.snapshot import read_checkpoint
-from segue.checkpoints.staging import StagingArea
-from segue.checkpoints.writer_link import InlineWriter
+from segue.checkpoints.loading.read import read_stored
+from segue.checkpoints.loading.select import newest_valid
+from segue.checkpoints.loading.snapshot import read_checkpoint
+from segue.checkpoints.saving.staging import StagingArea
+from segue.checkpoints.saving.writer_client import InlineWriter
 from segue.errors import MissingShardError, SegueError
 from segue.records import StopReason, VerdictKind
 from segue.runlog.history import read_history
 from segue.runlog.log import RunLog
 from segue.stores import LocalStore, StoreWriteError, open_store
 from segue.testing.faulty_store import FaultyStore
-from tests.checkpoints.manifests import manifest_of
+from tests.support.manifests import manifest_of
 
 
 class Watched(FaultyStore):

@@ -14,14 +14,14 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol
 
-from segue.checkpoints import wire
-from segue.checkpoints.arena import Arena
-from segue.checkpoints.image import ImageLayout
-from segue.checkpoints.incremental import Base, Bases, base_to_json
-from segue.checkpoints.limits import refuse_too_large_index
-from segue.checkpoints.shards import Written, write_checkpoint
-from segue.checkpoints.snapshot import as_json
-from segue.checkpoints.staging import Staged
+from segue.checkpoints.format.layout import ImageLayout
+from segue.checkpoints.format.limits import refuse_too_large_index
+from segue.checkpoints.loading.snapshot import as_json
+from segue.checkpoints.saving import ipc
+from segue.checkpoints.saving.incremental import Base, Bases, base_to_json
+from segue.checkpoints.saving.shared_memory import Arena
+from segue.checkpoints.saving.staging import Staged
+from segue.checkpoints.saving.write import Written, write_checkpoint
 from segue.errors import WriterDiedError
 from segue.spec import StoreSpec
 from segue.stores.base import Store, StoreWriteError
@@ -165,7 +165,7 @@ class ProcessWriter:
             if self._channel is None:
                 self._start()
             assert self._channel is not None
-            message = wire.receive(self._channel)
+            message = ipc.receive(self._channel)
         except OSError as error:
             raise self._died(str(error)) from None
         if message is None or message.head["kind"] != "ready":
@@ -203,7 +203,13 @@ class ProcessWriter:
         try:
             with theirs:
                 self._process = subprocess.Popen(
-                    [sys.executable, "-m", "segue.checkpoints.writer_process", str(theirs.fileno()), str(os.getpid())],
+                    [
+                        sys.executable,
+                        "-m",
+                        "segue.checkpoints.saving.writer_process",
+                        str(theirs.fileno()),
+                        str(os.getpid()),
+                    ],
                     pass_fds=[theirs.fileno()],
                     stdin=subprocess.DEVNULL,
                     cwd=self._folder,
@@ -212,7 +218,7 @@ class ProcessWriter:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
         self._channel = ours
         self._known.clear()
-        wire.send(ours, {"kind": "stores", "stores": [spec.model_dump(mode="json") for spec in self._stores]})
+        ipc.send(ours, {"kind": "stores", "stores": [spec.model_dump(mode="json") for spec in self._stores]})
 
     def _ask(self, staged: Staged, skeletons: Mapping[str, bytes], **where: Any) -> dict[str, Any] | None:
         assert self._channel is not None
@@ -220,19 +226,19 @@ class ProcessWriter:
         known_arena, known_layout = self._known.get(number, (None, None))
         if known_arena is not arena:
             head = {"kind": "arena", "arena": number, "size_bytes": arena.size_bytes}
-            wire.send(self._channel, head, descriptors=[arena.descriptor])
+            ipc.send(self._channel, head, descriptors=[arena.descriptor])
         if known_layout is not layout:
             rows = [(name, spec.dtype, spec.shape, at, size) for name, (spec, at, size) in layout.placed.items()]
             head = {"kind": "layout", "arena": number, "image_bytes": layout.size_bytes, "pieces": layout.pieces}
-            wire.send(self._channel, head, json.dumps(rows).encode())
+            ipc.send(self._channel, head, json.dumps(rows).encode())
         self._known[number] = (arena, layout)
         if self._inherited is not None:
             step, base = self._inherited
-            wire.send(self._channel, {"kind": "base", "step": step}, json.dumps(base_to_json(base)).encode())
+            ipc.send(self._channel, {"kind": "base", "step": step}, json.dumps(base_to_json(base)).encode())
             self._inherited = None
         texts = {name: skeleton.decode() for name, skeleton in skeletons.items()}
-        wire.send(self._channel, {"kind": "write", "arena": number} | where, json.dumps(texts).encode())
-        answer = wire.receive(self._channel)
+        ipc.send(self._channel, {"kind": "write", "arena": number} | where, json.dumps(texts).encode())
+        answer = ipc.receive(self._channel)
         return None if answer is None else answer.head
 
     def _died(self, why: str) -> WriterDiedError:
