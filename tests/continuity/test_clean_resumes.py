@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from segue.checkpoints.plain_words import readme
+from segue.interop.export_readme import readme
 from segue.records import StopReason, VerdictKind
 from segue.runlog.history import read_history
 from segue.trainer.components import UnsavedBuffers

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from segue.checkpoints.export import ExportFormat, export_checkpoint
 from segue.checkpoints.loading.snapshot import read_checkpoint
 from segue.clock import SystemClock
 from segue.controller import open_run
+from segue.interop.export import ExportFormat, export_checkpoint
 from segue.records import StopReason, VerdictKind
 from segue.runlog.history import read_history
 from segue.spec import RunSpec, StoreSpec

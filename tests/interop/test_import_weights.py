@@ -14,16 +14,16 @@ import safetensors.torch
 import torch
 from torch import nn
 
-from segue.checkpoints.export import ExportFormat, export_checkpoint
-from segue.checkpoints.first_state import samples_seen_at
 from segue.checkpoints.format.state_tree import decode_tree
-from segue.checkpoints.importing import import_weights
 from segue.checkpoints.loading.snapshot import read_checkpoint
 from segue.console import checkpoint_rows, segment_rows
 from segue.controller import decide_next
 from segue.curves import curve
 from segue.data.order import SampleOrder
 from segue.deadline.estimates import situation
+from segue.interop.export import ExportFormat, export_checkpoint
+from segue.interop.import_weights import import_weights
+from segue.interop.initial_state import samples_seen_at
 from segue.records import Capacity, StopReason, VerdictKind
 from segue.runlog.history import read_history
 from segue.runlog.log import RunLog

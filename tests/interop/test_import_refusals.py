@@ -11,7 +11,6 @@ import pytest
 import safetensors.torch
 import torch
 
-from segue.checkpoints.importing import import_weights
 from segue.clock import SystemClock
 from segue.controller import decide_next
 from segue.errors import (
@@ -23,6 +22,7 @@ from segue.errors import (
     WeightsFileError,
     WeightsMismatchError,
 )
+from segue.interop.import_weights import import_weights
 from segue.runlog.history import read_history
 from segue.spec import RunSpec
 from segue.testing.recipes import tiny

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from segue.checkpoints.weights import Fit, fit_into, read_weights
 from segue.data.loader import Feed, seed_all
 from segue.data.order import SampleOrder
 from segue.errors import RecipeError
+from segue.interop.weights_file import Fit, fit_into, read_weights
 from segue.recipe import Recipe, import_build
 from segue.records import Environment, WeightsFile
 from segue.spec import RunSpec

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from segue.checkpoints.export import ExportFormat, choose_checkpoint, export_checkpoint, require_free_folder
 from segue.errors import (
     DamagedCheckpointError,
     ExportFolderError,
@@ -19,9 +18,10 @@ from segue.errors import (
     QuarantinedCheckpointError,
     UnknownStepError,
 )
+from segue.interop.export import ExportFormat, choose_checkpoint, export_checkpoint, require_free_folder
 from segue.runlog.entries import PruneEntry
 from segue.runlog.history import Checkpoint, History
-from tests.checkpoints.trained import Trained, flip_a_bit, names_in, read_run, train
+from tests.support.trained_run import Trained, flip_a_bit, names_in, read_run, train
 
 
 @pytest.fixture(scope="module")
@@ -163,7 +163,7 @@ def test_an_export_that_is_interrupted_anywhere_leaves_nothing(trained, tmp_path
 
 def test_a_kill_before_the_end_leaves_no_folder_of_that_name(trained, tmp_path):
     die = (
-        "import os, sys; from pathlib import Path; from tests.checkpoints.trained import read_run\n"
+        "import os, sys; from pathlib import Path; from tests.support.trained_run import read_run\n"
         "def tell(doing):\n"
         "    if doing == 'waiting for the disk': os.kill(os.getpid(), 9)\n"
         "read_run(Path(sys.argv[1])).export(Path(sys.argv[2]), step=20, progress=tell)"

@@ -15,17 +15,17 @@ import safetensors.torch
 import torch
 
 import segue
-from segue.checkpoints.export import ExportFormat
 from segue.checkpoints.format.state_tree import decode_tree
 from segue.clock import SystemClock
 from segue.controller import open_run
 from segue.curves import curve
 from segue.data.order import SampleOrder
+from segue.interop.export import ExportFormat
 from segue.recipe import Recipe
 from segue.spec import StoreSpec
 from segue.testing.recipes import tiny
 from segue.trainer.components import Progress, components_of
-from tests.checkpoints.trained import WIDTH, Trained, names_in, read_run, train
+from tests.support.trained_run import WIDTH, Trained, names_in, read_run, train
 
 TORCH, SAFETENSORS = ExportFormat.TORCH, ExportFormat.SAFETENSORS
 BESIDE = {"README.md", "config.json", "data_position.json", "loss_curve.parquet", "train_state.json"}

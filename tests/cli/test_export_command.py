@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.checkpoints.trained import Trained, flip_a_bit, names_in, read_run, train
+from tests.support.trained_run import Trained, flip_a_bit, names_in, read_run, train
 from tests.test_cli_errors import Place, refusal
 
 

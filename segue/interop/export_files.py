@@ -22,10 +22,10 @@ import torch
 
 from segue.checkpoints.format.state_tree import Json, decode_tree, encode_tree
 from segue.checkpoints.loading.snapshot import Snapshot
-from segue.checkpoints.plain_words import readme
 from segue.continuity.setup import NOT_STATE
 from segue.curves import steps_of_lineage
 from segue.errors import MalformedCheckpointError, MissingObjectError
+from segue.interop.export_readme import readme
 from segue.runlog import keys
 from segue.runlog.history import Checkpoint, History
 from segue.runlog.log import RunLog

@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from segue.checkpoints.first_state import first_state
-from segue.checkpoints.importing import commit_import, import_weights
 from segue.checkpoints.saving.staging import StagingArea
 from segue.clock import SystemClock
 from segue.controller import open_run
 from segue.errors import FencedError, RunBegunError
+from segue.interop.import_weights import commit_import, import_weights
+from segue.interop.initial_state import first_state
 from segue.local import run_here
 from segue.records import CheckpointRef, StopReason
 from segue.runlog.history import read_history

@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from tests.checkpoints.test_import_refusals import write_code
+from tests.interop.test_import_refusals import write_code
 from tests.test_cli_errors import Outcome, Place
 
 TINY = "segue.testing.recipes:tiny"

@@ -51,8 +51,8 @@ from segue.trainer.claim import Claim, claim_run
 from segue.trainer.heartbeat import HeartbeatThread
 
 if TYPE_CHECKING:
-    from segue.checkpoints.first_state import FirstState
     from segue.checkpoints.saving.staging import Staged
+    from segue.interop.initial_state import FirstState
 
 log = logging.getLogger(__name__)
 
@@ -103,8 +103,8 @@ def import_weights(
         require_unbegun(read_history(RunLog(open_store(spec.store), spec.run_id)), run_id=spec.run_id)
     # Torch takes seconds to import: what can be refused without it has been refused by now.
     say("loading torch")
-    from segue.checkpoints.first_state import first_state
     from segue.checkpoints.saving.staging import StagingArea
+    from segue.interop.initial_state import first_state
 
     state = first_state(spec, path, step=step, partial=partial, say=say)
     with closing(StagingArea()) as staging:

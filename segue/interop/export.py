@@ -129,20 +129,20 @@ def export_checkpoint(
     say = progress or _say_nothing
     target = require_free_folder(folder)
     # Torch takes seconds to import: what can be refused without it has been refused by now.
-    from segue.checkpoints import plain_files
+    from segue.interop import export_files
 
     with _arriving_whole(target) as staging:
         say(f"reading and verifying step {checkpoint.manifest.step}, {checkpoint.manifest.size_bytes / 2**20:.0f} MiB")
         snapshot = _read(runlog, checkpoint)
         history = read_history(runlog)
         say("writing the loss curve")
-        gaps = plain_files.write_curve(staging / "loss_curve.parquet", runlog, history, checkpoint)
+        gaps = export_files.write_curve(staging / "loss_curve.parquet", runlog, history, checkpoint)
         told = {"quarantined": checkpoint.quarantined, "curve_gaps": gaps}
         spec = _spec_at(runlog, history, checkpoint)
         _write_json(staging / "train_state.json", _train_state(history, runlog.run_id, checkpoint) | told)
         _write_json(staging / "config.json", _config(spec))
         _write_json(staging / "data_position.json", _data_position(checkpoint, spec))
-        plain_files.write_state(staging, snapshot, as_torch=file_format is ExportFormat.TORCH, say=say)
+        export_files.write_state(staging, snapshot, as_torch=file_format is ExportFormat.TORCH, say=say)
         files = tuple(ExportedFile(name=p.name, size_bytes=p.stat().st_size) for p in sorted(staging.iterdir()))
         say("waiting for the disk")
     step = checkpoint.manifest.step

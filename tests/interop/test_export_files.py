@@ -17,8 +17,8 @@ from torch import nn
 from segue.checkpoints.format import state_tree
 from segue.checkpoints.format.state_tree import decode_tree, encode_tree
 from segue.checkpoints.loading.snapshot import Snapshot, take
-from segue.checkpoints.plain_files import file_stems, loadable, write_state
 from segue.errors import MalformedCheckpointError
+from segue.interop.export_files import file_stems, loadable, write_state
 from segue.trainer.components import ModelState
 
 RICH = {
