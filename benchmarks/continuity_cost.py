@@ -23,6 +23,7 @@ from segue.clock import SystemClock
 from segue.continuity.fingerprints import batch_fingerprint, input_fingerprint, streams_fingerprint
 from segue.continuity.verdict import Prelude
 from segue.continuity.witness import Witness
+from segue.curves.schema import Curve
 from segue.data.loader import Batch, Feed, seed_all
 from segue.launch.assignment import Assignment
 from segue.notices.board import NoticeBoard
@@ -34,7 +35,6 @@ from segue.runlog.log import RunLog
 from segue.stores import LocalStore
 from segue.trainer.attempt import run_attempt
 from segue.trainer.components import RNG_PREFIX, Progress, capture, components_of
-from segue.trainer.metrics import Curve
 from segue.trainer.step import do_step
 
 STEP_SECONDS = 0.020

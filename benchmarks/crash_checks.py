@@ -10,7 +10,7 @@ from pathlib import Path
 from benchmarks.crash_trainer import read_notes
 from segue.checkpoints.loading.snapshot import Snapshot, digest, read_checkpoint
 from segue.checkpoints.pruning import names_in_use
-from segue.continuity.setup import NOT_STATE
+from segue.continuity.recipe_diff import NOT_STATE
 from segue.errors import CheckpointError
 from segue.runlog import keys
 from segue.runlog.entries import AnyEntry, CommitEntry

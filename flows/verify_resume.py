@@ -8,7 +8,7 @@ from prefect.cache_policies import NO_CACHE
 from prefect.client.schemas.objects import State
 from prefect.states import Completed, Failed
 
-from segue.continuity.drill import DrillReport, drill
+from segue.resume_drill import DrillReport, drill
 from segue.spec import RunSpec
 from tasks.publish import artifact_key
 

@@ -17,7 +17,7 @@ _HOMES = {
     "RunSpec": "segue.spec",
     "SegueError": "segue.errors",
     "StoreSpec": "segue.spec",
-    "curve": "segue.curves",
+    "curve": "segue.curves.frame",
     "open_store": "segue.stores",
 }
 
@@ -27,7 +27,7 @@ __all__ = [  # noqa: PLE0604 - the names are the keys above
 ]
 
 if TYPE_CHECKING:
-    from segue.curves import curve as curve
+    from segue.curves.frame import curve as curve
     from segue.errors import SegueError as SegueError
     from segue.recipe import Recipe as Recipe
     from segue.runlog.log import RunLog as RunLog

@@ -95,8 +95,8 @@ def drill(
     fields = (read_toml(config) if config else {}) | {"run_id": "drill", "recipe": recipe, "steps": steps}
     spec = RunSpec.parse(fields, source=str(config) if config else COMMAND_LINE)
     # Torch takes seconds to import: what can be refused without it has been refused by now.
-    from segue.continuity.drill import drill as run_drill
     from segue.recipe import import_build
+    from segue.resume_drill import drill as run_drill
 
     import_build(recipe)
     columns = (TextColumn("{task.description:>9}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())

@@ -42,7 +42,7 @@ def show(
     as_json: Json = False,
 ) -> None:
     """Show the newest steps of the loss curve, or write all of it to a file."""
-    from segue.curves import curve
+    from segue.curves.frame import curve
 
     log, _ = read_run(run, store=store, endpoint_url=endpoint_url)
     frame = curve(log, superseded=superseded)
@@ -75,7 +75,7 @@ def check(
 
     Exit code 0: nothing failed. 3: an expectation failed. 2: it could not be done as asked.
     """
-    from segue.continuity.expectations import check_curve
+    from segue.curves.expectations import check_curve
 
     log, _ = read_run(run, store=store, endpoint_url=endpoint_url)
     report = check_curve(log, docs=docs)
@@ -106,7 +106,7 @@ def seam(
     endpoint_url: Endpoint = None,
 ) -> None:
     """Draw a resume: the steps before it, and witness and replay over each other after it."""
-    from segue.continuity.seam_plot import draw_seam
+    from segue.curves.resume_plot import draw_seam
 
     log, _ = read_run(run, store=store, endpoint_url=endpoint_url)
     picture = draw_seam(log, segment=segment, attempt=attempt)

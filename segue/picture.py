@@ -11,7 +11,7 @@ import textwrap
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
-from segue.curves import curve
+from segue.curves.frame import curve
 from segue.deadline.cost import waits
 from segue.errors import MissingExtraError
 from segue.records import Capacity, SegmentReport

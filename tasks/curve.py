@@ -8,9 +8,9 @@ from prefect import get_run_logger, task
 from prefect.artifacts import create_markdown_artifact
 from prefect.cache_policies import NO_CACHE
 
-from segue.continuity.expectations import CurveReport
-from segue.continuity.expectations import check_curve as check_curve_here
-from segue.continuity.seam_plot import draw_seam
+from segue.curves.expectations import CurveReport
+from segue.curves.expectations import check_curve as check_curve_here
+from segue.curves.resume_plot import draw_seam
 from segue.runlog.log import RunLog
 from segue.spec import RunSpec
 from segue.stores import open_store

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from segue.continuity.setup import CHANNEL
+from segue.continuity.recipe_diff import CHANNEL
 from segue.records import VerdictKind
 from segue.runlog.entries import VerdictEntry
 from segue.runlog.history import Checkpoint, History

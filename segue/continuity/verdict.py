@@ -7,7 +7,7 @@ from collections.abc import Collection, Container, Sequence
 from typing import NamedTuple
 
 from segue.checkpoints.format.digests import Digests, owners
-from segue.continuity.setup import CONFIG, LOOSE, NOT_STATE, SetupChanges
+from segue.continuity.recipe_diff import CONFIG, LOOSE, NOT_STATE, SetupChanges
 from segue.records import Finding, Verdict, VerdictKind, WitnessRow
 
 EXACT_CHANNELS = ("batch_fingerprint", "streams", "input_fingerprint", "lr", "loss_scale")

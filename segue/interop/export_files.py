@@ -22,15 +22,15 @@ import torch
 
 from segue.checkpoints.format.state_tree import Json, decode_tree, encode_tree
 from segue.checkpoints.loading.snapshot import Snapshot
-from segue.continuity.setup import NOT_STATE
-from segue.curves import steps_of_lineage
+from segue.continuity.recipe_diff import NOT_STATE
+from segue.curves.frame import steps_of_lineage
+from segue.curves.schema import SCHEMA
 from segue.errors import MalformedCheckpointError, MissingObjectError
 from segue.interop.export_readme import readme
 from segue.runlog import keys
 from segue.runlog.history import Checkpoint, History
 from segue.runlog.log import RunLog
 from segue.trainer.components import PROGRESS
-from segue.trainer.metrics import SCHEMA
 
 log = logging.getLogger(__name__)
 

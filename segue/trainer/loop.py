@@ -19,6 +19,7 @@ from segue.continuity import anomalies
 from segue.continuity.fingerprints import batch_fingerprint, input_fingerprint, streams_fingerprint
 from segue.continuity.verdict import Prelude
 from segue.continuity.witness import Witness
+from segue.curves.schema import Curve
 from segue.data.loader import Batch, Feed
 from segue.errors import (
     BrokenResumeError,
@@ -48,7 +49,6 @@ from segue.trainer.account import Account
 from segue.trainer.claim import Claim
 from segue.trainer.components import RNG_PREFIX, Component, Progress
 from segue.trainer.fire_drill import FireDrill, is_due
-from segue.trainer.metrics import Curve
 from segue.trainer.parallel import spread_again
 from segue.trainer.reports import failure_of
 from segue.trainer.resume import Resume

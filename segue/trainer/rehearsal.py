@@ -20,7 +20,7 @@ from segue.checkpoints.loading.read import read_stored
 from segue.checkpoints.loading.snapshot import digest, snapshot_of, take
 from segue.clock import Clock, SystemClock
 from segue.continuity.fingerprints import batch_fingerprint, input_fingerprint, streams_fingerprint
-from segue.continuity.setup import SetupChanges, loose_hint, setup_changes
+from segue.continuity.recipe_diff import SetupChanges, loose_hint, setup_changes
 from segue.continuity.verdict import digest_findings, judge
 from segue.data.loader import Feed, seed_all
 from segue.errors import CheckpointError, SegueError

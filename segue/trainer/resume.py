@@ -14,7 +14,7 @@ from segue.checkpoints.format.state_tree import decode_tree
 from segue.checkpoints.loading.select import Restorable, newest_valid
 from segue.checkpoints.loading.snapshot import Snapshot, committed_as, digest, take
 from segue.checkpoints.saving.writer_client import ShardWriter
-from segue.continuity.setup import SetupChanges, loose_hint, setup_changes
+from segue.continuity.recipe_diff import SetupChanges, loose_hint, setup_changes
 from segue.continuity.verdict import Prelude, digest_findings, judge, prelude_findings, state_findings
 from segue.errors import BrokenResumeError, MissingObjectError
 from segue.records import CheckpointRef, Environment, Finding, Heartbeat, Verdict, VerdictKind, WitnessRow

@@ -24,6 +24,7 @@ from segue.checkpoints.format.dtensor import local_part
 from segue.checkpoints.saving.committer import SaveJob, Writer
 from segue.checkpoints.saving.staging import Staged, StagingArea
 from segue.clock import Clock
+from segue.curves.schema import Curve
 from segue.data.loader import Feed
 from segue.errors import WorkAtRiskError
 from segue.recipe import Recipe
@@ -31,7 +32,6 @@ from segue.records import Capacity, CheckpointRef
 from segue.runlog.history import History
 from segue.spec import CheckpointSpec
 from segue.trainer.components import RNG_PREFIX, Component, Progress, capture
-from segue.trainer.metrics import Curve
 from segue.trainer.parallel import bare
 
 log = logging.getLogger(__name__)

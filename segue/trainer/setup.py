@@ -17,10 +17,10 @@ import xxhash
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-from segue.continuity.code_marks import code_marks
-from segue.continuity.data_marks import data_marks
-from segue.continuity.inspection import Inspection, is_telling, settings_of
-from segue.continuity.setup import BINDING, CODE, CONFIG, DATA, HYPERPARAMETERS, LOOSE, MODEL, NEXT_BATCHES
+from segue.continuity.code_hash import code_marks
+from segue.continuity.data_hash import data_marks
+from segue.continuity.object_walk import Inspection, is_telling, settings_of
+from segue.continuity.recipe_diff import BINDING, CODE, CONFIG, DATA, HYPERPARAMETERS, LOOSE, MODEL, NEXT_BATCHES
 from segue.data.loader import Feed
 from segue.data.order import SampleOrder
 from segue.recipe import Recipe
@@ -51,7 +51,7 @@ class Looked:
 def setup_components(
     recipe: Recipe, feed: Feed, progress: Progress, *, build: Callable[..., Any], config: Mapping[str, Any]
 ) -> dict[str, Component]:
-    """The setup of a recipe that was built just now, by the names of `segue.continuity.setup`."""
+    """The setup of a recipe that was built just now, by the names of `segue.continuity.recipe_diff`."""
     found = _inspected(recipe)
     code = [leaf.value for leaf in found.code]
     kinds = {leaf.path: f"{leaf.value.__module__}.{leaf.value.__qualname__}" for leaf in found.code}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.curves.resumed import Resumed, train
+from tests.support.resumed_run import Resumed, train
 
 
 @pytest.fixture(scope="session")

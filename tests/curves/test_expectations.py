@@ -9,10 +9,10 @@ from dataclasses import replace
 import pandas as pd
 import pytest
 
-from segue.continuity.expectations import SCHEDULE_TOLERANCE, check_curve, check_frame
-from segue.continuity.repeats import repeats
-from segue.continuity.setup import CONFIG
+from segue.continuity.recipe_diff import CONFIG
 from segue.continuity.verdict import TOLERANCES
+from segue.curves.expectations import SCHEDULE_TOLERANCE, check_curve, check_frame
+from segue.curves.repeated_steps import repeats
 from segue.errors import NoCheckpointError, OutputError
 from segue.records import Finding, Verdict, VerdictKind
 

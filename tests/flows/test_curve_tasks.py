@@ -7,10 +7,10 @@ from prefect import flow
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterKey
 
-from segue.continuity.expectations import CurveReport
+from segue.curves.expectations import CurveReport
 from segue.spec import RunSpec
 from tasks.curve import check_curve, publish_seam
-from tests.curves.resumed import train
+from tests.support.resumed_run import train
 
 pytestmark = pytest.mark.prefect
 

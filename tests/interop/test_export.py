@@ -18,7 +18,7 @@ import segue
 from segue.checkpoints.format.state_tree import decode_tree
 from segue.clock import SystemClock
 from segue.controller import open_run
-from segue.curves import curve
+from segue.curves.frame import curve
 from segue.data.order import SampleOrder
 from segue.interop.export import ExportFormat
 from segue.recipe import Recipe

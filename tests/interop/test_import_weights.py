@@ -18,7 +18,7 @@ from segue.checkpoints.format.state_tree import decode_tree
 from segue.checkpoints.loading.snapshot import read_checkpoint
 from segue.console import checkpoint_rows, segment_rows
 from segue.controller import decide_next
-from segue.curves import curve
+from segue.curves.frame import curve
 from segue.data.order import SampleOrder
 from segue.deadline.estimates import situation
 from segue.interop.export import ExportFormat, export_checkpoint

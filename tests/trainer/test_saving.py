@@ -15,6 +15,7 @@ from segue.checkpoints.saving.staging import StagingArea
 from segue.checkpoints.saving.writer_client import InlineWriter
 from segue.clock import SystemClock
 from segue.controller import decide_next, last_heartbeat
+from segue.curves.schema import Curve
 from segue.data.loader import Feed
 from segue.errors import WorkAtRiskError
 from segue.launch.assignment import Assignment
@@ -31,7 +32,6 @@ from segue.testing.faulty_store import FaultyStore
 from segue.testing.recipes import tiny
 from segue.trainer.attempt import run_attempt
 from segue.trainer.components import Progress, components_of
-from segue.trainer.metrics import Curve
 from segue.trainer.saving import Saving
 from segue.trainer.step import do_step
 from tests.trainer.habits import HABITS

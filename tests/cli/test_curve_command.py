@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from segue import cli
-from segue.curves import curve
+from segue.curves.frame import curve
 
 
 @pytest.fixture

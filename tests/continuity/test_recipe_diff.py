@@ -24,10 +24,10 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from segue.checkpoints.format.state_tree import encode_tree
-from segue.continuity.code_marks import code_marks
-from segue.continuity.data_marks import WHOLE_BYTES, data_marks
-from segue.continuity.inspection import Inspection, Leaf, is_telling
-from segue.continuity.setup import (
+from segue.continuity.code_hash import code_marks
+from segue.continuity.data_hash import WHOLE_BYTES, data_marks
+from segue.continuity.object_walk import Inspection, Leaf, is_telling
+from segue.continuity.recipe_diff import (
     BINDING,
     CODE,
     CONFIG,
@@ -116,7 +116,7 @@ CHANGES = [
     ),
     (set_decay, {HYPERPARAMETERS}, "optimizer.0.weight_decay was 0.01, now 0.3"),
     (set_clip, {HYPERPARAMETERS}, "clip_grad_norm was 5.0, now 1.0"),
-    (set_loss, {HYPERPARAMETERS, CODE}, "now 'tests.continuity.test_setup.set_loss.<locals>.<lambda>'"),
+    (set_loss, {HYPERPARAMETERS, CODE}, "now 'tests.continuity.test_recipe_diff.set_loss.<locals>.<lambda>'"),
     (set_rows, {DATA}, "data.dataset.tensors.0 is changed"),
     (set_batches, {HYPERPARAMETERS, NEXT_BATCHES}, "data.batch_size was 32, now 16"),
     (set_layers, {MODEL, HYPERPARAMETERS}, "2 was 'ReLU()', now 'Tanh()'"),
@@ -376,7 +376,7 @@ def test_code_of_libraries_is_not_looked_at():
 def test_another_process_gives_code_the_same_marks(tmp_path):
     (tmp_path / "made_up_recipe.py").write_text(CODE_TEXT)
     ask = (
-        "import made_up_recipe, json; from segue.continuity.code_marks import code_marks; "
+        "import made_up_recipe, json; from segue.continuity.code_hash import code_marks; "
         "print(json.dumps(code_marks([made_up_recipe.build], home='made_up_recipe')))"
     )
     env = {"PYTHONHASHSEED": "1", "PYTHONPATH": f"{tmp_path}:{':'.join(sys.path)}"}

@@ -28,7 +28,7 @@ NEW_START, NOT_REACHED = "first", "not reached"
 def curve(
     run: RunLog | str, *, store: StoreSpec | str | Path = DEFAULT_STORE, superseded: bool = False
 ) -> pd.DataFrame:
-    """Steps of all attempts in order, with the columns of `segue.trainer.metrics.SCHEMA` and `verdict`.
+    """Steps of all attempts in order, with the columns of `segue.curves.schema.SCHEMA` and `verdict`.
 
     `run` is a run's log, or a run id to be found in `store`. A step that was lost and done again appears once, as the
     attempt did it whose checkpoints the run went on from. With `superseded` the others are there too, marked in the
@@ -105,7 +105,7 @@ def _stored_rows(runlog: RunLog) -> pa.Table:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    from segue.trainer.metrics import SCHEMA
+    from segue.curves.schema import SCHEMA
 
     tables = [SCHEMA.empty_table()]
     for item in runlog.store.list_objects(keys.metrics_prefix(runlog.run_id)):

@@ -11,7 +11,7 @@ import pandas as pd
 from segue.checkpoints.loading.select import quarantine
 from segue.clock import SystemClock
 from segue.controller import open_run
-from segue.curves import curve_frame
+from segue.curves.frame import curve_frame
 from segue.runlog.history import History, read_history
 from segue.runlog.log import RunLog
 from segue.spec import RunSpec

@@ -10,13 +10,13 @@ import pyarrow.parquet as pq
 import pytest
 
 import segue
-from segue.curves import curve
+from segue.curves.frame import curve
+from segue.curves.schema import SCHEMA
 from segue.errors import RunNotFoundError
 from segue.records import Environment
 from segue.runlog.log import RunLog
 from segue.stores import LocalStore
-from segue.trainer.metrics import SCHEMA
-from tests.curves.resumed import read_resumed
+from tests.support.resumed_run import read_resumed
 
 FIRST, SECOND = "seg000-a1-e1", "seg001-a1-e2"
 HERE = {

@@ -13,7 +13,7 @@ from pathlib import Path
 from pydantic import Field
 
 from segue.clock import Clock, SystemClock
-from segue.continuity.setup import LOOSE
+from segue.continuity.recipe_diff import LOOSE
 from segue.controller import open_run
 from segue.errors import DrillFailedError
 from segue.launch.launcher import Trainer

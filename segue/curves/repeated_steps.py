@@ -11,9 +11,9 @@ import math
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
-from segue.continuity.setup import CHANNEL, CONFIG
+from segue.continuity.recipe_diff import CHANNEL, CONFIG
 from segue.continuity.verdict import TOLERANCES
-from segue.curves import parents_of
+from segue.curves.frame import parents_of
 from segue.records import CheckpointRef, Environment, VerdictKind
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ class _Record(NamedTuple):
 def repeats(frame: pd.DataFrame, history: History) -> pd.DataFrame:
     """One row for each accepted step and each other record of it.
 
-    `frame` is that of `segue.curves.curve_frame`. Columns: step, attempt_id, recorded_by, changes (in which fields the
+    `frame` is that of `segue.curves.frame.curve_frame`. Columns: step, attempt_id, recorded_by, changes (in which fields the
     environments differ), lr and lr_before, and for each of loss, grad_norm and param_norm its value, the one
     `_before`, their relative `_difference` and the `_allowed` one. On equal environments no difference is allowed.
     On others the verdict's tolerances hold for eight steps, none after that and none for another number of ranks; the

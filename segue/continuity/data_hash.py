@@ -18,7 +18,7 @@ import torch
 import xxhash
 
 from segue.checkpoints.loading.snapshot import raw_bytes
-from segue.continuity.inspection import PLAIN, Leaf
+from segue.continuity.object_walk import PLAIN, Leaf
 
 WHOLE_BYTES = 64 * 2**20
 """An array up to this size is read whole: some ten milliseconds."""

@@ -6,7 +6,7 @@ import io
 import textwrap
 from typing import Any
 
-from segue.continuity.seams import CHANNELS, Seam, seam_of
+from segue.curves.resume_view import CHANNELS, Seam, seam_of
 from segue.errors import MissingExtraError
 from segue.records import VerdictKind
 from segue.runlog.log import RunLog

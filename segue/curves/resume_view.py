@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from segue.controller import last_heartbeat
-from segue.curves import curve_frame
+from segue.curves.frame import curve_frame
 from segue.errors import NoResumeError
 from segue.records import CheckpointRef, Verdict, WitnessRow
 from segue.runlog.history import Attempt, History, read_history

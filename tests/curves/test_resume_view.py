@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 
 from segue.clock import SystemClock
-from segue.continuity.seam_plot import draw_seam, title
-from segue.continuity.seams import seam_of
 from segue.controller import open_run
+from segue.curves.resume_plot import draw_seam, title
+from segue.curves.resume_view import seam_of
 from segue.errors import NoResumeError
 from segue.records import Heartbeat, VerdictKind
 from segue.spec import RunSpec
 from tests.continuity.test_faulty_resumes import resumed as resume_faultily
-from tests.curves.resumed import read_resumed
+from tests.support.resumed_run import read_resumed
 
 PNG = b"\x89PNG\r\n\x1a\n"
 

@@ -18,7 +18,7 @@ from typing import Any
 
 import xxhash
 
-from segue.continuity.inspection import PLAIN, is_telling
+from segue.continuity.object_walk import PLAIN, is_telling
 
 GLOBALS = "globals of "
 """Begins the name of the mark of plain global values that a function reads; they may be the machine's."""

@@ -1,7 +1,7 @@
 """What is expected of a run's loss curve, checked by Great Expectations.
 
 Ranges of loss values let a threefold jump and a gap of three rows pass. So the expectations are of derived frames: the
-distance between steps, and every step that is on record more than once (`segue.continuity.repeats`).
+distance between steps, and every step that is on record more than once (`segue.curves.repeated_steps`).
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from pydantic import Field
 
 from segue.clock import Clock, SystemClock
-from segue.continuity.data_docs import Expected, Outcome, validate
-from segue.continuity.repeats import repeats
-from segue.curves import curve_frame
+from segue.curves.frame import curve_frame
+from segue.curves.great_expectations import Expected, Outcome, validate
+from segue.curves.repeated_steps import repeats
 from segue.errors import NoCheckpointError
 from segue.records import Record, Value
 from segue.runlog.history import History, read_history
@@ -115,7 +115,7 @@ def check_frame(
     docs: Path | None = None,
     clock: Clock | None = None,
 ) -> CurveReport:
-    """`check_curve` for a frame that `segue.curves.curve_frame` gave, with its column `superseded`."""
+    """`check_curve` for a frame that `segue.curves.frame.curve_frame` gave, with its column `superseded`."""
     clock = clock or SystemClock()
     started_at = clock.monotonic()
     first, last = _span(history, run_id=run_id)
