@@ -21,10 +21,10 @@ from segue.units import span
 
 if TYPE_CHECKING:
     from segue.deadline.comparison import Rows
-    from segue.deadline.estimates import Situation
     from segue.deadline.forecast import Expected, Forecast, Sample
     from segue.deadline.traces import Trace
-    from segue.deadline.view import Job
+    from segue.policy.estimates import Situation
+    from segue.policy.rules.view import Job
 
 _PRIOR = "prior"
 _UNNAMED = "unnamed"
@@ -100,8 +100,8 @@ def _spec(
 
 
 def _asked(spec: RunSpec, seconds: float | None, *, now: datetime) -> _Asked:
-    from segue.deadline import estimates
     from segue.deadline.forecast import without_measures
+    from segue.policy import estimates
 
     spec.require_future_deadline(now)
     history, notes = _history(spec)
@@ -142,12 +142,13 @@ def _history(spec: RunSpec) -> tuple[History, tuple[str, ...]]:
 def _planned(
     asked: _Asked, *, traces: str, runs: int, seed: int, save_seconds: float | None, to: Path | None
 ) -> tuple[dict[str, Any], Forecast]:
-    from segue.deadline import clamp, forecast, hopeless
+    from segue.deadline import forecast
+    from segue.policy import clamp, feasibility
 
     spec, here = asked.spec, asked.here
     given = _traces(traces)
     life = forecast.life_of(asked.history, prior_seconds=_mean_life(given))
-    hopeless.refuse_hopeless(spec, here, now=asked.now, life_seconds=life.mean_seconds, save_seconds=save_seconds)
+    feasibility.refuse_hopeless(spec, here, now=asked.now, life_seconds=life.mean_seconds, save_seconds=save_seconds)
     cadence = forecast.cadence_of(spec, life, save_seconds=save_seconds)
     lost = forecast.lost_by_a_death_seconds(cadence, here, save_seconds=save_seconds)
     here = forecast.with_cadence(here, cadence, save_seconds=save_seconds)

@@ -20,7 +20,7 @@ from segue.units import span
 if TYPE_CHECKING:
     from segue.deadline.comparison import Figures
     from segue.deadline.traces import Trace
-    from segue.deadline.view import Job
+    from segue.policy.rules.view import Job
 
 _USUAL = ("plan", "slack_age", "uniform_progress", "time_sliced", "greedy", "threshold", "on_demand_only")
 _RECORDED_TICK_SECONDS = 60.0
@@ -80,7 +80,7 @@ def simulate(
 
     from segue.deadline import comparison
     from segue.deadline.simulator import Harshness
-    from segue.deadline.view import Job
+    from segue.policy.rules.view import Job
 
     refuse_endless({"--price-ratio": price_ratio, "--save-seconds": save_seconds})
     every = parse_seconds(save_every, name="save-every") if save_every else 0.0

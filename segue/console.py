@@ -11,8 +11,8 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from segue.deadline.rollbacks import anomalies_of
 from segue.errors import SegueError
+from segue.policy.anomalies import anomalies_of
 from segue.records import Manifest, SegmentReport
 from segue.runlog.history import History
 

@@ -9,9 +9,9 @@ import logging
 from contextlib import suppress
 
 from segue.clock import Clock
-from segue.continuity.ladder import SET_ASIDE, to_set_aside
-from segue.deadline.decide import Decision, decide
 from segue.errors import DriftError, LogMovedError, MissingObjectError
+from segue.policy.broken_resumes import SET_ASIDE, to_set_aside
+from segue.policy.decide import Decision, decide
 from segue.records import (
     CheckpointRef,
     Finding,

@@ -10,7 +10,7 @@ from segue.errors import MissingExtraError
 
 if TYPE_CHECKING:
     from segue.deadline.forecast import Sample
-    from segue.deadline.view import Floats
+    from segue.policy.rules.view import Floats
 
 _COLOURS = {"finished": "#ffffff", "idle": "#dddddd", "spot": "#2f6db0", "on-demand": "#e07b39"}
 """By mode, from -1 on."""

@@ -8,9 +8,9 @@ from collections.abc import Callable
 
 from segue.clock import Clock, SystemClock
 from segue.controller import decide_next, declare_lost
-from segue.deadline.decide import Decision
 from segue.launch.assignment import Assignment, ExitCode
 from segue.launch.launcher import Trainer, launch
+from segue.policy.decide import Decision
 from segue.records import SegmentPlan, SegmentReport
 from segue.runlog.history import read_history
 from segue.runlog.log import RunLog

@@ -156,7 +156,9 @@ class PolicySpec(FiniteValue):
     @model_validator(mode="after")
     def _knows_its_parameters(self) -> Self:
         if self.parameters:
-            from segue.deadline.choice import named_policy  # Only here: whoever asks for a status needs no policies.
+            from segue.policy.rules.registry import (
+                named_policy,  # Only here: whoever asks for a status needs no policies.
+            )
 
             named_policy(self.name, self.parameters)
         return self

@@ -7,11 +7,11 @@ from typing import Protocol
 
 from segue.clock import Clock
 from segue.controller import declare_lost, last_heartbeat
-from segue.deadline import clamp
-from segue.deadline.estimates import Situation, situation
-from segue.deadline.handover import may_come_back
 from segue.lease import Lease
 from segue.notices.file import recall
+from segue.policy import clamp
+from segue.policy.estimates import Situation, situation
+from segue.policy.handover import may_come_back
 from segue.records import Capacity, Heartbeat, SegmentPlan, SegmentReport
 from segue.runlog.history import History, read_history
 from segue.runlog.log import RunLog

@@ -8,7 +8,7 @@ from prefect.cache_policies import NO_CACHE
 from segue.clock import SystemClock
 from segue.controller import decide_next
 from segue.controller import open_run as open_run_here
-from segue.deadline.decide import Decision
+from segue.policy.decide import Decision
 from segue.runlog.history import read_history
 from segue.runlog.log import RunLog
 from segue.spec import RunSpec

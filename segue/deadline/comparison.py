@@ -12,14 +12,14 @@ from typing import Any
 
 import numpy as np
 
-from segue.deadline.choice import POLICIES, named_policy
 from segue.deadline.made_traces import made_up
 from segue.deadline.optimum import cheapest
-from segue.deadline.policies import OnDemandOnly, Policy, UniformProgress
 from segue.deadline.simulator import Harshness, Outcome, simulate
 from segue.deadline.traces import Trace, long_enough, windows
-from segue.deadline.view import Flags, Floats, Job
 from segue.errors import COMMAND_LINE, SpecError
+from segue.policy.rules.heuristics import OnDemandOnly, Policy, UniformProgress
+from segue.policy.rules.registry import POLICIES, named_policy
+from segue.policy.rules.view import Flags, Floats, Job
 
 OWN = frozenset({"plan", "slack_age"})
 """Policies that run with the job's knowledge and hand-over; all others as published."""

@@ -12,17 +12,17 @@ from datetime import datetime, timedelta
 
 import numpy as np
 
-from segue.checkpoints.cadence import PRIOR_LIFE_SECONDS, Cadence, Life, SaveCost, as_asked, interval_seconds
-from segue.deadline import clamp
-from segue.deadline.choice import named_policy
 from segue.deadline.comparison import Contender, Rows, as_published, outcome_on
-from segue.deadline.estimates import Situation
-from segue.deadline.plan import Plan
-from segue.deadline.policies import Capped, Greedy, OnDemandOnly, Policy, SpotOnly, UniformProgress
-from segue.deadline.quick import QuickPlan
 from segue.deadline.simulator import Harshness, Outcome, simulate
-from segue.deadline.spells import preemptions
-from segue.deadline.view import Floats, Job
+from segue.policy import clamp
+from segue.policy.availability import preemptions
+from segue.policy.estimates import Situation
+from segue.policy.rules.heuristics import Capped, Greedy, OnDemandOnly, Policy, SpotOnly, UniformProgress
+from segue.policy.rules.plan import Plan
+from segue.policy.rules.quick import QuickPlan
+from segue.policy.rules.registry import named_policy
+from segue.policy.rules.view import Floats, Job
+from segue.policy.save_interval import PRIOR_LIFE_SECONDS, Cadence, Life, SaveCost, as_asked, interval_seconds
 from segue.records import Capacity
 from segue.runlog.history import History
 from segue.spec import RunSpec
@@ -50,7 +50,7 @@ class Expected:
 
 @dataclass(frozen=True)
 class Sample:
-    """Simulated runs in full: `modes` (runs, ticks) as `segue.deadline.view.Mode`, -1 once finished."""
+    """Simulated runs in full: `modes` (runs, ticks) as `segue.policy.rules.view.Mode`, -1 once finished."""
 
     tick_seconds: float
     modes: np.ndarray

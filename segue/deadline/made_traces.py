@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from segue.deadline.hazards import DOWN_RATES, UP_RATES, age_bin
-from segue.deadline.spells import spells
 from segue.deadline.traces import Trace
-from segue.deadline.view import Flags, Floats
+from segue.policy.availability import spells
+from segue.policy.rules.hazards import DOWN_RATES, UP_RATES, age_bin
+from segue.policy.rules.view import Flags, Floats
 from segue.runlog.history import History
 
 _FORGOTTEN = 1e-7

@@ -11,7 +11,7 @@ from fractions import Fraction
 
 import numpy as np
 
-from segue.deadline.view import Flags, Floats, Job
+from segue.policy.rules.view import Flags, Floats, Job
 
 
 def cheapest(job: Job, up: Flags, *, tick_seconds: float) -> Floats:

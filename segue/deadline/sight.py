@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from segue.deadline.hazards import DOWN_RATES, UNSEEN_SECONDS, UP_RATES, age_bin
-from segue.deadline.view import Flags, Floats, Knowledge, Spells
+from segue.policy.rules.hazards import DOWN_RATES, UNSEEN_SECONDS, UP_RATES, age_bin
+from segue.policy.rules.view import Flags, Floats, Knowledge, Spells
 
 SENTINEL_SECONDS = 180.0
 """Spot time that one start of a sentinel costs."""

@@ -11,10 +11,10 @@ from typing import Protocol
 
 import numpy as np
 
-from segue.deadline import clamp
-from segue.deadline.policies import Capped, Policy
 from segue.deadline.sight import Sight
-from segue.deadline.view import IDLE, ON_DEMAND, SPOT, Flags, Floats, Job, View, Wishes
+from segue.policy import clamp
+from segue.policy.rules.heuristics import Capped, Policy
+from segue.policy.rules.view import IDLE, ON_DEMAND, SPOT, Flags, Floats, Job, View, Wishes
 
 _NOTHING_SECONDS = 1e-3
 """Work that rounding leaves over."""

@@ -15,8 +15,8 @@ from typing import Any, TypeGuard
 
 import numpy as np
 
-from segue.deadline.view import Flags
 from segue.errors import TraceError
+from segue.policy.rules.view import Flags
 
 _NODES = re.compile(r"(?:^|-)(\d+)node(?:-|$)")
 _SHAPE = 'Give files like {"metadata": {"gap_seconds": 600}, "data": [1, 0, 1]}.'

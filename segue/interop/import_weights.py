@@ -19,7 +19,6 @@ from pydantic import Field
 
 from segue.clock import Clock, SystemClock
 from segue.controller import declare_lost, open_run
-from segue.deadline.decide import numbers_of_next
 from segue.errors import (
     COMMAND_LINE,
     LogMovedError,
@@ -30,6 +29,7 @@ from segue.errors import (
 )
 from segue.launch.assignment import Assignment
 from segue.notices.board import NoticeBoard
+from segue.policy.decide import numbers_of_next
 from segue.records import (
     Capacity,
     CheckpointRef,

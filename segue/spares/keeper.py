@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from segue.clock import Clock
-from segue.deadline.estimates import Situation
-from segue.deadline.handover import SPOT_AGAIN, is_worth_a_spare, pause_seconds, permits
-from segue.deadline.pools import choose_pool
 from segue.lease import Lease
+from segue.policy.estimates import Situation
+from segue.policy.handover import SPOT_AGAIN, is_worth_a_spare, pause_seconds, permits
+from segue.policy.pool_choice import choose_pool
 from segue.records import SegmentPlan
 from segue.runlog import keys
 from segue.runlog.entries import Entry, HandoverEntry
@@ -187,7 +187,7 @@ class SpareKeeper:
         return False
 
     def _is_spot_wanted(self, sent: _Sent, history: History, here: Situation, *, up_seconds: float) -> bool:
-        from segue.deadline.outlook import wants_spot  # Only here, for it loads NumPy.
+        from segue.policy.outlook import wants_spot  # Only here, for it loads NumPy.
 
         now, pool = self._clock.now(), sent.order.deployment
         return wants_spot(self._spec, history, here, up_seconds=up_seconds, now=now, deployment=pool)

@@ -10,7 +10,14 @@ from typing import Any
 import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from segue.checkpoints.cadence import (
+from segue.checkpoints.format.dtensor import local_part
+from segue.checkpoints.saving.committer import SaveJob, Writer
+from segue.checkpoints.saving.staging import Staged, StagingArea
+from segue.clock import Clock
+from segue.curves.schema import Curve
+from segue.data.loader import Feed
+from segue.errors import WorkAtRiskError
+from segue.policy.save_interval import (
     Cadence,
     CostMeter,
     LastSave,
@@ -20,13 +27,6 @@ from segue.checkpoints.cadence import (
     interval_seconds,
     should_save_on_notice,
 )
-from segue.checkpoints.format.dtensor import local_part
-from segue.checkpoints.saving.committer import SaveJob, Writer
-from segue.checkpoints.saving.staging import Staged, StagingArea
-from segue.clock import Clock
-from segue.curves.schema import Curve
-from segue.data.loader import Feed
-from segue.errors import WorkAtRiskError
 from segue.recipe import Recipe
 from segue.records import Capacity, CheckpointRef
 from segue.runlog.history import History

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from segue.checkpoints.cadence import NOTICE_SHARE
 from segue.clock import Clock
 from segue.notices.board import NoticeBoard
+from segue.policy.save_interval import NOTICE_SHARE
 
 _UNMEASURED_SAVE_SECONDS = 0.1
 """What a save is taken to last until one was made."""

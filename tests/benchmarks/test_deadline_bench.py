@@ -12,8 +12,8 @@ import pytest
 from benchmarks.deadline import NAMES, Options, measure, settings
 from benchmarks.deadline_adversary import Enemy, adversarial_runs
 from benchmarks.deadline_paper import hours_beside_the_paper
-from segue.deadline.choice import POLICIES
 from segue.deadline.traces import Trace
+from segue.policy.rules.registry import POLICIES
 
 KEYS = {
     *("cost_vs_on_demand", "cost_vs_optimum", "p95_vs_optimum", "vs_uniform_progress", "misses", "runs"),
@@ -72,7 +72,7 @@ def test_an_enemy_comes_and_goes_by_where_each_run_is():
 
 
 def test_without_a_clamp_the_enemy_wins(monkeypatch):
-    monkeypatch.setattr("segue.deadline.clamp.permits", lambda slack, **_: np.ones(slack.shape, bool))
+    monkeypatch.setattr("segue.policy.clamp.permits", lambda slack, **_: np.ones(slack.shape, bool))
     assert adversarial_runs(0, 200, seed=0)["misses"] > 20
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from segue.deadline.decide import Decision, decide
+from segue.policy.decide import Decision, decide
 from segue.records import (
     Capacity,
     CheckpointRef,

@@ -12,7 +12,7 @@ from datetime import UTC, datetime, timedelta, timezone
 import pytest
 
 from segue.testing.clock import FakeClock
-from tests.deadline.command import Desk
+from tests.support.command import Desk
 from tests.test_cli_errors import Place, refusal
 from tests.test_controller import Run
 

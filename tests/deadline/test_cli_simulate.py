@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 import pytest
 
 from segue.testing.clock import FakeClock
-from tests.deadline.command import Desk
+from tests.support.command import Desk
 from tests.test_cli_errors import Place
 from tests.test_controller import Run
 

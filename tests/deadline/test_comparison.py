@@ -19,8 +19,8 @@ from segue.deadline.comparison import (
     traced_rows,
 )
 from segue.deadline.traces import Trace
-from segue.deadline.view import Job
 from segue.errors import SpecError, TraceError
+from segue.policy.rules.view import Job
 
 HOUR = 3600.0
 # An hour of work, ten minutes to start, four hours of time in ticks of ten minutes, on-demand three times as dear.

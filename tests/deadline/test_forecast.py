@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from segue.deadline.comparison import Contender, Rows, as_published, outcome_on
-from segue.deadline.estimates import situation
 from segue.deadline.forecast import (
     SAMPLES,
     cadence_of,
@@ -21,10 +20,11 @@ from segue.deadline.forecast import (
     planned_policy,
     sample,
 )
-from segue.deadline.hopeless import refuse_hopeless
-from segue.deadline.policies import Capped, Greedy, OnDemandOnly, SpotOnly
-from segue.deadline.view import Mode
 from segue.errors import HopelessPlanError
+from segue.policy.estimates import situation
+from segue.policy.feasibility import refuse_hopeless
+from segue.policy.rules.heuristics import Capped, Greedy, OnDemandOnly, SpotOnly
+from segue.policy.rules.view import Mode
 from segue.records import Capacity, StopReason
 from segue.runlog.history import History
 from tests.deadline import START, Logbook, make_spec

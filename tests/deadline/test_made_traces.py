@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from segue.deadline.hazards import BINS, DOWN_RATES, UP_RATES, age_bin
 from segue.deadline.made_traces import made_up, recorded_trace
+from segue.policy.rules.hazards import BINS, DOWN_RATES, UP_RATES, age_bin
 from segue.records import Capacity, StopReason
 from tests.deadline import Logbook, make_spec
 

@@ -11,7 +11,7 @@ from prefect.client.schemas.objects import StateType
 
 from segue.clock import SystemClock
 from segue.controller import open_run
-from segue.deadline.handover import SPOT_AGAIN
+from segue.policy.handover import SPOT_AGAIN
 from segue.records import Capacity, SegmentPlan, StopReason, VerdictKind
 from segue.runlog.entries import DecisionEntry, HandoverEntry
 from segue.runlog.history import read_history

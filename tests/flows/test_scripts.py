@@ -14,8 +14,8 @@ from prefect.client.schemas.objects import StateType
 
 from segue.clock import SystemClock
 from segue.controller import open_run
-from segue.deadline import clamp
-from segue.deadline.estimates import situation
+from segue.policy import clamp
+from segue.policy.estimates import situation
 from segue.records import Capacity, StopReason, VerdictKind
 from segue.runlog.history import History, read_history
 from segue.spec import RunSpec

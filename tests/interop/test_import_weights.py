@@ -20,10 +20,10 @@ from segue.console import checkpoint_rows, segment_rows
 from segue.controller import decide_next
 from segue.curves.frame import curve
 from segue.data.order import SampleOrder
-from segue.deadline.estimates import situation
 from segue.interop.export import ExportFormat, export_checkpoint
 from segue.interop.import_weights import import_weights
 from segue.interop.initial_state import samples_seen_at
+from segue.policy.estimates import situation
 from segue.records import Capacity, StopReason, VerdictKind
 from segue.runlog.history import read_history
 from segue.runlog.log import RunLog

@@ -8,8 +8,8 @@ from datetime import timedelta
 import pytest
 
 from segue.controller import decide_next
-from segue.deadline.handover import SPOT_AGAIN
-from segue.deadline.spells import spells
+from segue.policy.availability import spells
+from segue.policy.handover import SPOT_AGAIN
 from segue.records import Capacity, SegmentPlan, SegmentReport, StopReason
 from segue.runlog import keys
 from segue.runlog.entries import DecisionEntry

@@ -14,10 +14,10 @@ from pathlib import Path
 
 from segue.clock import SystemClock
 from segue.controller import decide_next
-from segue.deadline.decide import Decision
 from segue.launch.assignment import Assignment
 from segue.launch.rendezvous import LaunchFolder
 from segue.local import account_for
+from segue.policy.decide import Decision
 from segue.records import Capacity, SegmentPlan
 from segue.runlog.log import RunLog
 from segue.spares.servant import Servant, Taken

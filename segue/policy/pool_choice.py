@@ -21,8 +21,8 @@ import math
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from segue.deadline.estimates import Situation
-from segue.deadline.spells import Spell, spells
+from segue.policy.availability import Spell, spells
+from segue.policy.estimates import Situation
 from segue.runlog.history import History
 from segue.spec import RunSpec
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from segue.deadline.view import Floats, Spells
+from segue.policy.rules.view import Floats, Spells
 
 HOUR = 3600.0
 AGE_EDGES_SECONDS = np.array([0.25, 0.58, 1.08, 2.08, 4.08, 8.08, 16.08]) * HOUR

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from segue.deadline.hazards import BINS, age_bin
-from segue.deadline.hidden import BELIEFS, belief_at, fades, likely
-from segue.deadline.table import moves
+from segue.policy.rules.belief import BELIEFS, belief_at, fades, likely
+from segue.policy.rules.hazards import BINS, age_bin
+from segue.policy.rules.plan_table import moves
 
 HOUR = 3600.0
 CHANCES = moves(600.0, up_factor=1.0, down_factor=1.0)

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from segue.deadline import clamp
-from segue.deadline.estimates import Situation
+from segue.policy import clamp
+from segue.policy.estimates import Situation
 from segue.records import Capacity, StopReason, VerdictKind
 from tests.deadline import Logbook, make_spec
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from segue.checkpoints.cadence import (
+from segue.policy.save_interval import (
     CostMeter,
     Life,
     SaveCost,

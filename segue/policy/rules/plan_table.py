@@ -6,7 +6,7 @@ State: time left R, slack S = R - C, where the run is, and spot up or down in on
     spot:       c + E V(R-h, S - d if it starts, spot while x' is up, else idle with what was lost, x')
     on-demand:  k c + E V(R-h, S - d if it starts, on-demand, x')
     hand-over:  c + k d + E V(R-h, S, spot or, if the spare dies as it boots, on-demand, x')
-    a look:     E over x of the above, where on on-demand nobody sees spot: x is what `segue.deadline.hidden` believes
+    a look:     E over x of the above, where on on-demand nobody sees spot: x is what `segue.policy.rules.belief` believes
 
 and V = 0 once S >= R: nothing is left to compute. A start's changeover d is taken from the slack at once. What the
 clamp forbids costs infinity. Between two points of the grid V is linear in S.
@@ -21,10 +21,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from segue.deadline import hidden
-from segue.deadline.hazards import AGE_EDGES_SECONDS, BINS, DOWN_RATES, UP_RATES, age_bin
 from segue.deadline.sight import SENTINEL_SECONDS
-from segue.deadline.view import IDLE, ON_DEMAND, SPOT, Floats, Job, View, Wishes
+from segue.policy.rules import belief
+from segue.policy.rules.hazards import AGE_EDGES_SECONDS, BINS, DOWN_RATES, UP_RATES, age_bin
+from segue.policy.rules.view import IDLE, ON_DEMAND, SPOT, Floats, Job, View, Wishes
 
 UP, DOWN = slice(0, BINS), slice(BINS, 2 * BINS)
 _IDLE, _SPOT, _ON_DEMAND = slice(0, 16), slice(16, 24), slice(24, None)
@@ -66,7 +66,7 @@ class Table:
         spell = np.where(view.is_up, 0, BINS) + age_bin(view.spell_seconds)
         row = np.where(view.mode == SPOT, spell % BINS, spell)
         if self.is_blind:
-            belief = hidden.belief_at(view.is_up, view.spell_seconds, view.unseen_seconds)
+            belief = belief.belief_at(view.is_up, view.spell_seconds, view.unseen_seconds)
             row = np.where(view.mode == ON_DEMAND, belief, row)
         return left, _FIRST_ROW[view.mode] + row, slack
 
@@ -82,7 +82,7 @@ def solve(
     step = _Step(job, step_seconds, slack_step_seconds, chances)
     count = int(np.ceil(job.total_seconds / step_seconds)) + 1
     slacks = int(np.ceil(max(job.total_seconds - job.work_seconds, 0.0) / slack_step_seconds)) + 2
-    rows = _ON_DEMAND.start + (hidden.BELIEFS if step.is_blind else 2 * BINS)
+    rows = _ON_DEMAND.start + (belief.BELIEFS if step.is_blind else 2 * BINS)
     value = np.zeros((rows, slacks))
     slack: Floats = np.arange(slacks, dtype=float) * slack_step_seconds
     wishes = np.empty((count, rows, slacks), np.int8)
@@ -117,8 +117,8 @@ class _Step:
         self._boot_steps = max(math.ceil(job.changeover_seconds / step_seconds - 1e-9), 1)
         self._later: deque[Floats] = deque(maxlen=self._boot_steps)
         self.is_blind = job.knowledge == "blind" and job.may_return
-        self._away = hidden.fades(step_seconds) if self.is_blind else chances
-        self._believed = hidden.likely(chances, step_seconds) if self.is_blind else np.empty(0)
+        self._away = belief.fades(step_seconds) if self.is_blind else chances
+        self._believed = belief.likely(chances, step_seconds) if self.is_blind else np.empty(0)
         self._just_seen = slice(None, None, BINS) if self.is_blind else slice(None)
         """Of the rows of on-demand: those in which spot has been seen a moment ago."""
 

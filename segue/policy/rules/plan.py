@@ -8,9 +8,9 @@ from typing import ClassVar
 
 import numpy as np
 
-from segue.deadline.hazards import factors
-from segue.deadline.table import Table, solve
-from segue.deadline.view import Floats, Job, View, Wishes
+from segue.policy.rules.hazards import factors
+from segue.policy.rules.plan_table import Table, solve
+from segue.policy.rules.view import Floats, Job, View, Wishes
 
 _GRID = 1.5
 """Between two factors that tables are solved for: a hazard off by a quarter costs less than the noise of one run."""
@@ -23,7 +23,7 @@ _ABSURD = 1.02
 
 @dataclass(frozen=True)
 class Plan:
-    """The cheapest expectation over what spot may do next (see `segue.deadline.table`)."""
+    """The cheapest expectation over what spot may do next (see `segue.policy.rules.plan_table`)."""
 
     prior_weight: float = 16.0
     """How many ended spells the published hazards count for against the run's own."""

@@ -7,9 +7,9 @@ import pytest
 
 from segue.deadline.comparison import Contender, made_rows, outcome_on
 from segue.deadline.forecast import planned_policy
-from segue.deadline.plan import Plan, table_for
-from segue.deadline.quick import QuickPlan
-from segue.deadline.view import Job
+from segue.policy.rules.plan import Plan, table_for
+from segue.policy.rules.quick import QuickPlan
+from segue.policy.rules.view import Job
 from tests.deadline.test_forecast import here, job_ahead, spec
 
 HOUR = 3600.0

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from segue.deadline.choice import POLICIES, named_policy
-from segue.deadline.handover import COME_BACK
-from segue.deadline.policies import Capped, Greedy, SpotOnly, UniformProgress
-from segue.deadline.view import Job, Mode, Spells, View
+from segue.policy.handover import COME_BACK
+from segue.policy.rules.heuristics import Capped, Greedy, SpotOnly, UniformProgress
+from segue.policy.rules.registry import POLICIES, named_policy
+from segue.policy.rules.view import Job, Mode, Spells, View
 from segue.spec import PolicySpec
 
 HOUR = 3600.0

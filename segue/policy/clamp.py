@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from segue.deadline.estimates import Situation
+from segue.policy.estimates import Situation
 
 if TYPE_CHECKING:
-    from segue.deadline.view import Flags, Floats, Job
+    from segue.policy.rules.view import Flags, Floats, Job
 
 
 def permits(slack: Floats, *, risk_seconds: Floats, on_demand_seconds: float) -> Flags:

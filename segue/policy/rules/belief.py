@@ -9,8 +9,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from segue.deadline.hazards import AGE_EDGES_SECONDS, BINS, age_bin
-from segue.deadline.view import Flags, Floats
+from segue.policy.rules.hazards import AGE_EDGES_SECONDS, BINS, age_bin
+from segue.policy.rules.view import Flags, Floats
 
 BELIEFS = 2 * BINS * BINS
 """By what was last seen, first up by age, then down by age; then by how long ago."""

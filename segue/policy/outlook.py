@@ -8,13 +8,13 @@ from itertools import takewhile
 
 import numpy as np
 
-from segue.deadline.choice import named_policy
-from segue.deadline.estimates import Situation
-from segue.deadline.hazards import DOWN_RATES, UNSEEN_SECONDS, UP_RATES, expected_ends
-from segue.deadline.plan import Plan
-from segue.deadline.policies import Capped, Policy
-from segue.deadline.spells import gap_of, preemptions, spells
-from segue.deadline.view import Floats, Job, Mode, Spells, View
+from segue.policy.availability import gap_of, preemptions, spells
+from segue.policy.estimates import Situation
+from segue.policy.rules.hazards import DOWN_RATES, UNSEEN_SECONDS, UP_RATES, expected_ends
+from segue.policy.rules.heuristics import Capped, Policy
+from segue.policy.rules.plan import Plan
+from segue.policy.rules.registry import named_policy
+from segue.policy.rules.view import Floats, Job, Mode, Spells, View
 from segue.records import Capacity
 from segue.runlog.history import History
 from segue.spec import RunSpec

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from segue.continuity.ladder import SET_ASIDE, to_set_aside
+from segue.policy.broken_resumes import SET_ASIDE, to_set_aside
 from segue.records import StopReason, VerdictKind
 from tests.deadline import Logbook, make_spec
 

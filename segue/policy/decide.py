@@ -6,19 +6,19 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Literal
 
-from segue.continuity.ladder import next_rung
-from segue.deadline import clamp
-from segue.deadline.estimates import Situation, situation
-from segue.deadline.handover import SPOT_AGAIN, handover_to
-from segue.deadline.pools import PoolChoice, choose_pool
-from segue.deadline.rollbacks import reason_to_give_up, skips_of, what_is_made_good
-from segue.deadline.spells import preemptions
+from segue.policy import clamp
+from segue.policy.anomalies import reason_to_give_up, skips_of, what_is_made_good
+from segue.policy.availability import preemptions
+from segue.policy.broken_resumes import next_rung
+from segue.policy.estimates import Situation, situation
+from segue.policy.handover import SPOT_AGAIN, handover_to
+from segue.policy.pool_choice import PoolChoice, choose_pool
 from segue.records import Capacity, CheckpointRef, SegmentPlan, SegmentReport, VerdictKind
 from segue.runlog.history import History
 from segue.spec import RunSpec
 
 if TYPE_CHECKING:
-    from segue.deadline.outlook import Outlook
+    from segue.policy.outlook import Outlook
 
 Action = Literal["run", "finished", "hopeless", "failed", "broken"]
 
@@ -127,7 +127,7 @@ def _by_policy(
         return *ruled, None
     if here.remaining_seconds is None:
         return Capacity.SPOT, "spot: no deadline, so as cheap as can be", None
-    from segue.deadline.outlook import outlook  # Only here, for it loads NumPy.
+    from segue.policy.outlook import outlook  # Only here, for it loads NumPy.
 
     ahead = outlook(spec, history, here, now=now, deployment=pool.asked)
     if ahead is None:

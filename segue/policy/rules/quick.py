@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from segue.deadline.plan import Plan, table_for
-from segue.deadline.table import Table
-from segue.deadline.view import Job
+from segue.policy.rules.plan import Plan, table_for
+from segue.policy.rules.plan_table import Table
+from segue.policy.rules.view import Job
 
 _CELLS = 50_000.0
 """Steps of time left times steps of slack, which is what a table's solution takes."""

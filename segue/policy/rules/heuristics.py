@@ -12,8 +12,8 @@ from typing import ClassVar, Protocol
 
 import numpy as np
 
-from segue.deadline.hazards import mean_left_seconds
-from segue.deadline.view import IDLE, ON_DEMAND, SPOT, Flags, View, Wishes
+from segue.policy.rules.hazards import mean_left_seconds
+from segue.policy.rules.view import IDLE, ON_DEMAND, SPOT, Flags, View, Wishes
 
 
 class Policy(Protocol):

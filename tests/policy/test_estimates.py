@@ -9,8 +9,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from segue.deadline import clamp
-from segue.deadline.estimates import at_risk_seconds, detection_seconds, save_seconds, situation, step_seconds
+from segue.policy import clamp
+from segue.policy.estimates import at_risk_seconds, detection_seconds, save_seconds, situation, step_seconds
 from segue.records import Capacity, SegmentPlan, SegmentReport, StopReason
 from tests.deadline import START, Logbook, make_spec
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from datetime import datetime, timedelta
 
-from segue.deadline import clamp
-from segue.deadline.estimates import Situation
 from segue.errors import HopelessPlanError
+from segue.policy import clamp
+from segue.policy.estimates import Situation
 from segue.spec import RunSpec
 from segue.units import span
 

@@ -6,13 +6,13 @@ from dataclasses import replace
 
 import pytest
 
-from segue.deadline.handover import SPOT_AGAIN, is_worth_a_spare, may_come_back, pause_seconds, permits
-from segue.deadline.outlook import wants_spot
+from segue.policy.handover import SPOT_AGAIN, is_worth_a_spare, may_come_back, pause_seconds, permits
+from segue.policy.outlook import wants_spot
 from segue.records import Capacity, StopReason
 from segue.runlog.entries import HandoverEntry
 from segue.runlog.history import History
 from tests.deadline import Logbook, make_spec
-from tests.deadline.test_policy_tables import HERE, NO_DEADLINE, UNMEASURED
+from tests.policy.test_decide import HERE, NO_DEADLINE, UNMEASURED
 
 SPOT, ON_DEMAND = Capacity.SPOT, Capacity.ON_DEMAND
 # 100 steps of 10 s, d 60, at risk 100, detection 15, answer 12: the clamp needs 1000 + 2 * 60 + 100 + 15 + 12 = 1247.

@@ -9,11 +9,11 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from segue.deadline.choice import named_policy
-from segue.deadline.plan import Plan, table_for
 from segue.deadline.simulator import Harshness, simulate
-from segue.deadline.view import Job, Mode
-from tests.deadline.test_policies import HOUR, IDLE, ON_DEMAND, SPOT, view
+from segue.policy.rules.plan import Plan, table_for
+from segue.policy.rules.registry import named_policy
+from segue.policy.rules.view import Job, Mode
+from tests.policy.rules.test_heuristics import HOUR, IDLE, ON_DEMAND, SPOT, view
 
 JOB = Job(total_seconds=20 * HOUR, work_seconds=10 * HOUR, changeover_seconds=360.0)
 

@@ -12,8 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from segue.deadline.estimates import Situation, situation
-from segue.deadline.pools import (
+from segue.policy.availability import Spell
+from segue.policy.estimates import Situation, situation
+from segue.policy.pool_choice import (
     PRIOR_LIFE_SECONDS,
     PRIOR_WAIT_SECONDS,
     REST_SECONDS,
@@ -22,7 +23,6 @@ from segue.deadline.pools import (
     choose_pool,
     pool_of,
 )
-from segue.deadline.spells import Spell
 from segue.records import Capacity, StopReason
 from tests.deadline import START, Logbook, make_spec
 

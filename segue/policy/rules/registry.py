@@ -6,8 +6,7 @@ import math
 from dataclasses import fields
 from typing import Any
 
-from segue.deadline.plan import Plan
-from segue.deadline.policies import (
+from segue.policy.rules.heuristics import (
     Greedy,
     OnDemandOnly,
     Policy,
@@ -17,6 +16,7 @@ from segue.deadline.policies import (
     TimeSliced,
     UniformProgress,
 )
+from segue.policy.rules.plan import Plan
 
 POLICIES: dict[str, type[Any]] = {
     "on_demand_only": OnDemandOnly,

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from segue.deadline import clamp
-from segue.deadline.estimates import Situation
-from segue.deadline.spells import preemptions
+from segue.policy import clamp
+from segue.policy.availability import preemptions
+from segue.policy.estimates import Situation
 from segue.records import Capacity
 from segue.runlog.entries import HandoverEntry
 from segue.runlog.history import History
