@@ -22,11 +22,11 @@ import numpy as np
 from benchmarks.deadline_adversary import adversarial_runs
 from benchmarks.deadline_paper import hours_beside_the_paper
 from benchmarks.deadline_speed import runs_per_second
-from segue.deadline.optimum import cheapest
-from segue.deadline.simulator import simulate
-from segue.deadline.traces import Trace, long_enough, read_traces, windows
 from segue.policy.rules.registry import POLICIES, named_policy
 from segue.policy.rules.view import Flags, Floats, Job, Knowledge
+from segue.simulation.optimum import cheapest
+from segue.simulation.simulator import simulate
+from segue.simulation.traces import Trace, long_enough, read_traces, windows
 
 HOUR = 3600.0
 SHARES = (0.5, 0.6, 0.7, 0.8, 0.9, 0.95)

@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from segue.deadline.simulator import Harshness, simulate
 from segue.policy.rules.registry import POLICIES, named_policy
 from segue.policy.rules.view import Flags, Job, Knowledge, Wishes
+from segue.simulation.simulator import Harshness, simulate
 
 _CHANCES = np.array([0.0, 0.02, 0.1, 0.3, 0.5, 0.7, 0.9, 0.98, 1.0])
 _RUNS_AT_ONCE = 2500

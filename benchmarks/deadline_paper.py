@@ -10,10 +10,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from segue.deadline.simulator import simulate
-from segue.deadline.traces import Trace, windows
 from segue.policy.rules.registry import named_policy
 from segue.policy.rules.view import Floats, Job, Mode
+from segue.simulation.simulator import simulate
+from segue.simulation.traces import Trace, windows
 
 HOUR = 3600.0
 PAPER = {"greedy": (30.8, 17.2), "uniform_progress": (25.1, 22.9)}

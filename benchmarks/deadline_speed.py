@@ -6,9 +6,9 @@ import time
 
 import numpy as np
 
-from segue.deadline.simulator import simulate
 from segue.policy.rules.registry import named_policy
 from segue.policy.rules.view import Flags, Job
+from segue.simulation.simulator import simulate
 
 HOUR = 3600.0
 _JOB = Job(60 * HOUR, 42 * HOUR, 0.1 * HOUR, knowledge="free", handover=False)

@@ -20,11 +20,11 @@ from segue.times import parse_deadline, parse_seconds
 from segue.units import span
 
 if TYPE_CHECKING:
-    from segue.deadline.comparison import Rows
-    from segue.deadline.forecast import Expected, Forecast, Sample
-    from segue.deadline.traces import Trace
     from segue.policy.estimates import Situation
     from segue.policy.rules.view import Job
+    from segue.simulation.comparison import Rows
+    from segue.simulation.forecast import Expected, Forecast, Sample
+    from segue.simulation.traces import Trace
 
 _PRIOR = "prior"
 _UNNAMED = "unnamed"
@@ -100,8 +100,8 @@ def _spec(
 
 
 def _asked(spec: RunSpec, seconds: float | None, *, now: datetime) -> _Asked:
-    from segue.deadline.forecast import without_measures
     from segue.policy import estimates
+    from segue.simulation.forecast import without_measures
 
     spec.require_future_deadline(now)
     history, notes = _history(spec)
@@ -142,8 +142,8 @@ def _history(spec: RunSpec) -> tuple[History, tuple[str, ...]]:
 def _planned(
     asked: _Asked, *, traces: str, runs: int, seed: int, save_seconds: float | None, to: Path | None
 ) -> tuple[dict[str, Any], Forecast]:
-    from segue.deadline import forecast
     from segue.policy import clamp, feasibility
+    from segue.simulation import forecast
 
     spec, here = asked.spec, asked.here
     given = _traces(traces)
@@ -191,7 +191,7 @@ def _notes_on(spec: RunSpec, expected: Forecast, job: Job) -> tuple[str, ...]:
 def _rows(given: list[Trace], job: Job, *, runs: int, seed: int) -> tuple[list[Rows], tuple[str, ...]]:
     import numpy as np
 
-    from segue.deadline.comparison import made_rows, traced_rows
+    from segue.simulation.comparison import made_rows, traced_rows
 
     random = np.random.default_rng(seed)
     if not given:
@@ -201,7 +201,7 @@ def _rows(given: list[Trace], job: Job, *, runs: int, seed: int) -> tuple[list[R
 
 
 def _traces(named: str) -> list[Trace]:
-    from segue.deadline.traces import read_traces
+    from segue.simulation.traces import read_traces
 
     return [] if named == _PRIOR else read_traces(Path(named))
 

@@ -18,9 +18,9 @@ from segue.times import parse_seconds
 from segue.units import span
 
 if TYPE_CHECKING:
-    from segue.deadline.comparison import Figures
-    from segue.deadline.traces import Trace
     from segue.policy.rules.view import Job
+    from segue.simulation.comparison import Figures
+    from segue.simulation.traces import Trace
 
 _USUAL = ("plan", "slack_age", "uniform_progress", "time_sliced", "greedy", "threshold", "on_demand_only")
 _RECORDED_TICK_SECONDS = 60.0
@@ -78,9 +78,9 @@ def simulate(
     """
     import numpy as np
 
-    from segue.deadline import comparison
-    from segue.deadline.simulator import Harshness
     from segue.policy.rules.view import Job
+    from segue.simulation import comparison
+    from segue.simulation.simulator import Harshness
 
     refuse_endless({"--price-ratio": price_ratio, "--save-seconds": save_seconds})
     every = parse_seconds(save_every, name="save-every") if save_every else 0.0
@@ -142,8 +142,8 @@ def _refuse_too_little_time(job: Job, *, pace: float) -> None:
 
 def _traces(path: Path | None, run: str | None, *, store: str, endpoint_url: str | None) -> list[Trace]:
     """The traces asked for; none asked for means made ones."""
-    from segue.deadline.made_traces import recorded_trace
-    from segue.deadline.traces import read_traces
+    from segue.simulation.synthetic import recorded_trace
+    from segue.simulation.traces import read_traces
 
     found = [] if path is None else read_traces(path)
     if run is not None:

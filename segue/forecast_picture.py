@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 from segue.errors import MissingExtraError
 
 if TYPE_CHECKING:
-    from segue.deadline.forecast import Sample
     from segue.policy.rules.view import Floats
+    from segue.simulation.forecast import Sample
 
 _COLOURS = {"finished": "#ffffff", "idle": "#dddddd", "spot": "#2f6db0", "on-demand": "#e07b39"}
 """By mode, from -1 on."""

@@ -105,7 +105,7 @@ def test_policies_have_no_clock_no_chance_and_no_io():
     banned = ("time", "os", "random", "secrets", "socket", "pathlib", "io", "shutil", "subprocess", "threading")
     banned += ("segue.clock", "segue.stores", "segue.runlog.log", "segue.runlog.keys")
     # Traces are read for simulations; nothing that decides in a run imports their file.
-    assert offenders("segue/deadline", banned, but=("segue/deadline/traces.py",)) == []
+    assert offenders("segue/deadline", banned, but=("segue/simulation/traces.py",)) == []
     used = {name for tree in sources("segue/deadline").values() for name in names(tree)}
     assert used.isdisjoint(READS_TIME | {"open", "print", "input"})
 

@@ -12,8 +12,8 @@ import pytest
 from benchmarks.deadline import NAMES, Options, measure, settings
 from benchmarks.deadline_adversary import Enemy, adversarial_runs
 from benchmarks.deadline_paper import hours_beside_the_paper
-from segue.deadline.traces import Trace
 from segue.policy.rules.registry import POLICIES
+from segue.simulation.traces import Trace
 
 KEYS = {
     *("cost_vs_on_demand", "cost_vs_optimum", "p95_vs_optimum", "vs_uniform_progress", "misses", "runs"),

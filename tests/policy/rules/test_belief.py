@@ -51,7 +51,7 @@ def test_the_time_since_goes_on_and_what_was_seen_stays():
 @pytest.mark.parametrize("hours", [0.3, 1.5, 6.0])
 def test_beliefs_are_what_happens_to_spot_that_nobody_watches(hours):
     """Against many made stretches: how often spot is up so long after it went down."""
-    from segue.deadline.made_traces import made_up
+    from segue.simulation.synthetic import made_up
 
     random = np.random.default_rng(7)
     up = made_up(random, runs=3000, seconds=30 * HOUR, tick_seconds=600.0)

@@ -9,10 +9,10 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from segue.deadline.simulator import Harshness, simulate
 from segue.policy.rules.plan import Plan, table_for
 from segue.policy.rules.registry import named_policy
 from segue.policy.rules.view import Job, Mode
+from segue.simulation.simulator import Harshness, simulate
 from tests.policy.rules.test_heuristics import HOUR, IDLE, ON_DEMAND, SPOT, view
 
 JOB = Job(total_seconds=20 * HOUR, work_seconds=10 * HOUR, changeover_seconds=360.0)
@@ -28,7 +28,7 @@ def test_it_expects_to_pay_between_the_price_of_spot_and_that_of_on_demand():
 
 
 def test_what_it_expects_is_what_the_simulator_charges_on_spot_as_published():
-    from segue.deadline.made_traces import made_up
+    from segue.simulation.synthetic import made_up
 
     up = made_up(np.random.default_rng(5), runs=400, seconds=JOB.total_seconds + 600, tick_seconds=600.0)
     job = replace(JOB, knowledge="free")
@@ -39,7 +39,7 @@ def test_what_it_expects_is_what_the_simulator_charges_on_spot_as_published():
 
 
 def test_work_that_deaths_undo_is_expected_as_the_simulator_charges_it():
-    from segue.deadline.made_traces import made_up
+    from segue.simulation.synthetic import made_up
 
     up = made_up(np.random.default_rng(6), runs=400, seconds=JOB.total_seconds + 600, tick_seconds=600.0)
     job = replace(JOB, knowledge="free", lost_by_a_death_seconds=900.0)
@@ -108,7 +108,7 @@ def test_blind_it_does_not_look_where_finding_nothing_could_not_be_afforded():
 
 
 def test_what_is_known_of_spot_while_on_on_demand_is_worth_its_price():
-    from segue.deadline.made_traces import made_up
+    from segue.simulation.synthetic import made_up
 
     up = made_up(np.random.default_rng(3), runs=150, seconds=14 * HOUR, tick_seconds=600.0)
     job = replace(JOB, total_seconds=13 * HOUR, handover=False)

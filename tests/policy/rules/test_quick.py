@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from segue.deadline.comparison import Contender, made_rows, outcome_on
-from segue.deadline.forecast import planned_policy
 from segue.policy.rules.plan import Plan, table_for
 from segue.policy.rules.quick import QuickPlan
 from segue.policy.rules.view import Job
-from tests.deadline.test_forecast import here, job_ahead, spec
+from segue.simulation.comparison import Contender, made_rows, outcome_on
+from segue.simulation.forecast import planned_policy
+from tests.simulation.test_forecast import here, job_ahead, spec
 
 HOUR = 3600.0
 DAY = 24 * HOUR

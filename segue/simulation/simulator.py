@@ -11,10 +11,10 @@ from typing import Protocol
 
 import numpy as np
 
-from segue.deadline.sight import Sight
 from segue.policy import clamp
 from segue.policy.rules.heuristics import Capped, Policy
 from segue.policy.rules.view import IDLE, ON_DEMAND, SPOT, Flags, Floats, Job, View, Wishes
+from segue.simulation.observation import Sight
 
 _NOTHING_SECONDS = 1e-3
 """Work that rounding leaves over."""

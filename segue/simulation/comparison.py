@@ -12,14 +12,14 @@ from typing import Any
 
 import numpy as np
 
-from segue.deadline.made_traces import made_up
-from segue.deadline.optimum import cheapest
-from segue.deadline.simulator import Harshness, Outcome, simulate
-from segue.deadline.traces import Trace, long_enough, windows
 from segue.errors import COMMAND_LINE, SpecError
 from segue.policy.rules.heuristics import OnDemandOnly, Policy, UniformProgress
 from segue.policy.rules.registry import POLICIES, named_policy
 from segue.policy.rules.view import Flags, Floats, Job
+from segue.simulation.optimum import cheapest
+from segue.simulation.simulator import Harshness, Outcome, simulate
+from segue.simulation.synthetic import made_up
+from segue.simulation.traces import Trace, long_enough, windows
 
 OWN = frozenset({"plan", "slack_age"})
 """Policies that run with the job's knowledge and hand-over; all others as published."""

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from segue.deadline.traces import Trace
 from segue.policy.availability import spells
 from segue.policy.rules.hazards import DOWN_RATES, UP_RATES, age_bin
 from segue.policy.rules.view import Flags, Floats
 from segue.runlog.history import History
+from segue.simulation.traces import Trace
 
 _FORGOTTEN = 1e-7
 """Share of spells that may be older than the oldest start that is drawn."""

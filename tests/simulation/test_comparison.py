@@ -7,7 +7,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from segue.deadline.comparison import (
+from segue.errors import SpecError, TraceError
+from segue.policy.rules.view import Job
+from segue.simulation.comparison import (
     Contender,
     Rows,
     as_published,
@@ -18,9 +20,7 @@ from segue.deadline.comparison import (
     tick_seconds_for,
     traced_rows,
 )
-from segue.deadline.traces import Trace
-from segue.errors import SpecError, TraceError
-from segue.policy.rules.view import Job
+from segue.simulation.traces import Trace
 
 HOUR = 3600.0
 # An hour of work, ten minutes to start, four hours of time in ticks of ten minutes, on-demand three times as dear.

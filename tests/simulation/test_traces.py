@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from segue.deadline.traces import Trace, long_enough, read_trace, read_traces, windows
 from segue.errors import TraceError
+from segue.simulation.traces import Trace, long_enough, read_trace, read_traces, windows
 
 
 def write(folder: Path, name: str, data: object, *, gap: object = 600) -> Path:

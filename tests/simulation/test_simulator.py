@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from segue.deadline.optimum import cheapest
-from segue.deadline.simulator import Harshness, simulate
 from segue.policy.rules.heuristics import Capped, Greedy, OnDemandOnly, SpotOnly, UniformProgress
 from segue.policy.rules.registry import named_policy
 from segue.policy.rules.view import Job, Mode
+from segue.simulation.optimum import cheapest
+from segue.simulation.simulator import Harshness, simulate
 
 TICK, HOUR = 600.0, 3600.0
 JOB = Job(total_seconds=3 * HOUR, work_seconds=HOUR, changeover_seconds=300.0, knowledge="free", handover=False)

@@ -8,8 +8,15 @@ from datetime import timedelta
 import numpy as np
 import pytest
 
-from segue.deadline.comparison import Contender, Rows, as_published, outcome_on
-from segue.deadline.forecast import (
+from segue.errors import HopelessPlanError
+from segue.policy.estimates import situation
+from segue.policy.feasibility import refuse_hopeless
+from segue.policy.rules.heuristics import Capped, Greedy, OnDemandOnly, SpotOnly
+from segue.policy.rules.view import Mode
+from segue.records import Capacity, StopReason
+from segue.runlog.history import History
+from segue.simulation.comparison import Contender, Rows, as_published, outcome_on
+from segue.simulation.forecast import (
     SAMPLES,
     cadence_of,
     forecast,
@@ -20,13 +27,6 @@ from segue.deadline.forecast import (
     planned_policy,
     sample,
 )
-from segue.errors import HopelessPlanError
-from segue.policy.estimates import situation
-from segue.policy.feasibility import refuse_hopeless
-from segue.policy.rules.heuristics import Capped, Greedy, OnDemandOnly, SpotOnly
-from segue.policy.rules.view import Mode
-from segue.records import Capacity, StopReason
-from segue.runlog.history import History
 from tests.deadline import START, Logbook, make_spec
 
 HOUR = 3600.0

@@ -12,8 +12,6 @@ from datetime import datetime, timedelta
 
 import numpy as np
 
-from segue.deadline.comparison import Contender, Rows, as_published, outcome_on
-from segue.deadline.simulator import Harshness, Outcome, simulate
 from segue.policy import clamp
 from segue.policy.availability import preemptions
 from segue.policy.estimates import Situation
@@ -25,6 +23,8 @@ from segue.policy.rules.view import Floats, Job
 from segue.policy.save_interval import PRIOR_LIFE_SECONDS, Cadence, Life, SaveCost, as_asked, interval_seconds
 from segue.records import Capacity
 from segue.runlog.history import History
+from segue.simulation.comparison import Contender, Rows, as_published, outcome_on
+from segue.simulation.simulator import Harshness, Outcome, simulate
 from segue.spec import RunSpec
 
 SAMPLES = 12
