@@ -34,7 +34,7 @@ from segue.runlog.entries import CommitEntry, SealEntry, encode
 from segue.runlog.log import RunLog
 from segue.stores import LocalStore
 from segue.trainer.attempt import run_attempt
-from segue.trainer.components import RNG_PREFIX, Progress, capture, components_of
+from segue.trainer.state import RNG_PREFIX, Progress, capture, components_of
 from segue.trainer.step import do_step
 
 STEP_SECONDS = 0.020

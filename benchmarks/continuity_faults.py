@@ -12,7 +12,7 @@ import torch
 from segue.checkpoints.loading.snapshot import digest, take
 from segue.data.loader import Feed
 from segue.recipe import Recipe
-from segue.trainer.components import Component
+from segue.trainer.state import Component
 
 NAMED_REPLAY = frozenset({"model or randomness"})
 SETUP_CODE = frozenset({"setup.code", "setup.hyperparameters", "setup.model"})

@@ -28,8 +28,8 @@ from segue.runlog.log import RunLog
 from segue.spec import RunSpec
 from segue.stores import LocalStore
 from segue.trainer import attempt
-from segue.trainer.components import Component, Progress, capture
 from segue.trainer.resume import Resume
+from segue.trainer.state import Component, Progress, capture
 from segue.trainer.step import do_step
 
 RUN_ID = "run"

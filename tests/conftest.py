@@ -13,7 +13,7 @@ from segue.clock import SystemClock
 from segue.controller import open_run
 from segue.runlog.log import RunLog
 from segue.spec import RunSpec
-from tests.nursery import Nursery
+from tests.support.forked_trainers import Nursery
 
 TOGETHER = {"stores": "s3"}
 """Folders whose tests share servers that take long to start: all of them go to one process of a parallel run.

@@ -45,7 +45,7 @@ class _Record(NamedTuple):
 def repeats(frame: pd.DataFrame, history: History) -> pd.DataFrame:
     """One row for each accepted step and each other record of it.
 
-    `frame` is that of `segue.curves.frame.curve_frame`. Columns: step, attempt_id, recorded_by, changes (in which fields the
+    `frame` is that of `curve_frame`. Columns: step, attempt_id, recorded_by, changes (in which fields the
     environments differ), lr and lr_before, and for each of loss, grad_norm and param_norm its value, the one
     `_before`, their relative `_difference` and the `_allowed` one. On equal environments no difference is allowed.
     On others the verdict's tolerances hold for eight steps, none after that and none for another number of ranks; the

@@ -30,7 +30,7 @@ from segue.interop.export_readme import readme
 from segue.runlog import keys
 from segue.runlog.history import Checkpoint, History
 from segue.runlog.log import RunLog
-from segue.trainer.components import PROGRESS
+from segue.trainer.state import PROGRESS
 
 log = logging.getLogger(__name__)
 

@@ -14,8 +14,8 @@ from segue.interop.weights_file import Fit, fit_into, read_weights
 from segue.recipe import Recipe, import_build
 from segue.records import Environment, WeightsFile
 from segue.spec import RunSpec
-from segue.trainer.components import Progress, capture, components_of
 from segue.trainer.environment import environment_of, prepare_device
+from segue.trainer.state import Progress, capture, components_of
 
 _ACCELERATOR_STREAMS = "rng.cuda"
 

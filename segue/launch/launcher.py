@@ -15,7 +15,7 @@ from segue.launch.assignment import Assignment
 from segue.launch.rendezvous import RANKS_VARIABLE, LaunchFolder
 from segue.spec import RunSpec
 
-_CHILD = (sys.executable, "-m", "segue.trainer.child")
+_CHILD = (sys.executable, "-m", "segue.trainer.main")
 _LOOPBACK = "127.0.0.1"
 
 

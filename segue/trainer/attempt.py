@@ -31,16 +31,16 @@ from segue.stores import LocalStore
 from segue.stores.base import Store, StoreReadError, StoreWriteError
 from segue.stores.retry import patiently
 from segue.trainer.claim import Claim, claim_run
-from segue.trainer.components import Progress, components_of, same_on_every_rank
 from segue.trainer.environment import environment_of, prepare_device
 from segue.trainer.heartbeat import Describe, HeartbeatThread, Watcher
 from segue.trainer.loop import TrainingLoop
-from segue.trainer.parallel import spread
-from segue.trainer.ranks import Ranks
+from segue.trainer.ranks.collectives import Ranks
+from segue.trainer.ranks.ddp import spread
+from segue.trainer.ranks.group import Team, local_rank, meet
+from segue.trainer.recipe_record import setup_components
 from segue.trainer.reports import append_report, failure_of
 from segue.trainer.resume import Resume
-from segue.trainer.setup import setup_components
-from segue.trainer.team import Team, local_rank, meet
+from segue.trainer.state import Progress, components_of, same_on_every_rank
 
 log = logging.getLogger(__name__)
 

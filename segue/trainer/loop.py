@@ -44,17 +44,17 @@ from segue.runlog.history import read_history
 from segue.runlog.log import RunLog
 from segue.spec import MOST_WITNESS_STEPS
 from segue.stores.base import StoreReadError, StoreWriteError
-from segue.trainer.accord import Word, agree, put_together
-from segue.trainer.account import Account
 from segue.trainer.claim import Claim
-from segue.trainer.components import RNG_PREFIX, Component, Progress
-from segue.trainer.fire_drill import FireDrill, is_due
-from segue.trainer.parallel import spread_again
+from segue.trainer.ranks.consensus import Word, agree, put_together
+from segue.trainer.ranks.ddp import spread_again
+from segue.trainer.ranks.group import Team
+from segue.trainer.rehearsal import FireDrill, is_due
+from segue.trainer.reporting import Account
 from segue.trainer.reports import failure_of
 from segue.trainer.resume import Resume
 from segue.trainer.saving import Saving, life_on
+from segue.trainer.state import RNG_PREFIX, Component, Progress
 from segue.trainer.step import do_step, to_device
-from segue.trainer.team import Team
 from segue.trainer.time_left import REPORT_SECONDS, Pace, TimeLeft
 
 log = logging.getLogger(__name__)

@@ -1,191 +1,127 @@
-"""The fire drill's process: a fresh one that restores the newest sealed checkpoint and does its next steps again.
-
-What a recipe forgets to register comes to light here, before the first preemption does it. Writes nothing but its
-verdict; ends with whoever started it.
-"""
+"""The fire drill: at the run's first sealed commit a fresh process rehearses the resume, while training goes on."""
 
 from __future__ import annotations
 
 import logging
+import math
 import os
-import signal
+import subprocess
 import sys
-import threading
-from contextlib import suppress
-from itertools import takewhile
+import tempfile
 from pathlib import Path
-from typing import Any
 
-from segue.checkpoints.loading.read import read_stored
-from segue.checkpoints.loading.snapshot import digest, snapshot_of, take
-from segue.clock import Clock, SystemClock
-from segue.continuity.fingerprints import batch_fingerprint, input_fingerprint, streams_fingerprint
-from segue.continuity.recipe_diff import SetupChanges, loose_hint, setup_changes
-from segue.continuity.verdict import digest_findings, judge
-from segue.data.loader import Feed, seed_all
-from segue.errors import CheckpointError, SegueError
+import torch
+
+from segue.errors import FireDrillError
 from segue.launch.assignment import Assignment, ExitCode
-from segue.recipe import import_build
-from segue.records import Finding, Verdict, VerdictKind, WitnessRow
-from segue.runlog.entries import DrillEntry, Entry
-from segue.runlog.history import Checkpoint, read_history
-from segue.runlog.log import RunLog, Stamp
-from segue.spec import MOST_WITNESS_STEPS
-from segue.stores import open_store
+from segue.records import VerdictKind
+from segue.runlog.history import History, read_history
+from segue.runlog.log import RunLog
 from segue.stores.retry import patiently
-from segue.trainer.components import RNG_PREFIX, Progress, capture, components_of
-from segue.trainer.environment import environment_of, prepare_device
-from segue.trainer.resume import restore_all
-from segue.trainer.setup import setup_components
-from segue.trainer.step import do_step, to_device
 
-log = logging.getLogger("segue.rehearsal")
+log = logging.getLogger(__name__)
 
-_NICENESS = 10
-_LOOK_SECONDS = 0.2
-_TRIES = 3
+_OF_FREE_MEMORY = 0.5
+"""The share of the free memory that a second copy of the state may take."""
 
 
-def rehearse(assignment: Assignment, runlog: RunLog, checkpoint: Checkpoint) -> Verdict:
-    """Restore a checkpoint into a recipe built afresh, replay its witness, and judge; nothing is written.
+def is_due(assignment: Assignment, history: History, *, ranks: int) -> bool:
+    """Whether this attempt should hold one: no resume of the run was replayed yet, by a drill or in earnest.
 
-    Raises:
-        CheckpointError, StoreReadError: the checkpoint cannot be read.
+    Several ranks would need as many processes more; their first resume is judged when it comes.
     """
-    spec = assignment.spec
-    device = prepare_device(spec)
-    changes = checkpoint.manifest.environment.differs_from(environment_of(device))
-    stored = read_stored([runlog.store], run_id=runlog.run_id, manifest=checkpoint.manifest)
-    snapshot = snapshot_of(stored)
-    seed_all(spec.seed)
-    build = import_build(spec.recipe)
-    recipe = build(dict(spec.config))
-    recipe.model.to(device)
-    progress = Progress()
-    feed = Feed(recipe.data, recipe=spec.recipe, seed=spec.seed, skips=assignment.plan.skips)
-    components = components_of(recipe, progress, name=spec.recipe)
-    components |= setup_components(recipe, feed, progress, build=build, config=spec.config)
-    restore_all(components, snapshot)
-    batches = feed.batches(progress.samples_seen)
-    live = take(capture(components), copy=False)
-    restored = digest(live)
-    found = setup_changes(snapshot.skeletons, live.skeletons, environment_changes=changes)
-    # The same code and config as a moment ago: what differs is this process's own, unless the rows say otherwise.
-    setup = SetupChanges(noted=(*found.findings, *found.accepted, *found.noted))
-    hint = loose_hint(snapshot.skeletons, live.skeletons)
-    rows: list[WitnessRow] = []
-    skipped = feed.order.left_out_of_next(MOST_WITNESS_STEPS, samples_seen=progress.samples_seen)
-    left_out = {batch_fingerprint(feed.order.batch(start)) for start in skipped}
-    witness = tuple(takewhile(lambda row: row.batch_fingerprint not in left_out, checkpoint.rows))
-    if not digest_findings(stored.digests, restored):
-        for row in witness:
-            batch = next(batches)
-            seen = input_fingerprint(batch.content)
-            streams = streams_fingerprint({n: c.capture() for n, c in components.items() if n.startswith(RNG_PREFIX)})
-            outcome = do_step(recipe, to_device(batch.content, device), step=row.step)
-            ids = batch_fingerprint(batch.ids)
-            rows.append(
-                WitnessRow(
-                    step=row.step,
-                    batch_fingerprint=ids,
-                    input_fingerprint=seen,
-                    streams=streams,
-                    **outcome._asdict(),
-                )
-            )
-    return judge(
-        committed=stored.digests,
-        restored=restored,
-        witness=witness,
-        replay=rows,
-        environment_changes=changes,
-        setup=setup,
-        hint=hint,
-    )
+    continuity = assignment.spec.continuity
+    if continuity.fire_drill == "off" or not continuity.witness_steps or ranks > 1:
+        return False
+    return not history.drills and not any(entry.verdict.rows_compared for entry in history.resumes)
 
 
-def main() -> int:
-    """Rehearse what the assignment on standard input will have to do after a preemption.
+class FireDrill:
+    """One rehearsal at most. A trainer that ends takes it along."""
 
-    The first argument is the descriptor of a pipe whose other end the trainer holds.
-    """
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    os.nice(_NICENESS)
-    clock: Clock = SystemClock()
-    started = clock.monotonic()
-    with suppress(OSError):
-        # Should memory run out, this goes before the trainer does.
-        Path("/proc/self/oom_score_adj").write_text("1000", encoding="ascii")
-    assignment = Assignment.model_validate_json(sys.stdin.buffer.read())
-    threading.Thread(target=_outlive_nobody, args=(int(sys.argv[1]),), name="segue-owner", daemon=True).start()
-    spec = assignment.spec
-    prefix = f"{spec.run_id} fire drill"
-    logging.basicConfig(level=logging.INFO, stream=sys.stderr, format=f"%(levelname)s {prefix} | %(message)s")
-    runlog = RunLog(open_store(spec.store), spec.run_id, clock=clock)
-    try:
-        checkpoint, verdict = _newest_judged(assignment, runlog, clock)
-        seconds = clock.monotonic() - started
-        patiently(lambda: runlog.append(_entry(checkpoint, verdict, seconds)), what="drill")
-    except SegueError as error:
-        log.warning("the fire drill could not be made reason=%s", error)
-        return error.exit_code
-    say = log.error if verdict.kind is VerdictKind.BROKEN else log.info
-    say("judged step=%d seconds=%.1f verdict=%s", checkpoint.manifest.step, seconds, verdict.sentence)
-    return ExitCode.BROKEN if verdict.kind is VerdictKind.BROKEN else 0
+    def __init__(self, assignment: Assignment, runlog: RunLog, *, is_due: bool) -> None:
+        self._assignment, self._runlog, self._is_due = assignment, runlog, is_due
+        self._process: subprocess.Popen[bytes] | None = None
+        self._owner_end = -1
 
-
-def _newest_judged(assignment: Assignment, runlog: RunLog, clock: Clock) -> tuple[Checkpoint, Verdict]:
-    """Judge the newest checkpoint that has a witness; where commits are quick, it may be pruned under our hands.
-
-    Raises:
-        CheckpointError, StoreReadError: none could be read.
-    """
-    for tries_left in reversed(range(_TRIES)):
-        checkpoint = _newest_sealed(runlog, clock)
+    def begin(self, *, state_bytes: int) -> None:
+        """Rehearse the resume from the newest sealed checkpoint; the first may still be on its way."""
+        if not self._is_due:
+            return
+        self._is_due = False
+        if not _has_room(state_bytes):
+            log.warning("no fire drill: no memory for a second copy of the state bytes=%d", state_bytes)
+            return
+        command = [sys.executable, "-m", "segue.trainer.rehearsal_main"]
+        env = os.environ | {"SEGUE_FIRE_DRILL": "1"}
+        ours, self._owner_end = os.pipe()  # Its other end closes when this process ends, however it ends.
         try:
-            return checkpoint, _judged(assignment, runlog, checkpoint)
-        except CheckpointError:
-            if not tries_left:
-                raise
-    raise AssertionError("unreachable")
+            with tempfile.TemporaryFile() as file:
+                file.write(self._assignment.model_dump_json().encode())
+                file.seek(0)
+                self._process = subprocess.Popen([*command, str(ours)], stdin=file, pass_fds=[ours], env=env)
+        except OSError as error:
+            os.close(self._owner_end)
+            log.warning("no fire drill: its process could not be started reason=%s", error)
+        finally:
+            os.close(ours)
+
+    def look(self) -> None:
+        """Take note of how it ended, if it did.
+
+        Raises:
+            FireDrillError: a fresh process did not continue the run, and the spec says to stop then.
+        """
+        if self._process is None or (code := self._process.poll()) is None:
+            return
+        self.close()
+        if code != ExitCode.BROKEN:
+            return
+        drills = patiently(lambda: read_history(self._runlog), what="log").drills
+        broken = next((entry.verdict for entry in drills if entry.verdict.kind is VerdictKind.BROKEN), None)
+        if broken is not None and self._assignment.spec.continuity.fire_drill == "stop":
+            raise FireDrillError(sentence=broken.findings[0].sentence)
+
+    def close(self) -> None:
+        """End it."""
+        if self._process is None:
+            return
+        process, self._process = self._process, None
+        process.kill()
+        process.wait()
+        os.close(self._owner_end)
 
 
-def _judged(assignment: Assignment, runlog: RunLog, checkpoint: Checkpoint) -> Verdict:
+def _has_room(state_bytes: int) -> bool:
+    if torch.cuda.is_available() and torch.cuda.memory_allocated():
+        free, _ = torch.cuda.mem_get_info()
+        if torch.cuda.max_memory_allocated() > _OF_FREE_MEMORY * free:
+            return False
+    return max(state_bytes, _own_bytes()) <= _OF_FREE_MEMORY * min(_free_bytes(), _left_to_container())
+
+
+def _own_bytes() -> int:
+    """What this process has in memory: the data set that it has loaded, the other one will load too."""
     try:
-        return rehearse(assignment, runlog, checkpoint)
-    except SegueError:
-        raise
-    except (Exception, SystemExit) as error:
-        # A recipe may not bear a second process beside the first, for a file or a port that it takes for itself.
-        log.warning("the recipe raised in the fire drill", exc_info=error)
-        why = f"a second process could not run the recipe beside the first: {type(error).__name__}: {error}"
-        return Verdict(
-            kind=VerdictKind.UNVERIFIED, findings=(Finding(component="recipe", channel="raised", sentence=why),)
-        )
+        pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
+    except OSError:
+        return 0
+    return pages * os.sysconf("SC_PAGE_SIZE")
 
 
-def _newest_sealed(runlog: RunLog, clock: Clock) -> Checkpoint:
-    """The newest checkpoint with a witness, waited for as long as the trainer lives."""
-    while True:
-        usable = patiently(lambda: read_history(runlog), what="log").usable
-        found = next((checkpoint for checkpoint in reversed(usable) if checkpoint.rows), None)
-        if found is not None:
-            return found
-        clock.sleep(_LOOK_SECONDS)
+def _free_bytes() -> float:
+    try:
+        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+    except OSError:
+        return math.inf  # A system that does not say.
+    kilobytes = (int(line.split()[1]) for line in lines if line.startswith("MemAvailable:"))
+    return next((1024.0 * found for found in kilobytes), math.inf)
 
 
-def _entry(checkpoint: Checkpoint, verdict: Verdict, seconds: float) -> Any:
-    def build(stamp: Stamp) -> Entry:
-        facts = {"checkpoint": checkpoint.ref, "verdict": verdict, "seconds": round(seconds, 2)}
-        return DrillEntry.model_validate(stamp(epoch=0) | facts)
-
-    return build
-
-
-def _outlive_nobody(owner: int) -> None:
-    os.read(owner, 1)  # Comes to its end when the trainer does.
-    os._exit(0)
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+def _left_to_container() -> float:
+    folder = Path("/sys/fs/cgroup")
+    try:
+        limit, used = ((folder / name).read_text(encoding="ascii").strip() for name in ("memory.max", "memory.current"))
+    except OSError:
+        return math.inf
+    return math.inf if limit == "max" else float(int(limit) - int(used))

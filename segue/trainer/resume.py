@@ -24,8 +24,8 @@ from segue.runlog.log import RunLog, Stamp
 from segue.stores.base import Store, StoreReadError
 from segue.stores.retry import patiently
 from segue.trainer.claim import Claim
-from segue.trainer.components import Component, capture
-from segue.trainer.ranks import Ranks
+from segue.trainer.ranks.collectives import Ranks
+from segue.trainer.state import Component, capture
 
 log = logging.getLogger(__name__)
 

@@ -31,8 +31,8 @@ from segue.recipe import Recipe
 from segue.records import Capacity, CheckpointRef
 from segue.runlog.history import History
 from segue.spec import CheckpointSpec
-from segue.trainer.components import RNG_PREFIX, Component, Progress, capture
-from segue.trainer.parallel import bare
+from segue.trainer.ranks.ddp import bare
+from segue.trainer.state import RNG_PREFIX, Component, Progress, capture
 
 log = logging.getLogger(__name__)
 

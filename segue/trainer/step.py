@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 
 from segue.recipe import Recipe
-from segue.trainer.parallel import parameter_norm, total_norm
+from segue.trainer.ranks.ddp import parameter_norm, total_norm
 
 
 class Outcome(NamedTuple):

@@ -220,7 +220,7 @@ def test_a_save_does_not_build_on_durable_bytes_that_only_the_fast_folder_still_
     """Incremental saves refer to earlier shards; after a resume from the fast folder nobody has looked at those."""
     folder = Path(make_spec().store.url).with_name("fast")
     checkpoints = {"every_steps": 10, "keep": 2, "full_every": 8, "fast_folder": str(folder)}
-    fields = {"recipe": "tests.frozen_recipe:build", "steps": 40, "checkpoints": checkpoints}
+    fields = {"recipe": "tests.recipes.frozen:build", "steps": 40, "checkpoints": checkpoints}
     spec = make_spec(config={"pause_seconds": 0.01}, **fields)
     runlog = open_log(spec)
     failing = spec.model_copy(update={"config": spec.config | {"raise_at_step": 25}})

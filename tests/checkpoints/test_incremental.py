@@ -118,7 +118,7 @@ def test_what_was_restored_serves_as_the_base_of_the_next_attempt(writer, state,
 
 
 def test_a_run_with_frozen_weights_stores_a_quarter_and_ends_the_same(nursery, make_spec, open_log):
-    fields = {"recipe": "tests.frozen_recipe:build", "steps": 60, "config": {"pause_seconds": 0.01}}
+    fields = {"recipe": "tests.recipes.frozen:build", "steps": 60, "config": {"pause_seconds": 0.01}}
     whole = make_spec(run_id="whole", **fields)
     nursery.run_to_the_end(open_log(whole), whole)
     thin = make_spec(run_id="thin", checkpoints={"every_steps": 10, "keep": 2, "full_every": 4}, **fields)

@@ -230,7 +230,7 @@ def test_the_ring_of_a_long_run_never_holds_more_than_it_should(nursery, make_sp
 def test_whatever_one_object_is_damaged_an_incremental_run_has_a_checkpoint_left(nursery, make_spec, open_log):
     """Of those that are kept, not all may rest on the same shard: that is what keeping several is for."""
     checkpoints = {"every_steps": 5, "keep": 2, "full_every": 4}
-    fields = {"recipe": "tests.frozen_recipe:build", "config": {"pause_seconds": 0.002}, "checkpoints": checkpoints}
+    fields = {"recipe": "tests.recipes.frozen:build", "config": {"pause_seconds": 0.002}, "checkpoints": checkpoints}
     spec = make_spec(steps=10**6, **fields)
     nursery.run_attempt(open_log(spec), spec, meddle=kill_after(12))
     slots = log_of(spec).slots

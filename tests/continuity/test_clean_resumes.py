@@ -8,13 +8,13 @@ import torch
 from segue.interop.export_readme import readme
 from segue.records import StopReason, VerdictKind
 from segue.runlog.history import read_history
-from segue.trainer.components import UnsavedBuffers
-from tests.clean_recipes import KINDS, Centred
+from segue.trainer.state import UnsavedBuffers
+from tests.recipes.clean import KINDS, Centred
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_resume_that_lost_nothing_is_exact(nursery, make_spec, open_log, kind):
-    spec = make_spec(recipe="tests.clean_recipes:build", config={"kind": kind, "raise_at_step": 19}, steps=24)
+    spec = make_spec(recipe="tests.recipes.clean:build", config={"kind": kind, "raise_at_step": 19}, steps=24)
     runlog = open_log(spec)
     assert nursery.run_attempt(runlog, spec).failure.type == "ArithmeticError"
     assert nursery.run_attempt(runlog, spec).stop_reason is StopReason.FINISHED

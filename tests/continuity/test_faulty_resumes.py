@@ -29,7 +29,7 @@ FAULTS = [
 
 def resumed(nursery, make_spec, open_log, tmp_path, fault):
     spec = make_spec(
-        recipe="tests.faulty_recipes:build",
+        recipe="tests.recipes.faulty:build",
         config={"fault": fault, "marker": str(tmp_path / "built-before"), "raise_first_at": 26, "pause_seconds": 0.02},
         steps=60,
     )

@@ -9,7 +9,7 @@ from torch import nn
 
 from segue.records import StopReason, VerdictKind
 from segue.runlog.history import read_history
-from tests.public_bugs import BUGS
+from tests.recipes.public_bugs import BUGS
 
 # Where it was reported, what it does (tests/public_bugs), component named, channel, first step that differs.
 FOUND = [
@@ -39,7 +39,7 @@ OF_MODES = [
 def resumed(nursery, make_spec, open_log, tmp_path, bug):
     """Train to step 18, where the commit of step 10 has all its witness rows, raise, and resume from there."""
     config = {"bug": bug, "marker": str(tmp_path / "built-before"), "raise_at_step": 19}
-    spec = make_spec(recipe="tests.public_bugs:build", config=config, steps=24)
+    spec = make_spec(recipe="tests.recipes.public_bugs:build", config=config, steps=24)
     runlog = open_log(spec)
     nursery.run_attempt(runlog, spec)
     assert read_history(runlog).committed_step == 10

@@ -58,7 +58,7 @@ def handover_of(runlog):
 
 def test_on_demand_works_on_while_the_spare_boots_and_hands_the_run_over(client, spot, make_spec, nursery, tmp_path):
     brake = tmp_path / "brake"
-    common = {"recipe": "tests.paced_recipe:build", "config": {"brake": str(brake)}, "steps": STEPS}
+    common = {"recipe": "tests.recipes.paced:build", "config": {"brake": str(brake)}, "steps": STEPS}
     undisturbed = make_spec(run_id="never-moved", checkpoints={"every_steps": 1000}, **common)
     reference = open_run(undisturbed, clock=SystemClock())
     nursery.run_to_the_end(reference, undisturbed)

@@ -31,7 +31,7 @@ from segue.stores import open_store
 from segue.testing.clock import FakeClock
 from segue.testing.recipes import tiny
 
-TIED, HALF = "tests.import_recipes:tied", "tests.import_recipes:half"
+TIED, HALF = "tests.recipes.imported:tied", "tests.recipes.imported:half"
 
 
 @pytest.fixture(autouse=True)
@@ -111,7 +111,7 @@ def test_an_import_trained_to_the_end_is_bit_for_bit_the_loop_written_by_hand(nu
 
 def test_an_import_is_the_run_of_a_recipe_that_loads_the_weights_itself(nursery, make_spec, open_log, weights):
     imported = make_spec()
-    itself = make_spec(run_id="itself", recipe="tests.import_recipes:pretrained", config={"weights": str(weights)})
+    itself = make_spec(run_id="itself", recipe="tests.recipes.imported:pretrained", config={"weights": str(weights)})
     import_weights(imported, weights)
     digests = []
     for spec in (imported, itself):

@@ -15,7 +15,7 @@ from segue.local import account_for, run_here
 from segue.records import StopReason, VerdictKind
 from segue.runlog.history import read_history
 
-RECIPE = {"ranks": 2, "recipe": "tests.ranks.recipes:noisy", "checkpoints": {"every_steps": 1000}}
+RECIPE = {"ranks": 2, "recipe": "tests.recipes.ranked:noisy", "checkpoints": {"every_steps": 1000}}
 LONG = {"steps": 100_000, "config": {"pause_seconds": 0.01}}
 
 

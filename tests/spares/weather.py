@@ -25,7 +25,7 @@ from segue.spec import RunSpec
 from segue.stores import open_store
 from segue.testing.faulty_store import FaultyStore
 from segue.watch import await_report
-from tests.nursery import Nursery
+from tests.support.forked_trainers import Nursery
 
 _POLL_SECONDS = 0.02
 
@@ -188,10 +188,10 @@ class VanishedError(Exception):
 
 
 def _be_a_spare(folder: str) -> None:
-    sys.argv = ["segue.trainer.child", folder]
+    sys.argv = ["segue.trainer.main", folder]
     os.setsid()
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     sys.stderr = Path(os.devnull).open("w")  # noqa: SIM115 - lives as long as the process
-    from segue.trainer import child
+    from segue.trainer import main
 
-    os._exit(child.main())
+    os._exit(main.main())

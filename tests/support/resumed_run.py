@@ -16,7 +16,7 @@ from segue.runlog.history import History, read_history
 from segue.runlog.log import RunLog
 from segue.spec import RunSpec
 from segue.stores import open_store
-from tests.nursery import Nursery
+from tests.support.forked_trainers import Nursery
 
 
 class Resumed(NamedTuple):

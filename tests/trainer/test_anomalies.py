@@ -14,7 +14,7 @@ from segue.controller import decide_next, open_run
 from segue.records import Capacity, SegmentPlan, Skip, StopReason, VerdictKind
 from segue.runlog.history import read_history
 from segue.spec import RunSpec
-from tests.poisoned_recipes import sample_at_step
+from tests.recipes.poisoned import sample_at_step
 
 FAILED, FINISHED = StopReason.FAILED, StopReason.FINISHED
 BAD_STEP = 13
@@ -33,7 +33,7 @@ def begin(make_spec, open_log, bad_sample):
 
     def make(goes_bad, *, config=None, **fields):
         config = {"goes_bad": goes_bad, "sample": bad_sample} | (config or {})
-        common = {"recipe": "tests.poisoned_recipes:build", "steps": 30, "checkpoints": {"every_steps": 10}}
+        common = {"recipe": "tests.recipes.poisoned:build", "steps": 30, "checkpoints": {"every_steps": 10}}
         spec = make_spec(**common | fields, config=config)
         return spec, open_log(spec)
 
@@ -56,7 +56,7 @@ def run_with(nursery, spec, runlog, skips):
 @pytest.fixture(scope="module")
 def state_without_the_batch(nursery, tmp_path_factory, bad_sample):
     """The final state of a run that was told from its start to leave out the bad batch."""
-    fields = {"run_id": "told", "recipe": "tests.poisoned_recipes:build", "steps": 30, "threads": 1}
+    fields = {"run_id": "told", "recipe": "tests.recipes.poisoned:build", "steps": 30, "threads": 1}
     config = {"goes_bad": "never", "sample": bad_sample}
     fields |= {"continuity": {"fire_drill": "off"}}
     spec = RunSpec.parse(fields | {"store": {"url": str(tmp_path_factory.mktemp("told"))}, "config": config})

@@ -125,7 +125,7 @@ def test_an_orphaned_trainer_commits_and_ends(nursery, make_spec, open_log, tmp_
             sys.executable,
             "-c",
             "import subprocess, sys, time;"
-            f"subprocess.Popen([sys.executable, '-m', 'segue.trainer.child'], stdin=open({str(order)!r}),"
+            f"subprocess.Popen([sys.executable, '-m', 'segue.trainer.main'], stdin=open({str(order)!r}),"
             "stderr=subprocess.DEVNULL, start_new_session=True); time.sleep(600)",
         ]
     )

@@ -48,7 +48,7 @@ def test_a_notice_just_before_the_goal_does_not_train_past_it(nursery, make_spec
 
 def test_a_signal_that_also_kills_the_data_workers_is_a_notice_not_a_bug(make_spec, open_log):
     spec = make_spec(
-        recipe="tests.faulty_recipes:with_workers",
+        recipe="tests.recipes.faulty:with_workers",
         steps=4000,
         config={"pause_seconds": 0.02},
         checkpoints={"every_steps": 1000},
@@ -124,6 +124,6 @@ def test_a_trainer_that_dies_before_its_claim_is_not_started_for_ever(make_spec,
 
 
 def test_sys_exit_in_a_recipe_is_a_failure_and_not_a_preemption(nursery, make_spec, open_log):
-    spec = make_spec(recipe="tests.faulty_recipes:leaves", config={"marker": "-"})
+    spec = make_spec(recipe="tests.recipes.faulty:leaves", config={"marker": "-"})
     report = nursery.run_attempt(open_log(spec), spec)
     assert (report.stop_reason, report.failure.type) == (StopReason.FAILED, "SystemExit")

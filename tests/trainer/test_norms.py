@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from segue.trainer.parallel import parameter_norm
+from segue.trainer.ranks.ddp import parameter_norm
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])

@@ -13,7 +13,7 @@ from segue.controller import decide_next
 from segue.launch.assignment import Assignment
 from segue.records import StopReason, VerdictKind
 from segue.runlog.history import read_history
-from segue.trainer.fire_drill import FireDrill, is_due
+from segue.trainer.rehearsal import FireDrill, is_due
 from tests.deadline import Logbook
 from tests.deadline import make_spec as spec_of
 
@@ -22,7 +22,7 @@ def drilled(make_spec, tmp_path, fault, *, fire_drill, steps=100_000):
     """A run whose steps take long enough for another process to start."""
     config = {"fault": fault, "marker": str(tmp_path / "built"), "pause_seconds": 0.02}
     return make_spec(
-        recipe="tests.faulty_recipes:build",
+        recipe="tests.recipes.faulty:build",
         config=config,
         steps=steps,
         checkpoints={"every_seconds": 1},
@@ -81,7 +81,7 @@ def test_a_trainer_that_is_killed_takes_its_fire_drill_along(nursery, make_spec,
 
     def is_rehearsal(process):
         with suppress(psutil.Error):
-            return "segue.trainer.rehearsal" in process.cmdline()
+            return "segue.trainer.rehearsal_main" in process.cmdline()
         return False
 
     def is_drilling(pid, runlog, plan):

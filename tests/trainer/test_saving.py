@@ -31,10 +31,10 @@ from segue.testing.clock import FakeClock
 from segue.testing.faulty_store import FaultyStore
 from segue.testing.recipes import tiny
 from segue.trainer.attempt import run_attempt
-from segue.trainer.components import Progress, components_of
 from segue.trainer.saving import Saving
+from segue.trainer.state import Progress, components_of
 from segue.trainer.step import do_step
-from tests.trainer.habits import HABITS
+from tests.recipes.hard_to_copy import HABITS
 
 RISK = {"max_work_at_risk_seconds": 1800}
 HERE = Environment(torch="2", device="cpu", instruction_set="AVX2", threads=1)
@@ -60,7 +60,7 @@ def commits_of(make_spec, open_log):
     def run(habit, **checkpoints):
         spec = make_spec(
             run_id=f"r{checkpoints.get('arenas', 1)}-{checkpoints['staging']}",
-            recipe="tests.trainer.habits:build",
+            recipe="tests.recipes.hard_to_copy:build",
             steps=24,
             config={"habit": habit},
             checkpoints={"every_steps": 5, "keep": 9} | checkpoints,

@@ -6,7 +6,7 @@ State: time left R, slack S = R - C, where the run is, and spot up or down in on
     spot:       c + E V(R-h, S - d if it starts, spot while x' is up, else idle with what was lost, x')
     on-demand:  k c + E V(R-h, S - d if it starts, on-demand, x')
     hand-over:  c + k d + E V(R-h, S, spot or, if the spare dies as it boots, on-demand, x')
-    a look:     E over x of the above, where on on-demand nobody sees spot: x is what `segue.policy.rules.belief` believes
+    a look:     E over x of the above, where on on-demand nobody sees spot: x is what `rules.belief` believes
 
 and V = 0 once S >= R: nothing is left to compute. A start's changeover d is taken from the slack at once. What the
 clamp forbids costs infinity. Between two points of the grid V is linear in S.
@@ -66,8 +66,8 @@ class Table:
         spell = np.where(view.is_up, 0, BINS) + age_bin(view.spell_seconds)
         row = np.where(view.mode == SPOT, spell % BINS, spell)
         if self.is_blind:
-            belief = belief.belief_at(view.is_up, view.spell_seconds, view.unseen_seconds)
-            row = np.where(view.mode == ON_DEMAND, belief, row)
+            seen = belief.belief_at(view.is_up, view.spell_seconds, view.unseen_seconds)
+            row = np.where(view.mode == ON_DEMAND, seen, row)
         return left, _FIRST_ROW[view.mode] + row, slack
 
 

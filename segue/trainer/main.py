@@ -1,4 +1,4 @@
-"""The trainer process: `python -m segue.trainer.child` with an assignment on standard input.
+"""The trainer process: `python -m segue.trainer.main` with an assignment on standard input.
 
 Started by torchrun as one of several ranks it gets a launch folder instead, and so it does as a spare, which boots
 before there is an assignment. Its exit code is an `ExitCode`; the full
@@ -53,7 +53,7 @@ def _run(assignment: Assignment | None, *, folder: LaunchFolder | None = None, r
         board.leave("sigterm", grace_seconds=spec.grace_seconds)
     # After the handler is in place, for these imports take seconds in which a notice may come.
     from segue.trainer.attempt import run_attempt
-    from segue.trainer.boot import boot_and_wait
+    from segue.trainer.standby import boot_and_wait
 
     try:
         if assignment is None:

@@ -9,8 +9,8 @@ from segue.launch.assignment import ExitCode
 from segue.records import Skip, StopReason, VerdictKind
 from segue.runlog.entries import ReportEntry
 from segue.runlog.history import read_history
-from tests.ranks.habits import read_all
-from tests.ranks.recipes import even
+from tests.recipes.ranked import even
+from tests.support.single_rank import read_all
 
 BAD_STEP, BAD_BATCH = 5, Skip(samples_seen=40, sample_count=10)
 
@@ -18,7 +18,7 @@ BAD_STEP, BAD_BATCH = 5, Skip(samples_seen=40, sample_count=10)
 def test_all_ranks_stop_at_the_same_step_and_then_leave_out_the_same_batch(ranks_nursery, make_spec, open_log):
     # Of the batch, which rank 0 and rank 1 share, it is in the half of rank 1.
     sample = int(Feed(even({}).data, recipe="even", seed=0).order.batch(40)[-1])
-    fields = {"recipe": "tests.poisoned_recipes:even_with_a_bad_sample", "config": {"sample": sample}, "steps": 9}
+    fields = {"recipe": "tests.recipes.poisoned:even_with_a_bad_sample", "config": {"sample": sample}, "steps": 9}
     spec = make_spec(**fields, checkpoints={"every_steps": 3}, anomalies={"non_finite": "skip"})
     runlog, teams = open_log(spec), []
     reports = [

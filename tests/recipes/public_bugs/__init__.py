@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 from segue.recipe import Recipe
 from segue.testing.recipes import tiny
-from tests.public_bugs import of_models, of_optimizers, of_scalers_and_data
-from tests.public_bugs.changes import Config
+from tests.recipes.public_bugs import of_models, of_optimizers, of_scalers_and_data
+from tests.recipes.public_bugs.changes import Config
 
 BUGS: dict[str, Callable[[Recipe, Config], None]] = {
     name: bug

@@ -12,7 +12,7 @@ from segue.notices.board import NoticeBoard
 from segue.recipe import import_build
 from segue.spec import RunSpec
 from segue.trainer.environment import prepare_device
-from segue.trainer.team import local_rank
+from segue.trainer.ranks.group import local_rank
 
 log = logging.getLogger(__name__)
 

@@ -9,7 +9,7 @@ import time
 from segue.records import StopReason, VerdictKind
 from segue.runlog.history import read_history
 from segue.runlog.log import RunLog
-from tests.ranks.habits import read_all
+from tests.support.single_rank import read_all
 
 KILLS = 2
 RANKS = 3
@@ -42,7 +42,7 @@ def verdicts_of(runlog: RunLog) -> list[VerdictKind]:
 def test_kills_of_any_rank_at_random_moments_lose_no_commit_and_change_no_bit(ranks_nursery, make_spec, open_log):
     steps = 100
     fields = {
-        "recipe": "tests.ranks.recipes:noisy",
+        "recipe": "tests.recipes.ranked:noisy",
         "steps": steps,
         "checkpoints": {"every_steps": 5},
         "liveness": {"heartbeat_seconds": 0.05, "rank_seconds": 20},

@@ -9,7 +9,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from segue.recipe import Recipe
-from tests.public_bugs.changes import Config, is_built_again
+from tests.recipes.public_bugs.changes import Config, is_built_again
 
 
 def scaler_made_after_the_load(recipe: Recipe, config: Config) -> None:

@@ -23,7 +23,7 @@ from segue.records import SegmentPlan, SegmentReport
 from segue.runlog.history import read_history
 from segue.runlog.log import RunLog
 from segue.spec import RunSpec
-from tests.nursery import Nursery
+from tests.support.forked_trainers import Nursery
 
 Meddle = Callable[["Team", RunLog, SegmentPlan], bool]
 """Called again and again while an attempt runs, until it says that it has done its work."""
@@ -139,7 +139,7 @@ def _be_a_rank(folder: str, environment: dict[str, str]) -> None:
     os.environ.update(environment)
     output = os.open(Path(folder) / f"rank-{environment['RANK']}.log", os.O_WRONLY | os.O_CREAT, 0o600)
     os.dup2(output, 2)
-    sys.argv = ["segue.trainer.child", folder]
-    from segue.trainer import child
+    sys.argv = ["segue.trainer.main", folder]
+    from segue.trainer import main
 
-    os._exit(child.main())
+    os._exit(main.main())

@@ -9,7 +9,7 @@ from segue.checkpoints.loading.snapshot import read_checkpoint
 from segue.records import StopReason, VerdictKind
 from segue.runlog.entries import SealEntry
 from segue.runlog.history import read_history
-from tests.ranks.habits import even_here
+from tests.support.single_rank import even_here
 
 STEPS = 40
 
@@ -30,7 +30,7 @@ def same_bits(one, other):
 
 
 def test_a_notice_at_one_rank_stops_all_at_that_step_and_the_resume_is_exact(ranks_nursery, make_spec, open_log):
-    fields = {"recipe": "tests.ranks.recipes:noisy", "steps": STEPS, "checkpoints": {"every_steps": 1000}}
+    fields = {"recipe": "tests.recipes.ranked:noisy", "steps": STEPS, "checkpoints": {"every_steps": 1000}}
     undisturbed = make_spec(run_id="undisturbed", **fields)
     reference = open_log(undisturbed)
     ranks_nursery.run_to_the_end(reference, undisturbed, ranks=3)
@@ -77,7 +77,7 @@ def test_a_run_goes_on_with_any_number_of_ranks_as_if_it_had_always_had_one(
 ):
     """Batches of 10, and of 6 at the end of an epoch, on 4, 2, 1, 3 and 3 ranks."""
     spec = make_spec(
-        recipe="tests.ranks.recipes:even",
+        recipe="tests.recipes.ranked:even",
         steps=STEPS,
         config={"sharded": sharded},
         checkpoints={"every_steps": 1000, "keep": 9},
@@ -103,7 +103,7 @@ def test_a_run_goes_on_with_any_number_of_ranks_as_if_it_had_always_had_one(
 def test_what_ranks_draw_for_themselves_is_never_called_broken_when_their_number_changes(
     ranks_nursery, make_spec, open_log
 ):
-    spec = make_spec(recipe="tests.ranks.recipes:noisy", steps=STEPS, checkpoints={"every_steps": 1000, "keep": 9})
+    spec = make_spec(recipe="tests.recipes.ranked:noisy", steps=STEPS, checkpoints={"every_steps": 1000, "keep": 9})
     runlog = open_log(spec)
     verdicts = in_stretches(ranks_nursery, runlog, spec, (2, 3, 1, 2))
     assert [verdict.kind for verdict in verdicts] == [VerdictKind.UNVERIFIED] * 3
@@ -118,7 +118,10 @@ def test_what_all_ranks_hold_is_stored_once_and_by_all_of_them(ranks_nursery, ma
     images = {}
     for ranks in (1, 3):
         spec = make_spec(
-            run_id=f"on-{ranks}", recipe="tests.ranks.recipes:even", config={"sharded": sharded, "width": 3000}, steps=2
+            run_id=f"on-{ranks}",
+            recipe="tests.recipes.ranked:even",
+            config={"sharded": sharded, "width": 3000},
+            steps=2,
         )
         runlog = open_log(spec)
         ranks_nursery.run_attempt(runlog, spec, ranks=ranks)
@@ -139,7 +142,7 @@ def test_ranks_that_get_no_sample_of_a_short_batch_do_not_change_what_is_learned
 ):
     """Of 96 samples in batches of 19 the last batch has one, for three ranks."""
     config = {"sharded": sharded, "batch_size": 19}
-    spec = make_spec(recipe="tests.ranks.recipes:even", steps=STEPS, config=config)
+    spec = make_spec(recipe="tests.recipes.ranked:even", steps=STEPS, config=config)
     runlog = open_log(spec)
     ranks_nursery.run_attempt(runlog, spec, ranks=3)
     found, alone = final(runlog), even_here(STEPS, batch_size=19)

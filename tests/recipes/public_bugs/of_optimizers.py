@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from segue.recipe import Recipe
-from tests.public_bugs.changes import Config, is_built_again, make_bf16, train_with
+from tests.recipes.public_bugs.changes import Config, is_built_again, make_bf16, train_with
 
 
 def moments_filled_into_a_fresh_optimizer(recipe: Recipe, config: Config) -> None:

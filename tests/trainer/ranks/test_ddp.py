@@ -17,7 +17,7 @@ def attempt(ranks_nursery, make_spec, open_log):
     def make(recipe, **config):
         fields = {"steps": 20, "checkpoints": {"every_steps": 10}, "config": config}
         run_id = "disturbed" if config else "undisturbed"
-        spec = make_spec(run_id=run_id, recipe=f"tests.ranks.spreads:{recipe}", **fields)
+        spec = make_spec(run_id=run_id, recipe=f"tests.recipes.spread:{recipe}", **fields)
         runlog = open_log(spec)
         return ranks_nursery.run_attempt(runlog, spec, ranks=2), runlog
 

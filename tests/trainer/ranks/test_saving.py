@@ -16,8 +16,8 @@ from segue.records import StopReason, VerdictKind
 from segue.runlog.history import read_history
 from segue.spec import RunSpec, StoreSpec
 from segue.stores import LocalStore
-from tests.ranks.habits import read_all
-from tests.ranks.recipes import even
+from tests.recipes.ranked import even
+from tests.support.single_rank import read_all
 
 RANKS = 3
 
@@ -38,7 +38,7 @@ def stopped(ranks_nursery, tmp_path_factory):
     spec = RunSpec.parse(
         {
             "run_id": "stopped",
-            "recipe": "tests.ranks.recipes:noisy",
+            "recipe": "tests.recipes.ranked:noisy",
             "steps": 30,
             "threads": 1,
             "store": {"url": str(tmp_path_factory.mktemp("stopped") / "store")},
@@ -80,7 +80,7 @@ def committed(ranks_nursery, make_spec, open_log):
     def run(run_id, recipe, config, **checkpoints):
         spec = make_spec(
             run_id=run_id,
-            recipe=f"tests.ranks.recipes:{recipe}",
+            recipe=f"tests.recipes.ranked:{recipe}",
             steps=40,
             config={"pause_seconds": 0.01} | config,
             checkpoints={"every_steps": 5, "keep": 20, "arenas": 2} | checkpoints,
@@ -120,7 +120,7 @@ def sharded_run(ranks_nursery, tmp_path_factory):
     spec = RunSpec.parse(
         {
             "run_id": "sharded",
-            "recipe": "tests.ranks.recipes:even",
+            "recipe": "tests.recipes.ranked:even",
             "steps": 30,
             "config": {"sharded": True},
             "threads": 1,

@@ -14,10 +14,10 @@ from segue.runlog.history import read_history
 from segue.runlog.log import RunLog
 from segue.stores.retry import patiently
 from segue.trainer.claim import Claim
-from segue.trainer.components import Progress
+from segue.trainer.ranks.group import Team
 from segue.trainer.reports import append_report
 from segue.trainer.saving import Saving
-from segue.trainer.team import Team
+from segue.trainer.state import Progress
 from segue.trainer.time_left import Pace, TimeLeft
 
 

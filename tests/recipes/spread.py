@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from segue.recipe import Recipe
-from tests.ranks.recipes import even
+from tests.recipes.ranked import even
 
 
 def bypassing(config: dict[str, Any]) -> Recipe:

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from segue.errors import HungRankError, RankDriftError, RankFailedError, RankLostError
 from segue.records import StopReason
-from segue.trainer.accord import Word, agree, merged, put_together
-from segue.trainer.fates import Fate, cause_of, is_broken_collective
-from segue.trainer.ranks import Ranks
+from segue.trainer.ranks.collectives import Ranks
+from segue.trainer.ranks.consensus import Word, agree, merged, put_together
+from segue.trainer.ranks.failures import Fate, cause_of, is_broken_collective
 from segue.trainer.step import Outcome
 
 FINISHED, BOUND, NOTICE = StopReason.FINISHED, StopReason.BOUND, StopReason.NOTICE

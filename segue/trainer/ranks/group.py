@@ -10,8 +10,8 @@ import torch
 from segue.checkpoints.saving.ranked_writer import RankedWriter
 from segue.checkpoints.saving.writer_client import ShardWriter
 from segue.clock import Clock
-from segue.trainer.fates import Fates
-from segue.trainer.ranks import Exchange, Ranks, TorchRanks, is_one_of_several
+from segue.trainer.ranks.collectives import Exchange, Ranks, TorchRanks, is_one_of_several
+from segue.trainer.ranks.failures import Fates
 
 
 class Team:

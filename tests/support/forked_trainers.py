@@ -72,13 +72,13 @@ class Nursery:
 
 
 def _be_the_trainer(assignment: str) -> None:
-    # What `python -m segue.trainer.child` does, with the assignment where that would read it.
-    sys.argv = ["segue.trainer.child"]  # Else it would be the test runner's.
+    # What `python -m segue.trainer.main` does, with the assignment where that would read it.
+    sys.argv = ["segue.trainer.main"]  # Else it would be the test runner's.
     os.setsid()
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     # Data workers that are forked from here close it.
     sys.stdin = SimpleNamespace(buffer=io.BytesIO(assignment.encode()), close=lambda: None)  # type: ignore[assignment]
     sys.stderr = Path(os.devnull).open("w")  # noqa: SIM115 - lives as long as the process
-    from segue.trainer import child
+    from segue.trainer import main
 
-    os._exit(child.main())
+    os._exit(main.main())

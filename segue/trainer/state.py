@@ -17,8 +17,8 @@ from segue.checkpoints.format.state_tree import is_storable
 from segue.checkpoints.saving.partition import of_rank
 from segue.errors import RecipeError
 from segue.recipe import Recipe, Stateful
-from segue.trainer.parallel import bare
-from segue.trainer.ranks import Ranks
+from segue.trainer.ranks.collectives import Ranks
+from segue.trainer.ranks.ddp import bare
 
 PROGRESS = "progress"
 RNG_PREFIX = "rng."

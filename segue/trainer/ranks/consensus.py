@@ -11,7 +11,7 @@ import xxhash
 
 from segue.errors import RankDriftError
 from segue.records import StopReason
-from segue.trainer.ranks import Ranks
+from segue.trainer.ranks.collectives import Ranks
 from segue.trainer.step import Outcome
 
 _STOPS = (None, StopReason.FINISHED, StopReason.BOUND, StopReason.NOTICE)

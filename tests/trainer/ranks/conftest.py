@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.nursery import Nursery
-from tests.ranks.nursery import RanksNursery
+from tests.support.forked_ranks import RanksNursery
+from tests.support.forked_trainers import Nursery
 
 
 @pytest.fixture(scope="session")

@@ -13,7 +13,7 @@ from segue.data.loader import Feed, seed_all
 from segue.runlog.history import read_history
 from segue.runlog.log import RunLog
 from segue.trainer.step import do_step
-from tests.ranks.recipes import even
+from tests.recipes.ranked import even
 
 
 class Done(NamedTuple):

@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader
 from segue.data.loader import Feed
 from segue.recipe import Recipe
 from segue.testing.recipes import tiny
-from tests.ranks.recipes import even
+from tests.recipes.ranked import even
 
 OWN = {"goes_bad", "sample", "marker", "fine_until_it_raised", "scaler", "workers", "notice_at_step"}
 MARK = 99.0

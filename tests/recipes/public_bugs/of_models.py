@@ -9,7 +9,7 @@ from torch import nn
 
 from segue.recipe import Recipe
 from segue.testing.recipes import Average
-from tests.public_bugs.changes import Config, average_with, train_with
+from tests.recipes.public_bugs.changes import Config, average_with, train_with
 
 
 def average_started_anew(recipe: Recipe, config: Config) -> None:

@@ -11,7 +11,7 @@ from torch.nn.parallel import DistributedDataParallel
 from segue.checkpoints.format.dtensor import is_sharded, sharded_types, whole
 from segue.errors import RecipeError
 from segue.recipe import Recipe
-from segue.trainer.ranks import Ranks
+from segue.trainer.ranks.collectives import Ranks
 
 _COARSE = (torch.bfloat16, torch.float16)
 

@@ -13,7 +13,7 @@ from segue.records import Capacity, SegmentPlan, StopReason, VerdictKind
 from segue.runlog.entries import ClaimEntry, CommitEntry, ReportEntry
 from segue.runlog.history import read_history
 
-EVEN = {"recipe": "tests.ranks.recipes:even", "steps": 30, "checkpoints": {"every_steps": 10}}
+EVEN = {"recipe": "tests.recipes.ranked:even", "steps": 30, "checkpoints": {"every_steps": 10}}
 
 
 class Watching:
@@ -140,7 +140,7 @@ def test_without_its_leader_an_attempt_is_lost_and_another_rank_says_so(die):
 
 def test_what_a_dead_rank_has_not_stored_is_not_waited_for(end):
     started = time.monotonic()
-    report, runlog, _, _ = end([1, "save", "die"], recipe="tests.ranks.recipes:noisy")
+    report, runlog, _, _ = end([1, "save", "die"], recipe="tests.recipes.ranked:noisy")
     assert time.monotonic() - started < 20
     assert report.stop_reason is StopReason.LOST
     assert "rank 1 was lost" in report.note
@@ -202,7 +202,7 @@ def test_a_resume_that_is_broken_on_one_rank_is_broken_for_all_and_names_what_wa
     ranks_nursery, make_spec, open_log, tmp_path, what, component, channel
 ):
     config = {"at": [1, 10, "notice"], "forgets": [1, what], "marker": str(tmp_path / "built")}
-    fields = {"recipe": "tests.ranks.recipes:forgetful", "config": config, "checkpoints": {"every_steps": 1000}}
+    fields = {"recipe": "tests.recipes.ranked:forgetful", "config": config, "checkpoints": {"every_steps": 1000}}
     spec = make_spec(steps=30, **fields)
     runlog = open_log(spec)
     for _ in range(2):

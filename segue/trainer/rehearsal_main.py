@@ -1,0 +1,191 @@
+"""The fire drill's process: a fresh one that restores the newest sealed checkpoint and does its next steps again.
+
+What a recipe forgets to register comes to light here, before the first preemption does it. Writes nothing but its
+verdict; ends with whoever started it.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import sys
+import threading
+from contextlib import suppress
+from itertools import takewhile
+from pathlib import Path
+from typing import Any
+
+from segue.checkpoints.loading.read import read_stored
+from segue.checkpoints.loading.snapshot import digest, snapshot_of, take
+from segue.clock import Clock, SystemClock
+from segue.continuity.fingerprints import batch_fingerprint, input_fingerprint, streams_fingerprint
+from segue.continuity.recipe_diff import SetupChanges, loose_hint, setup_changes
+from segue.continuity.verdict import digest_findings, judge
+from segue.data.loader import Feed, seed_all
+from segue.errors import CheckpointError, SegueError
+from segue.launch.assignment import Assignment, ExitCode
+from segue.recipe import import_build
+from segue.records import Finding, Verdict, VerdictKind, WitnessRow
+from segue.runlog.entries import DrillEntry, Entry
+from segue.runlog.history import Checkpoint, read_history
+from segue.runlog.log import RunLog, Stamp
+from segue.spec import MOST_WITNESS_STEPS
+from segue.stores import open_store
+from segue.stores.retry import patiently
+from segue.trainer.environment import environment_of, prepare_device
+from segue.trainer.recipe_record import setup_components
+from segue.trainer.resume import restore_all
+from segue.trainer.state import RNG_PREFIX, Progress, capture, components_of
+from segue.trainer.step import do_step, to_device
+
+log = logging.getLogger("segue.rehearsal")
+
+_NICENESS = 10
+_LOOK_SECONDS = 0.2
+_TRIES = 3
+
+
+def rehearse(assignment: Assignment, runlog: RunLog, checkpoint: Checkpoint) -> Verdict:
+    """Restore a checkpoint into a recipe built afresh, replay its witness, and judge; nothing is written.
+
+    Raises:
+        CheckpointError, StoreReadError: the checkpoint cannot be read.
+    """
+    spec = assignment.spec
+    device = prepare_device(spec)
+    changes = checkpoint.manifest.environment.differs_from(environment_of(device))
+    stored = read_stored([runlog.store], run_id=runlog.run_id, manifest=checkpoint.manifest)
+    snapshot = snapshot_of(stored)
+    seed_all(spec.seed)
+    build = import_build(spec.recipe)
+    recipe = build(dict(spec.config))
+    recipe.model.to(device)
+    progress = Progress()
+    feed = Feed(recipe.data, recipe=spec.recipe, seed=spec.seed, skips=assignment.plan.skips)
+    components = components_of(recipe, progress, name=spec.recipe)
+    components |= setup_components(recipe, feed, progress, build=build, config=spec.config)
+    restore_all(components, snapshot)
+    batches = feed.batches(progress.samples_seen)
+    live = take(capture(components), copy=False)
+    restored = digest(live)
+    found = setup_changes(snapshot.skeletons, live.skeletons, environment_changes=changes)
+    # The same code and config as a moment ago: what differs is this process's own, unless the rows say otherwise.
+    setup = SetupChanges(noted=(*found.findings, *found.accepted, *found.noted))
+    hint = loose_hint(snapshot.skeletons, live.skeletons)
+    rows: list[WitnessRow] = []
+    skipped = feed.order.left_out_of_next(MOST_WITNESS_STEPS, samples_seen=progress.samples_seen)
+    left_out = {batch_fingerprint(feed.order.batch(start)) for start in skipped}
+    witness = tuple(takewhile(lambda row: row.batch_fingerprint not in left_out, checkpoint.rows))
+    if not digest_findings(stored.digests, restored):
+        for row in witness:
+            batch = next(batches)
+            seen = input_fingerprint(batch.content)
+            streams = streams_fingerprint({n: c.capture() for n, c in components.items() if n.startswith(RNG_PREFIX)})
+            outcome = do_step(recipe, to_device(batch.content, device), step=row.step)
+            ids = batch_fingerprint(batch.ids)
+            rows.append(
+                WitnessRow(
+                    step=row.step,
+                    batch_fingerprint=ids,
+                    input_fingerprint=seen,
+                    streams=streams,
+                    **outcome._asdict(),
+                )
+            )
+    return judge(
+        committed=stored.digests,
+        restored=restored,
+        witness=witness,
+        replay=rows,
+        environment_changes=changes,
+        setup=setup,
+        hint=hint,
+    )
+
+
+def main() -> int:
+    """Rehearse what the assignment on standard input will have to do after a preemption.
+
+    The first argument is the descriptor of a pipe whose other end the trainer holds.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    os.nice(_NICENESS)
+    clock: Clock = SystemClock()
+    started = clock.monotonic()
+    with suppress(OSError):
+        # Should memory run out, this goes before the trainer does.
+        Path("/proc/self/oom_score_adj").write_text("1000", encoding="ascii")
+    assignment = Assignment.model_validate_json(sys.stdin.buffer.read())
+    threading.Thread(target=_outlive_nobody, args=(int(sys.argv[1]),), name="segue-owner", daemon=True).start()
+    spec = assignment.spec
+    prefix = f"{spec.run_id} fire drill"
+    logging.basicConfig(level=logging.INFO, stream=sys.stderr, format=f"%(levelname)s {prefix} | %(message)s")
+    runlog = RunLog(open_store(spec.store), spec.run_id, clock=clock)
+    try:
+        checkpoint, verdict = _newest_judged(assignment, runlog, clock)
+        seconds = clock.monotonic() - started
+        patiently(lambda: runlog.append(_entry(checkpoint, verdict, seconds)), what="drill")
+    except SegueError as error:
+        log.warning("the fire drill could not be made reason=%s", error)
+        return error.exit_code
+    say = log.error if verdict.kind is VerdictKind.BROKEN else log.info
+    say("judged step=%d seconds=%.1f verdict=%s", checkpoint.manifest.step, seconds, verdict.sentence)
+    return ExitCode.BROKEN if verdict.kind is VerdictKind.BROKEN else 0
+
+
+def _newest_judged(assignment: Assignment, runlog: RunLog, clock: Clock) -> tuple[Checkpoint, Verdict]:
+    """Judge the newest checkpoint that has a witness; where commits are quick, it may be pruned under our hands.
+
+    Raises:
+        CheckpointError, StoreReadError: none could be read.
+    """
+    for tries_left in reversed(range(_TRIES)):
+        checkpoint = _newest_sealed(runlog, clock)
+        try:
+            return checkpoint, _judged(assignment, runlog, checkpoint)
+        except CheckpointError:
+            if not tries_left:
+                raise
+    raise AssertionError("unreachable")
+
+
+def _judged(assignment: Assignment, runlog: RunLog, checkpoint: Checkpoint) -> Verdict:
+    try:
+        return rehearse(assignment, runlog, checkpoint)
+    except SegueError:
+        raise
+    except (Exception, SystemExit) as error:
+        # A recipe may not bear a second process beside the first, for a file or a port that it takes for itself.
+        log.warning("the recipe raised in the fire drill", exc_info=error)
+        why = f"a second process could not run the recipe beside the first: {type(error).__name__}: {error}"
+        return Verdict(
+            kind=VerdictKind.UNVERIFIED, findings=(Finding(component="recipe", channel="raised", sentence=why),)
+        )
+
+
+def _newest_sealed(runlog: RunLog, clock: Clock) -> Checkpoint:
+    """The newest checkpoint with a witness, waited for as long as the trainer lives."""
+    while True:
+        usable = patiently(lambda: read_history(runlog), what="log").usable
+        found = next((checkpoint for checkpoint in reversed(usable) if checkpoint.rows), None)
+        if found is not None:
+            return found
+        clock.sleep(_LOOK_SECONDS)
+
+
+def _entry(checkpoint: Checkpoint, verdict: Verdict, seconds: float) -> Any:
+    def build(stamp: Stamp) -> Entry:
+        facts = {"checkpoint": checkpoint.ref, "verdict": verdict, "seconds": round(seconds, 2)}
+        return DrillEntry.model_validate(stamp(epoch=0) | facts)
+
+    return build
+
+
+def _outlive_nobody(owner: int) -> None:
+    os.read(owner, 1)  # Comes to its end when the trainer does.
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
