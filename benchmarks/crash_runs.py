@@ -17,9 +17,9 @@ from benchmarks.crash_plan import InsideKill, Kill, OutsideKill
 from benchmarks.crash_strikes import Striker
 from benchmarks.crash_trainer import Order
 from segue.clock import SystemClock
-from segue.controller import decide_next, open_run
+from segue.controller.local_run import account_for
+from segue.controller.steps import decide_next, open_run
 from segue.launch.assignment import Assignment
-from segue.local import account_for
 from segue.records import SegmentPlan, SegmentReport, StopReason
 from segue.runlog.history import History, read_history
 from segue.runlog.log import RunLog

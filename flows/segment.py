@@ -16,12 +16,12 @@ from prefect.runtime import flow_run
 from prefect.states import Completed, Crashed, Failed
 
 from segue.clock import SystemClock
+from segue.controller.local_run import account_for, is_held_by_another
+from segue.controller.standby_agent import Left, Servant, Taken
 from segue.launch.assignment import Assignment
 from segue.launch.launcher import Trainer, launch, launch_spare
-from segue.local import account_for, is_held_by_another
 from segue.records import SegmentPlan
 from segue.runlog.log import RunLog
-from segue.spares.servant import Left, Servant, Taken
 from segue.spec import RunSpec
 from segue.stores import open_store
 from segue.stores.retry import patiently

@@ -22,13 +22,13 @@ from segue.console import (
     show_error,
     show_json,
 )
-from segue.controller import last_heartbeat
+from segue.controller.standby_messages import held_by_spares
+from segue.controller.steps import last_heartbeat
 from segue.deadline.cost import cost_report
 from segue.errors import COMMAND_LINE, SegueError
 from segue.records import Heartbeat
 from segue.runlog.history import History
 from segue.runlog.log import RunLog
-from segue.spares.words import held_by_spares
 from segue.spec import RunSpec, read_toml
 
 app = typer.Typer(

@@ -14,10 +14,10 @@ from pydantic import Field
 
 from segue.clock import Clock, SystemClock
 from segue.continuity.recipe_diff import LOOSE
-from segue.controller import open_run
+from segue.controller.local_run import run_here
+from segue.controller.steps import open_run
 from segue.errors import DrillFailedError
 from segue.launch.launcher import Trainer
-from segue.local import run_here
 from segue.records import Record, SegmentPlan, Verdict, VerdictKind
 from segue.runlog.history import Checkpoint, read_history
 from segue.runlog.log import RunLog

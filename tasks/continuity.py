@@ -5,7 +5,7 @@ from __future__ import annotations
 from prefect import get_run_logger, task
 from prefect.cache_policies import NO_CACHE
 
-from segue.controller import settle_verdict
+from segue.controller.steps import settle_verdict
 from segue.records import SegmentReport, Verdict, VerdictKind
 from segue.runlog.log import RunLog
 from segue.spec import RunSpec

@@ -6,8 +6,8 @@ from prefect import get_run_logger, task
 from prefect.cache_policies import NO_CACHE
 
 from segue.clock import SystemClock
-from segue.controller import decide_next
-from segue.controller import open_run as open_run_here
+from segue.controller.steps import decide_next
+from segue.controller.steps import open_run as open_run_here
 from segue.policy.decide import Decision
 from segue.runlog.history import read_history
 from segue.runlog.log import RunLog

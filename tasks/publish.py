@@ -10,11 +10,11 @@ from prefect.artifacts import create_markdown_artifact
 from prefect.cache_policies import NO_CACHE
 
 from segue.console import decision_rows, segment_rows
+from segue.controller.standby_messages import held_by_spares
 from segue.deadline.cost import CostReport, cost_report
 from segue.picture import draw
 from segue.runlog.history import History, read_history
 from segue.runlog.log import RunLog
-from segue.spares.words import held_by_spares
 from segue.spec import RunSpec
 from segue.stores import open_store
 

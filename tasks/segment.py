@@ -10,14 +10,14 @@ from prefect.client.schemas.objects import State
 from prefect.states import Completed, Crashed, Failed
 
 from segue.clock import SystemClock
+from segue.controller.standby_manager import release_leftover
+from segue.controller.wait import await_report
 from segue.records import SegmentPlan, SegmentReport, StopReason
 from segue.runlog.log import RunLog
-from segue.spares.keeper import release_leftover
 from segue.spec import RunSpec
 from segue.stores import open_store
 from segue.stores.base import StoreReadError, StoreWriteError
 from segue.stores.retry import patiently
-from segue.watch import await_report
 from tasks.child_run import PrefectSpares, dispatch
 
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import settings
 
 from segue.clock import SystemClock
-from segue.controller import open_run
+from segue.controller.steps import open_run
 from segue.runlog.log import RunLog
 from segue.spec import RunSpec
 from tests.support.forked_trainers import Nursery

@@ -17,7 +17,7 @@ import psutil
 import pytest
 
 from segue.testing.clock import FakeClock
-from tests.test_controller import Run
+from tests.controller.test_steps import Run
 
 SEGUE = Path(sys.executable).with_name("segue")
 TINY = "segue.testing.recipes:tiny"

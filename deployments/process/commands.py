@@ -16,7 +16,7 @@ import typer
 
 from segue.clock import SystemClock
 from segue.console import console, errors, segment_rows, segments_table, show_json
-from segue.controller import open_run
+from segue.controller.steps import open_run
 from segue.errors import COMMAND_LINE, MissingExtraError
 from segue.runlog.history import read_history
 from segue.runlog.log import RunLog

@@ -18,10 +18,10 @@ from deployments.process.stack import LocalStack
 from segue.checkpoints.loading.snapshot import raw_bytes, read_checkpoint
 from segue.clock import SystemClock
 from segue.console import console, errors, segments_table
-from segue.controller import last_heartbeat, open_run
+from segue.controller.local_run import run_here
+from segue.controller.steps import last_heartbeat, open_run
 from segue.errors import SegueError
 from segue.launch.launcher import Trainer
-from segue.local import run_here
 from segue.picture import draw
 from segue.records import Capacity, Heartbeat, SegmentPlan
 from segue.runlog.history import History, read_history

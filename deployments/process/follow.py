@@ -14,7 +14,7 @@ from prefect.states import Cancelling, Scheduled
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
 from segue.console import errors
-from segue.controller import last_heartbeat
+from segue.controller.steps import last_heartbeat
 from segue.errors import OrchestratorError
 from segue.records import Heartbeat
 from segue.runlog.history import History, read_history

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from segue.controller import last_heartbeat
+from segue.controller.steps import last_heartbeat
 from segue.curves.frame import curve_frame
 from segue.errors import NoResumeError
 from segue.records import CheckpointRef, Verdict, WitnessRow

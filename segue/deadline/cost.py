@@ -82,7 +82,7 @@ def cost_report(
     """Time and money so far.
 
     `live_seconds` is how long the attempt at work has been so, which no report tells yet; `spares` is for how many
-    seconds spares have held a machine, by pool (`segue.spares.words.held_by_spares`).
+    seconds spares have held a machine, by pool (`segue.controller.standby_messages.held_by_spares`).
     """
     paid = [report for report in history.last_words() if report.got_capacity]
     deployments = {

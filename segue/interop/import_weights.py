@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from pydantic import Field
 
 from segue.clock import Clock, SystemClock
-from segue.controller import declare_lost, open_run
+from segue.controller.steps import declare_lost, open_run
 from segue.errors import (
     COMMAND_LINE,
     LogMovedError,

@@ -22,7 +22,7 @@ from benchmarks.crash_plan import NAMES, schedule
 from benchmarks.crash_trainer import Notes, Order, read_notes
 from segue.checkpoints.saving.writer_client import InlineWriter
 from segue.clock import SystemClock
-from segue.controller import decide_next
+from segue.controller.steps import decide_next
 from segue.launch.assignment import Assignment
 from segue.notices.board import NoticeBoard
 from segue.runlog.history import read_history

@@ -11,7 +11,7 @@ import pytest
 from segue.checkpoints.loading.snapshot import read_checkpoint
 from segue.checkpoints.saving.writer_client import InlineWriter
 from segue.clock import SystemClock
-from segue.controller import decide_next
+from segue.controller.steps import decide_next
 from segue.launch.assignment import Assignment, ExitCode
 from segue.notices.board import NoticeBoard
 from segue.records import Capacity, SegmentPlan, StopReason

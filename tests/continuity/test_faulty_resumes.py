@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from segue.clock import SystemClock
-from segue.controller import decide_next
+from segue.controller.steps import decide_next
 from segue.records import StopReason, VerdictKind
 from segue.runlog.history import read_history
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from segue.clock import SystemClock
-from segue.controller import open_run
+from segue.controller.steps import open_run
 from segue.curves.resume_plot import draw_seam, title
 from segue.curves.resume_view import seam_of
 from segue.errors import NoResumeError

@@ -8,7 +8,7 @@ import pytest
 
 from segue.clock import SystemClock
 from segue.console import decision_rows
-from segue.controller import decide_next, declare_lost, open_run
+from segue.controller.steps import decide_next, declare_lost, open_run
 from segue.deadline.cost import waits
 from segue.picture import draw, latest_safe_moments
 from segue.records import Capacity, StopReason

@@ -10,12 +10,12 @@ from prefect.client.schemas.actions import WorkPoolUpdate
 from prefect.client.schemas.objects import StateType
 
 from segue.clock import SystemClock
-from segue.controller import open_run
+from segue.controller.standby_messages import word_of
+from segue.controller.steps import open_run
 from segue.policy.handover import SPOT_AGAIN
 from segue.records import Capacity, SegmentPlan, StopReason, VerdictKind
 from segue.runlog.entries import DecisionEntry, HandoverEntry
 from segue.runlog.history import read_history
-from segue.spares.words import word_of
 from tests.flows.test_runs import ended_segments, final_state, live_attempt, segment_runs, start, until
 
 pytestmark = [pytest.mark.prefect, pytest.mark.timeout(300)]

@@ -16,7 +16,7 @@ from prefect.client.schemas.objects import StateType
 
 from deployments.process.follow import trigger
 from segue.clock import SystemClock
-from segue.controller import last_heartbeat, open_run
+from segue.controller.steps import last_heartbeat, open_run
 from segue.records import Capacity, StopReason, VerdictKind
 from segue.runlog.history import read_history
 from tasks.publish import artifact_key

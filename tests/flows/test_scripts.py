@@ -13,14 +13,14 @@ from prefect.client.orchestration import get_client
 from prefect.client.schemas.objects import StateType
 
 from segue.clock import SystemClock
-from segue.controller import open_run
+from segue.controller.steps import open_run
 from segue.policy import clamp
 from segue.policy.estimates import situation
 from segue.records import Capacity, StopReason, VerdictKind
 from segue.runlog.history import History, read_history
 from segue.spec import RunSpec
-from tests.flows.scripts import Lane, Player, Script, drawn
 from tests.flows.test_handover import state_of
+from tests.support.preemption_scripts import Lane, Player, Script, drawn
 
 log = logging.getLogger(__name__)
 

@@ -17,7 +17,7 @@ import torch
 import segue
 from segue.checkpoints.format.state_tree import decode_tree
 from segue.clock import SystemClock
-from segue.controller import open_run
+from segue.controller.steps import open_run
 from segue.curves.frame import curve
 from segue.data.order import SampleOrder
 from segue.interop.export import ExportFormat

@@ -14,11 +14,11 @@ import pytest
 
 from segue.checkpoints.saving.staging import StagingArea
 from segue.clock import SystemClock
-from segue.controller import open_run
+from segue.controller.local_run import run_here
+from segue.controller.steps import open_run
 from segue.errors import FencedError, RunBegunError
 from segue.interop.import_weights import commit_import, import_weights
 from segue.interop.initial_state import first_state
-from segue.local import run_here
 from segue.records import CheckpointRef, StopReason
 from segue.runlog.history import read_history
 from segue.runlog.log import RunLog

@@ -12,7 +12,7 @@ import safetensors.torch
 import torch
 
 from segue.clock import SystemClock
-from segue.controller import decide_next
+from segue.controller.steps import decide_next
 from segue.errors import (
     RecipeError,
     RunBegunError,

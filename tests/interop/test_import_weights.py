@@ -17,7 +17,7 @@ from torch import nn
 from segue.checkpoints.format.state_tree import decode_tree
 from segue.checkpoints.loading.snapshot import read_checkpoint
 from segue.console import checkpoint_rows, segment_rows
-from segue.controller import decide_next
+from segue.controller.steps import decide_next
 from segue.curves.frame import curve
 from segue.data.order import SampleOrder
 from segue.interop.export import ExportFormat, export_checkpoint

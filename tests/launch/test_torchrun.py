@@ -8,10 +8,10 @@ import psutil
 import pytest
 
 from segue.clock import SystemClock
-from segue.controller import decide_next, last_heartbeat
+from segue.controller.local_run import account_for, run_here
+from segue.controller.steps import decide_next, last_heartbeat
 from segue.launch.assignment import Assignment, ExitCode
 from segue.launch.launcher import launch, launch_spare
-from segue.local import account_for, run_here
 from segue.records import StopReason, VerdictKind
 from segue.runlog.history import read_history
 

@@ -7,8 +7,8 @@ import os
 import pytest
 
 from segue.clock import SystemClock
-from segue.controller import open_run
-from segue.local import run_here
+from segue.controller.local_run import run_here
+from segue.controller.steps import open_run
 from segue.spec import RunSpec, StoreSpec
 from segue.stores import open_store
 from segue.stores.base import StoreReadError, StoreWriteError

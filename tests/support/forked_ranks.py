@@ -15,10 +15,10 @@ from pathlib import Path
 from torch.distributed import TCPStore
 
 from segue.clock import SystemClock
-from segue.controller import decide_next
+from segue.controller.local_run import account_for
+from segue.controller.steps import decide_next
 from segue.launch.assignment import Assignment
 from segue.launch.rendezvous import RANKS_VARIABLE, LaunchFolder
-from segue.local import account_for
 from segue.records import SegmentPlan, SegmentReport
 from segue.runlog.history import read_history
 from segue.runlog.log import RunLog

@@ -13,9 +13,9 @@ from pathlib import Path
 from types import SimpleNamespace
 
 from segue.clock import SystemClock
-from segue.controller import decide_next
+from segue.controller.local_run import account_for
+from segue.controller.steps import decide_next
 from segue.launch.assignment import Assignment
-from segue.local import account_for
 from segue.records import SegmentPlan, SegmentReport
 from segue.runlog.history import read_history
 from segue.runlog.log import RunLog

@@ -10,7 +10,7 @@ import pandas as pd
 
 from segue.checkpoints.loading.select import quarantine
 from segue.clock import SystemClock
-from segue.controller import open_run
+from segue.controller.steps import open_run
 from segue.curves.frame import curve_frame
 from segue.runlog.history import History, read_history
 from segue.runlog.log import RunLog

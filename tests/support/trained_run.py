@@ -9,7 +9,7 @@ from segue.checkpoints.format.state_tree import decode_tree
 from segue.checkpoints.loading.select import quarantine
 from segue.checkpoints.loading.snapshot import read_checkpoint
 from segue.clock import SystemClock
-from segue.controller import open_run
+from segue.controller.steps import open_run
 from segue.interop.export import ExportFormat, ExportReport, export_checkpoint
 from segue.runlog.history import Checkpoint, History, read_history
 from segue.runlog.log import RunLog

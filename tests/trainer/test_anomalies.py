@@ -10,7 +10,7 @@ import pytest
 from segue.clock import SystemClock
 from segue.console import anomaly_facts, segment_rows
 from segue.continuity.recipe_diff import NOT_STATE
-from segue.controller import decide_next, open_run
+from segue.controller.steps import decide_next, open_run
 from segue.records import Capacity, SegmentPlan, Skip, StopReason, VerdictKind
 from segue.runlog.history import read_history
 from segue.spec import RunSpec

@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from segue.controller import last_heartbeat
+from segue.controller.steps import last_heartbeat
 from segue.notices.file import recall
 from segue.records import Capacity, SegmentPlan, StopReason, VerdictKind
 from segue.runlog.entries import ClaimEntry, CommitEntry

@@ -8,10 +8,10 @@ import signal
 import pytest
 
 from segue.clock import SystemClock
-from segue.controller import decide_next, last_heartbeat
+from segue.controller.local_run import run_here
+from segue.controller.steps import decide_next, last_heartbeat
 from segue.launch.assignment import Assignment
 from segue.launch.launcher import ProcessTrainer
-from segue.local import run_here
 from segue.notices.board import NoticeBoard
 from segue.records import Capacity, SegmentPlan, StopReason, VerdictKind
 from segue.runlog.history import read_history

@@ -9,7 +9,7 @@ import psutil
 import pytest
 
 from segue.clock import SystemClock
-from segue.controller import decide_next
+from segue.controller.steps import decide_next
 from segue.launch.assignment import Assignment
 from segue.records import StopReason, VerdictKind
 from segue.runlog.history import read_history

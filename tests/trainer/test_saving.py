@@ -14,12 +14,12 @@ from segue.checkpoints.saving.committer import Writer
 from segue.checkpoints.saving.staging import StagingArea
 from segue.checkpoints.saving.writer_client import InlineWriter
 from segue.clock import SystemClock
-from segue.controller import decide_next, last_heartbeat
+from segue.controller.local_run import account_for
+from segue.controller.steps import decide_next, last_heartbeat
 from segue.curves.schema import Curve
 from segue.data.loader import Feed
 from segue.errors import WorkAtRiskError
 from segue.launch.assignment import Assignment
-from segue.local import account_for
 from segue.notices.board import NoticeBoard
 from segue.records import Environment, StopReason, VerdictKind, WitnessRow
 from segue.runlog.entries import ReportEntry

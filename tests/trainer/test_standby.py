@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from segue.clock import SystemClock
-from segue.controller import decide_next
+from segue.controller.steps import decide_next
 from segue.launch.assignment import Assignment, ExitCode
 from segue.launch.launcher import launch_spare
 from segue.runlog.history import read_history

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from segue.clock import SystemClock
-from segue.controller import decide_next
+from segue.controller.steps import decide_next
 from segue.data.loader import Feed
 from segue.launch.assignment import ExitCode
 from segue.records import Skip, StopReason, VerdictKind

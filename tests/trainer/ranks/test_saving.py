@@ -10,7 +10,7 @@ import torch
 
 from segue.checkpoints.loading.snapshot import read_checkpoint
 from segue.clock import SystemClock
-from segue.controller import open_run
+from segue.controller.steps import open_run
 from segue.interop.export import ExportFormat, export_checkpoint
 from segue.records import StopReason, VerdictKind
 from segue.runlog.history import read_history

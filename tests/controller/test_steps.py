@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from segue.controller import decide_next, declare_lost, open_run, settle_verdict
+from segue.controller.steps import decide_next, declare_lost, open_run, settle_verdict
 from segue.errors import DeadlinePassedError, DriftError
 from segue.launch.assignment import Assignment
 from segue.records import (

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from segue.clock import Clock
-from segue.lease import Lease
+from segue.controller.liveness import Lease
+from segue.controller.standby_messages import SpareOrder, SpareWord, newest_spare, order_of, put_order, word_of
 from segue.policy.estimates import Situation
 from segue.policy.handover import SPOT_AGAIN, is_worth_a_spare, pause_seconds, permits
 from segue.policy.pool_choice import choose_pool
@@ -17,7 +18,6 @@ from segue.runlog import keys
 from segue.runlog.entries import Entry, HandoverEntry
 from segue.runlog.history import History, read_history
 from segue.runlog.log import RunLog, Stamp
-from segue.spares.words import SpareOrder, SpareWord, newest_spare, order_of, put_order, word_of
 from segue.spec import RunSpec
 from segue.stores.base import StoreReadError, StoreWriteError
 

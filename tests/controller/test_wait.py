@@ -7,7 +7,8 @@ from datetime import timedelta
 
 import pytest
 
-from segue.controller import decide_next
+from segue.controller.steps import decide_next
+from segue.controller.wait import await_report
 from segue.errors import MissingObjectError
 from segue.records import Capacity, CodeFailure, SegmentPlan, SegmentReport, StopReason
 from segue.runlog import keys
@@ -16,8 +17,7 @@ from segue.stores import open_store
 from segue.testing.clock import FakeClock
 from segue.testing.faulty_store import FaultyStore
 from segue.trainer.claim import Claim
-from segue.watch import await_report
-from tests.test_controller import START, Run
+from tests.controller.test_steps import START, Run
 
 LOST = StopReason.LOST
 LEASE, POLL = 30.0, 0.5

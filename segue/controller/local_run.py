@@ -7,7 +7,8 @@ import signal
 from collections.abc import Callable
 
 from segue.clock import Clock, SystemClock
-from segue.controller import decide_next, declare_lost
+from segue.controller.steps import decide_next, declare_lost
+from segue.controller.wait import await_report
 from segue.launch.assignment import Assignment, ExitCode
 from segue.launch.launcher import Trainer, launch
 from segue.policy.decide import Decision
@@ -15,7 +16,6 @@ from segue.records import SegmentPlan, SegmentReport
 from segue.runlog.history import read_history
 from segue.runlog.log import RunLog
 from segue.spec import RunSpec
-from segue.watch import await_report
 
 log = logging.getLogger(__name__)
 

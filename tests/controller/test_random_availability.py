@@ -7,12 +7,12 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from segue.clock import SystemClock
-from segue.controller import open_run
+from segue.controller.steps import open_run
 from segue.records import Capacity, SegmentPlan, VerdictKind
 from segue.runlog.entries import DecisionEntry
 from segue.runlog.history import History, read_history
 from segue.spec import RunSpec
-from tests.spares.weather import World
+from tests.support.spot_pool import World
 
 STEPS = 1200
 RECIPE = {"steps": STEPS, "checkpoints": {"every_steps": 50}}

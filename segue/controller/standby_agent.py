@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from typing import Literal
 
 from segue.clock import Clock
+from segue.controller.liveness import Lease
+from segue.controller.standby_messages import Phase, SpareWord, order_of, put_word
 from segue.launch.assignment import Assignment
 from segue.launch.launcher import SpareTrainer
-from segue.lease import Lease
 from segue.records import SegmentPlan
 from segue.runlog.history import History, read_history
 from segue.runlog.log import RunLog
-from segue.spares.words import Phase, SpareWord, order_of, put_word
 from segue.spec import RunSpec
 from segue.stores.base import StoreReadError, StoreWriteError
 

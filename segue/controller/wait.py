@@ -6,8 +6,9 @@ import logging
 from typing import Protocol
 
 from segue.clock import Clock
-from segue.controller import declare_lost, last_heartbeat
-from segue.lease import Lease
+from segue.controller.liveness import Lease
+from segue.controller.standby_manager import SpareKeeper, SparePool
+from segue.controller.steps import declare_lost, last_heartbeat
 from segue.notices.file import recall
 from segue.policy import clamp
 from segue.policy.estimates import Situation, situation
@@ -15,7 +16,6 @@ from segue.policy.handover import may_come_back
 from segue.records import Capacity, Heartbeat, SegmentPlan, SegmentReport
 from segue.runlog.history import History, read_history
 from segue.runlog.log import RunLog
-from segue.spares.keeper import SpareKeeper, SparePool
 from segue.spec import RunSpec
 from segue.stores.base import StoreReadError, StoreWriteError
 

@@ -7,21 +7,21 @@ from datetime import timedelta
 
 import pytest
 
-from segue.controller import decide_next
+from segue.controller.standby_manager import release_leftover
+from segue.controller.standby_messages import SpareWord, order_of, put_word
+from segue.controller.steps import decide_next
+from segue.controller.wait import await_report
 from segue.policy.availability import spells
 from segue.policy.handover import SPOT_AGAIN
 from segue.records import Capacity, SegmentPlan, SegmentReport, StopReason
 from segue.runlog import keys
 from segue.runlog.entries import DecisionEntry
 from segue.runlog.history import read_history
-from segue.spares.keeper import release_leftover
-from segue.spares.words import SpareWord, order_of, put_word
 from segue.stores import open_store
 from segue.testing.faulty_store import FaultyStore
 from segue.trainer.claim import Claim
-from segue.watch import await_report
-from tests.test_controller import START
-from tests.test_watch import POLL, Watched
+from tests.controller.test_steps import START
+from tests.controller.test_wait import POLL, Watched
 
 BOUND, FINISHED, LOST = StopReason.BOUND, StopReason.FINISHED, StopReason.LOST
 # 100 steps of 10 s in 20,000 s. Uniform Progress takes the risk of spot whenever it is there.

@@ -7,16 +7,16 @@ from datetime import timedelta
 
 import pytest
 
-from segue.controller import decide_next, declare_lost
+from segue.controller.standby_agent import Left, Servant, Taken
+from segue.controller.standby_messages import SpareOrder, held_by_spares, put_order, word_of
+from segue.controller.steps import decide_next, declare_lost
 from segue.records import Capacity, StopReason
 from segue.runlog.entries import DecisionEntry, HandoverEntry, OpenEntry
 from segue.runlog.history import read_history
-from segue.spares.servant import Left, Servant, Taken
-from segue.spares.words import SpareOrder, held_by_spares, put_order, word_of
 from segue.stores import open_store
 from segue.testing.faulty_store import FaultyStore
-from tests.test_controller import START, Run
-from tests.test_watch import ScriptedClock
+from tests.controller.test_steps import START, Run
+from tests.controller.test_wait import ScriptedClock
 
 
 class ScriptedTrainer:

@@ -13,18 +13,18 @@ from collections.abc import Callable
 from pathlib import Path
 
 from segue.clock import SystemClock
-from segue.controller import decide_next
+from segue.controller.local_run import account_for
+from segue.controller.standby_agent import Servant, Taken
+from segue.controller.steps import decide_next
+from segue.controller.wait import await_report
 from segue.launch.assignment import Assignment
 from segue.launch.rendezvous import LaunchFolder
-from segue.local import account_for
 from segue.policy.decide import Decision
 from segue.records import Capacity, SegmentPlan
 from segue.runlog.log import RunLog
-from segue.spares.servant import Servant, Taken
 from segue.spec import RunSpec
 from segue.stores import open_store
 from segue.testing.faulty_store import FaultyStore
-from segue.watch import await_report
 from tests.support.forked_trainers import Nursery
 
 _POLL_SECONDS = 0.02
