@@ -14,8 +14,8 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.terminal import leave_as_on_ctrl_c, progress
-from segue.console import console, show_error, show_json
 from segue.errors import SegueError, UsageError
+from segue.reports.tables import console, show_error, show_json
 
 _LISTED = "with commas; all without"
 

@@ -12,8 +12,8 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.terminal import leave_as_on_ctrl_c, progress
-from segue.console import console, show_error, show_json
 from segue.errors import SegueError
+from segue.reports.tables import console, show_error, show_json
 
 _QUICK_KILLS, _KILLS = 20, 200
 _MUST_BE_ZERO = ("commits_lost", "records_lost", "torn_visible")

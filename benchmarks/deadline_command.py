@@ -15,9 +15,9 @@ from rich.table import Table
 
 from benchmarks.deadline_paper import PAPER
 from benchmarks.terminal import leave_as_on_ctrl_c, progress
-from segue.console import console, show_error, show_json
 from segue.errors import SegueError
 from segue.policy.rules.view import Knowledge
+from segue.reports.tables import console, show_error, show_json
 
 KNOWLEDGE: dict[str, Knowledge] = {"free": "free", "sentinel": "sentinel", "blind": "blind"}
 _COLUMNS = {

@@ -8,9 +8,9 @@ from prefect import flow, get_run_logger
 from prefect.client.schemas.objects import State
 from prefect.states import Completed, Failed
 
-from segue.deadline.cost import CostReport
 from segue.errors import SegueError
 from segue.records import SegmentReport
+from segue.reports.cost import CostReport
 from segue.spec import RunSpec
 from tasks.continuity import judge_resume
 from tasks.cost import report_cost

@@ -6,7 +6,7 @@ from prefect import get_run_logger, task
 from prefect.cache_policies import NO_CACHE
 
 from segue.controller.standby_messages import held_by_spares
-from segue.deadline.cost import CostReport, cost_report
+from segue.reports.cost import CostReport, cost_report
 from segue.runlog.history import read_history
 from segue.runlog.log import RunLog
 from segue.spec import RunSpec

@@ -9,10 +9,10 @@ from prefect import task
 from prefect.artifacts import create_markdown_artifact
 from prefect.cache_policies import NO_CACHE
 
-from segue.console import decision_rows, segment_rows
 from segue.controller.standby_messages import held_by_spares
-from segue.deadline.cost import CostReport, cost_report
-from segue.picture import draw
+from segue.reports.cost import CostReport, cost_report
+from segue.reports.run_plot import draw
+from segue.reports.tables import decision_rows, segment_rows
 from segue.runlog.history import History, read_history
 from segue.runlog.log import RunLog
 from segue.spec import RunSpec

@@ -14,14 +14,14 @@ from typing import Annotated, Any
 
 import typer
 
+from segue.cli.durations import parse_deadline
 from segue.clock import SystemClock
-from segue.console import console, errors, segment_rows, segments_table, show_json
 from segue.controller.steps import open_run
 from segue.errors import COMMAND_LINE, MissingExtraError
+from segue.reports.tables import console, errors, segment_rows, segments_table, show_json
 from segue.runlog.history import read_history
 from segue.runlog.log import RunLog
 from segue.spec import RunSpec, StoreSpec, read_toml
-from segue.times import parse_deadline
 
 _FOLDER = Path(".segue")
 

@@ -13,10 +13,10 @@ from prefect.exceptions import ObjectNotFound
 from prefect.states import Cancelling, Scheduled
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
-from segue.console import errors
 from segue.controller.steps import last_heartbeat
 from segue.errors import OrchestratorError
 from segue.records import Heartbeat
+from segue.reports.tables import errors
 from segue.runlog.history import History, read_history
 from segue.runlog.log import RunLog
 from segue.spec import RunSpec

@@ -10,7 +10,7 @@ import pandas as pd
 import pyarrow.parquet as pq
 import pytest
 
-from segue import cli
+from segue.cli import main
 from segue.curves.frame import curve
 
 
@@ -21,7 +21,7 @@ def segue(monkeypatch, capsys):
     def run(*arguments):
         monkeypatch.setattr(sys, "argv", ["segue", *arguments])
         with pytest.raises(SystemExit) as end:
-            cli.main()
+            main.main()
         return end.value.code or 0, *capsys.readouterr()
 
     return run

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.cli.test_errors import Place, refusal
 from tests.support.trained_run import Trained, flip_a_bit, names_in, read_run, train
-from tests.test_cli_errors import Place, refusal
 
 
 @pytest.fixture(scope="module")

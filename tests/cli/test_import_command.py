@@ -9,8 +9,8 @@ import sys
 
 import pytest
 
+from tests.cli.test_errors import Outcome, Place
 from tests.interop.test_import_refusals import write_code
-from tests.test_cli_errors import Outcome, Place
 
 TINY = "segue.testing.recipes:tiny"
 

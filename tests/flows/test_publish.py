@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from segue.deadline.cost import cost_report
 from segue.records import StopReason
+from segue.reports.cost import cost_report
 from tasks.publish import summary
 from tests.deadline import Logbook, make_spec
 

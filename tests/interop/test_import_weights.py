@@ -16,7 +16,6 @@ from torch import nn
 
 from segue.checkpoints.format.state_tree import decode_tree
 from segue.checkpoints.loading.snapshot import read_checkpoint
-from segue.console import checkpoint_rows, segment_rows
 from segue.controller.steps import decide_next
 from segue.curves.frame import curve
 from segue.data.order import SampleOrder
@@ -25,6 +24,7 @@ from segue.interop.import_weights import import_weights
 from segue.interop.initial_state import samples_seen_at
 from segue.policy.estimates import situation
 from segue.records import Capacity, StopReason, VerdictKind
+from segue.reports.tables import checkpoint_rows, segment_rows
 from segue.runlog.history import read_history
 from segue.runlog.log import RunLog
 from segue.stores import open_store

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from segue import cli
-from tests.test_cli_errors import Outcome, refusal
+from segue.cli import main
+from tests.cli.test_errors import Outcome, refusal
 
 
 class Desk:
@@ -32,7 +32,7 @@ class Desk:
     def run(self, *arguments: str) -> Outcome:
         self._monkeypatch.setattr(sys, "argv", ["segue", *arguments])
         with pytest.raises(SystemExit) as ended:
-            cli.main()
+            main.main()
         return Outcome(int(ended.value.code or 0), *self._capsys.readouterr())
 
     def told(self, *arguments: str) -> dict[str, Any]:

@@ -8,10 +8,10 @@ import signal
 import pytest
 
 from segue.clock import SystemClock
-from segue.console import anomaly_facts, segment_rows
 from segue.continuity.recipe_diff import NOT_STATE
 from segue.controller.steps import decide_next, open_run
 from segue.records import Capacity, SegmentPlan, Skip, StopReason, VerdictKind
+from segue.reports.tables import anomaly_facts, segment_rows
 from segue.runlog.history import read_history
 from segue.spec import RunSpec
 from tests.recipes.poisoned import sample_at_step

@@ -10,9 +10,14 @@ from typing import Annotated, Any
 import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from segue import cli_checkpoints, cli_curve, cli_plan, cli_simulate
-from segue.cli_options import Endpoint, Json, Store, read_run
-from segue.console import (
+from segue.cli import checkpoints, curve, plan, simulate
+from segue.cli.options import Endpoint, Json, Store, read_run
+from segue.controller.standby_messages import held_by_spares
+from segue.controller.steps import last_heartbeat
+from segue.errors import COMMAND_LINE, SegueError
+from segue.records import Heartbeat
+from segue.reports.cost import cost_report
+from segue.reports.tables import (
     anomaly_facts,
     console,
     decision_rows,
@@ -22,11 +27,6 @@ from segue.console import (
     show_error,
     show_json,
 )
-from segue.controller.standby_messages import held_by_spares
-from segue.controller.steps import last_heartbeat
-from segue.deadline.cost import cost_report
-from segue.errors import COMMAND_LINE, SegueError
-from segue.records import Heartbeat
 from segue.runlog.history import History
 from segue.runlog.log import RunLog
 from segue.spec import RunSpec, read_toml
@@ -38,10 +38,10 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-app.add_typer(cli_checkpoints.app)
-app.add_typer(cli_curve.app)
-app.command()(cli_plan.plan)
-app.command()(cli_simulate.simulate)
+app.add_typer(checkpoints.app)
+app.add_typer(curve.app)
+app.command()(plan.plan)
+app.command()(simulate.simulate)
 
 
 @app.command()

@@ -8,9 +8,9 @@ from datetime import UTC, datetime
 import pytest
 
 from segue.testing.clock import FakeClock
+from tests.cli.test_errors import Place
 from tests.controller.test_steps import Run
 from tests.support.command import Desk
-from tests.test_cli_errors import Place
 
 SMALL = ("--runs", "30", "--work", "4h")
 FIGURES = """policy cost_share cost_share_low cost_share_high cost_share_p5 cost_share_p95 to_uniform_progress

@@ -9,11 +9,11 @@ from typing import Annotated
 import typer
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-from segue.cli_options import DefaultCommandGroup, Endpoint, Json, Store, read_run
-from segue.console import checkpoint_rows, console, errors, rows_table, show_json
+from segue.cli.options import DefaultCommandGroup, Endpoint, Json, Store, read_run
 from segue.errors import COMMAND_LINE
 from segue.interop.export import ExportFormat, choose_checkpoint, export_checkpoint, require_free_folder
 from segue.interop.import_weights import ImportReport, import_weights
+from segue.reports.tables import checkpoint_rows, console, errors, rows_table, show_json
 from segue.spec import RunSpec, read_toml
 
 _LIST = "list"

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from segue.deadline.cost import cost_report
 from segue.records import Capacity, StopReason
+from segue.reports.cost import cost_report
 from segue.runlog.entries import DecisionEntry
 from tests.deadline import Logbook, make_spec
 

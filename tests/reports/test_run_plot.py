@@ -7,11 +7,11 @@ from datetime import timedelta
 import pytest
 
 from segue.clock import SystemClock
-from segue.console import decision_rows
 from segue.controller.steps import decide_next, declare_lost, open_run
-from segue.deadline.cost import waits
-from segue.picture import draw, latest_safe_moments
 from segue.records import Capacity, StopReason
+from segue.reports.cost import waits
+from segue.reports.run_plot import draw, latest_safe_moments
+from segue.reports.tables import decision_rows
 from segue.runlog.history import read_history
 from segue.spec import RunSpec
 from tests.deadline import START, Logbook, make_spec

@@ -12,9 +12,9 @@ from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 from segue.curves.frame import curve
-from segue.deadline.cost import waits
 from segue.errors import MissingExtraError
 from segue.records import Capacity, SegmentReport
+from segue.reports.cost import waits
 from segue.runlog.entries import DecisionEntry
 from segue.runlog.history import Attempt, History, read_history
 from segue.runlog.log import RunLog

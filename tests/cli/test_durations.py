@@ -7,8 +7,8 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
+from segue.cli.durations import parse_deadline, parse_seconds
 from segue.errors import SpecError
-from segue.times import parse_deadline, parse_seconds
 
 NOW = datetime(2026, 6, 1, 12, 0, tzinfo=UTC)
 

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from segue.cli_options import Endpoint, Json, refuse_endless, writing
+from segue.cli.durations import parse_deadline, parse_seconds
+from segue.cli.options import Endpoint, Json, refuse_endless, writing
 from segue.clock import SystemClock
-from segue.console import console, rows_table, show_json
 from segue.errors import COMMAND_LINE, HopelessPlanError, RunNotFoundError, SpecError, StoreUnreachableError
+from segue.reports.tables import console, rows_table, show_json
 from segue.runlog.history import History
 from segue.runlog.open import find_run
 from segue.spec import RunSpec, read_toml
-from segue.times import parse_deadline, parse_seconds
 from segue.units import span
 
 if TYPE_CHECKING:
@@ -242,7 +242,7 @@ def _facts(asked: _Asked, expected: Forecast, *, job: Job) -> dict[str, Any]:
 
 
 def _draw(asked: _Asked, sample: Sample, latest: datetime | None, to: Path) -> None:
-    from segue.forecast_picture import draw_sample
+    from segue.reports.forecast_plot import draw_sample
 
     picture = draw_sample(
         sample,

@@ -11,10 +11,10 @@ import typer
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from segue.cli_options import Endpoint, Json, Store, read_run, refuse_endless, writing
-from segue.console import console, show_json
+from segue.cli.durations import parse_seconds
+from segue.cli.options import Endpoint, Json, Store, read_run, refuse_endless, writing
 from segue.errors import COMMAND_LINE, HopelessPlanError, SpecError, TraceError
-from segue.times import parse_seconds
+from segue.reports.tables import console, show_json
 from segue.units import span
 
 if TYPE_CHECKING:
@@ -106,7 +106,7 @@ def simulate(
     )
     title = f"{span(work_seconds)} of work in {span(total)}, price ratio {price_ratio:g}, {runs} runs"
     if picture is not None:
-        from segue.forecast_picture import draw_costs
+        from segue.reports.forecast_plot import draw_costs
 
         with writing(picture):
             picture.write_bytes(draw_costs(shares, title=title))

@@ -12,9 +12,9 @@ from datetime import UTC, datetime, timedelta, timezone
 import pytest
 
 from segue.testing.clock import FakeClock
+from tests.cli.test_errors import Place, refusal
 from tests.controller.test_steps import Run
 from tests.support.command import Desk
-from tests.test_cli_errors import Place, refusal
 
 HOURS = """run_id = "nightly"
 steps = 3600

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from segue.cli_options import DefaultCommandGroup, Endpoint, Json, Store, read_run, writing
-from segue.console import console, rows_table, show_json
+from segue.cli.options import DefaultCommandGroup, Endpoint, Json, Store, read_run, writing
+from segue.reports.tables import console, rows_table, show_json
 
 if TYPE_CHECKING:
     import pandas as pd
