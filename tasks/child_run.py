@@ -39,7 +39,7 @@ def idempotency_key(spec: RunSpec, plan: SegmentPlan) -> str:
 
 
 class PrefectChild:
-    """One attempt's flow run. Keeps `segue.controller.wait.ChildRun`'s contract: nothing here raises on a silent API."""
+    """One attempt's flow run. Nothing here raises on a silent API."""
 
     def __init__(self, client: SyncPrefectClient, flow_run_id: UUID) -> None:
         self._client, self.flow_run_id = client, flow_run_id
@@ -114,7 +114,7 @@ def dispatch(spec: RunSpec, plan: SegmentPlan, *, patience_seconds: float = 120.
 
 
 class PrefectSpares:
-    """Spares as flow runs of the spot deployment. Keeps `segue.controller.standby_manager.SparePool`'s contract: never raises."""
+    """Spares as flow runs of the spot deployment. Never raises."""
 
     def __init__(self, spec: RunSpec) -> None:
         self._spec, self._client = spec, get_client(sync_client=True)

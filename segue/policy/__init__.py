@@ -1,0 +1,1 @@
+"""When to leave spot. Pure: time, history and prices come in as arguments, a decision goes out."""

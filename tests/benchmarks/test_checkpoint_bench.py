@@ -15,16 +15,16 @@ import pytest
 import torch
 import typer
 
-from benchmarks import savers
-from benchmarks.commands import parse_size
-from benchmarks.files import file_system, make_cold, resident_share
-from benchmarks.memory import PeakMemory, family
-from benchmarks.peers import TorchSave
-from benchmarks.samples import KEYS, LIMIT_KEYS, SAVER_KEYS, UPLOADER_KEYS, Samples
-from benchmarks.savers import State, make_state
-from benchmarks.saving import SaverBench, WrongBytesError
-from benchmarks.steps import StepKind, StepSizes, TooFewStepsError, slowdown
-from benchmarks.worker import Worker, WorkerError
+from benchmarks.__main__ import parse_size
+from benchmarks.checkpoint import savers
+from benchmarks.checkpoint.peers import TorchSave
+from benchmarks.checkpoint.savers import State, make_state
+from benchmarks.checkpoint.saving import SaverBench, WrongBytesError
+from benchmarks.checkpoint.steps import StepKind, StepSizes, TooFewStepsError, slowdown
+from benchmarks.checkpoint.worker import Worker, WorkerError
+from benchmarks.common.files import file_system, make_cold, resident_share
+from benchmarks.common.memory import PeakMemory, family
+from benchmarks.common.samples import KEYS, LIMIT_KEYS, SAVER_KEYS, UPLOADER_KEYS, Samples
 from tests.benchmarks.mortal import Mortal
 
 ROOT = Path(__file__).parents[2]
@@ -33,7 +33,7 @@ SIZES = StepSizes(matmul_batch=4, dispatch_layers=8)
 
 
 def command(folder: Path, *options: str) -> list[str]:
-    return [sys.executable, "-m", "benchmarks.commands", "checkpoint", *TINY, "--folder", str(folder), *options]
+    return [sys.executable, "-m", "benchmarks.__main__", "checkpoint", *TINY, "--folder", str(folder), *options]
 
 
 def test_a_tiny_run_gives_every_figure_of_the_peers_and_leaves_nothing_behind(tmp_path):

@@ -8,14 +8,14 @@ from dataclasses import replace
 import pytest
 from typer.testing import CliRunner
 
-from benchmarks import continuity, continuity_tasks
-from benchmarks.commands import app
-from benchmarks.continuity import Options, measure, passed, quick
-from benchmarks.continuity_controls import CONTROLS
-from benchmarks.continuity_faults import Fault
-from benchmarks.continuity_recipes import FEATURES, MODELS, OPTIMIZERS, RECIPE, Settings, build, edited
-from benchmarks.continuity_rules import has_outlier, is_mean_worse, windows
-from benchmarks.continuity_tasks import KINDS, CleanTask, FaultyTask, features_of
+from benchmarks.__main__ import app
+from benchmarks.continuity import matrix, tasks
+from benchmarks.continuity.controls import CONTROLS
+from benchmarks.continuity.faults import Fault
+from benchmarks.continuity.matrix import Options, measure, passed, quick
+from benchmarks.continuity.recipes import FEATURES, MODELS, OPTIMIZERS, RECIPE, Settings, build, edited
+from benchmarks.continuity.rules import has_outlier, is_mean_worse, windows
+from benchmarks.continuity.tasks import KINDS, CleanTask, FaultyTask, features_of
 from segue.records import VerdictKind
 
 KEYS = {

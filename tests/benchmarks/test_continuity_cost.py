@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.continuity_cost import STEP_SECONDS, Cost, bytes_per_step
-from benchmarks.continuity_kills import Kills
+from benchmarks.continuity.cost import STEP_SECONDS, Cost, bytes_per_step
+from benchmarks.continuity.kills import Kills
 
 
 def cost(**seconds: float) -> Cost:

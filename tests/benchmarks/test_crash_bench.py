@@ -14,12 +14,12 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import crash_traces
-from benchmarks.crash import Options, measure, passed
-from benchmarks.crash_checks import Checker
-from benchmarks.crash_places import LOCAL, S3, LocalPlace
-from benchmarks.crash_plan import NAMES, schedule
-from benchmarks.crash_trainer import Notes, Order, read_notes
+from benchmarks.crash import leftovers
+from benchmarks.crash.checks import Checker
+from benchmarks.crash.places import LOCAL, S3, LocalPlace
+from benchmarks.crash.plan import NAMES, schedule
+from benchmarks.crash.rounds import Options, measure, passed
+from benchmarks.crash.trainer import Notes, Order, read_notes
 from segue.checkpoints.saving.writer_client import InlineWriter
 from segue.clock import SystemClock
 from segue.controller.steps import decide_next
@@ -121,7 +121,7 @@ def test_a_checkpoint_that_does_not_read_back_is_counted_as_torn_unless_it_was_d
     checker = trained(make_spec, open_log, store, tmp_path / "notes")
     newest = checker.look().newest
     assert checker.is_sound
-    crash_traces.damage(store, "tiny", newest, chance=random.Random(0))
+    leftovers.damage(store, "tiny", newest, chance=random.Random(0))
     checker.damaged.add(newest.ref.slot)
     checker.look()
     assert checker.is_sound
@@ -144,7 +144,7 @@ def test_orphans_are_shards_that_no_record_names(make_spec, open_log, tmp_path):
     store = LocalStore(tmp_path / "store")
     checker = trained(make_spec, open_log, store, tmp_path / "notes")
     assert checker.orphans(store) == {}
-    crash_traces.leave_an_orphan(store, "tiny", read_history(RunLog(store, "tiny")))
+    leftovers.leave_an_orphan(store, "tiny", read_history(RunLog(store, "tiny")))
     assert len(checker.orphans(store)) == 2
 
 
@@ -185,7 +185,7 @@ while True:
 
 @pytest.mark.matrix
 def test_ctrl_c_leaves_neither_files_nor_processes(tmp_path):
-    command = [sys.executable, "-m", "benchmarks.crash_command", "--kills", "30"]
+    command = [sys.executable, "-m", "benchmarks.crash.command", "--kills", "30"]
     run = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, env=os.environ | {"TMPDIR": str(tmp_path)})
     give_up_at = time.monotonic() + 60
     while len(processes_of(tmp_path)) < 4:  # The benchmark itself, moto's server, the nursery and a trainer.

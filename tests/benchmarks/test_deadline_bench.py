@@ -9,9 +9,9 @@ import sys
 import numpy as np
 import pytest
 
-from benchmarks.deadline import NAMES, Options, measure, settings
-from benchmarks.deadline_adversary import Enemy, adversarial_runs
-from benchmarks.deadline_paper import hours_beside_the_paper
+from benchmarks.deadline.adversary import Enemy, adversarial_runs
+from benchmarks.deadline.paper import hours_beside_the_paper
+from benchmarks.deadline.policies import NAMES, Options, measure, settings
 from segue.policy.rules.registry import POLICIES
 from segue.simulation.traces import Trace
 

@@ -11,7 +11,7 @@ import pytest
 
 from deployments.process.demo import Preemptions
 from segue.records import Capacity, Heartbeat
-from tests.deadline import Logbook, make_spec
+from tests.support.histories import Logbook, make_spec
 
 
 @pytest.fixture

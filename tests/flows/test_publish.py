@@ -5,7 +5,7 @@ from __future__ import annotations
 from segue.records import StopReason
 from segue.reports.cost import cost_report
 from tasks.publish import summary
-from tests.deadline import Logbook, make_spec
+from tests.support.histories import Logbook, make_spec
 
 LOST, FAILED = StopReason.LOST, StopReason.FAILED
 

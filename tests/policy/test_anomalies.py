@@ -7,7 +7,7 @@ import math
 import pytest
 
 from segue.records import Anomaly, Capacity, Skip, StopReason
-from tests.deadline import Logbook, make_spec
+from tests.support.histories import Logbook, make_spec
 
 FAILED, LOST = StopReason.FAILED, StopReason.LOST
 HERE, THERE, ELSEWHERE = (Skip(samples_seen=at * 10, sample_count=10) for at in (4, 7, 9))

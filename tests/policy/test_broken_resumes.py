@@ -6,7 +6,7 @@ import pytest
 
 from segue.policy.broken_resumes import SET_ASIDE, to_set_aside
 from segue.records import StopReason, VerdictKind
-from tests.deadline import Logbook, make_spec
+from tests.support.histories import Logbook, make_spec
 
 EXACT, BROKEN, UNVERIFIED = VerdictKind.EXACT, VerdictKind.BROKEN, VerdictKind.UNVERIFIED
 NOTICE = StopReason.NOTICE

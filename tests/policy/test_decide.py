@@ -9,7 +9,7 @@ import pytest
 from segue.policy import clamp
 from segue.policy.estimates import Situation
 from segue.records import Capacity, StopReason, VerdictKind
-from tests.deadline import Logbook, make_spec
+from tests.support.histories import Logbook, make_spec
 
 SPOT, ON_DEMAND = Capacity.SPOT, Capacity.ON_DEMAND
 LOST, NOTICE, BOUND, FAILED = StopReason.LOST, StopReason.NOTICE, StopReason.BOUND, StopReason.FAILED

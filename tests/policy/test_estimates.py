@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from segue.policy import clamp
 from segue.policy.estimates import at_risk_seconds, detection_seconds, save_seconds, situation, step_seconds
 from segue.records import Capacity, SegmentPlan, SegmentReport, StopReason
-from tests.deadline import START, Logbook, make_spec
+from tests.support.histories import START, Logbook, make_spec
 
 LOST, NOTICE, BOUND, FINISHED = StopReason.LOST, StopReason.NOTICE, StopReason.BOUND, StopReason.FINISHED
 

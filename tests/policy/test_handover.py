@@ -11,8 +11,8 @@ from segue.policy.outlook import wants_spot
 from segue.records import Capacity, StopReason
 from segue.runlog.entries import HandoverEntry
 from segue.runlog.history import History
-from tests.deadline import Logbook, make_spec
 from tests.policy.test_decide import HERE, NO_DEADLINE, UNMEASURED
+from tests.support.histories import Logbook, make_spec
 
 SPOT, ON_DEMAND = Capacity.SPOT, Capacity.ON_DEMAND
 # 100 steps of 10 s, d 60, at risk 100, detection 15, answer 12: the clamp needs 1000 + 2 * 60 + 100 + 15 + 12 = 1247.

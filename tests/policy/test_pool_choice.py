@@ -24,7 +24,7 @@ from segue.policy.pool_choice import (
     pool_of,
 )
 from segue.records import Capacity, StopReason
-from tests.deadline import START, Logbook, make_spec
+from tests.support.histories import START, Logbook, make_spec
 
 LOST, NOTICE, BOUND = StopReason.LOST, StopReason.NOTICE, StopReason.BOUND
 HERE = Situation(

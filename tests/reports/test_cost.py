@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from segue.records import Capacity, StopReason
 from segue.reports.cost import cost_report
 from segue.runlog.entries import DecisionEntry
-from tests.deadline import Logbook, make_spec
+from tests.support.histories import Logbook, make_spec
 
 SPOT, ON_DEMAND = Capacity.SPOT, Capacity.ON_DEMAND
 LOST, NOTICE, FINISHED = StopReason.LOST, StopReason.NOTICE, StopReason.FINISHED

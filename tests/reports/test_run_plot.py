@@ -14,7 +14,7 @@ from segue.reports.run_plot import draw, latest_safe_moments
 from segue.reports.tables import decision_rows
 from segue.runlog.history import read_history
 from segue.spec import RunSpec
-from tests.deadline import START, Logbook, make_spec
+from tests.support.histories import START, Logbook, make_spec
 
 PNG = b"\x89PNG\r\n\x1a\n"
 

@@ -27,7 +27,7 @@ from segue.simulation.forecast import (
     planned_policy,
     sample,
 )
-from tests.deadline import START, Logbook, make_spec
+from tests.support.histories import START, Logbook, make_spec
 
 HOUR = 3600.0
 # 360 steps of 10 s are an hour; spot costs 2 an hour, on-demand 6.

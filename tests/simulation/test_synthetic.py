@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from segue.policy.rules.hazards import BINS, DOWN_RATES, UP_RATES, age_bin
 from segue.records import Capacity, StopReason
 from segue.simulation.synthetic import made_up, recorded_trace
-from tests.deadline import Logbook, make_spec
+from tests.support.histories import Logbook, make_spec
 
 DAY = 86400.0
 

@@ -14,8 +14,8 @@ from segue.launch.assignment import Assignment
 from segue.records import StopReason, VerdictKind
 from segue.runlog.history import read_history
 from segue.trainer.rehearsal import FireDrill, is_due
-from tests.deadline import Logbook
-from tests.deadline import make_spec as spec_of
+from tests.support.histories import Logbook
+from tests.support.histories import make_spec as spec_of
 
 
 def drilled(make_spec, tmp_path, fault, *, fire_drill, steps=100_000):

@@ -1,0 +1,114 @@
+"""`segue bench ...`: measures segue beside other ways to do the same. Also `python -m benchmarks.__main__ ...`."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from benchmarks.common.terminal import leave_as_on_ctrl_c, progress
+from benchmarks.continuity.command import continuity
+from benchmarks.crash.command import crash
+from benchmarks.deadline.command import deadline
+from segue.errors import SegueError
+from segue.reports.tables import console, show_error, show_json
+
+_UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
+_QUICK_BYTES, _QUICK_ROUNDS = 64_000_000, 2
+
+
+app = typer.Typer(
+    name="bench",
+    help="Measure segue beside others and beside what this machine can do.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+
+@app.callback()
+def bench() -> None:
+    """Measure segue beside others and beside what this machine can do."""
+
+
+def parse_size(text: str) -> int:
+    """Bytes from 500MB, 64MiB or a plain number.
+
+    Raises:
+        typer.BadParameter: it is none of these.
+    """
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([a-zA-Z]*)", text.strip())
+    if (
+        found is None
+        or found[2].upper() not in _UNITS
+        or (size_bytes := float(found[1]) * _UNITS[found[2].upper()]) < 1
+    ):
+        raise typer.BadParameter(f"{text!r} is no size; write it like 500MB or 64MiB.")
+    return int(size_bytes)
+
+
+app.command()(crash)
+app.command()(continuity)
+app.command()(deadline)
+
+
+@app.command()
+def checkpoint(
+    size: Annotated[int | None, typer.Option(parser=parse_size, metavar="SIZE", help="State, e.g. 500MB.")] = None,
+    tensors: Annotated[int, typer.Option(min=1, help="Tensors that the state is made of.")] = 40,
+    many_tensors: Annotated[int, typer.Option(min=0, help="Tensors of a second state; 0 leaves it out.")] = 10_000,
+    rounds: Annotated[int | None, typer.Option(min=1, help="Rounds; figures are medians over them. 7.")] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="64 MB and 2 rounds, unless given.")] = False,
+    threads: Annotated[int | None, typer.Option(min=1, help="Torch's threads in the savers' processes.")] = None,
+    steps: Annotated[bool, typer.Option(help="Measure how much training steps are slowed.")] = True,
+    only: Annotated[str | None, typer.Option(help="Names to measure, with commas; all without.")] = None,
+    folder: Annotated[Path, typer.Option(help="On the file system to measure.")] = Path(".segue/bench"),
+    endpoint_url: Annotated[str | None, typer.Option(help="S3 to upload to; without, a null server here.")] = None,
+    seed: Annotated[int, typer.Option(help="Of the order within each round.")] = 0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")] = False,
+) -> None:
+    """Measure segue's checkpoints beside torch's and others' and beside what this machine can do.
+
+    Exit code 0: all of segue's own figures were measured. 1: not all. 2: it could not be measured as asked.
+    """
+    # Torch takes seconds to import: what can be refused without it has been refused by now.
+    from benchmarks.checkpoint.report import NAMES, Options, measure
+    from benchmarks.common.tables import show
+
+    options = Options(
+        size_bytes=size or (_QUICK_BYTES if quick else Options.size_bytes),
+        tensors=tensors,
+        many_tensors=many_tensors,
+        rounds=rounds or (_QUICK_ROUNDS if quick else Options.rounds),
+        seed=seed,
+        folder=folder,
+        endpoint_url=endpoint_url,
+        only=tuple(name.strip() for name in only.split(",")) if only else NAMES,
+        threads=threads,
+        steps=steps,
+    )
+    leave_as_on_ctrl_c()
+    with progress(lines_start_with="round") as say:
+        report = measure(options, say=say)
+    if as_json:
+        show_json(report)
+    else:
+        show(report, console)
+    if report["ours_failed"]:
+        raise typer.Exit(1)
+
+
+def main() -> None:
+    """Entry point of `python -m benchmarks.__main__`."""
+    try:
+        app()
+    except SegueError as error:
+        show_error(error)
+        sys.exit(error.exit_code)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,204 @@
+"""A measured thing in a process of its own: its memory, threads and failures are then nobody else's.
+
+The one that steers calls methods of an object in the worker: `worker.run(SaverBench.save, step)`.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar
+
+from benchmarks.common.memory import family
+
+_GRACE_SECONDS = 5.0
+_START = "import sys; from benchmarks.checkpoint.worker import serve; serve(int(sys.argv[1]))"
+
+
+class Bench(Protocol):
+    """What lives in a worker."""
+
+    def close(self) -> None:
+        """End and free everything."""
+        ...
+
+
+B = TypeVar("B", bound=Bench)
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class WorkerError(Exception):
+    """A call in a worker raised, did not answer in time, or took the worker with it."""
+
+    def __init__(self, *, why: str) -> None:
+        self.why = why
+        super().__init__(why)
+
+
+@dataclass(frozen=True)
+class _Call:
+    function: Callable[..., Any]
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class _Answer:
+    value: Any = None
+    failure: str | None = None
+
+
+class Worker(Generic[B]):
+    """A handle on a process in which `make(...)` lives. After a failed call only `close` may be called."""
+
+    def __init__(self, log: Path, *, limit_seconds: float = 300.0) -> None:
+        self._log, self._limit_seconds = log, limit_seconds
+        ours, theirs = socket.socketpair()
+        with theirs, log.open("wb") as output:
+            self._process = subprocess.Popen(
+                [sys.executable, "-c", _START, str(theirs.fileno())],
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                # A session of its own: Ctrl-C reaches the one that steers alone, and all of it can be found again.
+                start_new_session=True,
+                env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[1]), "PYTHONWARNINGS": "ignore"},
+            )
+        self._connection = Connection(ours.detach())
+        self.is_sound = True
+        """Whether it still answers calls."""
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @classmethod
+    def start(cls, make: Callable[P, B], log: Path, *args: P.args, **kwargs: P.kwargs) -> Worker[B]:
+        """Start a process that begins to make the object. Returns at once, so that several can start together."""
+        worker = cls(log)
+        worker._send(make, args, kwargs)
+        return worker
+
+    def ready(self) -> None:
+        """Wait until the object is made.
+
+        Raises:
+            WorkerError: it could not be made.
+        """
+        self._receive()
+
+    def run(self, task: Callable[Concatenate[B, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Call a method of the object, by its name in the class, and wait for what it returns.
+
+        Raises:
+            WorkerError: with the last that is known about it.
+        """
+        self._send(task, args, kwargs)
+        answer: T = self._receive()
+        return answer
+
+    def close(self) -> None:
+        """Close the object and end the process and all that it started."""
+        members = family(self.pid)
+        with suppress(OSError):
+            if self.is_sound:
+                self._connection.send_bytes(b"")
+            else:
+                self._process.kill()
+        self._connection.close()
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(_GRACE_SECONDS)
+        _end({*members, *family(self.pid)} - {self.pid if self._process.poll() is not None else 0})
+        self._process.wait()
+
+    def _send(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        try:
+            self._connection.send_bytes(pickle.dumps(_Call(function, args, kwargs)))
+        except OSError:
+            raise self._ended() from None
+
+    def _receive(self) -> Any:
+        try:
+            if not self._connection.poll(self._limit_seconds):
+                raise self._failed(f"did not answer within {self._limit_seconds:.0f} s")
+            answer = pickle.loads(self._connection.recv_bytes())  # noqa: S301 - from a process of our own
+        except (EOFError, OSError):
+            raise self._ended() from None
+        except KeyboardInterrupt:
+            self.is_sound = False
+            raise
+        if answer.failure is not None:
+            raise WorkerError(why=answer.failure)
+        return answer.value
+
+    def _ended(self) -> WorkerError:
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(_GRACE_SECONDS)
+        return self._failed(f"process ended with {self._process.poll()}: {_last_line(self._log)}")
+
+    def _failed(self, why: str) -> WorkerError:
+        self.is_sound = False
+        return WorkerError(why=why)
+
+
+def serve(descriptor: int) -> None:
+    """What the process does: answer calls until the connection ends, with it or with the one that steers."""
+    connection = Connection(descriptor)
+    bench: Bench | None = None
+    with suppress(EOFError, OSError):
+        while request := connection.recv_bytes():
+            call: _Call = pickle.loads(request)  # noqa: S301 - from the process that started this one
+            try:
+                if bench is None:
+                    bench, value = call.function(*call.args, **call.kwargs), None
+                else:
+                    value = call.function(bench, *call.args, **call.kwargs)
+                answer = _Answer(value)
+            except BaseException as failure:  # DCP's own errors are no Exceptions.
+                answer = _Answer(failure=described(failure))
+            connection.send_bytes(pickle.dumps(answer))
+    if bench is not None:
+        bench.close()
+
+
+def described(failure: BaseException) -> str:
+    """An error in one line."""
+    text = " ".join(str(failure).split())
+    return f"{type(failure).__name__}: {text[:400]}" if text else type(failure).__name__
+
+
+def _last_line(log: Path) -> str:
+    lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
+    return lines[-1][:400] if lines else "it said nothing"
+
+
+def _end(pids: Iterable[int]) -> None:
+    """Make sure that processes of a worker are gone: some savers leave helpers behind that wait for ever."""
+    left = set(pids)
+    give_up_at = time.monotonic() + _GRACE_SECONDS
+    while left and time.monotonic() < give_up_at:
+        for pid in left:
+            with suppress(OSError):
+                os.kill(pid, signal.SIGKILL)
+        time.sleep(0.02)
+        left = {pid for pid in left if _is_running(pid)}
+
+
+def _is_running(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return False
+    return state != "Z"

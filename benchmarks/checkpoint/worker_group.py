@@ -1,0 +1,104 @@
+"""Workers that are measured side by side: in a new order each round, and each free to fail alone."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Generic, Self
+
+from benchmarks.checkpoint.limits import LimitBench
+from benchmarks.checkpoint.worker import B, Worker, WorkerError
+from benchmarks.common.samples import Samples
+
+MACHINE = "machine"
+
+
+@dataclass(frozen=True)
+class Scene:
+    """What all rounds of one run share."""
+
+    folder: Path
+    """A folder of this run's own, on the file system that is measured; deleted afterwards."""
+    limits: Worker[LimitBench]
+    """One process measures the machine's limits for all."""
+    threads: int
+    """That torch has in the savers' processes, for copies and for training steps."""
+    shuffle: random.Random
+    say: Callable[[str], None]
+    """Told what is being measured."""
+    samples: Mapping[str, Samples]
+    """For every saver and uploader by its name, and the limits under `MACHINE`."""
+
+    @property
+    def machine(self) -> Samples:
+        return self.samples[MACHINE]
+
+
+class Team(Generic[B]):
+    """The workers of one kind. All are ended with the `with` block."""
+
+    def __init__(self, scene: Scene, *, name: str, keys: tuple[str, ...]) -> None:
+        """`keys` are the figures that this team can give."""
+        self.scene, self.name, self.keys = scene, name, keys
+        self._workers: dict[str, Worker[B]] = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        for worker in self._workers.values():
+            worker.close()
+
+    def start(self, name: str) -> Worker[B]:
+        """Start the process of one of the team; returns at once."""
+        raise NotImplementedError
+
+    def prepare(self, name: str, worker: Worker[B]) -> None:
+        """Make a worker that has started ready to be measured."""
+        raise NotImplementedError
+
+    def enlist(self, names: list[str]) -> None:
+        """Start workers, all at once, and prepare them, one by one. One that cannot is left out, with the reason."""
+        for name in names:
+            self._workers[name] = self.start(name)
+        # All are up before the first one is prepared: nothing else may run while something is measured.
+        for name in names:
+            with self.may_fail(name, *self.keys):
+                self._workers[name].ready()
+        for name in names:
+            if not self.scene.samples[name].failures.keys() & set(self.keys):
+                self.scene.say(f"{self.name}: preparing {name}")
+                with self.may_fail(name, *self.keys):
+                    self.prepare(name, self._workers[name])
+
+    def each(self, *keys: str) -> Iterator[tuple[str, Worker[B]]]:
+        """In a new order, all that have not failed at one of these figures before."""
+        names = sorted(self._workers)
+        for name in self.scene.shuffle.sample(names, len(names)):
+            if not self.scene.samples[name].failures.keys() & set(keys):
+                self.scene.say(f"{self.name}: {keys[0]} of {name}")
+                yield name, self._workers[name]
+
+    @contextmanager
+    def may_fail(self, name: str, *keys: str) -> Iterator[None]:
+        """A failure in the block costs these figures; with the process gone it costs all of this team's."""
+        try:
+            yield
+        except WorkerError as error:
+            self.scene.samples[name].fail(keys, error.why)
+            if not self._workers[name].is_sound:
+                self.scene.samples[name].fail(self.keys, error.why)
+            if self.scene.samples[name].failures.keys() >= set(self.keys):
+                self._workers.pop(name).close()
+
+    def folder_of(self, name: str) -> Path:
+        """Where one of the team keeps its files."""
+        return self.scene.folder / self.name.replace(" ", "-") / name
+
+    def log_of(self, name: str) -> Path:
+        """Where one of the team leaves what it says."""
+        return self.scene.folder / f"{self.name.replace(' ', '-')}-{name}.log"

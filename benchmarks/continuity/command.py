@@ -1,0 +1,183 @@
+"""`segue bench continuity`: also `python -m benchmarks.continuity.command --quick`."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.common.terminal import leave_as_on_ctrl_c, progress
+from segue.errors import SegueError, UsageError
+from segue.reports.tables import console, show_error, show_json
+
+_LISTED = "with commas; all without"
+
+
+def continuity(
+    *,
+    quick: Annotated[bool, typer.Option("--quick", help="One seed, one resume point, 6 kills: minutes.")] = False,
+    kinds: Annotated[
+        str | None, typer.Option(help=f"Kinds of faults by name, {_LISTED}; a part of it will do.")
+    ] = None,
+    models: Annotated[str | None, typer.Option(help=f"flights, digits, text, {_LISTED}.")] = None,
+    seeds: Annotated[int | None, typer.Option(min=1, help="Seeds of each faulty resume; 3.")] = None,
+    kills: Annotated[int | None, typer.Option(min=0, help="Real SIGKILLs; 120.")] = None,
+    jobs: Annotated[int | None, typer.Option(min=1, help="Processes; one for each core.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")] = False,
+) -> None:
+    """Resume wrongly in every way known, resume cleanly in suspicious ways, and see what is said about it.
+
+    Exit code 0: no clean resume was called broken, and everything was measured. 1: not so. Faults that were missed do
+    not change it: they are what is measured. 2: it could not be measured as asked.
+    """
+    # Torch takes seconds to import: what can be refused without it has been refused by now.
+    _find_examples()
+    from benchmarks.continuity import matrix as bench
+    from benchmarks.continuity.recipes import MODELS
+
+    options = bench.Options()
+    if quick:
+        options = bench.quick(options)
+    options = replace(
+        options,
+        kinds=_chosen(kinds, bench.KIND_NAMES, what="kind", is_part_enough=True),
+        models=_chosen(models, MODELS, what="model") or MODELS,
+        seeds=seeds or options.seeds,
+        kills=options.kills if kills is None else kills,
+        jobs=jobs or options.jobs,
+    )
+    leave_as_on_ctrl_c()
+    with progress() as say:
+        report = bench.measure(options, say=say)
+    if as_json:
+        show_json(report)
+    else:
+        show(report, console)
+    if not bench.passed(report):
+        raise typer.Exit(1)
+
+
+class ExamplesMissingError(UsageError):
+    """The recipes of the benchmark train on the examples' data, which are not installed with the library."""
+
+    def __init__(self, *, folder: Path) -> None:
+        self.folder = folder
+        super().__init__(f"{folder} has no examples folder: run segue bench continuity from a clone of the repository.")
+
+
+def _find_examples() -> None:
+    root = Path(__file__).resolve().parents[1]
+    if not (root / "examples").is_dir():
+        raise ExamplesMissingError(folder=root)
+    if str(root) not in sys.path:
+        sys.path.insert(0, str(root))  # Processes that are started from here are given the same.
+
+
+def show(report: Mapping[str, Any], to: Console) -> None:
+    """Print a row for each kind and each control, and what they come to."""
+    to.print(_kinds_table(report["by_kind"]))
+    to.print(_controls_table(report["by_control"]))
+    to.print(
+        f"faulty: {report['kinds']} kinds, {report['trials']} resumes; found {_percent(report['detected_share'])}, "
+        f"before the first step {_percent(report['detected_before_first_step_share'])} of kinds and "
+        f"{_percent(report['detected_before_first_step_trials_share'])} of resumes, "
+        f"named right {_percent(report['named_share'])}"
+    )
+    to.print(
+        f"clean: {report['clean']} resumes, {report['false_alarms']} false alarms; {report['sigkills']} SIGKILLs",
+        style="red" if report["false_alarms"] else None,
+    )
+    to.print(
+        f"smoothness rules on the same resumes: found {_percent(report['smoothness_detected_share'])}, "
+        f"false alarms on {_percent(report['smoothness_false_alarm_share'])} of clean ones"
+    )
+    if "step_overhead_share" in report:
+        to.print(
+            f"cost: {_percent(report['step_overhead_share'])} of a 20 ms step, "
+            f"{report['bytes_per_step']:.0f} bytes a step"
+        )
+    to.print(f"{report['jobs']} processes on {report['cores']} cores, {report['seconds']:.0f} s")
+    for problem in report["problems"]:
+        to.print(problem, markup=False, style="red")
+
+
+def _kinds_table(rows: Mapping[str, Mapping[str, Any]]) -> Table:
+    table = _table("fault", "resumes", "found", "before\nfirst step", "latest\nstep", "named\nright", "smoothness")
+    for name, row in rows.items():
+        is_missed = row["trials"] and row["detected_share"] < 1
+        table.add_row(
+            name,
+            str(row["trials"]),
+            _percent(row["detected_share"]),
+            _percent(row["detected_before_first_step_share"]),
+            "-" if row["latest_step"] is None else str(row["latest_step"]),
+            _percent(row["named_share"]),
+            _percent(row["smoothness_share"]),
+            style="yellow" if is_missed else None,
+        )
+    return table
+
+
+def _controls_table(rows: Mapping[str, Mapping[str, Any]]) -> Table:
+    table = _table("clean resume", "resumes", "as\nexpected", "smoothness\nalarms")
+    for name, row in rows.items():
+        if row["resumes"]:
+            is_alarm = "broken" in row["verdicts"]
+            shares = (_percent(row["as_expected_share"]), _percent(row["smoothness_share"]))
+            table.add_row(name, str(row["resumes"]), *shares, style="red" if is_alarm else None)
+    return table
+
+
+def _table(first: str, *others: str) -> Table:
+    table = Table(header_style="bold", box=SIMPLE_HEAD, padding=(0, 1), pad_edge=False)
+    table.add_column(first, no_wrap=True)
+    for title in others:
+        table.add_column(title, justify="right", no_wrap=True)
+    return table
+
+
+def _percent(share: float | None) -> str:
+    return "-" if share is None else f"{100 * share:.4g} %"
+
+
+def _chosen(
+    asked: str | None, known: tuple[str, ...], *, what: str, is_part_enough: bool = False
+) -> tuple[str, ...] | None:
+    """The known names that were asked for.
+
+    Raises:
+        typer.BadParameter: nothing is called so.
+    """
+    if asked is None:
+        return None
+    found: dict[str, None] = {}
+    for word in (part.strip() for part in asked.split(",")):
+        matching = [name for name in known if name == word] or [
+            name for name in known if is_part_enough and word in name
+        ]
+        if not matching:
+            raise typer.BadParameter(f"there is no {what} {word!r}; there are {', '.join(known)}.")
+        found |= dict.fromkeys(matching)
+    return tuple(found)
+
+
+def main() -> None:
+    """Entry point of `python -m benchmarks.continuity.command`."""
+    app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+    app.command()(continuity)
+    try:
+        app()
+    except SegueError as error:
+        show_error(error)
+        sys.exit(error.exit_code)
+
+
+if __name__ == "__main__":
+    main()

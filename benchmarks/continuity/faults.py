@@ -1,0 +1,163 @@
+"""What a fault is: an edit of the source, or something that goes wrong at a named place of a resume."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from segue.checkpoints.loading.snapshot import digest, take
+from segue.data.loader import Feed
+from segue.recipe import Recipe
+from segue.trainer.state import Component
+
+NAMED_REPLAY = frozenset({"model or randomness"})
+SETUP_CODE = frozenset({"setup.code", "setup.hyperparameters", "setup.model"})
+CODE = NAMED_REPLAY | SETUP_CODE
+"""What may be named when the code of a step changed."""
+LATE = NAMED_REPLAY | {"optimizer"}
+"""What may be named when something changes after the digests were compared."""
+ORDER = frozenset({"data order", "data.next", "setup.data", "setup.hyperparameters", "progress"})
+CONTENT = frozenset({"data content", "data.next", "setup.data", "setup.code", "setup.hyperparameters"})
+
+
+class NotApplicableError(Exception):
+    """This fault changes nothing here."""
+
+
+class Forgotten:
+    """In place of a state tree: it is not restored at all."""
+
+
+@dataclass
+class Live:
+    """The objects of an attempt under way, and what a fault may use."""
+
+    recipe: Recipe
+    components: Mapping[str, Component] = field(default_factory=dict)
+    older: Mapping[int, Mapping[str, Any]] = field(default_factory=dict)
+    """State trees of so many steps before the parent; each call decodes copies of its own."""
+    seed: int = 0
+    steps_to_go: int = 0
+
+    @property
+    def chance(self) -> random.Random:
+        """Not the global stream, which is under test."""
+        return random.Random(self.seed)
+
+
+TreeEdit = Callable[[Any, Live], Any]
+
+
+@dataclass(frozen=True)
+class Fault:
+    """Each part is optional. A part raises NotApplicableError where it would change nothing."""
+
+    edit: Mapping[str, Any] = field(default_factory=dict)
+    """Of the source, between the two attempts."""
+    built: Callable[[Recipe], None] | None = None
+    """What `build` returned is changed before anything is made of it."""
+    trees: Mapping[str, TreeEdit] = field(default_factory=dict)
+    """By component: what its `load_state_dict` gets instead of the stored tree, or Forgotten()."""
+    restored: Callable[[Live], None] | None = None
+    """Right after the restore, before the digests are compared."""
+    checked: Callable[[Live], None] | None = None
+    """Right before the first batch is drawn, after the digests were compared."""
+    fed: Callable[[Feed], None] | None = None
+    """The feed of the resumed attempt is changed."""
+
+
+@dataclass(frozen=True)
+class Kind:
+    """One way in which a resume can be wrong, and how a finding may rightly name it."""
+
+    name: str
+    family: str
+    fault: Fault
+    components: frozenset[str]
+    needs: frozenset[str] = frozenset()
+    """Features without which it changes nothing (`benchmarks.continuity.recipes.FEATURES`)."""
+    config: Mapping[str, Any] = field(default_factory=dict)
+    """Of both attempts."""
+
+    def applies_to(self, features: frozenset[str]) -> bool:
+        return self.needs <= features
+
+
+class EditedComponent:
+    """A component whose restore gets another tree."""
+
+    def __init__(self, name: str, inner: Component, edit: TreeEdit, live: Live) -> None:
+        self._name, self._inner, self._edit, self._live = name, inner, edit, live
+
+    def capture(self) -> Any:
+        return self._inner.capture()
+
+    def restore(self, tree: Any) -> None:
+        """Restore the edited tree.
+
+        Raises:
+            NotApplicableError: it is equal to the one that was stored.
+        """
+        before = self._digest(tree)
+        edited = self._edit(tree, self._live)
+        is_forgotten = isinstance(edited, Forgotten)
+        if self._digest(self._inner.capture() if is_forgotten else edited) == before:
+            raise NotApplicableError(self._name)
+        if not is_forgotten:
+            self._inner.restore(edited)
+
+    def _digest(self, tree: Any) -> str:
+        return digest(take({self._name: tree})).components[self._name]
+
+
+def forgotten(tree: Any, live: Live) -> Any:
+    return Forgotten()
+
+
+def stale(name: str, *, steps: int) -> TreeEdit:
+    """The state of so many steps earlier."""
+    return lambda _, live: live.older[steps][name]
+
+
+def each_tensor(tree: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    """The tree with every floating tensor changed."""
+    if isinstance(tree, torch.Tensor):
+        return change(tree) if tree.is_floating_point() else tree
+    if isinstance(tree, dict):
+        return {key: each_tensor(value, change) for key, value in tree.items()}
+    if isinstance(tree, (list, tuple)):
+        return type(tree)(each_tensor(value, change) for value in tree)
+    return tree
+
+
+def through_bf16(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.to(torch.bfloat16).to(tensor.dtype)
+
+
+def flip_bit(tensor: torch.Tensor, chance: random.Random) -> None:
+    """Flip the lowest bit of one float32 element, in place."""
+    bits = tensor.detach().view(torch.int32).reshape(-1)
+    bits[chance.randrange(bits.numel())] ^= 1
+
+
+def largest(tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    """The largest floating tensor."""
+    return max((tensor for tensor in tensors.values() if tensor.is_floating_point()), key=torch.numel)
+
+
+def put_nan(tensor: torch.Tensor, chance: random.Random) -> None:
+    """One element is not a number any more, in place."""
+    tensor.reshape(-1)[chance.randrange(tensor.numel())] = torch.nan
+
+
+def without(field: str) -> Callable[[Recipe], None]:
+    """The recipe has this field no longer."""
+    return lambda recipe: setattr(recipe, field, None)
+
+
+def void(value: object) -> None:
+    """Take a value and give none."""

@@ -1,0 +1,152 @@
+"""`segue bench continuity`: a matrix of faulty and clean resumes, SIGKILLs, and what finding out costs.
+
+Every resume goes through `segue.trainer.attempt.run_attempt`; beside its verdict stands what the smoothness rules of
+the tutorials say about the losses around the same resume.
+"""
+
+from __future__ import annotations
+
+import logging
+import multiprocessing as mp
+import os
+import time
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from benchmarks.continuity.controls import CONTROLS
+from benchmarks.continuity.cost import bytes_per_step, measure_cost
+from benchmarks.continuity.kills import Kills
+from benchmarks.continuity.recipes import MODELS, OPTIMIZERS
+from benchmarks.continuity.report import report_of
+from benchmarks.continuity.tasks import KINDS, CleanTask, FaultyTask, Outcome, Task, features_of, run_task
+
+_FIRST_STEP, _BETWEEN_STEPS = 57, 9
+"""Resume points of faulty resumes: late enough for 50 losses before, and never where the sums of gradients are zero."""
+_KINDS_A_TASK = 24
+KIND_NAMES: tuple[str, ...] = tuple(kind.name for kind in KINDS)
+
+
+@dataclass(frozen=True)
+class Options:
+    """What is to be done."""
+
+    kinds: tuple[str, ...] | None = None
+    """Names of kinds; None: all."""
+    controls: tuple[str, ...] = tuple(control.name for control in CONTROLS)
+    models: tuple[str, ...] = MODELS
+    optimizers: tuple[str, ...] = OPTIMIZERS
+    seeds: int = 3
+    points: int = 2
+    """Resume points of each faulty kind, model, optimizer and seed."""
+    clean_seeds: int = 5
+    clean_rounds: int = 7
+    """Resumes in a row of each clean run."""
+    kills: int = 120
+    pairs: int = 300
+    """Pairs of steps to measure the cost by; 0: it is not measured."""
+    curve_steps: int = 1000
+    jobs: int = len(os.sched_getaffinity(0))
+    """Processes."""
+
+
+def quick(options: Options) -> Options:
+    """One seed and one resume point, few kills."""
+    changed = {"seeds": 1, "points": 1, "clean_seeds": 1, "clean_rounds": 2, "kills": 6, "pairs": 100}
+    return Options(**(asdict(options) | changed))
+
+
+def measure(options: Options, *, say: Callable[[str], None]) -> dict[str, Any]:
+    """Do all of it and return the report. No file or process is left behind."""
+    started = time.monotonic()
+    tasks, outcomes = list(_tasks(options)), list[Outcome]()
+    with _quietly():
+        for number, found in enumerate(_done(tasks, jobs=options.jobs), start=1):
+            outcomes += found
+            say(f"resumes: {len(outcomes)} made, {number} of {len(tasks)} runs")
+    kills = Kills(kills=options.kills, seed=0, say=say).make() if options.kills else {}
+    say("cost of a step")
+    cost: dict[str, Any] = {}
+    if options.pairs:
+        measured = measure_cost(pairs=options.pairs)
+        cost = {**asdict(measured), "step_overhead_share": round(measured.step_overhead_share, 5)}
+        cost |= bytes_per_step(steps=options.curve_steps)
+    return report_of(
+        _chosen(options),
+        outcomes,
+        kills=kills,
+        cost=cost,
+        applicable={kind.name: _models_of(kind.name, options) for kind in _chosen(options)},
+        seconds=time.monotonic() - started,
+        jobs=options.jobs,
+    )
+
+
+def passed(report: dict[str, Any]) -> bool:
+    """Whether no clean resume was called broken, no faulty one committed anything, and all of it could be done."""
+    return not (report["false_alarms"] or report["problems"])
+
+
+def _chosen(options: Options) -> tuple[Any, ...]:
+    return tuple(kind for kind in KINDS if options.kinds is None or kind.name in options.kinds)
+
+
+def _models_of(name: str, options: Options) -> list[tuple[str, str]]:
+    kind = next(kind for kind in KINDS if kind.name == name)
+    pairs = ((model, optimizer) for model in options.models for optimizer in options.optimizers)
+    return [pair for pair in pairs if kind.applies_to(features_of(*pair))]
+
+
+def _tasks(options: Options) -> Iterator[Task]:
+    """The longest first, so that no process ends up alone with one."""
+    for model in options.models:
+        for optimizer in options.optimizers:
+            yield from _faulty_tasks(options, model, optimizer)
+            for seed in range(options.clean_seeds):
+                for control in options.controls:
+                    yield CleanTask(model, optimizer, seed, control, options.clean_rounds)
+
+
+def _faulty_tasks(options: Options, model: str, optimizer: str) -> Iterator[FaultyTask]:
+    kinds = [kind for kind in _chosen(options) if kind.applies_to(features_of(model, optimizer))]
+    plain = [kind.name for kind in kinds if not kind.config]
+    groups = [tuple(plain[n : n + _KINDS_A_TASK]) for n in range(0, len(plain), _KINDS_A_TASK)]
+    groups += [(kind.name,) for kind in kinds if kind.config]
+    for seed in range(options.seeds):
+        for point in range(options.points):
+            for group in groups:
+                yield FaultyTask(model, optimizer, seed, _FIRST_STEP + _BETWEEN_STEPS * point, group)
+
+
+def _done(tasks: Iterable[Task], *, jobs: int) -> Iterator[list[Outcome]]:
+    if jobs == 1:
+        yield from map(run_task, tasks)
+        return
+    # Threads that wait by turning a core hold up whoever else needs it; torch's library asks only once.
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+    context = mp.get_context("forkserver")
+    context.set_forkserver_preload(["benchmarks.continuity.tasks"])
+    with ProcessPoolExecutor(jobs, mp_context=context, initializer=_be_quiet) as pool:
+        try:
+            for future in as_completed([pool.submit(run_task, task) for task in tasks]):
+                yield future.result()
+        finally:
+            pool.shutdown(wait=True, cancel_futures=True)
+
+
+@contextmanager
+def _quietly() -> Iterator[None]:
+    """Every fault is logged by whoever meets it; here thousands of them are what was asked for."""
+    log = logging.getLogger("segue")
+    level = log.level
+    _be_quiet()
+    try:
+        yield
+    finally:
+        log.setLevel(level)
+
+
+def _be_quiet() -> None:
+    logging.getLogger("segue").setLevel(logging.CRITICAL)

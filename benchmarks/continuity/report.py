@@ -1,0 +1,133 @@
+"""What a matrix of resumes came to, as one JSON object. Pure."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from benchmarks.continuity.controls import CONTROLS
+from benchmarks.continuity.faults import Kind
+from benchmarks.continuity.tasks import Outcome
+
+_BLIND_SHARE = 0.05
+
+
+def report_of(
+    kinds: Sequence[Kind],
+    outcomes: Sequence[Outcome],
+    *,
+    kills: Mapping[str, Any],
+    cost: Mapping[str, Any],
+    applicable: Mapping[str, Sequence[tuple[str, str]]],
+    seconds: float,
+    jobs: int,
+) -> dict[str, Any]:
+    """All figures. `applicable` are the pairs of model and optimizer in which a kind can change something."""
+    names = {kind.name for kind in kinds}
+    faulty = [outcome for outcome in outcomes if outcome.name in names]
+    controls = {control.name for control in CONTROLS}
+    clean = [outcome for outcome in outcomes if outcome.name in controls]
+    rows = {kind.name: _row(kind, [o for o in faulty if o.name == kind.name], applicable[kind.name]) for kind in kinds}
+    tried = [row for row in rows.values() if row["trials"]]
+    early = [row for row in tried if row["detected_before_first_step_share"] == 1.0]
+    smooth = [row for row in tried if (row["smoothness_share"] or 0.0) < _BLIND_SHARE]
+    alarms = [o for o in clean if o.verdict == "broken"]
+    detected = [o for o in faulty if o.is_detected]
+    return {
+        "kinds": len(tried),
+        "trials": len(faulty),
+        "detected_share": _share(o.is_detected for o in faulty),
+        "detected_before_first_step_share": _of(len(early), len(tried)),
+        "detected_before_first_step_trials_share": _share(_is_early(o) for o in faulty),
+        "named_share": _share(o.is_as_expected for o in detected),
+        "faulty_commits": sum(o.commits for o in faulty),
+        "missed_kinds": [name for name, row in rows.items() if row["trials"] and row["detected_share"] < 1],
+        "clean": len(clean) + kills.get("sigkill_resumes", 0),
+        "false_alarms": len(alarms) + kills.get("sigkill_false_alarms", 0),
+        "clean_verdicts": dict(Counter(o.verdict for o in clean)),
+        "clean_as_expected_share": _share(o.is_as_expected for o in clean),
+        "sigkills": 0,
+        **kills,
+        **_smoothness(faulty, clean),
+        "smoothness_blind_kinds": len(smooth),
+        **cost,
+        "by_kind": rows,
+        "by_control": _controls(clean),
+        "problems": [*_problems(kinds, outcomes), *kills.get("sigkill_problems", ())],
+        "cores": len(os.sched_getaffinity(0)),
+        "jobs": jobs,
+        "trial_seconds": round(sum(o.seconds for o in outcomes) / len(outcomes), 3) if outcomes else None,
+        "seconds": round(seconds, 1),
+    }
+
+
+def _row(kind: Kind, found: Sequence[Outcome], applicable: Sequence[tuple[str, str]]) -> dict[str, Any]:
+    detected = [outcome for outcome in found if outcome.is_detected]
+    tried = {(outcome.model, outcome.optimizer) for outcome in found}
+    return {
+        "family": kind.family,
+        "trials": len(found),
+        "detected_share": _share(o.is_detected for o in found),
+        "detected_before_first_step_share": _share(_is_early(o) for o in found),
+        "named_share": _share(o.is_as_expected for o in detected),
+        "named": dict(Counter(o.component for o in detected)),
+        "latest_step": max((o.found_at - o.step for o in detected if o.found_at is not None), default=None),
+        "commits": sum(o.commits for o in found),
+        "smoothness_share": _share(
+            bool(o.is_mean_worse or o.has_outlier) for o in found if o.is_mean_worse is not None
+        ),
+        "models": sorted({model for model, _ in tried}),
+        "not_applicable": [f"{m} {o}" for m, o in applicable if (m, o) not in tried],
+    }
+
+
+def _smoothness(faulty: Sequence[Outcome], clean: Sequence[Outcome]) -> dict[str, Any]:
+    """Both rules on the same resumes; a refused one has no losses to look at."""
+    looked = [o for o in faulty if o.is_mean_worse is not None]
+    calm = [o for o in clean if o.is_mean_worse is not None]
+    return {
+        "smoothness_detected_share": _share(bool(o.is_mean_worse or o.has_outlier) for o in looked),
+        "smoothness_false_alarm_share": _share(bool(o.is_mean_worse or o.has_outlier) for o in calm),
+        "mean_rule_detected_share": _share(bool(o.is_mean_worse) for o in looked),
+        "mean_rule_false_alarm_share": _share(bool(o.is_mean_worse) for o in calm),
+        "outlier_rule_detected_share": _share(bool(o.has_outlier) for o in looked),
+        "outlier_rule_false_alarm_share": _share(bool(o.has_outlier) for o in calm),
+    }
+
+
+def _controls(clean: Sequence[Outcome]) -> dict[str, Any]:
+    rows: dict[str, Any] = {}
+    for control in CONTROLS:
+        found = [o for o in clean if o.name == control.name]
+        rows[control.name] = {
+            "resumes": len(found),
+            "verdicts": dict(Counter(o.verdict for o in found)),
+            "as_expected_share": _share(o.is_as_expected for o in found),
+            "smoothness_share": _share(bool(o.is_mean_worse or o.has_outlier) for o in found),
+        }
+    return rows
+
+
+def _problems(kinds: Sequence[Kind], outcomes: Sequence[Outcome]) -> list[str]:
+    """What a person has to look at before believing a figure."""
+    found = Counter(o.name for o in outcomes if o.verdict == "none")
+    made = {o.name for o in outcomes}
+    return [
+        *(f"{name}: {count} resumes came to no verdict" for name, count in found.items()),
+        *(f"{kind.name}: never tried, for it changed nothing" for kind in kinds if kind.name not in made),
+    ]
+
+
+def _is_early(outcome: Outcome) -> bool:
+    return outcome.is_detected and outcome.found_at is None
+
+
+def _share(answers: Iterable[bool]) -> float | None:
+    given = list(answers)
+    return _of(sum(given), len(given))
+
+
+def _of(part: int, whole: int) -> float | None:
+    return round(part / whole, 5) if whole else None

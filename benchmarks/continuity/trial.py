@@ -1,0 +1,224 @@
+"""One faulty or clean resume, by the code that every attempt runs; faults come from this side alone."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+from benchmarks.continuity.faults import EditedComponent, Fault, Live
+from benchmarks.continuity.recipes import RECIPE, edited
+from benchmarks.continuity.rules import AFTER_STEPS
+from segue.checkpoints.format.state_tree import decode_tree
+from segue.checkpoints.loading.snapshot import Snapshot, take
+from segue.checkpoints.saving.writer_client import InlineWriter
+from segue.clock import SystemClock
+from segue.data.loader import Feed
+from segue.errors import BrokenResumeError
+from segue.launch.assignment import Assignment
+from segue.notices.board import NO_KILL_COMING_SECONDS, NoticeBoard
+from segue.recipe import Recipe
+from segue.records import Capacity, CheckpointRef, Notice, SegmentPlan, SegmentReport, WitnessRow
+from segue.runlog.history import History, read_history
+from segue.runlog.log import RunLog
+from segue.spec import RunSpec
+from segue.stores import LocalStore
+from segue.trainer import attempt
+from segue.trainer.resume import Resume
+from segue.trainer.state import Component, Progress, capture
+from segue.trainer.step import do_step
+
+RUN_ID = "run"
+_STEPS = 1_000_000
+"""No attempt reaches its goal here."""
+KEPT_AGO = (1, 10)
+"""How many steps before its end an attempt's state is kept for faults that bring it back."""
+
+
+@dataclass
+class Watched:
+    """What an attempt let be seen."""
+
+    losses: dict[int, float] = field(default_factory=dict)
+    older: dict[int, Snapshot] = field(default_factory=dict)
+    report: SegmentReport | None = None
+    was_restored: bool = False
+    history: History = field(default_factory=History)
+
+
+@dataclass(frozen=True)
+class _Older(Mapping[int, Mapping[str, Any]]):
+    """Kept states as trees; each look decodes copies."""
+
+    kept: Mapping[int, Snapshot]
+
+    def __getitem__(self, steps_ago: int) -> Mapping[str, Any]:
+        snapshot = self.kept[steps_ago]
+        copies = {name: tensor.clone() for name, tensor in snapshot.tensors.items()}
+        return {name: decode_tree(skeleton, copies) for name, skeleton in snapshot.skeletons.items()}
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self.kept)
+
+    def __len__(self) -> int:
+        return len(self.kept)
+
+
+class _Board(NoticeBoard):
+    """Gives notice at a step, so that an attempt ends in order where it is wanted."""
+
+    def __init__(self, watched: Watched, *, stop_step: int) -> None:
+        super().__init__(SystemClock())
+        self._watched, self._stop_step = watched, stop_step
+        self.progress = Progress()
+        self.farthest = Progress()
+        """Where the live objects are: steps that only bear witness count here."""
+        self.components: Mapping[str, Component] = {}
+
+    def read(self) -> Notice | None:
+        ago = self._stop_step - self.progress.step
+        if ago in KEPT_AGO and ago not in self._watched.older:
+            self._watched.older[ago] = take(capture(self.components))
+        if ago <= 0:
+            self.leave("bench", grace_seconds=NO_KILL_COMING_SECONDS)
+        return super().read()
+
+
+def spec_of(config: Mapping[str, Any], *, seed: int, threads: int = 1) -> RunSpec:
+    return RunSpec.parse(
+        {
+            "run_id": RUN_ID,
+            "recipe": RECIPE,
+            "steps": _STEPS,
+            "config": dict(config),
+            "seed": seed,
+            "threads": threads,
+            "device": "cpu",
+            # Never by the number of steps: an attempt commits where it ends.
+            "checkpoints": {"every_steps": _STEPS},
+            "liveness": {"heartbeat_seconds": 3600.0},
+            # Each attempt here is a rehearsal itself.
+            "continuity": {"fire_drill": "off"},
+        }
+    )
+
+
+class NothingCommittedError(Exception):
+    """An attempt that should have ended with a checkpoint has none; says what it reported."""
+
+
+def newest_parent(folder: Path) -> CheckpointRef:
+    """The newest checkpoint of the run in `folder`.
+
+    Raises:
+        NothingCommittedError: there is none.
+    """
+    history = read_history(_log(folder))
+    if history.newest is None:
+        failures = [report.failure.traceback for report in history.reports if report.failure]
+        raise NothingCommittedError("\n".join(failures) or "no attempt has reported a failure")
+    return history.newest.ref
+
+
+def make_attempt(
+    folder: Path,
+    spec: RunSpec,
+    *,
+    segment: int,
+    stop_step: int,
+    parent: CheckpointRef | None = None,
+    fault: Fault | None = None,
+    older: Mapping[int, Snapshot] | None = None,
+) -> Watched:
+    """Make one attempt in the store `folder` until it has done `stop_step`, and watch it.
+
+    After a verdict `broken` the live objects go on without segue, so that there are losses to look at.
+
+    Raises:
+        NotApplicableError: the fault changes nothing here.
+    """
+    fault, watched = fault or Fault(), Watched()
+    board = _Board(watched, stop_step=stop_step)
+    live = Live(recipe=None, older=_Older(older or {}), seed=spec.seed)  # type: ignore[arg-type]
+    plan = SegmentPlan(segment=segment, attempt=1, capacity=Capacity.SPOT, deployment="bench", parent=parent)
+    store = LocalStore(folder)
+    with edited(**fault.edit), _faulty(fault, live, watched, board) as feeds:
+        with suppress(BrokenResumeError):
+            watched.report = attempt.run_attempt(
+                Assignment(spec=spec, plan=plan),
+                runlog=RunLog(store, RUN_ID),
+                board=board,
+                clock=SystemClock(),
+                shards=InlineWriter([store]),
+            )
+        if parent is not None and watched.was_restored:
+            _go_on(live.recipe, feeds[0], watched, seen=board.farthest, until_step=parent.step + AFTER_STEPS)
+    watched.history = read_history(_log(folder))
+    return watched
+
+
+@contextmanager
+def _faulty(fault: Fault, live: Live, watched: Watched, board: _Board) -> Iterator[list[Feed]]:
+    """Let the attempt in this block meet the fault, and be watched."""
+    feeds: list[Feed] = []
+    build = attempt._built
+
+    def built(*args: Any, **names: Any) -> Recipe:
+        live.recipe = build(*args, **names)
+        if fault.built is not None:
+            fault.built(live.recipe)
+        return live.recipe
+
+    def fed(*args: Any, **names: Any) -> Feed:
+        feeds.append(Feed(*args, **names))
+        if fault.fed is not None:
+            fault.fed(feeds[0])
+        return feeds[0]
+
+    class FaultyResume(Resume):
+        def restore(self, components: Mapping[str, Component]) -> None:
+            live.components = board.components = components
+            progress = components["progress"]
+            assert isinstance(progress, Progress)
+            board.progress = progress
+            wrapped = {
+                name: EditedComponent(name, inner, fault.trees[name], live) if name in fault.trees else inner
+                for name, inner in components.items()
+            }
+            super().restore(wrapped)
+            watched.was_restored = True
+            if fault.restored is not None:
+                fault.restored(live)
+
+        def check_state(self, *args: Any, **names: Any) -> None:
+            board.farthest = replace(board.progress)
+            super().check_state(*args, **names)
+            if fault.checked is not None:
+                fault.checked(live)
+
+        def saw(self, row: WitnessRow) -> None:
+            watched.losses[row.step] = row.loss
+            board.farthest = replace(board.progress)
+            super().saw(row)
+
+    with mock.patch.multiple(attempt, _built=built, Feed=fed, Resume=FaultyResume):
+        yield feeds
+
+
+def _go_on(recipe: Recipe, feed: Feed, watched: Watched, *, seen: Progress, until_step: int) -> None:
+    """Train on from wherever the live objects are."""
+    batches = feed.batches(seen.samples_seen)
+    for step in range(seen.step + 1, until_step + 1):
+        try:
+            watched.losses[step] = do_step(recipe, next(batches).content, step=step).loss
+        except Exception:
+            watched.losses[step] = math.nan  # Nobody overlooks a traceback.
+            return
+
+
+def _log(folder: Path) -> RunLog:
+    return RunLog(LocalStore(folder), RUN_ID)

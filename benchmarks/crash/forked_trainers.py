@@ -1,0 +1,216 @@
+"""Trainers that start in milliseconds: forked from a process that has torch imported, and that never trains itself."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Self
+
+_START = "from benchmarks.crash.forked_trainers import serve; serve()"
+_COSTLY = ("torch._dynamo", "segue.stores.s3")
+"""Imported once, before the first fork: a trainer would import them by and by, which takes it seconds."""
+_POLL_SECONDS = 0.002
+_START_SECONDS = 120.0
+_GRACE_SECONDS = 10.0
+
+
+class NurseryError(Exception):
+    """The process that trainers are forked from is gone."""
+
+
+class Child:
+    """One trainer and whatever it started, in a session of their own."""
+
+    def __init__(self, pid: int, answers: IO[bytes]) -> None:
+        self.pid, self._answers = pid, answers
+        self._code: int | None = None
+
+    def poll(self) -> int | None:
+        """The exit code (negative: the signal that killed it), None while it runs.
+
+        Raises:
+            NurseryError: nobody knows any more.
+        """
+        if self._code is None and select.select([self._answers], [], [], 0)[0]:
+            self._code = int(_line_of(self._answers))
+        return self._code
+
+    def writers(self) -> list[int]:
+        """Pids of the writer processes in its session."""
+        return [pid for pid in members_of(self.pid) if pid != self.pid and _is_writer(pid)]
+
+    def kill(self) -> None:
+        """SIGKILL to the trainer alone."""
+        if self.poll() is None:
+            os.kill(self.pid, signal.SIGKILL)
+
+    def wait(self, limit_seconds: float) -> int | None:
+        """Block until the trainer has ended; None when time ran out first."""
+        give_up_at = time.monotonic() + limit_seconds
+        while (code := self.poll()) is None and time.monotonic() < give_up_at:
+            time.sleep(_POLL_SECONDS)
+        return code
+
+    def left_behind(self, limit_seconds: float) -> list[int]:
+        """What the trainer started and what is alive so many seconds after its end; returns as soon as all is gone."""
+        give_up_at = time.monotonic() + limit_seconds
+        while (left := members_of(self.pid)) and time.monotonic() < give_up_at:
+            time.sleep(_POLL_SECONDS)
+        return left
+
+    def end(self) -> None:
+        """SIGKILL to all there is of it."""
+        while left := members_of(self.pid):
+            for pid in left:
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            time.sleep(_POLL_SECONDS)
+        self.wait(_GRACE_SECONDS)
+
+
+class Nursery:
+    """A handle on the process that trainers are forked from, one at a time. Nothing of it outlives the `with` block."""
+
+    def __init__(self, log: Path) -> None:
+        """What trainers say goes to the file `log`, anew for each."""
+        self.log = log
+        self._child: Child | None = None
+
+    def __enter__(self) -> Self:
+        with self.log.open("wb") as output:
+            self._process = subprocess.Popen(
+                [sys.executable, "-c", _START, str(self.log)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=output,
+                bufsize=0,
+                # A session of its own: Ctrl-C is for the one that steers, which then ends this one in order.
+                start_new_session=True,
+                env=os.environ | self._environment(),
+            )
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        with suppress(NurseryError):
+            if self._child is not None:
+                self._child.end()
+        # Its end of the pipe tells it to end a trainer that it has forked and that we have not heard of yet.
+        self._process.stdin.close()
+        try:
+            self._process.wait(_GRACE_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._process.stdout.close()
+
+    def _environment(self) -> dict[str, str]:
+        paths = [str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")]
+        return {
+            "PYTHONPATH": os.pathsep.join(path for path in paths if path),
+            # Torch makes this folder when it is imported, and leaves it behind.
+            "TORCHINDUCTOR_CACHE_DIR": str(self.log.parent / "inductor"),
+        }
+
+    def start(self, order: str) -> Child:
+        """Fork a trainer for an order (`benchmarks.crash.trainer`); the one before must have ended.
+
+        Raises:
+            NurseryError: it cannot be done any more.
+        """
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        try:
+            self._process.stdin.write(json.dumps(order).encode() + b"\n")
+        except OSError:
+            raise NurseryError(self.last_words()) from None
+        if not select.select([self._process.stdout], [], [], _START_SECONDS)[0]:
+            raise NurseryError("no trainer was started")
+        try:
+            self._child = Child(int(_line_of(self._process.stdout)), self._process.stdout)
+        except NurseryError:
+            raise NurseryError(self.last_words()) from None
+        return self._child
+
+    def last_words(self) -> str:
+        """The last line of what the newest trainer said."""
+        lines = [line for line in self.log.read_text(errors="replace").splitlines() if line.strip()]
+        return lines[-1][:400] if lines else "it said nothing"
+
+
+def members_of(session_id: int) -> list[int]:
+    """Pids of the processes of a session that have not ended."""
+    found = []
+    for entry in os.scandir("/proc"):
+        if entry.name.isdecimal():
+            try:
+                # After the name in brackets, which may hold anything: state, parent, group, session.
+                state, _, _, session = Path(entry.path, "stat").read_text().rpartition(")")[2].split()[:4]
+            except OSError:
+                continue  # It ended while we looked.
+            if int(session) == session_id and state not in "ZX":
+                found.append(int(entry.name))
+    return found
+
+
+def serve() -> None:
+    """What the process does: fork a trainer for each line of standard input, say its pid and then how it ended."""
+    from benchmarks.crash.trainer import train
+
+    for name in _COSTLY:
+        importlib.import_module(name)
+
+    log = Path(sys.argv[1])
+    while line := sys.stdin.buffer.readline():
+        pid = os.fork()
+        if pid == 0:
+            _be_a_child(log)
+            os._exit(train(json.loads(line)))
+        os.write(1, b"%d\n" % pid)
+        os.write(1, b"%d\n" % _code_of(pid))
+
+
+def _code_of(pid: int) -> int:
+    """How a child ended. Should whoever steers be gone, it is ended together with this process."""
+    while True:
+        ended, status = os.waitpid(pid, os.WNOHANG)
+        if ended:
+            return os.waitstatus_to_exitcode(status)
+        if select.select([0], [], [], _POLL_SECONDS)[0]:  # One order at a time: this is the end of the input.
+            os.kill(pid, signal.SIGKILL)
+            with suppress(ProcessLookupError):  # It may not have got so far as to have a group.
+                os.killpg(pid, signal.SIGKILL)
+            os._exit(1)
+
+
+def _be_a_child(log: Path) -> None:
+    os.setsid()
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+    os.dup2(nothing, 0)
+    os.dup2(output, 1)
+    os.dup2(output, 2)
+
+
+def _line_of(answers: IO[bytes]) -> bytes:
+    line = answers.readline()
+    if not line:
+        raise NurseryError("the process that trainers are forked from has ended")
+    return line
+
+
+def _is_writer(pid: int) -> bool:
+    try:
+        return b"segue.checkpoints.saving.writer_process" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return False

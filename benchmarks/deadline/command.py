@@ -1,0 +1,107 @@
+"""`segue bench deadline`: also `python -m benchmarks.deadline.command --traces DIR`."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.common.terminal import leave_as_on_ctrl_c, progress
+from benchmarks.deadline.paper import PAPER
+from segue.errors import SegueError
+from segue.policy.rules.view import Knowledge
+from segue.reports.tables import console, show_error, show_json
+
+KNOWLEDGE: dict[str, Knowledge] = {"free": "free", "sentinel": "sentinel", "blind": "blind"}
+_COLUMNS = {
+    "policy": None,
+    "x on-\ndemand": "cost_vs_on_demand",
+    "x opti-\nmum": "cost_vs_optimum",
+    "p95": "p95_vs_optimum",
+    "x UP": "vs_uniform_progress",
+    "by run": "mean_vs_uniform_progress",
+    "spot\nhours": "spot_hours",
+    "on-demand": "on_demand_hours",
+    "misses": "misses",
+}
+
+
+def deadline(
+    *,
+    traces: Annotated[Path, typer.Option(help="A folder of availability traces, or one file.")],
+    knowledge: Annotated[
+        str, typer.Option(help="What PLAN sees of spot while on on-demand: free, sentinel or blind.")
+    ] = "free",
+    handover: Annotated[bool, typer.Option("--handover", help="The spare boots while on-demand works.")] = False,
+    starts: Annotated[int, typer.Option(min=1, help="Random starts for each trace and setting.")] = 60,
+    adversarial: Annotated[int, typer.Option(min=0, help="Runs against an enemy that sees the run.")] = 1_000_000,
+    seed: Annotated[int, typer.Option(min=0, help="Of the starts and the enemy.")] = 0,
+    jobs: Annotated[int | None, typer.Option(min=1, help="Processes; one for each core.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")] = False,
+) -> None:
+    """Replay availability traces against every policy, with the clamp around them, beside the omniscient optimum.
+
+    Exit code 0: nobody was late. 1: somebody was, and need not have been. 2: the traces could not be read.
+    """
+    from benchmarks.deadline import policies as bench
+
+    if knowledge not in KNOWLEDGE:
+        raise typer.BadParameter(f"{knowledge!r} is none of {', '.join(KNOWLEDGE)}.", param_hint="--knowledge")
+    leave_as_on_ctrl_c()
+    options = bench.Options(traces, KNOWLEDGE[knowledge], handover, starts, adversarial, seed)
+    if jobs is not None:
+        options = replace(options, jobs=jobs)
+    with progress() as say:
+        report = bench.measure(options, say=say)
+    if as_json:
+        show_json(report)
+    else:
+        show(report, console)
+    rows = [row for row in report.values() if isinstance(row, dict)]
+    if report["adversarial_misses"] or report["adversarial_hopeless_unsaid"] or any(row["misses"] for row in rows):
+        raise typer.Exit(1)
+
+
+def show(report: Mapping[str, Any], to: Console) -> None:
+    """Print one row a policy, and what was run."""
+    table = Table(box=SIMPLE_HEAD, padding=(0, 0, 0, 1), pad_edge=False)
+    for name in _COLUMNS:
+        table.add_column(name, justify="left" if name == "policy" else "right", no_wrap=True)
+    policies = {name: row for name, row in report.items() if isinstance(row, dict)}
+    for name, row in policies.items():
+        table.add_row(name, *(str(row[key]) for key in _COLUMNS.values() if key is not None))
+    to.print(table)
+    with_handover = "with" if report["handover"] else "without"
+    to.print(
+        f"{report['runs']} runs a policy on {report['traces']} traces; PLAN and slack_age with {report['knowledge']} "
+        f"knowledge, {with_handover} hand-over; x UP: all costs against Uniform Progress, by run: the mean of ratios"
+    )
+    to.print(
+        f"against an enemy: {report['adversarial_misses']} misses in {report['adversarial_runs']} runs; "
+        f"{report['adversarial_hopeless']} could not be kept and said so at once"
+    )
+    to.print(
+        f"{report['runs_per_second_uniform_progress']:.0f} runs of 60 hours a second of Uniform Progress, "
+        f"{report['runs_per_second_plan']:.0f} of PLAN, on one core"
+    )
+    for name, (on_demand, spot) in PAPER.items():
+        if f"paper_{name}_spot_hours" in report:
+            own = f"{report[f'paper_{name}_on_demand_hours']} / {report[f'paper_{name}_spot_hours']}"
+            to.print(f"{name}: {own} hours of work on on-demand / spot; in the paper {on_demand} / {spot}")
+    for trace, cost in policies["plan"]["by_trace"].items():
+        to.print(f"plan on {trace}: {cost} x optimum", markup=False)
+
+
+if __name__ == "__main__":
+    try:
+        typer.run(deadline)
+    except SegueError as error:
+        show_error(error)
+        sys.exit(error.exit_code)
