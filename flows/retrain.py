@@ -7,10 +7,10 @@ from typing import Any
 
 from prefect import flow
 from prefect.runtime import flow_run
+from segue.flows.train import train
+from segue.tasks.curve import check_curve
 
-from flows.train import train
 from segue.spec import RunSpec
-from tasks.curve import check_curve
 
 
 @flow(name="retrain", retries=0, persist_result=False)

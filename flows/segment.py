@@ -14,6 +14,8 @@ from prefect.client.schemas.objects import State
 from prefect.exceptions import ObjectNotFound
 from prefect.runtime import flow_run
 from prefect.states import Completed, Crashed, Failed
+from segue.tasks.child_run import SILENCE
+from segue.tasks.segment import state_of
 
 from segue.clock import SystemClock
 from segue.controller.local_run import account_for, is_held_by_another
@@ -25,8 +27,6 @@ from segue.runlog.log import RunLog
 from segue.spec import RunSpec
 from segue.stores import open_store
 from segue.stores.retry import patiently
-from tasks.child_run import SILENCE
-from tasks.segment import state_of
 
 _POLL_SECONDS = 0.2
 _CANCEL_POLL_SECONDS = 5.0

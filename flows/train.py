@@ -7,17 +7,17 @@ from typing import Any
 from prefect import flow, get_run_logger
 from prefect.client.schemas.objects import State
 from prefect.states import Completed, Failed
+from segue.tasks.continuity import judge_resume
+from segue.tasks.cost import report_cost
+from segue.tasks.curve import publish_seam
+from segue.tasks.plan import open_run, plan_segment
+from segue.tasks.publish import publish_run
+from segue.tasks.segment import release_spare, run_segment
 
 from segue.errors import SegueError
 from segue.records import SegmentReport
 from segue.reports.cost import CostReport
 from segue.spec import RunSpec
-from tasks.continuity import judge_resume
-from tasks.cost import report_cost
-from tasks.curve import publish_seam
-from tasks.plan import open_run, plan_segment
-from tasks.publish import publish_run
-from tasks.segment import release_spare, run_segment
 
 _PICTURE_SECONDS = 30.0
 """How long the end of a run waits for the picture before the last one."""

@@ -7,10 +7,10 @@ from prefect.artifacts import create_markdown_artifact
 from prefect.cache_policies import NO_CACHE
 from prefect.client.schemas.objects import State
 from prefect.states import Completed, Failed
+from segue.tasks.publish import artifact_key
 
 from segue.resume_drill import DrillReport, drill
 from segue.spec import RunSpec
-from tasks.publish import artifact_key
 
 
 @flow(name="verify-resume", flow_run_name="verify-{spec.run_id}", retries=0, persist_result=False)

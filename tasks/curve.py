@@ -7,6 +7,7 @@ import base64
 from prefect import get_run_logger, task
 from prefect.artifacts import create_markdown_artifact
 from prefect.cache_policies import NO_CACHE
+from segue.tasks.publish import artifact_key
 
 from segue.curves.expectations import CurveReport
 from segue.curves.expectations import check_curve as check_curve_here
@@ -14,7 +15,6 @@ from segue.curves.resume_plot import draw_seam
 from segue.runlog.log import RunLog
 from segue.spec import RunSpec
 from segue.stores import open_store
-from tasks.publish import artifact_key
 
 
 @task(name="check-curve", retries=0, cache_policy=NO_CACHE)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from prefect import get_run_logger, task
 from prefect.cache_policies import NO_CACHE
+from segue.tasks.child_run import require_deployments
 
 from segue.clock import SystemClock
 from segue.controller.steps import decide_next
@@ -14,7 +15,6 @@ from segue.runlog.log import RunLog
 from segue.spec import RunSpec
 from segue.stores import open_store
 from segue.stores.retry import patiently
-from tasks.child_run import require_deployments
 
 PATIENCE_SECONDS = 900.0
 """How long the parent waits for a store that is away; its attempts go on meanwhile."""

@@ -8,6 +8,7 @@ from prefect import get_run_logger, task
 from prefect.cache_policies import NO_CACHE
 from prefect.client.schemas.objects import State
 from prefect.states import Completed, Crashed, Failed
+from segue.tasks.child_run import PrefectSpares, dispatch
 
 from segue.clock import SystemClock
 from segue.controller.standby_manager import release_leftover
@@ -18,7 +19,6 @@ from segue.spec import RunSpec
 from segue.stores import open_store
 from segue.stores.base import StoreReadError, StoreWriteError
 from segue.stores.retry import patiently
-from tasks.child_run import PrefectSpares, dispatch
 
 
 @task(name="segment", task_run_name="{spec.run_id}-seg{plan.segment}-a{plan.attempt}", retries=0, cache_policy=NO_CACHE)

@@ -32,7 +32,7 @@ def demo(
 ) -> None:
     """Train on real flights: spot, a kill, a notice, a deadline, and a bit-for-bit comparison."""
     _need_prefect("demo")
-    from deployments.process.demo import run_demo
+    from segue.deployments.process.demo import run_demo
 
     run_demo(folder, keep=keep)
 
@@ -68,7 +68,7 @@ def run(
 
     import_build(spec.recipe)
     runlog = open_run(spec, clock=SystemClock(), accept_drift=accept_drift)
-    from deployments.process.follow import follow, open_client, trigger
+    from segue.deployments.process.follow import follow, open_client, trigger
 
     with _server(), open_client() as client:
         flow_run_id = trigger(client, spec, accept_drift=accept_drift)
@@ -106,8 +106,7 @@ def _need_prefect(command: str) -> None:
 @contextmanager
 def _server() -> Iterator[None]:
     from prefect.settings import PREFECT_API_URL
-
-    from deployments.process.stack import LocalStack
+    from segue.deployments.process.stack import LocalStack
 
     if PREFECT_API_URL.value():
         yield

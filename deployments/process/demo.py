@@ -12,9 +12,9 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from prefect.client.schemas.objects import State
+from segue.deployments.process.follow import follow, open_client, step_bar, trigger
+from segue.deployments.process.stack import LocalStack
 
-from deployments.process.follow import follow, open_client, step_bar, trigger
-from deployments.process.stack import LocalStack
 from segue.checkpoints.loading.snapshot import raw_bytes, read_checkpoint
 from segue.clock import SystemClock
 from segue.controller.local_run import run_here

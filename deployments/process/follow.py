@@ -12,6 +12,7 @@ from prefect.client.schemas.objects import State
 from prefect.exceptions import ObjectNotFound
 from prefect.states import Cancelling, Scheduled
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from segue.tasks.child_run import SILENCE
 
 from segue.controller.steps import last_heartbeat
 from segue.errors import OrchestratorError
@@ -21,7 +22,6 @@ from segue.runlog.history import History, read_history
 from segue.runlog.log import RunLog
 from segue.spec import RunSpec
 from segue.stores.base import StoreReadError
-from tasks.child_run import SILENCE
 
 PARENT_DEPLOYMENT = "train/train"
 

@@ -67,8 +67,8 @@ def test_suspicious_but_clean_resumes_are_no_false_alarms(report):
 
 def test_a_kind_that_is_made_harmless_is_reported_as_missed(monkeypatch):
     harmless = tuple(replace(kind, fault=Fault()) for kind in KINDS if kind.name == "optimizer dropped")
-    monkeypatch.setattr(continuity_tasks, "KINDS", harmless)
-    monkeypatch.setattr(continuity, "KINDS", harmless)
+    monkeypatch.setattr(tasks, "KINDS", harmless)
+    monkeypatch.setattr(matrix, "KINDS", harmless)
     found = measure(NO_CLEAN, say=lambda text: None)
     assert (found["trials"], found["detected_share"], found["missed_kinds"]) == (1, 0.0, ["optimizer dropped"])
     assert found["faulty_commits"] == 1
@@ -78,8 +78,8 @@ def test_a_kind_that_is_made_harmless_is_reported_as_missed(monkeypatch):
 def test_a_fault_that_changes_nothing_is_not_counted(monkeypatch):
     same = Fault(trees={"optimizer": lambda tree, live: tree})
     unchanged = tuple(replace(kind, fault=same) for kind in KINDS if kind.name == "optimizer dropped")
-    monkeypatch.setattr(continuity_tasks, "KINDS", unchanged)
-    monkeypatch.setattr(continuity, "KINDS", unchanged)
+    monkeypatch.setattr(tasks, "KINDS", unchanged)
+    monkeypatch.setattr(matrix, "KINDS", unchanged)
     found = measure(NO_CLEAN, say=lambda text: None)
     assert (found["kinds"], found["trials"], found["detected_share"]) == (0, 0, None)
     assert found["by_kind"]["optimizer dropped"]["not_applicable"] == ["flights adamw"]
@@ -89,7 +89,7 @@ def test_a_fault_that_changes_nothing_is_not_counted(monkeypatch):
 def test_a_clean_resume_that_is_called_broken_is_a_false_alarm(monkeypatch):
     # To a resume of a run that keeps state to itself, nothing looks clean.
     strange = replace(CONTROLS[0], config=lambda model: {"hidden": "loss"})
-    monkeypatch.setattr(continuity_tasks, "CONTROLS", (strange,))
+    monkeypatch.setattr(tasks, "CONTROLS", (strange,))
     outcomes = CleanTask("flights", "adamw", 0, strange.name, rounds=1).run()
     assert [(o.verdict, o.is_as_expected) for o in outcomes] == [(VerdictKind.BROKEN, False)]
 
@@ -141,7 +141,7 @@ def test_windows_are_fifty_steps_before_and_twenty_after_the_parent():
 
 
 def test_a_task_leaves_no_files_behind(tmp_path, monkeypatch):
-    monkeypatch.setattr(continuity_tasks, "workplace", lambda: tmp_path)
+    monkeypatch.setattr(tasks, "workplace", lambda: tmp_path)
     (outcome,) = FaultyTask("digits", "sgd", 0, 57, ("weights not restored",)).run()
     assert (outcome.is_detected, outcome.component, outcome.found_at) == (True, "model", None)
     assert list(tmp_path.iterdir()) == []

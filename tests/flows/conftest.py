@@ -7,8 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-
-from deployments.process.stack import LocalStack
+from segue.deployments.process.stack import LocalStack
 
 REPO = Path(__file__).parents[2]
 

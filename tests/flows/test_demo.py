@@ -8,8 +8,8 @@ import sys
 from datetime import UTC, datetime
 
 import pytest
+from segue.deployments.process.demo import Preemptions
 
-from deployments.process.demo import Preemptions
 from segue.records import Capacity, Heartbeat
 from tests.support.histories import Logbook, make_spec
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from segue.tasks.publish import summary
+
 from segue.records import StopReason
 from segue.reports.cost import cost_report
-from tasks.publish import summary
 from tests.support.histories import Logbook, make_spec
 
 LOST, FAILED = StopReason.LOST, StopReason.FAILED

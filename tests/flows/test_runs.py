@@ -13,13 +13,13 @@ import pytest
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterKey, FlowRunFilter, FlowRunFilterTags
 from prefect.client.schemas.objects import StateType
+from segue.deployments.process.follow import trigger
+from segue.tasks.publish import artifact_key
 
-from deployments.process.follow import trigger
 from segue.clock import SystemClock
 from segue.controller.steps import last_heartbeat, open_run
 from segue.records import Capacity, StopReason, VerdictKind
 from segue.runlog.history import read_history
-from tasks.publish import artifact_key
 
 pytestmark = pytest.mark.prefect
 

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import psutil
 import pytest
+from segue.deployments.process.stack import LocalStack, free_port
 
-from deployments.process.stack import LocalStack, free_port
 from segue.errors import OrchestratorError
 
 REPO = Path(__file__).parents[2]
