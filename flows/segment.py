@@ -19,9 +19,9 @@ from segue.tasks.segment import state_of
 
 from segue.clock import SystemClock
 from segue.controller.local_run import account_for, is_held_by_another
-from segue.controller.standby_agent import Left, Servant, Taken
+from segue.controller.standby_agent import Left, StandbyAgent, Taken
 from segue.launch.assignment import Assignment
-from segue.launch.launcher import Trainer, launch, launch_spare
+from segue.launch.launcher import Trainer, launch, launch_standby
 from segue.records import SegmentPlan
 from segue.runlog.log import RunLog
 from segue.spec import RunSpec
@@ -33,10 +33,10 @@ _CANCEL_POLL_SECONDS = 5.0
 
 
 @flow(name="segment", retries=0, validate_parameters=True, persist_result=False)
-def segment(spec: RunSpec, plan: SegmentPlan | None = None, spare: str | None = None) -> State[Any]:
+def segment(spec: RunSpec, plan: SegmentPlan | None = None, standby: str | None = None) -> State[Any]:
     """Run one attempt of a run on the machine this is on; the outcome is in the run's log and in the state.
 
-    With `spare` instead of a plan it waits, while on-demand works, until the run's log has a plan for it or it is not
+    With `standby` instead of a plan it waits, while on-demand works, until the run's log has a plan for it or it is not
     needed.
     """
     logger = get_run_logger()
@@ -47,13 +47,13 @@ def segment(spec: RunSpec, plan: SegmentPlan | None = None, spare: str | None = 
     trainer: Trainer
     if plan is not None:
         trainer = launch(Assignment(spec=spec, plan=plan, flow_run_id=flow_run_id), on_line=logger.info)
-    elif spare is not None:
-        waited = _wait_as_spare(spec, spare, relay, flow_run_id=flow_run_id)
+    elif standby is not None:
+        waited = _wait_as_standby(spec, standby, relay, flow_run_id=flow_run_id)
         if isinstance(waited, Left):
             return _state_of_left(waited)
         plan, trainer = waited.plan, waited.trainer
     else:
-        return Failed(message="a segment needs a plan, or the name of the spare it is; the parent flow gives it one")
+        return Failed(message="a segment needs a plan, or the name of the standby it is; the parent flow gives it one")
     relay.attach(trainer)
     exit_code = _wait(trainer, relay)
     runlog = patiently(RunLog(open_store(spec.store), spec.run_id).reload, what="log")
@@ -62,12 +62,12 @@ def segment(spec: RunSpec, plan: SegmentPlan | None = None, spare: str | None = 
     return state_of(patiently(lambda: account_for(runlog, plan, exit_code=exit_code), what="report"))
 
 
-def _wait_as_spare(spec: RunSpec, spare: str, relay: _NoticeRelay, *, flow_run_id: str | None) -> Taken | Left:
+def _wait_as_standby(spec: RunSpec, standby: str, relay: _NoticeRelay, *, flow_run_id: str | None) -> Taken | Left:
     clock = SystemClock()
     runlog = patiently(RunLog(open_store(spec.store), spec.run_id, clock=clock).reload, what="log")
     on_line = get_run_logger().info
-    boot = partial(launch_spare, spec, on_line=on_line)
-    servant = Servant(runlog, spec, spare, boot=boot, clock=clock, flow_run_id=flow_run_id)
+    boot = partial(launch_standby, spec, on_line=on_line)
+    servant = StandbyAgent(runlog, spec, standby, boot=boot, clock=clock, flow_run_id=flow_run_id)
     with _Cancellation(relay) as cancellation:
         return servant.serve(cancellation.why_to_leave)
 
@@ -128,9 +128,9 @@ class _Cancellation:
                 self._relay.give()
 
     def why_to_leave(self) -> str | None:
-        """Why a spare has to go; None while nobody says so."""
+        """Why a standby has to go; None while nobody says so."""
         self.look()
-        return "the spare was taken back" if self._relay.is_given else None
+        return "the standby was taken back" if self._relay.is_given else None
 
 
 def _wait(trainer: Trainer, relay: _NoticeRelay) -> int | None:

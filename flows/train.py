@@ -9,10 +9,10 @@ from prefect.client.schemas.objects import State
 from prefect.states import Completed, Failed
 from segue.tasks.continuity import judge_resume
 from segue.tasks.cost import report_cost
-from segue.tasks.curve import publish_seam
+from segue.tasks.curve import publish_resume
 from segue.tasks.plan import open_run, plan_segment
 from segue.tasks.publish import publish_run
-from segue.tasks.segment import release_spare, run_segment
+from segue.tasks.segment import release_standby, run_segment
 
 from segue.errors import SegueError
 from segue.records import SegmentReport
@@ -44,12 +44,12 @@ def train(spec: RunSpec, *, accept_drift: bool = False) -> Any:
             shown = publish_run.submit(spec)  # Beside the attempt, which does not wait for a picture.
         report = _report_of(run_segment(spec, decision.plan, return_state=True))
         has_resumed |= judge_resume(spec, report) is not None
-    release_spare(spec)
+    release_standby(spec)
     if shown is not None:
         shown.wait(timeout=_PICTURE_SECONDS)  # Lest an older picture comes after the last one.
     publish_run(spec, return_state=True)  # A picture that cannot be published is no reason to call a run failed.
     if has_resumed:
-        publish_seam(spec, return_state=True)
+        publish_resume(spec, return_state=True)
     get_run_logger().info("run ended action=%s reason=%s", decision.action, decision.reason)
     message = _with_cost(decision.reason, report_cost(spec, return_state=True))
     if decision.action == "finished":

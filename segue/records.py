@@ -19,9 +19,19 @@ from segue.shard import Shard
 
 
 class Value(BaseModel):
-    """A frozen part of a record. Non-finite floats survive JSON as the strings NaN and Infinity."""
+    """A frozen part of a record. Non-finite floats survive JSON as the strings NaN and Infinity.
 
-    model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="strings")
+    A field that was renamed keeps its first name as its alias, and is stored under it: stores outlive versions.
+    """
+
+    model_config = ConfigDict(
+        frozen=True,
+        extra="forbid",
+        ser_json_inf_nan="strings",
+        validate_by_name=True,
+        validate_by_alias=True,
+        serialize_by_alias=True,
+    )
 
 
 class FiniteValue(Value):
@@ -118,7 +128,7 @@ class Manifest(Value):
     shards: tuple[Shard, ...]
     tensor_count: int = Field(ge=0, description="Tensors in the state; their types and digests are in the index.")
     new_bytes: int = Field(0, ge=0, description="What this checkpoint added to the store; the rest was there before.")
-    saves_since_full: int = Field(0, ge=0, description="How many saves ago every tensor was stored anew.")
+    saves_since_full: int = Field(0, ge=0, description="How many saves ago every tensor was stored again.")
     components: dict[str, str] = Field(description="Digest of each component's whole state.")
     environment: Environment
     metric: float | None = Field(None, description="The user's metric at this step, if one was evaluated.")
@@ -237,7 +247,9 @@ class SegmentPlan(Record):
         None, gt=0, description="Give up waiting for capacity after this long without a first heartbeat."
     )
     skips: tuple[Skip, ...] = Field((), description="What every attempt from now on leaves out, by position.")
-    spare: str | None = Field(None, description="The spare that makes this attempt, on a machine that is booted.")
+    standby: str | None = Field(
+        None, alias="spare", description="The standby that makes this attempt, on a machine that is booted."
+    )
 
 
 class CodeFailure(Value):

@@ -13,7 +13,7 @@ from pathlib import Path
 from pydantic import Field
 
 from segue.clock import Clock, SystemClock
-from segue.continuity.recipe_diff import LOOSE
+from segue.continuity.recipe_diff import UNTRACKED
 from segue.controller.local_run import run_here
 from segue.controller.steps import open_run
 from segue.errors import DrillFailedError
@@ -147,7 +147,7 @@ def _prepared(spec: RunSpec, folder: Path, name: str, *, kills: int) -> RunSpec:
             "deadline": None,
             "checkpoints": CheckpointSpec(every_steps=_interval(spec, kills), keep=spec.checkpoints.keep),
             "liveness": LivenessSpec(heartbeat_seconds=0.2),
-            "continuity": spec.continuity.model_copy(update={"fire_drill": "off"}),  # This is one.
+            "continuity": spec.continuity.model_copy(update={"rehearsal": "off"}),  # This is one.
             "policy": spec.policy.model_copy(update={"max_failures": 1}),
         }
     )
@@ -168,7 +168,7 @@ def _final(runlog: RunLog, *, why: str) -> Checkpoint:
 def _differing(one: Checkpoint, other: Checkpoint) -> tuple[str, ...]:
     names = one.manifest.components.keys() | other.manifest.components.keys()
     pairs = ((name, one.manifest.components.get(name), other.manifest.components.get(name)) for name in names)
-    return tuple(sorted(name for name, before, after in pairs if before != after and name != LOOSE))
+    return tuple(sorted(name for name, before, after in pairs if before != after and name != UNTRACKED))
 
 
 def _worst(verdicts: tuple[Verdict, ...]) -> VerdictKind:

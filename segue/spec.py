@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import hashlib
 import json
+import logging
 import tomllib
 import typing
 from datetime import datetime
@@ -17,7 +18,28 @@ from segue.errors import DeadlinePassedError, SpecError
 from segue.pools import PoolSpec
 from segue.records import FiniteValue, Record
 
+log = logging.getLogger(__name__)
+
 _Model = typing.TypeVar("_Model", bound=BaseModel)
+
+RENAMED = {
+    "checkpoints.arenas": "staging_buffers",
+    "continuity.fire_drill": "rehearsal",
+    "liveness.lease_seconds": "heartbeat_timeout_seconds",
+}
+"""Settings of version 0.1, by section and old name. Still read, for this version: from files with a warning."""
+
+
+class _Section(FiniteValue):
+    """A table of a run spec. Takes a setting by its old name too, as the logs of version 0.1 have it."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _takes_old_names(cls, data: Any) -> Any:
+        if not isinstance(data, dict):
+            return data
+        old = {name.partition(".")[2]: new for name, new in RENAMED.items() if new in cls.model_fields}
+        return {old.get(name, name) if old.get(name) not in data else name: value for name, value in data.items()}
 
 
 class StoreSpec(FiniteValue):
@@ -34,12 +56,12 @@ class StoreSpec(FiniteValue):
         """Validate plain data.
 
         Raises:
-            SpecError: names every wrong field by its path, with the mend.
+            SpecError: names every wrong field by its path, with the fix.
         """
         return _parsed(cls, data, source=source)
 
 
-class CheckpointSpec(FiniteValue):
+class CheckpointSpec(_Section):
     """How often to commit and what to keep."""
 
     every_steps: int | None = Field(None, gt=0, description="Commit every so many steps.")
@@ -52,7 +74,9 @@ class CheckpointSpec(FiniteValue):
         "blocking",
         description="overlapped: what only the optimizer changes is copied during the next forward and backward pass.",
     )
-    arenas: int = Field(1, ge=1, le=2, description="Copies of the state in memory; with 2 a save need not wait.")
+    staging_buffers: int = Field(
+        1, ge=1, le=2, description="Copies of the state in memory; with 2 a save need not wait."
+    )
     full_every: int = Field(
         1, ge=1, description="Store all tensors every so many saves, in between only those that changed; 1: always all."
     )
@@ -74,13 +98,13 @@ class CheckpointSpec(FiniteValue):
 MOST_WITNESS_STEPS = 64
 
 
-class ContinuitySpec(FiniteValue):
+class ContinuitySpec(_Section):
     """How much of a resume is replayed."""
 
     witness_steps: int = Field(
         8, ge=0, le=MOST_WITNESS_STEPS, description="Steps after a commit that a resume must reproduce."
     )
-    fire_drill: typing.Literal["stop", "warn", "off"] = Field(
+    rehearsal: typing.Literal["stop", "warn", "off"] = Field(
         "stop", description="What to do when a fresh process cannot continue from the run's first checkpoint."
     )
     accept: tuple[
@@ -132,7 +156,9 @@ class PolicySpec(FiniteValue):
     )
     changeover_seconds: float = Field(120.0, ge=0, description="Prior: end of one segment to the next new step.")
     detection_seconds: float | None = Field(
-        None, ge=0, description="Longest time until a silent death is noticed; None: the lease and a heartbeat."
+        None,
+        ge=0,
+        description="Longest time until a silent death is noticed; None: the heartbeat timeout and a heartbeat.",
     )
     step_seconds: float | None = Field(None, gt=0, description="Prior: seconds a step; None probes on spot first.")
     probe_share: float = Field(
@@ -164,11 +190,13 @@ class PolicySpec(FiniteValue):
         return self
 
 
-class LivenessSpec(FiniteValue):
+class LivenessSpec(_Section):
     """How a living attempt is told from a dead one."""
 
     heartbeat_seconds: float = Field(2.0, gt=0, description="Seconds between two signs of life.")
-    lease_seconds: float = Field(30.0, gt=0, description="A counter that stands still this long means lost.")
+    heartbeat_timeout_seconds: float = Field(
+        30.0, gt=0, description="Heartbeat timeout: an attempt without a new heartbeat for this long is declared lost."
+    )
     notice_file: str | None = Field(None, description="A file whose appearance on the machine is a notice.")
     rank_seconds: float = Field(
         300.0, gt=0, description="Longest that one rank may keep the others waiting, within a step or while restoring."
@@ -206,8 +234,9 @@ class RunSpec(FiniteValue, Record):
         """Validate plain data.
 
         Raises:
-            SpecError: names every wrong field by its path, with the mend.
+            SpecError: names every wrong field by its path, with the fix.
         """
+        _warn_of_old_names(data, source=source)
         return _parsed(cls, data, source=source)
 
     @classmethod
@@ -236,6 +265,14 @@ class RunSpec(FiniteValue, Record):
         return names
 
 
+def _warn_of_old_names(data: object, *, source: str) -> None:
+    for name, new in RENAMED.items():
+        section, _, old = name.partition(".")
+        table = data.get(section) if isinstance(data, dict) else None
+        if isinstance(table, dict) and old in table:
+            log.warning("%s: %s is now %s.%s; the old name is read for this version only", source, name, section, new)
+
+
 def read_toml(path: Path) -> dict[str, Any]:
     """The file's table.
 
@@ -247,7 +284,7 @@ def read_toml(path: Path) -> dict[str, Any]:
     except OSError as error:
         raise SpecError(source=str(path), problems=(f"cannot be read ({error.strerror}); check the path",)) from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise SpecError(source=str(path), problems=(f"is not TOML ({error}); mend that line",)) from None
+        raise SpecError(source=str(path), problems=(f"is not TOML ({error}); fix that line",)) from None
 
 
 def _parsed(model: type[_Model], data: object, *, source: str) -> _Model:
@@ -258,7 +295,7 @@ def _parsed(model: type[_Model], data: object, *, source: str) -> _Model:
         raise SpecError(source=source, problems=problems) from None
 
 
-_PATTERN_MENDS = {
+_PATTERN_FIXES = {
     "run_id": "must be lower-case letters, digits, '.', '_' or '-', at most 63 of them",
     "recipe": "is not package.module:function; write it like examples.flights:build",
     "deployment": "is not a deployment; write flow and name, like segment/spot",
@@ -269,18 +306,18 @@ _PATTERN_MENDS = {
 
 def _problem(model: type[BaseModel], item: Any) -> str:
     path = ".".join(str(part) for part in _without_tags(item["loc"])) or "the document"
-    return f"{path}: {_mend(model, item)}"
+    return f"{path}: {_fix(model, item)}"
 
 
-def _mend(model: type[BaseModel], item: Any) -> str:
+def _fix(model: type[BaseModel], item: Any) -> str:
     where, given = item["loc"], repr(item["input"])
     match item["type"]:
         case "extra_forbidden":
             return _no_such_field(str(where[-1]), known=_fields_at(model, where[:-1]))
         case "missing":
             return "is missing; give it a value"
-        case "string_pattern_mismatch" if where[-1] in _PATTERN_MENDS:
-            return f"{given} {_PATTERN_MENDS[where[-1]]}"
+        case "string_pattern_mismatch" if where[-1] in _PATTERN_FIXES:
+            return f"{given} {_PATTERN_FIXES[where[-1]]}"
         case "timezone_aware":
             return f"{given} has no time zone; add one, e.g. Z or +01:00"
         case "datetime_parsing" | "datetime_from_date_parsing" | "datetime_type":

@@ -15,7 +15,7 @@ from prefect.context import TaskRunContext
 from prefect.exceptions import ObjectNotFound, PrefectHTTPStatusError
 from prefect.states import Cancelled, Cancelling, Crashed, Scheduled
 
-from segue.controller.standby_manager import SpareRun
+from segue.controller.standby_manager import StandbyRun
 from segue.errors import OrchestratorError
 from segue.records import Capacity, SegmentPlan
 from segue.spec import RunSpec
@@ -58,7 +58,7 @@ class PrefectChild:
         self._set_state(Cancelling(message=why))
 
     def mark_lost(self, why: str) -> None:
-        self._set_state(Crashed(name="LeaseLost", message=why))
+        self._set_state(Crashed(name="Lost", message=why))
 
     def _set_state(self, state: Any) -> None:
         try:
@@ -98,9 +98,9 @@ def dispatch(spec: RunSpec, plan: SegmentPlan, *, patience_seconds: float = 120.
     give_up_at = time.monotonic() + patience_seconds
     while True:
         try:
-            if plan.spare is not None:
-                # The spare that waits for this plan; a new one of its name boots, and takes the plan as well.
-                return PrefectChild(client, _create_spare(client, spec, plan.spare, deployment=plan.deployment))
+            if plan.standby is not None:
+                # The standby that waits for this plan; a new one of its name boots, and takes the plan as well.
+                return PrefectChild(client, _create_standby(client, spec, plan.standby, deployment=plan.deployment))
             return PrefectChild(client, _create(client, spec, plan))
         except ObjectNotFound:
             raise _no_such(plan.deployment) from None
@@ -108,27 +108,29 @@ def dispatch(spec: RunSpec, plan: SegmentPlan, *, patience_seconds: float = 120.
             if time.monotonic() > give_up_at:
                 raise OrchestratorError(
                     what=f"Prefect did not take the segment for {patience_seconds:.0f} s ({type(error).__name__}).",
-                    mend="Look after the server, then start the run again: it goes on where it was.",
+                    fix="Look after the server, then start the run again: it goes on where it was.",
                 ) from error
             time.sleep(1.0)
 
 
-class PrefectSpares:
-    """Spares as flow runs of the spot deployment. Never raises."""
+class PrefectStandbys:
+    """Standbys as flow runs of the spot deployment. Never raises."""
 
     def __init__(self, spec: RunSpec) -> None:
         self._spec, self._client = spec, get_client(sync_client=True)
 
-    def send(self, spare: str, *, deployment: str) -> SpareRun | None:
+    def send(self, standby: str, *, deployment: str) -> StandbyRun | None:
         try:
-            return PrefectSpare(self._client, _create_spare(self._client, self._spec, spare, deployment=deployment))
+            return PrefectStandby(
+                self._client, _create_standby(self._client, self._spec, standby, deployment=deployment)
+            )
         except (*SILENCE, ObjectNotFound) as error:
-            log.warning("prefect did not take spare=%s reason=%s", spare, type(error).__name__)
+            log.warning("prefect did not take standby=%s reason=%s", standby, type(error).__name__)
             return None
 
 
-class PrefectSpare(PrefectChild):
-    """One spare's flow run."""
+class PrefectStandby(PrefectChild):
+    """One standby's flow run."""
 
     def cancel(self, why: str) -> None:
         # Not Cancelling: one that never started has no process that would answer.
@@ -147,15 +149,15 @@ def _create(client: SyncPrefectClient, spec: RunSpec, plan: SegmentPlan) -> UUID
     )
 
 
-def _create_spare(client: SyncPrefectClient, spec: RunSpec, spare: str, *, deployment: str) -> UUID:
+def _create_standby(client: SyncPrefectClient, spec: RunSpec, standby: str, *, deployment: str) -> UUID:
     return _create_run(
         client,
         spec,
         deployment=deployment,
-        parameters={"spare": spare},
-        name=f"{spec.run_id}-{spare}",
+        parameters={"standby": standby},
+        name=f"{spec.run_id}-{standby}",
         capacity=Capacity.SPOT,
-        key=f"{spec.run_id}:{spare}",
+        key=f"{spec.run_id}:{standby}",
     )
 
 
@@ -185,7 +187,7 @@ def _create_run(
 def _no_such(deployment: str) -> OrchestratorError:
     return OrchestratorError(
         what=f"there is no deployment {deployment!r} on this Prefect server.",
-        mend="Run `prefect --no-prompt deploy --all`, or name yours under pools in the run spec.",
+        fix="Run `prefect --no-prompt deploy --all`, or name yours under pools in the run spec.",
     )
 
 

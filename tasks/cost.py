@@ -5,7 +5,7 @@ from __future__ import annotations
 from prefect import get_run_logger, task
 from prefect.cache_policies import NO_CACHE
 
-from segue.controller.standby_messages import held_by_spares
+from segue.controller.standby_messages import held_by_standbys
 from segue.reports.cost import CostReport, cost_report
 from segue.runlog.history import read_history
 from segue.runlog.log import RunLog
@@ -18,8 +18,8 @@ from segue.stores.retry import patiently
 def report_cost(spec: RunSpec) -> CostReport:
     """What the run has cost so far, and what on-demand alone would have."""
     runlog = patiently(RunLog(open_store(spec.store), spec.run_id).reload, what="log")
-    spares = patiently(lambda: held_by_spares(runlog.store, spec.run_id), what="spares")
-    cost = cost_report(spec, read_history(runlog), spares=spares)
+    standbys = patiently(lambda: held_by_standbys(runlog.store, spec.run_id), what="standbys")
+    cost = cost_report(spec, read_history(runlog), standbys=standbys)
     facts = " ".join(f"{name}={value}" for name, value in cost.numbers().items() if value not in (None, ""))
     get_run_logger().info("run cost %s", facts)
     return cost

@@ -11,7 +11,7 @@ from segue.tasks.publish import artifact_key
 
 from segue.curves.expectations import CurveReport
 from segue.curves.expectations import check_curve as check_curve_here
-from segue.curves.resume_plot import draw_seam
+from segue.curves.resume_plot import draw_resume
 from segue.runlog.log import RunLog
 from segue.spec import RunSpec
 from segue.stores import open_store
@@ -28,12 +28,14 @@ def check_curve(spec: RunSpec) -> CurveReport:
     return report
 
 
-@task(name="publish-seam", retries=0, cache_policy=NO_CACHE)
-def publish_seam(spec: RunSpec, segment: int | None = None) -> None:
-    """Put the newest resume of a segment, or of the run, into the artifact `segue-<run>-seam`."""
-    picture = base64.b64encode(draw_seam(RunLog(open_store(spec.store), spec.run_id), segment=segment)).decode()
+@task(name="publish-resume_point", retries=0, cache_policy=NO_CACHE)
+def publish_resume(spec: RunSpec, segment: int | None = None) -> None:
+    """Put the newest resume of a segment, or of the run, into the artifact `segue-<run>-resume_point`."""
+    picture = base64.b64encode(draw_resume(RunLog(open_store(spec.store), spec.run_id), segment=segment)).decode()
     text = f"![before and after the resume](data:image/png;base64,{picture})"
-    create_markdown_artifact(text, key=artifact_key(f"{spec.run_id}-seam"), description=f"A resume of {spec.run_id}")
+    create_markdown_artifact(
+        text, key=artifact_key(f"{spec.run_id}-resume_point"), description=f"A resume of {spec.run_id}"
+    )
 
 
 def summary(report: CurveReport) -> str:

@@ -9,7 +9,7 @@ from prefect import task
 from prefect.artifacts import create_markdown_artifact
 from prefect.cache_policies import NO_CACHE
 
-from segue.controller.standby_messages import held_by_spares
+from segue.controller.standby_messages import held_by_standbys
 from segue.reports.cost import CostReport, cost_report
 from segue.reports.run_plot import draw
 from segue.reports.tables import decision_rows, segment_rows
@@ -27,7 +27,7 @@ def publish_run(spec: RunSpec) -> None:
     """Put the run's table and picture where the person on call looks."""
     runlog = RunLog(open_store(spec.store), spec.run_id).reload()
     picture = base64.b64encode(draw(runlog)).decode()
-    cost = cost_report(spec, read_history(runlog), spares=held_by_spares(runlog.store, spec.run_id))
+    cost = cost_report(spec, read_history(runlog), standbys=held_by_standbys(runlog.store, spec.run_id))
     text = f"![the run](data:image/png;base64,{picture})\n\n{summary(spec, read_history(runlog), cost)}"
     create_markdown_artifact(text, key=artifact_key(spec.run_id), description=f"Run {spec.run_id}")
 

@@ -8,7 +8,7 @@ from prefect import get_run_logger, task
 from prefect.cache_policies import NO_CACHE
 from prefect.client.schemas.objects import State
 from prefect.states import Completed, Crashed, Failed
-from segue.tasks.child_run import PrefectSpares, dispatch
+from segue.tasks.child_run import PrefectStandbys, dispatch
 
 from segue.clock import SystemClock
 from segue.controller.standby_manager import release_leftover
@@ -27,18 +27,18 @@ def run_segment(spec: RunSpec, plan: SegmentPlan) -> Any:
     clock = SystemClock()
     runlog = patiently(RunLog(open_store(spec.store), spec.run_id, clock=clock).reload, what="log")
     child = dispatch(spec, plan)
-    report = await_report(runlog, spec, plan, child=child, clock=clock, spares=PrefectSpares(spec))
+    report = await_report(runlog, spec, plan, child=child, clock=clock, standbys=PrefectStandbys(spec))
     state = state_of(report)
     state.data = report  # Here and not in the flow's state: the engine takes a final state's data for an exception.
     return state
 
 
-def release_spare(spec: RunSpec) -> None:
-    """Leave no spare on the pool behind a run that is over. Best effort: one that starts later leaves by itself."""
+def release_standby(spec: RunSpec) -> None:
+    """Leave no standby on the pool behind a run that is over. Best effort: one that starts later leaves by itself."""
     try:
-        release_leftover(RunLog(open_store(spec.store), spec.run_id).reload(), pool=PrefectSpares(spec))
+        release_leftover(RunLog(open_store(spec.store), spec.run_id).reload(), pool=PrefectStandbys(spec))
     except (StoreReadError, StoreWriteError) as error:
-        get_run_logger().warning("no spare was looked for reason=%s", error)
+        get_run_logger().warning("no standby was looked for reason=%s", error)
 
 
 def state_of(report: SegmentReport) -> State[Any]:
@@ -50,7 +50,7 @@ def state_of(report: SegmentReport) -> State[Any]:
         case StopReason.NOTICE:
             return Crashed(name="Preempted", message=words)
         case StopReason.LOST:
-            return Crashed(name="LeaseLost", message=words)
+            return Crashed(name="Lost", message=words)
         case StopReason.FENCED:
             return Crashed(name="Fenced", message=words)
         case StopReason.FAILED if report.anomaly is not None:

@@ -13,7 +13,7 @@ from segue.clock import SystemClock
 from segue.controller.steps import open_run
 from segue.runlog.log import RunLog
 from segue.spec import RunSpec
-from tests.support.forked_trainers import Nursery
+from tests.support.forked_trainers import ForkServer
 
 TOGETHER = {"stores": "s3"}
 """Folders whose tests share servers that take long to start: all of them go to one process of a parallel run.
@@ -41,9 +41,9 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 
 @pytest.fixture(scope="session")
-def nursery() -> Nursery:
+def fork_server() -> ForkServer:
     """Trainer processes that start in a moment: forked from a process that has torch imported."""
-    return Nursery()
+    return ForkServer()
 
 
 @pytest.fixture
@@ -59,7 +59,7 @@ def make_spec(tmp_path: Path) -> Callable[..., RunSpec]:
             "store": {"url": str(tmp_path / "store")},
             "checkpoints": {"every_steps": 10},
             "liveness": {"heartbeat_seconds": 0.05},
-            "continuity": {"fire_drill": "off"},  # A fresh process takes longer than most of these runs.
+            "continuity": {"rehearsal": "off"},  # A fresh process takes longer than most of these runs.
         }
         return RunSpec.parse(common | fields)
 

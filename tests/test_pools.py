@@ -74,7 +74,7 @@ def test_a_pool_without_a_price_costs_what_spot_costs_and_the_ratio_is_over_the_
         ([{"deployment": "x/a", "prize": 1}], "pools.spot.0.prize: no such field; did you mean 'price'?"),
     ],
 )
-def test_wrong_pools_are_refused_with_the_mend(spot, said):
+def test_wrong_pools_are_refused_with_the_fix(spot, said):
     with pytest.raises(SpecError) as caught:
         pools(spot=spot)
     assert said in str(caught.value)

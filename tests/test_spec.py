@@ -96,7 +96,10 @@ def test_a_spec_and_its_parts_are_frozen():
         ({"stepz": 3}, "stepz: no such field; did you mean 'steps'?"),
         ({"checkpoints": {"kep": 3}}, "checkpoints.kep: no such field; did you mean 'keep'?"),
         ({"store": {"uri": "x"}}, "store.uri: no such field; did you mean 'url'?"),
-        ({"liveness": {"zzz": 1}}, "liveness.zzz: no such field; known are heartbeat_seconds, lease_seconds"),
+        (
+            {"liveness": {"zzz": 1}},
+            "liveness.zzz: no such field; known are heartbeat_seconds, heartbeat_timeout_seconds",
+        ),
         ({"steps": "many"}, "steps: input should be a valid integer"),
         ({"steps": 0}, "steps: input should be greater than 0 (got 0)"),
         ({"checkpoints": {"keep": "three"}}, "checkpoints.keep: input should be a valid integer"),
@@ -129,7 +132,7 @@ def test_a_spec_and_its_parts_are_frozen():
         ({"deadline": [1]}, "deadline: [1] is not a time; write it like"),
     ],
 )
-def test_a_wrong_field_is_named_by_its_path_with_the_mend(fields, said):
+def test_a_wrong_field_is_named_by_its_path_with_the_fix(fields, said):
     assert said in refusal(**fields)
 
 
@@ -146,7 +149,7 @@ def test_a_wrong_field_is_named_by_its_path_with_the_mend(fields, said):
         ("[policy]\nstep_seconds = {}", "policy.step_seconds"),
         ("[policy]\nmargin_share = {}", "policy.margin_share"),
         ("[policy.parameters]\nprior_weight = {}", "policy.parameters.prior_weight"),
-        ("[liveness]\nlease_seconds = {}", "liveness.lease_seconds"),
+        ("[liveness]\nlease_seconds = {}", "liveness.heartbeat_timeout_seconds"),
         ("[liveness]\nstart_seconds = {}", "liveness.start_seconds"),
         ("[pools]\nspot_price = {}", "pools.spot_price"),
         ("[pools]\non_demand_price = {}", "pools.on_demand_price"),
@@ -230,7 +233,7 @@ def test_a_store_alone_is_checked_the_same_way():
     ("content", "said"),
     [
         (None, "cannot be read (No such file or directory); check the path"),
-        (b"steps = ", "is not TOML (Invalid value (at end of document)); mend that line"),
+        (b"steps = ", "is not TOML (Invalid value (at end of document)); fix that line"),
         (b"\xff\xfe", "is not TOML"),
     ],
 )

@@ -147,14 +147,14 @@ def _measure_all(scene: Scene, options: Options) -> None:
 
 
 def _measure_savers(scene: Scene, options: Options, names: list[str], sizes: StepSizes | None) -> None:
-    with SaverRounds(scene, size_bytes=options.size_bytes, tensors=options.tensors) as team:
-        team.enlist(names)
+    with SaverRounds(scene, size_bytes=options.size_bytes, tensors=options.tensors) as group:
+        group.enlist(names)
         for number in range(1, options.rounds + 1):
             scene.say(f"round {number} of {options.rounds}")
-            team.save_round()
-            team.restore_round()
+            group.save_round()
+            group.restore_round()
             if sizes is not None:
-                team.step_round(sizes)
+                group.step_round(sizes)
 
 
 def _measure_overlap(scene: Scene, options: Options) -> None:
@@ -176,12 +176,12 @@ def _measure_overlap(scene: Scene, options: Options) -> None:
 
 def _measure_many_tensors(scene: Scene, options: Options, names: list[str]) -> None:
     size_bytes, tensors = options.size_bytes, options.many_tensors
-    with SaverRounds(scene, size_bytes=size_bytes, tensors=tensors, suffix="_many_tensors") as team:
-        team.enlist(names)
+    with SaverRounds(scene, size_bytes=size_bytes, tensors=tensors, suffix="_many_tensors") as group:
+        group.enlist(names)
         for number in range(1, options.rounds_many_tensors + 1):
             scene.say(f"round {number} of {options.rounds_many_tensors} with many tensors")
-            team.save_round()
-            team.restore_round()
+            group.save_round()
+            group.restore_round()
 
 
 def _measure_uploaders(scene: Scene, options: Options, names: list[str], sizes: StepSizes | None) -> None:
@@ -191,14 +191,14 @@ def _measure_uploaders(scene: Scene, options: Options, names: list[str], sizes: 
         made_bucket(
             endpoint_url=options.endpoint_url or f"http://127.0.0.1:{null_port}", is_null=options.endpoint_url is None
         ) as bucket,
-        UploaderRounds(scene, size_bytes=size_bytes, tensors=tensors, bucket=bucket, null_port=null_port) as team,
+        UploaderRounds(scene, size_bytes=size_bytes, tensors=tensors, bucket=bucket, null_port=null_port) as group,
     ):
-        team.enlist(names)
+        group.enlist(names)
         for number in range(1, options.rounds + 1):
             scene.say(f"round {number} of {options.rounds} of uploads")
-            team.upload_round()
+            group.upload_round()
             if sizes is not None:
-                team.step_round(sizes)
+                group.step_round(sizes)
 
 
 def _checked(options: Options) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from benchmarks.checkpoint.steps import StepKind, StepSizes
 from benchmarks.checkpoint.uploading import UploaderBench
 from benchmarks.checkpoint.uploads import BOTO3_DEFAULT, Bucket
 from benchmarks.checkpoint.worker import Worker
-from benchmarks.checkpoint.worker_group import Scene, Team
+from benchmarks.checkpoint.worker_group import RankGroup, Scene
 from benchmarks.common.files import make_cold
 from benchmarks.common.memory import PeakMemory, cpu_seconds, family, pss_bytes
 from benchmarks.common.samples import MANY_TENSORS_KEYS, SAVER_KEYS, UPLOADER_KEYS
@@ -22,7 +22,7 @@ _GIGABYTE = 1e9
 _SUFFIX = {StepKind.MATMUL: "", StepKind.DISPATCH: "_dispatch"}
 
 
-class SaverRounds(Team[SaverBench]):
+class SaverRounds(RankGroup[SaverBench]):
     """Saves and loads of a state in a number of tensors, by several savers."""
 
     def __init__(self, scene: Scene, *, size_bytes: int, tensors: int, suffix: str = "") -> None:
@@ -122,7 +122,7 @@ class SaverRounds(Team[SaverBench]):
         self.scene.samples[name].add(**wanted)
 
 
-class UploaderRounds(Team[UploaderBench]):
+class UploaderRounds(RankGroup[UploaderBench]):
     """Uploads of a state to one bucket, by several uploaders."""
 
     def __init__(self, scene: Scene, *, size_bytes: int, tensors: int, bucket: Bucket, null_port: int) -> None:

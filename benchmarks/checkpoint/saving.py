@@ -86,9 +86,9 @@ class SaverBench:
         """Save a state that no other step has, and change the live one as soon as `save` returns, as training would."""
         self._step += 1
         gc.collect()
-        self._mark(self._step)
+        self._hash(self._step)
         self._saver.save(self._state, self._step)
-        self._mark(-self._step)
+        self._hash(-self._step)
         self._saver.wait()
         files = self._saver.files(self._step)
         return Saved(step=self._step, files=files, size_bytes=sum(path.stat().st_size for path in files))
@@ -133,12 +133,12 @@ class SaverBench:
         if self._is_prepared:
             self._saver.close()
 
-    def _mark(self, mark: int) -> None:
+    def _hash(self, mark: int) -> None:
         for tensor in self._state.values():
             tensor[0] = tensor[-1] = mark
 
     def _compare(self, loaded: dict[str, torch.Tensor], step: int) -> None:
-        self._mark(step)
+        self._hash(step)
         wrong = [
             name
             for name, tensor in self._state.items()

@@ -38,11 +38,11 @@ class Scene:
         return self.samples[MACHINE]
 
 
-class Team(Generic[B]):
+class RankGroup(Generic[B]):
     """The workers of one kind. All are ended with the `with` block."""
 
     def __init__(self, scene: Scene, *, name: str, keys: tuple[str, ...]) -> None:
-        """`keys` are the figures that this team can give."""
+        """`keys` are the figures that this group can give."""
         self.scene, self.name, self.keys = scene, name, keys
         self._workers: dict[str, Worker[B]] = {}
 
@@ -54,7 +54,7 @@ class Team(Generic[B]):
             worker.close()
 
     def start(self, name: str) -> Worker[B]:
-        """Start the process of one of the team; returns at once."""
+        """Start the process of one of the group; returns at once."""
         raise NotImplementedError
 
     def prepare(self, name: str, worker: Worker[B]) -> None:
@@ -85,7 +85,7 @@ class Team(Generic[B]):
 
     @contextmanager
     def may_fail(self, name: str, *keys: str) -> Iterator[None]:
-        """A failure in the block costs these figures; with the process gone it costs all of this team's."""
+        """A failure in the block costs these figures; with the process gone it costs all of this group's."""
         try:
             yield
         except WorkerError as error:
@@ -96,9 +96,9 @@ class Team(Generic[B]):
                 self._workers.pop(name).close()
 
     def folder_of(self, name: str) -> Path:
-        """Where one of the team keeps its files."""
+        """Where one of the group keeps its files."""
         return self.scene.folder / self.name.replace(" ", "-") / name
 
     def log_of(self, name: str) -> Path:
-        """Where one of the team leaves what it says."""
+        """Where one of the group leaves what it says."""
         return self.scene.folder / f"{self.name.replace(' ', '-')}-{name}.log"

@@ -29,7 +29,7 @@ class Control:
     threads: int = 1
     """Of every other attempt; the first one, and each one between, has one."""
     ends_before: int = 0
-    """How many steps before the seam step the first attempt ends."""
+    """How many steps before the resume point step the first attempt ends."""
     damages_newest: bool = False
     """A byte of the newest checkpoint is changed: the resume has to take the one before."""
 
@@ -50,11 +50,13 @@ def _tiny(model: str) -> Mapping[str, Any]:
 
 CONTROLS = (
     Control("plain"),
-    Control("learning rate drops at the seam", _drops),
-    Control("epoch ends at the seam", _always(samples=_BATCH * WINDOW_STEPS)),
+    Control("learning rate drops at the resume point", _drops),
+    Control("epoch ends at the resume point", _always(samples=_BATCH * WINDOW_STEPS)),
     # Seven full batches and a short one: a resume at a multiple of eight steps, less one, begins with the short one.
-    Control("short last batch around the seam", _always(samples=_BATCH * 7 + 5, drop_last=False), ends_before=1),
-    Control("curriculum changes at the seam", _always(curriculum_at=SEAM_STEP)),
+    Control(
+        "short last batch around the resume point", _always(samples=_BATCH * 7 + 5, drop_last=False), ends_before=1
+    ),
+    Control("curriculum changes at the resume point", _always(curriculum_at=SEAM_STEP)),
     Control("tiny batches", _tiny),
     Control("batches of four", _always(batch_size=4)),
     Control("another number of threads", expected=VerdictKind.EQUIVALENT, threads=2),

@@ -11,7 +11,7 @@ from typing import Any
 
 from benchmarks.continuity.recipes import MODELS, OPTIMIZERS, RECIPE
 from benchmarks.continuity.tasks import workplace
-from benchmarks.crash.forked_trainers import Nursery, NurseryError
+from benchmarks.crash.forked_trainers import ForkServer, ForkServerError
 from benchmarks.crash.places import LOCAL, LocalPlace
 from benchmarks.crash.plan import OutsideKill, Victim
 from benchmarks.crash.runs import CrashRun, StuckRunError, Tally
@@ -40,11 +40,11 @@ class Kills:
         """Make them and return what was seen. No file or process is left behind."""
         with tempfile.TemporaryDirectory(prefix="segue-kills-", dir=workplace()) as name:
             folder = Path(name)
-            with Nursery(folder / "trainer.log") as nursery:
+            with ForkServer(folder / "trainer.log") as fork_server:
                 try:
                     while self._done < self._kills:
-                        self._run(folder, nursery)
-                except NurseryError as error:
+                        self._run(folder, fork_server)
+                except ForkServerError as error:
                     self._tally.problems.append(f"no trainer can be started any more: {error}")
                 except StuckRunError:
                     pass  # Why is among the problems.
@@ -54,11 +54,11 @@ class Kills:
     def _done(self) -> int:
         return self._tally.kills.total()
 
-    def _run(self, folder: Path, nursery: Nursery) -> None:
+    def _run(self, folder: Path, fork_server: ForkServer) -> None:
         model = MODELS[self._runs % len(MODELS)]
         optimizer = OPTIMIZERS[self._runs // len(MODELS) % len(OPTIMIZERS)]
         chance = random.Random(f"{self._seed} {self._runs}")
-        run = self._open(folder, nursery, f"killed-{self._runs}", model=model, optimizer=optimizer, chance=chance)
+        run = self._open(folder, fork_server, f"killed-{self._runs}", model=model, optimizer=optimizer, chance=chance)
         try:
             kills = 0
             for _ in range(_TRIES * _KILLS_A_RUN):
@@ -69,14 +69,14 @@ class Kills:
             run.finish()
         finally:
             run.close()
-        whole = self._open(folder, nursery, f"whole-{self._runs}", model=model, optimizer=optimizer, chance=chance)
+        whole = self._open(folder, fork_server, f"whole-{self._runs}", model=model, optimizer=optimizer, chance=chance)
         whole.finish()
         if whole.checker.final_state() != run.checker.final_state():
             self._different.append(f"{model} {optimizer}")
         self._runs += 1
 
     def _open(
-        self, folder: Path, nursery: Nursery, run_id: str, *, model: str, optimizer: str, chance: random.Random
+        self, folder: Path, fork_server: ForkServer, run_id: str, *, model: str, optimizer: str, chance: random.Random
     ) -> CrashRun:
         spec = RunSpec.parse(
             {
@@ -90,12 +90,12 @@ class Kills:
                 "checkpoints": {"every_steps": _EVERY_STEPS},
                 "policy": {"max_lost_in_place": 10_000},
                 "liveness": {"heartbeat_seconds": 0.05},
-                "continuity": {"fire_drill": "off"},
+                "continuity": {"rehearsal": "off"},
             }
         )
         place, notes = LocalPlace(folder / "store"), folder / f"{run_id}.notes"
         tally = self._tally if run_id.startswith("killed") else Tally()
-        return CrashRun(spec, place=place, nursery=nursery, notes=notes, tally=tally, chance=chance)
+        return CrashRun(spec, place=place, fork_server=fork_server, notes=notes, tally=tally, chance=chance)
 
     def _report(self) -> dict[str, Any]:
         verdicts: Counter[str] = self._tally.verdicts

@@ -135,7 +135,7 @@ def build(config: dict[str, Any]) -> Recipe:
             shuffle=settings.shuffle,
             drop_last=settings.drop_last,
             num_workers=settings.workers,
-            # A process of a pool would start them anew, which takes longer than the whole resume.
+            # A process of a pool would start them again, which takes longer than the whole resume.
             multiprocessing_context="fork" if settings.workers else None,
             collate_fn=as_fetched,
         ),

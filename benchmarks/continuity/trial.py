@@ -102,7 +102,7 @@ def spec_of(config: Mapping[str, Any], *, seed: int, threads: int = 1) -> RunSpe
             "checkpoints": {"every_steps": _STEPS},
             "liveness": {"heartbeat_seconds": 3600.0},
             # Each attempt here is a rehearsal itself.
-            "continuity": {"fire_drill": "off"},
+            "continuity": {"rehearsal": "off"},
         }
     )
 

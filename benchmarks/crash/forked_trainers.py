@@ -23,7 +23,7 @@ _START_SECONDS = 120.0
 _GRACE_SECONDS = 10.0
 
 
-class NurseryError(Exception):
+class ForkServerError(Exception):
     """The process that trainers are forked from is gone."""
 
 
@@ -38,7 +38,7 @@ class Child:
         """The exit code (negative: the signal that killed it), None while it runs.
 
         Raises:
-            NurseryError: nobody knows any more.
+            ForkServerError: nobody knows any more.
         """
         if self._code is None and select.select([self._answers], [], [], 0)[0]:
             self._code = int(_line_of(self._answers))
@@ -77,11 +77,11 @@ class Child:
         self.wait(_GRACE_SECONDS)
 
 
-class Nursery:
+class ForkServer:
     """A handle on the process that trainers are forked from, one at a time. Nothing of it outlives the `with` block."""
 
     def __init__(self, log: Path) -> None:
-        """What trainers say goes to the file `log`, anew for each."""
+        """What trainers say goes to the file `log`, again for each."""
         self.log = log
         self._child: Child | None = None
 
@@ -102,7 +102,7 @@ class Nursery:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         assert self._process.stdin is not None
         assert self._process.stdout is not None
-        with suppress(NurseryError):
+        with suppress(ForkServerError):
             if self._child is not None:
                 self._child.end()
         # Its end of the pipe tells it to end a trainer that it has forked and that we have not heard of yet.
@@ -126,20 +126,20 @@ class Nursery:
         """Fork a trainer for an order (`benchmarks.crash.trainer`); the one before must have ended.
 
         Raises:
-            NurseryError: it cannot be done any more.
+            ForkServerError: it cannot be done any more.
         """
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         try:
             self._process.stdin.write(json.dumps(order).encode() + b"\n")
         except OSError:
-            raise NurseryError(self.last_words()) from None
+            raise ForkServerError(self.last_words()) from None
         if not select.select([self._process.stdout], [], [], _START_SECONDS)[0]:
-            raise NurseryError("no trainer was started")
+            raise ForkServerError("no trainer was started")
         try:
             self._child = Child(int(_line_of(self._process.stdout)), self._process.stdout)
-        except NurseryError:
-            raise NurseryError(self.last_words()) from None
+        except ForkServerError:
+            raise ForkServerError(self.last_words()) from None
         return self._child
 
     def last_words(self) -> str:
@@ -205,7 +205,7 @@ def _be_a_child(log: Path) -> None:
 def _line_of(answers: IO[bytes]) -> bytes:
     line = answers.readline()
     if not line:
-        raise NurseryError("the process that trainers are forked from has ended")
+        raise ForkServerError("the process that trainers are forked from has ended")
     return line
 
 

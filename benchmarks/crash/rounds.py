@@ -1,6 +1,6 @@
 """`segue bench crash`: SIGKILL at named operations and at random moments, on a folder and on S3, again and again.
 
-After every kill the store is read anew and checked, and the run goes on; each run ends with the weights of one that
+After every kill the store is read again and checked, and the run goes on; each run ends with the weights of one that
 nobody disturbed, or `final_identical` is false.
 """
 
@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from benchmarks.crash.forked_trainers import Nursery, NurseryError
+from benchmarks.crash.forked_trainers import ForkServer, ForkServerError
 from benchmarks.crash.places import LOCAL, S3, LocalPlace, Place, s3_place
 from benchmarks.crash.plan import NAMES, Kill, OutsideKill, lanes, schedule
 from benchmarks.crash.runs import CrashRun, StuckRunError, Tally
@@ -32,7 +32,7 @@ _MOST_TRIES = 6
 """How often an attempt may pass a kill's point by until that counts as a problem."""
 _SAVINGS: tuple[dict[str, Any], ...] = (
     {},
-    {"staging": "overlapped", "arenas": 2},
+    {"staging": "overlapped", "staging_buffers": 2},
     {"full_every": 3},
     {"staging": "overlapped", "full_every": 3},
 )
@@ -72,7 +72,7 @@ class _Scene:
 
     options: Options
     folder: Path
-    nursery: Nursery
+    fork_server: ForkServer
     say: Callable[[str], None]
     tally: Tally = field(default_factory=Tally)
     expected: dict[str, str] = field(default_factory=dict)
@@ -96,7 +96,7 @@ class _Scene:
                 "checkpoints": {"every_steps": 5} | _SAVINGS[self.runs % len(_SAVINGS)] | fast,
                 "policy": {"max_lost_in_place": 10_000},
                 "liveness": {"heartbeat_seconds": 0.05},
-                "continuity": {"fire_drill": "off"},
+                "continuity": {"rehearsal": "off"},
             }
         )
         self.runs += 1
@@ -104,7 +104,7 @@ class _Scene:
         run = CrashRun(
             spec,
             place=place,
-            nursery=self.nursery,
+            fork_server=self.fork_server,
             notes=self.folder / f"{run_id}.notes",
             tally=self.tally,
             chance=chance,
@@ -122,8 +122,8 @@ def measure(options: Options, *, say: Callable[[str], None], places: Sequence[Pl
         folder = Path(name)
         say("starting")
         chosen = places if places is not None else list(_places(options, folder, stack))
-        nursery = stack.enter_context(Nursery(folder / "trainer.log"))
-        scene = _Scene(options, folder, nursery, say)
+        fork_server = stack.enter_context(ForkServer(folder / "trainer.log"))
+        scene = _Scene(options, folder, fork_server, say)
         try:
             _undisturbed(scene)
             plan = schedule(kills=options.kills, places=[place.name for place in chosen], seed=options.seed)
@@ -131,7 +131,7 @@ def measure(options: Options, *, say: Callable[[str], None], places: Sequence[Pl
             for (place_name, is_outside), kills in lanes(plan).items():
                 pause = _OUTSIDE_PAUSE_SECONDS if is_outside else by_name[place_name].pause_seconds
                 _Lane(scene, by_name[place_name], kills, pause_seconds=pause, is_outside=is_outside).run()
-        except NurseryError as error:
+        except ForkServerError as error:
             scene.tally.problems.append(f"no trainer can be started any more: {error}")
         except StuckRunError:
             pass  # Not even the undisturbed run; why is among the problems.

@@ -11,7 +11,7 @@ from typing import NoReturn
 
 from benchmarks.crash import leftovers
 from benchmarks.crash.checks import Checker
-from benchmarks.crash.forked_trainers import Nursery
+from benchmarks.crash.forked_trainers import ForkServer
 from benchmarks.crash.kills import Striker
 from benchmarks.crash.places import Place
 from benchmarks.crash.plan import InsideKill, Kill, OutsideKill
@@ -66,11 +66,11 @@ class CrashRun:
     """One run in one place."""
 
     def __init__(
-        self, spec: RunSpec, *, place: Place, nursery: Nursery, notes: Path, tally: Tally, chance: random.Random
+        self, spec: RunSpec, *, place: Place, fork_server: ForkServer, notes: Path, tally: Tally, chance: random.Random
     ) -> None:
         """`notes` is a file that is not there yet."""
         self._spec = spec.model_copy(update={"store": place.spec_for_trainer()})
-        self._place, self._nursery, self._notes = place, nursery, notes
+        self._place, self._fork_server, self._notes = place, fork_server, notes
         self._tally, self._chance, self._clock = tally, chance, SystemClock()
         self._log = RunLog(place.store(), spec.run_id, clock=self._clock)
         self.checker = Checker(lambda: RunLog(place.store(), spec.run_id), notes)
@@ -165,13 +165,13 @@ class CrashRun:
             most_commits=most_commits,
             last_step=None if to_the_goal else self._last_kill_step,
         )
-        child = self._nursery.start(order.model_dump_json())
+        child = self._fork_server.start(order.model_dump_json())
         striker = Striker(child, place=self._place, run_id=self._spec.run_id, notes=self._notes)
         is_struck = strike is not None and striker.strike(strike)
         code = child.wait(_ATTEMPT_SECONDS)
         if code is None:
             child.end()
-            self._give_up(f"an attempt does not end: {self._nursery.last_words()}")
+            self._give_up(f"an attempt does not end: {self._fork_server.last_words()}")
         if left := child.left_behind(_WRITER_END_SECONDS):
             child.end()
             self._complain(f"{len(left)} processes are alive {_WRITER_END_SECONDS:g} s after their trainer")
@@ -185,7 +185,7 @@ class CrashRun:
         return is_killed if strike is None else is_struck
 
     def _judge(self, report: SegmentReport, *, is_killed: bool) -> None:
-        words = f"{report.note or ''} {self._nursery.last_words()}".strip()
+        words = f"{report.note or ''} {self._fork_server.last_words()}".strip()
         if report.stop_reason in (StopReason.FAILED, StopReason.FENCED):
             self._give_up(f"an attempt ended as {report.stop_reason}: {words}")
         if report.stop_reason is StopReason.LOST and not is_killed:

@@ -39,7 +39,7 @@ def deadline(
     knowledge: Annotated[
         str, typer.Option(help="What PLAN sees of spot while on on-demand: free, sentinel or blind.")
     ] = "free",
-    handover: Annotated[bool, typer.Option("--handover", help="The spare boots while on-demand works.")] = False,
+    handover: Annotated[bool, typer.Option("--handover", help="The standby boots while on-demand works.")] = False,
     starts: Annotated[int, typer.Option(min=1, help="Random starts for each trace and setting.")] = 60,
     adversarial: Annotated[int, typer.Option(min=0, help="Runs against an enemy that sees the run.")] = 1_000_000,
     seed: Annotated[int, typer.Option(min=0, help="Of the starts and the enemy.")] = 0,

@@ -106,7 +106,7 @@ def _spec(folder: Path, run_id: str, **fields: object) -> RunSpec:
         "seed": 2013,
         "store": {"url": str(folder.absolute() / "demo")},
         "checkpoints": {"every_steps": STEPS // 20},
-        "liveness": {"heartbeat_seconds": 0.5, "lease_seconds": 10},
+        "liveness": {"heartbeat_seconds": 0.5, "heartbeat_timeout_seconds": 10},
     }
     return RunSpec.parse(common | fields, source="the demo's spec")
 
@@ -151,7 +151,7 @@ def _main_job(spec: RunSpec) -> tuple[RunLog, State, float]:
     started = time.monotonic()
     with open_client() as client:
         runlog = open_run(spec, clock=SystemClock())
-        state = follow(client, trigger(client, spec), runlog, spec, meddle=Preemptions(spec.steps))
+        state = follow(client, trigger(client, spec), runlog, spec, observer=Preemptions(spec.steps))
     return runlog, state, time.monotonic() - started
 
 

@@ -28,7 +28,7 @@ PARENT_DEPLOYMENT = "train/train"
 _LOOK_SECONDS = 0.25
 _ASK_PREFECT_SECONDS = 1.0
 
-Meddle = Callable[[History, Heartbeat | None], str | None]
+Observer = Callable[[History, Heartbeat | None], str | None]
 """Looks on while a run goes; what it says is printed above the bar."""
 
 
@@ -43,12 +43,12 @@ def trigger(client: SyncPrefectClient, spec: RunSpec, *, accept_drift: bool = Fa
     except ObjectNotFound:
         raise OrchestratorError(
             what=f"there is no deployment {PARENT_DEPLOYMENT!r} on the Prefect server.",
-            mend="Run `prefect --no-prompt deploy --all` in the folder of prefect.yaml.",
+            fix="Run `prefect --no-prompt deploy --all` in the folder of prefect.yaml.",
         ) from None
     except SILENCE as error:
         raise OrchestratorError(
             what=f"the Prefect server does not answer ({type(error).__name__}).",
-            mend="Check PREFECT_API_URL, or unset it to have a local server started.",
+            fix="Check PREFECT_API_URL, or unset it to have a local server started.",
         ) from None
     parameters = {"spec": spec.model_dump(mode="json"), "accept_drift": accept_drift}
     run = client.create_flow_run_from_deployment(
@@ -58,12 +58,12 @@ def trigger(client: SyncPrefectClient, spec: RunSpec, *, accept_drift: bool = Fa
 
 
 def follow(
-    client: SyncPrefectClient, flow_run_id: UUID, runlog: RunLog, spec: RunSpec, *, meddle: Meddle | None = None
+    client: SyncPrefectClient, flow_run_id: UUID, runlog: RunLog, spec: RunSpec, *, observer: Observer | None = None
 ) -> State:
     """Show progress until the parent's flow run is over; returns its final state. Ctrl-C cancels the run."""
     try:
         with step_bar() as bar:
-            return _follow(client, flow_run_id, runlog, spec, meddle=meddle, bar=bar)
+            return _follow(client, flow_run_id, runlog, spec, observer=observer, bar=bar)
     except KeyboardInterrupt:
         client.set_flow_run_state(flow_run_id, Cancelling(message="interrupted on the terminal"), force=True)
         raise
@@ -82,7 +82,13 @@ def step_bar() -> Progress:
 
 
 def _follow(
-    client: SyncPrefectClient, flow_run_id: UUID, runlog: RunLog, spec: RunSpec, *, meddle: Meddle | None, bar: Progress
+    client: SyncPrefectClient,
+    flow_run_id: UUID,
+    runlog: RunLog,
+    spec: RunSpec,
+    *,
+    observer: Observer | None,
+    bar: Progress,
 ) -> State:
     task = bar.add_task("waiting for the parent flow", total=spec.steps, loss="")
     asked_at, told = 0.0, 0
@@ -91,7 +97,7 @@ def _follow(
             history = read_history(runlog)
             told = _tell_decisions(bar, history, told)
             beat = _show(bar, task, runlog, history)
-            if meddle is not None and (said := meddle(history, beat)) is not None:
+            if observer is not None and (said := observer(history, beat)) is not None:
                 bar.console.print(f"  {said}", style="bold", markup=False)
         if time.monotonic() - asked_at > _ASK_PREFECT_SECONDS:
             asked_at = time.monotonic()

@@ -59,7 +59,7 @@ class LocalStack:
         if not (self.home / "prefect.yaml").is_file():
             raise OrchestratorError(
                 what=f"there is no prefect.yaml in {self.home}.",
-                mend="Run this from the folder that holds prefect.yaml and flows/ (a clone of segue has both).",
+                fix="Run this from the folder that holds prefect.yaml and flows/ (a clone of segue has both).",
             )
         (self.folder / "logs").mkdir(parents=True, exist_ok=True)
         self._say("starting the Prefect server")
@@ -150,7 +150,7 @@ class LocalStack:
                 command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=self.environment(), cwd=self.home
             )
         if code != 0:
-            raise OrchestratorError(what="`prefect deploy --all` failed.", mend=f"Its output is in {log}.")
+            raise OrchestratorError(what="`prefect deploy --all` failed.", fix=f"Its output is in {log}.")
 
     def _wait_until(self, is_ready: Callable[[], bool], *, name: str) -> None:
         log = self.folder / "logs" / f"{name}.log"
@@ -158,10 +158,10 @@ class LocalStack:
         while not is_ready():
             dead = next((p for p in self._processes if p.poll() is not None), None)
             if dead is not None:
-                raise OrchestratorError(what="a part of the local Prefect ended at start.", mend=f"See {log.parent}.")
+                raise OrchestratorError(what="a part of the local Prefect ended at start.", fix=f"See {log.parent}.")
             if time.monotonic() > give_up_at:
                 what = f"the local Prefect's {name} did not come up within {_START_SECONDS:.0f} s."
-                raise OrchestratorError(what=what, mend=f"Its output is in {log}.")
+                raise OrchestratorError(what=what, fix=f"Its output is in {log}.")
             time.sleep(0.2)
 
 
@@ -175,7 +175,7 @@ def free_port(wanted: int) -> int:
             except OSError:
                 continue
             return int(probe.getsockname()[1])
-    raise OrchestratorError(what="no port is free on 127.0.0.1.", mend="Close something that listens there.")
+    raise OrchestratorError(what="no port is free on 127.0.0.1.", fix="Close something that listens there.")
 
 
 def _answers(url: str) -> bool:

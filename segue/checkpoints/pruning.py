@@ -1,4 +1,4 @@
-"""Pruning: deleting what the ring no longer keeps, and what killed attempts left behind."""
+"""Pruning: deleting what retention no longer keeps, and what killed attempts left behind."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`segue curve`: a run's loss curve as a table or a file, what is expected of it, and its seams as pictures."""
+"""`segue curve`: a run's loss curve as a table or a file, what is expected of it, and its resume points as pictures."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def check(
 
 
 @app.command()
-def seam(
+def resume_point(
     run: str,
     *,
     out: Annotated[Path, typer.Option(help="PNG file to write.")],
@@ -106,13 +106,13 @@ def seam(
     endpoint_url: Endpoint = None,
 ) -> None:
     """Draw a resume: the steps before it, and witness and replay over each other after it."""
-    from segue.curves.resume_plot import draw_seam
+    from segue.curves.resume_plot import draw_resume
 
     log, _ = read_run(run, store=store, endpoint_url=endpoint_url)
-    picture = draw_seam(log, segment=segment, attempt=attempt)
+    picture = draw_resume(log, segment=segment, attempt=attempt)
     with writing(out):
         out.write_bytes(picture)
-    console.print(f"the seam is in {out}", markup=False, soft_wrap=True)
+    console.print(f"the resume point is in {out}", markup=False, soft_wrap=True)
 
 
 def _write_csv(frame: pd.DataFrame, path: Path) -> None:

@@ -12,7 +12,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from segue.cli import checkpoints, curve, plan, simulate
 from segue.cli.options import Endpoint, Json, Store, read_run
-from segue.controller.standby_messages import held_by_spares
+from segue.controller.standby_messages import held_by_standbys
 from segue.controller.steps import last_heartbeat
 from segue.errors import COMMAND_LINE, SegueError
 from segue.records import Heartbeat
@@ -59,8 +59,8 @@ def status(run: str, store: Store = ".segue/store", endpoint_url: Endpoint = Non
     }
     beat = _live_heartbeat(runlog, history)
     facts |= anomaly_facts(history) | _live_facts(beat)
-    spares = held_by_spares(runlog.store, run)
-    cost = cost_report(spec, history, live_seconds=_live_seconds(beat, history), spares=spares) if spec else None
+    standbys = held_by_standbys(runlog.store, run)
+    cost = cost_report(spec, history, live_seconds=_live_seconds(beat, history), standbys=standbys) if spec else None
     damage = [{"slot": item.slot, "key": item.key, "why": item.why} for item in history.damage]
     if as_json:
         told = {

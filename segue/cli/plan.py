@@ -117,7 +117,7 @@ def _asked(spec: RunSpec, seconds: float | None, *, now: datetime) -> _Asked:
         raise SpecError(source="the plan", problems=(problem,))
     if history.committed_step >= spec.steps:
         why = f"run {spec.run_id} has committed step {history.committed_step} of {spec.steps}: nothing is left to do."
-        raise HopelessPlanError(reason="nothing_left", why=why, mend="Ask for more steps, or give another run_id.")
+        raise HopelessPlanError(reason="nothing_left", why=why, fix="Ask for more steps, or give another run_id.")
     if (spec.steps - history.committed_step) * rate > _LONGEST_SECONDS:
         problem = f"{spec.steps} steps of {rate:.4g} s are more than a hundred years; give fewer, or shorter ones"
         raise SpecError(source="the plan", problems=(problem,))

@@ -136,7 +136,7 @@ def _refuse_too_little_time(job: Job, *, pace: float) -> None:
         raise HopelessPlanError(
             reason="deadline_too_near",
             why=f"{span(job.total_seconds)} are given and on-demand alone needs {span(needed)}.",
-            mend="Give a later --deadline, a smaller --deadline-share or less --work.",
+            fix="Give a later --deadline, a smaller --deadline-share or less --work.",
         )
 
 
@@ -150,8 +150,8 @@ def _traces(path: Path | None, run: str | None, *, store: str, endpoint_url: str
         _, history = read_run(run, store=store, endpoint_url=endpoint_url)
         recorded = recorded_trace(history, _RECORDED_TICK_SECONDS)
         if recorded is None:
-            mend = "Take a run that was on spot for a while, or --traces."
-            raise TraceError(source=f"of run {run}", why="is empty: it saw less than a minute of spot", mend=mend)
+            fix = "Take a run that was on spot for a while, or --traces."
+            raise TraceError(source=f"of run {run}", why="is empty: it saw less than a minute of spot", fix=fix)
         found.append(recorded)
     return found
 

@@ -24,7 +24,7 @@ GLOBALS = "globals of "
 """Begins the name of the mark of plain global values that a function reads; they may be the machine's."""
 
 
-def code_marks(roots: Iterable[Any], *, home: str) -> dict[str, str]:
+def code_hashes(roots: Iterable[Any], *, home: str) -> dict[str, str]:
     """A mark for every function and class of the user's that `roots` lead to, by its qualified name.
 
     `home` is the top package of the recipe: its code is the user's wherever it is installed.

@@ -26,7 +26,7 @@ _BLOCK_BYTES = 16 * 2**10
 _ITEMS = 10_000
 
 
-def data_marks(leaves: Iterable[Leaf]) -> dict[str, str]:
+def data_hashes(leaves: Iterable[Leaf]) -> dict[str, str]:
     """A mark for every array, frame and long sequence, by its path."""
     marks = {}
     for leaf in leaves:

@@ -23,7 +23,7 @@ NEXT_BATCHES = "data.next"
 """The samples of the next four batches."""
 CONFIG = "setup.config"
 """What the run spec passes to the recipe. Whoever changes it was asked whether to (`--accept-drift`)."""
-LOOSE = "loose"
+UNTRACKED = "loose"
 """Values that training changed and nobody restores. Not compared: they explain a replay that differs."""
 
 CHANNEL = "setup"
@@ -32,7 +32,7 @@ CHANNEL = "setup"
 CHANGEABLE = (MODEL, HYPERPARAMETERS, CODE, DATA, BINDING)
 """What a person may change on purpose in the middle of a run, and say so."""
 COMPARED = (*CHANGEABLE, NEXT_BATCHES)
-NOT_STATE = frozenset((*COMPARED, CONFIG, LOOSE))
+NOT_STATE = frozenset((*COMPARED, CONFIG, UNTRACKED))
 """Components that are looked at, not restored: their digests are not judged like those of state."""
 
 _OF_VERSIONS = ("torch", "python")
@@ -117,9 +117,9 @@ def differences(before: Any, now: Any, *, both_only: bool = False, path: str = "
     return [f"{path or 'its value'} was {_short(before)}, now {_short(now)}"]
 
 
-def loose_hint(committed: Mapping[str, Any], live: Mapping[str, Any]) -> str:
+def untracked_changes(committed: Mapping[str, Any], live: Mapping[str, Any]) -> str:
     """Which values that nobody restores are not what they were; empty when there are none."""
-    changes = differences(committed.get(LOOSE, {}), live.get(LOOSE, {}))
+    changes = differences(committed.get(UNTRACKED, {}), live.get(UNTRACKED, {}))
     if not changes:
         return ""
     # Only what has changed since the recipe was built is kept.
@@ -141,12 +141,12 @@ _MEANINGS = {
 def _sentence(component: str, changes: list[str]) -> str:
     shown = [_in_words(change) for change in changes[:_MOST_SHOWN]]
     more = f" and {len(changes) - _MOST_SHOWN} more" if len(changes) > _MOST_SHOWN else ""
-    mend = (
+    fix = (
         f"; put it back, or name {component} in continuity.accept to go on with the change"
         if component in CHANGEABLE
         else ""
     )
-    return f"{_MEANINGS[component]}: {'; '.join(shown)}{more}{mend}"
+    return f"{_MEANINGS[component]}: {'; '.join(shown)}{more}{fix}"
 
 
 def _in_words(change: str) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Collection, Container, Sequence
 from typing import NamedTuple
 
 from segue.checkpoints.format.digests import Digests, owners
-from segue.continuity.recipe_diff import CONFIG, LOOSE, NOT_STATE, SetupChanges
+from segue.continuity.recipe_diff import CONFIG, NOT_STATE, UNTRACKED, SetupChanges
 from segue.records import Finding, Verdict, VerdictKind, WitnessRow
 
 EXACT_CHANNELS = ("batch_fingerprint", "streams", "input_fingerprint", "lr", "loss_scale")
@@ -80,7 +80,7 @@ def judge(
     return Verdict(
         kind=kind,
         findings=findings,
-        components_compared=len(committed.components.keys() - {CONFIG, LOOSE}),
+        components_compared=len(committed.components.keys() - {CONFIG, UNTRACKED}),
         rows_compared=len(pairs),
         environment_changes=environment_changes,
     )
@@ -173,7 +173,7 @@ def _not_comparable(environment_changes: Collection[str]) -> tuple[str, ...]:
 
 def _of_randomness(environment_changes: Container[str]) -> tuple[str, ...]:
     """Channels in which another number of ranks may honestly differ: who drops what, and over which samples a layer
-    takes its mean, is dealt out anew. That they agree proves something; that they differ, nothing."""
+    takes its mean, is dealt out again. That they agree proves something; that they differ, nothing."""
     return (*TOLERANCES, "loss_scale") if _WORLD_SIZE in environment_changes else ()
 
 

@@ -1,4 +1,4 @@
-"""A lease: tells a living process from a dead one by a counter that moves."""
+"""A heartbeat timeout: tells a living process from a dead one by a counter that moves."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from dataclasses import dataclass, field
 
 
 @dataclass
-class Lease:
+class HeartbeatTimeout:
     """A counter that moves, judged by the reader's own monotonic clock.
 
     While the store is away nobody sees the counter, and nobody can move it. So a gap between two looks, however long,
-    counts as half a lease at most; the other half is for the other side, to beat again.
+    counts as half a heartbeat timeout at most; the other half is for the other side, to beat again.
     """
 
-    lease_seconds: float
+    heartbeat_timeout_seconds: float
     _counter: int | None = None
     _still_seconds: float = field(default=0.0)
     _looked_at: float = field(default=0.0)
@@ -22,7 +22,7 @@ class Lease:
         """Note what the counter shows; None when there is none yet."""
         counter = counter or 0
         if counter == self._counter:
-            self._still_seconds += min(at - self._looked_at, self.lease_seconds / 2)
+            self._still_seconds += min(at - self._looked_at, self.heartbeat_timeout_seconds / 2)
         else:
             self._counter, self._still_seconds = counter, 0.0
         self._looked_at = at
@@ -34,4 +34,4 @@ class Lease:
 
     @property
     def is_expired(self) -> bool:
-        return self._still_seconds > self.lease_seconds
+        return self._still_seconds > self.heartbeat_timeout_seconds

@@ -1,4 +1,4 @@
-"""The spare's side: says that it is here, boots when told to, and takes the plan that names it."""
+"""The standby's side: says that it is here, boots when told to, and takes the plan that names it."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from typing import Literal
 
 from segue.clock import Clock
-from segue.controller.liveness import Lease
-from segue.controller.standby_messages import Phase, SpareWord, order_of, put_word
+from segue.controller.liveness import HeartbeatTimeout
+from segue.controller.standby_messages import Phase, StandbyStatus, command_of, put_status
 from segue.launch.assignment import Assignment
-from segue.launch.launcher import SpareTrainer
+from segue.launch.launcher import StandbyTrainer
 from segue.records import SegmentPlan
 from segue.runlog.history import History, read_history
 from segue.runlog.log import RunLog
@@ -21,50 +21,50 @@ from segue.stores.base import StoreReadError, StoreWriteError
 log = logging.getLogger(__name__)
 
 _POLL_SECONDS = 0.25
-_PATIENCE_LEASES = 10
-"""How many leases a spare waits for a parent that says nothing: longer than Prefect's client waits for a server."""
+_PATIENCE_TIMEOUTS = 10
+"""How many heartbeat timeouts a standby waits for a silent parent: longer than Prefect's client waits for a server."""
 
 
 @dataclass(frozen=True)
 class Taken:
-    """The spare is an attempt now."""
+    """The standby is an attempt now."""
 
     plan: SegmentPlan
-    trainer: SpareTrainer
+    trainer: StandbyTrainer
 
 
 @dataclass(frozen=True)
 class Left:
-    """The spare came to nothing; it touched nothing."""
+    """The standby came to nothing; it touched nothing."""
 
     why: str
     how: Literal["not needed", "taken back", "broken"] = "not needed"
 
 
-class Servant:
-    """One spare, on the machine it got. Reads the run's log and never writes to it."""
+class StandbyAgent:
+    """One standby, on the machine it got. Reads the run's log and never writes to it."""
 
     def __init__(
         self,
         runlog: RunLog,
         spec: RunSpec,
-        spare: str,
+        standby: str,
         *,
-        boot: Callable[[], SpareTrainer],
+        boot: Callable[[], StandbyTrainer],
         clock: Clock,
         flow_run_id: str | None = None,
     ) -> None:
-        self._runlog, self._spec, self._spare, self._boot, self._clock = runlog, spec, spare, boot, clock
+        self._runlog, self._spec, self._standby, self._boot, self._clock = runlog, spec, standby, boot, clock
         self._flow_run_id = flow_run_id
-        self._trainer: SpareTrainer | None = None
+        self._trainer: StandbyTrainer | None = None
         self._phase: Phase = "here"
         self._counter, self._beat_at = 0, float("-inf")
         self._begun_at = clock.monotonic()
-        self._parent = Lease(_PATIENCE_LEASES * spec.liveness.lease_seconds)
+        self._parent = HeartbeatTimeout(_PATIENCE_TIMEOUTS * spec.liveness.heartbeat_timeout_seconds)
         self._was_named = False
 
     def serve(self, is_called_off: Callable[[], str | None]) -> Taken | Left:
-        """Block until there is a plan for this spare, or a reason to leave; `is_called_off` tells a notice's.
+        """Block until there is a plan for this standby, or a reason to leave; `is_called_off` tells a notice's.
 
         A store that is away is waited out. When this is left without a plan, the trainer is gone.
         """
@@ -84,12 +84,12 @@ class Servant:
         try:
             return self._look()
         except (StoreReadError, StoreWriteError) as error:
-            log.warning("store trouble while waiting as a spare reason=%s", error)
+            log.warning("store trouble while waiting as a standby reason=%s", error)
             return None
 
     def _look(self) -> Taken | Left | None:
         self._beat_if_due()
-        order = order_of(self._runlog.store, self._runlog.run_id, self._spare)
+        order = command_of(self._runlog.store, self._runlog.run_id, self._standby)
         if order is not None and order.order == "leave":
             return Left(order.why)
         self._parent.saw(order.counter if order is not None else None, at=self._clock.monotonic())
@@ -103,7 +103,7 @@ class Servant:
             self._enter("booting")
         return None if self._trainer is None else self._look_at(self._trainer, plan)
 
-    def _look_at(self, trainer: SpareTrainer, plan: SegmentPlan | None) -> Taken | Left | None:
+    def _look_at(self, trainer: StandbyTrainer, plan: SegmentPlan | None) -> Taken | Left | None:
         code = trainer.poll()
         if code is not None:
             return Left(f"its trainer ended while it booted, with code {code}", "broken")
@@ -118,7 +118,7 @@ class Servant:
 
     def _plan_for_this(self, history: History) -> SegmentPlan | None:
         plan = history.open_plan
-        return plan if plan is not None and plan.spare == self._spare else None
+        return plan if plan is not None and plan.standby == self._standby else None
 
     def _why_misfit(self, history: History) -> str | None:
         """Why it must not train, whatever is planned: it was sent, and booted, with the spec it was given."""
@@ -131,17 +131,17 @@ class Servant:
             return None
         if history.decisions and history.decisions[-1].plan is None:
             return "not needed: the run is over"
-        if history.handover is not None and history.handover.spare == self._spare:
+        if history.handover is not None and history.handover.standby == self._standby:
             self._was_named = True
-        elif self._was_named or any(e.plan is not None and e.plan.spare == self._spare for e in history.decisions):
+        elif self._was_named or any(e.plan is not None and e.plan.standby == self._standby for e in history.decisions):
             return "not needed: the run went on without it"
         if self._parent.is_expired:
-            return f"nobody asked for it in {self._parent.lease_seconds:.0f} s"
+            return f"nobody asked for it in {self._parent.heartbeat_timeout_seconds:.0f} s"
         return None
 
     def _enter(self, phase: Phase) -> None:
         self._phase = phase
-        log.info("spare %s spare=%s", phase, self._spare)
+        log.info("standby %s standby=%s", phase, self._standby)
         self._beat()
 
     def _beat_if_due(self) -> None:
@@ -151,8 +151,8 @@ class Servant:
     def _beat(self, *, note: str | None = None) -> None:
         self._counter += 1
         self._beat_at = self._clock.monotonic()
-        word = SpareWord(
-            spare=self._spare,
+        word = StandbyStatus(
+            standby=self._standby,
             counter=self._counter,
             phase=self._phase,
             note=note,
@@ -160,15 +160,15 @@ class Servant:
             held_seconds=self._beat_at - self._begun_at,
             beat_at=self._clock.now(),
         )
-        put_word(self._runlog.store, self._runlog.run_id, word)
+        put_status(self._runlog.store, self._runlog.run_id, word)
 
     def _leave(self, why: str) -> None:
-        log.info("spare leaves spare=%s reason=%s", self._spare, why)
+        log.info("standby leaves standby=%s reason=%s", self._standby, why)
         self._phase = "gone"
         try:
             self._beat(note=why)  # Before anything that takes time: a machine that goes leaves little.
         except StoreWriteError as error:
-            log.warning("the parent was not told that the spare leaves reason=%s", error)
+            log.warning("the parent was not told that the standby leaves reason=%s", error)
         if self._trainer is not None:
             self._trainer.kill()
             self._trainer.wait()

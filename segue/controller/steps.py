@@ -80,7 +80,7 @@ def decide_next(runlog: RunLog, spec: RunSpec, *, clock: Clock) -> Decision:
             continue
         last = history.decisions[-1] if history.decisions else None
         if last is not None and last.plan is None and last.action != "import" and has_moved:
-            # Another parent ended the run in this very moment. To decide anew would start it again.
+            # Another parent ended the run in this very moment. To decide again would start it again.
             return Decision(last.action, last.reason, numbers=last.numbers)
         decision = decide(spec, history, now=clock.now())
         if decision.action == "finished" and last is not None and last.action == "finished":
@@ -120,7 +120,7 @@ def last_heartbeat(runlog: RunLog, attempt: Attempt | None) -> Heartbeat | None:
     """The newest sign of life of an attempt; None when there is none that can be read.
 
     Raises:
-        StoreReadError: the store did not say.
+        StoreReadError: the store could not be read.
     """
     if attempt is None:
         return None

@@ -6,8 +6,8 @@ import logging
 from typing import Protocol
 
 from segue.clock import Clock
-from segue.controller.liveness import Lease
-from segue.controller.standby_manager import SpareKeeper, SparePool
+from segue.controller.liveness import HeartbeatTimeout
+from segue.controller.standby_manager import StandbyManager, StandbyPool
 from segue.controller.steps import declare_lost, last_heartbeat
 from segue.notices.file import recall
 from segue.policy import clamp
@@ -55,25 +55,25 @@ def await_report(
     *,
     child: ChildRun,
     clock: Clock,
-    spares: SparePool | None = None,
+    standbys: StandbyPool | None = None,
 ) -> SegmentReport:
     """Block until the attempt of `plan` has a report, writing `lost` when none can come any more.
 
     A silent orchestrator or store is waited out: the attempt goes on without them. On spot, an attempt that falls so
-    far behind that a kill would cost the deadline is asked to commit and stop. On on-demand, with `spares`, a spare
+    far behind that a kill would cost the deadline is asked to commit and stop. On on-demand, with `standbys`, a standby
     waits for spot meanwhile; once it is ready to take over, the attempt is asked to commit and stop. One that has
-    nothing to commit yet, does not answer within a lease, or saves for so long that on-demand could hardly make it any
-    more, is given up though its heart beats.
+    nothing to commit yet, does not answer within the heartbeat timeout, or saves for so long that on-demand could
+    hardly make it any more, is given up though its heart beats.
     """
-    keeper = None
-    if spares is not None and plan.capacity is Capacity.ON_DEMAND:
-        keeper = SpareKeeper(runlog, spec, plan, pool=spares, clock=clock)
-    waiting = _Waiting(runlog, spec, plan, child, clock, keeper=keeper)
+    manager = None
+    if standbys is not None and plan.capacity is Capacity.ON_DEMAND:
+        manager = StandbyManager(runlog, spec, plan, pool=standbys, clock=clock)
+    waiting = _Waiting(runlog, spec, plan, child, clock, manager=manager)
     try:
         return _wait(waiting, clock)
     finally:
-        if keeper is not None:
-            keeper.close()
+        if manager is not None:
+            manager.close()
 
 
 def _wait(waiting: _Waiting, clock: Clock) -> SegmentReport:
@@ -97,15 +97,15 @@ class _Waiting:
         child: ChildRun,
         clock: Clock,
         *,
-        keeper: SpareKeeper | None,
+        manager: StandbyManager | None,
     ) -> None:
         self._runlog, self._spec, self._plan, self._child, self._clock = runlog, spec, plan, child, clock
-        self._keeper = keeper
+        self._manager = manager
         self._started_at = clock.monotonic()
-        self._lease = Lease(spec.liveness.lease_seconds)
+        self._heartbeat_timeout = HeartbeatTimeout(spec.liveness.heartbeat_timeout_seconds)
         self._asked_child_at = self._started_at
         self._child_ended: tuple[str, float] | None = None
-        self._recalled: Lease | None = None
+        self._recalled: HeartbeatTimeout | None = None
         self._was_recalled_in_time = False
 
     def look(self) -> SegmentReport | None:
@@ -121,14 +121,14 @@ class _Waiting:
         if attempt is None:
             return self._give_up_waiting(history, at)
         beat = last_heartbeat(self._runlog, attempt)
-        self._lease.saw(beat.counter if beat else None, at=at)
-        if self._has_child_ended(at) and self._lease.still_seconds > self._last_word_seconds:
+        self._heartbeat_timeout.saw(beat.counter if beat else None, at=at)
+        if self._has_child_ended(at) and self._heartbeat_timeout.still_seconds > self._last_word_seconds:
             # Its heart has to stand still too: orchestrators do call living runs crashed.
             return self._lost(self._child_words, mark=False)
-        if self._lease.is_expired:
-            return self._lost(f"no heartbeat for {self._spec.liveness.lease_seconds:g} s", mark=True)
-        if self._keeper is not None:
-            self._mind_the_spare(self._keeper, history, attempt.claim.attempt_id, beat)
+        if self._heartbeat_timeout.is_expired:
+            return self._lost(f"no heartbeat for {self._spec.liveness.heartbeat_timeout_seconds:g} s", mark=True)
+        if self._manager is not None:
+            self._mind_the_standby(self._manager, history, attempt.claim.attempt_id, beat)
         elif self._recalled is None and self._is_recall_due(history, beat):
             if beat is None or beat.phase in ("starting", "restoring"):
                 return self._lost("it was not at work yet when the deadline came near", mark=True)
@@ -136,31 +136,33 @@ class _Waiting:
         why = self._why_too_slow(history, beat, at)
         return self._lost(why, mark=True) if why is not None else None
 
-    def _mind_the_spare(self, keeper: SpareKeeper, history: History, attempt_id: str, beat: Heartbeat | None) -> None:
+    def _mind_the_standby(
+        self, manager: StandbyManager, history: History, attempt_id: str, beat: Heartbeat | None
+    ) -> None:
         is_told = history.handover_of(self._plan.segment, self._plan.attempt) is not None
         if beat is None or (beat.phase != "training" and not is_told):
             return  # Nothing is moved that does not run yet, or ends by itself.
         if not is_told and not may_come_back(self._spec, history):
             return
         here = self._situation(history, slowest_step_seconds=self._own_step_seconds(beat))
-        is_due = keeper.look(history, here)
+        is_due = manager.look(history, here)
         if is_due and self._recalled is None:
-            self._recall(history, attempt_id, beat, reason="the spare is ready")
+            self._recall(history, attempt_id, beat, reason="the standby is ready")
 
     def _why_too_slow(self, history: History, beat: Heartbeat | None, at: float) -> str | None:
         """Why an attempt that was recalled is given up; None while it may still end by itself."""
         if self._recalled is None:
             return None
-        self._recalled.saw(0, at=at)  # A lease, for while the store is away nobody can answer.
-        waited, lease_seconds = self._recalled.still_seconds, self._recalled.lease_seconds
+        self._recalled.saw(0, at=at)  # A heartbeat timeout, for while the store is away nobody can answer.
+        waited, heartbeat_timeout_seconds = self._recalled.still_seconds, self._recalled.heartbeat_timeout_seconds
         is_stopping = beat is not None and beat.phase == "stopping"
-        if not is_stopping and waited > lease_seconds:
-            return f"no answer to a recall for {lease_seconds:g} s"
+        if not is_stopping and waited > heartbeat_timeout_seconds:
+            return f"no answer to a recall for {heartbeat_timeout_seconds:g} s"
         here = self._situation(history, slowest_step_seconds=self._own_step_seconds(beat))
         if self._was_recalled_in_time and clamp.is_late(here, in_seconds=_MOMENT_SECONDS):
             return "it was recalled and did not end before it was nearly too late for on-demand"
         # Giving up loses what it has not committed. To wait for longer than that took would be dearer.
-        patience = lease_seconds + here.answer_seconds + here.at_risk_seconds
+        patience = heartbeat_timeout_seconds + here.answer_seconds + here.at_risk_seconds
         return f"it was recalled and did not end within {patience:.0f} s" if waited > patience else None
 
     @property
@@ -227,7 +229,7 @@ class _Waiting:
         recall(self._runlog.store, run_id=self._spec.run_id, attempt_id=attempt_id, reason=reason)
         here = self._situation(history, slowest_step_seconds=self._own_step_seconds(beat))
         self._was_recalled_in_time = not clamp.is_late(here, in_seconds=_MOMENT_SECONDS)
-        self._recalled = Lease(self._spec.liveness.lease_seconds)
+        self._recalled = HeartbeatTimeout(self._spec.liveness.heartbeat_timeout_seconds)
 
 
 def _is_to_fail_first(history: History, beat: Heartbeat | None) -> bool:

@@ -79,7 +79,7 @@ class CurveReport(Record):
 
 class _Promise(NamedTuple):
     expected: Expected
-    mend: str
+    fix: str
 
 
 def check_curve(
@@ -212,7 +212,9 @@ def _of_repeats() -> list[_Promise]:
     return [
         _Promise(same_rate, "The scheduler or the optimizer's groups were not restored; see the verdict."),
         *(
-            _Promise(_within(channel), f"{cause}. `segue curve seam` shows it; the verdict names the component.")
+            _Promise(
+                _within(channel), f"{cause}. `segue curve resume_point` shows it; the verdict names the component."
+            )
             for channel, cause in causes.items()
         ),
     ]
@@ -250,7 +252,7 @@ def _met(promise: _Promise, outcomes: dict[str, Outcome]) -> Met:
         return Met(**facts, outcome="not measured", observed="nothing", sentence=f"{expected.promise}: {why}.")
     if found.met:
         return Met(**facts, outcome="met", observed=found.observed, sentence=f"{expected.promise}.")
-    sentence = f"Not so: {expected.promise[0].lower()}{expected.promise[1:]}{_at(found.steps)}. {promise.mend}"
+    sentence = f"Not so: {expected.promise[0].lower()}{expected.promise[1:]}{_at(found.steps)}. {promise.fix}"
     return Met(**facts, outcome="failed", observed=found.observed, steps=found.steps, sentence=sentence)
 
 

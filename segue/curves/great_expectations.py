@@ -134,7 +134,7 @@ def _context(docs: Path | None) -> Iterator[tuple[Any, Any]]:
 
 def _import() -> Any:
     with warnings.catch_warnings():
-        # Its own and its plotting library's imports; nothing that a user of segue could mend.
+        # Its own and its plotting library's imports; nothing that a user of segue could fix.
         for words in _WARNED_OF_AT_IMPORT:
             warnings.filterwarnings("ignore", message=words, category=DeprecationWarning)
         try:

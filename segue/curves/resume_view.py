@@ -22,7 +22,7 @@ _COLUMNS = ["step", *CHANNELS]
 
 
 @dataclass(frozen=True)
-class Seam:
+class ResumePoint:
     """One judged resume. Its frames have the columns `step`, `loss`, `grad_norm` and `param_norm`, by step."""
 
     segment: int
@@ -37,7 +37,9 @@ class Seam:
     """After it, by the attempt that resumed; on from the witness where the curve has more."""
 
 
-def seam_of(log: RunLog, *, segment: int | None = None, attempt: int | None = None, steps: int = 24) -> Seam:
+def resume_point_of(
+    log: RunLog, *, segment: int | None = None, attempt: int | None = None, steps: int = 24
+) -> ResumePoint:
     """The newest judged resume of a segment and attempt, or of the run; at most `steps` steps on either side.
 
     A resume that broke committed nothing, and no curve has its steps: they come from its verdict.
@@ -60,7 +62,7 @@ def seam_of(log: RunLog, *, segment: int | None = None, attempt: int | None = No
     parent, frame = entry.parent, curve_frame(log, history)
     by_parent = frame[(frame["attempt_id"] == parent.attempt_id) & (frame["step"] <= parent.step)]
     by_this = frame[(frame["attempt_id"] == entry.attempt_id) & (frame["step"] > parent.step)]
-    return Seam(
+    return ResumePoint(
         segment=claim.segment,
         attempt=claim.attempt,
         parent=parent,

@@ -1,4 +1,4 @@
-"""The error tree: one type per condition, the facts as attributes, a message that says the mend."""
+"""The error tree: one type per condition, the facts as attributes, a message that says the fix."""
 
 from __future__ import annotations
 
@@ -40,13 +40,13 @@ from segue.errors.storage import (
 from segue.errors.training import (
     BrokenResumeError,
     DrillFailedError,
-    FireDrillError,
     HungRankError,
     PoisonedStepError,
     RankDriftError,
     RankFailedError,
     RankLostError,
     RankMismatchError,
+    RehearsalError,
 )
 from segue.errors.usage import (
     COMMAND_LINE,
@@ -76,7 +76,6 @@ __all__ = [
     "DrillFailedError",
     "ExportFolderError",
     "FencedError",
-    "FireDrillError",
     "HopelessPlanError",
     "HungRankError",
     "LogMovedError",
@@ -97,6 +96,7 @@ __all__ = [
     "RankLostError",
     "RankMismatchError",
     "RecipeError",
+    "RehearsalError",
     "RunBegunError",
     "RunNotFoundError",
     "SegueError",

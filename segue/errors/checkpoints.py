@@ -28,7 +28,7 @@ class UnknownStepError(UsageError):
 
 
 class PrunedCheckpointError(UsageError):
-    """The checkpoint was there, and its bytes were deleted because the ring no longer kept it."""
+    """The checkpoint was there, and its bytes were deleted because retention no longer kept it."""
 
     def __init__(self, *, run_id: str, step: int, steps_there: tuple[int, ...]) -> None:
         self.run_id, self.step, self.steps_there = run_id, step, steps_there
@@ -63,17 +63,17 @@ class DamagedCheckpointError(CheckpointError):
 class ExportFolderError(UsageError):
     """The folder for an export cannot be used."""
 
-    def __init__(self, *, folder: str, why: str, mend: str) -> None:
-        self.folder, self.why, self.mend = folder, why, mend
-        super().__init__(f"folder {folder} {why}. {mend} Nothing was exported, and nothing there was touched.")
+    def __init__(self, *, folder: str, why: str, fix: str) -> None:
+        self.folder, self.why, self.fix = folder, why, fix
+        super().__init__(f"folder {folder} {why}. {fix} Nothing was exported, and nothing there was touched.")
 
 
 class WeightsFileError(UsageError):
     """A file that weights were to be imported from cannot be read as such."""
 
-    def __init__(self, *, file: str, why: str, mend: str) -> None:
-        self.file, self.why, self.mend = file, why, mend
-        super().__init__(f"{file} {why}. {mend} Nothing was imported, and the run was not touched.")
+    def __init__(self, *, file: str, why: str, fix: str) -> None:
+        self.file, self.why, self.fix = file, why, fix
+        super().__init__(f"{file} {why}. {fix} Nothing was imported, and the run was not touched.")
 
 
 class WeightsMismatchError(UsageError):
@@ -90,9 +90,9 @@ class WeightsMismatchError(UsageError):
         }
         facts = "; ".join(f"{words} {_some(names)}" for words, names in kinds.items() if names)
         only_missing = missing and not unexpected and not misshapen
-        mend = "--partial leaves those as the recipe builds them; or give" if only_missing else "Give"
+        fix = "--partial leaves those as the recipe builds them; or give" if only_missing else "Give"
         super().__init__(
-            f"{file} does not fit the recipe's model: {facts}. {mend} the recipe the config that these weights were "
+            f"{file} does not fit the recipe's model: {facts}. {fix} the recipe the config that these weights were "
             "made with. Nothing was imported, and the run was not touched."
         )
 

@@ -14,9 +14,9 @@ class StoreUnreachableError(StoreError, UsageError):
 
     exit_code = 2
 
-    def __init__(self, *, url: str, why: str, mend: str) -> None:
-        self.url, self.why, self.mend = url, why, mend
-        super().__init__(f"store {url}: {why} {mend}")
+    def __init__(self, *, url: str, why: str, fix: str) -> None:
+        self.url, self.why, self.fix = url, why, fix
+        super().__init__(f"store {url}: {why} {fix}")
 
 
 class MissingObjectError(StoreError):
@@ -61,7 +61,7 @@ class LogMovedError(SegueError):
 
     def __init__(self, *, slot: int) -> None:
         self.slot = slot
-        super().__init__(f"log slot {slot} was taken by another writer; read the log again and decide anew.")
+        super().__init__(f"log slot {slot} was taken by another writer; read the log again and decide again.")
 
 
 class DamagedRecordError(StoreError):
@@ -141,9 +141,9 @@ class UnsupportedStateError(SegueError):
 class StateTooLargeError(SegueError):
     """The state has more of something than a checkpoint can have and still be read back."""
 
-    def __init__(self, *, what: str, found: int, most: int, mend: str) -> None:
-        self.what, self.found, self.most, self.mend = what, found, most, mend
-        super().__init__(f"{what}: {found}, and a checkpoint can have {most}. {mend} Nothing was written.")
+    def __init__(self, *, what: str, found: int, most: int, fix: str) -> None:
+        self.what, self.found, self.most, self.fix = what, found, most, fix
+        super().__init__(f"{what}: {found}, and a checkpoint can have {most}. {fix} Nothing was written.")
 
 
 class WriterDiedError(SegueError):
@@ -153,7 +153,7 @@ class WriterDiedError(SegueError):
         self.exit_code_found, self.why = exit_code, why
         super().__init__(
             f"the writer process is gone (exit code {exit_code}: {why}). It is started again and the save retried; "
-            "if it was killed for memory, give the machine one more state's worth or set arenas = 1."
+            "if it was killed for memory, give the machine one more state's worth or set staging_buffers = 1."
         )
 
 
@@ -164,5 +164,5 @@ class WorkAtRiskError(StoreError):
         self.at_risk_seconds, self.allowed_seconds, self.why = at_risk_seconds, allowed_seconds, why
         super().__init__(
             f"{at_risk_seconds:.0f} s of work are not committed, and max_work_at_risk_seconds allows "
-            f"{allowed_seconds:.0f}: {why} Mend the store, or allow more; the run goes on from its last commit."
+            f"{allowed_seconds:.0f}: {why} Fix the store, or allow more; the run goes on from its last commit."
         )

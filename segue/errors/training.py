@@ -19,11 +19,11 @@ class BrokenResumeError(SegueError):
         self.sentence = sentence
         super().__init__(
             f"the resume is not the run that would have been: {sentence.rstrip('.')}. Nothing was committed after it; "
-            "mend the named state, then start the run again."
+            "fix the named state, then start the run again."
         )
 
 
-class FireDrillError(SegueError):
+class RehearsalError(SegueError):
     """A fresh process could not continue the run from its first checkpoint."""
 
     exit_code = 3
@@ -31,8 +31,9 @@ class FireDrillError(SegueError):
     def __init__(self, *, sentence: str) -> None:
         self.sentence = sentence
         super().__init__(
-            f"the fire drill says that a resume would not be this run: {sentence.rstrip('.')}. Register what is named "
-            'and start a new run, or set continuity.fire_drill = "warn" to train on without a resume that holds.'
+            "Resume rehearsal failed: a fresh process restored the first checkpoint but did not reproduce the next "
+            f"steps ({sentence.rstrip('.')}). Fix: add the object to Recipe.extra and start a new run, "
+            'or set continuity.rehearsal = "warn".'
         )
 
 
@@ -52,7 +53,7 @@ class RankFailedError(SegueError):
 
     def __init__(self, *, rank: int, type_name: str, message: str, traceback: str) -> None:
         self.rank, self.type_name, self.message, self.traceback = rank, type_name, message, traceback
-        super().__init__(f"rank {rank} raised {type_name}: {message}. Mend the recipe; its traceback follows.")
+        super().__init__(f"rank {rank} raised {type_name}: {message}. Fix the recipe; its traceback follows.")
 
 
 class RankMismatchError(SegueError):
@@ -103,4 +104,4 @@ class DrillFailedError(SegueError):
 
     def __init__(self, *, recipe: str, why: str) -> None:
         self.recipe, self.why = recipe, why
-        super().__init__(f"{recipe} does not reach its goal undisturbed: {why}. Mend the recipe, then drill again.")
+        super().__init__(f"{recipe} does not reach its goal undisturbed: {why}. Fix the recipe, then drill again.")

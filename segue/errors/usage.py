@@ -73,9 +73,9 @@ class MissingExtraError(UsageError):
 class OrchestratorError(UsageError):
     """Prefect does not offer what the run needs."""
 
-    def __init__(self, *, what: str, mend: str) -> None:
-        self.what, self.mend = what, mend
-        super().__init__(f"{what} {mend}")
+    def __init__(self, *, what: str, fix: str) -> None:
+        self.what, self.fix = what, fix
+        super().__init__(f"{what} {fix}")
 
 
 class OutputError(UsageError):
@@ -83,7 +83,7 @@ class OutputError(UsageError):
 
     def __init__(self, *, path: str, why: str) -> None:
         self.path, self.why = path, why
-        super().__init__(f"{path} cannot be written ({why}). Name another place, or mend that. The run was only read.")
+        super().__init__(f"{path} cannot be written ({why}). Name another place, or fix that. The run was only read.")
 
 
 class NoResumeError(UsageError):
@@ -96,22 +96,22 @@ class NoResumeError(UsageError):
         asked = {"segment": segment, "attempt": attempt}
         which = " ".join(f"{name} {number}" for name, number in asked.items() if number is not None)
         others = ", ".join(f"{segment}.{attempt}" for segment, attempt in there)
-        mend = f"Those that are there, as segment.attempt: {others}." if others else "There is no other either."
+        fix = f"Those that are there, as segment.attempt: {others}." if others else "There is no other either."
         whose = f"{which} of run {run_id}" if which else f"run {run_id}"
-        super().__init__(f"{whose} has no resume that was judged, so there is no seam to draw. {mend}")
+        super().__init__(f"{whose} has no resume that was judged, so there is no resume point to draw. {fix}")
 
 
 class TraceError(UsageError):
     """What should be a trace of spot availability is none, or too short for what is asked."""
 
-    def __init__(self, *, source: str, why: str, mend: str) -> None:
-        self.source, self.why, self.mend = source, why, mend
-        super().__init__(f"trace {source} {why}. {mend}")
+    def __init__(self, *, source: str, why: str, fix: str) -> None:
+        self.source, self.why, self.fix = source, why, fix
+        super().__init__(f"trace {source} {why}. {fix}")
 
 
 class HopelessPlanError(UsageError):
     """A plan cannot work whatever spot does; `reason` says in one word why not."""
 
-    def __init__(self, *, reason: HopelessReason, why: str, mend: str) -> None:
-        self.reason, self.why, self.mend = reason, why, mend
-        super().__init__(f"this plan is hopeless: {why} {mend}")
+    def __init__(self, *, reason: HopelessReason, why: str, fix: str) -> None:
+        self.reason, self.why, self.fix = reason, why, fix
+        super().__init__(f"this plan is hopeless: {why} {fix}")

@@ -102,11 +102,11 @@ def require_free_folder(folder: Path) -> Path:
         if target.is_mount():
             # The finished files arrive by one rename, and no rename can replace this.
             why = "is where a disk is mounted, so it cannot be put there as a whole"
-            raise ExportFolderError(folder=str(folder), why=why, mend="Name a new folder inside it.")
+            raise ExportFolderError(folder=str(folder), why=why, fix="Name a new folder inside it.")
         if target.exists() and not target.is_dir():
-            raise ExportFolderError(folder=str(folder), why="is a file", mend="Name a folder.")
+            raise ExportFolderError(folder=str(folder), why="is a file", fix="Name a folder.")
         if target.is_dir() and any(target.iterdir()):
-            raise ExportFolderError(folder=str(folder), why="is not empty", mend="Name an empty or a new one.")
+            raise ExportFolderError(folder=str(folder), why="is not empty", fix="Name an empty or a new one.")
     except (OSError, RuntimeError) as error:  # RuntimeError: no such user as in ~nobody.
         raise _unwritable(folder, error) from None
     return target
@@ -124,7 +124,7 @@ def export_checkpoint(
         ExportFolderError: the folder cannot be used or written.
         PrunedCheckpointError: the run went on meanwhile and has pruned it.
         DamagedCheckpointError: its bytes do not verify; names the damage.
-        StoreReadError: the store did not say.
+        StoreReadError: the store could not be read.
     """
     say = progress or _say_nothing
     target = require_free_folder(folder)
@@ -205,8 +205,8 @@ def _sync(path: Path) -> None:
 
 def _unwritable(folder: Path, error: Exception) -> ExportFolderError:
     why = getattr(error, "strerror", None) or str(error)
-    mend = "Name one that you may write to, on a disk with room."
-    return ExportFolderError(folder=str(folder), why=f"cannot be written ({why})", mend=mend)
+    fix = "Name one that you may write to, on a disk with room."
+    return ExportFolderError(folder=str(folder), why=f"cannot be written ({why})", fix=fix)
 
 
 def _spec_at(runlog: RunLog, history: History, checkpoint: Checkpoint) -> RunSpec | None:
@@ -236,7 +236,7 @@ def _data_position(checkpoint: Checkpoint, spec: RunSpec | None) -> dict[str, An
             "place: a balanced Feistel network of 6 rounds over the next power of four, its keys mixed from seed and "
             "epoch by splitmix64, applied again until the id is below the number of samples. It is "
             "segue.data.order.shuffled(), which needs numpy alone; torch.manual_seed does not give this order. In "
-            "DataLoader workers the random streams are seeded anew for each batch, from seed and samples_seen."
+            "DataLoader workers the random streams are seeded again for each batch, from seed and samples_seen."
         ),
     }
 

@@ -134,14 +134,14 @@ def require_weights_file(file: Path) -> Path:
     try:
         path = file.expanduser()
         if path.is_dir():
-            mend = "Name the file in it that has the model's weights."
-            raise WeightsFileError(file=str(file), why="is a folder", mend=mend)
+            fix = "Name the file in it that has the model's weights."
+            raise WeightsFileError(file=str(file), why="is a folder", fix=fix)
         is_empty = path.stat().st_size == 0
     except (OSError, RuntimeError) as error:  # RuntimeError: no such user as in ~nobody.
         why = f"cannot be read ({getattr(error, 'strerror', None) or error})"
-        raise WeightsFileError(file=str(file), why=why, mend="Check the path.") from None
+        raise WeightsFileError(file=str(file), why=why, fix="Check the path.") from None
     if is_empty:
-        raise WeightsFileError(file=str(file), why="is empty", mend="Save or copy it again.")
+        raise WeightsFileError(file=str(file), why="is empty", fix="Save or copy it again.")
     return path
 
 
@@ -206,7 +206,7 @@ def commit_import(runlog: RunLog, state: FirstState, staged: Staged, *, clock: C
         try:
             patiently(lambda: runlog.append(last_word), what="report")
         except (StoreWriteError, StoreReadError) as error:
-            # The checkpoint is there. Whoever starts the run says `lost`, after a lease, and resumes from it.
+            # The checkpoint is there. The next start declares this attempt lost and resumes from it.
             log.error("report not written reason=%s", error)
     return checkpoint
 

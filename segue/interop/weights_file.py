@@ -61,10 +61,10 @@ def read_weights(path: Path) -> Weights:
             after = os.fstat(file.fileno())
     except OSError as error:
         why = f"cannot be read ({error.strerror or error})"
-        raise WeightsFileError(file=str(path), why=why, mend="Check the path and your access.") from None
+        raise WeightsFileError(file=str(path), why=why, fix="Check the path and your access.") from None
     if (before.st_size, before.st_mtime_ns) != (after.st_size, after.st_mtime_ns):
         # The digest would then be of other bytes than the weights are.
-        raise WeightsFileError(file=str(path), why="changed while it was read", mend="Wait until it is whole.")
+        raise WeightsFileError(file=str(path), why="changed while it was read", fix="Wait until it is whole.")
     source = WeightsFile(name=path.name, size_bytes=before.st_size, sha256=digest)
     return Weights(source, _require_state_dict(loaded, path))
 
@@ -90,7 +90,7 @@ def fit_into(model: nn.Module, weights: Weights, *, path: Path, partial: bool) -
         outcome = model.load_state_dict(state, strict=False)
     except Exception as error:
         why = f"is refused by the model ({type(error).__name__}: {error})"
-        raise WeightsFileError(file=str(path), why=why, mend="Give weights of this very model.") from error
+        raise WeightsFileError(file=str(path), why=why, fix="Give weights of this very model.") from error
     filled = {_place(own[name]) for name in both}
     missing = tuple(
         name
@@ -118,7 +118,7 @@ def _torch(file: IO[bytes], path: Path) -> Any:
             if names
             else f"holds more than tensors and plain data, is damaged, or is not torch's ({type(error).__name__})"
         )
-        raise WeightsFileError(file=str(path), why=why, mend=_SAVE_AGAIN) from None
+        raise WeightsFileError(file=str(path), why=why, fix=_SAVE_AGAIN) from None
 
 
 def _code_in(path: Path) -> list[str]:
@@ -134,22 +134,22 @@ def _safetensors(file: IO[bytes], path: Path) -> Any:
     except (OSError, MemoryError):
         raise
     except Exception as error:
-        mend = "Save or copy it again."
-        raise WeightsFileError(file=str(path), why=f"is not a whole safetensors file ({error})", mend=mend) from None
+        fix = "Save or copy it again."
+        raise WeightsFileError(file=str(path), why=f"is not a whole safetensors file ({error})", fix=fix) from None
 
 
 def _require_state_dict(loaded: Any, path: Path) -> dict[str, Any]:
     if not isinstance(loaded, dict):
         why = f"holds a {type(loaded).__name__}, not a state dict"
-        raise WeightsFileError(file=str(path), why=why, mend=_SAVE_AGAIN)
+        raise WeightsFileError(file=str(path), why=why, fix=_SAVE_AGAIN)
     odd = [name for name, value in loaded.items() if not _belongs(name, value)]
     if odd:
         inner = [name for name in odd if isinstance(loaded[name], Mapping) and _has_tensor(loaded[name])]
         why = f"is not the state dict of a model: {', '.join(map(repr, odd[:4]))} in it are no tensors"
-        mend = f"If {inner[0]!r} in it is the model, save that alone." if inner else _SAVE_AGAIN
-        raise WeightsFileError(file=str(path), why=why, mend=mend)
+        fix = f"If {inner[0]!r} in it is the model, save that alone." if inner else _SAVE_AGAIN
+        raise WeightsFileError(file=str(path), why=why, fix=fix)
     if not _has_tensor(loaded):
-        raise WeightsFileError(file=str(path), why="holds no tensors", mend=_SAVE_AGAIN)
+        raise WeightsFileError(file=str(path), why="holds no tensors", fix=_SAVE_AGAIN)
     return loaded
 
 

@@ -38,7 +38,7 @@ class Trainer(Protocol):
         ...
 
     def freeze(self) -> None:
-        """Let it stand still, as a machine without time to spare would."""
+        """Let it stand still, as a machine without time to standby would."""
         ...
 
     def thaw(self) -> None:
@@ -50,7 +50,7 @@ class Trainer(Protocol):
         ...
 
 
-class SpareTrainer(Trainer, Protocol):
+class StandbyTrainer(Trainer, Protocol):
     """A trainer that boots first and is given its assignment later. It ends by itself when this process does."""
 
     def is_booted(self) -> bool:
@@ -62,11 +62,11 @@ class SpareTrainer(Trainer, Protocol):
         ...
 
 
-def launch_spare(spec: RunSpec, *, on_line: Callable[[str], None] | None = None) -> SpareTrainer:
+def launch_standby(spec: RunSpec, *, on_line: Callable[[str], None] | None = None) -> StandbyTrainer:
     """Start the trainer of a run that has no assignment for it yet."""
     count = spec.ranks or _accelerators()
-    folder = LaunchFolder.make_spare(spec)
-    return RanksTrainer(folder, count, on_line=on_line) if count > 1 else SpareProcess(folder, on_line=on_line)
+    folder = LaunchFolder.make_standby(spec)
+    return RanksTrainer(folder, count, on_line=on_line) if count > 1 else StandbyProcess(folder, on_line=on_line)
 
 
 def launch(assignment: Assignment, *, on_line: Callable[[str], None] | None = None) -> Trainer:
@@ -106,7 +106,7 @@ class ProcessTrainer:
         self._child.process.kill()
 
 
-class SpareProcess(ProcessTrainer):
+class StandbyProcess(ProcessTrainer):
     """The same, with a folder through which it learns what to do."""
 
     def __init__(self, folder: LaunchFolder, *, on_line: Callable[[str], None] | None = None) -> None:

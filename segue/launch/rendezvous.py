@@ -35,7 +35,7 @@ class LaunchFolder:
         return folder
 
     @classmethod
-    def make_spare(cls, spec: RunSpec) -> Self:
+    def make_standby(cls, spec: RunSpec) -> Self:
         """A new one, for ranks that boot before they are given an assignment."""
         folder = cls._owned()
         (folder.path / "spec.json").write_text(spec.model_dump_json())
@@ -49,7 +49,7 @@ class LaunchFolder:
 
     @property
     def assignment(self) -> Assignment | None:
-        """What the ranks are to do; None while they are a spare."""
+        """What the ranks are to do; None while they are a standby."""
         try:
             return Assignment.model_validate_json((self.path / "assignment.json").read_bytes())
         except FileNotFoundError:
@@ -61,11 +61,11 @@ class LaunchFolder:
 
     @property
     def spec(self) -> RunSpec:
-        """The run that a spare's ranks boot for."""
+        """The run that a standby's ranks boot for."""
         return RunSpec.model_validate_json((self.path / "spec.json").read_bytes())
 
     def boot(self, rank: int) -> None:
-        """Say that this rank of a spare is booted."""
+        """Say that this rank of a standby is booted."""
         self._put(f"booted-{rank}", os.getpid())
 
     def has_booted(self, count: int) -> bool:

@@ -21,7 +21,7 @@ class RecallWatcher:
         """Look once.
 
         Raises:
-            StoreReadError: the store did not say; look again later.
+            StoreReadError: the store could not be read; look again later.
         """
         try:
             self._store.size(self._key)

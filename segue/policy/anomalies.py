@@ -38,10 +38,10 @@ def reason_to_give_up(spec: RunSpec, history: History) -> str | None:
     last = seen[-1]
     is_again = sum(anomaly.batch == last.batch for anomaly in seen) > 1
     if is_again and last.batch not in skips_of(spec, history):
-        return f"{last.sentence}, and again when it was done anew from a checkpoint. {_mend(last)}"
+        return f"{last.sentence}, and again when it was done again from a checkpoint. {_fix(last)}"
     if len(seen) > spec.anomalies.max_rollbacks:
         spent = f"{spec.anomalies.max_rollbacks} rollbacks are spent; last, {last.sentence}."
-        return f"{spent}{_shared(seen)} Mend the data or the learning rate, or raise anomalies.max_rollbacks."
+        return f"{spent}{_shared(seen)} Fix the data or the learning rate, or raise anomalies.max_rollbacks."
     return None
 
 
@@ -61,7 +61,7 @@ def _may_skip(spec: RunSpec, anomaly: Anomaly) -> bool:
     return spec.anomalies.action(anomaly.kind) == "skip" and anomaly.channel != "loss_scale"
 
 
-def _mend(anomaly: Anomaly) -> str:
+def _fix(anomaly: Anomaly) -> str:
     named = ", ".join(map(str, anomaly.sample_ids[:_MOST_NAMED]))
     more = f" and {anomaly.batch.sample_count - _MOST_NAMED} more" if anomaly.batch.sample_count > _MOST_NAMED else ""
     field = "spikes" if anomaly.kind == "spike" else "non_finite"

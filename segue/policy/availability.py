@@ -32,7 +32,7 @@ def preemptions(history: History) -> int:
 def spells(history: History) -> tuple[Spell, ...]:
     """What the run saw of spot, oldest first: waits for capacity and boots are down, attempts up.
 
-    A spare that the run was handed over to saw spot before its attempt began: it waited for it, and held it.
+    A standby that the run was handed over to saw spot before its attempt began: it waited for it, and held it.
     """
     found: list[Spell] = []
     for entry in history.decisions:
@@ -42,7 +42,7 @@ def spells(history: History) -> tuple[Spell, ...]:
         attempt = history.attempt_of(plan.segment, plan.attempt)
         report = history.report_of(plan.segment, plan.attempt)
         if attempt is None:
-            if report is not None and (not report.got_capacity or plan.spare is not None):
+            if report is not None and (not report.got_capacity or plan.standby is not None):
                 seconds = _seconds_to_next(history, entry) or plan.start_within_seconds or 0.0
                 found.append(Spell(False, entry.written_at, seconds, has_ended=False, deployment=plan.deployment))
             continue
@@ -58,8 +58,8 @@ def spells(history: History) -> tuple[Spell, ...]:
 
 def _wait_for(history: History, entry: DecisionEntry, claimed_at: datetime) -> tuple[datetime, datetime]:
     """From when to when an attempt waited for its machine."""
-    spare = entry.plan.spare if entry.plan else None
-    told = next((told for told in reversed(history.handovers) if told.spare == spare), None)
+    standby = entry.plan.standby if entry.plan else None
+    told = next((told for told in reversed(history.handovers) if told.standby == standby), None)
     if told is None or "waited_seconds" not in told.numbers:
         return entry.written_at, claimed_at
     up_at = told.written_at - timedelta(seconds=told.numbers["held_seconds"])

@@ -1,7 +1,7 @@
 """What to do after a broken resume: once more, then from one older checkpoint, then stop and say so. Pure.
 
-A kill in the wrong moment or a flipped bit in memory is over at the second try. What the older one does not mend either
-is the recipe's, and no machine will mend it.
+A kill in the wrong moment or a flipped bit in memory is over at the second try. What the older one does not fix either
+is the recipe's, and no machine will fix it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from segue.runlog.entries import VerdictEntry
 from segue.runlog.history import Checkpoint, History
 
 SET_ASIDE = "resumes from it were broken, and one from an older checkpoint was not"
-"""Why the ladder quarantines a checkpoint."""
+"""Why the recovery quarantines a checkpoint."""
 
 _TRIES_IN_PLACE = 2
 _MOST_SET_ASIDE = 3
@@ -22,7 +22,7 @@ _MOST_SET_ASIDE = 3
 
 
 @dataclass(frozen=True)
-class Rung:
+class RecoveryStep:
     """How to go on after a broken resume."""
 
     take: Checkpoint
@@ -30,7 +30,7 @@ class Rung:
     reason: str
 
 
-def next_rung(history: History) -> Rung | None:
+def next_recovery_step(history: History) -> RecoveryStep | None:
     """Where to resume after the newest resume was broken; None when nothing is left to try.
 
     Another setup is not tried again: it would be the same.
@@ -44,12 +44,14 @@ def next_rung(history: History) -> Rung | None:
     of_newest = [entry for entry in broken if entry.parent == newest.parent]
     take = history.checkpoint(newest.parent)
     if take in history.usable and take is not None and len(parents) == 1 and len(of_newest) < _TRIES_IN_PLACE:
-        return Rung(take, f"once more from step {take.manifest.step}, for the resume was broken: {_what(newest)}")
+        return RecoveryStep(
+            take, f"once more from step {take.manifest.step}, for the resume was broken: {_what(newest)}"
+        )
     older = [checkpoint for checkpoint in history.usable if checkpoint.ref.slot < newest.parent.slot]
     if len(parents) > 1 or not older:
         return None
     where = f"step {older[-1].manifest.step}, one older than step {newest.parent.step}"
-    return Rung(older[-1], f"from {where}, from which {len(of_newest)} resumes were broken: {_what(newest)}")
+    return RecoveryStep(older[-1], f"from {where}, from which {len(of_newest)} resumes were broken: {_what(newest)}")
 
 
 def to_set_aside(history: History) -> Checkpoint | None:

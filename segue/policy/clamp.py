@@ -59,8 +59,8 @@ def longest_wait_seconds(now: Situation) -> float | None:
     if now.remaining_seconds is None:
         return None
     needed = needed_for_spot_seconds(now)
-    spare = now.probe_seconds if needed is None else now.remaining_seconds - needed
-    return max(spare or 0.0, 0.0) + now.changeover_seconds
+    standby = now.probe_seconds if needed is None else now.remaining_seconds - needed
+    return max(standby or 0.0, 0.0) + now.changeover_seconds
 
 
 def must_recall(now: Situation) -> bool:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal
 from segue.policy import clamp
 from segue.policy.anomalies import reason_to_give_up, skips_of, what_is_made_good
 from segue.policy.availability import preemptions
-from segue.policy.broken_resumes import next_rung
+from segue.policy.broken_resumes import next_recovery_step
 from segue.policy.estimates import Situation, situation
 from segue.policy.handover import SPOT_AGAIN, handover_to
 from segue.policy.pool_choice import PoolChoice, choose_pool
@@ -44,8 +44,8 @@ def decide(spec: RunSpec, history: History, *, now: datetime) -> Decision:
     capacity, why, ahead = (
         (Capacity.SPOT, SPOT_AGAIN, None) if back is not None else _by_policy(spec, history, here, pool, now)
     )
-    rung = next_rung(history) if history.broken_resumes else None
-    source = rung.take if rung else history.newest
+    recovery = next_recovery_step(history) if history.broken_resumes else None
+    source = recovery.take if recovery else history.newest
     parent = source.ref if source else None
     segment, attempt = numbers_of_next(history, parent=parent)
     skips = skips_of(spec, history)
@@ -59,9 +59,9 @@ def decide(spec: RunSpec, history: History, *, now: datetime) -> Decision:
         max_seconds=_bound_seconds(spec, here, capacity),
         start_within_seconds=_wait_seconds(spec, here, capacity, pool, ahead, is_booted=back is not None),
         skips=skips,
-        spare=back.spare if back else None,
+        standby=back.standby if back else None,
     )
-    before = rung.reason if rung else what_is_made_good(spec, history, skips=skips)
+    before = recovery.reason if recovery else what_is_made_good(spec, history, skips=skips)
     where = pool.why if capacity is Capacity.SPOT else ""
     reason = "; ".join(part for part in (before, why, where) if part)
     return Decision(action="run", reason=reason, plan=plan, numbers=_numbers(here, ahead))
@@ -70,10 +70,10 @@ def decide(spec: RunSpec, history: History, *, now: datetime) -> Decision:
 def _is_over(spec: RunSpec, history: History) -> Decision | None:
     if history.committed_step >= spec.steps:
         return Decision("finished", f"step {spec.steps} is committed")
-    if history.broken_resumes and next_rung(history) is None:
+    if history.broken_resumes and next_recovery_step(history) is None:
         return Decision("broken", history.broken_resumes[-1].verdict.findings[0].sentence)
-    if history.broken_drill is not None and spec.continuity.fire_drill == "stop":
-        return Decision("broken", f"the fire drill: {history.broken_drill.findings[0].sentence}")
+    if history.broken_drill is not None and spec.continuity.rehearsal == "stop":
+        return Decision("broken", f"the resume rehearsal: {history.broken_drill.findings[0].sentence}")
     gone_bad = reason_to_give_up(spec, history)
     if gone_bad is not None:
         return Decision("failed", gone_bad)
@@ -96,7 +96,7 @@ def _without_policy(spec: RunSpec, history: History, here: Situation) -> tuple[C
     """What holds whatever the policy thinks; None when it is the policy's to say."""
     last = history.fresh_reports[-1] if history.fresh_reports else None
     if last is not None and last.has_code_failed:
-        return last.capacity, f"again on {last.capacity}: the recipe raised, which no other capacity mends"
+        return last.capacity, f"again on {last.capacity}: the recipe raised, which no other capacity fixes"
     if spec.policy.name == "on_demand_only":
         return Capacity.ON_DEMAND, "on-demand: the policy is on_demand_only"
     bound, deaths = spec.policy.preemption_bound, preemptions(history)
@@ -178,7 +178,7 @@ def _wait_seconds(
     if is_booted:
         # It claims at once or not at all.
         booted = clamp.longest_wait_seconds(here)
-        return max(min(patience if booted is None else booted, spec.liveness.lease_seconds), 1.0)
+        return max(min(patience if booted is None else booted, spec.liveness.heartbeat_timeout_seconds), 1.0)
     # The policy's wait is for capacity; the clamp's already counts the boot, which follows it.
     wanted = patience if ahead is None else min(ahead.waits_seconds + boot, patience)
     if wanted > boot:
@@ -200,7 +200,7 @@ def _died_in_place(history: History) -> list[SegmentReport]:
 
 
 def _is_the_recipes(report: SegmentReport, history: History) -> bool:
-    """Whether the user's code failed; a broken resume has its own ladder."""
+    """Whether the user's code failed; a broken resume has its own recovery."""
     attempt = history.attempt_of(report.segment, report.attempt)
     verdict = attempt.verdict if attempt else None
     is_broken = verdict is not None and verdict.kind is VerdictKind.BROKEN

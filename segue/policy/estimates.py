@@ -143,9 +143,9 @@ def at_risk_seconds(spec: RunSpec, rate: float | None, *, save_seconds: float | 
 
 
 def detection_seconds(spec: RunSpec) -> float:
-    """The longest time until a death without a word is noticed: the lease, and the beat it is counted from."""
+    """The longest time until a silent death is noticed: the heartbeat timeout and one heartbeat interval."""
     given = spec.policy.detection_seconds
-    return spec.liveness.lease_seconds + spec.liveness.heartbeat_seconds if given is None else given
+    return spec.liveness.heartbeat_timeout_seconds + spec.liveness.heartbeat_seconds if given is None else given
 
 
 def _probe_seconds(spec: RunSpec, history: History, *, now: datetime) -> float | None:

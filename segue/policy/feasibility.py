@@ -32,13 +32,13 @@ def refuse_hopeless(
         raise HopelessPlanError(
             reason="save_longer_than_life",
             why=f"one save takes {span(save_seconds)} and {lives}: most would die before their first commit.",
-            mend='Make saves faster (checkpoints.fast_folder), or set policy.name = "on_demand_only".',
+            fix='Make saves faster (checkpoints.fast_folder), or set policy.name = "on_demand_only".',
         )
     if here.at_risk_seconds > life_seconds:
         raise HopelessPlanError(
             reason="at_risk_longer_than_life",
             why=f"up to {span(here.at_risk_seconds)} lie between two commits and {lives}: most would commit nothing.",
-            mend="Commit more often: lower checkpoints.every_seconds, every_steps or max_work_at_risk_seconds.",
+            fix="Commit more often: lower checkpoints.every_seconds, every_steps or max_work_at_risk_seconds.",
         )
 
 
@@ -54,5 +54,5 @@ def _refuse_deadline(here: Situation, now: datetime) -> None:
             f"({span(work)} of work and margin, {span(here.changeover_seconds)} to start): "
             f"{span(needed - left)} are missing."
         ),
-        mend=f"A deadline of {would_do} would just do, all on on-demand; a later one leaves room for spot.",
+        fix=f"A deadline of {would_do} would just do, all on on-demand; a later one leaves room for spot.",
     )

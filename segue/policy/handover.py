@@ -1,4 +1,4 @@
-"""The way back from on-demand to spot: when a spare is sent, sent again, and takes over. Pure."""
+"""The way back from on-demand to spot: when a standby is sent, sent again, and takes over. Pure."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from segue.runlog.entries import HandoverEntry
 from segue.runlog.history import History
 from segue.spec import RunSpec
 
-SPOT_AGAIN = "spot again: the spare is ready; on-demand commits and hands over"
+SPOT_AGAIN = "spot again: the standby is ready; on-demand commits and hands over"
 
 COME_BACK = ("plan", "uniform_progress", "slack_age", "time_sliced")
 """The policies that ever leave on-demand; the others stay there to the end."""
 _PAUSES_SECONDS = (600.0, 1200.0, 2400.0)
-"""Until a spare is sent again after one that came to nothing; the last goes on."""
+"""Until a standby is sent again after one that came to nothing; the last goes on."""
 _LONGEST_SHARE = 0.1
 """Of the time left: the longest pause of a short run."""
 
@@ -30,8 +30,8 @@ def may_come_back(spec: RunSpec, history: History) -> bool:
     return spec.deadline is not None and spec.policy.handover and spec.policy.name in COME_BACK
 
 
-def is_worth_a_spare(here: Situation) -> bool:
-    """Whether a spare that came now could still take over, with more work left for it than coming back costs."""
+def is_worth_a_standby(here: Situation) -> bool:
+    """Whether a standby that came now could still take over, with more work left for it than coming back costs."""
     return permits(here) and (here.work_seconds or 0.0) > 2 * here.changeover_seconds
 
 
@@ -48,13 +48,13 @@ def permits(here: Situation) -> bool:
 
 
 def pause_seconds(here: Situation, *, sent: int) -> float:
-    """How long after `sent` spares came to nothing the next one is sent."""
+    """How long after `sent` standbys came to nothing the next one is sent."""
     pause = _PAUSES_SECONDS[min(max(sent, 1), len(_PAUSES_SECONDS)) - 1]
     return pause if here.remaining_seconds is None else min(pause, max(_LONGEST_SHARE * here.remaining_seconds, 1.0))
 
 
 def handover_to(history: History, here: Situation) -> HandoverEntry | None:
-    """Whose spare that makes the next attempt: on-demand was recalled for it, and the clamp still permits it.
+    """Whose standby that makes the next attempt: on-demand was recalled for it, and the clamp still permits it.
 
     None where the recipe raised meanwhile, which stays where it failed.
     """

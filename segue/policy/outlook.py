@@ -84,7 +84,9 @@ def outlook(
     offsets = np.linspace(0.0, min(patience, max(here.remaining_seconds, 0.0)), _LOOKS)
     gap = gap_of(history, deployment)
     age = UNSEEN_SECONDS if gap is None else max((now - gap.begun_at).total_seconds(), 0.0)
-    if gap is not None and (now - gap.seen_until).total_seconds() > max(2 * spec.liveness.lease_seconds, 60.0):
+    if gap is not None and (now - gap.seen_until).total_seconds() > max(
+        2 * spec.liveness.heartbeat_timeout_seconds, 60.0
+    ):
         age = min(age, UNSEEN_SECONDS)  # Nobody has looked since.
     view = _view(history, here, job, mode=Mode.IDLE, is_up=gap is None, ages=offsets + age, offsets=offsets)
     policy = named_policy(spec.policy.name, dict(spec.policy.parameters))

@@ -236,7 +236,7 @@ def should_save_on_notice(
     """Take one last save if it is expected to be committed within 70 % of the time left, else let the newest finish.
 
     Saves are written in order, so one in flight comes first. The rest of the time is for the report: an attempt that
-    dies in the middle of a save is found only when its lease runs out.
+    dies in the middle of a save is found only when its heartbeat timeout runs out.
     """
     if bytes_per_second:
         own, basis = size_bytes / bytes_per_second, f"{_size(size_bytes)} at {_size(bytes_per_second)}/s"

@@ -1,6 +1,6 @@
 """What a run has cost, and what the same work would have cost on on-demand alone. Pure.
 
-All of it follows from the log, but for what spares cost, which they say themselves.
+All of it follows from the log, but for what standbys cost, which they say themselves.
 
 Paid is an attempt's time from its claim to its end, as reports tell; the provider also bills the boot before it, which
 no report can see. Prices are those of the spec that is given.
@@ -23,9 +23,9 @@ _HOUR = 3600.0
 class CostReport(Value):
     """Time and money of a run so far. Money is in the run spec's own currency."""
 
-    spot_seconds: float = Field(ge=0, description="Paid, over all spot pools, spares included.")
+    spot_seconds: float = Field(ge=0, description="Paid, over all spot pools, standbys included.")
     on_demand_seconds: float = Field(ge=0, description="Paid.")
-    spare_seconds: float = Field(0.0, ge=0, description="Paid on spot for spares that looked for it, or booted.")
+    standby_seconds: float = Field(0.0, ge=0, description="Paid on spot for standbys that looked for it, or booted.")
     cost: float = Field(ge=0, description="Paid seconds at their pools' prices.")
     useful_seconds: float = Field(ge=0, description="Time that the committed steps take when nothing disturbs.")
     on_demand_cost: float | None = Field(
@@ -56,8 +56,8 @@ class CostReport(Value):
     def rows(self) -> dict[str, str]:
         """What a person wants to know, in words."""
         paid = f"{_money(self.cost, self.currency)} for {_span(self.spot_seconds)} of spot"
-        spares = f" ({_span(self.spare_seconds)} of it for spares)" if self.spare_seconds else ""
-        named = {"paid": f"{paid}{spares} and {_span(self.on_demand_seconds)} of on-demand"}
+        standbys = f" ({_span(self.standby_seconds)} of it for standbys)" if self.standby_seconds else ""
+        named = {"paid": f"{paid}{standbys} and {_span(self.on_demand_seconds)} of on-demand"}
         if self.paid_share is not None and self.on_demand_cost is not None:
             alone = _money(self.on_demand_cost, self.currency)
             named["on-demand alone"] = f"{alone}: {self.sentence}, saved {1 - self.paid_share:.0%}"
@@ -77,12 +77,12 @@ class CostReport(Value):
 
 
 def cost_report(
-    spec: RunSpec, history: History, *, live_seconds: float = 0.0, spares: Mapping[str, float] | None = None
+    spec: RunSpec, history: History, *, live_seconds: float = 0.0, standbys: Mapping[str, float] | None = None
 ) -> CostReport:
     """Time and money so far.
 
-    `live_seconds` is how long the attempt at work has been so, which no report tells yet; `spares` is for how many
-    seconds spares have held a machine, by pool (`segue.controller.standby_messages.held_by_spares`).
+    `live_seconds` is how long the attempt at work has been so, which no report tells yet; `standbys` is for how many
+    seconds standbys have held a machine, by pool (`segue.controller.standby_messages.held_by_standbys`).
     """
     paid = [report for report in history.last_words() if report.got_capacity]
     deployments = {
@@ -94,7 +94,7 @@ def cost_report(
     if live_seconds > 0 and live is not None and not history.is_import(live.segment, live.attempt):
         seconds[live.capacity] += live_seconds
         money += live_seconds * spec.pools.price(live.capacity, live.deployment)
-    held = spares or {}
+    held = standbys or {}
     seconds[Capacity.SPOT] += sum(held.values())
     money += sum(spent * spec.pools.price(Capacity.SPOT, deployment) for deployment, spent in held.items())
     rate = _step_seconds(paid)
@@ -104,7 +104,7 @@ def cost_report(
     return CostReport(
         spot_seconds=seconds[Capacity.SPOT],
         on_demand_seconds=seconds[Capacity.ON_DEMAND],
-        spare_seconds=sum(held.values()),
+        standby_seconds=sum(held.values()),
         cost=money / _HOUR,
         useful_seconds=useful,
         on_demand_cost=alone / _HOUR if useful else None,

@@ -120,8 +120,10 @@ def latest_safe_moments(decisions: list[DecisionEntry]) -> list[tuple[datetime, 
         left, work = entry.numbers.get("remaining_seconds"), entry.numbers.get("work_seconds")
         if entry.plan is None or left is None or work is None:
             continue
-        spare = left - work - entry.numbers.get("changeover_seconds", 0.0)
-        found.append((entry.written_at + timedelta(seconds=spare), entry.plan.parent.step if entry.plan.parent else 0))
+        standby = left - work - entry.numbers.get("changeover_seconds", 0.0)
+        found.append(
+            (entry.written_at + timedelta(seconds=standby), entry.plan.parent.step if entry.plan.parent else 0)
+        )
     return found
 
 

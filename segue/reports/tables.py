@@ -21,7 +21,7 @@ errors = Console(stderr=True, highlight=False, soft_wrap=True)
 
 
 def show_error(error: SegueError) -> None:
-    """One paragraph on standard error: what is wrong and the mend."""
+    """One paragraph on standard error: what is wrong and the fix."""
     errors.print("[bold red]segue:[/] ", end="")
     # A message may quote others' words, which have lines of their own.
     errors.print(" ".join(str(error).split()), markup=False)

@@ -107,17 +107,17 @@ class ReportEntry(Entry):
 
 
 class HandoverEntry(Entry):
-    """An attempt on on-demand is about to be recalled, for a spare is booted and takes over."""
+    """An attempt on on-demand is about to be recalled, for a standby is booted and takes over."""
 
     kind: Literal["handover"] = "handover"
-    spare: str
+    standby: str = Field(alias="spare")
     deployment: str
     segment: int
     attempt: int
     reason: str
     numbers: dict[str, float] = Field(
         default_factory=dict,
-        description="waited_seconds: how long the spare waited for spot; held_seconds: how long it has had a machine.",
+        description="waited_seconds: how long the standby waited for spot; held_seconds: since it got a machine.",
     )
 
 
@@ -131,7 +131,7 @@ class QuarantineEntry(Entry):
 
 
 class PruneEntry(Entry):
-    """Checkpoints whose bytes are about to be deleted because the ring no longer keeps them."""
+    """Checkpoints whose bytes are about to be deleted because retention no longer keeps them."""
 
     kind: Literal["prune"] = "prune"
     slots: tuple[int, ...]

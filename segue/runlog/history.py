@@ -58,7 +58,7 @@ class History:
     """Everything a decision may rest on.
 
     `fresh_from` is the index in `reports` after the last decision that ended the run: budgets count from there, so
-    that a person who mended something and starts the run again begins with full ones, while a parent that was killed
+    that a person who fixed something and starts the run again begins with full ones, while a parent that was killed
     does not. `broken_resumes` are the newest verdicts since then that say so, in a row; those that compared nothing do
     not count.
     """
@@ -71,7 +71,7 @@ class History:
     drills: tuple[DrillEntry, ...] = ()
     """Since the run was last ended."""
     broken_drill: Verdict | None = None
-    """The newest fire drill since the run was last ended, when it says so."""
+    """The newest resume rehearsal since the run was last ended, when it says so."""
     decisions: tuple[DecisionEntry, ...] = ()
     handover: HandoverEntry | None = None
     """The newest one that no decision followed yet."""

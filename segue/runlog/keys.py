@@ -57,26 +57,26 @@ def recall_key(run_id: str, attempt: str) -> str:
     return f"{run_id}/attempts/{attempt}/recall.json"
 
 
-def spares_prefix(run_id: str) -> str:
+def standbys_prefix(run_id: str) -> str:
     return f"{run_id}/spares/"
 
 
-def spare_word_key(run_id: str, spare: str) -> str:
+def standby_status_key(run_id: str, standby: str) -> str:
     """Its sign of life."""
-    return f"{run_id}/spares/{spare}/word.json"
+    return f"{run_id}/spares/{standby}/word.json"
 
 
-def spare_order_key(run_id: str, spare: str) -> str:
+def standby_command_key(run_id: str, standby: str) -> str:
     """What it is to do."""
-    return f"{run_id}/spares/{spare}/order.json"
+    return f"{run_id}/spares/{standby}/order.json"
 
 
-def spare_id(number: int) -> str:
-    return f"spare{number}"
+def standby_id(number: int) -> str:
+    return f"spare{number}"  # As version 0.1 named them: names in the store stay.
 
 
-def ordered_spare(key: str) -> int | None:
-    """The number of the spare that an order's key stands for; None for any other key."""
+def commanded_standby(key: str) -> int | None:
+    """The number of the standby that an order's key stands for; None for any other key."""
     found = _ORDER.fullmatch(key)
     return int(found[1]) if found else None
 

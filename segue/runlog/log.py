@@ -91,7 +91,7 @@ class RunLog:
         """Read the whole log by listing it, which also shows missing slots. Returns itself.
 
         Raises:
-            StoreReadError: the store did not say.
+            StoreReadError: the store could not be read.
         """
         listed = (keys.slot_of(item.key) for item in self.store.list_objects(keys.log_prefix(self.run_id)))
         numbers = {number for number in listed if number is not None}
@@ -106,7 +106,7 @@ class RunLog:
         """Read what was appended since; the whole log, the first time. Returns itself.
 
         Raises:
-            StoreReadError: the store did not say.
+            StoreReadError: the store could not be read.
         """
         with self._lock:
             if not self._is_listed:  # Read slot by slot, a missing record would look like the end of the log.
@@ -118,11 +118,11 @@ class RunLog:
     def append(self, build: Callable[[Stamp], Entry], *, epoch: int = 0, at: int | None = None) -> Slot:
         """Make one record the next of the log.
 
-        `build` is called anew after every lost race, with the log refreshed, so it may depend on what the log
+        `build` is called again after every lost race, with the log refreshed, so it may depend on what the log
         says. With `epoch`, the writer holds that claim and a newer one stops it. With `at`, the record is valid
         only directly after slot `at - 1`.
 
-        A record whose answer was lost is known again when it is appended anew: it is not written twice.
+        A record whose answer was lost is known again when it is appended again: it is not written twice.
 
         A crash before the return leaves the log as it was, or with the whole record in it.
 

@@ -27,8 +27,8 @@ def find_run(run_id: str, store: StoreSpec | str | Path = DEFAULT_STORE) -> tupl
         if history.next_slot == 0:
             raise RunNotFoundError(run_id=run_id, store=opened.url, known=tuple(opened.folders()))
     except StoreReadError as error:
-        mend = "Check --store, --endpoint-url, the network and your access."
-        raise StoreUnreachableError(url=opened.url, why=f"cannot be read ({error.why}).", mend=mend) from None
+        fix = "Check --store, --endpoint-url, the network and your access."
+        raise StoreUnreachableError(url=opened.url, why=f"cannot be read ({error.why}).", fix=fix) from None
     except (BadKeyError, MissingObjectError):
         # Not a name that a run can have, or a bucket that is not there.
         raise RunNotFoundError(run_id=run_id, store=opened.url) from None

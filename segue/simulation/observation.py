@@ -25,14 +25,14 @@ class Sight:
         self.sentinel_seconds = np.zeros(runs)
         self._look_in, self._looks = np.zeros(runs), np.zeros(runs, np.intp)
 
-    def look(self, now: Flags, *, active: Flags, away: Flags, has_spare: Flags) -> None:
-        """One tick later. `away`: on on-demand, where nothing is seen but through a sentinel or a spare."""
+    def look(self, now: Flags, *, active: Flags, away: Flags, has_standby: Flags) -> None:
+        """One tick later. `away`: on on-demand, where nothing is seen but through a sentinel or a standby."""
         if self._knowledge == "free":
             known = np.ones_like(away)
         elif self._knowledge == "blind":
-            known = ~away | has_spare
+            known = ~away | has_standby
         else:
-            known = ~away | has_spare | self._sentinels_tell(now, away & active & ~has_spare)
+            known = ~away | has_standby | self._sentinels_tell(now, away & active & ~has_standby)
         ended = known & (now != self.is_up)
         bins = age_bin(self.age)
         rate = np.where(self.is_up, UP_RATES[bins], DOWN_RATES[bins]) * self._tick

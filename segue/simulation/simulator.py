@@ -123,7 +123,7 @@ class _Runs:
         self.work = np.full(runs, job.work_seconds)
         self.unsaved, self.boot, self.blind = np.zeros(runs), np.zeros(runs), np.zeros(runs)
         self.just_worked, self.unsaved_before, self.since_start = np.zeros(runs), np.zeros(runs), np.zeros(runs)
-        self.spare, self.has_spare = np.full(runs, np.inf), np.zeros(runs, bool)
+        self.standby, self.has_standby = np.full(runs, np.inf), np.zeros(runs, bool)
         self.spot, self.on_demand = np.zeros(runs), np.zeros(runs)
         self.preemptions, self.lost = np.zeros(runs), np.zeros(runs)
         self.finished = np.full(runs, np.inf)
@@ -163,10 +163,10 @@ class _Runs:
         if gone.any():
             self._die(gone)
         active = self.work > 0
-        self.spare[~now] = np.inf  # Dies as it boots: on-demand goes on.
+        self.standby[~now] = np.inf  # Dies as it boots: on-demand goes on.
         away = self.mode == ON_DEMAND
         looks = active & (~away | self._is_worth_a_look(self._job.total_seconds - at * self._tick))
-        self.sight.look(now, active=looks, away=away, has_spare=away & self.has_spare)
+        self.sight.look(now, active=looks, away=away, has_standby=away & self.has_standby)
         self.now = now
 
     def _is_worth_a_look(self, remaining: float) -> Flags:
@@ -227,8 +227,8 @@ class _Runs:
         risk = risk + np.where(wish == SPOT, self._harsh.lost_by_a_death_seconds / self._harsh.pace, 0.0)
         allowed = clamp.permits(slack, risk_seconds=risk, on_demand_seconds=job.changeover_seconds)
         allowed &= (here == SPOT) | (slack >= self._harsh.start_slack_seconds)
-        self.has_spare = hands & allowed
-        self.spare = np.where(self.has_spare & self.now, np.minimum(self.spare, job.changeover_seconds), np.inf)
+        self.has_standby = hands & allowed
+        self.standby = np.where(self.has_standby & self.now, np.minimum(self.standby, job.changeover_seconds), np.inf)
         wish = np.where(hands | ~allowed, ON_DEMAND, wish)
         wish = np.where((wish == SPOT) & ~self.now, IDLE, wish)
         wish = np.where(self.blind > 0, here, wish)  # Its death has not been noticed yet.
@@ -260,12 +260,12 @@ class _Runs:
             self.unsaved = np.where(runs, (self.unsaved + worked) % self._harsh.save_every_seconds, self.unsaved)
         self.boot = self.boot - booting
         on_demand = runs & (self.mode == ON_DEMAND)
-        spare = on_demand & np.isfinite(self.spare)
-        overlap = np.where(spare, np.minimum(self.spare, used), used)
-        self.spot += np.where(spare | (runs & (self.mode == SPOT)), used, 0.0)
+        standby = on_demand & np.isfinite(self.standby)
+        overlap = np.where(standby, np.minimum(self.standby, used), used)
+        self.spot += np.where(standby | (runs & (self.mode == SPOT)), used, 0.0)
         self.on_demand += np.where(on_demand, overlap, 0.0)
-        moved = spare & (self.spare <= tick + 1e-9)
+        moved = standby & (self.standby <= tick + 1e-9)
         self.mode[moved] = SPOT
         self.since_start[moved] = 0.0
         self.boot[moved] = 0.0
-        self.spare = np.where(spare & ~moved, self.spare - tick, np.inf)
+        self.standby = np.where(standby & ~moved, self.standby - tick, np.inf)

@@ -49,13 +49,13 @@ def read_traces(path: Path) -> list[Trace]:
     """The trace of a file, or those of all `.json` files in a folder and below it, by name.
 
     Raises:
-        TraceError: there is none, or one is not a trace; names the file and the mend.
+        TraceError: there is none, or one is not a trace; names the file and the fix.
     """
     if not path.is_dir():
         return [read_trace(path)]
     files = sorted(path.rglob("*.json"))
     if not files:
-        raise TraceError(source=str(path), why="holds no .json file", mend=_SHAPE)
+        raise TraceError(source=str(path), why="holds no .json file", fix=_SHAPE)
     return [read_trace(file) for file in files]
 
 
@@ -67,7 +67,7 @@ def read_trace(path: Path) -> Trace:
     of four.
 
     Raises:
-        TraceError: it cannot be read or is not a trace; names the file and the mend.
+        TraceError: it cannot be read or is not a trace; names the file and the fix.
     """
     counts, gap = _counts_and_gap(path)
     gang = _NODES.search(path.stem)
@@ -110,8 +110,8 @@ def long_enough(traces: Sequence[Trace], *, seconds: float) -> tuple[list[Trace]
 
 
 def _too_short(names: str, covers: str, seconds: float) -> TraceError:
-    mend = "Give a longer trace, or a nearer deadline."
-    return TraceError(source=names, why=f"{covers}, and {seconds / 3600:.1f} h are asked for", mend=mend)
+    fix = "Give a longer trace, or a nearer deadline."
+    return TraceError(source=names, why=f"{covers}, and {seconds / 3600:.1f} h are asked for", fix=fix)
 
 
 def _ticks(trace: Trace, seconds: float) -> int:
@@ -123,17 +123,17 @@ def _counts_and_gap(path: Path) -> tuple[np.ndarray, float]:
     metadata = document.get("metadata")
     gap = metadata.get("gap_seconds") if isinstance(metadata, dict) else None
     if not _is_number(gap):
-        raise TraceError(source=str(path), why="names no metadata.gap_seconds", mend=_SHAPE)
+        raise TraceError(source=str(path), why="names no metadata.gap_seconds", fix=_SHAPE)
     if not 0 < gap < float("inf"):
         raise TraceError(
-            source=str(path), why=f"has gaps of {gap} s", mend="metadata.gap_seconds must be positive: mend the file."
+            source=str(path), why=f"has gaps of {gap} s", fix="metadata.gap_seconds must be positive: fix the file."
         )
     data = document.get("data")
     if not isinstance(data, list) or not data:
-        raise TraceError(source=str(path), why="has no data", mend=_SHAPE)
+        raise TraceError(source=str(path), why="has no data", fix=_SHAPE)
     if not all(_is_number(count) and 0 <= count < float("inf") for count in data):
-        mend = "Each entry of data must be a number of available nodes, 0 or more: mend the file."
-        raise TraceError(source=str(path), why="has data that are not numbers of nodes", mend=mend)
+        fix = "Each entry of data must be a number of available nodes, 0 or more: fix the file."
+        raise TraceError(source=str(path), why="has data that are not numbers of nodes", fix=fix)
     return np.asarray(data, float), float(gap)
 
 
@@ -142,11 +142,11 @@ def _document(path: Path) -> dict[str, Any]:
         document = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         why = f"cannot be read ({error.strerror})"
-        raise TraceError(source=str(path), why=why, mend="Check the path; it may be a file or a folder.") from None
+        raise TraceError(source=str(path), why=why, fix="Check the path; it may be a file or a folder.") from None
     except (ValueError, RecursionError) as error:
-        raise TraceError(source=str(path), why=f"is not JSON ({error})", mend=_SHAPE) from None
+        raise TraceError(source=str(path), why=f"is not JSON ({error})", fix=_SHAPE) from None
     if not isinstance(document, dict):
-        raise TraceError(source=str(path), why="is not an object", mend=_SHAPE)
+        raise TraceError(source=str(path), why="is not an object", fix=_SHAPE)
     return document
 
 

@@ -30,11 +30,11 @@ def open_store(spec: StoreSpec | str | Path) -> Store:
 def open_url(url: str, *, endpoint_url: str | None = None, region: str | None = None) -> Store:
     """The same, by the fields of a store spec: for a process that has to start without pydantic."""
     parts = urlsplit(url)
-    mend = "Give a folder, file:///folder or s3://bucket/prefix."
+    fix = "Give a folder, file:///folder or s3://bucket/prefix."
     if "@" in parts.netloc:
         # What stands before it may be a secret, and a store's URL is shown in every message.
         shown = f"{parts.scheme}://...@{parts.netloc.rpartition('@')[2]}{parts.path}"
-        raise StoreUnreachableError(url=shown, why="may not carry credentials; boto3 finds them.", mend=mend)
+        raise StoreUnreachableError(url=shown, why="may not carry credentials; boto3 finds them.", fix=fix)
     if parts.scheme == "s3":
         from segue.stores import s3
 
@@ -42,8 +42,8 @@ def open_url(url: str, *, endpoint_url: str | None = None, region: str | None = 
     if parts.scheme == "file":
         if parts.netloc not in {"", "localhost"}:
             why = f"{parts.netloc!r} is read as a machine's name, not as a folder."
-            raise StoreUnreachableError(url=url, why=why, mend=mend)
+            raise StoreUnreachableError(url=url, why=why, fix=fix)
         return LocalStore(Path(unquote(parts.path)))
     if parts.scheme == "":
         return LocalStore(Path(url))
-    raise StoreUnreachableError(url=url, why=f"{parts.scheme}:// is not a kind of store segue knows.", mend=mend)
+    raise StoreUnreachableError(url=url, why=f"{parts.scheme}:// is not a kind of store segue knows.", fix=fix)

@@ -21,7 +21,7 @@ class StoreWriteError(StoreError):
 
     def __init__(self, *, url: str, key: str, why: str) -> None:
         self.url, self.key, self.why = url, key, why
-        super().__init__(f"store {url}: could not write {key}: {why}. Free space or mend access; the save is retried.")
+        super().__init__(f"store {url}: could not write {key}: {why}. Free space or fix access; the save is retried.")
 
 
 class StoreReadError(StoreError):
@@ -65,7 +65,7 @@ class Store(Protocol):
 
         Raises:
             MissingObjectError: there is none.
-            StoreReadError: the store did not say.
+            StoreReadError: the store could not be read.
         """
         ...
 
@@ -75,7 +75,7 @@ class Store(Protocol):
         Raises:
             ValueError: `start` or `length` is negative.
             MissingObjectError: there is no such object.
-            StoreReadError: the store did not say.
+            StoreReadError: the store could not be read.
         """
         ...
 
@@ -86,7 +86,7 @@ class Store(Protocol):
 
         Raises:
             MissingObjectError: there is no such object.
-            StoreReadError: the store did not say; `into` holds anything.
+            StoreReadError: the store could not be read; `into` holds anything.
         """
         ...
 
@@ -95,7 +95,7 @@ class Store(Protocol):
 
         Raises:
             MissingObjectError: there is none.
-            StoreReadError: the store did not say.
+            StoreReadError: the store could not be read.
         """
         ...
 
@@ -105,7 +105,7 @@ class Store(Protocol):
         Strangers' objects whose names are no keys of a store are passed over.
 
         Raises:
-            StoreReadError: the store did not say.
+            StoreReadError: the store could not be read.
         """
         ...
 
@@ -113,7 +113,7 @@ class Store(Protocol):
         """The names of the top-level folders, sorted: the runs.
 
         Raises:
-            StoreReadError: the store did not say.
+            StoreReadError: the store could not be read.
         """
         ...
 
@@ -139,7 +139,7 @@ class Store(Protocol):
         """Prove that this store can be written and keeps `put_if_absent`'s promise.
 
         Raises:
-            StoreUnreachableError: with the reason and the mend.
+            StoreUnreachableError: with the reason and the fix.
         """
         ...
 
@@ -183,20 +183,20 @@ def check_by_writing(store: Store) -> None:
         found = store.get(key)
         store.delete([key])
     except StoreWriteError as error:
-        mend = "Give a place you may write to, or ask for write access."
-        raise StoreUnreachableError(url=store.url, why=f"cannot be written ({error.why}).", mend=mend) from None
+        fix = "Give a place you may write to, or ask for write access."
+        raise StoreUnreachableError(url=store.url, why=f"cannot be written ({error.why}).", fix=fix) from None
     except StoreReadError as error:
-        mend = "Ask for read access to what you may write."
-        raise StoreUnreachableError(url=store.url, why=f"cannot be read ({error.why}).", mend=mend) from None
+        fix = "Ask for read access to what you may write."
+        raise StoreUnreachableError(url=store.url, why=f"cannot be read ({error.why}).", fix=fix) from None
     except MissingObjectError:
         raise StoreUnreachableError(
             url=store.url,
             why="does not hold an object that it has just taken.",
-            mend="The run's log cannot be kept there; use a store that reads back what was written.",
+            fix="The run's log cannot be kept there; use a store that reads back what was written.",
         ) from None
     if (first, second, found) != (True, False, b"first"):
         raise StoreUnreachableError(
             url=store.url,
             why="overwrites an object when told to write only if absent (If-None-Match: * is ignored).",
-            mend="The run's log cannot be kept there; use AWS S3, a store with conditional puts, or a folder.",
+            fix="The run's log cannot be kept there; use AWS S3, a store with conditional puts, or a folder.",
         )

@@ -131,7 +131,7 @@ class LocalStore:
             raise StoreUnreachableError(
                 url=self.url,
                 why=f"the folder cannot be made ({error.strerror}).",
-                mend="Give a folder you may write to with --store or [store] url.",
+                fix="Give a folder you may write to with --store or [store] url.",
             ) from None
         check_by_writing(self)
 

@@ -76,7 +76,7 @@ class S3Store:
             raise StoreUnreachableError(
                 url=self.url,
                 why="boto3 finds no AWS credentials.",
-                mend="Set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, a profile, or the machine's role.",
+                fix="Set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, a profile, or the machine's role.",
             ) from None
         config: S3Config = {
             "region": session.region_name or _DEFAULT_REGION,
@@ -97,8 +97,8 @@ class S3Store:
                 credential_provider=provider,
             )
         except ValueError:
-            why, mend = f"{self.prefix!r} cannot be a prefix.", "Use plain folder names between single slashes."
-            raise StoreUnreachableError(url=self.url, why=why, mend=mend) from None
+            why, fix = f"{self.prefix!r} cannot be a prefix.", "Use plain folder names between single slashes."
+            raise StoreUnreachableError(url=self.url, why=why, fix=fix) from None
 
     @property
     def url(self) -> str:
@@ -184,13 +184,13 @@ class S3Store:
             raise StoreUnreachableError(
                 url=self.url,
                 why=f"{self.bucket!r} at {self._endpoint_url or 'AWS'} is no address of a bucket.",
-                mend="Write the store as s3://bucket/prefix and the endpoint with http:// or https://.",
+                fix="Write the store as s3://bucket/prefix and the endpoint with http:// or https://.",
             ) from None
         except botocore.exceptions.BotoCoreError as error:
             raise StoreUnreachableError(
                 url=self.url,
                 why=f"no answer ({type(error).__name__}).",
-                mend=f"Check the endpoint ({self._endpoint_url or 'AWS'}), the network and the region.",
+                fix=f"Check the endpoint ({self._endpoint_url or 'AWS'}), the network and the region.",
             ) from None
         check_by_writing(self)
 
@@ -208,12 +208,12 @@ class S3Store:
     def _unreachable(self, error: Any) -> StoreUnreachableError:
         status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode")
         if status == 404:
-            why, mend = f"there is no bucket {self.bucket!r}.", "Create it, or correct [store] url."
+            why, fix = f"there is no bucket {self.bucket!r}.", "Create it, or correct [store] url."
         elif status in (401, 403):
-            why, mend = "the credentials do not open the bucket.", "Check them, the bucket's policy and the region."
+            why, fix = "the credentials do not open the bucket.", "Check them, the bucket's policy and the region."
         else:
-            why, mend = f"the bucket answered {status}.", "Check the endpoint and the region."
-        return StoreUnreachableError(url=self.url, why=why, mend=mend)
+            why, fix = f"the bucket answered {status}.", "Check the endpoint and the region."
+        return StoreUnreachableError(url=self.url, why=why, fix=fix)
 
     def _reading(self, key: str) -> AbstractContextManager[None]:
         return self._translated(key, StoreReadError, missing=MissingObjectError(key=key))
@@ -247,9 +247,9 @@ def from_url(url: str, *, endpoint_url: str | None, region: str | None) -> S3Sto
         StoreUnreachableError: the URL is more or less than bucket and prefix, or no credentials are found.
     """
     parts = urlsplit(url)
-    mend = "Write it as s3://bucket/prefix."
+    fix = "Write it as s3://bucket/prefix."
     if not parts.netloc:
-        raise StoreUnreachableError(url=url, why="names no bucket.", mend=mend)
+        raise StoreUnreachableError(url=url, why="names no bucket.", fix=fix)
     if parts.query or parts.fragment:
-        raise StoreUnreachableError(url=url, why="has a '?' or '#' after the prefix.", mend=mend)
+        raise StoreUnreachableError(url=url, why="has a '?' or '#' after the prefix.", fix=fix)
     return S3Store(bucket=parts.netloc, prefix=parts.path, endpoint_url=endpoint_url, region=region)

@@ -1,4 +1,4 @@
-"""A store that fails when told to: the seam through which storage faults are injected."""
+"""A store that fails when told to: the place at which storage faults are injected."""
 
 from __future__ import annotations
 

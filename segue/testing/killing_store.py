@@ -1,4 +1,4 @@
-"""A store that kills its own process at a named operation: the seam through which crashes are injected."""
+"""A store that kills its own process at a named operation: the place at which crashes are injected."""
 
 from __future__ import annotations
 

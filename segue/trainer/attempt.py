@@ -14,7 +14,7 @@ import torch
 
 from segue.checkpoints.pruning import Pruner
 from segue.checkpoints.saving.committer import Writer
-from segue.checkpoints.saving.partition import Portion
+from segue.checkpoints.saving.partition import Partition
 from segue.checkpoints.saving.staging import StagingArea
 from segue.checkpoints.saving.writer_client import ProcessWriter, ShardWriter
 from segue.clock import Clock
@@ -36,7 +36,7 @@ from segue.trainer.heartbeat import Describe, HeartbeatThread, Watcher
 from segue.trainer.loop import TrainingLoop
 from segue.trainer.ranks.collectives import Ranks
 from segue.trainer.ranks.ddp import spread
-from segue.trainer.ranks.group import Team, local_rank, meet
+from segue.trainer.ranks.group import RankGroup, local_rank, meet
 from segue.trainer.recipe_record import setup_components
 from segue.trainer.reports import append_report, failure_of
 from segue.trainer.resume import Resume
@@ -72,15 +72,15 @@ def run_attempt(
     spec = assignment.spec
     device = prepare_device(spec, local_rank=local_rank())
     started_at = clock.monotonic()
-    team = meet(device, wait_seconds=spec.liveness.rank_seconds, clock=clock)
-    environment = environment_of(device, world_size=team.ranks.count)
+    group = meet(device, wait_seconds=spec.liveness.rank_seconds, clock=clock)
+    environment = environment_of(device, world_size=group.ranks.count)
     fast = _fast_tier(spec)
-    with closing(team), team.shared_fate():
+    with closing(group), group.shared_failure():
         # Before the recipe is built, so that both get ready at the same time.
         stores = [*(StoreSpec(url=store.url) for store in fast), spec.store]
-        shards = team.writer(shards or ProcessWriter(stores, rank=team.ranks.rank))
+        shards = group.writer(shards or ProcessWriter(stores, rank=group.ranks.rank))
         with closing(shards):
-            claim = _claim(runlog, assignment, environment, team.ranks)
+            claim = _claim(runlog, assignment, environment, group.ranks)
             heartbeat = HeartbeatThread(
                 runlog.store,
                 run_id=runlog.run_id,
@@ -90,7 +90,7 @@ def run_attempt(
                 board=board,
                 watchers=_watchers(assignment, runlog, claim, owner_pid),
             )
-            with heartbeat.beating() if team.ranks.is_leader else nullcontext():
+            with heartbeat.beating() if group.ranks.is_leader else nullcontext():
                 return _train(
                     assignment,
                     runlog=runlog,
@@ -103,7 +103,7 @@ def run_attempt(
                     shards=shards,
                     heartbeat=heartbeat,
                     started_at=started_at,
-                    team=team,
+                    group=group,
                 )
 
 
@@ -131,13 +131,13 @@ def _train(
     shards: ShardWriter,
     heartbeat: HeartbeatThread,
     started_at: float,
-    team: Team,
+    group: RankGroup,
 ) -> SegmentReport:
-    spec, ranks = assignment.spec, team.ranks
+    spec, ranks = assignment.spec, group.ranks
     resume = Resume(runlog, claim, environment=environment, accept=spec.continuity.accept, fast=fast, ranks=ranks)
     progress = Progress()
     try:
-        with team.shared_fate():
+        with group.shared_failure():
             parent = resume.find(at_most=assignment.plan.at_most)
             build = import_build(spec.recipe)
             recipe = _built(build, spec, device)
@@ -163,7 +163,7 @@ def _train(
         return _empty_report(assignment, claim, StopReason.FENCED, clock.monotonic() - started_at, error)
     except RankLostError as error:
         report = _empty_report(assignment, claim, StopReason.LOST, clock.monotonic() - started_at, error)
-        if team.reports:
+        if group.reports:
             append_report(runlog, claim, report)
         return report
     except (StoreReadError, StoreWriteError, WriterDiedError, MachineTooSmallError):
@@ -172,12 +172,12 @@ def _train(
         # Building and loading run the user's code; whatever it raises belongs in the report, not in a dead process.
         log.error("the recipe could not be built or restored", exc_info=error)
         report = _empty_report(assignment, claim, StopReason.FAILED, clock.monotonic() - started_at, error)
-        if team.reports:
+        if group.reports:
             append_report(runlog, claim, report)
         return report
     staging = StagingArea(
-        arenas=spec.checkpoints.arenas,
-        portion=Portion(ranks.rank, ranks.count, is_same_everywhere=same_on_every_rank(recipe)),
+        staging_buffers=spec.checkpoints.staging_buffers,
+        partition=Partition(ranks.rank, ranks.count, is_same_everywhere=same_on_every_rank(recipe)),
     )
     writer = Writer(
         runlog,
@@ -209,7 +209,7 @@ def _train(
             board=board,
             clock=clock,
             started_at=started_at,
-            team=team,
+            group=group,
             environment=environment,
         )
         heartbeat.describe = loop.describe

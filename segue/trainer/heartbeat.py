@@ -28,7 +28,7 @@ class Watcher(Protocol):
         """Look once, and leave a notice if there is one.
 
         Raises:
-            StoreReadError: the source did not say; look again later.
+            StoreReadError: the source could not be read; look again later.
         """
         ...
 
@@ -87,7 +87,7 @@ class HeartbeatThread:
             self._store.put(self._key, beat.model_dump_json().encode(), durable=False)
         except Exception as error:
             # Whatever it is: a beat that fails must not end the thread, or a living attempt is taken for dead.
-            # Training goes on: if the store stays away, the lease runs out and the log decides.
+            # Training goes on: if the store stays away, the heartbeat timeout runs out and the log decides.
             log.warning("heartbeat not written reason=%s", error)
 
     def _look_for_notices(self) -> None:

@@ -47,8 +47,8 @@ from segue.stores.base import StoreReadError, StoreWriteError
 from segue.trainer.claim import Claim
 from segue.trainer.ranks.consensus import Word, agree, put_together
 from segue.trainer.ranks.ddp import spread_again
-from segue.trainer.ranks.group import Team
-from segue.trainer.rehearsal import FireDrill, is_due
+from segue.trainer.ranks.group import RankGroup
+from segue.trainer.rehearsal import ResumeRehearsal, is_due
 from segue.trainer.reporting import Account
 from segue.trainer.reports import failure_of
 from segue.trainer.resume import Resume
@@ -80,10 +80,10 @@ class TrainingLoop:
         board: NoticeBoard,
         clock: Clock,
         started_at: float,
-        team: Team,
+        group: RankGroup,
         environment: Environment,
     ) -> None:
-        self._team, self._ranks = team, team.ranks
+        self._group, self._ranks = group, group.ranks
         self._spec, plan = assignment.spec, assignment.plan
         self._recipe, self._components, self._progress = recipe, components, progress
         self._feed, self._device = feed, device
@@ -110,10 +110,10 @@ class TrainingLoop:
             writer=writer,
             life=life_on(plan.capacity, read_history(runlog)),
             clock=clock,
-            leads=team.ranks.is_leader,
+            leads=group.ranks.is_leader,
         )
-        due = is_due(assignment, read_history(runlog), ranks=team.ranks.count)
-        self._fire_drill = FireDrill(assignment, runlog, is_due=due)
+        due = is_due(assignment, read_history(runlog), ranks=group.ranks.count)
+        self._rehearsal = ResumeRehearsal(assignment, runlog, is_due=due)
         self._pace = Pace(clock)
         self._time_left = TimeLeft(
             board,
@@ -126,7 +126,7 @@ class TrainingLoop:
             plan=plan,
             claim=claim,
             runlog=runlog,
-            team=team,
+            group=group,
             progress=progress,
             pace=self._pace,
             time_left=self._time_left,
@@ -149,7 +149,7 @@ class TrainingLoop:
             WorkAtRiskError: nothing could be committed for longer than the user allows; likewise.
         """
         try:
-            with self._team.shared_fate(), closing(self._saving), closing(self._fire_drill):
+            with self._group.shared_failure(), closing(self._saving), closing(self._rehearsal):
                 reason = self._train()
             return self._account.append(self._account.report(reason, note=self._writer.trouble))
         except FencedError as error:
@@ -212,7 +212,7 @@ class TrainingLoop:
             elif word.save:
                 self._save(evaluate=True)
             self._step(batches, counts=True)
-            self._fire_drill.look()
+            self._rehearsal.look()
             if self._progress.step == self._account.from_step + 1:
                 self._saving.prepare()
         self._account.is_ending = True
@@ -270,7 +270,7 @@ class TrainingLoop:
         row = WitnessRow(**(prelude._asdict() | {"input_fingerprint": row_input}), **outcome._asdict())
         self._refuse_poison(row, batch)
         self._progress.step = step
-        self._team.step = step
+        self._group.step = step
         self._progress.samples_seen = batch.start + len(batch.ids)
         recent = self._progress.recent_losses
         self._progress.recent_losses = anomalies.with_loss(recent, row.loss, spec=self._spec.anomalies)
@@ -284,7 +284,7 @@ class TrainingLoop:
         for sealed_step, rows in self._witness.take_full():
             self._writer.submit(SealJob(sealed_step, rows))
             if counts:
-                self._fire_drill.begin(state_bytes=self._writer.last_size_bytes or 0)
+                self._rehearsal.begin(state_bytes=self._writer.last_size_bytes or 0)
 
     def _prelude(self, step: int, batch: Batch) -> Prelude:
         """Marks of what a step will see. Only rows that bear witness, or are compared with one, have them."""
@@ -370,7 +370,7 @@ class TrainingLoop:
     def _has_time_to_save(self) -> bool:
         if not self._ranks.leader_says(self._is_worth_saving()):
             return False
-        while not self._ranks.all(self._saving.wait_for_arena(self._time_left.patience_seconds)):
+        while not self._ranks.all(self._saving.wait_for_staging_buffer(self._time_left.patience_seconds)):
             if not self._has_patience():
                 return False  # The save before this one is still on its way, and time is up.
         return True

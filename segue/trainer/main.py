@@ -1,6 +1,6 @@
 """The trainer process: `python -m segue.trainer.main` with an assignment on standard input.
 
-Started by torchrun as one of several ranks it gets a launch folder instead, and so it does as a spare, which boots
+Started by torchrun as one of several ranks it gets a launch folder instead, and so it does as a standby, which boots
 before there is an assignment. Its exit code is an `ExitCode`; the full
 story is in the run's log.
 """
@@ -44,7 +44,7 @@ def main() -> int:
 
 
 def _run(assignment: Assignment | None, *, folder: LaunchFolder | None = None, rank: int = 0) -> int:
-    spec = assignment.spec if assignment is not None else _folder_of_spare(folder).spec
+    spec = assignment.spec if assignment is not None else _folder_of_standby(folder).spec
     _log_as(spec, assignment, rank)
     clock = SystemClock()
     board = NoticeBoard(clock)
@@ -57,7 +57,7 @@ def _run(assignment: Assignment | None, *, folder: LaunchFolder | None = None, r
 
     try:
         if assignment is None:
-            assignment = boot_and_wait(_folder_of_spare(folder), rank, spec=spec, board=board, clock=clock)
+            assignment = boot_and_wait(_folder_of_standby(folder), rank, spec=spec, board=board, clock=clock)
             if assignment is None:
                 return ExitCode.NOTICE
             _log_as(spec, assignment, rank)
@@ -77,13 +77,13 @@ def _run(assignment: Assignment | None, *, folder: LaunchFolder | None = None, r
     return ExitCode.of(report.stop_reason)
 
 
-def _folder_of_spare(folder: LaunchFolder | None) -> LaunchFolder:
+def _folder_of_standby(folder: LaunchFolder | None) -> LaunchFolder:
     assert folder is not None, "a process without an assignment has a folder to get one from"
     return folder
 
 
 def _log_as(spec: RunSpec, assignment: Assignment | None, rank: int) -> None:
-    name = f"seg{assignment.plan.segment} a{assignment.plan.attempt}" if assignment is not None else "spare"
+    name = f"seg{assignment.plan.segment} a{assignment.plan.attempt}" if assignment is not None else "standby"
     words = f"%(levelname)s {spec.run_id} {name} rank{rank} | %(message)s"
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format=words, force=True)
 

@@ -1,6 +1,6 @@
 """The setup of a run: what a recipe is before it has any state, kept in each checkpoint to be compared, never restored.
 
-Taken once, when the recipe has been built: what training changes is state, and whoever resumes builds anew. Only which
+Taken once, when the recipe has been built: what training changes is state, and whoever resumes builds again. Only which
 tensors the optimizer holds and which samples come next are looked at again at each save and each resume.
 """
 
@@ -17,10 +17,10 @@ import xxhash
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-from segue.continuity.code_hash import code_marks
-from segue.continuity.data_hash import data_marks
+from segue.continuity.code_hash import code_hashes
+from segue.continuity.data_hash import data_hashes
 from segue.continuity.object_walk import Inspection, is_telling, settings_of
-from segue.continuity.recipe_diff import BINDING, CODE, CONFIG, DATA, HYPERPARAMETERS, LOOSE, MODEL, NEXT_BATCHES
+from segue.continuity.recipe_diff import BINDING, CODE, CONFIG, DATA, HYPERPARAMETERS, MODEL, NEXT_BATCHES, UNTRACKED
 from segue.data.loader import Feed
 from segue.data.order import SampleOrder
 from segue.recipe import Recipe
@@ -30,7 +30,7 @@ from segue.trainer.state import Component, Progress
 log = logging.getLogger(__name__)
 
 _BATCHES_AHEAD, _GLANCED = 4, 64
-_MOST_LOOSE = 500
+_MOST_UNTRACKED = 500
 _OF_KERNELS = frozenset({"foreach", "fused", "capturable", "differentiable"})
 """How an optimizer is to compute, which many recipes choose by the device."""
 
@@ -56,13 +56,13 @@ def setup_components(
     code = [leaf.value for leaf in found.code]
     kinds = {leaf.path: f"{leaf.value.__module__}.{leaf.value.__qualname__}" for leaf in found.code}
     classes = {type(module) for module in bare(recipe.model).modules()}
-    data = data_marks(leaf for leaf in found.arrays if leaf.path.startswith(("data.", "loss")))
+    data = data_hashes(leaf for leaf in found.arrays if leaf.path.startswith(("data.", "loss")))
     fixed = {
         MODEL: _described(bare(recipe.model)),
         HYPERPARAMETERS: {path: _plain(value) for path, value in found.plain.items() if is_telling(path, value)}
         | _of_optimizer(recipe.optimizer)
         | _of_order(feed.order),
-        CODE: kinds | code_marks([build, *code, *classes], home=str(build.__module__).partition(".")[0]),
+        CODE: kinds | code_hashes([build, *code, *classes], home=str(build.__module__).partition(".")[0]),
         CONFIG: {name: json.dumps(value, sort_keys=True) for name, value in config.items()},
         DATA: {"samples": feed.order.count} | data,
     }
@@ -70,7 +70,7 @@ def setup_components(
     looked: dict[str, Callable[[], Any]] = {name: lambda tree=tree: tree for name, tree in fixed.items()}  # type: ignore[misc]
     looked[BINDING] = lambda: binding(bare(recipe.model), recipe.optimizer)
     looked[NEXT_BATCHES] = lambda: next_batches(feed.order, progress.samples_seen)
-    looked[LOOSE] = lambda: _loose(found)
+    looked[UNTRACKED] = lambda: _untracked(found)
     return {name: Looked(look) for name, look in looked.items()}
 
 
@@ -156,7 +156,7 @@ def _plain(value: Any) -> Any:
     return repr(value) if isinstance(value, bytes) else value
 
 
-def _loose(built: Inspection) -> dict[str, Any]:
+def _untracked(built: Inspection) -> dict[str, Any]:
     """Plain values that training has changed and nobody restores: they name what was lost if a replay differs."""
     try:
         changed = {path: _plain(value) for path, value in built.changed().items() if is_telling(path, value)}
@@ -165,7 +165,7 @@ def _loose(built: Inspection) -> dict[str, Any]:
         # They are the user's objects, and other threads may be at them. A hint must not end a run.
         log.debug("no hints at this save", exc_info=True)
         return {}
-    return dict(list((changed | streams).items())[:_MOST_LOOSE])
+    return dict(list((changed | streams).items())[:_MOST_UNTRACKED])
 
 
 def _mark_of_stream(stream: Any) -> str:

@@ -1,4 +1,4 @@
-"""The fire drill: at the run's first sealed commit a fresh process rehearses the resume, while training goes on."""
+"""Resume rehearsal: at the first sealed commit a fresh process restores it and replays, while training goes on."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch
 
-from segue.errors import FireDrillError
+from segue.errors import RehearsalError
 from segue.launch.assignment import Assignment, ExitCode
 from segue.records import VerdictKind
 from segue.runlog.history import History, read_history
@@ -31,12 +31,12 @@ def is_due(assignment: Assignment, history: History, *, ranks: int) -> bool:
     Several ranks would need as many processes more; their first resume is judged when it comes.
     """
     continuity = assignment.spec.continuity
-    if continuity.fire_drill == "off" or not continuity.witness_steps or ranks > 1:
+    if continuity.rehearsal == "off" or not continuity.witness_steps or ranks > 1:
         return False
     return not history.drills and not any(entry.verdict.rows_compared for entry in history.resumes)
 
 
-class FireDrill:
+class ResumeRehearsal:
     """One rehearsal at most. A trainer that ends takes it along."""
 
     def __init__(self, assignment: Assignment, runlog: RunLog, *, is_due: bool) -> None:
@@ -50,10 +50,10 @@ class FireDrill:
             return
         self._is_due = False
         if not _has_room(state_bytes):
-            log.warning("no fire drill: no memory for a second copy of the state bytes=%d", state_bytes)
+            log.warning("no resume rehearsal: no memory for a second copy of the state bytes=%d", state_bytes)
             return
         command = [sys.executable, "-m", "segue.trainer.rehearsal_main"]
-        env = os.environ | {"SEGUE_FIRE_DRILL": "1"}
+        env = os.environ | {"SEGUE_REHEARSAL": "1"}
         ours, self._owner_end = os.pipe()  # Its other end closes when this process ends, however it ends.
         try:
             with tempfile.TemporaryFile() as file:
@@ -62,7 +62,7 @@ class FireDrill:
                 self._process = subprocess.Popen([*command, str(ours)], stdin=file, pass_fds=[ours], env=env)
         except OSError as error:
             os.close(self._owner_end)
-            log.warning("no fire drill: its process could not be started reason=%s", error)
+            log.warning("no resume rehearsal: its process could not be started reason=%s", error)
         finally:
             os.close(ours)
 
@@ -70,7 +70,7 @@ class FireDrill:
         """Take note of how it ended, if it did.
 
         Raises:
-            FireDrillError: a fresh process did not continue the run, and the spec says to stop then.
+            RehearsalError: a fresh process did not continue the run, and the spec says to stop then.
         """
         if self._process is None or (code := self._process.poll()) is None:
             return
@@ -79,8 +79,8 @@ class FireDrill:
             return
         drills = patiently(lambda: read_history(self._runlog), what="log").drills
         broken = next((entry.verdict for entry in drills if entry.verdict.kind is VerdictKind.BROKEN), None)
-        if broken is not None and self._assignment.spec.continuity.fire_drill == "stop":
-            raise FireDrillError(sentence=broken.findings[0].sentence)
+        if broken is not None and self._assignment.spec.continuity.rehearsal == "stop":
+            raise RehearsalError(sentence=broken.findings[0].sentence)
 
     def close(self) -> None:
         """End it."""

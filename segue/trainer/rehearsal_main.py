@@ -1,4 +1,4 @@
-"""The fire drill's process: a fresh one that restores the newest sealed checkpoint and does its next steps again.
+"""The resume rehearsal's process: a fresh one that restores the newest sealed checkpoint and does its next steps again.
 
 What a recipe forgets to register comes to light here, before the first preemption does it. Writes nothing but its
 verdict; ends with whoever started it.
@@ -20,7 +20,7 @@ from segue.checkpoints.loading.read import read_stored
 from segue.checkpoints.loading.snapshot import digest, snapshot_of, take
 from segue.clock import Clock, SystemClock
 from segue.continuity.fingerprints import batch_fingerprint, input_fingerprint, streams_fingerprint
-from segue.continuity.recipe_diff import SetupChanges, loose_hint, setup_changes
+from segue.continuity.recipe_diff import SetupChanges, setup_changes, untracked_changes
 from segue.continuity.verdict import digest_findings, judge
 from segue.data.loader import Feed, seed_all
 from segue.errors import CheckpointError, SegueError
@@ -72,7 +72,7 @@ def rehearse(assignment: Assignment, runlog: RunLog, checkpoint: Checkpoint) -> 
     found = setup_changes(snapshot.skeletons, live.skeletons, environment_changes=changes)
     # The same code and config as a moment ago: what differs is this process's own, unless the rows say otherwise.
     setup = SetupChanges(noted=(*found.findings, *found.accepted, *found.noted))
-    hint = loose_hint(snapshot.skeletons, live.skeletons)
+    hint = untracked_changes(snapshot.skeletons, live.skeletons)
     rows: list[WitnessRow] = []
     skipped = feed.order.left_out_of_next(MOST_WITNESS_STEPS, samples_seen=progress.samples_seen)
     left_out = {batch_fingerprint(feed.order.batch(start)) for start in skipped}
@@ -119,7 +119,7 @@ def main() -> int:
     assignment = Assignment.model_validate_json(sys.stdin.buffer.read())
     threading.Thread(target=_outlive_nobody, args=(int(sys.argv[1]),), name="segue-owner", daemon=True).start()
     spec = assignment.spec
-    prefix = f"{spec.run_id} fire drill"
+    prefix = f"{spec.run_id} resume rehearsal"
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format=f"%(levelname)s {prefix} | %(message)s")
     runlog = RunLog(open_store(spec.store), spec.run_id, clock=clock)
     try:
@@ -127,7 +127,7 @@ def main() -> int:
         seconds = clock.monotonic() - started
         patiently(lambda: runlog.append(_entry(checkpoint, verdict, seconds)), what="drill")
     except SegueError as error:
-        log.warning("the fire drill could not be made reason=%s", error)
+        log.warning("the resume rehearsal could not be made reason=%s", error)
         return error.exit_code
     say = log.error if verdict.kind is VerdictKind.BROKEN else log.info
     say("judged step=%d seconds=%.1f verdict=%s", checkpoint.manifest.step, seconds, verdict.sentence)
@@ -157,7 +157,7 @@ def _judged(assignment: Assignment, runlog: RunLog, checkpoint: Checkpoint) -> V
         raise
     except (Exception, SystemExit) as error:
         # A recipe may not bear a second process beside the first, for a file or a port that it takes for itself.
-        log.warning("the recipe raised in the fire drill", exc_info=error)
+        log.warning("the recipe raised in the resume rehearsal", exc_info=error)
         why = f"a second process could not run the recipe beside the first: {type(error).__name__}: {error}"
         return Verdict(
             kind=VerdictKind.UNVERIFIED, findings=(Finding(component="recipe", channel="raised", sentence=why),)

@@ -14,7 +14,7 @@ from segue.runlog.history import read_history
 from segue.runlog.log import RunLog
 from segue.stores.retry import patiently
 from segue.trainer.claim import Claim
-from segue.trainer.ranks.group import Team
+from segue.trainer.ranks.group import RankGroup
 from segue.trainer.reports import append_report
 from segue.trainer.saving import Saving
 from segue.trainer.state import Progress
@@ -28,7 +28,7 @@ class Account:
     plan: SegmentPlan
     claim: Claim
     runlog: RunLog
-    team: Team
+    group: RankGroup
     progress: Progress
     pace: Pace
     time_left: TimeLeft
@@ -104,12 +104,12 @@ class Account:
         Raises:
             FencedError: a newer claim exists.
         """
-        if self.team.reports:
+        if self.group.reports:
             append_report(self.runlog, self.claim, report)
         return report
 
     def _last_commit(self) -> CheckpointRef | None:
-        if self.team.ranks.is_leader:
+        if self.group.ranks.is_leader:
             return self.writer.last_commit
         # Only the leader commits; another rank reports in its place, and the log knows.
         history = read_history(patiently(self.runlog.reload, what="log"))

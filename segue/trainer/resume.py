@@ -14,7 +14,7 @@ from segue.checkpoints.format.state_tree import decode_tree
 from segue.checkpoints.loading.select import Restorable, newest_valid
 from segue.checkpoints.loading.snapshot import Snapshot, committed_as, digest, take
 from segue.checkpoints.saving.writer_client import ShardWriter
-from segue.continuity.recipe_diff import SetupChanges, loose_hint, setup_changes
+from segue.continuity.recipe_diff import SetupChanges, setup_changes, untracked_changes
 from segue.continuity.verdict import Prelude, digest_findings, judge, prelude_findings, state_findings
 from segue.errors import BrokenResumeError, MissingObjectError
 from segue.records import CheckpointRef, Environment, Finding, Heartbeat, Verdict, VerdictKind, WitnessRow
@@ -100,7 +100,7 @@ class Resume:
 
         Raises:
             FencedError: a newer claim exists.
-            StoreReadError: the store did not say.
+            StoreReadError: the store could not be read.
         """
         readers = self._ranks if self._ranks.count > 1 else None
         self._source = newest_valid(
@@ -234,7 +234,7 @@ class Resume:
         self._setup = setup_changes(
             committed, live.skeletons, environment_changes=self._environment_changes, accept=self._accept
         )
-        self._hint = loose_hint(committed, live.skeletons)
+        self._hint = untracked_changes(committed, live.skeletons)
         for finding in self._setup.accepted:
             log.info("changed on purpose component=%s %s", finding.component, finding.sentence)
 

@@ -134,7 +134,7 @@ class Saving:
         self._is_delaying = True
 
     def save(self, *, evaluate: bool, is_last: bool = False) -> None:
-        """Hand this safe point to the writer; an arena must be free."""
+        """Hand this safe point to the writer; an staging buffer must be free."""
         self.barrier()
         metric = self._evaluate() if evaluate and self._recipe.evaluate is not None else None
         progress, started = self._progress, self._clock.monotonic()
@@ -173,7 +173,7 @@ class Saving:
             in_flight_seconds_left=in_flight,
         )
 
-    def wait_for_arena(self, timeout_seconds: float) -> bool:
+    def wait_for_staging_buffer(self, timeout_seconds: float) -> bool:
         """Block until a safe point can be taken; False when time ran out first."""
         give_up_at = self._clock.monotonic() + timeout_seconds
         while not self._staging.is_free:

@@ -1,4 +1,4 @@
-"""What a spare's trainer does before it has an assignment: all that no assignment changes, and then it waits."""
+"""What a standby's trainer does before it has an assignment: all that no assignment changes, and then it waits."""
 
 from __future__ import annotations
 

@@ -129,7 +129,7 @@ class ModelModes:
 
 
 class UnsavedBuffers:
-    """Buffers that are in no state_dict, for they can be made anew; training changes some of them all the same."""
+    """Buffers that are in no state_dict, for they can be made again; training changes some of them all the same."""
 
     def __init__(self, model: nn.Module) -> None:
         self._model = model

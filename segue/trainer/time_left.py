@@ -71,7 +71,7 @@ class TimeLeft:
     def patience_seconds(self) -> float:
         """How long to wait for the writer before looking at the board again; 0 once only the report has time left.
 
-        An attempt that dies without a report is found only when its lease runs out.
+        An attempt that dies without a report is found only when its heartbeat timeout runs out.
         """
         left = self._board.seconds_left()
         if left is None:

@@ -37,7 +37,7 @@ EARLY = ("optimizer dropped", "torch stream one draw ahead", "optimizer over cop
 LATE = ("one batch skipped", "another activation")
 SMALL = Options(models=("flights",), optimizers=("adamw",), seeds=1, points=1, jobs=1, kills=0, pairs=0)
 NO_CLEAN = replace(SMALL, controls=())
-SUSPICIOUS = ("epoch ends at the seam", "newest checkpoint damaged", "cache that grows")
+SUSPICIOUS = ("epoch ends at the resume point", "newest checkpoint damaged", "cache that grows")
 
 
 @pytest.fixture(scope="module")

@@ -160,7 +160,7 @@ def test_a_durable_store_that_fails_stops_the_save_though_the_fast_one_has_it(st
 
 
 @pytest.fixture
-def stopped(nursery, make_spec, open_log, tmp_path):
+def stopped(fork_server, make_spec, open_log, tmp_path):
     """A run with a fast folder that was given notice after two commits, and that has some more to go."""
     checkpoints = {"every_steps": 10, "keep": 2, "fast_folder": str(tmp_path / "fast")}
     spec = make_spec(steps=10**6, config={"pause_seconds": 0.005}, checkpoints=checkpoints)
@@ -172,7 +172,7 @@ def stopped(nursery, make_spec, open_log, tmp_path):
         os.kill(pid, signal.SIGTERM)
         return True
 
-    assert nursery.run_attempt(runlog, spec, meddle=give_notice).stop_reason is StopReason.NOTICE
+    assert fork_server.run_attempt(runlog, spec, observer=give_notice).stop_reason is StopReason.NOTICE
     newest = read_history(runlog).newest
     assert newest.rows
     return spec.model_copy(update={"steps": newest.manifest.step + 20})
@@ -200,10 +200,10 @@ def lose_the_durable_bytes(spec):
 
 
 @pytest.mark.parametrize("loss", [lose_the_fast_folder, spoil_the_fast_folder, lose_the_durable_bytes])
-def test_a_resume_is_exact_from_whichever_tier_is_left_and_pruning_tidies_both(nursery, stopped, loss):
+def test_a_resume_is_exact_from_whichever_tier_is_left_and_pruning_tidies_both(fork_server, stopped, loss):
     loss(stopped)
     runlog = RunLog(open_store(stopped.store), "tiny").reload()
-    nursery.run_to_the_end(runlog, stopped)
+    fork_server.run_to_the_end(runlog, stopped)
     history = read_history(runlog.reload())
     assert history.attempts[-1].verdict.kind is VerdictKind.EXACT
     assert all(checkpoint.quarantined is None for checkpoint in history.checkpoints)
@@ -216,7 +216,7 @@ def test_a_resume_is_exact_from_whichever_tier_is_left_and_pruning_tidies_both(n
     assert all(objects(fast)[key] == objects(durable)[key] for key in newest)
 
 
-def test_a_save_does_not_build_on_durable_bytes_that_only_the_fast_folder_still_has(nursery, make_spec, open_log):
+def test_a_save_does_not_build_on_durable_bytes_that_only_the_fast_folder_still_has(fork_server, make_spec, open_log):
     """Incremental saves refer to earlier shards; after a resume from the fast folder nobody has looked at those."""
     folder = Path(make_spec().store.url).with_name("fast")
     checkpoints = {"every_steps": 10, "keep": 2, "full_every": 8, "fast_folder": str(folder)}
@@ -224,10 +224,10 @@ def test_a_save_does_not_build_on_durable_bytes_that_only_the_fast_folder_still_
     spec = make_spec(config={"pause_seconds": 0.01}, **fields)
     runlog = open_log(spec)
     failing = spec.model_copy(update={"config": spec.config | {"raise_at_step": 25}})
-    assert nursery.run_attempt(runlog, failing).stop_reason is StopReason.FAILED
+    assert fork_server.run_attempt(runlog, failing).stop_reason is StopReason.FAILED
     for path in Path(spec.store.url).rglob("rank-0.safetensors"):
         flip_a_bit(path)
-    nursery.run_to_the_end(runlog, spec)
+    fork_server.run_to_the_end(runlog, spec)
     shutil.rmtree(folder)  # The machine is gone, and its fast folder with it.
     history = read_history(RunLog(open_store(spec.store), "tiny").reload())
     read_checkpoint(open_store(spec.store), run_id="tiny", manifest=history.newest.manifest)

@@ -117,15 +117,15 @@ def test_what_was_restored_serves_as_the_base_of_the_next_attempt(writer, state,
     assert write(other, StagingArea(), state, 2, base_step=1).saves_since_full == 1
 
 
-def test_a_run_with_frozen_weights_stores_a_quarter_and_ends_the_same(nursery, make_spec, open_log):
+def test_a_run_with_frozen_weights_stores_a_quarter_and_ends_the_same(fork_server, make_spec, open_log):
     fields = {"recipe": "tests.recipes.frozen:build", "steps": 60, "config": {"pause_seconds": 0.01}}
     whole = make_spec(run_id="whole", **fields)
-    nursery.run_to_the_end(open_log(whole), whole)
+    fork_server.run_to_the_end(open_log(whole), whole)
     thin = make_spec(run_id="thin", checkpoints={"every_steps": 10, "keep": 2, "full_every": 4}, **fields)
     runlog = open_log(thin)
     stopped = thin.model_copy(update={"config": thin.config | {"raise_at_step": 35}})
-    assert nursery.run_attempt(runlog, stopped).stop_reason is StopReason.FAILED
-    nursery.run_to_the_end(runlog, thin)
+    assert fork_server.run_attempt(runlog, stopped).stop_reason is StopReason.FAILED
+    fork_server.run_to_the_end(runlog, thin)
     history = read_history(runlog.reload())
     assert history.attempts[-1].verdict.kind is VerdictKind.EXACT
     assert history.newest.manifest.components == read_history(open_log(whole)).newest.manifest.components

@@ -17,7 +17,7 @@ from segue.checkpoints.format.layout import (
     MAX_HEADER_BYTES,
     MOST_TENSORS,
     PAGE_BYTES,
-    MalformedImageError,
+    MalformedShardError,
     TensorSpec,
     layout_of,
     read_layout,
@@ -220,8 +220,8 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("image", REFUSED.values(), ids=REFUSED)
-def test_a_hostile_image_is_refused(image):
-    with pytest.raises(MalformedImageError):
+def test_a_hostile_shard_is_refused(image):
+    with pytest.raises(MalformedShardError):
         read_layout(memoryview(image))
 
 
@@ -240,25 +240,25 @@ def test_what_the_hostile_ones_were_made_from_is_read():
     ids=["two places", "first one outside", "two types"],
 )
 def test_a_name_that_is_there_twice_is_refused(header):
-    with pytest.raises(MalformedImageError):
+    with pytest.raises(MalformedShardError):
         read_layout(memoryview(hostile(header)))
 
 
 @pytest.mark.parametrize("shape", [[0, 2**63], [0, 2**70], [0, 2**62, 2**62]])
 def test_an_empty_tensor_of_a_shape_that_nothing_can_have_is_refused(shape):
-    with pytest.raises(MalformedImageError):
+    with pytest.raises(MalformedShardError):
         read_layout(memoryview(hostile({"a": entry(0, 8), "b": entry(8, 8, shape=shape)})))
 
 
 @settings(max_examples=200, deadline=None)
 @given(st.integers(0, 4500), st.binary(min_size=1, max_size=3))
-def test_whatever_bytes_of_an_image_are_changed_it_is_read_or_refused_and_never_reaches_outside(at, change):
+def test_whatever_bytes_of_an_shard_are_changed_it_is_read_or_refused_and_never_reaches_outside(at, change):
     image = bytearray(image_of({"a": made("float32", (3,)), "b": made("bool", (5, 2)), "c": made("int64", ())}))
     at = min(at, len(image) - len(change))
     image[at : at + len(change)] = change
     try:
         placed = read_layout(memoryview(image)).placed
-    except MalformedImageError:
+    except MalformedShardError:
         return
     assert all(8 <= p.start <= p.start + p.size_bytes <= len(image) for p in placed.values())
     assert all(p.spec.size_bytes == p.size_bytes for p in placed.values())

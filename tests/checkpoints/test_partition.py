@@ -10,10 +10,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from segue.checkpoints.format.layout import Piece
+from segue.checkpoints.format.layout import TensorSlice
 from segue.checkpoints.loading.assemble import whole_tensors
 from segue.checkpoints.loading.snapshot import read_checkpoint
-from segue.checkpoints.saving.partition import Part, Portion, is_of_rank, of_rank, piece_name
+from segue.checkpoints.saving.partition import Part, Partition, is_of_rank, of_rank, slice_name
 from segue.checkpoints.saving.ranked_writer import together
 from segue.checkpoints.saving.staging import StagingArea
 from segue.checkpoints.saving.writer_client import InlineWriter
@@ -37,7 +37,7 @@ def state_of(rank, sizes):
 
 
 def dealt(count, sizes):
-    return [Portion(rank, count, is_same_everywhere=is_alike).of(*state_of(rank, sizes)) for rank in range(count)]
+    return [Partition(rank, count, is_same_everywhere=is_alike).of(*state_of(rank, sizes)) for rank in range(count)]
 
 
 SIZES = st.lists(st.integers(0, 2000), min_size=1, max_size=12)
@@ -72,12 +72,12 @@ def test_the_load_is_spread_by_bytes_to_within_one_tensor(count, sizes):
 def test_every_rank_comes_to_the_same_deal_whatever_order_it_holds_its_tensors_in():
     live, skeletons = state_of(1, range(1, 9))
     backwards = dict(reversed(live.items()))
-    one, other = (Portion(1, 3, is_same_everywhere=is_alike).of(held, skeletons) for held in (live, backwards))
+    one, other = (Partition(1, 3, is_same_everywhere=is_alike).of(held, skeletons) for held in (live, backwards))
     assert one.tensors.keys() == other.tensors.keys()
     assert one.dealt == other.dealt
 
 
-def test_ranks_that_hold_other_tensors_have_another_mark_of_what_they_dealt_out():
+def test_ranks_that_hold_other_tensors_have_another_hash_of_what_they_dealt_out():
     marks = [part.dealt for part in dealt(3, [4, 5])]
     assert marks == [marks[0]] * 3
     assert dealt(3, [4, 6])[1].dealt != marks[0]
@@ -85,18 +85,18 @@ def test_ranks_that_hold_other_tensors_have_another_mark_of_what_they_dealt_out(
 
 
 def test_a_state_that_has_grown_is_dealt_out_anew():
-    portion = Portion(0, 2, is_same_everywhere=is_alike)
-    before = portion.of(*state_of(0, [4]))
+    partition = Partition(0, 2, is_same_everywhere=is_alike)
+    before = partition.of(*state_of(0, [4]))
     live, skeletons = state_of(0, [4, 9, 9])
-    after = portion.of(live, skeletons)
-    other = Portion(1, 2, is_same_everywhere=is_alike).of(*state_of(1, [4, 9, 9]))
+    after = partition.of(live, skeletons)
+    other = Partition(1, 2, is_same_everywhere=is_alike).of(*state_of(1, [4, 9, 9]))
     assert before.tensors.keys() != after.tensors.keys()
     assert live.keys() <= after.tensors.keys() | other.tensors.keys()
 
 
 def test_one_rank_alone_stores_what_it_was_given():
     live, skeletons = state_of(0, [3, 4])
-    assert Portion().of(live, skeletons) == Part(live, skeletons)
+    assert Partition().of(live, skeletons) == Part(live, skeletons)
 
 
 @pytest.mark.parametrize(
@@ -127,9 +127,9 @@ def cut(whole, cuts, name="w"):
     """All pieces of a grid, by name."""
     tensors, pieces = {}, {}
     for sides in itertools.product(*(itertools.pairwise(edges) for edges in cuts)):
-        piece = Piece(name, tuple(whole.shape), tuple(start for start, _ in sides))
-        tensors[piece_name(piece)] = whole[tuple(slice(*side) for side in sides)]
-        pieces[piece_name(piece)] = piece
+        piece = TensorSlice(name, tuple(whole.shape), tuple(start for start, _ in sides))
+        tensors[slice_name(piece)] = whole[tuple(slice(*side) for side in sides)]
+        pieces[slice_name(piece)] = piece
     return tensors, pieces
 
 
@@ -156,29 +156,29 @@ def test_a_tensor_of_which_any_piece_is_absent_doubled_or_moved_is_refused(grid,
         offsets = pieces[name].offsets
         pieces[name] = pieces[name]._replace(offsets=(offsets[0] + 1, *offsets[1:]))
     if not pieces:
-        pieces["w@0"], tensors["w@0"] = Piece("w", shape, (0,) * len(shape)), torch.zeros((0,) * len(shape))
+        pieces["w@0"], tensors["w@0"] = TensorSlice("w", shape, (0,) * len(shape)), torch.zeros((0,) * len(shape))
     with pytest.raises(MalformedCheckpointError, match="tensor w cannot be put together"):
         whole_tensors(tensors, pieces)
 
 
-PLACED = {"a": Piece("w", (4,), (0,)), "b": Piece("w", (4,), (2,))}
+PLACED = {"a": TensorSlice("w", (4,), (0,)), "b": TensorSlice("w", (4,), (2,))}
 TWOS = {"a": torch.zeros(2), "b": torch.zeros(2)}
 
 
 @pytest.mark.parametrize(
     ("tensors", "pieces", "why"),
     [
-        (TWOS, PLACED | {"b": Piece("w", (4,), (1,))}, "overlap"),
+        (TWOS, PLACED | {"b": TensorSlice("w", (4,), (1,))}, "overlap"),
         (TWOS | {"b": torch.zeros(1)}, PLACED, "hole"),
         (TWOS | {"b": torch.zeros(3)}, PLACED, "outside"),
-        (TWOS, PLACED | {"b": Piece("w", (5,), (2,))}, "not of one tensor"),
+        (TWOS, PLACED | {"b": TensorSlice("w", (5,), (2,))}, "not of one tensor"),
         (TWOS | {"b": torch.zeros(2, dtype=torch.int32)}, PLACED, "not of one tensor"),
         (TWOS | {"b": torch.zeros(2, 1)}, PLACED, "not of one tensor"),
         (TWOS | {"w": torch.zeros(4)}, PLACED, "whole and in pieces"),
         ({"a": torch.zeros(2)}, PLACED, "its piece b is not there"),
     ],
 )
-def test_pieces_that_are_not_one_tensor_are_refused_and_the_tensor_named(tensors, pieces, why):
+def test_slices_that_are_not_one_tensor_are_refused_and_the_tensor_named(tensors, pieces, why):
     with pytest.raises(MalformedCheckpointError, match=f"tensor w.*{why}"):
         whole_tensors(tensors, pieces)
 
@@ -187,7 +187,7 @@ def test_the_smallest_harmless_case_is_put_together():
     assert whole_tensors(TWOS | {"other": torch.ones(1)}, PLACED).keys() == {"other", "w"}
 
 
-class Halves(Portion):
+class Halves(Partition):
     """Stores the vector of four in two pieces, and says of them what it was told to."""
 
     def __init__(self, said):
@@ -201,7 +201,7 @@ class Halves(Portion):
 
 def read_back(folder, said):
     store = LocalStore(folder)
-    staged = StagingArea(portion=Halves(said)).take({"model": {"w": torch.arange(4.0)}})
+    staged = StagingArea(partition=Halves(said)).take({"model": {"w": torch.arange(4.0)}})
     written = InlineWriter([store]).write(staged, run_id="run", attempt_id="seg000-a1-e1", step=3)
     return read_checkpoint(store, run_id="run", manifest=manifest_of(written, 3))
 
@@ -209,7 +209,7 @@ def read_back(folder, said):
 FIRST, SECOND = ("model.w", (4,), (0,)), ("model.w", (4,), (2,))
 
 
-def test_pieces_in_an_index_are_read_back_as_one_tensor(tmp_path):
+def test_slices_in_an_index_are_read_back_as_one_tensor(tmp_path):
     snapshot = read_back(tmp_path, {"model.w@0": FIRST, "model.w@2": SECOND})
     assert snapshot.tensors["model.w"].tolist() == [0, 1, 2, 3]
 
@@ -235,7 +235,7 @@ def test_pieces_in_an_index_are_read_back_as_one_tensor(tmp_path):
         pytest.param(("another", (4,), (2,)), id="a piece of something else"),
     ],
 )
-def test_an_index_with_hostile_pieces_is_refused(tmp_path, second):
+def test_an_index_with_hostile_slices_is_refused(tmp_path, second):
     with pytest.raises(MalformedCheckpointError):
         read_back(tmp_path, {"model.w@0": FIRST, "model.w@2": second})
 
@@ -245,7 +245,7 @@ def test_an_index_may_not_hide_a_tensor_behind_a_piece_of_itself(tmp_path):
         read_back(tmp_path, {"model.w@0": ("model.w@2", (2,), (0,)), "model.w@2": SECOND})
 
 
-def test_a_number_for_a_name_in_both_pieces_is_refused_too(tmp_path):
+def test_a_number_for_a_name_in_both_slices_is_refused_too(tmp_path):
     with pytest.raises(MalformedCheckpointError):
         read_back(tmp_path, {"model.w@0": (5, (4,), (0,)), "model.w@2": (5, (4,), (2,))})
 

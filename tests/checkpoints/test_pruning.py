@@ -34,20 +34,20 @@ def spec(make_spec):
 def kill_after(commits):
     """SIGKILL the trainer once it has committed so often."""
 
-    def meddle(pid, log, plan):
+    def observer(pid, log, plan):
         if len(read_history(log).checkpoints) < commits:
             return False
         os.kill(pid, signal.SIGKILL)
         return True
 
-    return meddle
+    return observer
 
 
 @pytest.fixture
-def killed(nursery, spec, open_log):
+def killed(fork_server, spec, open_log):
     """The folder of an attempt that was killed after three commits."""
     runlog = open_log(spec)
-    assert nursery.run_attempt(runlog, spec, meddle=kill_after(3)).stop_reason is StopReason.LOST
+    assert fork_server.run_attempt(runlog, spec, observer=kill_after(3)).stop_reason is StopReason.LOST
     return folder_of(spec, read_history(runlog).attempts[0])
 
 
@@ -60,8 +60,8 @@ def with_goal(spec):
     return spec.model_copy(update={"steps": history_of(spec).committed_step + 30})
 
 
-def finish(nursery, spec):
-    nursery.run_to_the_end(log_of(spec), with_goal(spec))
+def finish(fork_server, spec):
+    fork_server.run_to_the_end(log_of(spec), with_goal(spec))
 
 
 def leave(folder, names):
@@ -92,80 +92,84 @@ def assert_every_usable_checkpoint_reads_back(spec):
         read_checkpoint(open_store(spec.store), run_id="tiny", manifest=checkpoint.manifest)
 
 
-def test_what_a_killed_attempt_left_behind_goes_after_the_next_ones_first_commit_and_not_before(nursery, killed, spec):
+def test_what_a_killed_attempt_left_behind_goes_after_the_next_ones_first_commit_and_not_before(
+    fork_server, killed, spec
+):
     left = leave(killed, ORPHANS + HALF_WRITTEN)
     fails_at_once = spec.model_copy(update={"config": {"raise_at_step": 2}})
-    report = nursery.run_attempt(log_of(spec), fails_at_once)
+    report = fork_server.run_attempt(log_of(spec), fails_at_once)
     assert (report.stop_reason, report.checkpoint) == (StopReason.FAILED, None)
     assert len(there(left)) == len(left)
-    finish(nursery, spec)
+    finish(fork_server, spec)
     assert there(left) == []
     assert_every_usable_checkpoint_reads_back(spec)
 
 
-def test_bytes_whose_deletion_was_cut_short_go_later(nursery, spec, open_log):
+def test_bytes_whose_deletion_was_cut_short_go_later(fork_server, spec, open_log):
     runlog = open_log(spec)
     fails = spec.model_copy(update={"config": spec.config | {"raise_at_step": 55}})
-    assert nursery.run_attempt(runlog, fails).stop_reason is StopReason.FAILED
+    assert fork_server.run_attempt(runlog, fails).stop_reason is StopReason.FAILED
     pruned = [checkpoint for checkpoint in history_of(spec).checkpoints if checkpoint.is_pruned]
     assert pruned
     run_folder = Path(spec.store.url) / "tiny"
     again = leave(run_folder, [shard.key for checkpoint in pruned for shard in checkpoint.manifest.shards])
-    finish(nursery, spec)
+    finish(fork_server, spec)
     assert there(again) == []
     assert_every_usable_checkpoint_reads_back(spec)
 
 
-def test_a_save_that_was_given_up_leaves_nothing_for_ever_though_its_attempt_ended_by_itself(nursery, spec, open_log):
+def test_a_save_that_was_given_up_leaves_nothing_for_ever_though_its_attempt_ended_by_itself(
+    fork_server, spec, open_log
+):
     """A notice that runs out, or a writer process that was killed: the attempt reports, its half-written file stays."""
     runlog = open_log(spec)
     fails = spec.model_copy(update={"config": spec.config | {"raise_at_step": 25}})
-    assert nursery.run_attempt(runlog, fails).stop_reason is StopReason.FAILED
+    assert fork_server.run_attempt(runlog, fails).stop_reason is StopReason.FAILED
     left = leave(folder_of(spec, read_history(runlog).attempts[0]), HALF_WRITTEN)
-    finish(nursery, spec)
+    finish(fork_server, spec)
     assert there(left) == []
 
 
-def test_a_record_that_cannot_be_read_may_name_anything_so_nothing_is_swept(nursery, killed, spec):
+def test_a_record_that_cannot_be_read_may_name_anything_so_nothing_is_swept(fork_server, killed, spec):
     slots = RunLog(open_store(spec.store), "tiny").reload().slots
     newest = [slot for slot in slots if isinstance(slot.entry, CommitEntry)][-1]
     record = Path(spec.store.url) / "tiny" / "log" / f"{newest.number:08d}.json"
     record.write_bytes(record.read_bytes()[:-9])
     named = [killed.parents[1] / shard.key for shard in newest.entry.manifest.shards]
     left = leave(killed, ORPHANS)
-    finish(nursery, spec)
+    finish(fork_server, spec)
     assert [damage.slot for damage in history_of(spec).damage] == [newest.number]
     assert len(there(named)) == 2
     assert len(there(left)) == len(left)
 
 
-def test_a_quarantined_checkpoint_keeps_its_bytes(nursery, killed, spec):
+def test_a_quarantined_checkpoint_keeps_its_bytes(fork_server, killed, spec):
     newest = history_of(spec).newest.manifest
     paths = [killed.parents[1] / shard.key for shard in newest.shards]
     data = bytearray(paths[0].read_bytes())
     data[-1] ^= 1
     paths[0].write_bytes(data)
     left = leave(killed, ORPHANS)
-    finish(nursery, spec)
+    finish(fork_server, spec)
     assert [c.manifest.step for c in history_of(spec).checkpoints if c.quarantined] == [newest.step]
     assert paths[0].read_bytes() == data
     assert len(there(paths)) == 2
     assert there(left) == []
 
 
-def test_later_attempts_and_strangers_are_left_alone(nursery, killed, spec):
+def test_later_attempts_and_strangers_are_left_alone(fork_server, killed, spec):
     attempts = killed.parent
     later = leave(attempts / "seg007-a1-e99", ORPHANS + HALF_WRITTEN)
     strange = leave(attempts, ["notes.txt", "by-hand/step-000000001/rank-0.safetensors", "seg000-a1-e1x/step-1/a"])
     beside = leave(killed, ["notes.txt", "step-000000099x/rank-0.json"])
-    finish(nursery, spec)
+    finish(fork_server, spec)
     assert len(there(later + strange + beside)) == len(later + strange + beside)
 
 
-def test_an_attempt_that_is_alive_after_all_loses_its_upload_and_nothing_else(nursery, spec, open_log):
+def test_an_attempt_that_is_alive_after_all_loses_its_upload_and_nothing_else(fork_server, spec, open_log):
     """It was taken for dead and its leftovers were swept; when it comes back, it is fenced and spoils nothing."""
     runlog = open_log(spec)
-    zombie = nursery.start(spec, SegmentPlan(segment=0, attempt=1, capacity=Capacity.SPOT, deployment="-"))
+    zombie = fork_server.start(spec, SegmentPlan(segment=0, attempt=1, capacity=Capacity.SPOT, deployment="-"))
     while not read_history(runlog).checkpoints:
         assert zombie.is_alive()
         SystemClock().sleep(0.02)
@@ -173,7 +177,7 @@ def test_an_attempt_that_is_alive_after_all_loses_its_upload_and_nothing_else(nu
     try:
         left = leave(folder_of(spec, read_history(runlog).attempts[0]), ORPHANS + HALF_WRITTEN)
         plan = SegmentPlan(segment=0, attempt=2, capacity=Capacity.SPOT, deployment="-")
-        successor = nursery.start(with_goal(spec), plan)
+        successor = fork_server.start(with_goal(spec), plan)
         successor.join(60)
         assert there(left) == []
     finally:
@@ -217,9 +221,9 @@ def train_here(spec, *, fails):
     )
 
 
-def test_the_ring_of_a_long_run_never_holds_more_than_it_should(nursery, make_spec, open_log):
+def test_the_ring_of_a_long_run_never_holds_more_than_it_should(fork_server, make_spec, open_log):
     spec = make_spec(steps=120, checkpoints={"every_steps": 4, "keep": 2}, config={"pause_seconds": 0.01})
-    nursery.run_to_the_end(open_log(spec), spec)
+    fork_server.run_to_the_end(open_log(spec), spec)
     history = history_of(spec)
     folders = {path.parent for path in Path(spec.store.url).rglob("rank-0.*")}
     assert len(history.checkpoints) > 5
@@ -227,12 +231,12 @@ def test_the_ring_of_a_long_run_never_holds_more_than_it_should(nursery, make_sp
     assert_every_usable_checkpoint_reads_back(spec)
 
 
-def test_whatever_one_object_is_damaged_an_incremental_run_has_a_checkpoint_left(nursery, make_spec, open_log):
+def test_whatever_one_object_is_damaged_an_incremental_run_has_a_checkpoint_left(fork_server, make_spec, open_log):
     """Of those that are kept, not all may rest on the same shard: that is what keeping several is for."""
     checkpoints = {"every_steps": 5, "keep": 2, "full_every": 4}
     fields = {"recipe": "tests.recipes.frozen:build", "config": {"pause_seconds": 0.002}, "checkpoints": checkpoints}
     spec = make_spec(steps=10**6, **fields)
-    nursery.run_attempt(open_log(spec), spec, meddle=kill_after(12))
+    fork_server.run_attempt(open_log(spec), spec, observer=kill_after(12))
     slots = log_of(spec).slots
     for moment in range(len(slots)):
         usable = fold(slots[: moment + 1]).usable

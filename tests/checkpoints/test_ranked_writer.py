@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from segue.checkpoints.loading.snapshot import read_checkpoint
-from segue.checkpoints.saving.partition import Portion
+from segue.checkpoints.saving.partition import Partition
 from segue.checkpoints.saving.ranked_writer import RankedWriter
 from segue.checkpoints.saving.staging import StagingArea
 from segue.checkpoints.saving.writer_client import InlineWriter
@@ -28,28 +28,28 @@ class Notes(dict):
 
 
 @pytest.fixture
-def team(tmp_path):
+def group(tmp_path):
     """Two ranks' writers, and what both have to store."""
     notes, store = Notes(), LocalStore(tmp_path)
     writers = [RankedWriter(InlineWriter([store], rank=rank), rank=rank, count=2, notes=notes) for rank in range(2)]
 
     def stage(rank, **tensors):
-        portion = Portion(rank, 2, is_same_everywhere=lambda name: True)
-        return StagingArea(portion=portion).take({"model": tensors or {"a": torch.ones(3), "b": torch.zeros(2)}})
+        partition = Partition(rank, 2, is_same_everywhere=lambda name: True)
+        return StagingArea(partition=partition).take({"model": tensors or {"a": torch.ones(3), "b": torch.zeros(2)}})
 
     return writers, stage, store
 
 
-def test_the_leader_hears_of_all_parts_and_together_they_are_the_state(team):
-    (leader, other), stage, store = team
+def test_the_leader_hears_of_all_parts_and_together_they_are_the_state(group):
+    (leader, other), stage, store = group
     other.write(stage(1), step=7, **WHERE)
     written = leader.write(stage(0), step=7, **WHERE)
     tensors = read_checkpoint(store, run_id="run", manifest=manifest_of(written, 7)).tensors
     assert {name: tensor.tolist() for name, tensor in tensors.items()} == {"model.a": [1, 1, 1], "model.b": [0, 0]}
 
 
-def test_a_part_of_another_step_is_not_taken_for_this_one(team):
-    (leader, other), stage, _ = team
+def test_a_part_of_another_step_is_not_taken_for_this_one(group):
+    (leader, other), stage, _ = group
     other.write(stage(1), step=7, **WHERE)
     found = []
     waiting = threading.Thread(target=lambda: found.append(leader.write(stage(0), step=8, **WHERE)))
@@ -61,22 +61,22 @@ def test_a_part_of_another_step_is_not_taken_for_this_one(team):
     assert {shard.key.split("/")[2] for shard in found[0].shards} == {"step-000000008"}
 
 
-def test_a_part_that_was_given_up_leaves_no_checkpoint(team):
-    (leader, other), stage, _ = team
+def test_a_part_that_was_given_up_leaves_no_checkpoint(group):
+    (leader, other), stage, _ = group
     other.give_up(7)
     assert leader.write(stage(0), step=7, **WHERE) is None
 
 
-def test_a_rank_that_holds_another_state_is_found_out(team):
-    (leader, other), stage, _ = team
+def test_a_rank_that_holds_another_state_is_found_out(group):
+    (leader, other), stage, _ = group
     other.write(stage(1, a=torch.ones(3)), step=7, **WHERE)
     with pytest.raises(RankMismatchError) as raised:
         leader.write(stage(0), step=7, **WHERE)
     assert (raised.value.rank, raised.value.step) == (1, 7)
 
 
-def test_a_leader_that_is_closed_no_longer_waits(team):
-    (leader, _), stage, _ = team
+def test_a_leader_that_is_closed_no_longer_waits(group):
+    (leader, _), stage, _ = group
     raised = []
 
     def wait():
@@ -99,8 +99,8 @@ def test_a_rank_that_cannot_store_its_part_is_named_where_the_leader_waits_and_f
     other = RankedWriter(InlineWriter([failing], rank=1), rank=1, count=2, notes=notes)
 
     def staged(rank):
-        portion = Portion(rank, 2, is_same_everywhere=lambda name: True)
-        return StagingArea(portion=portion).take({"model": {"a": torch.ones(3), "b": torch.zeros(2)}})
+        partition = Partition(rank, 2, is_same_everywhere=lambda name: True)
+        return StagingArea(partition=partition).take({"model": {"a": torch.ones(3), "b": torch.zeros(2)}})
 
     own = staged(1)
     with pytest.raises(StoreWriteError):

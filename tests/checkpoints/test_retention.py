@@ -1,4 +1,4 @@
-"""What the ring keeps and what it lets go."""
+"""What retention keeps and what it lets go."""
 
 from __future__ import annotations
 

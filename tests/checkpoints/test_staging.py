@@ -63,12 +63,12 @@ def raw(tensor):
 
 def staged_bytes(staged, name):
     _, start, size_bytes = staged.layout.placed[name]
-    return bytes(staged.arena.memory[start : start + size_bytes])
+    return bytes(staged.staging_buffer.memory[start : start + size_bytes])
 
 
 def assert_holds(staged, tensors):
-    """The arena holds exactly these tensors, and says so in its own header."""
-    image = memoryview(bytes(staged.arena.memory))[: staged.layout.size_bytes]
+    """The staging buffer holds exactly these tensors, and says so in its own header."""
+    image = memoryview(bytes(staged.staging_buffer.memory))[: staged.layout.size_bytes]
     assert dict(read_layout(image).placed) == dict(staged.layout.placed)
     for name, tensor in tensors.items():
         placed = staged.layout.placed[f"model.state.{name}"]
@@ -228,13 +228,13 @@ def test_as_long_as_the_tensors_stay_the_same_the_memory_does():
     area.release(first)
     live["a"] = torch.ones(3)
     second = area.take(tree_of(live))
-    assert second.arena is first.arena
+    assert second.staging_buffer is first.staging_buffer
     assert second.layout is first.layout
     assert_holds(second, live)
 
 
-def test_two_arenas_hold_two_safe_points_until_they_are_given_back():
-    area, live = StagingArea(arenas=2), {"w": torch.zeros(1000)}
+def test_two_staging_buffers_hold_two_safe_points_until_they_are_given_back():
+    area, live = StagingArea(staging_buffers=2), {"w": torch.zeros(1000)}
     area.prepare(tree_of(live))
     first = area.take(tree_of(live))
     assert area.is_free
@@ -246,14 +246,14 @@ def test_two_arenas_hold_two_safe_points_until_they_are_given_back():
     assert_holds(second, {"w": torch.ones(1000)})
     area.release(first)
     third = area.take(tree_of(live))
-    assert third.arena is first.arena
+    assert third.staging_buffer is first.staging_buffer
     assert_holds(third, {"w": torch.full((1000,), 2.0)})
     area.release(third)
-    area.take(tree_of(live | {"v": torch.zeros(5000)}))  # Laid out anew, in the one that is free.
+    area.take(tree_of(live | {"v": torch.zeros(5000)}))  # Laid out again, in the one that is free.
     assert_holds(second, {"w": torch.ones(1000)})
 
 
-def test_what_is_not_data_is_refused_and_the_arena_stays_free():
+def test_what_is_not_data_is_refused_and_the_staging_buffer_stays_free():
     area = StagingArea()
     for stage in (area.prepare, area.take, lambda tree: area.begin(tree, deferred=frozenset())):
         with pytest.raises(UnsupportedStateError, match=r"extra\.hook"):
@@ -272,25 +272,25 @@ def test_staging_leaves_the_garbage_collector_as_it_was():
             gc.enable()
 
 
-def arenas_open():
+def staging_buffers_open():
     found = 0
     for link in Path("/proc/self/fd").iterdir():
         with suppress(FileNotFoundError):  # The one by which the folder was listed is gone by now.
-            found += "segue-arena" in str(link.readlink())
+            found += "segue-staging_buffer" in str(link.readlink())
     return found
 
 
 @pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="counts descriptors where Linux lists them")
 def test_neither_new_layouts_nor_the_end_leave_descriptors_or_threads_behind():
     gc.collect()
-    before, threads = arenas_open(), threading.active_count()
-    area = StagingArea(arenas=2)
+    before, threads = staging_buffers_open(), threading.active_count()
+    area = StagingArea(staging_buffers=2)
     for count in range(1, 15):
         tensors = {f"w{n}": torch.zeros(100) for n in range(count)}
         area.release(begin_and_wait(area, tree_of(tensors), addresses(tensors.values())))
-        assert arenas_open() - before <= 4
+        assert staging_buffers_open() - before <= 4
     area.prepare(tree_of({"w": torch.zeros(1)}))
     area.close()
     gc.collect()
-    assert arenas_open() == before
+    assert staging_buffers_open() == before
     assert threading.active_count() <= threads + 1  # The last copying thread may be on its way out.

@@ -111,8 +111,8 @@ def test_what_it_writes_reads_back_bit_for_bit_also_after_a_change_of_layout(wri
     area.close()
 
 
-def test_two_arenas_are_not_mixed_up(writer, store):
-    area, trees = StagingArea(arenas=2), [state(700_000, fill=1.0), state(700_000, fill=2.0)]
+def test_two_staging_buffers_are_not_mixed_up(writer, store):
+    area, trees = StagingArea(staging_buffers=2), [state(700_000, fill=1.0), state(700_000, fill=2.0)]
     staged = [area.take(tree) for tree in trees]
     for step in (1, 0):
         written = writer.write(staged[step], run_id="run", attempt_id="seg000-a1-e1", step=step)
@@ -283,7 +283,7 @@ ENDS = {"alone": (0, False), "with a forked data worker": (1, False), "with one,
 
 
 @pytest.mark.parametrize(("children", "is_starting"), ENDS.values(), ids=ENDS)
-def test_it_ends_when_its_owner_is_killed(nursery, tmp_path, children, is_starting):
+def test_it_ends_when_its_owner_is_killed(fork_server, tmp_path, children, is_starting):
     context = mp.get_context("forkserver")
     here, there = context.Pipe()
     owner = context.Process(target=own_a_writer, args=(str(tmp_path), there, children, is_starting), daemon=True)

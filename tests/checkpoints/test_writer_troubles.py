@@ -40,7 +40,7 @@ def test_a_key_that_it_refuses_is_said_in_the_errors_own_words(spec):
             writer.write(staged, run_id="../elsewhere", attempt_id="seg000-a1-e1", step=1)
 
 
-def test_too_little_memory_for_the_arena_is_said_and_a_write_with_more_works(spec):
+def test_too_little_memory_for_the_staging_buffer_is_said_and_a_write_with_more_works(spec):
     tree = state(2**24)
     with closing(ProcessWriter([spec])) as writer:
         writer.wait_until_ready()

@@ -100,10 +100,10 @@ def test_a_check_that_fails_ends_with_3_and_says_which_and_where(segue, resumed,
     assert "Not so: each step is one more than the step before it (step 44)." in out
 
 
-def test_a_seam_becomes_a_png(segue, resumed, tmp_path):
-    out = tmp_path / "seam.png"
-    code, said, err = segue("curve", "seam", "nightly", "--out", str(out), "--store", str(resumed.store))
-    assert (code, said, err) == (0, f"the seam is in {out}\n", "")
+def test_a_resume_point_becomes_a_png(segue, resumed, tmp_path):
+    out = tmp_path / "resume_point.png"
+    code, said, err = segue("curve", "resume_point", "nightly", "--out", str(out), "--store", str(resumed.store))
+    assert (code, said, err) == (0, f"the resume point is in {out}\n", "")
     assert out.read_bytes().startswith(b"\x89PNG")
 
 
@@ -114,8 +114,11 @@ def test_a_seam_becomes_a_png(segue, resumed, tmp_path):
         (("check", "nightli"), "no run 'nightli' in "),
         (("nightly", "--csv", "{tmp}/no/c.csv"), "/no/c.csv cannot be written ("),
         (("nightly", "--parquet", "{tmp}/no/c.parquet"), "/no/c.parquet cannot be written ("),
-        (("seam", "nightly", "--out", "{tmp}/no/s.png"), "/no/s.png cannot be written (No such file or directory)"),
-        (("seam", "nightly", "--out", "{tmp}/s.png", "--segment", "0"), "as segment.attempt: 1.1."),
+        (
+            ("resume_point", "nightly", "--out", "{tmp}/no/s.png"),
+            "/no/s.png cannot be written (No such file or directory)",
+        ),
+        (("resume_point", "nightly", "--out", "{tmp}/s.png", "--segment", "0"), "as segment.attempt: 1.1."),
     ],
 )
 def test_what_cannot_be_done_is_refused_in_one_paragraph(segue, resumed, tmp_path, asked, said):

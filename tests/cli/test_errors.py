@@ -1,4 +1,4 @@
-"""The command line, as a real process: one paragraph, the mend, exit code 2, and nothing left behind."""
+"""The command line, as a real process: one paragraph, the fix, exit code 2, and nothing left behind."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ def test_what_is_wrong_on_the_command_line_is_told_as_that(place, command):
         ("[checkpoints]\nkep = 3\n", "checkpoints.kep: no such field; did you mean 'keep'?"),
         ("config = 3\n", "config: 3 is not a table; give it names and values"),
         ("deadline = 2026-12-01T06:00:00\n", "has no time zone; add one, e.g. Z or +01:00"),
-        ("steps 3\n", "is not TOML (Expected '=' after a key in a key/value pair (at line 1, column 7)); mend that"),
+        ("steps 3\n", "is not TOML (Expected '=' after a key in a key/value pair (at line 1, column 7)); fix that"),
     ],
 )
 def test_a_wrong_run_spec_is_refused_by_the_name_of_the_field(place, text, said):
@@ -187,7 +187,7 @@ def test_a_store_that_is_not_there_holds_no_runs_and_is_not_made(place, run):
         ("s3://bucket", "http://127.0.0.1:{port}", "Check --store, --endpoint-url, the network and your access."),
     ],
 )
-def test_a_store_that_cannot_be_reached_is_told_with_the_mend(place, closed_port, store, endpoint, said):
+def test_a_store_that_cannot_be_reached_is_told_with_the_fix(place, closed_port, store, endpoint, said):
     given = [] if endpoint is None else ["--endpoint-url", endpoint.format(port=closed_port)]
     assert said in place.refused("status", "nightly", "--store", store, *given)
 

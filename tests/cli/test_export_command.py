@@ -15,8 +15,8 @@ from tests.support.trained_run import Trained, flip_a_bit, names_in, read_run, t
 
 
 @pytest.fixture(scope="module")
-def trained(nursery, tmp_path_factory) -> Trained:
-    return train(nursery, tmp_path_factory.mktemp("trained") / "store")
+def trained(fork_server, tmp_path_factory) -> Trained:
+    return train(fork_server, tmp_path_factory.mktemp("trained") / "store")
 
 
 @pytest.fixture

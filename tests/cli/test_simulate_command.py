@@ -98,5 +98,5 @@ def test_the_picture_is_a_png(desk):
         (["--traces", "nowhere"], "trace nowhere cannot be read (No such file or directory). Check the path"),
     ],
 )
-def test_what_cannot_be_simulated_is_refused_with_the_mend(desk, given, said):
+def test_what_cannot_be_simulated_is_refused_with_the_fix(desk, given, said):
     assert said in desk.refused("simulate", *given)

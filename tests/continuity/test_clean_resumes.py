@@ -13,11 +13,11 @@ from tests.recipes.clean import KINDS, Centred
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_resume_that_lost_nothing_is_exact(nursery, make_spec, open_log, kind):
+def test_a_resume_that_lost_nothing_is_exact(fork_server, make_spec, open_log, kind):
     spec = make_spec(recipe="tests.recipes.clean:build", config={"kind": kind, "raise_at_step": 19}, steps=24)
     runlog = open_log(spec)
-    assert nursery.run_attempt(runlog, spec).failure.type == "ArithmeticError"
-    assert nursery.run_attempt(runlog, spec).stop_reason is StopReason.FINISHED
+    assert fork_server.run_attempt(runlog, spec).failure.type == "ArithmeticError"
+    assert fork_server.run_attempt(runlog, spec).stop_reason is StopReason.FINISHED
     verdict = read_history(runlog).attempts[-1].verdict
     assert (verdict.kind, verdict.rows_compared) == (VerdictKind.EXACT, 8)
 

@@ -27,24 +27,24 @@ FAULTS = [
 ]
 
 
-def resumed(nursery, make_spec, open_log, tmp_path, fault):
+def resumed(fork_server, make_spec, open_log, tmp_path, fault):
     spec = make_spec(
         recipe="tests.recipes.faulty:build",
         config={"fault": fault, "marker": str(tmp_path / "built-before"), "raise_first_at": 26, "pause_seconds": 0.02},
         steps=60,
     )
     runlog = open_log(spec)
-    first = nursery.run_attempt(runlog, spec)
+    first = fork_server.run_attempt(runlog, spec)
     assert first.stop_reason is StopReason.FAILED
-    report = nursery.run_attempt(runlog, spec)
+    report = fork_server.run_attempt(runlog, spec)
     return spec, runlog, report
 
 
 @pytest.mark.parametrize(("fault", "component", "channel", "before_first_step"), FAULTS)
 def test_a_faulty_resume_is_broken_and_names_what_was_lost(
-    nursery, make_spec, open_log, tmp_path, fault, component, channel, before_first_step
+    fork_server, make_spec, open_log, tmp_path, fault, component, channel, before_first_step
 ):
-    spec, runlog, report = resumed(nursery, make_spec, open_log, tmp_path, fault)
+    spec, runlog, report = resumed(fork_server, make_spec, open_log, tmp_path, fault)
     history = read_history(runlog)
     verdict = history.attempts[-1].verdict
     assert verdict.kind is VerdictKind.BROKEN
@@ -52,9 +52,9 @@ def test_a_faulty_resume_is_broken_and_names_what_was_lost(
     assert (verdict.findings[0].step is None) is before_first_step
     assert report.stop_reason is StopReason.FAILED
     assert report.failure.type == "BrokenResumeError"
-    # Nothing was committed after it, and the run stops: at once, or when the ladder is done.
+    # Nothing was committed after it, and the run stops: at once, or when the recovery is done.
     for _ in range(0 if channel == "setup" else 2):
-        nursery.run_attempt(runlog, spec)
+        fork_server.run_attempt(runlog, spec)
     history = read_history(runlog)
     assert history.committed_step == 20
     parents = [entry.parent.step for entry in history.resumes]
@@ -64,29 +64,29 @@ def test_a_faulty_resume_is_broken_and_names_what_was_lost(
     assert decision.reason == history.broken_resumes[-1].verdict.findings[0].sentence
 
 
-def test_the_same_resume_without_a_fault_is_exact(nursery, make_spec, open_log, tmp_path):
-    _, runlog, report = resumed(nursery, make_spec, open_log, tmp_path, "none")
+def test_the_same_resume_without_a_fault_is_exact(fork_server, make_spec, open_log, tmp_path):
+    _, runlog, report = resumed(fork_server, make_spec, open_log, tmp_path, "none")
     assert read_history(runlog).attempts[-1].verdict.kind is VerdictKind.EXACT
     assert report.stop_reason is StopReason.FINISHED
 
 
-def test_after_a_broken_resume_was_mended_the_same_run_goes_on(nursery, make_spec, open_log, tmp_path):
-    spec, runlog, _ = resumed(nursery, make_spec, open_log, tmp_path, "optimizer_not_restored")
+def test_after_a_broken_resume_was_fixed_the_same_run_goes_on(fork_server, make_spec, open_log, tmp_path):
+    spec, runlog, _ = resumed(fork_server, make_spec, open_log, tmp_path, "optimizer_not_restored")
     for _ in range(2):
-        nursery.run_attempt(runlog, spec)
+        fork_server.run_attempt(runlog, spec)
     assert decide_next(runlog, spec, clock=SystemClock()).action == "broken"
-    mended = spec.model_copy(update={"config": spec.config | {"fault": "none"}})
-    reports = nursery.run_to_the_end(runlog, mended)
+    fixed = spec.model_copy(update={"config": spec.config | {"fault": "none"}})
+    reports = fork_server.run_to_the_end(runlog, fixed)
     assert reports[-1].stop_reason is StopReason.FINISHED
     assert read_history(runlog).attempts[-1].verdict.kind is VerdictKind.EXACT
 
 
-def test_another_thread_count_is_equivalent_within_tolerances(nursery, make_spec, open_log):
+def test_another_thread_count_is_equivalent_within_tolerances(fork_server, make_spec, open_log):
     spec = make_spec(steps=60, config={"raise_at_step": 26, "width": 256, "pause_seconds": 0.02}, threads=1)
     runlog = open_log(spec)
-    nursery.run_attempt(runlog, spec)
+    fork_server.run_attempt(runlog, spec)
     other = spec.model_copy(update={"threads": 2, "config": {"width": 256}})
-    nursery.run_attempt(runlog, other)
+    fork_server.run_attempt(runlog, other)
     verdict = read_history(runlog).attempts[-1].verdict
     assert verdict.kind is VerdictKind.EQUIVALENT
     assert verdict.environment_changes == ("threads",)

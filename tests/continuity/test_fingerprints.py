@@ -51,7 +51,7 @@ CONTENTS = {
 
 @pytest.mark.filterwarnings("ignore:.*(prototype|beta state).*:UserWarning")
 @pytest.mark.parametrize("make", CONTENTS.values(), ids=CONTENTS.keys())
-def test_another_value_is_another_mark_and_the_same_value_the_same(make):
+def test_another_value_is_another_hash_and_the_same_value_the_same(make):
     assert input_fingerprint(make(1.0)) == input_fingerprint(make(1.0))
     assert input_fingerprint(make(1.0)) != input_fingerprint(make(2.0))
 

@@ -36,23 +36,23 @@ OF_MODES = [
 ]
 
 
-def resumed(nursery, make_spec, open_log, tmp_path, bug):
+def resumed(fork_server, make_spec, open_log, tmp_path, bug):
     """Train to step 18, where the commit of step 10 has all its witness rows, raise, and resume from there."""
     config = {"bug": bug, "marker": str(tmp_path / "built-before"), "raise_at_step": 19}
     spec = make_spec(recipe="tests.recipes.public_bugs:build", config=config, steps=24)
     runlog = open_log(spec)
-    nursery.run_attempt(runlog, spec)
+    fork_server.run_attempt(runlog, spec)
     assert read_history(runlog).committed_step == 10
     # Its 19th step would be beyond the goal: the second attempt is the same recipe with the same config.
-    report = nursery.run_attempt(runlog, spec)
+    report = fork_server.run_attempt(runlog, spec)
     return report, read_history(runlog)
 
 
 @pytest.mark.parametrize(("source", "bug", "component", "channel", "step"), FOUND, ids=[row[0] for row in FOUND])
 def test_a_bug_that_a_project_had_is_broken_and_named(
-    nursery, make_spec, open_log, tmp_path, source, bug, component, channel, step
+    fork_server, make_spec, open_log, tmp_path, source, bug, component, channel, step
 ):
-    report, history = resumed(nursery, make_spec, open_log, tmp_path, bug)
+    report, history = resumed(fork_server, make_spec, open_log, tmp_path, bug)
     verdict = history.attempts[-1].verdict
     assert verdict.kind is VerdictKind.BROKEN, source
     finding = verdict.findings[0]
@@ -78,16 +78,16 @@ def modes(model):
 
 
 @pytest.mark.parametrize(("source", "bug"), OF_MODES, ids=[row[0] for row in OF_MODES])
-def test_modes_that_a_script_loses_come_back(nursery, make_spec, open_log, tmp_path, source, bug):
+def test_modes_that_a_script_loses_come_back(fork_server, make_spec, open_log, tmp_path, source, bug):
     trained, again = barely_built(bug), barely_built(bug)
     trained.after_step(5)
     # What a script restores that knows of the weights only.
     again.model.load_state_dict(trained.model.state_dict())
     again.model.train()
     assert modes(again.model) != modes(trained.model)
-    assert_exact(*resumed(nursery, make_spec, open_log, tmp_path, bug))
+    assert_exact(*resumed(fork_server, make_spec, open_log, tmp_path, bug))
 
 
-def test_state_that_torch_rounds_when_it_loads_comes_back(nursery, make_spec, open_log, tmp_path):
+def test_state_that_torch_rounds_when_it_loads_comes_back(fork_server, make_spec, open_log, tmp_path):
     """pytorch/pytorch#43706: floating point state is cast to its parameter's type."""
-    assert_exact(*resumed(nursery, make_spec, open_log, tmp_path, "fp32_state_cast_to_bf16"))
+    assert_exact(*resumed(fork_server, make_spec, open_log, tmp_path, "fp32_state_cast_to_bf16"))

@@ -24,8 +24,8 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from segue.checkpoints.format.state_tree import encode_tree
-from segue.continuity.code_hash import code_marks
-from segue.continuity.data_hash import WHOLE_BYTES, data_marks
+from segue.continuity.code_hash import code_hashes
+from segue.continuity.data_hash import WHOLE_BYTES, data_hashes
 from segue.continuity.object_walk import Inspection, Leaf, is_telling
 from segue.continuity.recipe_diff import (
     BINDING,
@@ -33,12 +33,12 @@ from segue.continuity.recipe_diff import (
     CONFIG,
     DATA,
     HYPERPARAMETERS,
-    LOOSE,
     MODEL,
     NEXT_BATCHES,
+    UNTRACKED,
     differences,
-    loose_hint,
     setup_changes,
+    untracked_changes,
 )
 from segue.data.loader import Feed, seed_all
 from segue.recipe import Recipe
@@ -183,9 +183,9 @@ def test_differences_name_the_path_and_tell_types_apart():
 
 
 def test_the_hint_names_what_is_in_no_state_dict():
-    assert loose_hint({}, {LOOSE: {}}) == ""
-    assert loose_hint({LOOSE: {"calls": 3}}, {LOOSE: {"calls": 3}}) == ""
-    told = loose_hint({LOOSE: {"calls": 3}}, {LOOSE: {}})
+    assert untracked_changes({}, {UNTRACKED: {}}) == ""
+    assert untracked_changes({UNTRACKED: {"calls": 3}}, {UNTRACKED: {"calls": 3}}) == ""
+    told = untracked_changes({UNTRACKED: {"calls": 3}}, {UNTRACKED: {}})
     assert told == "not restored, because in no state_dict: calls was 3, now as built"
 
 
@@ -223,14 +223,14 @@ def test_times_and_made_up_names_are_no_settings_and_looking_draws_nothing():
     assert recipe.data.dataset.served == 0
     assert setup_changes(before, captured(augmented()), environment_changes=()).findings == ()
     assert before[HYPERPARAMETERS]["data.dataset.served"] == 0
-    assert before[LOOSE].keys() == {"data.dataset.noise"}
+    assert before[UNTRACKED].keys() == {"data.dataset.noise"}
     assert not {"data.dataset.began_at", "data.dataset.name"} & before[HYPERPARAMETERS].keys()
 
 
 def test_what_training_changes_and_nobody_restores_is_kept_as_a_hint():
     recipe = augmented()
     feed = Feed(recipe.data, recipe="augmented", seed=0)
-    look = setup_components(recipe, feed, Progress(), build=augmented, config={})[LOOSE].capture
+    look = setup_components(recipe, feed, Progress(), build=augmented, config={})[UNTRACKED].capture
     before = look()
     recipe.data.dataset[0]
     after = look()
@@ -256,8 +256,8 @@ def test_the_next_batches_are_told_from_those_of_any_other_place_and_seed():
     assert len({marks(n)["samples"] for n in (0, 300, 600, 1000)} | {marks(0, seed=1)["samples"]}) == 5
 
 
-def marks_of_data(value):
-    return data_marks([Leaf("x", value)])["x"]
+def hashes_of_data(value):
+    return data_hashes([Leaf("x", value)])["x"]
 
 
 LARGE = WHOLE_BYTES // 4 + 1_000_000
@@ -292,10 +292,10 @@ LARGE = WHOLE_BYTES // 4 + 1_000_000
         "large-strided",
     ],
 )
-def test_data_has_one_mark_whoever_looks_and_another_when_it_changes(make):
+def test_data_has_one_hash_whoever_looks_and_another_when_it_changes(make):
     value = make()
-    mark = marks_of_data(value)
-    assert marks_of_data(make()) == mark
+    mark = hashes_of_data(value)
+    assert hashes_of_data(make()) == mark
     if isinstance(value, pd.DataFrame):
         value.loc[7, "b"] = "y"
     elif isinstance(value, range):
@@ -308,11 +308,11 @@ def test_data_has_one_mark_whoever_looks_and_another_when_it_changes(make):
             value[0] = 1.0
     if isinstance(value, np.ndarray) and value.dtype == object:
         value[0, 0] = "c"
-    assert marks_of_data(value) != mark
+    assert hashes_of_data(value) != mark
 
 
-def test_types_and_shapes_are_part_of_the_mark():
-    assert len({marks_of_data(v) for v in (torch.zeros(4), torch.zeros(2, 2), torch.zeros(4).int(), np.zeros(4))}) == 4
+def test_types_and_shapes_are_part_of_the_hash():
+    assert len({hashes_of_data(v) for v in (torch.zeros(4), torch.zeros(2, 2), torch.zeros(4).int(), np.zeros(4))}) == 4
 
 
 CODE_TEXT = '''
@@ -339,11 +339,11 @@ def build(config):
 '''
 
 
-def marks_of_code(text, name="made_up_recipe"):
+def hashes_of_code(text, name="made_up_recipe"):
     """Marks of the module's `build`, in this process: what is compared is the code, not where it lies."""
     space = {"__name__": name}
     exec(compile(textwrap.dedent(text), "made-up", "exec"), space)
-    return code_marks([space["build"]], home=name)
+    return code_hashes([space["build"]], home=name)
 
 
 @pytest.mark.parametrize(
@@ -361,27 +361,27 @@ def marks_of_code(text, name="made_up_recipe"):
     ],
 )
 def test_code_is_told_by_what_it_does(old, new, changed):
-    before = marks_of_code(CODE_TEXT)
-    now = marks_of_code(CODE_TEXT.replace(old, new.replace("\\n", "\n")))
+    before = hashes_of_code(CODE_TEXT)
+    now = hashes_of_code(CODE_TEXT.replace(old, new.replace("\\n", "\n")))
     names = {f"made_up_recipe.{name}" for name in ("build", "helper", "Net.forward", "loss")}
     assert set(before) == names | {"globals of made_up_recipe.Net.forward"}
     assert {name.replace("made_up_recipe.", "") for name in before if before[name] != now[name]} == changed
 
 
 def test_code_of_libraries_is_not_looked_at():
-    marks = code_marks([nn.Linear, functools.partial, np.mean, random.random, DataLoader, pd.DataFrame], home="recipe")
+    marks = code_hashes([nn.Linear, functools.partial, np.mean, random.random, DataLoader, pd.DataFrame], home="recipe")
     assert marks == {}
 
 
-def test_another_process_gives_code_the_same_marks(tmp_path):
+def test_another_process_gives_code_the_same_hashes(tmp_path):
     (tmp_path / "made_up_recipe.py").write_text(CODE_TEXT)
     ask = (
-        "import made_up_recipe, json; from segue.continuity.code_hash import code_marks; "
-        "print(json.dumps(code_marks([made_up_recipe.build], home='made_up_recipe')))"
+        "import made_up_recipe, json; from segue.continuity.code_hash import code_hashes; "
+        "print(json.dumps(code_hashes([made_up_recipe.build], home='made_up_recipe')))"
     )
     env = {"PYTHONHASHSEED": "1", "PYTHONPATH": f"{tmp_path}:{':'.join(sys.path)}"}
     answer = subprocess.run([sys.executable, "-c", ask], env=env, capture_output=True, text=True, check=True).stdout
-    assert json.loads(answer) == marks_of_code(CODE_TEXT)
+    assert json.loads(answer) == hashes_of_code(CODE_TEXT)
 
 
 def test_an_object_that_holds_itself_is_taken_apart_once():
@@ -449,7 +449,7 @@ def test_what_belongs_to_one_process_or_machine_is_no_setting(value):
 def test_nothing_is_loaded_or_fetched_by_looking(value):
     found = Inspection()
     found.add("x", value)
-    data_marks(found.arrays)
+    data_hashes(found.arrays)
     assert found.changed() == {}
 
 
@@ -463,22 +463,22 @@ def test_long_tables_are_data_and_not_thousands_of_settings():
     found = Inspection()
     found.add("x", {"vocabulary": {f"word{n}": n for n in range(1000)}, "names": {f"n{n}" for n in range(1000)}})
     assert found.plain == {}
-    marks = data_marks(found.arrays)
+    marks = data_hashes(found.arrays)
     found.arrays[0].value["word7"] = -1
-    assert {path for path, mark in data_marks(found.arrays).items() if mark != marks[path]} == {"x.vocabulary"}
+    assert {path for path, mark in data_hashes(found.arrays).items() if mark != marks[path]} == {"x.vocabulary"}
 
 
-def test_data_of_a_kind_that_cannot_be_read_has_no_mark():
+def test_data_of_a_kind_that_cannot_be_read_has_no_hash():
     fields = np.zeros(3, dtype=[("a", object), ("b", float)])
     lists = pd.DataFrame({"tokens": [[1, 2], [3]]})
-    assert data_marks([Leaf("lists", lists), Leaf("rows", torch.zeros(2))]).keys() == {"rows"}
-    assert data_marks([Leaf("fields", fields)]).keys() <= {"fields"}
+    assert data_hashes([Leaf("lists", lists), Leaf("rows", torch.zeros(2))]).keys() == {"rows"}
+    assert data_hashes([Leaf("fields", fields)]).keys() <= {"fields"}
 
 
 def test_long_lists_of_files_are_the_same_wherever_they_are_mounted():
     there, here = ([(f"{place}/{n}.jpg", n) for n in range(500)] for place in ("/mnt/a", "/data/b"))
-    assert marks_of_data(there) == marks_of_data(here)
-    assert marks_of_data(there) != marks_of_data([("/data/b/other.jpg", 0), *here[1:]])
+    assert hashes_of_data(there) == hashes_of_data(here)
+    assert hashes_of_data(there) != hashes_of_data([("/data/b/other.jpg", 0), *here[1:]])
 
 
 def test_values_of_what_only_handles_samples_are_noted_and_break_nothing_by_themselves():

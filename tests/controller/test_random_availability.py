@@ -27,12 +27,12 @@ def state_of(history: History) -> dict[str, str]:
 
 
 @pytest.fixture(scope="module")
-def undisturbed(nursery, tmp_path_factory) -> dict[str, str]:
+def undisturbed(fork_server, tmp_path_factory) -> dict[str, str]:
     fields = {"run_id": "undisturbed", "recipe": "segue.testing.recipes:tiny", "threads": 1}
-    fields |= {"store": {"url": str(tmp_path_factory.mktemp("reference"))}, "continuity": {"fire_drill": "off"}}
+    fields |= {"store": {"url": str(tmp_path_factory.mktemp("reference"))}, "continuity": {"rehearsal": "off"}}
     spec = RunSpec.parse(fields | RECIPE)
     runlog = open_run(spec, clock=SystemClock())
-    nursery.run_to_the_end(runlog, spec)
+    fork_server.run_to_the_end(runlog, spec)
     return state_of(read_history(runlog))
 
 
@@ -49,7 +49,7 @@ SEEDS = (1, 7, *range(100, 128))
 @pytest.mark.matrix
 @pytest.mark.parametrize("seed", SEEDS)
 def test_every_script_of_preemptions_meets_the_deadline_and_ends_in_the_undisturbed_state(
-    seed, nursery, make_spec, open_log, undisturbed
+    seed, fork_server, make_spec, open_log, undisturbed
 ):
     deadline = datetime.now(UTC) + timedelta(seconds=90)
     spec = make_spec(
@@ -57,13 +57,13 @@ def test_every_script_of_preemptions_meets_the_deadline_and_ends_in_the_undistur
         deadline=deadline,
         config={"pause_seconds": 0.005},
         policy=NUMBERS | {"name": POLICIES[seed % len(POLICIES)], "max_lost_in_place": 100},
-        liveness={"heartbeat_seconds": 0.2, "lease_seconds": 8, "start_seconds": 8},
+        liveness={"heartbeat_seconds": 0.2, "heartbeat_timeout_seconds": 8, "start_seconds": 8},
         **RECIPE,
     )
     runlog = open_log(spec)
     if seed % 2:
         begin_on_demand(spec, runlog)
-    ended = World(spec, runlog, nursery, seed=seed).run()
+    ended = World(spec, runlog, fork_server, seed=seed).run()
     history = read_history(runlog.reload())
     told = [f"{entry.reason}" for entry in history.decisions]
     assert ended.action == "finished", told

@@ -1,4 +1,4 @@
-"""A spare on its machine: what it says, what it heeds, and that it leaves when nobody needs it."""
+"""A standby on its machine: what it says, what it heeds, and that it leaves when nobody needs it."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from datetime import timedelta
 
 import pytest
 
-from segue.controller.standby_agent import Left, Servant, Taken
-from segue.controller.standby_messages import SpareOrder, held_by_spares, put_order, word_of
+from segue.controller.standby_agent import Left, StandbyAgent, Taken
+from segue.controller.standby_messages import StandbyCommand, held_by_standbys, put_command, status_of
 from segue.controller.steps import decide_next, declare_lost
 from segue.records import Capacity, StopReason
 from segue.runlog.entries import DecisionEntry, HandoverEntry, OpenEntry
@@ -44,7 +44,7 @@ class ScriptedTrainer:
 
 
 class Waiting(Run):
-    """A run on on-demand and a spare beside it, on scripted time."""
+    """A run on on-demand and a standby beside it, on scripted time."""
 
     def __init__(self, spec) -> None:
         self.clock: ScriptedClock = ScriptedClock()
@@ -61,7 +61,7 @@ class Waiting(Run):
     def serve(self) -> Taken | Left:
         log = self.another_log()
         log.store = FaultyStore(open_store(self.spec.store), fails=lambda operation, key: self.is_store_away())
-        servant = Servant(log, self.spec, "spare0", boot=self._boot, clock=self.clock, flow_run_id="flow")
+        servant = StandbyAgent(log, self.spec, "spare0", boot=self._boot, clock=self.clock, flow_run_id="flow")
         return servant.serve(lambda: self.called_off)
 
     def _boot(self) -> ScriptedTrainer:
@@ -70,30 +70,36 @@ class Waiting(Run):
 
     def order(self, order: str, why: str = "the test says so") -> None:
         self.counter += 1
-        made = SpareOrder(
-            spare="spare0", counter=self.counter, order=order, why=why, deployment="segment/spot", segment=0, attempt=1
+        made = StandbyCommand(
+            standby="spare0",
+            counter=self.counter,
+            order=order,
+            why=why,
+            deployment="segment/spot",
+            segment=0,
+            attempt=1,
         )
-        put_order(self.log.store, self.spec.run_id, made)
+        put_command(self.log.store, self.spec.run_id, made)
 
     def order_at(self, seconds: float, order: str, why: str = "the test says so") -> None:
         self.clock.at(seconds, lambda: self.order(order, why))
 
     def call_off_at(self, seconds: float) -> None:
-        self.clock.at(seconds, lambda: setattr(self, "called_off", "the spare was taken back"))
+        self.clock.at(seconds, lambda: setattr(self, "called_off", "the standby was taken back"))
 
-    def hand_over(self, *, spare: str = "spare0", reason: StopReason | None = StopReason.BOUND) -> None:
-        facts = {"spare": spare, "deployment": "segment/spot", "reason": "ready"}
+    def hand_over(self, *, standby: str = "spare0", reason: StopReason | None = StopReason.BOUND) -> None:
+        facts = {"standby": standby, "deployment": "segment/spot", "reason": "ready"}
         facts |= {"segment": self.plan.segment, "attempt": self.plan.attempt}
         self.log.append(lambda stamp: HandoverEntry(**stamp(epoch=0), **facts))
         if reason is not None:
             self.report(self.plan, self.at_work, reason)
 
     def phase(self) -> str | None:
-        word = word_of(self.log.store, self.spec.run_id, "spare0")
+        word = status_of(self.log.store, self.spec.run_id, "spare0")
         return word.phase if word is not None else None
 
     def note(self) -> str | None:
-        return word_of(self.log.store, self.spec.run_id, "spare0").note
+        return status_of(self.log.store, self.spec.run_id, "spare0").note
 
 
 @pytest.fixture
@@ -103,7 +109,7 @@ def waiting(make_spec) -> Waiting:
     return Waiting(make_spec(steps=100, deadline=deadline, policy=policy, liveness={"heartbeat_seconds": 2}))
 
 
-def test_a_spare_says_that_it_is_here_boots_and_takes_the_plan_that_names_it(waiting):
+def test_a_standby_says_that_it_is_here_boots_and_takes_the_plan_that_names_it(waiting):
     phases: dict[float, str | None] = {}
     for seconds in (5, 15, 25):
         waiting.clock.at(seconds, lambda at=seconds: phases.update({at: waiting.phase()}))
@@ -115,7 +121,7 @@ def test_a_spare_says_that_it_is_here_boots_and_takes_the_plan_that_names_it(wai
     taken = waiting.serve()
     assert phases == {5: "here", 15: "booting", 25: "ready"}
     assert isinstance(taken, Taken)
-    assert (taken.plan.spare, taken.plan.capacity, waiting.clock.monotonic()) == ("spare0", Capacity.SPOT, 32)
+    assert (taken.plan.standby, taken.plan.capacity, waiting.clock.monotonic()) == ("spare0", Capacity.SPOT, 32)
     assert waiting.trainers[0].given == [f"{taken.plan.segment}.{taken.plan.attempt} by flow"]
 
 
@@ -123,48 +129,48 @@ def test_its_heart_beats_while_it_waits(waiting):
     waiting.order("wait")
     seen: list[int] = []
     for seconds in (10, 20, 30):
-        waiting.clock.at(seconds, lambda: seen.append(word_of(waiting.log.store, "tiny", "spare0").counter))
+        waiting.clock.at(seconds, lambda: seen.append(status_of(waiting.log.store, "tiny", "spare0").counter))
     waiting.order_at(40, "leave")
     waiting.serve()
     assert seen[0] + 4 <= seen[1] <= seen[2] - 4
 
 
 def test_how_long_it_held_a_machine_is_known_afterwards(waiting):
-    assert held_by_spares(waiting.log.store, "tiny") == {}
+    assert held_by_standbys(waiting.log.store, "tiny") == {}
     waiting.order("wait")
     waiting.order_at(40, "leave")
     waiting.serve()
-    assert held_by_spares(waiting.log.store, "tiny") == {"segment/spot": pytest.approx(40, abs=0.5)}
+    assert held_by_standbys(waiting.log.store, "tiny") == {"segment/spot": pytest.approx(40, abs=0.5)}
 
 
-def test_a_spare_that_is_not_needed_leaves_without_having_booted(waiting):
+def test_a_standby_that_is_not_needed_leaves_without_having_booted(waiting):
     waiting.order("wait")
     waiting.order_at(10, "leave", "not needed: on-demand goes on")
     assert waiting.serve() == Left("not needed: on-demand goes on")
     assert (waiting.trainers, waiting.phase(), waiting.note()) == ([], "gone", "not needed: on-demand goes on")
 
 
-def test_a_spare_that_is_released_while_it_boots_leaves_no_trainer(waiting):
+def test_a_standby_that_is_released_while_it_boots_leaves_no_trainer(waiting):
     waiting.order("boot")
     waiting.order_at(10, "leave")
     waiting.serve()
     assert waiting.trainers[0].given == ["killed"]
 
 
-def test_a_spare_that_is_taken_back_says_so_and_goes(waiting):
+def test_a_standby_that_is_taken_back_says_so_and_goes(waiting):
     waiting.order("boot")
     waiting.call_off_at(10)
-    assert waiting.serve() == Left("the spare was taken back", how="taken back")
+    assert waiting.serve() == Left("the standby was taken back", how="taken back")
     assert (waiting.phase(), waiting.trainers[0].given) == ("gone", ["killed"])
 
 
-def test_a_trainer_that_ends_while_it_boots_ends_the_spare(waiting):
+def test_a_trainer_that_ends_while_it_boots_ends_the_standby(waiting):
     waiting.order("boot")
     waiting.clock.at(10, lambda: setattr(waiting.trainers[0], "code", 2))
     assert waiting.serve() == Left("its trainer ended while it booted, with code 2", how="broken")
 
 
-def test_a_spare_whose_parent_says_nothing_any_more_leaves_by_itself(waiting):
+def test_a_standby_whose_parent_says_nothing_any_more_leaves_by_itself(waiting):
     waiting.order("wait")
     waiting.order_at(100, "wait")
     assert waiting.serve() == Left("nobody asked for it in 300 s")
@@ -172,7 +178,7 @@ def test_a_spare_whose_parent_says_nothing_any_more_leaves_by_itself(waiting):
 
 
 @pytest.mark.parametrize("order", ["wait", "boot"])
-def test_a_run_that_is_over_needs_no_spare(waiting, order):
+def test_a_run_that_is_over_needs_no_standby(waiting, order):
     waiting.order(order)
 
     def finish() -> None:
@@ -186,21 +192,21 @@ def test_a_run_that_is_over_needs_no_spare(waiting, order):
     assert waiting.serve() == Left("not needed: the run is over")
 
 
-def test_a_run_that_was_to_be_handed_over_and_went_on_otherwise_needs_no_spare(waiting):
+def test_a_run_that_was_to_be_handed_over_and_went_on_otherwise_needs_no_standby(waiting):
     waiting.order("boot")
     waiting.clock.at(10, lambda: waiting.hand_over(reason=StopReason.FAILED))
     waiting.clock.at(15, waiting.decide)
     assert waiting.serve() == Left("not needed: the run went on without it")
 
 
-def test_a_spare_that_starts_after_its_attempt_was_given_up_leaves(waiting):
+def test_a_standby_that_starts_after_its_attempt_was_given_up_leaves(waiting):
     waiting.order("boot")
     waiting.hand_over()
     declare_lost(waiting.log, waiting.decide(), why="no capacity", got_capacity=False)
     assert waiting.serve() == Left("not needed: the run went on without it")
 
 
-def test_a_spare_that_comes_after_the_decision_boots_for_it_without_an_order(waiting):
+def test_a_standby_that_comes_after_the_decision_boots_for_it_without_an_order(waiting):
     waiting.hand_over()
     waiting.decide()
     waiting.clock.at(10, lambda: setattr(waiting.trainers[0], "booted", True))
@@ -208,14 +214,14 @@ def test_a_spare_that_comes_after_the_decision_boots_for_it_without_an_order(wai
 
 
 @pytest.mark.parametrize("order", ["wait", "boot"])
-def test_a_spare_that_was_sent_with_an_older_spec_leaves_and_does_not_take_the_plan(waiting, order):
+def test_a_standby_that_was_sent_with_an_older_spec_leaves_and_does_not_take_the_plan(waiting, order):
     waiting.order(order)
     changed = waiting.spec.model_copy(update={"config": {"lr": 0.5}})
 
     def change() -> None:
         waiting.log.append(lambda stamp: OpenEntry(**stamp(epoch=0), spec=changed))
         waiting.hand_over()
-        assert decide_next(waiting.log, changed, clock=waiting.clock).plan.spare == "spare0"
+        assert decide_next(waiting.log, changed, clock=waiting.clock).plan.standby == "spare0"
 
     waiting.clock.at(10, lambda: [setattr(trainer, "booted", True) for trainer in waiting.trainers])
     waiting.clock.at(20, change)
@@ -223,7 +229,7 @@ def test_a_spare_that_was_sent_with_an_older_spec_leaves_and_does_not_take_the_p
     assert [trainer.given for trainer in waiting.trainers] == ([["killed"]] if order == "boot" else [])
 
 
-def test_a_spare_that_starts_when_the_spec_has_changed_boots_nothing(waiting):
+def test_a_standby_that_starts_when_the_spec_has_changed_boots_nothing(waiting):
     changed = waiting.spec.model_copy(update={"config": {"lr": 0.5}})
     waiting.log.append(lambda stamp: OpenEntry(**stamp(epoch=0), spec=changed))
     waiting.order("boot")
@@ -231,10 +237,10 @@ def test_a_spare_that_starts_when_the_spec_has_changed_boots_nothing(waiting):
     assert (waiting.trainers, waiting.note()) == ([], "the run spec has changed")
 
 
-def test_another_spares_plan_is_not_taken(waiting):
+def test_another_standbys_plan_is_not_taken(waiting):
     waiting.order("boot")
     waiting.clock.at(5, lambda: setattr(waiting.trainers[0], "booted", True))
-    waiting.clock.at(10, lambda: waiting.hand_over(spare="spare1"))
+    waiting.clock.at(10, lambda: waiting.hand_over(standby="spare1"))
     waiting.clock.at(12, waiting.decide)
     waiting.order_at(20, "leave")
     assert isinstance(waiting.serve(), Left)
@@ -250,5 +256,5 @@ def test_a_store_that_is_away_is_waited_out(waiting):
 def test_a_notice_is_heeded_while_the_store_is_away(waiting):
     waiting.is_store_away = lambda: True
     waiting.call_off_at(10)
-    assert waiting.serve() == Left("the spare was taken back", how="taken back")
+    assert waiting.serve() == Left("the standby was taken back", how="taken back")
     assert waiting.clock.monotonic() == 10

@@ -1,4 +1,4 @@
-"""The parent and its spares: sent, answered, handed over to, and never at the cost of the attempt on on-demand."""
+"""The parent and its standbys: sent, answered, handed over to, and never at the cost of the attempt on on-demand."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from datetime import timedelta
 import pytest
 
 from segue.controller.standby_manager import release_leftover
-from segue.controller.standby_messages import SpareWord, order_of, put_word
+from segue.controller.standby_messages import StandbyStatus, command_of, put_status
 from segue.controller.steps import decide_next
 from segue.controller.wait import await_report
 from segue.policy.availability import spells
@@ -36,8 +36,8 @@ NEVER_BACK = {"name": "slack_age", "parameters": {"pays_for": 1000}}
 """No spell is long enough for a thousand changeovers."""
 
 
-class ScriptedSpare:
-    """A spare's flow run, which says what the test tells it to."""
+class ScriptedStandby:
+    """A standby's flow run, which says what the test tells it to."""
 
     def __init__(self) -> None:
         self.state: str | None = None
@@ -51,11 +51,11 @@ class ScriptedSpare:
 
 
 class Spared(Watched):
-    """A run on on-demand, whose spares the test plays."""
+    """A run on on-demand, whose standbys the test plays."""
 
     def __init__(self, spec) -> None:
         super().__init__(spec)
-        self.pool: dict[str, ScriptedSpare] = {}
+        self.pool: dict[str, ScriptedStandby] = {}
         self.sent: list[tuple[str, float]] = []
         self.is_pool_silent = lambda: False
         self.phases: dict[str, str] = {}
@@ -65,11 +65,11 @@ class Spared(Watched):
         self.plan, self.at_work = plan, self.claim(plan)
         self.lives(self.at_work)
 
-    def send(self, spare: str, *, deployment: str) -> ScriptedSpare | None:
+    def send(self, standby: str, *, deployment: str) -> ScriptedStandby | None:
         if self.is_pool_silent():
             return None
-        self.sent.append((spare, self.clock.monotonic()))
-        return self.pool.setdefault(spare, ScriptedSpare())
+        self.sent.append((standby, self.clock.monotonic()))
+        return self.pool.setdefault(standby, ScriptedStandby())
 
     def lives(self, claim: Claim, **fields) -> None:
         super().lives(claim, **fields)
@@ -77,23 +77,23 @@ class Spared(Watched):
 
         def all_beat() -> None:
             beat()
-            for spare, phase in self.phases.items():
-                self.say(spare, phase)
+            for standby, phase in self.phases.items():
+                self.say(standby, phase)
 
         self.clock.at_every_poll = all_beat
 
-    def say(self, spare: str, phase: str, **fields) -> None:
+    def say(self, standby: str, phase: str, **fields) -> None:
         counter = int(self.clock.monotonic() * 10)
-        word = SpareWord(spare=spare, counter=counter, phase=phase, beat_at=self.clock.now(), **fields)
-        put_word(self.log.store, self.spec.run_id, word)
+        word = StandbyStatus(standby=standby, counter=counter, phase=phase, beat_at=self.clock.now(), **fields)
+        put_status(self.log.store, self.spec.run_id, word)
 
-    def spare_is(self, seconds: float, phase: str | None, spare: str = "spare0") -> None:
-        """From then on the spare lives in this phase; with None it is silent."""
+    def standby_is(self, seconds: float, phase: str | None, standby: str = "spare0") -> None:
+        """From then on the standby lives in this phase; with None it is silent."""
 
         def become() -> None:
-            self.phases.pop(spare, None)
+            self.phases.pop(standby, None)
             if phase is not None:
-                self.phases[spare] = phase
+                self.phases[standby] = phase
 
         self.clock.at(seconds, become)
 
@@ -111,7 +111,7 @@ class Spared(Watched):
 
         self.clock.at_every_poll = look
 
-    def wait_with_spares(self, plan: SegmentPlan | None = None) -> SegmentReport:
+    def wait_with_standbys(self, plan: SegmentPlan | None = None) -> SegmentReport:
         def fails(operation: str, key: str) -> bool:
             if self.is_store_away(operation, key):
                 return True
@@ -121,15 +121,15 @@ class Spared(Watched):
 
         log = self.another_log()
         log.store = FaultyStore(open_store(self.spec.store), fails=fails)
-        return await_report(log, self.spec, plan or self.plan, child=self.child, clock=self.clock, spares=self)
+        return await_report(log, self.spec, plan or self.plan, child=self.child, clock=self.clock, standbys=self)
 
-    def order(self, spare: str = "spare0") -> tuple[str, str]:
-        order = order_of(self.log.store, self.spec.run_id, spare)
+    def order(self, standby: str = "spare0") -> tuple[str, str]:
+        order = command_of(self.log.store, self.spec.run_id, standby)
         return order.order, order.why
 
     @property
     def handovers(self) -> list[str]:
-        return [slot.entry.spare for slot in self.log.refresh().slots if slot.entry.kind == "handover"]
+        return [slot.entry.standby for slot in self.log.refresh().slots if slot.entry.kind == "handover"]
 
 
 @pytest.fixture
@@ -147,32 +147,32 @@ def spared(make_spec) -> Callable[..., Spared]:
     return make
 
 
-def test_a_spare_that_is_wanted_boots_and_takes_over_when_it_is_ready(spared):
+def test_a_standby_that_is_wanted_boots_and_takes_over_when_it_is_ready(spared):
     run = spared()
-    run.spare_is(30, "here")
+    run.standby_is(30, "here")
     orders: list[str] = []
     run.clock.at(35, lambda: orders.append(run.order()[0]))
-    run.spare_is(36, "booting")
-    run.spare_is(60, "ready")
+    run.standby_is(36, "booting")
+    run.standby_is(60, "ready")
     run.when_recalled(BOUND)
-    assert run.wait_with_spares().stop_reason is BOUND
+    assert run.wait_with_standbys().stop_reason is BOUND
     assert run.sent == [("spare0", POLL)]
     assert orders == ["boot"]
     assert (run.handovers, run.order()[0], run.pool["spare0"].cancelled) == (["spare0"], "boot", [])
     assert len(run.recalls) == 1
     assert 60 <= run.recalls[0] <= 60 + 2 * POLL
     recall = keys.recall_key(run.spec.run_id, run.at_work.attempt_id)
-    assert run.log.store.get(recall) == b"the spare is ready"
+    assert run.log.store.get(recall) == b"the standby is ready"
     decision = decide_next(run.log, run.spec, clock=run.clock)
-    assert (decision.plan.capacity, decision.plan.spare, decision.reason) == (Capacity.SPOT, "spare0", SPOT_AGAIN)
+    assert (decision.plan.capacity, decision.plan.standby, decision.reason) == (Capacity.SPOT, "spare0", SPOT_AGAIN)
 
 
-def test_what_a_spare_saw_of_spot_is_on_record(spared):
+def test_what_a_standby_saw_of_spot_is_on_record(spared):
     run = spared()
-    run.spare_is(30, "here")
-    run.spare_is(60, "ready")
+    run.standby_is(30, "here")
+    run.standby_is(60, "ready")
     run.when_recalled(BOUND)
-    run.wait_with_spares()
+    run.wait_with_standbys()
     began = run.clock.now() - timedelta(seconds=run.clock.monotonic())
     run.plan = decide_next(run.log, run.spec, clock=run.clock).plan
     run.report(run.plan, run.claim(run.plan), StopReason.LOST)
@@ -186,23 +186,23 @@ def test_what_a_spare_saw_of_spot_is_on_record(spared):
 
 def test_the_attempt_on_spot_is_waited_for_like_any_other(spared):
     run = spared()
-    run.spare_is(30, "ready")
+    run.standby_is(30, "ready")
     run.when_recalled(BOUND)
-    run.wait_with_spares()
+    run.wait_with_standbys()
     plan = run.decide()
     claim = run.claim(plan)
     run.lives(claim)
     run.clock.at(300, lambda: run.report(plan, claim, FINISHED))
-    assert run.wait_with_spares(plan).stop_reason is FINISHED
+    assert run.wait_with_standbys(plan).stop_reason is FINISHED
     assert [name for name, _ in run.sent] == ["spare0"]
 
 
-def test_a_spare_that_is_not_wanted_is_released_and_others_follow_after_a_pause(spared):
+def test_a_standby_that_is_not_wanted_is_released_and_others_follow_after_a_pause(spared):
     run = spared(deadline_in=3000, **NEVER_BACK)
     for number, seconds in enumerate((10, 320)):
-        run.spare_is(seconds, "here", f"spare{number}")
+        run.standby_is(seconds, "here", f"standby{number}")
     run.reports_at(330, FINISHED)
-    run.wait_with_spares()
+    run.wait_with_standbys()
     assert run.order("spare0") == run.order("spare1") == ("leave", "not needed: on-demand goes on")
     assert [name for name, _ in run.sent] == ["spare0", "spare1"]
     # A tenth of the time left after the answer, which came at the poll after the first word.
@@ -210,57 +210,57 @@ def test_a_spare_that_is_not_wanted_is_released_and_others_follow_after_a_pause(
     assert (run.recalls, run.handovers) == ([], [])
 
 
-def test_a_spare_that_goes_silent_while_it_boots_costs_nothing_and_another_is_sent(spared):
+def test_a_standby_that_goes_silent_while_it_boots_costs_nothing_and_another_is_sent(spared):
     run = spared(deadline_in=3000)
-    run.spare_is(10, "here")
-    run.spare_is(12, "booting")
-    run.spare_is(20, None)
+    run.standby_is(10, "here")
+    run.standby_is(12, "booting")
+    run.standby_is(20, None)
     run.reports_at(360, FINISHED)
-    assert run.wait_with_spares().stop_reason is FINISHED
+    assert run.wait_with_standbys().stop_reason is FINISHED
     assert run.order("spare0") == ("leave", "no sign of life for 30 s")
     assert [name for name, _ in run.sent] == ["spare0", "spare1"]
     assert run.sent[1][1] == pytest.approx(50 + 295, abs=5)
     assert (run.recalls, run.handovers, run.child.asked) == ([], [], [])
 
 
-def test_a_spare_that_says_goodbye_is_believed_at_once(spared):
+def test_a_standby_that_says_goodbye_is_believed_at_once(spared):
     run = spared()
-    run.spare_is(10, "booting")
-    run.clock.at(20, lambda: run.phases.clear() or run.say("spare0", "gone", note="the spare was taken back"))
+    run.standby_is(10, "booting")
+    run.clock.at(20, lambda: run.phases.clear() or run.say("spare0", "gone", note="the standby was taken back"))
     run.clock.at(21, lambda: known.append(run.order()))
     run.reports_at(30, FINISHED)
     known: list[tuple[str, str]] = []
-    run.wait_with_spares()
-    assert known == [("leave", "the spare was taken back")]
+    run.wait_with_standbys()
+    assert known == [("leave", "the standby was taken back")]
 
 
-def test_a_spare_whose_flow_run_ended_before_it_came_is_given_up(spared):
+def test_a_standby_whose_flow_run_ended_before_it_came_is_given_up(spared):
     run = spared()
     run.clock.at(10, lambda: setattr(run.pool["spare0"], "state", "Crashed"))
     run.clock.at(20, lambda: known.append(run.order()))
     run.reports_at(30, FINISHED)
     known: list[tuple[str, str]] = []
-    run.wait_with_spares()
+    run.wait_with_standbys()
     assert known == [("leave", "its flow run ended as Crashed")]
 
 
-def test_a_spare_that_never_gets_booted_is_released(spared):
+def test_a_standby_that_never_gets_booted_is_released(spared):
     run = spared(start_seconds=60)
-    run.spare_is(10, "booting")
+    run.standby_is(10, "booting")
     run.reports_at(150, FINISHED)
-    run.wait_with_spares()
+    run.wait_with_standbys()
     assert run.order("spare0") == ("leave", "it did not boot within 120 s")
 
 
-def test_a_spare_that_waits_on_the_pool_is_cancelled_when_the_attempt_ends(spared):
+def test_a_standby_that_waits_on_the_pool_is_cancelled_when_the_attempt_ends(spared):
     run = spared()
     run.reports_at(100, FINISHED)
-    run.wait_with_spares()
+    run.wait_with_standbys()
     assert run.order() == ("leave", "on-demand has ended")
     assert run.pool["spare0"].cancelled == ["on-demand has ended"]
 
 
-def test_a_parent_that_is_stopped_releases_its_spare(spared):
+def test_a_parent_that_is_stopped_releases_its_standby(spared):
     run = spared()
 
     def stop() -> None:
@@ -268,7 +268,7 @@ def test_a_parent_that_is_stopped_releases_its_spare(spared):
 
     run.clock.at(50, stop)
     with pytest.raises(KeyboardInterrupt):
-        run.wait_with_spares()
+        run.wait_with_standbys()
     assert run.order()[0] == "leave"
     assert len(run.pool["spare0"].cancelled) == 1
 
@@ -284,59 +284,59 @@ def kill_parent(run: Spared, seconds: float) -> None:
 
     run.clock.at(seconds, kill)
     with pytest.raises(Killed):
-        run.wait_with_spares()
+        run.wait_with_standbys()
     run.is_store_away = lambda operation, key: False
-    for spare in run.pool.values():
-        spare.cancelled.clear()
+    for standby in run.pool.values():
+        standby.cancelled.clear()
 
 
 @pytest.mark.parametrize("phase", [None, "here", "booting"])
-def test_a_parent_that_is_killed_and_started_again_adopts_the_spare(spared, phase):
+def test_a_parent_that_is_killed_and_started_again_adopts_the_standby(spared, phase):
     run = spared()
-    run.spare_is(20, phase)
+    run.standby_is(20, phase)
     kill_parent(run, 25)
-    run.spare_is(60, "ready")
+    run.standby_is(60, "ready")
     run.when_recalled(BOUND)
-    assert run.wait_with_spares().stop_reason is BOUND
+    assert run.wait_with_standbys().stop_reason is BOUND
     assert [name for name, _ in run.sent] == ["spare0", "spare0"]
     assert run.handovers == ["spare0"]
 
 
 def test_a_parent_that_was_killed_before_the_recall_goes_on_with_the_hand_over(spared):
     run = spared()
-    run.spare_is(20, "ready")
+    run.standby_is(20, "ready")
     run.is_store_away = lambda operation, key: operation == "put" and key.endswith("recall.json")
     kill_parent(run, 40)
     run.when_recalled(BOUND)
-    assert run.wait_with_spares().stop_reason is BOUND
+    assert run.wait_with_standbys().stop_reason is BOUND
     assert (run.handovers, len(run.recalls)) == (["spare0"], 1)
 
 
-def test_a_parent_that_is_started_again_does_not_send_a_new_spare_at_once_after_one_that_was_released(spared):
+def test_a_parent_that_is_started_again_does_not_send_a_new_standby_at_once_after_one_that_was_released(spared):
     run = spared(deadline_in=3000, **NEVER_BACK)
-    run.spare_is(10, "here")
+    run.standby_is(10, "here")
     kill_parent(run, 30)
     run.reports_at(340, FINISHED)
-    run.wait_with_spares()
+    run.wait_with_standbys()
     assert [name for name, _ in run.sent] == ["spare0", "spare1"]
     assert run.sent[1][1] == pytest.approx(30 + 297, abs=5)
 
 
-def test_a_spare_that_dies_after_the_recall_costs_one_changeover_and_the_run_goes_on(spared):
+def test_a_standby_that_dies_after_the_recall_costs_one_changeover_and_the_run_goes_on(spared):
     run = spared()
-    run.spare_is(20, "ready")
+    run.standby_is(20, "ready")
     run.when_recalled(BOUND)
-    run.wait_with_spares()
+    run.wait_with_standbys()
     run.phases.clear()
     run.child.state = "Crashed"
     plan = run.decide()
-    report = run.wait_with_spares(plan)
-    assert (plan.spare, report.stop_reason, report.lost_steps) == ("spare0", LOST, 0)
+    report = run.wait_with_standbys(plan)
+    assert (plan.standby, report.stop_reason, report.lost_steps) == ("spare0", LOST, 0)
     after = decide_next(run.log, run.spec, clock=run.clock)
-    assert (after.plan.spare, after.plan.parent.step) == (None, 20)
+    assert (after.plan.standby, after.plan.parent.step) == (None, 20)
 
 
-# A lease, 12 s for the answer, and the 100 s of work between two commits.
+# A heartbeat timeout, 12 s for the answer, and the 100 s of work between two commits.
 @pytest.mark.parametrize(
     ("phase", "why", "seconds"),
     [
@@ -344,89 +344,91 @@ def test_a_spare_that_dies_after_the_recall_costs_one_changeover_and_the_run_goe
         ("stopping", "it was recalled and did not end within 142 s", 142),
     ],
 )
-def test_an_attempt_that_does_not_end_for_its_spare_is_given_up_and_the_spare_takes_over(spared, phase, why, seconds):
+def test_an_attempt_that_does_not_end_for_its_standby_is_given_up_and_the_standby_takes_over(
+    spared, phase, why, seconds
+):
     run = spared()
-    run.spare_is(20, "ready")
+    run.standby_is(20, "ready")
     run.clock.at(22, lambda: run.lives(run.at_work, phase=phase))
-    report = run.wait_with_spares()
+    report = run.wait_with_standbys()
     assert (report.stop_reason, report.note, run.child.asked) == (LOST, why, [f"mark lost: {why}"])
     assert seconds < run.clock.monotonic() - run.recalls[0] <= seconds + 3 * POLL
     assert len(run.recalls) == 1
-    assert run.decide().spare == "spare0"
+    assert run.decide().standby == "spare0"
 
 
 def test_an_attempt_that_stops_for_a_killed_parent_is_given_up_by_the_next_one(spared):
     run = spared()
-    run.spare_is(20, "ready")
+    run.standby_is(20, "ready")
     run.clock.at(22, lambda: run.lives(run.at_work, phase="stopping"))
     kill_parent(run, 40)
-    assert run.wait_with_spares().note == "it was recalled and did not end within 142 s"
-    assert (run.handovers, run.decide().spare) == (["spare0"], "spare0")
+    assert run.wait_with_standbys().note == "it was recalled and did not end within 142 s"
+    assert (run.handovers, run.decide().standby) == (["spare0"], "spare0")
 
 
 def test_a_store_that_is_away_does_not_count_against_an_attempt_that_hands_over(spared):
     run = spared()
-    run.spare_is(20, "ready")
+    run.standby_is(20, "ready")
     run.is_store_away = lambda operation, key: 22 <= run.clock.monotonic() < 200
     run.clock.at(202, lambda: run.lives(run.at_work, phase="stopping"))
     run.reports_at(210, BOUND)
-    assert run.wait_with_spares().stop_reason is BOUND
+    assert run.wait_with_standbys().stop_reason is BOUND
 
 
-def test_a_run_at_its_bound_of_preemptions_sends_no_spare(spared):
+def test_a_run_at_its_bound_of_preemptions_sends_no_standby(spared):
     run = spared(max_preemptions=0)
     run.reports_at(30, FINISHED)
-    run.wait_with_spares()
+    run.wait_with_standbys()
     assert run.sent == []
 
 
-def test_an_attempt_that_dies_while_it_hands_over_leaves_the_run_to_the_spare(spared):
+def test_an_attempt_that_dies_while_it_hands_over_leaves_the_run_to_the_standby(spared):
     run = spared()
-    run.spare_is(20, "ready")
+    run.standby_is(20, "ready")
     run.when_recalled(LOST)
-    run.wait_with_spares()
-    assert run.decide().spare == "spare0"
+    run.wait_with_standbys()
+    assert run.decide().standby == "spare0"
 
 
 def test_an_attempt_that_finishes_while_it_hands_over_ends_the_run(spared):
     run = spared()
-    run.spare_is(20, "ready")
+    run.standby_is(20, "ready")
     run.clock.at(20, lambda: run.commit(run.at_work, 100))
     run.when_recalled(FINISHED)
-    assert run.wait_with_spares().stop_reason is FINISHED
+    assert run.wait_with_standbys().stop_reason is FINISHED
     assert decide_next(run.log, run.spec, clock=run.clock).action == "finished"
 
 
-def test_an_orchestrator_that_does_not_answer_is_asked_again_for_the_same_spare(spared):
+def test_an_orchestrator_that_does_not_answer_is_asked_again_for_the_same_standby(spared):
     run = spared()
     run.is_pool_silent = lambda: run.clock.monotonic() < 25
     run.reports_at(100, FINISHED)
-    run.wait_with_spares()
+    run.wait_with_standbys()
     assert run.sent == [("spare0", pytest.approx(30, abs=2))]
 
 
-def test_trouble_with_the_spares_objects_does_not_disturb_the_attempt(spared):
+def test_trouble_with_the_standbys_objects_does_not_disturb_the_attempt(spared):
     run = spared()
-    run.is_store_away = lambda operation, key: "/spares/" in key
+    run.is_store_away = lambda operation, key: "/standbys/" in key
     run.reports_at(100, FINISHED)
-    assert run.wait_with_spares().stop_reason is FINISHED
+    assert run.wait_with_standbys().stop_reason is FINISHED
     assert run.sent == []
 
 
-def test_a_dead_attempt_is_noticed_while_the_spares_objects_cannot_be_read(spared):
+def test_a_dead_attempt_is_noticed_while_the_standbys_objects_cannot_be_read(spared):
     run = spared()
-    run.is_store_away = lambda operation, key: "/spares/" in key
+    run.is_store_away = lambda operation, key: "/standbys/" in key
     run.lives(run.at_work, until=50)
-    assert run.wait_with_spares().stop_reason is LOST
+    assert run.wait_with_standbys().stop_reason is LOST
     assert run.clock.monotonic() < 90
 
 
 # 800 s of work: the clamp needs 800 + 2 * 60 + 100 + 15 + 12 = 1047, and the recall another 27.
 @pytest.mark.parametrize(("deadline_in", "is_sent"), [(1060, False), (1090, True)])
-def test_no_spare_is_sent_that_could_not_take_over_any_more(spared, deadline_in, is_sent):
+def test_no_standby_is_sent_that_could_not_take_over_any_more(spared, deadline_in, is_sent):
     run = spared(deadline_in=deadline_in)
     run.reports_at(5, FINISHED)
-    run.wait_with_spares()
+    run.wait_with_standbys()
     assert bool(run.sent) is is_sent
 
 
@@ -435,40 +437,40 @@ def test_the_attempts_own_rate_counts_when_it_is_slower_than_the_prior(spared, s
     run = spared(deadline_in=1150)
     run.lives(run.at_work, step_seconds=step_seconds)
     run.reports_at(5, FINISHED)
-    run.wait_with_spares()
+    run.wait_with_standbys()
     assert bool(run.sent) is is_sent
 
 
-def test_a_spare_that_is_ready_too_late_is_released(spared):
+def test_a_standby_that_is_ready_too_late_is_released(spared):
     run = spared(deadline_in=1500)
-    run.spare_is(10, "booting")
-    run.spare_is(450, "ready")
+    run.standby_is(10, "booting")
+    run.standby_is(450, "ready")
     run.reports_at(460, FINISHED)
-    run.wait_with_spares()
+    run.wait_with_standbys()
     assert (run.handovers, run.recalls) == ([], [])
     assert run.order() == ("leave", "not needed: the slack does not cover going back to spot any more")
 
 
 @pytest.mark.parametrize("policy", [{"name": "greedy"}, {"handover": False}])
-def test_who_does_not_come_back_sends_no_spare(spared, policy):
+def test_who_does_not_come_back_sends_no_standby(spared, policy):
     run = spared(**policy)
     run.reports_at(30, FINISHED)
-    run.wait_with_spares()
+    run.wait_with_standbys()
     assert run.sent == []
 
 
-def test_a_spare_hears_from_its_parent_twice_a_lease(spared):
+def test_a_standby_hears_from_its_parent_twice_a_heartbeat_timeout(spared):
     run = spared()
-    run.spare_is(10, "booting")
+    run.standby_is(10, "booting")
     run.reports_at(200, FINISHED)
     counters: list[int] = []
     for seconds in range(20, 200, 16):
-        run.clock.at(seconds, lambda: counters.append(order_of(run.log.store, run.spec.run_id, "spare0").counter))
-    run.wait_with_spares()
+        run.clock.at(seconds, lambda: counters.append(command_of(run.log.store, run.spec.run_id, "spare0").counter))
+    run.wait_with_standbys()
     assert counters == sorted(set(counters))
 
 
-def test_a_run_that_is_over_leaves_no_spare_on_the_pool(spared):
+def test_a_run_that_is_over_leaves_no_standby_on_the_pool(spared):
     run = spared()
     kill_parent(run, 20)
     release_leftover(run.log, pool=run)

@@ -50,12 +50,12 @@ class Run:
         """The same log through the eyes of another process; `before_put` happens once, before its first write."""
         pending = [before_put] if before_put else []
 
-        def meddle(operation: str, key: str) -> bool:
+        def observer(operation: str, key: str) -> bool:
             if operation == "put_if_absent" and pending:
                 pending.pop()()
             return False
 
-        return RunLog(FaultyStore(open_store(self.spec.store), fails=meddle), self.spec.run_id, clock=self.clock)
+        return RunLog(FaultyStore(open_store(self.spec.store), fails=observer), self.spec.run_id, clock=self.clock)
 
     def decide(self) -> SegmentPlan:
         plan = decide_next(self.log, self.spec, clock=self.clock).plan

@@ -20,7 +20,7 @@ from segue.trainer.claim import Claim
 from tests.controller.test_steps import START, Run
 
 LOST = StopReason.LOST
-LEASE, POLL = 30.0, 0.5
+HEARTBEAT_TIMEOUT, POLL = 30.0, 0.5
 
 
 class ScriptedClock(FakeClock):
@@ -136,7 +136,7 @@ def test_the_report_of_the_attempt_ends_the_wait(watch):
 
 
 @pytest.mark.parametrize("last_beat", [None, 0.0, 10.0])
-def test_a_heart_that_stands_still_for_a_lease_is_dead_and_people_are_shown(watch, last_beat):
+def test_a_heart_that_stands_still_for_a_heartbeat_timeout_is_dead_and_people_are_shown(watch, last_beat):
     run = watch()
     plan, claim = run.started()
     if last_beat is not None:
@@ -144,7 +144,7 @@ def test_a_heart_that_stands_still_for_a_lease_is_dead_and_people_are_shown(watc
     report = run.wait(plan)
     assert (report.stop_reason, report.note) == (LOST, "no heartbeat for 30 s")
     assert report.to_step == (42 if last_beat else 0)
-    assert LEASE < run.clock.monotonic() - (last_beat or 0) <= LEASE + 2 * POLL
+    assert HEARTBEAT_TIMEOUT < run.clock.monotonic() - (last_beat or 0) <= HEARTBEAT_TIMEOUT + 2 * POLL
     assert run.child.asked == ["mark lost: no heartbeat for 30 s"]
     assert read_history(run.log).reports == (report,)
 
@@ -162,7 +162,7 @@ def test_an_orchestrator_that_is_silent_for_ever_does_not_matter(watch):
     run = watch()
     plan, claim = run.started()
     run.lives(claim)
-    # Each question takes as long as Prefect's client tries: far longer than a lease.
+    # Each question takes as long as Prefect's client tries: far longer than a heartbeat timeout.
     run.child.when_asked = lambda: run.clock.advance(62)
     run.reports(1000, plan, claim, StopReason.FINISHED)
     assert run.wait(plan).stop_reason is StopReason.FINISHED
@@ -242,7 +242,7 @@ def test_a_deadline_does_not_wait_for_a_parent_that_was_started_again(watch, dea
     assert run.clock.monotonic() == gives_up_at
 
 
-def test_a_store_that_is_away_longer_than_a_lease_is_waited_out(watch):
+def test_a_store_that_is_away_longer_than_a_heartbeat_timeout_is_waited_out(watch):
     run = watch()
     plan, claim = run.started()
     run.is_store_away = lambda operation, key: 10 <= run.clock.monotonic() < 100
@@ -258,7 +258,7 @@ def test_an_attempt_that_died_while_the_store_was_away_is_noticed_soon_after(wat
     run.is_store_away = lambda operation, key: 10 <= run.clock.monotonic() < 100
     run.lives(claim, until=50, deaf=(10, 1e9))
     assert run.wait(plan).stop_reason is LOST
-    assert run.clock.monotonic() <= 100 + LEASE
+    assert run.clock.monotonic() <= 100 + HEARTBEAT_TIMEOUT
 
 
 def test_a_report_that_cannot_be_written_is_tried_again(watch):
@@ -326,7 +326,7 @@ def test_a_recall_that_does_not_reach_the_store_is_tried_again(tight):
 
 @pytest.fixture
 def patient(watch) -> Callable[..., Watched]:
-    """100 steps of a second in 200 s: recalled at 52.95, for a death may go unnoticed for longer than a lease."""
+    """100 steps of a second in 200 s: recalled at 52.95, for a death is noticed after the heartbeat timeout only."""
 
     def make() -> Watched:
         policy = {"step_seconds": 1, "changeover_seconds": 6, "detection_seconds": 40, "margin_share": 0}
@@ -362,7 +362,7 @@ def test_a_recalled_attempt_that_does_not_end_is_given_up_while_on_demand_still_
     assert "late" not in after.reason
 
 
-def test_a_last_save_that_takes_longer_than_a_lease_is_waited_for_while_there_is_time(patient):
+def test_a_last_save_that_takes_longer_than_a_heartbeat_timeout_is_waited_for_while_there_is_time(patient):
     run = patient()
     plan, claim = run.started()
     run.lives(claim)
@@ -371,14 +371,14 @@ def test_a_last_save_that_takes_longer_than_a_lease_is_waited_for_while_there_is
     assert run.wait(plan).stop_reason is StopReason.BOUND
 
 
-def test_a_last_save_for_which_it_is_too_late_already_is_waited_for_as_long_as_it_may_spare_work(tight):
+def test_a_last_save_for_which_it_is_too_late_already_is_waited_for_as_long_as_it_may_standby_work(tight):
     run = tight()
     plan, claim = run.started()
     run.lives(claim)
     run.is_store_away = lambda operation, key: operation == "put" and run.clock.monotonic() < 50
     run.clock.at(51, lambda: run.lives(claim, phase="stopping"))
     report = run.wait(plan)
-    # A lease, 1.05 s for the answer, and the 10 s of work between two commits.
+    # A heartbeat timeout, 1.05 s for the answer, and the 10 s of work between two commits.
     assert (report.stop_reason, report.note) == (LOST, "it was recalled and did not end within 41 s")
     assert 50 + 41 < run.clock.monotonic() <= 50 + 41.05 + 2 * POLL
 

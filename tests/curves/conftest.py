@@ -8,5 +8,5 @@ from tests.support.resumed_run import Resumed, train
 
 
 @pytest.fixture(scope="session")
-def resumed(nursery, tmp_path_factory) -> Resumed:
-    return train(nursery, tmp_path_factory.mktemp("resumed") / "store")
+def resumed(fork_server, tmp_path_factory) -> Resumed:
+    return train(fork_server, tmp_path_factory.mktemp("resumed") / "store")

@@ -88,7 +88,7 @@ class Stream(IterableDataset):
         (lambda: DataLoader(DATA, batch_size=64, drop_last=True), "gives no batch"),
     ],
 )
-def test_a_loader_that_cannot_be_resumed_is_refused_with_the_mend(loader, named):
+def test_a_loader_that_cannot_be_resumed_is_refused_with_the_fix(loader, named):
     with pytest.raises(RecipeError, match=named):
         Feed(loader(), recipe="test:build", seed=1)
 

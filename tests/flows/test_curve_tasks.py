@@ -6,7 +6,7 @@ import pytest
 from prefect import flow
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterKey
-from segue.tasks.curve import check_curve, publish_seam
+from segue.tasks.curve import check_curve, publish_resume
 
 from segue.curves.expectations import CurveReport
 from segue.spec import RunSpec
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.prefect
 
 @flow(name="look-at-curve", persist_result=False)
 def look(spec: RunSpec) -> CurveReport:
-    publish_seam(spec)
+    publish_resume(spec)
     return check_curve(spec)
 
 
@@ -27,9 +27,9 @@ def artifact(key: str) -> str:
     return found.data
 
 
-def test_a_check_is_published_as_a_table_and_a_resume_as_a_picture(stack, nursery, tmp_path):
-    assert look(train(nursery, tmp_path / "store").history.spec).passed
+def test_a_check_is_published_as_a_table_and_a_resume_as_a_picture(stack, fork_server, tmp_path):
+    assert look(train(fork_server, tmp_path / "store").history.spec).passed
     told = artifact("segue-nightly-curve")
     assert told.startswith("nightly: nothing failed in steps 1 to 60; ")
     assert "| contiguous steps | met | Each step is one more than the step before it. |" in told
-    assert "(data:image/png;base64," in artifact("segue-nightly-seam")
+    assert "(data:image/png;base64," in artifact("segue-nightly-resume_point")

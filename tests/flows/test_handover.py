@@ -1,4 +1,4 @@
-"""The way back to spot through a real Prefect: on-demand works on while the spare boots, and nothing is lost."""
+"""The way back to spot through a real Prefect: on-demand works on while the standby boots, and nothing is lost."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from prefect.client.schemas.actions import WorkPoolUpdate
 from prefect.client.schemas.objects import StateType
 
 from segue.clock import SystemClock
-from segue.controller.standby_messages import word_of
+from segue.controller.standby_messages import status_of
 from segue.controller.steps import open_run
 from segue.policy.handover import SPOT_AGAIN
 from segue.records import Capacity, SegmentPlan, StopReason, VerdictKind
@@ -56,21 +56,23 @@ def handover_of(runlog):
     return next((slot.entry for slot in runlog.reload().slots if isinstance(slot.entry, HandoverEntry)), None)
 
 
-def test_on_demand_works_on_while_the_spare_boots_and_hands_the_run_over(client, spot, make_spec, nursery, tmp_path):
+def test_on_demand_works_on_while_the_standby_boots_and_hands_the_run_over(
+    client, spot, make_spec, fork_server, tmp_path
+):
     brake = tmp_path / "brake"
     common = {"recipe": "tests.recipes.paced:build", "config": {"brake": str(brake)}, "steps": STEPS}
     undisturbed = make_spec(run_id="never-moved", checkpoints={"every_steps": 1000}, **common)
     reference = open_run(undisturbed, clock=SystemClock())
-    nursery.run_to_the_end(reference, undisturbed)
+    fork_server.run_to_the_end(reference, undisturbed)
 
-    brake.touch()  # However long the spare takes to boot, on-demand is still at work.
+    brake.touch()  # However long the standby takes to boot, on-demand is still at work.
     deadline = datetime.now(UTC) + timedelta(seconds=600)
     spec = make_spec(run_id="moved", deadline=deadline, policy=POLICY, checkpoints={"every_steps": 20}, **common)
     on_demand_first(spec)
     runlog, parent = start(client, spec)
     until(lambda: live_attempt(runlog, past_step=20), what="on-demand")
-    until(lambda: "moved-spare0" in {run.name for run in segment_runs(client, "moved")}, what="the spare")
-    assert word_of(runlog.store, "moved", "spare0") is None  # It waits on the pool and costs nothing.
+    until(lambda: "moved-standby0" in {run.name for run in segment_runs(client, "moved")}, what="the standby")
+    assert status_of(runlog.store, "moved", "spare0") is None  # It waits on the pool and costs nothing.
     spot()
     told = until(lambda: handover_of(runlog), what="the hand-over")
     brake.unlink()
@@ -92,9 +94,9 @@ def test_on_demand_works_on_while_the_spare_boots_and_hands_the_run_over(client,
     runs = {run.name: run for run in ended_segments(client, "moved")}
     assert {name: run.state.name for name, run in runs.items()} == {
         "moved-seg0-a1-on-demand": "Completed",
-        "moved-spare0": "Completed",
+        "moved-standby0": "Completed",
     }
-    assert history.attempts[1].claim.flow_run_id == str(runs["moved-spare0"].id)
+    assert history.attempts[1].claim.flow_run_id == str(runs["moved-standby0"].id)
     # It had booted before on-demand was asked to stop, and that took a while: it had nothing left to do but to claim.
-    assert (told.segment, told.attempt, told.spare) == (0, 1, "spare0")
+    assert (told.segment, told.attempt, told.standby) == (0, 1, "spare0")
     assert told.numbers["held_seconds"] > 1

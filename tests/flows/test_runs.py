@@ -79,10 +79,10 @@ def ended_segments(client, run_id: str):
     return until(ended, what="the segments' own states")
 
 
-def test_a_kill_and_a_notice_are_survived_and_two_preemptions_move_the_run_to_on_demand(client, make_spec, nursery):
+def test_a_kill_and_a_notice_are_survived_and_two_preemptions_move_the_run_to_on_demand(client, make_spec, fork_server):
     undisturbed = make_spec(run_id="undisturbed", **LONG)
     reference = open_run(undisturbed, clock=SystemClock())
-    nursery.run_to_the_end(reference, undisturbed)
+    fork_server.run_to_the_end(reference, undisturbed)
 
     # What moves it is not a deadline: how soon one draws near depends on how busy this machine is.
     deadline = datetime.now(UTC) + timedelta(seconds=900)
@@ -107,7 +107,7 @@ def test_a_kill_and_a_notice_are_survived_and_two_preemptions_move_the_run_to_on
     assert set(kinds) <= {VerdictKind.EXACT, VerdictKind.UNVERIFIED}
     assert history.newest.manifest.components == read_history(reference).newest.manifest.components
     assert [(run.name, run.state.name) for run in ended_segments(client, "main-job")] == [
-        ("main-job-seg0-a1-spot", "LeaseLost"),
+        ("main-job-seg0-a1-spot", "Lost"),
         ("main-job-seg1-a1-spot", "Preempted"),
         ("main-job-seg2-a1-on-demand", "Completed"),
     ]

@@ -28,7 +28,7 @@ pytestmark = [pytest.mark.prefect, pytest.mark.timeout(600)]
 
 STEPS = 280
 RECIPE = {"steps": STEPS, "config": {"pause_seconds": 0.04}, "checkpoints": {"every_steps": 40}, "grace_seconds": 3}
-LIVENESS = {"heartbeat_seconds": 0.25, "lease_seconds": 6, "start_seconds": 30}
+LIVENESS = {"heartbeat_seconds": 0.25, "heartbeat_timeout_seconds": 6, "start_seconds": 30}
 # As they are when two runs at once share two cores: a boot imports Prefect and torch.
 NUMBERS = {"step_seconds": 0.045, "changeover_seconds": 18, "detection_seconds": 8}
 PARENT_SECONDS = 12.0
@@ -46,12 +46,12 @@ def lanes(stack):
 
 
 @pytest.fixture(scope="module")
-def undisturbed(nursery, tmp_path_factory) -> dict[str, str]:
+def undisturbed(fork_server, tmp_path_factory) -> dict[str, str]:
     fields = {"run_id": "undisturbed", "recipe": "segue.testing.recipes:tiny", "threads": 1}
-    fields |= {"store": {"url": str(tmp_path_factory.mktemp("reference"))}, "continuity": {"fire_drill": "off"}}
+    fields |= {"store": {"url": str(tmp_path_factory.mktemp("reference"))}, "continuity": {"rehearsal": "off"}}
     spec = RunSpec.parse(fields | {"steps": STEPS, "checkpoints": RECIPE["checkpoints"]})
     runlog = open_run(spec, clock=SystemClock())
-    nursery.run_to_the_end(runlog, spec)
+    fork_server.run_to_the_end(runlog, spec)
     return state_of(read_history(runlog))
 
 

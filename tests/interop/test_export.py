@@ -64,8 +64,8 @@ torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, "
 
 
 @pytest.fixture(scope="module")
-def trained(nursery, tmp_path_factory) -> Trained:
-    return train(nursery, tmp_path_factory.mktemp("trained") / "store")
+def trained(fork_server, tmp_path_factory) -> Trained:
+    return train(fork_server, tmp_path_factory.mktemp("trained") / "store")
 
 
 @pytest.fixture

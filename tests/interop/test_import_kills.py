@@ -57,12 +57,12 @@ def writes_of(spec: RunSpec, then: Callable[[int, str], None]) -> FaultyStore:
 def test_of_two_imports_at_once_one_is_committed(make_spec, weights):
     spec = make_spec()
 
-    def meddle(number: int, key: str) -> None:
+    def observer(number: int, key: str) -> None:
         if key.endswith(".safetensors"):
             import_weights(spec, weights)
 
     with pytest.raises(FencedError):
-        import_into(spec, weights, writes_of(spec, meddle))
+        import_into(spec, weights, writes_of(spec, observer))
     history = read_history(RunLog(open_store(spec.store), spec.run_id))
     assert [checkpoint.ref.attempt_id for checkpoint in history.checkpoints] == ["seg000-a2-e2"]
     assert history.open_plan is None
@@ -70,15 +70,17 @@ def test_of_two_imports_at_once_one_is_committed(make_spec, weights):
 
 @pytest.mark.matrix
 def test_a_run_that_is_started_during_an_import_waits_for_it_and_goes_on_from_it(make_spec, open_log, weights):
-    spec = make_spec(steps=12, liveness={"heartbeat_seconds": 0.05, "lease_seconds": 2})
+    spec = make_spec(steps=12, liveness={"heartbeat_seconds": 0.05, "heartbeat_timeout_seconds": 2})
     run = threading.Thread(target=lambda: run_here(spec, open_log(spec), on_line=lambda line: None))
 
-    def meddle(number: int, key: str) -> None:
+    def observer(number: int, key: str) -> None:
         if key.endswith(".safetensors"):
             run.start()
-            run.join(9)  # Its trainer has found the run claimed by then, and a lease without a heartbeat has run out.
+            run.join(
+                9
+            )  # Its trainer has found the run claimed by then, and a heartbeat timeout without a heartbeat has run out.
 
-    import_into(spec, weights, writes_of(spec, meddle))
+    import_into(spec, weights, writes_of(spec, observer))
     run.join(60)
     history = read_history(RunLog(open_store(spec.store), spec.run_id))
     assert [(word.segment, word.attempt, word.stop_reason) for word in history.last_words()] == [
@@ -103,7 +105,7 @@ def kinds_of(spec: RunSpec) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def forkserver(nursery):
+def forkserver(fork_server):
     return mp.get_context("forkserver")
 
 
@@ -117,7 +119,7 @@ def forkserver(nursery):
     ],
 )
 def test_a_kill_before_any_write_leaves_a_run_that_can_be_imported_again_or_started(
-    nursery, forkserver, make_spec, open_log, weights, tmp_path, at, records
+    fork_server, forkserver, make_spec, open_log, weights, tmp_path, at, records
 ):
     spec = make_spec(steps=12)
     process = forkserver.Process(target=killed_import, args=(spec.model_dump_json(), weights, at))
@@ -139,7 +141,7 @@ def test_a_kill_before_any_write_leaves_a_run_that_can_be_imported_again_or_star
     assert history.newest.manifest.imported_from.name == "weights.pt"
 
     log = open_log(started)
-    nursery.run_to_the_end(log, started)
+    fork_server.run_to_the_end(log, started)
     history = read_history(log)
     assert history.committed_step == 12
     numbers = [(entry.plan.segment, entry.plan.attempt) for entry in history.decisions if entry.plan]

@@ -184,12 +184,12 @@ def test_a_record_that_cannot_be_read_may_be_a_checkpoint(make_spec, open_log, w
 
 
 def test_a_run_that_kept_nothing_can_still_be_begun_with_weights_and_another_config(
-    nursery, make_spec, open_log, weights
+    fork_server, make_spec, open_log, weights
 ):
     before = make_spec(config={"raise_at_step": 1})
-    nursery.run_attempt(open_log(before), before)
+    fork_server.run_attempt(open_log(before), before)
     import_weights(make_spec(), weights)
     log = open_log(make_spec())
     assert [(a.claim.segment, a.claim.attempt) for a in read_history(log).attempts] == [(0, 1), (0, 2)]
-    nursery.run_to_the_end(log, make_spec())
+    fork_server.run_to_the_end(log, make_spec())
     assert read_history(log).committed_step == 40

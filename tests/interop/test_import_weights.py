@@ -93,7 +93,9 @@ def by_hand(weights: Path, *, steps: int):
     return recipe
 
 
-def test_an_import_trained_to_the_end_is_bit_for_bit_the_loop_written_by_hand(nursery, make_spec, open_log, weights):
+def test_an_import_trained_to_the_end_is_bit_for_bit_the_loop_written_by_hand(
+    fork_server, make_spec, open_log, weights
+):
     spec = make_spec()
     report = import_weights(spec, weights)
     assert (report.step, report.prefix, report.kept_as_built) == (0, "", ())
@@ -101,7 +103,7 @@ def test_an_import_trained_to_the_end_is_bit_for_bit_the_loop_written_by_hand(nu
     assert_same_tensors(first["model"]["state"], torch.load(weights, weights_only=True))
     assert (first["progress"], first["optimizer"]["state"]) == ({"step": 0, "samples_seen": 0}, {})
     assert all(first["modes"]["training"].values())
-    nursery.run_to_the_end(open_log(spec), spec)
+    fork_server.run_to_the_end(open_log(spec), spec)
     hand, trained = by_hand(weights, steps=40), state_of(spec)
     assert_same_tensors(trained["model"]["state"], hand.model.state_dict())
     moments = hand.optimizer.state_dict()["state"]
@@ -109,13 +111,13 @@ def test_an_import_trained_to_the_end_is_bit_for_bit_the_loop_written_by_hand(nu
         assert_same_tensors(slots, moments[number])
 
 
-def test_an_import_is_the_run_of_a_recipe_that_loads_the_weights_itself(nursery, make_spec, open_log, weights):
+def test_an_import_is_the_run_of_a_recipe_that_loads_the_weights_itself(fork_server, make_spec, open_log, weights):
     imported = make_spec()
     itself = make_spec(run_id="itself", recipe="tests.recipes.imported:pretrained", config={"weights": str(weights)})
     import_weights(imported, weights)
     digests = []
     for spec in (imported, itself):
-        nursery.run_to_the_end(open_log(spec), spec)
+        fork_server.run_to_the_end(open_log(spec), spec)
         components = read_history(log_of(spec)).newest.manifest.components
         digests.append({name: digest for name, digest in components.items() if not name.startswith("setup.")})
     assert digests[0] == digests[1]
@@ -123,7 +125,7 @@ def test_an_import_is_the_run_of_a_recipe_that_loads_the_weights_itself(nursery,
 
 
 def test_the_log_says_where_the_weights_came_from_and_the_run_goes_on_as_from_any_commit(
-    nursery, make_spec, open_log, weights
+    fork_server, make_spec, open_log, weights
 ):
     spec = make_spec()
     import_weights(spec, weights)
@@ -133,7 +135,7 @@ def test_the_log_says_where_the_weights_came_from_and_the_run_goes_on_as_from_an
     assert (source.name, source.size_bytes) == ("weights.pt", weights.stat().st_size)
     assert before.decisions[-1].reason.startswith(f"import of weights.pt (sha256 {source.sha256[:12]})")
     assert before.last_words()[0].stop_reason is StopReason.BOUND
-    nursery.run_to_the_end(open_log(spec), spec)
+    fork_server.run_to_the_end(open_log(spec), spec)
     history = read_history(log_of(spec))
     assert [(a.claim.segment, a.claim.attempt, a.claim.epoch) for a in history.attempts] == [(0, 1, 1), (1, 1, 2)]
     resume = history.attempts[1]
@@ -164,10 +166,10 @@ def test_an_import_charges_no_budget_and_no_seconds(make_spec, weights):
 
 
 @pytest.mark.parametrize("file_format", list(ExportFormat))
-def test_an_export_is_imported_bit_for_bit(nursery, make_spec, open_log, tmp_path, file_format):
+def test_an_export_is_imported_bit_for_bit(fork_server, make_spec, open_log, tmp_path, file_format):
     spec = make_spec(steps=10)
     log = open_log(spec)
-    nursery.run_to_the_end(log, spec)
+    fork_server.run_to_the_end(log, spec)
     export_checkpoint(log, read_history(log).newest, file_format=file_format, folder=tmp_path / "out")
     ending = "pt" if file_format is ExportFormat.TORCH else "safetensors"
     again = make_spec(run_id="again")
@@ -219,12 +221,12 @@ def test_another_element_type_is_converted_and_told(make_spec, tmp_path):
     assert_same_tensors(state_of(make_spec(recipe=HALF))["model"]["state"], expected)
 
 
-def test_a_run_can_count_from_a_later_step(nursery, make_spec, open_log, weights):
+def test_a_run_can_count_from_a_later_step(fork_server, make_spec, open_log, weights):
     spec = make_spec(steps=30)
     import_weights(spec, weights, step=20)
     newest = read_history(log_of(spec)).newest.manifest
     assert (newest.step, newest.samples_seen, newest.epoch) == (20, 640, 2)
-    nursery.run_to_the_end(open_log(spec), spec)
+    fork_server.run_to_the_end(open_log(spec), spec)
     history = read_history(log_of(spec))
     assert history.newest.manifest.samples_seen == 960
     assert [(row["pool"], row["steps"], row["verdict"]) for row in segment_rows(history)] == [
@@ -258,11 +260,11 @@ def test_an_old_log_without_the_new_field_is_read_as_trained_here(make_spec, wei
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_an_import_holds_no_stream_of_this_machines_accelerator_and_is_trained_on_one(
-    nursery, make_spec, open_log, weights
+    fork_server, make_spec, open_log, weights
 ):
     spec = make_spec(device="cuda")
     import_weights(spec, weights)
     assert "rng.cuda" not in state_of(spec)
-    nursery.run_to_the_end(open_log(spec), spec)
+    fork_server.run_to_the_end(open_log(spec), spec)
     history = read_history(log_of(spec))
     assert (history.committed_step, history.resumes[0].verdict.kind) == (40, VerdictKind.UNVERIFIED)

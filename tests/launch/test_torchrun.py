@@ -11,7 +11,7 @@ from segue.clock import SystemClock
 from segue.controller.local_run import account_for, run_here
 from segue.controller.steps import decide_next, last_heartbeat
 from segue.launch.assignment import Assignment, ExitCode
-from segue.launch.launcher import launch, launch_spare
+from segue.launch.launcher import launch, launch_standby
 from segue.records import StopReason, VerdictKind
 from segue.runlog.history import read_history
 
@@ -68,8 +68,8 @@ def test_a_notice_reaches_all_ranks_and_the_run_is_finished_from_where_they_stop
     assert psutil.wait_procs(everything, timeout=10)[1] == []
 
     lines = []
-    mended = make_spec(**RECIPE, steps=report.to_step + 20)
-    decision = run_here(mended, runlog, on_line=lines.append)
+    fixed = make_spec(**RECIPE, steps=report.to_step + 20)
+    decision = run_here(fixed, runlog, on_line=lines.append)
     assert decision.action == "finished", "\n".join(lines)
     history = read_history(runlog)
     assert history.committed_step == report.to_step + 20
@@ -88,10 +88,10 @@ def test_a_kill_leaves_no_process_and_no_report(start, make_spec):
     assert account_for(runlog, plan, exit_code=-9).stop_reason is StopReason.LOST
 
 
-def test_ranks_that_booted_as_a_spare_train_together_once_they_are_told_to(make_spec, open_log):
+def test_ranks_that_booted_as_a_standby_train_together_once_they_are_told_to(make_spec, open_log):
     spec = make_spec(**(RECIPE | {"steps": 20}))
     runlog, lines = open_log(spec), []
-    trainer = launch_spare(spec, on_line=lines.append)
+    trainer = launch_standby(spec, on_line=lines.append)
     try:
         give_up_at = time.monotonic() + 90
         while not trainer.is_booted():

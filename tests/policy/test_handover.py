@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from segue.policy.handover import SPOT_AGAIN, is_worth_a_spare, may_come_back, pause_seconds, permits
+from segue.policy.handover import SPOT_AGAIN, is_worth_a_standby, may_come_back, pause_seconds, permits
 from segue.policy.outlook import wants_spot
 from segue.records import Capacity, StopReason
 from segue.runlog.entries import HandoverEntry
@@ -20,7 +20,7 @@ POLICY = {"name": "uniform_progress", "step_seconds": 10, "changeover_seconds": 
 
 
 def handed_over(*, deadline_in: float = 10_000, reason: StopReason = StopReason.BOUND, **policy) -> Logbook:
-    """A run whose attempt on on-demand was recalled for a spare, and ended at step 20."""
+    """A run whose attempt on on-demand was recalled for a standby, and ended at step 20."""
     spec = make_spec(deadline_in=deadline_in, policy=POLICY | {"margin_share": 0} | policy)
     log = Logbook(spec)
     plan = log.plan(ON_DEMAND)
@@ -28,7 +28,7 @@ def handed_over(*, deadline_in: float = 10_000, reason: StopReason = StopReason.
     log.commit(name, 20)
     log.write(
         HandoverEntry,
-        spare="spare4",
+        standby="spare4",
         deployment="segment/spot",
         segment=plan.segment,
         attempt=plan.attempt,
@@ -46,12 +46,12 @@ def test_policies_that_look_back_at_spot_may_come_back(name):
 
 
 @pytest.mark.parametrize("name", ["greedy", "threshold", "spot_only", "on_demand_only"])
-def test_policies_that_stay_to_the_end_send_no_spare(name):
+def test_policies_that_stay_to_the_end_send_no_standby(name):
     assert not may_come_back(make_spec(deadline_in=1000, policy={"name": name}), History())
 
 
 @pytest.mark.parametrize(("most", "may"), [(None, True), (2, True), (1, False), (0, False)])
-def test_a_run_at_its_bound_of_preemptions_sends_no_spare(most, may):
+def test_a_run_at_its_bound_of_preemptions_sends_no_standby(most, may):
     log = Logbook(make_spec(deadline_in=10_000, policy=POLICY | {"max_preemptions": most}))
     log.attempt(StopReason.NOTICE, SPOT, commit=20)
     log.attempt(StopReason.LOST, ON_DEMAND, commit=30)
@@ -66,12 +66,12 @@ def test_leaving_on_demand_must_leave_what_a_spot_attempt_needs_even_when_the_re
 @pytest.mark.parametrize("here", [NO_DEADLINE, UNMEASURED])
 def test_nothing_is_left_for_spot_before_there_is_something_to_reckon_with(here):
     assert not permits(here)
-    assert not is_worth_a_spare(here)
+    assert not is_worth_a_standby(here)
 
 
 @pytest.mark.parametrize(("work", "is_worth"), [(120.0, False), (120.1, True)])
-def test_a_run_that_is_nearly_done_sends_no_spare(work, is_worth):
-    assert is_worth_a_spare(replace(HERE, work_seconds=work)) is is_worth
+def test_a_run_that_is_nearly_done_sends_no_standby(work, is_worth):
+    assert is_worth_a_standby(replace(HERE, work_seconds=work)) is is_worth
 
 
 @pytest.mark.parametrize(
@@ -83,20 +83,20 @@ def test_the_pauses_grow_to_forty_minutes_and_never_take_more_than_a_tenth_of_th
 
 
 @pytest.mark.parametrize("reason", [StopReason.BOUND, StopReason.LOST, StopReason.NOTICE])
-def test_after_a_hand_over_the_next_attempt_is_the_spares_on_spot(reason):
+def test_after_a_hand_over_the_next_attempt_is_the_standbys_on_spot(reason):
     log = handed_over(reason=reason)
     made = log.decide()
-    assert (made.plan.capacity, made.plan.spare, made.reason) == (SPOT, "spare4", SPOT_AGAIN)
+    assert (made.plan.capacity, made.plan.standby, made.reason) == (SPOT, "spare4", SPOT_AGAIN)
     assert made.plan.parent.step == 20
-    assert made.plan.start_within_seconds == log.spec.liveness.lease_seconds
+    assert made.plan.start_within_seconds == log.spec.liveness.heartbeat_timeout_seconds
 
 
-def test_a_spare_that_does_not_claim_leaves_the_decision_to_the_policy():
+def test_a_standby_that_does_not_claim_leaves_the_decision_to_the_policy():
     log = handed_over()
     plan = log.decide().plan
     log.report(plan, StopReason.LOST, attempt_id=None, got_capacity=False)
     made = log.decide()
-    assert made.plan.spare is None
+    assert made.plan.standby is None
     assert "by policy uniform_progress" in made.reason
 
 
@@ -104,28 +104,28 @@ def test_without_a_hand_over_on_demand_goes_on():
     log = Logbook(make_spec(deadline_in=10_000, policy=POLICY))
     log.attempt(StopReason.BOUND, ON_DEMAND, commit=20)
     made = log.decide()
-    assert (made.plan.capacity, made.plan.spare) == (ON_DEMAND, None)
+    assert (made.plan.capacity, made.plan.standby) == (ON_DEMAND, None)
 
 
 # After step 20: 800 + 2 * 60 + 100 + 15 + 12 = 1047.
-@pytest.mark.parametrize(("left", "spare"), [(1046.9, None), (1047.1, "spare4")])
-def test_the_clamp_has_the_last_word_on_a_hand_over(left, spare):
+@pytest.mark.parametrize(("left", "standby"), [(1046.9, None), (1047.1, "spare4")])
+def test_the_clamp_has_the_last_word_on_a_hand_over(left, standby):
     log = handed_over(deadline_in=5000)
     log.seconds = 5000 - left
     made = log.ask()
-    assert (made.plan.spare, made.plan.capacity) == (spare, SPOT if spare else ON_DEMAND)
+    assert (made.plan.standby, made.plan.capacity) == (standby, SPOT if standby else ON_DEMAND)
 
 
 def test_a_recipe_that_raised_while_it_handed_over_stays_where_it_failed():
     made = handed_over(reason=StopReason.FAILED).ask()
-    assert (made.plan.capacity, made.plan.spare) == (ON_DEMAND, None)
+    assert (made.plan.capacity, made.plan.standby) == (ON_DEMAND, None)
 
 
 def test_a_hand_over_counts_for_one_decision():
     log = handed_over()
     log.report(log.decide().plan, StopReason.LOST, attempt_id=None, got_capacity=False)
     log.attempt(StopReason.BOUND, ON_DEMAND, commit=30)
-    assert log.ask().plan.spare is None
+    assert log.ask().plan.standby is None
 
 
 def asked(history: Logbook, *, work: float, up_seconds: float = 0.0) -> bool:
@@ -153,7 +153,7 @@ def test_plan_leaves_on_demand_for_spot_when_much_work_and_much_slack_are_left()
 
 
 @pytest.mark.parametrize(("deployment", "is_wanted"), [(None, True), ("x/cheap", True), ("x/dear", False)])
-def test_plan_judges_by_the_price_of_the_pool_that_the_spare_is_on(deployment, is_wanted):
+def test_plan_judges_by_the_price_of_the_pool_that_the_standby_is_on(deployment, is_wanted):
     pools = {"spot": [{"deployment": "x/cheap", "price": 1.0}, {"deployment": "x/dear", "price": 3.9}]}
     log = Logbook(make_spec(deadline_in=100_000, policy={"name": "plan", "step_seconds": 300}, pools=pools))
     log.attempt(StopReason.BOUND, ON_DEMAND, commit=10)

@@ -269,8 +269,8 @@ def on_notice(seconds_left, *, size=500_000_000, rate=50e6, save_seconds=9.0, in
     ],
 )
 def test_a_last_save_is_taken_if_it_fits_in_seven_tenths_of_what_is_left(known, expected):
-    for spare, fits in ((-0.01, False), (0.0, True), (0.01, True)):
-        made = on_notice((expected + spare) / 0.7, **known)
+    for standby, fits in ((-0.01, False), (0.0, True), (0.01, True)):
+        made = on_notice((expected + standby) / 0.7, **known)
         assert (made.save, made.expected_seconds) == (fits, pytest.approx(expected))
 
 

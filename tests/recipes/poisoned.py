@@ -39,14 +39,14 @@ def build(config: dict[str, Any]) -> Recipe:
     if config.get("scaler"):
         recipe.scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
     if config.get("workers"):
-        # Trainers that the nursery starts are daemons, which may have no children.
+        # Trainers that the fork_server starts are daemons, which may have no children.
         multiprocessing.current_process()._config["daemon"] = False
         recipe.data = DataLoader(
             recipe.data.dataset,
             batch_size=32,
             shuffle=True,
             num_workers=config["workers"],
-            multiprocessing_context="fork",  # The nursery's way of starting processes would import torch for them.
+            multiprocessing_context="fork",  # The fork_server's way of starting processes would import torch for them.
         )
     goes_bad, inner, update = WAYS[config["goes_bad"]], recipe.loss, recipe.after_step
     marker, raised = (Path(config[name]) if name in config else None for name in ("marker", "fine_until_it_raised"))

@@ -44,13 +44,13 @@ def test_an_hour_of_spot_and_one_of_on_demand_are_paid_at_their_prices():
     assert cost.sentence == "paid 0.75 of on-demand"
 
 
-def test_spares_are_paid_at_the_price_of_the_pool_that_they_were_sent_to():
+def test_standbys_are_paid_at_the_price_of_the_pool_that_they_were_sent_to():
     book = log(spot=[{"deployment": "x/a", "price": 1.5}, {"deployment": "x/b", "price": 2.0}])
     works(book, ON_DEMAND, FINISHED, commit=100, seconds=HOUR, train_steps=100, train_seconds=3500, startup_seconds=100)
-    cost = cost_report(book.spec, book.history, spares={"x/a": HOUR / 2, "x/b": HOUR / 4})
-    assert (cost.spare_seconds, cost.spot_seconds, cost.on_demand_seconds) == (0.75 * HOUR, 0.75 * HOUR, HOUR)
+    cost = cost_report(book.spec, book.history, standbys={"x/a": HOUR / 2, "x/b": HOUR / 4})
+    assert (cost.standby_seconds, cost.spot_seconds, cost.on_demand_seconds) == (0.75 * HOUR, 0.75 * HOUR, HOUR)
     assert cost.cost == pytest.approx(4.0 + 0.75 + 0.5)
-    assert cost.rows()["paid"] == "5.25 for 45 min of spot (45 min of it for spares) and 60 min of on-demand"
+    assert cost.rows()["paid"] == "5.25 for 45 min of spot (45 min of it for standbys) and 60 min of on-demand"
 
 
 def test_lost_steps_cost_what_their_pool_costs():

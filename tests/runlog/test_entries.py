@@ -89,7 +89,7 @@ ENTRIES: list[Entry] = [
     VerdictEntry(**COMMON, attempt_id="seg001-a2-e3", parent=REF, verdict=VERDICT),
     DrillEntry(**COMMON, checkpoint=REF, verdict=VERDICT, seconds=4.25),
     ReportEntry(**COMMON, report=REPORT),
-    HandoverEntry(**COMMON, spare="spare4", deployment="a/b", segment=1, attempt=2, reason="r", numbers={"c": 0.1}),
+    HandoverEntry(**COMMON, standby="spare4", deployment="a/b", segment=1, attempt=2, reason="r", numbers={"c": 0.1}),
     QuarantineEntry(**COMMON, slot=7, checkpoint=REF, reason="flipped"),
     PruneEntry(**COMMON, slots=(1, 2, 3)),
 ]  # fmt: skip

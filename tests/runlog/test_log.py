@@ -163,14 +163,14 @@ def test_a_record_for_one_slot_is_refused_when_another_wins_the_race_for_it(stor
 
 
 class Cable:
-    """A fault that strikes with the put of one slot and from then on everything, until it is mended."""
+    """A fault that strikes with the put of one slot and from then on everything, until it is fixed."""
 
     def __init__(self, slot: int) -> None:
-        self.key, self.is_cut, self.is_mended = keys.log_key(RUN, slot), False, False
+        self.key, self.is_cut, self.is_fixed = keys.log_key(RUN, slot), False, False
 
     def __call__(self, operation: str, key: str) -> bool:
         self.is_cut |= (operation, key) == ("put_if_absent", self.key)
-        return self.is_cut and not self.is_mended
+        return self.is_cut and not self.is_fixed
 
 
 def test_a_lost_answer_is_made_up_for_by_looking(store: LocalStore) -> None:
@@ -186,7 +186,7 @@ def test_a_put_that_did_not_arrive_is_an_error_and_may_be_tried_again(store: Loc
         with pytest.raises((StoreWriteError, StoreReadError)):
             log.append(note(0))
     assert (log.slots, store.list_objects("")) == ((), [])
-    cable.is_mended = True
+    cable.is_fixed = True
     assert log.append(note(0)).number == 0
     assert numbers(RunLog(store, RUN).reload()) == [0]
 
@@ -201,7 +201,7 @@ def test_a_record_sent_without_an_answer_is_known_again(store: LocalStore, arriv
         log.append(note(1))
     with pytest.raises(StoreReadError):
         log.append(note(1))
-    cable.is_mended = True
+    cable.is_fixed = True
     others = [100 + rival for rival in range(rivals)]
     for rival in others:
         RunLog(store, RUN).append(note(rival))
@@ -217,7 +217,7 @@ def test_another_record_is_not_taken_for_the_one_whose_answer_was_lost(store: Lo
     log = RunLog(FaultyStore(store, fails=cable, after=True), RUN)
     with pytest.raises(StoreWriteError):
         log.append(note(0, epoch=1))
-    cable.is_mended = True
+    cable.is_fixed = True
     assert [log.append(note(0, epoch=2)).number, log.append(note(1, epoch=1)).number] == [1, 2]
     assert log.append(note(0, epoch=1)).number == 0
 
@@ -227,7 +227,7 @@ def test_a_record_whose_answer_was_lost_is_fenced_like_any_other(store: LocalSto
     log = RunLog(FaultyStore(store, fails=cable), RUN)
     with pytest.raises(StoreWriteError):
         log.append(note(0, epoch=1), epoch=1)
-    cable.is_mended = True
+    cable.is_fixed = True
     RunLog(store, RUN).append(note(1, epoch=2))
     with pytest.raises(FencedError):
         log.append(note(0, epoch=1), epoch=1)

@@ -131,7 +131,7 @@ def test_a_policy_is_asked_for_with_its_parameters():
         ("threshold:preemptions=1.5", "preemptions of threshold must be a positive int"),
     ],
 )
-def test_a_policy_that_is_none_is_refused_with_the_mend(words, said):
+def test_a_policy_that_is_none_is_refused_with_the_fix(words, said):
     with pytest.raises(SpecError, match=said):
         contender(words, JOB)
 

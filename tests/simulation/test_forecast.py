@@ -267,7 +267,7 @@ def test_commits_further_apart_than_an_instance_lives_are_refused(life, hopeless
     with pytest.raises(HopelessPlanError, match="up to 5 min lie between two commits") as caught:
         refuse_hopeless(asked, here(asked), now=START, life_seconds=life)
     assert caught.value.reason == "at_risk_longer_than_life"
-    assert "max_work_at_risk_seconds" in caught.value.mend
+    assert "max_work_at_risk_seconds" in caught.value.fix
 
 
 def test_without_a_deadline_no_deadline_is_too_near():

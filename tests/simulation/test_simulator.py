@@ -63,7 +63,7 @@ def test_a_hopeless_job_says_so_and_does_not_wait():
     assert (bool(one.is_late[0]), one.finished_seconds[0]) == (True, 300 + HOUR)
 
 
-def test_handing_over_costs_no_progress_but_both_machines_while_the_spare_boots():
+def test_handing_over_costs_no_progress_but_both_machines_while_the_standby_boots():
     job = Job(total_seconds=2 * HOUR, work_seconds=HOUR, changeover_seconds=300.0, knowledge="free", handover=True)
     # Behind the line after one tick: on-demand, which stays until it is ahead of the line by ten minutes.
     one = outcome(UniformProgress(), "ddddddduuuuuu", job=job, traced=True)
@@ -73,7 +73,7 @@ def test_handing_over_costs_no_progress_but_both_machines_while_the_spare_boots(
     assert paid_twice == 300
 
 
-def test_a_spare_that_dies_as_it_boots_leaves_on_demand_at_work():
+def test_a_standby_that_dies_as_it_boots_leaves_on_demand_at_work():
     slow = Job(total_seconds=3 * HOUR, work_seconds=HOUR, changeover_seconds=900.0, knowledge="free", handover=True)
     policy = UniformProgress()
     calm = outcome(policy, "d", job=slow)

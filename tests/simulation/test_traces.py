@@ -1,4 +1,4 @@
-"""Traces of spot availability: read by the rules of their names, cut into windows, refused with the mend."""
+"""Traces of spot availability: read by the rules of their names, cut into windows, refused with the fix."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_what_is_no_trace_is_refused_by_the_name_of_its_file(tmp_path, text, sai
     with pytest.raises(TraceError, match=r"x\.json") as caught:
         read_traces(path)
     assert said in str(caught.value)
-    assert caught.value.mend in str(caught.value)
+    assert caught.value.fix in str(caught.value)
 
 
 def test_a_path_that_is_not_there_and_an_empty_folder_are_refused(tmp_path):
@@ -120,6 +120,6 @@ def test_the_mean_life_is_that_of_the_up_stretches():
 
 
 def test_its_error_comes_from_another_process_with_its_facts():
-    error = TraceError(source="x", why="is none", mend="Give another.")
+    error = TraceError(source="x", why="is none", fix="Give another.")
     other = pickle.loads(pickle.dumps(error))
-    assert (str(other), other.source, other.mend, other.exit_code) == (str(error), "x", "Give another.", 2)
+    assert (str(other), other.source, other.fix, other.exit_code) == (str(error), "x", "Give another.", 2)

@@ -132,11 +132,11 @@ def bucket_at(endpoint_url: str) -> str:
 
 
 class Wire(ThreadingHTTPServer):
-    """Passes requests on to a server. `meddle` sees each one and may change its headers, or have its answer lost."""
+    """Passes requests on to a server. `observer` sees each one and may change its headers, or have its answer lost."""
 
     def __init__(self, onward_url: str) -> None:
         self.onward = urlsplit(onward_url).netloc
-        self.meddle: Callable[[BaseHTTPRequestHandler], bool] = lambda request: False
+        self.observer: Callable[[BaseHTTPRequestHandler], bool] = lambda request: False
         super().__init__(("127.0.0.1", 0), _Relay)
 
     @property
@@ -149,7 +149,7 @@ class _Relay(BaseHTTPRequestHandler):
     server: Wire
 
     def relay(self) -> None:
-        is_answer_lost = self.server.meddle(self)
+        is_answer_lost = self.server.observer(self)
         body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
         onward = http.client.HTTPConnection(self.server.onward)
         onward.request(self.command, self.path, body, dict(self.headers))

@@ -201,7 +201,7 @@ def test_a_writer_that_is_alive_after_all_fails_and_may_try_again_on_s3(wire: Wi
                 sweeper.drop_unfinished("run/")
         return False
 
-    wire.meddle = drop_once
+    wire.observer = drop_once
     with pytest.raises(StoreWriteError) as raised:
         store.put("run/shard", data)
     assert raised.value.key == "run/shard"

@@ -118,7 +118,7 @@ def test_a_folder_in_the_place_of_a_record_is_neither_free_nor_an_object(store: 
 
 
 @pytest.mark.parametrize("root", ["file/store", "file", "/proc/nowhere/store", "/dev/full/store"])
-def test_a_place_that_cannot_be_written_is_refused_with_the_mend(root: str, tmp_path: Path) -> None:
+def test_a_place_that_cannot_be_written_is_refused_with_the_fix(root: str, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("a regular file")
     with pytest.raises(StoreUnreachableError, match=r"Give a (folder|place) you may write to") as raised:
         LocalStore(tmp_path / root).check()
@@ -198,7 +198,7 @@ def test_urls_of_folders_name_the_folder(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize("url", ["file://relative/store", "gs://bucket/x", "https://host/x", "file://me:pass@host/x"])
-def test_other_urls_are_refused_with_the_mend_and_without_their_secret(url: str) -> None:
+def test_other_urls_are_refused_with_the_fix_and_without_their_secret(url: str) -> None:
     with pytest.raises(StoreUnreachableError, match=r"Give a folder, file:///folder or s3://bucket/prefix\.") as raised:
         open_store(url)
     assert "pass" not in str(raised.value)

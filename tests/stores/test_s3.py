@@ -35,8 +35,8 @@ def refusal(url: str, endpoint_url: str | None = None) -> StoreUnreachableError:
     with pytest.raises(StoreUnreachableError) as raised:
         open_store(StoreSpec(url=url, endpoint_url=endpoint_url)).check()
     assert time.monotonic() - started < QUICKLY_SECONDS
-    assert raised.value.mend
-    assert raised.value.mend in str(raised.value)
+    assert raised.value.fix
+    assert raised.value.fix in str(raised.value)
     assert raised.value.exit_code == 2
     assert not any(secret in str(raised.value) for secret in (SECRET_KEY, ALMOST_A_SECRET))
     return raised.value
@@ -90,7 +90,7 @@ def test_a_server_that_dies_while_in_use_fails_reads_and_writes(wire: Wire, monk
     monkeypatch.setitem(s3._RETRY, "max_retries", 1)
     store = open_store(StoreSpec(url=bucket_at(wire.url), endpoint_url=wire.url))
     store.put("dies/a", b"x")
-    wire.meddle = lambda request: True
+    wire.observer = lambda request: True
     with pytest.raises(StoreWriteError):
         store.put("dies/a", b"y")
     for read in (lambda: store.get("dies/a"), lambda: store.get_range("dies/a", 0, 1), lambda: store.list_objects("")):
@@ -141,7 +141,7 @@ def test_an_answer_lost_on_the_wire_does_not_write_a_record_twice(wire: Wire) ->
         puts.extend([request.path] if request.command == "PUT" else [])
         return request.command == "PUT" and len(puts) == 1
 
-    wire.meddle = lose_the_first
+    wire.observer = lose_the_first
     first, second = log.append(note(1)), log.append(note(2))
     assert (first.number, second.number) == (0, 1)
     assert puts[0].endswith("/00000000.json")
@@ -154,7 +154,7 @@ def test_a_server_that_ignores_if_none_match_is_refused(wire: Wire) -> None:
         return False
 
     bucket = bucket_at(wire.url)
-    wire.meddle = ignore
+    wire.observer = ignore
     error = refusal(bucket, wire.url)
     assert "If-None-Match: * is ignored" in str(error)
     assert "use AWS S3, a store with conditional puts, or a folder" in str(error)
@@ -214,7 +214,7 @@ class Careless:
 def test_a_store_that_breaks_a_promise_of_the_log_is_refused(vice: str) -> None:
     with pytest.raises(StoreUnreachableError) as raised:
         Careless(vice).check()
-    assert raised.value.mend in str(raised.value)
+    assert raised.value.fix in str(raised.value)
 
 
 def test_a_store_that_keeps_them_passes() -> None:

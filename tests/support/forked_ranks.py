@@ -23,14 +23,14 @@ from segue.records import SegmentPlan, SegmentReport
 from segue.runlog.history import read_history
 from segue.runlog.log import RunLog
 from segue.spec import RunSpec
-from tests.support.forked_trainers import Nursery
+from tests.support.forked_trainers import ForkServer
 
-Meddle = Callable[["Team", RunLog, SegmentPlan], bool]
+Observer = Callable[["RankGroup", RunLog, SegmentPlan], bool]
 """Called again and again while an attempt runs, until it says that it has done its work."""
 
 
 @dataclass
-class Team:
+class RankGroup:
     """The processes of one attempt, by rank."""
 
     processes: Sequence[mp.process.BaseProcess]
@@ -72,18 +72,18 @@ class Team:
         return crashed if left is None else left
 
 
-class RanksNursery:
+class RanksForkServer:
     """Starts attempts of any number of ranks; one alone is an ordinary trainer."""
 
-    def __init__(self, alone: Nursery) -> None:
+    def __init__(self, alone: ForkServer) -> None:
         self._alone = alone
         self._context = mp.get_context("forkserver")
 
-    def start(self, spec: RunSpec, plan: SegmentPlan, *, ranks: int) -> Team:
+    def start(self, spec: RunSpec, plan: SegmentPlan, *, ranks: int) -> RankGroup:
         folder = LaunchFolder.make(Assignment(spec=spec, plan=plan))
         notes = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
         if ranks == 1:
-            return Team([self._alone.start(spec, plan)], folder, notes)
+            return RankGroup([self._alone.start(spec, plan)], folder, notes)
         common = {
             RANKS_VARIABLE: str(ranks),
             "WORLD_SIZE": str(ranks),
@@ -98,7 +98,7 @@ class RanksNursery:
             process = self._context.Process(target=_be_a_rank, args=(str(folder.path), environment), daemon=True)
             process.start()
             processes.append(process)
-        return Team(processes, folder, notes)
+        return RankGroup(processes, folder, notes)
 
     def run_attempt(
         self,
@@ -106,23 +106,23 @@ class RanksNursery:
         spec: RunSpec,
         *,
         ranks: int,
-        meddle: Meddle | None = None,
+        observer: Observer | None = None,
         limit_seconds: float = 90.0,
     ) -> SegmentReport:
         """Decide and make one attempt, to the end of all its processes."""
         decision = decide_next(runlog, spec, clock=SystemClock())
         assert decision.plan is not None, decision.reason
-        team = self.start(spec, decision.plan, ranks=ranks)
+        group = self.start(spec, decision.plan, ranks=ranks)
         give_up_at = time.monotonic() + limit_seconds
         try:
-            while team.is_alive:
-                if meddle is not None and meddle(team, runlog, decision.plan):
-                    meddle = None
-                team.tell_the_rest()
-                assert time.monotonic() < give_up_at, f"the ranks did not end\n{team.logs()}"
+            while group.is_alive:
+                if observer is not None and observer(group, runlog, decision.plan):
+                    observer = None
+                group.tell_the_rest()
+                assert time.monotonic() < give_up_at, f"the ranks did not end\n{group.logs()}"
                 time.sleep(0.005)
         finally:
-            code = team.end()
+            code = group.end()
         return account_for(runlog, decision.plan, exit_code=code)
 
     def run_to_the_end(self, runlog: RunLog, spec: RunSpec, *, ranks: int) -> list[SegmentReport]:

@@ -29,7 +29,7 @@ PRELOADED = (
 )
 
 
-class Nursery:
+class ForkServer:
     """Starts trainers by `multiprocessing`'s fork server; each one is a process of its own that can be killed."""
 
     def __init__(self) -> None:
@@ -48,17 +48,17 @@ class Nursery:
         runlog: RunLog,
         spec: RunSpec,
         *,
-        meddle: Callable[[int, RunLog, SegmentPlan], bool] | None = None,
+        observer: Callable[[int, RunLog, SegmentPlan], bool] | None = None,
         limit_seconds: float = 60.0,
     ) -> SegmentReport:
-        """Decide and make one attempt; `meddle(pid, log, plan)` is called until it says that it has done its work."""
+        """Decide and make one attempt; `observer(pid, log, plan)` is called until it says that it has done its work."""
         decision = decide_next(runlog, spec, clock=SystemClock())
         assert decision.plan is not None, decision.reason
         process = self.start(spec, decision.plan)
         give_up_at = time.monotonic() + limit_seconds
         while process.is_alive():
-            if meddle is not None and meddle(process.pid or 0, runlog, decision.plan):
-                meddle = None
+            if observer is not None and observer(process.pid or 0, runlog, decision.plan):
+                observer = None
             assert time.monotonic() < give_up_at, "the trainer did not end"
             time.sleep(0.005)
         process.join()

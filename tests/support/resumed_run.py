@@ -1,4 +1,4 @@
-"""A real run with a seam and with superseded steps, for the tests of its curve."""
+"""A real run with a resume point and with superseded steps, for the tests of its curve."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from segue.runlog.history import History, read_history
 from segue.runlog.log import RunLog
 from segue.spec import RunSpec
 from segue.stores import open_store
-from tests.support.forked_trainers import Nursery
+from tests.support.forked_trainers import ForkServer
 
 
 class Resumed(NamedTuple):
@@ -39,7 +39,7 @@ def read_resumed(store: Path) -> Resumed:
     return Resumed(store, log, read_history(log))
 
 
-def train(nursery: Nursery, store: Path) -> Resumed:
+def train(fork_server: ForkServer, store: Path) -> Resumed:
     spec = RunSpec.parse(
         {
             "run_id": "nightly",
@@ -53,12 +53,12 @@ def train(nursery: Nursery, store: Path) -> Resumed:
         }
     )
     log = open_run(spec, clock=SystemClock())
-    nursery.run_attempt(log, spec.model_copy(update={"steps": 30}))
+    fork_server.run_attempt(log, spec.model_copy(update={"steps": 30}))
     doubted = read_history(log).newest
     assert doubted is not None
     assert doubted.ref.step == 30
     quarantine(log, checkpoint=doubted, reason="a person doubted it", epoch=log.highest_epoch)
-    nursery.run_attempt(log, spec)
+    fork_server.run_attempt(log, spec)
     found = read_resumed(store)
     assert found.history.committed_step == 60
     return found

@@ -1,4 +1,4 @@
-"""A spot pool without Prefect: machines that come and go by a script, with real trainers and real spares on them."""
+"""A spot pool without Prefect: machines that come and go by a script, with real trainers and real standbys on them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pathlib import Path
 
 from segue.clock import SystemClock
 from segue.controller.local_run import account_for
-from segue.controller.standby_agent import Servant, Taken
+from segue.controller.standby_agent import StandbyAgent, Taken
 from segue.controller.steps import decide_next
 from segue.controller.wait import await_report
 from segue.launch.assignment import Assignment
@@ -25,7 +25,7 @@ from segue.runlog.log import RunLog
 from segue.spec import RunSpec
 from segue.stores import open_store
 from segue.testing.faulty_store import FaultyStore
-from tests.support.forked_trainers import Nursery
+from tests.support.forked_trainers import ForkServer
 
 _POLL_SECONDS = 0.02
 
@@ -49,12 +49,12 @@ class Weather:
         return self._starts_up is (sum(turn <= gone for turn in self._turns) % 2 == 0)
 
 
-class ForkedSpare:
-    """`segue.launch.launcher.SpareProcess`, forked from the nursery."""
+class ForkedStandby:
+    """`segue.launch.launcher.StandbyProcess`, forked from the fork_server."""
 
     def __init__(self, context: mp.context.ForkServerContext, spec: RunSpec) -> None:
-        self._folder = LaunchFolder.make_spare(spec)
-        self.process = context.Process(target=_be_a_spare, args=(str(self._folder.path),), daemon=True)
+        self._folder = LaunchFolder.make_standby(spec)
+        self.process = context.Process(target=_be_a_standby, args=(str(self._folder.path),), daemon=True)
         self.process.start()
 
     def poll(self) -> int | None:
@@ -112,7 +112,7 @@ class Machine(threading.Thread):
 
     def why_to_leave(self) -> str | None:
         if self.is_gone and self._world.is_warned():
-            return "the spare was taken back"
+            return "the standby was taken back"
         if self.is_gone:
             self.has_vanished = True
             raise VanishedError
@@ -127,17 +127,17 @@ class Machine(threading.Thread):
 
 
 class World:
-    """Steers one run to its end over machines that come and go; the pool of its spares, too."""
+    """Steers one run to its end over machines that come and go; the pool of its standbys, too."""
 
-    def __init__(self, spec: RunSpec, runlog: RunLog, nursery: Nursery, *, seed: int) -> None:
-        self.spec, self.runlog, self._nursery = spec, runlog, nursery
+    def __init__(self, spec: RunSpec, runlog: RunLog, fork_server: ForkServer, *, seed: int) -> None:
+        self.spec, self.runlog, self._fork_server = spec, runlog, fork_server
         self.weather = Weather(seed)
         self._chance = random.Random(seed)
-        self._spares: dict[str, Machine] = {}
+        self._standbys: dict[str, Machine] = {}
         self._context = mp.get_context("forkserver")
 
     def is_warned(self) -> bool:
-        """Whether a spare that is taken back is told so."""
+        """Whether a standby that is taken back is told so."""
         return self._chance.random() < 0.5
 
     def run(self) -> Decision:
@@ -147,33 +147,33 @@ class World:
             plan = decision.plan
             if plan is None:
                 return decision
-            child = self._spares[plan.spare] if plan.spare is not None else self._machine_for(plan)
-            await_report(self.runlog, self.spec, plan, child=child, clock=clock, spares=self)
+            child = self._standbys[plan.standby] if plan.standby is not None else self._machine_for(plan)
+            await_report(self.runlog, self.spec, plan, child=child, clock=clock, standbys=self)
 
-    def send(self, spare: str, *, deployment: str) -> Machine:
-        if spare not in self._spares:
-            self._spares[spare] = Machine(self, is_spot=True, work=lambda machine: self._serve(machine, spare))
-        return self._spares[spare]
+    def send(self, standby: str, *, deployment: str) -> Machine:
+        if standby not in self._standbys:
+            self._standbys[standby] = Machine(self, is_spot=True, work=lambda machine: self._serve(machine, standby))
+        return self._standbys[standby]
 
     def _machine_for(self, plan: SegmentPlan) -> Machine:
         def work(machine: Machine) -> None:
-            process = self._nursery.start(self.spec, plan)
+            process = self._fork_server.start(self.spec, plan)
             machine.watch(process)
             if not machine.is_gone:
                 account_for(self._log(), plan, exit_code=process.exitcode)
 
         return Machine(self, is_spot=plan.capacity is Capacity.SPOT, work=work)
 
-    def _serve(self, machine: Machine, spare: str) -> None:
-        booted: list[ForkedSpare] = []
+    def _serve(self, machine: Machine, standby: str) -> None:
+        booted: list[ForkedStandby] = []
 
-        def boot() -> ForkedSpare:
-            booted.append(ForkedSpare(self._context, self.spec))
+        def boot() -> ForkedStandby:
+            booted.append(ForkedStandby(self._context, self.spec))
             return booted[0]
 
         log = self._log()
         log.store = FaultyStore(log.store, fails=lambda operation, key: machine.has_vanished)
-        servant = Servant(log, self.spec, spare, boot=boot, clock=SystemClock())
+        servant = StandbyAgent(log, self.spec, standby, boot=boot, clock=SystemClock())
         taken = servant.serve(machine.why_to_leave)
         if isinstance(taken, Taken):
             machine.watch(booted[0].process)
@@ -187,7 +187,7 @@ class VanishedError(Exception):
     """A machine that is gone without a word."""
 
 
-def _be_a_spare(folder: str) -> None:
+def _be_a_standby(folder: str) -> None:
     sys.argv = ["segue.trainer.main", folder]
     os.setsid()
     signal.signal(signal.SIGINT, signal.SIG_DFL)

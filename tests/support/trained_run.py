@@ -15,7 +15,7 @@ from segue.runlog.history import Checkpoint, History, read_history
 from segue.runlog.log import RunLog
 from segue.spec import RunSpec
 from segue.stores import open_store
-from tests.support.forked_trainers import Nursery
+from tests.support.forked_trainers import ForkServer
 
 WIDTH = 256
 
@@ -46,7 +46,7 @@ def read_run(store: Path) -> Trained:
     return Trained(store, log, read_history(log))
 
 
-def train(nursery: Nursery, store: Path) -> Trained:
+def train(fork_server: ForkServer, store: Path) -> Trained:
     """Make that run: an attempt for each ten steps, and one from 20 to 40 after the checkpoint at 30 was doubted."""
     fields = {
         "run_id": "tiny",
@@ -61,11 +61,11 @@ def train(nursery: Nursery, store: Path) -> Trained:
     specs = {steps: RunSpec.parse(fields | {"steps": steps}) for steps in (10, 20, 30, 40)}
     runlog = open_run(specs[40], clock=SystemClock())
     for steps in (10, 20, 30):
-        nursery.run_attempt(runlog, specs[steps])
+        fork_server.run_attempt(runlog, specs[steps])
     doubted = read_history(runlog).newest
     assert doubted is not None
     quarantine(runlog, checkpoint=doubted, reason="a person doubted it", epoch=runlog.highest_epoch)
-    nursery.run_attempt(runlog, specs[40])
+    fork_server.run_attempt(runlog, specs[40])
     found = read_run(store)
     assert [c.manifest.step for c in found.history.checkpoints] == [10, 20, 30, 40]
     assert [c.manifest.step for c in found.history.usable] == [10, 20, 40]

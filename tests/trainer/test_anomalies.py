@@ -46,22 +46,22 @@ def final_state(runlog):
     return {name: digest for name, digest in components.items() if name not in NOT_STATE}
 
 
-def run_with(nursery, spec, runlog, skips):
+def run_with(fork_server, spec, runlog, skips):
     """One attempt that leaves out what the test says, whatever the log says."""
     plan = decide_next(runlog, spec, clock=SystemClock()).plan.model_copy(update={"skips": skips})
-    nursery.start(spec, plan).join(60)
+    fork_server.start(spec, plan).join(60)
     return read_history(runlog).report_of(plan.segment, plan.attempt)
 
 
 @pytest.fixture(scope="module")
-def state_without_the_batch(nursery, tmp_path_factory, bad_sample):
+def state_without_the_batch(fork_server, tmp_path_factory, bad_sample):
     """The final state of a run that was told from its start to leave out the bad batch."""
     fields = {"run_id": "told", "recipe": "tests.recipes.poisoned:build", "steps": 30, "threads": 1}
     config = {"goes_bad": "never", "sample": bad_sample}
-    fields |= {"continuity": {"fire_drill": "off"}}
+    fields |= {"continuity": {"rehearsal": "off"}}
     spec = RunSpec.parse(fields | {"store": {"url": str(tmp_path_factory.mktemp("told"))}, "config": config})
     runlog = open_run(spec, clock=SystemClock())
-    assert run_with(nursery, spec, runlog, (BAD_BATCH,)).stop_reason is FINISHED
+    assert run_with(fork_server, spec, runlog, (BAD_BATCH,)).stop_reason is FINISHED
     return final_state(runlog)
 
 
@@ -70,10 +70,10 @@ def state_without_the_batch(nursery, tmp_path_factory, bad_sample):
     ("every_steps", "staging", "kept", "replayed"), [(10, "blocking", 10, 2), (12, "overlapped", 12, 0)]
 )
 def test_a_batch_that_goes_bad_twice_ends_the_run_at_the_checkpoint_before_it(
-    nursery, begin, bad_sample, every_steps, staging, kept, replayed
+    fork_server, begin, bad_sample, every_steps, staging, kept, replayed
 ):
     spec, runlog = begin("loss", checkpoints={"every_steps": every_steps, "staging": staging})
-    reports = [nursery.run_attempt(runlog, spec) for _ in range(2)]
+    reports = [fork_server.run_attempt(runlog, spec) for _ in range(2)]
     for report in reports:
         assert (report.stop_reason, report.to_step, report.failure.type) == (FAILED, 12, "PoisonedStepError")
         anomaly = report.anomaly
@@ -94,22 +94,22 @@ def test_a_batch_that_goes_bad_twice_ends_the_run_at_the_checkpoint_before_it(
     assert 'anomalies.non_finite = "skip"' in decision.reason
 
 
-def test_what_went_bad_once_is_done_again_and_leaves_no_trace(nursery, begin, tmp_path):
+def test_what_went_bad_once_is_done_again_and_leaves_no_trace(fork_server, begin, tmp_path):
     spec, runlog = begin("loss", config={"marker": str(tmp_path / "went-bad")})
-    reports = nursery.run_to_the_end(runlog, spec)
+    reports = fork_server.run_to_the_end(runlog, spec)
     assert [report.stop_reason for report in reports] == [FAILED, FINISHED]
     assert read_history(runlog).attempts[1].verdict.kind is VerdictKind.EXACT
     calm, undisturbed = begin("never", run_id="calm")
-    nursery.run_to_the_end(undisturbed, calm)
+    fork_server.run_to_the_end(undisturbed, calm)
     assert final_state(runlog) == final_state(undisturbed)
 
 
 def test_a_skipped_batch_leaves_the_run_that_never_had_it_whatever_is_killed_then(
-    nursery, begin, state_without_the_batch
+    fork_server, begin, state_without_the_batch
 ):
     spec, runlog = begin("loss", anomalies={"non_finite": "skip"}, config={"pause_seconds": 0.03})
     for _ in range(2):
-        assert nursery.run_attempt(runlog, spec).anomaly.batch == BAD_BATCH
+        assert fork_server.run_attempt(runlog, spec).anomaly.batch == BAD_BATCH
 
     def kill_once_it_has_committed_past_the_batch(pid, log, plan):
         if not plan.skips or read_history(log).committed_step < 20:
@@ -117,9 +117,9 @@ def test_a_skipped_batch_leaves_the_run_that_never_had_it_whatever_is_killed_the
         os.kill(pid, signal.SIGKILL)
         return True
 
-    killed = nursery.run_attempt(runlog, spec, meddle=kill_once_it_has_committed_past_the_batch)
+    killed = fork_server.run_attempt(runlog, spec, observer=kill_once_it_has_committed_past_the_batch)
     assert killed.stop_reason is StopReason.LOST
-    last = nursery.run_attempt(runlog, spec)
+    last = fork_server.run_attempt(runlog, spec)
     history = read_history(runlog)
     assert (last.stop_reason, last.from_step) == (FINISHED, 20)
     assert history.newest.manifest.samples_seen == (30 + 1) * 32
@@ -134,65 +134,65 @@ def test_a_skipped_batch_leaves_the_run_that_never_had_it_whatever_is_killed_the
     assert shown == ["failed, loss nan", "failed, loss nan", "lost", "finished"]
 
 
-def test_a_batch_is_left_out_where_data_workers_fetch_ahead_as_well(nursery, begin, state_without_the_batch):
+def test_a_batch_is_left_out_where_data_workers_fetch_ahead_as_well(fork_server, begin, state_without_the_batch):
     spec, runlog = begin("loss", anomalies={"non_finite": "skip"}, config={"workers": 2})
-    reports = nursery.run_to_the_end(runlog, spec)
+    reports = fork_server.run_to_the_end(runlog, spec)
     assert [report.stop_reason for report in reports] == [FAILED, FAILED, FINISHED]
     assert final_state(runlog) == state_without_the_batch
 
 
-def test_a_resume_after_a_skip_is_proven_exact(nursery, begin):
+def test_a_resume_after_a_skip_is_proven_exact(fork_server, begin):
     spec, runlog = begin("loss", anomalies={"non_finite": "skip"}, config={"notice_at_step": 14})
-    reports = nursery.run_to_the_end(runlog, spec)
+    reports = fork_server.run_to_the_end(runlog, spec)
     assert [report.stop_reason for report in reports] == [FAILED, FAILED, StopReason.NOTICE, FINISHED]
     verdict = read_history(runlog).attempts[3].verdict
     assert (verdict.kind, verdict.rows_compared) == (VerdictKind.EXACT, 8)
 
 
-def test_rows_of_an_attempt_that_trained_on_the_batch_are_not_asked_of_one_that_leaves_it_out(nursery, begin):
+def test_rows_of_an_attempt_that_trained_on_the_batch_are_not_asked_of_one_that_leaves_it_out(fork_server, begin):
     spec, runlog = begin("never", config={"raise_at_step": 20})
-    assert nursery.run_attempt(runlog, spec).stop_reason is FAILED
+    assert fork_server.run_attempt(runlog, spec).stop_reason is FAILED
     assert [row.step for row in read_history(runlog).newest.rows] == list(range(11, 19))
     spec = spec.model_copy(update={"config": spec.config | {"raise_at_step": None}})
-    assert run_with(nursery, spec, runlog, (BAD_BATCH,)).stop_reason is FINISHED
+    assert run_with(fork_server, spec, runlog, (BAD_BATCH,)).stop_reason is FINISHED
     verdict = read_history(runlog).attempts[1].verdict
     assert (verdict.kind, verdict.rows_compared) == (VerdictKind.EXACT, 2)
 
 
-def test_a_replay_that_goes_bad_where_the_run_did_not_is_a_broken_resume(nursery, begin, tmp_path):
+def test_a_replay_that_goes_bad_where_the_run_did_not_is_a_broken_resume(fork_server, begin, tmp_path):
     spec, runlog = begin("loss", config={"fine_until_it_raised": str(tmp_path / "raised")})
-    first, second = (nursery.run_attempt(runlog, spec) for _ in range(2))
+    first, second = (fork_server.run_attempt(runlog, spec) for _ in range(2))
     assert (first.failure.type, second.failure.type) == ("ArithmeticError", "BrokenResumeError")
     assert second.anomaly is None
     finding = read_history(runlog).attempts[1].verdict.findings[0]
     assert (finding.channel, finding.step) == ("loss", BAD_STEP)
-    # The batch is left in: the ladder of broken resumes has the say.
+    # The batch is left in: the recovery of broken resumes has the say.
     decision = decide_next(runlog, spec, clock=SystemClock())
     assert (decision.plan.parent.step, decision.plan.skips) == (10, ())
     assert decision.reason.startswith("once more from step 10, for the resume was broken")
 
 
-def test_a_step_that_only_bears_witness_and_goes_bad_ends_nothing(nursery, begin):
+def test_a_step_that_only_bears_witness_and_goes_bad_ends_nothing(fork_server, begin):
     spec, runlog = begin("loss", config={"notice_at_step": 11})
-    report = nursery.run_attempt(runlog, spec)
+    report = fork_server.run_attempt(runlog, spec)
     assert (report.stop_reason, report.checkpoint.step, report.anomaly) == (StopReason.NOTICE, 11, None)
     assert [row.step for row in read_history(runlog).newest.rows] == [12]
-    assert nursery.run_attempt(runlog, spec).anomaly.step == BAD_STEP
+    assert fork_server.run_attempt(runlog, spec).anomaly.step == BAD_STEP
 
 
-def test_a_gradient_that_is_not_finite_counts_where_no_scaler_looks_after_it(nursery, begin):
+def test_a_gradient_that_is_not_finite_counts_where_no_scaler_looks_after_it(fork_server, begin):
     spec, runlog = begin("gradient")
-    assert nursery.run_attempt(runlog, spec).anomaly.channel == "grad_norm"
+    assert fork_server.run_attempt(runlog, spec).anomaly.channel == "grad_norm"
     scaled, runlog = begin("gradient", run_id="scaled", config={"scaler": True})
-    report = nursery.run_attempt(runlog, scaled)
+    report = fork_server.run_attempt(runlog, scaled)
     assert (report.stop_reason, report.anomaly) == (FINISHED, None)
 
 
 def test_a_spike_is_told_again_by_an_attempt_that_has_just_resumed_and_then_left_out(
-    nursery, begin, state_without_the_batch
+    fork_server, begin, state_without_the_batch
 ):
     spec, runlog = begin("spike", anomalies={"spikes": "skip", **SPIKES})
-    reports = nursery.run_to_the_end(runlog, spec)
+    reports = fork_server.run_to_the_end(runlog, spec)
     assert [report.stop_reason for report in reports] == [FAILED, FAILED, FINISHED]
     first, second = (report.anomaly for report in reports[:2])
     assert first == second
@@ -203,18 +203,18 @@ def test_a_spike_is_told_again_by_an_attempt_that_has_just_resumed_and_then_left
 
 
 @pytest.mark.parametrize(("goes_bad", "anomalies"), [("spike", {}), ("loss", {"non_finite": "off"})])
-def test_what_is_not_looked_for_ends_nothing(nursery, begin, goes_bad, anomalies):
+def test_what_is_not_looked_for_ends_nothing(fork_server, begin, goes_bad, anomalies):
     spec, runlog = begin(goes_bad, anomalies=anomalies)
-    assert nursery.run_attempt(runlog, spec).stop_reason is FINISHED
+    assert fork_server.run_attempt(runlog, spec).stop_reason is FINISHED
 
 
-def test_looking_for_spikes_may_begin_and_end_in_mid_run(nursery, begin):
+def test_looking_for_spikes_may_begin_and_end_in_mid_run(fork_server, begin):
     spec, runlog = begin("never", config={"notice_at_step": 6})
-    nursery.run_attempt(runlog, spec)
+    fork_server.run_attempt(runlog, spec)
     watching = {"anomalies": spec.anomalies.model_copy(update={"spikes": "rollback", **SPIKES})}
     later = spec.model_copy(update=watching | {"config": spec.config | {"notice_at_step": 16}})
-    nursery.run_attempt(runlog, later)
-    nursery.run_attempt(runlog, spec)
+    fork_server.run_attempt(runlog, later)
+    fork_server.run_attempt(runlog, spec)
     kinds = [attempt.verdict.kind for attempt in read_history(runlog).attempts if attempt.verdict]
     assert kinds == [VerdictKind.EXACT, VerdictKind.EXACT]
     assert read_history(runlog).committed_step == 30

@@ -29,11 +29,11 @@ def fill_with_garbage(path: Path) -> None:
 
 
 @pytest.fixture
-def stopped(nursery, make_spec, open_log):
+def stopped(fork_server, make_spec, open_log):
     """A run of 40 steps that was stopped with checkpoints at 10, 20 and 30."""
     spec = make_spec(checkpoints={"every_steps": 10, "keep": 4}, config={"raise_at_step": 35, "pause_seconds": 0.02})
     runlog = open_log(spec)
-    nursery.run_attempt(runlog, spec)
+    fork_server.run_attempt(runlog, spec)
     assert [c.manifest.step for c in read_history(runlog).usable] == [10, 20, 30]
     return spec
 
@@ -42,11 +42,11 @@ def files_below(root: Path) -> set[str]:
     return {str(path.relative_to(root)) for path in root.rglob("*") if path.is_file()}
 
 
-def resume(nursery, spec):
-    """Go on with the run after the recipe was mended; returns its history as a fresh reader sees it."""
-    mended = spec.model_copy(update={"config": {}})
+def resume(fork_server, spec):
+    """Go on with the run after the recipe was fixed; returns its history as a fresh reader sees it."""
+    fixed = spec.model_copy(update={"config": {}})
     runlog = RunLog(open_store(spec.store), spec.run_id).reload()
-    nursery.run_attempt(runlog, mended)
+    fork_server.run_attempt(runlog, fixed)
     return read_history(RunLog(open_store(spec.store), spec.run_id).reload())
 
 
@@ -61,12 +61,12 @@ def resume(nursery, spec):
         pytest.param(Path.unlink, "rank-0.json", "is missing", marks=pytest.mark.matrix),
     ],
 )
-def test_a_damaged_shard_is_named_and_the_previous_checkpoint_taken(nursery, stopped, damage, shard, named):
+def test_a_damaged_shard_is_named_and_the_previous_checkpoint_taken(fork_server, stopped, damage, shard, named):
     root = Path(stopped.store.url)
     (newest,) = root.glob(f"tiny/attempts/*/step-000000030/{shard}")
     damage(newest)
     before = files_below(root)
-    history = resume(nursery, stopped)
+    history = resume(fork_server, stopped)
     (quarantined,) = [c for c in history.checkpoints if c.quarantined]
     assert quarantined.manifest.step == 30
     assert named in quarantined.quarantined
@@ -81,7 +81,7 @@ def test_a_damaged_shard_is_named_and_the_previous_checkpoint_taken(nursery, sto
     "damage",
     [Path.unlink, flip_a_bit, *(pytest.param(how, marks=pytest.mark.matrix) for how in (fill_with_garbage, truncate))],
 )
-def test_a_damaged_commit_record_is_named_and_the_previous_checkpoint_taken(nursery, stopped, damage):
+def test_a_damaged_commit_record_is_named_and_the_previous_checkpoint_taken(fork_server, stopped, damage):
     root = Path(stopped.store.url)
     slots = RunLog(open_store(stopped.store), "tiny").reload().slots
     slot = next(s.number for s in slots if isinstance(s.entry, CommitEntry) and s.entry.manifest.step == 30)
@@ -89,7 +89,7 @@ def test_a_damaged_commit_record_is_named_and_the_previous_checkpoint_taken(nurs
     damage(record)
     after_damage = record.read_bytes() if record.exists() else None
     before = files_below(root)
-    history = resume(nursery, stopped)
+    history = resume(fork_server, stopped)
     assert [item.slot for item in history.damage] == [slot]
     named = [s.entry for s in RunLog(open_store(stopped.store), "tiny").reload().slots]
     (entry,) = [entry for entry in named if isinstance(entry, QuarantineEntry)]
@@ -101,16 +101,16 @@ def test_a_damaged_commit_record_is_named_and_the_previous_checkpoint_taken(nurs
     assert (record.read_bytes() if record.exists() else None) == after_damage
 
 
-def test_with_every_checkpoint_damaged_the_run_starts_over_and_says_so(nursery, stopped):
+def test_with_every_checkpoint_damaged_the_run_starts_over_and_says_so(fork_server, stopped):
     for shard in Path(stopped.store.url).glob("tiny/attempts/*/*/rank-0.safetensors"):
         flip_a_bit(shard)
-    history = resume(nursery, stopped)
+    history = resume(fork_server, stopped)
     assert [c.manifest.step for c in history.checkpoints if c.quarantined] == [10, 20, 30]
     assert history.last_words()[-1].from_step == 0
     assert history.committed_step == 40
 
 
-def test_a_manifest_that_points_outside_the_run_is_refused(nursery, stopped, tmp_path):
+def test_a_manifest_that_points_outside_the_run_is_refused(fork_server, stopped, tmp_path):
     from segue.checkpoints.loading.snapshot import read_checkpoint
     from segue.errors import MalformedCheckpointError
 

@@ -20,7 +20,7 @@ SLOW = {"steps": 4000, "config": {"pause_seconds": 0.005}, "checkpoints": {"ever
 def once_training(action):
     """Act once the attempt has done a step."""
 
-    def meddle(pid, log, plan):
+    def observer(pid, log, plan):
         attempt = read_history(log).attempt_of(plan.segment, plan.attempt)
         beat = last_heartbeat(log, attempt)
         if beat is None or beat.phase != "training":
@@ -28,13 +28,15 @@ def once_training(action):
         action(pid, attempt)
         return True
 
-    return meddle
+    return observer
 
 
-def test_sigterm_commits_at_the_next_safe_point_and_ends_as_notice(nursery, make_spec, open_log):
+def test_sigterm_commits_at_the_next_safe_point_and_ends_as_notice(fork_server, make_spec, open_log):
     spec = make_spec(**SLOW)
     runlog = open_log(spec)
-    report = nursery.run_attempt(runlog, spec, meddle=once_training(lambda pid, attempt: os.kill(pid, signal.SIGTERM)))
+    report = fork_server.run_attempt(
+        runlog, spec, observer=once_training(lambda pid, attempt: os.kill(pid, signal.SIGTERM))
+    )
     assert report.stop_reason is StopReason.NOTICE
     assert report.notice.kind == "sigterm"
     assert report.checkpoint.step == report.to_step > 0
@@ -44,18 +46,18 @@ def test_sigterm_commits_at_the_next_safe_point_and_ends_as_notice(nursery, make
     assert len(newest.rows) == spec.continuity.witness_steps
 
 
-def test_the_resume_after_a_notice_is_proven_exact(nursery, make_spec, open_log):
+def test_the_resume_after_a_notice_is_proven_exact(fork_server, make_spec, open_log):
     spec = make_spec(**SLOW)
     runlog = open_log(spec)
     for _ in range(2):
-        nursery.run_attempt(runlog, spec, meddle=once_training(lambda pid, attempt: os.kill(pid, signal.SIGTERM)))
+        fork_server.run_attempt(runlog, spec, observer=once_training(lambda pid, attempt: os.kill(pid, signal.SIGTERM)))
     verdict = read_history(runlog).attempts[1].verdict
     assert verdict.kind is VerdictKind.EXACT
     assert verdict.rows_compared == 8
     assert verdict.components_compared == 15
 
 
-def test_a_notice_before_the_first_step_ends_the_attempt_without_a_commit(nursery, make_spec, open_log):
+def test_a_notice_before_the_first_step_ends_the_attempt_without_a_commit(fork_server, make_spec, open_log):
     spec = make_spec(**SLOW)
     runlog = open_log(spec)
 
@@ -65,37 +67,37 @@ def test_a_notice_before_the_first_step_ends_the_attempt_without_a_commit(nurser
         os.kill(pid, signal.SIGTERM)
         return True
 
-    report = nursery.run_attempt(runlog, spec, meddle=at_the_claim)
+    report = fork_server.run_attempt(runlog, spec, observer=at_the_claim)
     assert report.stop_reason is StopReason.NOTICE
     assert report.lost_steps == 0
     assert read_history(runlog).committed_step == report.to_step
 
 
-def test_a_notice_file_ends_the_attempt_like_a_signal(nursery, make_spec, open_log, tmp_path):
+def test_a_notice_file_ends_the_attempt_like_a_signal(fork_server, make_spec, open_log, tmp_path):
     notice = tmp_path / "notice"
     spec = make_spec(**SLOW, liveness={"heartbeat_seconds": 0.05, "notice_file": str(notice)})
-    report = nursery.run_attempt(open_log(spec), spec, meddle=once_training(lambda pid, attempt: notice.touch()))
+    report = fork_server.run_attempt(open_log(spec), spec, observer=once_training(lambda pid, attempt: notice.touch()))
     assert (report.stop_reason, report.notice.kind) == (StopReason.NOTICE, "file")
     assert report.checkpoint.step == report.to_step
 
 
-def test_a_recall_through_the_store_commits_and_ends_as_bound(nursery, make_spec, open_log):
+def test_a_recall_through_the_store_commits_and_ends_as_bound(fork_server, make_spec, open_log):
     spec = make_spec(**SLOW)
     runlog = open_log(spec)
 
     def call_back(pid, attempt):
         recall(runlog.store, run_id=spec.run_id, attempt_id=attempt.claim.attempt_id, reason="test")
 
-    report = nursery.run_attempt(runlog, spec, meddle=once_training(call_back))
+    report = fork_server.run_attempt(runlog, spec, observer=once_training(call_back))
     assert report.stop_reason is StopReason.BOUND
     assert report.checkpoint.step == report.to_step
 
 
-def test_an_attempt_stops_before_its_wall_clock_bound(nursery, make_spec, open_log):
+def test_an_attempt_stops_before_its_wall_clock_bound(fork_server, make_spec, open_log):
     spec = make_spec(**(SLOW | {"checkpoints": {"every_steps": 50}}))
     runlog = open_log(spec)
     plan = SegmentPlan(segment=0, attempt=1, capacity=Capacity.SPOT, deployment="-", max_seconds=2.5)
-    process = nursery.start(spec, plan)
+    process = fork_server.start(spec, plan)
     process.join(30)
     report = read_history(runlog).report_of(0, 1)
     assert report.stop_reason is StopReason.BOUND
@@ -108,7 +110,7 @@ def test_an_attempt_stops_before_its_wall_clock_bound(nursery, make_spec, open_l
     assert 1.0 < (last_commit.written_at - claim.written_at).total_seconds() < 2.5 + 1.5
 
 
-def test_an_orphaned_trainer_commits_and_ends(nursery, make_spec, open_log, tmp_path):
+def test_an_orphaned_trainer_commits_and_ends(fork_server, make_spec, open_log, tmp_path):
     import subprocess
     import sys
 
@@ -141,10 +143,10 @@ def test_an_orphaned_trainer_commits_and_ends(nursery, make_spec, open_log, tmp_
     assert (report.stop_reason, report.notice.kind) == (StopReason.NOTICE, "orphaned")
 
 
-def test_a_step_that_raises_is_reported_with_its_traceback_and_commits_nothing_after(nursery, make_spec, open_log):
+def test_a_step_that_raises_is_reported_with_its_traceback_and_commits_nothing_after(fork_server, make_spec, open_log):
     spec = make_spec(config={"raise_at_step": 15})
     runlog = open_log(spec)
-    report = nursery.run_attempt(runlog, spec)
+    report = fork_server.run_attempt(runlog, spec)
     assert report.stop_reason is StopReason.FAILED
     assert report.failure.type == "ArithmeticError"
     assert "the recipe was told to raise here" in report.failure.traceback
@@ -152,20 +154,20 @@ def test_a_step_that_raises_is_reported_with_its_traceback_and_commits_nothing_a
     assert read_history(runlog).committed_step == 10
 
 
-def test_a_recipe_that_cannot_be_built_is_reported_too(nursery, make_spec, open_log):
+def test_a_recipe_that_cannot_be_built_is_reported_too(fork_server, make_spec, open_log):
     spec = make_spec(config={"width": "wide"})
-    report = nursery.run_attempt(open_log(spec), spec)
+    report = fork_server.run_attempt(open_log(spec), spec)
     assert report.stop_reason is StopReason.FAILED
     assert report.failure.type == "ValueError"
 
 
-def test_a_newer_claim_fences_the_older_attempt_and_it_commits_nothing_more(nursery, make_spec, open_log):
+def test_a_newer_claim_fences_the_older_attempt_and_it_commits_nothing_more(fork_server, make_spec, open_log):
     spec = make_spec(steps=4000, config={"pause_seconds": 0.005}, checkpoints={"every_steps": 20})
     runlog = open_log(spec)
-    zombie = nursery.start(spec, SegmentPlan(segment=0, attempt=1, capacity=Capacity.SPOT, deployment="-"))
+    zombie = fork_server.start(spec, SegmentPlan(segment=0, attempt=1, capacity=Capacity.SPOT, deployment="-"))
     while not read_history(runlog).checkpoints:
         time.sleep(0.02)
-    successor = nursery.start(spec, SegmentPlan(segment=0, attempt=2, capacity=Capacity.SPOT, deployment="-"))
+    successor = fork_server.start(spec, SegmentPlan(segment=0, attempt=2, capacity=Capacity.SPOT, deployment="-"))
     zombie.join(30)
     time.sleep(0.5)
     successor.kill()
@@ -177,11 +179,11 @@ def test_a_newer_claim_fences_the_older_attempt_and_it_commits_nothing_more(nurs
 
 
 @pytest.mark.parametrize("copies", [2])
-def test_an_attempt_that_is_started_twice_trains_once(nursery, make_spec, open_log, copies):
+def test_an_attempt_that_is_started_twice_trains_once(fork_server, make_spec, open_log, copies):
     spec = make_spec(config={"pause_seconds": 0.01})
     runlog = open_log(spec)
     plan = SegmentPlan(segment=0, attempt=1, capacity=Capacity.SPOT, deployment="-")
-    processes = [nursery.start(spec, plan) for _ in range(copies)]
+    processes = [fork_server.start(spec, plan) for _ in range(copies)]
     for process in processes:
         process.join(30)
     assert sorted(process.exitcode for process in processes) == [0, 13]

@@ -20,27 +20,27 @@ from segue.testing.faulty_store import FaultyStore
 
 
 def notice_at(step):
-    def meddle(pid, log, plan):
+    def observer(pid, log, plan):
         beat = last_heartbeat(log, read_history(log).attempt_of(plan.segment, plan.attempt))
         if beat is None or beat.step < step:
             return False
         os.kill(pid, signal.SIGTERM)
         return True
 
-    return meddle
+    return observer
 
 
-def test_a_notice_just_before_the_goal_does_not_train_past_it(nursery, make_spec, open_log):
+def test_a_notice_just_before_the_goal_does_not_train_past_it(fork_server, make_spec, open_log):
     fields = {"steps": 40, "config": {"pause_seconds": 0.05}}
     undisturbed = make_spec(run_id="undisturbed", **fields)
     reference = open_log(undisturbed)
-    nursery.run_to_the_end(reference, undisturbed)
+    fork_server.run_to_the_end(reference, undisturbed)
     spec = make_spec(**fields)
     runlog = open_log(spec)
-    first = nursery.run_attempt(runlog, spec, meddle=notice_at(34))
+    first = fork_server.run_attempt(runlog, spec, observer=notice_at(34))
     assert first.stop_reason is StopReason.NOTICE
     assert 34 <= first.to_step < 40
-    nursery.run_to_the_end(runlog, spec)
+    fork_server.run_to_the_end(runlog, spec)
     newest = read_history(runlog).newest
     assert newest.manifest.step == 40
     assert newest.manifest.components == read_history(reference).newest.manifest.components
@@ -123,7 +123,7 @@ def test_a_trainer_that_dies_before_its_claim_is_not_started_for_ever(make_spec,
     assert decision.action == "hopeless"
 
 
-def test_sys_exit_in_a_recipe_is_a_failure_and_not_a_preemption(nursery, make_spec, open_log):
+def test_sys_exit_in_a_recipe_is_a_failure_and_not_a_preemption(fork_server, make_spec, open_log):
     spec = make_spec(recipe="tests.recipes.faulty:leaves", config={"marker": "-"})
-    report = nursery.run_attempt(open_log(spec), spec)
+    report = fork_server.run_attempt(open_log(spec), spec)
     assert (report.stop_reason, report.failure.type) == (StopReason.FAILED, "SystemExit")

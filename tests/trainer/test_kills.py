@@ -42,12 +42,12 @@ class Killer:
 
 
 @pytest.mark.parametrize("wanted", [4, pytest.param(24, marks=pytest.mark.matrix)])
-def test_kills_at_random_moments_lose_no_commit_and_change_no_bit(nursery, make_spec, open_log, wanted):
+def test_kills_at_random_moments_lose_no_commit_and_change_no_bit(fork_server, make_spec, open_log, wanted):
     steps = 190 * wanted
     fields = {"steps": steps, "config": {"pause_seconds": 0.002}, "checkpoints": {"every_steps": 25}}
     undisturbed = make_spec(run_id="undisturbed", **fields)
     reference = open_log(undisturbed)
-    nursery.run_to_the_end(reference, undisturbed)
+    fork_server.run_to_the_end(reference, undisturbed)
 
     chance = random.Random(8)
     spec = make_spec(run_id="killed", policy={"max_lost_in_place": 100}, **fields)
@@ -64,7 +64,7 @@ def test_kills_at_random_moments_lose_no_commit_and_change_no_bit(nursery, make_
         is_judged = VerdictKind.EXACT in verdicts_of(runlog)
         is_killing = kills < wanted or (has_room and not is_judged)
         killer = Killer(after_seconds, from_verdict=is_late or kills >= wanted) if is_killing else None
-        report = nursery.run_attempt(runlog, spec, meddle=killer)
+        report = fork_server.run_attempt(runlog, spec, observer=killer)
         kills += report.stop_reason is StopReason.LOST
         history = read_history(runlog.reload())
         # Nothing half visible: every checkpoint the log offers reads back whole, every byte verified.

@@ -13,12 +13,12 @@ from segue.controller.steps import decide_next
 from segue.launch.assignment import Assignment
 from segue.records import StopReason, VerdictKind
 from segue.runlog.history import read_history
-from segue.trainer.rehearsal import FireDrill, is_due
+from segue.trainer.rehearsal import ResumeRehearsal, is_due
 from tests.support.histories import Logbook
 from tests.support.histories import make_spec as spec_of
 
 
-def drilled(make_spec, tmp_path, fault, *, fire_drill, steps=100_000):
+def drilled(make_spec, tmp_path, fault, *, rehearsal, steps=100_000):
     """A run whose steps take long enough for another process to start."""
     config = {"fault": fault, "marker": str(tmp_path / "built"), "pause_seconds": 0.02}
     return make_spec(
@@ -26,26 +26,26 @@ def drilled(make_spec, tmp_path, fault, *, fire_drill, steps=100_000):
         config=config,
         steps=steps,
         checkpoints={"every_seconds": 1},
-        continuity={"fire_drill": fire_drill},
+        continuity={"rehearsal": rehearsal},
     )
 
 
 def until(asked, *, then):
     """Meddling: once the log says so, do this to the trainer."""
 
-    def meddle(pid, runlog, plan):
+    def observer(pid, runlog, plan):
         if not asked(read_history(runlog)):
             return False
         then(pid)
         return True
 
-    return meddle
+    return observer
 
 
-def test_state_that_nobody_registered_stops_the_run_at_its_first_commit(nursery, make_spec, open_log, tmp_path):
-    spec = drilled(make_spec, tmp_path, "unregistered_counter", fire_drill="stop")
+def test_state_that_nobody_registered_stops_the_run_at_its_first_commit(fork_server, make_spec, open_log, tmp_path):
+    spec = drilled(make_spec, tmp_path, "unregistered_counter", rehearsal="stop")
     runlog = open_log(spec)
-    report = nursery.run_attempt(runlog, spec, limit_seconds=150)
+    report = fork_server.run_attempt(runlog, spec, limit_seconds=150)
     history = read_history(runlog)
     (drill,) = history.drills
     assert drill.verdict.kind is VerdictKind.BROKEN
@@ -54,28 +54,31 @@ def test_state_that_nobody_registered_stops_the_run_at_its_first_commit(nursery,
         f"in no state_dict: loss.calls.0 was {drill.checkpoint.step}, now as built"
         in drill.verdict.findings[0].sentence
     )
-    assert (report.stop_reason, report.failure.type) == (StopReason.FAILED, "FireDrillError")
+    assert (report.stop_reason, report.failure.type) == (StopReason.FAILED, "RehearsalError")
     assert history.checkpoints
     assert not any(checkpoint.quarantined for checkpoint in history.checkpoints)
     decision = decide_next(runlog, spec, clock=SystemClock())
-    assert (decision.action, decision.reason) == ("broken", f"the fire drill: {drill.verdict.findings[0].sentence}")
+    assert (decision.action, decision.reason) == (
+        "broken",
+        f"the resume rehearsal: {drill.verdict.findings[0].sentence}",
+    )
 
 
 @pytest.mark.matrix
-def test_with_warn_the_run_trains_on_and_a_sound_one_is_proven_once(nursery, make_spec, open_log, tmp_path):
+def test_with_warn_the_run_trains_on_and_a_sound_one_is_proven_once(fork_server, make_spec, open_log, tmp_path):
     for run_id, fault, kind in [("faulty", "unregistered_counter", "broken"), ("sound", "none", "exact")]:
-        spec = drilled(make_spec, tmp_path, fault, fire_drill="warn").model_copy(update={"run_id": run_id})
+        spec = drilled(make_spec, tmp_path, fault, rehearsal="warn").model_copy(update={"run_id": run_id})
         runlog = open_log(spec)
         seen = until(lambda history: history.drills, then=lambda pid: psutil.Process(pid).terminate())
-        report = nursery.run_attempt(runlog, spec, meddle=seen, limit_seconds=150)
+        report = fork_server.run_attempt(runlog, spec, observer=seen, limit_seconds=150)
         assert report.stop_reason is StopReason.NOTICE
         (drill,) = read_history(runlog).drills
         assert (drill.verdict.kind, drill.verdict.rows_compared) == (VerdictKind(kind), 8)
         assert decide_next(runlog, spec, clock=SystemClock()).action == "run"
 
 
-def test_a_trainer_that_is_killed_takes_its_fire_drill_along(nursery, make_spec, open_log, tmp_path):
-    spec = drilled(make_spec, tmp_path, "none", fire_drill="stop")
+def test_a_trainer_that_is_killed_takes_its_rehearsal_along(fork_server, make_spec, open_log, tmp_path):
+    spec = drilled(make_spec, tmp_path, "none", rehearsal="stop")
     runlog = open_log(spec)
     children = []
 
@@ -90,7 +93,7 @@ def test_a_trainer_that_is_killed_takes_its_fire_drill_along(nursery, make_spec,
             psutil.Process(pid).kill()
         return bool(children)
 
-    assert nursery.run_attempt(runlog, spec, meddle=is_drilling).stop_reason is StopReason.LOST
+    assert fork_server.run_attempt(runlog, spec, observer=is_drilling).stop_reason is StopReason.LOST
     (child,) = children
     give_up_at = time.monotonic() + 20
     while child.is_running() and child.status() != psutil.STATUS_ZOMBIE:
@@ -105,7 +108,7 @@ def test_one_is_due_until_a_resume_was_replayed():
         Assignment(spec=spec_of(continuity=fields), plan=book.plan()), book.history, ranks=1
     )
     assert due()
-    assert not due(fire_drill="off")
+    assert not due(rehearsal="off")
     assert not due(witness_steps=0)
     assert not is_due(Assignment(spec=spec_of(), plan=book.plan()), book.history, ranks=2)
     book.attempt(StopReason.NOTICE, commit=10)
@@ -117,7 +120,7 @@ def test_one_is_due_until_a_resume_was_replayed():
 
 def test_a_process_that_cannot_be_started_costs_no_more_than_the_drill(monkeypatch, caplog):
     book = Logbook(spec_of())
-    drill = FireDrill(Assignment(spec=spec_of(), plan=book.plan()), None, is_due=True)
+    drill = ResumeRehearsal(Assignment(spec=spec_of(), plan=book.plan()), None, is_due=True)
     monkeypatch.setattr("sys.executable", "/nowhere/python")
     before = psutil.Process().num_fds()
     drill.begin(state_bytes=0)

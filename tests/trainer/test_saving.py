@@ -59,7 +59,7 @@ def commits_of(make_spec, open_log):
 
     def run(habit, **checkpoints):
         spec = make_spec(
-            run_id=f"r{checkpoints.get('arenas', 1)}-{checkpoints['staging']}",
+            run_id=f"r{checkpoints.get('staging_buffers', 1)}-{checkpoints['staging']}",
             recipe="tests.recipes.hard_to_copy:build",
             steps=24,
             config={"habit": habit},
@@ -75,8 +75,8 @@ def commits_of(make_spec, open_log):
 
 @pytest.mark.parametrize("habit", HABITS)
 def test_a_run_with_overlapped_staging_commits_the_very_bytes_of_one_that_blocks(commits_of, habit):
-    blocking = commits_of(habit, staging="blocking", arenas=2)
-    overlapped = commits_of(habit, staging="overlapped", arenas=2)
+    blocking = commits_of(habit, staging="blocking", staging_buffers=2)
+    overlapped = commits_of(habit, staging="overlapped", staging_buffers=2)
     assert overlapped[24] == blocking[24]
     changed = {
         step: [name for name, digest in overlapped[step].items() if digest != blocking[step][name]]
@@ -187,7 +187,7 @@ def test_a_report_says_what_a_save_usually_took(make_spec, open_log):
 def saves(folder, clock, *, fails=lambda operation, key: False, **checkpoints):
     """An attempt's saves without its steps, on a clock that the test moves; gives progress, saves and writer."""
     recipe, progress, spec = tiny({}), Progress(), CheckpointSpec(**checkpoints)
-    staging, runlog = StagingArea(arenas=spec.arenas), RunLog(LocalStore(folder), "tiny")
+    staging, runlog = StagingArea(staging_buffers=spec.staging_buffers), RunLog(LocalStore(folder), "tiny")
     writer = Writer(
         runlog,
         shards=InlineWriter([FaultyStore(runlog.store, fails=fails)]),
@@ -287,8 +287,8 @@ def test_a_store_that_neither_takes_nor_refuses_a_save_is_noticed_too(tmp_path):
             way_free.set()
 
 
-@pytest.mark.parametrize("arenas", [1, 2])
-def test_a_last_save_reckons_with_the_one_that_is_on_its_way(tmp_path, arenas):
+@pytest.mark.parametrize("staging_buffers", [1, 2])
+def test_a_last_save_reckons_with_the_one_that_is_on_its_way(tmp_path, staging_buffers):
     clock, way_free = FakeClock(), threading.Event()
 
     def takes_long(operation, key):
@@ -297,7 +297,7 @@ def test_a_last_save_reckons_with_the_one_that_is_on_its_way(tmp_path, arenas):
             return "step-000000030" in key and not way_free.wait(60)
         return False
 
-    with saves(tmp_path, clock, fails=takes_long, every_steps=10, arenas=arenas) as it:
+    with saves(tmp_path, clock, fails=takes_long, every_steps=10, staging_buffers=staging_buffers) as it:
         progress, saving, writer = it
         try:
             for progress.step in (10, 20, 30):

@@ -1,4 +1,4 @@
-"""A spare's trainer: booted before there is anything to do, gone without a trace when there never is."""
+"""A standby's trainer: booted before there is anything to do, gone without a trace when there never is."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ import pytest
 from segue.clock import SystemClock
 from segue.controller.steps import decide_next
 from segue.launch.assignment import Assignment, ExitCode
-from segue.launch.launcher import launch_spare
+from segue.launch.launcher import launch_standby
 from segue.runlog.history import read_history
 
 OWNER = """
 import sys, time
 from segue.spec import RunSpec
-from segue.launch.launcher import launch_spare
-trainer = launch_spare(RunSpec.model_validate_json(sys.argv[1]))
+from segue.launch.launcher import launch_standby
+trainer = launch_standby(RunSpec.model_validate_json(sys.argv[1]))
 while not trainer.is_booted():
     time.sleep(0.05)
 print(trainer.pid, trainer._folder.path, flush=True)
@@ -31,12 +31,12 @@ time.sleep(600)
 
 @pytest.fixture
 def boot():
-    """Starts a spare's trainer and waits until it is booted; nothing of it outlives the test."""
+    """Starts a standby's trainer and waits until it is booted; nothing of it outlives the test."""
     started = []
 
     def start(spec, *, until_booted: bool = True):
         lines = []
-        trainer = launch_spare(spec, on_line=lines.append)
+        trainer = launch_standby(spec, on_line=lines.append)
         started.append(trainer)
         give_up_at = time.monotonic() + 90
         while until_booted and not trainer.is_booted():
@@ -51,7 +51,7 @@ def boot():
         trainer.wait(30)
 
 
-def test_a_booted_trainer_takes_its_assignment_and_trains_what_any_other_would(boot, make_spec, open_log, nursery):
+def test_a_booted_trainer_takes_its_assignment_and_trains_what_any_other_would(boot, make_spec, open_log, fork_server):
     spec = make_spec()
     runlog = open_log(spec)
     trainer, lines = boot(spec)
@@ -66,7 +66,7 @@ def test_a_booted_trainer_takes_its_assignment_and_trains_what_any_other_would(b
     (attempt,) = read_history(runlog).attempts
     assert (attempt.claim.flow_run_id, attempt.claim.trainer_pid) == ("flow", trainer.pid)
     usual = make_spec(run_id="usual")
-    nursery.run_attempt(open_log(usual), usual)
+    fork_server.run_attempt(open_log(usual), usual)
     trained, expected = (read_history(open_log(s)).newest.manifest.components for s in (spec, usual))
     assert trained == expected
 

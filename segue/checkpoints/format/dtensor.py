@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, TypeGuard
 
 import torch
 
-from segue.checkpoints.format.layout import Piece
+from segue.checkpoints.format.layout import TensorSlice
 from segue.errors import UnsupportedStateError
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ def whole(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.full_tensor() if is_sharded(tensor) else tensor
 
 
-def piece_of(name: str, tensor: DTensor) -> Piece:
+def slice_of(name: str, tensor: DTensor) -> TensorSlice:
     """Where in it the part lies that this rank has.
 
     By the protocol that torch.distributed.checkpoint's planners read it by.
@@ -52,7 +52,7 @@ def piece_of(name: str, tensor: DTensor) -> Piece:
     ends = zip(chunks[0].offsets, chunks[0].sizes, tensor.shape, strict=True)
     if any(start + length > size for start, length, size in ends if length):
         raise UnsupportedStateError(path=name, type_name="DTensor cut up unevenly along one dimension twice")
-    return Piece(name, tuple(tensor.shape), tuple(chunks[0].offsets))
+    return TensorSlice(name, tuple(tensor.shape), tuple(chunks[0].offsets))
 
 
 def is_first_holder(tensor: DTensor) -> bool:
@@ -63,7 +63,7 @@ def is_first_holder(tensor: DTensor) -> bool:
     return all(at == 0 for placement, at in zip(tensor.placements, coordinate, strict=True) if placement.is_replicate())
 
 
-def cut_out(tensor: torch.Tensor, piece: Piece, shape: tuple[int, ...]) -> torch.Tensor:
+def cut_out(tensor: torch.Tensor, piece: TensorSlice, shape: tuple[int, ...]) -> torch.Tensor:
     """The part of a whole tensor that lies where the piece does; a view."""
     return tensor[tuple(slice(start, start + length) for start, length in zip(piece.offsets, shape, strict=True))]
 
@@ -75,7 +75,7 @@ def placed_like(tensor: torch.Tensor, live: torch.Tensor) -> torch.Tensor:
     from torch.distributed.tensor import DTensor
 
     local = live.to_local()
-    part = cut_out(tensor, piece_of("state", live), tuple(local.shape))
+    part = cut_out(tensor, slice_of("state", live), tuple(local.shape))
     return DTensor.from_local(
         part.to(local.device, copy=True),  # A view would hold all of it in memory.
         live.device_mesh,

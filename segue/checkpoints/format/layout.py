@@ -68,7 +68,7 @@ class Placed(NamedTuple):
     size_bytes: int
 
 
-class Piece(NamedTuple):
+class TensorSlice(NamedTuple):
     """Of which larger tensor something is a part, and where in it that begins."""
 
     tensor: str
@@ -78,21 +78,21 @@ class Piece(NamedTuple):
 
 
 @dataclass(frozen=True)
-class ImageLayout:
+class ShardLayout:
     """Where everything lies in one image."""
 
     head: bytes
     placed: Mapping[str, Placed]
     size_bytes: int
-    pieces: Mapping[str, Piece] = field(default_factory=dict)
+    pieces: Mapping[str, TensorSlice] = field(default_factory=dict)
     """Those that are not whole tensors. The image does not say so itself."""
 
 
-class MalformedImageError(ValueError):
+class MalformedShardError(ValueError):
     """The bytes are not an image."""
 
 
-def layout_of(specs: Mapping[str, TensorSpec]) -> ImageLayout:
+def layout_of(specs: Mapping[str, TensorSpec]) -> ShardLayout:
     """Place tensors one after the other, those with wide elements first, so that each is aligned to its own.
 
     Otherwise in the order in which they came, which is as a rule that of their memory.
@@ -110,32 +110,32 @@ def layout_of(specs: Mapping[str, TensorSpec]) -> ImageLayout:
     text = json.dumps(header, separators=(",", ":")).encode()
     base = -(-(8 + len(text)) // PAGE_BYTES) * PAGE_BYTES
     if base - 8 > MAX_HEADER_BYTES:
-        what, mend = "bytes of the tensors' names and shapes", "Put small tensors together, or name them shorter."
-        raise StateTooLargeError(what=what, found=base - 8, most=MAX_HEADER_BYTES, mend=mend)
+        what, fix = "bytes of the tensors' names and shapes", "Put small tensors together, or name them shorter."
+        raise StateTooLargeError(what=what, found=base - 8, most=MAX_HEADER_BYTES, fix=fix)
     head = (base - 8).to_bytes(8, "little") + text.ljust(base - 8)
     placed = {name: Placed(specs[name], base + start, stop - start) for name, (start, stop) in offsets.items()}
-    return ImageLayout(head=head, placed=placed, size_bytes=base + end)
+    return ShardLayout(head=head, placed=placed, size_bytes=base + end)
 
 
 def head_bytes(image: memoryview) -> int:
     """How far into an image one must read to know its layout, from its first `LENGTH_BYTES`.
 
     Raises:
-        MalformedImageError: not so far as it says.
+        MalformedShardError: not so far as it says.
     """
     length = int.from_bytes(image[:LENGTH_BYTES], "little")
     if len(image) < LENGTH_BYTES or length > min(len(image) - LENGTH_BYTES, MAX_HEADER_BYTES):
-        raise MalformedImageError(f"its header of {length} bytes does not fit into {len(image)}")
+        raise MalformedShardError(f"its header of {length} bytes does not fit into {len(image)}")
     return LENGTH_BYTES + length
 
 
-def read_layout(image: memoryview) -> ImageLayout:
+def read_layout(image: memoryview) -> ShardLayout:
     """The layout that an image says it has, checked: nothing overlaps, and nothing is outside or left over.
 
     Only the first `head_bytes` of it are looked at.
 
     Raises:
-        MalformedImageError: it is not a safetensors file in every point.
+        MalformedShardError: it is not a safetensors file in every point.
     """
     base, size_bytes = head_bytes(image), len(image)
     try:
@@ -143,20 +143,20 @@ def read_layout(image: memoryview) -> ImageLayout:
         _check_metadata(header.pop("__metadata__", {}))
         found = [(name, *_entry(item)) for name, item in header.items()]
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-        raise MalformedImageError(f"its header cannot be read ({error!r})") from None
+        raise MalformedShardError(f"its header cannot be read ({error!r})") from None
     _check_tiling(((start, stop) for _, _, start, stop in found), total_bytes=size_bytes - base)
     placed = {name: Placed(spec, base + start, stop - start) for name, spec, start, stop in found}
-    return ImageLayout(head=bytes(image[:base]), placed=placed, size_bytes=size_bytes)
+    return ShardLayout(head=bytes(image[:base]), placed=placed, size_bytes=size_bytes)
 
 
 def _refuse_unreadable(specs: Mapping[str, TensorSpec]) -> None:
     if len(specs) > MOST_TENSORS:
-        mend = "Put small tensors together."
-        raise StateTooLargeError(what="tensors of the state", found=len(specs), most=MOST_TENSORS, mend=mend)
+        fix = "Put small tensors together."
+        raise StateTooLargeError(what="tensors of the state", found=len(specs), most=MOST_TENSORS, fix=fix)
     for name, spec in specs.items():
         if (elements := _elements(spec.shape)) > _MOST_ELEMENTS:
-            what, mend = f"elements in the shape of {name}", "Give this empty tensor another shape."
-            raise StateTooLargeError(what=what, found=elements, most=_MOST_ELEMENTS, mend=mend)
+            what, fix = f"elements in the shape of {name}", "Give this empty tensor another shape."
+            raise StateTooLargeError(what=what, found=elements, most=_MOST_ELEMENTS, fix=fix)
 
 
 def _elements(shape: Iterable[int]) -> int:
@@ -205,7 +205,7 @@ def _check_tiling(ranges: Iterable[tuple[int, int]], *, total_bytes: int) -> Non
     end = 0
     for start, stop in sorted(ranges):
         if start != end:
-            raise MalformedImageError(f"byte {min(start, end)} of its data belongs to no tensor or to two")
+            raise MalformedShardError(f"byte {min(start, end)} of its data belongs to no tensor or to two")
         end = stop
     if end != total_bytes:
-        raise MalformedImageError(f"{total_bytes - end} bytes of its data belong to no tensor")
+        raise MalformedShardError(f"{total_bytes - end} bytes of its data belong to no tensor")

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 
-from segue.checkpoints.format.layout import MOST_TENSORS, ImageLayout
+from segue.checkpoints.format.layout import MOST_TENSORS, ShardLayout
 from segue.errors import MachineTooSmallError, MalformedCheckpointError, StateTooLargeError
 from segue.records import Manifest
 from segue.shard import Shard
@@ -43,18 +43,18 @@ def refuse_absurd(manifest: Manifest) -> None:
             raise _malformed(shard.key, f"claims {shard.size_bytes} bytes, more than {MOST_INDEX_BYTES}")
 
 
-def refuse_too_large_index(skeletons: Mapping[str, bytes], image_layout: ImageLayout) -> None:
+def refuse_too_large_index(skeletons: Mapping[str, bytes], shard_layout: ShardLayout) -> None:
     """Check that a state's index can be read back, before anything is written.
 
     Raises:
         StateTooLargeError: it could not.
     """
     # Names and shapes stand in the image's head just as they do in the index.
-    rows_bytes = _ROW_BYTES * (len(skeletons) + len(image_layout.placed)) + len(image_layout.head)
+    rows_bytes = _ROW_BYTES * (len(skeletons) + len(shard_layout.placed)) + len(shard_layout.head)
     index_bytes = rows_bytes + sum(map(len, skeletons.values()))
     if index_bytes > MOST_INDEX_BYTES:
-        what, mend = "bytes of the state beside its tensors", "Keep long lists of numbers as tensors or arrays."
-        raise StateTooLargeError(what=what, found=index_bytes, most=MOST_INDEX_BYTES, mend=mend)
+        what, fix = "bytes of the state beside its tensors", "Keep long lists of numbers as tensors or arrays."
+        raise StateTooLargeError(what=what, found=index_bytes, most=MOST_INDEX_BYTES, fix=fix)
 
 
 def refuse_larger_than_memory(shard: Shard) -> None:

@@ -10,16 +10,16 @@ from itertools import combinations
 import torch
 
 from segue.checkpoints.format.dtensor import cut_out
-from segue.checkpoints.format.layout import Piece
+from segue.checkpoints.format.layout import TensorSlice
 from segue.errors import MalformedCheckpointError
 
 _MOST_PIECES = 1024
 """No run has more ranks."""
 
-_Part = tuple[Piece, torch.Tensor]
+_Part = tuple[TensorSlice, torch.Tensor]
 
 
-def whole_tensors(tensors: Mapping[str, torch.Tensor], pieces: Mapping[str, Piece]) -> dict[str, torch.Tensor]:
+def whole_tensors(tensors: Mapping[str, torch.Tensor], pieces: Mapping[str, TensorSlice]) -> dict[str, torch.Tensor]:
     """The tensors by the names they have in the state; those in `pieces` are put together.
 
     Raises:

@@ -13,7 +13,14 @@ import crc32c
 
 from segue.checkpoints.format.digests import Digests, TensorDigest
 from segue.checkpoints.format.gc_pause import paused_collector
-from segue.checkpoints.format.layout import LENGTH_BYTES, MalformedImageError, Piece, Placed, head_bytes, read_layout
+from segue.checkpoints.format.layout import (
+    LENGTH_BYTES,
+    MalformedShardError,
+    Placed,
+    TensorSlice,
+    head_bytes,
+    read_layout,
+)
 from segue.checkpoints.format.limits import refuse_absurd, refuse_larger_than_memory
 from segue.checkpoints.saving.incremental import Base
 from segue.errors import (
@@ -45,7 +52,7 @@ class Stored:
     tensors: Mapping[str, tuple[Placed, memoryview]]
     digests: Digests
     base: Base
-    pieces: Mapping[str, Piece] = field(default_factory=dict)
+    pieces: Mapping[str, TensorSlice] = field(default_factory=dict)
     """Those of the tensors that are parts of larger ones, each written by another rank."""
 
 
@@ -56,13 +63,13 @@ def read_stored(tiers: Sequence[Store], *, run_id: str, manifest: Manifest) -> S
     Raises:
         MissingShardError, TruncatedShardError, CorruptShardError, MalformedCheckpointError: it cannot be used;
             names the damage.
-        StoreReadError: the store did not say; nothing is known about the checkpoint.
+        StoreReadError: the store could not be read; nothing is known about the checkpoint.
     """
     refuse_absurd(manifest)
     skeletons: dict[str, Any] = {}
     expected: dict[str, TensorDigest] = {}
     homes: dict[str, Shard] = {}
-    pieces: dict[str, Piece] = {}
+    pieces: dict[str, TensorSlice] = {}
     images = {shard.key: shard for shard in manifest.shards if shard.key.endswith(".safetensors")}
     for shard in (shard for shard in manifest.shards if shard.key not in images):
         try:
@@ -117,7 +124,7 @@ def _placed(arriving: _Arriving) -> Mapping[str, Placed]:
     """Where an image's tensors are, found out while the rest of it comes."""
     try:
         return read_layout(arriving.up_to(head_bytes(arriving.up_to(LENGTH_BYTES)))).placed
-    except MalformedImageError as error:
+    except MalformedShardError as error:
         raise MalformedCheckpointError(key=arriving.shard.key, why=f"cannot be parsed ({error})") from None
 
 
@@ -161,12 +168,12 @@ def _read_chunk(store: Store, key: str, shard: Shard, number: int, blob: memoryv
         raise CorruptShardError(key=shard.key, chunk=number, expected=expected, found=found)
 
 
-def _piece(tensor: str, shape: list[int], offsets: list[int]) -> Piece:
+def _piece(tensor: str, shape: list[int], offsets: list[int]) -> TensorSlice:
     if not all(type(number) is int and number >= 0 for number in (*shape, *offsets)) or len(shape) != len(offsets):
         raise ValueError("a piece's place is not made of whole numbers")
     if type(tensor) is not str:
         raise TypeError("a piece's tensor is not a name")
-    return Piece(tensor, tuple(shape), tuple(offsets))
+    return TensorSlice(tensor, tuple(shape), tuple(offsets))
 
 
 def _parts(blob: memoryview, wanted: Mapping[str, Placed]) -> Iterator[tuple[str, Placed, memoryview]]:

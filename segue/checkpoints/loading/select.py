@@ -65,7 +65,7 @@ def newest_valid(
 
     Raises:
         FencedError: a newer claim exists.
-        StoreReadError: the store did not say; trying again is safe.
+        StoreReadError: the store could not be read; trying again is safe.
     """
     leads = readers is None or readers.is_leader
     if leads:

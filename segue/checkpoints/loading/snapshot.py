@@ -10,13 +10,13 @@ from typing import Any
 import torch
 
 from segue.checkpoints.format.digests import Digests, TensorDigest, digests_of, hash_bytes, owners
-from segue.checkpoints.format.dtensor import cut_out, is_sharded, local_part, piece_of
+from segue.checkpoints.format.dtensor import cut_out, is_sharded, local_part, slice_of
 from segue.checkpoints.format.gc_pause import paused_collector
-from segue.checkpoints.format.layout import Piece
+from segue.checkpoints.format.layout import TensorSlice
 from segue.checkpoints.format.state_tree import Json, decode_tree, encode_tree
 from segue.checkpoints.loading.assemble import whole_tensors
 from segue.checkpoints.loading.read import Stored, read_stored
-from segue.checkpoints.saving.partition import piece_name
+from segue.checkpoints.saving.partition import slice_name
 from segue.errors import MalformedCheckpointError
 from segue.records import Manifest
 from segue.stores.base import Store
@@ -28,7 +28,7 @@ class Snapshot:
 
     skeletons: dict[str, Json]
     tensors: dict[str, torch.Tensor]
-    pieces: dict[str, Piece] = field(default_factory=dict)
+    pieces: dict[str, TensorSlice] = field(default_factory=dict)
     """Those of the tensors that are parts of larger ones, the rest of which other ranks hold."""
 
     @property
@@ -50,8 +50,8 @@ def take(components: Mapping[str, Any], *, copy: bool = True) -> Snapshot:
     for name, tensor in live.items():
         own_name = name
         if is_sharded(tensor):
-            piece = piece_of(name, tensor)
-            own_name = piece_name(piece)
+            piece = slice_of(name, tensor)
+            own_name = slice_name(piece)
             pieces[own_name] = piece
         tensors[own_name] = _on_cpu(local_part(tensor), copy=copy)
     return Snapshot(skeletons, tensors, pieces)
@@ -94,7 +94,7 @@ def read_checkpoint(store: Store, *, run_id: str, manifest: Manifest, fast: Stor
     Raises:
         MissingShardError, TruncatedShardError, CorruptShardError, MalformedCheckpointError: it cannot be used;
             names the damage.
-        StoreReadError: the store did not say; nothing is known about the checkpoint.
+        StoreReadError: the store could not be read; nothing is known about the checkpoint.
     """
     tiers = [store] if fast is None else [fast, store]
     return snapshot_of(read_stored(tiers, run_id=run_id, manifest=manifest))

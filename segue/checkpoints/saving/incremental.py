@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from segue.checkpoints.format.digests import TensorDigest
-from segue.checkpoints.format.layout import ImageLayout, layout_of
+from segue.checkpoints.format.layout import ShardLayout, layout_of
 from segue.shard import Shard
 from segue.stores.direct import page_buffer
 
@@ -69,17 +69,17 @@ def base_from_json(data: dict[str, Any]) -> Base:
     )
 
 
-def unchanged_since(base: Base, tensors: Mapping[str, TensorDigest], image_layout: ImageLayout) -> frozenset[str]:
+def unchanged_since(base: Base, tensors: Mapping[str, TensorDigest], shard_layout: ShardLayout) -> frozenset[str]:
     """Names of the tensors that need not be stored again; none when that would save too little."""
     same = frozenset(name for name, digest in tensors.items() if base.tensors.get(name) == digest)
-    same_bytes = sum(image_layout.placed[name].size_bytes for name in same)
-    total_bytes = sum(placed.size_bytes for placed in image_layout.placed.values())
+    same_bytes = sum(shard_layout.placed[name].size_bytes for name in same)
+    total_bytes = sum(placed.size_bytes for placed in shard_layout.placed.values())
     return same if total_bytes - same_bytes < _WORTH_SHARE * total_bytes else frozenset()
 
 
-def without(names: frozenset[str], image: memoryview, image_layout: ImageLayout) -> tuple[memoryview, ImageLayout]:
+def without(names: frozenset[str], image: memoryview, shard_layout: ShardLayout) -> tuple[memoryview, ShardLayout]:
     """The image of the other tensors alone, in memory of its own."""
-    kept = {name: placed for name, placed in image_layout.placed.items() if name not in names}
+    kept = {name: placed for name, placed in shard_layout.placed.items() if name not in names}
     thin_layout = layout_of({name: placed.spec for name, placed in kept.items()})
     thin = page_buffer(thin_layout.size_bytes)
     thin[: len(thin_layout.head)] = thin_layout.head

@@ -1,4 +1,4 @@
-"""Portions: which part of the state each rank stores, so that all of it is stored once.
+"""Partitions: which part of the state each rank stores, so that all of it is stored once.
 
 What is the same on every rank is dealt out by size; of what is sharded, each rank stores its own piece. Both are read
 back whole, by any number of ranks.
@@ -14,8 +14,8 @@ import torch
 import xxhash
 
 from segue.checkpoints.format.digests import owners
-from segue.checkpoints.format.dtensor import is_first_holder, is_sharded, local_part, piece_of, sharded_types
-from segue.checkpoints.format.layout import Piece
+from segue.checkpoints.format.dtensor import is_first_holder, is_sharded, local_part, sharded_types, slice_of
+from segue.checkpoints.format.layout import TensorSlice
 
 _MARK = "@"
 
@@ -26,13 +26,13 @@ class Part:
 
     tensors: dict[str, torch.Tensor]
     skeletons: dict[str, Any]
-    pieces: dict[str, Piece] = field(default_factory=dict)
+    pieces: dict[str, TensorSlice] = field(default_factory=dict)
     """Those of the tensors that are pieces of larger ones."""
     dealt: str = ""
     """A mark of what was dealt out, by which ranks find out that they did not deal out the same."""
 
 
-class Portion:
+class Partition:
     """One rank's share of the storing; of one rank alone, everything."""
 
     def __init__(
@@ -58,8 +58,8 @@ class Portion:
             if name in own:
                 mine[name] = tensor
             elif is_sharded(tensor) and is_first_holder(tensor):
-                piece = piece_of(name, tensor)
-                mine[piece_name(piece)], pieces[piece_name(piece)] = local_part(tensor), piece
+                piece = slice_of(name, tensor)
+                mine[slice_name(piece)], pieces[slice_name(piece)] = local_part(tensor), piece
         if self._rank == 0:
             return Part(mine, dict(skeletons), pieces, dealt)
         used = {owner for _, owner in owners(mine, skeletons)}
@@ -86,7 +86,7 @@ class Portion:
         return frozenset(own), seen.hexdigest()
 
 
-def piece_name(piece: Piece) -> str:
+def slice_name(piece: TensorSlice) -> str:
     """A name that no other piece has."""
     return f"{piece.tensor}{_MARK}{','.join(map(str, piece.offsets))}"
 

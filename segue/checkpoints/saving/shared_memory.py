@@ -7,7 +7,7 @@ import os
 import tempfile
 
 
-class Arena:
+class StagingBuffer:
     """One image's worth of shared memory, named by a file descriptor that can be sent to another process.
 
     It has no name in any file system: when the last process that has it ends, however it ends, it is gone.
@@ -35,6 +35,6 @@ class Arena:
 
 def _anonymous_file() -> int:
     if hasattr(os, "memfd_create"):
-        return os.memfd_create("segue-arena", os.MFD_CLOEXEC)
-    with tempfile.TemporaryFile(prefix="segue-arena-") as file:
+        return os.memfd_create("segue-staging_buffer", os.MFD_CLOEXEC)
+    with tempfile.TemporaryFile(prefix="segue-staging_buffer-") as file:
         return os.dup(file.fileno())

@@ -1,4 +1,4 @@
-"""Staging: copying the state of a safe point into an arena, so that training may go on while it is written.
+"""Staging: copying the state of a safe point into an staging buffer, so that training may go on while it is written.
 
 `take` blocks for about one memory copy. `begin` copies at once only what a forward pass may change, and leaves what
 only an optimizer changes to be copied meanwhile; `Staged.barrier`, before any optimizer's step, waits for that.
@@ -16,12 +16,12 @@ from typing import Any
 import torch
 
 from segue.checkpoints.format.gc_pause import paused_collector
-from segue.checkpoints.format.layout import PAGE_BYTES, ImageLayout, TensorSpec, layout_of
+from segue.checkpoints.format.layout import PAGE_BYTES, ShardLayout, TensorSpec, layout_of
 from segue.checkpoints.format.state_tree import Json, encode_tree
 from segue.checkpoints.saving.copy_cpu import Copier, copy_all
 from segue.checkpoints.saving.copy_cuda import Pair, by_device, copy_on_side_stream, pin, synchronise, unpin
-from segue.checkpoints.saving.partition import Part, Portion
-from segue.checkpoints.saving.shared_memory import Arena
+from segue.checkpoints.saving.partition import Part, Partition
+from segue.checkpoints.saving.shared_memory import StagingBuffer
 
 _LOOKS, _MOST_LOOKED_AT = 64, 256
 """How many values are compared at the barrier, and of how many tensors, the largest."""
@@ -49,10 +49,10 @@ class _Late:
 
 @dataclass
 class Staged:
-    """One safe point's state in an arena. `wait` says when its bytes may be read."""
+    """One safe point's state in an staging buffer. `wait` says when its bytes may be read."""
 
-    arena: Arena
-    layout: ImageLayout
+    staging_buffer: StagingBuffer
+    layout: ShardLayout
     skeletons: dict[str, Json]
     dealt: str = ""
     """A mark of what the ranks dealt out among them."""
@@ -85,10 +85,10 @@ class Staged:
 
 @dataclass(frozen=True)
 class _Plan:
-    """A layout in one arena and the views through which it is filled."""
+    """A layout in one staging buffer and the views through which it is filled."""
 
-    arena: Arena
-    layout: ImageLayout
+    staging_buffer: StagingBuffer
+    layout: ShardLayout
     views: list[torch.Tensor]
     copier: Copier
     names: list[str]
@@ -116,12 +116,12 @@ class _Plan:
 
 
 class StagingArea:
-    """One or two arenas, laid out for a state, and laid out anew when the state gets other tensors."""
+    """One or two staging buffers, laid out for a state, and laid out again when the state gets other tensors."""
 
-    def __init__(self, *, arenas: int = 1, portion: Portion | None = None) -> None:
-        """`portion` is what of the state is taken; without, all of it."""
-        self._portion = portion or Portion()
-        self._free = list(range(arenas))
+    def __init__(self, *, staging_buffers: int = 1, partition: Partition | None = None) -> None:
+        """`partition` is what of the state is taken; without, all of it."""
+        self._partition = partition or Partition()
+        self._free = list(range(staging_buffers))
         self._plans: dict[int, _Plan] = {}
         self._lock = threading.Lock()
         self._warming: threading.Thread | None = None
@@ -139,12 +139,12 @@ class StagingArea:
         """
         part = self._part_of(trees)
         plans = [self._plan_for(number, part) for number in self._free]
-        self._warming = threading.Thread(target=_touch, args=(plans,), name="segue-arena", daemon=True)
+        self._warming = threading.Thread(target=_touch, args=(plans,), name="segue-staging_buffer", daemon=True)
         self._warming.start()
 
     @paused_collector()
     def take(self, trees: Mapping[str, Any]) -> Staged:
-        """Copy everything now; an arena must be free.
+        """Copy everything now; an staging buffer must be free.
 
         Raises:
             UnsupportedStateError, StateTooLargeError: it cannot be stored; nothing was taken.
@@ -178,9 +178,9 @@ class StagingArea:
         return staged
 
     def release(self, staged: Staged) -> None:
-        """Take the arena back once nobody needs its bytes."""
+        """Take the staging buffer back once nobody needs its bytes."""
         with self._lock:
-            self._free.append(staged.arena.number)
+            self._free.append(staged.staging_buffer.number)
 
     def close(self) -> None:
         """Give all memory back."""
@@ -188,7 +188,7 @@ class StagingArea:
             self._warming.join()
         for plan in self._plans.values():
             unpin(plan.views)
-            plan.arena.close()
+            plan.staging_buffer.close()
         self._plans.clear()
 
     def _start(self, trees: Mapping[str, Any]) -> tuple[Staged, _Plan, list[torch.Tensor]]:
@@ -198,13 +198,13 @@ class StagingArea:
             self._warming = None
         plan = self._plan_for(self._free[-1], part)
         with self._lock:
-            self._free.remove(plan.arena.number)
-        return Staged(plan.arena, plan.layout, part.skeletons, part.dealt), plan, list(part.tensors.values())
+            self._free.remove(plan.staging_buffer.number)
+        return Staged(plan.staging_buffer, plan.layout, part.skeletons, part.dealt), plan, list(part.tensors.values())
 
     def _part_of(self, trees: Mapping[str, Any]) -> Part:
         live: dict[str, torch.Tensor] = {}
         skeletons = {name: encode_tree(tree, path=name, tensors=live) for name, tree in trees.items()}
-        return self._portion.of(live, skeletons)
+        return self._partition.of(live, skeletons)
 
     def _plan_for(self, number: int, part: Part) -> _Plan:
         plan = self._plans.get(number)
@@ -212,7 +212,7 @@ class StagingArea:
             return plan
         if plan is not None:
             unpin(plan.views)
-            plan.arena.close()
+            plan.staging_buffer.close()
         self._plans[number] = _laid_out(number, part)
         return self._plans[number]
 
@@ -222,9 +222,9 @@ def _laid_out(number: int, part: Part) -> _Plan:
     specs = {name: TensorSpec(str(t.dtype).removeprefix("torch."), tuple(t.shape)) for name, t in live.items()}
     layout = replace(layout_of(specs), pieces=part.pieces)
     whole_pages = -(-layout.size_bytes // PAGE_BYTES) * PAGE_BYTES
-    arena = Arena(number=number, size_bytes=whole_pages)
-    arena.memory[: len(layout.head)] = layout.head
-    whole = torch.frombuffer(arena.memory, dtype=torch.uint8)
+    staging_buffer = StagingBuffer(number=number, size_bytes=whole_pages)
+    staging_buffer.memory[: len(layout.head)] = layout.head
+    whole = torch.frombuffer(staging_buffer.memory, dtype=torch.uint8)
     on_device = any(tensor.is_cuda for tensor in live.values())
     if on_device:
         pin(whole)
@@ -233,7 +233,7 @@ def _laid_out(number: int, part: Part) -> _Plan:
         _, start, size_bytes = layout.placed[name]
         views.append(whole[start : start + size_bytes].view(tensor.dtype).view(tensor.shape))
     return _Plan(
-        arena=arena,
+        staging_buffer=staging_buffer,
         layout=layout,
         views=views,
         copier=Copier(views),
@@ -246,7 +246,7 @@ def _laid_out(number: int, part: Part) -> _Plan:
 
 def _touch(plans: Sequence[_Plan]) -> None:
     for plan in plans:
-        torch.frombuffer(plan.arena.memory, dtype=torch.uint8)[len(plan.layout.head) :].zero_()
+        torch.frombuffer(plan.staging_buffer.memory, dtype=torch.uint8)[len(plan.layout.head) :].zero_()
 
 
 def _guarded(tensors: list[torch.Tensor]) -> list[_Late]:

@@ -16,7 +16,7 @@ from typing import Any, Self
 import crc32c
 
 from segue.checkpoints.format.digests import Digests, TensorDigest, digests_of, hash_bytes
-from segue.checkpoints.format.layout import ImageLayout, Piece
+from segue.checkpoints.format.layout import ShardLayout, TensorSlice
 from segue.checkpoints.saving.incremental import Base, unchanged_since, without
 from segue.runlog import keys
 from segue.shard import Shard
@@ -37,7 +37,7 @@ class Written:
     tensor_count: int
     new_bytes: int
     saves_since_full: int
-    """How many saves ago everything was stored anew; 0 for now."""
+    """How many saves ago everything was stored again; 0 for now."""
 
     def to_json(self) -> dict[str, Any]:
         """As plain data, for another process."""
@@ -56,7 +56,7 @@ def write_checkpoint(
     attempt_id: str,
     step: int,
     image: memoryview,
-    image_layout: ImageLayout,
+    shard_layout: ShardLayout,
     skeletons: Mapping[str, bytes],
     base: Base | None = None,
     rank: int = 0,
@@ -71,28 +71,28 @@ def write_checkpoint(
     Raises:
         StoreWriteError: the durable tier did not take them; calling again is safe.
     """
-    image_name = keys.shard_name(attempt_id, step, rank)
+    shard_file_name = keys.shard_name(attempt_id, step, rank)
     with ThreadPoolExecutor(1, thread_name_prefix="segue-digest") as beside:
         # Beside the image's write, which takes longer: hashing is far faster than any disk.
-        hashing = beside.submit(_digests, image, image_layout, skeletons)
+        hashing = beside.submit(_digests, image, shard_layout, skeletons)
         same: frozenset[str] = frozenset()
         if base is not None:
-            same = unchanged_since(base, hashing.result().tensors, image_layout)
+            same = unchanged_since(base, hashing.result().tensors, shard_layout)
         if same:
-            image, _ = without(same, image, image_layout)
+            image, _ = without(same, image, shard_layout)
 
         def describe() -> tuple[Digests, Shard, dict[str, Shard], memoryview]:
-            digests, own = hashing.result(), _shard(image_name, image, checksums(image))
+            digests, own = hashing.result(), _shard(shard_file_name, image, checksums(image))
             homes = {n: base.homes[n] if base is not None and n in same else own for n in digests.tensors}
             return (
                 digests,
                 own,
                 homes,
-                memoryview(_index(skeletons, digests, homes=homes, own=own, pieces=image_layout.pieces)),
+                memoryview(_index(skeletons, digests, homes=homes, own=own, pieces=shard_layout.pieces)),
             )
 
         describing = beside.submit(describe)
-        _put(tiers, f"{run_id}/{image_name}", image)
+        _put(tiers, f"{run_id}/{shard_file_name}", image)
         digests, own, homes, index = describing.result()
     index_name = keys.state_name(attempt_id, step, rank)
     _put(tiers, f"{run_id}/{index_name}", index)
@@ -124,10 +124,10 @@ def _put(tiers: Sequence[Store], key: str, data: memoryview) -> None:
     tiers[-1].put(key, data)
 
 
-def _digests(image: memoryview, image_layout: ImageLayout, skeletons: Mapping[str, bytes]) -> Digests:
+def _digests(image: memoryview, shard_layout: ShardLayout, skeletons: Mapping[str, bytes]) -> Digests:
     tensors = {
         name: TensorDigest(spec.dtype, spec.shape, hash_bytes(image[start : start + size_bytes]))
-        for name, (spec, start, size_bytes) in image_layout.placed.items()
+        for name, (spec, start, size_bytes) in shard_layout.placed.items()
     }
     return digests_of(skeletons, tensors)
 
@@ -138,7 +138,7 @@ def _index(
     *,
     homes: Mapping[str, Shard],
     own: Shard,
-    pieces: Mapping[str, Piece],
+    pieces: Mapping[str, TensorSlice],
 ) -> bytes:
     images = {key: number for number, key in enumerate(dict.fromkeys([own.key, *(s.key for s in homes.values())]))}
     rows = {name: (*digest, images[homes[name].key]) for name, digest in digests.tensors.items()}

@@ -14,12 +14,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol
 
-from segue.checkpoints.format.layout import ImageLayout
+from segue.checkpoints.format.layout import ShardLayout
 from segue.checkpoints.format.limits import refuse_too_large_index
 from segue.checkpoints.loading.snapshot import as_json
 from segue.checkpoints.saving import ipc
 from segue.checkpoints.saving.incremental import Base, Bases, base_to_json
-from segue.checkpoints.saving.shared_memory import Arena
+from segue.checkpoints.saving.shared_memory import StagingBuffer
 from segue.checkpoints.saving.staging import Staged
 from segue.checkpoints.saving.write import Written, write_checkpoint
 from segue.errors import WriterDiedError
@@ -97,8 +97,8 @@ class InlineWriter:
             attempt_id=attempt_id,
             step=step,
             rank=self._rank,
-            image=memoryview(staged.arena.memory)[: staged.layout.size_bytes],
-            image_layout=staged.layout,
+            image=memoryview(staged.staging_buffer.memory)[: staged.layout.size_bytes],
+            shard_layout=staged.layout,
             skeletons=skeletons,
             base=self._bases.get(base_step),
         )
@@ -122,7 +122,7 @@ class ProcessWriter:
         self._stores, self._rank = stores, rank
         self._process: subprocess.Popen[bytes] | None = None
         self._channel: socket.socket | None = None
-        self._known: dict[int, tuple[Arena, ImageLayout]] = {}
+        self._known: dict[int, tuple[StagingBuffer, ShardLayout]] = {}
         self._is_ready = self._is_closed = False
         self._folder = Path.cwd()  # A store's folder may be a relative one, and the program may go elsewhere.
         self._inherited: tuple[int, Base] | None = None
@@ -222,22 +222,27 @@ class ProcessWriter:
 
     def _ask(self, staged: Staged, skeletons: Mapping[str, bytes], **where: Any) -> dict[str, Any] | None:
         assert self._channel is not None
-        arena, layout, number = staged.arena, staged.layout, staged.arena.number
-        known_arena, known_layout = self._known.get(number, (None, None))
-        if known_arena is not arena:
-            head = {"kind": "arena", "arena": number, "size_bytes": arena.size_bytes}
-            ipc.send(self._channel, head, descriptors=[arena.descriptor])
+        staging_buffer, layout, number = staged.staging_buffer, staged.layout, staged.staging_buffer.number
+        known_staging_buffer, known_layout = self._known.get(number, (None, None))
+        if known_staging_buffer is not staging_buffer:
+            head = {"kind": "staging_buffer", "staging_buffer": number, "size_bytes": staging_buffer.size_bytes}
+            ipc.send(self._channel, head, descriptors=[staging_buffer.descriptor])
         if known_layout is not layout:
             rows = [(name, spec.dtype, spec.shape, at, size) for name, (spec, at, size) in layout.placed.items()]
-            head = {"kind": "layout", "arena": number, "image_bytes": layout.size_bytes, "pieces": layout.pieces}
+            head = {
+                "kind": "layout",
+                "staging_buffer": number,
+                "image_bytes": layout.size_bytes,
+                "pieces": layout.pieces,
+            }
             ipc.send(self._channel, head, json.dumps(rows).encode())
-        self._known[number] = (arena, layout)
+        self._known[number] = (staging_buffer, layout)
         if self._inherited is not None:
             step, base = self._inherited
             ipc.send(self._channel, {"kind": "base", "step": step}, json.dumps(base_to_json(base)).encode())
             self._inherited = None
         texts = {name: skeleton.decode() for name, skeleton in skeletons.items()}
-        ipc.send(self._channel, {"kind": "write", "arena": number} | where, json.dumps(texts).encode())
+        ipc.send(self._channel, {"kind": "write", "staging_buffer": number} | where, json.dumps(texts).encode())
         answer = ipc.receive(self._channel)
         return None if answer is None else answer.head
 

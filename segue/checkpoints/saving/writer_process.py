@@ -19,7 +19,7 @@ import threading
 from typing import Any
 
 from segue.checkpoints.format.gc_pause import paused_collector
-from segue.checkpoints.format.layout import ImageLayout, Piece, Placed, TensorSpec
+from segue.checkpoints.format.layout import Placed, ShardLayout, TensorSlice, TensorSpec
 from segue.checkpoints.saving import ipc
 from segue.checkpoints.saving.incremental import Bases, base_from_json
 from segue.checkpoints.saving.write import write_checkpoint
@@ -39,36 +39,36 @@ _TURN_SECONDS = 0.0005
 
 
 class _Work:
-    """The arenas and layouts that are known, and the stores to write to."""
+    """The staging buffers and layouts that are known, and the stores to write to."""
 
     def __init__(self, stores: list[Store]) -> None:
         self._stores = stores
-        self._arenas: dict[int, mmap.mmap] = {}
-        self._layouts: dict[int, ImageLayout] = {}
+        self._staging_buffers: dict[int, mmap.mmap] = {}
+        self._layouts: dict[int, ShardLayout] = {}
         self._bases = Bases()
 
     def do(self, message: ipc.Message) -> dict[str, Any] | None:
         """Act on one message; returns the answer, None where none is due."""
         head = message.head
-        number = head.get("arena", 0)
+        number = head.get("staging_buffer", 0)
         match head["kind"]:
             case "base":
                 self._bases.keep(head["step"], base_from_json(json.loads(message.body)))
-            case "arena":
+            case "staging_buffer":
                 (descriptor,) = message.descriptors
-                self._arenas[number] = mmap.mmap(descriptor, head["size_bytes"])
+                self._staging_buffers[number] = mmap.mmap(descriptor, head["size_bytes"])
                 os.close(descriptor)
             case "layout":
                 rows = json.loads(message.body)
                 placed = {name: Placed(TensorSpec(dtype, tuple(shape)), *where) for name, dtype, shape, *where in rows}
                 pieces = {name: _piece(*piece) for name, piece in head["pieces"].items()}
-                self._layouts[number] = ImageLayout(b"", placed, head["image_bytes"], pieces)
+                self._layouts[number] = ShardLayout(b"", placed, head["image_bytes"], pieces)
             case "write":
                 return self._write(number, head, message.body)
         return None
 
     def _write(self, number: int, head: dict[str, Any], body: bytes) -> dict[str, Any]:
-        image_layout = self._layouts[number]
+        shard_layout = self._layouts[number]
         skeletons = {name: text.encode() for name, text in json.loads(body).items()}
         try:
             written, base = write_checkpoint(
@@ -77,8 +77,8 @@ class _Work:
                 attempt_id=head["attempt_id"],
                 step=head["step"],
                 rank=head["rank"],
-                image=memoryview(self._arenas[number])[: image_layout.size_bytes],
-                image_layout=image_layout,
+                image=memoryview(self._staging_buffers[number])[: shard_layout.size_bytes],
+                shard_layout=shard_layout,
                 skeletons=skeletons,
                 base=self._bases.get(head["base_step"]),
             )
@@ -88,8 +88,8 @@ class _Work:
         return {"kind": "written", "written": written.to_json()}
 
 
-def _piece(tensor: str, shape: list[int], offsets: list[int]) -> Piece:
-    return Piece(tensor, tuple(shape), tuple(offsets))
+def _piece(tensor: str, shape: list[int], offsets: list[int]) -> TensorSlice:
+    return TensorSlice(tensor, tuple(shape), tuple(offsets))
 
 
 def main() -> None:

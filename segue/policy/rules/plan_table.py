@@ -5,7 +5,7 @@ State: time left R, slack S = R - C, where the run is, and spot up or down in on
     idle:       E V(R-h, S-h, idle, x')
     spot:       c + E V(R-h, S - d if it starts, spot while x' is up, else idle with what was lost, x')
     on-demand:  k c + E V(R-h, S - d if it starts, on-demand, x')
-    hand-over:  c + k d + E V(R-h, S, spot or, if the spare dies as it boots, on-demand, x')
+    hand-over:  c + k d + E V(R-h, S, spot or, if the standby dies as it boots, on-demand, x')
     a look:     E over x of the above, where on on-demand nobody sees spot: x is what `rules.belief` believes
 
 and V = 0 once S >= R: nothing is left to compute. A start's changeover d is taken from the slack at once. What the
@@ -132,8 +132,8 @@ class _Step:
         gone = self._less_slack(later[_IDLE][DOWN], job.lost_by_a_death_seconds)
         stay = paid + _expected(chances[UP, UP], later[_SPOT]) + _expected(chances[UP, DOWN], gone)
         stay[:, slack < job.changeover_seconds] = np.inf
-        start = self._boot(work, slack, spare=False)
-        move = self._boot(work, slack, spare=True) if job.handover else start
+        start = self._boot(work, slack, standby=False)
+        move = self._boot(work, slack, standby=True) if job.handover else start
         on_demand = k * paid + _expected(self._away, later[_ON_DEMAND])
         begin = self._less_slack(on_demand[self._just_seen], job.changeover_seconds)
         if job.knowledge == "sentinel":
@@ -146,7 +146,7 @@ class _Step:
         elif self.is_blind:
             back = (np.full_like(on_demand, np.inf), self._look(idle, move, on_demand, slack))
         else:
-            # With hand-over on-demand is left for a spare that is ready, and not to wait.
+            # With hand-over on-demand is left for a standby that is ready, and not to wait.
             back = (np.full_like(idle, np.inf) if job.handover else idle, np.concatenate([move, never]))
         blocks = (
             (idle, np.concatenate([start, never]), begin),
@@ -162,7 +162,7 @@ class _Step:
         return value, wish
 
     def _look(self, idle: Floats, move: Floats, on_demand: Floats, slack: Floats) -> Floats:
-        """Spot on a guess: leaving for it, or a spare that waits for it while on-demand works on."""
+        """Spot on a guess: leaving for it, or a standby that waits for it while on-demand works on."""
         up, down = self._believed[:, UP], self._believed[:, DOWN]
         if self._job.handover:
             stays = on_demand[self._just_seen]
@@ -172,8 +172,8 @@ class _Step:
         value[:, slack < needed] = np.inf
         return value
 
-    def _boot(self, work: Floats, slack: Floats, *, spare: bool) -> Floats:
-        """Spot, seen from the start of its boot, which it may not survive; a spare boots while on-demand works."""
+    def _boot(self, work: Floats, slack: Floats, *, standby: bool) -> Floats:
+        """Spot, seen from the start of its boot, which it may not survive; a standby boots while on-demand works."""
         job, chances, length = self._job, self._chances, self._seconds
         value = np.zeros((BINS, len(slack)))
         alive = np.eye(BINS)
@@ -182,18 +182,18 @@ class _Step:
             later = self._later[min(at, len(self._later) - 1)]
             booting = min(left, length)
             left -= booting
-            paid = np.clip(work - at * length, 0.0, length) if spare else np.minimum(work + booting, length)
-            if spare:
+            paid = np.clip(work - at * length, 0.0, length) if standby else np.minimum(work + booting, length)
+            if standby:
                 paid = paid + job.price_ratio * np.minimum(paid, booting)
-            # A spare that dies as it boots leaves on-demand at work; one that has taken over is an attempt like others.
-            gone = later[_ON_DEMAND][self._just_seen][DOWN] if spare and left > 0 else later[_IDLE][DOWN]
-            if not spare:
+            # A standby that dies as it boots leaves on-demand at work; one that took over is an attempt like others.
+            gone = later[_ON_DEMAND][self._just_seen][DOWN] if standby and left > 0 else later[_IDLE][DOWN]
+            if not standby:
                 gone = self._less_slack(gone, (at + 1) * length if left > 0 else job.changeover_seconds)
             value += alive.sum(axis=1)[:, None] * paid + _expected(alive @ chances[UP, DOWN], gone)
             alive = alive @ chances[UP, UP]
         then = self._later[-1][_SPOT]
-        value += _expected(alive, then if spare else self._less_slack(then, job.changeover_seconds))
-        value[:, slack < (1 if spare else 2) * job.changeover_seconds] = np.inf
+        value += _expected(alive, then if standby else self._less_slack(then, job.changeover_seconds))
+        value[:, slack < (1 if standby else 2) * job.changeover_seconds] = np.inf
         return value
 
     def _less_slack(self, value: Floats, seconds: float) -> Floats:

@@ -45,7 +45,7 @@ class Job:
     """On-demand price over spot price, k."""
     knowledge: Knowledge = "sentinel"
     handover: bool = True
-    """Whether the way from on-demand to spot costs no progress: the spare boots while on-demand works."""
+    """Whether the way from on-demand to spot costs no progress: the standby boots while on-demand works."""
     may_return: bool = True
     """Whether there is a way from on-demand to spot at all."""
     lost_by_a_death_seconds: float = 0.0

@@ -80,7 +80,7 @@ class _Replicated(DistributedDataParallel):
 
     def __init__(self, model: nn.Module, device: torch.device) -> None:
         # It must sum in the same order in every attempt, or no resume could be exact. By default it deals its buckets
-        # out anew after the first step; looking for unused parameters keeps them, and allows recipes that have some.
+        # out again after the first step; looking for unused parameters keeps them, and allows recipes that have some.
         devices = None if device.type == "cpu" else [device]
         super().__init__(model, device_ids=devices, find_unused_parameters=True)
         self.trained = _trained(model)

@@ -85,7 +85,7 @@ def test_slack_over_age_leaves_on_demand_only_for_spells_that_pay_for_the_way():
 
 
 @pytest.mark.parametrize("name", POLICIES)
-def test_spares_are_sent_for_the_policies_that_come_back_from_on_demand(name):
+def test_standbys_are_sent_for_the_policies_that_come_back_from_on_demand(name):
     assert named_policy(name).comes_back is (name in COME_BACK)
     rich = view(mode=ON_DEMAND, work_seconds=4 * HOUR, spell_seconds=30 * HOUR)
     assert bool(named_policy(name).choose(rich)[0] == SPOT) is (name in COME_BACK or name == "spot_only")

@@ -1,4 +1,4 @@
-"""Loss scales that were counted anew, and data that was drawn anew."""
+"""Loss scales that were counted again, and data that was drawn again."""
 
 from __future__ import annotations
 

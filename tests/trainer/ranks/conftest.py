@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from tests.support.forked_ranks import RanksNursery
-from tests.support.forked_trainers import Nursery
+from tests.support.forked_ranks import RanksForkServer
+from tests.support.forked_trainers import ForkServer
 
 
 @pytest.fixture(scope="session")
-def ranks_nursery(nursery: Nursery) -> RanksNursery:
+def ranks_fork_server(fork_server: ForkServer) -> RanksForkServer:
     """Attempts of several ranks that start in a moment."""
-    return RanksNursery(nursery)
+    return RanksForkServer(fork_server)

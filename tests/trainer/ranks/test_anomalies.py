@@ -15,37 +15,37 @@ from tests.support.single_rank import read_all
 BAD_STEP, BAD_BATCH = 5, Skip(samples_seen=40, sample_count=10)
 
 
-def test_all_ranks_stop_at_the_same_step_and_then_leave_out_the_same_batch(ranks_nursery, make_spec, open_log):
+def test_all_ranks_stop_at_the_same_step_and_then_leave_out_the_same_batch(ranks_fork_server, make_spec, open_log):
     # Of the batch, which rank 0 and rank 1 share, it is in the half of rank 1.
     sample = int(Feed(even({}).data, recipe="even", seed=0).order.batch(40)[-1])
     fields = {"recipe": "tests.recipes.poisoned:even_with_a_bad_sample", "config": {"sample": sample}, "steps": 9}
     spec = make_spec(**fields, checkpoints={"every_steps": 3}, anomalies={"non_finite": "skip"})
-    runlog, teams = open_log(spec), []
+    runlog, groups = open_log(spec), []
     reports = [
-        ranks_nursery.run_attempt(runlog, spec, ranks=2, meddle=lambda team, *_: teams.append(team) or True)
+        ranks_fork_server.run_attempt(runlog, spec, ranks=2, observer=lambda group, *_: groups.append(group) or True)
         for _ in range(3)
     ]
     assert [report.stop_reason for report in reports] == [StopReason.FAILED, StopReason.FAILED, StopReason.FINISHED]
-    for report, team in zip(reports[:2], teams, strict=False):
+    for report, group in zip(reports[:2], groups, strict=False):
         assert (report.anomaly.step, report.anomaly.batch) == (BAD_STEP, BAD_BATCH)
         assert sample in report.anomaly.sample_ids
         assert report.failure.type == "PoisonedStepError"
-        assert team.exit_codes == dict.fromkeys(range(2), ExitCode.FAILED)
+        assert group.exit_codes == dict.fromkeys(range(2), ExitCode.FAILED)
     assert reports[0].checkpoint.step == reports[1].from_step == 3
     assert len([slot for slot in runlog.reload().slots if isinstance(slot.entry, ReportEntry)]) == 3
     assert [attempt.verdict.kind for attempt in read_history(runlog).attempts[1:]] == [VerdictKind.EXACT] * 2
     assert _tensors(runlog) == _tensors_of_a_run_that_was_told(
-        ranks_nursery, make_spec(**fields, run_id="told"), open_log
+        ranks_fork_server, make_spec(**fields, run_id="told"), open_log
     )
 
 
-def _tensors_of_a_run_that_was_told(ranks_nursery, spec, open_log):
+def _tensors_of_a_run_that_was_told(ranks_fork_server, spec, open_log):
     runlog = open_log(spec)
     plan = decide_next(runlog, spec, clock=SystemClock()).plan.model_copy(update={"skips": (BAD_BATCH,)})
-    team = ranks_nursery.start(spec, plan, ranks=2)
-    for process in team.processes:
+    group = ranks_fork_server.start(spec, plan, ranks=2)
+    for process in group.processes:
         process.join(60)
-    assert team.end() == ExitCode.FINISHED
+    assert group.end() == ExitCode.FINISHED
     return _tensors(runlog)
 
 

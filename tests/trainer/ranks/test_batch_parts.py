@@ -39,8 +39,8 @@ def test_any_number_of_ranks_draws_the_same_batches_in_the_same_order(batch_size
     whole = [batch.content[0].tolist() for batch in alone]
     assert any(length < batch_size for length in map(len, whole)) is not drop_last
     for world_size in (2, 3, 7)[: 1 if workers else 3]:
-        teams = [fed(rank, world_size, **options) for rank in range(world_size)]
-        for number, parts in enumerate(zip(*teams, strict=True)):
+        groups = [fed(rank, world_size, **options) for rank in range(world_size)]
+        for number, parts in enumerate(zip(*groups, strict=True)):
             seen = [sample for part in parts if part.weight for sample in part.content[0].tolist()]
             assert seen == whole[number]
             assert {batch_fingerprint(part.ids) for part in parts} == {batch_fingerprint(alone[number].ids)}
@@ -48,8 +48,8 @@ def test_any_number_of_ranks_draws_the_same_batches_in_the_same_order(batch_size
 
 @pytest.mark.parametrize("world_size", [1, 2, 3, 5, 7])
 def test_the_mean_over_ranks_weighted_as_told_is_the_mean_over_the_batch(world_size):
-    teams = [fed(rank, world_size, batch_size=10, number=5) for rank in range(world_size)]
-    for parts in zip(*teams, strict=True):
+    groups = [fed(rank, world_size, batch_size=10, number=5) for rank in range(world_size)]
+    for parts in zip(*groups, strict=True):
         mean = sum(part.content[0].double().mean().item() * part.weight for part in parts) / world_size
         assert mean == pytest.approx(sum(parts[0].ids.tolist()) / len(parts[0].ids))
         assert sum(part.weight for part in parts) == pytest.approx(world_size)

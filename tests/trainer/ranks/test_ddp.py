@@ -11,7 +11,7 @@ from segue.runlog.history import read_history
 
 
 @pytest.fixture
-def attempt(ranks_nursery, make_spec, open_log):
+def attempt(ranks_fork_server, make_spec, open_log):
     """Makes an attempt of two ranks of a recipe; gives the report and the log."""
 
     def make(recipe, **config):
@@ -19,7 +19,7 @@ def attempt(ranks_nursery, make_spec, open_log):
         run_id = "disturbed" if config else "undisturbed"
         spec = make_spec(run_id=run_id, recipe=f"tests.recipes.spread:{recipe}", **fields)
         runlog = open_log(spec)
-        return ranks_nursery.run_attempt(runlog, spec, ranks=2), runlog
+        return ranks_fork_server.run_attempt(runlog, spec, ranks=2), runlog
 
     return make
 

@@ -17,15 +17,15 @@ EVEN = {"recipe": "tests.recipes.ranked:even", "steps": 30, "checkpoints": {"eve
 
 
 class Watching:
-    """Sees the team of an attempt, and acts on it once."""
+    """Sees the group of an attempt, and acts on it once."""
 
-    def __init__(self, action=lambda team: None):
+    def __init__(self, action=lambda group: None):
         self._action = action
-        self.team = None
+        self.group = None
 
-    def __call__(self, team, log, plan):
-        self.team = team
-        self._action(team)
+    def __call__(self, group, log, plan):
+        self.group = group
+        self._action(group)
         return True
 
 
@@ -41,25 +41,25 @@ def entries(runlog, kind):
 
 
 @pytest.fixture
-def end(ranks_nursery, make_spec, open_log):
-    """Makes one attempt in which something befalls a rank; gives its report, the log, the team and the spec."""
+def end(ranks_fork_server, make_spec, open_log):
+    """Makes one attempt in which something befalls a rank; gives its report, the log, the group and the spec."""
 
     def make(at, *, ranks=3, **fields):
         spec = make_spec(**EVEN | fields | {"config": {"at": at} | fields.get("config", {})})
         runlog, seen = open_log(spec), Watching()
-        report = ranks_nursery.run_attempt(runlog, spec, ranks=ranks, meddle=seen)
-        return report, runlog, seen.team, spec
+        report = ranks_fork_server.run_attempt(runlog, spec, ranks=ranks, observer=seen)
+        return report, runlog, seen.group, spec
 
     return make
 
 
 def test_a_rank_that_raises_ends_the_attempt_with_its_own_name_and_traceback(end):
-    report, runlog, team, _ = end([1, 15, "raise"])
+    report, runlog, group, _ = end([1, 15, "raise"])
     assert report.stop_reason is StopReason.FAILED
     assert report.failure.type == "ArithmeticError on rank 1"
     assert report.failure.message == "told to raise here"
     assert "recipes.py" in report.failure.traceback
-    assert team.exit_codes == dict.fromkeys(range(3), ExitCode.FAILED)
+    assert group.exit_codes == dict.fromkeys(range(3), ExitCode.FAILED)
     assert read_history(runlog).committed_step == 10
 
 
@@ -77,12 +77,12 @@ def test_ranks_that_all_raise_leave_one_report(end):
 
 
 def test_a_rank_whose_recipe_cannot_be_built_is_named_too(end):
-    report, runlog, team, _ = end([2, 0, "raise"])
+    report, runlog, group, _ = end([2, 0, "raise"])
     assert [entry.report for entry in entries(runlog, ReportEntry)] == [report]
     assert (report.stop_reason, report.to_step) == (StopReason.FAILED, 0)
     assert report.failure.type == "ArithmeticError on rank 2"
     assert "recipes.py" in report.failure.traceback
-    assert team.exit_codes == dict.fromkeys(range(3), ExitCode.FAILED)
+    assert group.exit_codes == dict.fromkeys(range(3), ExitCode.FAILED)
 
 
 @pytest.mark.parametrize(
@@ -90,27 +90,27 @@ def test_a_rank_whose_recipe_cannot_be_built_is_named_too(end):
     [(0, 12, 10), *(pytest.param(*case, marks=pytest.mark.matrix) for case in ((1, 12, 10), (0, 0, 0)))],
 )
 def test_a_rank_that_hangs_is_named_by_one_that_does_not_and_ended(end, hung, step, committed):
-    report, runlog, team, _ = end([hung, step, "hang"], liveness={"heartbeat_seconds": 0.05, "rank_seconds": 3})
+    report, runlog, group, _ = end([hung, step, "hang"], liveness={"heartbeat_seconds": 0.05, "rank_seconds": 3})
     assert (report.stop_reason, report.failure.type) == (StopReason.FAILED, "HungRankError")
     assert f"rank {hung} hung" in report.failure.message
     (entry,), (claim,) = entries(runlog, ReportEntry), entries(runlog, ClaimEntry)
     assert entry.report == report
     assert entry.written_at - claim.written_at < timedelta(seconds=3 + 15)
-    assert team.processes[hung].exitcode == -signal.SIGKILL
-    assert hung not in team.exit_codes
+    assert group.processes[hung].exitcode == -signal.SIGKILL
+    assert hung not in group.exit_codes
     assert read_history(runlog).committed_step == committed
 
 
 @pytest.fixture
-def die(ranks_nursery, make_spec, open_log):
+def die(ranks_fork_server, make_spec, open_log):
     """Stops a run at step 10, has a rank killed at step 20 of what follows, and goes on; gives both reports."""
 
     def make(rank, **config):
         spec = make_spec(**EVEN | {"config": config, "checkpoints": {"every_steps": 1000}})
         runlog, seen = open_log(spec), Watching()
         reports = [
-            ranks_nursery.run_attempt(
-                runlog, spec.model_copy(update={"config": config | {"at": at}}), ranks=3, meddle=seen
+            ranks_fork_server.run_attempt(
+                runlog, spec.model_copy(update={"config": config | {"at": at}}), ranks=3, observer=seen
             )
             for at in ([1, 10, "notice"], [rank, 20, "die"], None)
         ]
@@ -148,35 +148,35 @@ def test_what_a_dead_rank_has_not_stored_is_not_waited_for(end):
 
 
 def test_a_rank_that_is_gone_before_all_have_met_keeps_the_others_no_longer_than_allowed(
-    ranks_nursery, make_spec, open_log
+    ranks_fork_server, make_spec, open_log
 ):
     spec = make_spec(**EVEN, liveness={"heartbeat_seconds": 0.05, "rank_seconds": 3})
     runlog = open_log(spec)
-    kill = Watching(lambda team: team.signal(1, signal.SIGKILL))
-    report = ranks_nursery.run_attempt(runlog, spec, ranks=3, meddle=kill, limit_seconds=30)
+    kill = Watching(lambda group: group.signal(1, signal.SIGKILL))
+    report = ranks_fork_server.run_attempt(runlog, spec, ranks=3, observer=kill, limit_seconds=30)
     assert (report.stop_reason, report.to_step) == (StopReason.LOST, 0)
     assert not read_history(runlog).attempts
 
 
 def test_a_newer_claim_ends_all_ranks_of_the_older_attempt_and_they_commit_nothing_more(
-    ranks_nursery, make_spec, open_log
+    ranks_fork_server, make_spec, open_log
 ):
     spec = make_spec(**EVEN | {"steps": 4000, "config": {"pause_seconds": 0.005}})
     runlog = open_log(spec)
     older, newer = (
         SegmentPlan(segment=0, attempt=attempt, capacity=Capacity.SPOT, deployment="-") for attempt in (1, 2)
     )
-    zombie = ranks_nursery.start(spec, older, ranks=2)
+    zombie = ranks_fork_server.start(spec, older, ranks=2)
     successor = None
     try:
         wait_until(lambda: read_history(runlog).checkpoints)
-        successor = ranks_nursery.start(spec, newer, ranks=2)
+        successor = ranks_fork_server.start(spec, newer, ranks=2)
         wait_until(lambda: not zombie.is_alive)
         wait_until(
             lambda: any(slot.entry.epoch == 2 for slot in runlog.refresh().slots if isinstance(slot.entry, CommitEntry))
         )
     finally:
-        codes = [team.end() for team in (zombie, successor) if team is not None]
+        codes = [group.end() for group in (zombie, successor) if group is not None]
     assert codes[0] == ExitCode.FENCED
     slots = runlog.reload().slots
     second_claim = next(slot.number for slot in slots if isinstance(slot.entry, ClaimEntry) and slot.entry.attempt == 2)
@@ -184,14 +184,14 @@ def test_a_newer_claim_ends_all_ranks_of_the_older_attempt_and_they_commit_nothi
 
 
 def test_a_notice_before_the_ranks_have_started_ends_the_attempt_before_its_first_step(
-    ranks_nursery, make_spec, open_log
+    ranks_fork_server, make_spec, open_log
 ):
     spec = make_spec(**EVEN)
     runlog = open_log(spec)
-    notice = Watching(lambda team: team.folder.give_notice())
-    report = ranks_nursery.run_attempt(runlog, spec, ranks=3, meddle=notice)
+    notice = Watching(lambda group: group.folder.give_notice())
+    report = ranks_fork_server.run_attempt(runlog, spec, ranks=3, observer=notice)
     assert (report.stop_reason, report.to_step, report.checkpoint) == (StopReason.NOTICE, 0, None)
-    assert notice.team.exit_codes == dict.fromkeys(range(3), ExitCode.NOTICE)
+    assert notice.group.exit_codes == dict.fromkeys(range(3), ExitCode.NOTICE)
 
 
 @pytest.mark.parametrize(
@@ -199,7 +199,7 @@ def test_a_notice_before_the_ranks_have_started_ends_the_attempt_before_its_firs
     [("optimizer", "optimizer", "digest"), ("data", "data content", "input_fingerprint"), ("dropout", None, "loss")],
 )
 def test_a_resume_that_is_broken_on_one_rank_is_broken_for_all_and_names_what_was_lost(
-    ranks_nursery, make_spec, open_log, tmp_path, what, component, channel
+    ranks_fork_server, make_spec, open_log, tmp_path, what, component, channel
 ):
     config = {"at": [1, 10, "notice"], "forgets": [1, what], "marker": str(tmp_path / "built")}
     fields = {"recipe": "tests.recipes.ranked:forgetful", "config": config, "checkpoints": {"every_steps": 1000}}
@@ -207,9 +207,9 @@ def test_a_resume_that_is_broken_on_one_rank_is_broken_for_all_and_names_what_wa
     runlog = open_log(spec)
     for _ in range(2):
         seen = Watching()
-        report = ranks_nursery.run_attempt(runlog, spec, ranks=2, meddle=seen)
+        report = ranks_fork_server.run_attempt(runlog, spec, ranks=2, observer=seen)
     assert (report.stop_reason, report.failure.type) == (StopReason.FAILED, "BrokenResumeError")
-    assert seen.team.exit_codes == dict.fromkeys(range(2), ExitCode.BROKEN)
+    assert seen.group.exit_codes == dict.fromkeys(range(2), ExitCode.BROKEN)
     history = read_history(runlog)
     assert history.committed_step == 10
     verdict = history.attempts[-1].verdict

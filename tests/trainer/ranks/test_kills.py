@@ -22,7 +22,7 @@ class Killer:
         self.rank, self._after_seconds, self._from_verdict = rank, after_seconds, from_verdict
         self._counting_from = None
 
-    def __call__(self, team, log, plan):
+    def __call__(self, group, log, plan):
         if self._counting_from is None:
             attempt = read_history(log).attempt_of(plan.segment, plan.attempt)
             has_reached = attempt is not None and (
@@ -31,7 +31,7 @@ class Killer:
             self._counting_from = time.monotonic() if has_reached else None
         if self._counting_from is None or time.monotonic() < self._counting_from + self._after_seconds:
             return False
-        team.signal(self.rank, signal.SIGKILL)
+        group.signal(self.rank, signal.SIGKILL)
         return True
 
 
@@ -39,7 +39,7 @@ def verdicts_of(runlog: RunLog) -> list[VerdictKind]:
     return [attempt.verdict.kind for attempt in read_history(runlog).attempts if attempt.verdict is not None]
 
 
-def test_kills_of_any_rank_at_random_moments_lose_no_commit_and_change_no_bit(ranks_nursery, make_spec, open_log):
+def test_kills_of_any_rank_at_random_moments_lose_no_commit_and_change_no_bit(ranks_fork_server, make_spec, open_log):
     steps = 100
     fields = {
         "recipe": "tests.recipes.ranked:noisy",
@@ -49,7 +49,7 @@ def test_kills_of_any_rank_at_random_moments_lose_no_commit_and_change_no_bit(ra
     }
     undisturbed = make_spec(run_id="undisturbed", **fields)
     reference = open_log(undisturbed)
-    ranks_nursery.run_to_the_end(reference, undisturbed, ranks=RANKS)
+    ranks_fork_server.run_to_the_end(reference, undisturbed, ranks=RANKS)
 
     chance = random.Random(10)
     spec = make_spec(run_id="killed", policy={"max_lost_in_place": 100}, **fields)
@@ -62,8 +62,8 @@ def test_kills_of_any_rank_at_random_moments_lose_no_commit_and_change_no_bit(ra
         # On a busy machine all of them may fall before a first commit, or between one and its seal: then some more.
         has_room = read_history(runlog).committed_step < steps / 2
         is_killing = kills < KILLS or (has_room and VerdictKind.EXACT not in verdicts_of(runlog))
-        report = ranks_nursery.run_attempt(
-            runlog, slow if is_killing else spec, ranks=RANKS, meddle=killer if is_killing else None
+        report = ranks_fork_server.run_attempt(
+            runlog, slow if is_killing else spec, ranks=RANKS, observer=killer if is_killing else None
         )
         if is_killing:
             kills += 1

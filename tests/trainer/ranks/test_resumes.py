@@ -29,22 +29,22 @@ def same_bits(one, other):
     return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
 
 
-def test_a_notice_at_one_rank_stops_all_at_that_step_and_the_resume_is_exact(ranks_nursery, make_spec, open_log):
+def test_a_notice_at_one_rank_stops_all_at_that_step_and_the_resume_is_exact(ranks_fork_server, make_spec, open_log):
     fields = {"recipe": "tests.recipes.ranked:noisy", "steps": STEPS, "checkpoints": {"every_steps": 1000}}
     undisturbed = make_spec(run_id="undisturbed", **fields)
     reference = open_log(undisturbed)
-    ranks_nursery.run_to_the_end(reference, undisturbed, ranks=3)
+    ranks_fork_server.run_to_the_end(reference, undisturbed, ranks=3)
 
     spec = make_spec(run_id="stopped", **fields)
     runlog = open_log(spec)
-    report = ranks_nursery.run_attempt(runlog, stopping(spec, 1, 13), ranks=3)
+    report = ranks_fork_server.run_attempt(runlog, stopping(spec, 1, 13), ranks=3)
     assert (report.stop_reason, report.notice.kind) == (StopReason.NOTICE, "sigterm")
     assert (report.to_step, report.checkpoint.step, report.lost_steps) == (13, 13, 0)
     newest = read_history(runlog).newest
     assert [row.step for row in newest.rows] == list(range(14, 22))
     assert newest.manifest.environment.world_size == 3
 
-    report = ranks_nursery.run_attempt(runlog, spec, ranks=3)
+    report = ranks_fork_server.run_attempt(runlog, spec, ranks=3)
     assert (report.stop_reason, report.from_step) == (StopReason.FINISHED, 13)
     verdict = read_history(runlog).attempts[-1].verdict
     assert (verdict.kind, verdict.rows_compared) == (VerdictKind.EXACT, 8)
@@ -58,12 +58,12 @@ def witnessed(runlog):
     return {row.step: row.batch_fingerprint for seal in seals for row in seal.rows}
 
 
-def in_stretches(ranks_nursery, runlog, spec, worlds):
+def in_stretches(ranks_fork_server, runlog, spec, worlds):
     """Train on one number of ranks after the other, each stopped by a notice at its last rank; gives the verdicts."""
     for number, ranks in enumerate(worlds):
         until = STEPS * (number + 1) // len(worlds)
         held = spec if until == STEPS else stopping(spec, ranks - 1, until)
-        report = ranks_nursery.run_attempt(runlog, held, ranks=ranks)
+        report = ranks_fork_server.run_attempt(runlog, held, ranks=ranks)
         assert report.to_step == report.checkpoint.step == until, report.note
         assert report.stop_reason is (StopReason.FINISHED if until == STEPS else StopReason.NOTICE)
     return [attempt.verdict for attempt in read_history(runlog).attempts[1:]]
@@ -73,7 +73,7 @@ def in_stretches(ranks_nursery, runlog, spec, worlds):
     "sharded", [pytest.param(False, marks=pytest.mark.matrix), True], ids=["replicated", "sharded"]
 )
 def test_a_run_goes_on_with_any_number_of_ranks_as_if_it_had_always_had_one(
-    ranks_nursery, make_spec, open_log, sharded
+    ranks_fork_server, make_spec, open_log, sharded
 ):
     """Batches of 10, and of 6 at the end of an epoch, on 4, 2, 1, 3 and 3 ranks."""
     spec = make_spec(
@@ -83,7 +83,7 @@ def test_a_run_goes_on_with_any_number_of_ranks_as_if_it_had_always_had_one(
         checkpoints={"every_steps": 1000, "keep": 9},
     )
     runlog = open_log(spec)
-    verdicts = in_stretches(ranks_nursery, runlog, spec, (4, 2, 1, 3, 3))
+    verdicts = in_stretches(ranks_fork_server, runlog, spec, (4, 2, 1, 3, 3))
     assert [(verdict.kind, verdict.rows_compared, verdict.environment_changes) for verdict in verdicts] == [
         (VerdictKind.EQUIVALENT, 8, ("world_size",)),
         (VerdictKind.EQUIVALENT, 8, ("world_size",)),
@@ -101,11 +101,11 @@ def test_a_run_goes_on_with_any_number_of_ranks_as_if_it_had_always_had_one(
 
 @pytest.mark.matrix
 def test_what_ranks_draw_for_themselves_is_never_called_broken_when_their_number_changes(
-    ranks_nursery, make_spec, open_log
+    ranks_fork_server, make_spec, open_log
 ):
     spec = make_spec(recipe="tests.recipes.ranked:noisy", steps=STEPS, checkpoints={"every_steps": 1000, "keep": 9})
     runlog = open_log(spec)
-    verdicts = in_stretches(ranks_nursery, runlog, spec, (2, 3, 1, 2))
+    verdicts = in_stretches(ranks_fork_server, runlog, spec, (2, 3, 1, 2))
     assert [verdict.kind for verdict in verdicts] == [VerdictKind.UNVERIFIED] * 3
     assert {finding.channel for verdict in verdicts for finding in verdict.findings} <= {"loss", "grad_norm"}
     assert all(verdict.rows_compared == 8 for verdict in verdicts)
@@ -114,7 +114,7 @@ def test_what_ranks_draw_for_themselves_is_never_called_broken_when_their_number
 @pytest.mark.parametrize(
     "sharded", [pytest.param(False, marks=pytest.mark.matrix), True], ids=["replicated", "sharded"]
 )
-def test_what_all_ranks_hold_is_stored_once_and_by_all_of_them(ranks_nursery, make_spec, open_log, sharded):
+def test_what_all_ranks_hold_is_stored_once_and_by_all_of_them(ranks_fork_server, make_spec, open_log, sharded):
     images = {}
     for ranks in (1, 3):
         spec = make_spec(
@@ -124,7 +124,7 @@ def test_what_all_ranks_hold_is_stored_once_and_by_all_of_them(ranks_nursery, ma
             steps=2,
         )
         runlog = open_log(spec)
-        ranks_nursery.run_attempt(runlog, spec, ranks=ranks)
+        ranks_fork_server.run_attempt(runlog, spec, ranks=ranks)
         shards = read_history(runlog).newest.manifest.shards
         images[ranks] = [shard.size_bytes for shard in shards if shard.key.endswith(".safetensors")]
     (alone,) = images[1]
@@ -138,13 +138,13 @@ def test_what_all_ranks_hold_is_stored_once_and_by_all_of_them(ranks_nursery, ma
     "sharded", [False, pytest.param(True, marks=pytest.mark.matrix)], ids=["replicated", "sharded"]
 )
 def test_ranks_that_get_no_sample_of_a_short_batch_do_not_change_what_is_learned(
-    ranks_nursery, make_spec, open_log, sharded
+    ranks_fork_server, make_spec, open_log, sharded
 ):
     """Of 96 samples in batches of 19 the last batch has one, for three ranks."""
     config = {"sharded": sharded, "batch_size": 19}
     spec = make_spec(recipe="tests.recipes.ranked:even", steps=STEPS, config=config)
     runlog = open_log(spec)
-    ranks_nursery.run_attempt(runlog, spec, ranks=3)
+    ranks_fork_server.run_attempt(runlog, spec, ranks=3)
     found, alone = final(runlog), even_here(STEPS, batch_size=19)
     for name, parameter in alone.parameters.items():
         assert torch.allclose(found[f"model.state.{name}"], parameter, rtol=0, atol=1e-6)

@@ -33,7 +33,7 @@ def flip_a_bit(path):
 
 
 @pytest.fixture(scope="module")
-def stopped(ranks_nursery, tmp_path_factory):
+def stopped(ranks_fork_server, tmp_path_factory):
     """A run that was stopped with checkpoints at 10 and 20."""
     spec = RunSpec.parse(
         {
@@ -48,7 +48,7 @@ def stopped(ranks_nursery, tmp_path_factory):
     runlog = open_run(spec, clock=SystemClock())
     for step in (10, 20):
         held = spec.model_copy(update={"config": {"at": [1, step, "notice"]}})
-        ranks_nursery.run_attempt(runlog, held, ranks=RANKS)
+        ranks_fork_server.run_attempt(runlog, held, ranks=RANKS)
     return spec
 
 
@@ -57,14 +57,14 @@ def stopped(ranks_nursery, tmp_path_factory):
     [(flip_a_bit, "rank-2.safetensors"), (truncate, "rank-2.json"), (Path.unlink, "rank-1.safetensors")],
 )
 def test_damage_to_one_ranks_part_is_named_and_all_take_the_previous_checkpoint(
-    ranks_nursery, stopped, tmp_path, damage, shard
+    ranks_fork_server, stopped, tmp_path, damage, shard
 ):
     shutil.copytree(stopped.store.url, tmp_path / "store")
     spec = stopped.model_copy(update={"store": StoreSpec(url=str(tmp_path / "store"))})
     (part,) = tmp_path.glob(f"store/stopped/attempts/*/step-000000020/{shard}")
     damage(part)
     runlog = open_run(spec, clock=SystemClock())
-    report = ranks_nursery.run_attempt(runlog, spec, ranks=RANKS)
+    report = ranks_fork_server.run_attempt(runlog, spec, ranks=RANKS)
     assert (report.stop_reason, report.from_step) == (StopReason.FINISHED, 10)
     history = read_history(runlog)
     (quarantined,) = [c for c in history.checkpoints if c.quarantined]
@@ -74,7 +74,7 @@ def test_damage_to_one_ranks_part_is_named_and_all_take_the_previous_checkpoint(
 
 
 @pytest.fixture
-def committed(ranks_nursery, make_spec, open_log):
+def committed(ranks_fork_server, make_spec, open_log):
     """Trains on two ranks, saving in some way; the committed checkpoints' manifests and states, by step."""
 
     def run(run_id, recipe, config, **checkpoints):
@@ -83,10 +83,10 @@ def committed(ranks_nursery, make_spec, open_log):
             recipe=f"tests.recipes.ranked:{recipe}",
             steps=40,
             config={"pause_seconds": 0.01} | config,
-            checkpoints={"every_steps": 5, "keep": 20, "arenas": 2} | checkpoints,
+            checkpoints={"every_steps": 5, "keep": 20, "staging_buffers": 2} | checkpoints,
         )
         runlog = open_log(spec)
-        report = ranks_nursery.run_attempt(runlog, spec, ranks=2)
+        report = ranks_fork_server.run_attempt(runlog, spec, ranks=2)
         assert report.stop_reason is StopReason.FINISHED, report.failure
         return {c.manifest.step: c.manifest for c in read_history(runlog).checkpoints}, read_all(runlog)
 
@@ -114,7 +114,7 @@ def test_however_ranks_stage_and_store_they_commit_the_same_state(committed, rec
 
 
 @pytest.fixture(scope="module")
-def sharded_run(ranks_nursery, tmp_path_factory):
+def sharded_run(ranks_fork_server, tmp_path_factory):
     """A run of three ranks whose model is sharded, in a store and on a fast disk, with checkpoints at 10, 20 and 30."""
     folder = tmp_path_factory.mktemp("sharded")
     spec = RunSpec.parse(
@@ -131,7 +131,7 @@ def sharded_run(ranks_nursery, tmp_path_factory):
     runlog = open_run(spec, clock=SystemClock())
     for at in ([1, 10, "notice"], [2, 20, "notice"], None):
         held = spec.model_copy(update={"config": spec.config | {"at": at}})
-        ranks_nursery.run_attempt(runlog, held, ranks=RANKS)
+        ranks_fork_server.run_attempt(runlog, held, ranks=RANKS)
     return spec, runlog
 
 
