@@ -93,7 +93,7 @@ def test_a_trace_that_is_too_short_is_refused_before_anything_runs_or_prefect_is
     (tmp_path / "short.json").write_text(json.dumps({"metadata": {"gap_seconds": 600}, "data": [1, 0, 1]}))
     look = (
         "import sys; sys.argv = ['segue', 'bench', 'deadline', '--traces', 'short.json']\n"
-        "from segue import cli\n"
+        "from segue.cli import main as cli\n"
         "try:\n    cli.main()\nexcept SystemExit as end:\n"
         "    print(end.code, [name for name in ('torch', 'prefect') if name in sys.modules])"
     )

@@ -224,7 +224,7 @@ def within(set_up: str, *arguments: str) -> tuple[str, str]:
     """How a command ends and which of the two heavy packages it has loaded, in a process set up so; what it says."""
     look = (
         f"import sys; sys.argv = ['segue', *{arguments!r}]; {set_up}\n"
-        "from segue import cli\n"
+        "from segue.cli import main as cli\n"
         "try:\n    cli.main()\nexcept SystemExit as end:\n"
         "    print('|', end.code, *(name for name in ('prefect', 'torch') if sys.modules.get(name)))"
     )

@@ -118,7 +118,7 @@ def test_the_help_of_the_group_explains_both(place):
 
 def test_listing_and_refusing_wait_for_neither_torch_nor_prefect(trained):
     look = (
-        "import sys; from segue import cli; heavy = {'torch', 'prefect', 'pandas', 'pyarrow'}\n"
+        "import sys; from segue.cli import main as cli; heavy = {'torch', 'prefect', 'pandas', 'pyarrow'}\n"
         "try:\n    cli.main()\n"
         "except SystemExit as end:\n    print(end.code, heavy & set(sys.modules), file=sys.stderr)"
     )

@@ -66,7 +66,7 @@ def test_code_in_the_file_is_refused_in_one_paragraph_without_a_trace(place, sta
 )
 def test_the_help_and_what_can_be_refused_without_torch_do_not_wait_for_it(tmp_path, asked, code, said):
     look = (
-        "import sys; from segue import cli\n"
+        "import sys; from segue.cli import main as cli\n"
         "try:\n    cli.main()\nexcept SystemExit as end:\n    print(end.code, 'torch' in sys.modules, file=sys.stderr)"
     )
     if asked == ["--help"]:

@@ -238,7 +238,7 @@ def test_work_that_nobody_measured_is_asked_for(desk):
 def test_nothing_heavy_is_loaded_for_it(desk):
     look = (
         "import sys; sys.argv = ['segue', 'plan', 'run.toml', '--runs', '20', '--deadline', '+20h', '--json']\n"
-        "from segue import cli\n"
+        "from segue.cli import main as cli\n"
         "try:\n    cli.main()\nexcept SystemExit as end:\n"
         "    heavy = [name for name in ('torch', 'prefect', 'pandas', 'matplotlib') if name in sys.modules]\n"
         "    print(end.code, heavy)"

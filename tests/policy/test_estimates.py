@@ -223,7 +223,7 @@ def test_without_a_deadline_or_a_rate_there_is_no_slack_to_speak_of():
 
 
 @dataclass(frozen=True)
-class RankEnd:
+class Ending:
     """What becomes of one spot attempt, each as a share of the longest that segue has to bear."""
 
     wait: float  # for capacity, of what the plan allows; above 1 it never comes
@@ -238,7 +238,7 @@ class RankEnd:
 class World:
     """A pure simulator: real decisions, spot by `fates`, on-demand that always comes and lives, but boots slowly."""
 
-    def __init__(self, book: Logbook, fates: list[RankEnd], *, rate: float) -> None:
+    def __init__(self, book: Logbook, fates: list[Ending], *, rate: float) -> None:
         self.book, self.fates, self.rate = book, fates, rate
         self.spot_attempts = 0
 
@@ -250,25 +250,25 @@ class World:
                 self._spot(made.plan, self.fates[(self.spot_attempts - 1) % len(self.fates)])
             else:
                 self.book.seconds += self.book.spec.policy.changeover_seconds
-                self._work(made.plan, self.book.claim(made.plan), ends_at=None, end=None, startup=0.0)
+                self._work(made.plan, self.book.claim(made.plan), ends_at=None, ending=None, startup=0.0)
             assert self.spot_attempts < 500, "it went on for ever"
         assert made.action == "finished", made
         return self.book.seconds
 
-    def _spot(self, plan: SegmentPlan, end: RankEnd) -> None:
+    def _spot(self, plan: SegmentPlan, ending: Ending) -> None:
         book, changeover = self.book, self.book.spec.policy.changeover_seconds
-        to_claim = end.wait * plan.start_within_seconds + end.boot * changeover
+        to_claim = ending.wait * plan.start_within_seconds + ending.boot * changeover
         if to_claim > plan.start_within_seconds:
             book.seconds += plan.start_within_seconds
             book.report(plan, LOST, attempt_id=None)
             return
         book.seconds += to_claim
-        ends_at = None if end.dies is None else book.seconds + end.dies
-        startup = end.startup * (1 - end.boot) * changeover
-        self._work(plan, book.claim(plan), ends_at=ends_at, end=end, startup=startup)
+        ends_at = None if ending.dies is None else book.seconds + ending.dies
+        startup = ending.startup * (1 - ending.boot) * changeover
+        self._work(plan, book.claim(plan), ends_at=ends_at, ending=ending, startup=startup)
 
     def _work(
-        self, plan: SegmentPlan, name: str, *, ends_at: float | None, end: RankEnd | None, startup: float
+        self, plan: SegmentPlan, name: str, *, ends_at: float | None, ending: Ending | None, startup: float
     ) -> None:
         book, spec = self.book, self.book.spec
         start = saved = step = plan.parent.step if plan.parent else 0
@@ -281,17 +281,17 @@ class World:
             book.report(plan, reason, attempt_id=name, startup_seconds=startup, **seconds)
 
         while True:
-            recall_at = self._recall_due_at() if end else None
+            recall_at = self._recall_due_at() if ending else None
             if recall_at is not None and recall_at < safe_at and (ends_at is None or recall_at < ends_at):
                 if step == start:
                     return end(LOST, max(recall_at, book.seconds))
-                heard_at = heard_at or recall_at + end.answer * spec.liveness.heartbeat_seconds
+                heard_at = heard_at or recall_at + ending.answer * spec.liveness.heartbeat_seconds
             if ends_at is not None and ends_at <= safe_at:
-                if end.warned and step > saved:
+                if ending.warned and step > saved:
                     book.seconds = ends_at
                     book.commit(name, step)
-                detection = 0.0 if end.warned else end.detection * spec.policy.detection_seconds
-                return end(NOTICE if end.warned else LOST, ends_at + detection)
+                detection = 0.0 if ending.warned else ending.detection * spec.policy.detection_seconds
+                return end(NOTICE if ending.warned else LOST, ends_at + detection)
             book.seconds = safe_at
             is_over = step == spec.steps or (heard_at is not None and heard_at <= safe_at)
             if is_over or (step // every > saved // every and step - start >= replay):
@@ -313,16 +313,16 @@ class World:
         return self.book.seconds + due_in
 
 
-NEVER_COMES = RankEnd(wait=1.1, boot=0, startup=0, dies=None, warned=False, detection=1, answer=1)
-DIES_AT_ONCE = RankEnd(wait=0, boot=1, startup=0, dies=0, warned=False, detection=1, answer=1)
+NEVER_COMES = Ending(wait=1.1, boot=0, startup=0, dies=None, warned=False, detection=1, answer=1)
+DIES_AT_ONCE = Ending(wait=0, boot=1, startup=0, dies=0, warned=False, detection=1, answer=1)
 
 
-@pytest.mark.parametrize("end", [NEVER_COMES, DIES_AT_ONCE])
+@pytest.mark.parametrize("ending", [NEVER_COMES, DIES_AT_ONCE])
 @pytest.mark.parametrize("hours", [1, 24])
-def test_a_run_that_spot_never_lets_measure_its_steps_still_meets_a_deadline_with_room(end, hours):
+def test_a_run_that_spot_never_lets_measure_its_steps_still_meets_a_deadline_with_room(ending, hours):
     policy = {"changeover_seconds": 60, "detection_seconds": 15}
     book = Logbook(make_spec(deadline_in=hours * 3600, policy=policy))
-    world = World(book, [end], rate=10.0)
+    world = World(book, [ending], rate=10.0)
     # 1000 s of work, a tenth of the time for probes, and the last of them overruns by what a death takes.
     assert world.run() <= 1000 + 0.1 * hours * 3600 + 3 * 60 + 15
     assert world.spot_attempts >= 1
@@ -330,7 +330,7 @@ def test_a_run_that_spot_never_lets_measure_its_steps_still_meets_a_deadline_wit
 
 share = st.sampled_from([0.0, 1.0]) | st.floats(0, 1)
 fates = st.builds(
-    RankEnd,
+    Ending,
     wait=st.sampled_from([0.0, 0.5, 1.0, 1.1]),
     boot=share,
     startup=share,

@@ -40,7 +40,7 @@ _POLL_SECONDS = 0.05
 _STORAGE_OR_MACHINE = (StoreReadError, StoreWriteError, WriterDiedError, MachineTooSmallError, FencedError)
 
 
-class RankEnd(Value):
+class RankEnding(Value):
     """What one rank says of its end."""
 
     rank: int
@@ -103,8 +103,8 @@ class RankFailures:
                 with suppress(ProcessLookupError):
                     os.kill(int(pid), signal.SIGKILL)
 
-    def _say(self, error: BaseException) -> RankEnd:
-        end = RankEnd(
+    def _say(self, error: BaseException) -> RankEnding:
+        ending = RankEnding(
             rank=self._rank,
             order=self._notes.count("fates"),
             is_cause=not is_broken_collective(error),
@@ -113,14 +113,14 @@ class RankFailures:
             message=str(error),
             traceback="".join(traceback.format_exception(error)),
         )
-        self._notes.put(f"end/{self._rank}", end.model_dump_json())
-        return end
+        self._notes.put(f"ending/{self._rank}", ending.model_dump_json())
+        return ending
 
-    def _cause(self, own: RankEnd) -> SegueError:
+    def _cause(self, own: RankEnding) -> SegueError:
         said, alive = self._wait_for_others()
         silent = [rank for rank in range(self._count) if rank not in said]
         hung = tuple(rank for rank in silent if alive[rank])
-        causes = [end for end in said.values() if end.is_cause]
+        causes = [ending for ending in said.values() if ending.is_cause]
         if not causes and hung and len(hung) == len(silent):
             self.reporter = min(said)
             self._hung = hung
@@ -129,13 +129,13 @@ class RankFailures:
             self.reporter = min(rank for rank, lives in alive.items() if lives)
         return cause_of(said, hung=hung, gone=tuple(silent), waited_seconds=self._wait_seconds, step=self.step)
 
-    def _wait_for_others(self) -> tuple[dict[int, RankEnd], dict[int, bool]]:
+    def _wait_for_others(self) -> tuple[dict[int, RankEnding], dict[int, bool]]:
         give_up_at = self._clock.monotonic() + _SETTLE_SECONDS
         while True:
-            notes = {rank: self._notes.get(f"end/{rank}") for rank in range(self._count)}
-            said = {rank: RankEnd.model_validate_json(note) for rank, note in notes.items() if note is not None}
+            notes = {rank: self._notes.get(f"ending/{rank}") for rank in range(self._count)}
+            said = {rank: RankEnding.model_validate_json(note) for rank, note in notes.items() if note is not None}
             alive = {rank: rank in said or self._is_alive(rank) for rank in range(self._count)}
-            has_cause = any(end.is_cause for end in said.values())
+            has_cause = any(ending.is_cause for ending in said.values())
             is_known = has_cause or not all(alive.values()) or len(said) == self._count
             if is_known or self._clock.monotonic() >= give_up_at:
                 return said, alive
@@ -153,13 +153,13 @@ class RankFailures:
 
 
 def cause_of(
-    said: Mapping[int, RankEnd], *, hung: tuple[int, ...], gone: tuple[int, ...], waited_seconds: float, step: int
+    said: Mapping[int, RankEnding], *, hung: tuple[int, ...], gone: tuple[int, ...], waited_seconds: float, step: int
 ) -> SegueError:
     """What ended the attempt, from what each rank said of it. Pure.
 
     `hung` are those that live and say nothing, `gone` all that say nothing.
     """
-    causes = sorted((end for end in said.values() if end.is_cause), key=lambda end: end.order)
+    causes = sorted((ending for ending in said.values() if ending.is_cause), key=lambda ending: ending.order)
     if causes:
         first = causes[0]
         if first.is_code:
@@ -172,7 +172,7 @@ def cause_of(
     if gone:
         dead = tuple(rank for rank in gone if rank not in hung)
         return RankLostError(ranks=dead, why="its process was killed or crashed")
-    first = min(said.values(), key=lambda end: end.order)
+    first = min(said.values(), key=lambda ending: ending.order)
     return RankLostError(ranks=(first.rank,), why=f"the ranks lost touch ({first.message})")
 
 

@@ -13,7 +13,7 @@ from segue.errors import HungRankError, RankDriftError, RankFailedError, RankLos
 from segue.records import StopReason
 from segue.trainer.ranks.collectives import Ranks
 from segue.trainer.ranks.consensus import Word, agree, merged, put_together
-from segue.trainer.ranks.failures import RankEnd, cause_of, is_broken_collective
+from segue.trainer.ranks.failures import RankEnding, cause_of, is_broken_collective
 from segue.trainer.step import Outcome
 
 FINISHED, BOUND, NOTICE = StopReason.FINISHED, StopReason.BOUND, StopReason.NOTICE
@@ -167,8 +167,8 @@ def test_texts_of_any_length_are_gathered_whole(texts):
     assert ranks.gather_texts(texts[0]) == texts
 
 
-def end(rank, *, order=1, is_cause=True, is_code=True, message="told to"):
-    return RankEnd(
+def ending(rank, *, order=1, is_cause=True, is_code=True, message="told to"):
+    return RankEnding(
         rank=rank,
         order=order,
         is_cause=is_cause,
@@ -180,20 +180,20 @@ def end(rank, *, order=1, is_cause=True, is_code=True, message="told to"):
 
 
 def noticed(rank, order=2):
-    return end(rank, order=order, is_cause=False, is_code=True, message="gloo: closed by peer")
+    return ending(rank, order=order, is_cause=False, is_code=True, message="gloo: closed by peer")
 
 
 @pytest.mark.parametrize(
     ("said", "hung", "gone", "kind", "ranks"),
     [
-        pytest.param([noticed(0), end(1)], (), (), RankFailedError, (1,), id="one raised"),
-        pytest.param([end(0, order=2), end(2, order=1)], (), (), RankFailedError, (2,), id="who raised first"),
-        pytest.param([noticed(0), end(1, is_code=False)], (), (), RankLostError, (1,), id="a store failed there"),
+        pytest.param([noticed(0), ending(1)], (), (), RankFailedError, (1,), id="one raised"),
+        pytest.param([ending(0, order=2), ending(2, order=1)], (), (), RankFailedError, (2,), id="who raised first"),
+        pytest.param([noticed(0), ending(1, is_code=False)], (), (), RankLostError, (1,), id="a store failed there"),
         pytest.param([noticed(0), noticed(1)], (2,), (2,), HungRankError, (2,), id="one lives and says nothing"),
         pytest.param([noticed(0)], (1, 2), (1, 2), HungRankError, (1, 2), id="two live and say nothing"),
         pytest.param([noticed(0)], (), (1,), RankLostError, (1,), id="one is dead"),
         pytest.param([noticed(0)], (1,), (1, 2), RankLostError, (2,), id="one hangs because another is dead"),
-        pytest.param([noticed(0), end(1)], (2,), (2,), RankFailedError, (1,), id="one hangs because another raised"),
+        pytest.param([noticed(0), ending(1)], (2,), (2,), RankFailedError, (1,), id="one hangs because another raised"),
         pytest.param([noticed(0, 2), noticed(1, 1)], (), (), RankLostError, (1,), id="all only lost touch"),
     ],
 )
@@ -205,7 +205,7 @@ def test_an_end_is_the_fault_of_the_rank_that_caused_it(said, hung, gone, kind, 
 
 
 def test_the_recipe_that_raised_elsewhere_is_told_with_its_own_traceback():
-    error = cause_of({1: end(1)}, hung=(), gone=(), waited_seconds=300, step=7)
+    error = cause_of({1: ending(1)}, hung=(), gone=(), waited_seconds=300, step=7)
     assert (error.rank, error.traceback, error.message) == (1, "Traceback of rank 1", "told to")
 
 

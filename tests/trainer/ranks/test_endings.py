@@ -58,7 +58,7 @@ def test_a_rank_that_raises_ends_the_attempt_with_its_own_name_and_traceback(end
     assert report.stop_reason is StopReason.FAILED
     assert report.failure.type == "ArithmeticError on rank 1"
     assert report.failure.message == "told to raise here"
-    assert "recipes.py" in report.failure.traceback
+    assert "ranked.py" in report.failure.traceback
     assert group.exit_codes == dict.fromkeys(range(3), ExitCode.FAILED)
     assert read_history(runlog).committed_step == 10
 
@@ -66,7 +66,7 @@ def test_a_rank_that_raises_ends_the_attempt_with_its_own_name_and_traceback(end
 def test_where_the_leader_raises_the_report_is_as_if_it_were_alone(end):
     report, _, _, _ = end([0, 15, "raise"])
     assert (report.stop_reason, report.failure.type) == (StopReason.FAILED, "ArithmeticError")
-    assert "recipes.py" in report.failure.traceback
+    assert "ranked.py" in report.failure.traceback
 
 
 def test_ranks_that_all_raise_leave_one_report(end):
@@ -81,7 +81,7 @@ def test_a_rank_whose_recipe_cannot_be_built_is_named_too(end):
     assert [entry.report for entry in entries(runlog, ReportEntry)] == [report]
     assert (report.stop_reason, report.to_step) == (StopReason.FAILED, 0)
     assert report.failure.type == "ArithmeticError on rank 2"
-    assert "recipes.py" in report.failure.traceback
+    assert "ranked.py" in report.failure.traceback
     assert group.exit_codes == dict.fromkeys(range(3), ExitCode.FAILED)
 
 
