@@ -1,8 +1,7 @@
-"""The `segue` command. What needs Prefect is plugged in by the deployments; the library itself never imports it."""
+"""The `segue` command. Prefect and torch are imported by the commands that need them, as late as can be."""
 
 from __future__ import annotations
 
-import importlib.metadata
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -11,7 +10,9 @@ import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from segue.cli import checkpoints, curve, plan, simulate
+from segue.cli.demo import bench, demo
 from segue.cli.options import Endpoint, Json, Store, read_run
+from segue.cli.run import run as run_command
 from segue.controller.standby_messages import held_by_standbys
 from segue.controller.steps import last_heartbeat
 from segue.errors import COMMAND_LINE, SegueError
@@ -42,6 +43,9 @@ app.add_typer(checkpoints.app)
 app.add_typer(curve.app)
 app.command()(plan.plan)
 app.command()(simulate.simulate)
+app.command("run")(run_command)
+app.command()(demo)
+app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []})(bench)
 
 
 @app.command()
@@ -122,31 +126,11 @@ def drill(
 
 def main() -> None:
     """Entry point of the console script: every expected error is one paragraph and an exit code."""
-    if not _is_built_in(sys.argv[1:]):
-        _plug_in_commands()
     try:
         app()
     except SegueError as error:
         show_error(error)
         sys.exit(error.exit_code)
-
-
-def _is_built_in(arguments: list[str]) -> bool:
-    # `segue status` need not wait for what it does not use.
-    names = {command.callback.__name__ for command in app.registered_commands if command.callback is not None}
-    groups = {group.typer_instance.info.name for group in app.registered_groups if group.typer_instance is not None}
-    return bool(arguments) and arguments[0] in names | groups
-
-
-def _plug_in_commands() -> None:
-    entries = list(importlib.metadata.entry_points(group="segue.commands"))
-    asked = [entry for entry in entries if entry.name in sys.argv[1:2]]
-    for entry in asked or entries:  # The help has them all.
-        loaded = entry.load()
-        if isinstance(loaded, typer.Typer):
-            app.add_typer(loaded, name=entry.name)
-        else:
-            app.command(entry.name)(loaded)
 
 
 def _live_heartbeat(runlog: RunLog, history: History) -> Heartbeat | None:

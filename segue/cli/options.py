@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from segue.errors import COMMAND_LINE, OutputError, SpecError
+from segue.errors import COMMAND_LINE, MissingExtraError, OutputError, SpecError
 from segue.runlog.history import History
 from segue.runlog.log import RunLog
 from segue.runlog.open import find_run
@@ -69,3 +70,13 @@ def refuse_endless(given: Mapping[str, float | None]) -> None:
     if endless:
         problems = tuple(f"{name}: {value} is not a finite number; give another one" for name, value in endless)
         raise SpecError(source=COMMAND_LINE, problems=problems)
+
+
+def require_prefect(command: str) -> None:
+    """Refuse a command that needs Prefect where it is not installed.
+
+    Raises:
+        MissingExtraError: it is not.
+    """
+    if importlib.util.find_spec("prefect") is None:
+        raise MissingExtraError(extra="prefect", needed_for=f"`segue {command}`")

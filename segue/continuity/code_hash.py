@@ -50,7 +50,7 @@ def code_hashes(roots: Iterable[Any], *, home: str) -> dict[str, str]:
             if values != "[]":
                 marks[GLOBALS + name] = _merged(marks.get(GLOBALS + name), xxhash.xxh3_64_hexdigest(values.encode()))
             waiting.extend(_called(found))
-    return marks
+    return dict(sorted(marks.items()))  # By name: the order in which they were met may be that of addresses.
 
 
 def _merged(before: str | None, mark: str) -> str:

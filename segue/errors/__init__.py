@@ -50,6 +50,7 @@ from segue.errors.training import (
 )
 from segue.errors.usage import (
     COMMAND_LINE,
+    CheckoutNeededError,
     DeadlinePassedError,
     DriftError,
     HopelessPlanError,
@@ -67,6 +68,7 @@ __all__ = [
     "COMMAND_LINE",
     "BadKeyError",
     "BrokenResumeError",
+    "CheckoutNeededError",
     "CheckpointError",
     "CorruptShardError",
     "DamagedCheckpointError",

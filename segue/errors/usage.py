@@ -70,6 +70,17 @@ class MissingExtraError(UsageError):
         super().__init__(f"{needed_for} needs the extra {extra!r}: pip install 'segue[{extra}]'.")
 
 
+class CheckoutNeededError(UsageError):
+    """The command needs a folder that is in the repository and not in the package."""
+
+    def __init__(self, *, command: str, folder: str) -> None:
+        self.command, self.folder = command, folder
+        super().__init__(
+            f"`segue {command}` needs the folder {folder}/, which the installed package does not have. "
+            f"Fix: clone segue's repository and run `segue {command}` there."
+        )
+
+
 class OrchestratorError(UsageError):
     """Prefect does not offer what the run needs."""
 

@@ -55,7 +55,8 @@ def setup_components(
     found = _inspected(recipe)
     code = [leaf.value for leaf in found.code]
     kinds = {leaf.path: f"{leaf.value.__module__}.{leaf.value.__qualname__}" for leaf in found.code}
-    classes = {type(module) for module in bare(recipe.model).modules()}
+    # In the model's order and each once: a set's order is that of addresses, another in every process.
+    classes = dict.fromkeys(type(module) for module in bare(recipe.model).modules())
     data = data_hashes(leaf for leaf in found.arrays if leaf.path.startswith(("data.", "loss")))
     fixed = {
         MODEL: _described(bare(recipe.model)),

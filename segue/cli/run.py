@@ -1,11 +1,10 @@
-"""`segue demo` and `segue run`: the commands that need Prefect.
+"""`segue run`: train a recipe through Prefect, on a configured server or on one of its own.
 
 Prefect and torch take seconds to import, so they wait until all that can be refused without them has been.
 """
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -15,26 +14,16 @@ from typing import Annotated, Any
 import typer
 
 from segue.cli.durations import parse_deadline
+from segue.cli.options import require_prefect
 from segue.clock import SystemClock
 from segue.controller.steps import open_run
-from segue.errors import COMMAND_LINE, MissingExtraError
+from segue.errors import COMMAND_LINE
 from segue.reports.tables import console, errors, segment_rows, segments_table, show_json
 from segue.runlog.history import read_history
 from segue.runlog.log import RunLog
 from segue.spec import RunSpec, StoreSpec, read_toml
 
 _FOLDER = Path(".segue")
-
-
-def demo(
-    keep: Annotated[bool, typer.Option("--keep", help="Leave server and workers up to look at.")] = False,
-    folder: Annotated[Path, typer.Option(help="Where everything goes that the demo leaves behind.")] = _FOLDER,
-) -> None:
-    """Train on real flights: spot, a kill, a notice, a deadline, and a bit-for-bit comparison."""
-    _need_prefect("demo")
-    from segue.deployments.process.demo import run_demo
-
-    run_demo(folder, keep=keep)
 
 
 def run(
@@ -63,7 +52,7 @@ def run(
         given = fields.get("store")
         fields["store"] = (given if isinstance(given, dict) else {}) | _given(url=store, endpoint_url=endpoint_url)
     spec = _absolute(RunSpec.parse(fields, source=str(config) if config else COMMAND_LINE))
-    _need_prefect("run")
+    require_prefect("run")
     from segue.recipe import import_build
 
     import_build(spec.recipe)
@@ -98,14 +87,10 @@ def _end(runlog: RunLog, spec: RunSpec, name: str, message: str, *, as_json: boo
         raise typer.Exit(1)
 
 
-def _need_prefect(command: str) -> None:
-    if importlib.util.find_spec("prefect") is None:
-        raise MissingExtraError(extra="prefect", needed_for=f"`segue {command}`")
-
-
 @contextmanager
 def _server() -> Iterator[None]:
     from prefect.settings import PREFECT_API_URL
+
     from segue.deployments.process.stack import LocalStack
 
     if PREFECT_API_URL.value():

@@ -1,0 +1,47 @@
+"""`segue demo` and `segue bench`: what a clone of the repository has beside the package."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from segue.cli.options import require_prefect
+from segue.errors import CheckoutNeededError
+
+_FOLDER = Path(".segue")
+_ROOT = Path(__file__).parents[2]
+
+
+def demo(
+    keep: Annotated[bool, typer.Option("--keep", help="Leave server and workers running after the demo.")] = False,
+    folder: Annotated[Path, typer.Option(help="Folder for everything that the demo writes.")] = _FOLDER,
+) -> None:
+    """Train on real flights: spot, a kill, a notice, a deadline, and a bit-for-bit comparison."""
+    require_prefect("demo")
+    require_checkout("examples", command="demo")
+    from segue.deployments.process.demo import run_demo
+
+    run_demo(folder, keep=keep)
+
+
+def bench(ctx: typer.Context) -> Any:
+    """Measure segue against other tools and against the limits of this machine."""
+    require_checkout("benchmarks", command="bench")
+    from benchmarks.__main__ import app
+
+    return app(ctx.args, prog_name="segue bench")
+
+
+def require_checkout(folder: str, *, command: str) -> None:
+    """Make a folder of the repository importable.
+
+    Raises:
+        CheckoutNeededError: this is an installed package, which does not have it.
+    """
+    if not (_ROOT / folder / "__init__.py").is_file():
+        raise CheckoutNeededError(command=command, folder=folder)
+    if str(_ROOT) not in sys.path:
+        sys.path.insert(0, str(_ROOT))
