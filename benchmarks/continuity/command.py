@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -14,7 +13,8 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.common.terminal import leave_as_on_ctrl_c, progress
-from segue.errors import SegueError, UsageError
+from segue.cli.demo import require_checkout
+from segue.errors import SegueError
 from segue.reports.tables import console, show_error, show_json
 
 _LISTED = "with commas; all without"
@@ -38,7 +38,7 @@ def continuity(
     not change it: they are what is measured. 2: it could not be measured as asked.
     """
     # Torch takes seconds to import: what can be refused without it has been refused by now.
-    _find_examples()
+    require_checkout("examples", command="bench continuity")
     from benchmarks.continuity import matrix as bench
     from benchmarks.continuity.recipes import MODELS
 
@@ -62,22 +62,6 @@ def continuity(
         show(report, console)
     if not bench.passed(report):
         raise typer.Exit(1)
-
-
-class ExamplesMissingError(UsageError):
-    """The recipes of the benchmark train on the examples' data, which are not installed with the library."""
-
-    def __init__(self, *, folder: Path) -> None:
-        self.folder = folder
-        super().__init__(f"{folder} has no examples folder: run segue bench continuity from a clone of the repository.")
-
-
-def _find_examples() -> None:
-    root = Path(__file__).resolve().parents[1]
-    if not (root / "examples").is_dir():
-        raise ExamplesMissingError(folder=root)
-    if str(root) not in sys.path:
-        sys.path.insert(0, str(root))  # Processes that are started from here are given the same.
 
 
 def show(report: Mapping[str, Any], to: Console) -> None:

@@ -138,7 +138,7 @@ def digits() -> Columns:
 @lru_cache(maxsize=1)
 def text() -> Columns:
     """Windows of the project's licence, int64 (n, 24), and the characters that follow each one, (n, 24)."""
-    path = Path(__file__).parents[1] / "LICENSE"
+    path = Path(__file__).parents[2] / "LICENSE"
     codes = torch.tensor([min(ord(letter), VOCABULARY - 1) for letter in path.read_text(encoding="utf-8")])
     starts = torch.arange(_MOST_SAMPLES) * (len(codes) - TEXT_LENGTH - 1) // _MOST_SAMPLES
     windows = codes[starts[:, None] + torch.arange(TEXT_LENGTH + 1)]

@@ -1,4 +1,4 @@
-"""`segue curve`: a run's loss curve as a table or a file, what is expected of it, and its resume points as pictures."""
+"""`segue curve`: show, check and plot a run's loss curve."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class _CurveGroup(DefaultCommandGroup):
 app = typer.Typer(
     name="curve",
     cls=_CurveGroup,
-    help="Show a run's loss curve, check it, or draw one of its resumes.\n\n"
+    help="Show a run's loss curve, check it, or draw one of its resume points.\n\n"
     "`segue curve RUN` is short for `segue curve show RUN`.",
     no_args_is_help=True,
 )
@@ -36,7 +36,9 @@ def show(
     *,
     csv: Annotated[Path | None, typer.Option(help="Write all rows to this CSV file.")] = None,
     parquet: Annotated[Path | None, typer.Option(help="Write all rows to this parquet file.")] = None,
-    superseded: Annotated[bool, typer.Option("--superseded", help="Also the steps that were done again.")] = False,
+    superseded: Annotated[
+        bool, typer.Option("--superseded", help="Include superseded steps: lost, then done again.")
+    ] = False,
     store: Store = ".segue/store",
     endpoint_url: Endpoint = None,
     as_json: Json = False,
@@ -71,9 +73,9 @@ def check(
     endpoint_url: Endpoint = None,
     as_json: Json = False,
 ) -> None:
-    """Check the loss curve: no gap, no step twice, finite, and every repeated step as it was.
+    """Check the loss curve: no gap, no step accepted twice, finite losses, repeated steps with equal values.
 
-    Exit code 0: nothing failed. 3: an expectation failed. 2: it could not be done as asked.
+    Exit code 0: nothing failed. 3: an expectation failed. 2: the check could not be made as asked.
     """
     from segue.curves.expectations import check_curve
 
@@ -93,26 +95,25 @@ def check(
         raise typer.Exit(3)
 
 
+@app.command("seam", hidden=True)  # Its name before; scripts call it so.
 @app.command()
-def resume_point(
+def resume(
     run: str,
     *,
     out: Annotated[Path, typer.Option(help="PNG file to write.")],
-    segment: Annotated[int | None, typer.Option(min=0, help="Segment whose resume to draw; by default the newest.")] = (
-        None
-    ),
-    attempt: Annotated[int | None, typer.Option(min=1, help="Attempt of that segment.")] = None,
+    segment: Annotated[int | None, typer.Option(min=0, help="Segment to draw; the newest resume by default.")] = None,
+    attempt: Annotated[int | None, typer.Option(min=1, help="Attempt of that segment; the newest by default.")] = None,
     store: Store = ".segue/store",
     endpoint_url: Endpoint = None,
 ) -> None:
-    """Draw a resume: the steps before it, and witness and replay over each other after it."""
+    """Draw a resume point: the steps before it, and the recorded and the replayed steps after it in one plot."""
     from segue.curves.resume_plot import draw_resume
 
     log, _ = read_run(run, store=store, endpoint_url=endpoint_url)
     picture = draw_resume(log, segment=segment, attempt=attempt)
     with writing(out):
         out.write_bytes(picture)
-    console.print(f"the resume point is in {out}", markup=False, soft_wrap=True)
+    console.print(f"resume point written to {out}", markup=False, soft_wrap=True)
 
 
 def _write_csv(frame: pd.DataFrame, path: Path) -> None:
@@ -131,5 +132,5 @@ def _ends(frame: pd.DataFrame) -> dict[str, int | None]:
 
 def _words(facts: dict[str, Any]) -> str:
     if facts["first_step"] is None:
-        return "for no step was committed yet"
+        return "no step committed yet"
     return f"steps {facts['first_step']} to {facts['last_step']}"

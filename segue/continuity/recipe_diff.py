@@ -159,5 +159,6 @@ _NEWS = {("a", "'"): "new", ("'", "a"): "gone"}
 
 
 def _short(value: Any) -> str:
+    """The value in at most 80 characters. Paths of code differ at their ends, so the middle is left out."""
     text = _ABSENT if value is _ABSENT else repr(value)
-    return text if len(text) <= 60 else f"{text[:57]}..."
+    return text if len(text) <= 80 else f"{text[:38]}...{text[-39:]}"

@@ -213,7 +213,7 @@ def _of_repeats() -> list[_Promise]:
         _Promise(same_rate, "The scheduler or the optimizer's groups were not restored; see the verdict."),
         *(
             _Promise(
-                _within(channel), f"{cause}. `segue curve resume_point` shows it; the verdict names the component."
+                _within(channel), f"{cause}. `segue curve resume` shows it; the verdict names the component."
             )
             for channel, cause in causes.items()
         ),

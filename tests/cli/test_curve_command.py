@@ -63,6 +63,12 @@ def test_files_hold_the_frame_to_the_last_bit(segue, resumed, tmp_path):
         assert [float(row[name]) for row in rows] == list(frame[name])
 
 
+def test_the_help_lists_resume_and_not_its_old_name(segue):
+    _, out, _ = segue("curve", "--help")
+    listed = [line.split()[1] for line in out.splitlines() if line.startswith("│ ")]
+    assert [name for name in listed if name in {"show", "check", "resume", "seam"}] == ["show", "check", "resume"]
+
+
 def test_superseded_steps_come_on_request(segue, resumed):
     _, out, _ = segue("curve", "nightly", "--superseded", "--store", str(resumed.store), "--json")
     assert json.loads(out)["rows"] == 70
@@ -72,7 +78,7 @@ def test_a_run_that_has_no_checkpoint_yet_has_no_rows(segue, make_spec, open_log
     log = open_log(make_spec())
     code, out, err = segue("curve", "tiny", "--store", log.store.url)
     assert (code, err) == (0, "")
-    assert out.endswith("tiny: 0 rows, for no step was committed yet\n")
+    assert out.endswith("tiny: 0 rows, no step committed yet\n")
 
 
 def test_a_check_of_a_clean_curve_ends_with_0_and_writes_data_docs(segue, resumed, tmp_path):
@@ -100,10 +106,11 @@ def test_a_check_that_fails_ends_with_3_and_says_which_and_where(segue, resumed,
     assert "Not so: each step is one more than the step before it (step 44)." in out
 
 
-def test_a_resume_point_becomes_a_png(segue, resumed, tmp_path):
-    out = tmp_path / "resume_point.png"
-    code, said, err = segue("curve", "resume_point", "nightly", "--out", str(out), "--store", str(resumed.store))
-    assert (code, said, err) == (0, f"the resume point is in {out}\n", "")
+@pytest.mark.parametrize("command", ["resume", "seam"])
+def test_a_resume_point_becomes_a_png(segue, resumed, tmp_path, command):
+    out = tmp_path / "resume.png"
+    code, said, err = segue("curve", command, "nightly", "--out", str(out), "--store", str(resumed.store))
+    assert (code, said, err) == (0, f"resume point written to {out}\n", "")
     assert out.read_bytes().startswith(b"\x89PNG")
 
 
@@ -115,10 +122,10 @@ def test_a_resume_point_becomes_a_png(segue, resumed, tmp_path):
         (("nightly", "--csv", "{tmp}/no/c.csv"), "/no/c.csv cannot be written ("),
         (("nightly", "--parquet", "{tmp}/no/c.parquet"), "/no/c.parquet cannot be written ("),
         (
-            ("resume_point", "nightly", "--out", "{tmp}/no/s.png"),
+            ("resume", "nightly", "--out", "{tmp}/no/s.png"),
             "/no/s.png cannot be written (No such file or directory)",
         ),
-        (("resume_point", "nightly", "--out", "{tmp}/s.png", "--segment", "0"), "as segment.attempt: 1.1."),
+        (("resume", "nightly", "--out", "{tmp}/s.png", "--segment", "0"), "as segment.attempt: 1.1."),
     ],
 )
 def test_what_cannot_be_done_is_refused_in_one_paragraph(segue, resumed, tmp_path, asked, said):
