@@ -12,9 +12,20 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, Self
 
-from pydantic import AwareDatetime, BaseModel, Field, JsonValue, ValidationError, model_validator
+from pydantic import (
+    AwareDatetime,
+    BaseModel,
+    Field,
+    JsonValue,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
+from pydantic_core import PydanticCustomError
 
 from segue.errors import DeadlinePassedError, SpecError
+from segue.policies import POLICIES, checked_parameters, declaration, declared_policy
 from segue.pools import PoolSpec
 from segue.records import FiniteValue, Record
 
@@ -137,57 +148,66 @@ class AnomalySpec(FiniteValue):
 class PolicySpec(FiniteValue):
     """When to leave spot, and when to come back. Priors are used until the run has measured its own values."""
 
-    name: typing.Literal[
+    name: str = Field(
         "plan",
-        "uniform_progress",
-        "slack_age",
-        "greedy",
-        "time_sliced",
-        "threshold",
-        "spot_only",
-        "on_demand_only",
-    ] = Field("plan", description="Which rule picks capacity; docs/deadline.md says when each is right.")
-    parameters: dict[str, float] = Field(default_factory=dict, description="Of that rule, e.g. preemptions = 3.")
+        json_schema_extra={"enum": list(POLICIES)},
+        description="Rule that picks the capacity; docs/deadline.md describes when each is right.",
+    )
+    parameters: dict[str, float] = Field(default_factory=dict, description="Parameters of that rule: preemptions = 3.")
     max_preemptions: int | None = Field(
-        None, ge=0, description="On-demand to the end after so many, whatever the rule says; None: no bound."
+        None, ge=0, description="Preemptions after which on-demand does the rest, with any rule; None: no bound."
     )
     handover: bool = Field(
-        True, description="While on on-demand, a run waits on the spot pool and takes over when it pays."
+        True,
+        description="Keep on-demand running while a replacement spot machine is awaited and boots, then move the run "
+        "there; false: on-demand does the rest once it was chosen.",
     )
-    changeover_seconds: float = Field(120.0, ge=0, description="Prior: end of one segment to the next new step.")
+    changeover_seconds: float = Field(
+        120.0, ge=0, description="Prior: seconds from the end of one segment to the first new step of the next."
+    )
     detection_seconds: float | None = Field(
         None,
         ge=0,
-        description="Longest time until a silent death is noticed; None: the heartbeat timeout and a heartbeat.",
+        description="Longest time until a silent death is noticed; None: the heartbeat timeout plus one heartbeat.",
     )
-    step_seconds: float | None = Field(None, gt=0, description="Prior: seconds a step; None probes on spot first.")
+    step_seconds: float | None = Field(
+        None, gt=0, description="Prior: seconds per step; None: a short probe on spot measures it first."
+    )
     probe_share: float = Field(
         0.1, gt=0, le=0.5, description="Share of the time to the deadline that unmeasured probes may use."
     )
     margin_share: float = Field(
-        0.05, ge=0, le=1, description="Share by which remaining work is overestimated, for safety."
+        0.05, ge=0, le=1, description="Safety margin: share by which the remaining work is overestimated."
     )
     max_failures: int = Field(2, ge=1, description="Attempts in which the user's code may raise before the run stops.")
     max_lost_in_place: int = Field(
-        5, ge=1, description="Attempts that may die without a commit in a row before the run stops as hopeless."
+        5, ge=1, description="Attempts in a row that may die without a commit before the run stops as hopeless."
     )
+
+    @field_validator("name")
+    @classmethod
+    def _is_declared(cls, name: str) -> str:
+        try:
+            return declaration(name).name
+        except ValueError as error:
+            raise PydanticCustomError("policy_name", "{problem}", {"problem": str(error)}) from None
+
+    @field_validator("parameters")
+    @classmethod
+    def _are_of_the_policy(cls, given: dict[str, float], info: ValidationInfo) -> dict[str, float]:
+        if "name" in info.data:  # A wrong name is a problem of its own.
+            try:
+                checked_parameters(info.data["name"], given)
+            except ValueError as error:
+                raise PydanticCustomError("policy_parameters", "{problem}", {"problem": str(error)}) from None
+        return given
 
     @property
     def preemption_bound(self) -> int | None:
-        """Preemptions after which on-demand makes the rest; None: no bound."""
-        own = int(self.parameters.get("preemptions", 3)) if self.name == "threshold" else None
+        """Preemptions after which on-demand does the rest; None: no bound."""
+        own = declared_policy(self.name, self.parameters).preemption_bound
         given = [bound for bound in (own, self.max_preemptions) if bound is not None]
         return min(given, default=None)
-
-    @model_validator(mode="after")
-    def _knows_its_parameters(self) -> Self:
-        if self.parameters:
-            from segue.policy.rules.registry import (
-                named_policy,  # Only here: whoever asks for a status needs no policies.
-            )
-
-            named_policy(self.name, self.parameters)
-        return self
 
 
 class LivenessSpec(_Section):

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from typing import Any
 
 import numpy as np
 
-from segue.policy.rules.registry import POLICIES, named_policy
+from segue.policies import POLICIES
+from segue.policy.rules.registry import named_policy
 from segue.policy.rules.view import Flags, Job, Knowledge, Wishes
 from segue.simulation.simulator import Harshness, simulate
 
@@ -83,13 +85,10 @@ def _job(random: np.random.Generator) -> tuple[Job, Harshness, float]:
 
 
 def _parameters(name: str, random: np.random.Generator) -> dict[str, float]:
-    match name:
-        case "threshold":
-            return {"preemptions": float(random.integers(1, 9)), "slack_share": float(random.uniform(0.001, 0.9))}
-        case "time_sliced":
-            return {"slices": float(random.integers(1, 20))}
-        case "slack_age":
-            return {"wait_share": float(random.uniform(0.01, 9)), "pays_for": float(random.uniform(0.01, 9))}
-        case "plan":
-            return {"prior_weight": float(random.uniform(0.5, 50)), "reach": float(random.uniform(1, 8))}
-    return {}
+    """A value for each parameter that the policy declares: up to eight times its default, or an eighth of it."""
+    drawn = {}
+    for parameter in fields(POLICIES[name]):
+        value = parameter.default * 8.0 ** random.uniform(-1, 1)
+        is_whole = isinstance(parameter.default, int)
+        drawn[parameter.name] = max(round(value) if is_whole else value, parameter.metadata.get("least", is_whole))
+    return drawn

@@ -22,8 +22,10 @@ import numpy as np
 from benchmarks.deadline.adversary import adversarial_runs
 from benchmarks.deadline.paper import hours_beside_the_paper
 from benchmarks.deadline.speed import runs_per_second
-from segue.policy.rules.registry import POLICIES, named_policy
+from segue.policies import POLICIES
+from segue.policy.rules.registry import named_policy
 from segue.policy.rules.view import Flags, Floats, Job, Knowledge
+from segue.simulation.comparison import as_published
 from segue.simulation.optimum import cheapest
 from segue.simulation.simulator import simulate
 from segue.simulation.traces import Trace, long_enough, read_traces, windows
@@ -34,7 +36,6 @@ CHANGEOVERS_HOURS = (0.02, 0.1, 0.2, 0.4)
 PRICE_RATIO = 3.0
 NAMES = {"on_demand_only": "on_demand"}
 """Policies whose name in the report is not the one in a run spec."""
-OURS = ("slack_age", "plan")
 Say = Callable[[str], None]
 
 
@@ -132,7 +133,7 @@ def _on_trace(trace: Trace, *, options: Options) -> dict[str, list[Any]]:
         up, job = setting.windows(starts=options.starts, seed=options.seed), setting.job
         columns["optimum"].append(cheapest(job, up, tick_seconds=trace.tick_seconds))
         for name in POLICIES:
-            asked = replace(job, knowledge=options.knowledge, handover=options.handover) if name in OURS else job
+            asked = as_published(name, replace(job, knowledge=options.knowledge, handover=options.handover))
             made = simulate(named_policy(name), asked, up, tick_seconds=trace.tick_seconds)
             column = Column(
                 cost=made.cost,

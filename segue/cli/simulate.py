@@ -14,6 +14,7 @@ from rich.table import Table
 from segue.cli.durations import parse_seconds
 from segue.cli.options import Endpoint, Json, Store, read_run, refuse_endless, writing
 from segue.errors import COMMAND_LINE, HopelessPlanError, SpecError, TraceError
+from segue.policies import POLICIES
 from segue.reports.tables import console, show_json
 from segue.units import span
 
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
     from segue.simulation.comparison import Figures
     from segue.simulation.traces import Trace
 
-_USUAL = ("plan", "slack_age", "uniform_progress", "time_sliced", "greedy", "threshold", "on_demand_only")
 _RECORDED_TICK_SECONDS = 60.0
 _LEGEND = (
     "cost: mean share of on-demand only, with 95 % confidence; p95: of the runs; to UP: mean cost against "
@@ -93,7 +93,7 @@ def simulate(
     job = Job(total, work_seconds, changeover_seconds, price_ratio, knowledge.value, handover)
     harshness = Harshness(save_seconds=save_seconds, save_every_seconds=every)
     _refuse_too_little_time(job, pace=harshness.pace)
-    contenders = [comparison.contender(words, job) for words in dict.fromkeys(policy or _USUAL)]
+    contenders = [comparison.contender(words, job) for words in dict.fromkeys(policy or POLICIES)]
     random = np.random.default_rng(seed)
     given = _traces(traces, run, store=store, endpoint_url=endpoint_url)
     short: list[Trace] = []

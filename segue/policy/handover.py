@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from segue.policies import POLICIES
 from segue.policy import clamp
 from segue.policy.availability import preemptions
 from segue.policy.estimates import Situation
+from segue.policy.rules.sentinel import PAUSES_SECONDS
 from segue.records import Capacity
 from segue.runlog.entries import HandoverEntry
 from segue.runlog.history import History
@@ -14,10 +16,6 @@ from segue.spec import RunSpec
 
 SPOT_AGAIN = "spot again: the standby is ready; on-demand commits and hands over"
 
-COME_BACK = ("plan", "uniform_progress", "slack_age", "time_sliced")
-"""The policies that ever leave on-demand; the others stay there to the end."""
-_PAUSES_SECONDS = (600.0, 1200.0, 2400.0)
-"""Until a standby is sent again after one that came to nothing; the last goes on."""
 _LONGEST_SHARE = 0.1
 """Of the time left: the longest pause of a short run."""
 
@@ -27,7 +25,7 @@ def may_come_back(spec: RunSpec, history: History) -> bool:
     most = spec.policy.max_preemptions
     if most is not None and preemptions(history) >= most:
         return False
-    return spec.deadline is not None and spec.policy.handover and spec.policy.name in COME_BACK
+    return spec.deadline is not None and spec.policy.handover and POLICIES[spec.policy.name].comes_back
 
 
 def is_worth_a_standby(here: Situation) -> bool:
@@ -49,7 +47,7 @@ def permits(here: Situation) -> bool:
 
 def pause_seconds(here: Situation, *, sent: int) -> float:
     """How long after `sent` standbys came to nothing the next one is sent."""
-    pause = _PAUSES_SECONDS[min(max(sent, 1), len(_PAUSES_SECONDS)) - 1]
+    pause = PAUSES_SECONDS[min(max(sent, 1), len(PAUSES_SECONDS)) - 1]
     return pause if here.remaining_seconds is None else min(pause, max(_LONGEST_SHARE * here.remaining_seconds, 1.0))
 
 

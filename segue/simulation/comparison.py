@@ -13,16 +13,15 @@ from typing import Any
 import numpy as np
 
 from segue.errors import COMMAND_LINE, SpecError
+from segue.policies import POLICIES
 from segue.policy.rules.heuristics import OnDemandOnly, Policy, UniformProgress
-from segue.policy.rules.registry import POLICIES, named_policy
+from segue.policy.rules.registry import named_policy
 from segue.policy.rules.view import Flags, Floats, Job
 from segue.simulation.optimum import cheapest
 from segue.simulation.simulator import Harshness, Outcome, simulate
 from segue.simulation.synthetic import made_up
 from segue.simulation.traces import Trace, long_enough, windows
 
-OWN = frozenset({"plan", "slack_age"})
-"""Policies that run with the job's knowledge and hand-over; all others as published."""
 _RESAMPLES = 1000
 
 
@@ -76,8 +75,6 @@ def contender(words: str, job: Job) -> Contender:
     """
     name, _, rest = words.partition(":")
     try:
-        if name not in POLICIES:
-            raise ValueError(f"no such policy; known are {', '.join(POLICIES)}")
         policy = named_policy(name, _parameters(rest))
     except ValueError as error:
         raise SpecError(source=COMMAND_LINE, problems=(f"policy {words!r}: {error}",)) from None
@@ -86,7 +83,7 @@ def contender(words: str, job: Job) -> Contender:
 
 def as_published(name: str, job: Job) -> Job:
     """The job as a policy of that name sees it: the published ones know spot at all times and hand nothing over."""
-    return job if name in OWN else replace(job, knowledge="free", handover=False)
+    return replace(job, knowledge="free", handover=False) if POLICIES[name].as_published else job
 
 
 def tick_seconds_for(job: Job, *, is_quick: bool = False) -> float:

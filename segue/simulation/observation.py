@@ -5,12 +5,10 @@ from __future__ import annotations
 import numpy as np
 
 from segue.policy.rules.hazards import DOWN_RATES, UNSEEN_SECONDS, UP_RATES, age_bin
+from segue.policy.rules.sentinel import PAUSES_SECONDS, SENTINEL_SECONDS
 from segue.policy.rules.view import Flags, Floats, Knowledge, Spells
 
-SENTINEL_SECONDS = 180.0
-"""Spot time that one start of a sentinel costs."""
-LOOKS_SECONDS = np.array([600.0, 1200.0, 2400.0])
-"""Until a sentinel is sent again after spot was up and not taken; the last goes on."""
+_PAUSES = np.array(PAUSES_SECONDS)
 
 
 class Sight:
@@ -54,6 +52,6 @@ class Sight:
         starts = due & now
         self.sentinel_seconds += np.where(starts, SENTINEL_SECONDS, 0.0)
         self._looks = np.where(starts & self.is_up, self._looks + 1, np.where(starts | ~away, 0, self._looks))
-        pause: Floats = LOOKS_SECONDS[np.minimum(self._looks, len(LOOKS_SECONDS) - 1)]
+        pause: Floats = _PAUSES[np.minimum(self._looks, len(_PAUSES) - 1)]
         self._look_in = np.where(starts, pause, self._look_in)
         return due

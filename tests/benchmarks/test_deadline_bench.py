@@ -12,7 +12,7 @@ import pytest
 from benchmarks.deadline.adversary import Enemy, adversarial_runs
 from benchmarks.deadline.paper import hours_beside_the_paper
 from benchmarks.deadline.policies import NAMES, Options, measure, settings
-from segue.policy.rules.registry import POLICIES
+from segue.policies import POLICIES
 from segue.simulation.traces import Trace
 
 KEYS = {

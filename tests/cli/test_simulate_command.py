@@ -87,7 +87,7 @@ def test_the_picture_is_a_png(desk):
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        (["--policy", "patient"], "policy 'patient': no such policy; known are on_demand_only, spot_only, threshold"),
+        (["--policy", "patient"], "policy 'patient': no such policy; known are plan, slack_age, uniform_progress"),
         (["--policy", "threshold:slack=1"], "threshold has no parameter 'slack'; it has preemptions, slack_share"),
         (["--work", "24"], "work: '24' is not a length of time; write 24h, 8h30m, 600s or 2d"),
         (["--deadline", "2h", "--work", "2h"], "2.0 h are given and on-demand alone needs 2.1 h. Give a later"),

@@ -124,7 +124,7 @@ def test_a_policy_is_asked_for_with_its_parameters():
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ("patient", "'patient': no such policy; known are on_demand_only, spot_only"),
+        ("patient", "'patient': no such policy; known are plan, slack_age"),
         ("greedy:x=1", "greedy has no parameter 'x'"),
         ("threshold:preemptions", "'preemptions' is not parameter=value"),
         ("threshold:preemptions=few", "preemptions must be a number"),

@@ -8,10 +8,19 @@ hand-over is on.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Protocol
+from typing import Protocol
 
 import numpy as np
 
+from segue.policies import (
+    GreedyParameters,
+    OnDemandOnlyParameters,
+    SlackAgeParameters,
+    SpotOnlyParameters,
+    ThresholdParameters,
+    TimeSlicedParameters,
+    UniformProgressParameters,
+)
 from segue.policy.rules.hazards import mean_left_seconds
 from segue.policy.rules.view import IDLE, ON_DEMAND, SPOT, Flags, View, Wishes
 
@@ -28,34 +37,24 @@ class Policy(Protocol):
 
 
 @dataclass(frozen=True)
-class OnDemandOnly:
+class OnDemandOnly(OnDemandOnlyParameters):
     """The baseline in cost and the safest."""
-
-    comes_back: ClassVar[bool] = False
 
     def choose(self, view: View) -> Wishes:
         return np.full(view.mode.shape, ON_DEMAND, np.int8)
 
 
 @dataclass(frozen=True)
-class SpotOnly:
+class SpotOnly(SpotOnlyParameters):
     """The baseline without a safety net of its own; the clamp still overrules it."""
-
-    comes_back: ClassVar[bool] = False
 
     def choose(self, view: View) -> Wishes:
         return np.full(view.mode.shape, SPOT, np.int8)
 
 
 @dataclass(frozen=True)
-class Threshold:
+class Threshold(ThresholdParameters):
     """The tutorials' rule: on-demand to the end after some preemptions, or with less than a share of slack left."""
-
-    preemptions: int = 3
-    slack_share: float = 0.1
-    """Of the time left."""
-
-    comes_back: ClassVar[bool] = False
 
     def choose(self, view: View) -> Wishes:
         is_short = view.slack_seconds < self.slack_share * view.remaining_seconds
@@ -63,22 +62,16 @@ class Threshold:
 
 
 @dataclass(frozen=True)
-class Greedy:
+class Greedy(GreedyParameters):
     """Spot until the safety net: idle and R < C + 2d, then on-demand to the end ("Can't Be Late", NSDI 2024)."""
-
-    comes_back: ClassVar[bool] = False
 
     def choose(self, view: View) -> Wishes:
         return _on_demand_if(_stays(view) | ((view.mode == IDLE) & _is_net_reached(view)))
 
 
 @dataclass(frozen=True)
-class TimeSliced:
+class TimeSliced(TimeSlicedParameters):
     """Greedy within each of some equal slices of the time, each with its share of the work (NSDI 2024, 4.2)."""
-
-    slices: int = 4
-
-    comes_back: ClassVar[bool] = True
 
     def choose(self, view: View) -> Wishes:
         job = view.job
@@ -92,14 +85,12 @@ class TimeSliced:
 
 
 @dataclass(frozen=True)
-class UniformProgress:
+class UniformProgress(UniformProgressParameters):
     """Keeps the work done at or above the straight line from start to deadline (NSDI 2024, 4.3 and 4.4).
 
     Idle and behind the line: on-demand, until ahead by two changeovers (the hysteresis). Spot whenever it can be had,
     also from on-demand and behind the line (taking risks), and kept until preempted. Then the safety net.
     """
-
-    comes_back: ClassVar[bool] = True
 
     def choose(self, view: View) -> Wishes:
         job = view.job
@@ -112,17 +103,12 @@ class UniformProgress:
 
 
 @dataclass(frozen=True)
-class SlackAge:
+class SlackAge(SlackAgeParameters):
     """A closed form: wait as long as the slack is worth more than what is left of the wait, by the spell's age.
 
     Down: on-demand once the mean of what is left of the down spell exceeds a share of the slack. Up, on on-demand:
     spot once what is left of the up spell pays for the changeover.
     """
-
-    wait_share: float = 1.0
-    pays_for: float = 3.0
-
-    comes_back: ClassVar[bool] = True
 
     def choose(self, view: View) -> Wishes:
         job = view.job

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field, replace
-from typing import ClassVar
 
 import numpy as np
 
+from segue.policies import PlanParameters
 from segue.policy.rules.hazards import factors
 from segue.policy.rules.plan_table import Table, solve
 from segue.policy.rules.view import Floats, Job, View, Wishes
@@ -22,18 +22,11 @@ _ABSURD = 1.02
 
 
 @dataclass(frozen=True)
-class Plan:
+class Plan(PlanParameters):
     """The cheapest expectation over what spot may do next (see `segue.policy.rules.plan_table`)."""
-
-    prior_weight: float = 16.0
-    """How many ended spells the published hazards count for against the run's own."""
-    reach: float = 4.0
-    """The largest factor by which a run's own hazards may differ from the published ones."""
 
     _tables: dict[tuple[Job, float, float], Table] = field(default_factory=dict, init=False, repr=False, compare=False)
     """Of one job, by the factors of its hazards."""
-
-    comes_back: ClassVar[bool] = True
 
     def choose(self, view: View) -> Wishes:
         up, down = (self._rounded(values) for values in factors(view.seen, weight=self.prior_weight))

@@ -23,8 +23,8 @@ from numpy.typing import NDArray
 
 from segue.policy.rules import belief
 from segue.policy.rules.hazards import AGE_EDGES_SECONDS, BINS, DOWN_RATES, UP_RATES, age_bin
+from segue.policy.rules.sentinel import SENTINEL_SECONDS
 from segue.policy.rules.view import IDLE, ON_DEMAND, SPOT, Floats, Job, View, Wishes
-from segue.simulation.observation import SENTINEL_SECONDS
 
 UP, DOWN = slice(0, BINS), slice(BINS, 2 * BINS)
 _IDLE, _SPOT, _ON_DEMAND = slice(0, 16), slice(16, 24), slice(24, None)

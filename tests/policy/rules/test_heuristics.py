@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from segue.policy.handover import COME_BACK
+from segue.policies import POLICIES
 from segue.policy.rules.heuristics import Capped, Greedy, SpotOnly, UniformProgress
-from segue.policy.rules.registry import POLICIES, named_policy
+from segue.policy.rules.registry import RULES, named_policy
 from segue.policy.rules.view import Job, Mode, Spells, View
 from segue.spec import PolicySpec
 
@@ -86,9 +86,14 @@ def test_slack_over_age_leaves_on_demand_only_for_spells_that_pay_for_the_way():
 
 @pytest.mark.parametrize("name", POLICIES)
 def test_standbys_are_sent_for_the_policies_that_come_back_from_on_demand(name):
-    assert named_policy(name).comes_back is (name in COME_BACK)
+    policy = named_policy(name)
     rich = view(mode=ON_DEMAND, work_seconds=4 * HOUR, spell_seconds=30 * HOUR)
-    assert bool(named_policy(name).choose(rich)[0] == SPOT) is (name in COME_BACK or name == "spot_only")
+    assert bool(policy.choose(rich)[0] == SPOT) is (policy.comes_back or name == "spot_only")
+
+
+def test_every_declared_policy_has_a_rule_and_every_rule_is_declared():
+    assert list(RULES) == list(POLICIES)
+    assert all(issubclass(RULES[name], declared) for name, declared in POLICIES.items())
 
 
 @pytest.mark.parametrize("name", POLICIES)

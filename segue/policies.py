@@ -1,0 +1,167 @@
+"""What each policy declares of itself: name, parameters, whether it comes back from on-demand.
+
+The run spec checks names and parameters against these declarations; `segue.policy.rules` adds to each the rule by which
+it chooses. A new policy is one class here and one rule in `segue.policy.rules.registry`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any, ClassVar
+
+
+@dataclass(frozen=True)
+class PolicyParameters:
+    """The declaration of one policy. Its fields are its parameters, with their defaults."""
+
+    name: ClassVar[str]
+    comes_back: ClassVar[bool] = False
+    """Whether it ever leaves on-demand for spot again: only then is a standby sent."""
+    as_published: ClassVar[bool] = True
+    """Whether comparisons run it as its authors did: spot is observed at all times, and nothing is handed over."""
+
+    @property
+    def preemption_bound(self) -> int | None:
+        """Preemptions after which it stays on on-demand; None: no bound."""
+        return None
+
+
+@dataclass(frozen=True)
+class PlanParameters(PolicyParameters):
+    """The cheapest expectation over what spot may do next, by dynamic programme."""
+
+    name: ClassVar[str] = "plan"
+    comes_back: ClassVar[bool] = True
+    as_published: ClassVar[bool] = False
+
+    prior_weight: float = 16.0
+    """How many ended intervals the published hazards count for against the run's own."""
+    reach: float = field(default=4.0, metadata={"least": 1.0})
+    """The largest factor by which a run's own hazards may differ from the published ones."""
+
+
+@dataclass(frozen=True)
+class SlackAgeParameters(PolicyParameters):
+    """Waits for spot while the expected rest of the wait, by the age of the down interval, is within the slack."""
+
+    name: ClassVar[str] = "slack_age"
+    comes_back: ClassVar[bool] = True
+    as_published: ClassVar[bool] = False
+
+    wait_share: float = 1.0
+    """Share of the slack that the expected rest of a wait may take."""
+    pays_for: float = 3.0
+    """How many changeovers an up interval must save before it leaves on-demand for it."""
+
+
+@dataclass(frozen=True)
+class UniformProgressParameters(PolicyParameters):
+    """Keeps the work done at or above the straight line from start to deadline (NSDI 2024)."""
+
+    name: ClassVar[str] = "uniform_progress"
+    comes_back: ClassVar[bool] = True
+
+
+@dataclass(frozen=True)
+class GreedyParameters(PolicyParameters):
+    """Spot until the slack is less than two changeovers, then on-demand to the end (NSDI 2024)."""
+
+    name: ClassVar[str] = "greedy"
+
+
+@dataclass(frozen=True)
+class TimeSlicedParameters(PolicyParameters):
+    """Greedy within each of some equal slices of the time (NSDI 2024)."""
+
+    name: ClassVar[str] = "time_sliced"
+    comes_back: ClassVar[bool] = True
+
+    slices: int = 4
+
+
+@dataclass(frozen=True)
+class ThresholdParameters(PolicyParameters):
+    """On-demand to the end after some preemptions, or with little slack left."""
+
+    name: ClassVar[str] = "threshold"
+
+    preemptions: int = 3
+    slack_share: float = 0.1
+    """Of the time left."""
+
+    @property
+    def preemption_bound(self) -> int | None:
+        return self.preemptions
+
+
+@dataclass(frozen=True)
+class SpotOnlyParameters(PolicyParameters):
+    """Spot always; only the safety clamp switches to on-demand."""
+
+    name: ClassVar[str] = "spot_only"
+
+
+@dataclass(frozen=True)
+class OnDemandOnlyParameters(PolicyParameters):
+    """On-demand always: the baseline in cost."""
+
+    name: ClassVar[str] = "on_demand_only"
+
+
+POLICIES: dict[str, type[PolicyParameters]] = {
+    declared.name: declared
+    for declared in (
+        PlanParameters,
+        SlackAgeParameters,
+        UniformProgressParameters,
+        GreedyParameters,
+        TimeSlicedParameters,
+        ThresholdParameters,
+        SpotOnlyParameters,
+        OnDemandOnlyParameters,
+    )
+}
+"""All policies by name, the default first."""
+
+
+def declaration(name: str) -> type[PolicyParameters]:
+    """The declaration of a policy.
+
+    Raises:
+        ValueError: no policy has this name; the message lists those there are.
+    """
+    if name not in POLICIES:
+        raise ValueError(f"no such policy; known are {', '.join(POLICIES)}")
+    return POLICIES[name]
+
+
+def checked_parameters(name: str, given: Mapping[str, float]) -> dict[str, Any]:
+    """The parameters given for a policy, each in its own type.
+
+    Raises:
+        ValueError: there is no such policy, it has no such parameter, or not with such a value.
+    """
+    known = {item.name: item for item in fields(declaration(name))}
+    checked: dict[str, Any] = {}
+    for parameter, value in given.items():
+        if parameter not in known:
+            raise ValueError(f"{name} has no parameter {parameter!r}; it has {', '.join(known) or 'none'}")
+        kind = type(known[parameter].default)
+        if not math.isfinite(value) or value <= 0 or (kind is int and value != int(value)):
+            raise ValueError(f"{parameter} of {name} must be a positive {kind.__name__} (got {value:g})")
+        least = known[parameter].metadata.get("least")
+        if least is not None and value < least:
+            raise ValueError(f"{parameter} of {name} must be at least {least:g} (got {value:g})")
+        checked[parameter] = kind(value)
+    return checked
+
+
+def declared_policy(name: str, given: Mapping[str, float]) -> PolicyParameters:
+    """A policy's parameters: those given, and the defaults of the others.
+
+    Raises:
+        ValueError: as for `checked_parameters`.
+    """
+    return declaration(name)(**checked_parameters(name, given))
