@@ -6,6 +6,7 @@ from typing import Any
 
 from prefect import flow, get_run_logger
 from prefect.client.schemas.objects import State
+from prefect.futures import PrefectFuture
 from prefect.states import Completed, Failed
 from segue.tasks.continuity import judge_resume
 from segue.tasks.cost import report_cost
@@ -14,8 +15,10 @@ from segue.tasks.plan import open_run, plan_segment
 from segue.tasks.publish import publish_run
 from segue.tasks.segment import release_standby, run_segment
 
+from segue.controller.parent import drive
 from segue.errors import SegueError
-from segue.records import SegmentReport
+from segue.policy.decide import Decision
+from segue.records import SegmentPlan, SegmentReport, Verdict
 from segue.reports.cost import CostReport
 from segue.spec import RunSpec
 
@@ -34,19 +37,10 @@ def train(spec: RunSpec, *, accept_drift: bool = False) -> Any:
         open_run(spec, accept_drift=accept_drift)
     except SegueError as error:
         return Failed(message=str(error))
-    has_resumed = False
-    shown = None
-    while True:
-        decision = plan_segment(spec)
-        if decision.plan is None:
-            break
-        if shown is None or shown.state.is_final():
-            shown = publish_run.submit(spec)  # Beside the attempt, which does not wait for a picture.
-        report = _report_of(run_segment(spec, decision.plan, return_state=True))
-        has_resumed |= judge_resume(spec, report) is not None
+    steps = _Tasks(spec)
+    decision, has_resumed = drive(steps)
     release_standby(spec)
-    if shown is not None:
-        shown.wait(timeout=_PICTURE_SECONDS)  # Lest an older picture comes after the last one.
+    steps.finish_publishing()
     publish_run(spec, return_state=True)  # A picture that cannot be published is no reason to call a run failed.
     if has_resumed:
         publish_resume(spec, return_state=True)
@@ -55,6 +49,30 @@ def train(spec: RunSpec, *, accept_drift: bool = False) -> Any:
     if decision.action == "finished":
         return Completed(message=message, data=decision)
     return Failed(name=decision.action.capitalize(), message=message)
+
+
+class _Tasks:
+    """The parent's steps, each a task in the Prefect UI."""
+
+    def __init__(self, spec: RunSpec) -> None:
+        self._spec = spec
+        self._shown: PrefectFuture[None] | None = None
+
+    def decide(self) -> Decision:
+        return plan_segment(self._spec)
+
+    def run(self, plan: SegmentPlan) -> SegmentReport:
+        if self._shown is None or self._shown.state.is_final():
+            self._shown = publish_run.submit(self._spec)  # Next to the attempt, which does not wait for a picture.
+        return _report_of(run_segment(self._spec, plan, return_state=True))
+
+    def judge(self, report: SegmentReport) -> Verdict | None:
+        return judge_resume(self._spec, report)
+
+    def finish_publishing(self) -> None:
+        """Wait for the picture that is being drawn, lest it replaces the last one."""
+        if self._shown is not None:
+            self._shown.wait(timeout=_PICTURE_SECONDS)
 
 
 def _with_cost(reason: str, state: State[CostReport]) -> str:

@@ -7,16 +7,15 @@ from prefect.cache_policies import NO_CACHE
 
 from segue.controller.steps import settle_verdict
 from segue.records import SegmentReport, Verdict, VerdictKind
-from segue.runlog.log import RunLog
+from segue.runlog.open import open_log
 from segue.spec import RunSpec
-from segue.stores import open_store
 from segue.stores.retry import patiently
 
 
 @task(name="judge-resume", retries=0, cache_policy=NO_CACHE)
 def judge_resume(spec: RunSpec, report: SegmentReport) -> Verdict | None:
     """The verdict about an attempt's resume; None when it started from step 0 or never got so far."""
-    runlog = patiently(RunLog(open_store(spec.store), spec.run_id).reload, what="log")
+    runlog = patiently(open_log(spec).reload, what="log")
     verdict = patiently(lambda: settle_verdict(runlog, report), what="verdict")
     if verdict is not None:
         loud = verdict.kind in (VerdictKind.BROKEN, VerdictKind.UNVERIFIED)

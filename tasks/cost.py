@@ -8,16 +8,15 @@ from prefect.cache_policies import NO_CACHE
 from segue.controller.standby_messages import held_by_standbys
 from segue.reports.cost import CostReport, cost_report
 from segue.runlog.history import read_history
-from segue.runlog.log import RunLog
+from segue.runlog.open import open_log
 from segue.spec import RunSpec
-from segue.stores import open_store
 from segue.stores.retry import patiently
 
 
 @task(name="report-cost", retries=0, cache_policy=NO_CACHE)
 def report_cost(spec: RunSpec) -> CostReport:
     """What the run has cost so far, and what on-demand alone would have."""
-    runlog = patiently(RunLog(open_store(spec.store), spec.run_id).reload, what="log")
+    runlog = patiently(open_log(spec).reload, what="log")
     standbys = patiently(lambda: held_by_standbys(runlog.store, spec.run_id), what="standbys")
     cost = cost_report(spec, read_history(runlog), standbys=standbys)
     facts = " ".join(f"{name}={value}" for name, value in cost.numbers().items() if value not in (None, ""))

@@ -12,15 +12,14 @@ from segue.tasks.publish import artifact_key
 from segue.curves.expectations import CurveReport
 from segue.curves.expectations import check_curve as check_curve_here
 from segue.curves.resume_plot import draw_resume
-from segue.runlog.log import RunLog
+from segue.runlog.open import open_log
 from segue.spec import RunSpec
-from segue.stores import open_store
 
 
 @task(name="check-curve", retries=0, cache_policy=NO_CACHE)
 def check_curve(spec: RunSpec) -> CurveReport:
     """Check a run's loss curve; what was found is in the artifact `segue-<run>-curve` and in the record."""
-    report = check_curve_here(RunLog(open_store(spec.store), spec.run_id))
+    report = check_curve_here(open_log(spec))
     for item in report.failed:
         get_run_logger().warning("curve expectation failed name=%s observed=%s", item.name, item.observed)
     key = artifact_key(f"{spec.run_id}-curve")
@@ -31,7 +30,7 @@ def check_curve(spec: RunSpec) -> CurveReport:
 @task(name="publish-resume_point", retries=0, cache_policy=NO_CACHE)
 def publish_resume(spec: RunSpec, segment: int | None = None) -> None:
     """Put the newest resume of a segment, or of the run, into the artifact `segue-<run>-resume_point`."""
-    picture = base64.b64encode(draw_resume(RunLog(open_store(spec.store), spec.run_id), segment=segment)).decode()
+    picture = base64.b64encode(draw_resume(open_log(spec), segment=segment)).decode()
     text = f"![before and after the resume](data:image/png;base64,{picture})"
     create_markdown_artifact(
         text, key=artifact_key(f"{spec.run_id}-resume_point"), description=f"A resume of {spec.run_id}"

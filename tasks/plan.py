@@ -1,19 +1,18 @@
-"""The doorways to a run's log: open it, and decide what comes next."""
+"""Tasks on a run's log: open it, and decide what comes next."""
 
 from __future__ import annotations
 
 from prefect import get_run_logger, task
 from prefect.cache_policies import NO_CACHE
-from segue.tasks.child_run import require_deployments
+from segue.tasks.prefect_orchestrator import PrefectOrchestrator
 
 from segue.clock import SystemClock
 from segue.controller.steps import decide_next
 from segue.controller.steps import open_run as open_run_here
 from segue.policy.decide import Decision
 from segue.runlog.history import read_history
-from segue.runlog.log import RunLog
+from segue.runlog.open import open_log
 from segue.spec import RunSpec
-from segue.stores import open_store
 from segue.stores.retry import patiently
 
 PATIENCE_SECONDS = 900.0
@@ -23,7 +22,7 @@ PATIENCE_SECONDS = 900.0
 @task(name="open-run", retries=0, cache_policy=NO_CACHE)
 def open_run(spec: RunSpec, *, accept_drift: bool) -> int:
     """Check the store, the spec and its pools, open or continue the run; returns the committed step."""
-    require_deployments(spec)
+    PrefectOrchestrator().require_pools(spec)
     runlog = open_run_here(spec, clock=SystemClock(), accept_drift=accept_drift)
     return read_history(runlog).committed_step
 
@@ -32,9 +31,7 @@ def open_run(spec: RunSpec, *, accept_drift: bool) -> int:
 def plan_segment(spec: RunSpec) -> Decision:
     """Decide the next step of the run; the decision is in the log."""
     clock = SystemClock()
-    runlog = patiently(
-        RunLog(open_store(spec.store), spec.run_id, clock=clock).reload, what="log", patience_seconds=PATIENCE_SECONDS
-    )
+    runlog = patiently(open_log(spec, clock=clock).reload, what="log", patience_seconds=PATIENCE_SECONDS)
     decision = patiently(
         lambda: decide_next(runlog, spec, clock=clock), what="decision", patience_seconds=PATIENCE_SECONDS
     )

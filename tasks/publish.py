@@ -14,9 +14,8 @@ from segue.reports.cost import CostReport, cost_report
 from segue.reports.run_plot import draw
 from segue.reports.tables import decision_rows, segment_rows
 from segue.runlog.history import History, read_history
-from segue.runlog.log import RunLog
+from segue.runlog.open import open_log
 from segue.spec import RunSpec
-from segue.stores import open_store
 
 _MOST_DECISIONS = 50
 """How many of the newest decisions an artifact shows."""
@@ -25,7 +24,7 @@ _MOST_DECISIONS = 50
 @task(name="publish-run", retries=0, cache_policy=NO_CACHE)
 def publish_run(spec: RunSpec) -> None:
     """Put the run's table and picture where the person on call looks."""
-    runlog = RunLog(open_store(spec.store), spec.run_id).reload()
+    runlog = open_log(spec).reload()
     picture = base64.b64encode(draw(runlog)).decode()
     cost = cost_report(spec, read_history(runlog), standbys=held_by_standbys(runlog.store, spec.run_id))
     text = f"![the run](data:image/png;base64,{picture})\n\n{summary(spec, read_history(runlog), cost)}"

@@ -1,4 +1,4 @@
-"""The doorway to one attempt: dispatch it to its pool, wait for its report."""
+"""Task of one attempt: dispatch it to its pool, wait for its report."""
 
 from __future__ import annotations
 
@@ -8,15 +8,14 @@ from prefect import get_run_logger, task
 from prefect.cache_policies import NO_CACHE
 from prefect.client.schemas.objects import State
 from prefect.states import Completed, Crashed, Failed
-from segue.tasks.child_run import PrefectStandbys, dispatch
+from segue.tasks.prefect_orchestrator import PrefectOrchestrator
 
 from segue.clock import SystemClock
 from segue.controller.standby_manager import release_leftover
-from segue.controller.wait import await_report
+from segue.controller.wait import Submitted, await_report
 from segue.records import SegmentPlan, SegmentReport, StopReason
-from segue.runlog.log import RunLog
+from segue.runlog.open import open_log
 from segue.spec import RunSpec
-from segue.stores import open_store
 from segue.stores.base import StoreReadError, StoreWriteError
 from segue.stores.retry import patiently
 
@@ -25,9 +24,10 @@ from segue.stores.retry import patiently
 def run_segment(spec: RunSpec, plan: SegmentPlan) -> Any:
     """Run one attempt on its pool; the report is the state's data, and in the log."""
     clock = SystemClock()
-    runlog = patiently(RunLog(open_store(spec.store), spec.run_id, clock=clock).reload, what="log")
-    child = dispatch(spec, plan)
-    report = await_report(runlog, spec, plan, child=child, clock=clock, standbys=PrefectStandbys(spec))
+    runlog = patiently(open_log(spec, clock=clock).reload, what="log")
+    prefect = PrefectOrchestrator()
+    submitted = Submitted(plan, prefect, prefect.submit(spec, plan))
+    report = await_report(runlog, spec, submitted, clock=clock, with_standbys=True)
     state = state_of(report)
     state.data = report  # Here and not in the flow's state: the engine takes a final state's data for an exception.
     return state
@@ -36,7 +36,7 @@ def run_segment(spec: RunSpec, plan: SegmentPlan) -> Any:
 def release_standby(spec: RunSpec) -> None:
     """Leave no standby on the pool behind a run that is over. Best effort: one that starts later leaves by itself."""
     try:
-        release_leftover(RunLog(open_store(spec.store), spec.run_id).reload(), pool=PrefectStandbys(spec))
+        release_leftover(open_log(spec).reload(), spec, orchestrator=PrefectOrchestrator())
     except (StoreReadError, StoreWriteError) as error:
         get_run_logger().warning("no standby was looked for reason=%s", error)
 

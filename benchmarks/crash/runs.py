@@ -17,7 +17,7 @@ from benchmarks.crash.places import Place
 from benchmarks.crash.plan import InsideKill, Kill, OutsideKill
 from benchmarks.crash.trainer import Order
 from segue.clock import SystemClock
-from segue.controller.local_run import account_for
+from segue.controller.segment import account_for
 from segue.controller.steps import decide_next, open_run
 from segue.launch.assignment import Assignment
 from segue.records import SegmentPlan, SegmentReport, StopReason

@@ -18,12 +18,13 @@ from segue.deployments.process.stack import LocalStack
 from segue.checkpoints.loading.snapshot import raw_bytes, read_checkpoint
 from segue.clock import SystemClock
 from segue.controller.local_run import run_here
-from segue.controller.steps import last_heartbeat, open_run
+from segue.controller.steps import open_run
 from segue.errors import SegueError
 from segue.launch.launcher import Trainer
 from segue.records import Capacity, Heartbeat, SegmentPlan
 from segue.reports.run_plot import draw
 from segue.reports.tables import console, errors, segments_table
+from segue.runlog.heartbeat import last_heartbeat
 from segue.runlog.history import History, read_history
 from segue.runlog.log import RunLog
 from segue.spec import RunSpec

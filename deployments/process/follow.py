@@ -12,12 +12,12 @@ from prefect.client.schemas.objects import State
 from prefect.exceptions import ObjectNotFound
 from prefect.states import Cancelling, Scheduled
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
-from segue.tasks.child_run import SILENCE
+from segue.tasks.prefect_orchestrator import SILENCE
 
-from segue.controller.steps import last_heartbeat
 from segue.errors import OrchestratorError
 from segue.records import Heartbeat
 from segue.reports.tables import errors
+from segue.runlog.heartbeat import last_heartbeat
 from segue.runlog.history import History, read_history
 from segue.runlog.log import RunLog
 from segue.spec import RunSpec

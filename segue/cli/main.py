@@ -14,7 +14,6 @@ from segue.cli.demo import bench, demo
 from segue.cli.options import Endpoint, Json, Store, read_run
 from segue.cli.run import run as run_command
 from segue.controller.standby_messages import held_by_standbys
-from segue.controller.steps import last_heartbeat
 from segue.errors import COMMAND_LINE, SegueError
 from segue.records import Heartbeat
 from segue.reports.cost import cost_report
@@ -28,6 +27,7 @@ from segue.reports.tables import (
     show_error,
     show_json,
 )
+from segue.runlog.heartbeat import last_heartbeat
 from segue.runlog.history import History
 from segue.runlog.log import RunLog
 from segue.spec import RunSpec, read_toml

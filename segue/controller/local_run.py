@@ -1,19 +1,20 @@
-"""A run on this machine alone: the same log, decisions and trainer process, without Prefect."""
+"""A run on this machine alone: the same log, parent loop and wait as with Prefect, with a child process as the pool."""
 
 from __future__ import annotations
 
 import logging
-import signal
 from collections.abc import Callable
+from contextlib import closing
 
 from segue.clock import Clock, SystemClock
-from segue.controller.steps import decide_next, declare_lost
-from segue.controller.wait import await_report
-from segue.launch.assignment import Assignment, ExitCode
+from segue.controller.parent import drive
+from segue.controller.segment import OnLine, conclude
+from segue.controller.steps import decide_next, settle_verdict
+from segue.controller.wait import Period, Submitted, await_report
+from segue.launch.assignment import Assignment
 from segue.launch.launcher import Trainer, launch
 from segue.policy.decide import Decision
-from segue.records import SegmentPlan, SegmentReport
-from segue.runlog.history import read_history
+from segue.records import SegmentPlan, SegmentReport, StopReason, Verdict
 from segue.runlog.log import RunLog
 from segue.spec import RunSpec
 
@@ -22,7 +23,7 @@ log = logging.getLogger(__name__)
 Watch = Callable[[Trainer, RunLog, SegmentPlan], None]
 """Called again and again while an attempt runs; may send it signals."""
 
-_POLL_SECONDS = 0.02
+_PERIOD = Period(poll_seconds=0.02, ask_seconds=0.0)
 
 
 def run_here(
@@ -30,7 +31,7 @@ def run_here(
     runlog: RunLog,
     *,
     watch: Watch | None = None,
-    on_line: Callable[[str], None] | None = None,
+    on_line: OnLine | None = None,
     clock: Clock | None = None,
 ) -> Decision:
     """Decide and train, attempt after attempt, until a decision ends the run; returns that one.
@@ -41,64 +42,88 @@ def run_here(
         StoreWriteError, StoreReadError: the log cannot be kept.
     """
     clock = clock or SystemClock()
-    while True:
-        decision = decide_next(runlog, spec, clock=clock)
-        if decision.plan is None:
-            return decision
-        trainer = launch(Assignment(spec=spec, plan=decision.plan), on_line=on_line)
-        try:
-            while trainer.poll() is None:
-                if watch is not None:
-                    watch(trainer, runlog, decision.plan)
-                clock.sleep(_POLL_SECONDS)
-        finally:
-            if trainer.poll() is None:
-                trainer.kill()
-            code = trainer.wait()
-        if is_held_by_another(runlog, decision.plan, exit_code=code):
-            report = await_report(runlog, spec, decision.plan, child=_NobodyToAsk(), clock=clock)
-        else:
-            report = account_for(runlog, decision.plan, exit_code=code)
+    with closing(_ChildProcesses(runlog, watch=watch, on_line=on_line)) as processes:
+        return drive(_Steps(spec, runlog, processes, clock)).decision
+
+
+class _Steps:
+    """The parent's steps, each a plain call."""
+
+    def __init__(self, spec: RunSpec, runlog: RunLog, processes: _ChildProcesses, clock: Clock) -> None:
+        self._spec, self._runlog, self._processes, self._clock = spec, runlog, processes, clock
+
+    def decide(self) -> Decision:
+        return decide_next(self._runlog, self._spec, clock=self._clock)
+
+    def run(self, plan: SegmentPlan) -> SegmentReport:
+        handle = self._processes.submit(self._spec, plan)
+        submitted = Submitted(plan, self._processes, handle)
+        report = await_report(self._runlog, self._spec, submitted, clock=self._clock, period=_PERIOD)
+        self._processes.finish(self._spec.grace_seconds if report.stop_reason is not StopReason.LOST else 0.0)
         log.info("attempt ended segment=%d reason=%s", report.segment, report.stop_reason)
+        return report
+
+    def judge(self, report: SegmentReport) -> Verdict | None:
+        return settle_verdict(self._runlog, report)
 
 
-class _NobodyToAsk:
-    """There is no orchestrator here; the heartbeat alone tells."""
+class _ChildProcesses:
+    """An orchestrator with one machine: this one. It has no standbys."""
 
-    def ended_as(self) -> str | None:
+    def __init__(self, runlog: RunLog, *, watch: Watch | None, on_line: OnLine | None) -> None:
+        self._runlog, self._watch, self._on_line = runlog, watch, on_line
+        self._running: tuple[Trainer, SegmentPlan] | None = None
+
+    def require_pools(self, spec: RunSpec) -> None:
+        return
+
+    def submit(self, spec: RunSpec, plan: SegmentPlan) -> str:
+        trainer = launch(Assignment(spec=spec, plan=plan), on_line=self._on_line)
+        self._running = trainer, plan
+        return str(trainer.pid)
+
+    def submit_standby(self, spec: RunSpec, standby: str, *, deployment: str) -> str | None:
         return None
 
-    def cancel(self, why: str) -> None:
+    def state(self, handle: str) -> str | None:
+        """None also when the trainer left because another process has its attempt: the heartbeat decides then.
+
+        Raises:
+            StoreWriteError, StoreReadError: the report could not be written; asking again is safe.
+        """
+        if self._running is None:
+            return None
+        trainer, plan = self._running
+        code = trainer.poll()
+        if code is None:
+            if self._watch is not None:
+                self._watch(trainer, self._runlog, plan)
+            return None
+        trainer.wait()
+        report = conclude(self._runlog, plan, exit_code=code)
+        self._running = None
+        return "Completed" if report is not None else None
+
+    def cancel(self, handle: str, why: str) -> None:
+        self.close()
+
+    def cancel_standby(self, handle: str, why: str) -> None:
         return
 
-    def mark_lost(self, why: str) -> None:
-        return
+    def mark_lost(self, handle: str, why: str) -> None:
+        self.close()
 
+    def finish(self, patience_seconds: float) -> None:
+        """Let a trainer that has reported clean up; one that does not end in time is killed."""
+        if self._running is not None:
+            self._running[0].wait(patience_seconds)
+        self.close()
 
-def is_held_by_another(runlog: RunLog, plan: SegmentPlan, *, exit_code: int | None) -> bool:
-    """Whether our trainer left because another process has this very attempt, which may well be alive."""
-    history = read_history(runlog)
-    is_claimed = history.attempt_of(plan.segment, plan.attempt) is not None
-    return exit_code == ExitCode.FENCED and is_claimed and history.report_of(plan.segment, plan.attempt) is None
-
-
-def account_for(runlog: RunLog, plan: SegmentPlan, *, exit_code: int | None) -> SegmentReport:
-    """The report of an attempt whose trainer has ended: its own, or `lost` when it left none.
-
-    Raises:
-        StoreWriteError, StoreReadError: not known; trying again is safe.
-    """
-    report = read_history(runlog).report_of(plan.segment, plan.attempt)
-    return report or declare_lost(runlog, plan, why=f"the trainer {end_in_words(exit_code)} without a report")
-
-
-def end_in_words(exit_code: int | None) -> str:
-    """How a process ended, for people."""
-    if exit_code is None:
-        return "went silent"
-    if exit_code >= 0:
-        return f"exited with code {exit_code}"
-    try:
-        return f"was killed by {signal.Signals(-exit_code).name}"
-    except ValueError:
-        return f"was killed by signal {-exit_code}"
+    def close(self) -> None:
+        """Kill the trainer that still runs."""
+        if self._running is None:
+            return
+        (trainer, _), self._running = self._running, None
+        if trainer.poll() is None:
+            trainer.kill()
+        trainer.wait()

@@ -1,4 +1,4 @@
-"""The standby's side: says that it is here, boots when told to, and takes the plan that names it."""
+"""Standby agent: reports that it has a machine, boots on command, and takes the plan that names it."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Taken:
 
 @dataclass(frozen=True)
 class Left:
-    """The standby came to nothing; it touched nothing."""
+    """The standby was not used; it changed nothing."""
 
     why: str
     how: Literal["not needed", "taken back", "broken"] = "not needed"
@@ -64,7 +64,7 @@ class StandbyAgent:
         self._was_named = False
 
     def serve(self, is_called_off: Callable[[], str | None]) -> Taken | Left:
-        """Block until there is a plan for this standby, or a reason to leave; `is_called_off` tells a notice's.
+        """Block until there is a plan for this standby, or a reason to leave; `is_called_off` gives that of a notice.
 
         A store that is away is waited out. When this is left without a plan, the trainer is gone.
         """
@@ -89,16 +89,16 @@ class StandbyAgent:
 
     def _look(self) -> Taken | Left | None:
         self._beat_if_due()
-        order = command_of(self._runlog.store, self._runlog.run_id, self._standby)
-        if order is not None and order.order == "leave":
-            return Left(order.why)
-        self._parent.saw(order.counter if order is not None else None, at=self._clock.monotonic())
+        command = command_of(self._runlog.store, self._runlog.run_id, self._standby)
+        if command is not None and command.action == "leave":
+            return Left(command.why)
+        self._parent.saw(command.counter if command is not None else None, at=self._clock.monotonic())
         history = read_history(self._runlog)
         plan = self._plan_for_this(history)
         why = self._why_misfit(history) or self._why_in_vain(history, plan)
         if why is not None:
             return Left(why)
-        if self._trainer is None and (plan is not None or (order is not None and order.order == "boot")):
+        if self._trainer is None and (plan is not None or (command is not None and command.action == "boot")):
             self._trainer = self._boot()
             self._enter("booting")
         return None if self._trainer is None else self._look_at(self._trainer, plan)
@@ -136,7 +136,7 @@ class StandbyAgent:
         elif self._was_named or any(e.plan is not None and e.plan.standby == self._standby for e in history.decisions):
             return "not needed: the run went on without it"
         if self._parent.is_expired:
-            return f"nobody asked for it in {self._parent.heartbeat_timeout_seconds:.0f} s"
+            return f"no command from the parent for {self._parent.heartbeat_timeout_seconds:.0f} s"
         return None
 
     def _enter(self, phase: Phase) -> None:
@@ -151,7 +151,7 @@ class StandbyAgent:
     def _beat(self, *, note: str | None = None) -> None:
         self._counter += 1
         self._beat_at = self._clock.monotonic()
-        word = StandbyStatus(
+        status = StandbyStatus(
             standby=self._standby,
             counter=self._counter,
             phase=self._phase,
@@ -160,7 +160,7 @@ class StandbyAgent:
             held_seconds=self._beat_at - self._begun_at,
             beat_at=self._clock.now(),
         )
-        put_status(self._runlog.store, self._runlog.run_id, word)
+        put_status(self._runlog.store, self._runlog.run_id, status)
 
     def _leave(self, why: str) -> None:
         log.info("standby leaves standby=%s reason=%s", self._standby, why)
@@ -168,7 +168,7 @@ class StandbyAgent:
         try:
             self._beat(note=why)  # Before anything that takes time: a machine that goes leaves little.
         except StoreWriteError as error:
-            log.warning("the parent was not told that the standby leaves reason=%s", error)
+            log.warning("the parent was not informed that the standby leaves reason=%s", error)
         if self._trainer is not None:
             self._trainer.kill()
             self._trainer.wait()

@@ -1,7 +1,7 @@
-"""What a standby and the run's parent tell each other: two small objects in the store, each overwritten by one side.
+"""Status and command: two small objects in the store through which a standby and the run's parent talk.
 
-None of it decides anything that must not be decided twice: that is in the run's log. A word or an order that is lost
-costs a standby, never the run.
+Each is overwritten by one side. Nothing that must not be decided twice is decided by them: that is in the run's log. A
+status or a command that is lost costs a standby, never the run.
 """
 
 from __future__ import annotations
@@ -16,10 +16,11 @@ from segue.runlog import keys
 from segue.stores.base import Store
 
 Phase = Literal["here", "booting", "ready", "gone"]
+Action = Literal["wait", "boot", "leave"]
 
 
 class StandbyStatus(Record):
-    """A standby's sign of life. Liveness is the counter moving, not a timestamp."""
+    """A standby's heartbeat. Liveness is the counter moving, not a timestamp."""
 
     standby: str = Field(alias="spare")
     counter: int = Field(ge=0)
@@ -31,29 +32,29 @@ class StandbyStatus(Record):
 
 
 class StandbyCommand(Record):
-    """What the parent wants of a standby, said again and again while the parent lives."""
+    """What the parent wants of a standby, repeated for as long as the parent lives."""
 
     standby: str = Field(alias="spare")
     counter: int = Field(ge=0)
-    order: Literal["wait", "boot", "leave"]
+    action: Action = Field(alias="order")
     why: str
     deployment: str = Field(description="The spot pool that it was sent to.")
-    segment: int = Field(ge=0, description="The segment on on-demand that it was sent beside.")
+    segment: int = Field(ge=0, description="The segment on on-demand during which it was sent.")
     attempt: int = Field(ge=1)
 
 
-def put_status(store: Store, run_id: str, word: StandbyStatus) -> None:
-    """Overwrite a standby's sign of life.
+def put_status(store: Store, run_id: str, status: StandbyStatus) -> None:
+    """Overwrite a standby's status.
 
     Raises:
         StoreWriteError: it did not reach the store.
     """
-    key = keys.standby_status_key(run_id, word.standby)
-    store.put(key, word.model_dump_json().encode(), durable=False)
+    key = keys.standby_status_key(run_id, status.standby)
+    store.put(key, status.model_dump_json().encode(), durable=False)
 
 
 def status_of(store: Store, run_id: str, standby: str) -> StandbyStatus | None:
-    """A standby's newest sign of life; None when there is none that can be read.
+    """A standby's newest status; None when there is none that can be read.
 
     Raises:
         StoreReadError: the store could not be read.
@@ -64,17 +65,17 @@ def status_of(store: Store, run_id: str, standby: str) -> StandbyStatus | None:
         return None
 
 
-def put_command(store: Store, run_id: str, order: StandbyCommand) -> None:
-    """Overwrite the order of a standby.
+def put_command(store: Store, run_id: str, command: StandbyCommand) -> None:
+    """Overwrite the command of a standby.
 
     Raises:
         StoreWriteError: it did not reach the store.
     """
-    store.put(keys.standby_command_key(run_id, order.standby), order.model_dump_json().encode())
+    store.put(keys.standby_command_key(run_id, command.standby), command.model_dump_json().encode())
 
 
 def command_of(store: Store, run_id: str, standby: str) -> StandbyCommand | None:
-    """What a standby is to do; None when there is no order that can be read.
+    """What a standby is to do; None when there is no command that can be read.
 
     Raises:
         StoreReadError: the store could not be read.
@@ -104,7 +105,7 @@ def held_by_standbys(store: Store, run_id: str) -> dict[str, float]:
     newest, held = newest_standby(store, run_id), dict[str, float]()
     for number in range(0 if newest is None else newest + 1):
         standby = keys.standby_id(number)
-        order, word = command_of(store, run_id, standby), status_of(store, run_id, standby)
-        if order is not None and word is not None:
-            held[order.deployment] = held.get(order.deployment, 0.0) + word.held_seconds
+        command, status = command_of(store, run_id, standby), status_of(store, run_id, standby)
+        if command is not None and status is not None:
+            held[command.deployment] = held.get(command.deployment, 0.0) + status.held_seconds
     return held

@@ -13,7 +13,6 @@ from segue.errors import DriftError, LogMovedError, MissingObjectError
 from segue.policy.broken_resumes import SET_ASIDE, to_set_aside
 from segue.policy.decide import Decision, decide
 from segue.records import (
-    CheckpointRef,
     Finding,
     Heartbeat,
     SegmentPlan,
@@ -22,9 +21,9 @@ from segue.records import (
     Verdict,
     VerdictKind,
 )
-from segue.runlog import keys
 from segue.runlog.entries import DecisionEntry, Entry, OpenEntry, QuarantineEntry, ReportEntry, VerdictEntry
-from segue.runlog.history import Attempt, Checkpoint, History, read_history
+from segue.runlog.heartbeat import last_heartbeat
+from segue.runlog.history import Checkpoint, History, read_history
 from segue.runlog.log import RunLog, Stamp
 from segue.spec import RunSpec
 from segue.stores import StoreReadError, open_store
@@ -116,21 +115,6 @@ def declare_lost(runlog: RunLog, plan: SegmentPlan, *, why: str, got_capacity: b
     return report
 
 
-def last_heartbeat(runlog: RunLog, attempt: Attempt | None) -> Heartbeat | None:
-    """The newest sign of life of an attempt; None when there is none that can be read.
-
-    Raises:
-        StoreReadError: the store could not be read.
-    """
-    if attempt is None:
-        return None
-    try:
-        data = runlog.store.get(keys.heartbeat_key(runlog.run_id, attempt.claim.attempt_id))
-        return Heartbeat.model_validate_json(data)
-    except (MissingObjectError, ValueError):
-        return None
-
-
 class _NothingToAddError(Exception):
     """Leaves an append: the log says already what was about to be said."""
 
@@ -211,10 +195,10 @@ def settle_verdict(runlog: RunLog, report: SegmentReport) -> Verdict | None:
     Raises:
         StoreWriteError, StoreReadError: not known; trying again is safe.
     """
-    parent = _parent_of(read_history(runlog), report)
+    parent = read_history(runlog).parent_of(report.segment, report.attempt)
 
     def build(stamp: Stamp) -> Entry:
-        attempt = _attempt_named(read_history(runlog), report.attempt_id)
+        attempt = read_history(runlog).attempt_named(report.attempt_id)
         if attempt is None or attempt.verdict is not None or parent is None:
             raise _NothingToAddError
         finding = Finding(component="run", channel="time", sentence="the attempt ended before a step was replayed")
@@ -224,14 +208,5 @@ def settle_verdict(runlog: RunLog, report: SegmentReport) -> Verdict | None:
 
     with suppress(_NothingToAddError):
         runlog.append(build)
-    attempt = _attempt_named(read_history(runlog), report.attempt_id)
+    attempt = read_history(runlog).attempt_named(report.attempt_id)
     return attempt.verdict if attempt else None
-
-
-def _attempt_named(history: History, attempt_id: str | None) -> Attempt | None:
-    return next((attempt for attempt in history.attempts if attempt.claim.attempt_id == attempt_id), None)
-
-
-def _parent_of(history: History, report: SegmentReport) -> CheckpointRef | None:
-    plans = (entry.plan for entry in history.decisions if entry.plan is not None)
-    return next((p.parent for p in plans if (p.segment, p.attempt) == (report.segment, report.attempt)), None)

@@ -1,19 +1,21 @@
-"""Waiting for an attempt's end, by the log, the heartbeat and the orchestrator, in that order of trust."""
+"""Waiting for the end of an attempt: by the log, the heartbeat and the orchestrator, in that order of trust."""
 
 from __future__ import annotations
 
 import logging
-from typing import Protocol
+from dataclasses import dataclass
 
 from segue.clock import Clock
 from segue.controller.liveness import HeartbeatTimeout
-from segue.controller.standby_manager import StandbyManager, StandbyPool
-from segue.controller.steps import declare_lost, last_heartbeat
+from segue.controller.orchestrator import Orchestrator
+from segue.controller.standby_manager import StandbyManager
+from segue.controller.steps import declare_lost
 from segue.notices.file import recall
 from segue.policy import clamp
 from segue.policy.estimates import Situation, situation
 from segue.policy.handover import may_come_back
 from segue.records import Capacity, Heartbeat, SegmentPlan, SegmentReport
+from segue.runlog.heartbeat import last_heartbeat
 from segue.runlog.history import History, read_history
 from segue.runlog.log import RunLog
 from segue.spec import RunSpec
@@ -21,62 +23,75 @@ from segue.stores.base import StoreReadError, StoreWriteError
 
 log = logging.getLogger(__name__)
 
-_POLL_SECONDS = 0.5
-_CHILD_POLL_SECONDS = 2.0
 _LAST_WORD_SECONDS = 5.0
-"""How long after the orchestrator says the attempt has ended its report may still come."""
-_MOMENT_SECONDS = 2 * _POLL_SECONDS
+"""How long after the orchestrator shows the attempt as ended its report may still come."""
+_MOMENT_SECONDS = 1.0
 """How long before it is too late for on-demand a recalled attempt is given up."""
 _ENOUGH_STEPS = 5
 _ENOUGH_SECONDS = 30.0
 """What a running attempt must have trained before its own rate counts: the first steps say little."""
 
 
-class ChildRun(Protocol):
-    """The attempt as the orchestrator sees it. None of this is trusted over the log."""
+@dataclass(frozen=True)
+class Period:
+    """How often a wait looks."""
 
-    def ended_as(self) -> str | None:
-        """The name of its final state; None while it has none, or the orchestrator does not answer."""
-        ...
+    poll_seconds: float = 0.5
+    """At the run's log and the heartbeat."""
+    ask_seconds: float = 2.0
+    """At the orchestrator."""
+
+
+USUAL_PERIOD = Period()
+
+
+@dataclass(frozen=True)
+class Submitted:
+    """An attempt that was handed to an orchestrator."""
+
+    plan: SegmentPlan
+    orchestrator: Orchestrator
+    handle: str
+
+    def state(self) -> str | None:
+        return self.orchestrator.state(self.handle)
 
     def cancel(self, why: str) -> None:
-        """Take back an attempt that has not started. Best effort."""
-        ...
+        self.orchestrator.cancel(self.handle, why)
 
     def mark_lost(self, why: str) -> None:
-        """Show people that it is gone, where the orchestrator still thinks it runs. Best effort."""
-        ...
+        self.orchestrator.mark_lost(self.handle, why)
 
 
 def await_report(
     runlog: RunLog,
     spec: RunSpec,
-    plan: SegmentPlan,
+    submitted: Submitted,
     *,
-    child: ChildRun,
     clock: Clock,
-    standbys: StandbyPool | None = None,
+    with_standbys: bool = False,
+    period: Period = USUAL_PERIOD,
 ) -> SegmentReport:
-    """Block until the attempt of `plan` has a report, writing `lost` when none can come any more.
+    """Block until a submitted attempt has a report, writing `lost` when none can come any more.
 
     A silent orchestrator or store is waited out: the attempt goes on without them. On spot, an attempt that falls so
-    far behind that a kill would cost the deadline is asked to commit and stop. On on-demand, with `standbys`, a standby
-    waits for spot meanwhile; once it is ready to take over, the attempt is asked to commit and stop. One that has
-    nothing to commit yet, does not answer within the heartbeat timeout, or saves for so long that on-demand could
-    hardly make it any more, is given up though its heart beats.
+    far behind that a kill would cost the deadline is recalled: it commits and stops. On on-demand, a standby waits for
+    spot meanwhile, where they are asked for; when it is ready to take over, the attempt is recalled. An attempt that
+    has nothing to commit yet, does not answer a recall within the heartbeat timeout, or saves for so long that
+    on-demand could hardly finish in time, is given up although it has a heartbeat.
     """
     manager = None
-    if standbys is not None and plan.capacity is Capacity.ON_DEMAND:
-        manager = StandbyManager(runlog, spec, plan, pool=standbys, clock=clock)
-    waiting = _Waiting(runlog, spec, plan, child, clock, manager=manager)
+    if with_standbys and submitted.plan.capacity is Capacity.ON_DEMAND:
+        manager = StandbyManager(runlog, spec, submitted.plan, orchestrator=submitted.orchestrator, clock=clock)
+    waiting = _Waiting(runlog, spec, submitted, clock, manager=manager, period=period)
     try:
-        return _wait(waiting, clock)
+        return _wait(waiting, clock, period)
     finally:
         if manager is not None:
             manager.close()
 
 
-def _wait(waiting: _Waiting, clock: Clock) -> SegmentReport:
+def _wait(waiting: _Waiting, clock: Clock, period: Period) -> SegmentReport:
     while True:
         try:
             report = waiting.look()
@@ -85,7 +100,7 @@ def _wait(waiting: _Waiting, clock: Clock) -> SegmentReport:
             report = None
         if report is not None:
             return report
-        clock.sleep(_POLL_SECONDS)
+        clock.sleep(period.poll_seconds)
 
 
 class _Waiting:
@@ -93,18 +108,19 @@ class _Waiting:
         self,
         runlog: RunLog,
         spec: RunSpec,
-        plan: SegmentPlan,
-        child: ChildRun,
+        submitted: Submitted,
         clock: Clock,
         *,
         manager: StandbyManager | None,
+        period: Period,
     ) -> None:
-        self._runlog, self._spec, self._plan, self._child, self._clock = runlog, spec, plan, child, clock
-        self._manager = manager
+        self._runlog, self._spec, self._clock = runlog, spec, clock
+        self._submitted, self._plan = submitted, submitted.plan
+        self._manager, self._period = manager, period
         self._started_at = clock.monotonic()
-        self._heartbeat_timeout = HeartbeatTimeout(spec.liveness.heartbeat_timeout_seconds)
-        self._asked_child_at = self._started_at
-        self._child_ended: tuple[str, float] | None = None
+        self._heartbeat = HeartbeatTimeout(spec.liveness.heartbeat_timeout_seconds)
+        self._asked_at = self._started_at
+        self._run_ended: tuple[str, float] | None = None
         self._recalled: HeartbeatTimeout | None = None
         self._was_recalled_in_time = False
 
@@ -114,21 +130,21 @@ class _Waiting:
         if report is not None:
             return report
         at = self._clock.monotonic()
-        self._ask_child(at)
+        self._ask_orchestrator(at)
         attempt = history.attempt_of(self._plan.segment, self._plan.attempt)
-        if attempt is None and self._has_child_ended(at):
-            return self._lost(self._child_words, mark=False)
+        if attempt is None and self._has_run_ended(at):
+            return self._lost(self._end_of_run, mark=False)
         if attempt is None:
             return self._give_up_waiting(history, at)
         beat = last_heartbeat(self._runlog, attempt)
-        self._heartbeat_timeout.saw(beat.counter if beat else None, at=at)
-        if self._has_child_ended(at) and self._heartbeat_timeout.still_seconds > self._last_word_seconds:
-            # Its heart has to stand still too: orchestrators do call living runs crashed.
-            return self._lost(self._child_words, mark=False)
-        if self._heartbeat_timeout.is_expired:
+        self._heartbeat.saw(beat.counter if beat else None, at=at)
+        if self._has_run_ended(at) and self._heartbeat.still_seconds > self._last_word_seconds:
+            # The heartbeat has to stop too: orchestrators do call living runs crashed.
+            return self._lost(self._end_of_run, mark=False)
+        if self._heartbeat.is_expired:
             return self._lost(f"no heartbeat for {self._spec.liveness.heartbeat_timeout_seconds:g} s", mark=True)
         if self._manager is not None:
-            self._mind_the_standby(self._manager, history, attempt.claim.attempt_id, beat)
+            self._look_after_standby(self._manager, history, attempt.claim.attempt_id, beat)
         elif self._recalled is None and self._is_recall_due(history, beat):
             if beat is None or beat.phase in ("starting", "restoring"):
                 return self._lost("it was not at work yet when the deadline came near", mark=True)
@@ -136,13 +152,13 @@ class _Waiting:
         why = self._why_too_slow(history, beat, at)
         return self._lost(why, mark=True) if why is not None else None
 
-    def _mind_the_standby(
+    def _look_after_standby(
         self, manager: StandbyManager, history: History, attempt_id: str, beat: Heartbeat | None
     ) -> None:
-        is_told = history.handover_of(self._plan.segment, self._plan.attempt) is not None
-        if beat is None or (beat.phase != "training" and not is_told):
+        is_named = history.handover_of(self._plan.segment, self._plan.attempt) is not None
+        if beat is None or (beat.phase != "training" and not is_named):
             return  # Nothing is moved that does not run yet, or ends by itself.
-        if not is_told and not may_come_back(self._spec, history):
+        if not is_named and not may_come_back(self._spec, history):
             return
         here = self._situation(history, slowest_step_seconds=self._own_step_seconds(beat))
         is_due = manager.look(history, here)
@@ -170,20 +186,20 @@ class _Waiting:
         return max(_LAST_WORD_SECONDS, 3 * self._spec.liveness.heartbeat_seconds)
 
     @property
-    def _child_words(self) -> str:
-        name = self._child_ended[0] if self._child_ended else "unknown"
+    def _end_of_run(self) -> str:
+        name = self._run_ended[0] if self._run_ended else "unknown"
         return f"its flow run ended as {name} without a report"
 
-    def _has_child_ended(self, at: float) -> bool:
-        return self._child_ended is not None and at - self._child_ended[1] > self._last_word_seconds
+    def _has_run_ended(self, at: float) -> bool:
+        return self._run_ended is not None and at - self._run_ended[1] > self._last_word_seconds
 
-    def _ask_child(self, at: float) -> None:
-        if self._child_ended is not None or at - self._asked_child_at < _CHILD_POLL_SECONDS:
+    def _ask_orchestrator(self, at: float) -> None:
+        if self._run_ended is not None or at - self._asked_at < self._period.ask_seconds:
             return
-        self._asked_child_at = at
-        name = self._child.ended_as()
+        self._asked_at = at
+        name = self._submitted.state()
         if name is not None:
-            self._child_ended = (name, at)
+            self._run_ended = (name, at)
 
     def _give_up_waiting(self, history: History, at: float) -> SegmentReport | None:
         waited, patience = self._waited_seconds(history, at), self._plan.start_within_seconds
@@ -192,7 +208,7 @@ class _Waiting:
         why = f"no capacity on {self._plan.capacity} within {waited:.0f} s"
         # The report first: an attempt that starts after all finds it in the log and leaves.
         report = declare_lost(self._runlog, self._plan, why=why, got_capacity=False)
-        self._child.cancel(why)
+        self._submitted.cancel(why)
         return report
 
     def _waited_seconds(self, history: History, at: float) -> float:
@@ -206,7 +222,7 @@ class _Waiting:
     def _lost(self, why: str, *, mark: bool) -> SegmentReport:
         report = declare_lost(self._runlog, self._plan, why=why)
         if mark:
-            self._child.mark_lost(why)
+            self._submitted.mark_lost(why)
         return report
 
     def _is_recall_due(self, history: History, beat: Heartbeat | None) -> bool:

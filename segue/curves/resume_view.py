@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from segue.controller.steps import last_heartbeat
 from segue.curves.frame import curve_frame
 from segue.errors import NoResumeError
 from segue.records import CheckpointRef, Verdict, WitnessRow
+from segue.runlog.heartbeat import last_heartbeat
 from segue.runlog.history import Attempt, History, read_history
 from segue.runlog.log import RunLog
 

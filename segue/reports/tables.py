@@ -124,7 +124,7 @@ def _kept_step(report: SegmentReport) -> int:
 
 
 def _verdict_of(report: SegmentReport, history: History) -> str:
-    attempt = next((a for a in history.attempts if a.claim.attempt_id == report.attempt_id), None)
+    attempt = history.attempt_named(report.attempt_id)
     if attempt is None:
         return "-"
     if attempt.verdict is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from segue.records import (
     Capacity,
@@ -112,8 +113,7 @@ class History:
 
     def report_of(self, segment: int, attempt: int) -> SegmentReport | None:
         """The last word about an attempt; its own report outranks the controller's guess before it."""
-        found = [report for report in self.reports if (report.segment, report.attempt) == (segment, attempt)]
-        return found[-1] if found else None
+        return self._reports_by_number.get((segment, attempt))
 
     def handover_of(self, segment: int, attempt: int) -> HandoverEntry | None:
         """The hand-over that an attempt was recalled for; None when there was none, or it was decided about."""
@@ -122,21 +122,54 @@ class History:
 
     def is_import(self, segment: int, attempt: int) -> bool:
         """Whether an attempt was to bring weights from outside the run, not to train."""
-        plans = (entry.plan for entry in self.decisions if entry.action == "import")
-        return any(plan is not None and (plan.segment, plan.attempt) == (segment, attempt) for plan in plans)
+        return (segment, attempt) in self._imports
 
     def attempt_of(self, segment: int, attempt: int) -> Attempt | None:
         """The newest claim of an attempt; None when it never got so far."""
-        matches = (a for a in reversed(self.attempts) if (a.claim.segment, a.claim.attempt) == (segment, attempt))
-        return next(matches, None)
+        return self._attempts_by_number.get((segment, attempt))
+
+    def attempt_named(self, attempt_id: str | None) -> Attempt | None:
+        """The attempt with this id; None when no claim has it."""
+        return self._attempts_by_id.get(attempt_id) if attempt_id is not None else None
+
+    def parent_of(self, segment: int, attempt: int) -> CheckpointRef | None:
+        """The checkpoint that an attempt was planned to resume from."""
+        plan = self._plans_by_number.get((segment, attempt))
+        return plan.parent if plan is not None else None
 
     def last_words(self) -> tuple[SegmentReport, ...]:
         """One report an attempt, in the order of the attempts."""
-        keys = dict.fromkeys((report.segment, report.attempt) for report in self.reports)
-        return tuple(report for key in keys if (report := self.report_of(*key)) is not None)
+        return tuple(self._reports_by_number.values())
 
     def checkpoint(self, ref: CheckpointRef) -> Checkpoint | None:
-        return next((checkpoint for checkpoint in self.checkpoints if checkpoint.ref == ref), None)
+        return self._checkpoints_by_ref.get(ref)
+
+    @cached_property
+    def _reports_by_number(self) -> dict[tuple[int, int], SegmentReport]:
+        """By segment and attempt; the newest report of each, in the order of the first."""
+        return {(report.segment, report.attempt): report for report in self.reports}
+
+    @cached_property
+    def _attempts_by_number(self) -> dict[tuple[int, int], Attempt]:
+        return {(attempt.claim.segment, attempt.claim.attempt): attempt for attempt in self.attempts}
+
+    @cached_property
+    def _attempts_by_id(self) -> dict[str, Attempt]:
+        return {attempt.claim.attempt_id: attempt for attempt in self.attempts}
+
+    @cached_property
+    def _plans_by_number(self) -> dict[tuple[int, int], SegmentPlan]:
+        plans = (entry.plan for entry in reversed(self.decisions) if entry.plan is not None)
+        return {(plan.segment, plan.attempt): plan for plan in plans}
+
+    @cached_property
+    def _imports(self) -> frozenset[tuple[int, int]]:
+        plans = (entry.plan for entry in self.decisions if entry.action == "import")
+        return frozenset((plan.segment, plan.attempt) for plan in plans if plan is not None)
+
+    @cached_property
+    def _checkpoints_by_ref(self) -> dict[CheckpointRef, Checkpoint]:
+        return {checkpoint.ref: checkpoint for checkpoint in self.checkpoints}
 
     def seconds_on(self, capacity: Capacity) -> float:
         """Paid seconds as far as reports tell."""

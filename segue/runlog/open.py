@@ -1,16 +1,26 @@
-"""The way from a run's name to its log, for whoever only looks at it."""
+"""Opening a run's log: by its spec, or by its name in a store."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
+from segue.clock import Clock
 from segue.errors import BadKeyError, MissingObjectError, RunNotFoundError, StoreUnreachableError
 from segue.runlog.history import History, read_history
 from segue.runlog.log import RunLog
-from segue.spec import StoreSpec
+from segue.spec import RunSpec, StoreSpec
 from segue.stores import StoreReadError, open_store
 
 DEFAULT_STORE = ".segue/store"
+
+
+def open_log(spec: RunSpec, *, clock: Clock | None = None) -> RunLog:
+    """The log of the run that a spec names. Nothing is read or written yet.
+
+    Raises:
+        StoreUnreachableError: the store's URL leads nowhere.
+    """
+    return RunLog(open_store(spec.store), spec.run_id, clock=clock)
 
 
 def find_run(run_id: str, store: StoreSpec | str | Path = DEFAULT_STORE) -> tuple[RunLog, History]:

@@ -18,9 +18,8 @@ from segue.launch.assignment import Assignment, ExitCode
 from segue.launch.rendezvous import RANKS_VARIABLE, LaunchFolder
 from segue.notices import sigterm
 from segue.notices.board import NoticeBoard
-from segue.runlog.log import RunLog
+from segue.runlog.open import open_log
 from segue.spec import RunSpec
-from segue.stores import open_store
 
 log = logging.getLogger("segue.trainer")
 
@@ -61,7 +60,7 @@ def _run(assignment: Assignment | None, *, folder: LaunchFolder | None = None, r
             if assignment is None:
                 return ExitCode.NOTICE
             _log_as(spec, assignment, rank)
-        runlog = RunLog(open_store(spec.store), spec.run_id, clock=clock)
+        runlog = open_log(spec, clock=clock)
         owner_pid = folder.owner_pid if folder is not None else None
         report = run_attempt(assignment, runlog=runlog, board=board, clock=clock, owner_pid=owner_pid)
     except StalePlanError as error:

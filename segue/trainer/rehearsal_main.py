@@ -30,8 +30,8 @@ from segue.records import Finding, Verdict, VerdictKind, WitnessRow
 from segue.runlog.entries import DrillEntry, Entry
 from segue.runlog.history import Checkpoint, read_history
 from segue.runlog.log import RunLog, Stamp
+from segue.runlog.open import open_log
 from segue.spec import MOST_WITNESS_STEPS
-from segue.stores import open_store
 from segue.stores.retry import patiently
 from segue.trainer.environment import environment_of, prepare_device
 from segue.trainer.recipe_record import setup_components
@@ -121,7 +121,7 @@ def main() -> int:
     spec = assignment.spec
     prefix = f"{spec.run_id} resume rehearsal"
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format=f"%(levelname)s {prefix} | %(message)s")
-    runlog = RunLog(open_store(spec.store), spec.run_id, clock=clock)
+    runlog = open_log(spec, clock=clock)
     try:
         checkpoint, verdict = _newest_judged(assignment, runlog, clock)
         seconds = clock.monotonic() - started

@@ -73,7 +73,7 @@ class Waiting(Run):
         made = StandbyCommand(
             standby="spare0",
             counter=self.counter,
-            order=order,
+            action=order,
             why=why,
             deployment="segment/spot",
             segment=0,
@@ -173,7 +173,7 @@ def test_a_trainer_that_ends_while_it_boots_ends_the_standby(waiting):
 def test_a_standby_whose_parent_says_nothing_any_more_leaves_by_itself(waiting):
     waiting.order("wait")
     waiting.order_at(100, "wait")
-    assert waiting.serve() == Left("nobody asked for it in 300 s")
+    assert waiting.serve() == Left("no command from the parent for 300 s")
     assert 400 <= waiting.clock.monotonic() < 410
 
 

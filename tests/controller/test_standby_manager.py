@@ -10,7 +10,7 @@ import pytest
 from segue.controller.standby_manager import release_leftover
 from segue.controller.standby_messages import StandbyStatus, command_of, put_status
 from segue.controller.steps import decide_next
-from segue.controller.wait import await_report
+from segue.controller.wait import Submitted, await_report
 from segue.policy.availability import spells
 from segue.policy.handover import SPOT_AGAIN
 from segue.records import Capacity, SegmentPlan, SegmentReport, StopReason
@@ -21,7 +21,7 @@ from segue.stores import open_store
 from segue.testing.faulty_store import FaultyStore
 from segue.trainer.claim import Claim
 from tests.controller.test_steps import START
-from tests.controller.test_wait import POLL, Watched
+from tests.controller.test_wait import POLL, ScriptedClock, ScriptedOrchestrator, Watched
 
 BOUND, FINISHED, LOST = StopReason.BOUND, StopReason.FINISHED, StopReason.LOST
 # 100 steps of 10 s in 20,000 s. Uniform Progress takes the risk of spot whenever it is there.
@@ -37,17 +37,35 @@ NEVER_BACK = {"name": "slack_age", "parameters": {"pays_for": 1000}}
 
 
 class ScriptedStandby:
-    """A standby's flow run, which says what the test tells it to."""
+    """A standby's flow run: what the orchestrator shows of it is up to the test."""
 
     def __init__(self) -> None:
-        self.state: str | None = None
+        self.shows: str | None = None
         self.cancelled: list[str] = []
 
-    def ended_as(self) -> str | None:
-        return self.state
 
-    def cancel(self, why: str) -> None:
-        self.cancelled.append(why)
+class ScriptedPools(ScriptedOrchestrator):
+    """An orchestrator with standbys."""
+
+    def __init__(self, clock: ScriptedClock) -> None:
+        super().__init__()
+        self._clock = clock
+        self.standbys: dict[str, ScriptedStandby] = {}
+        self.sent: list[tuple[str, float]] = []
+        self.is_silent = lambda: False
+
+    def submit_standby(self, spec, standby: str, *, deployment: str) -> str | None:
+        if self.is_silent():
+            return None
+        self.sent.append((standby, self._clock.monotonic()))
+        self.standbys.setdefault(standby, ScriptedStandby())
+        return standby
+
+    def state(self, handle: str) -> str | None:
+        return self.standbys[handle].shows if handle in self.standbys else super().state(handle)
+
+    def cancel_standby(self, handle: str, why: str) -> None:
+        self.standbys[handle].cancelled.append(why)
 
 
 class Spared(Watched):
@@ -55,21 +73,14 @@ class Spared(Watched):
 
     def __init__(self, spec) -> None:
         super().__init__(spec)
-        self.pool: dict[str, ScriptedStandby] = {}
-        self.sent: list[tuple[str, float]] = []
-        self.is_pool_silent = lambda: False
+        self.child = self.pools = ScriptedPools(self.clock)
+        self.pool, self.sent = self.pools.standbys, self.pools.sent
         self.phases: dict[str, str] = {}
         plan = self.decide().model_copy(update={"capacity": Capacity.ON_DEMAND, "start_within_seconds": None})
         facts = {"plan": plan, "action": "run", "reason": "the test says so"}
         self.log.append(lambda stamp: DecisionEntry(**stamp(epoch=0), **facts))
         self.plan, self.at_work = plan, self.claim(plan)
         self.lives(self.at_work)
-
-    def send(self, standby: str, *, deployment: str) -> ScriptedStandby | None:
-        if self.is_pool_silent():
-            return None
-        self.sent.append((standby, self.clock.monotonic()))
-        return self.pool.setdefault(standby, ScriptedStandby())
 
     def lives(self, claim: Claim, **fields) -> None:
         super().lives(claim, **fields)
@@ -121,11 +132,12 @@ class Spared(Watched):
 
         log = self.another_log()
         log.store = FaultyStore(open_store(self.spec.store), fails=fails)
-        return await_report(log, self.spec, plan or self.plan, child=self.child, clock=self.clock, standbys=self)
+        submitted = Submitted(plan or self.plan, self.pools, "attempt")
+        return await_report(log, self.spec, submitted, clock=self.clock, with_standbys=True)
 
     def order(self, standby: str = "spare0") -> tuple[str, str]:
         order = command_of(self.log.store, self.spec.run_id, standby)
-        return order.order, order.why
+        return order.action, order.why
 
     @property
     def handovers(self) -> list[str]:
@@ -200,7 +212,7 @@ def test_the_attempt_on_spot_is_waited_for_like_any_other(spared):
 def test_a_standby_that_is_not_wanted_is_released_and_others_follow_after_a_pause(spared):
     run = spared(deadline_in=3000, **NEVER_BACK)
     for number, seconds in enumerate((10, 320)):
-        run.standby_is(seconds, "here", f"standby{number}")
+        run.standby_is(seconds, "here", f"spare{number}")
     run.reports_at(330, FINISHED)
     run.wait_with_standbys()
     assert run.order("spare0") == run.order("spare1") == ("leave", "not needed: on-demand goes on")
@@ -217,7 +229,7 @@ def test_a_standby_that_goes_silent_while_it_boots_costs_nothing_and_another_is_
     run.standby_is(20, None)
     run.reports_at(360, FINISHED)
     assert run.wait_with_standbys().stop_reason is FINISHED
-    assert run.order("spare0") == ("leave", "no sign of life for 30 s")
+    assert run.order("spare0") == ("leave", "no heartbeat for 30 s")
     assert [name for name, _ in run.sent] == ["spare0", "spare1"]
     assert run.sent[1][1] == pytest.approx(50 + 295, abs=5)
     assert (run.recalls, run.handovers, run.child.asked) == ([], [], [])
@@ -236,7 +248,7 @@ def test_a_standby_that_says_goodbye_is_believed_at_once(spared):
 
 def test_a_standby_whose_flow_run_ended_before_it_came_is_given_up(spared):
     run = spared()
-    run.clock.at(10, lambda: setattr(run.pool["spare0"], "state", "Crashed"))
+    run.clock.at(10, lambda: setattr(run.pool["spare0"], "shows", "Crashed"))
     run.clock.at(20, lambda: known.append(run.order()))
     run.reports_at(30, FINISHED)
     known: list[tuple[str, str]] = []
@@ -328,7 +340,7 @@ def test_a_standby_that_dies_after_the_recall_costs_one_changeover_and_the_run_g
     run.when_recalled(BOUND)
     run.wait_with_standbys()
     run.phases.clear()
-    run.child.state = "Crashed"
+    run.pool["spare0"].shows = "Crashed"
     plan = run.decide()
     report = run.wait_with_standbys(plan)
     assert (plan.standby, report.stop_reason, report.lost_steps) == ("spare0", LOST, 0)
@@ -401,7 +413,7 @@ def test_an_attempt_that_finishes_while_it_hands_over_ends_the_run(spared):
 
 def test_an_orchestrator_that_does_not_answer_is_asked_again_for_the_same_standby(spared):
     run = spared()
-    run.is_pool_silent = lambda: run.clock.monotonic() < 25
+    run.pools.is_silent = lambda: run.clock.monotonic() < 25
     run.reports_at(100, FINISHED)
     run.wait_with_standbys()
     assert run.sent == [("spare0", pytest.approx(30, abs=2))]
@@ -409,7 +421,7 @@ def test_an_orchestrator_that_does_not_answer_is_asked_again_for_the_same_standb
 
 def test_trouble_with_the_standbys_objects_does_not_disturb_the_attempt(spared):
     run = spared()
-    run.is_store_away = lambda operation, key: "/standbys/" in key
+    run.is_store_away = lambda operation, key: "/spares/" in key
     run.reports_at(100, FINISHED)
     assert run.wait_with_standbys().stop_reason is FINISHED
     assert run.sent == []
@@ -417,7 +429,7 @@ def test_trouble_with_the_standbys_objects_does_not_disturb_the_attempt(spared):
 
 def test_a_dead_attempt_is_noticed_while_the_standbys_objects_cannot_be_read(spared):
     run = spared()
-    run.is_store_away = lambda operation, key: "/standbys/" in key
+    run.is_store_away = lambda operation, key: "/spares/" in key
     run.lives(run.at_work, until=50)
     assert run.wait_with_standbys().stop_reason is LOST
     assert run.clock.monotonic() < 90
@@ -473,9 +485,9 @@ def test_a_standby_hears_from_its_parent_twice_a_heartbeat_timeout(spared):
 def test_a_run_that_is_over_leaves_no_standby_on_the_pool(spared):
     run = spared()
     kill_parent(run, 20)
-    release_leftover(run.log, pool=run)
+    release_leftover(run.log, run.spec, orchestrator=run.pools)
     assert run.order() == ("leave", "the run is over")
     assert run.pool["spare0"].cancelled == ["the run is over"]
     sent = len(run.sent)
-    release_leftover(run.log, pool=run)
+    release_leftover(run.log, run.spec, orchestrator=run.pools)
     assert len(run.sent) == sent

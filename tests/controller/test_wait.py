@@ -8,7 +8,7 @@ from datetime import timedelta
 import pytest
 
 from segue.controller.steps import decide_next
-from segue.controller.wait import await_report
+from segue.controller.wait import Submitted, await_report
 from segue.errors import MissingObjectError
 from segue.records import Capacity, CodeFailure, SegmentPlan, SegmentReport, StopReason
 from segue.runlog import keys
@@ -44,24 +44,24 @@ class ScriptedClock(FakeClock):
         self.at_every_poll()
 
 
-class ScriptedChild:
-    """An orchestrator that says what the test tells it to, and remembers what it was asked to do."""
+class ScriptedOrchestrator:
+    """An orchestrator that answers what the test sets, and remembers what it was asked to do."""
 
     def __init__(self) -> None:
-        self.state: str | None = None
+        self.shows: str | None = None
         self.asked: list[str] = []
         self.when_asked: Callable[[], object] = lambda: None
         self.when_cancelled: Callable[[], object] = lambda: None
 
-    def ended_as(self) -> str | None:
+    def state(self, handle: str) -> str | None:
         self.when_asked()
-        return self.state
+        return self.shows
 
-    def cancel(self, why: str) -> None:
+    def cancel(self, handle: str, why: str) -> None:
         self.when_cancelled()
         self.asked.append(f"cancel: {why}")
 
-    def mark_lost(self, why: str) -> None:
+    def mark_lost(self, handle: str, why: str) -> None:
         self.asked.append(f"mark lost: {why}")
 
 
@@ -71,7 +71,7 @@ class Watched(Run):
     def __init__(self, spec) -> None:
         self.clock: ScriptedClock = ScriptedClock()
         super().__init__(spec, self.clock)
-        self.child = ScriptedChild()
+        self.child = ScriptedOrchestrator()
         self.recalls: list[float] = []
         self.is_store_away: Callable[[str, str], bool] = lambda operation, key: False
 
@@ -87,7 +87,7 @@ class Watched(Run):
 
         log = self.another_log()
         log.store = FaultyStore(open_store(self.spec.store), fails=fails)
-        return await_report(log, self.spec, plan, child=self.child, clock=self.clock)
+        return await_report(log, self.spec, Submitted(plan, self.child, "attempt"), clock=self.clock)
 
     def started(self) -> tuple[SegmentPlan, Claim]:
         plan = self.decide()
@@ -182,7 +182,7 @@ def test_an_attempt_that_ended_without_a_report_is_lost_after_a_moment_of_grace(
     run = watch()
     plan, claim = run.started()
     run.lives(claim, until=4)
-    run.clock.at(4, lambda: setattr(run.child, "state", "Crashed"))
+    run.clock.at(4, lambda: setattr(run.child, "shows", "Crashed"))
     report = run.wait(plan)
     assert (report.stop_reason, report.note) == (LOST, "its flow run ended as Crashed without a report")
     grace = max(5, 3 * run.spec.liveness.heartbeat_seconds)
@@ -194,7 +194,7 @@ def test_an_attempt_whose_heart_beats_outlives_what_the_orchestrator_calls_it(wa
     run = watch()
     plan, claim = run.started()
     run.lives(claim)
-    run.clock.at(4, lambda: setattr(run.child, "state", "Crashed"))
+    run.clock.at(4, lambda: setattr(run.child, "shows", "Crashed"))
     run.reports(200, plan, claim, StopReason.FINISHED)
     assert run.wait(plan).stop_reason is StopReason.FINISHED
 
@@ -202,7 +202,7 @@ def test_an_attempt_whose_heart_beats_outlives_what_the_orchestrator_calls_it(wa
 def test_a_report_within_that_moment_counts(watch):
     run = watch()
     plan, claim = run.started()
-    run.child.state = "Completed"
+    run.child.shows = "Completed"
     run.reports(6, plan, claim, StopReason.FINISHED)
     assert run.wait(plan).stop_reason is StopReason.FINISHED
 

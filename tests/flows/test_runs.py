@@ -17,8 +17,9 @@ from segue.deployments.process.follow import trigger
 from segue.tasks.publish import artifact_key
 
 from segue.clock import SystemClock
-from segue.controller.steps import last_heartbeat, open_run
+from segue.controller.steps import open_run
 from segue.records import Capacity, StopReason, VerdictKind
+from segue.runlog.heartbeat import last_heartbeat
 from segue.runlog.history import read_history
 
 pytestmark = pytest.mark.prefect

@@ -8,11 +8,13 @@ import psutil
 import pytest
 
 from segue.clock import SystemClock
-from segue.controller.local_run import account_for, run_here
-from segue.controller.steps import decide_next, last_heartbeat
+from segue.controller.local_run import run_here
+from segue.controller.segment import account_for
+from segue.controller.steps import decide_next
 from segue.launch.assignment import Assignment, ExitCode
 from segue.launch.launcher import launch, launch_standby
 from segue.records import StopReason, VerdictKind
+from segue.runlog.heartbeat import last_heartbeat
 from segue.runlog.history import read_history
 
 RECIPE = {"ranks": 2, "recipe": "tests.recipes.ranked:noisy", "checkpoints": {"every_steps": 1000}}

@@ -15,7 +15,7 @@ from pathlib import Path
 from torch.distributed import TCPStore
 
 from segue.clock import SystemClock
-from segue.controller.local_run import account_for
+from segue.controller.segment import account_for
 from segue.controller.steps import decide_next
 from segue.launch.assignment import Assignment
 from segue.launch.rendezvous import RANKS_VARIABLE, LaunchFolder

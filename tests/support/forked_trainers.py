@@ -13,7 +13,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 from segue.clock import SystemClock
-from segue.controller.local_run import account_for
+from segue.controller.segment import account_for
 from segue.controller.steps import decide_next
 from segue.launch.assignment import Assignment
 from segue.records import SegmentPlan, SegmentReport

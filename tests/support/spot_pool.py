@@ -13,10 +13,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 from segue.clock import SystemClock
-from segue.controller.local_run import account_for
+from segue.controller.segment import account_for
 from segue.controller.standby_agent import StandbyAgent, Taken
 from segue.controller.steps import decide_next
-from segue.controller.wait import await_report
+from segue.controller.wait import Submitted, await_report
 from segue.launch.assignment import Assignment
 from segue.launch.rendezvous import LaunchFolder
 from segue.policy.decide import Decision
@@ -30,7 +30,7 @@ from tests.support.forked_trainers import ForkServer
 _POLL_SECONDS = 0.02
 
 
-class Weather:
+class RandomAvailability:
     """When spot is up, drawn from a seed: spells of a few seconds, as hours are to a real run."""
 
     def __init__(self, seed: int, *, up_seconds: float = 8.0, down_seconds: float = 6.0) -> None:
@@ -97,7 +97,7 @@ class Machine(threading.Thread):
 
     @property
     def is_gone(self) -> bool:
-        return self._is_spot and not self._world.weather.is_up()
+        return self._is_spot and not self._world.availability.is_up()
 
     def run(self) -> None:
         while self.is_gone:
@@ -131,9 +131,9 @@ class World:
 
     def __init__(self, spec: RunSpec, runlog: RunLog, fork_server: ForkServer, *, seed: int) -> None:
         self.spec, self.runlog, self._fork_server = spec, runlog, fork_server
-        self.weather = Weather(seed)
+        self.availability = RandomAvailability(seed)
         self._chance = random.Random(seed)
-        self._standbys: dict[str, Machine] = {}
+        self._machines: dict[str, Machine] = {}
         self._context = mp.get_context("forkserver")
 
     def is_warned(self) -> bool:
@@ -147,13 +147,31 @@ class World:
             plan = decision.plan
             if plan is None:
                 return decision
-            child = self._standbys[plan.standby] if plan.standby is not None else self._machine_for(plan)
-            await_report(self.runlog, self.spec, plan, child=child, clock=clock, standbys=self)
+            submitted = Submitted(plan, self, self.submit(self.spec, plan))
+            await_report(self.runlog, self.spec, submitted, clock=clock, with_standbys=True)
 
-    def send(self, standby: str, *, deployment: str) -> Machine:
-        if standby not in self._standbys:
-            self._standbys[standby] = Machine(self, is_spot=True, work=lambda machine: self._serve(machine, standby))
-        return self._standbys[standby]
+    def submit(self, spec: RunSpec, plan: SegmentPlan) -> str:
+        if plan.standby is not None:
+            return plan.standby
+        handle = f"{plan.segment}.{plan.attempt}"
+        self._machines[handle] = self._machine_for(plan)
+        return handle
+
+    def submit_standby(self, spec: RunSpec, standby: str, *, deployment: str) -> str:
+        if standby not in self._machines:
+            self._machines[standby] = Machine(self, is_spot=True, work=lambda machine: self._serve(machine, standby))
+        return standby
+
+    def state(self, handle: str) -> str | None:
+        return self._machines[handle].ended_as()
+
+    def cancel(self, handle: str, why: str) -> None:
+        self._machines[handle].cancel(why)
+
+    cancel_standby = cancel
+
+    def mark_lost(self, handle: str, why: str) -> None:
+        self._machines[handle].mark_lost(why)
 
     def _machine_for(self, plan: SegmentPlan) -> Machine:
         def work(machine: Machine) -> None:
@@ -173,8 +191,8 @@ class World:
 
         log = self._log()
         log.store = FaultyStore(log.store, fails=lambda operation, key: machine.has_vanished)
-        servant = StandbyAgent(log, self.spec, standby, boot=boot, clock=SystemClock())
-        taken = servant.serve(machine.why_to_leave)
+        agent = StandbyAgent(log, self.spec, standby, boot=boot, clock=SystemClock())
+        taken = agent.serve(machine.why_to_leave)
         if isinstance(taken, Taken):
             machine.watch(booted[0].process)
             booted[0].wait()

@@ -8,10 +8,10 @@ import time
 
 import pytest
 
-from segue.controller.steps import last_heartbeat
 from segue.notices.file import recall
 from segue.records import Capacity, SegmentPlan, StopReason, VerdictKind
 from segue.runlog.entries import ClaimEntry, CommitEntry
+from segue.runlog.heartbeat import last_heartbeat
 from segue.runlog.history import read_history
 
 SLOW = {"steps": 4000, "config": {"pause_seconds": 0.005}, "checkpoints": {"every_steps": 1000}}

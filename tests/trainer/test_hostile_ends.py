@@ -9,11 +9,12 @@ import pytest
 
 from segue.clock import SystemClock
 from segue.controller.local_run import run_here
-from segue.controller.steps import decide_next, last_heartbeat
+from segue.controller.steps import decide_next
 from segue.launch.assignment import Assignment
 from segue.launch.launcher import ProcessTrainer
 from segue.notices.board import NoticeBoard
 from segue.records import Capacity, SegmentPlan, StopReason, VerdictKind
+from segue.runlog.heartbeat import last_heartbeat
 from segue.runlog.history import read_history
 from segue.runlog.log import RunLog
 from segue.testing.faulty_store import FaultyStore

@@ -14,8 +14,8 @@ from segue.checkpoints.saving.committer import Writer
 from segue.checkpoints.saving.staging import StagingArea
 from segue.checkpoints.saving.writer_client import InlineWriter
 from segue.clock import SystemClock
-from segue.controller.local_run import account_for
-from segue.controller.steps import decide_next, last_heartbeat
+from segue.controller.segment import account_for
+from segue.controller.steps import decide_next
 from segue.curves.schema import Curve
 from segue.data.loader import Feed
 from segue.errors import WorkAtRiskError
@@ -23,6 +23,7 @@ from segue.launch.assignment import Assignment
 from segue.notices.board import NoticeBoard
 from segue.records import Environment, StopReason, VerdictKind, WitnessRow
 from segue.runlog.entries import ReportEntry
+from segue.runlog.heartbeat import last_heartbeat
 from segue.runlog.history import read_history
 from segue.runlog.log import RunLog
 from segue.spec import CheckpointSpec

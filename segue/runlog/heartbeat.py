@@ -1,0 +1,24 @@
+"""Reading an attempt's heartbeat: one small object that the attempt overwrites while it lives."""
+
+from __future__ import annotations
+
+from segue.errors import MissingObjectError
+from segue.records import Heartbeat
+from segue.runlog import keys
+from segue.runlog.history import Attempt
+from segue.runlog.log import RunLog
+
+
+def last_heartbeat(runlog: RunLog, attempt: Attempt | None) -> Heartbeat | None:
+    """The newest sign of life of an attempt; None when there is none that can be read.
+
+    Raises:
+        StoreReadError: the store could not be read.
+    """
+    if attempt is None:
+        return None
+    try:
+        data = runlog.store.get(keys.heartbeat_key(runlog.run_id, attempt.claim.attempt_id))
+        return Heartbeat.model_validate_json(data)
+    except (MissingObjectError, ValueError):
+        return None
