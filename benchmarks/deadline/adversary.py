@@ -20,7 +20,7 @@ _HARSH = (
     Harshness(save_seconds=20.0, save_every_seconds=400.0, dies_within_tick=True),
     Harshness(save_seconds=5.0, save_every_seconds=900.0, dies_within_tick=True, detection_seconds=90.0),
 )
-_KNOWLEDGE: tuple[Knowledge, ...] = ("free", "sentinel", "blind")
+_KNOWLEDGE: tuple[Knowledge, ...] = ("free", "sentinel", "none")
 
 
 class Enemy:

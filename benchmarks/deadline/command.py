@@ -19,7 +19,7 @@ from segue.errors import SegueError
 from segue.policy.rules.view import Knowledge
 from segue.reports.tables import console, show_error, show_json
 
-KNOWLEDGE: dict[str, Knowledge] = {"free": "free", "sentinel": "sentinel", "blind": "blind"}
+KNOWLEDGE: dict[str, Knowledge] = {"free": "free", "sentinel": "sentinel", "none": "none"}
 _COLUMNS = {
     "policy": None,
     "x on-\ndemand": "cost_vs_on_demand",
@@ -37,7 +37,7 @@ def deadline(
     *,
     traces: Annotated[Path, typer.Option(help="A folder of availability traces, or one file.")],
     knowledge: Annotated[
-        str, typer.Option(help="What PLAN sees of spot while on on-demand: free, sentinel or blind.")
+        str, typer.Option(help="What PLAN sees of spot while on on-demand: free, sentinel or none.")
     ] = "free",
     handover: Annotated[bool, typer.Option("--handover", help="The standby boots while on-demand works.")] = False,
     starts: Annotated[int, typer.Option(min=1, help="Random starts for each trace and setting.")] = 60,

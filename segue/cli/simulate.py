@@ -36,7 +36,7 @@ class Known(StrEnum):
 
     FREE = "free"
     SENTINEL = "sentinel"
-    BLIND = "blind"
+    NONE = "none"
 
 
 def simulate(

@@ -52,9 +52,8 @@ def job_of(
         work_seconds=max(work, 1e-3),
         changeover_seconds=here.expected_changeover_seconds,
         price_ratio=price_ratio,
-        knowledge="sentinel" if spec.policy.handover else "blind",
+        knowledge="sentinel" if spec.policy.handover else "none",
         handover=spec.policy.handover,
-        may_return=spec.policy.handover,
         lost_by_a_death_seconds=min(here.at_risk_seconds, work) / 2 + (here.save_seconds or 0.0),
     )
 
@@ -128,7 +127,6 @@ def _view(
         mode=np.full(looks, mode, np.int8),
         is_up=np.full(looks, is_up),
         spell_seconds=ages,
-        unseen_seconds=np.zeros(looks),
         preemptions=np.full(looks, float(preemptions(history))),
         seen=_seen(history, job.changeover_seconds, looks),
     )

@@ -16,8 +16,7 @@ from segue.policy import clamp
 from segue.policy.availability import preemptions
 from segue.policy.estimates import Situation
 from segue.policy.rules.heuristics import Capped, Greedy, OnDemandOnly, Policy, SpotOnly, UniformProgress
-from segue.policy.rules.plan import Plan
-from segue.policy.rules.quick import QuickPlan
+from segue.policy.rules.plan import Plan, QuickPlan
 from segue.policy.rules.registry import named_policy
 from segue.policy.rules.view import Floats, Job
 from segue.policy.save_interval import PRIOR_LIFE_SECONDS, Cadence, Life, SaveCost, as_asked, interval_seconds
@@ -139,9 +138,8 @@ def job_ahead(spec: RunSpec, here: Situation, *, longest_seconds: float | None =
         work_seconds=work,
         changeover_seconds=here.changeover_seconds,
         price_ratio=spec.pools.price_ratio,
-        knowledge="sentinel" if spec.policy.handover else "blind",
+        knowledge="sentinel" if spec.policy.handover else "none",
         handover=spec.policy.handover,
-        may_return=spec.policy.handover,
     )
 
 
@@ -157,7 +155,7 @@ def forecast(spec: RunSpec, here: Situation, rows: Sequence[Rows], *, job: Job, 
     if spec.deadline is not None and planned.label == spec.policy.name:
         rules: dict[str, Policy] = {"uniform_progress": UniformProgress(), "greedy": Greedy()}
         others = {name: _bounded(rule, spec) for name, rule in rules.items() if name != planned.label}
-        simulated += [Contender(name, rule, as_published(name, job)) for name, rule in others.items()]
+        simulated += [Contender(name, rule, _job_of(name, job)) for name, rule in others.items()]
     whole = job.price_ratio * (job.work_seconds + job.changeover_seconds)
     # The job's unit is the cheapest listed pool's price, which `spot_price` need not be.
     price = spec.pools.on_demand_price / job.price_ratio / 3600
@@ -189,13 +187,18 @@ def planned_policy(spec: RunSpec, here: Situation, job: Job) -> Contender:
     """What will decide in the run, as far as the clamp lets it; PLAN on tables that are quickly made."""
     name = spec.policy.name
     if spec.pools.price_ratio <= 1 or not clamp.permits_spot(here):
-        return Contender("on_demand_only", OnDemandOnly(), as_published("on_demand_only", job))
+        return Contender("on_demand_only", OnDemandOnly(), _job_of("on_demand_only", job))
     if spec.deadline is None and name != "on_demand_only":
         return Contender(name, SpotOnly(), job)
     policy: Policy = named_policy(name, dict(spec.policy.parameters))
     if isinstance(policy, Plan):
         policy = QuickPlan(prior_weight=policy.prior_weight, reach=policy.reach)
-    return Contender(name, _bounded(policy, spec), as_published(name, job))
+    return Contender(name, _bounded(policy, spec), _job_of(name, job))
+
+
+def _job_of(name: str, job: Job) -> Job:
+    """The job as a policy of that name sees it; where the run has no way back to spot, no policy has one."""
+    return as_published(name, job) if job.may_return else job
 
 
 def _bounded(policy: Policy, spec: RunSpec) -> Policy:

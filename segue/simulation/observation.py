@@ -18,7 +18,6 @@ class Sight:
         runs = len(now)
         self._knowledge, self._tick = knowledge, tick_seconds
         self.is_up, self.age = now.copy(), np.full(runs, UNSEEN_SECONDS)
-        self.unseen = np.zeros(runs)
         self.seen = Spells.none(runs)
         self.sentinel_seconds = np.zeros(runs)
         self._look_in, self._looks = np.zeros(runs), np.zeros(runs, np.intp)
@@ -27,8 +26,8 @@ class Sight:
         """One tick later. `away`: on on-demand, where nothing is seen but through a sentinel or a standby."""
         if self._knowledge == "free":
             known = np.ones_like(away)
-        elif self._knowledge == "blind":
-            known = ~away | has_standby
+        elif self._knowledge == "none":
+            known = ~away
         else:
             known = ~away | has_standby | self._sentinels_tell(now, away & active & ~has_standby)
         ended = known & (now != self.is_up)
@@ -43,7 +42,6 @@ class Sight:
         )
         self.age = np.where(ended, 0.0, self.age + self._tick)
         self.is_up = np.where(known, now, self.is_up)
-        self.unseen = np.where(known, 0.0, self.unseen + self._tick)
 
     def _sentinels_tell(self, now: Flags, away: Flags) -> Flags:
         """A sentinel that waits on the pool tells by starting; after a start it is sent again a while later."""

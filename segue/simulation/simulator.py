@@ -208,7 +208,6 @@ class _Runs:
                 mode=here,
                 is_up=is_up,
                 spell_seconds=self.sight.age,
-                unseen_seconds=self.sight.unseen,
                 preemptions=self.preemptions,
                 seen=self.sight.seen,
             )
@@ -217,8 +216,7 @@ class _Runs:
         if not job.may_return:
             wish = np.where(here == ON_DEMAND, here, wish)
         hands = (here == ON_DEMAND) & (wish != ON_DEMAND) & job.handover
-        guesses = (here == ON_DEMAND) & (job.knowledge == "blind")
-        wish = np.where((wish == SPOT) & ~is_up & ~hands & ~guesses & (here != SPOT), IDLE, wish)
+        wish = np.where((wish == SPOT) & ~is_up & ~hands & (here != SPOT), IDLE, wish)
         boot = np.where(here == SPOT, self.boot, np.where(hands, 0.0, job.changeover_seconds))
         slack = remaining - (self.work + self.unsaved) / self._harsh.pace
         # Whoever leaves on-demand on a guess may find nothing, and be idle until the next tick.

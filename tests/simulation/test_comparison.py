@@ -108,10 +108,10 @@ def test_the_cost_of_a_dearer_policy_is_told_with_its_sign():
 
 
 def test_baselines_run_as_published_and_segues_own_with_what_is_asked():
-    blind = replace(JOB, knowledge="blind", handover=True)
-    assert as_published("greedy", blind) == JOB
-    assert contender("plan", blind).job == blind
-    assert contender("slack_age", blind).job == blind
+    unaware = replace(JOB, knowledge="none", handover=True)
+    assert as_published("greedy", unaware) == JOB
+    assert contender("plan", unaware).job == unaware
+    assert contender("slack_age", unaware).job == unaware
 
 
 def test_a_policy_is_asked_for_with_its_parameters():

@@ -143,7 +143,7 @@ def test_the_margin_is_kept_back_from_the_time_and_not_paid_for():
     assert (job.work_seconds, job.total_seconds) == (pytest.approx(HOUR), pytest.approx(3.5 * HOUR))
     assert (job.changeover_seconds, job.price_ratio, job.knowledge) == (600.0, 3.0, "sentinel")
     asked = spec(policy={"handover": False})
-    assert (job_ahead(asked, here(asked)).handover, job_ahead(asked, here(asked)).knowledge) == (False, "blind")
+    assert (job_ahead(asked, here(asked)).handover, job_ahead(asked, here(asked)).knowledge) == (False, "none")
 
 
 def test_without_a_deadline_it_waits_for_spot():

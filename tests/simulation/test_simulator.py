@@ -104,17 +104,17 @@ def test_a_death_that_is_noticed_late_holds_up_what_comes_next():
     assert late.finished_seconds[0] == prompt.finished_seconds[0] + TICK
 
 
-def test_sentinels_cost_spot_time_and_tell_what_blind_runs_do_not_know():
+def test_sentinels_cost_spot_time_and_show_what_runs_without_them_do_not_know():
     job = Job(total_seconds=3 * HOUR, work_seconds=2 * HOUR, changeover_seconds=300.0, handover=True)
     text = "dddduuuuuuuuuuuuuuuu"
     costs = {}
-    for knowledge in ("free", "sentinel", "blind"):
+    for knowledge in ("free", "sentinel", "none"):
         fields = {name: getattr(job, name) for name in ("total_seconds", "work_seconds", "changeover_seconds")}
         one = outcome(named_policy("plan"), text, job=Job(**fields, knowledge=knowledge))
         costs[knowledge] = one.cost[0] - one.sentinel_seconds[0]
         assert bool(one.sentinel_seconds[0] > 0) is bool(knowledge == "sentinel" and one.on_demand_seconds[0] > 0)
         assert not one.is_late[0]
-    assert costs["free"] <= costs["sentinel"] <= costs["blind"]
+    assert costs["free"] <= costs["sentinel"] <= costs["none"]
 
 
 def test_the_optimum_knows_when_to_wait_and_when_to_pay():
@@ -141,7 +141,7 @@ def test_an_impossible_deadline_has_no_cheapest_way():
 
 
 def test_where_there_is_no_way_back_on_demand_is_kept_to_the_end():
-    job = Job(total_seconds=3 * HOUR, work_seconds=HOUR, changeover_seconds=300.0, may_return=False)
+    job = Job(total_seconds=3 * HOUR, work_seconds=HOUR, changeover_seconds=300.0, knowledge="none")
     one = outcome(UniformProgress(), "dddu", job=job, traced=True)
     modes = list(one.modes[0])
     assert set(modes[modes.index(Mode.ON_DEMAND) :]) == {Mode.ON_DEMAND}

@@ -6,7 +6,6 @@ State: time left R, slack S = R - C, where the run is, and spot up or down in on
     spot:       c + E V(R-h, S - d if it starts, spot while x' is up, else idle with what was lost, x')
     on-demand:  k c + E V(R-h, S - d if it starts, on-demand, x')
     hand-over:  c + k d + E V(R-h, S, spot or, if the standby dies as it boots, on-demand, x')
-    a look:     E over x of the above, where on on-demand nobody sees spot: x is what `rules.belief` believes
 
 and V = 0 once S >= R: nothing is left to compute. A start's changeover d is taken from the slack at once. What the
 clamp forbids costs infinity. Between two points of the grid V is linear in S.
@@ -21,13 +20,12 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from segue.policy.rules import belief
 from segue.policy.rules.hazards import AGE_EDGES_SECONDS, BINS, DOWN_RATES, UP_RATES, age_bin
 from segue.policy.rules.sentinel import SENTINEL_SECONDS
 from segue.policy.rules.view import IDLE, ON_DEMAND, SPOT, Floats, Job, View, Wishes
 
 UP, DOWN = slice(0, BINS), slice(BINS, 2 * BINS)
-_IDLE, _SPOT, _ON_DEMAND = slice(0, 16), slice(16, 24), slice(24, None)
+_IDLE, _SPOT, _ON_DEMAND = slice(0, 16), slice(16, 24), slice(24, 40)
 _FIRST_ROW = np.array([0, 16, 24])
 _CHECKED = np.array([1.0, 1.0, 0.5, 0.25, 0.25, 0.25, 0.25, 0.25])
 """How many sentinels start in ten minutes while spot is up and not taken, by its age: after 10, 20, 40, 40 minutes."""
@@ -46,8 +44,6 @@ class Table:
     """(steps of time left, where and what spot does, steps of slack)."""
     costs: Floats
     """(where and what spot does, steps of slack): expected cost to the goal from the horizon, in spot seconds."""
-    is_blind: bool = False
-    """Whether the rows of on-demand are beliefs."""
 
     def wish(self, view: View) -> Wishes:
         """What to do, for each run of a view."""
@@ -65,9 +61,6 @@ class Table:
         slack = np.clip(((view.slack_seconds - beyond) / self.slack_step_seconds + 0.5).astype(np.intp), 0, slacks - 1)
         spell = np.where(view.is_up, 0, BINS) + age_bin(view.spell_seconds)
         row = np.where(view.mode == SPOT, spell % BINS, spell)
-        if self.is_blind:
-            seen = belief.belief_at(view.is_up, view.spell_seconds, view.unseen_seconds)
-            row = np.where(view.mode == ON_DEMAND, seen, row)
         return left, _FIRST_ROW[view.mode] + row, slack
 
 
@@ -82,16 +75,15 @@ def solve(
     step = _Step(job, step_seconds, slack_step_seconds, chances)
     count = int(np.ceil(job.total_seconds / step_seconds)) + 1
     slacks = int(np.ceil(max(job.total_seconds - job.work_seconds, 0.0) / slack_step_seconds)) + 2
-    rows = _ON_DEMAND.start + (belief.BELIEFS if step.is_blind else 2 * BINS)
-    value = np.zeros((rows, slacks))
+    value = np.zeros((_ON_DEMAND.stop, slacks))
     slack: Floats = np.arange(slacks, dtype=float) * slack_step_seconds
-    wishes = np.empty((count, rows, slacks), np.int8)
+    wishes = np.empty((count, len(value), slacks), np.int8)
     for left in range(count):
         if left:
             value, wishes[left] = step.back(value, left * step_seconds, slack)
         else:
             wishes[left] = ON_DEMAND
-    return Table(step_seconds, slack_step_seconds, job.total_seconds, wishes, value, step.is_blind)
+    return Table(step_seconds, slack_step_seconds, job.total_seconds, wishes, value)
 
 
 def moves(step_seconds: float, *, up_factor: float, down_factor: float) -> Floats:
@@ -116,11 +108,6 @@ class _Step:
         self._job, self._seconds, self._slack_step, self._chances = job, step_seconds, slack_step_seconds, chances
         self._boot_steps = max(math.ceil(job.changeover_seconds / step_seconds - 1e-9), 1)
         self._later: deque[Floats] = deque(maxlen=self._boot_steps)
-        self.is_blind = job.knowledge == "blind" and job.may_return
-        self._away = belief.fades(step_seconds) if self.is_blind else chances
-        self._believed = belief.likely(chances, step_seconds) if self.is_blind else np.empty(0)
-        self._just_seen = slice(None, None, BINS) if self.is_blind else slice(None)
-        """Of the rows of on-demand: those in which spot has been seen a moment ago."""
 
     def back(self, later: Floats, remaining: float, slack: Floats) -> tuple[Floats, NDArray[np.int8]]:
         self._later.appendleft(later)
@@ -134,17 +121,15 @@ class _Step:
         stay[:, slack < job.changeover_seconds] = np.inf
         start = self._boot(work, slack, standby=False)
         move = self._boot(work, slack, standby=True) if job.handover else start
-        on_demand = k * paid + _expected(self._away, later[_ON_DEMAND])
-        begin = self._less_slack(on_demand[self._just_seen], job.changeover_seconds)
+        on_demand = k * paid + _expected(chances, later[_ON_DEMAND])
+        begin = self._less_slack(on_demand, job.changeover_seconds)
         if job.knowledge == "sentinel":
             looks = np.minimum(_CHECKED * self._seconds / 600.0, 1.0) * SENTINEL_SECONDS
             is_worth_it = (slack >= job.changeover_seconds) & (work > 2 * job.changeover_seconds)
             on_demand[UP] += looks[:, None] * is_worth_it
         never = np.full_like(stay, np.inf)
-        if not job.may_return:
+        if not job.may_return:  # On-demand is to the end.
             back = (np.full_like(idle, np.inf), np.concatenate([never, never]))
-        elif self.is_blind:
-            back = (np.full_like(on_demand, np.inf), self._look(idle, move, on_demand, slack))
         else:
             # With hand-over on-demand is left for a standby that is ready, and not to wait.
             back = (np.full_like(idle, np.inf) if job.handover else idle, np.concatenate([move, never]))
@@ -161,17 +146,6 @@ class _Step:
         wish[_IDLE, is_done] = SPOT  # Less than half a step of work: nothing to plan.
         return value, wish
 
-    def _look(self, idle: Floats, move: Floats, on_demand: Floats, slack: Floats) -> Floats:
-        """Spot on a guess: leaving for it, or a standby that waits for it while on-demand works on."""
-        up, down = self._believed[:, UP], self._believed[:, DOWN]
-        if self._job.handover:
-            stays = on_demand[self._just_seen]
-            return _expected(up, np.minimum(move, stays[UP])) + _expected(down, stays[DOWN])
-        value = _expected(up, np.minimum(move, idle[UP])) + _expected(down, idle[DOWN])
-        needed = self._job.changeover_seconds + max(self._seconds, self._job.changeover_seconds)
-        value[:, slack < needed] = np.inf
-        return value
-
     def _boot(self, work: Floats, slack: Floats, *, standby: bool) -> Floats:
         """Spot, seen from the start of its boot, which it may not survive; a standby boots while on-demand works."""
         job, chances, length = self._job, self._chances, self._seconds
@@ -186,7 +160,7 @@ class _Step:
             if standby:
                 paid = paid + job.price_ratio * np.minimum(paid, booting)
             # A standby that dies as it boots leaves on-demand at work; one that took over is an attempt like others.
-            gone = later[_ON_DEMAND][self._just_seen][DOWN] if standby and left > 0 else later[_IDLE][DOWN]
+            gone = later[_ON_DEMAND][DOWN] if standby and left > 0 else later[_IDLE][DOWN]
             if not standby:
                 gone = self._less_slack(gone, (at + 1) * length if left > 0 else job.changeover_seconds)
             value += alive.sum(axis=1)[:, None] * paid + _expected(alive @ chances[UP, DOWN], gone)

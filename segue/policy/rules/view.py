@@ -14,8 +14,11 @@ Flags = NDArray[np.bool_]
 Wishes = NDArray[np.int8]
 """Values of `Mode`, one for each run."""
 
-Knowledge = Literal["free", "sentinel", "blind"]
-"""What is known about spot while on on-demand: everything, what a sentinel tells, or nothing."""
+Knowledge = Literal["free", "sentinel", "none"]
+"""What is observed of spot while on on-demand: everything, what a sentinel reports, or nothing.
+
+With nothing there is no way back to spot: on-demand is to the end.
+"""
 
 
 class Mode(IntEnum):
@@ -46,12 +49,15 @@ class Job:
     knowledge: Knowledge = "sentinel"
     handover: bool = True
     """Whether the way from on-demand to spot costs no progress: the standby boots while on-demand works."""
-    may_return: bool = True
-    """Whether there is a way from on-demand to spot at all."""
     lost_by_a_death_seconds: float = 0.0
     """Work that the end of a spot attempt undoes, on the mean."""
     decides_every_seconds: float = 0.0
     """How far apart the moments are at which it can change its mind; 0: it can at any."""
+
+    @property
+    def may_return(self) -> bool:
+        """Whether there is a way from on-demand back to spot; without one on-demand is to the end."""
+        return self.knowledge != "none"
 
 
 @dataclass(frozen=True)
@@ -82,8 +88,6 @@ class View:
     """Whether spot can be had, as far as is known."""
     spell_seconds: Floats
     """How long it has been so, as far as is known."""
-    unseen_seconds: Floats
-    """How long ago that was last looked at; 0 where spot is seen all the time."""
     preemptions: Floats
     seen: Spells
 
@@ -95,13 +99,5 @@ class View:
     def only(self, these: Flags) -> View:
         """The view of some of the runs."""
         seen = Spells(*(getattr(self.seen, name)[these] for name in Spells.__dataclass_fields__))
-        arrays = (
-            "remaining_seconds",
-            "work_seconds",
-            "mode",
-            "is_up",
-            "spell_seconds",
-            "unseen_seconds",
-            "preemptions",
-        )
+        arrays = ("remaining_seconds", "work_seconds", "mode", "is_up", "spell_seconds", "preemptions")
         return View(job=self.job, seen=seen, **{name: getattr(self, name)[these] for name in arrays})

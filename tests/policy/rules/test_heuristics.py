@@ -19,7 +19,7 @@ JOB = Job(total_seconds=20 * HOUR, work_seconds=10 * HOUR, changeover_seconds=60
 def view(**fields) -> View:
     """One row for each element of the longest field; the rest is the same in all."""
     known = {"remaining_seconds": 15 * HOUR, "work_seconds": 9 * HOUR, "mode": IDLE, "is_up": True}
-    known |= {"spell_seconds": 0.0, "unseen_seconds": 0.0, "preemptions": 0.0} | fields
+    known |= {"spell_seconds": 0.0, "preemptions": 0.0} | fields
     job = known.pop("job", JOB)
     rows = max(np.size(value) for value in known.values())
     kinds = {"mode": np.int8, "is_up": bool}

@@ -9,11 +9,15 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from segue.policy.rules.plan import Plan, table_for
+from segue.policy.rules.plan import Plan, QuickPlan, table_for
+from segue.policy.rules.plan_table import Table
 from segue.policy.rules.registry import named_policy
 from segue.policy.rules.view import Job, Mode
+from segue.simulation.comparison import Contender, made_rows, outcome_on
+from segue.simulation.forecast import planned_policy
 from segue.simulation.simulator import Harshness, simulate
 from tests.policy.rules.test_heuristics import HOUR, IDLE, ON_DEMAND, SPOT, view
+from tests.simulation.test_forecast import here, job_ahead, spec
 
 JOB = Job(total_seconds=20 * HOUR, work_seconds=10 * HOUR, changeover_seconds=360.0)
 
@@ -63,7 +67,7 @@ def test_it_waits_for_a_young_gap_and_pays_in_an_old_one_that_eats_the_slack():
 def test_it_leaves_on_demand_for_spot_that_pays_for_the_way_and_not_for_the_last_minutes():
     late = view(job=JOB, remaining_seconds=8 * HOUR, work_seconds=[6 * HOUR, 300.0], mode=ON_DEMAND, spell_seconds=HOUR)
     assert list(Plan().choose(late)) == [SPOT, ON_DEMAND]
-    assert list(Plan().choose(replace(late, job=replace(JOB, may_return=False)))) == [ON_DEMAND, ON_DEMAND]
+    assert list(Plan().choose(replace(late, job=replace(JOB, knowledge="none")))) == [ON_DEMAND, ON_DEMAND]
 
 
 def test_a_run_that_cannot_change_its_mind_for_a_while_does_not_count_on_waiting_to_the_last_moment():
@@ -83,30 +87,6 @@ def test_with_hand_over_on_demand_is_left_for_spot_and_never_to_wait():
     assert IDLE in list(Plan().choose(replace(asked, job=replace(rich, handover=False))))
 
 
-BLIND = replace(JOB, knowledge="blind", handover=False)
-
-
-def on_demand_since(hours, *, job=BLIND, **fields):
-    """On on-demand since spot went away; it was down for five minutes when that was seen."""
-    unseen = np.asarray(hours, float) * HOUR
-    fields = {"is_up": False, "unseen_seconds": unseen, "spell_seconds": unseen + 300.0} | fields
-    return view(job=job, remaining_seconds=10 * HOUR, work_seconds=7 * HOUR, mode=ON_DEMAND, **fields)
-
-
-def test_blind_it_stays_while_spot_has_just_been_seen_gone_and_looks_once_it_may_be_back():
-    unseen = np.array([0.0, 0.5, 8.0, 24.0])
-    told = {age: list(Plan().choose(on_demand_since(unseen, spell_seconds=(unseen + age) * HOUR))) for age in (1, 12)}
-    assert told[1] == [ON_DEMAND, ON_DEMAND, SPOT, SPOT]
-    assert told[12] == [ON_DEMAND, ON_DEMAND, SPOT, SPOT]
-    assert list(Plan().choose(on_demand_since(2.0, spell_seconds=3 * HOUR))) == [SPOT]
-    assert list(Plan().choose(on_demand_since(2.0, spell_seconds=14 * HOUR))) == [ON_DEMAND]  # Old gaps last.
-
-
-def test_blind_it_does_not_look_where_finding_nothing_could_not_be_afforded():
-    tight = view(job=BLIND, remaining_seconds=7 * HOUR + 700.0, work_seconds=7 * HOUR, mode=ON_DEMAND)
-    assert list(Plan().choose(tight)) == [ON_DEMAND]
-
-
 def test_what_is_known_of_spot_while_on_on_demand_is_worth_its_price():
     from segue.simulation.synthetic import made_up
 
@@ -114,10 +94,9 @@ def test_what_is_known_of_spot_while_on_on_demand_is_worth_its_price():
     job = replace(JOB, total_seconds=13 * HOUR, handover=False)
     paid = {
         knowledge: simulate(Plan(), replace(job, knowledge=knowledge), up, tick_seconds=600.0).cost.mean()
-        for knowledge in ("free", "sentinel", "blind")
+        for knowledge in ("free", "sentinel", "none")
     }
-    stays = simulate(Plan(), replace(job, may_return=False), up, tick_seconds=600.0).cost.mean()
-    assert paid["free"] < paid["sentinel"] < paid["blind"] < stays
+    assert paid["free"] < paid["sentinel"] < paid["none"]
 
 
 def test_its_own_deaths_and_gaps_make_it_careful():
@@ -156,3 +135,48 @@ def test_what_lies_beyond_the_horizon_does_not_change_the_choice():
 def test_numbers_that_are_none_are_refused(name, value):
     with pytest.raises(ValueError, match=f"{name} of plan"):
         named_policy("plan", {name: value})
+
+
+DAY = 24 * HOUR
+
+
+def job(total: float, work: float, changeover: float = 120.0) -> Job:
+    return Job(total_seconds=total, work_seconds=work, changeover_seconds=changeover)
+
+
+def quick_table(asked: Job, up_factor: float, down_factor: float) -> Table:
+    return table_for(asked, up_factor, down_factor, most_cells=QuickPlan.most_cells)
+
+
+@pytest.mark.parametrize("total", [3 * HOUR, 34 * HOUR])
+def test_a_short_job_is_decided_by_the_tables_of_the_run(total):
+    asked = job(total, 0.7 * total)
+    quick, own = quick_table(asked, 1.0, 1.5), table_for(asked, 1.0, 1.5)
+    assert quick.step_seconds == own.step_seconds
+    assert np.array_equal(quick.wishes, own.wishes)
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [job(7 * DAY, DAY), job(11 * DAY, DAY), job(30 * DAY, 7 * DAY), job(365 * DAY, HOUR), job(30 * DAY, DAY, 2 * DAY)],
+)
+def test_a_table_is_never_larger_than_a_quick_look_allows(asked):
+    steps, _, slacks = quick_table(asked, 1.0, 1.0).wishes.shape
+    assert steps * slacks < 55_000
+
+
+def test_it_costs_next_to_nothing_more_than_the_runs_own_tables():
+    asked = job(7 * DAY, 4 * DAY)
+    rows = made_rows(asked, runs=60, random=np.random.default_rng(3), is_quick=True)
+    quick, own = (outcome_on(rows, Contender("plan", policy, asked)) for policy in (QuickPlan(), Plan()))
+    whole = asked.price_ratio * (asked.work_seconds + asked.changeover_seconds)
+    assert not np.array_equal(quick.cost, own.cost)
+    assert abs(quick.cost.mean() - own.cost.mean()) / whole < 0.005
+    assert not quick.is_late.any()
+
+
+def test_a_forecast_keeps_the_parameters_that_were_asked_for():
+    asked = spec(policy={"name": "plan", "parameters": {"reach": 2.0}})
+    policy = planned_policy(asked, here(asked), job_ahead(asked, here(asked))).policy
+    assert isinstance(policy, QuickPlan)
+    assert (policy.reach, policy.prior_weight) == (2.0, 16.0)
