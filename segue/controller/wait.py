@@ -10,7 +10,7 @@ from segue.controller.liveness import HeartbeatTimeout
 from segue.controller.orchestrator import Orchestrator
 from segue.controller.standby_manager import StandbyManager
 from segue.controller.steps import declare_lost
-from segue.notices.file import recall
+from segue.notices.recall import recall
 from segue.policy import clamp
 from segue.policy.estimates import Situation, situation
 from segue.policy.handover import may_come_back

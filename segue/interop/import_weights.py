@@ -28,7 +28,6 @@ from segue.errors import (
     WeightsFileError,
 )
 from segue.launch.assignment import Assignment
-from segue.notices.board import NoticeBoard
 from segue.policy.decide import numbers_of_next
 from segue.records import (
     Capacity,
@@ -282,14 +281,9 @@ def _alive(runlog: RunLog, spec: RunSpec, claim: Claim, *, clock: Clock, step: i
         attempt_id=claim.attempt_id,
         interval_seconds=spec.liveness.heartbeat_seconds,
         describe=describe,
-        board=NoticeBoard(clock),
-        watchers=(),
     )
-    heartbeat.start()
-    try:
+    with heartbeat.beating():
         yield
-    finally:
-        heartbeat.stop()
 
 
 def _say_nothing(doing: str) -> None:

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 from collections.abc import Sequence
-from contextlib import closing, nullcontext
+from contextlib import closing
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
-
-import torch
 
 from segue.checkpoints.pruning import Pruner
 from segue.checkpoints.saving.committer import Writer
@@ -18,29 +16,28 @@ from segue.checkpoints.saving.partition import Partition
 from segue.checkpoints.saving.staging import StagingArea
 from segue.checkpoints.saving.writer_client import ProcessWriter, ShardWriter
 from segue.clock import Clock
-from segue.data.loader import Feed, seed_all, stream_seed
+from segue.data.loader import seed_all, stream_seed
 from segue.errors import FencedError, MachineTooSmallError, RankLostError, WriterDiedError
 from segue.launch.assignment import Assignment
 from segue.notices.board import NoticeBoard
-from segue.notices.file import FileWatcher, OwnerWatcher, RecallWatcher
-from segue.recipe import Build, Recipe, import_build
-from segue.records import Environment, Heartbeat, SegmentReport, StopReason
+from segue.notices.watchers import Watcher, watchers_of, watching
+from segue.records import Environment, SegmentReport, StopReason
 from segue.runlog.log import RunLog
 from segue.spec import RunSpec, StoreSpec
 from segue.stores import LocalStore
 from segue.stores.base import Store, StoreReadError, StoreWriteError
 from segue.stores.retry import patiently
 from segue.trainer.claim import Claim, claim_run
+from segue.trainer.context import AttemptContext
 from segue.trainer.environment import environment_of, prepare_device
-from segue.trainer.heartbeat import Describe, HeartbeatThread, Watcher
+from segue.trainer.heartbeat import HeartbeatThread
+from segue.trainer.live_recipe import LiveRecipe
 from segue.trainer.loop import TrainingLoop
 from segue.trainer.ranks.collectives import Ranks
-from segue.trainer.ranks.ddp import spread
-from segue.trainer.ranks.group import RankGroup, local_rank, meet
-from segue.trainer.recipe_record import setup_components
-from segue.trainer.reports import append_report, failure_of
+from segue.trainer.ranks.group import local_rank, meet
+from segue.trainer.reporting import report_without_training, starting
 from segue.trainer.resume import Resume
-from segue.trainer.state import Progress, components_of, same_on_every_rank
+from segue.trainer.state import same_on_every_rank
 
 log = logging.getLogger(__name__)
 
@@ -80,31 +77,106 @@ def run_attempt(
         stores = [*(StoreSpec(url=store.url) for store in fast), spec.store]
         shards = group.writer(shards or ProcessWriter(stores, rank=group.ranks.rank))
         with closing(shards):
-            claim = _claim(runlog, assignment, environment, group.ranks)
-            heartbeat = HeartbeatThread(
-                runlog.store,
-                run_id=runlog.run_id,
-                attempt_id=claim.attempt_id,
-                interval_seconds=spec.liveness.heartbeat_seconds,
-                describe=_starting(claim, clock),
+            context = AttemptContext(
+                assignment=assignment,
+                runlog=runlog,
+                claim=_claim(runlog, assignment, environment, group.ranks),
+                device=device,
+                environment=environment,
+                group=group,
                 board=board,
-                watchers=_watchers(assignment, runlog, claim, owner_pid),
+                clock=clock,
+                started_at=started_at,
             )
-            with heartbeat.beating() if group.ranks.is_leader else nullcontext():
-                return _train(
-                    assignment,
-                    runlog=runlog,
-                    claim=claim,
-                    device=device,
-                    environment=environment,
-                    board=board,
-                    clock=clock,
-                    fast=fast,
-                    shards=shards,
-                    heartbeat=heartbeat,
-                    started_at=started_at,
-                    group=group,
-                )
+            attempt = Attempt(context, shards=shards, fast=fast)
+            if not group.ranks.is_leader:
+                return attempt.run()
+            with attempt.heartbeat.beating(), watching(_watchers(context, owner_pid), board):
+                return attempt.run()
+
+
+class Attempt:
+    """One attempt of this process, after its claim: build, restore, train, report."""
+
+    def __init__(self, context: AttemptContext, *, shards: ShardWriter, fast: Sequence[Store]) -> None:
+        self._context, self._shards, self._fast = context, shards, fast
+        self.heartbeat = HeartbeatThread(
+            context.runlog.store,
+            run_id=context.runlog.run_id,
+            attempt_id=context.claim.attempt_id,
+            interval_seconds=context.spec.liveness.heartbeat_seconds,
+            describe=partial(starting, context),
+        )
+        self._resume = Resume(
+            context.runlog,
+            context.claim,
+            environment=context.environment,
+            accept=context.spec.continuity.accept,
+            fast=fast,
+            ranks=context.ranks,
+        )
+
+    def run(self) -> SegmentReport:
+        """Everything from the build to the report. Raises as `run_attempt`."""
+        try:
+            with self._context.group.shared_failure():
+                live = self._restored()
+        except FencedError as error:
+            return report_without_training(self._context, StopReason.FENCED, error)
+        except RankLostError as error:
+            return report_without_training(self._context, StopReason.LOST, error)
+        except (StoreReadError, StoreWriteError, WriterDiedError, MachineTooSmallError):
+            raise  # The fault of storage or machine, not the recipe's: no report, and the controller declares it lost.
+        except (Exception, SystemExit) as error:
+            # Building and loading run the user's code; what it raises belongs in the report, not in a dead process.
+            log.error("the recipe could not be built or restored", exc_info=error)
+            return report_without_training(self._context, StopReason.FAILED, error)
+        staging = self._staging(live)
+        writer = self._writer(staging)
+        with closing(staging), closing(writer):
+            loop = TrainingLoop(self._context, live, resume=self._resume, staging=staging, writer=writer)
+            self.heartbeat.describe = loop.describe
+            return loop.run()
+
+    def _restored(self) -> LiveRecipe:
+        context = self._context
+        spec, ranks = context.spec, context.ranks
+        parent = self._resume.find(at_most=context.plan.at_most)
+        live = LiveRecipe(spec, device=context.device, ranks=ranks, skips=context.plan.skips)
+        if ranks.rank:
+            # What its own streams do until it finds some stored; the leader goes on with the run's.
+            seed_all(stream_seed(spec.seed, rank=ranks.rank, step=parent.step if parent else 0))
+        self._resume.restore(live.components)
+        live.spread()
+        ranks.limit_waiting()
+        _wait_for(self._shards)
+        return live
+
+    def _staging(self, live: LiveRecipe) -> StagingArea:
+        ranks = self._context.ranks
+        same = same_on_every_rank(live.recipe)
+        return StagingArea(
+            staging_buffers=self._context.spec.checkpoints.staging_buffers,
+            partition=Partition(ranks.rank, ranks.count, is_same_everywhere=same),
+        )
+
+    def _writer(self, staging: StagingArea) -> Writer:
+        context = self._context
+        checkpoints, claim = context.spec.checkpoints, context.claim
+        return Writer(
+            context.runlog,
+            shards=self._shards,
+            pruner=Pruner(epoch=claim.epoch, retention=checkpoints, tiers=[*self._fast, context.runlog.store]),
+            release=staging.release,
+            attempt_id=claim.attempt_id,
+            epoch=claim.epoch,
+            parent=self._resume.parent,
+            environment=context.environment,
+            full_every=checkpoints.full_every,
+            base_step=self._resume.offer_base(self._shards) if checkpoints.full_every > 1 else None,
+            clock=context.clock,
+            commits=context.ranks.is_leader,
+        )
 
 
 def _claim(runlog: RunLog, assignment: Assignment, environment: Environment, ranks: Ranks) -> Claim:
@@ -116,111 +188,6 @@ def _claim(runlog: RunLog, assignment: Assignment, environment: Environment, ran
     if made is None:
         patiently(runlog.reload, what="log")
     return claim
-
-
-def _train(
-    assignment: Assignment,
-    *,
-    runlog: RunLog,
-    claim: Claim,
-    device: torch.device,
-    environment: Environment,
-    board: NoticeBoard,
-    clock: Clock,
-    fast: Sequence[Store],
-    shards: ShardWriter,
-    heartbeat: HeartbeatThread,
-    started_at: float,
-    group: RankGroup,
-) -> SegmentReport:
-    spec, ranks = assignment.spec, group.ranks
-    resume = Resume(runlog, claim, environment=environment, accept=spec.continuity.accept, fast=fast, ranks=ranks)
-    progress = Progress()
-    try:
-        with group.shared_failure():
-            parent = resume.find(at_most=assignment.plan.at_most)
-            build = import_build(spec.recipe)
-            recipe = _built(build, spec, device)
-            feed = Feed(
-                recipe.data,
-                recipe=spec.recipe,
-                seed=spec.seed,
-                rank=ranks.rank,
-                world_size=ranks.count,
-                skips=assignment.plan.skips,
-            )
-            components = components_of(recipe, progress, name=spec.recipe, ranks=ranks)
-            components |= setup_components(recipe, feed, progress, build=build, config=spec.config)
-            if ranks.rank:
-                # What its own streams do until it finds some stored; the leader goes on with the run's.
-                seed_all(stream_seed(spec.seed, rank=ranks.rank, step=parent.step if parent else 0))
-            resume.restore(components)
-            # After the restore, which says what is trained.
-            recipe = spread(recipe, ranks, device, name=spec.recipe)
-            ranks.limit_waiting()
-            _wait_for(shards)
-    except FencedError as error:
-        return _empty_report(assignment, claim, StopReason.FENCED, clock.monotonic() - started_at, error)
-    except RankLostError as error:
-        report = _empty_report(assignment, claim, StopReason.LOST, clock.monotonic() - started_at, error)
-        if group.reports:
-            append_report(runlog, claim, report)
-        return report
-    except (StoreReadError, StoreWriteError, WriterDiedError, MachineTooSmallError):
-        raise  # Storage's or the machine's fault, not the recipe's: no report, and the controller says `lost`.
-    except (Exception, SystemExit) as error:
-        # Building and loading run the user's code; whatever it raises belongs in the report, not in a dead process.
-        log.error("the recipe could not be built or restored", exc_info=error)
-        report = _empty_report(assignment, claim, StopReason.FAILED, clock.monotonic() - started_at, error)
-        if group.reports:
-            append_report(runlog, claim, report)
-        return report
-    staging = StagingArea(
-        staging_buffers=spec.checkpoints.staging_buffers,
-        partition=Partition(ranks.rank, ranks.count, is_same_everywhere=same_on_every_rank(recipe)),
-    )
-    writer = Writer(
-        runlog,
-        shards=shards,
-        pruner=Pruner(epoch=claim.epoch, retention=spec.checkpoints, tiers=[*fast, runlog.store]),
-        release=staging.release,
-        attempt_id=claim.attempt_id,
-        epoch=claim.epoch,
-        parent=parent,
-        environment=environment,
-        full_every=spec.checkpoints.full_every,
-        base_step=resume.offer_base(shards) if spec.checkpoints.full_every > 1 else None,
-        clock=clock,
-        commits=ranks.is_leader,
-    )
-    with closing(staging), closing(writer):
-        loop = TrainingLoop(
-            assignment,
-            recipe=recipe,
-            components=components,
-            progress=progress,
-            feed=feed,
-            device=device,
-            runlog=runlog,
-            claim=claim,
-            resume=resume,
-            staging=staging,
-            writer=writer,
-            board=board,
-            clock=clock,
-            started_at=started_at,
-            group=group,
-            environment=environment,
-        )
-        heartbeat.describe = loop.describe
-        return loop.run()
-
-
-def _built(build: Build, spec: RunSpec, device: torch.device) -> Recipe:
-    seed_all(spec.seed)
-    recipe = build(dict(spec.config))
-    recipe.model.to(device)
-    return recipe
 
 
 def _wait_for(shards: ShardWriter) -> None:
@@ -240,45 +207,5 @@ def _fast_tier(spec: RunSpec) -> list[Store]:
     return [] if folder is None else [LocalStore(Path(folder))]
 
 
-def _watchers(assignment: Assignment, runlog: RunLog, claim: Claim, owner_pid: int | None) -> Sequence[Watcher]:
-    watchers: list[Watcher] = [RecallWatcher(runlog.store, run_id=runlog.run_id, attempt_id=claim.attempt_id)]
-    notice_file = assignment.spec.liveness.notice_file
-    if notice_file is not None:
-        watchers.append(FileWatcher(Path(notice_file), grace_seconds=assignment.spec.grace_seconds))
-    if owner_pid is not None:
-        watchers.append(OwnerWatcher(owner_pid))
-    return watchers
-
-
-def _starting(claim: Claim, clock: Clock) -> Describe:
-    def describe(counter: int) -> Heartbeat:
-        return Heartbeat(
-            attempt_id=claim.attempt_id,
-            counter=counter,
-            phase="starting",
-            step=0,
-            trainer_pid=os.getpid(),
-            beat_at=clock.now(),
-        )
-
-    return describe
-
-
-def _empty_report(
-    assignment: Assignment, claim: Claim, reason: StopReason, seconds: float, error: BaseException
-) -> SegmentReport:
-    plan = assignment.plan
-    step = plan.parent.step if plan.parent else 0
-    return SegmentReport(
-        segment=plan.segment,
-        attempt=plan.attempt,
-        attempt_id=claim.attempt_id,
-        capacity=plan.capacity,
-        stop_reason=reason,
-        from_step=step,
-        to_step=step,
-        seconds=seconds,
-        startup_seconds=seconds,
-        failure=failure_of(error) if reason is StopReason.FAILED else None,
-        note=str(error),
-    )
+def _watchers(context: AttemptContext, owner_pid: int | None) -> list[Watcher]:
+    return watchers_of(context.spec, context.runlog.store, attempt_id=context.claim.attempt_id, owner_pid=owner_pid)

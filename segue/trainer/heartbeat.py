@@ -1,15 +1,12 @@
-"""Signs of life: a thread that overwrites one small object and looks for notices while it is at it."""
+"""The heartbeat: a thread that overwrites one small object in the store for as long as the attempt lives."""
 
 from __future__ import annotations
 
 import logging
-import os
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Protocol
 
-from segue.notices.board import NO_KILL_COMING_SECONDS, NoticeBoard
 from segue.records import Heartbeat
 from segue.runlog import keys
 from segue.stores.base import Store
@@ -19,18 +16,6 @@ log = logging.getLogger(__name__)
 
 Describe = Callable[[int], Heartbeat]
 """Makes the heartbeat of a given counter."""
-
-
-class Watcher(Protocol):
-    """A source of notices that has to be asked."""
-
-    def poll(self, board: NoticeBoard) -> None:
-        """Look once, and leave a notice if there is one.
-
-        Raises:
-            StoreReadError: the source could not be read; look again later.
-        """
-        ...
 
 
 class HeartbeatThread:
@@ -44,13 +29,10 @@ class HeartbeatThread:
         attempt_id: str,
         interval_seconds: float,
         describe: Describe,
-        board: NoticeBoard,
-        watchers: Sequence[Watcher],
     ) -> None:
         self._store, self._key = store, keys.heartbeat_key(run_id, attempt_id)
         self._interval_seconds = interval_seconds
-        self.describe, self._board, self._watchers = describe, board, watchers
-        self._parent_pid = os.getppid()
+        self.describe = describe
         self._counter = 0
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._work, name="segue-heartbeat", daemon=True)
@@ -76,7 +58,6 @@ class HeartbeatThread:
     def _work(self) -> None:
         while True:
             self._beat()
-            self._look_for_notices()
             if self._stop.wait(self._interval_seconds):
                 return
 
@@ -89,13 +70,3 @@ class HeartbeatThread:
             # Whatever it is: a beat that fails must not end the thread, or a living attempt is taken for dead.
             # Training goes on: if the store stays away, the heartbeat timeout runs out and the log decides.
             log.warning("heartbeat not written reason=%s", error)
-
-    def _look_for_notices(self) -> None:
-        if os.getppid() != self._parent_pid:
-            # The segment that started us is gone, and with it whoever would pass a signal on.
-            self._board.leave("orphaned", grace_seconds=NO_KILL_COMING_SECONDS)
-        for watcher in self._watchers:
-            try:
-                watcher.poll(self._board)
-            except Exception as error:
-                log.warning("notice not read reason=%s", error)

@@ -10,17 +10,12 @@ from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
 
-import torch
-
 from segue.checkpoints.saving.committer import SealJob, Writer
 from segue.checkpoints.saving.staging import StagingArea
-from segue.clock import Clock
 from segue.continuity import anomalies
-from segue.continuity.fingerprints import batch_fingerprint, input_fingerprint, streams_fingerprint
-from segue.continuity.verdict import Prelude
 from segue.continuity.witness import Witness
 from segue.curves.schema import Curve
-from segue.data.loader import Batch, Feed
+from segue.data.loader import Batch
 from segue.errors import (
     BrokenResumeError,
     FencedError,
@@ -29,11 +24,7 @@ from segue.errors import (
     RankLostError,
     WorkAtRiskError,
 )
-from segue.launch.assignment import Assignment
-from segue.notices.board import NoticeBoard
-from segue.recipe import Recipe
 from segue.records import (
-    Environment,
     Heartbeat,
     SegmentReport,
     Skip,
@@ -41,20 +32,14 @@ from segue.records import (
     WitnessRow,
 )
 from segue.runlog.history import read_history
-from segue.runlog.log import RunLog
-from segue.spec import MOST_WITNESS_STEPS
 from segue.stores.base import StoreReadError, StoreWriteError
-from segue.trainer.claim import Claim
-from segue.trainer.ranks.consensus import Word, agree, put_together
-from segue.trainer.ranks.ddp import spread_again
-from segue.trainer.ranks.group import RankGroup
+from segue.trainer.context import AttemptContext
+from segue.trainer.live_recipe import LiveRecipe
+from segue.trainer.ranks.consensus import Word, agree
 from segue.trainer.rehearsal import ResumeRehearsal, is_due
-from segue.trainer.reporting import Account
-from segue.trainer.reports import failure_of
+from segue.trainer.reporting import AttemptReporter, failure_of
 from segue.trainer.resume import Resume
 from segue.trainer.saving import Saving, life_on
-from segue.trainer.state import RNG_PREFIX, Component, Progress
-from segue.trainer.step import do_step, to_device
 from segue.trainer.time_left import REPORT_SECONDS, Pace, TimeLeft
 
 log = logging.getLogger(__name__)
@@ -64,78 +49,42 @@ class TrainingLoop:
     """One attempt, from its first step to its report."""
 
     def __init__(
-        self,
-        assignment: Assignment,
-        *,
-        recipe: Recipe,
-        components: dict[str, Component],
-        progress: Progress,
-        feed: Feed,
-        device: torch.device,
-        runlog: RunLog,
-        claim: Claim,
-        resume: Resume,
-        staging: StagingArea,
-        writer: Writer,
-        board: NoticeBoard,
-        clock: Clock,
-        started_at: float,
-        group: RankGroup,
-        environment: Environment,
+        self, context: AttemptContext, live: LiveRecipe, *, resume: Resume, staging: StagingArea, writer: Writer
     ) -> None:
-        self._group, self._ranks = group, group.ranks
-        self._spec, plan = assignment.spec, assignment.plan
-        self._recipe, self._components, self._progress = recipe, components, progress
-        self._feed, self._device = feed, device
-        self._resume, self._writer = resume, writer
-        self._board, self._clock = board, clock
+        self._context, self._live, self._resume, self._writer = context, live, resume, writer
+        self._spec, self._ranks, self._board = context.spec, context.ranks, context.board
+        self._progress, self._clock = live.progress, context.clock
+        history = read_history(context.runlog)
         self._witness = Witness(self._spec.continuity.witness_steps)
-        self._curve = Curve(
-            run=self._spec.run_id,
-            segment=plan.segment,
-            attempt=plan.attempt,
-            attempt_id=claim.attempt_id,
-            capacity=plan.capacity.value,
-            environment=environment.short_id,
-            from_checkpoint=progress.step,
-        )
+        self._curve = _curve_of(context, from_step=live.progress.step)
         self._saving = Saving(
             self._spec.checkpoints,
-            recipe=recipe,
-            components=components,
-            progress=progress,
-            feed=feed,
+            live=live,
             curve=self._curve,
             staging=staging,
             writer=writer,
-            life=life_on(plan.capacity, read_history(runlog)),
-            clock=clock,
-            leads=group.ranks.is_leader,
+            life=life_on(context.plan.capacity, history),
+            clock=context.clock,
+            leads=self._ranks.is_leader,
         )
-        due = is_due(assignment, read_history(runlog), ranks=group.ranks.count)
-        self._rehearsal = ResumeRehearsal(assignment, runlog, is_due=due)
-        self._pace = Pace(clock)
+        due = is_due(context.assignment, history, ranks=self._ranks.count)
+        self._rehearsal = ResumeRehearsal(context.assignment, context.runlog, is_due=due)
+        self._pace = Pace(context.clock)
         self._time_left = TimeLeft(
-            board,
-            bound_seconds=plan.max_seconds,
-            grace_seconds=self._spec.grace_seconds,
-            started_at=started_at,
-            clock=clock,
+            context.board,
+            bound_seconds=context.plan.max_seconds,
+            grace_seconds=context.spec.grace_seconds,
+            started_at=context.started_at,
+            clock=context.clock,
         )
-        self._account = Account(
-            plan=plan,
-            claim=claim,
-            runlog=runlog,
-            group=group,
-            progress=progress,
+        self._reporter = AttemptReporter(
+            context=context,
+            progress=live.progress,
             pace=self._pace,
             time_left=self._time_left,
             saving=self._saving,
             writer=writer,
             witness=self._witness,
-            board=board,
-            clock=clock,
-            started_at=started_at,
         )
 
     def run(self) -> SegmentReport:
@@ -149,23 +98,23 @@ class TrainingLoop:
             WorkAtRiskError: nothing could be committed for longer than the user allows; likewise.
         """
         try:
-            with self._group.shared_failure(), closing(self._saving), closing(self._rehearsal):
+            with self._context.group.shared_failure(), closing(self._saving), closing(self._rehearsal):
                 reason = self._train()
-            return self._account.append(self._account.report(reason, note=self._writer.trouble))
+            return self._reporter.append(self._reporter.report(reason, note=self._writer.trouble))
         except FencedError as error:
             return self._fenced(error)
         except BrokenResumeError as error:
-            self._account.append(self._account.report(StopReason.FAILED, failure=failure_of(error), note=str(error)))
+            self._reporter.append(self._reporter.report(StopReason.FAILED, failure=failure_of(error), note=str(error)))
             raise
         except PoisonedStepError as error:
-            report = self._account.report(StopReason.FAILED, failure=failure_of(error), note=self._writer.trouble)
-            return self._account.append(report.model_copy(update={"anomaly": error.anomaly}))
+            report = self._reporter.report(StopReason.FAILED, failure=failure_of(error), note=self._writer.trouble)
+            return self._reporter.append(report.model_copy(update={"anomaly": error.anomaly}))
         except RankLostError as error:
             # What that rank had of a save will never be durable: there is nothing to wait for.
             self._writer.give_up()
-            report = self._account.report(StopReason.LOST, note=str(error))
+            report = self._reporter.report(StopReason.LOST, note=str(error))
             # torchrun signals the others when one is gone; nobody else has given notice then.
-            return self._account.append(report.model_copy(update={"notice": None}))
+            return self._reporter.append(report.model_copy(update={"notice": None}))
         except (StoreReadError, StoreWriteError, WorkAtRiskError):
             raise  # Storage's fault, not the recipe's: no report, and the controller says `lost`.
         except (Exception, SystemExit) as error:
@@ -176,32 +125,32 @@ class TrainingLoop:
 
     def _fenced(self, error: FencedError) -> SegmentReport:
         log.warning("fenced reason=%s", error)
-        return self._account.report(StopReason.FENCED, note=str(error))
+        return self._reporter.report(StopReason.FENCED, note=str(error))
 
     def _failed(self, error: BaseException) -> SegmentReport:
         try:
             # A rank that hangs may never write what it has of a save.
             patience = REPORT_SECONDS if isinstance(error, HungRankError) else self._spec.grace_seconds
             self._writer.wait(patience)
-            return self._account.append(self._account.report(StopReason.FAILED, failure=failure_of(error)))
+            return self._reporter.append(self._reporter.report(StopReason.FAILED, failure=failure_of(error)))
         except FencedError as fenced:
             return self._fenced(fenced)
 
     def describe(self, counter: int) -> Heartbeat:
         """A sign of life; called from the heartbeat's thread."""
-        return self._account.heartbeat(counter)
+        return self._reporter.heartbeat(counter)
 
     def _train(self) -> StopReason:
         if self._resume.parent is None:
-            self._recipe.model.train()
-        batches = self._feed.batches(self._progress.samples_seen)
-        self._resume.leave_out(self._left_out())
-        self._resume.check_state(self._components)
+            self._live.recipe.model.train()
+        batches = self._live.batches()
+        self._resume.leave_out(self._live.left_out())
+        self._resume.check_state(self._live.components)
         try:
             return self._train_on(batches)
         except PoisonedStepError as error:
             log.error("step went bad, nothing of it is kept reason=%s", error.anomaly.sentence)
-            self._account.is_ending = True
+            self._reporter.is_ending = True
             self._drain()  # What was handed over before is whole.
             raise
 
@@ -213,9 +162,9 @@ class TrainingLoop:
                 self._save(evaluate=True)
             self._step(batches, counts=True)
             self._rehearsal.look()
-            if self._progress.step == self._account.from_step + 1:
+            if self._progress.step == self._reporter.from_step + 1:
                 self._saving.prepare()
-        self._account.is_ending = True
+        self._reporter.is_ending = True
         self._end(word.stop, batches)
         return word.stop
 
@@ -251,30 +200,15 @@ class TrainingLoop:
         """Do one step. With `counts=False` it only bears witness: it comes after the last commit, to be replayed."""
         started = self._clock.monotonic()
         batch = next(batches)
-        if batch.start != self._progress.samples_seen:
-            log.warning("samples skipped from=%d to=%d", self._progress.samples_seen, batch.start - 1)
-        step = self._progress.step + 1
-        prelude = self._prelude(step, batch)
-        self._resume.before_step(self._components, prelude)
-        self._recipe = spread_again(self._recipe, self._device)
-        outcome = do_step(
-            self._recipe,
-            to_device(batch.content, self._device),
-            step=step,
-            weight=batch.weight,
-            before_update=self._saving.barrier,
-        )
-        outcome, row_input = put_together(
-            self._ranks, outcome, weight=batch.weight, fingerprint=prelude.input_fingerprint
-        )
-        row = WitnessRow(**(prelude._asdict() | {"input_fingerprint": row_input}), **outcome._asdict())
+        prelude = self._live.prelude(batch, with_fingerprints=self._needs_fingerprints)
+        self._resume.before_step(self._live.components, prelude)
+        row = self._live.step(batch, prelude, before_update=self._saving.barrier)
         self._refuse_poison(row, batch)
-        self._progress.step = step
-        self._group.step = step
-        self._progress.samples_seen = batch.start + len(batch.ids)
+        self._live.advance(batch)
+        self._context.group.step = row.step
         recent = self._progress.recent_losses
         self._progress.recent_losses = anomalies.with_loss(recent, row.loss, spec=self._spec.anomalies)
-        self._account.loss = row.loss
+        self._reporter.loss = row.loss
         self._witness.add(row)
         self._resume.saw(row)
         seconds = self._clock.monotonic() - started
@@ -286,15 +220,9 @@ class TrainingLoop:
             if counts:
                 self._rehearsal.begin(state_bytes=self._writer.last_size_bytes or 0)
 
-    def _prelude(self, step: int, batch: Batch) -> Prelude:
-        """Marks of what a step will see. Only rows that bear witness, or are compared with one, have them."""
-        if not self._resume.is_pending and not self._witness.wants(step):
-            return Prelude(step, "", "", None)
-        streams = None
-        if self._ranks.count == 1:
-            held = {name: c.capture() for name, c in self._components.items() if name.startswith(RNG_PREFIX)}
-            streams = streams_fingerprint(held)
-        return Prelude(step, batch_fingerprint(batch.ids), input_fingerprint(batch.content), streams)
+    @property
+    def _needs_fingerprints(self) -> bool:
+        return self._resume.is_pending or self._witness.wants(self._progress.step + 1)
 
     def _refuse_poison(self, row: WitnessRow, batch: Batch) -> None:
         """Raise before the row counts: as a witness it would ask of the next attempt to go bad as well."""
@@ -308,16 +236,11 @@ class TrainingLoop:
         where = Skip(samples_seen=batch.start, sample_count=len(batch.ids))
         raise PoisonedStepError(anomaly=symptom.on(where, step=row.step, sample_ids=batch.ids.tolist()))
 
-    def _left_out(self) -> frozenset[str]:
-        order = self._feed.order
-        starts = order.left_out_of_next(MOST_WITNESS_STEPS, samples_seen=self._progress.samples_seen)
-        return frozenset(batch_fingerprint(order.batch(start)) for start in starts)
-
     def _count(self, row: WitnessRow, seconds: float) -> None:
         self._pace.step_done()
         self._curve.add(
             row,
-            epoch=self._feed.order.epoch_of(max(self._progress.samples_seen - 1, 0)),
+            epoch=self._live.feed.order.epoch_of(max(self._progress.samples_seen - 1, 0)),
             samples_seen=self._progress.samples_seen,
             step_seconds=seconds,
             wall_time=self._clock.now(),
@@ -385,3 +308,15 @@ class TrainingLoop:
 
     def _has_patience(self) -> bool:
         return self._ranks.leader_says(self._time_left.patience_seconds > 0)
+
+
+def _curve_of(context: AttemptContext, *, from_step: int) -> Curve:
+    return Curve(
+        run=context.spec.run_id,
+        segment=context.plan.segment,
+        attempt=context.plan.attempt,
+        attempt_id=context.claim.attempt_id,
+        capacity=context.plan.capacity.value,
+        environment=context.environment.short_id,
+        from_checkpoint=from_step,
+    )

@@ -16,28 +16,24 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
+from segue.checkpoints.format.snapshot import digest, take
 from segue.checkpoints.loading.read import read_stored
-from segue.checkpoints.loading.snapshot import digest, snapshot_of, take
+from segue.checkpoints.loading.snapshot import snapshot_of
 from segue.clock import Clock, SystemClock
-from segue.continuity.fingerprints import batch_fingerprint, input_fingerprint, streams_fingerprint
 from segue.continuity.recipe_diff import SetupChanges, setup_changes, untracked_changes
 from segue.continuity.verdict import digest_findings, judge
-from segue.data.loader import Feed, seed_all
 from segue.errors import CheckpointError, SegueError
 from segue.launch.assignment import Assignment, ExitCode
-from segue.recipe import import_build
 from segue.records import Finding, Verdict, VerdictKind, WitnessRow
 from segue.runlog.entries import DrillEntry, Entry
 from segue.runlog.history import Checkpoint, read_history
 from segue.runlog.log import RunLog, Stamp
 from segue.runlog.open import open_log
-from segue.spec import MOST_WITNESS_STEPS
 from segue.stores.retry import patiently
 from segue.trainer.environment import environment_of, prepare_device
-from segue.trainer.recipe_record import setup_components
-from segue.trainer.resume import restore_all
-from segue.trainer.state import RNG_PREFIX, Progress, capture, components_of
-from segue.trainer.step import do_step, to_device
+from segue.trainer.live_recipe import LiveRecipe
+from segue.trainer.ranks.collectives import Ranks
+from segue.trainer.state import capture
 
 log = logging.getLogger("segue.rehearsal")
 
@@ -57,42 +53,22 @@ def rehearse(assignment: Assignment, runlog: RunLog, checkpoint: Checkpoint) -> 
     changes = checkpoint.manifest.environment.differs_from(environment_of(device))
     stored = read_stored([runlog.store], run_id=runlog.run_id, manifest=checkpoint.manifest)
     snapshot = snapshot_of(stored)
-    seed_all(spec.seed)
-    build = import_build(spec.recipe)
-    recipe = build(dict(spec.config))
-    recipe.model.to(device)
-    progress = Progress()
-    feed = Feed(recipe.data, recipe=spec.recipe, seed=spec.seed, skips=assignment.plan.skips)
-    components = components_of(recipe, progress, name=spec.recipe)
-    components |= setup_components(recipe, feed, progress, build=build, config=spec.config)
-    restore_all(components, snapshot)
-    batches = feed.batches(progress.samples_seen)
-    live = take(capture(components), copy=False)
+    program = LiveRecipe(spec, device=device, ranks=Ranks(), skips=assignment.plan.skips).restore(snapshot)
+    batches = program.batches()
+    live = take(capture(program.components), copy=False)
     restored = digest(live)
     found = setup_changes(snapshot.skeletons, live.skeletons, environment_changes=changes)
     # The same code and config as a moment ago: what differs is this process's own, unless the rows say otherwise.
     setup = SetupChanges(noted=(*found.findings, *found.accepted, *found.noted))
     hint = untracked_changes(snapshot.skeletons, live.skeletons)
     rows: list[WitnessRow] = []
-    skipped = feed.order.left_out_of_next(MOST_WITNESS_STEPS, samples_seen=progress.samples_seen)
-    left_out = {batch_fingerprint(feed.order.batch(start)) for start in skipped}
+    left_out = program.left_out()
     witness = tuple(takewhile(lambda row: row.batch_fingerprint not in left_out, checkpoint.rows))
     if not digest_findings(stored.digests, restored):
-        for row in witness:
+        for _ in witness:
             batch = next(batches)
-            seen = input_fingerprint(batch.content)
-            streams = streams_fingerprint({n: c.capture() for n, c in components.items() if n.startswith(RNG_PREFIX)})
-            outcome = do_step(recipe, to_device(batch.content, device), step=row.step)
-            ids = batch_fingerprint(batch.ids)
-            rows.append(
-                WitnessRow(
-                    step=row.step,
-                    batch_fingerprint=ids,
-                    input_fingerprint=seen,
-                    streams=streams,
-                    **outcome._asdict(),
-                )
-            )
+            rows.append(program.step(batch, program.prelude(batch)))
+            program.advance(batch)
     return judge(
         committed=stored.digests,
         restored=restored,

@@ -1,43 +1,40 @@
-"""What an attempt says of itself: signs of life while it works, and a report at its end."""
+"""Reporting: an attempt's heartbeats while it works, and its report at the end."""
 
 from __future__ import annotations
 
+import logging
 import os
+import traceback
 from dataclasses import dataclass, field
 
 from segue.checkpoints.saving.committer import Writer
-from segue.clock import Clock
 from segue.continuity.witness import Witness
-from segue.notices.board import NoticeBoard
-from segue.records import CheckpointRef, CodeFailure, Heartbeat, SegmentPlan, SegmentReport, StopReason
+from segue.errors import RankFailedError, SegueError
+from segue.records import CheckpointRef, CodeFailure, Heartbeat, SegmentReport, StopReason
+from segue.runlog.entries import Entry, ReportEntry
 from segue.runlog.history import read_history
-from segue.runlog.log import RunLog
+from segue.runlog.log import Stamp
+from segue.stores.base import StoreReadError, StoreWriteError
 from segue.stores.retry import patiently
-from segue.trainer.claim import Claim
-from segue.trainer.ranks.group import RankGroup
-from segue.trainer.reports import append_report
+from segue.trainer.context import AttemptContext
 from segue.trainer.saving import Saving
 from segue.trainer.state import Progress
 from segue.trainer.time_left import Pace, TimeLeft
 
+log = logging.getLogger(__name__)
+
 
 @dataclass(kw_only=True)
-class Account:
-    """Of one attempt. It looks on, and changes nothing."""
+class AttemptReporter:
+    """What an attempt reports of itself: heartbeats while it works, a report at its end. Changes nothing."""
 
-    plan: SegmentPlan
-    claim: Claim
-    runlog: RunLog
-    group: RankGroup
+    context: AttemptContext
     progress: Progress
     pace: Pace
     time_left: TimeLeft
     saving: Saving
     writer: Writer
     witness: Witness
-    board: NoticeBoard
-    clock: Clock
-    started_at: float
     loss: float | None = None
     """Of the newest step."""
     is_ending: bool = False
@@ -47,10 +44,10 @@ class Account:
         self.from_step = self.progress.step
 
     def heartbeat(self, counter: int) -> Heartbeat:
-        """A sign of life; called from the heartbeat's thread."""
+        """The heartbeat with this counter; called from the heartbeat's thread."""
         last_commit = self.writer.last_commit
         return Heartbeat(
-            attempt_id=self.claim.attempt_id,
+            attempt_id=self.context.claim.attempt_id,
             counter=counter,
             phase="stopping" if self.is_ending else "training" if self.pace.train_steps else "restoring",
             step=self.progress.step,
@@ -62,7 +59,7 @@ class Account:
             saves_delayed=self.saving.delayed,
             trouble=self.writer.trouble,
             rows=self.witness.rows_after(last_commit.step) if last_commit else (),
-            beat_at=self.clock.now(),
+            beat_at=self.context.clock.now(),
         )
 
     def report(
@@ -77,10 +74,10 @@ class Account:
         kept = checkpoint.step if checkpoint else self.from_step
         save = self.saving.usual
         return SegmentReport(
-            segment=self.plan.segment,
-            attempt=self.plan.attempt,
-            attempt_id=self.claim.attempt_id,
-            capacity=self.plan.capacity,
+            segment=self.context.plan.segment,
+            attempt=self.context.plan.attempt,
+            attempt_id=self.context.claim.attempt_id,
+            capacity=self.context.plan.capacity,
             stop_reason=reason,
             from_step=self.from_step,
             to_step=self.progress.step,
@@ -90,10 +87,10 @@ class Account:
             seconds=self.time_left.seconds,
             train_seconds=self.pace.train_seconds,
             train_steps=self.pace.train_steps,
-            startup_seconds=(self.pace.first_step_at or self.clock.monotonic()) - self.started_at,
+            startup_seconds=(self.pace.first_step_at or self.context.clock.monotonic()) - self.context.started_at,
             save_seconds=save.save_seconds if save else None,
             save_cost_seconds=save.cost_seconds if save else None,
-            notice=self.board.read(),
+            notice=self.context.board.read(),
             failure=failure,
             note=note,
         )
@@ -104,14 +101,82 @@ class Account:
         Raises:
             FencedError: a newer claim exists.
         """
-        if self.group.reports:
-            append_report(self.runlog, self.claim, report)
+        append_report(self.context, report)
         return report
 
     def _last_commit(self) -> CheckpointRef | None:
-        if self.group.ranks.is_leader:
+        if self.context.group.ranks.is_leader:
             return self.writer.last_commit
         # Only the leader commits; another rank reports in its place, and the log knows.
-        history = read_history(patiently(self.runlog.reload, what="log"))
-        attempt = history.attempt_of(self.plan.segment, self.plan.attempt)
+        history = read_history(patiently(self.context.runlog.reload, what="log"))
+        attempt = history.attempt_of(self.context.plan.segment, self.context.plan.attempt)
         return attempt.commits[-1] if attempt is not None and attempt.commits else None
+
+
+def append_report(context: AttemptContext, report: SegmentReport) -> None:
+    """Put an attempt's report into the log, if it is this rank that reports.
+
+    A store that does not take it is logged; the controller then declares the attempt lost.
+
+    Raises:
+        FencedError: a newer claim exists.
+    """
+
+    if not context.group.reports:
+        return
+    runlog, claim = context.runlog, context.claim
+
+    def build(stamp: Stamp) -> Entry:
+        return ReportEntry.model_validate(stamp(epoch=claim.epoch) | {"report": report})
+
+    try:
+        patiently(lambda: runlog.append(build, epoch=claim.epoch), what="report")
+    except (StoreWriteError, StoreReadError) as error:
+        log.error("report not written reason=%s", error)
+
+
+def failure_of(error: BaseException) -> CodeFailure:
+    """What to show a person: the traceback of their code, the sentence of ours."""
+    if isinstance(error, RankFailedError):
+        name = f"{error.type_name} on rank {error.rank}"
+        return CodeFailure(type=name, message=error.message, traceback=error.traceback)
+    shown = str(error) if isinstance(error, SegueError) else traceback.format_exc()
+    return CodeFailure(type=type(error).__name__, message=str(error), traceback=shown)
+
+
+def starting(context: AttemptContext, counter: int) -> Heartbeat:
+    """The heartbeat of an attempt that is still being built and restored."""
+    return Heartbeat(
+        attempt_id=context.claim.attempt_id,
+        counter=counter,
+        phase="starting",
+        step=0,
+        trainer_pid=os.getpid(),
+        beat_at=context.clock.now(),
+    )
+
+
+def report_without_training(context: AttemptContext, reason: StopReason, error: BaseException) -> SegmentReport:
+    """The report of an attempt that ended before its first step; it is in the log when this rank reports.
+
+    Raises:
+        FencedError: a newer claim exists, and this attempt was not fenced before.
+    """
+    plan = context.plan
+    step = plan.parent.step if plan.parent else 0
+    report = SegmentReport(
+        segment=plan.segment,
+        attempt=plan.attempt,
+        attempt_id=context.claim.attempt_id,
+        capacity=plan.capacity,
+        stop_reason=reason,
+        from_step=step,
+        to_step=step,
+        seconds=context.seconds,
+        startup_seconds=context.seconds,
+        failure=failure_of(error) if reason is StopReason.FAILED else None,
+        note=str(error),
+    )
+    if reason is not StopReason.FENCED:
+        append_report(context, report)
+    return report

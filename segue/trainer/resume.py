@@ -10,9 +10,10 @@ from itertools import takewhile
 import torch
 
 from segue.checkpoints.format.digests import Digests, owners
+from segue.checkpoints.format.snapshot import Snapshot, digest, take
 from segue.checkpoints.format.state_tree import decode_tree
 from segue.checkpoints.loading.select import Restorable, newest_valid
-from segue.checkpoints.loading.snapshot import Snapshot, committed_as, digest, take
+from segue.checkpoints.loading.snapshot import committed_as
 from segue.checkpoints.saving.writer_client import ShardWriter
 from segue.continuity.recipe_diff import SetupChanges, setup_changes, untracked_changes
 from segue.continuity.verdict import Prelude, digest_findings, judge, prelude_findings, state_findings

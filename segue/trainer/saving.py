@@ -10,12 +10,11 @@ from typing import Any
 import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from segue.checkpoints.format.dtensor import local_part
+from segue.checkpoints.format.dtensor import local_tensor
 from segue.checkpoints.saving.committer import SaveJob, Writer
 from segue.checkpoints.saving.staging import Staged, StagingArea
 from segue.clock import Clock
 from segue.curves.schema import Curve
-from segue.data.loader import Feed
 from segue.errors import WorkAtRiskError
 from segue.policy.save_interval import (
     Cadence,
@@ -27,12 +26,12 @@ from segue.policy.save_interval import (
     interval_seconds,
     should_save_on_notice,
 )
-from segue.recipe import Recipe
 from segue.records import Capacity, CheckpointRef
 from segue.runlog.history import History
 from segue.spec import CheckpointSpec
+from segue.trainer.live_recipe import LiveRecipe
 from segue.trainer.ranks.ddp import bare
-from segue.trainer.state import RNG_PREFIX, Component, Progress, capture
+from segue.trainer.state import RNG_PREFIX, capture
 
 log = logging.getLogger(__name__)
 
@@ -52,10 +51,7 @@ class Saving:
         self,
         spec: CheckpointSpec,
         *,
-        recipe: Recipe,
-        components: dict[str, Component],
-        progress: Progress,
-        feed: Feed,
+        live: LiveRecipe,
         curve: Curve,
         staging: StagingArea,
         writer: Writer,
@@ -65,10 +61,10 @@ class Saving:
     ) -> None:
         """With `leads=False` another rank decides when to save, and answers for the work at risk."""
         self._leads = leads
-        self._spec, self._recipe, self._components = spec, recipe, components
-        self._progress, self._feed, self._curve = progress, feed, curve
+        self._spec, self._live, self._curve = spec, live, curve
+        self._components, self._progress = live.components, live.progress
         self._staging, self._writer, self._life, self._clock = staging, writer, life, clock
-        self.saved_step = progress.step
+        self.saved_step = live.progress.step
         """The step of the newest safe point that was handed to the writer."""
         self.delayed = 0
         """Saves that fell due while the one before was still being written."""
@@ -134,13 +130,13 @@ class Saving:
         self._is_delaying = True
 
     def save(self, *, evaluate: bool, is_last: bool = False) -> None:
-        """Hand this safe point to the writer; an staging buffer must be free."""
+        """Hand this safe point to the writer; a staging buffer must be free."""
         self.barrier()
-        metric = self._evaluate() if evaluate and self._recipe.evaluate is not None else None
+        metric = self._evaluate() if evaluate and self._live.recipe.evaluate is not None else None
         progress, started = self._progress, self._clock.monotonic()
         trees = capture(self._components)
         if self._spec.staging == "overlapped" and not is_last and not self._has_torn:
-            staged = self._late = self._staging.begin(trees, deferred=changed_by_optimizer(self._recipe.optimizer))
+            staged = self._late = self._staging.begin(trees, deferred=changed_by_optimizer(self._live.recipe.optimizer))
         else:
             staged = self._staging.take(trees)
         self._saved_at = self._clock.monotonic()
@@ -152,7 +148,7 @@ class Saving:
                 staged=staged,
                 step=progress.step,
                 samples_seen=progress.samples_seen,
-                epoch=self._feed.order.epoch_of(progress.samples_seen),
+                epoch=self._live.feed.order.epoch_of(progress.samples_seen),
                 metric=metric,
                 curve=self._curve.take(),
             )
@@ -232,15 +228,15 @@ class Saving:
         return interval_seconds(self._meter.estimate, life=life, max_work_at_risk_seconds=spec.max_work_at_risk_seconds)
 
     def _evaluate(self) -> float:
-        assert self._recipe.evaluate is not None
+        assert self._live.recipe.evaluate is not None
         # A metric that draws random numbers, or leaves the model in eval mode, must not change the run.
         guarded = {name: c for name, c in self._components.items() if name == "modes" or name.startswith(RNG_PREFIX)}
         before = {name: component.capture() for name, component in guarded.items()}
-        model = bare(self._recipe.model)
+        model = bare(self._live.recipe.model)
         model.eval()
         try:
             with torch.no_grad():
-                return float(self._recipe.evaluate(model))
+                return float(self._live.recipe.evaluate(model))
         finally:
             for name, component in guarded.items():
                 component.restore(before[name])
@@ -263,5 +259,5 @@ def changed_by_optimizer(optimizer: torch.optim.Optimizer) -> frozenset[int]:
     # Some optimizers keep plain values beside what they keep for each parameter.
     slots = (slot for slot in optimizer.state.values() if isinstance(slot, Mapping))
     state: list[Any] = [value for slot in slots for value in slot.values()]
-    tensors = [local_part(tensor) for tensor in (*parameters, *state) if isinstance(tensor, torch.Tensor)]
+    tensors = [local_tensor(tensor) for tensor in (*parameters, *state) if isinstance(tensor, torch.Tensor)]
     return frozenset(tensor.data_ptr() for tensor in tensors if tensor.numel())

@@ -13,8 +13,8 @@ import torch
 from torch import nn
 
 from segue.checkpoints.format.dtensor import is_sharded, placed_like
+from segue.checkpoints.format.names import of_rank
 from segue.checkpoints.format.state_tree import is_storable
-from segue.checkpoints.saving.partition import of_rank
 from segue.errors import RecipeError
 from segue.recipe import Recipe, Stateful
 from segue.trainer.ranks.collectives import Ranks

@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from segue.notices.file import recall
+from segue.notices.recall import recall
 from segue.records import Capacity, SegmentPlan, StopReason, VerdictKind
 from segue.runlog.entries import ClaimEntry, CommitEntry
 from segue.runlog.heartbeat import last_heartbeat

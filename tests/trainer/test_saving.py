@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from contextlib import contextmanager
 from datetime import timedelta
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -208,10 +209,12 @@ def saves(folder, clock, *, fails=lambda operation, key: False, **checkpoints):
     curve.add(row, epoch=0, samples_seen=1, step_seconds=1.0, wall_time=clock.now())
     saving = Saving(
         spec,
-        recipe=recipe,
-        components=components_of(recipe, progress, name="tiny"),
-        progress=progress,
-        feed=Feed(recipe.data, recipe="tiny", seed=0),
+        live=SimpleNamespace(
+            recipe=recipe,
+            components=components_of(recipe, progress, name="tiny"),
+            progress=progress,
+            feed=Feed(recipe.data, recipe="tiny", seed=0),
+        ),
         curve=curve,
         staging=staging,
         writer=writer,

@@ -1,0 +1,36 @@
+"""Recall: the controller asks an attempt, through an object in the store, to commit and stop."""
+
+from __future__ import annotations
+
+from segue.errors import MissingObjectError
+from segue.notices.board import NO_KILL_COMING_SECONDS, NoticeBoard
+from segue.runlog import keys
+from segue.stores.base import Store
+
+
+def recall(store: Store, *, run_id: str, attempt_id: str, reason: str) -> None:
+    """Ask an attempt to commit at its next safe point and end as `bound`. Works across machines.
+
+    Raises:
+        StoreWriteError: the request did not reach the store.
+    """
+    store.put(keys.recall_key(run_id, attempt_id), reason.encode())
+
+
+class RecallWatcher:
+    """Sees a recall of one attempt."""
+
+    def __init__(self, store: Store, *, run_id: str, attempt_id: str) -> None:
+        self._store, self._key = store, keys.recall_key(run_id, attempt_id)
+
+    def poll(self, board: NoticeBoard) -> None:
+        """Look once.
+
+        Raises:
+            StoreReadError: the store could not be read; look again later.
+        """
+        try:
+            self._store.size(self._key)
+        except MissingObjectError:
+            return
+        board.leave("recall", grace_seconds=NO_KILL_COMING_SECONDS)

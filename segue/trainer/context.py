@@ -1,0 +1,50 @@
+"""What one attempt is and where it runs: facts that stay as they are from its claim to its report."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from segue.clock import Clock
+from segue.launch.assignment import Assignment
+from segue.notices.board import NoticeBoard
+from segue.records import Environment, SegmentPlan
+from segue.runlog.log import RunLog
+from segue.spec import RunSpec
+from segue.trainer.claim import Claim
+from segue.trainer.ranks.collectives import Ranks
+from segue.trainer.ranks.group import RankGroup
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttemptContext:
+    """One attempt, in the process that trains."""
+
+    assignment: Assignment
+    runlog: RunLog
+    claim: Claim
+    device: torch.device
+    environment: Environment
+    group: RankGroup
+    board: NoticeBoard
+    clock: Clock
+    started_at: float
+    """On the clock's monotonic time: when the process began with the attempt."""
+
+    @property
+    def spec(self) -> RunSpec:
+        return self.assignment.spec
+
+    @property
+    def plan(self) -> SegmentPlan:
+        return self.assignment.plan
+
+    @property
+    def ranks(self) -> Ranks:
+        return self.group.ranks
+
+    @property
+    def seconds(self) -> float:
+        """Since the attempt began."""
+        return self.clock.monotonic() - self.started_at

@@ -1,0 +1,110 @@
+"""A recipe that was built and is being trained: its objects, its data from any position, and its step.
+
+An attempt and a resume rehearsal go through the same functions here, so that what the one proves holds for the other.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Collection, Iterator
+from typing import Self
+
+import torch
+
+from segue.checkpoints.format.snapshot import Snapshot
+from segue.continuity.fingerprints import batch_fingerprint, input_fingerprint, streams_fingerprint
+from segue.continuity.verdict import Prelude
+from segue.data.loader import Batch, Feed, seed_all
+from segue.recipe import import_build
+from segue.records import Skip, WitnessRow
+from segue.spec import MOST_WITNESS_STEPS, RunSpec
+from segue.trainer.ranks.collectives import Ranks
+from segue.trainer.ranks.consensus import put_together
+from segue.trainer.ranks.ddp import spread, spread_again
+from segue.trainer.recipe_record import setup_components
+from segue.trainer.resume import restore_all
+from segue.trainer.state import RNG_PREFIX, Progress, components_of
+from segue.trainer.step import do_step, to_device
+
+log = logging.getLogger(__name__)
+
+
+class LiveRecipe:
+    """The objects of one training run in this process."""
+
+    def __init__(self, spec: RunSpec, *, device: torch.device, ranks: Ranks, skips: Collection[Skip] = ()) -> None:
+        """Build the recipe, on its device, and its data at position 0. Seeds every generator before.
+
+        Raises:
+            RecipeError: there is no such recipe, or it builds something that cannot be trained.
+        """
+        build = import_build(spec.recipe)
+        seed_all(spec.seed)
+        self.recipe = build(dict(spec.config))
+        self.recipe.model.to(device)
+        self.progress = Progress()
+        self.feed = Feed(
+            self.recipe.data,
+            recipe=spec.recipe,
+            seed=spec.seed,
+            rank=ranks.rank,
+            world_size=ranks.count,
+            skips=tuple(skips),
+        )
+        self.components = components_of(self.recipe, self.progress, name=spec.recipe, ranks=ranks)
+        self.components |= setup_components(self.recipe, self.feed, self.progress, build=build, config=spec.config)
+        self._name, self._device, self._ranks = spec.recipe, device, ranks
+
+    def restore(self, snapshot: Snapshot) -> Self:
+        """Put a checkpoint's state into the live objects, the random streams last."""
+        restore_all(self.components, snapshot)
+        return self
+
+    def spread(self) -> None:
+        """Spread the model over the ranks. After the restore, which decides what is trained.
+
+        Raises:
+            RecipeError: the model is spread already, in a way that does not work here.
+        """
+        self.recipe = spread(self.recipe, self._ranks, self._device, name=self._name)
+
+    def batches(self) -> Iterator[Batch]:
+        """The batches from the current position on."""
+        return self.feed.batches(self.progress.samples_seen)
+
+    def left_out(self) -> frozenset[str]:
+        """Fingerprints of the batches near the current position that are skipped."""
+        order = self.feed.order
+        starts = order.left_out_of_next(MOST_WITNESS_STEPS, samples_seen=self.progress.samples_seen)
+        return frozenset(batch_fingerprint(order.batch(start)) for start in starts)
+
+    def prelude(self, batch: Batch, *, with_fingerprints: bool = True) -> Prelude:
+        """What the next step will see. Only rows that are witnesses, or are compared with one, need fingerprints."""
+        step = self.progress.step + 1
+        if not with_fingerprints:
+            return Prelude(step, "", "", None)
+        streams = None
+        if self._ranks.count == 1:
+            held = {name: c.capture() for name, c in self.components.items() if name.startswith(RNG_PREFIX)}
+            streams = streams_fingerprint(held)
+        return Prelude(step, batch_fingerprint(batch.ids), input_fingerprint(batch.content), streams)
+
+    def step(self, batch: Batch, prelude: Prelude, *, before_update: Callable[[], None] = lambda: None) -> WitnessRow:
+        """One optimizer step; its row, the same on every rank. The position does not move yet."""
+        self.recipe = spread_again(self.recipe, self._device)
+        outcome = do_step(
+            self.recipe,
+            to_device(batch.content, self._device),
+            step=prelude.step,
+            weight=batch.weight,
+            before_update=before_update,
+        )
+        outcome, seen = put_together(self._ranks, outcome, weight=batch.weight, fingerprint=prelude.input_fingerprint)
+        return WitnessRow(**(prelude._asdict() | {"input_fingerprint": seen}), **outcome._asdict())
+
+    def advance(self, batch: Batch) -> None:
+        """Move the position past a step that counts."""
+        if batch.start != self.progress.samples_seen:
+            log.warning("samples skipped from=%d to=%d", self.progress.samples_seen, batch.start - 1)
+        self.progress.step += 1
+        self.progress.samples_seen = batch.start + len(batch.ids)
