@@ -1,4 +1,4 @@
-"""Pruning: deleting what retention no longer keeps, and what killed attempts left behind."""
+"""Pruning: deletes what retention no longer keeps, and what killed attempts left behind."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from segue.stores.base import Store, StoreReadError, StoreWriteError
 log = logging.getLogger(__name__)
 
 _MOST_TIDIED = 20
-"""How many earlier attempts are tidied up after; those before them were, by those after them."""
+"""Of how many earlier attempts unfinished objects are removed; later attempts did that for the ones before."""
 
 _SHARD = re.compile(r"[^/]+/(attempts/[^/]+-e([0-9]+)/step-[0-9]+/[^/]+)")
 
 
 class Pruner:
-    """One attempt's housekeeping. What cannot be deleted stays behind and is tried again by the next attempt."""
+    """Pruning by one attempt. What cannot be deleted stays behind, and the next attempt tries again."""
 
     def __init__(self, *, epoch: int, retention: CheckpointSpec, tiers: Sequence[Store]) -> None:
         self._epoch, self._retention, self._tiers = epoch, retention, tiers
@@ -35,7 +35,7 @@ class Pruner:
 
         Raises:
             FencedError: a newer claim exists.
-            StoreWriteError, StoreReadError: the log was not reached; calling again is safe.
+            StoreWriteError, StoreReadError: the log could not be reached; calling again is safe.
         """
         history = read_history(runlog)
         slots = self._superfluous(history)
@@ -44,11 +44,11 @@ class Pruner:
             def build(stamp: Stamp) -> Entry:
                 return PruneEntry.model_validate(stamp(epoch=self._epoch) | {"slots": slots})
 
-            # Said before it is done: a reader then never mistakes a pruned checkpoint for a damaged one.
+            # Recorded before it is done: a reader then never mistakes a pruned checkpoint for a damaged one.
             runlog.append(build, epoch=self._epoch)
-            doomed = {shard.key for c in history.checkpoints if c.ref.slot in slots for shard in c.manifest.shards}
-            # A kept manifest may name shards of an earlier one: what did not change is not stored again.
-            self._delete(runlog.run_id, doomed - names_in_use(history, without=slots))
+            unkept = {shard.key for c in history.checkpoints if c.ref.slot in slots for shard in c.manifest.shards}
+            # A kept manifest may refer to shards of an earlier one: what did not change is not stored again.
+            self._delete(runlog.run_id, unkept - names_in_use(history, without=slots))
         if not self._has_swept:
             self._has_swept = True
             self._sweep(runlog, history)
@@ -77,17 +77,17 @@ class Pruner:
                 for attempt_id in earlier[-_MOST_TIDIED:]:
                     store.drop_unfinished(keys.attempt_prefix(runlog.run_id, attempt_id))
             except (StoreReadError, StoreWriteError) as error:
-                log.warning("leftovers not looked for store=%s reason=%s", store.url, error)
+                log.warning("leftovers of earlier attempts not searched store=%s reason=%s", store.url, error)
 
     def _delete(self, run_id: str, names: set[str], *, tiers: Sequence[Store] | None = None) -> None:
         for store in tiers or self._tiers:
             try:
                 store.delete([f"{run_id}/{name}" for name in sorted(names)])
             except StoreWriteError as error:
-                log.warning("pruned bytes could not be deleted and stay behind reason=%s", error)
+                log.warning("pruned shards could not be deleted and stay behind reason=%s", error)
 
 
 def names_in_use(history: History, *, without: Sequence[int] = ()) -> set[str]:
     """The shards that some checkpoint still needs: all but those of the pruned, and of the slots in `without`."""
-    standing = (c for c in history.checkpoints if not c.is_pruned and c.ref.slot not in without)
-    return {shard.key for checkpoint in standing for shard in checkpoint.manifest.shards}
+    unpruned = (c for c in history.checkpoints if not c.is_pruned and c.ref.slot not in without)
+    return {shard.key for checkpoint in unpruned for shard in checkpoint.manifest.shards}

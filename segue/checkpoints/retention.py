@@ -1,4 +1,4 @@
-"""Retention: what to keep and what to prune. Pure."""
+"""Retention: which checkpoints to keep and which to prune. Pure."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ def slots_to_keep(
     best: Literal["min", "max"],
     verified_parents: Sequence[CheckpointRef],
 ) -> frozenset[int]:
-    """Log slots to keep: the newest `keep`, the best by metric, the last verified boundary, one that stands apart.
+    """Log slots to keep: the newest `keep`, the best by metric, the last verified parent, the newest independent one.
 
-    Quarantined ones are evidence and always kept. A verified boundary is pinned until a later one is verified:
-    should everything after it turn out bad, it is the last place known to be good.
+    Quarantined ones are evidence and always kept. A verified parent is kept until a later one is verified: if
+    everything after it proves bad, it is the last state known to be good.
     """
     usable = [c for c in checkpoints if c.quarantined is None and not c.is_pruned]
     kept = {checkpoint.ref.slot for checkpoint in usable[-keep:]}
@@ -31,19 +31,19 @@ def slots_to_keep(
         # On a tie the newest wins: it has seen more data.
         sign = 1 if best == "min" else -1
         kept.add(min(rated, key=lambda item: (sign * item[0], -item[1]))[1])
-    kept |= _apart_from_newest(usable)
+    kept |= _independent_of_newest(usable)
     if verified_parents:
         kept.add(verified_parents[-1].slot)
     return frozenset(kept)
 
 
-def _apart_from_newest(usable: Sequence[Checkpoint]) -> frozenset[int]:
-    """The newest that shares no image with the newest of all: one bad byte spoils every save that names its image."""
+def _independent_of_newest(usable: Sequence[Checkpoint]) -> frozenset[int]:
+    """The newest that shares no shard with the newest of all: one bad byte damages every checkpoint that shares it."""
     if not usable:
         return frozenset()
     needed = {shard.key for shard in usable[-1].manifest.shards}
-    apart = [c.ref.slot for c in usable if needed.isdisjoint(shard.key for shard in c.manifest.shards)]
-    return frozenset(apart[-1:])
+    independent = [c.ref.slot for c in usable if needed.isdisjoint(shard.key for shard in c.manifest.shards)]
+    return frozenset(independent[-1:])
 
 
 def slots_to_prune(checkpoints: Sequence[Checkpoint], *, kept: Collection[int]) -> tuple[int, ...]:

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 import xxhash
 
-from segue.checkpoints.loading.snapshot import raw_bytes
+from segue.checkpoints.format.snapshot import raw_bytes
 from segue.continuity.object_walk import PLAIN, Leaf
 
 WHOLE_BYTES = 64 * 2**20

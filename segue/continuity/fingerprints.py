@@ -12,7 +12,7 @@ import xxhash
 from torch import nn
 from torch.utils.data import Dataset
 
-from segue.checkpoints.loading.snapshot import raw_bytes
+from segue.checkpoints.format.snapshot import raw_bytes
 from segue.data.order import Ids, mix
 
 _MOST_DEPTH = 4

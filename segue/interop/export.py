@@ -36,7 +36,7 @@ from segue.runlog.log import RunLog
 from segue.spec import RunSpec
 
 if TYPE_CHECKING:
-    from segue.checkpoints.loading.snapshot import Snapshot
+    from segue.checkpoints.format.snapshot import Snapshot
 
 log = logging.getLogger(__name__)
 

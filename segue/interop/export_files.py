@@ -20,8 +20,8 @@ import safetensors
 import safetensors.torch
 import torch
 
+from segue.checkpoints.format.snapshot import Snapshot
 from segue.checkpoints.format.state_tree import Json, decode_tree, encode_tree
-from segue.checkpoints.loading.snapshot import Snapshot
 from segue.continuity.recipe_diff import NOT_STATE
 from segue.curves.frame import steps_of_lineage
 from segue.curves.schema import SCHEMA

@@ -1,4 +1,4 @@
-"""An image is a safetensors file in every point: both ways against that library, and no hostile header gets through."""
+"""A shard file is a valid safetensors file: both ways against that library, and no hostile header gets through."""
 
 from __future__ import annotations
 
@@ -48,14 +48,14 @@ def specs_of(tensors):
     return {name: TensorSpec(str(t.dtype).removeprefix("torch."), tuple(t.shape)) for name, t in tensors.items()}
 
 
-def image_of(tensors):
-    """The tensors as an image, filled as the layout says."""
+def shard_file_of(tensors):
+    """The tensors as a shard file, filled by its layout."""
     layout = layout_of(specs_of(tensors))
-    image = bytearray(layout.size_bytes)
-    image[: len(layout.head)] = layout.head
+    shard_file = bytearray(layout.size_bytes)
+    shard_file[: len(layout.head)] = layout.head
     for name, (_, start, size_bytes) in layout.placed.items():
-        image[start : start + size_bytes] = bits_of(tensors[name])
-    return bytes(image)
+        shard_file[start : start + size_bytes] = bits_of(tensors[name])
+    return bytes(shard_file)
 
 
 def same(one, other):
@@ -65,7 +65,7 @@ def same(one, other):
 @pytest.mark.parametrize("dtype", TYPES)
 def test_the_library_reads_every_type_that_we_lay_out(dtype):
     tensors = {f"t{n}": made(dtype, shape, seed=n) for n, shape in enumerate(SHAPES)}
-    found = safetensors.torch.load(image_of(tensors))
+    found = safetensors.torch.load(shard_file_of(tensors))
     assert found.keys() == tensors.keys()
     assert all(same(found[name], tensor) for name, tensor in tensors.items())
 
@@ -73,17 +73,17 @@ def test_the_library_reads_every_type_that_we_lay_out(dtype):
 @pytest.mark.parametrize("dtype", TYPES)
 def test_we_read_every_type_that_the_library_writes(dtype):
     tensors = {f"t{n}": made(dtype, shape, seed=n) for n, shape in enumerate(SHAPES)}
-    image = safetensors.torch.save(tensors, metadata={"format": "pt"})
-    layout = read_layout(memoryview(image))
+    shard_file = safetensors.torch.save(tensors, metadata={"format": "pt"})
+    layout = read_layout(memoryview(shard_file))
     assert {name: placed.spec for name, placed in layout.placed.items()} == specs_of(tensors)
     for name, (_, start, size_bytes) in layout.placed.items():
-        assert image[start : start + size_bytes] == bits_of(tensors[name]), name
+        assert shard_file[start : start + size_bytes] == bits_of(tensors[name]), name
 
 
 def test_a_mixed_state_comes_back_from_a_file_of_the_library_and_of_ours(tmp_path):
     tensors = {f"{dtype}.{n}": made(dtype, shape) for dtype in TYPES for n, shape in enumerate(SHAPES)}
     ours, theirs = tmp_path / "ours.safetensors", tmp_path / "theirs.safetensors"
-    ours.write_bytes(image_of(tensors))
+    ours.write_bytes(shard_file_of(tensors))
     safetensors.torch.save_file(tensors, theirs)
     with safetensors.safe_open(ours, framework="pt") as file:
         assert all(same(file.get_tensor(name), tensor) for name, tensor in tensors.items())
@@ -102,13 +102,13 @@ states = st.dictionaries(names, st.builds(TensorSpec, st.sampled_from(TYPES), sh
 def test_any_state_is_laid_out_without_holes_aligned_from_a_page_on_and_read_back_the_same(specs):
     layout = layout_of(specs)
     assert len(layout.head) % PAGE_BYTES == 0
-    image = layout.head + bytes(layout.size_bytes - len(layout.head))
-    found = read_layout(memoryview(image))
+    shard_file = layout.head + bytes(layout.size_bytes - len(layout.head))
+    found = read_layout(memoryview(shard_file))
     assert (dict(found.placed), found.size_bytes) == (dict(layout.placed), layout.size_bytes)
     assert all(placed.start % DTYPES[placed.spec.dtype][1] == 0 for placed in layout.placed.values())
     ends = sorted((placed.start, placed.start + placed.size_bytes) for placed in layout.placed.values())
     assert [start for start, _ in ends] == [len(layout.head), *(end for _, end in ends)][: len(ends)]
-    assert set(safetensors.torch.load(image)) == set(specs)
+    assert set(safetensors.torch.load(shard_file)) == set(specs)
 
 
 @pytest.mark.parametrize("count", [0, 1, 200, 5000])
@@ -128,10 +128,10 @@ def test_the_longest_header_that_is_laid_out_is_read_by_the_library_and_by_us():
     spec = TensorSpec("uint8", (1,))
     around_bytes = len(layout_of({"": spec}).head[8:].rstrip())
     name = "n" * (most_bytes - around_bytes)
-    image = layout_of({name: spec}).head + b"x"
-    assert len(image) == 8 + most_bytes + 1
-    assert [found for found, _ in safetensors.deserialize(image)] == [name]
-    assert list(read_layout(memoryview(image)).placed) == [name]
+    shard_file = layout_of({name: spec}).head + b"x"
+    assert len(shard_file) == 8 + most_bytes + 1
+    assert [found for found, _ in safetensors.deserialize(shard_file)] == [name]
+    assert list(read_layout(memoryview(shard_file)).placed) == [name]
     with pytest.raises(StateTooLargeError, match="names and shapes"):
         layout_of({name + "n": spec})
 
@@ -151,7 +151,7 @@ def test_more_tensors_than_are_read_back_are_not_laid_out():
 
 
 def hostile(header, data=b"\0" * 8):
-    """An image with that header: a dict, or the text itself."""
+    """A shard file with that header: a dict, or the text itself."""
     text = header if isinstance(header, bytes) else json.dumps(header).encode()
     return len(text).to_bytes(8, "little") + text + data
 
@@ -219,10 +219,10 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize("image", REFUSED.values(), ids=REFUSED)
-def test_a_hostile_shard_is_refused(image):
+@pytest.mark.parametrize("shard_file", REFUSED.values(), ids=REFUSED)
+def test_a_hostile_shard_is_refused(shard_file):
     with pytest.raises(MalformedShardError):
-        read_layout(memoryview(image))
+        read_layout(memoryview(shard_file))
 
 
 def test_what_the_hostile_ones_were_made_from_is_read():
@@ -253,14 +253,16 @@ def test_an_empty_tensor_of_a_shape_that_nothing_can_have_is_refused(shape):
 @settings(max_examples=200, deadline=None)
 @given(st.integers(0, 4500), st.binary(min_size=1, max_size=3))
 def test_whatever_bytes_of_an_shard_are_changed_it_is_read_or_refused_and_never_reaches_outside(at, change):
-    image = bytearray(image_of({"a": made("float32", (3,)), "b": made("bool", (5, 2)), "c": made("int64", ())}))
-    at = min(at, len(image) - len(change))
-    image[at : at + len(change)] = change
+    shard_file = bytearray(
+        shard_file_of({"a": made("float32", (3,)), "b": made("bool", (5, 2)), "c": made("int64", ())})
+    )
+    at = min(at, len(shard_file) - len(change))
+    shard_file[at : at + len(change)] = change
     try:
-        placed = read_layout(memoryview(image)).placed
+        placed = read_layout(memoryview(shard_file)).placed
     except MalformedShardError:
         return
-    assert all(8 <= p.start <= p.start + p.size_bytes <= len(image) for p in placed.values())
+    assert all(8 <= p.start <= p.start + p.size_bytes <= len(shard_file) for p in placed.values())
     assert all(p.spec.size_bytes == p.size_bytes for p in placed.values())
 
 

@@ -101,7 +101,7 @@ def test_a_size_that_the_object_does_not_have_is_refused_before_memory_is_asked_
 def spoilt(index):
     skeletons, tensors = index["skeletons"], index["tensors"]
     return {
-        "an image that is not listed": index | {"images": []},
+        "a shard file that is not listed": index | {"images": []},
         "no tensors": {key: value for key, value in index.items() if key != "tensors"},
         "another shape": index | {"tensors": {"model.w": ["float32", [3], "d", 0]}},
         "another type": index | {"tensors": {"model.w": ["float64", [6], "d", 0]}},
@@ -148,6 +148,6 @@ def test_an_index_that_would_be_refused_is_not_even_begun(store, tree, monkeypat
         monkeypatch.setattr("segue.checkpoints.format.limits.MOST_INDEX_BYTES", written.shards[1].size_bytes - 1)
         with closing(ProcessWriter([StoreSpec(url=store.url)])) as writer:
             for each in (InlineWriter([store]), writer):
-                with pytest.raises(StateTooLargeError, match="beside its tensors"):
+                with pytest.raises(StateTooLargeError, match="outside its tensors"):
                     each.write(staged, run_id="run", attempt_id="seg000-a1-e1", step=3)
     assert store.list_objects("") == []

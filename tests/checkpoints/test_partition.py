@@ -1,4 +1,4 @@
-"""Who stores what, and how the pieces come together again."""
+"""Which rank stores what, and how slices become whole tensors again."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from segue.checkpoints.format.layout import TensorSlice
+from segue.checkpoints.format.names import is_of_rank, of_rank, slice_name
 from segue.checkpoints.loading.assemble import whole_tensors
 from segue.checkpoints.loading.snapshot import read_checkpoint
-from segue.checkpoints.saving.partition import Part, Partition, is_of_rank, of_rank, slice_name
-from segue.checkpoints.saving.ranked_writer import together
+from segue.checkpoints.saving.partition import Partition, RankState
+from segue.checkpoints.saving.ranked_writer import merged
 from segue.checkpoints.saving.staging import StagingArea
 from segue.checkpoints.saving.writer_client import InlineWriter
 from segue.errors import MalformedCheckpointError
@@ -36,7 +37,7 @@ def state_of(rank, sizes):
     return live, {"model": {}, "optimizer": {}, "extra.average": {}, "progress": {}, stream: {}}
 
 
-def dealt(count, sizes):
+def states_of_ranks(count, sizes):
     return [Partition(rank, count, is_same_everywhere=is_alike).of(*state_of(rank, sizes)) for rank in range(count)]
 
 
@@ -45,46 +46,47 @@ SIZES = st.lists(st.integers(0, 2000), min_size=1, max_size=12)
 
 @given(count=st.integers(1, 5), sizes=SIZES)
 def test_everything_is_stored_exactly_once(count, sizes):
-    parts = dealt(count, sizes)
-    stored = [name for part in parts for name in part.tensors]
+    states = states_of_ranks(count, sizes)
+    stored = [name for state in states for name in state.tensors]
     everything = {name for rank in range(count) for name in state_of(rank, sizes)[0]}
     assert sorted(stored) == sorted(everything)
-    assert {name for part in parts for name in part.skeletons} == {
+    assert {name for state in states for name in state.skeletons} == {
         name for rank in range(count) for name in state_of(rank, sizes)[1]
     }
 
 
 @given(count=st.integers(2, 5), sizes=SIZES)
 def test_what_differs_by_rank_is_rank_0s_and_streams_are_each_ranks_own(count, sizes):
-    first, *others = dealt(count, sizes)
+    first, *others = states_of_ranks(count, sizes)
     assert {"model.state.running_mean", "extra.average.v", "rng.torch"} <= first.tensors.keys()
     assert "progress" in first.skeletons
-    for rank, part in enumerate(others, start=1):
-        assert {name for name in part.tensors if not is_alike(name)} == {of_rank("rng.torch", rank)}
+    for rank, state in enumerate(others, start=1):
+        assert {name for name in state.tensors if not is_alike(name)} == {of_rank("rng.torch", rank)}
 
 
 @given(count=st.integers(1, 5), sizes=SIZES)
 def test_the_load_is_spread_by_bytes_to_within_one_tensor(count, sizes):
-    loads = [sum(t.nbytes for name, t in part.tensors.items() if is_alike(name)) for part in dealt(count, sizes)]
+    states = states_of_ranks(count, sizes)
+    loads = [sum(t.nbytes for name, t in state.tensors.items() if is_alike(name)) for state in states]
     assert max(loads) - min(loads) <= 4 * max(sizes)
 
 
-def test_every_rank_comes_to_the_same_deal_whatever_order_it_holds_its_tensors_in():
+def test_every_rank_comes_to_the_same_partition_in_whatever_order_it_holds_its_tensors():
     live, skeletons = state_of(1, range(1, 9))
     backwards = dict(reversed(live.items()))
     one, other = (Partition(1, 3, is_same_everywhere=is_alike).of(held, skeletons) for held in (live, backwards))
     assert one.tensors.keys() == other.tensors.keys()
-    assert one.dealt == other.dealt
+    assert one.partition_hash == other.partition_hash
 
 
-def test_ranks_that_hold_other_tensors_have_another_hash_of_what_they_dealt_out():
-    marks = [part.dealt for part in dealt(3, [4, 5])]
-    assert marks == [marks[0]] * 3
-    assert dealt(3, [4, 6])[1].dealt != marks[0]
-    assert dealt(3, [4])[1].dealt != marks[0]
+def test_ranks_that_hold_different_tensors_have_different_partition_hashes():
+    hashes = [state.partition_hash for state in states_of_ranks(3, [4, 5])]
+    assert hashes == [hashes[0]] * 3
+    assert states_of_ranks(3, [4, 6])[1].partition_hash != hashes[0]
+    assert states_of_ranks(3, [4])[1].partition_hash != hashes[0]
 
 
-def test_a_state_that_has_grown_is_dealt_out_anew():
+def test_a_state_that_has_grown_is_partitioned_again():
     partition = Partition(0, 2, is_same_everywhere=is_alike)
     before = partition.of(*state_of(0, [4]))
     live, skeletons = state_of(0, [4, 9, 9])
@@ -96,7 +98,7 @@ def test_a_state_that_has_grown_is_dealt_out_anew():
 
 def test_one_rank_alone_stores_what_it_was_given():
     live, skeletons = state_of(0, [3, 4])
-    assert Partition().of(live, skeletons) == Part(live, skeletons)
+    assert Partition().of(live, skeletons) == RankState(live, skeletons)
 
 
 @pytest.mark.parametrize(
@@ -124,41 +126,41 @@ def grids(draw):
 
 
 def cut(whole, cuts, name="w"):
-    """All pieces of a grid, by name."""
-    tensors, pieces = {}, {}
+    """All slices of a grid, by name."""
+    tensors, slices = {}, {}
     for sides in itertools.product(*(itertools.pairwise(edges) for edges in cuts)):
-        piece = TensorSlice(name, tuple(whole.shape), tuple(start for start, _ in sides))
-        tensors[slice_name(piece)] = whole[tuple(slice(*side) for side in sides)]
-        pieces[slice_name(piece)] = piece
-    return tensors, pieces
+        one = TensorSlice(name, tuple(whole.shape), tuple(start for start, _ in sides))
+        tensors[slice_name(one)] = whole[tuple(slice(*side) for side in sides)]
+        slices[slice_name(one)] = one
+    return tensors, slices
 
 
 @given(grids())
-def test_a_tensor_cut_along_any_grid_is_put_together_again(grid):
+def test_a_tensor_cut_along_any_grid_is_assembled_again(grid):
     shape, cuts = grid
     whole = torch.arange(math.prod(shape), dtype=torch.float64).reshape(shape)
-    tensors, pieces = cut(whole, cuts)
-    (found,) = whole_tensors(tensors, pieces).values()
+    tensors, slices = cut(whole, cuts)
+    (found,) = whole_tensors(tensors, slices).values()
     assert torch.equal(found, whole)
 
 
 @given(grids(), st.data())
-def test_a_tensor_of_which_any_piece_is_absent_doubled_or_moved_is_refused(grid, data):
+def test_a_tensor_of_which_any_slice_is_absent_doubled_or_moved_is_refused(grid, data):
     shape, cuts = grid
-    tensors, pieces = cut(torch.zeros(shape), cuts)
-    name = data.draw(st.sampled_from(sorted(pieces)))
+    tensors, slices = cut(torch.zeros(shape), cuts)
+    name = data.draw(st.sampled_from(sorted(slices)))
     harm = data.draw(st.sampled_from(["absent", "doubled", "moved"]))
     if harm == "absent":
-        del pieces[name], tensors[name]
+        del slices[name], tensors[name]
     if harm == "doubled":
-        pieces["again"], tensors["again"] = pieces[name], tensors[name]
+        slices["again"], tensors["again"] = slices[name], tensors[name]
     if harm == "moved":
-        offsets = pieces[name].offsets
-        pieces[name] = pieces[name]._replace(offsets=(offsets[0] + 1, *offsets[1:]))
-    if not pieces:
-        pieces["w@0"], tensors["w@0"] = TensorSlice("w", shape, (0,) * len(shape)), torch.zeros((0,) * len(shape))
-    with pytest.raises(MalformedCheckpointError, match="tensor w cannot be put together"):
-        whole_tensors(tensors, pieces)
+        offsets = slices[name].offsets
+        slices[name] = slices[name]._replace(offsets=(offsets[0] + 1, *offsets[1:]))
+    if not slices:
+        slices["w@0"], tensors["w@0"] = TensorSlice("w", shape, (0,) * len(shape)), torch.zeros((0,) * len(shape))
+    with pytest.raises(MalformedCheckpointError, match="tensor w cannot be assembled"):
+        whole_tensors(tensors, slices)
 
 
 PLACED = {"a": TensorSlice("w", (4,), (0,)), "b": TensorSlice("w", (4,), (2,))}
@@ -166,42 +168,42 @@ TWOS = {"a": torch.zeros(2), "b": torch.zeros(2)}
 
 
 @pytest.mark.parametrize(
-    ("tensors", "pieces", "why"),
+    ("tensors", "slices", "why"),
     [
         (TWOS, PLACED | {"b": TensorSlice("w", (4,), (1,))}, "overlap"),
         (TWOS | {"b": torch.zeros(1)}, PLACED, "hole"),
         (TWOS | {"b": torch.zeros(3)}, PLACED, "outside"),
-        (TWOS, PLACED | {"b": TensorSlice("w", (5,), (2,))}, "not of one tensor"),
-        (TWOS | {"b": torch.zeros(2, dtype=torch.int32)}, PLACED, "not of one tensor"),
-        (TWOS | {"b": torch.zeros(2, 1)}, PLACED, "not of one tensor"),
-        (TWOS | {"w": torch.zeros(4)}, PLACED, "whole and in pieces"),
-        ({"a": torch.zeros(2)}, PLACED, "its piece b is not there"),
+        (TWOS, PLACED | {"b": TensorSlice("w", (5,), (2,))}, "slices differ"),
+        (TWOS | {"b": torch.zeros(2, dtype=torch.int32)}, PLACED, "slices differ"),
+        (TWOS | {"b": torch.zeros(2, 1)}, PLACED, "slices differ"),
+        (TWOS | {"w": torch.zeros(4)}, PLACED, "both whole and in slices"),
+        ({"a": torch.zeros(2)}, PLACED, "its slice b is missing"),
     ],
 )
-def test_slices_that_are_not_one_tensor_are_refused_and_the_tensor_named(tensors, pieces, why):
+def test_slices_that_are_not_one_tensor_are_refused_and_the_tensor_named(tensors, slices, why):
     with pytest.raises(MalformedCheckpointError, match=f"tensor w.*{why}"):
-        whole_tensors(tensors, pieces)
+        whole_tensors(tensors, slices)
 
 
-def test_the_smallest_harmless_case_is_put_together():
+def test_the_smallest_harmless_case_is_assembled():
     assert whole_tensors(TWOS | {"other": torch.ones(1)}, PLACED).keys() == {"other", "w"}
 
 
 class Halves(Partition):
-    """Stores the vector of four in two pieces, and says of them what it was told to."""
+    """Stores the vector of four in two slices, and claims of them what it was given."""
 
-    def __init__(self, said):
+    def __init__(self, claimed):
         super().__init__()
-        self._said = said
+        self._claimed = claimed
 
     def of(self, live, skeletons):
         whole = live["model.w"]
-        return Part({"model.w@0": whole[:2], "model.w@2": whole[2:]}, dict(skeletons), self._said)
+        return RankState({"model.w@0": whole[:2], "model.w@2": whole[2:]}, dict(skeletons), self._claimed)
 
 
-def read_back(folder, said):
+def read_back(folder, claimed):
     store = LocalStore(folder)
-    staged = StagingArea(partition=Halves(said)).take({"model": {"w": torch.arange(4.0)}})
+    staged = StagingArea(partition=Halves(claimed)).take({"model": {"w": torch.arange(4.0)}})
     written = InlineWriter([store]).write(staged, run_id="run", attempt_id="seg000-a1-e1", step=3)
     return read_checkpoint(store, run_id="run", manifest=manifest_of(written, 3))
 
@@ -231,8 +233,8 @@ def test_slices_in_an_index_are_read_back_as_one_tensor(tmp_path):
         pytest.param((5, (4,), (2,)), id="a number for a name"),
         pytest.param((["model.w"], (4,), (2,)), id="a list for a name"),
         pytest.param((None, (4,), (2,)), id="no name"),
-        pytest.param(7, id="no piece at all"),
-        pytest.param(("another", (4,), (2,)), id="a piece of something else"),
+        pytest.param(7, id="no slice at all"),
+        pytest.param(("another", (4,), (2,)), id="a slice of something else"),
     ],
 )
 def test_an_index_with_hostile_slices_is_refused(tmp_path, second):
@@ -240,7 +242,7 @@ def test_an_index_with_hostile_slices_is_refused(tmp_path, second):
         read_back(tmp_path, {"model.w@0": FIRST, "model.w@2": second})
 
 
-def test_an_index_may_not_hide_a_tensor_behind_a_piece_of_itself(tmp_path):
+def test_an_index_may_not_hide_a_tensor_behind_a_slice_of_itself(tmp_path):
     with pytest.raises(MalformedCheckpointError):
         read_back(tmp_path, {"model.w@0": ("model.w@2", (2,), (0,)), "model.w@2": SECOND})
 
@@ -251,32 +253,32 @@ def test_a_number_for_a_name_in_both_slices_is_refused_too(tmp_path):
 
 
 def written(store, rank, values):
-    staged = StagingArea().take({f"part{rank}": {"w": torch.tensor(values)}})
+    staged = StagingArea().take({f"rank{rank}": {"w": torch.tensor(values)}})
     return InlineWriter([store], rank=rank).write(staged, run_id="run", attempt_id="seg000-a1-e1", step=3)
 
 
-def test_a_manifest_of_all_parts_names_every_shard_and_component(tmp_path):
+def test_a_manifest_of_all_ranks_names_every_shard_and_component(tmp_path):
     store = LocalStore(tmp_path)
-    parts = [written(store, rank, [float(rank)]) for rank in range(3)]
-    whole = together(parts)
+    by_rank = [written(store, rank, [float(rank)]) for rank in range(3)]
+    whole = merged(by_rank)
     assert [shard.key.rsplit("/")[-1] for shard in whole.shards] == [
         f"rank-{rank}.{ending}" for rank in range(3) for ending in ("safetensors", "json")
     ]
-    assert whole.components.keys() == {"part0", "part1", "part2"}
+    assert whole.components.keys() == {"rank0", "rank1", "rank2"}
     assert whole.tensor_count == 3
-    assert whole.new_bytes == sum(part.new_bytes for part in parts)
+    assert whole.new_bytes == sum(one.new_bytes for one in by_rank)
     snapshot = read_checkpoint(store, run_id="run", manifest=manifest_of(whole, 3))
     assert {name: tensor.tolist() for name, tensor in snapshot.tensors.items()} == {
-        f"part{rank}.w": [float(rank)] for rank in range(3)
+        f"rank{rank}.w": [float(rank)] for rank in range(3)
     }
 
 
-def test_the_digest_of_a_component_changes_with_any_ranks_part_of_it(tmp_path):
+def test_the_digest_of_a_component_changes_with_any_ranks_share_of_it(tmp_path):
     store = LocalStore(tmp_path)
     one, other, third = (written(store, 0, [value]) for value in (1.0, 2.0, 3.0))
-    digests = [together(parts).components["part0"] for parts in ([one, other], [one, third], [other, one])]
+    digests = [merged(by_rank).components["rank0"] for by_rank in ([one, other], [one, third], [other, one])]
     assert len(set(digests)) == 3
 
 
-def test_without_one_ranks_part_there_is_no_checkpoint(tmp_path):
-    assert together([written(LocalStore(tmp_path), 0, [1.0]), None]) is None
+def test_without_one_ranks_shard_there_is_no_checkpoint(tmp_path):
+    assert merged([written(LocalStore(tmp_path), 0, [1.0]), None]) is None

@@ -1,4 +1,4 @@
-"""One checkpoint of what several ranks write: the leader hears of every part before anything is committed."""
+"""One checkpoint of what several ranks write: rank 0 knows of every shard before anything is committed."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def group(tmp_path):
     return writers, stage, store
 
 
-def test_the_leader_hears_of_all_parts_and_together_they_are_the_state(group):
+def test_the_leader_merges_all_shards_and_together_they_are_the_state(group):
     (leader, other), stage, store = group
     other.write(stage(1), step=7, **WHERE)
     written = leader.write(stage(0), step=7, **WHERE)

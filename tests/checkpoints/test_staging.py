@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from segue.checkpoints.format.layout import read_layout
-from segue.checkpoints.loading.snapshot import digest, take
+from segue.checkpoints.format.snapshot import digest, take
 from segue.checkpoints.saving.staging import StagingArea
 from segue.checkpoints.saving.writer_client import InlineWriter
 from segue.errors import UnsupportedStateError
@@ -37,7 +37,7 @@ ODD = {
     "channels last": torch.arange(96.0).reshape(2, 3, 4, 4).to(memory_format=torch.channels_last),
     "expanded": BASE[:1].expand(5, 4),
     "overlapping itself": torch.as_strided(torch.arange(6.0), (3, 3), (1, 1)),
-    "a part of a large one": torch.arange(10_000.0)[77:80],
+    "a slice of a large one": torch.arange(10_000.0)[77:80],
     "a leaf with a gradient": torch.ones(3, requires_grad=True),
     "with a history": torch.ones(3, requires_grad=True) * 2,
     "a parameter": torch.nn.Parameter(torch.randn(2, 2)),
@@ -68,8 +68,8 @@ def staged_bytes(staged, name):
 
 def assert_holds(staged, tensors):
     """The staging buffer holds exactly these tensors, and says so in its own header."""
-    image = memoryview(bytes(staged.staging_buffer.memory))[: staged.layout.size_bytes]
-    assert dict(read_layout(image).placed) == dict(staged.layout.placed)
+    shard_file = memoryview(bytes(staged.staging_buffer.memory))[: staged.layout.size_bytes]
+    assert dict(read_layout(shard_file).placed) == dict(staged.layout.placed)
     for name, tensor in tensors.items():
         placed = staged.layout.placed[f"model.state.{name}"]
         assert placed.spec == (str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape))
@@ -276,7 +276,7 @@ def staging_buffers_open():
     found = 0
     for link in Path("/proc/self/fd").iterdir():
         with suppress(FileNotFoundError):  # The one by which the folder was listed is gone by now.
-            found += "segue-staging_buffer" in str(link.readlink())
+            found += "segue-staging-buffer" in str(link.readlink())
     return found
 
 

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import torch
 
+from segue.checkpoints.format.snapshot import digest, take
 from segue.checkpoints.format.state_tree import decode_tree, encode_tree
-from segue.checkpoints.loading.snapshot import digest, take
 from segue.errors import UnsupportedStateError
 
 

@@ -15,8 +15,8 @@ import torch
 from torch import nn
 
 from segue.checkpoints.format import state_tree
+from segue.checkpoints.format.snapshot import Snapshot, take
 from segue.checkpoints.format.state_tree import decode_tree, encode_tree
-from segue.checkpoints.loading.snapshot import Snapshot, take
 from segue.errors import MalformedCheckpointError
 from segue.interop.export_files import file_stems, loadable, write_state
 from segue.trainer.state import ModelState

@@ -1,4 +1,4 @@
-"""Digests: what a state is, in a few bytes for each component and tensor. No torch here."""
+"""Digests: a few bytes for each component and tensor of a state. No torch here."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ class TensorDigest(NamedTuple):
 
 @dataclass(frozen=True)
 class Digests:
-    """What a state is."""
+    """The digests of one state, by component and by tensor."""
 
     components: Mapping[str, str]
     tensors: Mapping[str, TensorDigest]
 
 
 def hash_bytes(data: bytes | memoryview) -> str:
-    """xxh3, 128 bits: against accidents, not against forgers."""
+    """xxh3, 128 bits: detects accidents, not forgery."""
     return xxhash.xxh3_128_hexdigest(data)
 
 
 def digests_of(skeletons: Mapping[str, bytes], tensors: Mapping[str, TensorDigest]) -> Digests:
-    """Digests of the components: each is its skeleton as JSON and the digests of its tensors, by name."""
+    """Digests of the components: each covers its skeleton as JSON and the digests of its tensors, by name."""
     hashers = {name: xxhash.xxh3_128(skeleton) for name, skeleton in skeletons.items()}
     for name, owner in owners(tensors, skeletons):
         dtype, shape, digest = tensors[name]

@@ -1,4 +1,4 @@
-"""Python's garbage collector, kept still where tens of thousands of small objects are made at once. No torch here."""
+"""A pause of Python's garbage collector while tens of thousands of small objects are created. No torch here."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def paused_collector() -> Iterator[None]:
-    """No automatic collection meanwhile: many new objects set it off, and it looks at every object of the program."""
+    """No automatic collection inside: many new objects trigger it, and it visits every object of the program."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:

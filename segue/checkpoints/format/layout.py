@@ -1,8 +1,8 @@
-"""A shard's layout: one safetensors file, placed so that memory, disk and bucket hold the same bytes. No torch here.
+"""A shard file's layout: safetensors, with the same bytes in memory, on disk and in a bucket. No torch here.
 
 The format is safetensors' (an 8-byte length, a JSON header, then the tensors without holes), with the header padded
-so that the tensors begin on a page: the same image can then be filled by plain copies, written with O_DIRECT,
-uploaded in parts and read back in parts.
+so that the tensors begin on a page: the same bytes can then be filled by plain copies, written with O_DIRECT,
+uploaded in chunks and read back in chunks.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from segue.errors import StateTooLargeError
 
 PAGE_BYTES = 4096
 LENGTH_BYTES = 8
-"""Of the header's length, which an image begins with."""
+"""Of the header's length, with which a shard file begins."""
 MAX_HEADER_BYTES = 100_000_000
-"""What the safetensors library reads at most."""
+"""The most that the safetensors library reads."""
 MOST_TENSORS = 1_000_000
 
 DTYPES: Mapping[str, tuple[str, int]] = {
@@ -61,7 +61,7 @@ class TensorSpec(NamedTuple):
 
 
 class Placed(NamedTuple):
-    """A tensor and where in the image its bytes lie."""
+    """A tensor and the place of its bytes in the shard file."""
 
     spec: TensorSpec
     start: int
@@ -69,36 +69,36 @@ class Placed(NamedTuple):
 
 
 class TensorSlice(NamedTuple):
-    """Of which larger tensor something is a part, and where in it that begins."""
+    """The place of a slice in a larger tensor: which one, its shape, and where the slice begins."""
 
     tensor: str
     shape: tuple[int, ...]
-    """Of the larger one."""
+    """Of the larger tensor."""
     offsets: tuple[int, ...]
 
 
 @dataclass(frozen=True)
 class ShardLayout:
-    """Where everything lies in one image."""
+    """Where every tensor lies in one shard file."""
 
     head: bytes
     placed: Mapping[str, Placed]
     size_bytes: int
-    pieces: Mapping[str, TensorSlice] = field(default_factory=dict)
-    """Those that are not whole tensors. The image does not say so itself."""
+    slices: Mapping[str, TensorSlice] = field(default_factory=dict)
+    """Which of the tensors are slices of larger ones. The shard file itself does not record that; the index does."""
 
 
 class MalformedShardError(ValueError):
-    """The bytes are not an image."""
+    """The bytes are not a shard file."""
 
 
 def layout_of(specs: Mapping[str, TensorSpec]) -> ShardLayout:
     """Place tensors one after the other, those with wide elements first, so that each is aligned to its own.
 
-    Otherwise in the order in which they came, which is as a rule that of their memory.
+    Otherwise in the order given, which is as a rule that of their memory.
 
     Raises:
-        StateTooLargeError: nobody could read back what is laid out like that.
+        StateTooLargeError: a shard file of that layout could not be read back.
     """
     _refuse_unreadable(specs)
     order = sorted(specs, key=lambda name: -DTYPES[specs[name].dtype][1])
@@ -110,57 +110,57 @@ def layout_of(specs: Mapping[str, TensorSpec]) -> ShardLayout:
     text = json.dumps(header, separators=(",", ":")).encode()
     base = -(-(8 + len(text)) // PAGE_BYTES) * PAGE_BYTES
     if base - 8 > MAX_HEADER_BYTES:
-        what, fix = "bytes of the tensors' names and shapes", "Put small tensors together, or name them shorter."
+        what, fix = "bytes of the tensors' names and shapes", "merge small tensors, or give them shorter names."
         raise StateTooLargeError(what=what, found=base - 8, most=MAX_HEADER_BYTES, fix=fix)
     head = (base - 8).to_bytes(8, "little") + text.ljust(base - 8)
     placed = {name: Placed(specs[name], base + start, stop - start) for name, (start, stop) in offsets.items()}
     return ShardLayout(head=head, placed=placed, size_bytes=base + end)
 
 
-def head_bytes(image: memoryview) -> int:
-    """How far into an image one must read to know its layout, from its first `LENGTH_BYTES`.
+def head_bytes(shard_file: memoryview) -> int:
+    """The size of length and header together, from the first `LENGTH_BYTES` of a shard file.
 
     Raises:
-        MalformedShardError: not so far as it says.
+        MalformedShardError: the file is shorter than that.
     """
-    length = int.from_bytes(image[:LENGTH_BYTES], "little")
-    if len(image) < LENGTH_BYTES or length > min(len(image) - LENGTH_BYTES, MAX_HEADER_BYTES):
-        raise MalformedShardError(f"its header of {length} bytes does not fit into {len(image)}")
+    length = int.from_bytes(shard_file[:LENGTH_BYTES], "little")
+    if len(shard_file) < LENGTH_BYTES or length > min(len(shard_file) - LENGTH_BYTES, MAX_HEADER_BYTES):
+        raise MalformedShardError(f"its header of {length} bytes does not fit into {len(shard_file)}")
     return LENGTH_BYTES + length
 
 
-def read_layout(image: memoryview) -> ShardLayout:
-    """The layout that an image says it has, checked: nothing overlaps, and nothing is outside or left over.
+def read_layout(shard_file: memoryview) -> ShardLayout:
+    """The layout in a shard file's header, checked: tensors neither overlap nor leave bytes over.
 
-    Only the first `head_bytes` of it are looked at.
+    Only the first `head_bytes` are read.
 
     Raises:
-        MalformedShardError: it is not a safetensors file in every point.
+        MalformedShardError: it is not a valid safetensors file.
     """
-    base, size_bytes = head_bytes(image), len(image)
+    base, size_bytes = head_bytes(shard_file), len(shard_file)
     try:
-        header = json.loads(bytes(image[LENGTH_BYTES:base]), object_pairs_hook=_without_doubles)
+        header = json.loads(bytes(shard_file[LENGTH_BYTES:base]), object_pairs_hook=_without_doubles)
         _check_metadata(header.pop("__metadata__", {}))
         found = [(name, *_entry(item)) for name, item in header.items()]
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise MalformedShardError(f"its header cannot be read ({error!r})") from None
     _check_tiling(((start, stop) for _, _, start, stop in found), total_bytes=size_bytes - base)
     placed = {name: Placed(spec, base + start, stop - start) for name, spec, start, stop in found}
-    return ShardLayout(head=bytes(image[:base]), placed=placed, size_bytes=size_bytes)
+    return ShardLayout(head=bytes(shard_file[:base]), placed=placed, size_bytes=size_bytes)
 
 
 def _refuse_unreadable(specs: Mapping[str, TensorSpec]) -> None:
     if len(specs) > MOST_TENSORS:
-        fix = "Put small tensors together."
+        fix = "merge small tensors."
         raise StateTooLargeError(what="tensors of the state", found=len(specs), most=MOST_TENSORS, fix=fix)
     for name, spec in specs.items():
         if (elements := _elements(spec.shape)) > _MOST_ELEMENTS:
-            what, fix = f"elements in the shape of {name}", "Give this empty tensor another shape."
+            what, fix = f"elements in the shape of {name}", "give this empty tensor another shape."
             raise StateTooLargeError(what=what, found=elements, most=_MOST_ELEMENTS, fix=fix)
 
 
 def _elements(shape: Iterable[int]) -> int:
-    """As many as there are, were no side of it zero."""
+    """The number of elements, with zero-length dimensions counted as one."""
     return math.prod(max(number, 1) for number in shape)
 
 
@@ -172,7 +172,7 @@ def _check_metadata(metadata: object) -> None:
 def _without_doubles(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) != len(pairs):
-        raise ValueError("a name is there twice")
+        raise ValueError("a name occurs twice")
     return found
 
 
@@ -189,14 +189,14 @@ def _entry(item: dict[str, object]) -> tuple[TensorSpec, int, int]:
     spec, size_bytes = _spec_of(str(item["dtype"]), tuple(shape))
     start, stop = offsets
     if stop - start != size_bytes:
-        raise ValueError("a tensor's bytes are not those of its shape")
+        raise ValueError("a tensor's byte range does not match its shape")
     return spec, start, stop
 
 
 @functools.lru_cache(maxsize=1024)  # Of ten thousand tensors, most have the shape of another.
 def _spec_of(code: str, shape: tuple[int, ...]) -> tuple[TensorSpec, int]:
     if _elements(shape) > _MOST_ELEMENTS:
-        raise ValueError("a shape is larger than any tensor's")
+        raise ValueError("a shape is larger than any tensor can be")
     spec = TensorSpec(_NAMES[code], shape)
     return spec, spec.size_bytes
 

@@ -1,6 +1,6 @@
-"""What a manifest may claim: it comes from storage that others may write, and is read before anything is verified.
+"""Limits of a manifest: it comes from storage that others may write, and is read before anything is verified.
 
-What is written keeps to the same limits.
+Saves keep to the same limits.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ MOST_SHARDS = 100_000
 MOST_INDEX_BYTES = 2**30
 CHUNK_RANGE_BYTES = (2**16, 2**30)
 _ROW_BYTES = 128
-"""More than a tensor, a component or an image adds to the index beside names, shapes and skeletons."""
+"""An upper bound of what a tensor, component or shard file adds to the index besides names, shapes and skeletons."""
 
 
 def refuse_absurd(manifest: Manifest) -> None:
-    """Check a manifest's numbers before any memory is asked for on its word.
+    """Check a manifest's numbers before memory is allocated by them.
 
     Raises:
-        MalformedCheckpointError: no checkpoint of this run on this machine can be like that.
+        MalformedCheckpointError: no checkpoint can have such numbers.
     """
     if manifest.tensor_count > MOST_TENSORS:
         raise _malformed("manifest", f"claims {manifest.tensor_count} tensors, more than {MOST_TENSORS}")
@@ -38,7 +38,7 @@ def refuse_absurd(manifest: Manifest) -> None:
         if not low <= shard.chunk_bytes <= high:
             raise _malformed(shard.key, f"claims chunks of {shard.chunk_bytes} bytes, not {low} to {high}")
         if len(shard.chunk_crc32c) != -(-shard.size_bytes // shard.chunk_bytes):
-            raise _malformed(shard.key, "has another number of checksums than chunks")
+            raise _malformed(shard.key, "has a different number of checksums than chunks")
         if shard.key.endswith(".json") and shard.size_bytes > MOST_INDEX_BYTES:
             raise _malformed(shard.key, f"claims {shard.size_bytes} bytes, more than {MOST_INDEX_BYTES}")
 
@@ -47,21 +47,21 @@ def refuse_too_large_index(skeletons: Mapping[str, bytes], shard_layout: ShardLa
     """Check that a state's index can be read back, before anything is written.
 
     Raises:
-        StateTooLargeError: it could not.
+        StateTooLargeError: it cannot.
     """
-    # Names and shapes stand in the image's head just as they do in the index.
+    # Names and shapes take the same space in the shard file's header as in the index.
     rows_bytes = _ROW_BYTES * (len(skeletons) + len(shard_layout.placed)) + len(shard_layout.head)
     index_bytes = rows_bytes + sum(map(len, skeletons.values()))
     if index_bytes > MOST_INDEX_BYTES:
-        what, fix = "bytes of the state beside its tensors", "Keep long lists of numbers as tensors or arrays."
+        what, fix = "bytes of the state outside its tensors", "keep long lists of numbers as tensors or arrays."
         raise StateTooLargeError(what=what, found=index_bytes, most=MOST_INDEX_BYTES, fix=fix)
 
 
 def refuse_larger_than_memory(shard: Shard) -> None:
-    """Check that a shard, which really has that size, can be read here at all.
+    """Check that a shard of this verified size fits into this machine's memory.
 
     Raises:
-        MachineTooSmallError: it cannot. The checkpoint is as whole as it was: it is not set aside.
+        MachineTooSmallError: it does not. The checkpoint is sound, so it is not quarantined.
     """
     memory_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     if shard.size_bytes > memory_bytes:

@@ -1,4 +1,4 @@
-"""State trees to tensors plus JSON, and back. No pickle: what is not data is refused by its path."""
+"""State trees as tensors plus JSON, and back. No pickle: an object that is not data is refused, with its path."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from segue.checkpoints.format.layout import DTYPES
 from segue.errors import UnsupportedStateError
 
 Json = Any
-"""What the json module reads and writes."""
+"""A value that the json module reads and writes."""
 
 _STORABLE = frozenset(getattr(torch, name) for name in DTYPES)
 _TAG = "$"
-"""Marks an encoded value. A user's dict with such a key is written as pairs, so it cannot be mistaken for one."""
+"""Begins an encoded value's key. A user's dict with such a key is written as pairs, to keep the two apart."""
 
 _PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
 _dtype_of = operator.attrgetter("dtype")
@@ -118,7 +118,7 @@ def _encode_mapping(tree: Mapping[Any, Any], *, path: str, tensors: dict[str, to
 def _encode_tensors(tree: Mapping[Any, Any], path: str, tensors: dict[str, torch.Tensor]) -> Json | None:
     """One node for a dict that holds nothing but plain tensors, which most of a state is; None for any other.
 
-    Written without a step of Python for each tensor: there may be thousands, and training stands still meanwhile.
+    Written without a step of Python for each tensor: there may be thousands, and training waits meanwhile.
     """
     values = tree.values()
     if not tree or not (_PLAIN | sharded_types()).issuperset(map(type, values)) or set(map(type, tree)) != {str}:

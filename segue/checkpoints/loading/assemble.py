@@ -1,4 +1,4 @@
-"""Putting pieces that several ranks stored together again."""
+"""Whole tensors from the slices that several ranks stored."""
 
 from __future__ import annotations
 
@@ -9,58 +9,59 @@ from itertools import combinations
 
 import torch
 
-from segue.checkpoints.format.dtensor import cut_out
+from segue.checkpoints.format.dtensor import view_of_slice
 from segue.checkpoints.format.layout import TensorSlice
 from segue.errors import MalformedCheckpointError
 
-_MOST_PIECES = 1024
+_MOST_SLICES = 1024
 """No run has more ranks."""
 
-_Part = tuple[TensorSlice, torch.Tensor]
+_Stored = tuple[TensorSlice, torch.Tensor]
 
 
-def whole_tensors(tensors: Mapping[str, torch.Tensor], pieces: Mapping[str, TensorSlice]) -> dict[str, torch.Tensor]:
-    """The tensors by the names they have in the state; those in `pieces` are put together.
+def whole_tensors(tensors: Mapping[str, torch.Tensor], slices: Mapping[str, TensorSlice]) -> dict[str, torch.Tensor]:
+    """The tensors by the names they have in the state; those in `slices` are assembled.
 
     Raises:
-        MalformedCheckpointError: the pieces of a tensor overlap, or are not all of it.
+        MalformedCheckpointError: the slices of a tensor overlap, or do not cover it.
     """
-    found = {name: tensor for name, tensor in tensors.items() if name not in pieces}
-    parts: dict[str, list[_Part]] = defaultdict(list)
-    for name, piece in pieces.items():
+    found = {name: tensor for name, tensor in tensors.items() if name not in slices}
+    stored: dict[str, list[_Stored]] = defaultdict(list)
+    for name, tensor_slice in slices.items():
         if name not in tensors:
-            raise _malformed(piece.tensor, f"its piece {name} is not there")
-        parts[piece.tensor].append((piece, tensors[name]))
-    for name, its_parts in parts.items():
+            raise _malformed(tensor_slice.tensor, f"its slice {name} is missing")
+        stored[tensor_slice.tensor].append((tensor_slice, tensors[name]))
+    for name, its_slices in stored.items():
         if name in found:
-            raise _malformed(name, "it is there whole and in pieces")
-        found[name] = _put_together(name, its_parts)
+            raise _malformed(name, "it is stored both whole and in slices")
+        found[name] = _assembled(name, its_slices)
     return found
 
 
-def _put_together(name: str, parts: Sequence[_Part]) -> torch.Tensor:
-    if len(parts) > _MOST_PIECES:
-        raise _malformed(name, f"it has {len(parts)} pieces, more than {_MOST_PIECES}")
-    shape, dtype = parts[0][0].shape, parts[0][1].dtype
-    for piece, part in parts:
-        if piece.shape != shape or part.dtype != dtype or part.dim() != len(shape):
-            raise _malformed(name, "its pieces are not of one tensor")
-        if any(start + length > size for start, length, size in zip(piece.offsets, part.shape, shape, strict=True)):
-            raise _malformed(name, "a piece lies outside")
-    if sum(part.numel() for _, part in parts) != math.prod(shape) or any(
-        _overlap(a, b) for a, b in combinations(parts, 2)
+def _assembled(name: str, stored: Sequence[_Stored]) -> torch.Tensor:
+    if len(stored) > _MOST_SLICES:
+        raise _malformed(name, f"it has {len(stored)} slices, more than {_MOST_SLICES}")
+    shape, dtype = stored[0][0].shape, stored[0][1].dtype
+    for tensor_slice, values in stored:
+        if tensor_slice.shape != shape or values.dtype != dtype or values.dim() != len(shape):
+            raise _malformed(name, "its slices differ in shape or type of the whole")
+        ends = zip(tensor_slice.offsets, values.shape, shape, strict=True)
+        if any(start + length > size for start, length, size in ends):
+            raise _malformed(name, "a slice lies outside it")
+    if sum(values.numel() for _, values in stored) != math.prod(shape) or any(
+        _overlap(a, b) for a, b in combinations(stored, 2)
     ):
-        raise _malformed(name, "its pieces overlap or leave a hole")
+        raise _malformed(name, "its slices overlap or leave a hole")
     whole = torch.empty(shape, dtype=dtype)
-    for piece, part in parts:
-        cut_out(whole, piece, tuple(part.shape)).copy_(part)
+    for tensor_slice, values in stored:
+        view_of_slice(whole, tensor_slice, tuple(values.shape)).copy_(values)
     return whole
 
 
-def _overlap(one: _Part, other: _Part) -> bool:
+def _overlap(one: _Stored, other: _Stored) -> bool:
     sides = zip(one[0].offsets, one[1].shape, other[0].offsets, other[1].shape, strict=True)
     return all(a < b + m and b < a + n for a, n, b, m in sides)
 
 
 def _malformed(name: str, why: str) -> MalformedCheckpointError:
-    return MalformedCheckpointError(key="manifest", why=f"tensor {name} cannot be put together: {why}")
+    return MalformedCheckpointError(key="manifest", why=f"tensor {name} cannot be assembled: {why}")

@@ -1,4 +1,4 @@
-"""Reading shards back: every chunk of them verified while the next ones come. No torch here."""
+"""Reading shards back: each chunk is verified while the next ones arrive. No torch here."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 import crc32c
 
+from segue.checkpoints.format.base import Base
 from segue.checkpoints.format.digests import Digests, TensorDigest
 from segue.checkpoints.format.gc_pause import paused_collector
 from segue.checkpoints.format.layout import (
@@ -22,7 +23,6 @@ from segue.checkpoints.format.layout import (
     read_layout,
 )
 from segue.checkpoints.format.limits import refuse_absurd, refuse_larger_than_memory
-from segue.checkpoints.saving.incremental import Base
 from segue.errors import (
     CheckpointError,
     CorruptShardError,
@@ -52,8 +52,8 @@ class Stored:
     tensors: Mapping[str, tuple[Placed, memoryview]]
     digests: Digests
     base: Base
-    pieces: Mapping[str, TensorSlice] = field(default_factory=dict)
-    """Those of the tensors that are parts of larger ones, each written by another rank."""
+    slices: Mapping[str, TensorSlice] = field(default_factory=dict)
+    """Which of the tensors are slices of larger ones, each written by another rank."""
 
 
 @paused_collector()
@@ -69,59 +69,61 @@ def read_stored(tiers: Sequence[Store], *, run_id: str, manifest: Manifest) -> S
     skeletons: dict[str, Any] = {}
     expected: dict[str, TensorDigest] = {}
     homes: dict[str, Shard] = {}
-    pieces: dict[str, TensorSlice] = {}
-    images = {shard.key: shard for shard in manifest.shards if shard.key.endswith(".safetensors")}
-    for shard in (shard for shard in manifest.shards if shard.key not in images):
+    slices: dict[str, TensorSlice] = {}
+    shard_files = {shard.key: shard for shard in manifest.shards if shard.key.endswith(".safetensors")}
+    for shard in (shard for shard in manifest.shards if shard.key not in shard_files):
         try:
             index = json.loads(bytes(_from_first(tiers, run_id, shard, _Arriving.whole)[0]))
-            skeletons = index["skeletons"] | skeletons  # Rank 0's comes first, and counts.
+            skeletons = index["skeletons"] | skeletons  # Rank 0's comes first and takes precedence.
             for name, (dtype, shape, digest, number) in index["tensors"].items():
                 expected[name] = TensorDigest(dtype, tuple(shape), digest)
-                homes[name] = images[index["images"][number]]
-            pieces |= {name: _piece(*piece) for name, piece in index.get("pieces", {}).items()}
+                homes[name] = shard_files[index["images"][number]]
+            slices |= {name: _slice(*place) for name, place in index.get("pieces", {}).items()}
         except (ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError) as error:
             raise MalformedCheckpointError(key=shard.key, why=f"cannot be parsed ({error!r})") from None
     tensors: dict[str, tuple[Placed, memoryview]] = {}
-    for shard in images.values():
-        blob, placed = _from_first(tiers, run_id, shard, _placed)
+    for shard in shard_files.values():
+        memory, placed = _from_first(tiers, run_id, shard, _placed)
         wanted = {name: p for name, p in placed.items() if homes.get(name) is shard}
-        tensors |= {name: (p, part) for name, p, part in _parts(blob, wanted)}
+        tensors |= {name: (p, data) for name, p, data in _tensors_of(memory, wanted)}
     _check_tensors(tensors, expected, key=manifest.shards[0].key if manifest.shards else "manifest")
     if skeletons.keys() != manifest.components.keys():
         odd = sorted(skeletons.keys() ^ manifest.components.keys())
-        raise MalformedCheckpointError(key="manifest", why=f"components differ from the stored state's: {odd}")
+        raise MalformedCheckpointError(
+            key="manifest", why=f"its components differ from those of the stored state: {odd}"
+        )
     digests = Digests(components=manifest.components, tensors=expected)
-    return Stored(skeletons, tensors, digests, Base(expected, homes, manifest.saves_since_full), pieces)
+    return Stored(skeletons, tensors, digests, Base(expected, homes, manifest.saves_since_full), slices)
 
 
 class _Arriving:
     """A shard on its way into memory."""
 
     def __init__(self, readers: ThreadPoolExecutor, store: Store, key: str, shard: Shard) -> None:
-        self.shard, self._blob = shard, page_buffer(shard.size_bytes)
+        self.shard, self._memory = shard, page_buffer(shard.size_bytes)
         numbers = range(len(shard.chunk_crc32c))
         self._chunks: list[Future[None]] = [
-            readers.submit(_read_chunk, store, key, shard, number, self._blob) for number in numbers
+            readers.submit(_read_chunk, store, key, shard, number, self._memory) for number in numbers
         ]
 
     def up_to(self, size_bytes: int) -> memoryview:
-        """All of its memory, once the first bytes of it have come and are verified."""
+        """The shard's memory, once its first `size_bytes` have arrived and are verified."""
         for chunk in self._chunks[: -(-size_bytes // self.shard.chunk_bytes)]:
             chunk.result()
-        return self._blob
+        return self._memory
 
     def whole(self) -> memoryview:
-        """Its memory, once all has come."""
+        """The shard's memory, once all of it has arrived and is verified."""
         return self.up_to(self.shard.size_bytes)
 
     def cancel(self) -> None:
-        """Fetch no more of it."""
+        """Fetch no more chunks."""
         for chunk in self._chunks:
             chunk.cancel()
 
 
 def _placed(arriving: _Arriving) -> Mapping[str, Placed]:
-    """Where an image's tensors are, found out while the rest of it comes."""
+    """Where a shard file's tensors are, read from its header while the rest arrives."""
     try:
         return read_layout(arriving.up_to(head_bytes(arriving.up_to(LENGTH_BYTES)))).placed
     except MalformedShardError as error:
@@ -135,14 +137,14 @@ def _from_first(
         try:
             return _read(store, run_id, shard, use)
         except (CheckpointError, StoreReadError) as error:
-            log.info("fast tier has no whole copy, taking the durable one key=%s reason=%s", shard.key, error)
+            log.info("fast tier has no sound copy, reading the durable one key=%s reason=%s", shard.key, error)
     return _read(tiers[-1], run_id, shard, use)
 
 
 def _read(store: Store, run_id: str, shard: Shard, use: Callable[[_Arriving], _Found]) -> tuple[memoryview, _Found]:
     key = f"{run_id}/{shard.key}"
     try:
-        # Before anything is allocated: a manifest may claim any size, an object only what somebody stored.
+        # Before anything is allocated: a manifest may claim any size, but an object's size is real.
         found_bytes = store.size(key)
         if found_bytes != shard.size_bytes:
             raise TruncatedShardError(key=shard.key, expected_bytes=shard.size_bytes, found_bytes=found_bytes)
@@ -158,9 +160,9 @@ def _read(store: Store, run_id: str, shard: Shard, use: Callable[[_Arriving], _F
         raise MissingShardError(key=shard.key) from None
 
 
-def _read_chunk(store: Store, key: str, shard: Shard, number: int, blob: memoryview) -> None:
+def _read_chunk(store: Store, key: str, shard: Shard, number: int, memory: memoryview) -> None:
     start = number * shard.chunk_bytes
-    chunk = blob[start : start + shard.chunk_bytes]
+    chunk = memory[start : start + shard.chunk_bytes]
     count = store.read_into(key, start, chunk)
     found = crc32c.crc32c(chunk[:count])
     expected = shard.chunk_crc32c[number]
@@ -168,20 +170,20 @@ def _read_chunk(store: Store, key: str, shard: Shard, number: int, blob: memoryv
         raise CorruptShardError(key=shard.key, chunk=number, expected=expected, found=found)
 
 
-def _piece(tensor: str, shape: list[int], offsets: list[int]) -> TensorSlice:
+def _slice(tensor: str, shape: list[int], offsets: list[int]) -> TensorSlice:
     if not all(type(number) is int and number >= 0 for number in (*shape, *offsets)) or len(shape) != len(offsets):
-        raise ValueError("a piece's place is not made of whole numbers")
+        raise ValueError("the place of a slice is not made of whole numbers")
     if type(tensor) is not str:
-        raise TypeError("a piece's tensor is not a name")
+        raise TypeError("the tensor of a slice is not a name")
     return TensorSlice(tensor, tuple(shape), tuple(offsets))
 
 
-def _parts(blob: memoryview, wanted: Mapping[str, Placed]) -> Iterator[tuple[str, Placed, memoryview]]:
-    """The bytes of some tensors of an image, which is let go of where little of it is wanted."""
-    few = sum(p.size_bytes for p in wanted.values()) < _WORTH_KEEPING_SHARE * len(blob)
+def _tensors_of(memory: memoryview, wanted: Mapping[str, Placed]) -> Iterator[tuple[str, Placed, memoryview]]:
+    """The bytes of some tensors of a shard file; copied where few are wanted, so that its memory can be freed."""
+    few = sum(p.size_bytes for p in wanted.values()) < _WORTH_KEEPING_SHARE * len(memory)
     for name, placed in wanted.items():
-        part = blob[placed.start : placed.start + placed.size_bytes]
-        yield name, placed, memoryview(bytearray(part)) if few else part
+        data = memory[placed.start : placed.start + placed.size_bytes]
+        yield name, placed, memoryview(bytearray(data)) if few else data
 
 
 def _check_tensors(
@@ -189,8 +191,10 @@ def _check_tensors(
 ) -> None:
     if found.keys() != expected.keys():
         odd = sorted(found.keys() ^ expected.keys())[:3]
-        raise MalformedCheckpointError(key=key, why=f"tensors differ from the index's, e.g. {odd}")
+        raise MalformedCheckpointError(key=key, why=f"its tensors differ from those of the index, e.g. {odd}")
     for name, (placed, _) in found.items():
         dtype, shape, _ = expected[name]
         if placed.spec != (dtype, shape):
-            raise MalformedCheckpointError(key=key, why=f"tensor {name} is not the index's {dtype}{list(shape)}")
+            raise MalformedCheckpointError(
+                key=key, why=f"tensor {name} is not {dtype}{list(shape)}, as the index has it"
+            )

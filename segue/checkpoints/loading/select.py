@@ -1,4 +1,4 @@
-"""Which checkpoint to resume from: the newest that reads back whole. Damaged ones are set aside, never deleted."""
+"""Which checkpoint to resume from: the newest that verifies. Damaged ones are quarantined, never deleted."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
 
+from segue.checkpoints.format.base import Base
 from segue.checkpoints.format.digests import Digests
+from segue.checkpoints.format.snapshot import Snapshot
 from segue.checkpoints.loading.read import read_stored
-from segue.checkpoints.loading.snapshot import Snapshot, snapshot_of
-from segue.checkpoints.saving.incremental import Base
+from segue.checkpoints.loading.snapshot import snapshot_of
 from segue.errors import CheckpointError
 from segue.records import CheckpointRef
 from segue.runlog import keys
@@ -31,13 +32,13 @@ class Restorable:
     checkpoint: Checkpoint
     snapshot: Snapshot
     digests: Digests
-    """What the committed state is."""
+    """Of the committed state."""
     base: Base
-    """What a save may refer to."""
+    """The tensors that an incremental save may refer to."""
 
 
 class Readers(Protocol):
-    """The ranks that restore together; one alone, mostly."""
+    """The ranks that restore together."""
 
     @property
     def is_leader(self) -> bool: ...
@@ -57,8 +58,8 @@ def newest_valid(
 ) -> Restorable | None:
     """The newest checkpoint of the run that verifies, read whole; None when there is none to take.
 
-    With `at_most` none that was committed after that one is looked at. Stores in `fast` are asked first: what they hold
-    counts where it is byte for byte what was committed.
+    With `at_most`, checkpoints committed after that one are passed over. Stores in `fast` are read first; their copies
+    are used where they match the committed bytes.
 
     Every checkpoint that does not verify, and every slot of the log that cannot be read, is named in the log by a
     quarantine record before the next one is tried. Several ranks take the same one: the newest that all could read.
@@ -84,17 +85,17 @@ def newest_valid(
             damage = readers.first_of(damage)
         if not damage and isinstance(found, Restorable):
             return found
-        log.warning("checkpoint set aside step=%d reason=%s", checkpoint.manifest.step, damage)
+        log.warning("checkpoint quarantined step=%d reason=%s", checkpoint.manifest.step, damage)
         if leads:
             patiently(partial(quarantine, runlog, checkpoint=checkpoint, reason=damage, epoch=epoch), what="log")
 
 
 def _at(runlog: RunLog, slot: int) -> Checkpoint:
-    """The checkpoint that was committed in a slot; of several ranks, only rank 0 picks one."""
+    """The checkpoint that was committed in a slot. Rank 0 chooses the slot for all ranks."""
     for checkpoint in read_history(runlog).checkpoints:
         if checkpoint.ref.slot == slot:
             return checkpoint
-    why = f"slot {slot}, which rank 0 reads, has no checkpoint here"
+    why = f"rank 0 reads a checkpoint in slot {slot}; this rank finds none there"
     raise StoreReadError(url=runlog.store.url, key=keys.log_key(runlog.run_id, slot), why=why)
 
 
@@ -107,7 +108,7 @@ def _read(runlog: RunLog, checkpoint: Checkpoint, fast: Sequence[Store]) -> Rest
 
 
 def quarantine(runlog: RunLog, *, checkpoint: Checkpoint, reason: str, epoch: int) -> None:
-    """Set a checkpoint aside so that nothing resumes from it. Its bytes stay."""
+    """Record that nothing may resume from a checkpoint. Its bytes stay."""
 
     def build(stamp: Stamp) -> Entry:
         common = stamp(epoch=epoch)
@@ -123,7 +124,7 @@ def _name_damaged_slots(runlog: RunLog, *, epoch: int) -> None:
     for damage in history.damage:
         if damage.slot in history.named_damage:
             continue
-        log.warning("log record set aside key=%s reason=%s", damage.key, damage.why)
+        log.warning("log record quarantined key=%s reason=%s", damage.key, damage.why)
 
         def build(stamp: Stamp, slot: int = damage.slot, why: str = f"{damage.key}: {damage.why}") -> Entry:
             return QuarantineEntry.model_validate(stamp(epoch=epoch) | {"slot": slot, "reason": why})

@@ -1,4 +1,4 @@
-"""The background writer: has staged states made durable, commits them, seals them and prunes, in that order."""
+"""The background writer: makes staged states durable, commits, prunes and seals, one job after the other."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from segue.checkpoints.pruning import Pruner
 from segue.checkpoints.saving.staging import Staged
 from segue.checkpoints.saving.write import Written
 from segue.checkpoints.saving.writer_client import ShardWriter
@@ -36,6 +35,19 @@ class CurvePart(Protocol):
     def to_parquet(self) -> bytes: ...
 
 
+class Pruning(Protocol):
+    """Deletes what retention no longer keeps (`checkpoints.pruning.Pruner`)."""
+
+    def prune(self, runlog: RunLog) -> None:
+        """Called after each commit.
+
+        Raises:
+            FencedError: a newer claim exists.
+            StoreWriteError, StoreReadError: the log could not be reached; calling again is safe.
+        """
+        ...
+
+
 @dataclass(frozen=True)
 class SaveJob:
     """One staged state on its way to a commit."""
@@ -46,7 +58,7 @@ class SaveJob:
     epoch: int
     metric: float | None
     curve: Sequence[CurvePart]
-    """What the attempt's loss curve has gained since the save before."""
+    """The parts of the loss curve that are new since the save before."""
 
 
 @dataclass(frozen=True)
@@ -58,14 +70,14 @@ class SealJob:
 
 
 class Writer:
-    """One thread that orders the writing. A store that fails is asked again, for ever, while training goes on."""
+    """One thread that runs the jobs in order. It retries a failing store for ever, while training goes on."""
 
     def __init__(
         self,
         runlog: RunLog,
         *,
         shards: ShardWriter,
-        pruner: Pruner,
+        pruner: Pruning,
         release: Callable[[Staged], None],
         attempt_id: str,
         epoch: int,
@@ -76,7 +88,7 @@ class Writer:
         clock: Clock,
         commits: bool = True,
     ) -> None:
-        """With `commits=False` another rank commits what this one has made durable."""
+        """With `commits=False` another rank commits the shards that this one makes durable."""
         self._runlog, self._shards, self._pruner, self._release = runlog, shards, pruner, release
         self._clock = clock
         self._attempt_id, self._epoch, self._parent = attempt_id, epoch, parent
@@ -92,9 +104,9 @@ class Writer:
         """The newest checkpoint this attempt committed."""
         self._failure: Exception | None = None
         self.trouble: str | None = None
-        """Why a save is tried again just now; None while all is well."""
+        """Why a save is being retried; None while all is well."""
         self.last_save_seconds: float | None = None
-        """From the moment the writer took it up to its commit."""
+        """From the start of the save's job to its commit."""
         self.last_size_bytes: int | None = None
         self._thread = threading.Thread(target=self._work, name="segue-writer", daemon=True)
         self._thread.start()
@@ -121,12 +133,12 @@ class Writer:
         return done
 
     def raise_failure(self) -> None:
-        """Raise what stopped the writer, if anything did."""
+        """Raise the error that stopped the writer, if there is one."""
         if self._failure is not None:
             raise self._failure
 
     def close(self) -> None:
-        """Stop after the job in hand, and give that up too if it takes long. What was not committed never existed."""
+        """Stop after the current job, or during it if it takes long. What was not committed never existed."""
         self._stopped.set()
         self._jobs.put(None)
         self._shards.stop_waiting()
@@ -134,7 +146,7 @@ class Writer:
         self._shards.close()
 
     def give_up(self) -> None:
-        """Stop at once: what is in hand will never be whole. To be closed all the same."""
+        """Stop at once: the current save cannot become complete. `close` is still due."""
         self._stopped.set()
         self._shards.close()
 
@@ -162,7 +174,7 @@ class Writer:
                     self._seal(job)
             except (StoreWriteError, StoreReadError, WriterDiedError) as error:
                 self.trouble = str(error)
-                log.warning("store trouble, trying again in=%.1f reason=%s", pause, error)
+                log.warning("store failed, retrying in=%.1f reason=%s", pause, error)
                 if self._stopped.wait(pause):
                     raise
                 pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
@@ -175,7 +187,7 @@ class Writer:
             started = self._clock.monotonic()
             job.staged.wait()
             if job.staged.is_torn:
-                log.warning("state changed while it was copied; not saved step=%d", job.step)
+                log.warning("state changed while it was copied, not saved step=%d", job.step)
                 self._shards.give_up(job.step)
             written = None if job.staged.is_torn else self._write(job)
             if written is None or not self._commits_here:
@@ -185,14 +197,14 @@ class Writer:
                 return
             commit, self.last_size_bytes = self._commit(job, written)
             self.last_save_seconds = self._clock.monotonic() - started
-            self.last_commit = commit  # Last: whoever sees it reads what it cost.
+            self.last_commit = commit  # Last: a reader that sees it also reads its cost.
             self._release(job.staged)
             log.info("checkpoint committed step=%d seconds=%.2f", job.step, self.last_save_seconds)
-        # Else it was committed by a try whose later part failed.
+        # Otherwise an earlier try committed it, and failed after that.
         self._pruner.prune(self._runlog)
 
     def _write(self, job: SaveJob) -> Written | None:
-        # Written once: were it written differently after a commit whose answer was lost, that one would be torn.
+        # Written once: writing other bytes after a commit whose answer was lost would damage that commit.
         if self._written is None or self._written[0] != job.step:
             done = self._shards.write(
                 job.staged,
@@ -244,7 +256,7 @@ class Writer:
     def _seal(self, job: SealJob) -> None:
         ref = self._commits.get(job.step)
         if ref is None:
-            return  # Its checkpoint was never committed, so there is nothing to vouch for.
+            return  # Its checkpoint was never committed, so there is nothing to seal.
 
         def build(stamp: Stamp) -> Entry:
             common = stamp(epoch=self._epoch)

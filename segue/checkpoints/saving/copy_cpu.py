@@ -1,4 +1,4 @@
-"""Copying many tensors at once into memory that lies ready, with as many threads as torch has."""
+"""Copying many tensors at once into prepared memory, with as many threads as torch has."""
 
 from __future__ import annotations
 
@@ -17,8 +17,9 @@ _WORTH_A_THREAD_BYTES = 4 * 2**20
 class Copier:
     """Fills the same views again and again.
 
-    Torch copies small tensors one after the other on one thread. Here runs of them are dealt out to as many threads as
-    it would use for a large one; once, for to ask ten thousand tensors for their size takes as long as to copy some.
+    Torch copies small tensors one after the other on one thread. This class spreads runs of them over as many threads
+    as torch uses for a large one. The runs are planned once: reading the sizes of ten thousand tensors takes as long as
+    copying some of them.
     """
 
     def __init__(self, views: Sequence[torch.Tensor]) -> None:

@@ -1,4 +1,4 @@
-"""Copying from accelerators: into memory that is pinned, on streams beside those that compute."""
+"""Copying from accelerators: into pinned memory, on side streams that run next to the computation."""
 
 from __future__ import annotations
 
@@ -7,24 +7,24 @@ from collections.abc import Sequence
 import torch
 
 Pair = tuple[torch.Tensor, torch.Tensor]
-"""Where to, and what."""
+"""Destination and source."""
 
 
 def synchronise(tensors: Sequence[torch.Tensor]) -> None:
-    """Wait for everything that was begun on the devices of these tensors."""
+    """Wait for all queued work on the devices of these tensors."""
     for device in {tensor.device for tensor in tensors if tensor.is_cuda}:
         torch.cuda.synchronize(device)
 
 
 def by_device(pairs: Sequence[Pair]) -> list[list[Pair]]:
-    """The pairs of each device by themselves."""
+    """The pairs, grouped by source device."""
     devices = dict.fromkeys(tensor.device for _, tensor in pairs)
     return [[pair for pair in pairs if pair[1].device == device] for device in devices]
 
 
 @torch.no_grad()
 def copy_on_side_stream(pairs: Sequence[Pair]) -> torch.cuda.Event:
-    """Begin the copy of tensors that are all on one device."""
+    """Start copying tensors that are all on one device."""
     device = pairs[0][1].device
     side = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
     side.wait_stream(torch.cuda.current_stream(device))
@@ -38,7 +38,7 @@ def copy_on_side_stream(pairs: Sequence[Pair]) -> torch.cuda.Event:
 
 
 def pin(memory: torch.Tensor) -> None:
-    """Lock the pages, so that the device copies into them by itself."""
+    """Lock the pages, so that the device copies into them directly."""
     cudart = torch.cuda.cudart()  # type: ignore[no-untyped-call]
     torch.cuda.check_error(cudart.cudaHostRegister(memory.data_ptr(), memory.nbytes, 0))
 

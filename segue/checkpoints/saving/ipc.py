@@ -1,6 +1,6 @@
-"""What the trainer and its writer process say to each other: JSON, a body of bytes, now and then a descriptor.
+"""Messages between the trainer and its writer process: a JSON head, a body of bytes, sometimes a file descriptor.
 
-A message is two lengths, a head in JSON, and a body. There is no pickle, and nobody else can reach the socket.
+A message is two lengths, a head in JSON, and a body. There is no pickle, and no other process can reach the socket.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Message(NamedTuple):
 
 
 def send(channel: socket.socket, head: dict[str, Any], body: bytes = b"", *, descriptors: Sequence[int] = ()) -> None:
-    """Send one message whole.
+    """Send one whole message.
 
     Raises:
         OSError: the other side is gone.
@@ -57,11 +57,11 @@ def receive(channel: socket.socket) -> Message | None:
 
 
 def _exactly(channel: socket.socket, count: int) -> bytes:
-    parts = []
+    blocks = []
     while count:
-        part = channel.recv(min(count, 2**20))
-        if not part:
+        block = channel.recv(min(count, 2**20))
+        if not block:
             raise ConnectionResetError("the other side ended in the middle of a message")
-        parts.append(part)
-        count -= len(part)
-    return b"".join(parts)
+        blocks.append(block)
+        count -= len(block)
+    return b"".join(blocks)

@@ -1,4 +1,4 @@
-"""Making one checkpoint of what several ranks store: each writes its part, rank 0 hears of all and commits."""
+"""One checkpoint from several ranks: each rank writes its shard, and rank 0 merges what all have written."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 import xxhash
 
-from segue.checkpoints.saving.incremental import Base
+from segue.checkpoints.format.base import Base
 from segue.checkpoints.saving.staging import Staged
 from segue.checkpoints.saving.write import Written
 from segue.checkpoints.saving.writer_client import ShardWriter
@@ -20,7 +20,7 @@ _POLL_SECONDS = 0.02
 
 
 class Notes(Protocol):
-    """Where ranks leave notes for each other."""
+    """A key-value store that the ranks share."""
 
     def put(self, key: str, text: str) -> None: ...
 
@@ -28,7 +28,7 @@ class Notes(Protocol):
 
 
 class RankedWriter:
-    """A shard writer that answers for its rank; on rank 0, for all of them."""
+    """A shard writer that returns what its rank has written; on rank 0, what all ranks have."""
 
     def __init__(self, inner: ShardWriter, *, rank: int, count: int, notes: Notes) -> None:
         self._inner, self._rank, self._count = inner, rank, count
@@ -45,12 +45,12 @@ class RankedWriter:
     def write(
         self, staged: Staged, *, run_id: str, attempt_id: str, step: int, base_step: int | None = None
     ) -> Written | None:
-        """Block until this rank's part is durable, and on rank 0 until every part is.
+        """Block until this rank's shard is durable, and on rank 0 until every rank's is.
 
-        None when a rank gave its part up: there will be no such checkpoint.
+        None when a rank gave the save up: there will be no such checkpoint.
 
         Raises:
-            RankMismatchError: the ranks do not hold the same state, so what they stored is not all of it.
+            RankMismatchError: the ranks do not hold the same state, so their shards do not add up to all of it.
         """
         if self._own is None or self._own[0] != step:
             written = self._write_own(staged, run_id=run_id, attempt_id=attempt_id, step=step, base_step=base_step)
@@ -59,13 +59,15 @@ class RankedWriter:
             self._own = (step, written)
         own = self._own[1]
         if self._rank:
-            self._notes.put(_key(step, self._rank), json.dumps({"dealt": staged.dealt, "written": own.to_json()}))
+            self._notes.put(
+                _key(step, self._rank), json.dumps({"partition_hash": staged.partition_hash, "written": own.to_json()})
+            )
             return own
-        others = [self._part_of(rank, step, staged.dealt) for rank in range(1, self._count)]
-        return together([own, *others])
+        others = [self._written_by(rank, step, staged.partition_hash) for rank in range(1, self._count)]
+        return merged([own, *others])
 
     def give_up(self, step: int) -> None:
-        """Say that this rank has no part to store."""
+        """Report that this rank stores nothing for this step."""
         self._notes.put(_key(step, self._rank), json.dumps(None))
 
     def stop_waiting(self) -> None:
@@ -86,34 +88,34 @@ class RankedWriter:
             self._notes.put(_trouble_key(step, self._rank), "")
         return written
 
-    def _part_of(self, rank: int, step: int, dealt: str) -> Written | None:
-        # Without end: should that rank be gone, the training loop finds out, and closes this.
+    def _written_by(self, rank: int, step: int, partition_hash: str) -> Written | None:
+        # Without a timeout: if that rank is gone, the training loop notices and closes this.
         while (note := self._notes.get(_key(step, rank))) is None:
             trouble = self._notes.get(_trouble_key(step, rank))
             if trouble:
                 raise StoreWriteError(url=f"rank {rank}", key=f"step {step}", why=trouble)
             if self._closed.wait(_POLL_SECONDS):
                 raise WriterDiedError(exit_code=None, why=f"closed while rank {rank} was still writing")
-        said = json.loads(note)
-        if said is None:
+        report = json.loads(note)
+        if report is None:
             return None
-        if said["dealt"] != dealt:
+        if report["partition_hash"] != partition_hash:
             raise RankMismatchError(rank=rank, step=step)
-        return Written.from_json(said["written"])
+        return Written.from_json(report["written"])
 
 
-def together(parts: Sequence[Written | None]) -> Written | None:
-    """What a manifest says of the parts of all ranks; None when one is missing."""
-    if any(part is None for part in parts):
+def merged(by_rank: Sequence[Written | None]) -> Written | None:
+    """What all ranks have written, as one; None when a rank wrote nothing."""
+    found = [written for written in by_rank if written is not None]
+    if len(found) < len(by_rank):
         return None
-    found = [part for part in parts if part is not None]
-    names = sorted({name for part in found for name in part.components})
+    names = sorted({name for written in found for name in written.components})
     return Written(
-        shards=tuple({shard.key: shard for part in found for shard in part.shards}.values()),
-        components={name: _digest([part.components.get(name, "-") for part in found]) for name in names},
-        tensor_count=sum(part.tensor_count for part in found),
-        new_bytes=sum(part.new_bytes for part in found),
-        saves_since_full=max(part.saves_since_full for part in found),
+        shards=tuple({shard.key: shard for written in found for shard in written.shards}.values()),
+        components={name: _digest([written.components.get(name, "-") for written in found]) for name in names},
+        tensor_count=sum(written.tensor_count for written in found),
+        new_bytes=sum(written.new_bytes for written in found),
+        saves_since_full=max(written.saves_since_full for written in found),
     )
 
 

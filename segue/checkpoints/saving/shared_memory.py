@@ -1,4 +1,4 @@
-"""Arenas: memory that the trainer fills and the writer process reads, allocated once. No torch here."""
+"""Staging buffers: shared memory that the trainer fills and the writer process reads. No torch here."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ import tempfile
 
 
 class StagingBuffer:
-    """One image's worth of shared memory, named by a file descriptor that can be sent to another process.
+    """Shared memory for one shard file, identified by a file descriptor that can be sent to another process.
 
-    It has no name in any file system: when the last process that has it ends, however it ends, it is gone.
+    It has no name in any file system: it is freed when the last process that holds it ends, however that ends.
     """
 
     def __init__(self, *, number: int, size_bytes: int) -> None:
@@ -23,11 +23,11 @@ class StagingBuffer:
 
     @property
     def memory(self) -> mmap.mmap:
-        """The whole of it, writable; begins on a page."""
+        """All of the memory, writable; begins on a page."""
         return self._memory
 
     def close(self) -> None:
-        """Give the descriptor back; the memory goes with the last view of it."""
+        """Close the descriptor; the memory is freed with its last view."""
         if self.descriptor >= 0:
             os.close(self.descriptor)
             self.descriptor = -1
@@ -35,6 +35,6 @@ class StagingBuffer:
 
 def _anonymous_file() -> int:
     if hasattr(os, "memfd_create"):
-        return os.memfd_create("segue-staging_buffer", os.MFD_CLOEXEC)
-    with tempfile.TemporaryFile(prefix="segue-staging_buffer-") as file:
+        return os.memfd_create("segue-staging-buffer", os.MFD_CLOEXEC)
+    with tempfile.TemporaryFile(prefix="segue-staging-buffer-") as file:
         return os.dup(file.fileno())

@@ -1,7 +1,7 @@
-"""Staging: copying the state of a safe point into an staging buffer, so that training may go on while it is written.
+"""Staging: copying the state of a safe point into a staging buffer, so that training may go on while it is written.
 
-`take` blocks for about one memory copy. `begin` copies at once only what a forward pass may change, and leaves what
-only an optimizer changes to be copied meanwhile; `Staged.barrier`, before any optimizer's step, waits for that.
+`take` blocks for about one memory copy. `begin` blocks only for what a forward pass may change; what only an optimizer
+changes is copied in the background, and `Staged.barrier`, before any optimizer's step, waits for that.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from segue.checkpoints.format.layout import PAGE_BYTES, ShardLayout, TensorSpec,
 from segue.checkpoints.format.state_tree import Json, encode_tree
 from segue.checkpoints.saving.copy_cpu import Copier, copy_all
 from segue.checkpoints.saving.copy_cuda import Pair, by_device, copy_on_side_stream, pin, synchronise, unpin
-from segue.checkpoints.saving.partition import Part, Partition
+from segue.checkpoints.saving.partition import Partition, RankState
 from segue.checkpoints.saving.shared_memory import StagingBuffer
 
 _LOOKS, _MOST_LOOKED_AT = 64, 256
@@ -32,7 +32,7 @@ _dtype_of = operator.attrgetter("dtype")
 
 @dataclass(frozen=True)
 class _Late:
-    """A tensor that was to stay as it is until the barrier."""
+    """A tensor that must not change before the barrier."""
 
     live: torch.Tensor
     version: int
@@ -40,8 +40,8 @@ class _Late:
     """A few of its values at the safe point."""
 
     def has_changed(self) -> bool:
-        """Whether anything got at it: by its version, which every change that torch knows of moves when it is done,
-        and for the others, made through `.data`, by a few of its values."""
+        """Whether it was changed: by its version, which every change known to torch increments, and for changes
+        through `.data`, which torch does not see, by a few of its values."""
         if self.live._version != self.version:
             return True
         return self.looks is not None and not torch.equal(_looks_at(self.live), self.looks)
@@ -49,34 +49,34 @@ class _Late:
 
 @dataclass
 class Staged:
-    """One safe point's state in an staging buffer. `wait` says when its bytes may be read."""
+    """One safe point's state in a staging buffer. Its bytes may be read after `wait`."""
 
     staging_buffer: StagingBuffer
     layout: ShardLayout
     skeletons: dict[str, Json]
-    dealt: str = ""
-    """A mark of what the ranks dealt out among them."""
+    partition_hash: str = ""
+    """Of the assignment of tensors to ranks; the same on all ranks that agree on it."""
     is_torn: bool = False
-    """Something changed while it was still being copied; it must not be committed."""
+    """The state changed while it was being copied; it must not be committed."""
     _late: list[_Late] = field(default_factory=list)
     _copied: threading.Event = field(default_factory=threading.Event)
     _passed: threading.Event = field(default_factory=threading.Event)
     _device_copied: Sequence[torch.cuda.Event] = ()
 
     def barrier(self) -> None:
-        """Hold whatever changes the state until the live tensors are no longer needed."""
+        """Block until the live tensors are copied; to be called before anything changes them."""
         if self._passed.is_set():
             return
         self._copied.wait()
         for copied in self._device_copied:
-            # The host goes on: only what the device does from here on waits.
+            # The host goes on: only later work of the device waits.
             torch.cuda.current_stream(copied.device).wait_event(copied)
         self.is_torn = self.is_torn or any(late.has_changed() for late in self._late)
         self._late = []
         self._passed.set()
 
     def wait(self) -> None:
-        """Block until all is copied and the barrier has found out whether it is torn."""
+        """Block until all is copied and the barrier has decided whether it is torn."""
         self._copied.wait()
         self._passed.wait()
         for copied in self._device_copied:
@@ -85,7 +85,7 @@ class Staged:
 
 @dataclass(frozen=True)
 class _Plan:
-    """A layout in one staging buffer and the views through which it is filled."""
+    """A layout in one staging buffer, and the views that fill it."""
 
     staging_buffer: StagingBuffer
     layout: ShardLayout
@@ -119,7 +119,7 @@ class StagingArea:
     """One or two staging buffers, laid out for a state, and laid out again when the state gets other tensors."""
 
     def __init__(self, *, staging_buffers: int = 1, partition: Partition | None = None) -> None:
-        """`partition` is what of the state is taken; without, all of it."""
+        """`partition` selects what this rank stores; without one, everything."""
         self._partition = partition or Partition()
         self._free = list(range(staging_buffers))
         self._plans: dict[int, _Plan] = {}
@@ -128,23 +128,23 @@ class StagingArea:
 
     @property
     def is_free(self) -> bool:
-        """Whether a safe point can be taken just now."""
+        """Whether a staging buffer is free for the next safe point."""
         return bool(self._free)
 
     def prepare(self, trees: Mapping[str, Any]) -> None:
-        """Allocate for this state, in the background: memory that was never touched costs ten times a copy.
+        """Allocate memory for this state in the background: the first touch of memory costs ten times a copy.
 
         Raises:
             UnsupportedStateError, StateTooLargeError: it cannot be stored; better now than at the first save.
         """
-        part = self._part_of(trees)
-        plans = [self._plan_for(number, part) for number in self._free]
-        self._warming = threading.Thread(target=_touch, args=(plans,), name="segue-staging_buffer", daemon=True)
+        state = self._rank_state(trees)
+        plans = [self._plan_for(number, state) for number in self._free]
+        self._warming = threading.Thread(target=_touch, args=(plans,), name="segue-staging-buffer", daemon=True)
         self._warming.start()
 
     @paused_collector()
     def take(self, trees: Mapping[str, Any]) -> Staged:
-        """Copy everything now; an staging buffer must be free.
+        """Copy everything now; a staging buffer must be free.
 
         Raises:
             UnsupportedStateError, StateTooLargeError: it cannot be stored; nothing was taken.
@@ -178,12 +178,12 @@ class StagingArea:
         return staged
 
     def release(self, staged: Staged) -> None:
-        """Take the staging buffer back once nobody needs its bytes."""
+        """Return the staging buffer once its bytes are no longer needed."""
         with self._lock:
             self._free.append(staged.staging_buffer.number)
 
     def close(self) -> None:
-        """Give all memory back."""
+        """Free all memory."""
         if self._warming is not None:
             self._warming.join()
         for plan in self._plans.values():
@@ -192,35 +192,36 @@ class StagingArea:
         self._plans.clear()
 
     def _start(self, trees: Mapping[str, Any]) -> tuple[Staged, _Plan, list[torch.Tensor]]:
-        part = self._part_of(trees)
+        state = self._rank_state(trees)
         if self._warming is not None:
             self._warming.join()
             self._warming = None
-        plan = self._plan_for(self._free[-1], part)
+        plan = self._plan_for(self._free[-1], state)
         with self._lock:
             self._free.remove(plan.staging_buffer.number)
-        return Staged(plan.staging_buffer, plan.layout, part.skeletons, part.dealt), plan, list(part.tensors.values())
+        staged = Staged(plan.staging_buffer, plan.layout, state.skeletons, state.partition_hash)
+        return staged, plan, list(state.tensors.values())
 
-    def _part_of(self, trees: Mapping[str, Any]) -> Part:
+    def _rank_state(self, trees: Mapping[str, Any]) -> RankState:
         live: dict[str, torch.Tensor] = {}
         skeletons = {name: encode_tree(tree, path=name, tensors=live) for name, tree in trees.items()}
         return self._partition.of(live, skeletons)
 
-    def _plan_for(self, number: int, part: Part) -> _Plan:
+    def _plan_for(self, number: int, state: RankState) -> _Plan:
         plan = self._plans.get(number)
-        if plan is not None and plan.fits(part.tensors) and plan.layout.pieces == part.pieces:
+        if plan is not None and plan.fits(state.tensors) and plan.layout.slices == state.slices:
             return plan
         if plan is not None:
             unpin(plan.views)
             plan.staging_buffer.close()
-        self._plans[number] = _laid_out(number, part)
+        self._plans[number] = _laid_out(number, state)
         return self._plans[number]
 
 
-def _laid_out(number: int, part: Part) -> _Plan:
-    live = part.tensors
+def _laid_out(number: int, state: RankState) -> _Plan:
+    live = state.tensors
     specs = {name: TensorSpec(str(t.dtype).removeprefix("torch."), tuple(t.shape)) for name, t in live.items()}
-    layout = replace(layout_of(specs), pieces=part.pieces)
+    layout = replace(layout_of(specs), slices=state.slices)
     whole_pages = -(-layout.size_bytes // PAGE_BYTES) * PAGE_BYTES
     staging_buffer = StagingBuffer(number=number, size_bytes=whole_pages)
     staging_buffer.memory[: len(layout.head)] = layout.head

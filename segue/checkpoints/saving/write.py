@@ -1,7 +1,7 @@
-"""Shards: a checkpoint's bytes in the stores, checksummed by chunk when written; `reading` verifies them.
+"""Writing shards: a checkpoint's bytes in the stores, with a checksum for each chunk; `loading.read` verifies them.
 
-A checkpoint is one image of tensors for each rank and, beside it, an index: the state without its tensors, and type,
-shape and digest of each tensor. No torch here: the writer process writes them too.
+For each rank a checkpoint has one shard file with its tensors and one index: the state without its tensors, and the
+type, shape and digest of each tensor. No torch here: the writer process runs this.
 """
 
 from __future__ import annotations
@@ -15,9 +15,10 @@ from typing import Any, Self
 
 import crc32c
 
+from segue.checkpoints.format.base import Base
 from segue.checkpoints.format.digests import Digests, TensorDigest, digests_of, hash_bytes
 from segue.checkpoints.format.layout import ShardLayout, TensorSlice
-from segue.checkpoints.saving.incremental import Base, unchanged_since, without
+from segue.checkpoints.saving.incremental import unchanged_since, without
 from segue.runlog import keys
 from segue.shard import Shard
 from segue.stores.base import Store, StoreWriteError
@@ -29,15 +30,15 @@ CHUNK_BYTES = 8 * 2**20
 
 @dataclass(frozen=True)
 class Written:
-    """What a manifest says about bytes that are durable now."""
+    """The facts of a manifest about bytes that are now durable."""
 
     shards: tuple[Shard, ...]
-    """Its own first, then those of earlier checkpoints that it refers to."""
+    """Its own shards first, then those of earlier checkpoints that it refers to."""
     components: dict[str, str]
     tensor_count: int
     new_bytes: int
     saves_since_full: int
-    """How many saves ago everything was stored again; 0 for now."""
+    """How many saves ago all tensors were stored; 0 for this one."""
 
     def to_json(self) -> dict[str, Any]:
         """As plain data, for another process."""
@@ -45,7 +46,7 @@ class Written:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Self:
-        """What `to_json` gave."""
+        """From the data of `to_json`."""
         return cls(**(dict(data) | {"shards": tuple(Shard.from_json(shard) for shard in data["shards"])}))
 
 
@@ -55,48 +56,44 @@ def write_checkpoint(
     run_id: str,
     attempt_id: str,
     step: int,
-    image: memoryview,
+    shard_file: memoryview,
     shard_layout: ShardLayout,
     skeletons: Mapping[str, bytes],
     base: Base | None = None,
     rank: int = 0,
 ) -> tuple[Written, Base]:
-    """Make a staged state durable under its attempt's folder, and say where it lies and what it is.
+    """Make a staged state durable in its attempt's folder; returns what a manifest needs, and a base for later saves.
 
     The last of `tiers` is the durable one. Those before it are faster and may fail: that is logged, and the save goes
-    on. `skeletons` are JSON. With `base`, tensors that are as they were there are referred to; the second value is what
-    a later save may refer to, once this one is committed. After a crash in between, the bytes lie there and nothing
-    refers to them.
+    on. `skeletons` are JSON. With `base`, tensors that have not changed since are referred to, not written. The
+    returned base may be used once this save is committed. After a crash before that, the bytes are in the store and
+    nothing refers to them.
 
     Raises:
-        StoreWriteError: the durable tier did not take them; calling again is safe.
+        StoreWriteError: the durable tier could not be written; calling again is safe.
     """
-    shard_file_name = keys.shard_name(attempt_id, step, rank)
-    with ThreadPoolExecutor(1, thread_name_prefix="segue-digest") as beside:
-        # Beside the image's write, which takes longer: hashing is far faster than any disk.
-        hashing = beside.submit(_digests, image, shard_layout, skeletons)
+    shard_name = keys.shard_name(attempt_id, step, rank)
+    with ThreadPoolExecutor(1, thread_name_prefix="segue-digest") as hasher:
+        # In parallel with the write of the shard file, which takes longer: hashing is far faster than any disk.
+        hashing = hasher.submit(_digests, shard_file, shard_layout, skeletons)
         same: frozenset[str] = frozenset()
         if base is not None:
             same = unchanged_since(base, hashing.result().tensors, shard_layout)
         if same:
-            image, _ = without(same, image, shard_layout)
+            shard_file, _ = without(same, shard_file, shard_layout)
 
         def describe() -> tuple[Digests, Shard, dict[str, Shard], memoryview]:
-            digests, own = hashing.result(), _shard(shard_file_name, image, checksums(image))
+            digests, own = hashing.result(), _shard(shard_name, shard_file)
             homes = {n: base.homes[n] if base is not None and n in same else own for n in digests.tensors}
-            return (
-                digests,
-                own,
-                homes,
-                memoryview(_index(skeletons, digests, homes=homes, own=own, pieces=shard_layout.pieces)),
-            )
+            index = _index(skeletons, digests, homes=homes, own=own, slices=shard_layout.slices)
+            return digests, own, homes, memoryview(index)
 
-        describing = beside.submit(describe)
-        _put(tiers, f"{run_id}/{shard_file_name}", image)
+        describing = hasher.submit(describe)
+        _put(tiers, f"{run_id}/{shard_name}", shard_file)
         digests, own, homes, index = describing.result()
     index_name = keys.state_name(attempt_id, step, rank)
     _put(tiers, f"{run_id}/{index_name}", index)
-    shards = (own, _shard(index_name, index, checksums(index)))
+    shards = (own, _shard(index_name, index))
     earlier = {shard.key: shard for shard in homes.values() if shard is not own}
     since_full = base.saves_since_full + 1 if base is not None and same else 0
     written = Written(
@@ -120,13 +117,13 @@ def _put(tiers: Sequence[Store], key: str, data: memoryview) -> None:
         try:
             store.put(key, data)
         except StoreWriteError as error:
-            log.warning("fast tier left out of this save reason=%s", error)
+            log.warning("fast tier skipped for this save reason=%s", error)
     tiers[-1].put(key, data)
 
 
-def _digests(image: memoryview, shard_layout: ShardLayout, skeletons: Mapping[str, bytes]) -> Digests:
+def _digests(shard_file: memoryview, shard_layout: ShardLayout, skeletons: Mapping[str, bytes]) -> Digests:
     tensors = {
-        name: TensorDigest(spec.dtype, spec.shape, hash_bytes(image[start : start + size_bytes]))
+        name: TensorDigest(spec.dtype, spec.shape, hash_bytes(shard_file[start : start + size_bytes]))
         for name, (spec, start, size_bytes) in shard_layout.placed.items()
     }
     return digests_of(skeletons, tensors)
@@ -138,15 +135,16 @@ def _index(
     *,
     homes: Mapping[str, Shard],
     own: Shard,
-    pieces: Mapping[str, TensorSlice],
+    slices: Mapping[str, TensorSlice],
 ) -> bytes:
-    images = {key: number for number, key in enumerate(dict.fromkeys([own.key, *(s.key for s in homes.values())]))}
-    rows = {name: (*digest, images[homes[name].key]) for name, digest in digests.tensors.items()}
+    keys_of_files = dict.fromkeys([own.key, *(shard.key for shard in homes.values())])
+    numbers = {key: number for number, key in enumerate(keys_of_files)}
+    rows = {name: (*digest, numbers[homes[name].key]) for name, digest in digests.tensors.items()}
     states = b",".join(json.dumps(name).encode() + b":" + skeleton for name, skeleton in skeletons.items())
-    content = {"images": list(images), "tensors": rows} | ({"pieces": pieces} if pieces else {})
+    content = {"images": list(numbers), "tensors": rows} | ({"pieces": slices} if slices else {})
     lists = json.dumps(content, separators=(",", ":")).encode()
     return b'{"skeletons":{' + states + b"}," + lists[1:]
 
 
-def _shard(name: str, blob: memoryview, sums: tuple[int, ...]) -> Shard:
-    return Shard(key=name, size_bytes=len(blob), chunk_bytes=CHUNK_BYTES, chunk_crc32c=sums)
+def _shard(name: str, blob: memoryview) -> Shard:
+    return Shard(key=name, size_bytes=len(blob), chunk_bytes=CHUNK_BYTES, chunk_crc32c=checksums(blob))

@@ -1,4 +1,4 @@
-"""The trainer's end of the writer process: started with the first need, started again when it dies."""
+"""Writers of shards: in the calling thread, or in a writer process that is started again when it dies."""
 
 from __future__ import annotations
 
@@ -14,11 +14,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol
 
+from segue.checkpoints.format.base import Base
 from segue.checkpoints.format.layout import ShardLayout
 from segue.checkpoints.format.limits import refuse_too_large_index
-from segue.checkpoints.loading.snapshot import as_json
+from segue.checkpoints.format.snapshot import as_json
 from segue.checkpoints.saving import ipc
-from segue.checkpoints.saving.incremental import Base, Bases, base_to_json
+from segue.checkpoints.saving.incremental import Bases
 from segue.checkpoints.saving.shared_memory import StagingBuffer
 from segue.checkpoints.saving.staging import Staged
 from segue.checkpoints.saving.write import Written, write_checkpoint
@@ -52,30 +53,30 @@ class ShardWriter(Protocol):
     ) -> Written | None:
         """Block until the bytes are durable. Only what changed since the committed `base_step` need be written.
 
-        None when other ranks share the saving, and one of them gave this one up.
+        None when several ranks save together and one of them gave this save up.
 
         Raises:
-            StoreWriteError: the durable store did not take them; calling again is safe.
-            WriterDiedError: the process that writes is gone; calling again starts another.
-            StateTooLargeError: it could not be read back; nothing was written.
+            StoreWriteError: the durable store could not be written; calling again is safe.
+            WriterDiedError: the writer process is gone; calling again starts another.
+            StateTooLargeError: the state could not be read back; nothing was written.
         """
         ...
 
     def give_up(self, step: int) -> None:
-        """Take note that nothing will be written for this step."""
+        """Record that nothing will be written for this step."""
         ...
 
     def stop_waiting(self) -> None:
-        """Wait for no other rank any more."""
+        """Stop waiting for other ranks."""
         ...
 
     def close(self) -> None:
-        """End it. What is being written is given up."""
+        """End the writer. A write in progress is abandoned."""
         ...
 
 
 class InlineWriter:
-    """Writes in the calling thread: for a store that exists in this process alone, and for short-lived tools."""
+    """Writes in the calling thread: for a store that exists only in this process, and for short-lived tools."""
 
     def __init__(self, tiers: Sequence[Store], *, rank: int = 0) -> None:
         self._tiers, self._rank = tiers, rank
@@ -97,7 +98,7 @@ class InlineWriter:
             attempt_id=attempt_id,
             step=step,
             rank=self._rank,
-            image=memoryview(staged.staging_buffer.memory)[: staged.layout.size_bytes],
+            shard_file=memoryview(staged.staging_buffer.memory)[: staged.layout.size_bytes],
             shard_layout=staged.layout,
             skeletons=skeletons,
             base=self._bases.get(base_step),
@@ -116,7 +117,7 @@ class InlineWriter:
 
 
 class ProcessWriter:
-    """Has a process of its own write."""
+    """Writes in a separate process."""
 
     def __init__(self, stores: Sequence[StoreSpec], *, rank: int = 0) -> None:
         self._stores, self._rank = stores, rank
@@ -124,7 +125,7 @@ class ProcessWriter:
         self._channel: socket.socket | None = None
         self._known: dict[int, tuple[StagingBuffer, ShardLayout]] = {}
         self._is_ready = self._is_closed = False
-        self._folder = Path.cwd()  # A store's folder may be a relative one, and the program may go elsewhere.
+        self._folder = Path.cwd()  # A store's folder may be relative, and the program may change its own.
         self._inherited: tuple[int, Base] | None = None
         self._start()
 
@@ -160,7 +161,7 @@ class ProcessWriter:
         if self._is_ready:
             return
         if self._is_closed:
-            raise self._died("it was closed")
+            raise self._died("this writer was closed")
         try:
             if self._channel is None:
                 self._start()
@@ -187,7 +188,9 @@ class ProcessWriter:
         channel, self._channel = self._channel, None
         if channel is not None:
             with suppress(OSError):
-                channel.shutdown(socket.SHUT_RDWR)  # It ends when this end does; a thread that waits here wakes.
+                channel.shutdown(
+                    socket.SHUT_RDWR
+                )  # The process ends when this end closes; a thread that waits here wakes up.
             channel.close()
         if self._process is not None:
             try:
@@ -198,7 +201,7 @@ class ProcessWriter:
 
     def _start(self) -> None:
         ours, theirs = socket.socketpair()
-        # Inherited by the process until it has its own word on them: a notice may come while it starts.
+        # The process inherits this until it sets its own: a notice may come while it starts.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, _NOTICES)
         try:
             with theirs:
@@ -232,14 +235,14 @@ class ProcessWriter:
             head = {
                 "kind": "layout",
                 "staging_buffer": number,
-                "image_bytes": layout.size_bytes,
-                "pieces": layout.pieces,
+                "size_bytes": layout.size_bytes,
+                "slices": layout.slices,
             }
             ipc.send(self._channel, head, json.dumps(rows).encode())
         self._known[number] = (staging_buffer, layout)
         if self._inherited is not None:
             step, base = self._inherited
-            ipc.send(self._channel, {"kind": "base", "step": step}, json.dumps(base_to_json(base)).encode())
+            ipc.send(self._channel, {"kind": "base", "step": step}, json.dumps(base.to_json()).encode())
             self._inherited = None
         texts = {name: skeleton.decode() for name, skeleton in skeletons.items()}
         ipc.send(self._channel, {"kind": "write", "staging_buffer": number} | where, json.dumps(texts).encode())

@@ -1,8 +1,7 @@
 """The writer process: hashes, writes and uploads what the trainer has staged, at low priority and without torch.
 
-A thread would slow training down by three to twenty-four times while it writes, because it takes the interpreter
-from it. This process ends as soon as the trainer does, however that ends: what it has not finished by then was never
-committed.
+A thread would slow training down by three to twenty-four times while it writes, because both need the interpreter.
+This process ends as soon as the trainer does, however that ends: what it has not finished by then was never committed.
 """
 
 from __future__ import annotations
@@ -18,24 +17,26 @@ import sys
 import threading
 from typing import Any
 
+from segue.checkpoints.format.base import Base
 from segue.checkpoints.format.gc_pause import paused_collector
 from segue.checkpoints.format.layout import Placed, ShardLayout, TensorSlice, TensorSpec
 from segue.checkpoints.saving import ipc
-from segue.checkpoints.saving.incremental import Bases, base_from_json
+from segue.checkpoints.saving.incremental import Bases
 from segue.checkpoints.saving.write import write_checkpoint
 from segue.clock import SystemClock
 from segue.errors import SegueError
+from segue.process import Parent
 from segue.stores import Store, StoreWriteError, open_url
 
 log = logging.getLogger("segue.writer")
 
 NOTICES = (signal.SIGTERM, signal.SIGINT)
-"""Signals that are the trainer's to act on."""
+"""Signals that this process ignores, because the trainer acts on them."""
 
 _NICENESS = 10
-_LOOK_SECONDS = 0.5
+_POLL_SECONDS = 0.5
 _TURN_SECONDS = 0.0005
-"""How long one thread goes on when another wants to. Python's 5 ms would be the price of each operation on a file."""
+"""After how long one thread yields to another. Python's 5 ms would be added to each operation on a file."""
 
 
 class _Work:
@@ -48,12 +49,12 @@ class _Work:
         self._bases = Bases()
 
     def do(self, message: ipc.Message) -> dict[str, Any] | None:
-        """Act on one message; returns the answer, None where none is due."""
+        """Act on one message; returns the answer, None where the message needs none."""
         head = message.head
         number = head.get("staging_buffer", 0)
         match head["kind"]:
             case "base":
-                self._bases.keep(head["step"], base_from_json(json.loads(message.body)))
+                self._bases.keep(head["step"], Base.from_json(json.loads(message.body)))
             case "staging_buffer":
                 (descriptor,) = message.descriptors
                 self._staging_buffers[number] = mmap.mmap(descriptor, head["size_bytes"])
@@ -61,8 +62,8 @@ class _Work:
             case "layout":
                 rows = json.loads(message.body)
                 placed = {name: Placed(TensorSpec(dtype, tuple(shape)), *where) for name, dtype, shape, *where in rows}
-                pieces = {name: _piece(*piece) for name, piece in head["pieces"].items()}
-                self._layouts[number] = ShardLayout(b"", placed, head["image_bytes"], pieces)
+                slices = {name: _slice(*place) for name, place in head["slices"].items()}
+                self._layouts[number] = ShardLayout(b"", placed, head["size_bytes"], slices)
             case "write":
                 return self._write(number, head, message.body)
         return None
@@ -77,7 +78,7 @@ class _Work:
                 attempt_id=head["attempt_id"],
                 step=head["step"],
                 rank=head["rank"],
-                image=memoryview(self._staging_buffers[number])[: shard_layout.size_bytes],
+                shard_file=memoryview(self._staging_buffers[number])[: shard_layout.size_bytes],
                 shard_layout=shard_layout,
                 skeletons=skeletons,
                 base=self._bases.get(head["base_step"]),
@@ -88,16 +89,16 @@ class _Work:
         return {"kind": "written", "written": written.to_json()}
 
 
-def _piece(tensor: str, shape: list[int], offsets: list[int]) -> TensorSlice:
+def _slice(tensor: str, shape: list[int], offsets: list[int]) -> TensorSlice:
     return TensorSlice(tensor, tuple(shape), tuple(offsets))
 
 
 def main() -> None:
-    """Serve the socket whose descriptor is the first argument until it closes, or its owner, the second, is gone."""
-    # The trainer takes the notice, and ends this process when the last checkpoint is durable.
+    """Serve the trainer. Arguments: the descriptor of the socket, and the trainer's process id."""
+    # The trainer acts on the notice, and ends this process when the last checkpoint is durable.
     for number in NOTICES:
         signal.signal(number, signal.SIG_IGN)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, NOTICES)  # Those that came while it started are forgotten.
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, NOTICES)  # Signals that came during the start are dropped.
     os.nice(_NICENESS)
     sys.setswitchinterval(_TURN_SECONDS)
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(levelname)s writer | %(message)s")
@@ -105,39 +106,39 @@ def main() -> None:
     inbox: queue.SimpleQueue[ipc.Message] = queue.SimpleQueue()
     listener = threading.Thread(target=_listen, args=(channel, inbox), name="segue-wire", daemon=True)
     listener.start()
-    threading.Thread(target=_outlive_nobody, args=(int(sys.argv[2]),), name="segue-parent", daemon=True).start()
+    threading.Thread(target=_end_with, args=(Parent(int(sys.argv[2])),), name="segue-parent", daemon=True).start()
     try:
         _serve(channel, inbox)
     except SegueError as error:
-        _say(channel, {"kind": "unfit", "why": str(error)})
+        _send(channel, {"kind": "unfit", "why": str(error)})
     except Exception as error:
-        log.exception("cannot go on")
-        _say(channel, {"kind": "broken", "why": repr(error)})
-    # The owner may be in the middle of sending: it reads why once it is done, and closes the socket.
+        log.exception("the writer process cannot continue")
+        _send(channel, {"kind": "broken", "why": repr(error)})
+    # The trainer may be sending: it reads the reason after that, and closes the socket.
     listener.join()
 
 
 def _serve(channel: socket.socket, inbox: queue.SimpleQueue[ipc.Message]) -> None:
     work = _Work([open_url(**spec) for spec in inbox.get().head["stores"]])
-    _say(channel, {"kind": "ready"})
+    _send(channel, {"kind": "ready"})
     while True:
         with paused_collector():
             answer = work.do(inbox.get())
             if answer is not None:
-                _say(channel, answer)
+                _send(channel, answer)
 
 
-def _say(channel: socket.socket, head: dict[str, Any]) -> None:
+def _send(channel: socket.socket, head: dict[str, Any]) -> None:
     try:
         ipc.send(channel, head)
     except OSError:
-        os._exit(0)  # The owner is gone, and nobody else wants to know.
+        os._exit(0)  # The trainer is gone, and no other process waits for this.
 
 
-def _outlive_nobody(parent_pid: int) -> None:
-    # A child of the trainer that was forked, not started, holds its end of the socket open: that end says nothing then.
-    while os.getppid() == parent_pid:
-        SystemClock().sleep(_LOOK_SECONDS)
+def _end_with(trainer: Parent) -> None:
+    # The socket alone is not enough: a process that the trainer forked holds its end open.
+    while trainer.is_alive():
+        SystemClock().sleep(_POLL_SECONDS)
     os._exit(0)
 
 
@@ -146,7 +147,7 @@ def _listen(channel: socket.socket, inbox: queue.SimpleQueue[ipc.Message]) -> No
         while (message := ipc.receive(channel)) is not None:
             inbox.put(message)
     finally:
-        # Nobody is left to commit what is being written. No clean-up: an upload in flight must not hold it back.
+        # No process is left to commit what is being written. No clean-up: an upload in flight must not delay the end.
         os._exit(0)
 
 

@@ -1,0 +1,84 @@
+"""A snapshot: all state at one safe point as JSON skeletons and tensors, with its digests."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from segue.checkpoints.format.digests import Digests, TensorDigest, digests_of, hash_bytes
+from segue.checkpoints.format.dtensor import is_sharded, local_tensor, slice_of
+from segue.checkpoints.format.layout import TensorSlice
+from segue.checkpoints.format.names import slice_name
+from segue.checkpoints.format.state_tree import Json, encode_tree
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """State as data. `tensors` are contiguous and on the CPU."""
+
+    skeletons: dict[str, Json]
+    tensors: dict[str, torch.Tensor]
+    slices: dict[str, TensorSlice] = field(default_factory=dict)
+    """Which of the tensors are slices of larger ones; other ranks hold the rest of those."""
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(tensor.nbytes for tensor in self.tensors.values())
+
+
+def take(components: Mapping[str, Any], *, copy: bool = True) -> Snapshot:
+    """Copy the state trees of all components. Blocks for about one memory copy.
+
+    With `copy=False` CPU tensors are the live ones: only for digests taken before anything moves on.
+
+    Raises:
+        UnsupportedStateError: a component holds something that is not data.
+    """
+    live: dict[str, torch.Tensor] = {}
+    skeletons = {name: encode_tree(tree, path=name, tensors=live) for name, tree in components.items()}
+    tensors, slices = {}, {}
+    for name, tensor in live.items():
+        stored_name = name
+        if is_sharded(tensor):
+            local_slice = slice_of(name, tensor)
+            stored_name = slice_name(local_slice)
+            slices[stored_name] = local_slice
+        tensors[stored_name] = _on_cpu(local_tensor(tensor), copy=copy)
+    return Snapshot(skeletons, tensors, slices)
+
+
+def digest(snapshot: Snapshot) -> Digests:
+    """Digests of every tensor and of every component as a whole."""
+    tensors = {
+        name: TensorDigest(str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape), hash_bytes(raw_bytes(tensor)))
+        for name, tensor in snapshot.tensors.items()
+    }
+    return digests_of(as_json(snapshot.skeletons), tensors)
+
+
+def as_json(skeletons: Mapping[str, Json]) -> dict[str, bytes]:
+    """Each component's skeleton, as it is stored and hashed."""
+    return {name: json.dumps(skeleton).encode() for name, skeleton in skeletons.items()}
+
+
+def raw_bytes(tensor: torch.Tensor) -> memoryview:
+    """The bytes of a contiguous CPU tensor, without a copy."""
+    flat = tensor.detach().reshape(-1)
+    # A single element counts as contiguous with any stride, and has no bytes to view with any but one.
+    return flat.as_strided(flat.shape, (1,)).view(torch.uint8).numpy().data
+
+
+def _on_cpu(tensor: torch.Tensor, *, copy: bool) -> torch.Tensor:
+    # memory_format: a channels-last tensor counts as contiguous in its own format, but its bytes
+    # would then depend on strides that the shape does not contain.
+    tensor = tensor.detach().resolve_conj().resolve_neg()
+    if tensor.device.type == "cpu" and tensor.is_contiguous() and not copy:
+        return tensor
+    moved = tensor.to("cpu")
+    if moved.is_contiguous() and moved.data_ptr() != tensor.data_ptr():
+        return moved
+    return moved.clone(memory_format=torch.contiguous_format)

@@ -1,0 +1,88 @@
+"""Whether another process still runs, for those that must end when the process they work for does. Light to import."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+_STATE, _START_TICKS = 0, 19
+"""Fields of /proc/<pid>/stat, counted after the name in parentheses."""
+
+
+@dataclass(frozen=True)
+class ProcessRef:
+    """One process on this machine. A later process with the same id is not mistaken for it.
+
+    A process that has ended and was not reaped (a zombie) is not alive. Where there is no /proc it counts as alive
+    until it is reaped, and a reused id is not recognised.
+    """
+
+    pid: int
+    start_ticks: int | None = None
+    """When it started, in clock ticks since boot; None where the system does not show that."""
+
+    @classmethod
+    def of(cls, pid: int) -> Self:
+        """The process that has this id now."""
+        fields = _stat(pid)
+        return cls(pid, int(fields[_START_TICKS]) if fields else None)
+
+    @classmethod
+    def this(cls) -> Self:
+        """The calling process."""
+        return cls.of(os.getpid())
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """The reference that `str` was called on, in any process of this machine."""
+        pid, _, start_ticks = text.partition(" ")
+        return cls(int(pid), int(start_ticks) if start_ticks else None)
+
+    def __str__(self) -> str:
+        return str(self.pid) if self.start_ticks is None else f"{self.pid} {self.start_ticks}"
+
+    def is_alive(self) -> bool:
+        """Whether it still runs."""
+        fields = _stat(self.pid)
+        if not fields:
+            return _takes_signals(self.pid)
+        if fields[_STATE] in "ZX":
+            return False
+        return self.start_ticks is None or int(fields[_START_TICKS]) == self.start_ticks
+
+
+class Parent:
+    """The process that started this one.
+
+    The most reliable check there is: the system itself gives this process another parent when the first one ends, so
+    neither a zombie nor a reused id is mistaken for it.
+    """
+
+    def __init__(self, pid: int | None = None) -> None:
+        """Give `pid` where the parent may have ended before this call: the parent passes its own id on."""
+        self.pid = os.getppid() if pid is None else pid
+
+    def is_alive(self) -> bool:
+        """Whether it still runs."""
+        return os.getppid() == self.pid
+
+
+def _stat(pid: int) -> list[str]:
+    """Fields of /proc/<pid>/stat after the name; none where it cannot be read."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text(errors="replace")
+    except OSError:
+        return []
+    return text.rpartition(")")[2].split()  # The name itself may contain anything, parentheses too.
+
+
+def _takes_signals(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True  # It is there, and belongs to another user.
+    return True

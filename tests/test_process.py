@@ -1,0 +1,84 @@
+"""Whether the process that this one works for still runs."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from segue.process import Parent, ProcessRef
+
+needs_proc = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="Linux shows zombies and start times")
+
+
+@pytest.fixture
+def sleeper():
+    process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    yield process
+    process.kill()
+    process.wait()
+
+
+def wait_until(condition):
+    give_up_at = time.monotonic() + 10
+    while not condition():
+        assert time.monotonic() < give_up_at
+        time.sleep(0.01)
+
+
+def test_a_running_process_is_alive(sleeper):
+    assert ProcessRef.of(sleeper.pid).is_alive()
+    assert ProcessRef.this().is_alive()
+
+
+def test_a_process_that_ended_is_not_alive(sleeper):
+    found = ProcessRef.of(sleeper.pid)
+    sleeper.kill()
+    sleeper.wait()
+    assert not found.is_alive()
+    assert not ProcessRef.of(sleeper.pid).is_alive()
+
+
+@needs_proc
+def test_a_zombie_is_not_alive(sleeper):
+    found = ProcessRef.of(sleeper.pid)
+    sleeper.kill()  # Not waited for: its entry in the process table stays.
+    wait_until(lambda: not found.is_alive())
+    os.kill(sleeper.pid, 0)  # A signal would still be accepted.
+
+
+@needs_proc
+def test_a_later_process_with_the_same_id_is_not_mistaken_for_it(sleeper):
+    found = ProcessRef.of(sleeper.pid)
+    assert not ProcessRef(sleeper.pid, start_ticks=found.start_ticks - 1).is_alive()
+
+
+def test_a_reference_can_be_passed_to_another_process_as_text(sleeper):
+    found = ProcessRef.of(sleeper.pid)
+    assert ProcessRef.parse(str(found)) == found
+    assert ProcessRef.parse(str(sleeper.pid)) == ProcessRef(sleeper.pid)
+    assert ProcessRef(sleeper.pid).is_alive()  # Without its start time only the id counts.
+
+
+def test_a_process_of_another_user_is_alive():
+    assert ProcessRef(1).is_alive()
+
+
+def test_a_parent_is_alive_until_it_ends_even_unreaped():
+    assert Parent().pid == os.getppid()
+    assert Parent().is_alive()
+    assert not Parent(os.getpid()).is_alive()
+    orphan = (
+        "import time; from segue.process import Parent; parent = Parent(); print('up', flush=True)\n"
+        "while parent.is_alive(): time.sleep(0.01)\n"
+        "print('gone', flush=True)"
+    )
+    starts = f"import subprocess, sys, time; subprocess.Popen([sys.executable, '-c', {orphan!r}]); time.sleep(60)"
+    with subprocess.Popen([sys.executable, "-c", starts], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout.readline() == "up\n"
+        process.kill()  # Reaped only at the end of this block.
+        assert process.stdout.readline() == "gone\n"
