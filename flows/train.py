@@ -7,7 +7,7 @@ from typing import Any
 from prefect import flow, get_run_logger
 from prefect.client.schemas.objects import State
 from prefect.futures import PrefectFuture
-from prefect.states import Completed, Failed
+from prefect.states import Cancelled, Completed, Failed
 from segue.tasks.continuity import judge_resume
 from segue.tasks.cost import report_cost
 from segue.tasks.curve import publish_resume
@@ -48,6 +48,8 @@ def train(spec: RunSpec, *, accept_drift: bool = False) -> Any:
     message = _with_cost(decision.reason, report_cost(spec, return_state=True))
     if decision.action == "finished":
         return Completed(message=message, data=decision)
+    if decision.action == "stopped":
+        return Cancelled(message=message)
     return Failed(name=decision.action.capitalize(), message=message)
 
 

@@ -9,7 +9,8 @@ import logging
 from contextlib import suppress
 
 from segue.clock import Clock
-from segue.errors import DriftError, LogMovedError, MissingObjectError
+from segue.errors import DriftError, LogMovedError, MissingObjectError, RunOverError
+from segue.notices.recall import recall
 from segue.policy.broken_resumes import SET_ASIDE, to_set_aside
 from segue.policy.decide import Decision, decide
 from segue.records import (
@@ -50,7 +51,7 @@ def open_run(spec: RunSpec, *, clock: Clock, accept_drift: bool = False) -> RunL
     history = read_history(runlog)
     if history.spec is not None and not accept_drift:
         _refuse_drift(history.spec, spec)
-    if history.spec != spec:
+    if history.spec != spec or history.stop is not None:
         runlog.append(lambda stamp: OpenEntry.model_validate(stamp(epoch=0) | {"spec": spec}))
     return runlog
 
@@ -68,6 +69,8 @@ def decide_next(runlog: RunLog, spec: RunSpec, *, clock: Clock) -> Decision:
     while True:
         history = read_history(runlog)
         plan = history.open_plan
+        if history.stop is not None and (plan is None or history.attempt_of(plan.segment, plan.attempt) is None):
+            return Decision("stopped", history.stop.reason)
         if plan is not None and _is_void(history, plan):
             declare_lost(runlog, plan, why="the import ended before it claimed the run")
             continue
@@ -90,6 +93,37 @@ def decide_next(runlog: RunLog, spec: RunSpec, *, clock: Clock) -> Decision:
             has_moved = True  # Another parent, or a zombie's last word: decide again on what the log says now.
             continue
         return decision
+
+
+def request_stop(runlog: RunLog, *, reason: str) -> SegmentPlan | None:
+    """End the run on a person's request; the plan of the attempt that is asked to commit and stop, if there is one.
+
+    The parent starts nothing more. Starting the run again with the same run id continues it from its last checkpoint.
+
+    Raises:
+        RunOverError: the run has ended already.
+        StoreWriteError, StoreReadError: trying again is safe.
+    """
+
+    def build(stamp: Stamp) -> Entry:
+        history = read_history(runlog)
+        last = history.decisions[-1] if history.decisions else None
+        if history.stop is not None:
+            raise _NothingToAddError
+        if last is not None and last.plan is None:
+            raise RunOverError(run_id=runlog.run_id, action=last.action, step=history.committed_step)
+        facts = {"plan": None, "action": "stopped", "reason": reason}
+        return DecisionEntry.model_validate(stamp(epoch=0) | facts)
+
+    with suppress(_NothingToAddError):
+        runlog.append(build)
+    history = read_history(runlog)
+    plan = history.open_plan
+    attempt = history.attempt_of(plan.segment, plan.attempt) if plan is not None else None
+    if attempt is None:
+        return None
+    recall(runlog.store, run_id=runlog.run_id, attempt_id=attempt.claim.attempt_id, reason=reason)
+    return plan
 
 
 def declare_lost(runlog: RunLog, plan: SegmentPlan, *, why: str, got_capacity: bool = True) -> SegmentReport:

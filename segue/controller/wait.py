@@ -143,7 +143,10 @@ class _Waiting:
             return self._lost(self._end_of_run, mark=False)
         if self._heartbeat.is_expired:
             return self._lost(f"no heartbeat for {self._spec.liveness.heartbeat_timeout_seconds:g} s", mark=True)
-        if self._manager is not None:
+        if history.stop is not None:
+            if self._recalled is None:  # The attempt may have claimed the run after it was stopped.
+                self._recall(history, attempt.claim.attempt_id, beat, reason=history.stop.reason)
+        elif self._manager is not None:
             self._look_after_standby(self._manager, history, attempt.claim.attempt_id, beat)
         elif self._recalled is None and self._is_recall_due(history, beat):
             if beat is None or beat.phase in ("starting", "restoring"):
@@ -203,9 +206,12 @@ class _Waiting:
 
     def _give_up_waiting(self, history: History, at: float) -> SegmentReport | None:
         waited, patience = self._waited_seconds(history, at), self._plan.start_within_seconds
-        if patience is None or waited < patience:
+        if history.stop is not None:
+            why = history.stop.reason
+        elif patience is None or waited < patience:
             return None
-        why = f"no capacity on {self._plan.capacity} within {waited:.0f} s"
+        else:
+            why = f"no capacity on {self._plan.capacity} within {waited:.0f} s"
         # The report first: an attempt that starts after all finds it in the log and leaves.
         report = declare_lost(self._runlog, self._plan, why=why, got_capacity=False)
         self._submitted.cancel(why)

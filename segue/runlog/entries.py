@@ -38,12 +38,16 @@ class OpenEntry(Entry):
     spec: RunSpec
 
 
+Action = Literal["run", "import", "finished", "hopeless", "failed", "broken", "stopped"]
+"""`import` and `stopped` are chosen by a person."""
+
+
 class DecisionEntry(Entry):
-    """What the policy chose, why, and the numbers behind it; an import is chosen by a person."""
+    """What was decided, why, and the numbers behind it."""
 
     kind: Literal["decision"] = "decision"
     plan: SegmentPlan | None = Field(description="None when the run ends here.")
-    action: Literal["run", "import", "finished", "hopeless", "failed", "broken"]
+    action: Action
     reason: str
     numbers: dict[str, float] = Field(default_factory=dict)
 

@@ -78,6 +78,8 @@ class History:
     """The newest one that no decision followed yet."""
     handovers: tuple[HandoverEntry, ...] = ()
     broken_resumes: tuple[VerdictEntry, ...] = ()
+    stop: DecisionEntry | None = None
+    """A person's request to stop the run, since it was last opened."""
     fresh_from: int = 0
     damage: tuple[Damage, ...] = ()
     named_damage: frozenset[int] = field(default_factory=frozenset)
@@ -235,6 +237,7 @@ def fold(slots: Sequence[Slot], *, damage: tuple[Damage, ...] = (), next_slot: i
         drills=tuple(slot.entry for slot in slots if slot.number > ended and isinstance(slot.entry, DrillEntry)),
         broken_drill=_broken_drill(slots, ended),
         decisions=tuple(slot.entry for slot in slots if isinstance(slot.entry, DecisionEntry)),
+        stop=_stop(slots),
         handover=_handover(slots),
         handovers=tuple(slot.entry for slot in slots if isinstance(slot.entry, HandoverEntry)),
         broken_resumes=_broken_in_a_row(fresh),
@@ -249,6 +252,12 @@ def _handover(slots: Sequence[Slot]) -> HandoverEntry | None:
     told = (slot.entry for slot in reversed(slots) if isinstance(slot.entry, (HandoverEntry, DecisionEntry)))
     newest = next(told, None)
     return newest if isinstance(newest, HandoverEntry) else None
+
+
+def _stop(slots: Sequence[Slot]) -> DecisionEntry | None:
+    opened = max((slot.number for slot in slots if isinstance(slot.entry, OpenEntry)), default=-1)
+    later = (slot.entry for slot in slots if slot.number > opened and isinstance(slot.entry, DecisionEntry))
+    return next((entry for entry in later if entry.action == "stopped"), None)
 
 
 def _broken_drill(slots: Sequence[Slot], ended: int) -> Verdict | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 from segue.clock import Clock
@@ -10,6 +11,7 @@ from segue.runlog.history import History, read_history
 from segue.runlog.log import RunLog
 from segue.spec import RunSpec, StoreSpec
 from segue.stores import StoreReadError, open_store
+from segue.stores.base import Store
 
 DEFAULT_STORE = ".segue/store"
 
@@ -37,9 +39,32 @@ def find_run(run_id: str, store: StoreSpec | str | Path = DEFAULT_STORE) -> tupl
         if history.next_slot == 0:
             raise RunNotFoundError(run_id=run_id, store=opened.url, known=tuple(opened.folders()))
     except StoreReadError as error:
-        fix = "Check --store, --endpoint-url, the network and your access."
-        raise StoreUnreachableError(url=opened.url, why=f"cannot be read ({error.why}).", fix=fix) from None
+        raise _unreadable(opened, error) from None
     except (BadKeyError, MissingObjectError):
         # Not a name that a run can have, or a bucket that is not there.
         raise RunNotFoundError(run_id=run_id, store=opened.url) from None
     return log, history
+
+
+def known_runs(store: StoreSpec | str | Path = DEFAULT_STORE) -> Iterator[tuple[RunLog, History]]:
+    """Every run of a store, by name: its log and what it says. Nothing is written.
+
+    Raises:
+        StoreUnreachableError: the store cannot be read.
+    """
+    opened = open_store(store)
+    try:
+        for name in opened.folders():
+            log = RunLog(opened, name)
+            history = read_history(log.reload())
+            if history.next_slot:
+                yield log, history
+    except StoreReadError as error:
+        raise _unreadable(opened, error) from None
+    except MissingObjectError:
+        return  # A folder or bucket that is not there has no runs.
+
+
+def _unreadable(store: Store, error: StoreReadError) -> StoreUnreachableError:
+    fix = "Check --store, --endpoint-url, the network and your access."
+    return StoreUnreachableError(url=store.url, why=f"cannot be read ({error.why}).", fix=fix)

@@ -1,0 +1,120 @@
+"""`segue status`, `segue runs`, `segue stop`: look at the runs of a store, and end one."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from segue.cli.options import Endpoint, Json, Store, read_run
+from segue.clock import SystemClock
+from segue.controller.standby_messages import held_by_standbys
+from segue.controller.steps import request_stop
+from segue.errors import COMMAND_LINE
+from segue.records import Heartbeat
+from segue.reports.cost import cost_report
+from segue.reports.summary import live_seconds, state_of, summarize
+from segue.reports.tables import (
+    anomaly_facts,
+    console,
+    decision_rows,
+    rows_table,
+    segment_rows,
+    segments_table,
+    show_json,
+)
+from segue.runlog.heartbeat import last_heartbeat
+from segue.runlog.history import History
+from segue.runlog.log import RunLog
+from segue.runlog.open import known_runs
+from segue.spec import StoreSpec
+
+
+def status(run: str, store: Store = ".segue/store", endpoint_url: Endpoint = None, as_json: Json = False) -> None:
+    """Show one run: its segments, their verdicts, the last decision, its cost, any damage."""
+    runlog, history = read_run(run, store=store, endpoint_url=endpoint_url)
+    spec, last = history.spec, history.decisions[-1] if history.decisions else None
+    beat = _live_heartbeat(runlog, history)
+    facts: dict[str, Any] = {
+        "run": run,
+        "committed_step": history.committed_step,
+        "steps": spec.steps if spec else None,
+        "state": state_of(history),
+        "deadline": spec.deadline.isoformat(timespec="seconds") if spec and spec.deadline else None,
+        "last_decision": last.reason if last else None,
+    }
+    facts |= anomaly_facts(history) | _live_facts(beat)
+    standbys = held_by_standbys(runlog.store, run)
+    live = live_seconds(beat, history)
+    cost = cost_report(spec, history, live_seconds=live, standbys=standbys) if spec else None
+    damage = [{"slot": item.slot, "key": item.key, "why": item.why} for item in history.damage]
+    if as_json:
+        tables = {
+            "segments": segment_rows(history),
+            "decisions": decision_rows(history),
+            "cost": cost.numbers() if cost else None,
+            "damage": damage,
+        }
+        show_json(facts | tables)
+        return
+    for name, value in facts.items():
+        console.print(f"{name.replace('_', ' '):>15}  {'-' if value is None else value}", markup=False)
+    console.print(segments_table(history))
+    for name, value in cost.rows().items() if cost and history.attempts else ():
+        console.print(f"{name:>17}  {value}", markup=False)
+    for item in damage:
+        console.print(f"damaged: {item['key']}: {item['why']}", markup=False, style="red")
+
+
+def runs(store: Store = ".segue/store", endpoint_url: Endpoint = None, as_json: Json = False) -> None:
+    """List the runs of a store: state, step, on time or late, cost."""
+    spec = StoreSpec.parse({"url": store, "endpoint_url": endpoint_url}, source=COMMAND_LINE)
+    now = SystemClock().now()
+    found = []
+    for runlog, history in known_runs(spec):
+        found.append(summarize(runlog.run_id, history, now=now, beat=_live_heartbeat(runlog, history)))
+    if as_json:
+        show_json({"store": store, "runs": [one.row() | {"late_seconds": one.late_seconds} for one in found]})
+        return
+    if not found:
+        console.print(f"There are no runs in {store}.", markup=False)
+        return
+    console.print(rows_table([one.row() for one in found]))
+
+
+def stop(
+    run: str,
+    store: Store = ".segue/store",
+    endpoint_url: Endpoint = None,
+    reason: Annotated[str, typer.Option(help="Reason that the run's log and the Prefect UI show.")] = "stopped by hand",
+) -> None:
+    """End a run: the attempt that trains commits a last checkpoint, and no further one is started."""
+    runlog, _ = read_run(run, store=store, endpoint_url=endpoint_url)
+    plan = request_stop(runlog, reason=reason)
+    if plan is None:
+        console.print(f"{run}: stopped; no attempt was training.", markup=False)
+    else:
+        console.print(
+            f"{run}: stop requested. Segment {plan.segment} commits its last checkpoint on {plan.capacity} and ends; "
+            f"`segue status {run}` shows it.",
+            markup=False,
+            soft_wrap=True,
+        )
+    console.print(f"Run the same command with --run-id {run} to resume it.", markup=False)
+
+
+def _live_heartbeat(runlog: RunLog, history: History) -> Heartbeat | None:
+    plan = history.open_plan
+    return last_heartbeat(runlog, history.attempt_of(plan.segment, plan.attempt)) if plan is not None else None
+
+
+def _live_facts(beat: Heartbeat | None) -> dict[str, Any]:
+    """What the attempt that trains reports of itself; nothing when there is none."""
+    if beat is None:
+        return {}
+    return {
+        "live_step": beat.step,
+        "saves": beat.cadence,
+        "saves_delayed": beat.saves_delayed,
+        "save_trouble": beat.trouble,
+    }
