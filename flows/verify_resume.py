@@ -9,7 +9,7 @@ from prefect.client.schemas.objects import State
 from prefect.states import Completed, Failed
 from segue.tasks.publish import artifact_key
 
-from segue.resume_drill import DrillReport, drill
+from segue.resume_drill import DrillReport, drill_spec
 from segue.spec import RunSpec
 
 
@@ -24,12 +24,8 @@ def verify_resume(spec: RunSpec, *, kills: int = 2) -> State[DrillReport]:
 @task(name="drill", retries=0, cache_policy=NO_CACHE)
 def drill_recipe(spec: RunSpec, kills: int) -> DrillReport:
     """Make the drill and publish what it found."""
-    report = drill(spec, kills=kills, progress=_quietly)
+    report = drill_spec(spec, kills=kills)
     lines = [f"**{spec.recipe}**: {report.verdict}, final state identical: {report.identical}", ""]
     lines += [f"* resume {number}: {verdict.sentence}" for number, verdict in enumerate(report.verdicts, 1)]
     create_markdown_artifact("\n".join(lines), key=artifact_key(f"{spec.run_id}-drill"), description="Resume drill")
     return report
-
-
-def _quietly(run: str, step: int) -> None:
-    """The log of the task already tells how far it is."""

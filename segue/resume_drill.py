@@ -1,14 +1,16 @@
-"""The drill: train once without interruption, once with kills, and compare the two to the last bit."""
+"""The drill: train once without interruption, once with SIGKILLs, and compare the two final states bit for bit."""
 
 from __future__ import annotations
 
 import logging
 import random
 import tempfile
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from pydantic import Field
 
@@ -18,15 +20,22 @@ from segue.controller.local_run import run_here
 from segue.controller.steps import open_run
 from segue.errors import DrillFailedError
 from segue.launch.launcher import Trainer
-from segue.records import Record, SegmentPlan, Verdict, VerdictKind
-from segue.runlog.history import Checkpoint, read_history
+from segue.recipe import import_build, users_line
+from segue.records import CodeFailure, Record, SegmentPlan, Verdict, VerdictKind
+from segue.runlog.history import Checkpoint, History, read_history
 from segue.runlog.log import RunLog
 from segue.spec import CheckpointSpec, LivenessSpec, RunSpec, StoreSpec
 
 log = logging.getLogger(__name__)
 
+_LINES_KEPT = 20
+
 Progress = Callable[[str, int], None]
-"""Told which run has committed which step, while the drill works."""
+"""Called while the drill works, with the name of a run (reference or killed) and the step it has committed."""
+
+
+def _no_progress(run: str, step: int) -> None:
+    return
 
 
 class DrillReport(Record):
@@ -40,6 +49,7 @@ class DrillReport(Record):
     verdicts: tuple[Verdict, ...]
     differing: tuple[str, ...] = Field((), description="Components in which the two final checkpoints differ.")
     ended: str = Field(description="Why the killed run ended; anything but finished is itself a finding.")
+    failure: CodeFailure | None = Field(None, description="What the recipe raised in the killed run, if it did.")
     seconds: float
 
     @property
@@ -49,9 +59,20 @@ class DrillReport(Record):
         return self.kills > 0 and self.identical and self.verdict in good
 
 
+class _Output:
+    """What the training processes print: into the log, and the last lines of it kept."""
+
+    def __init__(self) -> None:
+        self.last: deque[str] = deque(maxlen=_LINES_KEPT)
+
+    def __call__(self, line: str) -> None:
+        log.info("%s", line)
+        self.last.append(line)
+
+
 @dataclass
 class _Observer:
-    """Tells how far the run has come."""
+    """Reports how far the run has come."""
 
     progress: Callable[[int], None]
 
@@ -100,32 +121,52 @@ class _Killer:
         return attempt is not None and newest.ref in attempt.commits
 
 
-def drill(spec: RunSpec, *, kills: int, progress: Progress, folder: Path | None = None) -> DrillReport:
-    """Run `spec` twice, the second time with `kills` SIGKILLs, and say whether the resumes continued the run.
+def drill(recipe: str, *, config: Mapping[str, Any] | None = None, steps: int = 90, kills: int = 2) -> DrillReport:
+    """Train `recipe` twice for `steps` steps, once with `kills` SIGKILLs, and compare the two final states.
+
+    `recipe` is package.module:function, found from the current folder; `config` is what the function gets. Both runs
+    use processes and a temporary folder of their own. Blocks until both have ended; see `DrillReport.passed`.
+
+    Raises:
+        SpecError, RecipeError: it cannot be drilled as asked; nothing was started.
+        DrillFailedError: the recipe does not reach its goal even without a kill; shows what it raised, and where.
+    """
+    fields = {"run_id": "drill", "recipe": recipe, "steps": steps, "config": dict(config or {})}
+    return drill_spec(RunSpec.parse(fields, source="drill"), kills=kills)
+
+
+def drill_spec(
+    spec: RunSpec, *, kills: int, progress: Progress = _no_progress, folder: Path | None = None
+) -> DrillReport:
+    """Run `spec` twice, the second time with `kills` SIGKILLs, and report whether the resumes continued the run.
 
     Works in `folder` (a temporary one by default), never in the spec's own store.
 
     Raises:
-        DrillFailedError: the recipe does not train even without a kill.
+        RecipeError: the recipe cannot be imported; nothing was started.
+        DrillFailedError: the recipe does not reach its goal even without a kill.
     """
+    import_build(spec.recipe)
     clock: Clock = SystemClock()
     started = clock.monotonic()
     with _folder(folder) as where:
         reference = _prepared(spec, Path(where), "reference", kills=kills)
         runlog = open_run(reference, clock=clock)
-        ended = run_here(reference, runlog, on_line=log.info, watch=_Observer(lambda step: progress("reference", step)))
-        whole = _final(runlog, why=ended.reason)
+        output = _Output()
+        ended = run_here(reference, runlog, on_line=output, watch=_Observer(lambda step: progress("reference", step)))
+        whole = _final(read_history(runlog), reference, why=ended.reason, output=output)
 
         killed = _prepared(spec, Path(where), "killed", kills=kills)
         runlog = open_run(killed, clock=clock)
         every = _interval(spec, kills)
         targets = [every * (n + 1) for n in range(kills)]
         killer = _Killer(targets, random.Random(spec.seed), every, lambda step: progress("killed", step))
-        ended = run_here(killed, runlog, on_line=log.info, watch=killer)
+        ended = run_here(killed, runlog, on_line=_Output(), watch=killer)
         history = read_history(runlog)
     verdicts = tuple(attempt.verdict for attempt in history.attempts if attempt.verdict is not None)
     finished = history.newest if ended.action == "finished" else None
     differing = _differing(whole, finished) if finished else ()
+    failure = _failure(history) if ended.action == "failed" else None
     return DrillReport(
         recipe=spec.recipe,
         steps=spec.steps,
@@ -134,7 +175,8 @@ def drill(spec: RunSpec, *, kills: int, progress: Progress, folder: Path | None 
         verdict=_worst(verdicts),
         verdicts=verdicts,
         differing=differing,
-        ended=ended.action if ended.action == "finished" else f"{ended.action}: {ended.reason}",
+        ended="finished" if finished is not None else f"{ended.action}: {_in_words(failure) or ended.reason}",
+        failure=failure,
         seconds=round(clock.monotonic() - started, 2),
     )
 
@@ -158,11 +200,39 @@ def _interval(spec: RunSpec, kills: int) -> int:
     return max(spec.steps // (kills + 2), 1)
 
 
-def _final(runlog: RunLog, *, why: str) -> Checkpoint:
-    newest, spec = read_history(runlog).newest, read_history(runlog).spec
-    if newest is None or spec is None or newest.manifest.step < spec.steps:
-        raise DrillFailedError(recipe=spec.recipe if spec else runlog.run_id, why=why)
+def _final(history: History, spec: RunSpec, *, why: str, output: _Output) -> Checkpoint:
+    newest = history.newest
+    if newest is None or newest.manifest.step < spec.steps:
+        failure = _failure(history)
+        if failure is None:
+            # Processes that end without a report leave nothing but what they printed.
+            raise DrillFailedError(recipe=spec.recipe, why=why, traceback="\n".join(output.last))
+        if not _is_raised(failure):
+            raise DrillFailedError(recipe=spec.recipe, why=failure.message, fix="")
+        raise DrillFailedError(recipe=spec.recipe, why=_in_words(failure), traceback=failure.traceback)
     return newest
+
+
+def _failure(history: History) -> CodeFailure | None:
+    """What the recipe raised in the newest attempt that it ended."""
+    failures = [report.failure for report in history.last_words() if report.failure is not None]
+    return failures[-1] if failures else None
+
+
+def _is_raised(failure: CodeFailure) -> bool:
+    """Whether the user's code raised it; a refusal of segue's has its own sentence in place of a traceback."""
+    return failure.traceback != failure.message
+
+
+def _in_words(failure: CodeFailure | None) -> str:
+    """Type, message and the line of the user's code that raised it; a refusal of segue's as it is."""
+    if failure is None:
+        return ""
+    if not _is_raised(failure):
+        return failure.message
+    place = users_line(failure.traceback)
+    message = failure.message.strip().partition("\nOriginal Traceback")[0].rstrip(".")
+    return f"{failure.type} at {place}: {message}" if place else f"{failure.type}: {message}"
 
 
 def _differing(one: Checkpoint, other: Checkpoint) -> tuple[str, ...]:

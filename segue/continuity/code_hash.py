@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import dis
 import inspect
-import site
 import sys
-import sysconfig
 import types
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -19,6 +17,7 @@ from typing import Any
 import xxhash
 
 from segue.continuity.object_walk import PLAIN, is_telling
+from segue.recipe import installed_folders
 
 GLOBALS = "globals of "
 """Begins the name of the mark of plain global values that a function reads; they may be the machine's."""
@@ -136,9 +135,4 @@ def _is_users(found: Any, *, home: str) -> bool:
         return False
     file = getattr(sys.modules.get(found.__module__), "__file__", None)
     # Without a file it was typed or made by a program: nobody else's.
-    return file is None or not any(Path(file).is_relative_to(folder) for folder in _installed())
-
-
-def _installed() -> tuple[str, ...]:
-    paths = sysconfig.get_paths()
-    return (paths["purelib"], paths["platlib"], paths["stdlib"], *site.getsitepackages())
+    return file is None or not any(Path(file).is_relative_to(folder) for folder in installed_folders())

@@ -99,9 +99,29 @@ class RankLostError(SegueError):
         super().__init__(f"rank {', '.join(map(str, ranks))} was lost: {why}. The run goes on from its last commit.")
 
 
-class DrillFailedError(SegueError):
-    """A drill could not be made: the recipe does not even train undisturbed."""
+class LossError(SegueError):
+    """The recipe's loss function returned something that no step can be made of."""
 
-    def __init__(self, *, recipe: str, why: str) -> None:
-        self.recipe, self.why = recipe, why
-        super().__init__(f"{recipe} does not reach its goal undisturbed: {why}. Fix the recipe, then drill again.")
+    def __init__(self, *, loss: str, found: str, fix: str) -> None:
+        self.loss, self.found, self.fix = loss, found, fix
+        super().__init__(f"{loss} returned {found}; a step needs a scalar tensor with a gradient. Fix: {fix}")
+
+
+class DrillFailedError(SegueError):
+    """A drill could not be made: the recipe does not reach its goal even without a kill.
+
+    `traceback` is that of the user's code, if it raised.
+    """
+
+    def __init__(
+        self,
+        *,
+        recipe: str,
+        why: str,
+        fix: str = "Fix: correct the recipe, then run the drill again.",
+        traceback: str = "",
+    ) -> None:
+        self.recipe, self.why, self.fix, self.traceback = recipe, why, fix, traceback
+        super().__init__(
+            f"no drill of {recipe} was made, because the recipe fails without a kill: {why.rstrip('.')}. {fix}".rstrip()
+        )

@@ -31,14 +31,16 @@ class DeadlinePassedError(UsageError):
 
 
 class RecipeError(UsageError):
-    """The recipe path cannot be turned into a recipe."""
+    """The recipe cannot be imported, or does not build what a run needs."""
 
-    def __init__(self, *, recipe: str, why: str) -> None:
-        self.recipe, self.why = recipe, why
-        super().__init__(
-            f"recipe {recipe!r}: {why} Give it as package.module:function, importable from the current folder, "
-            "where function(config) returns a segue.Recipe."
-        )
+    _FIX = (
+        "Give it as package.module:function, importable from the current folder, "
+        "where function(config) returns a segue.Recipe."
+    )
+
+    def __init__(self, *, recipe: str, why: str, fix: str = _FIX) -> None:
+        self.recipe, self.why, self.fix = recipe, why, fix
+        super().__init__(f"recipe {recipe!r}: {why} {fix}")
 
 
 class DriftError(UsageError):
@@ -60,6 +62,14 @@ class RunNotFoundError(UsageError):
         self.run_id, self.store, self.known = run_id, store, known
         there = f" Runs there: {', '.join(known)}." if known else ""
         super().__init__(f"no run {run_id!r} in {store}.{there} Check the run id and --store.")
+
+
+class RunOverError(UsageError):
+    """A run that has ended cannot be stopped."""
+
+    def __init__(self, *, run_id: str, action: str, step: int) -> None:
+        self.run_id, self.action, self.step = run_id, action, step
+        super().__init__(f"run {run_id} has ended already ({action} at step {step}). Fix: none needed.")
 
 
 class MissingExtraError(UsageError):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +12,7 @@ from segue.data.loader import Feed, seed_all
 from segue.data.order import SampleOrder
 from segue.errors import RecipeError
 from segue.interop.weights_file import Fit, fit_into, read_weights
-from segue.recipe import Recipe, import_build
+from segue.recipe import Build, Recipe, built_recipe, import_build, users_line
 from segue.records import Environment, WeightsFile
 from segue.spec import RunSpec
 from segue.trainer.environment import environment_of, prepare_device
@@ -80,15 +81,15 @@ def samples_seen_at(order: SampleOrder, step: int) -> int:
     return epochs * order.samples_per_epoch + batches * order.batch_size
 
 
-def _built(build: Callable[[dict[str, Any]], Recipe], spec: RunSpec) -> Recipe:
+def _built(build: Build, spec: RunSpec) -> Recipe:
     try:
-        recipe = build(dict(spec.config))
+        return built_recipe(build, spec.config)
+    except RecipeError:
+        raise
     except Exception as error:
-        why = f"building it raised {type(error).__name__}: {error}."
-        raise RecipeError(recipe=spec.recipe, why=why) from error
-    if not isinstance(recipe, Recipe):
-        raise RecipeError(recipe=spec.recipe, why=f"gives a {type(recipe).__name__}.")
-    return recipe
+        place = users_line("".join(traceback.format_exception(error)))
+        why = f"building it{f' ({place})' if place else ''} raised {type(error).__name__}: {error}."
+        raise RecipeError(recipe=spec.recipe, why=why, fix="Fix: correct it, then import again.") from error
 
 
 def _notes(recipe: Recipe, fit: Fit) -> list[str]:

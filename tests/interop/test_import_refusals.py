@@ -142,8 +142,13 @@ def test_what_only_lacks_some_is_told_of_partial(make_spec, weights, state):
 @pytest.mark.parametrize(
     ("fields", "step", "error", "said"),
     [
-        ({"recipe": "tests.recipes.imported:raises"}, 0, RecipeError, "building it raised LookupError: no such table."),
-        ({"recipe": "tests.recipes.imported:no_recipe"}, 0, RecipeError, "gives a dict."),
+        ({"recipe": "tests.recipes.imported:raises"}, 0, RecipeError, "raised LookupError: no such table."),
+        (
+            {"recipe": "tests.recipes.imported:no_recipe"},
+            0,
+            RecipeError,
+            "returned a dict, not a segue.Recipe.",
+        ),
         ({"recipe": "tests.recipes.imported:secretive"}, 0, UnsupportedStateError, "extra.secret.it: cannot store"),
         ({}, 40, SpecError, "step: 40 is not before the goal of 40 steps"),
         ({"store": {"url": "file/store"}}, 0, StoreUnreachableError, "the folder cannot be made"),

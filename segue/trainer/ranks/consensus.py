@@ -12,12 +12,21 @@ import xxhash
 from segue.errors import RankDriftError
 from segue.records import StopReason
 from segue.trainer.ranks.collectives import Ranks
-from segue.trainer.step import Outcome
 
 _STOPS = (None, StopReason.FINISHED, StopReason.BOUND, StopReason.NOTICE)
 _WORD = struct.Struct("<B??16sd")
 _SHARE = struct.Struct("<dddd16s")
 _SAME_RELATIVE = 1e-6
+
+
+class Outcome(NamedTuple):
+    """Numbers of one step, in full precision."""
+
+    loss: float
+    grad_norm: float
+    param_norm: float
+    lr: tuple[float, ...]
+    loss_scale: float | None
 
 
 class Word(NamedTuple):
