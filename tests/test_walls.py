@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support import rooms
+
 ROOT = Path(__file__).parents[1]
 HEAVY = ("torch", "boto3", "prefect", "pandas", "great_expectations", "numpy")
 READS_TIME = {"time.time", "time.monotonic", "time.time_ns", "time.monotonic_ns", "time.perf_counter"}
@@ -87,27 +89,64 @@ def test_every_public_name_can_be_loaded():
     subprocess.run([sys.executable, "-c", look], check=True)
 
 
-def test_the_library_imports_neither_prefect_nor_what_is_built_on_it():
-    assert offenders("segue", ("prefect", "tasks", "flows", "deployments")) == []
+def test_rooms_import_only_rooms_below_them():
+    assert rooms.upward() == []
 
 
-def test_tasks_do_not_import_flows():
-    assert offenders("tasks", ("flows", "deployments")) == []
+def test_no_room_can_be_reached_from_itself():
+    assert rooms.cycles() == []
 
 
-def test_flows_do_not_import_deployments():
-    assert offenders("flows", ("deployments",)) == []
+def test_every_module_lies_in_a_room_of_the_table():
+    table = {room for line in rooms.ROOMS for room in line} | set(rooms.APART)
+    strangers = [name for name in rooms.modules() if name != "segue" and rooms.room_of(name) not in table]
+    assert strangers == []
+    empty = [room for room in table if not any(rooms.room_of(name) == room for name in rooms.modules())]
+    assert empty == []
 
 
-def test_nothing_shipped_imports_tests_or_examples():
-    assert [o for folder in ("segue", "tasks", "flows") for o in offenders(folder, ("tests", "examples"))] == []
+def test_an_arrow_that_goes_up_would_be_found(monkeypatch):
+    monkeypatch.setattr(
+        rooms, "arrows", lambda: iter([("segue.spec", "segue.policy.decide"), ("segue.policy.decide", "segue.spec")])
+    )
+    assert rooms.upward() == ["segue.spec imports segue.policy.decide"]
+    assert rooms.cycles() == [("policy", "spec")]
+
+
+def test_the_room_table_of_contributing_is_this_one():
+    text = (ROOT / "CONTRIBUTING.md").read_text()
+    named = {room for line in rooms.ROOMS for room in line if "." not in room}
+    assert [room for room in sorted(named | set(rooms.APART)) if f"`{room}`" not in text] == []
+
+
+def test_a_folder_holds_about_a_dozen_files_at_most():
+    folders = {
+        path.parent for folder in (*rooms.HOMES, "tests", "benchmarks") for path in (ROOT / folder).rglob("*.py")
+    }
+    full = {folder.relative_to(ROOT).as_posix(): len(list(folder.glob("*.py"))) for folder in folders}
+    assert {name: count for name, count in full.items() if count > 20} == {}
+
+
+def test_only_the_pack_and_its_commands_import_prefect():
+    pack = ("segue/cli/run.py",)
+    assert offenders("segue", ("prefect",), but=pack) == []
+
+
+def test_nothing_shipped_imports_tests_examples_or_benchmarks():
+    shipped = ("segue", "tasks", "flows", "deployments")
+    found = [
+        o
+        for folder in shipped
+        for o in offenders(folder, ("tests", "examples", "benchmarks"), but=("segue/cli/demo.py",))
+    ]
+    assert found == []
 
 
 def test_policies_have_no_clock_no_chance_and_no_io():
     banned = ("time", "os", "random", "secrets", "socket", "pathlib", "io", "shutil", "subprocess", "threading")
     banned += ("segue.clock", "segue.stores", "segue.runlog.log", "segue.runlog.keys")
     # Traces are read for simulations; nothing that decides in a run imports their file.
-    assert offenders("segue/deadline", banned, but=("segue/simulation/traces.py",)) == []
+    assert offenders("segue/policy", banned, but=("segue/simulation/traces.py",)) == []
     used = {name for tree in sources("segue/policy").values() for name in names(tree)}
     assert used.isdisjoint(READS_TIME | {"open", "print", "input"})
 

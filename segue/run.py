@@ -1,0 +1,101 @@
+"""A run as a value to look at: its state, segments, checkpoints, loss curve and cost. Reads; never writes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+from segue.clock import SystemClock
+from segue.reports.cost import CostReport, cost_report
+from segue.reports.summary import state_of, summarize
+from segue.reports.tables import checkpoint_rows, decision_rows, segment_rows
+from segue.runlog.history import History, read_history
+from segue.runlog.log import RunLog
+from segue.runlog.open import DEFAULT_STORE, find_run
+from segue.spec import RunSpec, StoreSpec
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+class Run:
+    """One run, as its log stood when this was opened or last reloaded. Made by `open_run`."""
+
+    def __init__(self, runlog: RunLog, history: History) -> None:
+        self._runlog, self._history = runlog, history
+
+    def __repr__(self) -> str:
+        return f"<segue.Run {self.run_id}: {self.state}, step {self.step}>"
+
+    @property
+    def run_id(self) -> str:
+        return self._runlog.run_id
+
+    @property
+    def spec(self) -> RunSpec | None:
+        """The run spec it was last started with."""
+        return self._history.spec
+
+    @property
+    def state(self) -> str:
+        """In a few words: `finished`, `stopped`, `segment 2 attempt 1 on spot`."""
+        return state_of(self._history)
+
+    @property
+    def step(self) -> int:
+        """The step of the newest committed checkpoint that a resume may take; 0 before the first."""
+        return self._history.committed_step
+
+    @property
+    def is_finished(self) -> bool:
+        return self.spec is not None and self.step >= self.spec.steps
+
+    @property
+    def late_seconds(self) -> float | None:
+        """How late it is, or will be at the measured step time; negative when early, None without a deadline."""
+        return summarize(self.run_id, self._history, now=SystemClock().now()).late_seconds
+
+    @property
+    def segments(self) -> list[dict[str, Any]]:
+        """A row for each attempt: pool, steps, stop reason, lost steps, verdict, seconds."""
+        return segment_rows(self._history)
+
+    @property
+    def decisions(self) -> list[dict[str, Any]]:
+        """Every decision with its reason and the numbers behind it, oldest first."""
+        return decision_rows(self._history)
+
+    @property
+    def checkpoints(self) -> list[dict[str, Any]]:
+        """Every checkpoint the log knows, oldest first: step, bytes, metric, whether it is kept."""
+        return checkpoint_rows(self._history)
+
+    @property
+    def cost(self) -> CostReport | None:
+        """Time and money so far; None before the run was opened for training."""
+        return cost_report(self.spec, self._history) if self.spec is not None else None
+
+    def curve(self) -> pd.DataFrame:
+        """The loss curve, each step once. Needs the extra `data`."""
+        from segue.curves.frame import curve
+
+        return curve(self._runlog)
+
+    def reload(self) -> Self:
+        """Read what was written since.
+
+        Raises:
+            StoreReadError: the store could not be read.
+        """
+        self._history = read_history(self._runlog)
+        return self
+
+
+def open_run(run_id: str, store: StoreSpec | str | Path = DEFAULT_STORE) -> Run:
+    """Open a run of a store to look at it. Nothing is written.
+
+    Raises:
+        RunNotFoundError: the store holds no such run.
+        StoreUnreachableError: the store cannot be read.
+    """
+    return Run(*find_run(run_id, store))

@@ -1,0 +1,122 @@
+"""The rooms of the source tree and the arrows between them, computed from the imports themselves."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+HOMES = {"segue": "segue", "flows": "segue.flows", "tasks": "segue.tasks", "deployments": "segue.deployments"}
+"""Where sources lie, and the import name of what lies there."""
+
+ROOMS: tuple[tuple[str, ...], ...] = (
+    ("cli",),
+    ("deployments",),
+    ("flows",),
+    ("tasks",),
+    ("run",),
+    ("interop", "reports", "resume_drill"),
+    ("trainer", "controller"),
+    ("trainer.ranks",),
+    ("simulation", "curves"),
+    ("policy",),
+    ("policy.rules",),
+    ("continuity",),
+    ("checkpoints",),
+    ("checkpoints.loading",),
+    ("checkpoints.saving",),
+    ("checkpoints.format",),
+    ("notices",),
+    ("runlog",),
+    ("launch", "stores"),
+    ("data", "recipe"),
+    ("spec",),
+    ("pools", "policies"),
+    ("errors",),
+    ("records",),
+    ("clock", "process", "shard", "units"),
+)
+"""Top to bottom. A room imports those below it, and none of its own line or above."""
+APART = ("testing",)
+"""For tests of segue and of its users: looks at what it fakes, and nothing shipped looks at it."""
+
+
+@cache
+def modules() -> dict[str, ast.Module]:
+    """Every module of the package by its import name."""
+    found = {}
+    for folder, package in HOMES.items():
+        for path in sorted((ROOT / folder).rglob("*.py")):
+            parts = path.relative_to(ROOT / folder).with_suffix("").parts
+            name = ".".join((package, *parts)).removesuffix(".__init__")
+            found[name] = ast.parse(path.read_text())
+    return found
+
+
+def arrows() -> Iterator[tuple[str, str]]:
+    """Every import of one module by another, at the top of a file or inside a function."""
+    known = modules()
+    for name, tree in known.items():
+        if name == "segue":
+            continue  # The public surface names rooms; it is none.
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Import):
+                yield from ((name, alias.name) for alias in node.names if alias.name in known and alias.name != "segue")
+            elif isinstance(node, ast.ImportFrom) and node.module:
+                for alias in node.names:
+                    full = f"{node.module}.{alias.name}"
+                    target = full if full in known else node.module
+                    if target in known and target.count("."):
+                        yield name, target
+
+
+def room_of(module: str) -> str:
+    """The room a module lies in: the longest that its name begins with."""
+    inner = module.removeprefix("segue.")
+    rooms = [room for line in ROOMS for room in line] + list(APART)
+    fits = [room for room in rooms if inner == room or inner.startswith(f"{room}.")]
+    return max(fits, key=len, default=inner)
+
+
+def upward() -> list[str]:
+    """The imports that go up, or sideways within a line."""
+    height = {room: -number for number, line in enumerate(ROOMS) for room in line}
+    found = []
+    for source, target in arrows():
+        one, other = room_of(source), room_of(target)
+        if one == other or one in APART:
+            continue
+        if other in APART or height[one] <= height[other]:
+            found.append(f"{source} imports {target}")
+    return sorted(set(found))
+
+
+def cycles() -> list[tuple[str, ...]]:
+    """Rooms that can be reached from themselves, by first folder or file below `segue`, whatever `ROOMS` holds."""
+    graph: dict[str, set[str]] = {}
+    for source, target in arrows():
+        one, other = (name.split(".")[1] for name in (source, target))
+        if one != other:
+            graph.setdefault(one, set()).add(other)
+    return [group for group in _strong_components(graph) if len(group) > 1]
+
+
+def _strong_components(graph: dict[str, set[str]]) -> list[tuple[str, ...]]:
+    def reachable(start: str) -> set[str]:
+        seen: set[str] = set()
+        waiting = [start]
+        while waiting:
+            for following in graph.get(waiting.pop(), ()):
+                if following not in seen:
+                    seen.add(following)
+                    waiting.append(following)
+        return seen
+
+    reach = {room: reachable(room) for room in graph}
+    groups = {
+        tuple(sorted({room} | {other for other in seen if room in reach.get(other, ())}))
+        for room, seen in reach.items()
+    }
+    return sorted(groups)

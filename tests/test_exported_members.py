@@ -1,0 +1,53 @@
+"""The public surface: exactly the names that the design promises, each of them loadable, none of them heavy."""
+
+from __future__ import annotations
+
+import inspect
+import subprocess
+import sys
+
+import pytest
+
+import segue
+
+PUBLIC = {
+    "Recipe",
+    "Run",
+    "RunSpec",
+    "SegueError",
+    "StoreSpec",
+    "check_curve",
+    "curve",
+    "drill",
+    "export_checkpoint",
+    "import_weights",
+    "load_checkpoint",
+    "open_run",
+    "open_store",
+    "plan",
+    "simulate",
+}
+
+
+def test_the_public_names_are_exactly_these():
+    assert set(segue.__all__) == PUBLIC | {"__version__"}
+
+
+@pytest.mark.parametrize("name", sorted(PUBLIC))
+def test_a_public_name_is_a_documented_class_or_function(name):
+    found = getattr(segue, name)
+    assert inspect.isclass(found) or inspect.isfunction(found)
+    assert inspect.getdoc(found)
+
+
+@pytest.mark.parametrize(
+    "module", ["segue.curves.frame", "segue.resume_drill", "segue.simulation.simulator", "segue.run"]
+)
+def test_a_public_function_stays_one_whatever_was_imported_before(module):
+    look = f"import {module}, segue, inspect; print([n for n in segue.__all__ if inspect.ismodule(getattr(segue, n))])"
+    assert subprocess.check_output([sys.executable, "-c", look], text=True).strip() == "[]"
+
+
+def test_what_is_not_public_is_refused_by_name():
+    with pytest.raises(AttributeError, match="no attribute 'RunLogs'"):
+        segue.RunLogs  # noqa: B018
