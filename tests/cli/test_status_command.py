@@ -1,0 +1,79 @@
+"""`segue runs` and `segue stop`: what a store holds, and how a run is ended."""
+
+from __future__ import annotations
+
+import json
+from datetime import timedelta
+
+import pytest
+
+from segue.controller.steps import decide_next
+from segue.records import StopReason
+from segue.testing.clock import FakeClock
+from tests.cli.test_errors import Place, refusal
+from tests.controller.test_steps import START, Run
+
+
+@pytest.fixture
+def place(tmp_path) -> Place:
+    return Place(tmp_path / "place")
+
+
+@pytest.fixture
+def make_run(make_spec):
+    def make(run_id: str, **fields) -> Run:
+        policy = {"step_seconds": 1}
+        return Run(make_spec(run_id=run_id, steps=100, policy=policy, **fields), FakeClock(START))
+
+    return make
+
+
+def store_of(run: Run) -> tuple[str, str]:
+    return "--store", run.spec.store.url
+
+
+def test_the_runs_of_a_store_are_listed_with_state_step_punctuality_and_cost(make_run, place):
+    late = make_run("late", deadline=START + timedelta(seconds=50))
+    late.commit(late.claim(late.decide()), 10)
+    done = make_run("done")
+    plan = done.decide()
+    claim = done.claim(plan)
+    done.commit(claim, 100)
+    done.report(plan, claim, StopReason.FINISHED, seconds=3600, train_seconds=3000, train_steps=90)
+    outcome = place.run("runs", *store_of(late), "--json")
+    listed = {row["run"]: row for row in json.loads(outcome.out)["runs"]}
+    assert list(listed) == ["done", "late"]
+    assert (listed["done"]["state"], listed["done"]["step"], listed["done"]["cost"]) == ("finished", "100 of 100", "1")
+    assert listed["late"]["state"].startswith("segment 0 attempt 1 on ")
+    assert listed["late"]["deadline"].endswith(" late")
+    assert listed["late"]["late_seconds"] > 0
+    table = place.run("runs", *store_of(late))
+    assert (table.code, table.err) == (0, "")
+    assert all(word in table.out for word in ("run", "state", "step", "deadline", "cost", "done", "late"))
+
+
+def test_a_store_without_runs_says_so(place):
+    outcome = place.run("runs", "--store", str(place.folder / "none"))
+    assert (outcome.code, outcome.out.split(" in ")[0]) == (0, "There are no runs")
+
+
+def test_a_run_is_stopped_once_and_the_answer_says_how_to_resume(make_run, place):
+    run = make_run("mine")
+    run.claim(run.decide())
+    outcome = place.run("stop", "mine", *store_of(run))
+    assert (outcome.code, outcome.err) == (0, "")
+    assert "stop requested" in outcome.out
+    assert "--run-id mine" in outcome.out
+    state = json.loads(place.run("status", "mine", *store_of(run), "--json").out)["state"]
+    assert state.endswith(", stopping")
+
+
+def test_what_cannot_be_stopped_is_refused(make_run, place):
+    run = make_run("over")
+    plan = run.decide()
+    claim = run.claim(plan)
+    run.commit(claim, 100)
+    run.report(plan, claim, StopReason.FINISHED)
+    assert decide_next(run.log, run.spec, clock=run.clock).action == "finished"
+    assert "has ended already (finished at step 100)" in refusal(place.run("stop", "over", *store_of(run)))
+    assert "no run 'nowhere'" in refusal(place.run("stop", "nowhere", *store_of(run)))
