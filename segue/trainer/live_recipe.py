@@ -15,7 +15,7 @@ from segue.checkpoints.format.snapshot import Snapshot
 from segue.continuity.fingerprints import batch_fingerprint, input_fingerprint, streams_fingerprint
 from segue.continuity.verdict import Prelude
 from segue.data.loader import Batch, Feed, seed_all
-from segue.recipe import import_build
+from segue.recipe import built_recipe, import_build
 from segue.records import Skip, WitnessRow
 from segue.spec import MOST_WITNESS_STEPS, RunSpec
 from segue.trainer.ranks.collectives import Ranks
@@ -40,7 +40,7 @@ class LiveRecipe:
         """
         build = import_build(spec.recipe)
         seed_all(spec.seed)
-        self.recipe = build(dict(spec.config))
+        self.recipe = built_recipe(build, spec.config)
         self.recipe.model.to(device)
         self.progress = Progress()
         self.feed = Feed(

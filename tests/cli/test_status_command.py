@@ -75,5 +75,5 @@ def test_what_cannot_be_stopped_is_refused(make_run, place):
     run.commit(claim, 100)
     run.report(plan, claim, StopReason.FINISHED)
     assert decide_next(run.log, run.spec, clock=run.clock).action == "finished"
-    assert "has ended already (finished at step 100)" in refusal(place.run("stop", "over", *store_of(run)))
+    assert "has already ended (finished at step 100)" in refusal(place.run("stop", "over", *store_of(run)))
     assert "no run 'nowhere'" in refusal(place.run("stop", "nowhere", *store_of(run)))

@@ -69,7 +69,7 @@ def test_a_second_stop_changes_nothing_and_one_of_a_run_that_ended_is_refused(ru
     run.report(plan, claim, StopReason.FINISHED)
     again = open_run(run.spec, clock=run.clock)
     assert decide_next(again, run.spec, clock=run.clock).action == "finished"
-    with pytest.raises(RunOverError, match=r"ended already \(finished at step 100\)"):
+    with pytest.raises(RunOverError, match=r"already ended \(finished at step 100\)"):
         request_stop(again, reason="too late")
 
 
