@@ -1,7 +1,8 @@
-"""A whole Prefect on this machine: server on SQLite, two process pools, a worker each. All of it in one folder."""
+"""A whole Prefect on this machine: server on SQLite, three process pools, a worker each. All of it in one folder."""
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import socket
@@ -9,37 +10,41 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from itertools import count
 from pathlib import Path
-from typing import IO, Self
+from typing import Self
 
 import httpx
 import psutil
 from prefect.client.orchestration import get_client
-from prefect.client.schemas.actions import WorkPoolCreate
-from prefect.exceptions import ObjectAlreadyExists
 from prefect.settings import PREFECT_API_URL, temporary_settings
+from segue.deployments.process.registration import POOLS, crash_leftovers, create_pools, register_deployments
 
 from segue.errors import OrchestratorError
 
-POOLS = ("spot", "on-demand")
 USUAL_PORT = 4200
 
-_TEMPLATE = Path(__file__).with_name("base-job-template.json")
 _START_SECONDS = 90.0
-_STOP_SECONDS = 10.0
+_GRACE_SECONDS = 25.0
+_PORT_TRIES = 3
 
 Say = Callable[[str], None]
 
 
 class LocalStack:
-    """Starts in about ten seconds; `stop` leaves no process and nothing outside `folder`."""
+    """Starts in about ten seconds; `stop`, and any end of this process, ends all of it. Nothing is left outside `folder`.
+
+    A folder that another command uses at this moment is not shared: this one then has its own server, database and logs
+    next to the other's.
+    """
 
     def __init__(self, folder: Path, *, home: Path, say: Say) -> None:
         self.folder, self.home, self._say = folder.absolute(), home.absolute(), say
-        self.port = free_port(USUAL_PORT)
-        self._processes: list[subprocess.Popen[bytes]] = []
-        self._logs: list[IO[bytes]] = []
+        self.port = 0
+        self._supervisor: subprocess.Popen[bytes] | None = None
+        self._services: dict[str, psutil.Process] = {}
+        self._lock, self._suffix = -1, ""
 
     @property
     def url(self) -> str:
@@ -50,44 +55,39 @@ class LocalStack:
     def api_url(self) -> str:
         return f"{self.url}/api"
 
+    @property
+    def logs(self) -> Path:
+        """One file for each process of the stack."""
+        return self.folder / f"logs{self._suffix}"
+
     def start(self) -> Self:
-        """Server, pools, deployments, workers, in that order.
+        """Server, pools, workers, deployments, in that order.
 
         Raises:
             OrchestratorError: one of them did not come up; names its log.
         """
-        if not (self.home / "prefect.yaml").is_file():
-            raise OrchestratorError(
-                what=f"there is no prefect.yaml in {self.home}.",
-                fix="Run this from the folder that holds prefect.yaml and flows/ (a clone of segue has both).",
-            )
-        (self.folder / "logs").mkdir(parents=True, exist_ok=True)
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self._take_lock()
+        self.logs.mkdir(exist_ok=True)
         self._say("starting the Prefect server")
-        self._spawn("server", "server", "start", "--host", "127.0.0.1", "--port", str(self.port))
-        self._wait_for_server()
-        self._say("creating the pools spot and on-demand")
-        self._create_pools()
-        self._say("registering the deployments of prefect.yaml")
-        self._deploy()
-        self._say("starting a worker for each pool")
+        self._start_server()
+        self._say(f"creating the pools {', '.join(POOLS)}; starting a worker for each")
+        with self.settings(), get_client(sync_client=True) as client:
+            crash_leftovers(client)
+            create_pools(client, working_dir=self.home)
+            for pool in POOLS:
+                self._spawn(f"worker-{pool}", "worker", "start", "--pool", pool, "--name", f"{pool}-worker")
+            register_deployments(client)
         for pool in POOLS:
-            self._spawn(f"worker-{pool}", "worker", "start", "--pool", pool, "--name", f"{pool}-worker")
-        self._wait_for_workers()
+            self._wait_until(lambda pool=pool: _has_worker(self.api_url, pool), name=f"worker-{pool}")  # type: ignore[misc]
         return self
 
     def stop(self) -> None:
-        """End workers and server, and whatever they started."""
-        trees = [process for top in reversed(self._processes) for process in _tree(top.pid)]
-        for process in trees:
-            _signal(process, psutil.Process.terminate)
-        _, alive = psutil.wait_procs(trees, timeout=_STOP_SECONDS)
-        for process in alive:
-            _signal(process, psutil.Process.kill)
-        psutil.wait_procs(alive, timeout=_STOP_SECONDS)
-        for top in self._processes:
-            top.wait(timeout=_STOP_SECONDS)
-        for log in self._logs:
-            log.close()
+        """End workers, server and whatever they started; returns when all are gone."""
+        self._end_supervisor()
+        if self._lock >= 0:
+            os.close(self._lock)
+            self._lock = -1
 
     @contextmanager
     def settings(self) -> Iterator[None]:
@@ -100,7 +100,7 @@ class LocalStack:
         own = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")}
         return own | {
             "PATH": os.pathsep.join((str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath))),
-            "PREFECT_HOME": str(self.folder / "prefect"),
+            "PREFECT_HOME": str(self.folder / f"prefect{self._suffix}"),
             "PREFECT_API_URL": self.api_url,
             "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
             "PREFECT_SERVER_ALLOW_EPHEMERAL_MODE": "false",
@@ -112,61 +112,97 @@ class LocalStack:
             "SEGUE_HOME": str(self.home),
         }
 
-    def _spawn(self, name: str, *arguments: str) -> None:
-        log = (self.folder / "logs" / f"{name}.log").open("ab")
-        self._logs.append(log)
-        self._processes.append(
-            subprocess.Popen(
-                [sys.executable, "-m", "prefect", *arguments],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
+    def _take_lock(self) -> None:
+        """Find files in the folder that no living stack uses. The kernel frees a lock when its last holder ends.
+
+        The supervisor holds it too: after a SIGKILL of this process it is free once everything has ended.
+        """
+        for number in count(1):
+            self._suffix = "" if number == 1 else f"-{number}"
+            lock = os.open(self.folder / f"stack{self._suffix}.lock", os.O_RDWR | os.O_CREAT, 0o644)
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                os.close(lock)
+                continue
+            self._lock = lock
+            return
+
+    def _start_server(self) -> None:
+        self.port = free_port(0 if self._suffix else USUAL_PORT)
+        for tries_left in reversed(range(_PORT_TRIES)):
+            self._start_supervisor()
+            self._spawn("server", "server", "start", "--host", "127.0.0.1", "--port", str(self.port))
+            try:
+                self._wait_until(self._server_answers, name="server")
+            except OrchestratorError:
+                if not tries_left or not _is_taken(self.port):
+                    raise
+                # Another process took the port since it was looked at.
+                self._end_supervisor()
+                self.port = free_port(0)
+                continue
+            return
+
+    def _start_supervisor(self) -> None:
+        command = [sys.executable, "-m", "segue.deployments.process.supervisor", str(_GRACE_SECONDS)]
+        with (self.logs / "supervisor.log").open("ab") as log:
+            self._supervisor = subprocess.Popen(
+                command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
                 env=self.environment(),
                 cwd=self.home,
+                pass_fds=(self._lock,),
                 start_new_session=True,
             )
-        )
 
-    def _wait_for_server(self) -> None:
-        self._wait_until(lambda: _answers(f"{self.api_url}/health"), name="server")
+    def _end_supervisor(self) -> None:
+        supervisor, self._supervisor, self._services = self._supervisor, None, {}
+        if supervisor is None:
+            return
+        assert supervisor.stdin is not None
+        assert supervisor.stdout is not None
+        with suppress(BrokenPipeError):
+            supervisor.stdin.close()
+        supervisor.stdout.close()
+        supervisor.wait()
 
-    def _wait_for_workers(self) -> None:
-        self._wait_until(lambda: all(_has_worker(self.api_url, pool) for pool in POOLS), name=f"worker-{POOLS[0]}")
+    def _spawn(self, name: str, *arguments: str) -> None:
+        assert self._supervisor is not None
+        assert self._supervisor.stdin is not None
+        assert self._supervisor.stdout is not None
+        order = {"argv": [sys.executable, "-m", "prefect", *arguments], "log": str(self.logs / f"{name}.log")}
+        try:
+            self._supervisor.stdin.write(json.dumps(order).encode() + b"\n")
+            self._supervisor.stdin.flush()
+            self._services[name] = psutil.Process(int(self._supervisor.stdout.readline()))
+        except (OSError, ValueError, psutil.NoSuchProcess):
+            raise self._has_ended(name) from None
 
-    def _create_pools(self) -> None:
-        template = json.loads(_TEMPLATE.read_text())
-        with self.settings(), get_client(sync_client=True) as client:
-            for pool in POOLS:
-                try:
-                    client.create_work_pool(WorkPoolCreate(name=pool, type="process", base_job_template=template))
-                except ObjectAlreadyExists:
-                    continue  # A folder that was used before.
-
-    def _deploy(self) -> None:
-        command = [sys.executable, "-m", "prefect", "--no-prompt", "deploy", "--all"]
-        log = self.folder / "logs" / "deploy.log"
-        with log.open("ab") as output:
-            code = subprocess.call(
-                command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=self.environment(), cwd=self.home
-            )
-        if code != 0:
-            raise OrchestratorError(what="`prefect deploy --all` failed.", fix=f"Its output is in {log}.")
+    def _server_answers(self) -> bool:
+        # Another server may answer at this port: ours must be the one that listens.
+        return _listens(self._services["server"], self.port) and _answers(f"{self.api_url}/health")
 
     def _wait_until(self, is_ready: Callable[[], bool], *, name: str) -> None:
-        log = self.folder / "logs" / f"{name}.log"
         give_up_at = time.monotonic() + _START_SECONDS
         while not is_ready():
-            dead = next((p for p in self._processes if p.poll() is not None), None)
+            dead = next((service for service, process in self._services.items() if not process.is_running()), None)
             if dead is not None:
-                raise OrchestratorError(what="a part of the local Prefect ended at start.", fix=f"See {log.parent}.")
+                raise self._has_ended(dead)
             if time.monotonic() > give_up_at:
                 what = f"the local Prefect's {name} did not come up within {_START_SECONDS:.0f} s."
-                raise OrchestratorError(what=what, fix=f"Its output is in {log}.")
-            time.sleep(0.2)
+                raise OrchestratorError(what=what, fix=f"Its output is in {self.logs / name}.log.")
+            time.sleep(0.1)
+
+    def _has_ended(self, name: str) -> OrchestratorError:
+        what = f"the local Prefect's {name} ended at its start."
+        return OrchestratorError(what=what, fix=f"Its output is in {self.logs / name}.log.")
 
 
 def free_port(wanted: int) -> int:
-    """`wanted` if nobody listens there, else one the system picks."""
+    """`wanted` if no process listens there, else one the system picks."""
     for port in (wanted, 0):
         with socket.socket() as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -176,6 +212,19 @@ def free_port(wanted: int) -> int:
                 continue
             return int(probe.getsockname()[1])
     raise OrchestratorError(what="no port is free on 127.0.0.1.", fix="Close something that listens there.")
+
+
+def _is_taken(port: int) -> bool:
+    return free_port(port) != port
+
+
+def _listens(process: psutil.Process, port: int) -> bool:
+    try:
+        tree = [process, *process.children(recursive=True)]
+        sockets = [found for one in tree for found in one.net_connections(kind="tcp")]
+    except psutil.Error:
+        return False
+    return any(found.status == psutil.CONN_LISTEN and found.laddr.port == port for found in sockets)
 
 
 def _answers(url: str) -> bool:
@@ -191,18 +240,3 @@ def _has_worker(api_url: str, pool: str) -> bool:
         return any(worker.get("status") == "ONLINE" for worker in answer.raise_for_status().json())
     except httpx.HTTPError:
         return False
-
-
-def _tree(pid: int) -> list[psutil.Process]:
-    try:
-        top = psutil.Process(pid)
-        return [top, *top.children(recursive=True)]
-    except psutil.NoSuchProcess:
-        return []
-
-
-def _signal(process: psutil.Process, send: Callable[[psutil.Process], None]) -> None:
-    try:
-        send(process)
-    except psutil.NoSuchProcess:
-        return  # Ended by itself meanwhile.

@@ -1,4 +1,4 @@
-"""One real Prefect for the whole session: server, two process pools, a worker each."""
+"""One real Prefect for the whole session: server, three process pools, a worker each."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The local Prefect: a busy port picks another, and nothing stays behind."""
+"""The local Prefect: it works in any folder, is never shared, and ends with the process that started it."""
 
 from __future__ import annotations
 
@@ -12,11 +12,22 @@ from pathlib import Path
 
 import psutil
 import pytest
+import yaml
+from prefect.client.orchestration import get_client
+from segue.deployments.process.registration import POOLS, TEMPLATES
 from segue.deployments.process.stack import LocalStack, free_port
 
-from segue.errors import OrchestratorError
-
 REPO = Path(__file__).parents[2]
+
+OWNER = """
+import sys, time
+from pathlib import Path
+from segue.deployments.process.stack import LocalStack
+stack = LocalStack(Path(sys.argv[1]), home=Path.cwd(), say=lambda text: None)
+stack.start()
+print(stack.port, flush=True)
+time.sleep(600)
+"""
 
 
 def test_a_busy_port_picks_another():
@@ -27,11 +38,55 @@ def test_a_busy_port_picks_another():
         assert free_port(taken) not in (taken, 0)
 
 
-def test_a_folder_without_prefect_yaml_is_refused_before_anything_starts(tmp_path):
-    stack = LocalStack(tmp_path / "segue", home=tmp_path, say=lambda text: None)
-    with pytest.raises(OrchestratorError, match=r"no prefect\.yaml"):
-        stack.start()
-    assert not (tmp_path / "segue").exists()
+def test_the_repositorys_deployments_are_those_that_init_writes_with_another_nightly_recipe():
+    written = yaml.safe_load((TEMPLATES / "prefect.yaml").read_text(encoding="utf-8"))
+    own = yaml.safe_load((REPO / "prefect.yaml").read_text())
+    for document in (written, own):
+        nightly = next(found for found in document["deployments"] if found["name"] == "nightly")
+        nightly["parameters"] = nightly["description"] = None
+    assert own == written
+
+
+@pytest.mark.prefect
+def test_flow_runs_start_in_the_folder_of_the_stack_and_parents_have_a_pool_of_their_own(stack):
+    with get_client(sync_client=True) as client:
+        for pool in POOLS:
+            template = client.read_work_pool(pool).base_job_template
+            assert template["variables"]["properties"]["working_dir"]["default"] == str(stack.home)
+            assert client.read_work_pool(pool).concurrency_limit is None
+        names = ("segment/spot", "segment/on-demand", "train/train", "verify-resume/verify-resume")
+        found = [client.read_deployment_by_name(name).work_pool_name for name in names]
+    assert found == ["spot", "on-demand", "parents", "parents"]
+
+
+@pytest.mark.matrix
+@pytest.mark.prefect
+def test_prefect_deploy_registers_what_the_stack_registers_through_the_api(stack):
+    # Not the pull steps: `prefect deploy` writes some of its own, and entrypoints that are module paths skip them.
+    wanted = ("entrypoint", "work_pool_name", "parameter_openapi_schema", "enforce_parameter_schema")
+    wanted += ("tags", "description", "parameters", "schedules")
+    with get_client(sync_client=True) as client:
+        names = ("segment/spot", "segment/on-demand", "train/train", "verify-resume/verify-resume")
+        before = {name: client.read_deployment_by_name(name) for name in names}
+        deploy = [sys.executable, "-m", "prefect", "--no-prompt", "deploy", "--all"]
+        subprocess.run(deploy, cwd=REPO, env=stack.environment(), check=True, capture_output=True)
+        after = {name: client.read_deployment_by_name(name) for name in names}
+    for name in names:
+        assert [getattr(after[name], field) for field in wanted] == [getattr(before[name], field) for field in wanted]
+
+
+@pytest.mark.prefect
+def test_a_second_command_in_the_folder_has_a_stack_of_its_own_which_ends_when_that_command_is_killed(stack):
+    command = [sys.executable, "-c", OWNER, str(stack.folder)]
+    with subprocess.Popen(command, cwd=REPO, stdout=subprocess.PIPE) as owner:
+        port = int(owner.stdout.readline())
+        below = psutil.Process(owner.pid).children(recursive=True)
+        owner.kill()
+    assert port != stack.port
+    assert len(below) >= 5  # The supervisor, a server, three workers.
+    assert psutil.wait_procs(below, timeout=30)[1] == []
+    with get_client(sync_client=True) as client:
+        assert client.api_healthcheck() is None
 
 
 @pytest.mark.matrix
@@ -52,7 +107,7 @@ def test_ctrl_c_in_the_demo_ends_every_process_and_leaves_one_folder(tmp_path):
             break
     out, _ = demo.communicate(timeout=60)
     _, alive = psutil.wait_procs(started, timeout=10)
-    assert len(started) >= 3
+    assert len(started) >= 5
     assert alive == []
     assert demo.returncode == 130, b"".join([*seen, out]).decode()
     assert b"Traceback" not in out

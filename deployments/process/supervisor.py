@@ -1,0 +1,99 @@
+"""Parent process of a local Prefect: it starts what its owner asks for, and ends all of it when the owner is gone.
+
+The owner holds the other end of standard input. The pipe closes when the owner closes it, returns, crashes or is
+killed with SIGKILL, so nothing of a local Prefect outlives the command that started it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from types import FrameType
+
+import psutil
+
+_PR_SET_CHILD_SUBREAPER = 36
+_SERVICE_SECONDS = 3.0
+"""From SIGTERM to SIGKILL, for a server or a worker."""
+_ROUNDS = 5
+"""How often the supervisor looks again for processes that were started while it ended the others."""
+
+
+def main() -> None:
+    """Read one JSON order a line from standard input, answer each with the process id; at its end, end everything."""
+    grace_seconds = float(sys.argv[1])
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C on the terminal is the owner's to handle.
+    signal.signal(signal.SIGTERM, _leave)
+    signal.signal(signal.SIGCHLD, _reap)
+    _adopt_orphans()
+    services: list[int] = []
+    try:
+        while line := sys.stdin.readline():
+            services.append(_start(**json.loads(line)))
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        end_all(services, grace_seconds=grace_seconds)
+
+
+def end_all(services: list[int], *, grace_seconds: float) -> None:
+    """End every process below this one: flow runs and trainers, then the services in reverse, the server last.
+
+    Flow runs still reach the server with their last state, and trainers have `grace_seconds` for a last checkpoint.
+    """
+    _end_others(keep=services, grace_seconds=grace_seconds)
+    _end_others(keep=services[:1], grace_seconds=_SERVICE_SECONDS)
+    _end_others(keep=[], grace_seconds=_SERVICE_SECONDS)
+
+
+def _end_others(*, keep: list[int], grace_seconds: float) -> None:
+    for _ in range(_ROUNDS):
+        processes = [p for p in psutil.Process().children(recursive=True) if p.pid not in keep]
+        if not processes:
+            return
+        _send(processes, signal.SIGTERM)
+        _, alive = psutil.wait_procs(processes, timeout=grace_seconds)
+        _send(alive, signal.SIGKILL)
+        psutil.wait_procs(alive, timeout=grace_seconds)
+
+
+def _start(argv: list[str], log: str) -> int:
+    with Path(log).open("ab") as output:
+        process = subprocess.Popen(
+            argv, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
+        )
+    with contextlib.suppress(BrokenPipeError):  # Then the owner is gone, and the next read ends the loop.
+        os.write(sys.stdout.fileno(), f"{process.pid}\n".encode())
+    process.returncode = 0  # _reap waits for it; this object must not.
+    return process.pid
+
+
+def _send(processes: list[psutil.Process], signum: signal.Signals) -> None:
+    for process in processes:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.send_signal(signum)
+
+
+def _adopt_orphans() -> None:
+    """Become the parent of descendants whose own parent died, instead of init: they are found and ended as well."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def _reap(signum: int, frame: FrameType | None) -> None:
+    with contextlib.suppress(ChildProcessError):
+        while os.waitpid(-1, os.WNOHANG) != (0, 0):
+            pass
+
+
+def _leave(signum: int, frame: FrameType | None) -> None:
+    raise SystemExit(0)
+
+
+if __name__ == "__main__":
+    main()
