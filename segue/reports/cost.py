@@ -16,6 +16,7 @@ from pydantic import Field
 from segue.records import Capacity, SegmentReport, Value
 from segue.runlog.history import History
 from segue.spec import RunSpec
+from segue.units import duration
 
 _HOUR = 3600.0
 
@@ -55,18 +56,18 @@ class CostReport(Value):
 
     def rows(self) -> dict[str, str]:
         """What a person wants to know, in words."""
-        paid = f"{_money(self.cost, self.currency)} for {_span(self.spot_seconds)} of spot"
-        standbys = f" ({_span(self.standby_seconds)} of it for standbys)" if self.standby_seconds else ""
-        named = {"paid": f"{paid}{standbys} and {_span(self.on_demand_seconds)} of on-demand"}
+        paid = f"{_money(self.cost, self.currency)} for {duration(self.spot_seconds)} of spot"
+        standbys = f" ({duration(self.standby_seconds)} of it for standbys)" if self.standby_seconds else ""
+        named = {"paid": f"{paid}{standbys} and {duration(self.on_demand_seconds)} of on-demand"}
         if self.paid_share is not None and self.on_demand_cost is not None:
             alone = _money(self.on_demand_cost, self.currency)
             named["on-demand alone"] = f"{alone}: {self.sentence}, saved {1 - self.paid_share:.0%}"
         if self.expected_share is not None:
             named["expected at first"] = f"{self.expected_share:.2f} of on-demand"
-        lost = f"{_span(self.lost_seconds)} of work ({_money(self.lost_cost, self.currency)})"
+        lost = f"{duration(self.lost_seconds)} of work ({_money(self.lost_cost, self.currency)})"
         named["preemptions"] = str(self.preemptions)
-        named["lost"] = f"{lost}, and {_span(self.startup_seconds)} in starts"
-        named["waited"] = _span(self.waiting_seconds)
+        named["lost"] = f"{lost}, and {duration(self.startup_seconds)} in starts"
+        named["waited"] = duration(self.waiting_seconds)
         return named
 
     def numbers(self) -> dict[str, float | int | str | None]:
@@ -84,7 +85,7 @@ def cost_report(
     `live_seconds` is how long the attempt at work has been so, which no report tells yet; `standbys` is for how many
     seconds standbys have held a machine, by pool (`segue.controller.standby_messages.held_by_standbys`).
     """
-    paid = [report for report in history.last_words() if report.got_capacity]
+    paid = [report for report in history.last_reports() if report.got_capacity]
     deployments = {
         (entry.plan.segment, entry.plan.attempt): entry.plan.deployment for entry in history.decisions if entry.plan
     }
@@ -149,9 +150,3 @@ def waits(history: History) -> list[tuple[datetime, datetime]]:
 
 def _money(amount: float, currency: str) -> str:
     return f"{amount:.{2 if abs(amount) >= 1 else 4}f} {currency}".strip()
-
-
-def _span(seconds: float) -> str:
-    if seconds < 120:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / _HOUR:.1f} h"
