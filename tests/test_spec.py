@@ -257,7 +257,7 @@ def test_a_deadline_has_to_lie_ahead(seconds, passes):
     if passes:
         spec.require_future_deadline(NOW)
         return
-    with pytest.raises(DeadlinePassedError, match=r"has passed \(it is .*\)\. Give a later one, or none"):
+    with pytest.raises(DeadlinePassedError, match=r"has passed \(it is .*\)\. Fix: give a later deadline, or none"):
         spec.require_future_deadline(NOW)
 
 

@@ -1,4 +1,4 @@
-"""Spot as an enemy would have it: it sees where each run is, and comes and goes so as to make it late."""
+"""Spot as an adversary: it knows the mode of each run, and goes up and down so as to make the run late."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ _HARSH = (
 _KNOWLEDGE: tuple[Knowledge, ...] = ("free", "sentinel", "none")
 
 
-class Enemy:
-    """For each run its own chances that spot comes and that it stays, by where the run is."""
+class Adversary:
+    """For each run its own probabilities that spot comes and that it stays, by the mode of the run."""
 
     def __init__(self, runs: int, random: np.random.Generator) -> None:
         self._random, self.runs = random, runs
@@ -42,10 +42,10 @@ class Enemy:
 
 
 def adversarial_runs(part: int, runs_each: int, *, seed: int) -> dict[str, Any]:
-    """About `runs_each` runs of every policy with random parameters, jobs and harshness.
+    """`runs_each` runs of every policy with random parameters, jobs and harshness.
 
-    `misses` are late runs whose deadline could be kept when they began; of those that could not, `unsaid` is how many
-    the run did not call hopeless at its start.
+    `misses`: late runs whose deadline could be met when they began. `hopeless`: runs whose deadline could not;
+    `unsaid`: those of them that were not reported as hopeless at their start.
     """
     random = np.random.default_rng([seed, part])
     total: dict[str, Any] = {"runs": 0, "misses": 0, "hopeless": 0, "unsaid": 0}
@@ -57,7 +57,12 @@ def adversarial_runs(part: int, runs_each: int, *, seed: int) -> dict[str, Any]:
             job, harsh, tick = _job(random)
             policy = named_policy(name, _parameters(name, random))
             made = simulate(
-                policy, job, Enemy(runs, random), tick_seconds=tick, harshness=harsh, seed=int(random.integers(2**31))
+                policy,
+                job,
+                Adversary(runs, random),
+                tick_seconds=tick,
+                harshness=harsh,
+                seed=int(random.integers(2**31)),
             )
             could = job.total_seconds >= job.changeover_seconds + job.work_seconds / harsh.pace
             total["runs"] += runs
@@ -72,7 +77,7 @@ def _job(random: np.random.Generator) -> tuple[Job, Harshness, float]:
     harsh = _HARSH[random.integers(len(_HARSH))]
     work = tick * float(random.uniform(2, 30))
     changeover = float(random.choice([0.0, 0.1, 0.5, 1.0, 2.4])) * tick
-    # From what on-demand just makes to three times that; now and then less.
+    # From the time that on-demand needs to three times that; sometimes less.
     least = changeover + work / harsh.pace
     room = float(random.choice([0.0, 1e-6, 0.3, 1.0, 3.0])) * tick + float(random.choice([0.0, 0.1, 0.5, 2.0])) * least
     total = 0.9 * least if random.random() < 0.02 else least + room

@@ -17,7 +17,7 @@ from benchmarks.common.terminal import leave_as_on_ctrl_c, progress
 from benchmarks.deadline.paper import PAPER
 from segue.errors import SegueError
 from segue.policy.rules.view import Knowledge
-from segue.reports.tables import console, show_error, show_json
+from segue.reports.console import console, show_error, show_json
 
 KNOWLEDGE: dict[str, Knowledge] = {"free": "free", "sentinel": "sentinel", "none": "none"}
 _COLUMNS = {
@@ -35,20 +35,24 @@ _COLUMNS = {
 
 def deadline(
     *,
-    traces: Annotated[Path, typer.Option(help="A folder of availability traces, or one file.")],
+    traces: Annotated[Path, typer.Option(help="Folder of availability traces, or one file.")],
     knowledge: Annotated[
-        str, typer.Option(help="What PLAN sees of spot while on on-demand: free, sentinel or none.")
+        str, typer.Option(help="What plan and slack_age observe of spot while on on-demand: free, sentinel or none.")
     ] = "free",
-    handover: Annotated[bool, typer.Option("--handover", help="The standby boots while on-demand works.")] = False,
-    starts: Annotated[int, typer.Option(min=1, help="Random starts for each trace and setting.")] = 60,
-    adversarial: Annotated[int, typer.Option(min=0, help="Runs against an enemy that sees the run.")] = 1_000_000,
-    seed: Annotated[int, typer.Option(min=0, help="Of the starts and the enemy.")] = 0,
-    jobs: Annotated[int | None, typer.Option(min=1, help="Processes; one for each core.")] = None,
+    handover: Annotated[
+        bool, typer.Option("--handover", help="Keep on-demand running while the replacement spot machine boots.")
+    ] = False,
+    starts: Annotated[int, typer.Option(min=1, help="Number of random starts for each trace and setting.")] = 60,
+    adversarial: Annotated[
+        int, typer.Option(min=0, help="Number of runs against an adversary that knows the run.")
+    ] = 1_000_000,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the starts and of the adversary.")] = 0,
+    jobs: Annotated[int | None, typer.Option(min=1, help="Number of processes; default: one per core.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")] = False,
 ) -> None:
-    """Replay availability traces against every policy, with the clamp around them, beside the omniscient optimum.
+    """Replay availability traces against every policy with the safety clamp, and compare with the least possible cost.
 
-    Exit code 0: nobody was late. 1: somebody was, and need not have been. 2: the traces could not be read.
+    Exit code 0: no run was late. 1: a run was late that could have met its deadline. 2: the traces cannot be read.
     """
     from benchmarks.deadline import policies as bench
 
@@ -70,7 +74,7 @@ def deadline(
 
 
 def show(report: Mapping[str, Any], to: Console) -> None:
-    """Print one row a policy, and what was run."""
+    """Print one row per policy, and what was run."""
     table = Table(box=SIMPLE_HEAD, padding=(0, 0, 0, 1), pad_edge=False)
     for name in _COLUMNS:
         table.add_column(name, justify="left" if name == "policy" else "right", no_wrap=True)
@@ -80,16 +84,16 @@ def show(report: Mapping[str, Any], to: Console) -> None:
     to.print(table)
     with_handover = "with" if report["handover"] else "without"
     to.print(
-        f"{report['runs']} runs a policy on {report['traces']} traces; PLAN and slack_age with {report['knowledge']} "
+        f"{report['runs']} runs per policy on {report['traces']} traces; plan and slack_age with {report['knowledge']} "
         f"knowledge, {with_handover} hand-over; x UP: all costs against Uniform Progress, by run: the mean of ratios"
     )
     to.print(
-        f"against an enemy: {report['adversarial_misses']} misses in {report['adversarial_runs']} runs; "
-        f"{report['adversarial_hopeless']} could not be kept and said so at once"
+        f"against an adversary: {report['adversarial_misses']} misses in {report['adversarial_runs']} runs; "
+        f"{report['adversarial_hopeless']} deadlines could not be met and were reported at once"
     )
     to.print(
-        f"{report['runs_per_second_uniform_progress']:.0f} runs of 60 hours a second of Uniform Progress, "
-        f"{report['runs_per_second_plan']:.0f} of PLAN, on one core"
+        f"simulated on one core: {report['runs_per_second_uniform_progress']:.0f} runs of 60 hours per second of "
+        f"uniform_progress, {report['runs_per_second_plan']:.0f} of plan"
     )
     for name, (on_demand, spot) in PAPER.items():
         if f"paper_{name}_spot_hours" in report:

@@ -1,7 +1,7 @@
 """The published baselines against the hours in Table 3 of "Can't Be Late" (NSDI 2024), on the paper's own traces.
 
-Those of 2022 (`a22-...`) are public. C = 48 h; D = 60 h and d = .1 h are how the paper's hours are met. Hours are of
-work: what a start takes is not in them, so that both sum to C, as the paper's do.
+The traces of 2022 (`a22-...`) are public. C = 48 h; D = 60 h and d = .1 h reproduce the paper's hours. Hours are of
+work without starts, so that both sum to C, as the paper's do.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ PAPER = {"greedy": (30.8, 17.2), "uniform_progress": (25.1, 22.9)}
 _JOB = Job(60 * HOUR, 48 * HOUR, 0.1 * HOUR, knowledge="free", handover=False)
 
 
-def hours_beside_the_paper(traces: Sequence[Trace], *, starts: int = 60) -> dict[str, float]:
-    """Hours of work on each capacity, and how far they are from the paper's; nothing without its traces."""
+def hours_against_the_paper(traces: Sequence[Trace], *, starts: int = 60) -> dict[str, float]:
+    """Hours of work on each capacity, and their deviation from the paper's; empty without its traces."""
     own = [trace for trace in traces if trace.name.startswith("a22")]
     if not own:
         return {}

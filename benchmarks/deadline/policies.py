@@ -1,8 +1,8 @@
-"""The deadline policies on real availability: every policy, the same starts, beside the omniscient optimum.
+"""The deadline policies on real availability: every policy on the same starts, against the least possible cost.
 
 The setting of the published work ("Can't Be Late", NSDI 2024): C = 48 h of work, or 24 h where a trace is short; C/D
 from .5 to .95; changeovers from .02 to .4 h; on-demand at three times the spot price; random starts. The baselines run
-as published, with free knowledge and no hand-over; PLAN and the slack/age rule with what was asked for.
+as published, with free knowledge and no hand-over; plan and slack_age as the options set.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.deadline.adversary import adversarial_runs
-from benchmarks.deadline.paper import hours_beside_the_paper
+from benchmarks.deadline.paper import hours_against_the_paper
 from benchmarks.deadline.speed import runs_per_second
 from segue.policies import POLICIES
 from segue.policy.rules.registry import named_policy
@@ -63,7 +63,7 @@ class Setting:
     @property
     def job(self) -> Job:
         """As published: free knowledge, no hand-over."""
-        # The longest deadline has to leave as much again for starts that differ.
+        # A trace must be at least twice as long as the longest deadline, so that random starts differ.
         hours = 48.0 if self.trace.seconds >= 2 * 48 * HOUR / min(SHARES) else 24.0
         return Job(
             total_seconds=hours * HOUR / self.share,
@@ -82,7 +82,7 @@ class Setting:
 
 @dataclass(frozen=True)
 class Column:
-    """What one policy made of one setting: a row for each start."""
+    """The results of one policy in one setting: an element for each start."""
 
     cost: Floats
     late: int
@@ -91,7 +91,7 @@ class Column:
 
 
 def measure(options: Options, *, say: Say) -> dict[str, Any]:
-    """Run everything; a flat report but for one object a policy."""
+    """Run everything; the report is flat except for one object per policy."""
     traces = read_traces(options.traces)
     for trace in traces:
         long_enough([trace], seconds=max(setting.job.total_seconds for setting in settings(trace)))
@@ -118,7 +118,7 @@ def measure(options: Options, *, say: Say) -> dict[str, Any]:
         "adversarial_hopeless_unsaid": sum(part["unsaid"] for part in tried),
     }
     say("how fast the simulator is")
-    report |= runs_per_second() | hours_beside_the_paper(traces)
+    report |= runs_per_second() | hours_against_the_paper(traces)
     return report | {NAMES.get(name, name): _judged(found, name) for name in POLICIES}
 
 
@@ -186,7 +186,7 @@ def _total(found: dict[str, dict[str, list[Any]]], name: str) -> float:
 
 
 def _interval(by_trace: list[Floats], *, samples: int = 2000) -> tuple[float, float]:
-    """A 95 % bootstrap interval of the mean, over traces: runs of one trace overlap and tell the same."""
+    """A 95 % bootstrap interval of the mean, over traces: runs of one trace overlap, so they are not independent."""
     random = np.random.default_rng(0)
     own = np.array([ratios.mean() for ratios in by_trace])
     means = [own[random.integers(0, len(own), len(own))].mean() for _ in range(samples)]

@@ -1,4 +1,4 @@
-"""How many runs a second the simulator makes on one core: 60 hours at ten-minute ticks."""
+"""Simulated runs per second on one core: 60 hours at ten-minute ticks."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _RUNS = {"uniform_progress": 4000, "plan": 2000}
 
 
 def runs_per_second() -> dict[str, float]:
-    """Runs a second of Uniform Progress and of PLAN, which solves its tables in that time."""
+    """Runs per second of uniform_progress and of plan, including the time in which plan solves its tables."""
     found = {}
     for name, runs in _RUNS.items():
         up = _flips(runs, 361)

@@ -1,9 +1,9 @@
-"""`segue plan`: what a run spec will cost and go through, before anything runs."""
+"""`segue plan`: the expected cost, lateness and preemptions of a run spec, before anything runs."""
 
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,17 +13,19 @@ from segue.cli.durations import parse_deadline, parse_seconds
 from segue.cli.options import Endpoint, Json, refuse_endless, writing
 from segue.clock import SystemClock
 from segue.errors import COMMAND_LINE, HopelessPlanError, RunNotFoundError, SpecError, StoreUnreachableError
-from segue.reports.tables import console, rows_table, show_json
+from segue.reports.console import console, show_json
+from segue.reports.forecast_text import forecast_lines, policy_row
+from segue.reports.tables import rows_table
 from segue.runlog.history import History
 from segue.runlog.open import find_run
 from segue.spec import RunSpec, read_toml
-from segue.units import span
+from segue.units import duration
 
 if TYPE_CHECKING:
     from segue.policy.estimates import Situation
     from segue.policy.rules.view import Job
     from segue.simulation.comparison import Rows
-    from segue.simulation.forecast import Expected, Forecast, Sample
+    from segue.simulation.forecast import Forecast, Sample
     from segue.simulation.traces import Trace
 
 _PRIOR = "prior"
@@ -33,7 +35,7 @@ _LONGEST_SECONDS = 100 * 365.25 * 86400
 
 @dataclass(frozen=True)
 class _Asked:
-    """What is to be planned, as far as it is known before anything is simulated."""
+    """The run to plan, before anything is simulated."""
 
     spec: RunSpec
     history: History
@@ -41,31 +43,51 @@ class _Asked:
     now: datetime
     step_seconds: float
     basis: str
-    """Where the seconds a step takes come from."""
+    """Where the seconds per step come from."""
     notes: tuple[str, ...]
 
 
 def plan(
-    spec: Annotated[Path, typer.Argument(help="TOML run spec, as for `segue run --config`.")],
+    spec: Annotated[Path, typer.Argument(help="Run spec in TOML, as for `segue run --config`.")],
     *,
-    deadline: Annotated[str | None, typer.Option(help="+2h, 06:00, or an ISO time.")] = None,
-    steps: Annotated[int | None, typer.Option(help="Optimizer steps to the goal.")] = None,
-    step_seconds: Annotated[float | None, typer.Option(min=1e-6, help="Seconds a step, whatever was measured.")] = None,
-    work: Annotated[str | None, typer.Option(help="The same for all steps together: 24h.")] = None,
-    save_seconds: Annotated[float | None, typer.Option(min=0, help="What a save costs, for the cadence.")] = None,
-    traces: Annotated[str, typer.Option(help="Trace file or folder; prior makes them from published hazards.")] = (
-        _PRIOR
-    ),
-    runs: Annotated[int, typer.Option(min=20, max=5000, help="Simulated runs.")] = 200,
-    seed: Annotated[int, typer.Option(min=0, help="Of the simulated spot.")] = 0,
-    store: Annotated[str | None, typer.Option(help="Folder, file:///folder or s3://bucket/prefix.")] = None,
+    deadline: Annotated[
+        str | None,
+        typer.Option(
+            help="Deadline: +2h from now, the next 06:00 in local time, or an ISO time with its time zone; "
+            "default: the run spec's."
+        ),
+    ] = None,
+    steps: Annotated[int | None, typer.Option(help="Optimizer steps to the goal; default: the run spec's.")] = None,
+    step_seconds: Annotated[
+        float | None, typer.Option(min=1e-6, help="Seconds per step, instead of the measured ones or the run spec's.")
+    ] = None,
+    work: Annotated[
+        str | None, typer.Option(help="Time of all steps together, instead of --step-seconds: 24h.")
+    ] = None,
+    save_seconds: Annotated[
+        float | None,
+        typer.Option(min=0, help="Seconds that one save takes, which sets the save interval; default: not known."),
+    ] = None,
+    traces: Annotated[
+        str, typer.Option(help="Trace file, or folder of them; prior: synthetic traces from published hazards.")
+    ] = (_PRIOR),
+    runs: Annotated[int, typer.Option(min=20, max=5000, help="Number of simulated runs.")] = 200,
+    seed: Annotated[
+        int, typer.Option(min=0, help="Seed of the simulated spot; the same seed gives the same figures.")
+    ] = 0,
+    store: Annotated[
+        str | None,
+        typer.Option(
+            help="Store with the run's log: folder, file:///folder or s3://bucket/prefix; default: the run spec's."
+        ),
+    ] = None,
     endpoint_url: Endpoint = None,
-    picture: Annotated[Path | None, typer.Option(help="PNG file for a dozen of the simulated runs.")] = None,
+    picture: Annotated[Path | None, typer.Option(help="PNG file to write, with a dozen of the simulated runs.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Say what a run will cost, before anything runs: cost, lateness, preemptions, lost work, cadence.
+    """Forecast a run before it starts: cost, lateness, preemptions, lost work, save interval. Nothing is run.
 
-    Exit code 0: it can be done. 2: it is hopeless, with the reason, or cannot be planned as asked.
+    Exit code 0: the deadline can be met. 2: it cannot, with the reason, or the arguments are wrong.
     """
     now = SystemClock().now()
     refuse_endless({"--step-seconds": step_seconds, "--save-seconds": save_seconds})
@@ -79,14 +101,16 @@ def plan(
     if as_json:
         show_json(facts | {"policies": [asdict(one) for one in expected.policies]})
         return
-    _show(facts, expected)
+    for name, text in forecast_lines(facts):
+        console.print(f"{name:>18}  {text}", markup=False, soft_wrap=True)
+    console.print(rows_table([policy_row(one) for one in expected.policies]))
 
 
 def _spec(
     path: Path, *, deadline: str | None, steps: int | None, store: str | None, endpoint_url: str | None, now: datetime
 ) -> RunSpec:
     fields = read_toml(path)
-    # `segue run` gets these on the command line; no forecast depends on them.
+    # `segue run` can take these from the command line; the forecast does not depend on them.
     fields = {"run_id": _UNNAMED, "recipe": f"{_UNNAMED}:build"} | fields
     if deadline is not None:
         fields["deadline"] = parse_deadline(deadline, now=now)
@@ -112,23 +136,23 @@ def _asked(spec: RunSpec, seconds: float | None, *, now: datetime) -> _Asked:
     rate = estimates.step_seconds(spec, history)
     if rate is None:
         problem = (
-            "policy.step_seconds: is not given, and no run has measured it; set it, or give --step-seconds or --work"
+            "policy.step_seconds: is not set, and no run has measured it; set it, or give --step-seconds or --work"
         )
         raise SpecError(source="the plan", problems=(problem,))
     if history.committed_step >= spec.steps:
-        why = f"run {spec.run_id} has committed step {history.committed_step} of {spec.steps}: nothing is left to do."
-        raise HopelessPlanError(reason="nothing_left", why=why, fix="Ask for more steps, or give another run_id.")
+        why = f"run {spec.run_id} has committed step {history.committed_step} of {spec.steps}: no work is left."
+        raise HopelessPlanError(reason="nothing_left", why=why, fix="set more steps, or another run_id.")
     if (spec.steps - history.committed_step) * rate > _LONGEST_SECONDS:
-        problem = f"{spec.steps} steps of {rate:.4g} s are more than a hundred years; give fewer, or shorter ones"
+        problem = f"{spec.steps} steps of {rate:.4g} s are more than a hundred years; give fewer steps or shorter ones"
         raise SpecError(source="the plan", problems=(problem,))
-    measured = any(report.train_steps > 0 for report in history.last_words())
+    measured = any(report.train_steps > 0 for report in history.last_reports())
     basis = "as given" if seconds is not None else "measured by the run" if measured else "policy.step_seconds"
     here = estimates.situation(spec, history, now=now)
     return _Asked(spec, history, here, now, rate, basis, notes)
 
 
 def _history(spec: RunSpec) -> tuple[History, tuple[str, ...]]:
-    """What the run's log says; empty where there is none, with a word where the store could not be asked."""
+    """The run's history; empty where there is none, with a note where the store could not be read."""
     if spec.run_id == _UNNAMED:
         return History(), ()
     try:
@@ -161,9 +185,9 @@ def _planned(
         notes += ("no spot pool is cheaper than on-demand",)
     elif not clamp.permits_spot(here):
         missing = (clamp.needed_for_spot_seconds(here) or 0.0) - (here.remaining_seconds or 0.0)
-        notes += (f"the clamp permits no spot attempt: {span(missing)} more to the deadline would allow the first",)
-    told = {name: moments[name].isoformat() if name in moments else None for name in forecast.MOMENTS}
-    facts = _facts(asked, expected, job=job) | told
+        notes += (f"the safety clamp permits no spot attempt: it needs a deadline {duration(missing)} later",)
+    latest = {name: moments[name].isoformat() if name in moments else None for name in forecast.MOMENTS}
+    facts = _facts(asked, expected, job=job) | latest
     facts |= {"cadence": cadence.reason, "cadence_interval_seconds": cadence.interval_seconds}
     facts |= {"life_seconds": life.mean_seconds, "lost_by_a_death_seconds": lost}
     names = [r.name for r in rows] if given else [_PRIOR]
@@ -176,28 +200,28 @@ def _planned(
 
 
 def _notes_on(spec: RunSpec, expected: Forecast, job: Job) -> tuple[str, ...]:
-    """What a reader of the figures has to know."""
+    """What limits the figures."""
     notes: tuple[str, ...] = ()
     if spec.deadline is None and expected.on_demand_share > 0:
         notes += (
-            f"without a deadline a run waits for spot; {expected.on_demand_share:.0%} of the simulated ones found too "
-            f"little of it in {span(job.total_seconds)} and are counted as finished on on-demand then",
+            f"without a deadline a run waits for spot; {expected.on_demand_share:.0%} of the simulated runs had too "
+            f"little of it in {duration(job.total_seconds)} and are counted as finished on on-demand",
         )
     if len(spec.pools.spot) > 1:
-        notes += ("of several spot pools the cheapest is simulated, as if it were the only one",)
+        notes += ("of several spot pools only the cheapest is simulated",)
     return notes
 
 
 def _rows(given: list[Trace], job: Job, *, runs: int, seed: int) -> tuple[list[Rows], tuple[str, ...]]:
     import numpy as np
 
-    from segue.simulation.comparison import made_rows, traced_rows
+    from segue.simulation.comparison import synthetic_rows, traced_rows
 
     random = np.random.default_rng(seed)
     if not given:
-        return made_rows(job, runs=runs, random=random, is_quick=True), ()
+        return synthetic_rows(job, runs=runs, random=random, is_quick=True), ()
     rows, short = traced_rows(given, job, runs=runs, random=random)
-    return rows, tuple(f"trace {trace.name} is left out: it covers only {span(trace.seconds)}" for trace in short)
+    return rows, tuple(f"trace {trace.name} is not used: it covers only {duration(trace.seconds)}" for trace in short)
 
 
 def _traces(named: str) -> list[Trace]:
@@ -252,63 +276,3 @@ def _draw(asked: _Asked, sample: Sample, latest: datetime | None, to: Path) -> N
     )
     with writing(to):
         to.write_bytes(picture)
-
-
-def _show(facts: dict[str, Any], expected: Forecast) -> None:
-    for name, words in _in_words(facts):
-        console.print(f"{name:>18}  {words}", markup=False, soft_wrap=True)
-    console.print(rows_table([_row(one) for one in expected.policies]))
-
-
-def _in_words(facts: dict[str, Any]) -> list[tuple[str, str]]:
-    """The facts as people read them."""
-    per_step = f"{facts['steps'] - facts['committed_step']} steps of {facts['step_seconds']:.4g} s"
-    cost = (
-        f"{facts['cost']:.4g} {facts['currency']}".strip()
-        + f" (p5 {facts['cost_p5']:.4g}, p95 {facts['cost_p95']:.4g})"
-    )
-    is_forced = facts["comes_to"] != facts["policy"]
-    a_death = f"{span(facts['lost_by_a_death_seconds'])} a death without notice"
-    told = [
-        ("work", f"{span(facts['work_seconds'])} ({per_step}, {facts['step_seconds_basis']})"),
-        ("policy", facts["policy"] + (", which comes to on-demand alone here" if is_forced else "")),
-        ("expected cost", f"{cost}, {facts['cost_share']:.0%} of on-demand only ({facts['on_demand_cost']:.4g})"),
-        ("figures from", f"{facts['runs']} simulated runs, seed {facts['seed']}"),
-        ("chance of lateness", _lateness(facts)),
-        ("preemptions", f"{facts['preemptions']:.1f}"),
-        ("lost work", f"{span(facts['lost_seconds'])}, {a_death}"),
-        ("cadence", facts["cadence"]),
-        ("finish", f"{_moment(facts['finish'])}, on the mean"),
-    ]
-    if facts["deadline"] is not None:
-        safe, start = _moment(facts["latest_safe_moment"]), _moment(facts["latest_spot_start"])
-        told += [
-            ("deadline", f"{_moment(facts['deadline'])}, slack {span(facts['slack_seconds'])}"),
-            ("latest safe moment", f"{safe}: on-demand has to start by then, if nothing is done before"),
-            ("latest spot start", f"{start}: after it the clamp permits none, if nothing is done before"),
-        ]
-    return told + [("note", note) for note in facts["notes"]]
-
-
-def _lateness(facts: dict[str, Any]) -> str:
-    if facts["late_share"] is None:
-        return "none: there is no deadline"
-    if facts["late_share"] == 0.0:
-        return "0: the clamp goes on-demand while that still makes it, as long as steps take what they take here"
-    return f"{facts['late_share']:.1%}"
-
-
-def _row(one: Expected) -> dict[str, Any]:
-    return {
-        "policy": one.policy,
-        "cost": f"{one.cost:.4g}",
-        "p5 to p95": f"{one.cost_p5:.4g} to {one.cost_p95:.4g}",
-        "of on-demand": f"{one.cost_share:.0%}",
-        "late": f"{one.late_share:.1%}",
-        "preemptions": f"{one.preemptions:.1f}",
-        "takes": span(one.finish_seconds),
-    }
-
-
-def _moment(text: str) -> str:
-    return f"{datetime.fromisoformat(text).astimezone(UTC):%Y-%m-%d %H:%M %Z}"

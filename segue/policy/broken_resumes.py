@@ -1,7 +1,7 @@
-"""What to do after a broken resume: once more, then from one older checkpoint, then stop and say so. Pure.
+"""What to do after a broken resume: try again, then take one older checkpoint, then stop the run. Pure.
 
-A kill in the wrong moment or a flipped bit in memory is over at the second try. What the older one does not fix either
-is the recipe's, and no machine will fix it.
+A kill at a bad moment or a flipped bit in memory does not happen twice in a row. A resume that is broken from the older
+checkpoint too is a fault of the recipe, which no other machine fixes.
 """
 
 from __future__ import annotations
@@ -14,26 +14,26 @@ from segue.runlog.entries import VerdictEntry
 from segue.runlog.history import Checkpoint, History
 
 SET_ASIDE = "resumes from it were broken, and one from an older checkpoint was not"
-"""Why the recovery quarantines a checkpoint."""
+"""Why the recovery quarantines a checkpoint. Logs of earlier versions have this text: do not change it."""
 
 _TRIES_IN_PLACE = 2
 _MOST_SET_ASIDE = 3
-"""After so many it is not the checkpoints: they are broken as they are made."""
+"""After this many the fault is not in single checkpoints: each one is broken when it is made."""
 
 
 @dataclass(frozen=True)
 class RecoveryStep:
-    """How to go on after a broken resume."""
+    """How to continue after a broken resume."""
 
     take: Checkpoint
-    """Resume from this one, or an older one where its bytes are damaged."""
+    """Resume from this checkpoint, or from an older one where its bytes are damaged."""
     reason: str
 
 
 def next_recovery_step(history: History) -> RecoveryStep | None:
     """Where to resume after the newest resume was broken; None when nothing is left to try.
 
-    Another setup is not tried again: it would be the same.
+    A resume with a changed setup is not tried again: the setup would be the same.
     """
     broken = history.broken_resumes
     newest = broken[-1]
@@ -45,17 +45,18 @@ def next_recovery_step(history: History) -> RecoveryStep | None:
     take = history.checkpoint(newest.parent)
     if take in history.usable and take is not None and len(parents) == 1 and len(of_newest) < _TRIES_IN_PLACE:
         return RecoveryStep(
-            take, f"once more from step {take.manifest.step}, for the resume was broken: {_what(newest)}"
+            take, f"second resume from step {take.manifest.step}, because the first was broken: {_what(newest)}"
         )
     older = [checkpoint for checkpoint in history.usable if checkpoint.ref.slot < newest.parent.slot]
     if len(parents) > 1 or not older:
         return None
-    where = f"step {older[-1].manifest.step}, one older than step {newest.parent.step}"
-    return RecoveryStep(older[-1], f"from {where}, from which {len(of_newest)} resumes were broken: {_what(newest)}")
+    counted = f"from which {len(of_newest)} resumes were broken"
+    reason = f"resume from step {older[-1].manifest.step} instead of step {newest.parent.step}, {counted}"
+    return RecoveryStep(older[-1], f"{reason}: {_what(newest)}")
 
 
 def to_set_aside(history: History) -> Checkpoint | None:
-    """A checkpoint from which resumes were broken while one from an older checkpoint then was not: it is at fault."""
+    """A checkpoint from which resumes were broken while a resume from an older checkpoint then was not."""
     for checkpoint in history.usable:
         verdicts = [entry.verdict.kind for entry in history.resumes if entry.parent == checkpoint.ref]
         is_suspect = verdicts.count(VerdictKind.BROKEN) >= _TRIES_IN_PLACE and verdicts[-1] is VerdictKind.BROKEN
@@ -65,7 +66,7 @@ def to_set_aside(history: History) -> Checkpoint | None:
 
 
 def _after_last(history: History, checkpoint: Checkpoint) -> list[VerdictEntry]:
-    """Good resumes since the last one from a checkpoint."""
+    """Good resumes since the last resume from a checkpoint."""
     last = max(number for number, entry in enumerate(history.resumes) if entry.parent == checkpoint.ref)
     good = (VerdictKind.EXACT, VerdictKind.EQUIVALENT)
     return [entry for entry in history.resumes[last + 1 :] if entry.verdict.kind in good]

@@ -1,4 +1,4 @@
-"""The safety clamp: outside every policy, permits spot only if the worst case still meets the deadline. Pure."""
+"""The safety clamp, outside every policy: it permits spot only if the worst case still meets the deadline. Pure."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ if TYPE_CHECKING:
 
 
 def permits(slack: Floats, *, risk_seconds: Floats, on_demand_seconds: float) -> Flags:
-    """Whether on-demand still makes it after the worst that can come before the next decision, element by element.
+    """Whether on-demand still meets the deadline after the worst case until the next decision, element by element.
 
-    `risk_seconds` is the slack that can be gone by then: time in which nothing was committed.
+    `risk_seconds` is the slack that can be lost by then: time in which nothing was committed.
     """
     return slack - risk_seconds >= on_demand_seconds - 1e-6
 
 
 def is_hopeless(job: Job, *, pace: float = 1.0) -> bool:
-    """Whether not even on-demand from the start is sure to make it; `pace` is the work done in a second."""
+    """Whether even on-demand from the start may miss the deadline; `pace` is the work done per second."""
     return job.total_seconds < job.changeover_seconds + job.work_seconds / pace
 
 
 def needed_for_spot_seconds(now: Situation) -> float | None:
-    """The least time left at which one more spot attempt is permitted; None while the work is unmeasured.
+    """The least remaining time at which one more spot attempt is permitted; None while the work is unmeasured.
 
-    In the worst case the attempt boots (d), works until just before its next commit (at risk), is asked to come home
-    and dies in silence before its last save is committed (answer), which is noticed late (detection); then on-demand
-    boots (d) and does all of the work (C). While an attempt commits in time, time left and work left fall together, so
-    what held at its start holds until its end.
+    In the worst case the attempt boots (d), works until just before its next commit (at risk), is recalled and dies
+    silently before its last save is committed (answer), which is noticed late (detection); then on-demand boots (d) and
+    does all of the work (C). While an attempt commits in time, the remaining time and the remaining work fall together,
+    so what held at its start holds until its end.
     """
     if now.work_seconds is None:
         return None
@@ -37,10 +37,10 @@ def needed_for_spot_seconds(now: Situation) -> float | None:
 
 
 def permits_spot(now: Situation) -> bool:
-    """Whether one more spot attempt can be afforded. Without a deadline there is nothing to lose.
+    """Whether one more spot attempt is safe. Without a deadline every attempt is.
 
-    Unmeasured, nothing can be promised; but probes that bring no measure, for want of capacity or because they die
-    young, may use up no more than their share of the time.
+    While the work is unmeasured, nothing can be promised; but probes that measure nothing, because no capacity comes or
+    because they die early, may use no more than their share of the time.
     """
     if now.remaining_seconds is None:
         return True
@@ -53,22 +53,21 @@ def permits_spot(now: Situation) -> bool:
 def longest_wait_seconds(now: Situation) -> float | None:
     """How long a spot attempt may wait for capacity, from the decision to its claim; None without a deadline.
 
-    The clamp counts a changeover for the attempt, so it may wait that much longer than the clamp leaves over. One
-    that claims so late and is slow to its first step on top has to be recalled.
+    The clamp counts a changeover for the attempt, so the attempt may wait that much longer than the clamp leaves over.
+    An attempt that claims that late and is also slow to its first step has to be recalled.
     """
     if now.remaining_seconds is None:
         return None
     needed = needed_for_spot_seconds(now)
-    standby = now.probe_seconds if needed is None else now.remaining_seconds - needed
-    return max(standby or 0.0, 0.0) + now.changeover_seconds
+    spare = now.probe_seconds if needed is None else now.remaining_seconds - needed
+    return max(spare or 0.0, 0.0) + now.changeover_seconds
 
 
 def must_recall(now: Situation) -> bool:
-    """Whether a spot attempt that is still running has to come home.
+    """Whether a running spot attempt has to commit and stop now, so that on-demand still meets the deadline.
 
-    `now.work_seconds` counts from its newest commit. If it died this instant and were noticed late, would on-demand
-    still make it? When the answer is about to become no (it came late, commits fail, or steps are slower than
-    measured), it is asked to commit and stop while it is still yes.
+    `now.work_seconds` counts from its newest commit. The worst case is that the attempt dies this instant and its death
+    is noticed late. It becomes too long when the attempt started late, commits fail, or steps are slower than measured.
     """
     if now.work_seconds is None or now.remaining_seconds is None:
         return False

@@ -4,23 +4,23 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from segue.policy import clamp
-from segue.policy.anomalies import reason_to_give_up, skips_of, what_is_made_good
+from segue.policy.anomalies import reason_to_give_up, rollback_reason, skips_of
 from segue.policy.availability import preemptions
 from segue.policy.broken_resumes import next_recovery_step
 from segue.policy.estimates import Situation, situation
 from segue.policy.handover import SPOT_AGAIN, handover_to
 from segue.policy.pool_choice import PoolChoice, choose_pool
 from segue.records import Capacity, CheckpointRef, SegmentPlan, SegmentReport, VerdictKind
+from segue.runlog.entries import Action
 from segue.runlog.history import History
 from segue.spec import RunSpec
+from segue.units import duration
 
 if TYPE_CHECKING:
     from segue.policy.outlook import Outlook
-
-Action = Literal["run", "finished", "hopeless", "failed", "broken"]
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Decision:
 
 
 def decide(spec: RunSpec, history: History, *, now: datetime) -> Decision:
-    """What the run does next. Every branch is a row of a test table."""
+    """What the run does next."""
     ended = _is_over(spec, history)
     if ended is not None:
         return ended
@@ -61,7 +61,7 @@ def decide(spec: RunSpec, history: History, *, now: datetime) -> Decision:
         skips=skips,
         standby=back.standby if back else None,
     )
-    before = recovery.reason if recovery else what_is_made_good(spec, history, skips=skips)
+    before = recovery.reason if recovery else rollback_reason(spec, history, skips=skips)
     where = pool.why if capacity is Capacity.SPOT else ""
     reason = "; ".join(part for part in (before, why, where) if part)
     return Decision(action="run", reason=reason, plan=plan, numbers=_numbers(here, ahead))
@@ -73,7 +73,7 @@ def _is_over(spec: RunSpec, history: History) -> Decision | None:
     if history.broken_resumes and next_recovery_step(history) is None:
         return Decision("broken", history.broken_resumes[-1].verdict.findings[0].sentence)
     if history.broken_drill is not None and spec.continuity.rehearsal == "stop":
-        return Decision("broken", f"the resume rehearsal: {history.broken_drill.findings[0].sentence}")
+        return Decision("broken", f"resume rehearsal failed: {history.broken_drill.findings[0].sentence}")
     gone_bad = reason_to_give_up(spec, history)
     if gone_bad is not None:
         return Decision("failed", gone_bad)
@@ -93,26 +93,26 @@ def _is_over(spec: RunSpec, history: History) -> Decision | None:
 
 
 def _without_policy(spec: RunSpec, history: History, here: Situation) -> tuple[Capacity, str] | None:
-    """What holds whatever the policy thinks; None when it is the policy's to say."""
+    """The capacity where the policy has no choice, with the reason; None where it has."""
     last = history.fresh_reports[-1] if history.fresh_reports else None
     if last is not None and last.has_code_failed:
-        return last.capacity, f"again on {last.capacity}: the recipe raised, which no other capacity fixes"
+        return last.capacity, f"{last.capacity} again: the recipe raised, which other capacity would not fix"
     if spec.policy.name == "on_demand_only":
         return Capacity.ON_DEMAND, "on-demand: the policy is on_demand_only"
     bound, deaths = spec.policy.preemption_bound, preemptions(history)
     if bound is not None and deaths >= bound:
-        return Capacity.ON_DEMAND, f"on-demand: {deaths} preemptions, and {bound} are allowed on spot"
+        return Capacity.ON_DEMAND, f"on-demand: {deaths} preemptions, and at most {bound} are allowed"
     if spec.pools.price_ratio <= 1:
         return Capacity.ON_DEMAND, "on-demand: no spot pool is cheaper"
     if clamp.is_late(here):
         missing = here.changeover_seconds + (here.work_seconds or 0.0) - (here.remaining_seconds or 0.0)
-        return Capacity.ON_DEMAND, f"on-demand, and late all the same: {_span(missing)} more is needed than is left"
+        return Capacity.ON_DEMAND, f"on-demand; the deadline will be missed by about {duration(missing)}"
     if last is not None and last.capacity is Capacity.ON_DEMAND and here.remaining_seconds is not None:
-        return Capacity.ON_DEMAND, "on-demand goes on: it was chosen before"
+        return Capacity.ON_DEMAND, "on-demand continues: it was chosen before"
     if not clamp.permits_spot(here):
         if here.work_seconds is None:
-            return Capacity.ON_DEMAND, "on-demand: the probes on spot used up their time and measured nothing"
-        return Capacity.ON_DEMAND, f"on-demand: slack {_slack(here)} does not cover one more spot attempt that dies"
+            return Capacity.ON_DEMAND, "on-demand: the spot probes used all of their time without measuring a step"
+        return Capacity.ON_DEMAND, f"on-demand: slack {_slack(here)} is too short for one more spot attempt that dies"
     in_place = len(_died_in_place(history))
     if in_place >= spec.policy.max_lost_in_place:
         return Capacity.ON_DEMAND, f"on-demand: the last {in_place} attempts ended without a commit"
@@ -126,27 +126,27 @@ def _by_policy(
     if ruled is not None:
         return *ruled, None
     if here.remaining_seconds is None:
-        return Capacity.SPOT, "spot: no deadline, so as cheap as can be", None
-    from segue.policy.outlook import outlook  # Only here, for it loads NumPy.
+        return Capacity.SPOT, "spot: no deadline, so the cheapest capacity", None
+    from segue.policy.outlook import outlook  # Only here: it loads NumPy.
 
     ahead = outlook(spec, history, here, now=now, deployment=pool.asked)
     if ahead is None:
-        return Capacity.SPOT, "spot: a short probe, to measure the seconds a step takes", None
+        return Capacity.SPOT, "spot: a short probe to measure the seconds per step", None
     by = f"slack {_slack(here)}; {_expects(spec, ahead)}"
     if ahead.waits_seconds <= 0:
         return Capacity.ON_DEMAND, f"on-demand: {by}", ahead
     until = now + timedelta(seconds=_wait_seconds(spec, here, Capacity.SPOT, pool, ahead))
-    return Capacity.SPOT, f"spot, waiting for it until {until:%H:%M}Z at most: {by}", ahead
+    return Capacity.SPOT, f"spot, waiting until {until:%H:%M}Z at most: {by}", ahead
 
 
 def _expects(spec: RunSpec, ahead: Outlook) -> str:
     if ahead.cost_share is None:
-        return f"by policy {spec.policy.name}"
+        return f"policy {spec.policy.name}"
     return f"PLAN expects {ahead.cost_share:.2f} of on-demand cost"
 
 
 def numbers_of_next(history: History, *, parent: CheckpointRef | None) -> tuple[int, int]:
-    """Segment and attempt of the next plan, from a parent: no two of a run have the same."""
+    """Segment and attempt of the next plan from a parent; no two plans of a run have the same."""
     plans = [entry.plan for entry in history.decisions if entry.plan is not None]
     if not plans:
         return 0, 1
@@ -172,15 +172,15 @@ def _wait_seconds(
 ) -> float:
     # The boot follows the wait for capacity, and the claim comes after both.
     boot = here.changeover_seconds
-    patience = spec.liveness.start_seconds + boot
+    usual = spec.liveness.start_seconds + boot
     if capacity is not Capacity.SPOT:
-        return patience
+        return usual
     if is_booted:
         # It claims at once or not at all.
         booted = clamp.longest_wait_seconds(here)
-        return max(min(patience if booted is None else booted, spec.liveness.heartbeat_timeout_seconds), 1.0)
+        return max(min(usual if booted is None else booted, spec.liveness.heartbeat_timeout_seconds), 1.0)
     # The policy's wait is for capacity; the clamp's already counts the boot, which follows it.
-    wanted = patience if ahead is None else min(ahead.waits_seconds + boot, patience)
+    wanted = usual if ahead is None else min(ahead.waits_seconds + boot, usual)
     if wanted > boot:
         wanted = boot + (wanted - boot) * pool.wait_share
     longest = clamp.longest_wait_seconds(here)
@@ -192,7 +192,7 @@ def _died_in_place(history: History) -> list[SegmentReport]:
     died = []
     for report in reversed(history.fresh_reports):
         if not report.got_capacity:
-            continue  # Says nothing about the run.
+            continue  # Shows nothing about the run.
         if not report.stop_reason.is_preemption or _committed(report, history):
             break
         died.append(report)
@@ -200,7 +200,7 @@ def _died_in_place(history: History) -> list[SegmentReport]:
 
 
 def _is_the_recipes(report: SegmentReport, history: History) -> bool:
-    """Whether the user's code failed; a broken resume has its own recovery."""
+    """Whether the user's code failed. A broken resume does not count: it has a recovery of its own."""
     attempt = history.attempt_of(report.segment, report.attempt)
     verdict = attempt.verdict if attempt else None
     is_broken = verdict is not None and verdict.kind is VerdictKind.BROKEN
@@ -229,10 +229,4 @@ def _numbers(here: Situation, ahead: Outlook | None) -> dict[str, float]:
 
 
 def _slack(here: Situation) -> str:
-    return "unknown" if here.slack_seconds is None else _span(here.slack_seconds)
-
-
-def _span(seconds: float) -> str:
-    if abs(seconds) < 120:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if abs(seconds) < 7200 else f"{seconds / 3600:.1f} h"
+    return "unknown" if here.slack_seconds is None else duration(here.slack_seconds)

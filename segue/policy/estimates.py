@@ -1,8 +1,8 @@
-"""What the run itself tells about its speed, its changeovers and its saves. Pure.
+"""A run's speed, changeovers and saves, as its own attempts measured them. Pure.
 
-Usual values are medians over the newest attempts, so that one slow disk, queue or batch does not move a policy. What
-keeps the deadline is not left to medians: the clamp counts the longest changeover seen lately, and the slower of all
-attempts' and on-demand's pace.
+Usual values are medians over the newest attempts, so that one slow disk, queue or batch does not change a policy's
+choice. The deadline does not rest on medians: the clamp counts the longest of the newest changeovers, and the slower of
+all attempts' and on-demand's pace.
 """
 
 from __future__ import annotations
@@ -18,29 +18,29 @@ from segue.runlog.history import Attempt, History
 from segue.spec import RunSpec
 
 _LONGEST_OF, _USUAL_OF = 3, 5
-"""How many of the newest attempts the longest changeover and the usual values are looked for in."""
+"""How many of the newest attempts the longest changeover and the usual values are taken from."""
 _ENOUGH_STEPS, _ENOUGH_SECONDS = 5, 300.0
-"""More steps, or longer ones, must have been timed before they count for more than the prior."""
+"""More steps than this, or more time in steps, must be measured before they replace the prior."""
 
 
 @dataclass(frozen=True)
 class Situation:
-    """The numbers a policy decides by, in seconds."""
+    """The numbers that a policy and the clamp decide by, in seconds."""
 
     remaining_seconds: float | None
     """Until the deadline (R); None without one."""
     work_seconds: float | None
     """Computing still needed at the measured rate (C), overestimated by the margin; None while unmeasured."""
     changeover_seconds: float
-    """From the end of one segment to the first new step of the next (d)."""
+    """From the end of one segment to the first new step of the next (d), at the longest."""
     at_risk_seconds: float
-    """Longest stretch of work that one kill can cost: the time between commits."""
+    """Most work that one kill can lose: the time between commits."""
     detection_seconds: float
     """Longest time until a silent death is noticed."""
     answer_seconds: float = 0.0
-    """Longest time from a recall to the safe point at which the attempt heeds it, and its last save there."""
+    """Longest time from a recall to the safe point at which the attempt stops, and its last save there."""
     probe_seconds: float | None = None
-    """What is left of the time in which unmeasured probes may find out C; None without a deadline."""
+    """Time that probes may still use while C is unmeasured; None without a deadline."""
     usual_changeover_seconds: float | None = None
     """The usual d, for expectations; None: as long as the longest."""
     save_seconds: float | None = None
@@ -48,7 +48,7 @@ class Situation:
 
     @property
     def expected_changeover_seconds(self) -> float:
-        """The d that a policy should expect, where the clamp counts with the longest."""
+        """The d that a policy expects; the clamp counts with the longest."""
         usual = self.usual_changeover_seconds
         return self.changeover_seconds if usual is None else usual
 
@@ -61,7 +61,7 @@ class Situation:
 
 
 def situation(spec: RunSpec, history: History, *, now: datetime, slowest_step_seconds: float = 0.0) -> Situation:
-    """Where the run stands. An attempt that is at work raises the rate to its own with `slowest_step_seconds`."""
+    """Where the run stands. A running attempt can raise the seconds per step to its own with `slowest_step_seconds`."""
     rate = step_seconds(spec, history)
     if slowest_step_seconds:
         rate = max(rate or 0.0, slowest_step_seconds)
@@ -73,8 +73,8 @@ def situation(spec: RunSpec, history: History, *, now: datetime, slowest_step_se
         changeover_seconds=changeover_seconds(spec, history),
         at_risk_seconds=at_risk_seconds(spec, rate, save_seconds=save),
         detection_seconds=detection_seconds(spec),
-        # It looks for a recall with each heartbeat, stops between two steps, and saves once more. That save is another
-        # one than the save at risk, which had not landed when the recall came.
+        # An attempt reads a recall with each heartbeat, stops between two steps, and saves once more. That save comes
+        # after the save at risk, which was not committed yet when the recall came.
         answer_seconds=spec.liveness.heartbeat_seconds + (rate or 0.0) + (save or 0.0),
         probe_seconds=_probe_seconds(spec, history, now=now),
         usual_changeover_seconds=usual_changeover_seconds(spec, history),
@@ -83,12 +83,12 @@ def situation(spec: RunSpec, history: History, *, now: datetime, slowest_step_se
 
 
 def step_seconds(spec: RunSpec, history: History) -> float | None:
-    """Seconds a step, saves included: the newest attempts' median by steps, the prior before there are enough.
+    """Seconds per step, saves included: the newest attempts' median by steps; the prior until enough are measured.
 
-    Each attempt's first step, which pays for allocations and compilation, is in no report. Where on-demand was slower
-    than that, its own median: what is left has to be done there in the worst case.
+    Reports leave out each attempt's first step, which includes allocations and compilation. Where on-demand was slower,
+    its own median counts: in the worst case the remaining work is done there.
     """
-    measured = [report for report in history.last_words() if report.train_steps > 0]
+    measured = [report for report in history.last_reports() if report.train_steps > 0]
     steps, seconds = (sum(getattr(r, name) for r in measured) for name in ("train_steps", "train_seconds"))
     if spec.policy.step_seconds is not None and steps <= _ENOUGH_STEPS and seconds <= _ENOUGH_SECONDS:
         return spec.policy.step_seconds
@@ -98,23 +98,23 @@ def step_seconds(spec: RunSpec, history: History) -> float | None:
 
 
 def changeover_seconds(spec: RunSpec, history: History) -> float:
-    """The longest changeover seen lately, never below the prior: on-demand may boot slower than spot did.
+    """The longest of the newest changeovers, never below the prior: on-demand may boot slower than spot did.
 
-    Waits for spot are in it. How much of the way to a claim was a wait nobody knows, and on-demand may take as long.
+    Waits for spot are included. How much of the time to a claim was a wait is unknown, and on-demand may take as long.
     """
     seen = (_changeover_of(attempt, history) for attempt in history.attempts[-_LONGEST_OF:])
     return max([spec.policy.changeover_seconds, *(seconds for seconds in seen if seconds is not None)])
 
 
 def usual_changeover_seconds(spec: RunSpec, history: History) -> float:
-    """The median of the newest changeovers seen, with the prior as one of them.
+    """The median of the newest changeovers and the prior.
 
-    Spot may have been waited for, and a wait is no changeover: a spot attempt counts with its own start after the
-    shortest way to a claim that was seen, or with all of it where that is within the prior.
+    A spot attempt may have waited for capacity, which is not part of a changeover. It counts with its own startup after
+    the shortest time to a claim of any attempt, or with its whole time where that is within the prior.
     """
     prior = spec.policy.changeover_seconds
-    ways = [_to_claim_seconds(attempt.claim, history) for attempt in history.attempts]
-    shortest = min((way for way in ways if way > 0), default=0.0)
+    to_claims = [_to_claim_seconds(attempt.claim, history) for attempt in history.attempts]
+    shortest = min((seconds for seconds in to_claims if seconds > 0), default=0.0)
     seen = []
     for attempt in history.attempts:
         seconds = _changeover_of(attempt, history)
@@ -126,7 +126,7 @@ def usual_changeover_seconds(spec: RunSpec, history: History) -> float:
 
 def save_seconds(history: History) -> float | None:
     """From a snapshot to its commit, the median of the newest attempts that measured it; None before there are any."""
-    seen = [report.save_seconds for report in history.last_words() if report.save_seconds is not None]
+    seen = [report.save_seconds for report in history.last_reports() if report.save_seconds is not None]
     return median(seen[-_USUAL_OF:]) if seen else None
 
 
@@ -134,8 +134,8 @@ def at_risk_seconds(spec: RunSpec, rate: float | None, *, save_seconds: float | 
     """The longest time between two commits; by steps it needs a rate."""
     cadence, step, save = spec.checkpoints, rate or 0.0, save_seconds or 0.0
     if cadence.every_seconds is None and cadence.every_steps is None:
-        save = 0.0  # The measured cadence takes it off the interval.
-    # A save waits for the end of the step in which it falls due, and the first one for the end of the replay.
+        save = 0.0  # The measured save interval already subtracts it.
+    # A save waits for the end of the step in which it is due, and the first one for the end of the replay.
     by_time = cadence.longest_seconds + step + save if cadence.longest_seconds is not None else None
     by_steps = cadence.every_steps * step + save if cadence.every_steps is not None and rate is not None else None
     between = min((seconds for seconds in (by_time, by_steps) if seconds is not None), default=0.0)
@@ -151,7 +151,7 @@ def detection_seconds(spec: RunSpec) -> float:
 def _probe_seconds(spec: RunSpec, history: History, *, now: datetime) -> float | None:
     if spec.deadline is None:
         return None
-    # An import is no probe, and may lie long before the run.
+    # An import is not a probe, and may be much older than the run.
     since = takewhile(lambda entry: entry.action == "run", reversed(history.decisions))
     begun = min((entry.written_at for entry in since), default=now)
     return spec.policy.probe_share * (spec.deadline - begun).total_seconds() - (now - begun).total_seconds()
@@ -165,7 +165,7 @@ def _median_pace(reports: list[SegmentReport]) -> float:
 
 
 def _changeover_of(attempt: Attempt, history: History) -> float | None:
-    """From the decision to the first new step; None for an attempt that came to none."""
+    """From the decision to the first new step; None for an attempt without one."""
     report = attempt.report
     if report is None or report.train_steps == 0:
         return None
@@ -173,7 +173,7 @@ def _changeover_of(attempt: Attempt, history: History) -> float | None:
 
 
 def _to_claim_seconds(claim: ClaimEntry, history: History) -> float:
-    # Two machines' wall clocks: an estimate, which is why it can only lengthen the prior.
+    # Wall clocks of two machines: an estimate, so it can only lengthen the prior.
     plans = (
         e for e in history.decisions if e.plan and (e.plan.segment, e.plan.attempt) == (claim.segment, claim.attempt)
     )

@@ -1,4 +1,4 @@
-"""The way back from on-demand to spot: when a standby is sent, sent again, and takes over. Pure."""
+"""The way back from on-demand to spot: when a standby is sent, sent again, and takes the run over. Pure."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ def may_come_back(spec: RunSpec, history: History) -> bool:
 
 
 def is_worth_a_standby(here: Situation) -> bool:
-    """Whether a standby that came now could still take over, with more work left for it than coming back costs."""
+    """Whether a standby that started now could still take over, with more work left for it than the hand-over costs."""
     return permits(here) and (here.work_seconds or 0.0) > 2 * here.changeover_seconds
 
 
 def permits(here: Situation) -> bool:
-    """Whether the run can afford to leave on-demand for spot now.
+    """Whether the run can leave on-demand for spot now and still meet the deadline.
 
-    What the clamp asks of any spot attempt has to hold also after the recall, at worst one that is answered late by
-    an attempt that dies before it has committed.
+    What the clamp requires of any spot attempt must hold after the recall of on-demand too; at worst on-demand answers
+    it late and dies before it commits.
     """
     if here.work_seconds is None or here.remaining_seconds is None:
         return False
@@ -52,12 +52,12 @@ def pause_seconds(here: Situation, *, sent: int) -> float:
 
 
 def handover_to(history: History, here: Situation) -> HandoverEntry | None:
-    """Whose standby that makes the next attempt: on-demand was recalled for it, and the clamp still permits it.
+    """The hand-over whose standby makes the next attempt: on-demand was recalled for it, and the clamp permits spot.
 
-    None where the recipe raised meanwhile, which stays where it failed.
+    None where the recipe raised an exception meanwhile: that attempt is repeated on the capacity on which it failed.
     """
     last = history.fresh_reports[-1] if history.fresh_reports else None
     if last is None or last.capacity is not Capacity.ON_DEMAND or last.has_code_failed:
         return None
-    told = history.handover_of(last.segment, last.attempt)
-    return told if told is not None and clamp.permits_spot(here) else None
+    handover = history.handover_of(last.segment, last.attempt)
+    return handover if handover is not None and clamp.permits_spot(here) else None

@@ -1,4 +1,4 @@
-"""A run's history as a policy sees it, and what the policy makes of the moments to come. Pure."""
+"""What a run's policy chooses now and in the moments ahead, by the run's own history. Pure."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from itertools import takewhile
 
 import numpy as np
 
-from segue.policy.availability import gap_of, preemptions, spells
+from segue.policy.availability import intervals, open_down_interval, preemptions
 from segue.policy.estimates import Situation
-from segue.policy.rules.hazards import DOWN_RATES, UNSEEN_SECONDS, UP_RATES, expected_ends
+from segue.policy.rules.hazards import DOWN_RATES, UNKNOWN_AGE_SECONDS, UP_RATES, expected_ends
 from segue.policy.rules.heuristics import Capped, Policy
 from segue.policy.rules.plan import Plan
 from segue.policy.rules.registry import named_policy
-from segue.policy.rules.view import Floats, Job, Mode, Spells, View
+from segue.policy.rules.view import Floats, Intervals, Job, Mode, View
 from segue.records import Capacity
 from segue.runlog.history import History
 from segue.spec import RunSpec
 
-_LOOKS = 96
+_MOMENTS = 96
 """Moments of the coming wait at which the policy is asked whether it would still wait."""
 
 
@@ -30,8 +30,8 @@ def job_of(
 
     `deployment` is the spot pool whose price counts; None: the cheapest one's.
 
-    PLAN looks ahead only: its job is what is left. The others compare with where the run should be by now, counted
-    from its start, or from when a person started it again.
+    PLAN looks ahead only: its job is the rest of the run. The other policies compare the run with where it should be by
+    now, counted from its start, or from the moment at which a person started it again.
     """
     if spec.deadline is None or here.work_seconds is None or here.remaining_seconds is None:
         return None
@@ -60,38 +60,36 @@ def job_of(
 
 @dataclass(frozen=True)
 class Outlook:
-    """What the policy makes of the moments to come."""
+    """What the policy will do from now on."""
 
     waits_seconds: float
-    """How long it would queue for spot from now if none came; 0 when it wants on-demand at once."""
+    """How long it will queue for spot if none comes; 0 when it wants on-demand at once."""
     cost_share: float | None
-    """What PLAN expects to pay from here to the goal, of on-demand's price for it; None for other policies."""
+    """The cost that PLAN expects from here to the goal, as a share of on-demand's; None for other policies."""
 
 
 def outlook(
     spec: RunSpec, history: History, here: Situation, *, now: datetime, deployment: str | None = None
 ) -> Outlook | None:
-    """The policy's answer from here; None when there is nothing to decide by: no deadline, or unmeasured work.
+    """What the policy will do from here; None without a deadline, or while the work is unmeasured.
 
-    `deployment` is the spot pool that would be asked: its price counts, and whether another one gives capacity says
-    little about it.
+    `deployment` is the spot pool that would be asked: its price and its own availability count.
     """
     job = job_of(spec, history, here, now=now, deployment=deployment)
     if job is None or here.remaining_seconds is None or here.work_seconds is None:
         return None
-    patience = spec.liveness.start_seconds
-    offsets = np.linspace(0.0, min(patience, max(here.remaining_seconds, 0.0)), _LOOKS)
-    gap = gap_of(history, deployment)
-    age = UNSEEN_SECONDS if gap is None else max((now - gap.begun_at).total_seconds(), 0.0)
-    if gap is not None and (now - gap.seen_until).total_seconds() > max(
-        2 * spec.liveness.heartbeat_timeout_seconds, 60.0
-    ):
-        age = min(age, UNSEEN_SECONDS)  # Nobody has looked since.
-    view = _view(history, here, job, mode=Mode.IDLE, is_up=gap is None, ages=offsets + age, offsets=offsets)
+    longest = spec.liveness.start_seconds
+    offsets = np.linspace(0.0, min(longest, max(here.remaining_seconds, 0.0)), _MOMENTS)
+    down = open_down_interval(history, deployment)
+    age = UNKNOWN_AGE_SECONDS if down is None else max((now - down.begun_at).total_seconds(), 0.0)
+    recent = max(2 * spec.liveness.heartbeat_timeout_seconds, 60.0)
+    if down is not None and (now - down.observed_until).total_seconds() > recent:
+        age = min(age, UNKNOWN_AGE_SECONDS)  # It may have ended and begun again since.
+    view = _view(history, here, job, mode=Mode.IDLE, is_up=down is None, ages=offsets + age, offsets=offsets)
     policy = named_policy(spec.policy.name, dict(spec.policy.parameters))
     leaves = np.flatnonzero(_capped(policy, spec).choose(view) == Mode.ON_DEMAND)
     share = policy.cost_share(view.only(offsets == 0.0)) if isinstance(policy, Plan) else None
-    return Outlook(float(offsets[leaves[0]]) if len(leaves) else patience, share)
+    return Outlook(float(offsets[leaves[0]]) if len(leaves) else longest, share)
 
 
 def wants_spot(
@@ -103,9 +101,9 @@ def wants_spot(
     now: datetime,
     deployment: str | None = None,
 ) -> bool:
-    """Whether the policy would leave on-demand for spot, which is known to be up on that pool since `up_seconds`.
+    """Whether the policy would leave on-demand for spot, which has been up on that pool for `up_seconds`.
 
-    False when there is nothing to decide by, or that pool is not cheaper. The clamp is not asked.
+    False without a deadline, while the work is unmeasured, or where that pool is not cheaper. The clamp is not asked.
     """
     job = job_of(spec, history, here, now=now, deployment=deployment)
     if job is None or here.remaining_seconds is None or job.price_ratio <= 1:
@@ -119,16 +117,16 @@ def wants_spot(
 def _view(
     history: History, here: Situation, job: Job, *, mode: Mode, is_up: bool, ages: Floats, offsets: Floats
 ) -> View:
-    looks = len(offsets)
+    rows = len(offsets)
     return View(
         job=job,
         remaining_seconds=(here.remaining_seconds or 0.0) - offsets,
-        work_seconds=np.full(looks, here.work_seconds),
-        mode=np.full(looks, mode, np.int8),
-        is_up=np.full(looks, is_up),
-        spell_seconds=ages,
-        preemptions=np.full(looks, float(preemptions(history))),
-        seen=_seen(history, job.changeover_seconds, looks),
+        work_seconds=np.full(rows, here.work_seconds),
+        mode=np.full(rows, mode, np.int8),
+        is_up=np.full(rows, is_up),
+        age_seconds=ages,
+        preemptions=np.full(rows, float(preemptions(history))),
+        observed=_observed(history, job.changeover_seconds, rows),
     )
 
 
@@ -136,13 +134,13 @@ def _capped(policy: Policy, spec: RunSpec) -> Policy:
     return policy if spec.policy.max_preemptions is None else Capped(policy, spec.policy.max_preemptions)
 
 
-def _seen(history: History, changeover_seconds: float, rows: int) -> Spells:
+def _observed(history: History, changeover_seconds: float, rows: int) -> Intervals:
     up_ends = up_expected = down_ends = down_expected = 0.0
-    for spell in spells(history):
-        if spell.is_up:
-            up_ends += spell.has_ended
-            up_expected += expected_ends(UP_RATES, spell.seconds)
-        elif spell.seconds > changeover_seconds or not spell.has_ended:
-            down_ends += spell.has_ended  # A wait no longer than a boot was no wait.
-            down_expected += expected_ends(DOWN_RATES, spell.seconds)
-    return Spells(*(np.full(rows, value) for value in (up_ends, up_expected, down_ends, down_expected)))
+    for interval in intervals(history):
+        if interval.is_up:
+            up_ends += interval.has_ended
+            up_expected += expected_ends(UP_RATES, interval.seconds)
+        elif interval.seconds > changeover_seconds or not interval.has_ended:
+            down_ends += interval.has_ended  # A wait no longer than a boot was no wait.
+            down_expected += expected_ends(DOWN_RATES, interval.seconds)
+    return Intervals(*(np.full(rows, value) for value in (up_ends, up_expected, down_ends, down_expected)))

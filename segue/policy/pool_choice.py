@@ -1,43 +1,43 @@
-"""Which spot pool the next attempt goes to, by price and by what the run saw of each. Pure.
+"""Which spot pool the next attempt goes to, by price and by what the run observed of each. Pure.
 
 For each pool, an hour of useful work is expected to cost
 
     price (1 + d / L) e^(w / L)  +  on-demand price x share x W / L
 
-L is how long an attempt lives there, d the changeover, w the work that a death costs, W how long one waits there, and
-share = work left / time left, the part of a second waited that has to be bought back on on-demand. Where deaths come
-at a constant rate e^(-w / L) of the work is kept; for w far below L the first term is price (L + d + w) / L. The
-least wins; of equals the first in the list. A pool that gave no capacity comes last for half an hour; the wait is
-shared among those that are there to be asked.
+L is the mean life of an attempt there, d the changeover, w the work that a death loses, W the mean wait there, and
+share = remaining work / remaining time, the part of each second waited that has to be bought on on-demand later. With
+deaths at a constant rate, e^(-w / L) of the work is kept; for w far below L the first term is price (L + d + w) / L.
+The pool with the least cost is taken; of equals the first in the list. A pool without capacity comes last for half an
+hour; the wait is divided among the other pools.
 
-Both L and W start from a prior that is the same for all pools, worth one spell, and follow what was seen of the pool:
-by the mean of a gamma belief about a constant rate, as for the cadence. What was seen counts half after twelve hours:
-what has become of a pool is learned by going there again.
+Both L and W start from a prior that is the same for all pools and worth one interval. They follow the intervals that
+were observed on the pool, as the mean of a gamma distribution of a constant rate, like the life in `save_interval`.
+Observations count half after twelve hours, so that a pool that was bad is tried again.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import datetime
 
-from segue.policy.availability import Spell, spells
+from segue.policy.availability import Interval, intervals
 from segue.policy.estimates import Situation
 from segue.runlog.history import History
 from segue.spec import RunSpec
 
 PRIOR_WEIGHT = 1.0
-"""How many spells the priors count for, in each pool."""
+"""How many intervals the priors count for, in each pool."""
 PRIOR_WAIT_SECONDS = 600.0
 PRIOR_LIFE_SECONDS = 5400.0
-"""The mean up spell of the published traces."""
+"""The mean up interval of the published traces."""
 _HALF_LIFE_SECONDS = 12 * 3600.0
-REST_SECONDS = 1800.0
-"""How long a pool that gave no capacity comes after all others."""
+LAST_FOR_SECONDS = 1800.0
+"""How long a pool without capacity comes after all others."""
 _MOST_DEATHS = 50.0
-"""Of so many deaths an interval between two commits all pools are alike: hopeless."""
+"""Deaths between two commits beyond which all pools are equally hopeless."""
 _WAIT_SHARE = 0.1
-"""What waiting is worth without a deadline: little, but not nothing."""
+"""What a second of waiting counts without a deadline: little, but more than nothing."""
 
 
 @dataclass(frozen=True)
@@ -46,27 +46,27 @@ class Pool:
 
     deployment: str
     price: float
-    """Of an hour."""
+    """Per hour."""
     life_seconds: float = PRIOR_LIFE_SECONDS
     """From an attempt's claim to its preemption, on the mean."""
     wait_seconds: float = PRIOR_WAIT_SECONDS
-    """For capacity, on the mean, boot not counted."""
-    was_dry_at: datetime | None = None
-    """When a wait for it was last given up, if nothing came since."""
+    """For capacity, on the mean, without the boot."""
+    no_capacity_at: datetime | None = None
+    """When a wait for it was last given up, if it had no capacity since."""
 
 
 @dataclass(frozen=True)
 class PoolChoice:
-    """The pool to go to, and why; no words where there is no choice."""
+    """The pool to go to, and why; the reason is empty where there is but one pool."""
 
     deployment: str
     why: str = ""
     wait_share: float = 1.0
-    """How much of the time that a run would wait for spot it waits here, before it asks another pool."""
+    """Share of the run's wait for spot that is spent on this pool, before another one is asked."""
 
     @property
     def asked(self) -> str | None:
-        """The pool that the choice is about; None where there is but one."""
+        """The pool that was chosen; None where there is but one."""
         return self.deployment if self.why else None
 
 
@@ -75,57 +75,56 @@ def choose_pool(spec: RunSpec, history: History, here: Situation, *, now: dateti
     listed = spec.pools.spot
     if len(listed) == 1:
         return PoolChoice(listed[0].deployment)
-    seen = spells(history)
-    pools = [
-        pool_of(seen, pool.deployment, price=spec.pools.spot_pool_price(pool), here=here, now=now) for pool in listed
-    ]
+    observed = intervals(history)
+    prices = {pool.deployment: spec.pools.spot_pool_price(pool) for pool in listed}
+    pools = [pool_of(observed, name, price=price, here=here, now=now) for name, price in prices.items()]
     return cheapest(pools, here=here, on_demand_price=spec.pools.on_demand_price, now=now)
 
 
 def cheapest(pools: list[Pool], *, here: Situation, on_demand_price: float, now: datetime) -> PoolChoice:
-    """The pool with the least price of useful work; of pools that are all dry, the one dry for longest."""
+    """The pool with the least cost of useful work; where none has capacity, the pool that was asked longest ago."""
     costs = {pool.deployment: cost_of_work(pool, here=here, on_demand_price=on_demand_price) for pool in pools}
-    fresh = [pool for pool in pools if not _rests(pool, now)]
+    fresh = [pool for pool in pools if not _comes_last(pool, now)]
     if fresh:
         best = min(fresh, key=lambda pool: costs[pool.deployment])
-        resting = [pool.deployment for pool in pools if pool not in fresh]
-        why = f"{best.deployment}: {costs[best.deployment]:.3g} an hour of work expected"
-        why += f", {' and '.join(resting)} gave none lately" if resting else ""
+        others = [pool.deployment for pool in pools if pool not in fresh]
+        why = f"{best.deployment}: expected cost {costs[best.deployment]:.3g} per hour of useful work"
+        why += f", no capacity lately on {' and '.join(others)}" if others else ""
         return PoolChoice(best.deployment, why, wait_share=1 / len(fresh))
-    best = min(pools, key=lambda pool: (pool.was_dry_at or now, costs[pool.deployment]))
-    why = f"{best.deployment}: no pool gave capacity lately, this one was asked first"
+    best = min(pools, key=lambda pool: (pool.no_capacity_at or now, costs[pool.deployment]))
+    why = f"{best.deployment}: no pool had capacity lately, and this one was asked longest ago"
     return PoolChoice(best.deployment, why, wait_share=1 / len(pools))
 
 
 def cost_of_work(pool: Pool, *, here: Situation, on_demand_price: float) -> float:
-    """What an hour of useful work on a pool is expected to cost, waits included."""
-    lost = here.at_risk_seconds / 2  # A death falls anywhere between two commits.
+    """The expected cost of an hour of useful work on a pool, waits included."""
+    lost = here.at_risk_seconds / 2  # A death comes at any moment between two commits.
     kept = math.exp(-min(lost / pool.life_seconds, _MOST_DEATHS))
     paid = pool.price * (1 + here.expected_changeover_seconds / pool.life_seconds) / kept
     return paid + on_demand_price * _wait_share(here) * pool.wait_seconds / pool.life_seconds
 
 
-def pool_of(seen: tuple[Spell, ...], deployment: str, *, price: float, here: Situation, now: datetime) -> Pool:
-    """A pool's price, and its life and wait as far as the run knows them."""
-    own = [spell for spell in seen if spell.deployment == deployment]
+def pool_of(observed: tuple[Interval, ...], deployment: str, *, price: float, here: Situation, now: datetime) -> Pool:
+    """A pool's price, and its mean life and wait as the run observed them."""
+    own = [interval for interval in observed if interval.deployment == deployment]
     deaths, lived = PRIOR_WEIGHT, PRIOR_WEIGHT * PRIOR_LIFE_SECONDS
     waits, waited = PRIOR_WEIGHT, PRIOR_WEIGHT * PRIOR_WAIT_SECONDS
-    for spell in own:
-        weight = _weight(spell, now)
-        if spell.is_up:
-            deaths += weight * spell.has_ended
-            lived += weight * spell.seconds
+    for interval in own:
+        weight = _weight(interval, now)
+        if interval.is_up:
+            deaths += weight * interval.has_ended
+            lived += weight * interval.seconds
         else:
-            waits += weight * spell.has_ended
-            waited += weight * max(spell.seconds - here.changeover_seconds * spell.has_ended, 0.0)
+            waits += weight * interval.has_ended
+            waited += weight * max(interval.seconds - here.changeover_seconds * interval.has_ended, 0.0)
     last = own[-1] if own else None
-    is_dry = last is not None and not last.is_up and not last.has_ended
+    is_down = last is not None and not last.is_up and not last.has_ended
     return Pool(
         deployment,
         price,
         life_seconds=lived / deaths,
         wait_seconds=waited / waits,
-        was_dry_at=_end(last) if last is not None and is_dry else None,
+        no_capacity_at=last.ended_at if last is not None and is_down else None,
     )
 
 
@@ -135,14 +134,10 @@ def _wait_share(here: Situation) -> float:
     return min(here.work_seconds / here.remaining_seconds, 1.0)
 
 
-def _rests(pool: Pool, now: datetime) -> bool:
-    return pool.was_dry_at is not None and (now - pool.was_dry_at).total_seconds() < REST_SECONDS
+def _comes_last(pool: Pool, now: datetime) -> bool:
+    return pool.no_capacity_at is not None and (now - pool.no_capacity_at).total_seconds() < LAST_FOR_SECONDS
 
 
-def _weight(spell: Spell, now: datetime) -> float:
-    age = max((now - _end(spell)).total_seconds(), 0.0)
+def _weight(interval: Interval, now: datetime) -> float:
+    age = max((now - interval.ended_at).total_seconds(), 0.0)
     return float(0.5 ** (age / _HALF_LIFE_SECONDS))
-
-
-def _end(spell: Spell) -> datetime:
-    return spell.begun_at + timedelta(seconds=spell.seconds)

@@ -7,30 +7,32 @@ from collections import deque
 from dataclasses import dataclass, field
 from statistics import median
 
+from segue.units import duration
+
 PRIOR_LIFE_SECONDS = 7200.0
-"""Time between preemptions before any was seen: 2.1 h on published traces of V100 spot machines."""
+"""Time between preemptions before any was observed: 2.1 h on published traces of V100 spot machines."""
 
 FIRST_SAVE_SECONDS = 60.0
-"""When to take a save for the sake of its cost: late enough to know what a step takes without one."""
+"""When to take the save that measures the cost: late enough to know how long a step takes without one."""
 
 NOTICE_SHARE = 0.7
-"""Share of the time left that a last save may be expected to take; the rest is for what goes slower."""
+"""Share of the remaining time that a last save may be expected to take; the rest is a margin."""
 
 ASSUMED_BYTES_PER_SECOND = 100e6
-"""Rate of a save until one was made: less than the slowest S3 client we measured on one machine (136 MB/s)."""
+"""Rate of a save until one is measured: below the slowest S3 client we measured on one machine (136 MB/s)."""
 
 _IDLE_STEPS_KEPT = 64
 _SAVES_KEPT = 8
 _LEAST_SECONDS = 1e-6
-"""A coarse clock may read zero for a tiny save, which has a rate all the same."""
+"""The least duration of a save: a coarse clock may read zero for a tiny one."""
 
 
 @dataclass(frozen=True)
 class SaveCost:
-    """What one save costs training, and how long it is on its way."""
+    """What one save costs training, and how long it takes end to end."""
 
     stall_seconds: float
-    """How long the safe point was blocked."""
+    """How long the save blocked the safe point."""
     slowdown_seconds: float
     """Extra time that steps took while the save was being written."""
     save_seconds: float
@@ -38,20 +40,20 @@ class SaveCost:
 
     @property
     def cost_seconds(self) -> float:
-        """Training time that one save takes away (C)."""
+        """Training time that one save costs (C)."""
         return self.stall_seconds + self.slowdown_seconds
 
 
 @dataclass(frozen=True)
 class Life:
-    """How long spot capacity lasts between preemptions: what is assumed and what was seen."""
+    """How long spot capacity lasts between preemptions: the prior and what was observed."""
 
     up_seconds: float = 0.0
-    """Time on spot so far, the present attempt included."""
+    """Time on spot so far, the running attempt included."""
     preemptions: int = 0
     prior_seconds: float = PRIOR_LIFE_SECONDS
     prior_weight: float = 1.0
-    """How many preemptions' worth of evidence the prior is."""
+    """How many preemptions the prior counts for."""
 
     @property
     def mean_seconds(self) -> float:
@@ -66,7 +68,7 @@ class Cadence:
     """How often to commit, why, and the numbers behind it."""
 
     interval_seconds: float | None
-    """From the end of one save's stall until the next save is due; None when it goes by steps alone."""
+    """From the end of one save's stall until the next save is due; None when only steps count."""
     reason: str
     numbers: dict[str, float] = field(default_factory=dict)
     every_steps: int | None = None
@@ -78,15 +80,15 @@ class LastSave:
 
     save: bool
     expected_seconds: float
-    """Until it would be committed, the save in flight included."""
+    """Until it is committed, the save in flight included."""
     reason: str
 
 
 class CostMeter:
     """Measures what saves cost while training goes on; remembers the last 64 idle steps and the last 8 saves.
 
-    Medians throughout: one slow disk flush or one late batch must not move the cadence. The first save allocates
-    and opens connections, which makes it 2 to 10 times dearer, so it counts only until there is a second.
+    All estimates are medians: one slow disk flush or one late batch must not change the interval. The first save
+    allocates memory and opens connections, which makes it 2 to 10 times slower, so it counts only until the second.
     """
 
     def __init__(self) -> None:
@@ -97,7 +99,7 @@ class CostMeter:
         self._busy_seconds, self._busy_steps = 0.0, 0
 
     def step_done(self, seconds: float, *, writer_busy: bool) -> None:
-        """Count a step; `writer_busy` says whether a save was being written during it."""
+        """Count a step; `writer_busy`: a save was being written during it."""
         if writer_busy:
             self._busy_seconds += seconds
             self._busy_steps += 1
@@ -105,7 +107,7 @@ class CostMeter:
             self._idle_steps.append(seconds)
 
     def save_done(self, stall_seconds: float, save_seconds: float, size_bytes: int) -> None:
-        """Count a committed save. The busy steps since the last one are its own.
+        """Count a committed save, and the busy steps since the last one as part of it.
 
         Steps during the sealing and pruning that follow a commit are charged to the next save: each has some.
         """
@@ -119,7 +121,7 @@ class CostMeter:
 
     @property
     def estimate(self) -> SaveCost | None:
-        """The usual save of late; None before the first."""
+        """The median of the newest saves; None before the first."""
         if not self._saves:
             return None
         return SaveCost(
@@ -138,12 +140,12 @@ class CostMeter:
 
     @property
     def bytes_per_second(self) -> float | None:
-        """How fast saves became commits of late; None before the first."""
+        """The median rate from snapshot to commit of the newest saves; None before the first."""
         return median(self._rates) if self._rates else None
 
     def _slowdown_seconds(self) -> float:
         if not self._idle_steps:
-            return 0.0  # Nothing to compare with: the stall alone is known.
+            return 0.0  # Nothing to compare with: only the stall is known.
         return max(self._busy_seconds - self._busy_steps * median(self._idle_steps), 0.0)
 
 
@@ -154,23 +156,23 @@ def mean_life_seconds(
     prior_seconds: float = PRIOR_LIFE_SECONDS,
     prior_weight: float = 1.0,
 ) -> float:
-    """The estimated time between preemptions, from what was seen and a prior worth `prior_weight` preemptions.
+    """The estimated time between preemptions, from observations and a prior worth `prior_weight` preemptions.
 
-    If preemptions come at a constant rate, n of them in T seconds of uptime turn a belief Gamma(shape w, rate w prior)
-    about that rate into Gamma(w + n, w prior + T); the result is one over its mean. The uptime of an attempt that is
-    still alive counts, so a long quiet spell lengthens the estimate at once; the mean of finished lives alone would
-    never hear of it. A weak prior is enough: the interval goes with the root of this, so one that is four times off
-    doubles or halves the interval, and that loses a quarter more than the best one would.
+    If preemptions come at a constant rate, n of them in T seconds of uptime turn the prior Gamma(shape w, rate w prior)
+    of it into Gamma(w + n, w prior + T); the result is one over its mean. The uptime of a running attempt counts, so a
+    long time without preemptions lengthens the estimate at once; the mean of ended lives alone would miss it. A
+    weak prior is enough: the save interval grows with the root of this estimate, so an error of four times doubles or
+    halves the interval, which loses a quarter more than the best interval does.
     """
     return (prior_weight * prior_seconds + up_seconds) / (prior_weight + preemptions)
 
 
 def young_daly_seconds(*, cost_seconds: float, mean_life_seconds: float) -> float:
-    """The work between two saves that loses least time to saves and preemptions together.
+    """The work between two saves that loses the least time to saves and preemptions together.
 
     Young's sqrt(2 C M) (CACM 17(9), 1974) with the higher-order terms of Daly (FGCS 22(3), 2006), for a cost C that is
-    not small against the mean life M. Daly says M from C = 2 M on, where his series has only reached 8/9 M; in between
-    4/9 C joins the two, lest a longer life make the interval shorter.
+    not small against the mean life M. Daly gives M from C = 2 M on, where his series has only reached 8/9 M; in between
+    4/9 C joins the two, because a longer life must not make the interval shorter.
     """
     if cost_seconds >= 2 * mean_life_seconds:
         return min(mean_life_seconds, 4 / 9 * cost_seconds)
@@ -179,11 +181,11 @@ def young_daly_seconds(*, cost_seconds: float, mean_life_seconds: float) -> floa
 
 
 def as_asked(*, every_steps: int | None = None, every_seconds: float | None = None) -> Cadence:
-    """A cadence that the run spec fixes by at least one of the two; with both, whichever comes first."""
+    """The cadence that the run spec sets by steps, by seconds or both; with both, whichever comes first."""
     asked = [f"{every_steps} steps"] if every_steps is not None else []
     asked += [f"{every_seconds:g} s"] if every_seconds is not None else []
     which = ", whichever comes first" if len(asked) == 2 else ""
-    return Cadence(every_seconds, f"every {' or '.join(asked)}{which}, as asked", every_steps=every_steps)
+    return Cadence(every_seconds, f"every {' or '.join(asked)}{which}, as configured", every_steps=every_steps)
 
 
 def interval_seconds(
@@ -196,13 +198,12 @@ def interval_seconds(
     """The cadence by measured cost and observed preemptions; all seconds given are above zero.
 
     `cost` is None before the first save, `life` is None where no preemption is expected. Work is at risk from one
-    snapshot until the commit of the next, which is the interval and a save; a step that is under way comes on top.
-    The interval is never shorter than a save takes, whatever is allowed: a save that falls due while the one before
-    is still being written would be skipped.
+    snapshot until the commit of the next: the interval, a save, and the step that is running. The interval is never
+    shorter than a save takes: a save that is due while the one before is still being written would be skipped.
     """
     if cost is None:
         first = min(FIRST_SAVE_SECONDS, max_work_at_risk_seconds)
-        return Cadence(first, f"after {_span(first)}: first save, to measure its cost", _numbers(life, first))
+        return Cadence(first, f"after {duration(first)}: first save, to measure its cost", _numbers(life, first))
     longest = max(max_work_at_risk_seconds - cost.save_seconds, cost.save_seconds)
     shortest = max(cost.save_seconds, shortest_seconds)
     best = None
@@ -211,18 +212,20 @@ def interval_seconds(
     interval = longest if best is None else min(max(best, shortest), longest)
     cap = f"max_work_at_risk_seconds = {max_work_at_risk_seconds:g}"
     if 2 * cost.save_seconds > max_work_at_risk_seconds:
-        at_risk = _span(2 * cost.save_seconds)
-        why = f"one save takes that long end to end, so {at_risk} of work are at risk, more than {cap} allows"
+        at_risk = duration(2 * cost.save_seconds)
+        why = f"one save takes that long end to end, so {at_risk} of work are at risk, more than {cap}"
     elif life is None or best is None:
-        why = f"no preemptions expected, so capped by {cap} alone, less {_span(cost.save_seconds)} for the save"
+        why = f"no preemptions expected, so limited only by {cap} less {duration(cost.save_seconds)} for the save"
     elif best > longest:
-        why = f"{_rule(cost, life)} gives {_span(best)}, capped by {cap}, less {_span(cost.save_seconds)} for the save"
+        limit = f"limited by {cap} less {duration(cost.save_seconds)} for the save"
+        why = f"{_rule(cost, life)} gives {duration(best)}, {limit}"
     elif best >= shortest:
         why = _rule(cost, life)
     else:
-        bound = "one save takes that long end to end" if shortest == cost.save_seconds else "the shortest allowed"
-        why = f"{bound}, though {_rule(cost, life)} gives {_span(best)}"
-    return Cadence(interval, f"every {_span(interval)}: {why}", _numbers(life, interval, cost=cost, best=best))
+        is_slow = shortest == cost.save_seconds
+        bound = "one save takes that long end to end" if is_slow else "the shortest interval allowed"
+        why = f"{bound}; {_rule(cost, life)} gives {duration(best)}"
+    return Cadence(interval, f"every {duration(interval)}: {why}", _numbers(life, interval, cost=cost, best=best))
 
 
 def should_save_on_notice(
@@ -233,38 +236,38 @@ def should_save_on_notice(
     seconds_left: float,
     in_flight_seconds_left: float | None = None,
 ) -> LastSave:
-    """Take one last save if it is expected to be committed within 70 % of the time left, else let the newest finish.
+    """Whether one last save is expected to be committed within 70 % of the remaining time.
 
     Saves are written in order, so one in flight comes first. The rest of the time is for the report: an attempt that
-    dies in the middle of a save is found only when its heartbeat timeout runs out.
+    dies during a save is declared lost only after its heartbeat timeout.
     """
     if bytes_per_second:
         own, basis = size_bytes / bytes_per_second, f"{_size(size_bytes)} at {_size(bytes_per_second)}/s"
     elif save_seconds is not None:
-        own, basis = save_seconds, "as long as the ones before"
+        own, basis = save_seconds, "as long as earlier saves"
     else:
-        own, basis = size_bytes / ASSUMED_BYTES_PER_SECOND, "assumed, as no save was made yet"
+        own, basis = size_bytes / ASSUMED_BYTES_PER_SECOND, "assumed: no save was made yet"
     in_flight = max(in_flight_seconds_left or 0.0, 0.0)
     expected = in_flight + own
-    behind = f" behind {_span(in_flight)} of the one in flight" if in_flight else ""
-    needs = f"it needs {_span(own)} ({basis}){behind}"
-    share = f"{NOTICE_SHARE:.0%} of the {_span(max(seconds_left, 0.0))} left"
+    behind = f" after {duration(in_flight)} for the save in flight" if in_flight else ""
+    needs = f"it needs {duration(own)} ({basis}){behind}"
+    share = f"{NOTICE_SHARE:.0%} of the {duration(max(seconds_left, 0.0))} left"
     if expected <= NOTICE_SHARE * seconds_left:
         return LastSave(True, expected, f"one last save: {needs}, within {share}")
     if in_flight_seconds_left is None:
-        instead = "the newest commit stands"
+        instead = "the newest commit is kept"
     elif in_flight <= seconds_left:
-        instead = "the one in flight can finish"
+        instead = "the save in flight can finish"
     else:
-        instead = "the one in flight may not finish either"
+        instead = "the save in flight may not finish either"
     return LastSave(False, expected, f"no last save: {needs}, more than {share}; {instead}")
 
 
 def _rule(cost: SaveCost, life: Life) -> str:
     seen = f"{life.preemptions} observed" if life.preemptions else "none observed yet"
     return (
-        f"Young/Daly for a save cost of {_span(cost.cost_seconds)} and {_span(life.mean_seconds)} between preemptions "
-        f"(prior {_span(life.prior_seconds)}, {seen})"
+        f"Young/Daly for a save cost of {duration(cost.cost_seconds)} and {duration(life.mean_seconds)} "
+        f"between preemptions (prior {duration(life.prior_seconds)}, {seen})"
     )
 
 
@@ -282,14 +285,6 @@ def _numbers(
         "work_at_risk_seconds": interval + cost.save_seconds if cost else None,
     }
     return {name: round(value, 3) for name, value in named.items() if value is not None}
-
-
-def _span(seconds: float) -> str:
-    if seconds < 10:
-        return f"{1000 * seconds:.2g} ms" if 0 < seconds < 0.01 else f"{seconds:.2g} s"
-    if seconds < 600:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
 
 
 def _size(size_bytes: float) -> str:

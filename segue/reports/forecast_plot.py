@@ -1,4 +1,4 @@
-"""Pictures of what has not happened: sample runs as bands over time, cost distributions by policy."""
+"""Pictures of simulations: sample runs as bands over time, cost distributions by policy."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ if TYPE_CHECKING:
     from segue.simulation.forecast import Sample
 
 _COLOURS = {"finished": "#ffffff", "idle": "#dddddd", "spot": "#2f6db0", "on-demand": "#e07b39"}
-"""By mode, from -1 on."""
+"""By mode, from -1 up."""
 _DEADLINE, _LATEST = "#111111", "#b3261e"
 
 
 def draw_sample(sample: Sample, *, title: str, deadline_seconds: float | None, latest_seconds: float | None) -> bytes:
-    """Where sample runs would be over time, as a PNG; seconds are from now.
+    """The capacity of sample runs over time, as a PNG; seconds are from now.
 
     Raises:
         MissingExtraError: matplotlib is not installed.

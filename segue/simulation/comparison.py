@@ -1,7 +1,7 @@
-"""Policies side by side on the same stretches of spot availability. Pure: availability and randomness are given.
+"""Policies compared on the same spot availability. Pure: availability and randomness are given.
 
-Every policy meets the same rows, so differences are of pairs. What a policy may know is part of the comparison: the
-published baselines see spot at all times and hand nothing over, as in their papers.
+Every policy runs on the same rows, so differences are paired. What a policy may observe is part of the comparison: the
+published baselines observe spot at all times and hand nothing over, as in their papers.
 """
 
 from __future__ import annotations
@@ -19,15 +19,17 @@ from segue.policy.rules.registry import named_policy
 from segue.policy.rules.view import Flags, Floats, Job
 from segue.simulation.optimum import cheapest
 from segue.simulation.simulator import Harshness, Outcome, simulate
-from segue.simulation.synthetic import made_up
+from segue.simulation.synthetic import synthetic_availability
 from segue.simulation.traces import Trace, long_enough, windows
 
+SYNTHETIC = "synthetic"
+"""The name of rows that come from no trace."""
 _RESAMPLES = 1000
 
 
 @dataclass(frozen=True)
 class Contender:
-    """A policy under the words it was asked by, and the job as this policy sees it."""
+    """A policy in a comparison, with its label and the job as this policy observes it."""
 
     label: str
     policy: Policy
@@ -36,7 +38,7 @@ class Contender:
 
 @dataclass(frozen=True)
 class Rows:
-    """Stretches of availability, one for each run."""
+    """Availability over time, one row for each run."""
 
     name: str
     tick_seconds: float
@@ -45,21 +47,21 @@ class Rows:
 
 @dataclass(frozen=True)
 class Figures:
-    """What a policy came to over all runs. Costs as shares of on-demand only on the same rows."""
+    """The results of one policy over all runs. Costs are shares of on-demand only on the same rows."""
 
     policy: str
     cost_share: float
-    """The mean; `low` and `high` bound it with 95 % confidence, as far as random starts go."""
+    """The mean; `low` and `high` are its 95 % confidence interval over the random starts."""
     cost_share_low: float
     cost_share_high: float
     cost_share_p5: float
     cost_share_p95: float
     to_uniform_progress: float
-    """Mean cost over Uniform Progress' on the same rows, less one; negative is cheaper."""
+    """Mean cost over that of uniform_progress on the same rows, minus one; negative is cheaper."""
     to_uniform_progress_low: float
     to_uniform_progress_high: float
     to_optimum: float | None
-    """Mean cost over that of the cheapest way with all of spot known beforehand; None where that was not asked for."""
+    """Mean cost over the least possible cost with all of spot known in advance; None where not requested."""
     missed: int
     runs: int
     preemptions: float
@@ -67,36 +69,36 @@ class Figures:
     sentinel_seconds: float
 
 
-def contender(words: str, job: Job) -> Contender:
-    """A policy asked for as `name` or `name:parameter=value,parameter=value`.
+def contender(text: str, job: Job) -> Contender:
+    """The policy written as `name` or `name:parameter=value,parameter=value`.
 
     Raises:
         SpecError: there is no such policy or parameter, or not with such a value.
     """
-    name, _, rest = words.partition(":")
+    name, _, rest = text.partition(":")
     try:
         policy = named_policy(name, _parameters(rest))
     except ValueError as error:
-        raise SpecError(source=COMMAND_LINE, problems=(f"policy {words!r}: {error}",)) from None
-    return Contender(words, policy, as_published(name, job))
+        raise SpecError(source=COMMAND_LINE, problems=(f"policy {text!r}: {error}",)) from None
+    return Contender(text, policy, as_published(name, job))
 
 
 def as_published(name: str, job: Job) -> Job:
-    """The job as a policy of that name sees it: the published ones know spot at all times and hand nothing over."""
+    """The job as a policy observes it: the published baselines observe spot at all times and hand nothing over."""
     return replace(job, knowledge="free", handover=False) if POLICIES[name].as_published else job
 
 
 def tick_seconds_for(job: Job, *, is_quick: bool = False) -> float:
-    """The tick to simulate a job in: ten minutes, or finer where the time or the slack is short.
+    """The tick for simulating a job: ten minutes, or less where the time or the slack is short.
 
-    With `is_quick` up to twice as coarse where the time is long: means move by a hundredth or so.
+    With `is_quick` up to twice as long where the time is long, which changes means by about a hundredth.
     """
     total, slack = job.total_seconds, job.total_seconds - job.work_seconds
     coarsest = max(total / 1500, min(total / 500, 1200.0) if is_quick else 0.0)
     return max(min(600.0, total / 200, slack / 10), coarsest)
 
 
-def made_rows(
+def synthetic_rows(
     job: Job,
     *,
     runs: int,
@@ -105,19 +107,19 @@ def made_rows(
     down_factor: float = 1.0,
     is_quick: bool = False,
 ) -> list[Rows]:
-    """Rows made from the published hazards times these factors."""
+    """Synthetic rows from the published hazards times these factors."""
     tick = tick_seconds_for(job, is_quick=is_quick)
-    up = made_up(random, runs, job.total_seconds, tick, up_factor=up_factor, down_factor=down_factor)
-    return [Rows("made", tick, up)]
+    up = synthetic_availability(random, runs, job.total_seconds, tick, up_factor=up_factor, down_factor=down_factor)
+    return [Rows(SYNTHETIC, tick, up)]
 
 
 def traced_rows(
     traces: Sequence[Trace], job: Job, *, runs: int, random: np.random.Generator
 ) -> tuple[list[Rows], list[Trace]]:
-    """Rows from random starts in traces, as many of each, and the traces that are too short for the job.
+    """Rows from random starts in traces, equally many from each, and the traces that are too short for the job.
 
     Raises:
-        TraceError: all are too short.
+        TraceError: all of them are too short.
     """
     kept, short = long_enough([trace.finer(tick_seconds_for(job)) for trace in traces], seconds=job.total_seconds)
     counts = [runs // len(kept) + (at < runs % len(kept)) for at in range(len(kept))]
@@ -130,7 +132,7 @@ def traced_rows(
 
 
 def outcome_on(rows: Sequence[Rows], one: Contender, *, harshness: Harshness | None = None) -> Outcome:
-    """What became of a contender on all rows, in their order; without the modes."""
+    """The outcome of a contender on all rows, in their order; without the modes."""
     parts, order = [], []
     firsts = np.cumsum([0, *(len(r.up) for r in rows)])
     for alike in _alike(rows):
@@ -203,9 +205,9 @@ def _figures(
     )
 
 
-def _parameters(words: str) -> dict[str, float]:
+def _parameters(text: str) -> dict[str, float]:
     given = {}
-    for part in words.split(",") if words else ():
+    for part in text.split(",") if text else ():
         name, equals, value = part.partition("=")
         if not equals:
             raise ValueError(f"{part!r} is not parameter=value")

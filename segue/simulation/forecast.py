@@ -1,7 +1,7 @@
-"""What can be expected of a run before it runs: cost, preemptions, lost work, by simulation. Pure.
+"""The expected cost, preemptions and lost work of a run before it runs, by simulation. Pure.
 
-The run's own numbers make a job; the job is simulated on many stretches of spot availability with the policy and the
-clamp that will decide. The margin on the work is kept back from the time, not paid for: it is for what goes wrong.
+The run's own numbers make a job, which is simulated on many rows of spot availability with the policy and the safety
+clamp that will decide. The margin on the work is subtracted from the time and not paid for: it is a reserve.
 """
 
 from __future__ import annotations
@@ -27,29 +27,29 @@ from segue.simulation.simulator import Harshness, Outcome, simulate
 from segue.spec import RunSpec
 
 SAMPLES = 12
-"""Runs that are told in full, for the picture."""
+"""Runs in the picture."""
 _DAY = 86400.0
 
 
 @dataclass(frozen=True)
 class Expected:
-    """What a policy would cost and go through. Costs in the money of the spec's pools, the lost work included."""
+    """The expected results of one policy. Costs are in the currency of the spec's pools and include lost work."""
 
     policy: str
     cost: float
     cost_p5: float
     cost_p95: float
     cost_share: float
-    """Of on-demand only."""
+    """Share of the cost of on-demand only."""
     late_share: float
     preemptions: float
     finish_seconds: float
-    """From now to the goal, on the mean."""
+    """Mean time from now to the goal."""
 
 
 @dataclass(frozen=True)
 class Sample:
-    """Simulated runs in full: `modes` (runs, ticks) as `segue.policy.rules.view.Mode`, -1 once finished."""
+    """Simulated runs tick by tick: `modes` (runs, ticks) as `segue.policy.rules.view.Mode`, -1 once finished."""
 
     tick_seconds: float
     modes: np.ndarray
@@ -61,13 +61,13 @@ class Forecast:
 
     policies: tuple[Expected, ...]
     lost_seconds: float
-    """Work that deaths without a notice make be done again, on the mean."""
+    """Mean work per run that is repeated after deaths without a notice."""
     on_demand_share: float
-    """Of the runs: those that were on on-demand at all."""
+    """Share of the runs that used on-demand at all."""
 
 
 def life_of(history: History, *, prior_seconds: float | None) -> Life:
-    """How long spot lasts: the run's own attempts, and a prior from traces or the usual one."""
+    """How long spot lasts: from the run's own attempts, and a prior that traces may replace."""
     return Life(
         up_seconds=history.seconds_on(Capacity.SPOT),
         preemptions=preemptions(history),
@@ -76,7 +76,7 @@ def life_of(history: History, *, prior_seconds: float | None) -> Life:
 
 
 def cadence_of(spec: RunSpec, life: Life, *, save_seconds: float | None) -> Cadence:
-    """How often the run will commit, as its trainer will choose; `save_seconds` is a guess at what a save costs."""
+    """How often the run will commit, as its trainer will choose; `save_seconds` is the assumed cost of a save."""
     asked = spec.checkpoints
     if asked.every_steps is not None or asked.every_seconds is not None:
         return as_asked(every_steps=asked.every_steps, every_seconds=asked.every_seconds)
@@ -86,9 +86,9 @@ def cadence_of(spec: RunSpec, life: Life, *, save_seconds: float | None) -> Cade
 
 
 def lost_by_a_death_seconds(cadence: Cadence, here: Situation, *, save_seconds: float | None) -> float:
-    """Work that a death without a notice costs on the mean: half of an interval, and a save that was under way.
+    """Mean work that a death without a notice loses: half of a save interval, and a save in flight.
 
-    While the cost of a save is unknown, so is the interval that suits it; then as if it were as long as is allowed.
+    While the cost of a save is unknown, the interval is assumed to be as long as is allowed.
     """
     chosen = cadence.interval_seconds if "work_at_risk_seconds" in cadence.numbers else None
     interval = here.at_risk_seconds if chosen is None else chosen
@@ -96,7 +96,7 @@ def lost_by_a_death_seconds(cadence: Cadence, here: Situation, *, save_seconds: 
 
 
 def with_cadence(here: Situation, cadence: Cadence, *, save_seconds: float | None) -> Situation:
-    """The situation of a run that saves so often: what one kill can cost is never less than that."""
+    """The situation of a run with this cadence: the work at risk is at least the interval and a save."""
     interval = cadence.interval_seconds
     if interval is None:
         return here
@@ -107,9 +107,9 @@ MOMENTS = ("latest_safe_moment", "latest_spot_start")
 
 
 def latest_moments(spec: RunSpec, here: Situation) -> dict[str, datetime]:
-    """The last moment at which on-demand still makes it, and the last for a spot attempt, if nothing is done before.
+    """The latest start of on-demand that meets the deadline, and the latest start of a spot attempt, without progress.
 
-    Every hour of work that is committed moves both on by an hour. Empty without a deadline.
+    Each committed hour of work moves both an hour later. Empty without a deadline.
     """
     needed = clamp.needed_for_spot_seconds(here)
     if spec.deadline is None or needed is None or here.work_seconds is None:
@@ -121,18 +121,18 @@ def latest_moments(spec: RunSpec, here: Situation) -> dict[str, datetime]:
 
 
 def job_ahead(spec: RunSpec, here: Situation, *, longest_seconds: float | None = None) -> Job:
-    """The job from here to the goal. Without a deadline, or with one far off, it has time to wait for spot at leisure.
+    """The job from here to the goal. Without a deadline, or with a distant one, its time is bounded generously.
 
-    `longest_seconds` bounds that time where traces do not last for ever.
+    `longest_seconds` is the length of the longest trace, where traces are given.
     """
     assert here.work_seconds is not None, "a forecast needs the seconds a step takes"
     work = here.work_seconds / (1 + spec.policy.margin_share)
-    leisure = 4 * work + 7 * _DAY
+    generous = 4 * work + 7 * _DAY
     if here.remaining_seconds is None:
         # Half of the longest trace, so that starts in it can differ.
-        total = min(leisure, np.inf if longest_seconds is None else longest_seconds / 2)
+        total = min(generous, np.inf if longest_seconds is None else longest_seconds / 2)
     else:
-        total = min(here.remaining_seconds - (here.work_seconds - work), leisure)
+        total = min(here.remaining_seconds - (here.work_seconds - work), generous)
     return Job(
         total_seconds=total,
         work_seconds=work,
@@ -144,14 +144,14 @@ def job_ahead(spec: RunSpec, here: Situation, *, longest_seconds: float | None =
 
 
 def forecast(spec: RunSpec, here: Situation, rows: Sequence[Rows], *, job: Job, lost_seconds: float) -> Forecast:
-    """Simulate the run on `rows`, with its own policy and with what it could be instead.
+    """Simulate the run on `rows`, with its own policy and with others to compare.
 
-    Up to `lost_seconds` of work are done again after each preemption.
+    Up to `lost_seconds` of work are repeated after each preemption.
     """
     job = replace(job, lost_by_a_death_seconds=lost_seconds)
     planned, harsh = planned_policy(spec, here, job), harshness_of(here, lost_seconds)
     simulated = [planned]
-    # The rules of when to leave spot need a deadline, and mean nothing where there is no going to spot.
+    # Rules for leaving spot need a deadline, and are no comparison where spot is never used.
     if spec.deadline is not None and planned.label == spec.policy.name:
         rules: dict[str, Policy] = {"uniform_progress": UniformProgress(), "greedy": Greedy()}
         others = {name: _bounded(rule, spec) for name, rule in rules.items() if name != planned.label}
@@ -160,31 +160,31 @@ def forecast(spec: RunSpec, here: Situation, rows: Sequence[Rows], *, job: Job, 
     # The job's unit is the cheapest listed pool's price, which `spot_price` need not be.
     price = spec.pools.on_demand_price / job.price_ratio / 3600
     outcomes = [outcome_on(rows, one, harshness=harsh) for one in simulated]
-    told = [_expected(one, outcome, whole, price) for one, outcome in zip(simulated, outcomes, strict=True)]
+    expected = [_expected(one, outcome, whole, price) for one, outcome in zip(simulated, outcomes, strict=True)]
     if planned.label != "on_demand_only":
-        told.append(_on_demand(job, whole * price))
+        expected.append(_on_demand(job, whole * price))
     gave_up = float((outcomes[0].on_demand_seconds > 0).mean())
-    return Forecast(tuple(told), float(outcomes[0].lost_seconds.mean()), gave_up)
+    return Forecast(tuple(expected), float(outcomes[0].lost_seconds.mean()), gave_up)
 
 
 def harshness_of(here: Situation, lost_seconds: float) -> Harshness:
-    """What a run goes through beyond spot: work lost with a death, and the clamp that asks for more than a boot."""
+    """What the published setting leaves out: work lost with a death, and a clamp that requires more than a boot."""
     needed = clamp.needed_for_spot_seconds(here)
     reserve = 0.0 if needed is None or here.work_seconds is None else needed - here.work_seconds
     return Harshness(lost_by_a_death_seconds=lost_seconds, start_slack_seconds=reserve)
 
 
 def sample(spec: RunSpec, here: Situation, rows: Sequence[Rows], *, job: Job, lost_seconds: float) -> Sample:
-    """The first runs of the first rows under the planned policy, in full."""
+    """The first runs of the first rows under the planned policy, tick by tick."""
     one, first = planned_policy(spec, here, replace(job, lost_by_a_death_seconds=lost_seconds)), rows[0]
     harsh, tick = harshness_of(here, lost_seconds), first.tick_seconds
     some = simulate(one.policy, one.job, first.up[:SAMPLES], tick_seconds=tick, harshness=harsh, traced=True)
-    assert some.modes is not None, "it was asked for"
+    assert some.modes is not None, "traced"
     return Sample(first.tick_seconds, some.modes)
 
 
 def planned_policy(spec: RunSpec, here: Situation, job: Job) -> Contender:
-    """What will decide in the run, as far as the clamp lets it; PLAN on tables that are quickly made."""
+    """The policy that will decide in the run, as far as the clamp permits; PLAN on coarser tables."""
     name = spec.policy.name
     if spec.pools.price_ratio <= 1 or not clamp.permits_spot(here):
         return Contender("on_demand_only", OnDemandOnly(), _job_of("on_demand_only", job))
@@ -197,7 +197,7 @@ def planned_policy(spec: RunSpec, here: Situation, job: Job) -> Contender:
 
 
 def _job_of(name: str, job: Job) -> Job:
-    """The job as a policy of that name sees it; where the run has no way back to spot, no policy has one."""
+    """The job as a policy observes it; where the run has no way back to spot, no policy has one."""
     return as_published(name, job) if job.may_return else job
 
 
@@ -223,12 +223,12 @@ def _expected(one: Contender, outcome: Outcome, whole: float, price: float) -> E
 
 
 def _on_demand(job: Job, cost: float) -> Expected:
-    """On-demand only, of which nothing is left to chance."""
+    """On-demand only, whose result does not depend on spot."""
     takes = job.work_seconds + job.changeover_seconds
     is_late = takes > job.total_seconds + 1e-6
     return Expected("on_demand_only", cost, cost, cost, 1.0, float(is_late), 0.0, takes)
 
 
 def without_measures(history: History) -> History:
-    """The history as if no step had been timed, for whoever says how long one takes."""
+    """The history without measured steps, for when the seconds per step are given."""
     return replace(history, reports=())

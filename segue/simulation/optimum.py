@@ -1,8 +1,8 @@
-"""The cheapest way through a spot trace that is known beforehand. Pure.
+"""The least cost of a job on a spot trace that is known in advance. Pure.
 
-By exact dynamic programme over (tick, where, cost so far): the most work that can be done for a cost. A start's
-changeover is work owed; what dies before it is paid back is never part of the best way. Ticks are bought whole but the
-last, as in the simulator.
+An exact dynamic programme over (tick, mode, cost so far) finds the most work that can be done for a cost. A start's
+changeover counts as negative work; a start that dies before it is made up for is never part of the optimum. All ticks
+but the last are bought whole, as in the simulator.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from segue.policy.rules.view import Flags, Floats, Job
 
 
 def cheapest(job: Job, up: Flags, *, tick_seconds: float) -> Floats:
-    """The least cost for each row of `up` (runs, ticks), in spot seconds; infinite where no way is in time.
+    """The least cost for each row of `up` (runs, ticks), in spot seconds; infinite where the deadline cannot be met.
 
-    The price ratio is taken to the nearest fraction with a denominator of at most 20, so that costs lie on a grid.
+    The price ratio is rounded to the nearest fraction with a denominator of at most 20, so that costs form a grid.
     """
     ratio = Fraction(job.price_ratio).limit_denominator(20)
     unit, k = ratio.denominator, ratio.numerator

@@ -1,7 +1,7 @@
 """Replays spot availability against a policy and the clamp, many runs at once. Pure.
 
 Time goes in ticks, as in the published work: spot is up or down for a whole tick, an instance dies at its end, and all
-work is kept. `Harshness` makes it worse: deaths at any moment of a tick, noticed late, work since the last save lost.
+work is kept. `Harshness` adds deaths at any moment of a tick, late detection, and loss of the work since the last save.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ import numpy as np
 from segue.policy import clamp
 from segue.policy.rules.heuristics import Capped, Policy
 from segue.policy.rules.view import IDLE, ON_DEMAND, SPOT, Flags, Floats, Job, View, Wishes
-from segue.simulation.observation import Sight
+from segue.simulation.observation import Observation
 
 _NOTHING_SECONDS = 1e-3
 """Work that rounding leaves over."""
 _OVERTIME = 2.0
-"""A run that is late is followed for this many times its deadline, so that its cost is whole."""
+"""A late run is simulated for this many times its deadline, so that its cost is complete."""
 
 
 class Spot(Protocol):
-    """Whether spot can be had, for every run, in a tick; it may look at where the runs are."""
+    """Whether spot is up in a tick, for every run; an adversary decides by the modes of the runs."""
 
     @property
     def runs(self) -> int: ...
@@ -47,24 +47,24 @@ class Replay:
 
 @dataclass(frozen=True)
 class Harshness:
-    """What goes beyond the published setting. Seconds."""
+    """What makes a simulation harder than the published setting. Seconds."""
 
     save_seconds: float = 0.0
-    """For which a save holds up the work, on any capacity."""
+    """Time that a save blocks the work, on any capacity."""
     save_every_seconds: float = 0.0
     """Work between two saves; 0: everything is saved as it is done."""
     dies_within_tick: bool = False
-    """Whether an instance that is gone at the next tick died at a random moment of this one."""
+    """Whether an instance that is down at the next tick died at a random moment of this one."""
     detection_seconds: float = 0.0
     """From a death to the next decision."""
     lost_by_a_death_seconds: float = 0.0
-    """Work that each death undoes, as far as the attempt did so much, where saves are not simulated one by one."""
+    """Work that each death loses, at most what the attempt did; for when saves are not simulated one by one."""
     start_slack_seconds: float = 0.0
-    """The slack without which no spot attempt is begun or waited for, whatever the clamp says of the next tick."""
+    """The least slack at which a spot attempt is begun or waited for, in addition to the clamp."""
 
     @property
     def pace(self) -> float:
-        """Work done in a second, saves included."""
+        """Work done per second, saves included."""
         return (
             self.save_every_seconds / (self.save_every_seconds + self.save_seconds) if self.save_every_seconds else 1.0
         )
@@ -72,7 +72,7 @@ class Harshness:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of each run. Costs in spot seconds."""
+    """The result of each run. Costs in spot seconds."""
 
     cost: Floats
     spot_seconds: Floats
@@ -82,12 +82,12 @@ class Outcome:
     """Work that had to be done again."""
     preemptions: Floats
     finished_seconds: Floats
-    """From the start to the goal; infinite where it was given up long after the deadline."""
+    """From the start to the goal; infinite for a run that was stopped long after the deadline."""
     is_late: Flags
     was_hopeless: bool
-    """Whether the deadline could not be met for certain when the run began."""
+    """Whether meeting the deadline was not certain when the run began."""
     modes: Wishes | None = None
-    """(runs, ticks): where each run was, -1 once at its goal; where it was asked for."""
+    """(runs, ticks): the mode of each run, -1 from its goal on; only with `traced`."""
 
 
 def simulate(
@@ -100,7 +100,7 @@ def simulate(
     seed: int = 0,
     traced: bool = False,
 ) -> Outcome:
-    """Run a job once for each run of `spot`; an array is (runs, ticks) and has to cover the deadline."""
+    """Simulate a job once for each run of `spot`; an array is (runs, ticks) and has to cover the deadline."""
     world: Spot = Replay(spot) if isinstance(spot, np.ndarray) else spot
     runs = _Runs(policy, job, world, tick_seconds=tick_seconds, harshness=harshness or Harshness(), seed=seed)
     return runs.go(traced=traced)
@@ -119,9 +119,9 @@ class _Runs:
         runs = spot.runs
         self.mode = np.zeros(runs, np.int8)
         self.now = spot.at(0, self.mode)
-        self.sight = Sight(self.now, knowledge=job.knowledge, tick_seconds=tick_seconds)
+        self.observation = Observation(self.now, knowledge=job.knowledge, tick_seconds=tick_seconds)
         self.work = np.full(runs, job.work_seconds)
-        self.unsaved, self.boot, self.blind = np.zeros(runs), np.zeros(runs), np.zeros(runs)
+        self.unsaved, self.boot, self.undetected = np.zeros(runs), np.zeros(runs), np.zeros(runs)
         self.just_worked, self.unsaved_before, self.since_start = np.zeros(runs), np.zeros(runs), np.zeros(runs)
         self.standby, self.has_standby = np.full(runs, np.inf), np.zeros(runs, bool)
         self.spot, self.on_demand = np.zeros(runs), np.zeros(runs)
@@ -142,10 +142,10 @@ class _Runs:
             self._pass(at)
             at += 1
         return Outcome(
-            cost=self.spot + self.sight.sentinel_seconds + job.price_ratio * self.on_demand,
+            cost=self.spot + self.observation.sentinel_seconds + job.price_ratio * self.on_demand,
             spot_seconds=self.spot,
             on_demand_seconds=self.on_demand,
-            sentinel_seconds=self.sight.sentinel_seconds,
+            sentinel_seconds=self.observation.sentinel_seconds,
             lost_seconds=self.lost,
             preemptions=self.preemptions,
             finished_seconds=self.finished,
@@ -155,7 +155,7 @@ class _Runs:
         )
 
     def _happen(self, at: int) -> None:
-        """What spot does between two ticks."""
+        """Spot changes between two ticks."""
         now = self._spot.at(at, self.mode)
         gone = (self.just_worked + self.work > 0) & (self.mode == SPOT) & ~now
         if not self._harsh.dies_within_tick:
@@ -163,14 +163,14 @@ class _Runs:
         if gone.any():
             self._die(gone)
         active = self.work > 0
-        self.standby[~now] = np.inf  # Dies as it boots: on-demand goes on.
+        self.standby[~now] = np.inf  # It dies as it boots: on-demand continues.
         away = self.mode == ON_DEMAND
-        looks = active & (~away | self._is_worth_a_look(self._job.total_seconds - at * self._tick))
-        self.sight.look(now, active=looks, away=away, has_standby=away & self.has_standby)
+        observes = active & (~away | self._is_worth_a_sentinel(self._job.total_seconds - at * self._tick))
+        self.observation.update(now, active=observes, away=away, has_standby=away & self.has_standby)
         self.now = now
 
-    def _is_worth_a_look(self, remaining: float) -> Flags:
-        """Whether who is on on-demand could still go back to spot, with work left that is worth it."""
+    def _is_worth_a_sentinel(self, remaining: float) -> Flags:
+        """Whether a run on on-demand could still return to spot, with enough work left to pay for it."""
         job, policy, work = self._job, self._policy, self.work / self._harsh.pace
         most = policy.preemptions if isinstance(policy, Capped) else np.inf
         needed = max(job.changeover_seconds, self._harsh.start_slack_seconds)
@@ -181,7 +181,7 @@ class _Runs:
         harsh = self._harsh
         undone = np.zeros(len(gone))
         if harsh.dies_within_tick:
-            # Of the tick's work some was never done, perhaps the last of all.
+            # Part of the tick's work was not done, possibly the last of the job.
             undone = self.just_worked * self._random.random(len(gone))
         lost = undone
         if harsh.save_every_seconds:
@@ -195,11 +195,11 @@ class _Runs:
         self.preemptions += gone
         self.mode[gone] = IDLE
         self.boot[gone] = 0.0
-        self.blind[gone] = harsh.detection_seconds
+        self.undetected[gone] = harsh.detection_seconds
 
     def _choose(self, remaining: float) -> None:
         job, here = self._job, self.mode
-        is_up = self.sight.is_up
+        is_up = self.observation.is_up
         wish = self._policy.choose(
             View(
                 job=job,
@@ -207,9 +207,9 @@ class _Runs:
                 work_seconds=self.work / self._harsh.pace,
                 mode=here,
                 is_up=is_up,
-                spell_seconds=self.sight.age,
+                age_seconds=self.observation.age,
                 preemptions=self.preemptions,
-                seen=self.sight.seen,
+                observed=self.observation.intervals,
             )
         )
         wish = np.where((wish == IDLE) & (here == SPOT), SPOT, wish)
@@ -219,7 +219,7 @@ class _Runs:
         wish = np.where((wish == SPOT) & ~is_up & ~hands & (here != SPOT), IDLE, wish)
         boot = np.where(here == SPOT, self.boot, np.where(hands, 0.0, job.changeover_seconds))
         slack = remaining - (self.work + self.unsaved) / self._harsh.pace
-        # Whoever leaves on-demand on a guess may find nothing, and be idle until the next tick.
+        # A run that leaves on-demand without a standby may find spot down, and be idle until the next tick.
         is_sure = (wish == SPOT) & (hands | (here != ON_DEMAND) | (job.knowledge == "free"))
         risk = np.where(is_sure, self._spot_risk_seconds(boot), np.maximum(self._spot_risk_seconds(boot), self._tick))
         risk = risk + np.where(wish == SPOT, self._harsh.lost_by_a_death_seconds / self._harsh.pace, 0.0)
@@ -229,22 +229,22 @@ class _Runs:
         self.standby = np.where(self.has_standby & self.now, np.minimum(self.standby, job.changeover_seconds), np.inf)
         wish = np.where(hands | ~allowed, ON_DEMAND, wish)
         wish = np.where((wish == SPOT) & ~self.now, IDLE, wish)
-        wish = np.where(self.blind > 0, here, wish)  # Its death has not been noticed yet.
-        self.blind = np.maximum(self.blind - self._tick, 0.0)
+        wish = np.where(self.undetected > 0, here, wish)  # Its death was not detected yet.
+        self.undetected = np.maximum(self.undetected - self._tick, 0.0)
         starts = (wish != here) & (wish != IDLE)
         self.since_start[starts] = 0.0
         self.boot = np.where(starts, job.changeover_seconds, np.where(wish == IDLE, 0.0, self.boot))
         self.mode = wish.astype(np.int8)
 
     def _spot_risk_seconds(self, boot: Floats) -> Floats:
-        """The slack that can be gone by the next decision: a boot for nothing, or in harsher worlds all of the tick."""
+        """The slack that can be lost by the next decision: a boot, or with harshness the whole tick."""
         harsh = self._harsh
         if not harsh.dies_within_tick and not harsh.detection_seconds and not harsh.save_every_seconds:
             return np.minimum(boot, self._tick)
         return np.full(len(boot), self._tick * (1 + np.ceil(harsh.detection_seconds / self._tick)))
 
     def _pass(self, at: int) -> None:
-        """One tick goes by."""
+        """One tick passes."""
         tick, pace = self._tick, self._harsh.pace
         runs = (self.work > 0) & (self.mode != IDLE)
         booting = np.minimum(self.boot, tick)

@@ -1,24 +1,25 @@
-"""Availability made from hazards, or told by a run's own log: no data file is needed to try a policy. Pure.
+"""Synthetic traces from hazards, or a trace from a run's own log: policies can be tried without data files. Pure.
 
-Made traces are semi-Markov: in each tick a spell ends with a chance that depends on its age alone, by the published
-hazards times a factor. The first tick is at a random moment of an endless history: most runs start in an old spell.
+Synthetic traces are semi-Markov: in each tick an interval ends with a probability that depends only on its age, by the
+published hazards times a factor. The first tick is at a random moment of an endless history: most runs start within a
+long interval.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-from segue.policy.availability import spells
+from segue.policy.availability import intervals
 from segue.policy.rules.hazards import DOWN_RATES, UP_RATES, age_bin
 from segue.policy.rules.view import Flags, Floats
 from segue.runlog.history import History
 from segue.simulation.traces import Trace
 
 _FORGOTTEN = 1e-7
-"""Share of spells that may be older than the oldest start that is drawn."""
+"""Share of intervals that may be older than the oldest age that is drawn for the first tick."""
 
 
-def made_up(
+def synthetic_availability(
     random: np.random.Generator,
     runs: int,
     seconds: float,
@@ -27,9 +28,9 @@ def made_up(
     up_factor: float = 1.0,
     down_factor: float = 1.0,
 ) -> Flags:
-    """(runs, ticks) of made availability that cover `seconds`; spells end by these factors of the published hazards.
+    """(runs, ticks) of availability that cover `seconds`, from the published hazards times these positive factors.
 
-    A factor of 2 means twice as many ends; the factors are positive.
+    An `up_factor` of 2 doubles the preemption rate; a `down_factor` of 2 doubles the rate at which spot comes back.
     """
     up_rates, down_rates = UP_RATES * up_factor, DOWN_RATES * down_factor
     ticks = int(np.ceil(seconds / tick_seconds)) + 1
@@ -46,25 +47,25 @@ def made_up(
 
 
 def recorded_trace(history: History, tick_seconds: float) -> Trace | None:
-    """What a run saw of spot: up while an attempt had it, down while one waited or booted; None when it saw nothing.
+    """Spot as a run observed it: up while an attempt had it, down while one waited or booted; None without either.
 
-    While the run was on on-demand, or nowhere, nobody looked. Those stretches are left out and what is known on their
-    two sides is joined, so the trace is shorter than the run and the spells at a joint may look longer than they were.
+    On on-demand and between attempts the run did not observe spot. Those times are left out and the intervals on both
+    sides are joined, so the trace is shorter than the run and joined intervals may be longer than they really were.
     """
-    known = [spell for spell in spells(history) if spell.seconds > 0]
-    ends = np.cumsum([spell.seconds for spell in known])
+    known = [interval for interval in intervals(history) if interval.seconds > 0]
+    ends = np.cumsum([interval.seconds for interval in known])
     ticks = int(ends[-1] // tick_seconds) if len(ends) else 0
     if ticks == 0:
         return None
-    spell_at = np.searchsorted(ends, np.arange(ticks) * tick_seconds, side="right")
+    interval_at = np.searchsorted(ends, np.arange(ticks) * tick_seconds, side="right")
     name = history.spec.run_id if history.spec else "run"
-    return Trace(name, tick_seconds, np.array([spell.is_up for spell in known])[spell_at])
+    return Trace(name, tick_seconds, np.array([interval.is_up for interval in known])[interval_at])
 
 
 def _starts(
     random: np.random.Generator, runs: int, tick_seconds: float, up_rates: Floats, down_rates: Floats
 ) -> tuple[Flags, Floats]:
-    """State and age of spot at a random moment: each (state, age) is met as often as a spell reaches it."""
+    """State and age of spot at a random moment: each (state, age) is as frequent as intervals that reach it."""
     up_reach, down_reach = (_reach(rates, tick_seconds) for rates in (up_rates, down_rates))
     weights = np.concatenate([up_reach, down_reach])
     drawn = random.choice(len(weights), runs, p=weights / weights.sum())
@@ -73,7 +74,7 @@ def _starts(
 
 
 def _reach(rates: Floats, tick_seconds: float) -> Floats:
-    """The share of spells that reach each age, in ticks, up to where next to none does."""
+    """The share of intervals that reach each age, in ticks, up to an age that almost none reaches."""
     oldest = -np.log(_FORGOTTEN) / rates.min()
     ages = np.arange(0.0, oldest + tick_seconds, tick_seconds)
     hazard = rates[age_bin(ages)] * tick_seconds

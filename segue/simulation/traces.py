@@ -1,7 +1,7 @@
-"""Availability traces read from files. Rows of ticks, up or down.
+"""Availability traces from files: for each tick, whether spot was up.
 
-A file is as skypilot-org/spot-traces publishes it, `{"metadata": {"gap_seconds": s}, "data": [available nodes]}`, and
-its name tells the kind (see `read_trace`). Only simulations read traces; no run's decision rests on one.
+Files have the format of skypilot-org/spot-traces, `{"metadata": {"gap_seconds": s}, "data": [available nodes]}`, and a
+name that gives the kind of trace (see `read_trace`). Only simulations read traces; no decision of a run uses one.
 """
 
 from __future__ import annotations
@@ -17,14 +17,15 @@ import numpy as np
 
 from segue.errors import TraceError
 from segue.policy.rules.view import Flags
+from segue.units import duration
 
 _NODES = re.compile(r"(?:^|-)(\d+)node(?:-|$)")
-_SHAPE = 'Give files like {"metadata": {"gap_seconds": 600}, "data": [1, 0, 1]}.'
+_FORMAT = 'give files like {"metadata": {"gap_seconds": 600}, "data": [1, 0, 1]}.'
 
 
 @dataclass(frozen=True)
 class Trace:
-    """Whether spot could be had, tick after tick."""
+    """Whether spot was available, tick by tick."""
 
     name: str
     tick_seconds: float
@@ -35,50 +36,51 @@ class Trace:
         return len(self.up) * self.tick_seconds
 
     def finer(self, tick_seconds: float) -> Trace:
-        """The same in ticks of at most so long, each a whole part of what they were."""
+        """The same trace in ticks of at most `tick_seconds`, each a whole part of the old ones."""
         parts = max(int(np.ceil(self.tick_seconds / tick_seconds - 1e-9)), 1)
         return Trace(self.name, self.tick_seconds / parts, np.repeat(self.up, parts))
 
     def mean_up_seconds(self) -> float | None:
-        """The mean length of a stretch in which spot could be had; None when there was none."""
+        """The mean length of an up interval; None without one."""
         begins = np.count_nonzero(self.up & ~np.concatenate([[False], self.up[:-1]]))
         return float(np.count_nonzero(self.up) * self.tick_seconds / begins) if begins else None
 
 
 def read_traces(path: Path) -> list[Trace]:
-    """The trace of a file, or those of all `.json` files in a folder and below it, by name.
+    """The trace of a file, or of all `.json` files in a folder and its subfolders, by name.
 
     Raises:
-        TraceError: there is none, or one is not a trace; names the file and the fix.
+        TraceError: there is none, or one of them is not a trace.
     """
     if not path.is_dir():
         return [read_trace(path)]
     files = sorted(path.rglob("*.json"))
     if not files:
-        raise TraceError(source=str(path), why="holds no .json file", fix=_SHAPE)
+        raise TraceError(source=str(path), why="holds no .json file", fix=_FORMAT)
     return [read_trace(file) for file in files]
 
 
 def read_trace(path: Path) -> Trace:
-    """A file of the published data; up means that all of its nodes were.
+    """The trace of one file of the published data; up means that all of its nodes were available.
 
-    By its name: `a23-` is resampled to the ten minutes at which it was probed; `p23-` tells of an instance that was
-    held, its zeros include the way to the next one, so eight samples are one, up only if all are; `-4node-` is a gang
-    of four.
+    The kind follows from the name. `a23-`: resampled to the ten minutes at which it was probed. `p23-`: an instance was
+    held, and its zeros include the start of the next one, so eight samples are one, up only if all are. `-4node-`: four
+    nodes at once.
 
     Raises:
-        TraceError: it cannot be read or is not a trace; names the file and the fix.
+        TraceError: the file cannot be read or is not a trace.
     """
-    counts, gap = _counts_and_gap(path)
+    counts, tick_seconds = _counts_and_tick(path)
     gang = _NODES.search(path.stem)
     up: Flags = np.asarray(counts >= (int(gang[1]) if gang else 1))
     if path.stem.startswith("a23"):
-        # Irregular ten-minute probes, written out at the mean of their gaps.
-        gap, up = 600.0, up[(np.arange(0, len(up) * gap, 600.0) / gap).astype(int)]
+        # Irregular ten-minute probes, written at their mean distance.
+        up = up[(np.arange(0, len(up) * tick_seconds, 600.0) / tick_seconds).astype(int)]
+        tick_seconds = 600.0
     elif path.stem.startswith("p23") and gang is None:
         whole = len(up) // 8 * 8
-        gap, up = gap * 8, np.asarray(up[:whole].reshape(-1, 8).all(axis=1))
-    return Trace(path.stem, gap, up)
+        tick_seconds, up = tick_seconds * 8, np.asarray(up[:whole].reshape(-1, 8).all(axis=1))
+    return Trace(path.stem, tick_seconds, up)
 
 
 def windows(trace: Trace, *, seconds: float, count: int, random: np.random.Generator) -> Flags:
@@ -89,52 +91,54 @@ def windows(trace: Trace, *, seconds: float, count: int, random: np.random.Gener
     """
     ticks = _ticks(trace, seconds)
     if ticks > len(trace.up):
-        raise _too_short(trace.name, f"covers {trace.seconds / 3600:.1f} h", seconds)
+        raise _too_short(trace.name, f"covers {duration(trace.seconds)}", seconds)
     starts = random.integers(0, len(trace.up) - ticks + 1, count)
     return np.asarray(trace.up[starts[:, None] + np.arange(ticks)])
 
 
 def long_enough(traces: Sequence[Trace], *, seconds: float) -> tuple[list[Trace], list[Trace]]:
-    """Those traces that have windows of `seconds`, and those that are too short.
+    """The traces that are at least `seconds` long, and those that are too short.
 
     Raises:
-        TraceError: all are too short.
+        TraceError: all of them are too short.
     """
     kept = [trace for trace in traces if _ticks(trace, seconds) <= len(trace.up)]
     if not kept:
         longest = max(trace.seconds for trace in traces)
         named = ", ".join(trace.name for trace in traces)
         covers = "covers" if len(traces) == 1 else "cover at most"
-        raise _too_short(named, f"{covers} {longest / 3600:.1f} h", seconds)
+        raise _too_short(named, f"{covers} {duration(longest)}", seconds)
     return kept, [trace for trace in traces if _ticks(trace, seconds) > len(trace.up)]
 
 
 def _too_short(names: str, covers: str, seconds: float) -> TraceError:
-    fix = "Give a longer trace, or a nearer deadline."
-    return TraceError(source=names, why=f"{covers}, and {seconds / 3600:.1f} h are asked for", fix=fix)
+    fix = "give a longer trace, or an earlier deadline."
+    return TraceError(source=names, why=f"{covers}, and the job needs {duration(seconds)}", fix=fix)
 
 
 def _ticks(trace: Trace, seconds: float) -> int:
     return int(np.ceil(seconds / trace.tick_seconds)) + 1
 
 
-def _counts_and_gap(path: Path) -> tuple[np.ndarray, float]:
+def _counts_and_tick(path: Path) -> tuple[np.ndarray, float]:
     document = _document(path)
     metadata = document.get("metadata")
-    gap = metadata.get("gap_seconds") if isinstance(metadata, dict) else None
-    if not _is_number(gap):
-        raise TraceError(source=str(path), why="names no metadata.gap_seconds", fix=_SHAPE)
-    if not 0 < gap < float("inf"):
+    tick_seconds = metadata.get("gap_seconds") if isinstance(metadata, dict) else None
+    if not _is_number(tick_seconds):
+        raise TraceError(source=str(path), why="has no number in metadata.gap_seconds", fix=_FORMAT)
+    if not 0 < tick_seconds < float("inf"):
         raise TraceError(
-            source=str(path), why=f"has gaps of {gap} s", fix="metadata.gap_seconds must be positive: fix the file."
+            source=str(path),
+            why=f"has metadata.gap_seconds = {tick_seconds}",
+            fix="metadata.gap_seconds must be above zero.",
         )
     data = document.get("data")
     if not isinstance(data, list) or not data:
-        raise TraceError(source=str(path), why="has no data", fix=_SHAPE)
+        raise TraceError(source=str(path), why="has no data", fix=_FORMAT)
     if not all(_is_number(count) and 0 <= count < float("inf") for count in data):
-        fix = "Each entry of data must be a number of available nodes, 0 or more: fix the file."
-        raise TraceError(source=str(path), why="has data that are not numbers of nodes", fix=fix)
-    return np.asarray(data, float), float(gap)
+        fix = "each entry of data must be a number of available nodes, 0 or more."
+        raise TraceError(source=str(path), why="has entries in data that are not numbers of nodes", fix=fix)
+    return np.asarray(data, float), float(tick_seconds)
 
 
 def _document(path: Path) -> dict[str, Any]:
@@ -142,11 +146,11 @@ def _document(path: Path) -> dict[str, Any]:
         document = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         why = f"cannot be read ({error.strerror})"
-        raise TraceError(source=str(path), why=why, fix="Check the path; it may be a file or a folder.") from None
+        raise TraceError(source=str(path), why=why, fix="check the path; it may be a file or a folder.") from None
     except (ValueError, RecursionError) as error:
-        raise TraceError(source=str(path), why=f"is not JSON ({error})", fix=_SHAPE) from None
+        raise TraceError(source=str(path), why=f"is not JSON ({error})", fix=_FORMAT) from None
     if not isinstance(document, dict):
-        raise TraceError(source=str(path), why="is not an object", fix=_SHAPE)
+        raise TraceError(source=str(path), why="is not a JSON object", fix=_FORMAT)
     return document
 
 

@@ -9,8 +9,8 @@ import sys
 import numpy as np
 import pytest
 
-from benchmarks.deadline.adversary import Enemy, adversarial_runs
-from benchmarks.deadline.paper import hours_beside_the_paper
+from benchmarks.deadline.adversary import Adversary, adversarial_runs
+from benchmarks.deadline.paper import hours_against_the_paper
 from benchmarks.deadline.policies import NAMES, Options, measure, settings
 from segue.policies import POLICIES
 from segue.simulation.traces import Trace
@@ -54,7 +54,7 @@ def test_where_spot_always_is_or_never_the_optimum_is_known(report):
     assert report["on_demand"]["vs_uniform_progress"] == pytest.approx(6 / 4, rel=0.1)
 
 
-def test_enemies_make_nobody_late_that_could_be_in_time_and_the_rest_says_so(report):
+def test_no_adversary_makes_a_run_late_that_can_be_in_time_and_hopeless_runs_are_reported(report):
     assert report["adversarial_runs"] == 2 * 64
     assert report["adversarial_misses"] == report["adversarial_hopeless_unsaid"] == 0
     some = adversarial_runs(3, 300, seed=1)
@@ -62,24 +62,24 @@ def test_enemies_make_nobody_late_that_could_be_in_time_and_the_rest_says_so(rep
     assert some["misses"] == some["unsaid"] == 0
 
 
-def test_an_enemy_comes_and_goes_by_where_each_run_is():
-    enemy = Enemy(2000, np.random.default_rng(0))
+def test_an_adversary_goes_up_and_down_by_the_mode_of_each_run():
+    adversary = Adversary(2000, np.random.default_rng(0))
     kept = np.zeros(3)
     for mode in range(3):
-        before = enemy.at(2 * mode, np.full(2000, mode, np.int8))
-        kept[mode] = (enemy.at(2 * mode + 1, np.full(2000, mode, np.int8)) == before).mean()
+        before = adversary.at(2 * mode, np.full(2000, mode, np.int8))
+        kept[mode] = (adversary.at(2 * mode + 1, np.full(2000, mode, np.int8)) == before).mean()
     assert ((kept > 0.3) & (kept < 0.7)).all()
 
 
-def test_without_a_clamp_the_enemy_wins(monkeypatch):
+def test_without_the_clamp_the_adversary_wins(monkeypatch):
     monkeypatch.setattr("segue.policy.clamp.permits", lambda slack, **_: np.ones(slack.shape, bool))
     assert adversarial_runs(0, 200, seed=0)["misses"] > 20
 
 
 def test_the_paper_is_compared_only_on_its_own_traces():
     always = Trace("a22-x", 600.0, np.ones(800, bool))
-    assert hours_beside_the_paper([Trace("p23-x", 600.0, always.up)]) == {}
-    found = hours_beside_the_paper([always], starts=2)
+    assert hours_against_the_paper([Trace("p23-x", 600.0, always.up)]) == {}
+    found = hours_against_the_paper([always], starts=2)
     assert (found["paper_greedy_on_demand_hours"], found["paper_greedy_spot_hours"]) == (0.0, 48.0)
 
 
@@ -98,5 +98,5 @@ def test_a_trace_that_is_too_short_is_refused_before_anything_runs_or_prefect_is
         "    print(end.code, [name for name in ('torch', 'prefect') if name in sys.modules])"
     )
     ended = subprocess.run([sys.executable, "-c", look], text=True, cwd=tmp_path, capture_output=True, check=True)
-    assert "trace short covers 0.5 h, and 48.0 h are asked for" in ended.stderr
+    assert "trace short covers 30 min, and the job needs 48.0 h" in ended.stderr
     assert ended.stdout.splitlines()[-1] == "2 []"

@@ -198,7 +198,7 @@ def test_status_says_all_of_it_in_one_json_object(place, stored):
     told = json.loads(outcome.out)
     assert (told["run"], told["committed_step"], told["steps"]) == ("tiny", 40, 100)
     assert told["state"] == "segment 0 attempt 1 on spot"
-    assert told["last_decision"] == "spot: no deadline, so as cheap as can be"
+    assert told["last_decision"] == "spot: no deadline, so the cheapest capacity"
     assert (told["deadline"], told["segments"], told["damage"]) == (None, [], [])
     assert (told["cost"]["cost"], told["cost"]["paid_share"], told["cost"]["preemptions"]) == (0.0, None, 0)
 

@@ -1,4 +1,4 @@
-"""`segue plan`, as a real process: what it tells, what it refuses, and that it is quick."""
+"""`segue plan`, as a real process: what it reports, what it refuses, and that it is quick."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_all_of_it_is_one_json_object(desk):
     assert facts["cost_share"] == pytest.approx(facts["cost"] / 30.3)
     assert facts["late_share"] == 0.0
     assert 0 < facts["lost_seconds"] <= facts["preemptions"] * facts["lost_by_a_death_seconds"] + 1e-6
-    assert facts["cadence"] == "every 300 s, as asked"
+    assert facts["cadence"] == "every 300 s, as configured"
     safe = datetime.fromisoformat(facts["deadline"]) - datetime.fromisoformat(facts["latest_safe_moment"])
     assert safe == timedelta(hours=10, minutes=6)
     assert [one["policy"] for one in facts["policies"]] == ["plan", "uniform_progress", "greedy", "on_demand_only"]
@@ -69,7 +69,7 @@ def test_people_get_sentences_and_a_table(tmp_path):
     assert (outcome.code, outcome.err) == (0, "")
     for words in (
         "work  10.0 h (3600 steps of 10 s, policy.step_seconds)",
-        "chance of lateness  0: the clamp goes on-demand while that still makes it",
+        "chance of lateness  0 %: the safety clamp switches to on-demand in time, provided the step time above holds.",
         "of on-demand only (30.3)",
         "figures from  20 simulated runs, seed 0",
         "latest safe moment",
@@ -84,8 +84,8 @@ def test_without_a_deadline_nothing_is_late_and_spot_does_it_all(desk):
     assert 1 / 3 <= facts["cost_share"] < 0.5
 
 
-def test_the_same_seed_tells_the_same(desk):
-    given = ("plan", "run.toml", "--deadline", "2099-01-01T00:00:00Z")  # So far off that the seconds until it are none.
+def test_the_same_seed_gives_the_same_figures(desk):
+    given = ("plan", "run.toml", "--deadline", "2099-01-01T00:00:00Z")  # So distant that seconds do not matter.
     first, again, other = (desk.told(*given, *FEW, "--work", "2h", "--seed", s) for s in ("1", "1", "2"))
     assert first["policies"][1]["cost"] == again["policies"][1]["cost"]
     assert first["policies"][1]["cost"] != other["policies"][1]["cost"]
@@ -106,12 +106,12 @@ def test_spot_that_is_always_there_costs_its_price_and_never_there_that_of_on_de
         assert (facts["traces"], facts["cost_share"]) == ([name], pytest.approx(share))
 
 
-def test_a_short_trace_is_left_out_with_a_word(desk):
+def test_a_short_trace_is_not_used_and_named_in_a_note(desk):
     for name, count in (("long", 200), ("short", 30)):
         desk.write(f"traces/{name}.json", json.dumps({"metadata": {"gap_seconds": 600}, "data": [1] * count}))
     facts = desk.told("plan", "run.toml", "--deadline", "+20h", "--traces", "traces", *FEW)
     assert facts["traces"] == ["long"]
-    assert facts["notes"] == ["trace short is left out: it covers only 5.0 h"]
+    assert facts["notes"] == ["trace short is not used: it covers only 5.0 h"]
 
 
 def test_a_run_that_has_begun_is_planned_from_where_it_stands(desk, make_spec):
@@ -124,10 +124,10 @@ def test_a_run_that_has_begun_is_planned_from_where_it_stands(desk, make_spec):
     assert "run tiny has committed step 40 of 30" in desk.refused("plan", "tiny.toml", *store, "--steps", "30")
 
 
-def test_a_store_that_cannot_be_read_is_told_and_the_plan_made_all_the_same(desk, monkeypatch):
+def test_a_store_that_cannot_be_read_is_noted_and_the_plan_is_made_without_it(desk, monkeypatch):
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.setenv(name, "nothing")
-    with socket.socket() as held:  # Bound and never listening: nobody answers.
+    with socket.socket() as held:  # Bound and never listening: no process answers.
         held.bind(("127.0.0.1", 0))
         store = ("--store", "s3://bucket", "--endpoint-url", f"http://127.0.0.1:{held.getsockname()[1]}")
         facts = desk.told("plan", "run.toml", *store, "--deadline", "+20h", *FEW)
@@ -146,7 +146,7 @@ def test_with_several_pools_the_on_demand_row_is_the_headlines_on_demand_cost(de
     assert all(one["cost"] == pytest.approx(one["cost_share"] * facts["on_demand_cost"]) for one in rest)
 
 
-def test_where_spot_is_not_cheaper_on_demand_is_planned_with_a_word(desk):
+def test_where_spot_is_not_cheaper_on_demand_is_planned_with_a_note(desk):
     desk.write("dear.toml", HOURS.replace("spot_price = 1.0", "spot_price = 3.0"))
     facts = desk.told("plan", "dear.toml", "--deadline", "+20h", *FEW)
     assert (facts["policy"], facts["comes_to"]) == ("plan", "on_demand_only")
@@ -154,24 +154,24 @@ def test_where_spot_is_not_cheaper_on_demand_is_planned_with_a_word(desk):
     assert [one["policy"] for one in facts["policies"]] == ["on_demand_only"]
 
 
-def test_without_a_deadline_runs_that_found_no_spot_are_told(desk):
+def test_without_a_deadline_runs_that_had_no_spot_are_noted(desk):
     desk.write("never.json", json.dumps({"metadata": {"gap_seconds": 600}, "data": [0] * 2000}))
     facts = desk.told("plan", "run.toml", "--traces", "never.json", *FEW)
     assert facts["notes"] == [
-        "without a deadline a run waits for spot; 100% of the simulated ones found too little of it in 6.9 days "
-        "and are counted as finished on on-demand then"
+        "without a deadline a run waits for spot; 100% of the simulated runs had too little of it in 6.9 days "
+        "and are counted as finished on on-demand"
     ]
     assert (facts["latest_safe_moment"], facts["latest_spot_start"], facts["deadline"]) == (None, None, None)
 
 
-def test_of_several_pools_a_word_says_which_is_simulated(desk):
+def test_of_several_pools_a_note_names_the_simulated_one(desk):
     pools = '[[pools.spot]]\ndeployment = "s/a"\nprice = 1.0\n[[pools.spot]]\ndeployment = "s/b"\nprice = 1.5\n'
     desk.write("pools.toml", HOURS.replace("spot_price = 1.0\n", "") + pools)
     facts = desk.told("plan", "pools.toml", "--deadline", "+20h", *FEW)
-    assert facts["notes"] == ["of several spot pools the cheapest is simulated, as if it were the only one"]
+    assert facts["notes"] == ["of several spot pools only the cheapest is simulated"]
 
 
-def test_all_moments_are_told_in_one_zone(tmp_path):
+def test_all_moments_are_in_one_time_zone(tmp_path):
     place = Place(tmp_path / "place")
     soon = (datetime.now(UTC) + timedelta(hours=20)).astimezone(timezone(timedelta(hours=-5)))
     place.write("run.toml", HOURS)
@@ -192,11 +192,11 @@ def test_options_that_are_no_finite_numbers_are_refused(desk, option, number):
     assert f"{option}: inf is not a finite number" in said
 
 
-def test_the_clamp_that_permits_no_spot_is_told(desk):
+def test_a_clamp_that_permits_no_spot_is_noted(desk):
     facts = desk.told("plan", "run.toml", "--deadline", "+612m", *FEW)
     assert (facts["comes_to"], facts["preemptions"]) == ("on_demand_only", 0.0)
     assert [one["policy"] for one in facts["policies"]] == ["on_demand_only"]
-    assert "the clamp permits no spot attempt" in facts["notes"][0]
+    assert "the safety clamp permits no spot attempt: it needs a deadline" in facts["notes"][0]
 
 
 def test_a_picture_of_a_dozen_runs_is_a_png(desk):
@@ -210,11 +210,18 @@ def test_a_picture_of_a_dozen_runs_is_a_png(desk):
     ("given", "said"),
     [
         (["--deadline", "2020-01-01T00:00:00Z"], "deadline: 2020-01-01T00:00:00+00:00 has passed (it is "),
-        (["--deadline", "+5h"], "5.0 h are left to the deadline and on-demand alone needs 10.1 h"),
-        (["--deadline", "+40h", "--save-seconds", "9000"], "one save takes 2.5 h and a spot instance lasts 2.0 h"),
-        (["--deadline", "+40h", "--traces", "short.json"], "up to 5 min lie between two commits and a spot instance"),
+        (["--deadline", "+5h"], "the deadline is in 5.0 h and on-demand alone needs 10.1 h"),
+        (
+            ["--deadline", "+40h", "--save-seconds", "9000"],
+            "one save takes 2.5 h, longer than the mean life of a spot machine, 2.0 h",
+        ),
+        (
+            ["--deadline", "+40h", "--traces", "short.json"],
+            "two commits are up to 5.2 min apart, longer than the mean life of a spot machine",
+        ),
+        (["--deadline", "2026-12-01T06:00:00"], "deadline: '2026-12-01T06:00:00' has no time zone; add one, e.g. Z"),
         (["--deadline", "soon"], "deadline: 'soon' is not a time; write +2h"),
-        (["--work", "long"], "work: 'long' is not a length of time; write 24h, 8h30m, 600s or 2d"),
+        (["--work", "long"], "work: 'long' is not a duration; write 24h, 8h30m, 600s or 2d"),
         (["--traces", "nowhere"], "trace nowhere cannot be read (No such file or directory)"),
         (["--deadline", "+90h", "--traces", "short.json"], "covers"),
         (["--deadline", "+40h", "--steps", "1000000000000"], "more than a hundred years"),
@@ -225,14 +232,14 @@ def test_a_plan_that_cannot_be_is_refused_with_the_reason(desk, given, said):
     desk.write("short.json", json.dumps({"metadata": {"gap_seconds": 60}, "data": [1, 0] * 2000}))
     if said == "covers":
         desk.write("short.json", json.dumps({"metadata": {"gap_seconds": 600}, "data": [1] * 60}))
-        said = "trace short covers 10.0 h, and 90.0 h are asked for"
+        said = "trace short covers 10.0 h, and the job needs 3.8 days"
     assert said in desk.refused("plan", "run.toml", *given)
 
 
-def test_work_that_nobody_measured_is_asked_for(desk):
+def test_unmeasured_work_has_to_be_given(desk):
     desk.write("bare.toml", "steps = 100\n")
     message = desk.refused("plan", "bare.toml", "--deadline", "+9h")
-    assert "policy.step_seconds: is not given, and no run has measured it; set it, or give --step-seconds" in message
+    assert "policy.step_seconds: is not set, and no run has measured it; set it, or give --step-seconds" in message
 
 
 def test_nothing_heavy_is_loaded_for_it(desk):

@@ -28,7 +28,7 @@ def test_policies_are_compared_in_one_json_object(desk):
     given = [part for policy in asked for part in ("--policy", policy)]
     facts = desk.told("simulate", *given, *SMALL, "--optimum")
     assert {"total_seconds", "work_seconds", "changeover_seconds", "price_ratio", "knowledge", "handover"} < set(facts)
-    assert (facts["runs"], facts["seed"], facts["traces"], facts["left_out"]) == (30, 0, ["made"], [])
+    assert (facts["runs"], facts["seed"], facts["traces"], facts["left_out"]) == (30, 0, ["synthetic"], [])
     assert facts["total_seconds"] == pytest.approx(4 * 3600 / 0.7)
     assert [one["policy"] for one in facts["policies"]] == list(asked)
     assert all(set(one) == set(FIGURES.split()) for one in facts["policies"])
@@ -45,13 +45,15 @@ def test_the_same_seed_gives_the_same_figures(desk):
 def test_people_get_a_table_within_eighty_columns(tmp_path):
     outcome = Place(tmp_path / "place").run("simulate", *SMALL)
     assert (outcome.code, outcome.err) == (0, "")
-    assert "4.0 h of work in 5.7 h, price ratio 3, 30 runs; availability made from published hazards" in outcome.out
+    assert (
+        "4.0 h of work in 5.7 h, price ratio 3, 30 runs; availability synthetic, from published hazards" in outcome.out
+    )
     table = [line for line in outcome.out.splitlines()[1:] if line.strip()]
     assert {line.split()[0] for line in table} > {"plan", "slack_age", "uniform_progress", "greedy", "on_demand_only"}
     assert max(len(line.rstrip()) for line in table) <= 88
 
 
-def test_traces_stand_for_what_spot_did(desk):
+def test_traces_replace_synthetic_availability(desk):
     for name, data in (("up", [1] * 100), ("down", [0] * 100), ("short", [1] * 5)):
         desk.write(f"traces/{name}.json", json.dumps({"metadata": {"gap_seconds": 600}, "data": data}))
     facts = desk.told("simulate", "--policy", "greedy", "--traces", "traces", *SMALL)
@@ -59,7 +61,7 @@ def test_traces_stand_for_what_spot_did(desk):
     assert facts["policies"][0]["cost_share"] == pytest.approx((1 + 1 / 3) / 2)
 
 
-def test_a_run_of_a_store_stands_for_a_trace(desk, make_spec):
+def test_the_log_of_a_run_can_be_the_trace(desk, make_spec):
     clock = FakeClock(datetime(2026, 1, 1, tzinfo=UTC))
     run = Run(make_spec(steps=100), clock)
     plan = run.decide()
@@ -72,11 +74,14 @@ def test_a_run_of_a_store_stands_for_a_trace(desk, make_spec):
     assert "no run 'other' in " in desk.refused("simulate", "--run", "other", *store, *given)
 
 
-def test_a_run_that_saw_no_spot_is_no_trace(desk, make_spec):
+def test_a_run_that_never_observed_spot_is_no_trace(desk, make_spec):
     run = Run(make_spec(steps=100), FakeClock(datetime(2026, 1, 1, tzinfo=UTC)))
     run.decide()
     message = desk.refused("simulate", "--run", "tiny", "--store", str(run.log.store.url))
-    assert "trace of run tiny is empty: it saw less than a minute of spot. Take a run that was on spot" in message
+    assert (
+        "trace of run tiny is empty: it observed spot for less than a minute. Fix: give a run that was on spot"
+        in message
+    )
 
 
 def test_the_picture_is_a_png(desk):
@@ -89,13 +94,19 @@ def test_the_picture_is_a_png(desk):
     [
         (["--policy", "patient"], "policy 'patient': no such policy; known are plan, slack_age, uniform_progress"),
         (["--policy", "threshold:slack=1"], "threshold has no parameter 'slack'; it has preemptions, slack_share"),
-        (["--work", "24"], "work: '24' is not a length of time; write 24h, 8h30m, 600s or 2d"),
-        (["--deadline", "2h", "--work", "2h"], "2.0 h are given and on-demand alone needs 2.1 h. Give a later"),
+        (["--work", "24"], "work: '24' is not a duration; write 24h, 8h30m, 600s or 2d"),
+        (
+            ["--deadline", "2h", "--work", "2h"],
+            "the deadline is 2.0 h after the start and on-demand alone needs 2.1 h. Fix: give a later",
+        ),
         (["--price-ratio", "inf"], "--price-ratio: inf is not a finite number"),
-        (["--save-seconds", "300"], "--save-seconds: says nothing without --save-every; give both"),
-        (["--save-seconds", "300", "--save-every", "10m"], "34.3 h are given and on-demand alone needs 36.1 h"),
-        (["--traces", "x", "--up-factor", "3"], "--up-factor and --down-factor: are for made traces"),
-        (["--traces", "nowhere"], "trace nowhere cannot be read (No such file or directory). Check the path"),
+        (["--save-seconds", "300"], "--save-seconds: has no effect without --save-every; give both"),
+        (
+            ["--save-seconds", "300", "--save-every", "10m"],
+            "the deadline is 34.3 h after the start and on-demand alone needs 36.1 h",
+        ),
+        (["--traces", "x", "--up-factor", "3"], "--up-factor and --down-factor: are for synthetic traces"),
+        (["--traces", "nowhere"], "trace nowhere cannot be read (No such file or directory). Fix: check the path"),
     ],
 )
 def test_what_cannot_be_simulated_is_refused_with_the_fix(desk, given, said):

@@ -11,7 +11,7 @@ from segue.controller.standby_manager import release_leftover
 from segue.controller.standby_messages import StandbyStatus, command_of, put_status
 from segue.controller.steps import decide_next
 from segue.controller.wait import Submitted, await_report
-from segue.policy.availability import spells
+from segue.policy.availability import intervals
 from segue.policy.handover import SPOT_AGAIN
 from segue.records import Capacity, SegmentPlan, SegmentReport, StopReason
 from segue.runlog import keys
@@ -188,7 +188,7 @@ def test_what_a_standby_saw_of_spot_is_on_record(spared):
     began = run.clock.now() - timedelta(seconds=run.clock.monotonic())
     run.plan = decide_next(run.log, run.spec, clock=run.clock).plan
     run.report(run.plan, run.claim(run.plan), StopReason.LOST)
-    waited, held = spells(read_history(run.log))[-2:]
+    waited, held = intervals(read_history(run.log))[-2:]
     assert (waited.is_up, waited.has_ended, held.is_up, held.has_ended) == (False, True, True, True)
     assert (waited.begun_at - began).total_seconds() == pytest.approx(POLL)
     assert waited.seconds == pytest.approx(30 - POLL, abs=2 * POLL)

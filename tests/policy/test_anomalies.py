@@ -1,4 +1,4 @@
-"""What follows from steps whose numbers went bad: rollback, skip, or the end of the run."""
+"""What follows from steps with bad numbers: rollback, skip, or the end of the run."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def went_bad(book: Logbook, batch: Skip = HERE, *, capacity: Capacity = Capacity
     book.attempt(FAILED, capacity, anomaly=anomaly(batch, **fields))
 
 
-def test_the_first_time_the_batch_is_done_again_and_nothing_is_left_out():
+def test_the_first_time_the_batch_is_repeated_and_nothing_is_skipped():
     book = log(non_finite="skip")
     went_bad(book)
     made = book.ask()
@@ -36,7 +36,7 @@ def test_the_first_time_the_batch_is_done_again_and_nothing_is_left_out():
 
 
 @pytest.mark.parametrize(("choice", "action"), [("rollback", "failed"), ("skip", "run")])
-def test_the_second_time_it_is_left_out_where_that_is_allowed_and_ends_the_run_elsewhere(choice, action):
+def test_the_second_time_the_batch_is_skipped_where_that_is_allowed_and_ends_the_run_elsewhere(choice, action):
     book = log(non_finite=choice)
     went_bad(book)
     went_bad(book)
@@ -44,9 +44,9 @@ def test_the_second_time_it_is_left_out_where_that_is_allowed_and_ends_the_run_e
     assert made.action == action
     if made.plan:
         assert made.plan.skips == (HERE,)
-        assert "which are left out from now on" in made.reason
+        assert "; this batch is skipped from now on" in made.reason
     else:
-        assert "step 5, samples 40 to 49 of the order, and again" in made.reason
+        assert "step 5, samples 40 to 49 of the order; the same batch had bad numbers again" in made.reason
         assert "(3, 17, 4 and 6 more)" in made.reason
 
 
@@ -58,14 +58,14 @@ def test_each_kind_follows_its_own_choice():
     assert 'anomalies.spikes = "skip"' in book.ask().reason
 
 
-def test_two_batches_that_went_bad_once_each_are_both_done_again():
+def test_two_batches_with_bad_numbers_once_each_are_both_repeated():
     book = log(non_finite="rollback")
     went_bad(book, HERE)
     went_bad(book, THERE)
     assert (book.ask().action, book.ask().plan.skips) == ("run", ())
 
 
-def test_what_was_left_out_stays_so_in_every_later_plan_whatever_the_spec_says_then():
+def test_a_skipped_batch_stays_skipped_in_every_later_plan_whatever_the_spec_says_then():
     book = log(non_finite="skip")
     for batch in (THERE, THERE, HERE, HERE):
         went_bad(book, batch)
@@ -75,12 +75,12 @@ def test_what_was_left_out_stays_so_in_every_later_plan_whatever_the_spec_says_t
     assert book.ask().plan.skips == (HERE, THERE)
 
 
-def test_a_scale_that_collapsed_blames_no_batch():
+def test_a_collapsed_loss_scale_skips_no_batch():
     book = log(non_finite="skip")
     for _ in range(2):
         went_bad(book, channel="loss_scale", value=1e-5, limit=1e-4)
     assert book.ask().action == "failed"
-    assert "no batch alone" in book.ask().reason
+    assert "no single batch is skipped" in book.ask().reason
 
 
 @pytest.mark.parametrize(
@@ -92,21 +92,21 @@ def test_rollbacks_have_a_budget(budget, times, action):
         went_bad(book, batch)
     assert book.ask().action == action
     if action == "failed":
-        assert book.ask().reason.startswith(f"{budget} rollbacks are spent; last, loss was nan")
+        assert book.ask().reason.startswith(f"the limit of {budget} rollbacks is reached; last: loss was nan")
 
 
 @pytest.mark.parametrize(
-    ("ids", "said"), [((3, 5), "Common to its 2 batches: sample 3, 5."), ((8, 9), None), (tuple(range(3, 9)), None)]
+    ("ids", "said"), [((3, 5), "Samples in all 2 bad batches: 3, 5."), ((8, 9), None), (tuple(range(3, 9)), None)]
 )
-def test_what_bad_batches_have_in_common_is_named_where_it_is_little(ids, said):
+def test_samples_that_all_bad_batches_share_are_named_where_they_are_few(ids, said):
     book = log(max_rollbacks=1)
     went_bad(book, HERE, sample_ids=(3, 4, 5, 6, 7))
     went_bad(book, THERE, sample_ids=ids)
-    assert ("Common to" in book.ask().reason) is (said is not None)
+    assert ("bad batches" in book.ask().reason) is (said is not None)
     assert said is None or said in book.ask().reason
 
 
-def test_rollbacks_and_code_that_raises_do_not_use_up_each_others_budgets():
+def test_rollbacks_and_exceptions_have_separate_budgets():
     book = log(non_finite="skip")
     for batch in (HERE, HERE, THERE):
         went_bad(book, batch)
@@ -116,7 +116,7 @@ def test_rollbacks_and_code_that_raises_do_not_use_up_each_others_budgets():
     assert book.ask().reason.startswith("the recipe raised in 2 attempts")
 
 
-def test_who_starts_an_ended_run_again_begins_with_full_budgets_and_may_skip_at_once():
+def test_a_run_that_ended_and_is_started_again_has_full_budgets_and_may_skip_at_once():
     book = log(non_finite="rollback")
     went_bad(book)
     went_bad(book)
@@ -126,7 +126,7 @@ def test_who_starts_an_ended_run_again_begins_with_full_budgets_and_may_skip_at_
     assert book.ask().plan.skips == (HERE,)
 
 
-def test_what_nobody_looks_for_any_more_ends_nothing():
+def test_anomalies_that_are_no_longer_looked_for_end_nothing():
     book = log(non_finite="rollback")
     went_bad(book)
     went_bad(book)
@@ -135,7 +135,7 @@ def test_what_nobody_looks_for_any_more_ends_nothing():
 
 
 @pytest.mark.parametrize(("left", "capacity"), [(9000.0, Capacity.SPOT), (1100.0, Capacity.ON_DEMAND)])
-def test_a_rollback_costs_time_so_the_clamp_has_its_say(left, capacity):
+def test_a_rollback_costs_time_and_is_subject_to_the_clamp(left, capacity):
     book = log(deadline_in=left)
     went_bad(book)
     assert book.ask().plan.capacity is capacity

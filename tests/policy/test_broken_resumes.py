@@ -1,4 +1,4 @@
-"""After a broken resume: once more, then one older, then stop and name the component."""
+"""After a broken resume: try again, then one older checkpoint, then stop and name the component."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_a_first_broken_resume_is_tried_again_from_the_same_checkpoint():
     made = book.ask()
     assert (made.action, made.plan.parent, made.plan.at_most) == ("run", before.parent, None)
     assert (made.plan.segment, made.plan.attempt) == (before.segment, before.attempt + 1)
-    assert made.reason.startswith("once more from step 20, for the resume was broken: optimizer state differs.")
+    assert made.reason.startswith("second resume from step 20, because the first was broken: optimizer state differs.")
 
 
 def test_after_a_second_one_an_older_checkpoint_is_taken_and_no_newer():
@@ -36,7 +36,7 @@ def test_after_a_second_one_an_older_checkpoint_is_taken_and_no_newer():
     made = book.ask()
     assert (made.action, made.plan.parent.step) == ("run", 10)
     assert made.plan.at_most == made.plan.parent
-    assert "from step 10, one older than step 20, from which 2 resumes were broken" in made.reason
+    assert "resume from step 10 instead of step 20, from which 2 resumes were broken" in made.reason
 
 
 @pytest.mark.parametrize(("steps", "broken"), [((10, 20), 3), ((20,), 2)])
@@ -49,7 +49,7 @@ def test_when_the_older_one_does_not_help_or_there_is_none_the_run_stops_and_nam
     assert (made.action, made.reason) == ("broken", "optimizer state differs.")
 
 
-def test_another_setup_is_not_tried_again():
+def test_a_resume_with_a_changed_setup_is_not_tried_again():
     book = book_with(10, 20)
     book.resume(BROKEN, channel="setup")
     assert book.ask().action == "broken"
@@ -99,7 +99,7 @@ def test_a_checkpoint_that_was_resumed_well_in_the_end_is_kept():
     for kind in (BROKEN, BROKEN, EXACT):
         book.resume(kind)
     good = book.resume(EXACT)
-    assert good.parent.step == 20  # Nobody set it aside, and it was good this time.
+    assert good.parent.step == 20  # It was not set aside, and the resume was good this time.
     assert to_set_aside(book.history) is None
 
 

@@ -193,7 +193,7 @@ def broken(book: Logbook) -> None:
 
 
 @pytest.mark.parametrize("go_wrong", [failed, hopeless, broken])
-def test_who_starts_an_ended_run_again_begins_with_full_budgets(go_wrong):
+def test_a_run_that_ended_and_is_started_again_has_full_budgets(go_wrong):
     book = log()
     go_wrong(book)
     assert book.decide().action == go_wrong.__name__
@@ -209,7 +209,7 @@ def test_code_that_raised_is_tried_again_on_the_capacity_it_raised_on(capacity, 
 
 
 @pytest.mark.parametrize("deadline_in", [None, 9000.0])
-def test_the_policy_on_demand_only_has_its_way(deadline_in):
+def test_the_policy_on_demand_only_always_gets_on_demand(deadline_in):
     assert log(deadline_in, policy={"name": "on_demand_only"}).ask().plan.capacity is ON_DEMAND
 
 
@@ -217,11 +217,11 @@ def test_the_policy_on_demand_only_has_its_way(deadline_in):
 @pytest.mark.parametrize(
     ("left", "capacity", "reason"),
     [
-        (NEEDED, SPOT, "spot, waiting for it until 00:01Z at most: slack 4 min; by policy"),
-        (NEEDED - 0.1, ON_DEMAND, "on-demand: slack 4 min does not cover one more spot attempt that dies"),
-        (1060.0, ON_DEMAND, "on-demand: slack 60 s does not cover"),
-        (1059.0, ON_DEMAND, "on-demand, and late all the same: 1 s more is needed than is left"),
-        (-3540.0, ON_DEMAND, "on-demand, and late all the same: 77 min more is needed than is left"),
+        (NEEDED, SPOT, "spot, waiting until 00:01Z at most: slack 4.1 min; policy"),
+        (NEEDED - 0.1, ON_DEMAND, "on-demand: slack 4.1 min is too short for one more spot attempt that dies"),
+        (1060.0, ON_DEMAND, "on-demand: slack 60 s is too short"),
+        (1059.0, ON_DEMAND, "on-demand; the deadline will be missed by about 1 s"),
+        (-3540.0, ON_DEMAND, "on-demand; the deadline will be missed by about 77 min"),
     ],
 )
 def test_the_clamp_overrules_every_policy(name, left, capacity, reason):
@@ -235,8 +235,8 @@ def test_once_on_on_demand_a_run_with_a_deadline_stays_there_to_the_end():
     for each in (book, free):
         each.attempt(LOST, ON_DEMAND, commit=50)
     made = book.ask()
-    assert (made.plan.capacity, made.reason) == (ON_DEMAND, "on-demand goes on: it was chosen before")
-    assert (free.ask().plan.capacity, free.ask().reason) == (SPOT, "spot: no deadline, so as cheap as can be")
+    assert (made.plan.capacity, made.reason) == (ON_DEMAND, "on-demand continues: it was chosen before")
+    assert (free.ask().plan.capacity, free.ask().reason) == (SPOT, "spot: no deadline, so the cheapest capacity")
 
 
 @pytest.mark.parametrize(
@@ -258,7 +258,7 @@ def test_only_an_unmeasured_probe_is_bounded_and_only_a_deadline_bounds_the_wait
 
 
 @pytest.mark.parametrize("capacity", [SPOT, ON_DEMAND])
-def test_a_boot_that_takes_longer_than_the_patience_for_capacity_is_waited_for(capacity):
+def test_a_boot_that_takes_longer_than_the_usual_wait_for_capacity_is_waited_for(capacity):
     slow = {"changeover_seconds": 1800.0, "name": "on_demand_only" if capacity is ON_DEMAND else "spot_only"}
     plan = log(50_000.0, policy=slow).ask().plan
     assert (plan.capacity, plan.start_within_seconds) == (capacity, 900.0 + 1800.0)
@@ -266,7 +266,7 @@ def test_a_boot_that_takes_longer_than_the_patience_for_capacity_is_waited_for(c
 
 def test_a_probe_that_measured_is_followed_by_a_segment_to_the_goal():
     book = unmeasured(5000.0)
-    assert book.ask().reason == "spot: a short probe, to measure the seconds a step takes"
+    assert book.ask().reason == "spot: a short probe to measure the seconds per step"
     book.attempt(BOUND, commit=10, train_steps=9, train_seconds=90.0)
     plan = book.ask().plan
     assert (plan.segment, plan.capacity, plan.max_seconds) == (1, SPOT, None)
@@ -279,10 +279,10 @@ def test_probes_that_measure_nothing_end_on_on_demand_before_the_time_is_gone(at
     book.seconds = at
     made = book.ask()
     assert (made.plan.capacity, made.plan.max_seconds is None) == (capacity, capacity is ON_DEMAND)
-    assert ("used up their time" in made.reason) is (capacity is ON_DEMAND)
+    assert ("used all of their time" in made.reason) is (capacity is ON_DEMAND)
 
 
-def test_the_probes_time_counts_anew_for_a_run_that_was_ended_and_started_again():
+def test_the_probes_time_counts_again_for_a_run_that_was_ended_and_started_again():
     book = unmeasured(5000.0)
     failed(book)
     book.decide()

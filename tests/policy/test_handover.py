@@ -39,7 +39,7 @@ def handed_over(*, deadline_in: float = 10_000, reason: StopReason = StopReason.
 
 
 @pytest.mark.parametrize("name", ["plan", "uniform_progress", "slack_age", "time_sliced"])
-def test_policies_that_look_back_at_spot_may_come_back(name):
+def test_policies_that_come_back_to_spot_may_send_a_standby(name):
     assert may_come_back(make_spec(deadline_in=1000, policy={"name": name}), History())
     assert not may_come_back(make_spec(deadline_in=1000, policy={"name": name, "handover": False}), History())
     assert not may_come_back(make_spec(policy={"name": name}), History())
@@ -64,13 +64,13 @@ def test_leaving_on_demand_must_leave_what_a_spot_attempt_needs_even_when_the_re
 
 
 @pytest.mark.parametrize("here", [NO_DEADLINE, UNMEASURED])
-def test_nothing_is_left_for_spot_before_there_is_something_to_reckon_with(here):
+def test_on_demand_is_not_left_without_a_deadline_or_before_the_work_is_measured(here):
     assert not permits(here)
     assert not is_worth_a_standby(here)
 
 
 @pytest.mark.parametrize(("work", "is_worth"), [(120.0, False), (120.1, True)])
-def test_a_run_that_is_nearly_done_sends_no_standby(work, is_worth):
+def test_a_run_that_is_nearly_finished_sends_no_standby(work, is_worth):
     assert is_worth_a_standby(replace(HERE, work_seconds=work)) is is_worth
 
 
@@ -97,7 +97,7 @@ def test_a_standby_that_does_not_claim_leaves_the_decision_to_the_policy():
     log.report(plan, StopReason.LOST, attempt_id=None, got_capacity=False)
     made = log.decide()
     assert made.plan.standby is None
-    assert "by policy uniform_progress" in made.reason
+    assert "policy uniform_progress" in made.reason
 
 
 def test_without_a_hand_over_on_demand_goes_on():
@@ -109,7 +109,7 @@ def test_without_a_hand_over_on_demand_goes_on():
 
 # After step 20: 800 + 2 * 60 + 100 + 15 + 12 = 1047.
 @pytest.mark.parametrize(("left", "standby"), [(1046.9, None), (1047.1, "spare4")])
-def test_the_clamp_has_the_last_word_on_a_hand_over(left, standby):
+def test_the_clamp_can_refuse_a_hand_over(left, standby):
     log = handed_over(deadline_in=5000)
     log.seconds = 5000 - left
     made = log.ask()

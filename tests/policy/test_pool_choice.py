@@ -1,4 +1,4 @@
-"""Which spot pool an attempt goes to: by price, by what was seen there, and never twice in a row to a dry one."""
+"""Which spot pool an attempt goes to: by price, by what was observed there, and not twice in a row to an empty one."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from segue.policy.availability import Spell
+from segue.policy.availability import Interval
 from segue.policy.estimates import Situation, situation
 from segue.policy.pool_choice import (
+    LAST_FOR_SECONDS,
     PRIOR_LIFE_SECONDS,
     PRIOR_WAIT_SECONDS,
-    REST_SECONDS,
     Pool,
     cheapest,
     choose_pool,
@@ -59,7 +59,7 @@ def lives(book: Logbook, seconds: float, reason: StopReason = LOST) -> str:
 
 
 def waits(book: Logbook) -> str:
-    """A wait for the pool that is chosen, in vain."""
+    """A wait for the pool that is chosen, without capacity."""
     plan = book.plan()
     book.seconds += plan.start_within_seconds
     book.report(plan, LOST, attempt_id=None, got_capacity=False)
@@ -69,14 +69,14 @@ def waits(book: Logbook) -> str:
 @pytest.mark.parametrize(
     ("prices", "chosen"), [((1.0,), A), ((2.0, 1.0), B), ((1.0, 2.0), A), ((1.0, 1.0), A), ((3.0, 2.0, 1.0), C)]
 )
-def test_of_pools_that_nobody_knows_the_cheapest_is_taken(prices, chosen):
+def test_of_pools_without_observations_the_cheapest_is_taken(prices, chosen):
     book = log(*prices)
     assert asked(book) == chosen
     assert book.ask().plan.deployment == chosen
 
 
-def test_a_decision_says_which_pool_and_at_what_price_where_there_is_a_choice():
-    assert f"; {A}: 1.06 an hour of work expected" in log(1.0, 2.0).ask().reason
+def test_a_decision_names_the_pool_and_its_cost_where_there_is_a_choice():
+    assert f"; {A}: expected cost 1.06 per hour of useful work" in log(1.0, 2.0).ask().reason
     assert "segment/" not in log(1.0).ask().reason
 
 
@@ -87,7 +87,7 @@ def test_on_demand_has_its_own_deployment_whatever_the_spot_pools():
     assert A not in made.reason
 
 
-def test_a_pool_whose_attempts_die_young_is_left_for_a_dearer_one_and_not_for_one_far_dearer():
+def test_a_pool_whose_attempts_die_early_is_left_for_a_slightly_dearer_one_and_not_for_one_twice_as_dear():
     little, much = log(1.0, 1.05), log(1.0, 2.0)
     assert {lives(little, 60.0) for _ in range(6)} == {A, B}
     assert {lives(much, 60.0) for _ in range(6)} == {A}
@@ -99,49 +99,49 @@ def test_a_pool_whose_attempts_die_young_is_left_for_a_dearer_one_and_not_for_on
         (Pool(A, 1.0, life_seconds=50_000.0), Pool(B, 0.99, life_seconds=2000.0), A),
         (Pool(A, 1.0, life_seconds=50_000.0), Pool(B, 0.4, life_seconds=2000.0), B),
         (Pool(A, 1.0, wait_seconds=3000.0), Pool(B, 0.99, wait_seconds=9000.0), A),
-        (Pool(A, 1.0, was_dry_at=START), Pool(B, 9.0), B),
-        (Pool(A, 1.0, was_dry_at=START), Pool(B, 9.0, was_dry_at=START - timedelta(seconds=1)), B),
-        (Pool(A, 1.0, was_dry_at=START - timedelta(seconds=REST_SECONDS)), Pool(B, 9.0), A),
+        (Pool(A, 1.0, no_capacity_at=START), Pool(B, 9.0), B),
+        (Pool(A, 1.0, no_capacity_at=START), Pool(B, 9.0, no_capacity_at=START - timedelta(seconds=1)), B),
+        (Pool(A, 1.0, no_capacity_at=START - timedelta(seconds=LAST_FOR_SECONDS)), Pool(B, 9.0), A),
     ],
 )
-def test_the_least_price_of_useful_work_wins_among_pools_that_are_not_dry(first, second, chosen):
+def test_the_least_cost_of_useful_work_wins_among_pools_with_capacity(first, second, chosen):
     for pools in ([first, second], [second, first]):
         assert cheapest(pools, here=HERE, on_demand_price=3.0, now=START).deployment == chosen
 
 
-def test_after_a_wait_in_vain_the_next_pool_is_asked_and_the_first_one_again_when_it_has_rested():
+def test_after_a_wait_without_capacity_the_next_pool_is_asked_and_the_first_one_again_half_an_hour_later():
     book = log(1.0, 2.0, deadline_in=None)
     assert waits(book) == A
     assert asked(book) == B
     assert lives(book, 60.0, BOUND) == B
-    book.seconds += REST_SECONDS
+    book.seconds += LAST_FOR_SECONDS
     assert asked(book) == A
 
 
-def test_no_pool_is_waited_for_twice_in_a_row_when_all_are_dry():
+def test_no_pool_is_waited_for_twice_in_a_row_when_none_has_capacity():
     book = log(1.0, 1.5, 2.0)
     assert [waits(book) for _ in range(7)] == [A, B, C, A, B, C, A]
 
 
 @pytest.mark.parametrize(("prices", "seconds"), [((1.0,), 1020.0), ((1.0, 1.0), 570.0), ((1.0, 1.0, 1.0), 420.0)])
 @pytest.mark.parametrize("deadline_in", [None, 86400.0])
-def test_the_wait_without_the_boot_is_shared_among_the_pools_that_are_not_dry(prices, seconds, deadline_in):
+def test_the_wait_without_the_boot_is_divided_among_the_pools_with_capacity(prices, seconds, deadline_in):
     book = log(*prices, deadline_in=deadline_in)
     assert book.ask().plan.start_within_seconds == seconds
 
 
-def test_the_last_pool_that_is_not_dry_gets_the_whole_wait():
+def test_the_last_pool_with_capacity_gets_the_whole_wait():
     book = log(1.0, 1.0, 1.0, deadline_in=None)
     found = [book.ask().plan.start_within_seconds for _ in range(4) if waits(book)]
     assert found == [570.0, 1020.0, 420.0, 420.0]
 
 
-def test_the_only_pool_is_asked_again_however_dry():
+def test_the_only_pool_is_asked_again_without_a_pause():
     book = log(1.0)
     assert [waits(book) for _ in range(3)] == [A, A, A]
 
 
-def test_a_dry_pool_does_not_make_the_policy_give_up_on_another():
+def test_a_pool_without_capacity_does_not_make_the_policy_give_up_on_another():
     one, two = log(1.0, deadline_in=9000.0, name="slack_age"), log(1.0, 1.0, deadline_in=9000.0, name="slack_age")
     assert (waits(one), waits(two)) == (A, A)
     assert one.ask().plan.capacity is Capacity.ON_DEMAND
@@ -150,7 +150,7 @@ def test_a_dry_pool_does_not_make_the_policy_give_up_on_another():
     assert two.ask().plan.capacity is Capacity.ON_DEMAND
 
 
-def test_what_was_seen_long_ago_counts_less():
+def test_old_observations_count_less():
     book = log(1.0, 1.05)
     while asked(book) == A:
         lives(book, 60.0)
@@ -170,29 +170,29 @@ def test_a_wait_costs_more_where_there_is_less_time():
 
 
 WORLDS = {  # For each pool price, mean life and mean wait.
-    "the cheap one dies young": {A: (1.0, 900.0, 60.0), B: (1.3, 20_000.0, 60.0)},
+    "the cheap one dies early": {A: (1.0, 900.0, 60.0), B: (1.3, 20_000.0, 60.0)},
     "the cheap one is as good": {A: (1.0, 9000.0, 60.0), B: (1.3, 9000.0, 60.0)},
     "each has its fault": {A: (1.0, 1200.0, 1200.0), B: (1.1, 5000.0, 300.0), C: (1.5, 50_000.0, 10.0)},
 }
 
 
-def paid_by(choose: Callable[[tuple[Spell, ...], Situation, datetime], str], world: dict, *, seed: int) -> float:
+def paid_by(choose: Callable[[tuple[Interval, ...], Situation, datetime], str], world: dict, *, seed: int) -> float:
     """What twelve hours of work cost where lives and waits are memoryless, commits come every ten minutes."""
-    chance, seconds, paid, seen = Random(seed), 0.0, 0.0, ()
+    chance, seconds, paid, observed = Random(seed), 0.0, 0.0, ()
     left = 12 * 3600.0
     while left > 0:
         now = START + timedelta(seconds=seconds)
-        where = choose(seen, replace(HERE, work_seconds=left, remaining_seconds=30 * 3600.0), now)
+        where = choose(observed, replace(HERE, work_seconds=left, remaining_seconds=30 * 3600.0), now)
         price, life, wait = world[where]
         waited = chance.expovariate(1 / wait)
         has_come = waited < 780.0
-        seen += (Spell(False, now, min(waited, 780.0) + 120.0, has_come, where),)
-        seconds += seen[-1].seconds
+        observed += (Interval(False, now, min(waited, 780.0) + 120.0, has_come, where),)
+        seconds += observed[-1].seconds
         if not has_come:
             continue
         lives = chance.expovariate(1 / life)
         held = min(lives, left)
-        seen += (Spell(True, START + timedelta(seconds=seconds), held, held == lives, where),)
+        observed += (Interval(True, START + timedelta(seconds=seconds), held, held == lives, where),)
         seconds += held
         paid += price * (held + 120.0)
         left -= held - (min(held, chance.uniform(0, 600.0)) if held == lives else 0.0)
@@ -201,8 +201,8 @@ def paid_by(choose: Callable[[tuple[Spell, ...], Situation, datetime], str], wor
 
 @pytest.mark.parametrize("world", WORLDS.values(), ids=WORLDS.keys())
 def test_over_many_attempts_the_choice_costs_little_more_than_the_best_pool_alone(world):
-    def by_choice(seen, here, now):
-        pools = [pool_of(seen, name, price=price, here=here, now=now) for name, (price, *_) in world.items()]
+    def by_choice(observed, here, now):
+        pools = [pool_of(observed, name, price=price, here=here, now=now) for name, (price, *_) in world.items()]
         return cheapest(pools, here=here, on_demand_price=3.0, now=now).deployment
 
     chosen = mean(paid_by(by_choice, world, seed=seed) for seed in range(12))
@@ -217,13 +217,17 @@ POOLS = st.builds(
     price=st.floats(0.01, 100.0),
     life_seconds=st.floats(10.0, 1e6),
     wait_seconds=st.floats(0.0, 1e5),
-    was_dry_at=st.none() | st.floats(0.0, 7200.0).map(lambda ago: START - timedelta(seconds=ago)),
+    no_capacity_at=st.none() | st.floats(0.0, 7200.0).map(lambda ago: START - timedelta(seconds=ago)),
 )
 
 
 def is_worse_throughout(one: Pool, other: Pool) -> bool:
     dearer = one.price > other.price and one.life_seconds < other.life_seconds and one.wait_seconds > other.wait_seconds
-    return dearer and one.was_dry_at is not None and (other.was_dry_at is None or one.was_dry_at > other.was_dry_at)
+    return (
+        dearer
+        and one.no_capacity_at is not None
+        and (other.no_capacity_at is None or one.no_capacity_at > other.no_capacity_at)
+    )
 
 
 @given(st.lists(POOLS, min_size=1, max_size=5), st.sampled_from([None, 100.0, 3600.0, 1e6]))
@@ -237,6 +241,6 @@ def test_a_pool_that_is_worse_in_every_number_is_never_chosen(pools, remaining):
     assert chosen.why
 
 
-def test_a_fresh_pool_is_taken_to_be_like_the_published_ones():
+def test_a_pool_without_observations_starts_from_the_published_means():
     fresh = Pool(A, 1.0)
     assert (fresh.life_seconds, fresh.wait_seconds) == (PRIOR_LIFE_SECONDS, PRIOR_WAIT_SECONDS)

@@ -66,7 +66,7 @@ def test_the_first_save_counts_until_there_is_a_second():
         assert (meter.save_seconds, meter.bytes_per_second) == (10.0, 1e8)
 
 
-def test_one_save_that_met_a_slow_disk_and_one_slow_step_do_not_move_the_estimate():
+def test_one_save_on_a_slow_disk_and_one_slow_step_do_not_change_the_estimate():
     meter = CostMeter()
     for _ in range(4):
         save(meter)
@@ -105,12 +105,12 @@ def test_a_save_too_quick_for_the_clock_still_has_a_rate():
     ("up", "preemptions", "weight", "mean"),
     [
         (0.0, 0, 1.0, 7200.0),
-        (7200.0, 0, 1.0, 14_400.0),  # A quiet spell is evidence before anything was preempted.
+        (7200.0, 0, 1.0, 14_400.0),  # Uptime without preemptions is evidence before the first one.
         (1800.0, 4, 1.0, 1800.0),
         (1800.0, 4, 4.0, 3825.0),
     ],
 )
-def test_the_mean_life_starts_at_the_prior_and_goes_to_what_was_seen(up, preemptions, weight, mean):
+def test_the_mean_life_starts_at_the_prior_and_moves_to_what_was_observed(up, preemptions, weight, mean):
     assert mean_life_seconds(up, preemptions, prior_weight=weight) == mean
     assert Life(up, preemptions, prior_weight=weight).mean_seconds == mean
 
@@ -145,7 +145,7 @@ def rule(cost, *, life="2.0 h", seen="none observed yet"):
 
 STEADY = {"life": None, "cap": 300}
 SEEN_FOUR = {"life": Life(up_seconds=10_800, preemptions=4)}
-CAPPED = "capped by max_work_at_risk_seconds = 300"
+CAPPED = "max_work_at_risk_seconds = 300 less"
 END_TO_END = "one save takes that long end to end"
 
 
@@ -156,10 +156,10 @@ END_TO_END = "one save takes that long end to end"
         (None, {"life": None, "cap": 20}, 20, "after 20 s: first save, to measure its cost"),
         (QUICK, {}, 83.67, f"every 84 s: {rule('0.49 s')}"),
         (QUICK, SEEN_FOUR, 59.07, f"every 59 s: {rule('0.49 s', life='60 min', seen='4 observed')}"),
-        (SLOW, {"cap": 300}, 240, f"every 240 s: {rule('30 s')} gives 11 min, {CAPPED}, less 60 s for the save"),
-        (LONG, {}, 120, f"every 120 s: {END_TO_END}, though {rule('0.1 s')} gives 38 s"),
-        (TINY, {}, 1, f"every 1 s: the shortest allowed, though {rule('0.02 ms')} gives 0.54 s"),
-        (QUICK, STEADY, 297, f"every 297 s: no preemptions expected, so {CAPPED} alone, less 3 s for the save"),
+        (SLOW, {"cap": 300}, 240, f"every 4 min: {rule('30 s')} gives 11 min, limited by {CAPPED} 60 s for the save"),
+        (LONG, {}, 120, f"every 2 min: {END_TO_END}; {rule('0.1 s')} gives 38 s"),
+        (TINY, {}, 1, f"every 1 s: the shortest interval allowed; {rule('0.02 ms')} gives 0.54 s"),
+        (QUICK, STEADY, 297, f"every 5 min: no preemptions expected, so limited only by {CAPPED} 3 s for the save"),
     ],
 )
 def test_the_interval_and_its_reason(cost, known, seconds, reason):
@@ -169,21 +169,25 @@ def test_the_interval_and_its_reason(cost, known, seconds, reason):
 
 @pytest.mark.parametrize("life", [UNSEEN, None])
 @pytest.mark.parametrize(("save_seconds", "says_so"), [(149.0, False), (150.0, False), (151.0, True), (400.0, True)])
-def test_a_save_too_slow_for_what_may_be_at_risk_is_made_all_the_time_and_says_so(save_seconds, says_so, life):
+def test_a_save_too_slow_for_the_work_at_risk_is_repeated_at_once_and_the_reason_says_so(save_seconds, says_so, life):
     made = cadence(SaveCost(30.0, 0.0, save_seconds), life=life, cap=300.0)
     assert made.interval_seconds == max(300.0 - save_seconds, save_seconds)
-    assert ("of work are at risk, more than max_work_at_risk_seconds = 300 allows" in made.reason) is says_so
+    assert ("of work are at risk, more than max_work_at_risk_seconds = 300" in made.reason) is says_so
 
 
 @pytest.mark.parametrize(
     ("asked", "seconds", "reason"),
     [
-        ({"every_steps": 500}, None, "every 500 steps, as asked"),
-        ({"every_seconds": 60.0}, 60.0, "every 60 s, as asked"),
-        ({"every_steps": 500, "every_seconds": 0.5}, 0.5, "every 500 steps or 0.5 s, whichever comes first, as asked"),
+        ({"every_steps": 500}, None, "every 500 steps, as configured"),
+        ({"every_seconds": 60.0}, 60.0, "every 60 s, as configured"),
+        (
+            {"every_steps": 500, "every_seconds": 0.5},
+            0.5,
+            "every 500 steps or 0.5 s, whichever comes first, as configured",
+        ),
     ],
 )
-def test_what_was_asked_for_is_what_is_done(asked, seconds, reason):
+def test_a_cadence_set_in_the_run_spec_is_used_as_it_is(asked, seconds, reason):
     made = as_asked(**asked)
     assert (made.interval_seconds, made.every_steps, made.reason) == (seconds, asked.get("every_steps"), reason)
 
@@ -211,7 +215,7 @@ def test_an_interval_is_finite_above_zero_and_over_the_cap_only_when_the_save_is
 
 
 @given(cost=costs, life=lives, cap=seconds, more=seconds)
-def test_a_dearer_save_or_a_longer_life_never_makes_the_interval_shorter(cost, life, cap, more):
+def test_a_costlier_save_or_a_longer_life_never_makes_the_interval_shorter(cost, life, cap, more):
     made = cadence(cost, life=life, cap=cap).interval_seconds
     dearer = replace(cost, stall_seconds=cost.stall_seconds + more)
     longer = replace(life, up_seconds=life.up_seconds + more)
@@ -237,7 +241,7 @@ def test_with_the_estimate_as_it_grows_little_more_is_lost_than_at_the_best_fixe
 
 
 @pytest.mark.parametrize("mean_life", [900.0, 7200.0, 40_000.0])
-def test_a_run_of_ten_lives_keeps_97_per_cent_of_what_one_keeps_that_knew_how_long_they_last(mean_life):
+def test_a_run_of_ten_lives_keeps_97_per_cent_of_what_a_run_keeps_that_knew_their_mean(mean_life):
     lives = np.random.default_rng(11).exponential(mean_life, (100, 10))
     cost = SaveCost(stall_seconds=5.0, slowdown_seconds=0.0, save_seconds=5.0)
     knowing = young_daly_seconds(cost_seconds=5.0, mean_life_seconds=mean_life)
@@ -269,17 +273,17 @@ def on_notice(seconds_left, *, size=500_000_000, rate=50e6, save_seconds=9.0, in
     ],
 )
 def test_a_last_save_is_taken_if_it_fits_in_seven_tenths_of_what_is_left(known, expected):
-    for standby, fits in ((-0.01, False), (0.0, True), (0.01, True)):
-        made = on_notice((expected + standby) / 0.7, **known)
+    for margin, fits in ((-0.01, False), (0.0, True), (0.01, True)):
+        made = on_notice((expected + margin) / 0.7, **known)
         assert (made.save, made.expected_seconds) == (fits, pytest.approx(expected))
 
 
 NO_RATE = {"rate": None}
 BUSY = {"in_flight": 4}
-BEHIND = "it needs 10 s (500 MB at 50 MB/s) behind 4 s of the one in flight"
+AFTER = "it needs 10 s (500 MB at 50 MB/s) after 4 s for the save in flight"
 BIG = {"size": 2_500_000_000, "rate": 125e6}
 UNMEASURED = {"size": 3_000_000, "rate": None, "save_seconds": None}
-STANDS = "the newest commit stands"
+KEPT = "the newest commit is kept"
 
 
 @pytest.mark.parametrize(
@@ -287,14 +291,14 @@ STANDS = "the newest commit stands"
     [
         (30, {}, True, "it needs 10 s (500 MB at 50 MB/s), within 70% of the 30 s left"),
         (60, BIG, True, "it needs 20 s (2.5 GB at 125 MB/s), within 70% of the 60 s left"),
-        (8, UNMEASURED, True, "it needs 0.03 s (assumed, as no save was made yet), within 70% of the 8 s left"),
-        (8, NO_RATE, False, f"it needs 9 s (as long as the ones before), more than 70% of the 8 s left; {STANDS}"),
-        (-5, {}, False, f"it needs 10 s (500 MB at 50 MB/s), more than 70% of the 0 s left; {STANDS}"),
-        (30, BUSY, True, f"{BEHIND}, within 70% of the 30 s left"),
-        (15, BUSY, False, f"{BEHIND}, more than 70% of the 15 s left; the one in flight can finish"),
-        (3, BUSY, False, f"{BEHIND}, more than 70% of the 3 s left; the one in flight may not finish either"),
+        (8, UNMEASURED, True, "it needs 0.03 s (assumed: no save was made yet), within 70% of the 8 s left"),
+        (8, NO_RATE, False, f"it needs 9 s (as long as earlier saves), more than 70% of the 8 s left; {KEPT}"),
+        (-5, {}, False, f"it needs 10 s (500 MB at 50 MB/s), more than 70% of the 0 s left; {KEPT}"),
+        (30, BUSY, True, f"{AFTER}, within 70% of the 30 s left"),
+        (15, BUSY, False, f"{AFTER}, more than 70% of the 15 s left; the save in flight can finish"),
+        (3, BUSY, False, f"{AFTER}, more than 70% of the 3 s left; the save in flight may not finish either"),
     ],
 )
-def test_the_reason_tells_a_person_what_is_done_and_what_stands(left, known, saves, reason):
+def test_the_reason_names_what_is_done_and_what_is_kept(left, known, saves, reason):
     made = on_notice(left, **known)
     assert (made.save, made.reason) == (saves, f"{'one' if saves else 'no'} last save: {reason}")

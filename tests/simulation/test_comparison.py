@@ -1,4 +1,4 @@
-"""Policies side by side: costs that can be counted by hand, pairs on the same spot, figures that add up."""
+"""Policies compared: costs that can be counted by hand, pairs on the same spot, figures that add up."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from segue.simulation.comparison import (
     as_published,
     compare,
     contender,
-    made_rows,
     outcome_on,
+    synthetic_rows,
     tick_seconds_for,
     traced_rows,
 )
@@ -86,9 +86,9 @@ def test_figures_are_shares_of_on_demand_only_on_the_same_rows():
     assert (greedy.missed, greedy.runs, on_demand.preemptions) == (0, 2, 0)
 
 
-def test_the_optimum_is_only_there_when_asked_for_and_nobody_beats_it():
+def test_the_optimum_is_computed_only_on_request_and_no_policy_beats_it():
     job = Job(total_seconds=9 * HOUR, work_seconds=6 * HOUR, changeover_seconds=360.0)
-    made = made_rows(job, runs=40, random=np.random.default_rng(2))
+    made = synthetic_rows(job, runs=40, random=np.random.default_rng(2))
     contenders = [contender(name, job) for name in ("plan", "greedy", "uniform_progress")]
     asked, _ = compare(contenders, made, job=job, random=np.random.default_rng(3), with_optimum=True)
     plain, _ = compare(contenders, made, job=job, random=np.random.default_rng(3))
@@ -97,9 +97,9 @@ def test_the_optimum_is_only_there_when_asked_for_and_nobody_beats_it():
     assert [replace(item, to_optimum=None) for item in asked] == plain
 
 
-def test_the_cost_of_a_dearer_policy_is_told_with_its_sign():
+def test_the_difference_in_cost_has_its_sign():
     job = Job(total_seconds=12 * HOUR, work_seconds=8 * HOUR, changeover_seconds=360.0)
-    made = made_rows(job, runs=100, random=np.random.default_rng(2))
+    made = synthetic_rows(job, runs=100, random=np.random.default_rng(2))
     contenders = [contender(name, job) for name in ("plan", "on_demand_only")]
     (plan, on_demand), _ = compare(contenders, made, job=job, random=np.random.default_rng(0))
     assert plan.to_uniform_progress < 0 < on_demand.to_uniform_progress_low
@@ -107,14 +107,14 @@ def test_the_cost_of_a_dearer_policy_is_told_with_its_sign():
     assert plan.cost_share_p5 < plan.cost_share_low < plan.cost_share < plan.cost_share_high < plan.cost_share_p95
 
 
-def test_baselines_run_as_published_and_segues_own_with_what_is_asked():
+def test_baselines_run_as_published_and_segues_own_policies_as_requested():
     unaware = replace(JOB, knowledge="none", handover=True)
     assert as_published("greedy", unaware) == JOB
     assert contender("plan", unaware).job == unaware
     assert contender("slack_age", unaware).job == unaware
 
 
-def test_a_policy_is_asked_for_with_its_parameters():
+def test_a_policy_is_given_with_its_parameters():
     asked = contender("threshold:preemptions=5,slack_share=0.2", JOB)
     assert isinstance(asked, Contender)
     assert (asked.policy.preemptions, asked.policy.slack_share) == (5, 0.2)
@@ -150,7 +150,7 @@ def test_a_quick_look_at_a_long_job_takes_coarser_ticks(hours, tick):
     assert tick_seconds_for(job, is_quick=True) == pytest.approx(tick)
 
 
-def test_runs_are_shared_out_among_the_traces_that_are_long_enough():
+def test_runs_are_divided_among_the_traces_that_are_long_enough():
     job = replace(JOB, total_seconds=4 * HOUR)
     traces = [Trace(name, 600.0, np.ones(count, bool)) for name, count in (("a", 30), ("short", 20), ("b", 60))]
     given, short = traced_rows(traces, job, runs=7, random=np.random.default_rng(0))
@@ -161,7 +161,7 @@ def test_runs_are_shared_out_among_the_traces_that_are_long_enough():
         traced_rows(traces[1:2], job, runs=7, random=np.random.default_rng(0))
 
 
-def test_rows_of_one_tick_are_simulated_together_and_told_in_their_order():
+def test_rows_of_one_tick_are_simulated_together_and_returned_in_their_order():
     random = np.random.default_rng(4)
     shapes = (("a", 600.0, 25), ("b", 300.0, 50), ("c", 600.0, 25), ("d", 600.0, 40))
     given = [Rows(name, tick, random.random((3, ticks)) < 0.6) for name, tick, ticks in shapes]

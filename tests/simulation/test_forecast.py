@@ -1,4 +1,4 @@
-"""What a run will cost, before it runs; and plans that cannot work, on both sides of each boundary."""
+"""The expected cost of a run before it runs; and plans that cannot work, on both sides of each boundary."""
 
 from __future__ import annotations
 
@@ -56,20 +56,20 @@ def expected(asked, given, *, lost: float = 0.0):
 
 @pytest.mark.parametrize("policy", ["plan", "greedy", "uniform_progress"])
 def test_with_spot_always_up_the_price_is_that_of_spot(policy):
-    told = expected(spec(policy={"name": policy}), rows(True)).policies[0]
-    assert (told.policy, told.cost, told.cost_p5, told.cost_p95) == (policy, *[pytest.approx(2 * 7 / 6)] * 3)
-    assert (told.cost_share, told.preemptions, told.late_share) == (pytest.approx(1 / 3), 0.0, 0.0)
-    assert told.finish_seconds == pytest.approx(4200.0)
+    found = expected(spec(policy={"name": policy}), rows(True)).policies[0]
+    assert (found.policy, found.cost, found.cost_p5, found.cost_p95) == (policy, *[pytest.approx(2 * 7 / 6)] * 3)
+    assert (found.cost_share, found.preemptions, found.late_share) == (pytest.approx(1 / 3), 0.0, 0.0)
+    assert found.finish_seconds == pytest.approx(4200.0)
 
 
 def test_with_spot_never_up_the_price_is_that_of_on_demand_and_it_is_in_time():
-    told = expected(spec(), rows(False)).policies
+    found = expected(spec(), rows(False)).policies
     # Uniform Progress starts on-demand three times: an hour of work and half an hour of starts.
-    assert [one.cost_share for one in told] == pytest.approx([1.0, 9 / 7, 1.0])
-    assert [one.late_share for one in told] == [0.0] * 3
+    assert [one.cost_share for one in found] == pytest.approx([1.0, 9 / 7, 1.0])
+    assert [one.late_share for one in found] == [0.0] * 3
 
 
-def test_the_planned_policy_comes_first_and_is_not_told_twice():
+def test_the_planned_policy_comes_first_and_once():
     assert [one.policy for one in expected(spec(), rows(True)).policies] == [
         "greedy",
         "uniform_progress",
@@ -95,7 +95,7 @@ def test_a_bound_on_preemptions_holds_for_whatever_it_is_compared_with():
     assert [one.preemptions for one in bound] == [1.0, 1.0, 0.0]
 
 
-def test_no_spot_is_begun_after_the_moment_that_is_told_as_its_last():
+def test_no_spot_attempt_begins_after_the_latest_spot_start():
     asked = spec(3600 + 2 * 600 + 310 + 15 + 12 + 900.0)
     late = rows(False, False, False, True)  # It comes half an hour in; a quarter of an hour can be waited.
     now = here(asked)
@@ -109,35 +109,35 @@ def test_prices_of_several_pools_are_in_the_specs_money(policy):
     # The cheapest listed pool is dearer than `spot_price`, which none of them costs.
     spot = [{"deployment": "s/a", "price": 2.2}, {"deployment": "s/b", "price": 2.6}]
     asked = spec(policy={"name": policy}, pools={"spot": spot, "on_demand_price": 4.4})
-    told = {one.policy: one for one in expected(asked, rows(True)).policies}
-    assert {"greedy", "on_demand_only", policy} <= set(told)
-    assert told["on_demand_only"].cost == pytest.approx(4.4 * 7 / 6)
-    assert told["greedy"].cost == pytest.approx(2.2 * 7 / 6)
-    assert told["greedy"].cost_share == pytest.approx(0.5)
+    found = {one.policy: one for one in expected(asked, rows(True)).policies}
+    assert {"greedy", "on_demand_only", policy} <= set(found)
+    assert found["on_demand_only"].cost == pytest.approx(4.4 * 7 / 6)
+    assert found["greedy"].cost == pytest.approx(2.2 * 7 / 6)
+    assert found["greedy"].cost_share == pytest.approx(0.5)
 
 
 @pytest.mark.parametrize("up", [True, False])
 @pytest.mark.parametrize("left", [4.0, 1.1])
-def test_what_on_demand_only_comes_to_is_what_its_simulation_says(up, left):
+def test_the_computed_result_of_on_demand_only_is_that_of_its_simulation(up, left):
     asked = spec(left * HOUR)
     job = job_ahead(asked, here(asked))
     alone = Contender("on_demand_only", OnDemandOnly(), as_published("on_demand_only", job))
-    simulated, told = outcome_on(rows(up), alone), expected(spec(left * HOUR), rows(up)).policies[-1]
-    assert told.cost == pytest.approx(simulated.cost.mean() * 2 / 3600)
-    assert told.late_share == simulated.is_late.mean()
-    assert told.finish_seconds == pytest.approx(simulated.finished_seconds.mean())
+    simulated, found = outcome_on(rows(up), alone), expected(spec(left * HOUR), rows(up)).policies[-1]
+    assert found.cost == pytest.approx(simulated.cost.mean() * 2 / 3600)
+    assert found.late_share == simulated.is_late.mean()
+    assert found.finish_seconds == pytest.approx(simulated.finished_seconds.mean())
 
 
-def test_a_dozen_runs_are_told_in_full():
+def test_a_dozen_runs_are_kept_tick_by_tick():
     asked = spec()
-    told = sample(asked, here(asked), rows(True, True, False), job=job_ahead(asked, here(asked)), lost_seconds=0.0)
-    assert (told.tick_seconds, len(told.modes)) == (600.0, SAMPLES)
+    found = sample(asked, here(asked), rows(True, True, False), job=job_ahead(asked, here(asked)), lost_seconds=0.0)
+    assert (found.tick_seconds, len(found.modes)) == (600.0, SAMPLES)
     # Two ticks on spot, then nothing until the net, on-demand to the end.
-    assert list(dict.fromkeys(told.modes[0].tolist())) == [Mode.SPOT, Mode.IDLE, Mode.ON_DEMAND]
-    assert list(told.modes[0][:3]) == [Mode.SPOT, Mode.SPOT, Mode.IDLE]
+    assert list(dict.fromkeys(found.modes[0].tolist())) == [Mode.SPOT, Mode.IDLE, Mode.ON_DEMAND]
+    assert list(found.modes[0][:3]) == [Mode.SPOT, Mode.SPOT, Mode.IDLE]
 
 
-def test_the_margin_is_kept_back_from_the_time_and_not_paid_for():
+def test_the_margin_is_subtracted_from_the_time_and_not_paid_for():
     asked = spec(policy={"margin_share": 0.5})
     job = job_ahead(asked, here(asked))
     assert (job.work_seconds, job.total_seconds) == (pytest.approx(HOUR), pytest.approx(3.5 * HOUR))
@@ -153,10 +153,10 @@ def test_without_a_deadline_it_waits_for_spot():
     assert job_ahead(asked, here(asked), longest_seconds=HOUR * 9).total_seconds == 4.5 * HOUR
     assert isinstance(planned_policy(asked, here(asked), job).policy, SpotOnly)
     given = [Rows("hand", 6000.0, np.array([[0] * 20 + [1] * 200] * 20, bool))]
-    told = forecast(asked, here(asked), given, job=job, lost_seconds=0.0).policies
-    assert [one.policy for one in told] == ["greedy", "on_demand_only"]
-    assert told[0].cost_share == pytest.approx(1 / 3)
-    assert told[0].finish_seconds == pytest.approx(20 * 6000 + 4200)
+    found = forecast(asked, here(asked), given, job=job, lost_seconds=0.0).policies
+    assert [one.policy for one in found] == ["greedy", "on_demand_only"]
+    assert found[0].cost_share == pytest.approx(1 / 3)
+    assert found[0].finish_seconds == pytest.approx(20 * 6000 + 4200)
     assert latest_moments(asked, here(asked)) == {}
 
 
@@ -183,15 +183,15 @@ def test_a_bound_on_preemptions_is_part_of_the_plan():
 
 def test_the_latest_moments_are_the_deadline_less_what_is_needed():
     asked = spec(policy={"margin_share": 0.1})
-    told = latest_moments(asked, here(asked))
-    assert told["latest_safe_moment"] == START + timedelta(seconds=4 * HOUR - 1.1 * HOUR - 600)
-    assert told["latest_spot_start"] == START + timedelta(seconds=4 * HOUR - (1.1 * HOUR + 1200 + 310 + 15 + 12))
+    found = latest_moments(asked, here(asked))
+    assert found["latest_safe_moment"] == START + timedelta(seconds=4 * HOUR - 1.1 * HOUR - 600)
+    assert found["latest_spot_start"] == START + timedelta(seconds=4 * HOUR - (1.1 * HOUR + 1200 + 310 + 15 + 12))
 
 
-def test_the_cadence_is_what_was_asked_or_what_the_trainer_would_choose():
+def test_the_cadence_is_the_configured_one_or_the_one_the_trainer_would_choose():
     life = life_of(History(), prior_seconds=None)
     assert life.mean_seconds == 7200.0
-    assert cadence_of(spec(), life, save_seconds=1.0).reason == "every 300 s, as asked"
+    assert cadence_of(spec(), life, save_seconds=1.0).reason == "every 300 s, as configured"
     free = spec(checkpoints={})
     assert "first save, to measure its cost" in cadence_of(free, life, save_seconds=None).reason
     chosen = cadence_of(free, life, save_seconds=20.0)
@@ -229,21 +229,23 @@ def test_a_runs_own_attempts_and_traces_change_how_long_spot_lasts():
 
 
 @pytest.mark.parametrize(("left", "hopeless"), [(4199.9, True), (4200.0, False)])
-def test_a_deadline_nearer_than_on_demand_is_refused_with_one_that_would_do(left, hopeless):
+def test_a_deadline_too_early_for_on_demand_is_refused_with_the_earliest_possible_one(left, hopeless):
     asked = spec(left)
     if not hopeless:
         refuse_hopeless(asked, here(asked), now=START, life_seconds=7200.0)
         return
-    with pytest.raises(HopelessPlanError, match=r"70 min are left .* on-demand alone needs 70 min") as caught:
+    with pytest.raises(
+        HopelessPlanError, match=r"the deadline is in 70 min and on-demand alone needs 70 min"
+    ) as caught:
         refuse_hopeless(asked, here(asked), now=START, life_seconds=7200.0)
     assert caught.value.reason == "deadline_too_near"
-    assert "A deadline of 2026-01-01T01:15+00:00 would just do" in str(caught.value)
+    assert "Fix: set the deadline to 2026-01-01T01:15+00:00 or later" in str(caught.value)
     asked = spec(75 * 60)
     refuse_hopeless(asked, here(asked), now=START, life_seconds=7200.0)
 
 
 @pytest.mark.parametrize(("save", "hopeless"), [(None, False), (1000.0, False), (1000.1, True)])
-def test_a_save_that_outlasts_its_instance_is_refused(save, hopeless):
+def test_a_save_that_takes_longer_than_a_spot_machine_lives_is_refused(save, hopeless):
     asked = spec()
 
     def ask(which=asked):
@@ -252,19 +254,24 @@ def test_a_save_that_outlasts_its_instance_is_refused(save, hopeless):
     if not hopeless:
         ask()
         return
-    with pytest.raises(HopelessPlanError, match="one save takes 17 min and a spot instance lasts 17 min") as caught:
+    with pytest.raises(
+        HopelessPlanError, match="one save takes 17 min, longer than the mean life of a spot machine, 17 min"
+    ) as caught:
         ask()
     assert caught.value.reason == "save_longer_than_life"
     ask(spec(policy={"name": "on_demand_only"}))
 
 
 @pytest.mark.parametrize(("life", "hopeless"), [(310.0, False), (309.9, True)])
-def test_commits_further_apart_than_an_instance_lives_are_refused(life, hopeless):
+def test_commits_further_apart_than_a_spot_machine_lives_are_refused(life, hopeless):
     asked = spec()
     if not hopeless:
         refuse_hopeless(asked, here(asked), now=START, life_seconds=life)
         return
-    with pytest.raises(HopelessPlanError, match="up to 5 min lie between two commits") as caught:
+    with pytest.raises(
+        HopelessPlanError,
+        match=r"two commits are up to 5\.2 min apart, longer than the mean life of a spot machine, 5\.2 min",
+    ) as caught:
         refuse_hopeless(asked, here(asked), now=START, life_seconds=life)
     assert caught.value.reason == "at_risk_longer_than_life"
     assert "max_work_at_risk_seconds" in caught.value.fix

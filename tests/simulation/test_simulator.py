@@ -36,7 +36,7 @@ def test_spot_that_never_goes_away_costs_a_boot_and_the_work():
     assert (one.cost[0], one.on_demand_seconds[0], one.finished_seconds[0]) == (300 + HOUR, 0, 300 + HOUR)
 
 
-def test_a_gap_costs_its_time_and_a_second_boot():
+def test_a_down_interval_costs_its_time_and_a_second_boot():
     one = outcome(Greedy(), "uuudduuuu")
     # Three ticks: 25 minutes done. Two idle. Then a boot and the other 35 minutes.
     assert one.cost[0] == (300 + 1500) + (300 + 2100)
@@ -51,12 +51,12 @@ def test_without_any_spot_greedy_waits_until_the_safety_net_and_is_in_time():
     assert not one.is_late[0]
 
 
-def test_the_clamp_brings_home_a_policy_that_never_looks():
+def test_the_clamp_keeps_the_deadline_of_a_policy_without_a_safety_net():
     one = outcome(SpotOnly(), "d")
     assert (one.on_demand_seconds[0], bool(one.is_late[0])) == (300 + HOUR, False)
 
 
-def test_a_hopeless_job_says_so_and_does_not_wait():
+def test_a_hopeless_job_is_reported_and_does_not_wait():
     job = Job(total_seconds=HOUR, work_seconds=HOUR, changeover_seconds=300.0)
     one = outcome(SpotOnly(), "d", job=job)
     assert one.was_hopeless
@@ -98,13 +98,13 @@ def test_work_since_the_last_save_is_lost_with_an_instance_that_dies_within_a_ti
     assert not any(one.is_late[0] for one in found)
 
 
-def test_a_death_that_is_noticed_late_holds_up_what_comes_next():
+def test_a_death_that_is_detected_late_delays_what_comes_next():
     prompt = outcome(Greedy(), "uuudu")
     late = outcome(Greedy(), "uuudu", harshness=Harshness(detection_seconds=1200.0))
     assert late.finished_seconds[0] == prompt.finished_seconds[0] + TICK
 
 
-def test_sentinels_cost_spot_time_and_show_what_runs_without_them_do_not_know():
+def test_sentinels_cost_spot_time_and_save_more_than_they_cost():
     job = Job(total_seconds=3 * HOUR, work_seconds=2 * HOUR, changeover_seconds=300.0, handover=True)
     text = "dddduuuuuuuuuuuuuuuu"
     costs = {}
@@ -120,10 +120,10 @@ def test_sentinels_cost_spot_time_and_show_what_runs_without_them_do_not_know():
 def test_the_optimum_knows_when_to_wait_and_when_to_pay():
     assert cheapest(JOB, ticks("u"), tick_seconds=TICK)[0] == 300 + HOUR
     assert cheapest(JOB, ticks("d"), tick_seconds=TICK)[0] == 3 * (300 + HOUR)
-    # Two gaps can be waited out; a spell of one tick in between is not worth a boot.
+    # Two down intervals can be waited out; an up interval of one tick between them is not worth a boot.
     text = "d" * 6 + "u" + "d" * 2 + "u" * 9
     assert cheapest(JOB, ticks(text), tick_seconds=TICK)[0] == 300 + HOUR
-    # 25 minutes on the only spell there is, the other 35 on on-demand.
+    # 25 minutes in the only up interval, the other 35 on on-demand.
     assert cheapest(JOB, ticks("uuud"), tick_seconds=TICK)[0] == (300 + 1500) + 3 * (300 + 2100)
 
 
@@ -147,7 +147,7 @@ def test_where_there_is_no_way_back_on_demand_is_kept_to_the_end():
     assert set(modes[modes.index(Mode.ON_DEMAND) :]) == {Mode.ON_DEMAND}
 
 
-def test_a_death_undoes_what_was_asked_for_and_no_more_than_the_attempt_did():
+def test_a_death_loses_the_work_requested_and_no_more_than_the_attempt_did():
     lost = [
         outcome(Greedy(), text, harshness=Harshness(lost_by_a_death_seconds=400.0)).lost_seconds[0]
         for text in ("uuudduuuu", "uduuuuuu", "uuuuuuuuu")
@@ -155,7 +155,7 @@ def test_a_death_undoes_what_was_asked_for_and_no_more_than_the_attempt_did():
     assert lost == [400.0, 300.0, 0.0]  # The second did five minutes of work in its only tick.
 
 
-def test_no_spot_attempt_is_begun_with_less_slack_than_is_asked_for():
+def test_no_spot_attempt_begins_with_less_slack_than_required():
     job = Job(total_seconds=3 * HOUR, work_seconds=HOUR, changeover_seconds=300.0, knowledge="free", handover=False)
     calm, careful = (
         outcome(SpotOnly(), "dddddddu", job=job, harshness=Harshness(start_slack_seconds=slack))
@@ -165,7 +165,7 @@ def test_no_spot_attempt_is_begun_with_less_slack_than_is_asked_for():
     assert not careful.is_late[0]
 
 
-def test_no_sentinel_is_sent_where_nothing_can_come_back():
+def test_no_sentinel_is_sent_where_the_run_cannot_return():
     job = Job(total_seconds=3 * HOUR, work_seconds=2 * HOUR, changeover_seconds=300.0)
     bounds = {most: outcome(Capped(named_policy("plan"), most), "uduuuuuuuuu", job=job) for most in (0, 9)}
     assert bounds[0].sentinel_seconds[0] == 0.0

@@ -1,4 +1,4 @@
-"""Availability without data: the hazards that were asked for, or what a run saw."""
+"""Availability without data files: from hazards, or as a run observed it."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ from hypothesis import strategies as st
 
 from segue.policy.rules.hazards import BINS, DOWN_RATES, UP_RATES, age_bin
 from segue.records import Capacity, StopReason
-from segue.simulation.synthetic import made_up, recorded_trace
+from segue.simulation.synthetic import recorded_trace, synthetic_availability
 from tests.support.histories import Logbook, make_spec
 
 DAY = 86400.0
 
 
 def ends_by_age(rows: np.ndarray, tick: float, *, up: bool) -> tuple[np.ndarray, np.ndarray]:
-    """Ends seen and ticks watched by age bin, of spells whose start was seen."""
-    ends, watched = np.zeros(BINS), np.zeros(BINS)
+    """Ends and ticks observed by age bin, of intervals whose start was observed."""
+    ends, observed = np.zeros(BINS), np.zeros(BINS)
     age = np.full(len(rows), np.nan)
     for here, there in zip(rows.T[:-1], rows.T[1:], strict=True):
         these = (here == up) & ~np.isnan(age)
         bins = age_bin(age[these])
-        watched += np.bincount(bins, minlength=BINS)
+        observed += np.bincount(bins, minlength=BINS)
         ends += np.bincount(bins, weights=here[these] != there[these], minlength=BINS)
         age = np.where(here != there, 0.0, age + tick)
-    return ends, watched
+    return ends, observed
 
 
 @settings(max_examples=8)
@@ -34,18 +34,20 @@ def ends_by_age(rows: np.ndarray, tick: float, *, up: bool) -> tuple[np.ndarray,
     factors=st.tuples(st.floats(0.3, 3.0), st.floats(0.3, 3.0)),
     tick=st.sampled_from([300.0, 600.0, 900.0]),
 )
-def test_made_traces_have_the_hazards_they_were_asked_for(seed, factors, tick):
-    rows = made_up(np.random.default_rng(seed), 300, 8 * DAY, tick, up_factor=factors[0], down_factor=factors[1])
+def test_synthetic_traces_have_the_hazards_requested(seed, factors, tick):
+    rows = synthetic_availability(
+        np.random.default_rng(seed), 300, 8 * DAY, tick, up_factor=factors[0], down_factor=factors[1]
+    )
     for up, rates in ((True, UP_RATES * factors[0]), (False, DOWN_RATES * factors[1])):
-        ends, watched = ends_by_age(rows, tick, up=up)
+        ends, observed = ends_by_age(rows, tick, up=up)
         chance = -np.expm1(-rates * tick)
-        spread = np.sqrt(watched * chance * (1 - chance)) + 1
-        assert (np.abs(ends - watched * chance) < 6 * spread).all()
-        assert watched.sum() > 1000
+        spread = np.sqrt(observed * chance * (1 - chance)) + 1
+        assert (np.abs(ends - observed * chance) < 6 * spread).all()
+        assert observed.sum() > 1000
 
 
-def test_they_start_as_at_any_other_moment():
-    rows = made_up(np.random.default_rng(1), 6000, 4 * DAY, 600.0)
+def test_synthetic_traces_start_at_a_random_moment():
+    rows = synthetic_availability(np.random.default_rng(1), 6000, 4 * DAY, 600.0)
     shares = rows[:, [0, 144, 288, -1]].mean(axis=0)
     assert 0.1 < shares[0] < 0.9
     assert np.abs(shares - shares[0]).max() < 6 * 0.5 / np.sqrt(6000)
@@ -54,19 +56,21 @@ def test_they_start_as_at_any_other_moment():
     assert abs(changes[:, :6].mean() - changes[:, -6:].mean()) < 0.01
 
 
-def test_the_same_seed_makes_the_same_rows_and_they_cover_what_is_asked():
-    first, again = (made_up(np.random.default_rng(3), 5, 3601.0, 600.0) for _ in range(2))
+def test_the_same_seed_gives_the_same_rows_of_the_length_requested():
+    first, again = (synthetic_availability(np.random.default_rng(3), 5, 3601.0, 600.0) for _ in range(2))
     assert first.shape == (5, 8)
     assert (first == again).all()
 
 
 @pytest.mark.parametrize(("factor", "rises"), [("up_factor", False), ("down_factor", True)])
-def test_factors_make_spot_rarer_or_commoner(factor, rises):
-    usual, other = (made_up(np.random.default_rng(5), 2000, DAY, 600.0, **{factor: f}).mean() for f in (1.0, 3.0))
+def test_factors_make_spot_rarer_or_more_frequent(factor, rises):
+    usual, other = (
+        synthetic_availability(np.random.default_rng(5), 2000, DAY, 600.0, **{factor: f}).mean() for f in (1.0, 3.0)
+    )
     assert bool(other > usual) is rises
 
 
-def test_a_log_tells_what_its_run_saw_of_spot_and_leaves_out_what_nobody_watched():
+def test_the_trace_of_a_log_has_what_its_run_observed_and_nothing_else():
     log = Logbook(make_spec())
     plan = log.plan()
     log.seconds = 600.0
@@ -79,13 +83,13 @@ def test_a_log_tells_what_its_run_saw_of_spot_and_leaves_out_what_nobody_watched
     log.seconds = 41200.0
     log.claim(plan)
     trace = recorded_trace(log.history, 600.0)
-    # Waited 10 min, had it for 30, was on on-demand unseen, waited 20.
+    # Waited 10 min, had it for 30, was on on-demand, waited 20.
     assert trace is not None
     assert (trace.name, trace.tick_seconds) == ("r", 600.0)
     assert list(trace.up) == [False, True, True, True, False, False]
 
 
-def test_a_run_that_saw_nothing_has_no_trace():
+def test_a_run_that_never_observed_spot_has_no_trace():
     log = Logbook(make_spec())
     assert recorded_trace(log.history, 600.0) is None
     log.attempt(StopReason.FINISHED, Capacity.ON_DEMAND, seconds=3600.0)

@@ -56,19 +56,19 @@ def test_a_folder_gives_all_of_its_files_by_name(tmp_path):
     [
         ("no", "is not JSON"),
         ("\xff", "is not JSON"),
-        ("[1]", "is not an object"),
-        ('{"data": [1]}', "names no metadata.gap_seconds"),
-        ('{"metadata": [], "data": [1]}', "names no metadata.gap_seconds"),
-        ('{"metadata": {"gap_seconds": "600"}, "data": [1]}', "names no metadata.gap_seconds"),
-        ('{"metadata": {"gap_seconds": -600}, "data": [1]}', "has gaps of -600 s"),
-        ('{"metadata": {"gap_seconds": NaN}, "data": [1]}', "has gaps of nan s"),
+        ("[1]", "is not a JSON object"),
+        ('{"data": [1]}', "has no number in metadata.gap_seconds"),
+        ('{"metadata": [], "data": [1]}', "has no number in metadata.gap_seconds"),
+        ('{"metadata": {"gap_seconds": "600"}, "data": [1]}', "has no number in metadata.gap_seconds"),
+        ('{"metadata": {"gap_seconds": -600}, "data": [1]}', "has metadata.gap_seconds = -600"),
+        ('{"metadata": {"gap_seconds": NaN}, "data": [1]}', "has metadata.gap_seconds = nan"),
         ('{"metadata": {"gap_seconds": 600}, "data": []}', "has no data"),
         ('{"metadata": {"gap_seconds": 600}}', "has no data"),
-        ('{"metadata": {"gap_seconds": 600}, "data": [1, "up"]}', "has data that are not numbers"),
-        ('{"metadata": {"gap_seconds": 600}, "data": [1, -1]}', "has data that are not numbers"),
+        ('{"metadata": {"gap_seconds": 600}, "data": [1, "up"]}', "has entries in data that are not numbers"),
+        ('{"metadata": {"gap_seconds": 600}, "data": [1, -1]}', "has entries in data that are not numbers"),
     ],
 )
-def test_what_is_no_trace_is_refused_by_the_name_of_its_file(tmp_path, text, said):
+def test_what_is_no_trace_is_refused_with_the_name_of_its_file(tmp_path, text, said):
     path = tmp_path / "x.json"
     path.write_text(text, encoding="latin-1")
     with pytest.raises(TraceError, match=r"x\.json") as caught:
@@ -84,7 +84,7 @@ def test_a_path_that_is_not_there_and_an_empty_folder_are_refused(tmp_path):
         read_traces(tmp_path)
 
 
-def test_windows_are_of_random_starts_and_cover_what_is_asked():
+def test_windows_have_random_starts_and_the_length_requested():
     trace = Trace("x", 600.0, np.arange(100) % 2 == 0)
     rows = windows(trace, seconds=3600.0, count=50, random=np.random.default_rng(0))
     assert rows.shape == (50, 7)
@@ -97,24 +97,24 @@ def test_a_window_may_be_the_whole_trace_and_no_more():
     assert windows(trace, seconds=3600.0, count=2, random=np.random.default_rng(0)).shape == (2, 7)
     with pytest.raises(TraceError, match="x covers"):
         windows(trace, seconds=3600.1, count=2, random=np.random.default_rng(0))
-    with pytest.raises(TraceError, match=r"x covers 1\.2 h, and 2\.0 h are asked for\. Give a longer trace"):
+    with pytest.raises(TraceError, match=r"x covers 70 min, and the job needs 2\.0 h\. Fix: give a longer trace"):
         windows(trace, seconds=7200.0, count=2, random=np.random.default_rng(0))
 
 
-def test_short_traces_are_left_out_unless_all_are():
+def test_short_traces_are_not_used_and_refused_where_all_are_short():
     short, long = Trace("short", 600.0, np.ones(3, bool)), Trace("long", 600.0, np.ones(30, bool))
     assert long_enough([short, long], seconds=3600.0) == ([long], [short])
-    with pytest.raises(TraceError, match=r"short, long cover at most 5\.0 h, and 10\.0 h are asked for"):
+    with pytest.raises(TraceError, match=r"short, long cover at most 5\.0 h, and the job needs 10\.0 h"):
         long_enough([short, long], seconds=36000.0)
 
 
-def test_finer_ticks_tell_the_same():
+def test_finer_ticks_have_the_same_availability():
     finer = Trace("x", 600.0, np.array([True, False])).finer(250.0)
     assert (finer.tick_seconds, list(finer.up)) == (200.0, [True] * 3 + [False] * 3)
     assert finer.finer(200.0).tick_seconds == 200.0
 
 
-def test_the_mean_life_is_that_of_the_up_stretches():
+def test_the_mean_life_is_that_of_the_up_intervals():
     assert Trace("x", 600.0, np.array([1, 1, 0, 1, 0, 0], bool)).mean_up_seconds() == 900.0
     assert Trace("x", 600.0, np.zeros(3, bool)).mean_up_seconds() is None
 

@@ -169,7 +169,7 @@ def test_a_replay_that_goes_bad_where_the_run_did_not_is_a_broken_resume(fork_se
     # The batch is left in: the recovery of broken resumes has the say.
     decision = decide_next(runlog, spec, clock=SystemClock())
     assert (decision.plan.parent.step, decision.plan.skips) == (10, ())
-    assert decision.reason.startswith("once more from step 10, for the resume was broken")
+    assert decision.reason.startswith("second resume from step 10, because the first was broken")
 
 
 def test_a_step_that_only_bears_witness_and_goes_bad_ends_nothing(fork_server, begin):

@@ -60,7 +60,7 @@ def test_state_that_nobody_registered_stops_the_run_at_its_first_commit(fork_ser
     decision = decide_next(runlog, spec, clock=SystemClock())
     assert (decision.action, decision.reason) == (
         "broken",
-        f"the resume rehearsal: {drill.verdict.findings[0].sentence}",
+        f"resume rehearsal failed: {drill.verdict.findings[0].sentence}",
     )
 
 

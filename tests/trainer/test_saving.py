@@ -167,7 +167,7 @@ def test_at_the_goal_too_a_store_that_stays_away_ends_the_attempt(make_spec, ope
 
 @pytest.mark.parametrize(
     ("checkpoints", "said"),
-    [({"every_steps": 10}, "every 10 steps, as asked"), ({}, "first save, to measure its cost")],
+    [({"every_steps": 10}, "every 10 steps, as configured"), ({}, "first save, to measure its cost")],
 )
 def test_the_heartbeat_says_how_often_it_saves_and_why(make_spec, open_log, checkpoints, said):
     spec = make_spec(checkpoints=checkpoints)

@@ -1,29 +1,30 @@
-"""How spot spells end: published hazards by age, corrected by what a run sees. Pure.
+"""How availability intervals end: published hazards by age, corrected by a run's own observations. Pure.
 
-A spell's hazard falls with its age: what has lasted lasts. The prior is the share of spells that end within ten
-minutes, by age, in the availability traces of "Can't Be Late" (NSDI 2024). A run's own spells scale it: ends follow
-a Poisson process whose rate is the prior's times an unknown factor with a gamma prior, so the factor's mean after some
-spells is (weight + ends seen) / (weight + ends expected).
+The hazard of an interval falls with its age: the longer it has lasted, the longer it will last. The prior is the share
+of intervals that end within ten minutes, by age, in the availability traces of "Can't Be Late" (NSDI 2024). A run's own
+intervals scale it: ends follow a Poisson process whose rate is the prior's times an unknown factor with a gamma prior,
+so the factor's mean after some intervals is (weight + ends observed) / (weight + ends expected).
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-from segue.policy.rules.view import Floats, Spells
+from segue.policy.rules.view import Floats, Intervals
 
 HOUR = 3600.0
 AGE_EDGES_SECONDS = np.array([0.25, 0.58, 1.08, 2.08, 4.08, 8.08, 16.08]) * HOUR
 """Between the age bins; the last bin has no end."""
 BINS = len(AGE_EDGES_SECONDS) + 1
 _PER = 600.0
-UNSEEN_SECONDS = 3600.0
-"""How old a spell counts as whose start nobody saw: at a random moment, old ones are likelier to be met."""
+UNKNOWN_AGE_SECONDS = 3600.0
+"""Age of an interval whose start was not observed: a random moment is more likely to fall into a long interval."""
 UP_ENDS = np.array([0.278, 0.194, 0.143, 0.080, 0.045, 0.036, 0.024, 0.018])
-"""Share of up spells that end within ten minutes, by age."""
+"""Share of up intervals that end within ten minutes, by age."""
 DOWN_ENDS = np.array([0.350, 0.162, 0.102, 0.068, 0.046, 0.031, 0.021, 0.006])
+"""The same of down intervals."""
 UP_RATES = -np.log1p(-UP_ENDS) / _PER
-"""Ends of up spells a second, by age."""
+"""Ends of up intervals per second, by age."""
 DOWN_RATES = -np.log1p(-DOWN_ENDS) / _PER
 
 
@@ -32,21 +33,21 @@ def age_bin(seconds: Floats) -> np.ndarray:
     return np.searchsorted(AGE_EDGES_SECONDS, seconds, side="right")
 
 
-def factors(seen: Spells, *, weight: float) -> tuple[Floats, Floats]:
-    """By how much this run's up and down spells end faster than published; `weight` is the prior's, in ends."""
-    up = (weight + seen.up_ends) / (weight + seen.up_expected)
-    down = (weight + seen.down_ends) / (weight + seen.down_expected)
+def factors(observed: Intervals, *, weight: float) -> tuple[Floats, Floats]:
+    """Hazards of this run's up and down intervals over the published ones; `weight` is the prior's, in ends."""
+    up = (weight + observed.up_ends) / (weight + observed.up_expected)
+    down = (weight + observed.down_ends) / (weight + observed.down_expected)
     return up, down
 
 
 def expected_ends(rates: Floats, seconds: float) -> float:
-    """Ends that hazards by age make expect of a spell that lasted so long from its start."""
+    """Ends to expect, by these hazards, in an interval that has lasted `seconds` from its start."""
     inside = np.clip(seconds - _STARTS, 0.0, np.append(np.diff(_STARTS), np.inf))
     return float(rates @ inside)
 
 
 def mean_left_seconds(ages: Floats) -> tuple[Floats, Floats]:
-    """How long an up and a down spell of each age lasts from now, on the mean; the last bin's for the very old."""
+    """The mean rest of an up and of a down interval, by age; beyond the last edge it no longer depends on the age."""
     bins = age_bin(ages)
     start = np.maximum(ages - _STARTS[bins], 0.0)
     return tuple(_mean_left(rates, bins, start) for rates in (UP_RATES, DOWN_RATES))  # type: ignore[return-value]
@@ -56,7 +57,7 @@ _STARTS = np.concatenate([[0.0], AGE_EDGES_SECONDS])
 
 
 def _mean_left(rates: Floats, bins: np.ndarray, into: Floats) -> Floats:
-    # Within a bin the hazard is constant: 1/rate, or the rest of the bin and then the next one's mean.
+    # The hazard is constant within a bin: 1/rate, or the rest of the bin and then the mean of the next one.
     left = np.empty(BINS)
     left[-1] = 1 / rates[-1]
     for at in range(BINS - 2, -1, -1):

@@ -1,8 +1,7 @@
-"""Policies: where a run should be next. Values with one method, pure; the clamp overrules them all.
+"""Policies with closed rules: where a run should be next. Pure; the safety clamp overrules them all.
 
-The same objects decide in the flows and in the simulator. `choose` works element by element: one run in a flow, many in
-a simulation. A wish for spot while it cannot be had means to queue for it: from on-demand without leaving it, where
-hand-over is on.
+The same objects decide in a run and in the simulator. `choose` works element by element: one run in a flow, many in a
+simulation. A wish for spot while spot is down means to wait for it; with hand-over on-demand keeps running meanwhile.
 """
 
 from __future__ import annotations
@@ -26,11 +25,11 @@ from segue.policy.rules.view import IDLE, ON_DEMAND, SPOT, Flags, View, Wishes
 
 
 class Policy(Protocol):
-    """Chooses where to be from now on, for each run of a view."""
+    """Chooses the capacity from now on, for each run of a view."""
 
     @property
     def comes_back(self) -> bool:
-        """Whether it ever leaves on-demand again: only then it is worth to look for spot from there."""
+        """Whether it ever leaves on-demand for spot again: only then is a standby sent."""
         ...
 
     def choose(self, view: View) -> Wishes: ...
@@ -38,7 +37,7 @@ class Policy(Protocol):
 
 @dataclass(frozen=True)
 class OnDemandOnly(OnDemandOnlyParameters):
-    """The baseline in cost and the safest."""
+    """On-demand always: the safest, and the baseline in cost."""
 
     def choose(self, view: View) -> Wishes:
         return np.full(view.mode.shape, ON_DEMAND, np.int8)
@@ -46,7 +45,7 @@ class OnDemandOnly(OnDemandOnlyParameters):
 
 @dataclass(frozen=True)
 class SpotOnly(SpotOnlyParameters):
-    """The baseline without a safety net of its own; the clamp still overrules it."""
+    """Spot always: it has no safety net of its own, but the clamp still overrules it."""
 
     def choose(self, view: View) -> Wishes:
         return np.full(view.mode.shape, SPOT, np.int8)
@@ -54,7 +53,7 @@ class SpotOnly(SpotOnlyParameters):
 
 @dataclass(frozen=True)
 class Threshold(ThresholdParameters):
-    """The tutorials' rule: on-demand to the end after some preemptions, or with less than a share of slack left."""
+    """The rule of many tutorials: on-demand to the end after some preemptions, or with little slack left."""
 
     def choose(self, view: View) -> Wishes:
         is_short = view.slack_seconds < self.slack_share * view.remaining_seconds
@@ -88,8 +87,8 @@ class TimeSliced(TimeSlicedParameters):
 class UniformProgress(UniformProgressParameters):
     """Keeps the work done at or above the straight line from start to deadline (NSDI 2024, 4.3 and 4.4).
 
-    Idle and behind the line: on-demand, until ahead by two changeovers (the hysteresis). Spot whenever it can be had,
-    also from on-demand and behind the line (taking risks), and kept until preempted. Then the safety net.
+    Idle and behind the line: on-demand, until ahead by two changeovers (the hysteresis). Spot whenever it is available,
+    also from on-demand and behind the line (taking risks), and kept until preempted. The safety net is that of greedy.
     """
 
     def choose(self, view: View) -> Wishes:
@@ -104,15 +103,14 @@ class UniformProgress(UniformProgressParameters):
 
 @dataclass(frozen=True)
 class SlackAge(SlackAgeParameters):
-    """A closed form: wait as long as the slack is worth more than what is left of the wait, by the spell's age.
+    """A closed form: waits for spot while the expected rest of the down interval is within a share of the slack.
 
-    Down: on-demand once the mean of what is left of the down spell exceeds a share of the slack. Up, on on-demand:
-    spot once what is left of the up spell pays for the changeover.
+    From on-demand it takes spot once the expected rest of the up interval pays for the changeover.
     """
 
     def choose(self, view: View) -> Wishes:
         job = view.job
-        up_left, down_left = mean_left_seconds(view.spell_seconds)
+        up_left, down_left = mean_left_seconds(view.age_seconds)
         is_long = ~view.is_up & (view.mode == IDLE) & (down_left > self.wait_share * view.slack_seconds)
         saved = up_left * (1 - 1 / job.price_ratio)
         is_short = view.is_up & (saved < self.pays_for * job.changeover_seconds)
@@ -122,7 +120,7 @@ class SlackAge(SlackAgeParameters):
 
 @dataclass(frozen=True)
 class Capped:
-    """Another policy, until the preemptions reach a bound; then on-demand to the end."""
+    """Another policy until the preemptions reach a bound, then on-demand to the end."""
 
     policy: Policy
     preemptions: int = 3

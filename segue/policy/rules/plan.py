@@ -1,4 +1,4 @@
-"""PLAN: the dynamic programme's choice, with hazards that follow what the run sees. Pure; tables are kept."""
+"""PLAN: the choice of the dynamic programme, with hazards that follow the run's observations. Pure; keeps tables."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from segue.policy.rules.plan_table import Table, solve
 from segue.policy.rules.view import Floats, Job, View, Wishes
 
 _GRID = 1.5
-"""Between two factors that tables are solved for: a hazard off by a quarter costs less than the noise of one run."""
+"""Ratio of two factors that tables are solved for: a hazard off by a quarter costs less than the noise of a run."""
 _COARSEST_SECONDS = 600.0
 _MOMENTS, _WORK_STEPS, _BOOT_STEPS, _HORIZON_STEPS, _STEPS = 60, 8, 12, 600, 800
 _SLACK_STEPS, _MOST_PARTS = 120, 16
 _ABSURD = 1.02
-"""No plan costs more than on-demand alone, but roundings do; beyond so much of it they say nothing."""
+"""No plan costs more than on-demand alone, but rounding can; a result above this share is not reported."""
 
 
 @dataclass(frozen=True)
@@ -30,10 +30,10 @@ class Plan(PlanParameters):
     """Steps of time left times steps of slack in one table, which is what solving it takes."""
 
     _tables: dict[tuple[Job, float, float], Table] = field(default_factory=dict, init=False, repr=False, compare=False)
-    """Of one job, by the factors of its hazards."""
+    """The solved tables of one job, by the factors of its hazards."""
 
     def choose(self, view: View) -> Wishes:
-        up, down = (self._rounded(values) for values in factors(view.seen, weight=self.prior_weight))
+        up, down = (self._rounded(values) for values in factors(view.observed, weight=self.prior_weight))
         wishes = np.empty(view.mode.shape, np.int8)
         for pair in set(zip(up.tolist(), down.tolist(), strict=True)):
             these = (up == pair[0]) & (down == pair[1])
@@ -41,11 +41,11 @@ class Plan(PlanParameters):
         return wishes
 
     def cost_share(self, view: View) -> float | None:
-        """What one run, at the start of its job, can expect to pay to its goal, of on-demand's price for it.
+        """The expected cost of one run from the start of its job to the goal, as a share of on-demand's.
 
-        None where the grid does not tell: next to no work is left, or next to no slack.
+        None where the grid is too coarse for an answer: with almost no work left, or almost no slack.
         """
-        up, down = (self._rounded(values) for values in factors(view.seen, weight=self.prior_weight))
+        up, down = (self._rounded(values) for values in factors(view.observed, weight=self.prior_weight))
         cost = float(self._table(view.job, float(up[0]), float(down[0])).cost(view)[0])
         whole = float(view.job.price_ratio * (view.work_seconds + view.job.changeover_seconds)[0])
         return min(cost / whole, 1.0) if 0.0 < cost < _ABSURD * whole else None
@@ -76,16 +76,16 @@ class QuickPlan(Plan):
 def table_for(job: Job, up_factor: float, down_factor: float, *, most_cells: float = math.inf) -> Table:
     """The table of a job for hazards by these factors of the published ones.
 
-    The grid tells slacks and boots apart where there are such, but no moments between which nothing is decided, and has
-    a bounded number of steps: what lies further off than its horizon is more of the same. `most_cells` bounds steps of
-    time times steps of slack, as far as a run of so much work can bear it.
+    The grid resolves slacks and boots, but not moments between which nothing is decided, and has a bounded number of
+    steps: time beyond its horizon is treated like time at the horizon. `most_cells` bounds the steps of time times the
+    steps of slack, as far as the amount of work permits.
     """
     slack, work = max(job.total_seconds - job.work_seconds, 0.0), job.work_seconds
     wanted = min(_COARSEST_SECONDS, max(slack, work / 100) / _MOMENTS, work / _WORK_STEPS)
     least = max(job.decides_every_seconds, job.changeover_seconds / _BOOT_STEPS)
     step = max(wanted, least, (work + min(slack, work / 2)) / _STEPS)
     horizon = min(max(_HORIZON_STEPS * step, work + min(slack, work / 2)), job.total_seconds)
-    # A whole part of the step, so that what waiting costs is exact.
+    # A whole part of the step, so that the cost of waiting is exact.
     parts = min(math.ceil(step * _SLACK_STEPS / max(slack, step)), _MOST_PARTS)
     cells = horizon * max(horizon - work, step) / step**2 * parts
     if cells > most_cells:

@@ -1,14 +1,14 @@
-"""PLAN's dynamic programme: the cheapest way from every state, backwards from the deadline. Pure.
+"""PLAN's dynamic programme: the cheapest choice in every state, solved backwards from the deadline. Pure.
 
-State: time left R, slack S = R - C, where the run is, and spot up or down in one of eight ages. In a step of length h,
+State: remaining time R, slack S = R - C, mode, and spot x: up or down in one of eight ages. In a step of length h,
 
     idle:       E V(R-h, S-h, idle, x')
-    spot:       c + E V(R-h, S - d if it starts, spot while x' is up, else idle with what was lost, x')
+    spot:       c + E V(R-h, S - d if it starts, spot while x' is up, else idle less the lost work, x')
     on-demand:  k c + E V(R-h, S - d if it starts, on-demand, x')
     hand-over:  c + k d + E V(R-h, S, spot or, if the standby dies as it boots, on-demand, x')
 
 and V = 0 once S >= R: nothing is left to compute. A start's changeover d is taken from the slack at once. What the
-clamp forbids costs infinity. Between two points of the grid V is linear in S.
+safety clamp forbids costs infinity. Between two points of the grid V is linear in S.
 """
 
 from __future__ import annotations
@@ -28,29 +28,29 @@ UP, DOWN = slice(0, BINS), slice(BINS, 2 * BINS)
 _IDLE, _SPOT, _ON_DEMAND = slice(0, 16), slice(16, 24), slice(24, 40)
 _FIRST_ROW = np.array([0, 16, 24])
 _CHECKED = np.array([1.0, 1.0, 0.5, 0.25, 0.25, 0.25, 0.25, 0.25])
-"""How many sentinels start in ten minutes while spot is up and not taken, by its age: after 10, 20, 40, 40 minutes."""
+"""Sentinels that start per ten minutes while spot is up and not taken, by its age: after 10, 20, 40, 40 minutes."""
 
 
 @dataclass(frozen=True)
 class Table:
-    """What to do, and what it will cost, on a grid of time left and slack."""
+    """What to do, and what it is expected to cost, on a grid of remaining time and slack."""
 
     step_seconds: float
-    """Between two rows of time left."""
+    """Between two steps of remaining time."""
     slack_step_seconds: float
     horizon_seconds: float
-    """The most time left that it knows of. Who has more has the same slack less the rest."""
+    """The most remaining time in the grid. A run with more is looked up with its slack less the excess."""
     wishes: NDArray[np.int8]
-    """(steps of time left, where and what spot does, steps of slack)."""
+    """(steps of remaining time, mode and state of spot, steps of slack)."""
     costs: Floats
-    """(where and what spot does, steps of slack): expected cost to the goal from the horizon, in spot seconds."""
+    """(mode and state of spot, steps of slack): expected cost from the horizon to the goal, in spot seconds."""
 
     def wish(self, view: View) -> Wishes:
         """What to do, for each run of a view."""
         return self.wishes[self._at(view)]
 
     def cost(self, view: View) -> Floats:
-        """The expected cost from the horizon or beyond it to the goal, in spot seconds; with a grid's exactness."""
+        """The expected cost to the goal in spot seconds, from the horizon or beyond it; as exact as the grid."""
         _, row, slack = self._at(view)
         return self.costs[row, slack]
 
@@ -59,8 +59,8 @@ class Table:
         beyond = np.maximum(view.remaining_seconds - self.horizon_seconds, 0.0)
         left = np.clip(np.rint((view.remaining_seconds - beyond) / self.step_seconds).astype(np.intp), 0, steps - 1)
         slack = np.clip(((view.slack_seconds - beyond) / self.slack_step_seconds + 0.5).astype(np.intp), 0, slacks - 1)
-        spell = np.where(view.is_up, 0, BINS) + age_bin(view.spell_seconds)
-        row = np.where(view.mode == SPOT, spell % BINS, spell)
+        spot = np.where(view.is_up, 0, BINS) + age_bin(view.age_seconds)
+        row = np.where(view.mode == SPOT, spot % BINS, spot)
         return left, _FIRST_ROW[view.mode] + row, slack
 
 
@@ -69,7 +69,7 @@ def solve(
 ) -> Table:
     """The table for a job, with hazards by these factors of the published ones.
 
-    Time and memory grow with the steps of time left times those of slack: 0.1 s for 400 times 100.
+    Time and memory grow with the steps of remaining time times those of slack: 0.1 s for 400 times 100.
     """
     chances = moves(step_seconds, up_factor=up_factor, down_factor=down_factor)
     step = _Step(job, step_seconds, slack_step_seconds, chances)
@@ -87,7 +87,7 @@ def solve(
 
 
 def moves(step_seconds: float, *, up_factor: float, down_factor: float) -> Floats:
-    """Chances from each state of spot to each, in one step: (16, 16), first up by age, then down by age."""
+    """Probabilities from each state of spot to each, in one step: (16, 16), first up by age, then down by age."""
     widths = np.diff(np.concatenate([[0.0], AGE_EDGES_SECONDS]))
     ages = np.concatenate([np.minimum(step_seconds / widths, 1.0), [0.0]])
     chances = np.zeros((2 * BINS, 2 * BINS))
@@ -102,7 +102,7 @@ def moves(step_seconds: float, *, up_factor: float, down_factor: float) -> Float
 
 
 class _Step:
-    """One step back in time. Boots may last several: what follows them is looked up that far ahead."""
+    """One step back in time. A boot may last several steps: its outcome is looked up that far ahead."""
 
     def __init__(self, job: Job, step_seconds: float, slack_step_seconds: float, chances: Floats) -> None:
         self._job, self._seconds, self._slack_step, self._chances = job, step_seconds, slack_step_seconds, chances
@@ -128,10 +128,10 @@ class _Step:
             is_worth_it = (slack >= job.changeover_seconds) & (work > 2 * job.changeover_seconds)
             on_demand[UP] += looks[:, None] * is_worth_it
         never = np.full_like(stay, np.inf)
-        if not job.may_return:  # On-demand is to the end.
+        if not job.may_return:  # On-demand does the rest.
             back = (np.full_like(idle, np.inf), np.concatenate([never, never]))
         else:
-            # With hand-over on-demand is left for a standby that is ready, and not to wait.
+            # With hand-over on-demand is left only for a standby that is ready, never to wait for spot.
             back = (np.full_like(idle, np.inf) if job.handover else idle, np.concatenate([move, never]))
         blocks = (
             (idle, np.concatenate([start, never]), begin),
@@ -147,7 +147,7 @@ class _Step:
         return value, wish
 
     def _boot(self, work: Floats, slack: Floats, *, standby: bool) -> Floats:
-        """Spot, seen from the start of its boot, which it may not survive; a standby boots while on-demand works."""
+        """The value of starting a spot machine, which may die as it boots; a standby boots while on-demand works."""
         job, chances, length = self._job, self._chances, self._seconds
         value = np.zeros((BINS, len(slack)))
         alive = np.eye(BINS)
@@ -159,7 +159,7 @@ class _Step:
             paid = np.clip(work - at * length, 0.0, length) if standby else np.minimum(work + booting, length)
             if standby:
                 paid = paid + job.price_ratio * np.minimum(paid, booting)
-            # A standby that dies as it boots leaves on-demand at work; one that took over is an attempt like others.
+            # If a standby dies as it boots, on-demand keeps working; one that took over is an attempt like any other.
             gone = later[_ON_DEMAND][DOWN] if standby and left > 0 else later[_IDLE][DOWN]
             if not standby:
                 gone = self._less_slack(gone, (at + 1) * length if left > 0 else job.changeover_seconds)
@@ -171,7 +171,7 @@ class _Step:
         return value
 
     def _less_slack(self, value: Floats, seconds: float) -> Floats:
-        """The same, seen from states that have `seconds` more of slack than where they lead."""
+        """The values of states from which a choice leads to `seconds` less slack."""
         whole, part = divmod(seconds / self._slack_step, 1.0)
         near = _shifted(value, int(whole))
         if part < 1e-9:
@@ -181,7 +181,7 @@ class _Step:
 
 
 def _expected(chances: Floats, value: Floats) -> Floats:
-    # Infinity times zero is no number: a large cost stands for what cannot be.
+    # Infinity times zero is not a number: a large cost stands for what is impossible.
     return chances @ np.minimum(value, 1e12)
 
 

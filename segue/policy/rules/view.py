@@ -1,4 +1,4 @@
-"""What a policy sees and what it may wish for. Element by element: one number in a flow, arrays in a simulation."""
+"""What a policy knows of a run, and what it may choose. Arrays: one element in a run, many in a simulation."""
 
 from __future__ import annotations
 
@@ -15,54 +15,54 @@ Wishes = NDArray[np.int8]
 """Values of `Mode`, one for each run."""
 
 Knowledge = Literal["free", "sentinel", "none"]
-"""What is observed of spot while on on-demand: everything, what a sentinel reports, or nothing.
+"""What is observed of spot while on on-demand: everything, what a sentinel shows by starting, or nothing.
 
-With nothing there is no way back to spot: on-demand is to the end.
+With nothing there is no way back to spot: once chosen, on-demand does the rest.
 """
 
 
 class Mode(IntEnum):
-    """Where a run is, and where it wishes to be."""
+    """Where a run is, or is to be."""
 
     IDLE = 0
-    """Nowhere: queueing on the spot pool, where it costs nothing."""
+    """Waiting for spot capacity, which costs nothing."""
     SPOT = 1
     ON_DEMAND = 2
 
 
 IDLE, SPOT, ON_DEMAND = (np.int8(mode) for mode in Mode)
-"""The modes as elements of arrays. Looking one up in the class takes as long as an operation on a few hundred runs."""
+"""The modes as elements of arrays. A look-up in the class takes as long as an operation on a few hundred runs."""
 
 
 @dataclass(frozen=True)
 class Job:
-    """What does not change while a run goes on. Times in seconds, prices in units of the spot price."""
+    """What does not change during a run. Times in seconds, prices in units of the spot price."""
 
     total_seconds: float
     """From the start to the deadline, R(0)."""
     work_seconds: float
-    """Computing from the first step to the goal, C(0)."""
+    """Time of computing from the first step to the goal, C(0)."""
     changeover_seconds: float
     """From a start on either capacity to the first new step, d."""
     price_ratio: float = 3.0
     """On-demand price over spot price, k."""
     knowledge: Knowledge = "sentinel"
     handover: bool = True
-    """Whether the way from on-demand to spot costs no progress: the standby boots while on-demand works."""
+    """Whether on-demand keeps running while the spot machine boots, so that the move costs no progress."""
     lost_by_a_death_seconds: float = 0.0
-    """Work that the end of a spot attempt undoes, on the mean."""
+    """Work that the death of a spot attempt loses, on the mean."""
     decides_every_seconds: float = 0.0
-    """How far apart the moments are at which it can change its mind; 0: it can at any."""
+    """Time between two moments at which the policy can choose again; 0: at any moment."""
 
     @property
     def may_return(self) -> bool:
-        """Whether there is a way from on-demand back to spot; without one on-demand is to the end."""
+        """Whether there is a way from on-demand back to spot; without one on-demand does the rest."""
         return self.knowledge != "none"
 
 
 @dataclass(frozen=True)
-class Spells:
-    """What a run has seen of spot: ends of spells, and how many the published hazards would have made expect."""
+class Intervals:
+    """The availability intervals that a run observed: their ends, and how many the published hazards predict."""
 
     up_ends: Floats
     up_expected: Floats
@@ -70,8 +70,8 @@ class Spells:
     down_expected: Floats
 
     @staticmethod
-    def none(runs: int) -> Spells:
-        return Spells(np.zeros(runs), np.zeros(runs), np.zeros(runs), np.zeros(runs))
+    def none(runs: int) -> Intervals:
+        return Intervals(np.zeros(runs), np.zeros(runs), np.zeros(runs), np.zeros(runs))
 
 
 @dataclass(frozen=True)
@@ -82,14 +82,14 @@ class View:
     remaining_seconds: Floats
     """Until the deadline, R."""
     work_seconds: Floats
-    """Computing still needed, C."""
+    """Time of computing still needed, C."""
     mode: Wishes
     is_up: Flags
-    """Whether spot can be had, as far as is known."""
-    spell_seconds: Floats
-    """How long it has been so, as far as is known."""
+    """Whether spot is available, as far as was observed."""
+    age_seconds: Floats
+    """How long the availability interval has lasted, as far as was observed."""
     preemptions: Floats
-    seen: Spells
+    observed: Intervals
 
     @property
     def slack_seconds(self) -> Floats:
@@ -98,6 +98,6 @@ class View:
 
     def only(self, these: Flags) -> View:
         """The view of some of the runs."""
-        seen = Spells(*(getattr(self.seen, name)[these] for name in Spells.__dataclass_fields__))
-        arrays = ("remaining_seconds", "work_seconds", "mode", "is_up", "spell_seconds", "preemptions")
-        return View(job=self.job, seen=seen, **{name: getattr(self, name)[these] for name in arrays})
+        observed = Intervals(*(getattr(self.observed, name)[these] for name in Intervals.__dataclass_fields__))
+        arrays = ("remaining_seconds", "work_seconds", "mode", "is_up", "age_seconds", "preemptions")
+        return View(job=self.job, observed=observed, **{name: getattr(self, name)[these] for name in arrays})

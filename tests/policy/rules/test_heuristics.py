@@ -8,7 +8,7 @@ import pytest
 from segue.policies import POLICIES
 from segue.policy.rules.heuristics import Capped, Greedy, SpotOnly, UniformProgress
 from segue.policy.rules.registry import RULES, named_policy
-from segue.policy.rules.view import Job, Mode, Spells, View
+from segue.policy.rules.view import Intervals, Job, Mode, View
 from segue.spec import PolicySpec
 
 HOUR = 3600.0
@@ -19,15 +19,15 @@ JOB = Job(total_seconds=20 * HOUR, work_seconds=10 * HOUR, changeover_seconds=60
 def view(**fields) -> View:
     """One row for each element of the longest field; the rest is the same in all."""
     known = {"remaining_seconds": 15 * HOUR, "work_seconds": 9 * HOUR, "mode": IDLE, "is_up": True}
-    known |= {"spell_seconds": 0.0, "preemptions": 0.0} | fields
+    known |= {"age_seconds": 0.0, "preemptions": 0.0} | fields
     job = known.pop("job", JOB)
     rows = max(np.size(value) for value in known.values())
     kinds = {"mode": np.int8, "is_up": bool}
     arrays = {name: np.broadcast_to(value, rows).astype(kinds.get(name, float)) for name, value in known.items()}
-    return View(job=job, seen=Spells.none(rows), **arrays)
+    return View(job=job, observed=Intervals.none(rows), **arrays)
 
 
-def test_the_baselines_never_look():
+def test_the_baselines_always_choose_the_same():
     seen = view(remaining_seconds=[20 * HOUR, 1.0], is_up=[True, False])
     assert list(named_policy("on_demand_only").choose(seen)) == [ON_DEMAND, ON_DEMAND]
     assert list(SpotOnly().choose(seen)) == [SPOT, SPOT]
@@ -72,22 +72,22 @@ def test_time_slices_catch_up_within_each_slice():
     assert list(policy.choose(seen)) == [SPOT, ON_DEMAND, SPOT]
 
 
-def test_slack_over_age_waits_for_young_gaps_and_not_for_old_ones():
+def test_slack_age_waits_in_short_down_intervals_and_not_in_long_ones():
     policy = named_policy("slack_age")
-    seen = view(remaining_seconds=9 * HOUR + 11 * HOUR, is_up=False, spell_seconds=[60.0, 20 * HOUR])
+    seen = view(remaining_seconds=9 * HOUR + 11 * HOUR, is_up=False, age_seconds=[60.0, 20 * HOUR])
     assert list(policy.choose(seen)) == [SPOT, ON_DEMAND]
 
 
-def test_slack_over_age_leaves_on_demand_only_for_spells_that_pay_for_the_way():
+def test_slack_age_leaves_on_demand_only_for_up_intervals_that_pay_for_the_changeover():
     job = Job(total_seconds=20 * HOUR, work_seconds=10 * HOUR, changeover_seconds=1.2 * HOUR)
-    seen = view(job=job, mode=ON_DEMAND, spell_seconds=[0.0, 20 * HOUR])
+    seen = view(job=job, mode=ON_DEMAND, age_seconds=[0.0, 20 * HOUR])
     assert list(named_policy("slack_age").choose(seen)) == [ON_DEMAND, SPOT]
 
 
 @pytest.mark.parametrize("name", POLICIES)
 def test_standbys_are_sent_for_the_policies_that_come_back_from_on_demand(name):
     policy = named_policy(name)
-    rich = view(mode=ON_DEMAND, work_seconds=4 * HOUR, spell_seconds=30 * HOUR)
+    rich = view(mode=ON_DEMAND, work_seconds=4 * HOUR, age_seconds=30 * HOUR)
     assert bool(policy.choose(rich)[0] == SPOT) is (policy.comes_back or name == "spot_only")
 
 
@@ -105,7 +105,7 @@ def test_a_bound_on_preemptions_ends_any_policys_time_on_spot(name):
 
 
 @pytest.mark.parametrize("name", POLICIES)
-def test_a_policy_judges_each_run_by_itself(name):
+def test_a_policy_decides_for_each_run_by_itself(name):
     seen = view(
         remaining_seconds=np.array([19.0, 12.0, 10.2, 9.5]) * HOUR,
         mode=[IDLE, SPOT, ON_DEMAND, IDLE],
