@@ -14,7 +14,7 @@ from benchmarks.continuity.command import continuity
 from benchmarks.crash.command import crash
 from benchmarks.deadline.command import deadline
 from segue.errors import SegueError
-from segue.reports.tables import console, show_error, show_json
+from segue.reports.console import console, show_error, show_json
 
 _UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
 _QUICK_BYTES, _QUICK_ROUNDS = 64_000_000, 2

@@ -215,7 +215,7 @@ def _final(history: History, spec: RunSpec, *, why: str, output: _Output) -> Che
 
 def _failure(history: History) -> CodeFailure | None:
     """What the recipe raised in the newest attempt that it ended."""
-    failures = [report.failure for report in history.last_words() if report.failure is not None]
+    failures = [report.failure for report in history.last_reports() if report.failure is not None]
     return failures[-1] if failures else None
 
 

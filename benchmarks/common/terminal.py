@@ -6,7 +6,7 @@ import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from segue.reports.tables import errors
+from segue.reports.console import errors
 
 
 def leave_as_on_ctrl_c() -> None:

@@ -15,7 +15,7 @@ from rich.table import Table
 from benchmarks.common.terminal import leave_as_on_ctrl_c, progress
 from segue.cli.demo import require_checkout
 from segue.errors import SegueError
-from segue.reports.tables import console, show_error, show_json
+from segue.reports.console import console, show_error, show_json
 
 _LISTED = "with commas; all without"
 

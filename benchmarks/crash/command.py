@@ -13,7 +13,7 @@ from rich.table import Table
 
 from benchmarks.common.terminal import leave_as_on_ctrl_c, progress
 from segue.errors import SegueError
-from segue.reports.tables import console, show_error, show_json
+from segue.reports.console import console, show_error, show_json
 
 _QUICK_KILLS, _KILLS = 20, 200
 _MUST_BE_ZERO = ("commits_lost", "records_lost", "torn_visible")

@@ -133,16 +133,16 @@ class ForkServer:
         try:
             self._process.stdin.write(json.dumps(order).encode() + b"\n")
         except OSError:
-            raise ForkServerError(self.last_words()) from None
+            raise ForkServerError(self.last_output()) from None
         if not select.select([self._process.stdout], [], [], _START_SECONDS)[0]:
             raise ForkServerError("no trainer was started")
         try:
             self._child = Child(int(_line_of(self._process.stdout)), self._process.stdout)
         except ForkServerError:
-            raise ForkServerError(self.last_words()) from None
+            raise ForkServerError(self.last_output()) from None
         return self._child
 
-    def last_words(self) -> str:
+    def last_output(self) -> str:
         """The last line of what the newest trainer said."""
         lines = [line for line in self.log.read_text(errors="replace").splitlines() if line.strip()]
         return lines[-1][:400] if lines else "it said nothing"

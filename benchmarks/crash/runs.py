@@ -171,7 +171,7 @@ class CrashRun:
         code = child.wait(_ATTEMPT_SECONDS)
         if code is None:
             child.end()
-            self._give_up(f"an attempt does not end: {self._fork_server.last_words()}")
+            self._give_up(f"an attempt does not end: {self._fork_server.last_output()}")
         if left := child.left_behind(_WRITER_END_SECONDS):
             child.end()
             self._complain(f"{len(left)} processes are alive {_WRITER_END_SECONDS:g} s after their trainer")
@@ -185,7 +185,7 @@ class CrashRun:
         return is_killed if strike is None else is_struck
 
     def _judge(self, report: SegmentReport, *, is_killed: bool) -> None:
-        words = f"{report.note or ''} {self._fork_server.last_words()}".strip()
+        words = f"{report.note or ''} {self._fork_server.last_output()}".strip()
         if report.stop_reason in (StopReason.FAILED, StopReason.FENCED):
             self._give_up(f"an attempt ended as {report.stop_reason}: {words}")
         if report.stop_reason is StopReason.LOST and not is_killed:

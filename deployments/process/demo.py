@@ -22,8 +22,9 @@ from segue.controller.steps import open_run
 from segue.errors import SegueError
 from segue.launch.launcher import Trainer
 from segue.records import Capacity, Heartbeat, SegmentPlan
+from segue.reports.console import console, errors
 from segue.reports.run_plot import draw
-from segue.reports.tables import console, errors, segments_table
+from segue.reports.tables import segments_table
 from segue.runlog.heartbeat import last_heartbeat
 from segue.runlog.history import History, read_history
 from segue.runlog.log import RunLog
@@ -136,7 +137,7 @@ def _main_spec(folder: Path, reference: RunLog) -> RunSpec:
 
     A machine much slower now than it was for the undisturbed run has slack for one.
     """
-    report = read_history(reference).last_words()[-1]
+    report = read_history(reference).last_reports()[-1]
     step_seconds = report.train_seconds / report.train_steps
     changeover = report.startup_seconds + 6.0
     policy = {"changeover_seconds": changeover, "detection_seconds": 1.0, "step_seconds": step_seconds}

@@ -13,7 +13,8 @@ from segue.cli.options import DefaultCommandGroup, Endpoint, Json, Store, read_r
 from segue.errors import COMMAND_LINE
 from segue.interop.export import ExportFormat, choose_checkpoint, export_checkpoint, require_free_folder
 from segue.interop.import_weights import ImportReport, import_weights
-from segue.reports.tables import checkpoint_rows, console, errors, rows_table, show_json
+from segue.reports.console import console, errors, show_json
+from segue.reports.tables import checkpoint_rows, rows_table
 from segue.spec import RunSpec, read_toml
 
 _LIST = "list"

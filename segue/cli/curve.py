@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from segue.cli.options import DefaultCommandGroup, Endpoint, Json, Store, read_run, writing
-from segue.reports.tables import console, rows_table, show_json
+from segue.reports.console import console, show_json
+from segue.reports.tables import rows_table
 
 if TYPE_CHECKING:
     import pandas as pd

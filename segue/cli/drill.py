@@ -10,7 +10,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from segue.cli.options import Json
 from segue.errors import COMMAND_LINE, DrillFailedError
-from segue.reports.tables import console, errors, show_json
+from segue.reports.console import console, errors, show_json
 from segue.spec import RunSpec, read_toml
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from segue.cli.drill import drill
 from segue.cli.run import run
 from segue.cli.status import runs, status, stop
 from segue.errors import SegueError
-from segue.reports.tables import show_error
+from segue.reports.console import show_error
 
 app = typer.Typer(
     name="segue",

@@ -12,17 +12,10 @@ from segue.controller.standby_messages import held_by_standbys
 from segue.controller.steps import request_stop
 from segue.errors import COMMAND_LINE
 from segue.records import Heartbeat
+from segue.reports.console import console, show_json
 from segue.reports.cost import cost_report
 from segue.reports.summary import live_seconds, state_of, summarize
-from segue.reports.tables import (
-    anomaly_facts,
-    console,
-    decision_rows,
-    rows_table,
-    segment_rows,
-    segments_table,
-    show_json,
-)
+from segue.reports.tables import anomaly_facts, decision_rows, rows_table, segment_rows, segments_table
 from segue.runlog.heartbeat import last_heartbeat
 from segue.runlog.history import History
 from segue.runlog.log import RunLog

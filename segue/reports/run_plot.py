@@ -62,7 +62,7 @@ def _title(log: RunLog, history: History) -> str:
 
 
 def _loss_over_steps(axes: Any, history: History, frame: pd.DataFrame) -> None:
-    for report in history.last_words():
+    for report in history.last_reports():
         _, high = _kept(report)
         if high > report.from_step:
             axes.axvspan(report.from_step, high, color=_BAND[report.capacity], lw=0)

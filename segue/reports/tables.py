@@ -1,35 +1,15 @@
-"""How segue talks on a terminal: one console, one way to show errors, tables of runs and checkpoints."""
+"""Tables of a run's segments, decisions and checkpoints: as plain rows, and for the terminal."""
 
 from __future__ import annotations
 
-import json
-import sys
-from collections.abc import Mapping
 from typing import Any
 
 from rich.box import SIMPLE_HEAD
-from rich.console import Console
 from rich.table import Table
 
-from segue.errors import SegueError
 from segue.policy.anomalies import anomalies_of
 from segue.records import Manifest, SegmentReport
 from segue.runlog.history import History
-
-console = Console(highlight=False)
-errors = Console(stderr=True, highlight=False, soft_wrap=True)
-
-
-def show_error(error: SegueError) -> None:
-    """One paragraph on standard error: what is wrong and the fix."""
-    errors.print("[bold red]segue:[/] ", end="")
-    # A message may quote others' words, which have lines of their own.
-    errors.print(" ".join(str(error).split()), markup=False)
-
-
-def show_json(value: Mapping[str, Any]) -> None:
-    """One JSON object on standard output, and nothing else there."""
-    sys.stdout.write(json.dumps(value, indent=2, default=str) + "\n")
 
 
 def segments_table(history: History) -> Table:
@@ -44,7 +24,7 @@ def segments_table(history: History) -> Table:
 
 def anomaly_facts(history: History) -> dict[str, Any]:
     """What went bad by its numbers, and what is left out for it; nothing when nothing did."""
-    seen = anomalies_of(history.last_words())
+    seen = anomalies_of(history.last_reports())
     plans = [entry.plan for entry in history.decisions if entry.plan is not None]
     skips = plans[-1].skips if plans else ()
     rollbacks = {"rollbacks": f"{len(seen)}, last: {seen[-1].sentence}"} if seen else {}
@@ -63,7 +43,7 @@ def segment_rows(history: History) -> list[dict[str, Any]]:
             "verdict": _verdict_of(report, history),
             "seconds": round(report.seconds, 1),
         }
-        for report in history.last_words()
+        for report in history.last_reports()
     ]
 
 

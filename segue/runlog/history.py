@@ -111,7 +111,7 @@ class History:
     def fresh_reports(self) -> tuple[SegmentReport, ...]:
         """Last words about the attempts since the run was last ended by a decision."""
         before = {(report.segment, report.attempt) for report in self.reports[: self.fresh_from]}
-        return tuple(report for report in self.last_words() if (report.segment, report.attempt) not in before)
+        return tuple(report for report in self.last_reports() if (report.segment, report.attempt) not in before)
 
     def report_of(self, segment: int, attempt: int) -> SegmentReport | None:
         """The last word about an attempt; its own report outranks the controller's guess before it."""
@@ -139,7 +139,7 @@ class History:
         plan = self._plans_by_number.get((segment, attempt))
         return plan.parent if plan is not None else None
 
-    def last_words(self) -> tuple[SegmentReport, ...]:
+    def last_reports(self) -> tuple[SegmentReport, ...]:
         """One report an attempt, in the order of the attempts."""
         return tuple(self._reports_by_number.values())
 
@@ -175,7 +175,7 @@ class History:
 
     def seconds_on(self, capacity: Capacity) -> float:
         """Paid seconds as far as reports tell."""
-        paid = (report for report in self.last_words() if report.capacity is capacity and report.got_capacity)
+        paid = (report for report in self.last_reports() if report.capacity is capacity and report.got_capacity)
         return sum(report.seconds for report in paid)
 
 

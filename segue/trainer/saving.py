@@ -246,7 +246,7 @@ def life_on(capacity: Capacity, history: History) -> Life | None:
     """What is known of how long this capacity lasts; None where it is not taken away."""
     if capacity is not Capacity.SPOT:
         return None
-    spells = [report for report in history.last_words() if report.capacity is capacity and report.got_capacity]
+    spells = [report for report in history.last_reports() if report.capacity is capacity and report.got_capacity]
     return Life(
         up_seconds=sum(report.seconds for report in spells),
         preemptions=sum(report.stop_reason.is_preemption for report in spells),

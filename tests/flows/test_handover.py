@@ -80,7 +80,7 @@ def test_on_demand_works_on_while_the_standby_boots_and_hands_the_run_over(
 
     assert state.type is StateType.COMPLETED, state.message
     history = read_history(runlog.reload())
-    first, second = history.last_words()
+    first, second = history.last_reports()
     assert [(r.capacity, r.stop_reason) for r in (first, second)] == [
         (Capacity.ON_DEMAND, StopReason.BOUND),
         (Capacity.SPOT, StopReason.FINISHED),

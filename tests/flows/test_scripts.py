@@ -87,14 +87,14 @@ def play(scripts: list[Script], lanes: list[Lane], make_spec) -> list[Player]:
 
 
 def has_left_spot(player: Player) -> bool:
-    return any(report.capacity is Capacity.ON_DEMAND for report in player.history.last_words())
+    return any(report.capacity is Capacity.ON_DEMAND for report in player.history.last_reports())
 
 
 def tell(player: Player) -> str:
     """How it went, on one line."""
     history, script = player.history, player.script
     early = (player.spec.deadline - history.decisions[-1].written_at).total_seconds()
-    reports = [f"{r.capacity}:{r.stop_reason}@{r.to_step}" for r in history.last_words()]
+    reports = [f"{r.capacity}:{r.stop_reason}@{r.to_step}" for r in history.last_reports()]
     happened = [what for what, _ in player.strikes]
     return (
         f"seed={script.seed} policy={script.policy} tight={script.is_tight} slack={script.slack_seconds:.1f}"
@@ -105,7 +105,7 @@ def tell(player: Player) -> str:
 def why_not(player: Player, undisturbed: dict[str, str]) -> list[str]:
     """What a run does not keep of all that is promised."""
     history = player.history
-    reports = history.last_words()
+    reports = history.last_reports()
     struck = {claim.attempt_id for _, claim in player.strikes}
     preempted = {report.attempt_id for report in reports if report.stop_reason.is_preemption}
     # Of its own accord, at a recall, in the very moment of the blow.

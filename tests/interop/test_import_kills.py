@@ -83,7 +83,7 @@ def test_a_run_that_is_started_during_an_import_waits_for_it_and_goes_on_from_it
     import_into(spec, weights, writes_of(spec, observer))
     run.join(60)
     history = read_history(RunLog(open_store(spec.store), spec.run_id))
-    assert [(word.segment, word.attempt, word.stop_reason) for word in history.last_words()] == [
+    assert [(word.segment, word.attempt, word.stop_reason) for word in history.last_reports()] == [
         (0, 1, StopReason.BOUND),
         (1, 1, StopReason.FINISHED),
     ]
@@ -149,4 +149,4 @@ def test_a_kill_before_any_write_leaves_a_run_that_can_be_imported_again_or_star
     has_imported = history.checkpoints[0].manifest.imported_from is not None
     assert has_imported is ("commit" in kinds)
     # Whatever became of the import, it was not a preemption of spot.
-    assert [r.got_capacity for r in history.last_words()] == [not history.is_import(*n) for n in numbers]
+    assert [r.got_capacity for r in history.last_reports()] == [not history.is_import(*n) for n in numbers]

@@ -134,7 +134,7 @@ def test_the_log_says_where_the_weights_came_from_and_the_run_goes_on_as_from_an
     source = before.newest.manifest.imported_from
     assert (source.name, source.size_bytes) == ("weights.pt", weights.stat().st_size)
     assert before.decisions[-1].reason.startswith(f"import of weights.pt (sha256 {source.sha256[:12]})")
-    assert before.last_words()[0].stop_reason is StopReason.BOUND
+    assert before.last_reports()[0].stop_reason is StopReason.BOUND
     fork_server.run_to_the_end(open_log(spec), spec)
     history = read_history(log_of(spec))
     assert [(a.claim.segment, a.claim.attempt, a.claim.epoch) for a in history.attempts] == [(0, 1, 1), (1, 1, 2)]

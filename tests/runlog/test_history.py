@@ -121,7 +121,7 @@ def test_an_empty_log_is_a_run_that_has_not_begun() -> None:
     history = history_of()
     assert history == History()
     assert (history.spec, history.newest, history.committed_step, history.open_plan) == (None, None, 0, None)
-    assert (history.fresh_reports, history.last_words(), history.report_of(0, 1)) == ((), (), None)
+    assert (history.fresh_reports, history.last_reports(), history.report_of(0, 1)) == ((), (), None)
 
 
 def test_the_last_spec_is_in_force() -> None:
@@ -215,7 +215,7 @@ def test_of_two_reports_about_an_attempt_the_later_one_counts() -> None:
     assert found is not None
     assert (found.stop_reason, len(history.reports)) == (StopReason.NOTICE, 4)
     assert history.attempts[0].report == found
-    assert [(word.segment, word.stop_reason) for word in history.last_words()] == [
+    assert [(word.segment, word.stop_reason) for word in history.last_reports()] == [
         (0, StopReason.NOTICE), (1, StopReason.BOUND), (2, StopReason.BOUND),
     ]  # fmt: skip
     assert (history.seconds_on(SPOT), history.seconds_on(ON_DEMAND)) == (9, 100)

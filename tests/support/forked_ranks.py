@@ -129,7 +129,7 @@ class RanksForkServer:
         """Attempt after attempt until the goal is committed."""
         while read_history(runlog).committed_step < spec.steps:
             self.run_attempt(runlog, spec, ranks=ranks)
-        return list(read_history(runlog).last_words())
+        return list(read_history(runlog).last_reports())
 
 
 def _be_a_rank(folder: str, environment: dict[str, str]) -> None:

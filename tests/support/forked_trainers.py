@@ -68,7 +68,7 @@ class ForkServer:
         """Attempt after attempt until the goal is committed."""
         while read_history(runlog).committed_step < spec.steps:
             self.run_attempt(runlog, spec)
-        return list(read_history(runlog).last_words())
+        return list(read_history(runlog).last_reports())
 
 
 def _be_the_trainer(assignment: str) -> None:

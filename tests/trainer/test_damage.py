@@ -106,7 +106,7 @@ def test_with_every_checkpoint_damaged_the_run_starts_over_and_says_so(fork_serv
         flip_a_bit(shard)
     history = resume(fork_server, stopped)
     assert [c.manifest.step for c in history.checkpoints if c.quarantined] == [10, 20, 30]
-    assert history.last_words()[-1].from_step == 0
+    assert history.last_reports()[-1].from_step == 0
     assert history.committed_step == 40
 
 

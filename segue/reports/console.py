@@ -1,0 +1,27 @@
+"""The terminal: one console for output, one for errors, and one way to show an error or a JSON object."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from rich.console import Console
+
+from segue.errors import SegueError
+
+console = Console(highlight=False)
+errors = Console(stderr=True, highlight=False, soft_wrap=True)
+
+
+def show_error(error: SegueError) -> None:
+    """Print one paragraph on standard error: what is wrong and the fix."""
+    errors.print("[bold red]segue:[/] ", end="")
+    # A message may quote the output of other programs, which has line breaks of its own.
+    errors.print(" ".join(str(error).split()), markup=False)
+
+
+def show_json(value: Mapping[str, Any]) -> None:
+    """Print one JSON object on standard output, and nothing else."""
+    sys.stdout.write(json.dumps(value, indent=2, default=str) + "\n")
