@@ -36,6 +36,19 @@ def open_run(spec: RunSpec, *, clock: Clock, accept_drift: bool = False) -> RunL
     """The log of the run that `spec` names, new or continued.
 
     Raises:
+        StoreUnreachableError, DeadlinePassedError, DriftError: as `check_start`.
+    """
+    runlog = check_start(spec, clock=clock, accept_drift=accept_drift)
+    history = read_history(runlog)
+    if history.spec != spec or history.stop is not None:
+        runlog.append(lambda stamp: OpenEntry.model_validate(stamp(epoch=0) | {"spec": spec}))
+    return runlog
+
+
+def check_start(spec: RunSpec, *, clock: Clock, accept_drift: bool = False) -> RunLog:
+    """The log of the run that `spec` names, with nothing written to it, once the run can be opened.
+
+    Raises:
         StoreUnreachableError: the store cannot be written, or does not keep the log's promise.
         DeadlinePassedError: a new run, or a new deadline, that lies in the past.
         DriftError: the run was started with another recipe, config, seed or goal, and `accept_drift` is off.
@@ -43,7 +56,7 @@ def open_run(spec: RunSpec, *, clock: Clock, accept_drift: bool = False) -> RunL
     store = open_store(spec.store)
     runlog = RunLog(store, spec.run_id, clock=clock)
     if spec.deadline is not None and spec.deadline <= clock.now():
-        # Before the check, which makes the folder: who asks for the impossible shall find nothing left behind.
+        # Before the store's check, which makes the folder: an impossible request shall leave nothing behind.
         with suppress(StoreReadError, MissingObjectError):
             _refuse_past_deadline(runlog, spec, clock)
     store.check()
@@ -51,8 +64,6 @@ def open_run(spec: RunSpec, *, clock: Clock, accept_drift: bool = False) -> RunL
     history = read_history(runlog)
     if history.spec is not None and not accept_drift:
         _refuse_drift(history.spec, spec)
-    if history.spec != spec or history.stop is not None:
-        runlog.append(lambda stamp: OpenEntry.model_validate(stamp(epoch=0) | {"spec": spec}))
     return runlog
 
 
