@@ -1,4 +1,7 @@
-"""Steps whose numbers go bad, told by their rows. Pure: every rank and every replay comes to the same answer."""
+"""Anomalous steps, found by their rows: a number that is not finite, or a spike of the loss.
+
+Pure: every rank and every replay comes to the same answer.
+"""
 
 from __future__ import annotations
 
@@ -11,14 +14,14 @@ from segue.records import Anomaly, Skip, WitnessRow
 from segue.spec import AnomalySpec
 
 LEAST_LOSS_SCALE = 1e-4
-"""Below it a loss scaler has skipped so many steps that no scale will help (fairseq stops there too)."""
+"""Least loss scale: below it a scaler has skipped so many steps that no scale helps (fairseq stops there too)."""
 
 MOST_SAMPLE_IDS = 1024
-"""As many sample ids an anomaly names: it goes into the log, which is read at every start."""
+"""Most sample ids that an anomaly names: it goes into the log, which is read at every start."""
 
 _MAD_TO_DEVIATION = 1.4826
 _LEAST_SPREAD = 0.01
-"""Least standard deviation, as a share of the level: a loss that hardly moved must not make every wiggle a spike."""
+"""Least standard deviation, as a share of the level: after a flat loss, small changes are no spikes."""
 
 
 class Symptom(NamedTuple):
@@ -35,7 +38,7 @@ class Symptom(NamedTuple):
 
 
 def symptom(row: WitnessRow, *, spec: AnomalySpec, recent_losses: Sequence[float]) -> Symptom | None:
-    """What is wrong with a step; None when nothing is, or nobody asked.
+    """What is wrong with a step; None when nothing is, or the spec turns the check off.
 
     `recent_losses` are those of the steps before it, at most `spike_window_steps`. Spikes are judged once there are
     that many.
@@ -52,9 +55,9 @@ def symptom(row: WitnessRow, *, spec: AnomalySpec, recent_losses: Sequence[float
 
 
 def spike_limit(losses: Sequence[float], *, factor: float) -> float | None:
-    """The highest loss that still belongs to these: median and median absolute deviation, which no outlier moves.
+    """The highest loss that is no spike after these, by median and median absolute deviation, which ignore outliers.
 
-    None when all are zero, by which nothing can be told.
+    None when all are zero: they have no spread to compare with.
     """
     level = median(losses)
     deviation = _MAD_TO_DEVIATION * median([abs(loss - level) for loss in losses])
@@ -63,14 +66,14 @@ def spike_limit(losses: Sequence[float], *, factor: float) -> float | None:
 
 
 def with_loss(recent_losses: tuple[float, ...], loss: float, *, spec: AnomalySpec) -> tuple[float, ...]:
-    """The recent losses after one more step; empty where spikes are not watched for."""
+    """The recent losses after one more step; empty where spikes are not checked."""
     if spec.spikes == "off" or not math.isfinite(loss):
         return () if spec.spikes == "off" else recent_losses
     return (*recent_losses, loss)[-spec.spike_window_steps :]
 
 
 def _not_finite(row: WitnessRow) -> Symptom | None:
-    # In the order of cause and effect. A scaler skips steps with such gradients: that is its work, no anomaly.
+    # In the order of cause and effect. A scaler skips steps with such gradients as intended: they are no anomaly.
     watched: list[tuple[Literal["loss", "grad_norm", "param_norm"], float]] = [("loss", row.loss)]
     if row.loss_scale is None:
         watched.append(("grad_norm", row.grad_norm))

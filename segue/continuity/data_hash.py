@@ -1,6 +1,7 @@
-"""Marks of data: whether a data set holds what it held. Large arrays are sampled, evenly and always in the same places.
+"""Hashes of data: whether a data set holds what it held.
 
-A change in a few rows of many may be missed here; the witness sees it when they are drawn.
+Large arrays are sampled evenly, always at the same places. A change in a few rows of many may be
+missed here; the witness shows it when they are drawn.
 """
 
 from __future__ import annotations
@@ -21,22 +22,22 @@ from segue.checkpoints.format.snapshot import raw_bytes
 from segue.continuity.object_walk import PLAIN, Leaf
 
 WHOLE_BYTES = 64 * 2**20
-"""An array up to this size is read whole: some ten milliseconds."""
+"""Largest array that is read whole, in about ten milliseconds."""
 _BLOCK_BYTES = 16 * 2**10
 _ITEMS = 10_000
 
 
 def data_hashes(leaves: Iterable[Leaf]) -> dict[str, str]:
-    """A mark for every array, frame and long sequence, by its path."""
-    marks = {}
+    """A hash for every array, frame and long sequence, by its path."""
+    hashes = {}
     for leaf in leaves:
         hasher = xxhash.xxh3_128()
         try:
             _feed(leaf.value, hasher, depth=0)
         except (TypeError, ValueError, RuntimeError):
-            continue  # Of a kind that cannot be read like this; what is drawn of it bears witness.
-        marks[leaf.path] = hasher.hexdigest()
-    return marks
+            continue  # Of a kind that cannot be read like this; the witness compares what is drawn of it.
+        hashes[leaf.path] = hasher.hexdigest()
+    return hashes
 
 
 def _feed(value: Any, hasher: Any, *, depth: int) -> None:

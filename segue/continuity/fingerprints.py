@@ -1,4 +1,4 @@
-"""Cheap, exact marks of the data a step consumed."""
+"""Cheap, exact hashes of the data that a step consumes."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""What a recipe's objects are made of: plain values, arrays, code and random streams, each with the path to it.
+"""A walk through a recipe's objects: plain values, arrays, code and random streams, each with the path to it.
 
-Only looks: nothing is called that belongs to the user, no sample is fetched, no random number is drawn.
+Read-only: it calls nothing of the user's, fetches no sample and draws no random number.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _SKIPPED = (
     io.IOBase,
 )
 _OF_ONE_PROCESS = frozenset({"multiprocessing", "concurrent", "subprocess", "socket", "threading", "_thread", "queue"})
-"""Modules whose objects mean something in one process only, or to their makers alone."""
+"""Modules whose objects belong to one process."""
 _MOST_PLAIN = 20_000
 _STREAMS = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)
 
@@ -75,12 +75,12 @@ class Inspection:
     streams: list[Leaf] = field(default_factory=list)
     """Random generators of the user's own."""
     holders: list[Holder] = field(default_factory=list)
-    """Every object that was taken apart."""
+    """Every object that was taken apart, to be compared later."""
     _seen: dict[int, Any] = field(default_factory=dict)
-    """Objects that were met, by id; held, for another could get the id of one that is gone."""
+    """Visited objects by id; held, because a new object could get the id of a freed one."""
 
     def ignore(self, objects: Iterable[Any]) -> None:
-        """Do not take these apart where they are met."""
+        """Do not take these apart."""
         self._seen |= {id(found): found for found in objects}
 
     def add(self, path: str, root: Any) -> None:
@@ -112,7 +112,7 @@ class Inspection:
             self._take(f"{path}.{name}" if path else name, part, depth + 1)
 
     def forget(self) -> None:
-        """Let go of all but what `changed` and the streams need: objects would live as long as this does."""
+        """Keep only what `changed` and the streams need, so that other objects can be freed."""
         self._seen, self.arrays, self.code = {}, [], []
 
     def hold(self, path: str, value: Any) -> None:
@@ -122,9 +122,9 @@ class Inspection:
             self.holders.append(Holder(path, value, plain_parts(value)))
 
     def changed(self) -> dict[str, Any]:
-        """Plain values that are others than when they were met, or new; with the path to each.
+        """Plain values that changed since the walk, or are new, by their paths.
 
-        Does not take anything apart again, for it is asked for at every save.
+        Walks no deeper, because every save calls it.
         """
         return {
             f"{holder.path}.{name}": value
@@ -177,7 +177,7 @@ def plain_parts(value: Any) -> dict[str, Any]:
 
 
 def settings_of(module: torch.nn.Module) -> Iterator[tuple[str, Any]]:
-    """What a module holds beside its tensors, its parts and torch's own book-keeping."""
+    """What a module holds, without its tensors, its submodules and torch's own attributes."""
     for name, value in vars(module).items():
         if name not in _OF_MODULES:
             yield name, value

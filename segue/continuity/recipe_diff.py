@@ -1,4 +1,7 @@
-"""Setup: what a recipe is before it has any state. Compared between a checkpoint and whoever resumes from it. Pure."""
+"""The setup of a run, compared between a checkpoint and the process that resumes from it. Pure.
+
+The setup is what a recipe is before it has any state: modules, settings, code, data, and what comes next.
+"""
 
 from __future__ import annotations
 
@@ -22,18 +25,18 @@ BINDING = "setup.binding"
 NEXT_BATCHES = "data.next"
 """The samples of the next four batches."""
 CONFIG = "setup.config"
-"""What the run spec passes to the recipe. Whoever changes it was asked whether to (`--accept-drift`)."""
+"""What the run spec passes to the recipe. A change of it has been accepted before (`--accept-drift`)."""
 UNTRACKED = "loose"
-"""Values that training changed and nobody restores. Not compared: they explain a replay that differs."""
+"""Untracked state: values that training changed and no state_dict holds. They explain a replay that differs."""
 
 CHANNEL = "setup"
-"""Where such findings show."""
+"""The channel of findings about the setup."""
 
 CHANGEABLE = (MODEL, HYPERPARAMETERS, CODE, DATA, BINDING)
-"""What a person may change on purpose in the middle of a run, and say so."""
+"""What a person may change on purpose during a run, and accept by name."""
 COMPARED = (*CHANGEABLE, NEXT_BATCHES)
 NOT_STATE = frozenset((*COMPARED, CONFIG, UNTRACKED))
-"""Components that are looked at, not restored: their digests are not judged like those of state."""
+"""Components that are compared and not restored: their digests are not judged like those of state."""
 
 _OF_VERSIONS = ("torch", "python")
 _MOST_SHOWN = 3
@@ -42,14 +45,14 @@ _ABSENT = "absent"
 
 @dataclass(frozen=True)
 class SetupChanges:
-    """What of the setup is not the checkpoint's."""
+    """Differences between the setup and the checkpoint's."""
 
     findings: tuple[Finding, ...] = ()
-    """Nobody said that it should be so."""
+    """Changes that were not accepted."""
     accepted: tuple[Finding, ...] = ()
     """Changed on purpose: with a new config, or named in the run spec."""
     noted: tuple[Finding, ...] = ()
-    """May well be the process's or the machine's; it explains rows that differ, and says nothing where they do not."""
+    """Differences that may come from the process or the machine; they explain rows that differ, and count only then."""
 
 
 def setup_changes(
@@ -61,8 +64,8 @@ def setup_changes(
 ) -> SetupChanges:
     """Compare two setups, each component by itself.
 
-    A checkpoint that was made without one says nothing. With another torch or Python, what only one side has is not
-    compared, nor code with another Python: their versions decide what there is to see.
+    A checkpoint without a setup gives no findings. With another version of torch or Python, entries that only one side
+    has are not compared, and with another Python no code: the versions decide which entries and which bytecode exist.
     """
     other_versions = not set(_OF_VERSIONS).isdisjoint(environment_changes)
     other_config = CONFIG in committed and committed[CONFIG] != live.get(CONFIG)
@@ -85,7 +88,7 @@ def setup_changes(
 
 
 def _is_only_noted(component: str, change: str) -> bool:
-    """Whether a difference is not judged by itself: values of what only handles samples, or is called after steps."""
+    """Whether a difference is not judged alone: values of objects that handle samples, or are called after steps."""
     return (component == HYPERPARAMETERS and change.startswith(_OF_HANDLERS)) or (
         component == CODE and change.startswith((*_OF_HANDLERS, "globals of "))
     )
@@ -118,23 +121,23 @@ def differences(before: Any, now: Any, *, both_only: bool = False, path: str = "
 
 
 def untracked_changes(committed: Mapping[str, Any], live: Mapping[str, Any]) -> str:
-    """Which values that nobody restores are not what they were; empty when there are none."""
+    """Which untracked values differ from those at the commit, in words; empty when none does."""
     changes = differences(committed.get(UNTRACKED, {}), live.get(UNTRACKED, {}))
     if not changes:
         return ""
     # Only what has changed since the recipe was built is kept.
     shown = [change.removesuffix(_ABSENT) + "as built" if change.endswith(_ABSENT) else change for change in changes]
     more = f" and {len(changes) - _MOST_SHOWN} more" if len(changes) > _MOST_SHOWN else ""
-    return f"not restored, because in no state_dict: {'; '.join(shown[:_MOST_SHOWN])}{more}"
+    return f"untracked state was not restored (values in no state_dict: {'; '.join(shown[:_MOST_SHOWN])}{more})"
 
 
 _MEANINGS = {
-    MODEL: "the model is built differently",
-    HYPERPARAMETERS: "a setting is another one",
-    CODE: "the recipe's code is another one",
-    DATA: "the data set holds something else",
-    BINDING: "the optimizer holds other tensors than the model's",
-    NEXT_BATCHES: "other samples would come next",
+    MODEL: "the model's modules or tensors changed",
+    HYPERPARAMETERS: "a setting changed",
+    CODE: "the recipe's code changed",
+    DATA: "the content of the data set changed",
+    BINDING: "the optimizer holds other tensors than before",
+    NEXT_BATCHES: "the next batches have other samples",
 }
 
 
@@ -142,19 +145,17 @@ def _sentence(component: str, changes: list[str]) -> str:
     shown = [_in_words(change) for change in changes[:_MOST_SHOWN]]
     more = f" and {len(changes) - _MOST_SHOWN} more" if len(changes) > _MOST_SHOWN else ""
     fix = (
-        f"; put it back, or name {component} in continuity.accept to go on with the change"
-        if component in CHANGEABLE
-        else ""
+        f"; undo the change, or accept it by naming {component} in continuity.accept" if component in CHANGEABLE else ""
     )
     return f"{_MEANINGS[component]}: {'; '.join(shown)}{more}{fix}"
 
 
 def _in_words(change: str) -> str:
-    """A change of a mark says no more than that there is one."""
-    return _MARKS.sub(lambda found: f" is {_NEWS.get((found[1][:1], found[2][:1]), 'changed')}", change)
+    """Of two hashes a reader learns no more than that they differ."""
+    return _HASHES.sub(lambda found: f" is {_NEWS.get((found[1][:1], found[2][:1]), 'changed')}", change)
 
 
-_MARKS = re.compile(r" was ('[0-9a-f,]{16,}'|absent), now ('[0-9a-f,]{16,}'|absent)$")
+_HASHES = re.compile(r" was ('[0-9a-f,]{16,}'|absent), now ('[0-9a-f,]{16,}'|absent)$")
 _NEWS = {("a", "'"): "new", ("'", "a"): "gone"}
 
 

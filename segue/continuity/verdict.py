@@ -1,4 +1,4 @@
-"""The verdict about a resume. Pure: what was expected and what was seen go in, an answer comes out."""
+"""The verdict about a resume: expected and observed digests and rows go in, a verdict comes out. Pure."""
 
 from __future__ import annotations
 
@@ -11,34 +11,46 @@ from segue.continuity.recipe_diff import CONFIG, NOT_STATE, UNTRACKED, SetupChan
 from segue.records import Finding, Verdict, VerdictKind, WitnessRow
 
 EXACT_CHANNELS = ("batch_fingerprint", "streams", "input_fingerprint", "lr", "loss_scale")
-"""Equal on every machine: they do not depend on how sums are ordered."""
+"""Channels that are equal on every machine: they do not depend on the order of sums."""
 
 TOLERANCES = {"loss": 1e-4, "grad_norm": 1e-3, "param_norm": 1e-4}
-"""Largest relative difference when the environment changed (fp32, at most 8 steps; see docs/continuity.md)."""
+"""Largest relative difference if the environment changed (fp32, at most 8 steps; see docs/continuity.md)."""
 
 UNREGISTERED = "unregistered state"
-"""Values that training changes and that are in no state_dict."""
+"""The component of values that training changes and no state_dict holds."""
 
 _WORLD_SIZE = "world_size"
 
 FLOORS = {"loss": 1e-6, "grad_norm": 1e-6, "param_norm": 0.0}
-"""Smaller differences than these are the rounding of larger numbers: a loss near 0 is what is left of its terms."""
+"""Absolute differences below these are rounding: a loss near 0 is the difference of larger terms."""
 
 _CAUSES = {
-    "batch_fingerprint": ("data order", "other samples were drawn: the data position or the shuffle was not restored"),
-    "streams": ("randomness", "a random stream is not where it was when the batch had been drawn"),
-    "input_fingerprint": ("data content", "the same samples had other content: the data set or its transforms changed"),
-    "lr": ("scheduler", "the learning rate differs: the scheduler or the optimizer's groups were not restored"),
+    "batch_fingerprint": (
+        "data order",
+        "the batch has other samples: the data position or the shuffle was not restored",
+    ),
+    "streams": ("randomness", "a random stream has another state after the batch was drawn"),
+    "input_fingerprint": (
+        "data content",
+        "the batch has the same samples with other content: the data set or its transforms changed",
+    ),
+    "lr": ("scheduler", "the learning rate differs: the scheduler or the optimizer's param_groups were not restored"),
     "loss_scale": ("scaler", "the loss scale differs: the gradient scaler was not restored"),
     "loss": ("model or randomness", "the loss differs on the same batch: weights, a random stream or the code changed"),
-    "grad_norm": ("model or randomness", "the gradient differs at the same loss: the loss or clipping code changed"),
-    "param_norm": ("optimizer", "the update differs at the same gradient: the optimizer's state was not restored"),
+    "grad_norm": (
+        "model or randomness",
+        "the gradient norm differs at the same loss: the loss or clipping code changed",
+    ),
+    "param_norm": (
+        "optimizer",
+        "the parameter norm differs after the same gradient: the optimizer's state was not restored",
+    ),
 }
-"""In the order of cause and effect inside a step, so the first channel that differs is the one to name."""
+"""In the order of cause and effect inside a step: the first channel that differs is the one to name."""
 
 
 class Prelude(NamedTuple):
-    """What is known of a step before it is done."""
+    """What is known of a step before it is made."""
 
     step: int
     batch_fingerprint: str
@@ -59,11 +71,12 @@ def judge(
 ) -> Verdict:
     """Whether a resume continued the run.
 
-    `committed` are the digests of the checkpoint, `restored` those of the live objects after the restore; `witness`
-    the rows of the steps that followed the commit; `replay` the same steps as the resumed attempt did them. Rows are
-    matched by step; what only one side has is not compared, and `rows_compared` says how much was. `setup` is what the
-    recipe is otherwise than at the checkpoint: after a change on purpose, rows that differ prove nothing. `hint` names
-    what may explain them. `early` was found at a step that was then not done.
+    `committed` are the digests of the checkpoint, `restored` those of the live objects after the restore. `witness` has
+    the rows of the steps that followed the commit, `replay` the same steps as the resumed attempt made them. Rows are
+    matched by step; a row that only one side has is not compared, and `rows_compared` counts those that were. `setup`
+    are the differences between the recipe and the checkpoint's: after an accepted change, rows that differ prove
+    nothing. `hint` names changed values that no state_dict holds: they may explain rows that differ. `early` has
+    the findings about a step that was therefore not made.
     """
     pairs = _pairs(witness, replay)
     before_steps = (*digest_findings(committed, restored), *setup.findings)
@@ -100,7 +113,9 @@ def digest_findings(committed: Digests, restored: Digests) -> tuple[Finding, ...
             )
         )
     findings += [
-        Finding(component=name, channel="digest", sentence=f"{name} is new: the checkpoint has no state for it")
+        Finding(
+            component=name, channel="digest", sentence=f"{name} has no state in the checkpoint: the recipe has it since"
+        )
         for name in restored.components
         if name not in committed.components and name not in NOT_STATE and not name.startswith("rng.")
     ]
@@ -108,16 +123,16 @@ def digest_findings(committed: Digests, restored: Digests) -> tuple[Finding, ...
 
 
 def state_findings(committed: Digests, live: Digests) -> tuple[Finding, ...]:
-    """One finding for each component that was restored and is another by now, before the first step."""
+    """One finding for each component that was restored and changed before the first step."""
     again = digest_findings(committed, live)
-    told = "changed between the restore and the first step"
-    return tuple(f.model_copy(update={"sentence": f.sentence.replace("was not restored", told, 1)}) for f in again)
+    changed = "changed between the restore and the first step"
+    return tuple(f.model_copy(update={"sentence": f.sentence.replace("was not restored", changed, 1)}) for f in again)
 
 
 def prelude_findings(
     expected: WitnessRow, seen: Prelude, *, environment_changes: tuple[str, ...], is_first: bool
 ) -> tuple[Finding, ...]:
-    """What already differs before a step is done; nothing was trained on it then."""
+    """What differs before a step is made; the step is then not made."""
     skip = (*(name for name in _CAUSES if name not in Prelude._fields), *_not_comparable(environment_changes))
     found = row_findings([(expected, seen)], exact=True, skip=skip)
     return tuple(f.model_copy(update={"step": None if is_first else f.step}) for f in found)
@@ -142,16 +157,16 @@ def row_findings(
     return ()
 
 
-def _explained(findings: tuple[Finding, ...], hint: str, noted: Sequence[Finding]) -> tuple[Finding, ...]:
-    """With a cause named that digests cannot see; once they agree, a loss differs for a reason beside them."""
-    if not findings or not (hint or noted):
+def _explained(findings: tuple[Finding, ...], untracked: str, noted: Sequence[Finding]) -> tuple[Finding, ...]:
+    """The findings with a cause that no digest shows: where all digests agree, a loss differs for another reason."""
+    if not findings or not (untracked or noted):
         return findings
     first = findings[0]
-    causes = [*(finding.sentence for finding in noted), *([hint] if hint else [])]
+    causes = [*(finding.sentence for finding in noted), *([untracked] if untracked else [])]
     named = noted[0].component if noted else UNREGISTERED
     component = named if first.component == _CAUSES["loss"][0] else first.component
-    told = first.model_copy(update={"component": component, "sentence": "; ".join((first.sentence, *causes))})
-    return (told, *findings[1:])
+    explained = first.model_copy(update={"component": component, "sentence": "; ".join((first.sentence, *causes))})
+    return (explained, *findings[1:])
 
 
 def _row_findings_of(
@@ -159,21 +174,21 @@ def _row_findings_of(
 ) -> tuple[Finding, ...]:
     exact, skip = not environment_changes, _not_comparable(environment_changes)
     honest = _of_randomness(environment_changes)
-    # What may honestly differ would hide a later step's wrong samples. A loss scale follows from the gradients.
+    # A permitted difference would hide wrong samples of a later step. The loss scale follows from the gradients.
     after_all = row_findings(pairs, exact=exact, skip=(*skip, *honest, "loss_scale")) if honest else ()
     return after_all or row_findings(pairs, exact=exact, skip=skip)
 
 
 def _not_comparable(environment_changes: Collection[str]) -> tuple[str, ...]:
-    # Kernels draw from the streams as suits their instructions.
+    # How much a kernel draws from a stream depends on its instructions.
     streams = ("streams",) if set(environment_changes) - {"threads"} else ()
-    # Each rank marks its own part of a batch, and the parts are others now; that the samples are the same is seen.
+    # Each rank hashes its own part of a batch, and the parts changed. The batch fingerprint still compares the samples.
     return (*streams, "input_fingerprint") if _WORLD_SIZE in environment_changes else streams
 
 
 def _of_randomness(environment_changes: Container[str]) -> tuple[str, ...]:
-    """Channels in which another number of ranks may honestly differ: who drops what, and over which samples a layer
-    takes its mean, is dealt out again. That they agree proves something; that they differ, nothing."""
+    """Channels that another number of ranks may change: dropout and batch statistics depend on which rank has which
+    samples. Equal values prove something; different values prove nothing."""
     return (*TOLERANCES, "loss_scale") if _WORLD_SIZE in environment_changes else ()
 
 
@@ -183,7 +198,7 @@ def _pairs(witness: Sequence[WitnessRow], replay: Sequence[WitnessRow]) -> list[
 
 
 def _of_first_stream(before: dict[str, str], after: dict[str, str]) -> tuple[str, str, str]:
-    """The first stream that differs, and its marks."""
+    """The first stream that differs, and its hashes."""
     name = next(name for name in before if before[name] != after.get(name))
     return name, before[name], after.get(name, "absent")
 
@@ -210,8 +225,8 @@ def _what_differs(component: str, committed: Digests, restored: Digests) -> str:
     if changed:
         return f"{len(changed)} of its {len(expected)} tensors differ, e.g. {changed[0]}"
     if added:
-        return f"it has {len(added)} tensors that the checkpoint has not, e.g. {added[0]}"
-    return "a value in it that is not a tensor differs"
+        return f"it has {len(added)} tensors that the checkpoint lacks, e.g. {added[0]}"
+    return "one of its values that are no tensors differs"
 
 
 def _show(value: object) -> str:

@@ -1,4 +1,4 @@
-"""Witness rows: kept for the steps after a commit, to be reproduced by whoever resumes from it."""
+"""Witness rows: kept for the steps after a commit, to be reproduced by a resume from it."""
 
 from __future__ import annotations
 
@@ -32,20 +32,20 @@ class Witness:
         return step not in self._windows or len(self._windows[step]) >= self._width
 
     def take_full(self) -> list[tuple[int, tuple[WitnessRow, ...]]]:
-        """Windows that are complete, each given out once."""
+        """Complete windows, each returned once."""
         full = [step for step, rows in self._windows.items() if len(rows) >= self._width]
         if full:
             self._newest_full = {step: tuple(self._windows.pop(step)) for step in full}
         return list(self._newest_full.items()) if full else []
 
     def take_rest(self) -> list[tuple[int, tuple[WitnessRow, ...]]]:
-        """Windows that were cut short by the end of the attempt; fewer rows prove less, none prove nothing."""
+        """Windows that the end of the attempt cut short: fewer rows prove less."""
         rest = [(step, tuple(rows)) for step, rows in self._windows.items() if rows]
         self._windows.clear()
         return rest
 
     def rows_after(self, step: int | None) -> tuple[WitnessRow, ...]:
-        """What is there so far for the checkpoint at `step`, also while its seal is still on its way."""
+        """The rows so far for the checkpoint at `step`, also while its seal is being written."""
         if step is None:
             return ()
         return tuple(self._windows.get(step, ())) or self._newest_full.get(step, ())

@@ -1,7 +1,7 @@
-"""The setup of a run: what a recipe is before it has any state, kept in each checkpoint to be compared, never restored.
+"""The setup of a run, recorded in each checkpoint to be compared at a resume, never restored.
 
-Taken once, when the recipe has been built: what training changes is state, and whoever resumes builds again. Only which
-tensors the optimizer holds and which samples come next are looked at again at each save and each resume.
+It is taken once, when the recipe has been built, because what training changes is state. Only the optimizer's tensors,
+the next samples and untracked state are looked at again at each save and each resume.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 _BATCHES_AHEAD, _GLANCED = 4, 64
 _MOST_UNTRACKED = 500
 _OF_KERNELS = frozenset({"foreach", "fused", "capturable", "differentiable"})
-"""How an optimizer is to compute, which many recipes choose by the device."""
+"""How an optimizer computes; many recipes choose it by the device, so it is no hyperparameter."""
 
 
 class Looked:
@@ -51,11 +51,11 @@ class Looked:
 def setup_components(
     recipe: Recipe, feed: Feed, progress: Progress, *, build: Callable[..., Any], config: Mapping[str, Any]
 ) -> dict[str, Component]:
-    """The setup of a recipe that was built just now, by the names of `segue.continuity.recipe_diff`."""
+    """The setup of a recipe that was just built, by the names of `segue.continuity.recipe_diff`."""
     found = _inspected(recipe)
     code = [leaf.value for leaf in found.code]
     kinds = {leaf.path: f"{leaf.value.__module__}.{leaf.value.__qualname__}" for leaf in found.code}
-    # In the model's order and each once: a set's order is that of addresses, another in every process.
+    # In the model's order and each once: a set has the order of addresses, which differs between processes.
     classes = dict.fromkeys(type(module) for module in bare(recipe.model).modules())
     data = data_hashes(leaf for leaf in found.arrays if leaf.path.startswith(("data.", "loss")))
     fixed = {
@@ -88,7 +88,7 @@ def binding(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any
 
 
 def next_batches(order: SampleOrder, samples_seen: int) -> dict[str, Any]:
-    """How long the next batches are, and a mark of some of their samples in their order."""
+    """How long the next batches are, and a hash of some of their samples in their order."""
     lengths, numbers = [], []
     for _ in range(_BATCHES_AHEAD):
         length = order.batch_length(samples_seen)
@@ -99,7 +99,7 @@ def next_batches(order: SampleOrder, samples_seen: int) -> dict[str, Any]:
 
 
 def _inspected(recipe: Recipe) -> Inspection:
-    """All that the recipe's objects hold, beside the model's tensors and the optimizer's."""
+    """All that the recipe's objects hold, except the tensors of model and optimizer."""
     found = Inspection()
     found.ignore([recipe, *bare(recipe.model).modules(), *recipe.model.parameters()])
     for name, module in bare(recipe.model).named_modules():
@@ -116,7 +116,7 @@ def _inspected(recipe: Recipe) -> Inspection:
     found.add("scaler", recipe.scaler)
     for key, target in recipe.extra.items():
         found.add(f"extra.{key}", target)
-    # Last: what is met on another path too is named, and judged, by that one.
+    # Last: an object that another path reaches too gets that path as its name.
     found.add("after_step", recipe.after_step)
     return found
 
@@ -135,7 +135,7 @@ def _in_words(module: nn.Module) -> str:
 
 def _spec(tensor: Any) -> str:
     if not isinstance(tensor, torch.Tensor) or is_lazy(tensor):
-        return type(tensor).__qualname__  # What a module says of itself beside tensors; or no shape before a batch.
+        return type(tensor).__qualname__  # A module's extra state, or a lazy tensor, which has no shape before a batch.
     return f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"
 
 
@@ -158,18 +158,18 @@ def _plain(value: Any) -> Any:
 
 
 def _untracked(built: Inspection) -> dict[str, Any]:
-    """Plain values that training has changed and nobody restores: they name what was lost if a replay differs."""
+    """Untracked state: plain values that training changed and no state_dict holds, and the user's random streams."""
     try:
         changed = {path: _plain(value) for path, value in built.changed().items() if is_telling(path, value)}
-        streams = {leaf.path: _mark_of_stream(leaf.value) for leaf in built.streams}
+        streams = {leaf.path: _hash_of_stream(leaf.value) for leaf in built.streams}
     except Exception:
-        # They are the user's objects, and other threads may be at them. A hint must not end a run.
-        log.debug("no hints at this save", exc_info=True)
+        # Other threads may be changing the user's objects. Explanations must not end a run.
+        log.debug("untracked state not read at this save", exc_info=True)
         return {}
     return dict(list((changed | streams).items())[:_MOST_UNTRACKED])
 
 
-def _mark_of_stream(stream: Any) -> str:
+def _hash_of_stream(stream: Any) -> str:
     state = stream.get_state() if hasattr(stream, "get_state") else getattr(stream, "bit_generator", stream)
     if isinstance(state, torch.Tensor):
         return xxhash.xxh3_64_hexdigest(state.numpy().tobytes())

@@ -71,8 +71,10 @@ def test_code_is_told_by_what_it_does(old, new, changed):
 
 
 def test_code_of_libraries_is_not_looked_at():
-    marks = code_hashes([nn.Linear, functools.partial, np.mean, random.random, DataLoader, pd.DataFrame], home="recipe")
-    assert marks == {}
+    hashes = code_hashes(
+        [nn.Linear, functools.partial, np.mean, random.random, DataLoader, pd.DataFrame], home="recipe"
+    )
+    assert hashes == {}
 
 
 def test_another_process_gives_code_the_same_hashes(tmp_path):

@@ -49,8 +49,8 @@ LARGE = WHOLE_BYTES // 4 + 1_000_000
 )
 def test_data_has_one_hash_whoever_looks_and_another_when_it_changes(make):
     value = make()
-    mark = hashes_of_data(value)
-    assert hashes_of_data(make()) == mark
+    expected = hashes_of_data(value)
+    assert hashes_of_data(make()) == expected
     if isinstance(value, pd.DataFrame):
         value.loc[7, "b"] = "y"
     elif isinstance(value, range):
@@ -63,7 +63,7 @@ def test_data_has_one_hash_whoever_looks_and_another_when_it_changes(make):
             value[0] = 1.0
     if isinstance(value, np.ndarray) and value.dtype == object:
         value[0, 0] = "c"
-    assert hashes_of_data(value) != mark
+    assert hashes_of_data(value) != expected
 
 
 def test_types_and_shapes_are_part_of_the_hash():

@@ -97,6 +97,6 @@ def test_long_tables_are_data_and_not_thousands_of_settings():
     found = Inspection()
     found.add("x", {"vocabulary": {f"word{n}": n for n in range(1000)}, "names": {f"n{n}" for n in range(1000)}})
     assert found.plain == {}
-    marks = data_hashes(found.arrays)
+    hashes = data_hashes(found.arrays)
     found.arrays[0].value["word7"] = -1
-    assert {path for path, mark in data_hashes(found.arrays).items() if mark != marks[path]} == {"x.vocabulary"}
+    assert {path for path, now in data_hashes(found.arrays).items() if now != hashes[path]} == {"x.vocabulary"}

@@ -166,11 +166,11 @@ def test_differences_name_the_path_and_tell_types_apart():
     assert differences({"a": 1}, {}) == ["a was 1, now absent"]
 
 
-def test_the_hint_names_what_is_in_no_state_dict():
+def test_untracked_changes_name_what_is_in_no_state_dict():
     assert untracked_changes({}, {UNTRACKED: {}}) == ""
     assert untracked_changes({UNTRACKED: {"calls": 3}}, {UNTRACKED: {"calls": 3}}) == ""
     told = untracked_changes({UNTRACKED: {"calls": 3}}, {UNTRACKED: {}})
-    assert told == "not restored, because in no state_dict: calls was 3, now as built"
+    assert told == "untracked state was not restored (values in no state_dict: calls was 3, now as built)"
 
 
 class Augmented(Dataset):
@@ -211,7 +211,7 @@ def test_times_and_made_up_names_are_no_settings_and_looking_draws_nothing():
     assert not {"data.dataset.began_at", "data.dataset.name"} & before[HYPERPARAMETERS].keys()
 
 
-def test_what_training_changes_and_nobody_restores_is_kept_as_a_hint():
+def test_what_training_changes_and_no_state_dict_holds_is_kept_as_untracked_state():
     recipe = augmented()
     feed = Feed(recipe.data, recipe="augmented", seed=0)
     look = setup_components(recipe, feed, Progress(), build=augmented, config={})[UNTRACKED].capture
@@ -231,13 +231,13 @@ def test_binding_names_the_live_parameters_in_order_and_the_tied_ones():
 
 
 def test_the_next_batches_are_told_from_those_of_any_other_place_and_seed():
-    def marks(samples_seen, *, seed=0):
+    def hashes(samples_seen, *, seed=0):
         data = DataLoader(TensorDataset(torch.zeros(1000, 1)), batch_size=300, shuffle=True)
         return next_batches(Feed(data, recipe="x", seed=seed).order, samples_seen)
 
-    assert marks(300) == marks(300)
-    assert marks(300)["lengths"] == [300, 300, 100, 300]
-    assert len({marks(n)["samples"] for n in (0, 300, 600, 1000)} | {marks(0, seed=1)["samples"]}) == 5
+    assert hashes(300) == hashes(300)
+    assert hashes(300)["lengths"] == [300, 300, 100, 300]
+    assert len({hashes(n)["samples"] for n in (0, 300, 600, 1000)} | {hashes(0, seed=1)["samples"]}) == 5
 
 
 def test_values_of_what_only_handles_samples_are_noted_and_break_nothing_by_themselves():

@@ -156,4 +156,4 @@ def test_elsewhere_what_is_left_of_larger_terms_may_differ_by_their_rounding(cha
 def test_tensors_that_only_the_live_object_has_are_named():
     more = TENSORS | {"optimizer.state.2.exp_avg": TensorDigest(dtype="float32", shape=(2,), digest="d")}
     found = verdict(replay=[], restored=Digests(components=dict(SAME.components) | {"optimizer": "9"}, tensors=more))
-    assert "1 tensors that the checkpoint has not, e.g. optimizer.state.2.exp_avg" in found.findings[0].sentence
+    assert "1 tensors that the checkpoint lacks, e.g. optimizer.state.2.exp_avg" in found.findings[0].sentence
