@@ -63,8 +63,9 @@ def offenders(folder: str, packages: tuple[str, ...] | set[str], *, but: tuple[s
     ]
 
 
-def test_importing_segue_takes_less_than_a_third_of_a_second():
-    measure = "import time; t = time.perf_counter(); import segue; print(time.perf_counter() - t)"
+def test_importing_segue_takes_less_than_a_third_of_a_second_of_the_processor():
+    # Of the processor, not of the clock: a busy machine must not fail a test.
+    measure = "import time; t = time.process_time(); import segue; print(time.process_time() - t)"
     took = [float(subprocess.check_output([sys.executable, "-c", measure])) for _ in range(5)]
     assert statistics.median(took) < 0.3
 

@@ -21,6 +21,7 @@ from segue.runlog.history import History, read_history
 from segue.spec import RunSpec
 from tests.flows.test_handover import state_of
 from tests.support.preemption_scripts import Lane, Player, Script, drawn
+from tests.support.stretched_time import late_seconds
 
 log = logging.getLogger(__name__)
 
@@ -113,7 +114,7 @@ def why_not(player: Player, undisturbed: dict[str, str]) -> list[str]:
     kinds = {attempt.verdict.kind for attempt in history.attempts if attempt.verdict}
     held = {
         "completed": player.state.type is StateType.COMPLETED,
-        "on time": history.decisions[-1].written_at < player.spec.deadline,
+        "on time": late_seconds(player.spec, player.runlog, until_decided_seconds=PARENT_SECONDS) < 0,
         "the state of the undisturbed run": state_of(history) == undisturbed,
         "no resume is broken": VerdictKind.BROKEN not in kinds,
         "what was struck died of it": struck <= preempted | left,
