@@ -148,7 +148,7 @@ def checked_parameters(name: str, given: Mapping[str, float]) -> dict[str, Any]:
     for parameter, value in given.items():
         if parameter not in known:
             raise ValueError(f"{name} has no parameter {parameter!r}; it has {', '.join(known) or 'none'}")
-        kind = type(known[parameter].default)
+        kind = int if isinstance(known[parameter].default, int) else float
         if not math.isfinite(value) or value <= 0 or (kind is int and value != int(value)):
             raise ValueError(f"{parameter} of {name} must be a positive {kind.__name__} (got {value:g})")
         least = known[parameter].metadata.get("least")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import fields
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 
@@ -20,7 +20,7 @@ _HARSH = (
     Harshness(save_seconds=20.0, save_every_seconds=400.0, dies_within_tick=True),
     Harshness(save_seconds=5.0, save_every_seconds=900.0, dies_within_tick=True, detection_seconds=90.0),
 )
-_KNOWLEDGE: tuple[Knowledge, ...] = ("free", "sentinel", "none")
+_KNOWLEDGE: tuple[Knowledge, ...] = get_args(Knowledge)
 
 
 class Adversary:

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, get_args
 
 import typer
 from rich.box import SIMPLE_HEAD
@@ -19,7 +19,7 @@ from segue.errors import SegueError
 from segue.policy.rules.view import Knowledge
 from segue.reports.console import console, show_error, show_json
 
-KNOWLEDGE: dict[str, Knowledge] = {"free": "free", "sentinel": "sentinel", "none": "none"}
+KNOWLEDGE: dict[str, Knowledge] = {name: name for name in get_args(Knowledge)}
 _COLUMNS = {
     "policy": None,
     "x on-\ndemand": "cost_vs_on_demand",

@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import json
+import typing
 from datetime import UTC, datetime
 
 import pytest
+from typer.main import get_command
+from typer.testing import CliRunner
 
+from segue.cli.main import app
+from segue.cli.simulate import Known
+from segue.policy.rules.view import Knowledge
 from segue.testing.clock import FakeClock
 from tests.cli.test_errors import Place
 from tests.controller.test_steps import Run
@@ -34,6 +40,18 @@ def test_policies_are_compared_in_one_json_object(desk):
     assert all(set(one) == set(FIGURES.split()) for one in facts["policies"])
     assert all(one["missed"] == 0 and 1 / 3 < one["cost_share"] < 1.1 for one in facts["policies"])
     assert all(one["to_optimum"] >= 0.99 for one in facts["policies"])
+
+
+@pytest.mark.parametrize("command", ["plan", "simulate"])
+def test_the_help_of_every_option_is_shown_in_full(command):
+    """Text in [brackets] would be lost to the markup of the terminal."""
+    shown = CliRunner().invoke(app, [command, "--help"], env={"COLUMNS": "400", "TERM": "dumb"}).output
+    options = get_command(app).commands[command].params
+    assert [option.name for option in options if option.help and option.help not in shown] == []
+
+
+def test_the_knowledge_option_has_the_values_that_a_job_has():
+    assert [each.value for each in Known] == list(typing.get_args(Knowledge))
 
 
 def test_the_same_seed_gives_the_same_figures(desk):

@@ -1,4 +1,4 @@
-"""What a run tells about its speed, and that a deadline which can be met is met, whatever spot does."""
+"""A run's own measurements, and that a deadline that can be met is met, whatever spot does."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ def test_the_rate_is_the_prior_until_an_attempt_has_measured_one():
     book.attempt(LOST)
     assert step_seconds(book.spec, book.history) == 3
     book.attempt(LOST, **measured(4, 60.0))
-    assert step_seconds(book.spec, book.history) == 3  # Four steps say less than the prior.
+    assert step_seconds(book.spec, book.history) == 3  # Four steps count less than the prior.
     hours = Logbook(make_spec(policy={"step_seconds": 900}))
     hours.attempt(LOST, **measured(2, 7200.0))
-    assert step_seconds(hours.spec, hours.history) == 3600  # Two of an hour say enough.
+    assert step_seconds(hours.spec, hours.history) == 3600  # Two of an hour are enough.
     book.attempt(LOST, **measured(10, 5.0))
     assert step_seconds(book.spec, book.history) == 0.5
 
@@ -47,7 +47,7 @@ def test_without_a_prior_a_few_steps_are_all_there_is():
         ([(10, 10.0), (20, 40.0), (70, 70.0)], 1.0),
         ([(10, 10.0), (20, 40.0), (5, 5.0)], 2.0),
         ([(50, 50.0), (50, 100.0)], 2.0),  # Half each: the slower, for safety.
-        ([(300, 300.0), (3, 90.0)], 1.0),  # A few slow steps say little.
+        ([(300, 300.0), (3, 90.0)], 1.0),  # A few slow steps count little.
         ([(400, 4000.0)] + [(100, 100.0)] * 5, 1.0),  # Long ago.
         ([(400, 400.0)] * 4 + [(100, 6000.0)], 1.0),  # One attempt that stood still for an hour and a half.
     ],
@@ -215,8 +215,8 @@ def test_a_running_attempt_can_only_slow_the_estimate_down(own, work):
 
 
 def test_without_a_deadline_or_a_rate_there_is_no_slack_to_speak_of():
-    free, blind = make_spec(policy={"step_seconds": 2}), make_spec(deadline_in=100)
-    for spec in (free, blind):
+    free, unmeasured = make_spec(policy={"step_seconds": 2}), make_spec(deadline_in=100)
+    for spec in (free, unmeasured):
         here = situation(spec, Logbook(spec).history, now=Logbook(spec).now)
         assert here.slack_seconds is None
     assert here.probe_seconds == pytest.approx(10.0)

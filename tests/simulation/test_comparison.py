@@ -122,7 +122,7 @@ def test_a_policy_is_given_with_its_parameters():
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("text", "message"),
     [
         ("patient", "'patient': no such policy; known are plan, slack_age"),
         ("greedy:x=1", "greedy has no parameter 'x'"),
@@ -131,9 +131,9 @@ def test_a_policy_is_given_with_its_parameters():
         ("threshold:preemptions=1.5", "preemptions of threshold must be a positive int"),
     ],
 )
-def test_a_policy_that_is_none_is_refused_with_the_fix(words, said):
-    with pytest.raises(SpecError, match=said):
-        contender(words, JOB)
+def test_a_policy_that_is_none_is_refused_with_the_fix(text, message):
+    with pytest.raises(SpecError, match=message):
+        contender(text, JOB)
 
 
 @pytest.mark.parametrize(
