@@ -1,4 +1,4 @@
-"""Start a run's parent through Prefect and show how it comes along."""
+"""Start a run's parent flow through Prefect and show its progress."""
 
 from __future__ import annotations
 
@@ -29,27 +29,40 @@ _LOOK_SECONDS = 0.25
 _ASK_PREFECT_SECONDS = 1.0
 
 Observer = Callable[[History, Heartbeat | None], str | None]
-"""Looks on while a run goes; what it says is printed above the bar."""
+"""Called with each new state of the run; the text it returns is printed above the bar."""
+
+
+def require_deployments(client: SyncPrefectClient, spec: RunSpec) -> None:
+    """Refuse a run that this Prefect server cannot run, before anything of it is written.
+
+    Raises:
+        OrchestratorError: the server does not answer, or a deployment or its work pool is missing.
+    """
+    if isinstance(error := client.api_healthcheck(), Exception):
+        raise _no_answer(error)
+    for name in dict.fromkeys(
+        (PARENT_DEPLOYMENT, *(pool.deployment for pool in spec.pools.spot), spec.pools.on_demand)
+    ):
+        try:
+            deployment = client.read_deployment_by_name(name)
+        except ObjectNotFound:
+            raise OrchestratorError(
+                what=f"there is no deployment {name!r} on the Prefect server.",
+                fix="run `prefect --no-prompt deploy --all` in the folder of prefect.yaml (`segue init` writes one), or "
+                "name yours under [pools] in the run spec.",
+            ) from None
+        except SILENCE as error:
+            raise _no_answer(error) from None
+        if deployment.work_pool_name is None:
+            raise OrchestratorError(
+                what=f"the deployment {name!r} has no work pool on the Prefect server.",
+                fix="create the pool, then run `prefect --no-prompt deploy --all` again.",
+            )
 
 
 def trigger(client: SyncPrefectClient, spec: RunSpec, *, accept_drift: bool = False) -> UUID:
-    """Create the parent's flow run; returns its id.
-
-    Raises:
-        OrchestratorError: the parent's deployment is not there.
-    """
-    try:
-        deployment = client.read_deployment_by_name(PARENT_DEPLOYMENT)
-    except ObjectNotFound:
-        raise OrchestratorError(
-            what=f"there is no deployment {PARENT_DEPLOYMENT!r} on the Prefect server.",
-            fix="Run `prefect --no-prompt deploy --all` in the folder of prefect.yaml.",
-        ) from None
-    except SILENCE as error:
-        raise OrchestratorError(
-            what=f"the Prefect server does not answer ({type(error).__name__}).",
-            fix="Check PREFECT_API_URL, or unset it to have a local server started.",
-        ) from None
+    """Create the parent's flow run; returns its id."""
+    deployment = client.read_deployment_by_name(PARENT_DEPLOYMENT)
     parameters = {"spec": spec.model_dump(mode="json"), "accept_drift": accept_drift}
     run = client.create_flow_run_from_deployment(
         deployment.id, parameters=parameters, state=Scheduled(), name=spec.run_id, tags=["segue", spec.run_id]
@@ -57,20 +70,28 @@ def trigger(client: SyncPrefectClient, spec: RunSpec, *, accept_drift: bool = Fa
     return run.id
 
 
+def _no_answer(error: Exception) -> OrchestratorError:
+    return OrchestratorError(
+        what=f"the Prefect server does not answer ({type(error).__name__}).",
+        fix="check PREFECT_API_URL, or unset it to have a local server started.",
+    )
+
+
 def follow(
     client: SyncPrefectClient, flow_run_id: UUID, runlog: RunLog, spec: RunSpec, *, observer: Observer | None = None
 ) -> State:
-    """Show progress until the parent's flow run is over; returns its final state. Ctrl-C cancels the run."""
+    """Show progress until the parent's flow run has ended; returns its final state. Ctrl-C cancels the run."""
     try:
         with step_bar() as bar:
             return _follow(client, flow_run_id, runlog, spec, observer=observer, bar=bar)
     except KeyboardInterrupt:
-        client.set_flow_run_state(flow_run_id, Cancelling(message="interrupted on the terminal"), force=True)
+        with suppress(*SILENCE):
+            client.set_flow_run_state(flow_run_id, Cancelling(message="interrupted on the terminal"), force=True)
         raise
 
 
 def step_bar() -> Progress:
-    """A bar over steps with the pool and the loss beside it, on standard error: standard output is for results."""
+    """A progress bar with the pool and the loss, on standard error: standard output is for results."""
     columns = (
         TextColumn("{task.description:<34}"),
         BarColumn(bar_width=40),
@@ -91,14 +112,14 @@ def _follow(
     bar: Progress,
 ) -> State:
     task = bar.add_task("waiting for the parent flow", total=spec.steps, loss="")
-    asked_at, told = 0.0, 0
+    asked_at, shown = 0.0, 0
     while True:
-        with suppress(StoreReadError):  # A store that is away is looked at again; the run does not depend on us.
+        with suppress(StoreReadError):  # The store is read again; the run does not depend on this process.
             history = read_history(runlog)
-            told = _tell_decisions(bar, history, told)
+            shown = _show_decisions(bar, history, shown)
             beat = _show(bar, task, runlog, history)
-            if observer is not None and (said := observer(history, beat)) is not None:
-                bar.console.print(f"  {said}", style="bold", markup=False)
+            if observer is not None and (event := observer(history, beat)) is not None:
+                bar.console.print(f"  {event}", style="bold", markup=False)
         if time.monotonic() - asked_at > _ASK_PREFECT_SECONDS:
             asked_at = time.monotonic()
             state = _state(client, flow_run_id)
@@ -108,8 +129,8 @@ def _follow(
         time.sleep(_LOOK_SECONDS)
 
 
-def _tell_decisions(bar: Progress, history: History, told: int) -> int:
-    for entry in history.decisions[told:]:
+def _show_decisions(bar: Progress, history: History, shown: int) -> int:
+    for entry in history.decisions[shown:]:
         name = f"segment {entry.plan.segment}, attempt {entry.plan.attempt}" if entry.plan else entry.action
         bar.console.print(f"  {name}: {entry.reason}", markup=False)
     return len(history.decisions)

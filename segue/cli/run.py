@@ -1,6 +1,6 @@
 """`segue run`: train a recipe through Prefect, on a configured server or on one of its own.
 
-Prefect and torch take seconds to import, so they wait until all that can be refused without them has been.
+Prefect and torch take seconds to import, so everything that can be refused without them is refused before.
 """
 
 from __future__ import annotations
@@ -9,19 +9,25 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from segue.cli.durations import parse_deadline
+from segue.cli.interrupts import ends_cleanly
 from segue.cli.options import require_prefect
 from segue.clock import SystemClock
-from segue.controller.steps import open_run
-from segue.errors import COMMAND_LINE
-from segue.reports.tables import console, errors, segment_rows, segments_table, show_json
+from segue.controller.steps import check_start, open_run
+from segue.errors import COMMAND_LINE, OrchestratorError
+from segue.reports.console import console, errors, show_json
+from segue.reports.tables import segment_rows, segments_table
 from segue.runlog.history import read_history
 from segue.runlog.log import RunLog
 from segue.spec import RunSpec, StoreSpec, read_toml
+from segue.stores import is_url
+
+if TYPE_CHECKING:
+    from prefect.client.schemas.objects import State
 
 _FOLDER = Path(".segue")
 
@@ -29,43 +35,82 @@ _FOLDER = Path(".segue")
 def run(
     recipe: Annotated[str, typer.Argument(help="package.module:function, found from the current folder.")],
     config: Annotated[Path | None, typer.Option(help="TOML run spec; the options here win over it.")] = None,
-    run_id: Annotated[str | None, typer.Option(help="Name of the run; the same one goes on with it.")] = None,
+    run_id: Annotated[str | None, typer.Option(help="Name of the run; an existing run is resumed.")] = None,
     steps: Annotated[int | None, typer.Option(help="Optimizer steps to the goal.")] = None,
-    seed: Annotated[int | None, typer.Option(help="Seeds weights, data order and every random stream.")] = None,
-    deadline: Annotated[str | None, typer.Option(help="+2h, 06:00, or an ISO time.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed of weights, data order and every random stream.")] = None,
+    deadline: Annotated[str | None, typer.Option(help="Deadline: +2h, 06:00, or an ISO time.")] = None,
     store: Annotated[str | None, typer.Option(help="Folder, file:///folder or s3://bucket/prefix.")] = None,
     endpoint_url: Annotated[str | None, typer.Option(help="S3 endpoint other than AWS's.")] = None,
-    accept_drift: Annotated[bool, typer.Option("--accept-drift", help="Go on though the spec changed.")] = False,
-    detach: Annotated[bool, typer.Option("--detach", help="Start it and leave; needs a configured server.")] = False,
+    accept: Annotated[
+        list[str] | None, typer.Option(help="Part of the setup that was changed on purpose: setup.code; repeatable.")
+    ] = None,
+    accept_drift: Annotated[bool, typer.Option("--accept-drift", help="Resume with the changed run spec.")] = False,
+    detach: Annotated[bool, typer.Option("--detach", help="Return once started; needs PREFECT_API_URL.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object at the end.")] = False,
 ) -> None:
     """Train a recipe through Prefect; starts a local server and workers if no server is configured.
 
-    Exit code 0: the goal is reached. 1: it ended without. 2: it could not be started as asked.
+    Exit code 0: the goal is reached. 1: the run ended before it. 2: it could not be started as requested.
     """
     fields = read_toml(config) if config else {}
     fields |= _given(recipe=recipe, run_id=run_id, steps=steps, seed=seed)
+    is_named = "run_id" in fields
     fields.setdefault("run_id", _default_run_id(recipe))
     if deadline is not None:
         fields["deadline"] = parse_deadline(deadline, now=datetime.now(UTC))
     if store is not None or endpoint_url is not None:
-        given = fields.get("store")
-        fields["store"] = (given if isinstance(given, dict) else {}) | _given(url=store, endpoint_url=endpoint_url)
+        fields["store"] = _table(fields, "store") | _given(url=store, endpoint_url=endpoint_url)
+    if accept:
+        continuity = _table(fields, "continuity")
+        fields["continuity"] = continuity | {"accept": [*continuity.get("accept", ()), *accept]}
     spec = _absolute(RunSpec.parse(fields, source=str(config) if config else COMMAND_LINE))
     require_prefect("run")
+    if detach:
+        _require_lasting_server()
+    runlog = _checked(spec, accept_drift=accept_drift)
+    hint = f"Run the same command with --run-id {spec.run_id} to resume the run."
+    with ends_cleanly(hint=hint):
+        state = _train(spec, runlog, accept_drift=accept_drift, detach=detach, hint=None if is_named else hint)
+    if state is None:
+        console.print(f"started {spec.run_id}; `segue status {spec.run_id} --store {spec.store.url}` shows it")
+        return
+    _end(runlog, spec, state.name or "", state.message or "", as_json=as_json)
+
+
+def _checked(spec: RunSpec, *, accept_drift: bool) -> RunLog:
+    """The log of the run, once all has been checked that can be without a server; nothing of the run is written."""
+    from segue.interop.code_check import refuse_changed_code
     from segue.recipe import import_build
 
-    import_build(spec.recipe)
-    runlog = open_run(spec, clock=SystemClock(), accept_drift=accept_drift)
-    from segue.deployments.process.follow import follow, open_client, trigger
+    build = import_build(spec.recipe)
+    runlog = check_start(spec, clock=SystemClock(), accept_drift=accept_drift)
+    refuse_changed_code(runlog, spec, build)
+    return runlog
+
+
+def _train(spec: RunSpec, runlog: RunLog, *, accept_drift: bool, detach: bool, hint: str | None) -> State | None:
+    """Start the parent and follow it to its final state; None when it was only to be started."""
+    from segue.deployments.process.follow import follow, open_client, require_deployments, trigger
 
     with _server(), open_client() as client:
+        require_deployments(client, spec)
+        open_run(spec, clock=SystemClock(), accept_drift=accept_drift)
         flow_run_id = trigger(client, spec, accept_drift=accept_drift)
         if detach:
-            console.print(f"started {spec.run_id}; `segue status {spec.run_id} --store {spec.store.url}` shows it")
-            return
-        state = follow(client, flow_run_id, runlog, spec)
-    _end(runlog, spec, state.name or "", state.message or "", as_json=as_json)
+            return None
+        if hint is not None:
+            errors.print(f"run {spec.run_id} in {spec.store.url}. {hint}", markup=False)
+        return follow(client, flow_run_id, runlog, spec)
+
+
+def _require_lasting_server() -> None:
+    from prefect.settings import PREFECT_API_URL
+
+    if not PREFECT_API_URL.value():
+        raise OrchestratorError(
+            what="--detach needs a Prefect server that outlives this command.",
+            fix="set PREFECT_API_URL, for example to that of a server started with `prefect server start`.",
+        )
 
 
 def _end(runlog: RunLog, spec: RunSpec, name: str, message: str, *, as_json: bool) -> None:
@@ -105,6 +150,11 @@ def _server() -> Iterator[None]:
         stack.stop()
 
 
+def _table(fields: dict[str, Any], name: str) -> dict[str, Any]:
+    given = fields.get(name)
+    return given if isinstance(given, dict) else {}
+
+
 def _given(**fields: object) -> dict[str, object]:
     return {name: value for name, value in fields.items() if value is not None}
 
@@ -115,8 +165,8 @@ def _default_run_id(recipe: str) -> str:
 
 
 def _absolute(spec: RunSpec) -> RunSpec:
-    # A worker may run elsewhere on this machine; a relative folder would then be another one.
-    if "://" in spec.store.url:
+    # A worker may have another current folder, where a relative path would name another store.
+    if is_url(spec.store.url):
         return spec
     url = str(Path(spec.store.url).expanduser().absolute())
     return spec.model_copy(update={"store": StoreSpec(**(spec.store.model_dump() | {"url": url}))})

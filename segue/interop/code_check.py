@@ -1,0 +1,68 @@
+"""The user's code, compared with a run's newest checkpoint before anything is started for it.
+
+An attempt compares the whole setup when it resumes, after its boot. The code can be compared without building anything.
+"""
+
+from __future__ import annotations
+
+import json
+import platform
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from segue.continuity.code_hash import GLOBALS, code_hashes
+from segue.continuity.recipe_diff import CODE, CONFIG
+from segue.errors import CodeChangedError, MissingObjectError
+from segue.recipe import Build
+from segue.runlog import keys
+from segue.runlog.history import Checkpoint, read_history
+from segue.runlog.log import RunLog
+from segue.spec import RunSpec
+from segue.stores.base import StoreReadError
+
+
+def refuse_changed_code(runlog: RunLog, spec: RunSpec, build: Build) -> None:
+    """Compare the functions and classes that `build` leads to with those of the run's newest checkpoint.
+
+    Only names on both sides count: what objects hold is not known before `build` is called. Nothing is compared when
+    the change was accepted, came with another config, or when Python's version or damage leaves nothing to compare; the
+    attempt then judges.
+
+    Raises:
+        CodeChangedError: a function or class has changed.
+        StoreReadError: the log could not be read.
+    """
+    newest = read_history(runlog).newest
+    if newest is None or CODE in spec.continuity.accept:
+        return
+    if newest.manifest.environment.python != ".".join(platform.python_version_tuple()[:2]):
+        return
+    committed = _setup_of(runlog, newest)
+    if committed is None or committed.get(CONFIG) != _as_committed(spec.config):
+        return
+    home = str(build.__module__).partition(".")[0]
+    changed = _changed(committed.get(CODE, {}), code_hashes([build], home=home))
+    if changed:
+        raise CodeChangedError(run_id=spec.run_id, step=newest.manifest.step, names=tuple(changed))
+
+
+def _setup_of(runlog: RunLog, checkpoint: Checkpoint) -> Mapping[str, Any] | None:
+    """The components of rank 0 as they are stored; None when they cannot be read, which the attempt will report."""
+    name = keys.state_name(checkpoint.ref.attempt_id, checkpoint.ref.step, 0)
+    try:
+        components = json.loads(runlog.store.get(f"{runlog.run_id}/{name}"))["skeletons"]
+    except (MissingObjectError, StoreReadError, ValueError, KeyError, TypeError):
+        return None
+    return components if isinstance(components, dict) else None
+
+
+def _as_committed(config: Mapping[str, Any]) -> dict[str, str]:
+    return {name: json.dumps(value, sort_keys=True) for name, value in config.items()}
+
+
+def _changed(before: Any, now: Mapping[str, str]) -> Collection[str]:
+    """Names on both sides whose code is not among the committed: a name can stand for several functions, as lambdas do."""
+    if not isinstance(before, dict):
+        return ()
+    shared = (name for name in now if name in before and not name.startswith(GLOBALS))
+    return [name for name in shared if not set(now[name].split(",")) <= set(str(before[name]).split(","))]

@@ -1,0 +1,153 @@
+"""`segue run`: what is refused before anything starts, and how the command ends when it is interrupted."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import types
+
+import pytest
+
+from segue.clock import SystemClock
+from segue.controller.local_run import run_here
+from segue.controller.steps import open_run
+from segue.errors import CodeChangedError
+from segue.interop.code_check import refuse_changed_code
+from segue.runlog.history import read_history
+from segue.spec import RunSpec
+from tests.cli.test_errors import TINY, Place, refusal
+
+RECIPE = '''
+"""A recipe of the user's."""
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+from segue import Recipe
+
+WEIGHT = 1.0
+plus, minus = (lambda x: x + 1), (lambda x: x - 1)
+
+def build(config):
+    model = nn.Linear(4, 1)
+    data = TensorDataset(torch.arange(128.0).reshape(32, 4) / 128)
+    return Recipe(model=model, optimizer=torch.optim.SGD(model.parameters(), lr=config.get("lr", 0.1)),
+                  data=DataLoader(data, batch_size=8), loss=loss, after_step=minus)
+
+def loss(model, batch):
+    return WEIGHT * model(plus(batch[0])).square().mean()
+'''
+
+
+@pytest.fixture
+def place(tmp_path) -> Place:
+    return Place(tmp_path / "place")
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory) -> tuple[Place, int]:
+    """A finished run of RECIPE: the place of its store, and its committed step."""
+    place = Place(tmp_path_factory.mktemp("trained") / "place")
+    place.write("mine.py", RECIPE)
+    spec = spec_in(place)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(place.folder)
+        runlog = open_run(spec, clock=SystemClock())
+        assert run_here(spec, runlog).action == "finished"
+    return place, read_history(runlog.reload()).committed_step
+
+
+def spec_in(place: Place, **fields) -> RunSpec:
+    common = {"run_id": "mine", "recipe": "mine:build", "steps": 8, "threads": 1}
+    common |= {"store": {"url": str(place.folder / "store")}, "continuity": {"rehearsal": "off"}}
+    return RunSpec.parse(common | fields)
+
+
+def build_of(text: str):
+    """`build` of a module `mine` with this text."""
+    module = types.ModuleType("mine")
+    exec(compile(text, "mine.py", "exec"), vars(module))
+    return module.build
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "changed"),
+    [
+        ("# ", "# ", ()),
+        ("WEIGHT * model", "WEIGHT * 2 * model", ("mine.loss",)),
+        ("nn.Linear(4, 1)", "nn.Linear(4, 1, bias=False)", ("mine.build",)),
+        ("def loss", "# A comment.\ndef loss", ()),
+        # Global values may be the machine's, so the attempt judges them by what they do.
+        ("WEIGHT = 1.0", "WEIGHT = 2.0", ()),
+        # The checkpoint knows two functions of this name; from `build` without a call only one is found.
+        ("x + 1", "x + 2", ("mine.<lambda>",)),
+        ("def loss(", "def other(config): ...\n\ndef loss(", ()),
+    ],
+)
+def test_a_changed_function_is_found_without_building_anything(trained, before, after, changed):
+    spec = spec_in(trained[0])
+    runlog = open_run(spec, clock=SystemClock())
+    build = build_of(RECIPE.replace(before, after))
+    if not changed:
+        refuse_changed_code(runlog, spec, build)
+        return
+    with pytest.raises(CodeChangedError) as refused:
+        refuse_changed_code(runlog, spec, build)
+    assert refused.value.names == changed
+
+
+@pytest.mark.parametrize("fields", [{"continuity": {"accept": ["setup.code"]}}, {"config": {"lr": 0.2}}])
+def test_an_accepted_change_and_one_with_another_config_are_left_to_the_attempt(trained, fields):
+    runlog = open_run(spec_in(trained[0]), clock=SystemClock())
+    refuse_changed_code(runlog, spec_in(trained[0], **fields), build_of(RECIPE.replace("model(plus", "2 * model(plus")))
+
+
+def test_code_that_changed_is_refused_by_the_command_with_both_ways_on(trained):
+    place, step = trained
+    place.write("mine.py", RECIPE.replace("model(plus", "2 * model(plus"))
+    given = ("--run-id", "mine", "--steps", "8", "--store", str(place.folder / "store"))
+    message = place.refused("run", "mine:build", *given)
+    assert f"run mine: the code has changed since the checkpoint at step {step}: mine.loss." in message
+    assert "Fix: undo the change, or pass --accept setup.code to resume with it." in message
+
+
+def test_only_a_part_of_the_setup_can_be_accepted(place):
+    message = place.refused("run", TINY, "--steps", "5", "--accept", "setup.code", "--accept", "code")
+    assert "continuity.accept.1: " in message
+    assert "'setup.code'" in message
+
+
+COMMAND = """
+import signal, typer
+from segue.cli.interrupts import ends_cleanly
+app = typer.Typer()
+@app.command()
+def main() -> None:
+    with ends_cleanly(hint="Run the same command with --run-id mine to resume the run."):
+        try:
+            signal.raise_signal({signum})
+            signal.pause()
+        finally:
+            print("ended what it had started")
+app()
+"""
+
+
+@pytest.mark.parametrize(("signum", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_ctrl_c_and_sigterm_end_a_command_alike_and_show_how_to_resume(signum, code):
+    command = [sys.executable, "-c", COMMAND.format(signum=int(signum))]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stdout) == (code, "ended what it had started\n"), ended.stderr
+    assert ended.stderr == "Run the same command with --run-id mine to resume the run.\n"
+
+
+def test_a_server_that_does_not_answer_leaves_no_run_in_the_store(place, closed_port):
+    place.set("PREFECT_API_URL", f"http://127.0.0.1:{closed_port}/api")
+    outcome = place.run("run", TINY, "--steps", "5", "--run-id", "tiny")
+    assert "the Prefect server does not answer (ConnectError). Fix: check PREFECT_API_URL" in refusal(outcome)
+    assert list((place.folder / ".segue" / "store").iterdir()) == []
+
+
+def test_detach_without_a_lasting_server_is_refused_before_anything_starts(place):
+    message = place.refused("run", TINY, "--steps", "5", "--detach")
+    assert "--detach needs a Prefect server that outlives this command. Fix: set PREFECT_API_URL, " in message
