@@ -359,7 +359,7 @@ def test_a_recalled_attempt_that_does_not_end_is_given_up_while_on_demand_still_
     assert run.child.asked == [f"mark lost: {NEARLY_TOO_LATE}"]
     after = decide_next(run.log, run.spec, clock=run.clock)
     assert after.plan.capacity is Capacity.ON_DEMAND
-    assert "late" not in after.reason
+    assert "will be missed" not in after.reason
 
 
 def test_a_last_save_that_takes_longer_than_a_heartbeat_timeout_is_waited_for_while_there_is_time(patient):
