@@ -48,8 +48,8 @@ def require_deployments(client: SyncPrefectClient, spec: RunSpec) -> None:
         except ObjectNotFound:
             raise OrchestratorError(
                 what=f"there is no deployment {name!r} on the Prefect server.",
-                fix="run `prefect --no-prompt deploy --all` in the folder of prefect.yaml (`segue init` writes one), or "
-                "name yours under [pools] in the run spec.",
+                fix="run `prefect --no-prompt deploy --all` in the folder of prefect.yaml (`segue init` writes one), "
+                "or name another deployment under [pools] in the run spec.",
             ) from None
         except SILENCE as error:
             raise _no_answer(error) from None

@@ -61,7 +61,7 @@ def _as_committed(config: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _changed(before: Any, now: Mapping[str, str]) -> Collection[str]:
-    """Names on both sides whose code is not among the committed: a name can stand for several functions, as lambdas do."""
+    """Names on both sides whose code was not committed. One name can stand for several functions, as lambdas do."""
     if not isinstance(before, dict):
         return ()
     shared = (name for name in now if name in before and not name.startswith(GLOBALS))
