@@ -70,22 +70,25 @@ def import_build(path: str) -> Build:
     """
     module_name, _, function_name = path.partition(":")
     if not module_name or not function_name:
-        raise RecipeError(recipe=path, why="is not of the form package.module:function.")
+        raise RecipeError(recipe=path, why="is not of the form package.module:function.", fix=RecipeError.PATH_FIX)
     with _current_folder_first():
         try:
             module = importlib.import_module(module_name)
         except ModuleNotFoundError as error:
             if error.name is not None and (module_name == error.name or module_name.startswith(f"{error.name}.")):
-                raise RecipeError(recipe=path, why=f"there is no module {error.name!r}.") from None
-            raise RecipeError(recipe=path, why=f"importing it needs {error.name!r}, which is not installed.") from None
+                why = f"there is no module {error.name!r}."
+                raise RecipeError(recipe=path, why=why, fix=RecipeError.PATH_FIX) from None
+            why = f"importing it needs {error.name!r}, which is not installed."
+            raise RecipeError(recipe=path, why=why, fix=f"install {error.name}.") from None
         except (Exception, SystemExit) as error:
             # Importing runs the user's module, which may raise anything; for the command it is one condition.
             place = users_line("".join(traceback.format_exception(error)))
             why = f"importing it{f' ({place})' if place else ''} raised {type(error).__name__}: {error}."
-            raise RecipeError(recipe=path, why=why) from error
+            raise RecipeError(recipe=path, why=why, fix="correct the module.") from error
     build = getattr(module, function_name, None)
     if not callable(build):
-        raise RecipeError(recipe=path, why=f"module {module_name!r} has no function {function_name!r}.")
+        why = f"module {module_name!r} has no function {function_name!r}."
+        raise RecipeError(recipe=path, why=why, fix=RecipeError.PATH_FIX)
     return build  # type: ignore[no-any-return]
 
 

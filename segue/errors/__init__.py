@@ -1,4 +1,4 @@
-"""The error tree: one type per condition, the facts as attributes, a message that says the fix."""
+"""The error tree: one type per condition, the facts as attributes, a message that ends with the fix."""
 
 from __future__ import annotations
 
@@ -52,6 +52,7 @@ from segue.errors.training import (
 from segue.errors.usage import (
     COMMAND_LINE,
     CheckoutNeededError,
+    CodeChangedError,
     DeadlinePassedError,
     DriftError,
     HopelessPlanError,
@@ -72,6 +73,7 @@ __all__ = [
     "BrokenResumeError",
     "CheckoutNeededError",
     "CheckpointError",
+    "CodeChangedError",
     "CorruptShardError",
     "DamagedCheckpointError",
     "DamagedRecordError",

@@ -6,17 +6,29 @@ from typing import Any
 
 
 class SegueError(Exception):
-    """Base of everything segue raises on purpose. `exit_code` is what the command line ends with."""
+    """Base of everything segue raises on purpose: what happened, the evidence, then the fix.
+
+    `exit_code` is what the command line ends with.
+    """
 
     exit_code = 1
+    fix: str | None = None
+    """What to do about it, also at the end of the message; None where the message needs none."""
+
+    def __init__(self, message: str = "", *, fix: str | None = None) -> None:
+        if fix is None:
+            super().__init__(message)
+            return
+        self.fix = fix.removeprefix("Fix: ")
+        super().__init__(f"{message} Fix: {self.fix}")
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # Constructors take the facts as keywords; from another process an error comes with its sentence and facts.
+        # Constructors take the facts as keywords; an error from another process comes with its message and facts.
         return _rebuilt, (type(self), self.args, self.__dict__)
 
 
 class UsageError(SegueError):
-    """Something asked for cannot be done as asked; nothing was started or changed."""
+    """A request cannot be carried out; nothing was started or changed."""
 
     exit_code = 2
 

@@ -1,4 +1,4 @@
-"""Commands that look at, give out and bring in checkpoints."""
+"""Errors of commands that show, export and import checkpoints."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ class NoCheckpointError(UsageError):
     def __init__(self, *, run_id: str) -> None:
         self.run_id = run_id
         super().__init__(
-            f"run {run_id} has no checkpoint that can be used. `segue checkpoints {run_id}` shows what became of those "
-            "it had; if there are none, wait for its first commit."
+            f"run {run_id} has no usable checkpoint.",
+            fix=f"run `segue checkpoints {run_id}` to see what became of those it had; if there are none, wait for its "
+            "first commit.",
         )
 
 
@@ -24,39 +25,39 @@ class UnknownStepError(UsageError):
 
     def __init__(self, *, run_id: str, step: int, steps_there: tuple[int, ...]) -> None:
         self.run_id, self.step, self.steps_there = run_id, step, steps_there
-        super().__init__(f"run {run_id} has no checkpoint of step {step}. {_choice_of(steps_there)}")
+        super().__init__(f"run {run_id} has no checkpoint of step {step}.", fix=_choose(steps_there))
 
 
 class PrunedCheckpointError(UsageError):
-    """The checkpoint was there, and its bytes were deleted because retention no longer kept it."""
+    """The checkpoint existed; its bytes were deleted because retention no longer kept it."""
 
     def __init__(self, *, run_id: str, step: int, steps_there: tuple[int, ...]) -> None:
         self.run_id, self.step, self.steps_there = run_id, step, steps_there
         super().__init__(
-            f"the checkpoint of step {step} of run {run_id} was pruned: its bytes are gone. {_choice_of(steps_there)} "
-            "A larger checkpoints.keep in the run spec keeps more of them."
+            f"the checkpoint of step {step} of run {run_id} was pruned: its bytes are gone.",
+            fix=f"{_choose(steps_there)} To keep more of them, set a larger checkpoints.keep in the run spec.",
         )
 
 
 class QuarantinedCheckpointError(UsageError):
-    """The checkpoint was set aside, so it is not taken without being asked for by that name."""
+    """The checkpoint is quarantined, so it is used only with --quarantined."""
 
     def __init__(self, *, run_id: str, step: int, reason: str, steps_there: tuple[int, ...]) -> None:
         self.run_id, self.step, self.reason, self.steps_there = run_id, step, reason, steps_there
         super().__init__(
-            f"the checkpoint of step {step} of run {run_id} was set aside: {reason.rstrip('.')}. "
-            f"{_choice_of(steps_there)} --quarantined takes this one all the same, if its bytes verify."
+            f"the checkpoint of step {step} of run {run_id} is quarantined: {reason.rstrip('.')}.",
+            fix=f"{_choose(steps_there)} --quarantined takes this one regardless, if its bytes verify.",
         )
 
 
 class DamagedCheckpointError(CheckpointError):
-    """The checkpoint that was asked for does not verify; nobody asked for another one in its place."""
+    """The requested checkpoint does not verify. Another one is not taken in its place."""
 
     def __init__(self, *, step: int, key: str, damage: str, steps_there: tuple[int, ...]) -> None:
         self.step, self.key, self.damage, self.steps_there = step, key, damage, steps_there
         super().__init__(
-            f"the checkpoint of step {step} is damaged: {key} {damage}. Nothing was written and nothing was changed. "
-            f"Restore that object from a copy, or take another step. {_choice_of(steps_there)}"
+            f"the checkpoint of step {step} is damaged: {key} {damage}. Nothing was written or changed.",
+            fix=f"restore that object from a copy{f', or {_choose(steps_there)}' if steps_there else '.'}",
         )
 
 
@@ -64,20 +65,20 @@ class ExportFolderError(UsageError):
     """The folder for an export cannot be used."""
 
     def __init__(self, *, folder: str, why: str, fix: str) -> None:
-        self.folder, self.why, self.fix = folder, why, fix
-        super().__init__(f"folder {folder} {why}. {fix} Nothing was exported, and nothing there was touched.")
+        self.folder, self.why = folder, why
+        super().__init__(f"folder {folder} {why}. Nothing was exported, and nothing there was changed.", fix=fix)
 
 
 class WeightsFileError(UsageError):
-    """A file that weights were to be imported from cannot be read as such."""
+    """A file with weights to import cannot be read."""
 
     def __init__(self, *, file: str, why: str, fix: str) -> None:
-        self.file, self.why, self.fix = file, why, fix
-        super().__init__(f"{file} {why}. {fix} Nothing was imported, and the run was not touched.")
+        self.file, self.why = file, why
+        super().__init__(f"{file} {why}. Nothing was imported, and the run was not changed.", fix=fix)
 
 
 class WeightsMismatchError(UsageError):
-    """The weights to import are not those of the recipe's model."""
+    """The weights to import do not match the recipe's model."""
 
     def __init__(
         self, *, file: str, missing: tuple[str, ...], unexpected: tuple[str, ...], misshapen: tuple[str, ...]
@@ -90,21 +91,22 @@ class WeightsMismatchError(UsageError):
         }
         facts = "; ".join(f"{words} {_some(names)}" for words, names in kinds.items() if names)
         only_missing = missing and not unexpected and not misshapen
-        fix = "--partial leaves those as the recipe builds them; or give" if only_missing else "Give"
+        partial = "--partial leaves those as the recipe builds them; or " if only_missing else ""
         super().__init__(
-            f"{file} does not fit the recipe's model: {facts}. {fix} the recipe the config that these weights were "
-            "made with. Nothing was imported, and the run was not touched."
+            f"{file} does not fit the recipe's model: {facts}. Nothing was imported, and the run was not changed.",
+            fix=f"{partial}give the recipe the config with which these weights were trained.",
         )
 
 
 class RunBegunError(UsageError):
-    """Weights were to be imported into a run that has something of its own."""
+    """Weights cannot be imported into a run that has already started."""
 
     def __init__(self, *, run_id: str, what: str) -> None:
         self.run_id, self.what = run_id, what
         super().__init__(
-            f"run {run_id} has begun already: {what}. An import makes the first checkpoint of a run: give another "
-            "--run. Nothing was imported, and nothing there was touched."
+            f"run {run_id} has already started: {what}. An import makes the first checkpoint of a run. Nothing was "
+            "imported, and nothing there was changed.",
+            fix="give another --run.",
         )
 
 
@@ -113,7 +115,7 @@ def _some(names: tuple[str, ...]) -> str:
     return f"{len(names)} ({', '.join(names[:_MOST_NAMED])}{more})"
 
 
-def _choice_of(steps: tuple[int, ...]) -> str:
+def _choose(steps: tuple[int, ...]) -> str:
     if not steps:
-        return "There is no other to take."
-    return f"Steps that are there: {', '.join(map(str, steps))}."
+        return "none; the run has no other checkpoint."
+    return f"choose one of the steps {', '.join(map(str, steps))}."

@@ -1,4 +1,4 @@
-"""Stores, the log, and the bytes of checkpoints."""
+"""Errors of stores, the run's log, and the bytes of checkpoints."""
 
 from __future__ import annotations
 
@@ -6,25 +6,27 @@ from segue.errors.base import SegueError, UsageError
 
 
 class StoreError(SegueError):
-    """Storage did not do what was asked."""
+    """An operation on a store failed."""
 
 
 class StoreUnreachableError(StoreError, UsageError):
-    """The store cannot be reached or does not let us in."""
+    """The store cannot be reached, or refuses access."""
 
     exit_code = 2
 
     def __init__(self, *, url: str, why: str, fix: str) -> None:
-        self.url, self.why, self.fix = url, why, fix
-        super().__init__(f"store {url}: {why} {fix}")
+        self.url, self.why = url, why
+        super().__init__(f"store {url}: {why}", fix=fix)
 
 
 class MissingObjectError(StoreError):
-    """There is no object of that name."""
+    """The store has no object of that name."""
 
     def __init__(self, *, key: str) -> None:
         self.key = key
-        super().__init__(f"{key} is not in the store. If a person deleted it, restore it from the bucket's versions.")
+        super().__init__(
+            f"{key} is not in the store.", fix="if someone deleted it, restore it from the bucket's versions."
+        )
 
 
 class BadKeyError(StoreError):
@@ -32,7 +34,9 @@ class BadKeyError(StoreError):
 
     def __init__(self, *, key: str) -> None:
         self.key = key
-        super().__init__(f"object key {key!r} is not a plain relative path; refused. Treat its source as hostile.")
+        super().__init__(
+            f"object key {key!r} was refused: it is not a plain relative path.", fix="treat its source as hostile."
+        )
 
 
 class FencedError(SegueError):
@@ -42,7 +46,8 @@ class FencedError(SegueError):
         self.epoch, self.newer_epoch = epoch, newer_epoch
         super().__init__(
             f"claim epoch {epoch} was superseded by epoch {newer_epoch}: another attempt owns this run now. "
-            "This one stops without committing; nothing needs doing."
+            "This one stops without committing.",
+            fix="none needed.",
         )
 
 
@@ -52,16 +57,17 @@ class StalePlanError(SegueError):
     def __init__(self, *, segment: int, attempt: int, why: str) -> None:
         self.segment, self.attempt, self.why = segment, attempt, why
         super().__init__(
-            f"segment {segment} attempt {attempt} came too late: {why}. It stops without touching the run."
+            f"segment {segment} attempt {attempt} came too late: {why}. It stops without changing the run.",
+            fix="none needed.",
         )
 
 
 class LogMovedError(SegueError):
-    """Someone appended to the log after it was read; the decision has to be made again on what it says now."""
+    """Another process appended to the log after it was read; the decision must be made again."""
 
     def __init__(self, *, slot: int) -> None:
         self.slot = slot
-        super().__init__(f"log slot {slot} was taken by another writer; read the log again and decide again.")
+        super().__init__(f"log slot {slot} was taken by another writer.", fix="read the log and decide again.")
 
 
 class DamagedRecordError(StoreError):
@@ -69,7 +75,9 @@ class DamagedRecordError(StoreError):
 
     def __init__(self, *, key: str, why: str) -> None:
         self.key, self.why = key, why
-        super().__init__(f"{key}: {why}. The record is set aside and the rest of the log is used.")
+        super().__init__(
+            f"{key}: {why}. The record is quarantined and the rest of the log is used.", fix="none needed."
+        )
 
 
 class CheckpointError(SegueError):
@@ -78,23 +86,24 @@ class CheckpointError(SegueError):
     key: str
 
 
+_NEXT = "The checkpoint is quarantined."
+_NEXT_FIX = "none needed; the one before it is used."
+
+
 class MissingShardError(CheckpointError):
     """A shard that the manifest names is gone."""
 
     def __init__(self, *, key: str) -> None:
         self.key = key
-        super().__init__(f"{key} is missing from the store. The checkpoint is set aside; its predecessor is taken.")
+        super().__init__(f"{key} is missing from the store. {_NEXT}", fix=_NEXT_FIX)
 
 
 class TruncatedShardError(CheckpointError):
-    """A shard has another size than the manifest says."""
+    """A shard's size is not that of its manifest."""
 
     def __init__(self, *, key: str, expected_bytes: int, found_bytes: int) -> None:
         self.key, self.expected_bytes, self.found_bytes = key, expected_bytes, found_bytes
-        super().__init__(
-            f"{key} has {found_bytes} bytes, its manifest says {expected_bytes}. The checkpoint is set aside; "
-            "its predecessor is taken."
-        )
+        super().__init__(f"{key} has {found_bytes} bytes; its manifest has {expected_bytes}. {_NEXT}", fix=_NEXT_FIX)
 
 
 class CorruptShardError(CheckpointError):
@@ -103,47 +112,48 @@ class CorruptShardError(CheckpointError):
     def __init__(self, *, key: str, chunk: int, expected: int, found: int) -> None:
         self.key, self.chunk, self.expected, self.found = key, chunk, expected, found
         super().__init__(
-            f"{key} chunk {chunk}: crc32c {found:08x} is not the manifest's {expected:08x}. The checkpoint is set "
-            "aside; its predecessor is taken."
+            f"{key} chunk {chunk} is damaged: crc32c {found:08x}, manifest {expected:08x}. {_NEXT}", fix=_NEXT_FIX
         )
 
 
 class MalformedCheckpointError(CheckpointError):
-    """A checkpoint's bytes are sound but do not say what its manifest says."""
+    """A checkpoint's bytes verify but contradict its manifest or cannot be parsed."""
 
     def __init__(self, *, key: str, why: str) -> None:
         self.key, self.why = key, why
-        super().__init__(f"{key}: {why}. The checkpoint is set aside; its predecessor is taken.")
+        super().__init__(f"{key}: {why}. {_NEXT}", fix=_NEXT_FIX)
 
 
 class MachineTooSmallError(SegueError):
-    """A checkpoint is whole and does not fit into this machine's memory."""
+    """A sound checkpoint does not fit into this machine's memory."""
 
     def __init__(self, *, key: str, needed_bytes: int, memory_bytes: int) -> None:
         self.key, self.needed_bytes, self.memory_bytes = key, needed_bytes, memory_bytes
         super().__init__(
-            f"{key} has {needed_bytes / 1e9:.1f} GB and this machine {memory_bytes / 1e9:.1f} GB of memory. "
-            "The checkpoint stays as it is; resume on a larger machine."
+            f"{key} has {needed_bytes / 1e9:.1f} GB, and this machine {memory_bytes / 1e9:.1f} GB of memory. "
+            "The checkpoint stays as it is.",
+            fix="resume on a machine with more memory.",
         )
 
 
 class UnsupportedStateError(SegueError):
-    """A piece of state has no safe representation."""
+    """A value in the state has no safe representation."""
 
     def __init__(self, *, path: str, type_name: str) -> None:
         self.path, self.type_name = path, type_name
         super().__init__(
             f"{path}: cannot store a {type_name}. Checkpoints hold tensors, arrays, numbers, strings, lists, tuples "
-            "and dicts (never pickles): give the object a state_dict() of those."
+            "and dicts, never pickles.",
+            fix="give the object a state_dict() of those.",
         )
 
 
 class StateTooLargeError(SegueError):
-    """The state has more of something than a checkpoint can have and still be read back."""
+    """The state exceeds a limit above which a checkpoint could not be read back."""
 
     def __init__(self, *, what: str, found: int, most: int, fix: str) -> None:
-        self.what, self.found, self.most, self.fix = what, found, most, fix
-        super().__init__(f"{what}: {found}, and a checkpoint can have {most}. {fix} Nothing was written.")
+        self.what, self.found, self.most = what, found, most
+        super().__init__(f"{what}: {found}, and a checkpoint can have {most}. Nothing was written.", fix=fix)
 
 
 class WriterDiedError(SegueError):
@@ -152,8 +162,8 @@ class WriterDiedError(SegueError):
     def __init__(self, *, exit_code: int | None, why: str) -> None:
         self.exit_code_found, self.why = exit_code, why
         super().__init__(
-            f"the writer process is gone (exit code {exit_code}: {why}). It is started again and the save retried; "
-            "if it was killed for memory, give the machine one more state's worth or set staging_buffers = 1."
+            f"the writer process ended (exit code {exit_code}: {why}). It is started again and the save retried.",
+            fix="if it was killed for memory, add memory for one more copy of the state, or set staging_buffers = 1.",
         )
 
 
@@ -164,5 +174,6 @@ class WorkAtRiskError(StoreError):
         self.at_risk_seconds, self.allowed_seconds, self.why = at_risk_seconds, allowed_seconds, why
         super().__init__(
             f"{at_risk_seconds:.0f} s of work are not committed, and max_work_at_risk_seconds allows "
-            f"{allowed_seconds:.0f}: {why} Fix the store, or allow more; the run goes on from its last commit."
+            f"{allowed_seconds:.0f}: {why.partition(' Fix: ')[0]} The run continues from its last commit.",
+            fix="repair the store, or set a larger max_work_at_risk_seconds.",
         )

@@ -1,4 +1,4 @@
-"""What an attempt meets: resumes that do not hold, bad steps, other ranks."""
+"""Errors of an attempt: broken resumes, bad steps, failures of other ranks."""
 
 from __future__ import annotations
 
@@ -15,12 +15,13 @@ class BrokenResumeError(SegueError):
 
     exit_code = 3
 
-    def __init__(self, *, sentence: str) -> None:
-        self.sentence = sentence
+    def __init__(self, *, component: str, detail: str) -> None:
+        self.component, self.detail = component, detail.rstrip(".")
         super().__init__(
-            f"the resume is not the run that would have been: {sentence.rstrip('.')}. Nothing was committed after it; "
-            "fix the named state, then start the run again."
+            f"Resume verification failed: {component} was not restored ({self.detail}). No checkpoint was written "
+            f"after the resume. Fix {component}, then start the run again."
         )
+        self.fix = f"fix {component}, then start the run again."
 
 
 class RehearsalError(SegueError):
@@ -32,19 +33,20 @@ class RehearsalError(SegueError):
         self.sentence = sentence
         super().__init__(
             "Resume rehearsal failed: a fresh process restored the first checkpoint but did not reproduce the next "
-            f"steps ({sentence.rstrip('.')}). Fix: add the object to Recipe.extra and start a new run, "
-            'or set continuity.rehearsal = "warn".'
+            f"steps ({sentence.rstrip('.')}).",
+            fix='add the object to Recipe.extra and start a new run, or set continuity.rehearsal = "warn".',
         )
 
 
 class PoisonedStepError(SegueError):
-    """A step's numbers went bad; the state after it is not kept."""
+    """A step had anomalous numbers; the state after it is not kept."""
 
     def __init__(self, *, anomaly: Anomaly) -> None:
         self.anomaly = anomaly
         super().__init__(
-            f"{anomaly.sentence}. Nothing of that step was kept: the run goes back to its newest checkpoint and does "
-            "it again. If it comes back, look at these samples, the learning rate and the number format."
+            f"{anomaly.sentence}. Nothing of that step was kept: the run goes back to its newest checkpoint and "
+            "repeats it.",
+            fix="if it happens again, check these samples, the learning rate and the number format.",
         )
 
 
@@ -53,58 +55,65 @@ class RankFailedError(SegueError):
 
     def __init__(self, *, rank: int, type_name: str, message: str, traceback: str) -> None:
         self.rank, self.type_name, self.message, self.traceback = rank, type_name, message, traceback
-        super().__init__(f"rank {rank} raised {type_name}: {message}. Fix the recipe; its traceback follows.")
+        super().__init__(
+            f"rank {rank} raised {type_name}: {message}.", fix="correct the recipe; its traceback follows."
+        )
 
 
 class RankMismatchError(SegueError):
-    """Two ranks hold different state where it should be the same."""
+    """Two ranks hold different state where it must be the same."""
 
     def __init__(self, *, rank: int, step: int) -> None:
         self.rank, self.step = rank, step
         super().__init__(
-            f"rank {rank} and rank 0 have parameters or optimizer state of other names or sizes at step {step}, so "
-            "what they stored together is not all of it. Build the same model and optimizer on every rank. Nothing "
-            "was committed."
+            f"rank {rank} and rank 0 have parameters or optimizer state of different names or sizes at step {step}, "
+            "so what they stored is not the whole state. Nothing was committed.",
+            fix="build the same model and optimizer on every rank.",
         )
 
 
 class RankDriftError(SegueError):
-    """The ranks do not train one model any more."""
+    """The ranks no longer train the same model."""
 
     def __init__(self, *, rank: int, channel: str, here: float, leads: float) -> None:
         self.rank, self.channel, self.here, self.leads = rank, channel, here, leads
         super().__init__(
             f"the {channel} norm of rank {rank} is {here!r}, that of rank 0 {leads!r}: the ranks train different "
-            "models. Let the loss call the model it is given, not its .module, and shard all of a model or none of it."
+            "models.",
+            fix="let the loss call the model it is given, not its .module, and shard all of a model or none of it.",
         )
 
 
 class HungRankError(SegueError):
-    """A rank is alive and did not come to where the others waited for it."""
+    """A rank is alive and did not reach the point where the others wait for it."""
 
     def __init__(self, *, ranks: tuple[int, ...], waited_seconds: float, step: int) -> None:
         self.ranks, self.waited_seconds, self.step = ranks, waited_seconds, step
         names = ", ".join(map(str, ranks))
         super().__init__(
-            f"rank {names} hung: the others waited {waited_seconds:.0f} s for it after step {step}. Look for a loop or "
-            "a lock that depends on the rank; if its steps just take that long, raise liveness.rank_seconds."
+            f"rank {names} hung: the others waited {waited_seconds:.0f} s for it after step {step}.",
+            fix="look for a loop or a lock that depends on the rank; if its steps take that long, set a larger "
+            "liveness.rank_seconds.",
         )
 
 
 class RankLostError(SegueError):
-    """A rank ended without a word, or because of its store or its machine: nobody's code is to blame."""
+    """A rank ended without a report, or because of its store or its machine; the recipe did not fail."""
 
     def __init__(self, *, ranks: tuple[int, ...], why: str) -> None:
         self.ranks, self.why = ranks, why
-        super().__init__(f"rank {', '.join(map(str, ranks))} was lost: {why}. The run goes on from its last commit.")
+        super().__init__(
+            f"rank {', '.join(map(str, ranks))} was lost: {why}. The run continues from its last commit.",
+            fix="none needed.",
+        )
 
 
 class LossError(SegueError):
     """The recipe's loss function returned something that no step can be made of."""
 
     def __init__(self, *, loss: str, found: str, fix: str) -> None:
-        self.loss, self.found, self.fix = loss, found, fix
-        super().__init__(f"{loss} returned {found}; a step needs a scalar tensor with a gradient. Fix: {fix}")
+        self.loss, self.found = loss, found
+        super().__init__(f"{loss} returned {found}; a step needs a scalar tensor with a gradient.", fix=fix)
 
 
 class DrillFailedError(SegueError):
@@ -118,10 +127,11 @@ class DrillFailedError(SegueError):
         *,
         recipe: str,
         why: str,
-        fix: str = "Fix: correct the recipe, then run the drill again.",
+        fix: str = "correct the recipe, then run the drill again.",
         traceback: str = "",
     ) -> None:
-        self.recipe, self.why, self.fix, self.traceback = recipe, why, fix, traceback
+        self.recipe, self.why, self.traceback = recipe, why, traceback
         super().__init__(
-            f"no drill of {recipe} was made, because the recipe fails without a kill: {why.rstrip('.')}. {fix}".rstrip()
+            f"no drill of {recipe} was made, because the recipe fails without a kill: {why.rstrip('.')}.",
+            fix=fix or None,
         )

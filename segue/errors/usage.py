@@ -1,4 +1,4 @@
-"""Something asked for cannot be done as asked."""
+"""Errors of requests that cannot be carried out."""
 
 from __future__ import annotations
 
@@ -10,16 +10,17 @@ HopelessReason = Literal["deadline_too_near", "save_longer_than_life", "at_risk_
 
 
 COMMAND_LINE = "on the command line"
-"""The source of what was not read from a file."""
+"""The source of options that were not read from a file."""
 
 
 class SpecError(UsageError):
-    """A run spec, or what is asked for in its place, has wrong fields."""
+    """A run spec, or the options in its place, have invalid fields."""
 
     def __init__(self, *, source: str, problems: tuple[str, ...]) -> None:
         self.source, self.problems = source, problems
         where = source if source == COMMAND_LINE else f"{source} is not a valid run spec"
-        super().__init__(f"{where}: " + "; ".join(problems))
+        what = "options; --help describes them" if source == COMMAND_LINE else "fields"
+        super().__init__(f"{where}: {'; '.join(problems).rstrip('.')}.", fix=f"correct these {what}.")
 
 
 class DeadlinePassedError(UsageError):
@@ -27,31 +28,44 @@ class DeadlinePassedError(UsageError):
 
     def __init__(self, *, deadline: str, now: str) -> None:
         self.deadline, self.now = deadline, now
-        super().__init__(f"deadline: {deadline} has passed (it is {now}). Give a later one, or none to run without.")
+        super().__init__(f"deadline: {deadline} has passed (it is {now}).", fix="give a later deadline, or none.")
 
 
 class RecipeError(UsageError):
     """The recipe cannot be imported, or does not build what a run needs."""
 
-    _FIX = (
-        "Give it as package.module:function, importable from the current folder, "
+    PATH_FIX = (
+        "give it as package.module:function, importable from the current folder, "
         "where function(config) returns a segue.Recipe."
     )
+    """For a path that does not lead to a function."""
 
-    def __init__(self, *, recipe: str, why: str, fix: str = _FIX) -> None:
-        self.recipe, self.why, self.fix = recipe, why, fix
-        super().__init__(f"recipe {recipe!r}: {why} {fix}")
+    def __init__(self, *, recipe: str, why: str, fix: str | None = None) -> None:
+        self.recipe, self.why = recipe, why
+        super().__init__(f"recipe {recipe!r}: {why}", fix=fix)
 
 
 class DriftError(UsageError):
-    """A run is being continued with something other than what it was started with."""
+    """A run is being resumed with a spec that differs from the one it was started with."""
 
     def __init__(self, *, run_id: str, fields: dict[str, tuple[str, str]]) -> None:
         self.run_id, self.fields = run_id, fields
         changes = "; ".join(f"{name} was {old}, now {new}" for name, (old, new) in fields.items())
         super().__init__(
-            f"run {run_id} was started with another spec: {changes}. Give it a new run id, put the old value back, "
-            "or pass --accept-drift to go on with the new one."
+            f"run {run_id} was started with another spec: {changes}.",
+            fix="give a new run id, put the old value back, or pass --accept-drift to continue with the new one.",
+        )
+
+
+class CodeChangedError(UsageError):
+    """A run is being resumed with other code than its newest checkpoint was made with."""
+
+    def __init__(self, *, run_id: str, step: int, names: tuple[str, ...]) -> None:
+        self.run_id, self.step, self.names = run_id, step, names
+        shown = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+        super().__init__(
+            f"run {run_id}: the code has changed since the checkpoint at step {step}: {shown}. Nothing was started.",
+            fix="undo the change, or pass --accept setup.code to resume with it.",
         )
 
 
@@ -61,7 +75,7 @@ class RunNotFoundError(UsageError):
     def __init__(self, *, run_id: str, store: str, known: tuple[str, ...] = ()) -> None:
         self.run_id, self.store, self.known = run_id, store, known
         there = f" Runs there: {', '.join(known)}." if known else ""
-        super().__init__(f"no run {run_id!r} in {store}.{there} Check the run id and --store.")
+        super().__init__(f"no run {run_id!r} in {store}.{there}", fix="check the run id and --store.")
 
 
 class RunOverError(UsageError):
@@ -69,7 +83,7 @@ class RunOverError(UsageError):
 
     def __init__(self, *, run_id: str, action: str, step: int) -> None:
         self.run_id, self.action, self.step = run_id, action, step
-        super().__init__(f"run {run_id} has ended already ({action} at step {step}). Fix: none needed.")
+        super().__init__(f"run {run_id} has already ended ({action} at step {step}).", fix="none needed.")
 
 
 class MissingExtraError(UsageError):
@@ -77,7 +91,7 @@ class MissingExtraError(UsageError):
 
     def __init__(self, *, extra: str, needed_for: str) -> None:
         self.extra, self.needed_for = extra, needed_for
-        super().__init__(f"{needed_for} needs the extra {extra!r}: pip install 'segue[{extra}]'.")
+        super().__init__(f"{needed_for} needs the extra {extra!r}.", fix=f"pip install 'segue[{extra}]'")
 
 
 class CheckoutNeededError(UsageError):
@@ -86,29 +100,31 @@ class CheckoutNeededError(UsageError):
     def __init__(self, *, command: str, folder: str) -> None:
         self.command, self.folder = command, folder
         super().__init__(
-            f"`segue {command}` needs the folder {folder}/, which the installed package does not have. "
-            f"Fix: clone segue's repository and run `segue {command}` there."
+            f"`segue {command}` needs the folder {folder}/, which the installed package does not have.",
+            fix=f"clone segue's repository and run `segue {command}` there.",
         )
 
 
 class OrchestratorError(UsageError):
-    """Prefect does not offer what the run needs."""
+    """Prefect lacks something that the run needs."""
 
     def __init__(self, *, what: str, fix: str) -> None:
-        self.what, self.fix = what, fix
-        super().__init__(f"{what} {fix}")
+        self.what = what
+        super().__init__(what, fix=fix)
 
 
 class OutputError(UsageError):
-    """A file or folder that was asked for cannot be written."""
+    """A requested file or folder cannot be written."""
 
     def __init__(self, *, path: str, why: str) -> None:
         self.path, self.why = path, why
-        super().__init__(f"{path} cannot be written ({why}). Name another place, or fix that. The run was only read.")
+        super().__init__(
+            f"{path} cannot be written ({why}). The run was only read.", fix="name another place, or correct that."
+        )
 
 
 class NoResumeError(UsageError):
-    """There is no resume to show."""
+    """The requested resume does not exist, or was not verified."""
 
     def __init__(
         self, *, run_id: str, segment: int | None, attempt: int | None, there: tuple[tuple[int, int], ...]
@@ -117,22 +133,22 @@ class NoResumeError(UsageError):
         asked = {"segment": segment, "attempt": attempt}
         which = " ".join(f"{name} {number}" for name, number in asked.items() if number is not None)
         others = ", ".join(f"{segment}.{attempt}" for segment, attempt in there)
-        fix = f"Those that are there, as segment.attempt: {others}." if others else "There is no other either."
+        fix = f"choose one of {others} (segment.attempt)." if others else "none; the run has no other resume either."
         whose = f"{which} of run {run_id}" if which else f"run {run_id}"
-        super().__init__(f"{whose} has no resume that was judged, so there is no resume point to draw. {fix}")
+        super().__init__(f"{whose} has no resume with a verdict, so there is no resume point to show.", fix=fix)
 
 
 class TraceError(UsageError):
-    """What should be a trace of spot availability is none, or too short for what is asked."""
+    """A trace of spot availability cannot be read, or is too short for the request."""
 
     def __init__(self, *, source: str, why: str, fix: str) -> None:
-        self.source, self.why, self.fix = source, why, fix
-        super().__init__(f"trace {source} {why}. {fix}")
+        self.source, self.why = source, why
+        super().__init__(f"trace {source} {why}.", fix=fix)
 
 
 class HopelessPlanError(UsageError):
-    """A plan cannot work whatever spot does; `reason` says in one word why not."""
+    """A plan cannot work, however much spot capacity there is. `reason` is the kind of obstacle."""
 
     def __init__(self, *, reason: HopelessReason, why: str, fix: str) -> None:
-        self.reason, self.why, self.fix = reason, why, fix
-        super().__init__(f"this plan is hopeless: {why} {fix}")
+        self.reason, self.why = reason, why
+        super().__init__(f"this plan is hopeless: {why}", fix=fix)

@@ -66,5 +66,5 @@ def known_runs(store: StoreSpec | str | Path = DEFAULT_STORE) -> Iterator[tuple[
 
 
 def _unreadable(store: Store, error: StoreReadError) -> StoreUnreachableError:
-    fix = "Check --store, --endpoint-url, the network and your access."
-    return StoreUnreachableError(url=store.url, why=f"cannot be read ({error.why}).", fix=fix)
+    fix = "check --store, --endpoint-url, the network and your access."
+    return StoreUnreachableError(url=store.url, why=f"it cannot be read ({error.why}).", fix=fix)

@@ -1,7 +1,8 @@
-"""Bytes: a local directory or an S3 bucket behind one small contract."""
+"""Stores of bytes: a local folder or an S3 bucket, behind one small contract."""
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
@@ -13,14 +14,22 @@ from segue.stores.local import LocalStore
 if TYPE_CHECKING:
     from segue.spec import StoreSpec
 
-__all__ = ["LocalStore", "ObjectInfo", "Store", "StoreReadError", "StoreWriteError", "open_store", "open_url"]
+_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:")
+"""One letter would be a Windows drive."""
+
+__all__ = ["LocalStore", "ObjectInfo", "Store", "StoreReadError", "StoreWriteError", "is_url", "open_store", "open_url"]
+
+
+def is_url(store: str) -> bool:
+    """Whether a store's name begins with a scheme, supported or not; otherwise it is a folder's path."""
+    return _SCHEME.match(store) is not None
 
 
 def open_store(spec: StoreSpec | str | Path) -> Store:
     """The store that a spec, URL or folder names. Nothing is touched yet; `check()` does that.
 
     Raises:
-        StoreUnreachableError: the URL is of a kind segue does not know, or no credentials are found.
+        StoreUnreachableError: the URL is malformed or of an unknown kind, or no credentials are found.
     """
     if isinstance(spec, str | Path):
         return open_url(str(spec))
@@ -29,21 +38,24 @@ def open_store(spec: StoreSpec | str | Path) -> Store:
 
 def open_url(url: str, *, endpoint_url: str | None = None, region: str | None = None) -> Store:
     """The same, by the fields of a store spec: for a process that has to start without pydantic."""
+    if not is_url(url):
+        return LocalStore(Path(url))
     parts = urlsplit(url)
-    fix = "Give a folder, file:///folder or s3://bucket/prefix."
+    fix = "give a folder, file:///folder or s3://bucket/prefix."
     if "@" in parts.netloc:
-        # What stands before it may be a secret, and a store's URL is shown in every message.
+        # The text before the @ may be a secret, and a store's URL is part of every message.
         shown = f"{parts.scheme}://...@{parts.netloc.rpartition('@')[2]}{parts.path}"
-        raise StoreUnreachableError(url=shown, why="may not carry credentials; boto3 finds them.", fix=fix)
+        raise StoreUnreachableError(url=shown, why="the URL may not contain credentials; boto3 finds them.", fix=fix)
+    if parts.scheme not in {"s3", "file"}:
+        raise StoreUnreachableError(url=url, why=f"{parts.scheme}:// is not a supported kind of store.", fix=fix)
+    if not url.startswith(f"{url.partition(':')[0]}://"):
+        why = f"{parts.scheme}: must be followed by two slashes."
+        raise StoreUnreachableError(url=url, why=why, fix=f"{fix[:-1]}; a folder of that name is ./{url}")
     if parts.scheme == "s3":
         from segue.stores import s3
 
         return s3.from_url(url, endpoint_url=endpoint_url, region=region)
-    if parts.scheme == "file":
-        if parts.netloc not in {"", "localhost"}:
-            why = f"{parts.netloc!r} is read as a machine's name, not as a folder."
-            raise StoreUnreachableError(url=url, why=why, fix=fix)
-        return LocalStore(Path(unquote(parts.path)))
-    if parts.scheme == "":
-        return LocalStore(Path(url))
-    raise StoreUnreachableError(url=url, why=f"{parts.scheme}:// is not a kind of store segue knows.", fix=fix)
+    if parts.netloc not in {"", "localhost"}:
+        why = f"{parts.netloc!r} is the name of a machine in this URL, not a folder."
+        raise StoreUnreachableError(url=url, why=why, fix=fix)
+    return LocalStore(Path(unquote(parts.path)))

@@ -1,4 +1,4 @@
-"""The contract every store keeps. `put_if_absent` is the one primitive the run's log rests on."""
+"""The contract of every store. The run's log is built on one primitive, `put_if_absent`."""
 
 from __future__ import annotations
 
@@ -21,15 +21,17 @@ class StoreWriteError(StoreError):
 
     def __init__(self, *, url: str, key: str, why: str) -> None:
         self.url, self.key, self.why = url, key, why
-        super().__init__(f"store {url}: could not write {key}: {why}. Free space or fix access; the save is retried.")
+        super().__init__(
+            f"store {url}: could not write {key}: {why}.", fix="free space or restore access; the write is retried."
+        )
 
 
 class StoreReadError(StoreError):
-    """The store answered a read with something other than the bytes or their absence."""
+    """A read failed, so it is not known whether the object exists."""
 
     def __init__(self, *, url: str, key: str, why: str) -> None:
         self.url, self.key, self.why = url, key, why
-        super().__init__(f"store {url}: could not read {key}: {why}. Check the store's health and access.")
+        super().__init__(f"store {url}: could not read {key}: {why}.", fix="check the store's health and your access.")
 
 
 class Store(Protocol):
@@ -43,9 +45,9 @@ class Store(Protocol):
     def put_if_absent(self, key: str, data: bytes) -> bool:
         """Write a small object unless one is there; True when this call created it.
 
-        Atomic and durable: of any number of callers, on any machine, at most one is told True, and from
-        then on every reader sees exactly its bytes, also after a crash. A caller whose answer got lost may be
-        told False about its own write: compare the bytes.
+        Atomic and durable: of any number of callers, on any machine, at most one gets True, and from then on
+        every reader sees exactly its bytes, also after a crash. A caller whose answer got lost may get False
+        for its own write: compare the bytes.
 
         Raises:
             StoreWriteError: nothing is known to have been written. It may have been, when only the answer was lost.
@@ -102,7 +104,7 @@ class Store(Protocol):
     def list_objects(self, prefix: str) -> list[ObjectInfo]:
         """All objects below a prefix that ends with '/', sorted by key; the empty prefix lists all.
 
-        Strangers' objects whose names are no keys of a store are passed over.
+        Objects of other programs, whose names cannot be keys of a store, are skipped.
 
         Raises:
             StoreReadError: the store could not be read.
@@ -118,7 +120,7 @@ class Store(Protocol):
         ...
 
     def delete(self, keys: list[str]) -> None:
-        """Remove objects; those that are not there are passed over.
+        """Remove objects; missing ones are skipped.
 
         Raises:
             StoreWriteError: this one and those after it may still be there.
@@ -126,9 +128,9 @@ class Store(Protocol):
         ...
 
     def drop_unfinished(self, prefix: str) -> None:
-        """Remove what writers that died left behind below a prefix that ends with '/': bytes no reader can see.
+        """Remove unfinished writes of dead writers below a prefix that ends with '/': bytes that no reader can see.
 
-        A writer that is alive after all fails with a StoreWriteError and may try again.
+        A writer that is still alive gets a StoreWriteError and may retry.
 
         Raises:
             StoreReadError, StoreWriteError: some of it may still be there.
@@ -145,7 +147,7 @@ class Store(Protocol):
 
 
 STAGED = ".staged-"
-"""How the names of files being written begin in a folder. No key may, or a reader would not find its object."""
+"""Prefix of the names of files being written. No key may begin with it, or a reader would not find its object."""
 
 _PART = re.compile(r"[\w=.,@+-][\w=.,@+ -]*")
 
@@ -169,34 +171,34 @@ def is_key(name: str) -> bool:
 
 
 def checked_range(start: int, length: int) -> tuple[int, int]:
-    """Both, when neither is negative: stores differ in what they make of those."""
+    """Both numbers, if neither is negative: stores differ in how they treat negative ones."""
     if start < 0 or length < 0:
         raise ValueError(f"start {start} and length {length} must not be negative")
     return start, length
 
 
 def check_by_writing(store: Store) -> None:
-    """The part of `check` that every store shares: two puts to one new key, of which one must win."""
+    """The check that every store shares: of two puts to one new key, exactly one must succeed."""
     key = f".segue-check/{uuid.uuid4().hex}"
     try:
         first, second = store.put_if_absent(key, b"first"), store.put_if_absent(key, b"second")
         found = store.get(key)
         store.delete([key])
     except StoreWriteError as error:
-        fix = "Give a place you may write to, or ask for write access."
-        raise StoreUnreachableError(url=store.url, why=f"cannot be written ({error.why}).", fix=fix) from None
+        fix = "give a place you may write to, or ask for write access."
+        raise StoreUnreachableError(url=store.url, why=f"it cannot be written ({error.why}).", fix=fix) from None
     except StoreReadError as error:
-        fix = "Ask for read access to what you may write."
-        raise StoreUnreachableError(url=store.url, why=f"cannot be read ({error.why}).", fix=fix) from None
+        fix = "ask for read access to the same place."
+        raise StoreUnreachableError(url=store.url, why=f"it cannot be read ({error.why}).", fix=fix) from None
     except MissingObjectError:
         raise StoreUnreachableError(
             url=store.url,
-            why="does not hold an object that it has just taken.",
-            fix="The run's log cannot be kept there; use a store that reads back what was written.",
+            why="an object that was just written is missing, so the run's log cannot be kept there.",
+            fix="use a store that reads back what was written.",
         ) from None
     if (first, second, found) != (True, False, b"first"):
         raise StoreUnreachableError(
             url=store.url,
-            why="overwrites an object when told to write only if absent (If-None-Match: * is ignored).",
-            fix="The run's log cannot be kept there; use AWS S3, a store with conditional puts, or a folder.",
+            why="a put with `If-None-Match: *` overwrote an object, so the run's log cannot be kept there.",
+            fix="use AWS S3, a store with conditional puts, or a folder.",
         )

@@ -1,6 +1,6 @@
-"""Large files around the page cache: O_DIRECT where the file system has it, plain reads and writes where not.
+"""Reading and writing large files without the page cache: by O_DIRECT, or plainly where a file system lacks it.
 
-A checkpoint that goes through the page cache is copied once more, and pushes the training's own pages out.
+In the page cache a checkpoint would be copied once more, and would push out the training's own pages.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from pathlib import Path
 
 READ_BYTES = 8 * 2**20
 WRITE_BYTES = 32 * 2**20
-"""Asked of the system at once. Disks take large writes faster, and no other thread can come between."""
+"""Bytes of one system call. Disks take large writes faster, and no other thread interrupts one."""
 PAGE_BYTES = mmap.PAGESIZE
 
 _O_DIRECT = getattr(os, "O_DIRECT", 0)  # Not everywhere: macOS has none.
-_UNWILLING = (errno.EINVAL, errno.EOPNOTSUPP)
-"""What file systems without direct transfers answer, some at open and some at the first transfer."""
+_NOT_SUPPORTED = (errno.EINVAL, errno.EOPNOTSUPP)
+"""Errors of file systems without direct transfers, some at open and some at the first transfer."""
 
 
 def page_buffer(size_bytes: int) -> memoryview:
     """Zeroed memory that begins on a page, for direct reads; freed with the last view of it."""
-    # Private: shared memory is rarely given huge pages, and faulting in small ones takes longer than the reading.
+    # Private: shared memory rarely gets huge pages, and faulting in small ones takes longer than the reading.
     memory = mmap.mmap(-1, max(size_bytes, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if hasattr(mmap, "MADV_HUGEPAGE"):
         memory.madvise(mmap.MADV_HUGEPAGE)
@@ -39,7 +39,7 @@ def write_new(path: Path, data: memoryview) -> None:
     After an error or a crash a part of the file may be there.
 
     Raises:
-        OSError: as the system says, FileExistsError among them.
+        OSError: of the system call, for example FileExistsError.
     """
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
     try:
@@ -54,7 +54,7 @@ def read_into(path: Path, start: int, into: memoryview) -> int:
     """Fill `into` with the file's bytes from `start`; returns how many there were.
 
     Raises:
-        OSError: as the system says.
+        OSError: of the system call.
     """
     descriptor = os.open(path, os.O_RDONLY)
     try:
@@ -68,7 +68,7 @@ def read_into(path: Path, start: int, into: memoryview) -> int:
 
 
 def _direct(descriptor: int, transfer: Callable[[], int]) -> int:
-    """The bytes that `transfer` moved with O_DIRECT set; none where the file system is not willing."""
+    """How many bytes `transfer` moved with O_DIRECT set; 0 where the file system does not support that."""
     if not _O_DIRECT:
         return 0
     flags = fcntl.fcntl(descriptor, fcntl.F_GETFL)
@@ -76,9 +76,9 @@ def _direct(descriptor: int, transfer: Callable[[], int]) -> int:
         fcntl.fcntl(descriptor, fcntl.F_SETFL, flags | _O_DIRECT)
         return transfer()
     except OSError as error:
-        if error.errno not in _UNWILLING:
+        if error.errno not in _NOT_SUPPORTED:
             raise
-        return 0  # Whatever was moved is moved again: the same bytes to the same place.
+        return 0  # Bytes that were moved are moved again: the same bytes to the same place.
     finally:
         fcntl.fcntl(descriptor, fcntl.F_SETFL, flags)
 
@@ -101,8 +101,8 @@ def _read(descriptor: int, into: memoryview, start: int, *, unit_bytes: int) -> 
 
 
 def _whole_pages(data: memoryview) -> int:
-    """How much of `data` may be transferred directly: whole pages, if it begins on one."""
+    """How many bytes of `data` may be transferred directly: whole pages, if it begins on one."""
     if data.readonly or len(data) < PAGE_BYTES:
-        return 0  # Where it begins can only be asked of what may be written to; ours is.
+        return 0  # Only the address of writable memory can be read here; segue's buffers are writable.
     is_aligned = ctypes.addressof(ctypes.c_char.from_buffer(data)) % PAGE_BYTES == 0
     return len(data) - len(data) % PAGE_BYTES if is_aligned else 0

@@ -27,10 +27,10 @@ from segue.stores.base import (
 T = TypeVar("T")
 
 _LARGE_BYTES = 2**20
-"""From here on a durable object is written around the page cache."""
+"""From this size on a durable object is written without the page cache."""
 
 _TRIES = 100
-"""How often a folder that others drop as empty is made again before it counts as one that cannot be made."""
+"""How often a folder that other processes remove as empty is created again before that counts as an error."""
 
 
 class LocalStore:
@@ -89,7 +89,7 @@ class LocalStore:
     def list_objects(self, prefix: str) -> list[ObjectInfo]:
         folder = self._path(prefix.rstrip("/")) if prefix else self.root
         found = []
-        # What the walk cannot read must not look empty: a log listed short would be written to in its middle.
+        # An unreadable folder must not look empty: the next record would go to a slot of the log that is in use.
         with self._reading(prefix or "/"):
             for directory, _, names in os.walk(folder, onerror=_raise_unless_gone):
                 for path in (Path(directory, name) for name in names):
@@ -130,8 +130,8 @@ class LocalStore:
         except OSError as error:
             raise StoreUnreachableError(
                 url=self.url,
-                why=f"the folder cannot be made ({error.strerror}).",
-                fix="Give a folder you may write to with --store or [store] url.",
+                why=f"the folder cannot be created ({error.strerror}).",
+                fix="give a folder you may write to with --store or [store] url.",
             ) from None
         check_by_writing(self)
 
@@ -169,7 +169,7 @@ class LocalStore:
             try:
                 folder.rmdir()
             except OSError:
-                return  # Not empty, as a rule; whatever it is, the objects are gone and an empty folder does no harm.
+                return  # Usually not empty. In any case the objects are gone, and an empty folder does no harm.
             folder = folder.parent
 
 
@@ -188,7 +188,7 @@ def _make_new(path: Path, make: Callable[[], T], *, durable: bool) -> T:
             _make_folder(path.parent, durable=durable)
             return make()
         except (FileNotFoundError, FileExistsError):
-            # Another process dropped a folder as empty just now, perhaps after making it: make it again.
+            # Another process has just removed the folder as empty: create it again.
             tries += 1
             if tries == _TRIES:
                 raise

@@ -1,4 +1,4 @@
-"""Asking a store again: a passing fault of storage must not become a failure of the run."""
+"""Retrying a store: a temporary fault of storage must not fail the run."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _LONGEST_PAUSE_SECONDS = 10.0
 
 
 def patiently(ask: Callable[[], T], *, what: str, patience_seconds: float = 60.0) -> T:
-    """What `ask` returns, asked again with growing pauses while the store is in trouble.
+    """What `ask` returns, retried with growing pauses while the store fails.
 
     Raises:
         StoreReadError, StoreWriteError: it still is after `patience_seconds`.
@@ -32,6 +32,6 @@ def patiently(ask: Callable[[], T], *, what: str, patience_seconds: float = 60.0
         except (StoreReadError, StoreWriteError) as error:
             if clock.monotonic() + pause > give_up_at:
                 raise
-            log.warning("store trouble, asking again what=%s in=%.1f reason=%s", what, pause, error)
+            log.warning("store failed, retrying what=%s in=%.1f reason=%s", what, pause, error)
             clock.sleep(pause)
             pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)

@@ -28,7 +28,7 @@ try:
     from obstore.auth.boto3 import Boto3CredentialProvider
     from obstore.store import S3Store as ObstoreS3
 except ImportError:
-    raise MissingExtraError(extra="s3", needed_for="A store on s3://") from None
+    raise MissingExtraError(extra="s3", needed_for="a store on s3://") from None
 
 if TYPE_CHECKING:
     from obstore.store import ClientConfig, RetryConfig, S3Config
@@ -45,10 +45,10 @@ _MOST_PARTS = 9_000
 
 
 def is_payload_exposed(endpoint_url: str | None) -> bool:
-    """Whether somebody on the way could change what is sent: then each request's signature covers its bytes too.
+    """Whether someone on the network path could change the bytes: each request's signature then covers them too.
 
-    Over TLS the AWS SDKs sign the request alone, for hashing a checkpoint once more costs more than sending it; on
-    loopback there is no way.
+    Over TLS only the request itself is signed, as by the AWS SDKs, because hashing a checkpoint once more costs more
+    than sending it. Loopback has no network path.
     """
     if endpoint_url is None:
         return False
@@ -59,8 +59,8 @@ def is_payload_exposed(endpoint_url: str | None) -> bool:
 class S3Store:
     """Objects below `bucket/prefix`.
 
-    `put_if_absent` is a single PUT with `If-None-Match: *`: conditional multipart uploads are not honoured
-    everywhere, and `If-Match` is not spelt alike everywhere, so nothing else is rested on.
+    `put_if_absent` is a single PUT with `If-None-Match: *` and nothing else: not every store honours conditional
+    multipart uploads, and `If-Match` differs between stores.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class S3Store:
             raise StoreUnreachableError(
                 url=self.url,
                 why="boto3 finds no AWS credentials.",
-                fix="Set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, a profile, or the machine's role.",
+                fix="set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, a profile, or the machine's role.",
             ) from None
         config: S3Config = {
             "region": session.region_name or _DEFAULT_REGION,
@@ -97,7 +97,7 @@ class S3Store:
                 credential_provider=provider,
             )
         except ValueError:
-            why, fix = f"{self.prefix!r} cannot be a prefix.", "Use plain folder names between single slashes."
+            why, fix = f"{self.prefix!r} cannot be a prefix.", "use plain folder names between single slashes."
             raise StoreUnreachableError(url=self.url, why=why, fix=fix) from None
 
     @property
@@ -131,7 +131,7 @@ class S3Store:
             with self._reading(key):
                 return bytes(obstore.get_range(self._store, checked_key(key), start=start, length=length))
         except StoreReadError:
-            # A range that starts at the object's end is refused (416); only the size tells that from trouble.
+            # A range that starts at the object's end is refused (416); only the size tells that apart from a failure.
             if start < self.size(key):
                 raise
             return b""
@@ -149,7 +149,7 @@ class S3Store:
         folder = checked_key(prefix.rstrip("/")) if prefix else None
         with self._reading(prefix or "/"):
             found = [item for page in obstore.list(self._store, folder) for item in page]
-        # The empty object with which consoles mark a folder is listed as if it had the folder's own name.
+        # Consoles create an empty object for a folder; it is listed under the folder's own name.
         below = f"{folder}/" if folder else ""
         keys = ((item["path"], int(item["size"])) for item in found if item["path"].startswith(below))
         return sorted(ObjectInfo(key, size) for key, size in keys if is_key(key))
@@ -183,14 +183,14 @@ class S3Store:
         except (ValueError, botocore.exceptions.ParamValidationError):
             raise StoreUnreachableError(
                 url=self.url,
-                why=f"{self.bucket!r} at {self._endpoint_url or 'AWS'} is no address of a bucket.",
-                fix="Write the store as s3://bucket/prefix and the endpoint with http:// or https://.",
+                why=f"{self.bucket!r} at {self._endpoint_url or 'AWS'} is not the address of a bucket.",
+                fix="write the store as s3://bucket/prefix and the endpoint with http:// or https://.",
             ) from None
         except botocore.exceptions.BotoCoreError as error:
             raise StoreUnreachableError(
                 url=self.url,
                 why=f"no answer ({type(error).__name__}).",
-                fix=f"Check the endpoint ({self._endpoint_url or 'AWS'}), the network and the region.",
+                fix=f"check the endpoint ({self._endpoint_url or 'AWS'}), the network and the region.",
             ) from None
         check_by_writing(self)
 
@@ -208,11 +208,14 @@ class S3Store:
     def _unreachable(self, error: Any) -> StoreUnreachableError:
         status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode")
         if status == 404:
-            why, fix = f"there is no bucket {self.bucket!r}.", "Create it, or correct [store] url."
+            why, fix = f"there is no bucket {self.bucket!r}.", "create it, or correct [store] url."
         elif status in (401, 403):
-            why, fix = "the credentials do not open the bucket.", "Check them, the bucket's policy and the region."
+            why, fix = (
+                "the credentials give no access to the bucket.",
+                "check them, the bucket's policy and the region.",
+            )
         else:
-            why, fix = f"the bucket answered {status}.", "Check the endpoint and the region."
+            why, fix = f"the bucket answered {status}.", "check the endpoint and the region."
         return StoreUnreachableError(url=self.url, why=why, fix=fix)
 
     def _reading(self, key: str) -> AbstractContextManager[None]:
@@ -247,9 +250,9 @@ def from_url(url: str, *, endpoint_url: str | None, region: str | None) -> S3Sto
         StoreUnreachableError: the URL is more or less than bucket and prefix, or no credentials are found.
     """
     parts = urlsplit(url)
-    fix = "Write it as s3://bucket/prefix."
+    fix = "write it as s3://bucket/prefix."
     if not parts.netloc:
-        raise StoreUnreachableError(url=url, why="names no bucket.", fix=fix)
+        raise StoreUnreachableError(url=url, why="the URL has no bucket.", fix=fix)
     if parts.query or parts.fragment:
-        raise StoreUnreachableError(url=url, why="has a '?' or '#' after the prefix.", fix=fix)
+        raise StoreUnreachableError(url=url, why="the URL has a '?' or '#' after the prefix.", fix=fix)
     return S3Store(bucket=parts.netloc, prefix=parts.path, endpoint_url=endpoint_url, region=region)

@@ -53,9 +53,9 @@ def test_people_get_a_table_of_the_files(trained, place):
 @pytest.mark.parametrize(
     ("asked", "said"),
     [
-        (("tiny", "--step", "35"), "has no checkpoint of step 35. Steps that are there: 10, 20, 40."),
-        (("tiny", "--step", "30"), "was set aside: a person doubted it."),
-        (("tiny", "--to", "."), "is not empty. Name an empty or a new one."),
+        (("tiny", "--step", "35"), "has no checkpoint of step 35. Fix: choose one of the steps 10, 20, 40."),
+        (("tiny", "--step", "30"), "is quarantined: a person doubted it."),
+        (("tiny", "--to", "."), "Fix: name an empty or a new one."),
         (("teeny",), "no run 'teeny' in"),
     ],
 )

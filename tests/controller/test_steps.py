@@ -280,7 +280,7 @@ def test_a_run_is_not_continued_with_another_training_unless_asked(make_spec, ch
     changed = make_spec(**({"steps": 100, "config": {"width": 4}} | change))
     with pytest.raises(DriftError) as caught:
         open_run(changed, clock=clock)
-    assert f"run tiny was started with another spec: {said}. Give it a new run id" in str(caught.value)
+    assert f"run tiny was started with another spec: {said}. Fix: give a new run id" in str(caught.value)
     assert open_run(before, clock=clock).next_slot == slots
     assert read_history(open_run(changed, clock=clock, accept_drift=True)).spec == changed
 

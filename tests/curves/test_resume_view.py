@@ -37,12 +37,14 @@ def test_the_picture_is_a_png_and_says_the_verdict(resumed):
 
 def test_a_segment_without_a_resume_is_refused_with_those_that_have_one(resumed, make_spec, open_log):
     assert resume_point_of(resumed.log, segment=1).segment == 1
-    there = r"as segment\.attempt: 1\.1\."
+    there = r"choose one of 1\.1 \(segment\.attempt\)\."
     with pytest.raises(NoResumeError, match=rf"^segment 0 of run nightly has no resume .* {there}"):
         draw_resume(resumed.log, segment=0)
     with pytest.raises(NoResumeError, match=rf"^segment 1 attempt 2 of run nightly has no resume .* {there}"):
         draw_resume(resumed.log, segment=1, attempt=2)
-    with pytest.raises(NoResumeError, match=r"^run tiny has no resume .* There is no other either\."):
+    with pytest.raises(
+        NoResumeError, match=r"^run tiny has no resume .* Fix: none; the run has no other resume either\."
+    ):
         draw_resume(open_log(make_spec()))
 
 

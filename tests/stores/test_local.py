@@ -17,7 +17,7 @@ import pytest
 
 from segue.errors import MissingObjectError, StoreUnreachableError
 from segue.spec import StoreSpec
-from segue.stores import LocalStore, StoreReadError, StoreWriteError, open_store
+from segue.stores import LocalStore, StoreReadError, StoreWriteError, is_url, open_store
 
 MEGABYTE = 1 << 20
 
@@ -87,7 +87,7 @@ def test_a_file_left_half_written_is_not_listed_and_not_in_the_way(store: LocalS
 def test_a_full_disk_leaves_the_object_as_it_was(store: LocalStore) -> None:
     store.put("run/a", b"before")
     for write in (store.put, store.put_if_absent):
-        with pytest.raises(StoreWriteError, match=r"File too large.*Free space") as raised, full_disk():
+        with pytest.raises(StoreWriteError, match=r"File too large.*free space") as raised, full_disk():
             write("run/a", bytes(MEGABYTE))
         assert raised.value.key == "run/a"
     with pytest.raises(StoreWriteError), full_disk():
@@ -120,7 +120,7 @@ def test_a_folder_in_the_place_of_a_record_is_neither_free_nor_an_object(store: 
 @pytest.mark.parametrize("root", ["file/store", "file", "/proc/nowhere/store", "/dev/full/store"])
 def test_a_place_that_cannot_be_written_is_refused_with_the_fix(root: str, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("a regular file")
-    with pytest.raises(StoreUnreachableError, match=r"Give a (folder|place) you may write to") as raised:
+    with pytest.raises(StoreUnreachableError, match=r"give a (folder|place) you may write to") as raised:
         LocalStore(tmp_path / root).check()
     assert raised.value.url == str(tmp_path / root)
     assert (tmp_path / "file").read_text() == "a regular file"
@@ -197,8 +197,32 @@ def test_urls_of_folders_name_the_folder(tmp_path: Path, monkeypatch: pytest.Mon
         assert open_store(url).url == open_store(StoreSpec(url=str(url))).url == str(folder)
 
 
-@pytest.mark.parametrize("url", ["file://relative/store", "gs://bucket/x", "https://host/x", "file://me:pass@host/x"])
+@pytest.mark.parametrize(
+    "url",
+    ["file://relative/store", "gs://bucket/x", "https://host/x", "file://me:pass@host/x", "gs:bucket", "runs:2026/x"],
+)
 def test_other_urls_are_refused_with_the_fix_and_without_their_secret(url: str) -> None:
-    with pytest.raises(StoreUnreachableError, match=r"Give a folder, file:///folder or s3://bucket/prefix\.") as raised:
+    with pytest.raises(
+        StoreUnreachableError, match=r"Fix: give a folder, file:///folder or s3://bucket/prefix\."
+    ) as raised:
         open_store(url)
     assert "pass" not in str(raised.value)
+
+
+@pytest.mark.parametrize("url", ["s3:/models/x", "s3:models/x", "S3:/models/x", "file:/x", "file:x"])
+def test_a_url_without_its_two_slashes_is_refused_and_not_taken_for_a_folder(
+    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(StoreUnreachableError, match="must be followed by two slashes") as raised:
+        open_store(url)
+    assert raised.value.fix is not None
+    assert raised.value.fix.endswith(f"a folder of that name is ./{url}")
+    assert open_store(f"./{url}").url == str(tmp_path / url)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("folder", ["C:/models", r"C:\\models", "a:b", "./a:b", "/a:/b", "models"])
+def test_a_drive_letter_or_a_colon_behind_a_slash_is_no_scheme(folder: str) -> None:
+    assert not is_url(folder)
+    assert isinstance(open_store(folder), LocalStore)
