@@ -1,4 +1,4 @@
-"""One stored blob of a checkpoint. Apart from the other records: the writer process must start without pydantic."""
+"""One stored blob of a checkpoint. Not among the other records: the writer process must start without pydantic."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Shard:
     chunk_crc32c: tuple[int, ...]
 
     __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
-    """As part of a record it is checked like one."""
+    """As a field of a record it is validated like one."""
 
     def to_json(self) -> dict[str, Any]:
         """As plain data, for another process."""
@@ -28,5 +28,5 @@ class Shard:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Self:
-        """What `to_json` gave; nothing is checked."""
+        """From the data of `to_json`; nothing is checked."""
         return cls(**(dict(data) | {"chunk_crc32c": tuple(data["chunk_crc32c"])}))

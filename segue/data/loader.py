@@ -17,19 +17,19 @@ from segue.records import Skip
 
 
 class Batch(NamedTuple):
-    """A collated batch and the ids of the samples in it, on all ranks."""
+    """A collated batch and the ids of its samples, over all ranks."""
 
     start: int
-    """Position in the sample order of its first sample; not where the batch before ended, if some were skipped."""
+    """Position of its first sample in the sample order. After skipped batches this is not where the last one ended."""
     ids: Ids
     content: Any
-    """Of this rank's part of it."""
+    """The collated samples of this rank."""
     weight: float = 1.0
-    """What this rank's mean counts for in the mean over all ranks; 0 where a batch is too short for it."""
+    """Weight of this rank's mean in the mean over all ranks; 0 where a batch is too short for this rank."""
 
 
 class Feed:
-    """Draws the run's batches. Holds no state that has to be saved: the position comes in, batches come out."""
+    """Draws the run's batches. Has no state to save: it gets a position and yields the batches after it."""
 
     def __init__(
         self,
@@ -41,14 +41,14 @@ class Feed:
         world_size: int = 1,
         skips: tuple[Skip, ...] = (),
     ) -> None:
-        """`skips` are left out: neither fetched nor drawn for, so that all else is as it would be without them."""
+        """Batches in `skips` are neither fetched nor drawn for; all others are the same as without skips."""
         self._loader = loader
         self._rank, self._world_size = rank, world_size
         self._seed = seed
         self.order = _order_of(loader, recipe=recipe, seed=seed, skips=skips)
 
     def batches(self, samples_seen: int) -> Iterator[Batch]:
-        """All batches after `samples_seen`, epoch after epoch, without end."""
+        """All batches after `samples_seen`, epoch after epoch, for ever."""
         while True:
             starts = self.order.rest_of_epoch(samples_seen)
             for start, content in zip(starts, self._epoch(samples_seen), strict=True):
@@ -57,7 +57,7 @@ class Feed:
             samples_seen = self.order.end_of_epoch(samples_seen)
 
     def _weight(self, count: int) -> float:
-        start, stop = part_of(count, rank=self._rank, world_size=self._world_size)
+        start, stop = share_of(count, rank=self._rank, world_size=self._world_size)
         return (stop - start) * self._world_size / count
 
     def _epoch(self, samples_seen: int) -> DataLoader[Any]:
@@ -73,7 +73,7 @@ class Feed:
             collate_fn=given.collate_fn,
             pin_memory=given.pin_memory,
             timeout=given.timeout,
-            worker_init_fn=_Sheltered(given.worker_init_fn),
+            worker_init_fn=_IgnoreSigterm(given.worker_init_fn),
             multiprocessing_context=given.multiprocessing_context if workers else None,
             prefetch_factor=given.prefetch_factor if workers else None,
             generator=generator,
@@ -88,23 +88,23 @@ def seed_all(seed: int) -> None:
 
 
 def stream_seed(seed: int, *, rank: int, step: int) -> int:
-    """What to seed a rank's random streams with where nothing is stored for it; rank 0 keeps the run's."""
+    """Seed for a rank's random streams where a checkpoint has none for it."""
     state = np.array([seed], np.uint64)
     for salt in (rank, step):
         state = mix(state ^ mix(np.array([salt], np.uint64)))
     return int(state[0] >> np.uint64(1))
 
 
-def part_of(count: int, *, rank: int, world_size: int) -> tuple[int, int]:
-    """Where a rank's samples begin and end in a batch: every batch is the same for any number of ranks."""
+def share_of(count: int, *, rank: int, world_size: int) -> tuple[int, int]:
+    """Start and stop of a rank's samples in a batch; the batch itself is the same for any number of ranks."""
     return count * rank // world_size, count * (rank + 1) // world_size
 
 
-class _Sheltered:
-    """Starts a worker deaf to SIGTERM.
+class _IgnoreSigterm:
+    """Starts a data worker that ignores SIGTERM.
 
-    Platforms signal every process of a machine. A worker that died of it would raise in the middle of a training step,
-    and a preemption would look like a bug; the trainer reads the notice and ends its workers itself.
+    Platforms signal every process of a machine. A worker killed by that would raise in the middle of a training step,
+    and a preemption would look like a bug; the trainer acts on the notice and ends its workers itself.
     """
 
     def __init__(self, inner: Callable[[int], None] | None) -> None:
@@ -122,7 +122,7 @@ class _Plan(NamedTuple):
 
 
 class _RestOfEpoch:
-    """A batch sampler that starts anywhere in an epoch."""
+    """A batch sampler that starts at any position of an epoch."""
 
     def __init__(self, order: SampleOrder, samples_seen: int, rank: int, world_size: int) -> None:
         self._order, self._start = order, samples_seen
@@ -131,16 +131,16 @@ class _RestOfEpoch:
     def __iter__(self) -> Iterator[_Plan]:
         for position in self._order.rest_of_epoch(self._start):
             ids = self._order.batch(position)
-            start, stop = part_of(len(ids), rank=self._rank, world_size=self._world_size)
-            # A rank that gets none still takes part in the step, with a sample that counts for nothing.
+            start, stop = share_of(len(ids), rank=self._rank, world_size=self._world_size)
+            # A rank without samples still takes part in the step, with one sample of weight 0.
             yield _Plan(position + start, ids[start : max(stop, start + 1)].tolist() or ids[:1].tolist())
 
 
 class _Planned(Dataset[Any]):
     """Fetches planned batches; in worker processes it seeds each one by its place in the run.
 
-    Without that a worker's random augmentation would depend on how many batches that worker has served, which no
-    resume can know.
+    Otherwise a worker's random augmentation would depend on how many batches that worker has served, which a resume
+    cannot know.
     """
 
     def __init__(self, inner: Dataset[Any], seed: int) -> None:
@@ -161,18 +161,20 @@ class _Planned(Dataset[Any]):
 
 def _order_of(loader: DataLoader[Any], *, recipe: str, seed: int, skips: tuple[Skip, ...]) -> SampleOrder:
     if isinstance(loader.dataset, IterableDataset):
-        raise RecipeError(recipe=recipe, why="an IterableDataset has no position to come back to; use a map-style one.")
+        why = "its data set is an IterableDataset, which has no position to resume from."
+        raise RecipeError(recipe=recipe, why=why, fix="use a map-style data set.")
     if loader.batch_size is None:
-        why = "its DataLoader has its own batch sampler; give batch_size and shuffle, segue draws the order."
-        raise RecipeError(recipe=recipe, why=why)
+        why = "its DataLoader has its own batch sampler, but segue draws the order itself."
+        raise RecipeError(recipe=recipe, why=why, fix="give the DataLoader batch_size and shuffle instead.")
     sampler = loader.sampler
     plain_shuffle = isinstance(sampler, RandomSampler) and not sampler.replacement
     if not plain_shuffle and not isinstance(sampler, SequentialSampler):
-        why = f"its DataLoader's {type(sampler).__name__} cannot be resumed; use shuffle=True or shuffle=False."
-        raise RecipeError(recipe=recipe, why=why)
+        why = f"its DataLoader's {type(sampler).__name__} cannot be resumed."
+        raise RecipeError(recipe=recipe, why=why, fix="use shuffle=True or shuffle=False.")
     count = len(loader.dataset)  # type: ignore[arg-type]
     if count < (loader.batch_size if loader.drop_last else 1):
-        raise RecipeError(recipe=recipe, why=f"its data set of {count} samples gives no batch.")
+        why = f"its data set of {count} samples gives no batch of {loader.batch_size}."
+        raise RecipeError(recipe=recipe, why=why, fix="give more samples, or a smaller batch_size.")
     return SampleOrder(
         count=count,
         batch_size=loader.batch_size,

@@ -1,9 +1,9 @@
 """Data order and position as pure functions of (seed, epoch, samples seen).
 
 The shuffle is a keyed bijection of 0..n-1 (a balanced Feistel network over the next power of four, walking along the
-cycle until it lands below n: Black and Rogaway, "Ciphers with Arbitrary Finite Domains", CT-RSA 2002). So the sample
-at any position is known without drawing those before it, costs no memory, does not depend on the world size, and
-does not change when a library changes its shuffle.
+cycle until the result is below n: Black and Rogaway, "Ciphers with Arbitrary Finite Domains", CT-RSA 2002). So the
+sample at any position is known without drawing those before it, costs no memory, does not depend on the world size,
+and does not change when a library changes its shuffle.
 """
 
 from __future__ import annotations
@@ -69,11 +69,11 @@ class SampleOrder:
     shuffle: bool
     drop_last: bool
     skips: tuple[Skip, ...] = ()
-    """What is left out. Positions count on over it, so nothing else moves."""
+    """Skipped stretches. Positions include them, so no other batch moves."""
 
     @property
     def samples_per_epoch(self) -> int:
-        """Samples one pass really uses."""
+        """Samples that one pass uses; fewer than `count` where a short last batch is dropped."""
         return self.count - self.count % self.batch_size if self.drop_last else self.count
 
     def epoch_of(self, samples_seen: int) -> int:
@@ -90,23 +90,23 @@ class SampleOrder:
         return (self.epoch_of(samples_seen) + 1) * self.samples_per_epoch
 
     def rest_of_epoch(self, samples_seen: int) -> Iterator[int]:
-        """Positions at which the batches begin that are left of a pass, without those that are left out."""
+        """Start positions of the remaining batches of a pass, without skipped ones."""
         position, end = samples_seen, self.end_of_epoch(samples_seen)
         while position < end:
-            if not self.leaves_out(position):
+            if not self.is_skipped(position):
                 yield position
             position += self.batch_length(position)
 
-    def leaves_out(self, samples_seen: int) -> bool:
-        """Whether the batch that begins there is skipped; one sample of a skipped stretch is enough."""
+    def is_skipped(self, samples_seen: int) -> bool:
+        """Whether the batch that begins there is skipped: it is, with any sample in a skipped stretch."""
         length = self.batch_length(samples_seen)
         return any(skip.overlaps(samples_seen, length) for skip in self.skips)
 
     def left_out_of_next(self, batches: int, *, samples_seen: int) -> list[int]:
-        """Positions of the batches that are left out among so many from `samples_seen` on."""
+        """Start positions of the skipped batches among the next `batches` after `samples_seen`."""
         found: list[int] = []
         for _ in range(batches if self.skips else 0):
-            if self.leaves_out(samples_seen):
+            if self.is_skipped(samples_seen):
                 found.append(samples_seen)
             samples_seen += self.batch_length(samples_seen)
         return found
@@ -116,12 +116,12 @@ class SampleOrder:
         return self.at(np.arange(samples_seen, samples_seen + self.batch_length(samples_seen), dtype=np.uint64))
 
     def at(self, numbers: Ids) -> Ids:
-        """The ids of the samples that the run sees as these, counted from its beginning and in ascending order."""
+        """Sample ids at these positions, counted from the run's beginning; `numbers` must ascend."""
         epochs, positions = np.divmod(numbers, np.uint64(self.samples_per_epoch))
         if not self.shuffle:
             return positions
-        parts = [
+        by_epoch = [
             shuffled(positions[epochs == epoch], count=self.count, seed=self.seed, epoch=int(epoch))
             for epoch in range(int(epochs[0]), int(epochs[-1]) + 1)
         ]
-        return np.concatenate(parts)
+        return np.concatenate(by_epoch)

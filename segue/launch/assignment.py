@@ -1,4 +1,4 @@
-"""What a segment hands to its trainer process, and how the trainer's exit is read."""
+"""The assignment that a segment gives to its trainer process, and the meaning of the trainer's exit code."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from segue.spec import RunSpec
 
 
 class Assignment(Record):
-    """One attempt to make: which run, which plan, on whose behalf."""
+    """One attempt to make: the run, the plan, and the flow run it belongs to."""
 
     spec: RunSpec
     plan: SegmentPlan
@@ -17,7 +17,7 @@ class Assignment(Record):
 
 
 class ExitCode(IntEnum):
-    """How a trainer ended. The run's log holds the full report; this is for whoever waits on the process."""
+    """How a trainer ended, for the process that waits for it. The run's log holds the full report."""
 
     FINISHED = 0
     USAGE = 2

@@ -1,4 +1,4 @@
-"""Launching the trainer: one small protocol for one process, for several ranks, and for nodes to come."""
+"""Launching the trainer: one protocol for a single process and for several ranks."""
 
 from __future__ import annotations
 
@@ -38,39 +38,39 @@ class Trainer(Protocol):
         ...
 
     def freeze(self) -> None:
-        """Let it stand still, as a machine without time to standby would."""
+        """Suspend it, as an overloaded machine would."""
         ...
 
     def thaw(self) -> None:
-        """Let it go on."""
+        """Let it continue."""
         ...
 
     def kill(self) -> None:
-        """End it without a word, as a vanishing machine would."""
+        """End it without warning, as a machine that vanishes would."""
         ...
 
 
 class StandbyTrainer(Trainer, Protocol):
-    """A trainer that boots first and is given its assignment later. It ends by itself when this process does."""
+    """A trainer that boots first and gets its assignment later. It ends by itself when this process does."""
 
     def is_booted(self) -> bool:
-        """Whether an assignment would be begun at once."""
+        """Whether it would start an assignment at once."""
         ...
 
     def take(self, assignment: Assignment) -> None:
-        """Give it its assignment, once."""
+        """Give it its assignment; may be called once."""
         ...
 
 
 def launch_standby(spec: RunSpec, *, on_line: Callable[[str], None] | None = None) -> StandbyTrainer:
-    """Start the trainer of a run that has no assignment for it yet."""
+    """Start a run's trainer before there is an assignment for it."""
     count = spec.ranks or _accelerators()
     folder = LaunchFolder.make_standby(spec)
     return RanksTrainer(folder, count, on_line=on_line) if count > 1 else StandbyProcess(folder, on_line=on_line)
 
 
 def launch(assignment: Assignment, *, on_line: Callable[[str], None] | None = None) -> Trainer:
-    """Start the trainer that the assignment asks for; `on_line` is told what it writes."""
+    """Start the trainer of an assignment; `on_line` is called with each line that it writes."""
     count = assignment.spec.ranks or _accelerators()
     if count > 1:
         return RanksTrainer(LaunchFolder.make(assignment), count, on_line=on_line)
@@ -107,7 +107,7 @@ class ProcessTrainer:
 
 
 class StandbyProcess(ProcessTrainer):
-    """The same, with a folder through which it learns what to do."""
+    """The same, with a folder through which it gets its assignment."""
 
     def __init__(self, folder: LaunchFolder, *, on_line: Callable[[str], None] | None = None) -> None:
         self._folder = folder
@@ -152,7 +152,7 @@ class RanksTrainer:
         return code if code is None else self._code_of_ranks(code)
 
     def give_notice(self) -> None:
-        # Not to torchrun, which would end the ranks before they have saved.
+        # Not to torchrun: it would end the ranks before they have saved.
         self._folder.give_notice()
 
     def wait(self, timeout_seconds: float | None = None) -> int | None:
@@ -181,7 +181,7 @@ class RanksTrainer:
 
 
 class _Child:
-    """A process whose output somebody may want to have."""
+    """A child process; its output goes to `on_line` where there is one."""
 
     def __init__(
         self,
@@ -221,15 +221,15 @@ def _environment(count: int) -> dict[str, str]:
     env = os.environ | {RANKS_VARIABLE: str(count)}
     # torchrun would give each rank one thread.
     env.setdefault("OMP_NUM_THREADS", str(max((os.cpu_count() or 1) // count, 1)))
-    # DistributedDataParallel would advise each rank against looking for unused parameters, which is done on purpose.
+    # DistributedDataParallel would warn each rank about searching for unused parameters, which is intended.
     env.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     if Path("/sys/class/net/lo").exists():
-        env.setdefault("GLOO_SOCKET_IFNAME", "lo")  # A machine's own name need not lead anywhere.
+        env.setdefault("GLOO_SOCKET_IFNAME", "lo")  # A machine's own name may not resolve.
     return env
 
 
 def _accelerators() -> int:
-    """How many there are here; asked of torch in a process of its own, for this one does without it."""
+    """The number of accelerators here; a separate process asks torch, because this one does not import it."""
     ask = "import torch; print(torch.cuda.device_count())"
     found = subprocess.run([sys.executable, "-c", ask], capture_output=True, text=True, check=False)
     return int(found.stdout) if found.returncode == 0 else 1

@@ -1,7 +1,7 @@
-"""torchrun, deaf to notices: `python -m segue.launch.torchrun` with torchrun's arguments.
+"""torchrun that ignores termination signals: `python -m segue.launch.torchrun` with torchrun's arguments.
 
-Platforms signal every process of a machine. torchrun would end its ranks half a minute after a SIGTERM, whatever they
-are still saving; they take the notice themselves, and it ends when they have.
+Platforms signal every process of a machine. torchrun would end its ranks half a minute after a SIGTERM, even while they
+save. The ranks act on the notice themselves, and torchrun ends when they have.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ _NOTICES = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 def main() -> None:
-    """Run torchrun. Ranks inherit the deafness until they listen for themselves."""
+    """Run torchrun. Ranks inherit the ignored signals until they install handlers of their own."""
     for number in _NOTICES:
         signal.signal(number, signal.SIG_IGN)
     from torch.distributed.run import main as torchrun

@@ -1,4 +1,4 @@
-"""A clock that moves when told to."""
+"""A clock that moves only when a test advances it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta
 
 
 class FakeClock:
-    """Wall and monotonic time that stand still until `advance` or `sleep`."""
+    """Wall and monotonic time that change only by `advance` or `sleep`."""
 
     def __init__(self, start: datetime = datetime(2026, 1, 1, tzinfo=UTC)) -> None:
         self._start = start

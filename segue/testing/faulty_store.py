@@ -1,4 +1,4 @@
-"""A store that fails when told to: the place at which storage faults are injected."""
+"""A store whose operations fail on request, to inject storage faults."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from collections.abc import Callable
 from segue.stores.base import ObjectInfo, Store, StoreReadError, StoreWriteError
 
 Fault = Callable[[str, str], bool]
-"""Given the operation's name and the key: whether this call fails."""
+"""From the operation's name and the key: whether this call fails."""
 
 
 class FaultyStore:
-    """Wraps a real store. A failing write has not happened, unless `after` says that only its answer is lost."""
+    """Wraps a real store. A failing write has no effect; with `after` it takes effect and only its answer is lost."""
 
     def __init__(self, inner: Store, *, fails: Fault, after: bool = False) -> None:
         self.inner, self.fails, self.after = inner, fails, after

@@ -1,4 +1,4 @@
-"""A store that kills its own process at a named operation: the place at which crashes are injected."""
+"""A store that kills its own process at a named operation, to inject crashes."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ T = TypeVar("T")
 Data = bytes | memoryview
 
 Half = Callable[[str, Data], bool]
-"""Leaves behind what a put that ended in its middle leaves. False: an object like this goes in one piece."""
+"""Leaves behind what an interrupted put leaves. False: this object is written in a single request."""
 
 OnAppend = Callable[[int, AnyEntry], None]
-"""Told slot and record of every append that the store has acknowledged, before anybody else is."""
+"""Called with slot and record of every append that the store has acknowledged, before the caller continues."""
 
 
 class Operation(StrEnum):
-    """What a trainer does to its store."""
+    """An operation of a trainer on its store."""
 
     CLAIM_APPEND = "claim append"
     RESTORE_READ = "restore read"
@@ -53,32 +53,34 @@ class Operation(StrEnum):
 
 
 class Moment(StrEnum):
-    """When in an operation."""
+    """The moment of a kill within an operation."""
 
     BEFORE = "before"
     """Nothing has reached the store."""
     MIDDLE = "middle"
-    """A part has, or it is on its way."""
+    """Some bytes have, or the request is in flight."""
     AFTER = "after"
-    """All of it has, and its caller was not told."""
+    """All bytes have, and the caller has no answer yet."""
 
 
 class KillPoint(Value):
-    """One moment in a trainer's life."""
+    """One moment at which a trainer is killed."""
 
     operation: Operation
     moment: Moment
-    number: int = Field(1, ge=1, description="Which of the operations of that name, counted from the trainer's start.")
+    number: int = Field(
+        1, ge=1, description="Number of the operation among those of its name, counted from the trainer's start."
+    )
     flight_seconds: float = Field(
-        0.002, ge=0, description="How long something is on its way that can only be killed as a whole."
+        0.002, ge=0, description="For an operation that is a single request: seconds from its start to the kill."
     )
 
 
 class KillingStore:
-    """Wraps a real store and kills this process with SIGKILL at the point `at`; without one it only takes notes.
+    """Wraps a real store and kills this process with SIGKILL at the point `at`; without one it only observes.
 
-    `half` knows what the store looks like when a put was cut off; without it, and for all that is one request, the
-    middle of an operation is that it is under way in another thread.
+    `half` leaves what an interrupted put leaves. Without it, and for operations that are a single request, the kill
+    comes while the operation runs in another thread.
     """
 
     def __init__(
@@ -127,7 +129,7 @@ class KillingStore:
         return self.inner.size(key)
 
     def list_objects(self, prefix: str) -> list[ObjectInfo]:
-        # A sweep begins by looking at all attempts; a deletion without that is one that a prune record announced.
+        # A sweep begins by listing all attempts; a deletion without that was announced by a prune record.
         self._is_sweeping = self._is_sweeping or prefix.endswith("/attempts/")
         return self.inner.list_objects(prefix)
 
@@ -178,7 +180,7 @@ class KillingStore:
 
 
 def half_a_file(store: LocalStore) -> Half:
-    """What a put into a folder leaves when it ends in its middle: a part of the bytes under a name nobody reads."""
+    """What an interrupted put into a folder leaves: half of the bytes, under a name that no reader looks up."""
 
     def half(key: str, data: Data) -> bool:
         path = store.root / key
@@ -190,7 +192,7 @@ def half_a_file(store: LocalStore) -> Half:
 
 
 def die() -> NoReturn:
-    """End this process at once, as a machine that vanishes would. Nothing is flushed, closed or said."""
+    """End this process at once, as a machine that vanishes would. Nothing is flushed or closed."""
     while True:
         os.kill(os.getpid(), signal.SIGKILL)
 

@@ -1,4 +1,4 @@
-"""Tiny recipes with every kind of state that gets lost: batch norm, dropout, momentum, a schedule, an average."""
+"""Tiny recipes with every kind of state that resumes lose: batch norm, dropout, momentum, a schedule, an average."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ class Average:
 
 
 def tiny(config: dict[str, Any]) -> Recipe:
-    """A two-layer regression on made data.
+    """A two-layer regression on synthetic data.
 
     Config: samples, width, batch_size, pause_seconds (per step, to make a run last), raise_at_step.
     """
     samples, width = int(config.get("samples", 256)), int(config.get("width", 16))
-    made = torch.Generator().manual_seed(7)
-    features = torch.randn(samples, 8, generator=made)
-    targets = features @ torch.randn(8, 1, generator=made) + 0.1 * torch.randn(samples, 1, generator=made)
+    generator = torch.Generator().manual_seed(7)
+    features = torch.randn(samples, 8, generator=generator)
+    targets = features @ torch.randn(8, 1, generator=generator) + 0.1 * torch.randn(samples, 1, generator=generator)
     model = nn.Sequential(nn.Linear(8, width), nn.BatchNorm1d(width), nn.ReLU(), nn.Dropout(0.2), nn.Linear(width, 1))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     average = Average(model)
@@ -50,7 +50,7 @@ def tiny(config: dict[str, Any]) -> Recipe:
         if pause_seconds:
             time.sleep(pause_seconds)
         if raise_at is not None and next(steps_done) >= int(raise_at):
-            raise ArithmeticError("the recipe was told to raise here")
+            raise ArithmeticError("this recipe raises here, as its config asks")
         x, y = batch
         return nn.functional.mse_loss(model(x), y)
 

@@ -1,4 +1,4 @@
-"""What a launcher and its ranks tell each other through a folder, whenever either of them looks."""
+"""Messages between a launcher and its ranks through a folder, whenever either of them reads it."""
 
 from __future__ import annotations
 
@@ -6,24 +6,26 @@ import os
 import signal
 import subprocess
 import sys
+import time
 
 import pytest
 
 from segue.launch.assignment import Assignment
 from segue.launch.rendezvous import LaunchFolder
+from segue.process import ProcessRef
 from segue.records import Capacity, SegmentPlan
 
 RANK = """
 import signal, sys, threading
 from pathlib import Path
 from segue.launch.rendezvous import LaunchFolder
-told = threading.Event()
-signal.signal(signal.SIGTERM, lambda *_: told.set())
-was_told = LaunchFolder(Path(sys.argv[1])).enter(int(sys.argv[2]))
-print("entered", was_told, flush=True)
-while not told.wait(0.05):
+noticed = threading.Event()
+signal.signal(signal.SIGTERM, lambda *_: noticed.set())
+is_late = LaunchFolder(Path(sys.argv[1])).enter(int(sys.argv[2]))
+print("entered", is_late, flush=True)
+while not noticed.wait(0.05):
     pass
-print("told", flush=True)
+print("noticed", flush=True)
 """
 
 
@@ -55,21 +57,22 @@ def enter(folder):
 def test_a_folder_gives_the_ranks_their_assignment_and_who_started_them(folder, make_spec):
     found = LaunchFolder(folder.path)
     assert found.assignment.spec == make_spec()
-    assert found.owner_pid == os.getpid()
+    assert found.owner.pid == os.getpid()
+    assert found.has_owner()
     assert found.path.stat().st_mode & 0o077 == 0
 
 
 def test_a_notice_reaches_the_ranks_that_have_entered_and_those_that_come_later(folder, enter):
-    early, said = enter(0)
-    assert said == ["entered", "False"]
+    early, line = enter(0)
+    assert line == ["entered", "False"]
     folder.give_notice()
-    assert early.stdout.readline() == "told\n"
-    late, said = enter(1)
-    assert said == ["entered", "True"]
+    assert early.stdout.readline() == "noticed\n"
+    late, line = enter(1)
+    assert line == ["entered", "True"]
     assert late.poll() is None
 
 
-def test_a_rank_that_has_left_is_not_signalled_for_its_number_may_be_anothers_by_then(folder, enter):
+def test_a_rank_that_has_left_is_not_signalled_because_its_pid_may_be_anothers_by_then(folder, enter):
     bystander, _ = enter(0)
     folder.leave(0, 0)
     other, _ = enter(1)
@@ -81,11 +84,32 @@ def test_a_rank_that_has_left_is_not_signalled_for_its_number_may_be_anothers_by
     assert bystander.wait(10) == 0
 
 
-def test_a_kill_ends_every_rank_without_a_word(folder, enter):
+def test_a_process_that_has_the_pid_of_a_rank_that_crashed_is_not_signalled(folder, enter):
+    bystander, _ = enter(0)
+    path = folder.path / "pid-0"
+    pid, start_ticks = path.read_text().split()
+    path.write_text(f"{pid} {int(start_ticks) - 1}")
+    folder.signal(signal.SIGKILL)
+    bystander.terminate()
+    assert bystander.wait(10) == 0
+
+
+def test_an_owner_that_has_ended_is_gone_even_before_it_is_reaped(folder):
+    with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"]) as owner:
+        (folder.path / "owner").write_text(str(ProcessRef.of(owner.pid)))
+        assert folder.has_owner()
+        owner.kill()
+        give_up_at = time.monotonic() + 10
+        while folder.has_owner():
+            assert time.monotonic() < give_up_at
+            time.sleep(0.01)
+
+
+def test_a_kill_ends_every_rank_at_once(folder, enter):
     processes = [enter(rank)[0] for rank in range(2)]
     folder.signal(signal.SIGKILL)
     assert [process.wait(10) for process in processes] == [-signal.SIGKILL] * 2
-    folder.signal(signal.SIGKILL)  # Nobody is there any more.
+    folder.signal(signal.SIGKILL)  # No process is left.
 
 
 @pytest.mark.parametrize(
@@ -98,7 +122,7 @@ def test_the_exit_code_is_rank_0s_or_that_of_the_first_that_left_one(folder, lef
     assert folder.exit_code() == code
 
 
-def test_half_a_number_is_nobodys_number(folder):
+def test_a_file_that_is_half_written_is_not_read(folder):
     (folder.path / ".exit-0").write_text("1")
     assert folder.exit_code() is None
 

@@ -1,4 +1,4 @@
-"""The real thing: torchrun starts the ranks, and whoever launched them has them all in hand."""
+"""Real torchrun: the process that launched the ranks can signal and end all of them."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_a_kill_leaves_no_process_and_no_report(start, make_spec):
     assert account_for(runlog, plan, exit_code=-9).stop_reason is StopReason.LOST
 
 
-def test_ranks_that_booted_as_a_standby_train_together_once_they_are_told_to(make_spec, open_log):
+def test_ranks_that_booted_as_a_standby_train_together_once_they_have_an_assignment(make_spec, open_log):
     spec = make_spec(**(RECIPE | {"steps": 20}))
     runlog, lines = open_log(spec), []
     trainer = launch_standby(spec, on_line=lines.append)

@@ -11,16 +11,16 @@ from hypothesis import strategies as st
 from torch.utils.data import DataLoader, TensorDataset
 
 from segue.continuity.fingerprints import batch_fingerprint
-from segue.data.loader import Feed, part_of, stream_seed
+from segue.data.loader import Feed, share_of, stream_seed
 
 DATA = TensorDataset(torch.arange(23))
 
 
 @given(count=st.integers(1, 40), world_size=st.integers(1, 7))
-def test_the_parts_of_a_batch_cover_it_exactly_and_differ_by_one_sample_at_most(count, world_size):
-    parts = [part_of(count, rank=rank, world_size=world_size) for rank in range(world_size)]
-    assert [at for start, stop in parts for at in range(start, stop)] == list(range(count))
-    sizes = [stop - start for start, stop in parts]
+def test_the_shares_of_a_batch_cover_it_exactly_and_differ_by_one_sample_at_most(count, world_size):
+    shares = [share_of(count, rank=rank, world_size=world_size) for rank in range(world_size)]
+    assert [at for start, stop in shares for at in range(start, stop)] == list(range(count))
+    sizes = [stop - start for start, stop in shares]
     assert max(sizes) - min(sizes) <= 1
 
 
@@ -47,7 +47,7 @@ def test_any_number_of_ranks_draws_the_same_batches_in_the_same_order(batch_size
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3, 5, 7])
-def test_the_mean_over_ranks_weighted_as_told_is_the_mean_over_the_batch(world_size):
+def test_the_weighted_mean_over_ranks_is_the_mean_over_the_batch(world_size):
     groups = [fed(rank, world_size, batch_size=10, number=5) for rank in range(world_size)]
     for parts in zip(*groups, strict=True):
         mean = sum(part.content[0].double().mean().item() * part.weight for part in parts) / world_size
@@ -55,13 +55,13 @@ def test_the_mean_over_ranks_weighted_as_told_is_the_mean_over_the_batch(world_s
         assert sum(part.weight for part in parts) == pytest.approx(world_size)
 
 
-def test_a_rank_whose_part_is_empty_still_gets_a_sample_to_take_part_with():
+def test_a_rank_whose_share_is_empty_still_gets_a_sample_for_the_collectives():
     parts = [fed(rank, 7, batch_size=4, number=1)[0] for rank in range(7)]
     assert sorted(bool(part.weight) for part in parts) == [False] * 3 + [True] * 4
     assert all(len(part.content[0]) == 1 for part in parts)
 
 
-def test_new_random_streams_differ_by_rank_and_by_where_the_run_is():
+def test_new_random_streams_differ_by_rank_and_by_step():
     seeds = {stream_seed(5, rank=rank, step=step) for rank in range(4) for step in (0, 10, 20)}
     assert len(seeds) == 12
     assert all(0 <= seed < 2**63 for seed in seeds)
