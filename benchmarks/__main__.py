@@ -1,4 +1,4 @@
-"""`segue bench ...`: measures segue beside other ways to do the same. Also `python -m benchmarks.__main__ ...`."""
+"""`segue bench ...`: compares segue with other ways to do the same. Also `python -m benchmarks.__main__ ...`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _QUICK_BYTES, _QUICK_ROUNDS = 64_000_000, 2
 
 app = typer.Typer(
     name="bench",
-    help="Measure segue beside others and beside what this machine can do.",
+    help="Compare segue with others and with the limits of this machine.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -31,7 +31,7 @@ app = typer.Typer(
 
 @app.callback()
 def bench() -> None:
-    """Measure segue beside others and beside what this machine can do."""
+    """Compare segue with others and with the limits of this machine."""
 
 
 def parse_size(text: str) -> int:
@@ -46,7 +46,7 @@ def parse_size(text: str) -> int:
         or found[2].upper() not in _UNITS
         or (size_bytes := float(found[1]) * _UNITS[found[2].upper()]) < 1
     ):
-        raise typer.BadParameter(f"{text!r} is no size; write it like 500MB or 64MiB.")
+        raise typer.BadParameter(f"{text!r} is not a size. Fix: write it like 500MB or 64MiB.")
     return int(size_bytes)
 
 
@@ -57,24 +57,24 @@ app.command()(deadline)
 
 @app.command()
 def checkpoint(
-    size: Annotated[int | None, typer.Option(parser=parse_size, metavar="SIZE", help="State, e.g. 500MB.")] = None,
-    tensors: Annotated[int, typer.Option(min=1, help="Tensors that the state is made of.")] = 40,
-    many_tensors: Annotated[int, typer.Option(min=0, help="Tensors of a second state; 0 leaves it out.")] = 10_000,
-    rounds: Annotated[int | None, typer.Option(min=1, help="Rounds; figures are medians over them. 7.")] = None,
-    quick: Annotated[bool, typer.Option("--quick", help="64 MB and 2 rounds, unless given.")] = False,
-    threads: Annotated[int | None, typer.Option(min=1, help="Torch's threads in the savers' processes.")] = None,
-    steps: Annotated[bool, typer.Option(help="Measure how much training steps are slowed.")] = True,
-    only: Annotated[str | None, typer.Option(help="Names to measure, with commas; all without.")] = None,
-    folder: Annotated[Path, typer.Option(help="On the file system to measure.")] = Path(".segue/bench"),
-    endpoint_url: Annotated[str | None, typer.Option(help="S3 to upload to; without, a null server here.")] = None,
-    seed: Annotated[int, typer.Option(help="Of the order within each round.")] = 0,
+    size: Annotated[int | None, typer.Option(parser=parse_size, metavar="SIZE", help="State size, e.g. 500MB.")] = None,
+    tensors: Annotated[int, typer.Option(min=1, help="Number of tensors in the state.")] = 40,
+    many_tensors: Annotated[int, typer.Option(min=0, help="Tensors in a second state; 0: no second state.")] = 10_000,
+    rounds: Annotated[int | None, typer.Option(min=1, help="Rounds, of which medians are shown; default: 7.")] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="Defaults for a quick look: 64 MB and 2 rounds.")] = False,
+    threads: Annotated[int | None, typer.Option(min=1, help="Torch threads per saver; default: torch's own.")] = None,
+    steps: Annotated[bool, typer.Option(help="Measure how much training steps are slowed down.")] = True,
+    only: Annotated[str | None, typer.Option(help="Names to measure, separated by commas; default: all.")] = None,
+    folder: Annotated[Path, typer.Option(help="Folder on the file system to measure.")] = Path(".segue/bench"),
+    endpoint_url: Annotated[str | None, typer.Option(help="S3 endpoint for uploads; default: a null server.")] = None,
+    seed: Annotated[int, typer.Option(help="Seed of the order within each round.")] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")] = False,
 ) -> None:
-    """Measure segue's checkpoints beside torch's and others' and beside what this machine can do.
+    """Compare segue's checkpoints with torch's and others', and with the limits of this machine.
 
-    Exit code 0: all of segue's own figures were measured. 1: not all. 2: it could not be measured as asked.
+    Exit code 0: all of segue's own figures were measured. 1: some were not. 2: wrong options.
     """
-    # Torch takes seconds to import: what can be refused without it has been refused by now.
+    # Torch takes seconds to import: wrong options are refused before that.
     from benchmarks.checkpoint.report import NAMES, Options, measure
     from benchmarks.common.tables import show
 

@@ -6,7 +6,6 @@ It stands in for a store where none is given, so that clients are compared and n
 from __future__ import annotations
 
 import io
-import os
 import socket
 import subprocess
 import sys
@@ -14,8 +13,9 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
+
+from benchmarks.common.child import child_environment
 
 _BUFFER_BYTES = 4 * 1024 * 1024
 _XML = '<?xml version="1.0" encoding="UTF-8"?>'
@@ -25,10 +25,9 @@ _XML = '<?xml version="1.0" encoding="UTF-8"?>'
 def null_server() -> Iterator[int]:
     """The port of a null server in a process of its own; the process ends with the block, or with this process."""
     command = [sys.executable, "-c", "from benchmarks.checkpoint.null_server import serve; serve()"]
-    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[1])}
-    # A session of its own: Ctrl-C is for the one that steers, which then ends this one in order.
+    # A session of its own: Ctrl-C goes to the benchmark's main process, which then ends this one in order.
     with subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment, start_new_session=True
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=child_environment(), start_new_session=True
     ) as process:
         try:
             assert process.stdout is not None
@@ -38,7 +37,7 @@ def null_server() -> Iterator[int]:
 
 
 def serve() -> None:
-    """What the process does: say the port, then serve until standard input ends."""
+    """The server process: print the port, then serve until standard input ends."""
     server = _NullServer()
     threading.Thread(target=server.serve_forever, daemon=True).start()
     sys.stdout.write(f"{server.server_port}\n")

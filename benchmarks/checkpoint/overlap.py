@@ -1,4 +1,4 @@
-"""Overlapped staging: how much of the copy a training step still feels, beside blocking staging and a plain copy."""
+"""Overlapped staging: how much of the copy still delays a training step, next to blocking staging and a plain copy."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ class OverlapBench:
         hook.remove()
         staged.wait()
         if staged.is_torn:
-            raise RuntimeError("the overlapped copy was torn, so its time says nothing")
+            raise RuntimeError("the overlapped copy was torn, so its time is not valid")
         self._staging.release(staged)
         idle = [*before, self._step(), self._step()]
         return OverlapTimes(

@@ -165,5 +165,5 @@ def _torch_save(state: State, folder: Path) -> None:
     sync_tree(folder)
 
 
-# Its own annotations do not say what it takes.
+# Its own annotations do not describe its arguments.
 _async_save = cast("Callable[..., Future[Any] | AsyncSaveResponse]", state_dict_saver.async_save)

@@ -1,4 +1,4 @@
-"""`segue bench checkpoint`: savers and uploaders beside each other and beside the machine's limits, in one run."""
+"""`segue bench checkpoint`: savers and uploaders next to each other and to the machine's limits, in one run."""
 
 from __future__ import annotations
 

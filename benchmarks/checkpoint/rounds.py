@@ -68,7 +68,7 @@ class SaverRounds(RankGroup[SaverBench]):
                 before = after
 
     def restore_round(self) -> None:
-        """Each saver's memory while it saves, and its cold load beside a cold read of the same files."""
+        """Each saver's memory while it saves, and its cold load next to a cold read of the same files."""
         keys = self._keys("restore_x_read", "restore_seconds", "memory_x_state")
         for name, worker in self.each(*keys):
             with self.may_fail(name, *keys):
@@ -101,7 +101,7 @@ class SaverRounds(RankGroup[SaverBench]):
         self._add(name, restore_x_read=load_seconds / read_seconds, restore_seconds=load_seconds)
 
     def _read(self, files: list[Path], *, is_cold: bool) -> float:
-        # What cannot be dropped from the page cache is read past it; the report then says so.
+        # Files that cannot be dropped from the page cache are read without it; the report then shows that.
         return self.scene.limits.run(LimitBench.read, files, direct=not is_cold)
 
     def _limit(self) -> Limits:
@@ -142,7 +142,7 @@ class UploaderRounds(RankGroup[UploaderBench]):
         worker.run(UploaderBench.prepare)
 
     def upload_round(self) -> None:
-        """Each uploader once, between two measurements of what loopback can do, then beside boto3 of the same round."""
+        """Each uploader once, between two measurements of loopback's limit, then next to boto3 of the same round."""
         keys = ("upload_mb_per_s", "upload_x_loopback", "upload_cpu_seconds_per_gb")
         took: dict[str, float] = {}
         before_seconds = self._limit()
@@ -163,7 +163,7 @@ class UploaderRounds(RankGroup[UploaderBench]):
                 self.scene.samples[name].add(upload_x_boto3_default=took[BOTO3_DEFAULT] / seconds)
             else:
                 self.scene.samples[name].fail(
-                    ("upload_x_boto3_default",), f"{BOTO3_DEFAULT} was not measured beside it"
+                    ("upload_x_boto3_default",), f"{BOTO3_DEFAULT} was not measured in the same round"
                 )
 
     def step_round(self, sizes: StepSizes) -> None:

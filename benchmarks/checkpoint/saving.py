@@ -1,4 +1,4 @@
-"""What happens in a saver's process: saves, loads and training steps, timed beside nothing else."""
+"""A saver's process: saves, loads and training steps, each timed alone."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _TOUCHED_EVERY_BYTES = 4096
 
 @dataclass(frozen=True)
 class SaverFacts:
-    """What a saver says about itself."""
+    """The facts that a saver reports about itself."""
 
     is_background: bool
     verifies: bool
@@ -86,15 +86,15 @@ class SaverBench:
         """Save a state that no other step has, and change the live one as soon as `save` returns, as training would."""
         self._step += 1
         gc.collect()
-        self._hash(self._step)
+        self._fill_ends(self._step)
         self._saver.save(self._state, self._step)
-        self._hash(-self._step)
+        self._fill_ends(-self._step)
         self._saver.wait()
         files = self._saver.files(self._step)
         return Saved(step=self._step, files=files, size_bytes=sum(path.stat().st_size for path in files))
 
     def load(self, step: int) -> float:
-        """Seconds to load a marked step and to touch every page of it.
+        """Seconds to load a step with known values and to touch every page of it.
 
         Raises:
             WrongBytesError: it is not the state that was saved.
@@ -133,12 +133,12 @@ class SaverBench:
         if self._is_prepared:
             self._saver.close()
 
-    def _hash(self, mark: int) -> None:
+    def _fill_ends(self, value: int) -> None:
         for tensor in self._state.values():
-            tensor[0] = tensor[-1] = mark
+            tensor[0] = tensor[-1] = value
 
     def _compare(self, loaded: dict[str, torch.Tensor], step: int) -> None:
-        self._hash(step)
+        self._fill_ends(step)
         wrong = [
             name
             for name, tensor in self._state.items()

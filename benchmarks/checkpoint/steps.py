@@ -41,7 +41,7 @@ class StepSizes:
 
 @dataclass(frozen=True)
 class Slowdown:
-    """Training steps beside one or more background jobs."""
+    """Training steps during one or more background jobs."""
 
     idle_step_seconds: float
     busy_step_seconds: float
@@ -53,11 +53,11 @@ class Slowdown:
 
 
 class TooFewStepsError(Exception):
-    """The background job was over before enough steps had been made beside it."""
+    """The background job ended before enough steps were measured during it."""
 
     def __init__(self, *, steps: int, jobs: int) -> None:
         self.steps, self.jobs = steps, jobs
-        super().__init__(f"only {steps} steps fitted beside {jobs} background jobs; measure with a larger --size")
+        super().__init__(f"only {steps} steps were measured during {jobs} background jobs. Fix: use a larger --size.")
 
 
 class TrainingStep:
@@ -94,13 +94,13 @@ def calibrate() -> StepSizes:
 
 
 def slowdown(kind: StepKind, sizes: StepSizes, *, start: Callable[[], None], wait: Callable[[], None]) -> Slowdown:
-    """Compare steps beside a background job with idle ones before and after.
+    """Compare steps during a background job with idle ones before and after.
 
     `start` begins a job and blocks for the stall, which is not part of any step; `wait` blocks until the job is
-    done and is called from another thread. Steps count that lie beside a job for more than half of their time.
+    done and is called from another thread. A step counts if a job ran for more than half of its time.
 
     Raises:
-        TooFewStepsError: jobs are over too soon to say anything.
+        TooFewStepsError: the jobs ended too soon for a valid figure.
     """
     step = TrainingStep(kind, sizes)
     for _ in range(_WARM_STEPS):

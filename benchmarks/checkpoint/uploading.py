@@ -1,4 +1,4 @@
-"""What happens in an uploader's process: uploads and training steps, timed beside nothing else."""
+"""An uploader's process: uploads and training steps, each timed alone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A measured thing in a process of its own: its memory, threads and failures are then nobody else's.
+"""A measured object in a separate process: its memory, threads and failures then affect no other one.
 
 The one that steers calls methods of an object in the worker: `worker.run(SaverBench.save, step)`.
 """
@@ -19,7 +19,9 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar
 
+from benchmarks.common.child import child_environment
 from benchmarks.common.memory import family
+from segue.process import ProcessRef
 
 _GRACE_SECONDS = 5.0
 _START = "import sys; from benchmarks.checkpoint.worker import serve; serve(int(sys.argv[1]))"
@@ -72,9 +74,9 @@ class Worker(Generic[B]):
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
-                # A session of its own: Ctrl-C reaches the one that steers alone, and all of it can be found again.
+                # A session of its own: Ctrl-C reaches only the benchmark's main process, and all members can be found.
                 start_new_session=True,
-                env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[1]), "PYTHONWARNINGS": "ignore"},
+                env=child_environment(PYTHONWARNINGS="ignore"),
             )
         self._connection = Connection(ours.detach())
         self.is_sound = True
@@ -181,7 +183,7 @@ def described(failure: BaseException) -> str:
 
 def _last_line(log: Path) -> str:
     lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
-    return lines[-1][:400] if lines else "it said nothing"
+    return lines[-1][:400] if lines else "its log is empty"
 
 
 def _end(pids: Iterable[int]) -> None:
@@ -193,12 +195,4 @@ def _end(pids: Iterable[int]) -> None:
             with suppress(OSError):
                 os.kill(pid, signal.SIGKILL)
         time.sleep(0.02)
-        left = {pid for pid in left if _is_running(pid)}
-
-
-def _is_running(pid: int) -> bool:
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except OSError:
-        return False
-    return state != "Z"
+        left = {pid for pid in left if ProcessRef.of(pid).is_alive()}

@@ -100,5 +100,5 @@ class RankGroup(Generic[B]):
         return self.scene.folder / self.name.replace(" ", "-") / name
 
     def log_of(self, name: str) -> Path:
-        """Where one of the group leaves what it says."""
+        """The log of one member of the group."""
         return self.scene.folder / f"{self.name.replace(' ', '-')}-{name}.log"

@@ -34,7 +34,7 @@ UPLOADER_KEYS = (
 )
 OVERLAP_KEYS = ("stall_overlapped_x_memcpy", "step_overlapped_x_memcpy")
 KEYS = (*SAVER_KEYS, *OVERLAP_KEYS, *MANY_TENSORS_KEYS, *UPLOADER_KEYS)
-"""Every key of a report on one saver or uploader. The ones with `_x_` are divided by the limit beside them."""
+"""Every key of a report on one saver or uploader. Those with `_x_` are divided by the limit measured with them."""
 
 LIMIT_KEYS = ("memcpy_gb_per_s", "write_mb_per_s", "cold_read_mb_per_s", "loopback_mb_per_s")
 

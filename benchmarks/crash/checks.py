@@ -69,7 +69,7 @@ class Checker:
         log = self._read_log()
         newest = read_history(log).newest
         found = digest(_read(log, newest)).components if newest else {}
-        return {name: mark for name, mark in found.items() if name not in NOT_STATE}
+        return {name: digest for name, digest in found.items() if name not in NOT_STATE}
 
     def orphans(self, store: Store) -> dict[str, int]:
         """Shards in a store of the run that no record names: their names in the run's folder, and sizes in bytes."""

@@ -30,7 +30,7 @@ def crash(
     """Kill trainers and their writers at named operations and at random, check the store each time, and go on.
 
     Exit code 0: no commit was lost, nothing torn was ever visible, and every run ended with the very weights of one
-    that nobody disturbed. 1: not so.
+    that was not interrupted. 1: at least one check failed.
     """
     # Torch takes seconds to import: what can be refused without it has been refused by now.
     from benchmarks.crash.places import LOCAL
@@ -72,7 +72,7 @@ def show(report: Mapping[str, Any], to: Console) -> None:
         markup=False,
     )
     same = "identical to" if report["final_identical"] else f"DIFFERENT ({report['different_runs']}) from"
-    to.print(f"final weights {same} those of the run that nobody disturbed", markup=False)
+    to.print(f"final weights {same} those of the uninterrupted run", markup=False)
     for problem in report["problems"]:
         to.print(problem, markup=False, style="red")
 

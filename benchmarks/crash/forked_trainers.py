@@ -1,4 +1,4 @@
-"""Trainers that start in milliseconds: forked from a process that has torch imported, and that never trains itself."""
+"""Trainers that start in milliseconds: forked from a process that has imported torch and never trains itself."""
 
 from __future__ import annotations
 
@@ -15,9 +15,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Self
 
+from benchmarks.common.child import child_environment
+
 _START = "from benchmarks.crash.forked_trainers import serve; serve()"
 _COSTLY = ("torch._dynamo", "segue.stores.s3")
-"""Imported once, before the first fork: a trainer would import them by and by, which takes it seconds."""
+"""Imported once, before the first fork: a trainer would import them later, which takes seconds."""
 _POLL_SECONDS = 0.002
 _START_SECONDS = 120.0
 _GRACE_SECONDS = 10.0
@@ -28,7 +30,7 @@ class ForkServerError(Exception):
 
 
 class Child:
-    """One trainer and whatever it started, in a session of their own."""
+    """One trainer and the processes that it started, in a session of their own."""
 
     def __init__(self, pid: int, answers: IO[bytes]) -> None:
         self.pid, self._answers = pid, answers
@@ -38,7 +40,7 @@ class Child:
         """The exit code (negative: the signal that killed it), None while it runs.
 
         Raises:
-            ForkServerError: nobody knows any more.
+            ForkServerError: the fork server has ended, so the exit code is lost.
         """
         if self._code is None and select.select([self._answers], [], [], 0)[0]:
             self._code = int(_line_of(self._answers))
@@ -81,7 +83,7 @@ class ForkServer:
     """A handle on the process that trainers are forked from, one at a time. Nothing of it outlives the `with` block."""
 
     def __init__(self, log: Path) -> None:
-        """What trainers say goes to the file `log`, again for each."""
+        """The output of each trainer overwrites the file `log`."""
         self.log = log
         self._child: Child | None = None
 
@@ -93,9 +95,10 @@ class ForkServer:
                 stdout=subprocess.PIPE,
                 stderr=output,
                 bufsize=0,
-                # A session of its own: Ctrl-C is for the one that steers, which then ends this one in order.
+                # A session of its own: Ctrl-C goes to the benchmark's main process, which then ends this one in order.
                 start_new_session=True,
-                env=os.environ | self._environment(),
+                # Torch creates this folder when it is imported, and leaves it behind.
+                env=child_environment(TORCHINDUCTOR_CACHE_DIR=str(self.log.parent / "inductor")),
             )
         return self
 
@@ -105,7 +108,7 @@ class ForkServer:
         with suppress(ForkServerError):
             if self._child is not None:
                 self._child.end()
-        # Its end of the pipe tells it to end a trainer that it has forked and that we have not heard of yet.
+        # The end of its input makes it end a trainer that it has forked and not reported yet.
         self._process.stdin.close()
         try:
             self._process.wait(_GRACE_SECONDS)
@@ -113,14 +116,6 @@ class ForkServer:
             self._process.kill()
             self._process.wait()
         self._process.stdout.close()
-
-    def _environment(self) -> dict[str, str]:
-        paths = [str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")]
-        return {
-            "PYTHONPATH": os.pathsep.join(path for path in paths if path),
-            # Torch makes this folder when it is imported, and leaves it behind.
-            "TORCHINDUCTOR_CACHE_DIR": str(self.log.parent / "inductor"),
-        }
 
     def start(self, order: str) -> Child:
         """Fork a trainer for an order (`benchmarks.crash.trainer`); the one before must have ended.
@@ -143,9 +138,9 @@ class ForkServer:
         return self._child
 
     def last_output(self) -> str:
-        """The last line of what the newest trainer said."""
+        """The last line of the newest trainer's output."""
         lines = [line for line in self.log.read_text(errors="replace").splitlines() if line.strip()]
-        return lines[-1][:400] if lines else "it said nothing"
+        return lines[-1][:400] if lines else "its output is empty"
 
 
 def members_of(session_id: int) -> list[int]:
@@ -164,7 +159,7 @@ def members_of(session_id: int) -> list[int]:
 
 
 def serve() -> None:
-    """What the process does: fork a trainer for each line of standard input, say its pid and then how it ended."""
+    """The fork server: for each line of standard input fork a trainer, print its pid, and then its exit code."""
     from benchmarks.crash.trainer import train
 
     for name in _COSTLY:
@@ -181,14 +176,14 @@ def serve() -> None:
 
 
 def _code_of(pid: int) -> int:
-    """How a child ended. Should whoever steers be gone, it is ended together with this process."""
+    """A child's exit code. When the benchmark's main process is gone, the child and this process end."""
     while True:
         ended, status = os.waitpid(pid, os.WNOHANG)
         if ended:
             return os.waitstatus_to_exitcode(status)
         if select.select([0], [], [], _POLL_SECONDS)[0]:  # One order at a time: this is the end of the input.
             os.kill(pid, signal.SIGKILL)
-            with suppress(ProcessLookupError):  # It may not have got so far as to have a group.
+            with suppress(ProcessLookupError):  # It may have no group yet.
                 os.killpg(pid, signal.SIGKILL)
             os._exit(1)
 

@@ -12,6 +12,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Protocol
 
+from benchmarks.common.child import child_environment
 from benchmarks.crash.wire import PutTrap, Wire
 from segue.runlog import keys
 from segue.spec import StoreSpec
@@ -60,7 +61,7 @@ class Place(Protocol):
         ...
 
     def store(self) -> Store:
-        """The store as whoever steers and checks sees it."""
+        """The store as the benchmark's main process reads it."""
         ...
 
     def spec_for_trainer(self) -> StoreSpec:
@@ -179,7 +180,7 @@ def s3_client(endpoint_url: str) -> Any:
 
 
 def serve_moto() -> None:
-    """What the server's process does: say where it is, then serve until standard input ends."""
+    """The server process: print its address, then serve until standard input ends."""
     from moto.server import ThreadedMotoServer
 
     server = ThreadedMotoServer("127.0.0.1", 0, verbose=False)
@@ -197,8 +198,8 @@ def _moto_server() -> Iterator[str]:
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
-        env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[1])},
-        # A session of its own: Ctrl-C is for the one that steers, which then ends this one in order.
+        env=child_environment(),
+        # A session of its own: Ctrl-C goes to the benchmark's main process, which then ends this one in order.
         start_new_session=True,
     ) as process:
         try:

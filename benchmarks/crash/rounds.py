@@ -1,7 +1,7 @@
 """`segue bench crash`: SIGKILL at named operations and at random moments, on a folder and on S3, again and again.
 
 After every kill the store is read again and checked, and the run goes on; each run ends with the weights of one that
-nobody disturbed, or `final_identical` is false.
+was never interrupted, or `final_identical` is false.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class _Scene:
     runs: int = 0
 
     def next_run(self, place: Place, *, pause_seconds: float, with_fast_folder: bool) -> tuple[CrashRun, str]:
-        """A run that nobody has begun yet, and its id."""
+        """A run that has not started yet, and its id."""
         run_id = f"{place.name}-{self.runs}"
         fast = {"fast_folder": str(self.folder / "fast")} if with_fast_folder and self.runs % 2 else {}
         spec = RunSpec.parse(
@@ -195,7 +195,7 @@ def _places(options: Options, folder: Path, stack: ExitStack) -> Iterator[Place]
 
 def _undisturbed(scene: _Scene) -> None:
     """The run that all others must end like."""
-    scene.say("the run that nobody disturbs")
+    scene.say("the uninterrupted run")
     place = LocalPlace(scene.folder / "undisturbed")
     run, _ = scene.next_run(place, pause_seconds=0.0, with_fast_folder=False)
     try:

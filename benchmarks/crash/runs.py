@@ -31,9 +31,9 @@ _ATTEMPT_SECONDS = 120.0
 """Longer than any attempt here takes, also on a busy machine: one that is not over by then hangs."""
 _WRITER_END_SECONDS = 20.0
 _EXTRA_COMMITS = 3
-"""How many more commits an attempt may make than its kill's number before it is told to end: it passed the point by."""
+"""How many more commits an attempt may make than its kill's number before it is ended: it missed the point."""
 _RESERVE_SHARE = 0.25
-"""Share of the steps that is left for attempts which nobody kills."""
+"""Share of the steps that is left for attempts without a kill."""
 _FINISHING_TRIES = 3
 
 
@@ -79,7 +79,7 @@ class CrashRun:
 
     @property
     def is_near_its_goal(self) -> bool:
-        """Whether the rest of the run is for attempts that nobody kills."""
+        """Whether the rest of the run is for attempts without a kill."""
         return self._history().committed_step >= self._last_kill_step
 
     def kill(self, kill: Kill) -> bool:
@@ -99,7 +99,7 @@ class CrashRun:
         return is_hit
 
     def finish(self) -> None:
-        """Attempts that nobody kills until the goal is committed; then the last checks.
+        """Attempts without a kill until the goal is committed; then the last checks.
 
         Raises:
             StuckRunError: the goal is not reached.
@@ -189,7 +189,7 @@ class CrashRun:
         if report.stop_reason in (StopReason.FAILED, StopReason.FENCED):
             self._give_up(f"an attempt ended as {report.stop_reason}: {words}")
         if report.stop_reason is StopReason.LOST and not is_killed:
-            self._complain(f"an attempt was lost though nobody killed its trainer: {words}")
+            self._complain(f"an attempt was lost although its trainer was not killed: {words}")
         # The first commit of an attempt is followed by its sweep.
         self._is_swept = not is_killed and report.checkpoint is not None
 

@@ -1,4 +1,4 @@
-"""One attempt as a crash benchmark has it made: through a store that kills the process when it is told to."""
+"""One attempt of a crash benchmark: through a store that kills the process at a given point."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ RECIPE = "benchmarks.crash.trainer:half_frozen"
 
 
 class Order(Record):
-    """What one trainer is told to do."""
+    """The orders of one trainer."""
 
     assignment: Assignment
     kill_at: KillPoint | None = Field(None, description="Where it kills itself.")
@@ -76,7 +76,7 @@ class Notes:
 
 
 def read_notes(file: Path) -> list[Note]:
-    """All notes of a run, in the order in which the store acknowledged; none when nobody wrote any."""
+    """All notes of a run, in the order in which the store acknowledged; none when there are none yet."""
     return [Note(*json.loads(line)) for line in file.read_bytes().splitlines()] if file.exists() else []
 
 
@@ -104,7 +104,7 @@ def train(order_json: str) -> int:
 
 
 def half_frozen(config: dict[str, Any]) -> Recipe:
-    """The tiny recipe beside numbers that are never trained, so that a save may refer to an earlier one's bytes.
+    """The tiny recipe plus numbers that are never trained, so that a save may refer to an earlier one's bytes.
 
     Config: frozen (how many numbers), and that of `segue.testing.recipes:tiny`.
     """
@@ -119,7 +119,7 @@ def _half_of(store: Store, spec: StoreSpec) -> Half:
 
 
 def _half_an_upload(spec: StoreSpec) -> Half:
-    """What a put into a bucket leaves when it ends in its middle: a multipart upload that nobody completes."""
+    """What an interrupted put into a bucket leaves: an incomplete multipart upload."""
 
     def half(key: str, data: Data) -> bool:
         if not key.endswith(".safetensors"):

@@ -1,4 +1,4 @@
-"""A wire to S3 that can hold a request in its middle, so that whoever sent it can be killed meanwhile."""
+"""A proxy to S3 that can hold a request in its middle, so that its sender can be killed meanwhile."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class Wire(ThreadingHTTPServer):
         return f"http://127.0.0.1:{self.server_port}"
 
     def handle_error(self, request: object, client_address: object) -> None:
-        """Keep quiet: those who send are killed in the middle of what they say."""
+        """Log nothing: senders are killed in the middle of their requests on purpose."""
 
     @classmethod
     @contextmanager
@@ -120,7 +120,7 @@ class _Relay(BaseHTTPRequestHandler):
             data = answer.read()
         finally:
             onward.close()
-        with suppress(OSError):  # Whoever asked may be dead by now.
+        with suppress(OSError):  # The sender may be dead by now.
             self.send_response_only(answer.status)
             for name, value in answer.getheaders():
                 if name.lower() not in {"connection", "transfer-encoding", "content-length"}:

@@ -1,4 +1,4 @@
-"""Several ranks without torchrun's seconds: forked with torch loaded, and told of each other as torchrun would."""
+"""Attempts of several ranks that start at once: forked with torch loaded, with the environment torchrun gives."""
 
 from __future__ import annotations
 
@@ -6,27 +6,24 @@ import multiprocessing as mp
 import os
 import signal
 import sys
-import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from torch.distributed import TCPStore
 
-from segue.clock import SystemClock
 from segue.controller.segment import account_for
-from segue.controller.steps import decide_next
 from segue.launch.assignment import Assignment
 from segue.launch.rendezvous import RANKS_VARIABLE, LaunchFolder
 from segue.records import SegmentPlan, SegmentReport
-from segue.runlog.history import read_history
 from segue.runlog.log import RunLog
 from segue.spec import RunSpec
-from tests.support.forked_trainers import ForkServer
+from tests.support.forked_trainers import ForkServer, attempts_to_the_end, next_plan, watch
 
 Observer = Callable[["RankGroup", RunLog, SegmentPlan], bool]
-"""Called again and again while an attempt runs, until it says that it has done its work."""
+"""Called again and again while an attempt runs, until it returns True."""
 
 
 @dataclass
@@ -36,9 +33,9 @@ class RankGroup:
     processes: Sequence[mp.process.BaseProcess]
     folder: LaunchFolder
     notes: TCPStore
-    is_told: bool = field(default=False, init=False)
+    has_ended_the_rest: bool = field(default=False, init=False)
     exit_codes: dict[int, int] = field(default_factory=dict, init=False)
-    """What each rank left, once all have ended."""
+    """The exit code that each rank wrote, once all have ended."""
 
     @property
     def is_alive(self) -> bool:
@@ -48,14 +45,20 @@ class RankGroup:
         with suppress(ProcessLookupError):
             os.kill(self.processes[rank].pid or 0, number)
 
-    def tell_the_rest(self) -> None:
+    def end_the_rest(self) -> None:
         """Do what torchrun does once a rank has crashed: signal those that are left."""
-        if self.is_told or not any(process.exitcode for process in self.processes):
+        if self.has_ended_the_rest or not any(process.exitcode for process in self.processes):
             return
-        self.is_told = True
+        self.has_ended_the_rest = True
         for process in self.processes:
             if process.is_alive():
                 process.terminate()
+
+    def tend(self) -> bool:
+        """Whether any rank still runs; if one has crashed, the others are signalled."""
+        is_alive = self.is_alive
+        self.end_the_rest()
+        return is_alive
 
     def logs(self) -> str:
         return "\n".join(path.read_text(errors="replace") for path in sorted(self.folder.path.glob("*.log")))
@@ -110,26 +113,18 @@ class RanksForkServer:
         limit_seconds: float = 90.0,
     ) -> SegmentReport:
         """Decide and make one attempt, to the end of all its processes."""
-        decision = decide_next(runlog, spec, clock=SystemClock())
-        assert decision.plan is not None, decision.reason
-        group = self.start(spec, decision.plan, ranks=ranks)
-        give_up_at = time.monotonic() + limit_seconds
+        plan = next_plan(runlog, spec)
+        group = self.start(spec, plan, ranks=ranks)
+        observe = None if observer is None else partial(observer, group, runlog, plan)
         try:
-            while group.is_alive:
-                if observer is not None and observer(group, runlog, decision.plan):
-                    observer = None
-                group.tell_the_rest()
-                assert time.monotonic() < give_up_at, f"the ranks did not end\n{group.logs()}"
-                time.sleep(0.005)
+            watch(group.tend, observe, limit_seconds=limit_seconds, describe=group.logs)
         finally:
             code = group.end()
-        return account_for(runlog, decision.plan, exit_code=code)
+        return account_for(runlog, plan, exit_code=code)
 
     def run_to_the_end(self, runlog: RunLog, spec: RunSpec, *, ranks: int) -> list[SegmentReport]:
         """Attempt after attempt until the goal is committed."""
-        while read_history(runlog).committed_step < spec.steps:
-            self.run_attempt(runlog, spec, ranks=ranks)
-        return list(read_history(runlog).last_reports())
+        return attempts_to_the_end(runlog, spec, lambda: self.run_attempt(runlog, spec, ranks=ranks))
 
 
 def _be_a_rank(folder: str, environment: dict[str, str]) -> None:

@@ -1,4 +1,4 @@
-"""Real trainer processes without the seconds of importing torch: forked from a server that has it loaded."""
+"""Real trainer processes that start at once: forked from a server that has torch loaded."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -30,7 +31,7 @@ PRELOADED = (
 
 
 class ForkServer:
-    """Starts trainers by `multiprocessing`'s fork server; each one is a process of its own that can be killed."""
+    """Starts trainers with `multiprocessing`'s fork server; each is a separate process that can be killed."""
 
     def __init__(self) -> None:
         self._context = mp.get_context("forkserver")
@@ -51,24 +52,47 @@ class ForkServer:
         observer: Callable[[int, RunLog, SegmentPlan], bool] | None = None,
         limit_seconds: float = 60.0,
     ) -> SegmentReport:
-        """Decide and make one attempt; `observer(pid, log, plan)` is called until it says that it has done its work."""
-        decision = decide_next(runlog, spec, clock=SystemClock())
-        assert decision.plan is not None, decision.reason
-        process = self.start(spec, decision.plan)
-        give_up_at = time.monotonic() + limit_seconds
-        while process.is_alive():
-            if observer is not None and observer(process.pid or 0, runlog, decision.plan):
-                observer = None
-            assert time.monotonic() < give_up_at, "the trainer did not end"
-            time.sleep(0.005)
+        """Decide and make one attempt; `observer(pid, log, plan)` is called until it returns True."""
+        plan = next_plan(runlog, spec)
+        process = self.start(spec, plan)
+        observe = None if observer is None else partial(observer, process.pid or 0, runlog, plan)
+        watch(process.is_alive, observe, limit_seconds=limit_seconds)
         process.join()
-        return account_for(runlog, decision.plan, exit_code=process.exitcode)
+        return account_for(runlog, plan, exit_code=process.exitcode)
 
     def run_to_the_end(self, runlog: RunLog, spec: RunSpec) -> list[SegmentReport]:
         """Attempt after attempt until the goal is committed."""
-        while read_history(runlog).committed_step < spec.steps:
-            self.run_attempt(runlog, spec)
-        return list(read_history(runlog).last_reports())
+        return attempts_to_the_end(runlog, spec, lambda: self.run_attempt(runlog, spec))
+
+
+def next_plan(runlog: RunLog, spec: RunSpec) -> SegmentPlan:
+    """The plan of the run's next attempt; there must be one."""
+    decision = decide_next(runlog, spec, clock=SystemClock())
+    assert decision.plan is not None, decision.reason
+    return decision.plan
+
+
+def watch(
+    is_alive: Callable[[], bool],
+    observe: Callable[[], bool] | None,
+    *,
+    limit_seconds: float,
+    describe: Callable[[], str] = lambda: "",
+) -> None:
+    """Block until an attempt's processes have ended; call `observe` meanwhile until it returns True."""
+    give_up_at = time.monotonic() + limit_seconds
+    while is_alive():
+        if observe is not None and observe():
+            observe = None
+        assert time.monotonic() < give_up_at, f"the attempt did not end\n{describe()}"
+        time.sleep(0.005)
+
+
+def attempts_to_the_end(runlog: RunLog, spec: RunSpec, attempt: Callable[[], SegmentReport]) -> list[SegmentReport]:
+    """Attempt after attempt until the goal is committed; the reports of all."""
+    while read_history(runlog).committed_step < spec.steps:
+        attempt()
+    return list(read_history(runlog).last_reports())
 
 
 def _be_the_trainer(assignment: str) -> None:
@@ -76,7 +100,7 @@ def _be_the_trainer(assignment: str) -> None:
     sys.argv = ["segue.trainer.main"]  # Else it would be the test runner's.
     os.setsid()
     signal.signal(signal.SIGINT, signal.SIG_DFL)
-    # Data workers that are forked from here close it.
+    # Data workers that are forked from here close standard input.
     sys.stdin = SimpleNamespace(buffer=io.BytesIO(assignment.encode()), close=lambda: None)  # type: ignore[assignment]
     sys.stderr = Path(os.devnull).open("w")  # noqa: SIM115 - lives as long as the process
     from segue.trainer import main
