@@ -17,7 +17,7 @@ import torch
 from benchmarks.continuity.recipes import build
 from benchmarks.continuity.tasks import workplace
 from benchmarks.continuity.trial import RUN_ID, spec_of
-from segue.checkpoints.loading.snapshot import digest, take
+from segue.checkpoints.format.snapshot import digest, take
 from segue.checkpoints.saving.writer_client import InlineWriter
 from segue.clock import SystemClock
 from segue.continuity.fingerprints import batch_fingerprint, input_fingerprint, streams_fingerprint

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from segue.checkpoints.loading.snapshot import digest, take
+from segue.checkpoints.format.snapshot import digest, take
 from segue.data.loader import Feed
 from segue.recipe import Recipe
 from segue.trainer.state import Component

@@ -13,21 +13,21 @@ from unittest import mock
 from benchmarks.continuity.faults import EditedComponent, Fault, Live
 from benchmarks.continuity.recipes import RECIPE, edited
 from benchmarks.continuity.rules import AFTER_STEPS
+from segue.checkpoints.format.snapshot import Snapshot, take
 from segue.checkpoints.format.state_tree import decode_tree
-from segue.checkpoints.loading.snapshot import Snapshot, take
 from segue.checkpoints.saving.writer_client import InlineWriter
 from segue.clock import SystemClock
 from segue.data.loader import Feed
 from segue.errors import BrokenResumeError
 from segue.launch.assignment import Assignment
 from segue.notices.board import NO_KILL_COMING_SECONDS, NoticeBoard
-from segue.recipe import Recipe
+from segue.recipe import Recipe, built_recipe
 from segue.records import Capacity, CheckpointRef, Notice, SegmentPlan, SegmentReport, WitnessRow
 from segue.runlog.history import History, read_history
 from segue.runlog.log import RunLog
 from segue.spec import RunSpec
 from segue.stores import LocalStore
-from segue.trainer import attempt
+from segue.trainer import attempt, live_recipe
 from segue.trainer.resume import Resume
 from segue.trainer.state import Component, Progress, capture
 from segue.trainer.step import do_step
@@ -165,10 +165,9 @@ def make_attempt(
 def _faulty(fault: Fault, live: Live, watched: Watched, board: _Board) -> Iterator[list[Feed]]:
     """Let the attempt in this block meet the fault, and be watched."""
     feeds: list[Feed] = []
-    build = attempt._built
 
     def built(*args: Any, **names: Any) -> Recipe:
-        live.recipe = build(*args, **names)
+        live.recipe = built_recipe(*args, **names)
         if fault.built is not None:
             fault.built(live.recipe)
         return live.recipe
@@ -205,7 +204,10 @@ def _faulty(fault: Fault, live: Live, watched: Watched, board: _Board) -> Iterat
             board.farthest = replace(board.progress)
             super().saw(row)
 
-    with mock.patch.multiple(attempt, _built=built, Feed=fed, Resume=FaultyResume):
+    with (
+        mock.patch.multiple(live_recipe, built_recipe=built, Feed=fed),
+        mock.patch.object(attempt, "Resume", FaultyResume),
+    ):
         yield feeds
 
 

@@ -1,7 +1,7 @@
-"""What is expected of a run's loss curve, checked by Great Expectations.
+"""Expectations of a run's loss curve, checked by Great Expectations.
 
-Ranges of loss values let a threefold jump and a gap of three rows pass. So the expectations are of derived frames: the
-distance between steps, and every step that is on record more than once (`segue.curves.repeated_steps`).
+A range of loss values would let a threefold jump and a gap of three rows pass. So the expectations are of derived
+frames: the distance between steps, and every step with more than one record (`segue.curves.repeated_steps`).
 """
 
 from __future__ import annotations
@@ -14,48 +14,48 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from pydantic import Field
 
 from segue.clock import Clock, SystemClock
-from segue.curves.frame import curve_frame
+from segue.curves.frame import curve_frame, opened
 from segue.curves.great_expectations import Expected, Outcome, validate
 from segue.curves.repeated_steps import repeats
 from segue.errors import NoCheckpointError
 from segue.records import Record, Value
-from segue.runlog.history import History, read_history
+from segue.runlog.history import History
 from segue.runlog.log import RunLog
-from segue.runlog.open import DEFAULT_STORE, find_run
+from segue.runlog.open import DEFAULT_STORE
 from segue.spec import StoreSpec
 
 if TYPE_CHECKING:
     import pandas as pd
 
 Schedule = Callable[[int], float]
-"""The learning rate that a step is to be done with; steps count from 1."""
+"""The planned learning rate of a step; steps count from 1."""
 
 SCHEDULE_TOLERANCE = 1e-6
-"""Relative: a scheduler that multiplies its way along differs by rounding from a formula."""
+"""Relative difference: a scheduler that multiplies step by step rounds otherwise than a formula."""
 
 _MOST_NAMED = 6
 
 
 class Met(Value):
-    """One expectation of a loss curve and what became of it."""
+    """One expectation of a loss curve, and its outcome."""
 
     name: str
     outcome: Literal["met", "failed", "not measured"]
     observed: str = Field(description="What Great Expectations found, in short.")
     steps: tuple[int, ...] = Field((), description="The first steps at which it failed, where it is about steps.")
-    sentence: str = Field(description="What that means, and what to do if it failed.")
+    sentence: str = Field(description="The outcome in words; if it failed, with what to do.")
 
 
 class CurveReport(Record):
     """What a check of a loss curve found."""
 
     run_id: str
-    first_step: int = Field(description="The step after the weights the run began with.")
+    first_step: int = Field(description="First step of the run; after imported weights, the step after theirs.")
     last_step: int = Field(description="The newest committed step; the curve is checked up to it.")
-    rows: int = Field(ge=0, description="Rows of accepted attempts, one a step if all is well.")
-    repeated_rows: int = Field(ge=0, description="Further records of the same steps that were compared with them.")
+    rows: int = Field(ge=0, description="Rows of accepted attempts; one for each step.")
+    repeated_rows: int = Field(ge=0, description="Further records of these steps, compared with them.")
     expectations: tuple[Met, ...]
-    docs: str | None = Field(None, description="The Data Docs' index.html, if they were asked for.")
+    docs: str | None = Field(None, description="index.html of the Data Docs, if requested.")
     seconds: float
 
     @property
@@ -64,21 +64,24 @@ class CurveReport(Record):
 
     @property
     def passed(self) -> bool:
-        """Nothing failed. What was not measured is not in it: see `expectations`."""
+        """Whether nothing failed. Expectations may also be not measured: see `expectations`."""
         return not self.failed
 
     @property
     def sentence(self) -> str:
-        """What came of it, in one line."""
+        """The result in one line."""
         failed = f"{len(self.failed)} of {len(self.expectations)} expectations failed"
         return (
             f"{self.run_id}: {failed if self.failed else 'nothing failed'} in steps {self.first_step} to "
-            f"{self.last_step}; {self.repeated_rows} records of steps done or recorded again were compared"
+            f"{self.last_step}; {self.repeated_rows} repeated records were compared"
         )
 
 
-class _Promise(NamedTuple):
+class _Check(NamedTuple):
+    """An expectation, and what a person reads when it fails."""
+
     expected: Expected
+    violation: str
     fix: str
 
 
@@ -90,10 +93,10 @@ def check_curve(
     docs: Path | None = None,
     clock: Clock | None = None,
 ) -> CurveReport:
-    """Check a run's loss curve up to its newest checkpoint; with `docs`, write Data Docs there. The run is only read.
+    """Check a run's loss curve up to its newest checkpoint; with `docs`, write Data Docs into that folder.
 
-    `run` is a run's log, or a run id to be found in `store`. Without a `schedule`, learning rates are compared only
-    where a step is on record more than once.
+    The run is only read. `run` is a run's log, or a run id in `store`. Without a `schedule`, learning rates are
+    compared only between records of the same step.
 
     Raises:
         RunNotFoundError, StoreUnreachableError: as `segue.curve`.
@@ -101,7 +104,7 @@ def check_curve(
         MissingExtraError: pandas or great-expectations is not installed.
         OutputError: `docs` cannot be written.
     """
-    log, history = find_run(run, store) if isinstance(run, str) else (run, read_history(run.reload()))
+    log, history = opened(run, store)
     frame = curve_frame(log, history)
     return check_frame(frame, history, run_id=log.run_id, schedule=schedule, docs=docs, clock=clock)
 
@@ -115,16 +118,16 @@ def check_frame(
     docs: Path | None = None,
     clock: Clock | None = None,
 ) -> CurveReport:
-    """`check_curve` for a frame that `segue.curves.frame.curve_frame` gave, with its column `superseded`."""
+    """`check_curve` of a frame from `segue.curves.frame.curve_frame`."""
     clock = clock or SystemClock()
     started_at = clock.monotonic()
     first, last = _span(history, run_id=run_id)
     steps, again = _steps(frame, first=first, schedule=schedule), repeats(frame, history)
     of_steps, of_repeats = _of_steps(last - first + 1, has_schedule=schedule is not None), _of_repeats()
-    measured = [promise for promise in of_repeats if _is_measured(promise, again)]
-    frames = {"steps": (steps, [promise.expected for promise in of_steps])}
+    measured = [check for check in of_repeats if _is_measured(check, again)]
+    frames = {"steps": (steps, [check.expected for check in of_steps])}
     if measured:
-        frames["repeats"] = (again, [promise.expected for promise in measured])
+        frames["repeats"] = (again, [check.expected for check in measured])
     outcomes = validate(frames, run_id=run_id, docs=docs)
     return CurveReport(
         run_id=run_id,
@@ -132,14 +135,14 @@ def check_frame(
         last_step=last,
         rows=len(steps),
         repeated_rows=len(again),
-        expectations=tuple(_met(promise, outcomes) for promise in (*of_steps, *of_repeats)),
+        expectations=tuple(_met(check, outcomes) for check in (*of_steps, *of_repeats)),
         docs=str((docs / "index.html").absolute()) if docs is not None else None,
         seconds=round(clock.monotonic() - started_at, 2),
     )
 
 
 def _span(history: History, *, run_id: str) -> tuple[int, int]:
-    """First and last step that must have a row: by the log, for a curve cannot tell what it lacks at its ends."""
+    """First and last step that must have a row, by the log: a curve does not show what is missing at its ends."""
     newest = root = history.newest
     if newest is None:
         raise NoCheckpointError(run_id=run_id)
@@ -164,100 +167,116 @@ def _steps(frame: pd.DataFrame, *, first: int, schedule: Schedule | None) -> pd.
     return steps
 
 
-def _of_steps(count: int, *, has_schedule: bool) -> list[_Promise]:
-    lost_part = "A file of the curve is missing or unreadable, or rows were added; the log of the command names it."
-    promises = [
-        _Promise(_rows(count), lost_part),
-        _Promise(_only_ones("contiguous steps", "gap", "Each step is one more than the step before it"), lost_part),
-        _Promise(
+def _of_steps(count: int, *, has_schedule: bool) -> list[_Check]:
+    find_rows = "Find the missing or added file; the log of this command names files that cannot be read."
+    keys = ["run", "segment", "attempt", "step"]
+    checks = [
+        _Check(
+            Expected(
+                "as many rows as steps",
+                "ExpectTableRowCountToEqual",
+                {"value": count},
+                "The curve has one row for each step from the first to the newest committed one",
+            ),
+            f"the curve does not have {count} rows, one for each committed step",
+            find_rows,
+        ),
+        _Check(
+            _only_ones("contiguous steps", "gap", "Each step is one more than the step before it"),
+            "steps are missing or repeated",
+            find_rows,
+        ),
+        _Check(
             Expected(
                 "unique keys",
                 "ExpectCompoundColumnsToBeUnique",
-                {"column_list": ["run", "segment", "attempt", "step"]},
-                "No attempt tells of a step twice",
+                {"column_list": keys},
+                "No attempt has two rows of one step",
             ),
-            "A row was written twice; read the run's own files under metrics/, not copies beside them.",
+            "an attempt has two rows of one step",
+            "Remove copies of the run's files under metrics/; each attempt writes a step once.",
         ),
-        _Promise(
+        _Check(
             _only_ones("one accepted attempt", "attempts_of_step", "Each step is accepted from one attempt only"),
-            "Two attempts are taken for the same steps; compare the log's commits with `segue checkpoints`.",
+            "steps are accepted from two attempts",
+            "Compare the commits of both attempts with `segue checkpoints RUN`.",
         ),
-        _Promise(
+        _Check(
             _only_ones("finite loss", "loss_is_finite", "The loss is a finite number"),
-            "Go back to a checkpoint before that step, and look at its batch, the learning rate and the loss scale.",
+            "the loss is not finite",
+            "Go back to a checkpoint before that step; check its batch, the learning rate and the loss scale.",
         ),
     ]
     if has_schedule:
-        promises.append(
-            _Promise(
-                _only_ones("learning rate as planned", "lr_is_planned", "The learning rate is the schedule's"),
-                "Look at the scheduler's state, and at who else sets the optimizer's learning rate.",
+        checks.append(
+            _Check(
+                _only_ones("learning rate as planned", "lr_is_planned", "The learning rate is that of the schedule"),
+                "the learning rate is not that of the schedule",
+                "Check the scheduler's state, and other code that sets the optimizer's learning rate.",
             )
         )
-    return promises
+    return checks
 
 
-def _of_repeats() -> list[_Promise]:
-    same_rate = Expected(
-        "learning rate repeats",
-        "ExpectColumnPairValuesToBeEqual",
-        {"column_A": "lr", "column_B": "lr_before"},
-        "A step that was done or recorded again had the same learning rate",
-    )
-    causes = {
-        "loss": "Weights, a random stream, the data or the code were others after the resume",
-        "grad_norm": "The gradient was another one: the loss or clipping code changed",
-        "param_norm": "The update was another one: the optimizer's state or settings changed",
-    }
-    return [
-        _Promise(same_rate, "The scheduler or the optimizer's groups were not restored; see the verdict."),
-        *(
-            _Promise(
-                _within(channel), f"{cause}. `segue curve resume` shows it; the verdict names the component."
-            )
-            for channel, cause in causes.items()
+_REPEATED = {
+    "loss": ("losses", "weights, a random stream, the data or the code changed"),
+    "grad_norm": ("gradient norms", "the loss or clipping code changed"),
+    "param_norm": ("parameter norms", "the optimizer's state or settings changed"),
+}
+"""Of each channel: its plural, and why it differs at a step that was executed again."""
+
+
+def _of_repeats() -> list[_Check]:
+    same_rate = _Check(
+        Expected(
+            "learning rate repeats",
+            "ExpectColumnPairValuesToBeEqual",
+            {"column_A": "lr", "column_B": "lr_before"},
+            "Steps executed twice have equal learning rates",
         ),
-    ]
+        "steps executed twice have different learning rates",
+        "Check that the scheduler and the optimizer's param_groups were restored; the verdict names the component.",
+    )
+    return [same_rate, *(_repeats(channel, *words) for channel, words in _REPEATED.items())]
 
 
-def _rows(count: int) -> Expected:
-    promise = "There are as many rows as steps, from the first to the newest committed one"
-    return Expected("as many rows as steps", "ExpectTableRowCountToEqual", {"value": count}, promise)
+def _repeats(channel: str, plural: str, cause: str) -> _Check:
+    return _Check(
+        Expected(
+            f"{channel} repeats",
+            "ExpectColumnPairValuesAToBeGreaterThanB",
+            {"column_A": f"{channel}_allowed", "column_B": f"{channel}_difference", "or_equal": True},
+            f"Steps executed twice have equal {plural}, within the verdict's tolerance where the environment changed",
+        ),
+        f"steps executed twice have different {plural}",
+        f"Likely cause: {cause}. `segue curve resume` plots them; the verdict names the component.",
+    )
 
 
 def _only_ones(name: str, column: str, promise: str) -> Expected:
     return Expected(name, "ExpectColumnValuesToBeInSet", {"column": column, "value_set": [1]}, promise)
 
 
-def _within(channel: str) -> Expected:
-    return Expected(
-        f"{channel} repeats",
-        "ExpectColumnPairValuesAToBeGreaterThanB",
-        {"column_A": f"{channel}_allowed", "column_B": f"{channel}_difference", "or_equal": True},
-        f"A step that was done or recorded again had the same {channel}: exactly, or within the verdict's tolerance "
-        "where the environment changed",
-    )
-
-
-def _is_measured(promise: _Promise, again: pd.DataFrame) -> bool:
-    limit = promise.expected.arguments["column_A"]
+def _is_measured(check: _Check, again: pd.DataFrame) -> bool:
+    limit = check.expected.arguments["column_A"]
     return bool(len(again)) and (limit == "lr" or bool(again[limit].map(math.isfinite).any()))
 
 
-def _met(promise: _Promise, outcomes: dict[str, Outcome]) -> Met:
-    expected, found = promise.expected, outcomes.get(promise.expected.name)
+def _met(check: _Check, outcomes: dict[str, Outcome]) -> Met:
+    expected, found = check.expected, outcomes.get(check.expected.name)
     facts: dict[str, Any] = {"name": expected.name}
     if found is None:
-        why = "no step is on record twice in a way that could be compared; not measured is not passed"
+        why = "not measured, which is not passed: no step has two records that could be compared"
         return Met(**facts, outcome="not measured", observed="nothing", sentence=f"{expected.promise}: {why}.")
     if found.met:
         return Met(**facts, outcome="met", observed=found.observed, sentence=f"{expected.promise}.")
-    sentence = f"Not so: {expected.promise[0].lower()}{expected.promise[1:]}{_at(found.steps)}. {promise.fix}"
+    sentence = f"FAILED: {check.violation}{_at(found.steps)}. {check.fix}"
     return Met(**facts, outcome="failed", observed=found.observed, steps=found.steps, sentence=sentence)
 
 
 def _at(steps: tuple[int, ...]) -> str:
     if not steps:
         return ""
-    named = ", ".join(map(str, steps[:_MOST_NAMED]))
-    return f" (step {named}{', ...' if len(steps) > _MOST_NAMED else ''})"
+    others = ", ".join(map(str, steps[1:_MOST_NAMED]))
+    more = ", ..." if len(steps) > _MOST_NAMED else ""
+    return f" (first: step {steps[0]}{f'; also {others}{more}' if others else ''})"

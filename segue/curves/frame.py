@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import logging
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 NEW_START, NOT_REACHED = "first", "not reached"
-"""What stands in the column `verdict` for an attempt that did not resume, and for one that ended before its verdict."""
+"""The column `verdict` of an attempt that did not resume, and of one that ended before its verdict."""
 
 
 def curve(
@@ -30,10 +31,10 @@ def curve(
 ) -> pd.DataFrame:
     """Steps of all attempts in order, with the columns of `segue.curves.schema.SCHEMA` and `verdict`.
 
-    `run` is a run's log, or a run id to be found in `store`. A step that was lost and done again appears once, as the
-    attempt did it whose checkpoints the run went on from. With `superseded` the others are there too, marked in the
-    boolean column of that name. `verdict` is the kind of the verdict about the attempt's resume, "first" for an
-    attempt that began afresh, "not reached" where there is none.
+    `run` is a run's log, or a run id in `store`. A step that was lost and executed again appears once: from the attempt
+    whose checkpoints the run continued from. With `superseded` the other rows are included too, and a boolean column
+    of that name distinguishes them. `verdict` is the kind of the verdict about the attempt's resume, "first" for an
+    attempt that did not resume, "not reached" where there is none.
 
     A file of the curve that cannot be read is left out with a warning in the log; `segue curve check` names the gap.
 
@@ -42,26 +43,26 @@ def curve(
         StoreUnreachableError: the store cannot be read.
         MissingExtraError: pandas is not installed.
     """
-    runlog, history = _opened(run, store)
+    runlog, history = opened(run, store)
     frame = curve_frame(runlog, history)
     return frame if superseded else frame[~frame["superseded"]].drop(columns="superseded").reset_index(drop=True)
 
 
 def curve_frame(runlog: RunLog, history: History) -> pd.DataFrame:
-    """What `curve` gives with `superseded`, as `history` sees it.
+    """The frame of `curve` with superseded steps, as of `history`.
 
     Raises:
         MissingExtraError: pandas is not installed.
     """
     try:
-        import pandas  # noqa: F401 - pyarrow would fail later, with no word about the extra
+        import pandas  # noqa: F401 - pyarrow would fail later, without naming the extra
     except ImportError:
         raise MissingExtraError(extra="data", needed_for="The loss curve as a frame") from None
     frame: pd.DataFrame = _stored_rows(runlog).to_pandas()
     attempts = frame["attempt_id"]
     environments = {a.claim.attempt_id: a.claim.environment.short_id for a in history.attempts}
     starts = {attempt: parent.step for attempt, parent in parents_of(history).items()}
-    # Older files lack these two columns; the log has known them all along.
+    # Older files lack these two columns; the log has their values.
     frame["environment"] = frame["environment"].fillna(attempts.map(environments))
     frame["from_checkpoint"] = frame["from_checkpoint"].fillna(attempts.map(starts)).fillna(0).astype("int64")
     verdicts = {a.claim.attempt_id: a.verdict.kind.value for a in history.attempts if a.verdict is not None}
@@ -86,13 +87,19 @@ def steps_of_lineage(history: History) -> dict[str, tuple[int, int]]:
 
 
 def parents_of(history: History) -> dict[str, CheckpointRef]:
-    """The checkpoint that each attempt resumed from; attempts that began afresh are not in it."""
-    told = {entry.attempt_id: entry.parent for entry in history.resumes}
+    """The checkpoint that each attempt resumed from; an attempt that did not resume is not in it."""
+    judged = {entry.attempt_id: entry.parent for entry in history.resumes}
     committed = {c.ref.attempt_id: c.manifest.parent for c in history.checkpoints if c.manifest.parent is not None}
-    return told | committed
+    return judged | committed
 
 
-def _opened(run: RunLog | str, store: StoreSpec | str | Path) -> tuple[RunLog, History]:
+def opened(run: RunLog | str, store: StoreSpec | str | Path) -> tuple[RunLog, History]:
+    """A run's log and history, given its log or its id.
+
+    Raises:
+        RunNotFoundError: the store holds no such run.
+        StoreUnreachableError: the store cannot be read.
+    """
     if isinstance(run, str):
         return find_run(run, store)
     history = read_history(run.reload())
@@ -101,19 +108,33 @@ def _opened(run: RunLog | str, store: StoreSpec | str | Path) -> tuple[RunLog, H
     return run, history
 
 
-def _stored_rows(runlog: RunLog) -> pa.Table:
+def stored_tables(runlog: RunLog, *, of_attempts: Iterable[str] = ("",)) -> Iterator[pa.Table]:
+    """The stored files of the curve that may hold rows of these attempts, each with the columns of `SCHEMA`.
+
+    A file that cannot be read is left out with a warning in the log: it must not hide the rest of the curve.
+    """
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     from segue.curves.schema import SCHEMA
 
-    tables = [SCHEMA.empty_table()]
-    for item in runlog.store.list_objects(keys.metrics_prefix(runlog.run_id)):
-        if not item.key.endswith(".parquet"):
+    prefix = keys.metrics_prefix(runlog.run_id)
+    # By the beginning of its name, one of seg000-a1-e12 is also taken for seg000-a1-e1.
+    starts = tuple(f"{prefix}{attempt_id}" for attempt_id in of_attempts)
+    found = [item.key for item in runlog.store.list_objects(prefix)]
+    for key in found:
+        if not key.endswith(".parquet") or not key.startswith(starts):
             continue
         try:
-            tables.append(pq.read_table(io.BytesIO(runlog.store.get(item.key))))
+            table = pq.read_table(io.BytesIO(runlog.store.get(key)))
+            yield pa.concat_tables([SCHEMA.empty_table(), table], promote_options="default").select(SCHEMA.names)
         except (MissingObjectError, pa.ArrowException, OSError) as error:
-            # A torn file must not hide the rest of the curve.
-            log.warning("loss curve file left out key=%s reason=%s", item.key, error)
-    return pa.concat_tables(tables, promote_options="default").select(SCHEMA.names)
+            log.warning("loss curve file left out key=%s reason=%s", key, error)
+
+
+def _stored_rows(runlog: RunLog) -> pa.Table:
+    import pyarrow as pa
+
+    from segue.curves.schema import SCHEMA
+
+    return pa.concat_tables([SCHEMA.empty_table(), *stored_tables(runlog)])

@@ -1,4 +1,4 @@
-"""Great Expectations, quietly: frames and what is expected of them go in, outcomes come out, Data Docs on request."""
+"""Great Expectations without its logs and analytics: frames and expectations in, outcomes and Data Docs out."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Expected(NamedTuple):
     kind: str
     arguments: Mapping[str, Any]
     promise: str
-    """What is expected, as the Data Docs say it."""
+    """What is expected, in the words of the Data Docs."""
 
 
 class Outcome(NamedTuple):
@@ -37,16 +37,16 @@ class Outcome(NamedTuple):
     met: bool
     observed: str
     steps: tuple[int, ...]
-    """The first steps at which it is not met, where it is about steps."""
+    """The first steps at which it is not met, if it is about steps."""
 
 
 def validate(
     frames: Mapping[str, tuple[pd.DataFrame, Sequence[Expected]]], *, run_id: str, docs: Path | None = None
 ) -> dict[str, Outcome]:
-    """The outcome of each expectation, by its name. Every frame has a column `step` and an index without doubles.
+    """The outcome of each expectation, by its name. Every frame has a column `step` and an unique index.
 
-    With `docs` the folder then holds Data Docs; `index.html` is where to begin. The environment variables, the Great
-    Expectations context that the caller may have, and the network are left alone.
+    With `docs`, Data Docs are written into that folder; open its `index.html`. The environment variables and the
+    caller's own Great Expectations context are unchanged afterwards, and the network is not used.
 
     Raises:
         MissingExtraError: great-expectations is not installed.
@@ -111,7 +111,7 @@ def _plain(value: Any) -> str:
 
 @contextmanager
 def _context(docs: Path | None) -> Iterator[tuple[Any, Any]]:
-    with _without_analytics(), _without_chatter():
+    with _without_analytics(), _without_info_logs():
         gx = _import()
         from great_expectations.data_context.data_context.context_factory import project_manager
         from great_expectations.data_context.types.base import ProgressBarsConfig
@@ -134,9 +134,9 @@ def _context(docs: Path | None) -> Iterator[tuple[Any, Any]]:
 
 def _import() -> Any:
     with warnings.catch_warnings():
-        # Its own and its plotting library's imports; nothing that a user of segue could fix.
-        for words in _WARNED_OF_AT_IMPORT:
-            warnings.filterwarnings("ignore", message=words, category=DeprecationWarning)
+        # From its own and its plotting library's imports; no user of segue could fix them.
+        for text in _WARNED_OF_AT_IMPORT:
+            warnings.filterwarnings("ignore", message=text, category=DeprecationWarning)
         try:
             import great_expectations as gx
             import great_expectations.expectations
@@ -159,8 +159,8 @@ def _without_analytics() -> Iterator[None]:
 
 
 @contextmanager
-def _without_chatter() -> Iterator[None]:
-    """Without what it logs about folders of its own; warnings still come through."""
+def _without_info_logs() -> Iterator[None]:
+    """Without its log lines about its own folders; warnings still come through."""
     logger = logging.getLogger("great_expectations")
     before = logger.level
     logger.setLevel(logging.WARNING)

@@ -1,15 +1,14 @@
-"""Steps on record more than once, as pandas frames that one can hold expectations of.
+"""Steps with more than one record, as a pandas frame for the expectations.
 
-A step is on record again when it was replayed after a resume (the witness has it too), when a seal and the curve both
-tell of it, and when it was done by an attempt whose work was superseded. What agrees there is what a loss curve can
-prove by itself; what is on record once can only be looked at.
+A step has another record when it was replayed after a resume (the witness has it too), when a seal and the curve both
+have it, and when an attempt executed it whose work was superseded. Only such steps can be compared with anything.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from segue.continuity.recipe_diff import CHANNEL, CONFIG
 from segue.continuity.verdict import TOLERANCES
@@ -22,24 +21,33 @@ if TYPE_CHECKING:
     from segue.runlog.history import History
 
 TOLERATED_STEPS = 8
-"""Steps after a fork for which the tolerances of another environment were measured; later ones drift apart honestly."""
+"""Steps after a fork for which the tolerances of another environment were measured; later ones may drift apart."""
 
 _CHANNELS = tuple(TOLERANCES)
 
 
 class _Record(NamedTuple):
-    """What else is known of a step of the accepted attempt `attempt_id`."""
+    """Another record of a step of the accepted attempt `attempt_id`."""
 
     attempt_id: str
     step: int
     recorded_by: str
     changes: str
     allowed: float
-    """Factor on the tolerances: 0 where every bit must agree, infinite where nothing is proven by a difference."""
+    """Factor on the tolerances: 0 where every bit must agree, infinite where a difference proves nothing."""
     loss_before: float
     grad_norm_before: float
     param_norm_before: float
     lr_before: float
+
+    @classmethod
+    def of(
+        cls, row: Any, lr: float, *, by: str, attempt_id: str, here: Environment, there: Environment, fork: int
+    ) -> Self:
+        """The record that a row of another attempt or of a witness is, made `here`, of a step repeated `there`."""
+        allowed = _allowed(here, there, steps_after_fork=row.step - fork)
+        changes = ", ".join(here.differs_from(there))
+        return cls(attempt_id, row.step, by, changes, allowed, row.loss, row.grad_norm, row.param_norm, lr)
 
 
 def repeats(frame: pd.DataFrame, history: History) -> pd.DataFrame:
@@ -48,9 +56,9 @@ def repeats(frame: pd.DataFrame, history: History) -> pd.DataFrame:
     `frame` is that of `curve_frame`. Columns: step, attempt_id, recorded_by, changes (in which fields the
     environments differ), lr and lr_before, and for each of loss, grad_norm and param_norm its value, the one
     `_before`, their relative `_difference` and the `_allowed` one. On equal environments no difference is allowed.
-    On others the verdict's tolerances hold for eight steps, none after that and none for another number of ranks; the
-    allowed difference is then infinite. A learning rate is the same everywhere. What the recipe was made to be on
-    purpose is its own: after such a change nothing is compared but what the verdict found equal.
+    On others the verdict's tolerances apply for eight steps; after that, and with another number of ranks, any
+    difference is allowed (infinite). A learning rate must be equal everywhere. After an accepted change of the recipe
+    only the records are compared that the verdict found equal.
     """
     import pandas as pd
 
@@ -61,7 +69,7 @@ def repeats(frame: pd.DataFrame, history: History) -> pd.DataFrame:
     for channel in _CHANNELS:
         pairs = zip(found[channel], found[f"{channel}_before"], strict=True)
         found[f"{channel}_difference"] = [_difference(after, before) for after, before in pairs]
-        # Zero times infinity is no number; no tolerance is zero.
+        # No tolerance is zero: zero times infinity would be NaN.
         found[f"{channel}_allowed"] = found["allowed"] * TOLERANCES[channel]
     columns = ["step", "attempt_id", "recorded_by", "changes", "lr", "lr_before"]
     columns += [f"{channel}{part}" for channel in _CHANNELS for part in ("", "_before", "_difference", "_allowed")]
@@ -77,17 +85,9 @@ def _of_seals(history: History, attempts: set[str]) -> Iterator[_Record]:
                 continue
             there = environments.get(attempt_id, here)
             for row in checkpoint.rows:
-                yield _Record(
-                    attempt_id,
-                    row.step,
-                    f"witness of step {ref.step}",
-                    ", ".join(here.differs_from(there)),
-                    _allowed(here, there, steps_after_fork=row.step - ref.step),
-                    row.loss,
-                    row.grad_norm,
-                    row.param_norm,
-                    row.lr[0] if row.lr else 0.0,
-                )
+                lr = row.lr[0] if row.lr else 0.0
+                by = f"witness of step {ref.step}"
+                yield _Record.of(row, lr, by=by, attempt_id=attempt_id, here=here, there=there, fork=ref.step)
 
 
 def _of_superseded(frame: pd.DataFrame, history: History) -> Iterator[_Record]:
@@ -103,24 +103,15 @@ def _of_superseded(frame: pd.DataFrame, history: History) -> Iterator[_Record]:
                 continue
             rows = lost[(lost["attempt_id"] == other) & (lost["step"] > fork)]
             if configs.get(other) != configs.get(attempt_id):
-                # A new schedule, say: it may show late, and on purpose.
+                # An accepted change, such as a new schedule, may show late.
                 rows = rows[rows["step"] <= fork + TOLERATED_STEPS]
             for row in rows.itertuples(index=False):
-                yield _Record(
-                    attempt_id,
-                    row.step,
-                    f"superseded {other}",
-                    ", ".join(here.differs_from(there)),
-                    _allowed(here, there, steps_after_fork=row.step - fork),
-                    row.loss,
-                    row.grad_norm,
-                    row.param_norm,
-                    row.lr,
-                )
+                by = f"superseded {other}"
+                yield _Record.of(row, row.lr, by=by, attempt_id=attempt_id, here=here, there=there, fork=fork)
 
 
 def _fork(parent: CheckpointRef | None, *, other_id: str, other_parent: CheckpointRef | None) -> int | None:
-    """The step at which two attempts parted; None when that is further back, where other machines may have been."""
+    """The step at which two attempts diverged; None when it is further back, with other attempts in between."""
     if parent == other_parent:
         return parent.step if parent is not None else 0
     return parent.step if parent is not None and parent.attempt_id == other_id else None
@@ -134,7 +125,7 @@ def _allowed(here: Environment, there: Environment, *, steps_after_fork: int) ->
 
 
 def _changed_on_purpose(history: History) -> set[str]:
-    """Attempts that went on with another recipe and differ from what was before, as their verdicts say."""
+    """Attempts with an accepted change of the recipe and rows that differ, by their verdicts."""
     return {
         entry.attempt_id
         for entry in history.resumes

@@ -1,4 +1,4 @@
-"""A resume as a picture: the steps before it, and witness and replay over each other after it."""
+"""The plot of a resume point: the steps before it, and witness and replay over each other after it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def draw_resume(log: RunLog, *, segment: int | None = None, attempt: int | None 
     return draw(resume_point_of(log, segment=segment, attempt=attempt), run_id=log.run_id)
 
 
-def draw(resume_point: ResumePoint, *, run_id: str) -> bytes:
+def draw(point: ResumePoint, *, run_id: str) -> bytes:
     """One resume point as a PNG: a panel for each of loss, gradient norm and parameter norm, over the step.
 
     Raises:
@@ -36,16 +36,16 @@ def draw(resume_point: ResumePoint, *, run_id: str) -> bytes:
         import matplotlib as mpl
         from matplotlib.figure import Figure
     except ImportError:
-        raise MissingExtraError(extra="data", needed_for="The picture of a resume") from None
+        raise MissingExtraError(extra="data", needed_for="The plot of a resume point") from None
     with mpl.rc_context({"font.size": 9, "axes.spines.top": False, "axes.spines.right": False}):
         figure = Figure(figsize=(8, 7), layout="constrained")
         panels = figure.subplots(len(CHANNELS), 1, sharex=True)
         for axes, channel in zip(panels, CHANNELS, strict=True):
-            _panel(axes, resume_point, channel)
+            _panel(axes, point, channel)
         panels[-1].set_xlabel("step")
         panels[-1].xaxis.get_major_locator().set_params(integer=True)
-        colour = _TITLE_COLOUR.get(resume_point.verdict.kind, "#111111")
-        figure.suptitle(title(resume_point, run_id=run_id), x=0.01, ha="left", fontweight="bold", color=colour)
+        colour = _TITLE_COLOUR.get(point.verdict.kind, "#111111")
+        figure.suptitle(title(point, run_id=run_id), x=0.01, ha="left", fontweight="bold", color=colour)
         handles, labels = panels[0].get_legend_handles_labels()
         figure.legend(handles, labels, loc="outside lower center", ncols=5, frameon=False)
         buffer = io.BytesIO()
@@ -53,27 +53,27 @@ def draw(resume_point: ResumePoint, *, run_id: str) -> bytes:
     return buffer.getvalue()
 
 
-def title(resume_point: ResumePoint, *, run_id: str) -> str:
-    """Which resume it is and its verdict, in lines that fit the picture."""
-    which = f"segment {resume_point.segment}" + (f" attempt {resume_point.attempt}" if resume_point.attempt > 1 else "")
-    words = f"{run_id}: {which} resumed from step {resume_point.parent.step}; {resume_point.verdict.sentence}"
-    return "\n".join(textwrap.wrap(words, width=92))
+def title(point: ResumePoint, *, run_id: str) -> str:
+    """Which resume it is and its verdict, in lines that fit the plot."""
+    which = f"segment {point.segment}" + (f" attempt {point.attempt}" if point.attempt > 1 else "")
+    text = f"{run_id}: {which} resumed from step {point.parent.step}; {point.verdict.sentence}"
+    return "\n".join(textwrap.wrap(text, width=92))
 
 
-def _panel(axes: Any, resume_point: ResumePoint, channel: str) -> None:
+def _panel(axes: Any, point: ResumePoint, channel: str) -> None:
     for rows, style in (
-        (resume_point.before, {"color": _BEFORE, "marker": ".", "lw": 1.2, "label": "before"}),
-        # Rings around the replay's dots: where the two agree, every dot is in its ring.
+        (point.before, {"color": _BEFORE, "marker": ".", "lw": 1.2, "label": "before"}),
+        # Circles around the replay's dots: where the two agree, every dot is in its circle.
         (
-            resume_point.witness,
+            point.witness,
             {"color": _WITNESS, "marker": "o", "ms": 8, "mfc": "none", "ls": "", "label": "witness"},
         ),
-        (resume_point.replay, {"color": _REPLAY, "marker": ".", "lw": 1.2, "label": "after the resume"}),
+        (point.replay, {"color": _REPLAY, "marker": ".", "lw": 1.2, "label": "after the resume"}),
     ):
         if len(rows):
             axes.plot(rows["step"], rows[channel], **style)
-    axes.axvline(resume_point.parent.step, color=_COMMIT, lw=1.2, ls="--", label="checkpoint")
-    differs = next((finding.step for finding in resume_point.verdict.findings if finding.step is not None), None)
+    axes.axvline(point.parent.step, color=_COMMIT, lw=1.2, ls="--", label="checkpoint")
+    differs = next((finding.step for finding in point.verdict.findings if finding.step is not None), None)
     if differs is not None:
         axes.axvline(differs, color=_DIFFERS, lw=1.2, ls=":", label="first difference")
     axes.set_ylabel(_NAMES[channel])

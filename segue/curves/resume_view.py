@@ -1,4 +1,4 @@
-"""Where a run was resumed: what the witness says of the steps after the checkpoint, and what became of them."""
+"""A resume point: the steps before it, the witness of the steps after it, and their replay."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from segue.curves.frame import curve_frame
 from segue.errors import NoResumeError
 from segue.records import CheckpointRef, Verdict, WitnessRow
 from segue.runlog.heartbeat import last_heartbeat
-from segue.runlog.history import Attempt, History, read_history
+from segue.runlog.history import History, read_history
 from segue.runlog.log import RunLog
 
 if TYPE_CHECKING:
@@ -30,11 +30,11 @@ class ResumePoint:
     parent: CheckpointRef
     verdict: Verdict
     before: pd.DataFrame
-    """Up to the committed step, by the attempt that committed it."""
+    """The steps up to the committed one, by the attempt that committed it."""
     witness: pd.DataFrame
-    """After it, by that attempt; empty when nothing was sealed."""
+    """The steps after it, by that attempt; empty when nothing was sealed."""
     replay: pd.DataFrame
-    """After it, by the attempt that resumed; on from the witness where the curve has more."""
+    """The steps after it, by the attempt that resumed; beyond the witness where the curve has more."""
 
 
 def resume_point_of(
@@ -42,22 +42,22 @@ def resume_point_of(
 ) -> ResumePoint:
     """The newest judged resume of a segment and attempt, or of the run; at most `steps` steps on either side.
 
-    A resume that broke committed nothing, and no curve has its steps: they come from its verdict.
+    A broken resume committed nothing, so no curve has its steps: they come from the log entry of its verdict.
 
     Raises:
         NoResumeError: there is none.
         MissingExtraError: pandas is not installed.
     """
     history = read_history(log.reload())
-    judged = [(found.claim, entry) for entry in history.resumes if (found := _attempt(history, entry.attempt_id))]
+    judged = [(found.claim, entry) for entry in history.resumes if (found := history.attempt_named(entry.attempt_id))]
     wanted = [
         (claim, entry)
         for claim, entry in judged
         if segment in {None, claim.segment} and attempt in {None, claim.attempt}
     ]
     if not wanted:
-        there = tuple(dict.fromkeys((claim.segment, claim.attempt) for claim, _ in judged))
-        raise NoResumeError(run_id=log.run_id, segment=segment, attempt=attempt, there=there)
+        others = tuple(dict.fromkeys((claim.segment, claim.attempt) for claim, _ in judged))
+        raise NoResumeError(run_id=log.run_id, segment=segment, attempt=attempt, there=others)
     claim, entry = max(wanted, key=lambda pair: pair[0].epoch)
     parent, frame = entry.parent, curve_frame(log, history)
     by_parent = frame[(frame["attempt_id"] == parent.attempt_id) & (frame["step"] <= parent.step)]
@@ -78,12 +78,8 @@ def _witness(log: RunLog, history: History, parent: CheckpointRef) -> Sequence[W
     if checkpoint is not None and checkpoint.rows:
         return checkpoint.rows
     # Killed between the commit and its seal: the resume took the rows of the last heartbeat.
-    beat = last_heartbeat(log, _attempt(history, parent.attempt_id))
+    beat = last_heartbeat(log, history.attempt_named(parent.attempt_id))
     return tuple(row for row in beat.rows if row.step > parent.step) if beat is not None else ()
-
-
-def _attempt(history: History, attempt_id: str) -> Attempt | None:
-    return next((attempt for attempt in history.attempts if attempt.claim.attempt_id == attempt_id), None)
 
 
 def _rows(frame: pd.DataFrame) -> pd.DataFrame:

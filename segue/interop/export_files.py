@@ -1,12 +1,10 @@
-"""State and curve as files that torch, safetensors, json and parquet read by themselves."""
+"""State and loss curve as files that torch, safetensors, json and parquet read without segue."""
 
 from __future__ import annotations
 
-import io
 import json
-import logging
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,77 +21,80 @@ import torch
 from segue.checkpoints.format.snapshot import Snapshot
 from segue.checkpoints.format.state_tree import Json, decode_tree, encode_tree
 from segue.continuity.recipe_diff import NOT_STATE
-from segue.curves.frame import steps_of_lineage
+from segue.curves.frame import steps_of_lineage, stored_tables
 from segue.curves.schema import SCHEMA
-from segue.errors import MalformedCheckpointError, MissingObjectError
+from segue.errors import MalformedCheckpointError
 from segue.interop.export_readme import readme
-from segue.runlog import keys
 from segue.runlog.history import Checkpoint, History
 from segue.runlog.log import RunLog
 from segue.trainer.state import PROGRESS
 
-log = logging.getLogger(__name__)
-
 _MODEL = "model"
 _RESERVED = ("config", "data_position", "loss_curve", "readme", "train_state")
-"""Stems of the files beside the state; no component may take them, not even on a disk that knows no upper case."""
+"""Stems of the files next to the state; no component may take them, in upper or lower case."""
 
 
-def write_state(folder: Path, snapshot: Snapshot, *, as_torch: bool, say: Callable[[str], None]) -> None:
-    """Write each component under its own name, and a README.md that says what is what.
+def plain_state(snapshot: Snapshot) -> Iterator[tuple[str, Any]]:
+    """Each component that a recipe can load, by its name, as a tree of dicts, lists, tensors and plain values.
+
+    The model's is its `state_dict()`; the position is a component too.
+
+    Raises:
+        MalformedCheckpointError: the model's state is not one.
+    """
+    for name, tree in _trees(snapshot):
+        yield name, _state_dict(tree) if name == _MODEL else loadable(tree)
+
+
+def write_state(folder: Path, snapshot: Snapshot, *, as_torch: bool, progress: Callable[[str], None]) -> None:
+    """Write each component into files of its own name, and a README.md that explains them.
 
     Raises:
         MalformedCheckpointError: the model's state is not one.
         OSError: a file cannot be written.
     """
-    # The position is data_position.json's; what is only compared loads into nothing.
-    stems = file_stems(name for name in snapshot.skeletons if name != PROGRESS and name not in NOT_STATE)
+    # The position is in data_position.json.
+    stems = file_stems(name for name in _loadable_names(snapshot) if name != PROGRESS)
     files = {}
-    for name, stem in stems.items():
-        say(f"writing {name}")
-        tree = decode_tree(snapshot.skeletons[name], snapshot.tensors)
-        if name == _MODEL and not _is_model(tree):
-            raise MalformedCheckpointError(key="manifest", why="the model's state has no 'state' and 'metadata'")
-        if as_torch:
-            files[name] = _write_torch(folder, stem, _state_dict(tree) if name == _MODEL else loadable(tree))
+    for name, state in plain_state(snapshot) if as_torch else _trees(snapshot):
+        if name == PROGRESS:
             continue
-        tensors: dict[str, torch.Tensor] = {}
-        skeleton = _encode_model(tree, tensors) if name == _MODEL else encode_tree(tree, path=name, tensors=tensors)
-        files[name] = _write_safetensors(folder, stem, skeleton, tensors)
+        progress(f"writing {name}")
+        write = _write_torch if as_torch else _write_model if name == _MODEL else _write_component
+        files[name] = write(folder, name, stems[name], state)
     (folder / "README.md").write_text(readme(files, as_torch=as_torch), encoding="utf-8")
 
 
 def write_curve(path: Path, runlog: RunLog, history: History, checkpoint: Checkpoint) -> tuple[str, ...]:
-    """Write the loss curve of the steps that led to a checkpoint, each once; gives the attempts that lack rows in it.
+    """Write the loss curve of the steps that led to a checkpoint, each once; returns the attempts that lack rows in it.
 
-    What `segue.curve` gives, cut at the checkpoint. For one that the run did not go on from it is the curve that led
-    there, which is not a part of the run's.
+    The rows of `segue.curve`, up to the checkpoint. For a checkpoint that the run did not continue from, they are the
+    steps that led to it, and not a part of the run's curve.
     """
     until = tuple(c for c in history.checkpoints if c.ref.slot < checkpoint.ref.slot)
     end = replace(checkpoint, quarantined=None, is_pruned=False)
     lineage = steps_of_lineage(replace(history, checkpoints=(*until, end)))
-    curve = SCHEMA.empty_table()
-    for key in _curve_files(runlog, lineage):
-        try:
-            table = pq.read_table(io.BytesIO(runlog.store.get(key)))
-            for attempt_id, (after, to) in lineage.items():
-                step = pc.field("step")
-                rows = table.filter((pc.field("attempt_id") == attempt_id) & (step > after) & (step <= to))
-                curve = pa.concat_tables([curve, rows], promote_options="default")
-        except (MissingObjectError, pa.ArrowException, OSError) as error:
-            # The curve is no part of the state: it must not keep anyone from their weights.
-            log.warning("loss curve file left out key=%s reason=%s", key, error)
+    parts = [SCHEMA.empty_table()]
+    for table in stored_tables(runlog, of_attempts=lineage):
+        for attempt_id, (after, to) in lineage.items():
+            step = pc.field("step")
+            parts.append(table.filter((pc.field("attempt_id") == attempt_id) & (step > after) & (step <= to)))
+    curve = pa.concat_tables(parts)
     pq.write_table(curve.sort_by("step"), path)
     found = Counter(curve["attempt_id"].to_pylist())
     return tuple(attempt_id for attempt_id, (after, to) in reversed(lineage.items()) if found[attempt_id] < to - after)
 
 
-def _curve_files(runlog: RunLog, attempt_ids: Iterable[str]) -> list[str]:
-    """Files that may hold rows of these attempts; one of seg000-a1-e12 is also taken for seg000-a1-e1."""
-    prefix = keys.metrics_prefix(runlog.run_id)
-    starts = tuple(f"{prefix}{attempt_id}" for attempt_id in attempt_ids)
-    found = (item.key for item in runlog.store.list_objects(prefix))
-    return [key for key in found if key.endswith(".parquet") and key.startswith(starts)]
+def _loadable_names(snapshot: Snapshot) -> list[str]:
+    return [name for name in snapshot.skeletons if name not in NOT_STATE]
+
+
+def _trees(snapshot: Snapshot) -> Iterator[tuple[str, Any]]:
+    for name in _loadable_names(snapshot):
+        tree = decode_tree(snapshot.skeletons[name], snapshot.tensors)
+        if name == _MODEL and not _is_model(tree):
+            raise MalformedCheckpointError(key="manifest", why="the model's state has no 'state' and 'metadata'")
+        yield name, tree
 
 
 def file_stems(components: Iterable[str]) -> dict[str, str]:
@@ -136,34 +137,41 @@ def _state_dict(tree: Any) -> OrderedDict[str, Any]:
     return state
 
 
-def _encode_model(tree: Any, tensors: dict[str, torch.Tensor]) -> Json:
-    """The model's skeleton, in which tensors have the names that the model gives them."""
-    state = tree["state"]
-    tensors |= {name: value for name, value in state.items() if isinstance(value, torch.Tensor)}
-    encoded = [
-        [name, {"$tensor": name} if isinstance(value, torch.Tensor) else encode_tree(value, path=name, tensors=tensors)]
-        for name, value in state.items()
-    ]
-    metadata = encode_tree(tree["metadata"], path="metadata", tensors=tensors)
-    return {"state": {"$pairs": encoded}, "metadata": metadata}
-
-
 def _own(tensor: torch.Tensor) -> torch.Tensor:
     """The tensor in memory of its own: torch.save would write all of what it is a view of."""
     return tensor if tensor.untyped_storage().nbytes() == tensor.nbytes else tensor.clone()
 
 
-def _write_torch(folder: Path, stem: str, tree: Any) -> tuple[str, ...]:
-    name = f"{stem}.pt"
+def _write_torch(folder: Path, name: str, stem: str, tree: Any) -> tuple[str, ...]:
+    file_name = f"{stem}.pt"
     try:
-        with (folder / name).open("xb") as file:
+        with (folder / file_name).open("xb") as file:
             torch.save(tree, file)
     except RuntimeError as error:
-        # On a full disk torch raises its own complaint over the one that says so.
+        # On a full disk torch raises an error of its own over the one that names the cause.
         if isinstance(error.__context__, OSError):
             raise error.__context__ from None
         raise
-    return (name,)
+    return (file_name,)
+
+
+def _write_model(folder: Path, name: str, stem: str, tree: Any) -> tuple[str, ...]:
+    """The model's files, in which tensors have the names that the model gives them."""
+    state = tree["state"]
+    tensors = {key: value for key, value in state.items() if isinstance(value, torch.Tensor)}
+    others = {
+        key: encode_tree(value, path=key, tensors=tensors)
+        for key, value in state.items()
+        if not isinstance(value, torch.Tensor)
+    }
+    pairs = [[key, others.get(key, {"$tensor": key})] for key in state]
+    metadata = encode_tree(tree["metadata"], path="metadata", tensors=tensors)
+    return _write_safetensors(folder, stem, {"state": {"$pairs": pairs}, "metadata": metadata}, tensors)
+
+
+def _write_component(folder: Path, name: str, stem: str, tree: Any) -> tuple[str, ...]:
+    tensors: dict[str, torch.Tensor] = {}
+    return _write_safetensors(folder, stem, encode_tree(tree, path=name, tensors=tensors), tensors)
 
 
 def _write_safetensors(folder: Path, stem: str, skeleton: Json, tensors: dict[str, torch.Tensor]) -> tuple[str, ...]:

@@ -1,15 +1,15 @@
-"""Starting a run from weights made outside of it: they become its first checkpoint. Cheap to import: torch comes late.
+"""Starting a run from weights in a file: they become its first checkpoint. Torch is imported late.
 
-In the log an import is an attempt like any other, which a decision with the action `import` announces: it claims the
-run, commits and reports. So its numbers are taken, it fences and is fenced, and a trainer resumes from it as from any
-other checkpoint. It has no capacity of a pool, so no budget is charged with it.
+In the log an import is an attempt like any other, announced by a decision with the action `import`: it claims the run,
+commits and reports. So its numbers are taken, it fences and is fenced, and a trainer resumes from it as from any other
+checkpoint. It uses no capacity of a pool, so no budget is charged.
 """
 
 from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -27,6 +27,7 @@ from segue.errors import (
     SpecError,
     WeightsFileError,
 )
+from segue.interop.export import Progress, no_progress
 from segue.launch.assignment import Assignment
 from segue.policy.decide import numbers_of_next
 from segue.records import (
@@ -55,20 +56,17 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-Progress = Callable[[str], None]
-"""Told what is being done, in words for a terminal."""
-
 
 class ImportReport(Value):
-    """What was imported from where, and what a person should know about it."""
+    """What was imported from which file, with notes for a person."""
 
     run_id: str
     step: int = Field(ge=0)
     file: WeightsFile
     checkpoint: CheckpointRef
-    prefix: str = Field(description="What was taken off the front of every name in the file.")
-    kept_as_built: tuple[str, ...] = Field(description="Names that only the model has; allowed by `partial`.")
-    notes: tuple[str, ...] = Field(description="Anything that is not as the file has it, in words.")
+    prefix: str = Field(description="Prefix removed from every name in the file.")
+    kept_as_built: tuple[str, ...] = Field(description="Names that only the model has; `partial` permits them.")
+    notes: tuple[str, ...] = Field(description="What differs from the file, in words.")
 
 
 def import_weights(
@@ -80,37 +78,37 @@ def import_weights(
     clock: Clock | None = None,
     progress: Progress | None = None,
 ) -> ImportReport:
-    """Make the weights in `file`, and all else as the recipe builds it, the first checkpoint of a run.
+    """Make the weights in `file`, and all other state as the recipe builds it, the first checkpoint of a run.
 
     With `step` the run counts from there, and the samples of the steps before are taken as seen. With `partial` the
-    file may lack some of the model's weights. Blocks until the checkpoint is durable; a crash before its commit leaves
-    a run without a checkpoint, into which can be imported again.
+    file may lack some of the model's weights. Blocks until the checkpoint is durable; after a crash before its commit
+    the import can be repeated.
 
     Raises:
         WeightsFileError, WeightsMismatchError: the file holds no weights of this model; the run was not touched.
         RunBegunError: the run has a checkpoint, or an attempt at work.
-        SpecError, RecipeError, UnsupportedStateError: the recipe gives no state to begin with; likewise.
-        FencedError, StalePlanError: another import, or a trainer, came in between; it has the run now.
+        SpecError, RecipeError, UnsupportedStateError: the recipe gives no such state; likewise.
+        FencedError, StalePlanError: another import or a trainer has claimed the run.
         StoreUnreachableError, StoreWriteError, StoreReadError: the store did not take it.
     """
-    say, clock = progress or _say_nothing, clock or SystemClock()
+    progress, clock = progress or no_progress, clock or SystemClock()
     if step >= spec.steps:
         problem = f"step: {step} is not before the goal of {spec.steps} steps; give a lower --step or more --steps"
         raise SpecError(source=COMMAND_LINE, problems=(problem,))
     path = require_weights_file(file)
-    with suppress(StoreReadError, MissingObjectError):  # Opening the run says better what is wrong with the store.
+    with suppress(StoreReadError, MissingObjectError):  # Opening the run gives the better error about the store.
         require_unbegun(read_history(RunLog(open_store(spec.store), spec.run_id)), run_id=spec.run_id)
     # Torch takes seconds to import: what can be refused without it has been refused by now.
-    say("loading torch")
+    progress("loading torch")
     from segue.checkpoints.saving.staging import StagingArea
     from segue.interop.initial_state import first_state
 
-    state = first_state(spec, path, step=step, partial=partial, say=say)
+    state = first_state(spec, path, step=step, partial=partial, progress=progress)
     with closing(StagingArea()) as staging:
         staged = staging.take(state.trees)
-        # Drift from a spec under which nothing was kept does no harm.
+        # Nothing was kept under another spec, so a changed spec does no harm.
         runlog = open_run(spec, clock=clock, accept_drift=True)
-        say("writing the checkpoint")
+        progress("writing the checkpoint")
         checkpoint = commit_import(runlog, state, staged, clock=clock)
     log.info("weights imported step=%d file=%s sha256=%s", step, state.file.name, state.file.sha256)
     return ImportReport(
@@ -125,7 +123,7 @@ def import_weights(
 
 
 def require_weights_file(file: Path) -> Path:
-    """The file's path when it is one with something in it.
+    """The path, if it is a file with content.
 
     Raises:
         WeightsFileError: it is not there, a folder, or empty.
@@ -133,19 +131,19 @@ def require_weights_file(file: Path) -> Path:
     try:
         path = file.expanduser()
         if path.is_dir():
-            fix = "Name the file in it that has the model's weights."
+            fix = "name the file in it that has the model's weights."
             raise WeightsFileError(file=str(file), why="is a folder", fix=fix)
         is_empty = path.stat().st_size == 0
-    except (OSError, RuntimeError) as error:  # RuntimeError: no such user as in ~nobody.
+    except (OSError, RuntimeError) as error:  # RuntimeError: no such user, as in ~name.
         why = f"cannot be read ({getattr(error, 'strerror', None) or error})"
-        raise WeightsFileError(file=str(file), why=why, fix="Check the path.") from None
+        raise WeightsFileError(file=str(file), why=why, fix="check the path.") from None
     if is_empty:
-        raise WeightsFileError(file=str(file), why="is empty", fix="Save or copy it again.")
+        raise WeightsFileError(file=str(file), why="is empty", fix="save or copy it again.")
     return path
 
 
 def require_unbegun(history: History, *, run_id: str) -> None:
-    """Pass when the run has nothing that an import would hide or overtake.
+    """Pass if the run has nothing that an import would hide or overtake.
 
     Raises:
         RunBegunError: names what it has.
@@ -211,7 +209,7 @@ def commit_import(runlog: RunLog, state: FirstState, staged: Staged, *, clock: C
 
 
 def _announce(runlog: RunLog, state: FirstState) -> SegmentPlan:
-    """Put the import into the log as what comes next; whoever steers the run waits for it from then on."""
+    """Put the import into the log as the next attempt; a parent of the run waits for it from then on."""
     while True:
         history = patiently(lambda: read_history(runlog), what="log")
         require_unbegun(history, run_id=runlog.run_id)
@@ -229,7 +227,7 @@ def _announce(runlog: RunLog, state: FirstState) -> SegmentPlan:
             deployment=state.spec.pools.deployment(Capacity.SPOT),
         )
         build = partial(_decision, plan, state.file)
-        with suppress(LogMovedError):  # Somebody else's record came first: look again at what the log says.
+        with suppress(LogMovedError):  # Another record came first: read the log again.
             patiently(partial(runlog.append, build, at=history.next_slot), what="decision")
             return plan
 
@@ -240,7 +238,7 @@ def _decision(plan: SegmentPlan, file: WeightsFile, stamp: Stamp) -> Entry:
 
 
 def _origin(file: WeightsFile) -> str:
-    return f"import of {file.name} (sha256 {file.sha256[:12]}): a person gave the weights"
+    return f"import of {file.name} (sha256 {file.sha256[:12]}): weights from a file"
 
 
 def _report(plan: SegmentPlan, state: FirstState, checkpoint: CheckpointRef, *, seconds: float) -> SegmentReport:
@@ -263,7 +261,7 @@ def _report(plan: SegmentPlan, state: FirstState, checkpoint: CheckpointRef, *, 
 
 @contextmanager
 def _alive(runlog: RunLog, spec: RunSpec, claim: Claim, *, clock: Clock, step: int) -> Iterator[None]:
-    """Show signs of life: a run that is started meanwhile waits for the import instead of passing it by."""
+    """Write heartbeats: a parent that starts meanwhile waits for the import instead of overtaking it."""
 
     def describe(counter: int) -> Heartbeat:
         return Heartbeat(
@@ -284,7 +282,3 @@ def _alive(runlog: RunLog, spec: RunSpec, claim: Claim, *, clock: Clock, step: i
     )
     with heartbeat.beating():
         yield
-
-
-def _say_nothing(doing: str) -> None:
-    return

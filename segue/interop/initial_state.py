@@ -1,4 +1,4 @@
-"""The state of a run that begins with somebody's weights: all else is as the recipe builds it."""
+"""The initial state of a run with imported weights; all other state is as the recipe builds it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _ACCELERATOR_STREAMS = "rng.cuda"
 
 @dataclass(frozen=True)
 class FirstState:
-    """Everything that a run's first checkpoint holds. Nothing of it is written yet."""
+    """Everything that a run's first checkpoint holds, not written yet."""
 
     spec: RunSpec
     file: WeightsFile
@@ -37,7 +37,7 @@ class FirstState:
     """Of each component; the tensors are the live ones."""
 
 
-def first_state(spec: RunSpec, path: Path, *, step: int, partial: bool, say: Callable[[str], None]) -> FirstState:
+def first_state(spec: RunSpec, path: Path, *, step: int, partial: bool, progress: Callable[[str], None]) -> FirstState:
     """Build the recipe as a trainer does in a run's first attempt, and put the weights in `path` into its model.
 
     On the CPU, wherever the run will train: it is the same state.
@@ -48,19 +48,19 @@ def first_state(spec: RunSpec, path: Path, *, step: int, partial: bool, say: Cal
     """
     device = prepare_device(spec.model_copy(update={"device": "cpu"}))
     build = import_build(spec.recipe)
-    say("reading the weights")
+    progress("reading the weights")
     weights = read_weights(path)
-    say("building the recipe")
+    progress("building the recipe")
     seed_all(spec.seed)
     recipe = _built(build, spec)
     order = Feed(recipe.data, recipe=spec.recipe, seed=spec.seed).order
-    progress = Progress(step=step, samples_seen=samples_seen_at(order, step))
-    components = components_of(recipe, progress, name=spec.recipe)
+    position = Progress(step=step, samples_seen=samples_seen_at(order, step))
+    components = components_of(recipe, position, name=spec.recipe)
     # A resume takes the modes from the checkpoint; the first attempt of a run would begin with these.
     recipe.model.train()
     fit = fit_into(recipe.model, weights, path=path, partial=partial)
     trees = capture(components)
-    # An accelerator's streams are those of the machine that trains. It seeds them itself, and another may have none.
+    # The machine that trains seeds its accelerator's streams itself; this one may have none.
     trees.pop(_ACCELERATOR_STREAMS, None)
     return FirstState(
         spec=spec,
@@ -68,8 +68,8 @@ def first_state(spec: RunSpec, path: Path, *, step: int, partial: bool, say: Cal
         fit=fit,
         notes=tuple(_notes(recipe, fit)),
         step=step,
-        samples_seen=progress.samples_seen,
-        epoch=order.epoch_of(progress.samples_seen),
+        samples_seen=position.samples_seen,
+        epoch=order.epoch_of(position.samples_seen),
         environment=environment_of(device),
         trees=trees,
     )
@@ -95,9 +95,9 @@ def _built(build: Build, spec: RunSpec) -> Recipe:
 def _notes(recipe: Recipe, fit: Fit) -> list[str]:
     notes = []
     if fit.prefix:
-        notes.append(f"the prefix {fit.prefix!r} was taken off every name in the file")
+        notes.append(f"the prefix {fit.prefix!r} was removed from every name in the file")
     if fit.kept_as_built:
-        notes.append(f"as the recipe builds them, for the file lacks them: {', '.join(fit.kept_as_built)}")
+        notes.append(f"as the recipe builds them, because the file lacks them: {', '.join(fit.kept_as_built)}")
     if fit.converted:
         notes.append(f"converted to the model's element type: {', '.join(fit.converted)}")
     if recipe.extra:

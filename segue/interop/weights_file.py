@@ -1,4 +1,4 @@
-"""Weights from a file made outside of segue: read without running anything that is in it, and fitted to a model."""
+"""Weights from a file: read without running code in it, and fitted to a model."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from segue.errors import WeightsFileError, WeightsMismatchError
 from segue.records import WeightsFile
 
 _WRAPPER_PREFIXES = ("module.", "model.", "_orig_mod.")
-"""What DistributedDataParallel, a module around the module, and torch.compile put in front of every name."""
+"""Prefixes that DistributedDataParallel, an outer module and torch.compile add to every name."""
 
 _EXTRA_STATE = "_extra_state"
-_SAVE_AGAIN = "Save the model's state_dict() alone, by torch.save or safetensors."
+_SAVE_AGAIN = "save the model's state_dict() alone, by torch.save or safetensors."
 
 
 @dataclass(frozen=True)
@@ -39,15 +39,15 @@ class Fit:
     """How weights went into a model."""
 
     prefix: str
-    """What was taken off the front of every name."""
+    """Prefix removed from every name."""
     kept_as_built: tuple[str, ...]
-    """What the file does not have."""
+    """Names that the file lacks."""
     converted: tuple[str, ...]
-    """What has another element type in the model than in the file."""
+    """Names with another element type in the model than in the file."""
 
 
 def read_weights(path: Path) -> Weights:
-    """The state dict in a file of `torch.save`, or of safetensors if that is its ending. Runs nothing that is in it.
+    """The state dict in a file of `torch.save`, or of safetensors if that is its ending. Runs no code in it.
 
     Raises:
         WeightsFileError: it cannot be read, holds more than data, is no state dict, or changed meanwhile.
@@ -61,10 +61,10 @@ def read_weights(path: Path) -> Weights:
             after = os.fstat(file.fileno())
     except OSError as error:
         why = f"cannot be read ({error.strerror or error})"
-        raise WeightsFileError(file=str(path), why=why, fix="Check the path and your access.") from None
+        raise WeightsFileError(file=str(path), why=why, fix="check the path and your access.") from None
     if (before.st_size, before.st_mtime_ns) != (after.st_size, after.st_mtime_ns):
-        # The digest would then be of other bytes than the weights are.
-        raise WeightsFileError(file=str(path), why="changed while it was read", fix="Wait until it is whole.")
+        # The digest would be of other bytes than the weights.
+        raise WeightsFileError(file=str(path), why="changed while it was read", fix="wait until it is complete.")
     source = WeightsFile(name=path.name, size_bytes=before.st_size, sha256=digest)
     return Weights(source, _require_state_dict(loaded, path))
 
@@ -73,24 +73,24 @@ def fit_into(model: nn.Module, weights: Weights, *, path: Path, partial: bool) -
     """Put weights into a model; with `partial` the file may lack some of them.
 
     Raises:
-        WeightsMismatchError: names and shapes are not the model's; says which.
+        WeightsMismatchError: names and shapes are not the model's; names them.
         WeightsFileError: the model's own code refuses them.
     """
     own, state = model.state_dict(), weights.state
     prefix = _strip_prefix(state, wanted=own.keys())
     both = [name for name in own if _is_tensor_in(name, own, state)]
-    told = ((name, _disagreement(name, given=state[name], own=own[name])) for name in both)
-    misshapen = {name: words for name, words in told if words is not None}
+    compared = ((name, _disagreement(name, given=state[name], own=own[name])) for name in both)
+    misshapen = {name: problem for name, problem in compared if problem is not None}
     converted = tuple(name for name in both if state[name].dtype != own[name].dtype)
     for name in misshapen:
         del state[name]
     try:
-        # Not strictly, so that all that does not fit can be told at once; and by the model, whose modules may know
+        # Not strictly, so that one error names everything that does not fit; and by the model, whose modules may know
         # their older names.
         outcome = model.load_state_dict(state, strict=False)
     except Exception as error:
         why = f"is refused by the model ({type(error).__name__}: {error})"
-        raise WeightsFileError(file=str(path), why=why, fix="Give weights of this very model.") from error
+        raise WeightsFileError(file=str(path), why=why, fix="give weights of this model.") from error
     filled = {_place(own[name]) for name in both}
     missing = tuple(
         name
@@ -111,10 +111,10 @@ def _torch(file: IO[bytes], path: Path) -> Any:
     except (OSError, MemoryError):
         raise
     except Exception as error:
-        # Its own sentence advises to load with weights_only=False, which would run what is in the file.
+        # Its own message advises weights_only=False, which would run code in the file.
         names = _code_in(path)
         why = (
-            f"names Python objects, which would have to be run to read it: {', '.join(names)}. None was"
+            f"names Python objects, whose code would have to run to read it: {', '.join(names)}. None was run"
             if names
             else f"holds more than tensors and plain data, is damaged, or is not torch's ({type(error).__name__})"
         )
@@ -125,7 +125,7 @@ def _code_in(path: Path) -> list[str]:
     try:
         return sorted(get_unsafe_globals_in_checkpoint(path))
     except Exception:
-        return []  # Not a file of which that can be told.
+        return []  # Not a file that torch can inspect.
 
 
 def _safetensors(file: IO[bytes], path: Path) -> Any:
@@ -134,7 +134,7 @@ def _safetensors(file: IO[bytes], path: Path) -> Any:
     except (OSError, MemoryError):
         raise
     except Exception as error:
-        fix = "Save or copy it again."
+        fix = "save or copy it again."
         raise WeightsFileError(file=str(path), why=f"is not a whole safetensors file ({error})", fix=fix) from None
 
 
@@ -146,7 +146,7 @@ def _require_state_dict(loaded: Any, path: Path) -> dict[str, Any]:
     if odd:
         inner = [name for name in odd if isinstance(loaded[name], Mapping) and _has_tensor(loaded[name])]
         why = f"is not the state dict of a model: {', '.join(map(repr, odd[:4]))} in it are no tensors"
-        fix = f"If {inner[0]!r} in it is the model, save that alone." if inner else _SAVE_AGAIN
+        fix = f"if {inner[0]!r} in it is the model, save that alone." if inner else _SAVE_AGAIN
         raise WeightsFileError(file=str(path), why=why, fix=fix)
     if not _has_tensor(loaded):
         raise WeightsFileError(file=str(path), why="holds no tensors", fix=_SAVE_AGAIN)
@@ -162,7 +162,7 @@ def _has_tensor(state: Mapping[Any, Any]) -> bool:
 
 
 def _strip_prefix(state: dict[str, Any], *, wanted: Iterable[str]) -> str:
-    """Take what wrappers put in front of every name off, as far as the model's names come nearer by it."""
+    """Remove the prefixes of wrappers from every name, as long as more names match the model's."""
     known, names = set(wanted), set(state)
     stripped: list[str] = []
     best, hits = 0, len(names & known)

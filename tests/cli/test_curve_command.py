@@ -103,7 +103,7 @@ def test_a_check_that_fails_ends_with_3_and_says_which_and_where(segue, resumed,
     assert failed == {"as many rows as steps": [], "contiguous steps": [44]}
     code, out, _ = segue("curve", "check", "nightly", "--store", str(run.store))
     assert code == 3
-    assert "Not so: each step is one more than the step before it (step 44)." in out
+    assert "FAILED: steps are missing or repeated (first: step 44)." in out
 
 
 @pytest.mark.parametrize("command", ["resume", "seam"])
@@ -125,7 +125,7 @@ def test_a_resume_point_becomes_a_png(segue, resumed, tmp_path, command):
             ("resume", "nightly", "--out", "{tmp}/no/s.png"),
             "/no/s.png cannot be written (No such file or directory)",
         ),
-        (("resume", "nightly", "--out", "{tmp}/s.png", "--segment", "0"), "as segment.attempt: 1.1."),
+        (("resume", "nightly", "--out", "{tmp}/s.png", "--segment", "0"), "choose one of 1.1 (segment.attempt)."),
     ],
 )
 def test_what_cannot_be_done_is_refused_in_one_paragraph(segue, resumed, tmp_path, asked, said):

@@ -36,7 +36,7 @@ def test_the_command_imports_once_and_says_how_to_go_on(place, weights):
     assert "between segments" in status.out
     again = ask(place, "--store", "here")
     assert (again.code, again.out) == (2, "")
-    assert again.err.startswith("segue: run mine has begun already: its attempt seg000-a1-e1 committed a checkpoint")
+    assert again.err.startswith("segue: run mine has already started: its attempt seg000-a1-e1 committed a checkpoint")
     place.write("run.toml", 'steps = 5\nrecipe = "x:y"\nseed = 4\n[store]\nurl = "there"\n')
     people = ask(place, "--config", "run.toml")
     assert (people.code, people.err) == (0, "")
@@ -49,7 +49,7 @@ def test_the_command_imports_once_and_says_how_to_go_on(place, weights):
 def test_code_in_the_file_is_refused_in_one_paragraph_without_a_trace(place, state):
     write_code(place.folder / "weights.pt", state)
     asked = ("checkpoints", "import", "weights.pt", "--recipe", TINY, "--run", "mine", "--steps", "9")
-    assert "weights.pt names Python objects, which would have to be run to read it: posix.system" in place.refused(
+    assert "weights.pt names Python objects, whose code would have to run to read it: posix.system" in place.refused(
         *asked
     )
 

@@ -137,6 +137,13 @@ def test_a_fault_fails_its_expectation_and_names_the_step(resumed, fault, failin
         assert all(f"step {item.steps[0]}" in item.sentence for item in named)
 
 
+def test_a_failed_expectation_names_the_fault_its_first_step_and_the_fix(resumed):
+    report = check_frame(threefold_loss_after_the_resume(resumed.frame()), resumed.history, run_id="nightly")
+    (failed,) = report.failed
+    assert failed.sentence.startswith("FAILED: steps executed twice have different losses (first: step 21")
+    assert "Likely cause: weights, a random stream, the data or the code changed." in failed.sentence
+
+
 def elsewhere(history, **fields):
     """The same history with the second attempt in another environment."""
     first, second = history.attempts
@@ -202,7 +209,7 @@ def judged(history, **fields):
     ],
 )
 def test_after_a_change_on_purpose_that_shows_nothing_is_compared(resumed, kind, channel, compared):
-    finding = Finding(component="setup.hyperparameters", channel=channel, sentence="a setting is another one")
+    finding = Finding(component="setup.hyperparameters", channel=channel, sentence="a setting changed")
     history = judged(resumed.history, kind=kind, findings=(finding,))
     frame = change(resumed.frame(), 25, loss=9.0, lr=0.5)
     assert exceeding(frame, history) == ({"loss", "lr"} if compared else set())
@@ -249,7 +256,7 @@ def test_where_no_step_is_on_record_twice_nothing_was_measured_and_the_report_sa
     found = outcomes(report)
     assert [name for name in NAMES if found[name] == "not measured"] == NAMES[5:]
     assert report.passed
-    assert "not measured is not passed" in report.expectations[-1].sentence
+    assert "not measured, which is not passed" in report.expectations[-1].sentence
 
 
 def test_a_curve_without_a_row_fails_by_the_log(resumed):
@@ -271,7 +278,7 @@ def test_data_docs_say_what_failed_in_the_folder_given(resumed, tmp_path):
     assert "Failed" in (tmp_path / "a" / "b" / "index.html").read_text()
     pages = [path.read_text() for path in (tmp_path / "a" / "b" / "validations").rglob("*.html")]
     assert len(pages) == 2
-    assert any("had the same loss" in page for page in pages)
+    assert any("Steps executed twice have equal losses" in page for page in pages)
 
 
 def test_a_docs_folder_that_cannot_be_is_refused(resumed, tmp_path):

@@ -9,6 +9,14 @@ import pytest
 import torch
 
 from segue.testing.recipes import tiny
+from tests.support.forked_trainers import ForkServer
+from tests.support.trained_run import Trained, train
+
+
+@pytest.fixture(scope="session")
+def trained(fork_server: ForkServer, tmp_path_factory: pytest.TempPathFactory) -> Trained:
+    """A run with every kind of checkpoint. Tests only read it."""
+    return train(fork_server, tmp_path_factory.mktemp("trained") / "store")
 
 
 @pytest.fixture

@@ -25,7 +25,7 @@ from segue.recipe import Recipe
 from segue.spec import StoreSpec
 from segue.testing.recipes import tiny
 from segue.trainer.state import Progress, components_of
-from tests.support.trained_run import WIDTH, Trained, names_in, read_run, train
+from tests.support.trained_run import WIDTH, Trained, names_in, read_run
 
 TORCH, SAFETENSORS = ExportFormat.TORCH, ExportFormat.SAFETENSORS
 BESIDE = {"README.md", "config.json", "data_position.json", "loss_curve.parquet", "train_state.json"}
@@ -61,11 +61,6 @@ for ids in json.load(sys.stdin):
     scheduler.step()
 torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, "later.pt")
 """
-
-
-@pytest.fixture(scope="module")
-def trained(fork_server, tmp_path_factory) -> Trained:
-    return train(fork_server, tmp_path_factory.mktemp("trained") / "store")
 
 
 @pytest.fixture

@@ -47,7 +47,7 @@ def plain(tree: object) -> object:
 def write(folder: Path, *, as_torch: bool, model: object = None, **components: object) -> dict[str, object]:
     """The objects that the README's own code loaded an export of these components into, by name."""
     model = {"state": {"w": torch.ones(1)}, "metadata": {}} if model is None else model
-    write_state(folder, take({"model": model} | components), as_torch=as_torch, say=lambda doing: None)
+    write_state(folder, take({"model": model} | components), as_torch=as_torch, progress=lambda doing: None)
     loaded: dict[str, object] = {}
 
     def target(name: str) -> SimpleNamespace:
@@ -129,7 +129,7 @@ def test_views_of_one_piece_of_memory_become_tensors_of_their_own(folder, as_tor
     state = {"a": memory[:4], "b": memory[4:8], "c": memory[:4]}
     tensors: dict[str, torch.Tensor] = {}
     skeleton = encode_tree({"state": state, "metadata": {}}, path="model", tensors=tensors)
-    write_state(folder, Snapshot({"model": skeleton}, tensors), as_torch=as_torch, say=lambda doing: None)
+    write_state(folder, Snapshot({"model": skeleton}, tensors), as_torch=as_torch, progress=lambda doing: None)
     file = folder / ("model.pt" if as_torch else "model.safetensors")
     assert file.stat().st_size < 10_000
     found = torch.load(file, weights_only=True) if as_torch else safetensors.torch.load_file(file)

@@ -18,15 +18,11 @@ from segue.errors import (
     QuarantinedCheckpointError,
     UnknownStepError,
 )
-from segue.interop.export import ExportFormat, choose_checkpoint, export_checkpoint, require_free_folder
+from segue.interop.export import ExportFormat, require_free_folder, write_export
+from segue.interop.load import choose_checkpoint
 from segue.runlog.entries import PruneEntry
 from segue.runlog.history import Checkpoint, History
-from tests.support.trained_run import Trained, flip_a_bit, names_in, read_run, train
-
-
-@pytest.fixture(scope="module")
-def trained(fork_server, tmp_path_factory) -> Trained:
-    return train(fork_server, tmp_path_factory.mktemp("trained") / "store")
+from tests.support.trained_run import Trained, flip_a_bit, names_in, read_run
 
 
 @pytest.fixture
@@ -44,9 +40,9 @@ def test_the_step_that_is_asked_for_is_taken_and_by_default_the_newest_usable(tr
     assert chosen(None, take_quarantined=True) == 40
     with pytest.raises(QuarantinedCheckpointError, match=r"step 30 .* a person doubted it\. .* 10, 20, 40.*--quarant"):
         chosen(30)
-    with pytest.raises(UnknownStepError, match=r"no checkpoint of step 35\. Steps that are there: 10, 20, 40\."):
+    with pytest.raises(UnknownStepError, match=r"no checkpoint of step 35\. Fix: choose one of the steps 10, 20, 40\."):
         chosen(35)
-    with pytest.raises(NoCheckpointError, match="run tiny has no checkpoint that can be used"):
+    with pytest.raises(NoCheckpointError, match="run tiny has no usable checkpoint"):
         chosen(None, history=History())
 
 
@@ -54,7 +50,7 @@ def test_a_pruned_step_is_refused_with_those_that_are_there(trained):
     first, *others = trained.history.checkpoints
     for quarantined in (None, "torn"):
         gone = Checkpoint(first.ref, first.manifest, is_pruned=True, quarantined=quarantined)
-        with pytest.raises(PrunedCheckpointError, match=r"step 10 of run tiny was pruned.* there: 20, 40\."):
+        with pytest.raises(PrunedCheckpointError, match=r"step 10 of run tiny was pruned.* steps 20, 40\."):
             choose_checkpoint(History(checkpoints=(gone, *others)), run_id="tiny", step=10, take_quarantined=True)
 
 
@@ -70,7 +66,7 @@ def test_of_two_checkpoints_of_one_step_the_usable_one_is_taken(trained):
     [
         (flip_a_bit, "crc32c"),
         (Path.unlink, "is missing from the store"),
-        (lambda path: path.write_bytes(path.read_bytes()[:-7]), "its manifest says"),
+        (lambda path: path.write_bytes(path.read_bytes()[:-7]), "its manifest has"),
     ],
 )
 def test_a_damaged_checkpoint_is_named_and_nothing_is_written_anywhere(copied, tmp_path, damage, said):
@@ -82,7 +78,7 @@ def test_a_damaged_checkpoint_is_named_and_nothing_is_written_anywhere(copied, t
     assert raised.value.exit_code == 1
     assert shard.name in raised.value.key
     assert said in str(raised.value)
-    assert "Steps that are there: 10, 20." in str(raised.value)
+    assert "choose one of the steps 10, 20." in str(raised.value)
     assert {str(path) for path in tmp_path.rglob("*")} == before
 
 
@@ -93,7 +89,7 @@ def test_a_checkpoint_that_the_run_prunes_meanwhile_is_not_called_damaged(copied
     for path in copied.store.glob("tiny/attempts/*/step-000000010/*"):
         path.unlink()
     with pytest.raises(PrunedCheckpointError):
-        export_checkpoint(copied.log, asked_for, file_format=ExportFormat.TORCH, folder=tmp_path / "out")
+        write_export(copied.log, asked_for, file_format=ExportFormat.TORCH, folder=tmp_path / "out")
 
 
 def test_a_folder_with_anything_in_it_is_refused_and_keeps_it(trained, tmp_path):
@@ -112,7 +108,7 @@ def test_a_folder_with_anything_in_it_is_refused_and_keeps_it(trained, tmp_path)
 
 def test_a_place_that_no_folder_can_be_put_into_is_refused_before_anything_is_read(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(ExportFolderError, match=r"is where a disk is mounted.*Name a new folder inside it"):
+    with pytest.raises(ExportFolderError, match=r"is where a disk is mounted.*name a new folder inside it"):
         require_free_folder(Path("/proc"))
     with pytest.raises(ExportFolderError, match=r"cannot be written \("):
         require_free_folder(Path("~nobody-of-that-name/out"))

@@ -36,7 +36,7 @@ def store_of(spec: RunSpec) -> Path:
 
 def import_into(spec: RunSpec, weights: Path, store: FaultyStore) -> CheckpointRef:
     """An import as the command makes it, with this store in the place of the run's."""
-    made = first_state(spec, weights, step=0, partial=False, say=lambda doing: None)
+    made = first_state(spec, weights, step=0, partial=False, progress=lambda doing: None)
     open_run(spec, clock=SystemClock())
     with closing(StagingArea()) as staging:
         return commit_import(RunLog(store, spec.run_id), made, staging.take(made.trees), clock=SystemClock())

@@ -81,21 +81,25 @@ def write_nothing(path: Path, state: dict) -> None:
 @pytest.mark.parametrize(
     ("name", "write", "said"),
     [
-        ("a.pt", Path.mkdir, "is a folder. Name the file in it"),
-        ("a.pt", lambda path, state: path.touch(), "is empty. Save or copy it again."),
-        ("a.pt", lambda path, state: None, "cannot be read (No such file or directory). Check the path."),
+        ("a.pt", Path.mkdir, "Fix: name the file in it"),
+        ("a.pt", lambda path, state: path.touch(), "is empty. Nothing was imported"),
+        ("a.pt", lambda path, state: None, "cannot be read (No such file or directory). Nothing was imported"),
         ("a.pt", write_text, "is damaged, or is not torch's (UnpicklingError)"),
         ("a.pt", write_half, "is damaged, or is not torch's (RuntimeError)"),
         ("a.safetensors", write_half, "is not a whole safetensors file ("),
-        ("a.pt", write_code, "names Python objects, which would have to be run to read it: posix.system. None was."),
+        (
+            "a.pt",
+            write_code,
+            "names Python objects, whose code would have to run to read it: posix.system. None was run.",
+        ),
         ("a.pt", write_old_code, "holds more than tensors and plain data, is damaged, or is not torch's"),
         ("a.pt", write_module, "torch.nn.modules.linear.Linear"),
         (
             "a.pt",
             write_training,
-            "'epoch', 'model', 'optimizer' in it are no tensors. If 'model' in it is the model, s",
+            "'epoch', 'model', 'optimizer' in it are no tensors. Nothing was imported",
         ),
-        ("a.pt", write_list, "holds a list, not a state dict. Save the model's state_dict() alone"),
+        ("a.pt", write_list, "Fix: save the model's state_dict() alone"),
         ("a.pt", write_nothing, "holds no tensors."),
     ],
 )
@@ -135,7 +139,9 @@ def test_names_and_shapes_that_do_not_fit_are_all_named_at_once(make_spec, weigh
 
 def test_what_only_lacks_some_is_told_of_partial(make_spec, weights, state):
     safetensors.torch.save_file({"0.weight": state["0.weight"]}, weights.with_suffix(".safetensors"))
-    with pytest.raises(WeightsMismatchError, match=r"only the model has 7 \(.* and 3 more\)\. --partial leaves those"):
+    with pytest.raises(
+        WeightsMismatchError, match=r"only the model has 7 \(.* and 3 more\)\..* Fix: --partial leaves those"
+    ):
         import_weights(make_spec(), weights.with_suffix(".safetensors"))
 
 
@@ -151,7 +157,7 @@ def test_what_only_lacks_some_is_told_of_partial(make_spec, weights, state):
         ),
         ({"recipe": "tests.recipes.imported:secretive"}, 0, UnsupportedStateError, "extra.secret.it: cannot store"),
         ({}, 40, SpecError, "step: 40 is not before the goal of 40 steps"),
-        ({"store": {"url": "file/store"}}, 0, StoreUnreachableError, "the folder cannot be made"),
+        ({"store": {"url": "file/store"}}, 0, StoreUnreachableError, "the folder cannot be created"),
     ],
 )
 def test_a_run_that_has_no_first_state_is_refused(make_spec, weights, tmp_path, monkeypatch, fields, step, error, said):
@@ -167,7 +173,7 @@ def test_a_run_with_a_checkpoint_is_refused_by_that_checkpoint_and_left_as_it_is
     import_weights(spec, weights)
     before = {path: path.read_bytes() for path in store_of(spec).rglob("*.json")}
     with pytest.raises(
-        RunBegunError, match=r"run tiny has begun already: its attempt seg000-a1-e1 committed .* step 0"
+        RunBegunError, match=r"run tiny has already started: its attempt seg000-a1-e1 committed .* step 0"
     ):
         import_weights(spec, weights)
     assert {path: path.read_bytes() for path in store_of(spec).rglob("*.json")} == before

@@ -19,7 +19,7 @@ from segue.checkpoints.loading.snapshot import read_checkpoint
 from segue.controller.steps import decide_next
 from segue.curves.frame import curve
 from segue.data.order import SampleOrder
-from segue.interop.export import ExportFormat, export_checkpoint
+from segue.interop.export import ExportFormat, write_export
 from segue.interop.import_weights import import_weights
 from segue.interop.initial_state import samples_seen_at
 from segue.policy.estimates import situation
@@ -170,7 +170,7 @@ def test_an_export_is_imported_bit_for_bit(fork_server, make_spec, open_log, tmp
     spec = make_spec(steps=10)
     log = open_log(spec)
     fork_server.run_to_the_end(log, spec)
-    export_checkpoint(log, read_history(log).newest, file_format=file_format, folder=tmp_path / "out")
+    write_export(log, read_history(log).newest, file_format=file_format, folder=tmp_path / "out")
     ending = "pt" if file_format is ExportFormat.TORCH else "safetensors"
     again = make_spec(run_id="again")
     report = import_weights(again, tmp_path / "out" / f"model.{ending}")
@@ -186,7 +186,7 @@ def test_what_a_wrapper_put_before_every_name_is_taken_off_and_told(make_spec, w
     torch.save({f"{prefix}{name}": value for name, value in plain.items()}, weights)
     report = import_weights(make_spec(), weights)
     assert report.prefix == prefix
-    assert f"the prefix '{prefix}' was taken off every name in the file" in report.notes
+    assert f"the prefix '{prefix}' was removed from every name in the file" in report.notes
     assert_same_tensors(state_of(make_spec())["model"]["state"], plain)
 
 
@@ -206,7 +206,7 @@ def test_a_file_that_lacks_some_is_taken_with_partial_and_the_rest_is_as_a_fresh
     torch.save({name: value for name, value in given.items() if name not in head}, weights)
     report = import_weights(make_spec(), weights, partial=True)
     assert report.kept_as_built == head
-    assert "as the recipe builds them, for the file lacks them: 4.weight, 4.bias" in report.notes
+    assert "as the recipe builds them, because the file lacks them: 4.weight, 4.bias" in report.notes
     torch.manual_seed(0)
     expected = dict(tiny({}).model.state_dict()) | {name: given[name] for name in given if name not in head}
     assert_same_tensors(state_of(make_spec())["model"]["state"], expected)

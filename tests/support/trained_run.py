@@ -10,7 +10,7 @@ from segue.checkpoints.loading.select import quarantine
 from segue.checkpoints.loading.snapshot import read_checkpoint
 from segue.clock import SystemClock
 from segue.controller.steps import open_run
-from segue.interop.export import ExportFormat, ExportReport, export_checkpoint
+from segue.interop.export import ExportFormat, ExportReport, write_export
 from segue.runlog.history import Checkpoint, History, read_history
 from segue.runlog.log import RunLog
 from segue.spec import RunSpec
@@ -38,7 +38,7 @@ class Trained(NamedTuple):
     def export(
         self, folder: Path, *, step: int, file_format: ExportFormat = ExportFormat.TORCH, **more: Any
     ) -> ExportReport:
-        return export_checkpoint(self.log, self.checkpoint(step), file_format=file_format, folder=folder, **more)
+        return write_export(self.log, self.checkpoint(step), file_format=file_format, folder=folder, **more)
 
 
 def read_run(store: Path) -> Trained:

@@ -1,4 +1,4 @@
-"""What several ranks make durable together: whole at any moment, the same however it is staged, damage named."""
+"""Checkpoints of several ranks: complete at any moment, the same for every kind of staging, damage reported by name."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 from segue.checkpoints.loading.snapshot import read_checkpoint
 from segue.clock import SystemClock
 from segue.controller.steps import open_run
-from segue.interop.export import ExportFormat, export_checkpoint
+from segue.interop.export import ExportFormat, write_export
 from segue.records import StopReason, VerdictKind
 from segue.runlog.history import read_history
 from segue.spec import RunSpec, StoreSpec
@@ -56,7 +56,7 @@ def stopped(ranks_fork_server, tmp_path_factory):
     ("damage", "shard"),
     [(flip_a_bit, "rank-2.safetensors"), (truncate, "rank-2.json"), (Path.unlink, "rank-1.safetensors")],
 )
-def test_damage_to_one_ranks_part_is_named_and_all_take_the_previous_checkpoint(
+def test_damage_to_one_ranks_shard_is_named_and_all_ranks_use_the_previous_checkpoint(
     ranks_fork_server, stopped, tmp_path, damage, shard
 ):
     shutil.copytree(stopped.store.url, tmp_path / "store")
@@ -98,7 +98,7 @@ def committed(ranks_fork_server, make_spec, open_log):
     [pytest.param("noisy", {}, marks=pytest.mark.matrix), ("even", {"sharded": True})],
     ids=["replicated", "sharded"],
 )
-def test_however_ranks_stage_and_store_they_commit_the_same_state(committed, recipe, config):
+def test_ranks_commit_the_same_state_for_every_kind_of_staging_and_storing(committed, recipe, config):
     manifests, states = committed("plain", recipe, config)
     ways = {"overlapped": {"staging": "overlapped"}, "incremental": {"full_every": 4}}
     for name, way in ways.items():
@@ -136,7 +136,7 @@ def sharded_run(ranks_fork_server, tmp_path_factory):
 
 
 @pytest.mark.parametrize("tier", ["store", "fast"])
-def test_what_is_pruned_goes_with_every_ranks_part_of_it(sharded_run, tier):
+def test_pruning_deletes_every_ranks_shard(sharded_run, tier):
     spec, runlog = sharded_run
     assert [(c.manifest.step, c.is_pruned) for c in read_history(runlog).checkpoints] == [
         (10, True),
@@ -149,7 +149,7 @@ def test_what_is_pruned_goes_with_every_ranks_part_of_it(sharded_run, tier):
     assert kept == {(f"step-{step:09d}", name) for step in (20, 30) for name in names}
 
 
-def test_with_the_fast_disk_damaged_each_part_is_taken_from_the_store(sharded_run):
+def test_with_a_damaged_fast_disk_each_shard_is_read_from_the_store(sharded_run):
     spec, runlog = sharded_run
     newest = read_history(runlog).newest.manifest
     fast = LocalStore(Path(spec.checkpoints.fast_folder))
@@ -160,9 +160,9 @@ def test_with_the_fast_disk_damaged_each_part_is_taken_from_the_store(sharded_ru
     assert all(torch.equal(found[name], tensor) for name, tensor in whole.items())
 
 
-def test_a_sharded_checkpoint_is_exported_whole(sharded_run, tmp_path):
+def test_a_sharded_checkpoint_is_exported_as_whole_tensors(sharded_run, tmp_path):
     _, runlog = sharded_run
-    export_checkpoint(runlog, read_history(runlog).newest, file_format=ExportFormat.TORCH, folder=tmp_path / "out")
+    write_export(runlog, read_history(runlog).newest, file_format=ExportFormat.TORCH, folder=tmp_path / "out")
     state = torch.load(tmp_path / "out" / "model.pt", weights_only=True)
     alone = even({})
     alone.model.load_state_dict(state)

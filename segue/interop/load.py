@@ -1,0 +1,110 @@
+"""A checkpoint of a run as plain values: chosen by its step, verified, decoded. Torch is imported late."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from segue.errors import (
+    CheckpointError,
+    CorruptShardError,
+    DamagedCheckpointError,
+    MalformedCheckpointError,
+    MissingShardError,
+    NoCheckpointError,
+    PrunedCheckpointError,
+    QuarantinedCheckpointError,
+    TruncatedShardError,
+    UnknownStepError,
+)
+from segue.runlog.history import Checkpoint, History, read_history
+from segue.runlog.log import RunLog
+from segue.runlog.open import DEFAULT_STORE, find_run
+from segue.spec import StoreSpec
+
+if TYPE_CHECKING:
+    from segue.checkpoints.format.snapshot import Snapshot
+
+
+def load_checkpoint(
+    run: str, *, store: StoreSpec | str | Path = DEFAULT_STORE, step: int | None = None
+) -> dict[str, Any]:
+    """The state in a run's checkpoint, the newest by default: for each component what its `load_state_dict` takes.
+
+    Keys are the components: `model`, `optimizer`, `scheduler`, `extra.<name>`, `rng.torch`, `progress` and others.
+    Values are dicts and lists of CPU tensors and plain values; `model` is the model's `state_dict()`. Every byte is
+    verified while it is read. The run is only read.
+
+    Raises:
+        RunNotFoundError, StoreUnreachableError: there is no such run, or no such store.
+        NoCheckpointError, UnknownStepError, PrunedCheckpointError, QuarantinedCheckpointError: no such checkpoint.
+        DamagedCheckpointError: the checkpoint's bytes do not verify; names the damage.
+    """
+    runlog, history = find_run(run, store)
+    checkpoint = choose_checkpoint(history, run_id=run, step=step, take_quarantined=False)
+    # Torch takes seconds to import: what can be refused without it has been refused by now.
+    from segue.interop.export_files import plain_state
+
+    return dict(plain_state(read_verified(runlog, checkpoint)))
+
+
+def choose_checkpoint(history: History, *, run_id: str, step: int | None, take_quarantined: bool) -> Checkpoint:
+    """The checkpoint of a step, by default the newest usable one; of two of one step the newer usable one.
+
+    Raises:
+        NoCheckpointError, UnknownStepError, PrunedCheckpointError: there is none.
+        QuarantinedCheckpointError: it is quarantined, and `take_quarantined` is not given.
+    """
+    if step is None:
+        if history.newest is None:
+            raise NoCheckpointError(run_id=run_id)
+        return history.newest
+    found = [c for c in reversed(history.checkpoints) if c.manifest.step == step]
+    usable = [c for c in found if c in history.usable]
+    quarantined = [c for c in found if c.quarantined is not None and not c.is_pruned]
+    if usable or (quarantined and take_quarantined):
+        return (usable or quarantined)[0]
+    others = _usable_steps(history)
+    if quarantined:
+        reason = quarantined[0].quarantined or ""
+        raise QuarantinedCheckpointError(run_id=run_id, step=step, reason=reason, steps_there=others)
+    raise (PrunedCheckpointError if found else UnknownStepError)(run_id=run_id, step=step, steps_there=others)
+
+
+def read_verified(runlog: RunLog, checkpoint: Checkpoint) -> Snapshot:
+    """The checkpoint's state, every byte of it verified.
+
+    Raises:
+        PrunedCheckpointError: the run has pruned it meanwhile.
+        DamagedCheckpointError: its bytes do not verify; names the damage.
+        StoreReadError: the store could not be read.
+    """
+    from segue.checkpoints.loading.snapshot import read_checkpoint
+
+    try:
+        return read_checkpoint(runlog.store, run_id=runlog.run_id, manifest=checkpoint.manifest)
+    except CheckpointError as error:
+        step, history = checkpoint.manifest.step, read_history(runlog)
+        others = tuple(number for number in _usable_steps(history) if number != step)
+        now = history.checkpoint(checkpoint.ref)
+        if now is not None and now.is_pruned:
+            raise PrunedCheckpointError(run_id=runlog.run_id, step=step, steps_there=others) from None
+        raise DamagedCheckpointError(step=step, key=error.key, damage=_damage(error), steps_there=others) from None
+
+
+def _damage(error: CheckpointError) -> str:
+    """The facts of a damage. The errors' own sentences also describe what a resume does next, and this is none."""
+    match error:
+        case MissingShardError():
+            return "is missing from the store"
+        case TruncatedShardError():
+            return f"has {error.found_bytes} bytes, its manifest has {error.expected_bytes}"
+        case CorruptShardError():
+            return f"chunk {error.chunk}: crc32c {error.found:08x} is not the manifest's {error.expected:08x}"
+        case MalformedCheckpointError():
+            return error.why
+    return f"cannot be used ({error})"
+
+
+def _usable_steps(history: History) -> tuple[int, ...]:
+    return tuple(sorted({checkpoint.manifest.step for checkpoint in history.usable}))
