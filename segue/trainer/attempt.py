@@ -42,7 +42,7 @@ from segue.trainer.state import same_on_every_rank
 log = logging.getLogger(__name__)
 
 _WRITER_STARTS = 3
-"""How often the writer process may die before it is ready: one that never is has a reason that repeats."""
+"""Limit on starts of the writer process: one that died this often before it was ready has a cause that repeats."""
 
 
 def run_attempt(
@@ -56,13 +56,13 @@ def run_attempt(
 ) -> SegmentReport:
     """Claim the run, restore, train, report. Blocks until the attempt ends.
 
-    A kill at any moment leaves the run at its newest commit. Checkpoints are written by a process of their own, unless
-    another writer is given. In a process that torchrun started, this is one rank's part of the attempt, and
-    `owner_pid` is who started them all.
+    A kill at any moment leaves the run at its newest commit. A separate process writes the checkpoints, unless `shards`
+    is given. In a process that torchrun started, this is one rank's part of the attempt, and `owner_pid` is the
+    process that started all ranks.
 
     Raises:
-        StalePlanError: the plan is no longer in force; nothing was touched.
-        SpecError: the device asked for is not there; nothing was touched.
+        StalePlanError: the plan is no longer in force; nothing was changed.
+        SpecError: the requested device is not available; nothing was changed.
         BrokenResumeError: the resume did not continue the run; verdict and report are in the log.
         RankLostError: another rank is gone; no report was written.
     """
@@ -73,7 +73,7 @@ def run_attempt(
     environment = environment_of(device, world_size=group.ranks.count)
     fast = _fast_tier(spec)
     with closing(group), group.shared_failure():
-        # Before the recipe is built, so that both get ready at the same time.
+        # Started before the recipe is built, so that both get ready at the same time.
         stores = [*(StoreSpec(url=store.url) for store in fast), spec.store]
         shards = group.writer(shards or ProcessWriter(stores, rank=group.ranks.rank))
         with closing(shards):
@@ -96,7 +96,7 @@ def run_attempt(
 
 
 class Attempt:
-    """One attempt of this process, after its claim: build, restore, train, report."""
+    """One attempt in this process, after its claim: build, restore, train, report."""
 
     def __init__(self, context: AttemptContext, *, shards: ShardWriter, fast: Sequence[Store]) -> None:
         self._context, self._shards, self._fast = context, shards, fast
@@ -117,7 +117,7 @@ class Attempt:
         )
 
     def run(self) -> SegmentReport:
-        """Everything from the build to the report. Raises as `run_attempt`."""
+        """Do everything from the build to the report. Raises what `run_attempt` raises."""
         try:
             with self._context.group.shared_failure():
                 live = self._restored()
@@ -126,9 +126,9 @@ class Attempt:
         except RankLostError as error:
             return report_without_training(self._context, StopReason.LOST, error)
         except (StoreReadError, StoreWriteError, WriterDiedError, MachineTooSmallError):
-            raise  # The fault of storage or machine, not the recipe's: no report, and the controller declares it lost.
+            raise  # A fault of storage or machine, not of the recipe: no report, so the controller declares it lost.
         except (Exception, SystemExit) as error:
-            # Building and loading run the user's code; what it raises belongs in the report, not in a dead process.
+            # Building and loading run the user's code. Its exception belongs in the report, where a person sees it.
             log.error("the recipe could not be built or restored", exc_info=error)
             return report_without_training(self._context, StopReason.FAILED, error)
         staging = self._staging(live)
@@ -144,7 +144,7 @@ class Attempt:
         parent = self._resume.find(at_most=context.plan.at_most)
         live = LiveRecipe(spec, device=context.device, ranks=ranks, skips=context.plan.skips)
         if ranks.rank:
-            # What its own streams do until it finds some stored; the leader goes on with the run's.
+            # The seed of this rank's streams until stored ones are restored. The leader continues the run's streams.
             seed_all(stream_seed(spec.seed, rank=ranks.rank, step=parent.step if parent else 0))
         self._resume.restore(live.components)
         live.spread()
@@ -154,10 +154,10 @@ class Attempt:
 
     def _staging(self, live: LiveRecipe) -> StagingArea:
         ranks = self._context.ranks
-        same = same_on_every_rank(live.recipe)
+        is_same = same_on_every_rank(live.recipe)
         return StagingArea(
             staging_buffers=self._context.spec.checkpoints.staging_buffers,
-            partition=Partition(ranks.rank, ranks.count, is_same_everywhere=same),
+            partition=Partition(ranks.rank, ranks.count, is_same_everywhere=is_same),
         )
 
     def _writer(self, staging: StagingArea) -> Writer:
@@ -181,11 +181,11 @@ class Attempt:
 
 def _claim(runlog: RunLog, assignment: Assignment, environment: Environment, ranks: Ranks) -> Claim:
     """The claim of all ranks; the leader makes it."""
-    made = claim_run(runlog, assignment, environment=environment) if ranks.is_leader else None
-    if made is not None:
-        log.info("claimed attempt=%s epoch=%d", made.attempt_id, made.epoch)
-    claim = Claim(**json.loads(ranks.gather_texts(json.dumps(asdict(made)) if made is not None else "")[0]))
-    if made is None:
+    own = claim_run(runlog, assignment, environment=environment) if ranks.is_leader else None
+    if own is not None:
+        log.info("run claimed attempt=%s epoch=%d", own.attempt_id, own.epoch)
+    claim = Claim(**json.loads(ranks.gather_texts(json.dumps(asdict(own)) if own is not None else "")[0]))
+    if own is None:
         patiently(runlog.reload, what="log")
     return claim
 
@@ -197,7 +197,7 @@ def _wait_for(shards: ShardWriter) -> None:
         except WriterDiedError as error:
             if not tries_left:
                 raise
-            log.warning("writer started again reason=%s", error)
+            log.warning("writer process restarted reason=%s", error)
         else:
             return
 

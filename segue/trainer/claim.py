@@ -1,4 +1,4 @@
-"""The claim: how an attempt takes the right to write to a run, and fences whoever had it before."""
+"""The claim: how an attempt takes the right to write to a run, and fences the attempt that held it before."""
 
 from __future__ import annotations
 
@@ -26,21 +26,21 @@ class Claim:
 
 
 def claim_run(runlog: RunLog, assignment: Assignment, *, environment: Environment) -> Claim:
-    """Append a claim with a higher epoch than any before.
+    """Append a claim with a higher epoch than all earlier claims.
 
-    From then on every earlier attempt is fenced. A crash right after leaves a claim without commits, which the next
+    From then on every earlier attempt is fenced. A crash right after it leaves a claim without commits, which the next
     attempt fences in turn.
 
     Raises:
-        StalePlanError: this attempt was claimed or reported before, or another one was decided since. An
-            orchestrator may start the same run twice; only one of the two may train.
+        StalePlanError: this attempt was already claimed or reported, or a newer one was decided. An orchestrator may
+            start the same flow run twice; only one of the two may train.
     """
     plan = assignment.plan
     patiently(runlog.reload, what="log")
 
     def build(stamp: Stamp) -> Entry:
         _refuse_stale(read_history(runlog), assignment)
-        # A slot that cannot be read may have been a claim, so it counts as one.
+        # A slot that cannot be read may have held a claim, so it counts as one.
         epoch = runlog.highest_epoch + len(runlog.damage) + 1
         return ClaimEntry.model_validate(
             stamp(epoch=epoch)
@@ -68,9 +68,9 @@ def _refuse_stale(history: History, assignment: Assignment) -> None:
     key = (plan.segment, plan.attempt)
     decided = [entry.plan for entry in history.decisions if entry.plan is not None]
     if decided and (decided[-1].segment, decided[-1].attempt) != key:
-        newer = f"segment {decided[-1].segment} attempt {decided[-1].attempt} was decided since"
+        newer = f"segment {decided[-1].segment} attempt {decided[-1].attempt} was decided later"
         raise StalePlanError(segment=plan.segment, attempt=plan.attempt, why=newer)
     if history.report_of(*key) is not None:
-        raise StalePlanError(segment=plan.segment, attempt=plan.attempt, why="its end was already reported")
+        raise StalePlanError(segment=plan.segment, attempt=plan.attempt, why="its end is already reported")
     if history.attempt_of(*key) is not None:
-        raise StalePlanError(segment=plan.segment, attempt=plan.attempt, why="another process already claimed it")
+        raise StalePlanError(segment=plan.segment, attempt=plan.attempt, why="another process has already claimed it")

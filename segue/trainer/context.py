@@ -1,4 +1,4 @@
-"""What one attempt is and where it runs: facts that stay as they are from its claim to its report."""
+"""The context of one attempt: facts that do not change from its claim to its report."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class AttemptContext:
     board: NoticeBoard
     clock: Clock
     started_at: float
-    """On the clock's monotonic time: when the process began with the attempt."""
+    """Start of the attempt in this process, in the clock's monotonic time."""
 
     @property
     def spec(self) -> RunSpec:
@@ -46,5 +46,5 @@ class AttemptContext:
 
     @property
     def seconds(self) -> float:
-        """Since the attempt began."""
+        """Seconds since the attempt began."""
         return self.clock.monotonic() - self.started_at

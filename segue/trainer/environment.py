@@ -1,4 +1,4 @@
-"""Devices, threads and what must be equal for a replay to be bit for bit."""
+"""The device, the threads, and the environment that must be equal for a replay to match bit for bit."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from segue.spec import RunSpec
 
 
 def prepare_device(spec: RunSpec, *, local_rank: int | None = None) -> torch.device:
-    """Set the thread count and give the device the spec asks for; with several ranks, each its own accelerator.
+    """Set the thread count and return the requested device; each of several ranks gets its own accelerator.
 
     Raises:
-        SpecError: it asks for an accelerator that is not there.
+        SpecError: the requested accelerator is not available.
     """
     if spec.threads is not None:
         torch.set_num_threads(spec.threads)
@@ -26,15 +26,16 @@ def prepare_device(spec: RunSpec, *, local_rank: int | None = None) -> torch.dev
         name = f"cuda:{local_rank}"
     local_ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1")) if local_rank is not None else 1
     if name.startswith("cuda") and local_ranks > torch.cuda.device_count():
-        problem = f"ranks: {local_ranks} need as many accelerators, and there are {torch.cuda.device_count()} here"
+        found = torch.cuda.device_count()
+        problem = f"ranks: {local_ranks} ranks need {local_ranks} accelerators, and this machine has {found}"
         raise SpecError(source="the run spec", problems=(problem,))
     try:
         device = torch.device(name)
         torch.empty(0, device=device)
         if device.index is not None:
-            torch.cuda.set_device(device)  # What asks for no device by number shall mean this one.
+            torch.cuda.set_device(device)  # Code that requests no device number must get this one.
     except (RuntimeError, AssertionError):
-        problem = f"device: {name!r} is not available on this machine; write auto, or cpu"
+        problem = f"device: {name!r} is not available on this machine; use auto or cpu"
         raise SpecError(source="the run spec", problems=(problem,)) from None
     return device
 

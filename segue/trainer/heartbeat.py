@@ -15,11 +15,11 @@ log = logging.getLogger(__name__)
 
 
 Describe = Callable[[int], Heartbeat]
-"""Makes the heartbeat of a given counter."""
+"""Returns the heartbeat with a given counter."""
 
 
 class HeartbeatThread:
-    """Beats every `interval_seconds` from a thread of its own, so that a long step is not mistaken for death."""
+    """Writes a heartbeat every `interval_seconds` from its own thread, so that a long step is not taken for a death."""
 
     def __init__(
         self,
@@ -42,7 +42,7 @@ class HeartbeatThread:
 
     @contextmanager
     def beating(self) -> Iterator[None]:
-        """Beat until this is left."""
+        """Write heartbeats until the block ends."""
         self.start()
         try:
             yield
@@ -50,7 +50,7 @@ class HeartbeatThread:
             self.stop()
 
     def stop(self) -> None:
-        """Beat once more, with the last word, and end."""
+        """Write one last heartbeat and end the thread."""
         self._stop.set()
         self._thread.join()
         self._beat()
@@ -67,6 +67,6 @@ class HeartbeatThread:
             beat = self.describe(self._counter)
             self._store.put(self._key, beat.model_dump_json().encode(), durable=False)
         except Exception as error:
-            # Whatever it is: a beat that fails must not end the thread, or a living attempt is taken for dead.
-            # Training goes on: if the store stays away, the heartbeat timeout runs out and the log decides.
+            # Any exception: a failed write must not end the thread, or a live attempt is declared lost.
+            # Training continues. If the store stays unreachable, the heartbeat timeout expires and the log decides.
             log.warning("heartbeat not written reason=%s", error)

@@ -1,6 +1,6 @@
 """A recipe that was built and is being trained: its objects, its data from any position, and its step.
 
-An attempt and a resume rehearsal go through the same functions here, so that what the one proves holds for the other.
+An attempt and a resume rehearsal use the same functions here, so a result of the rehearsal holds for the attempt.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from segue.recipe import built_recipe, import_build
 from segue.records import Skip, WitnessRow
 from segue.spec import MOST_WITNESS_STEPS, RunSpec
 from segue.trainer.ranks.collectives import Ranks
-from segue.trainer.ranks.consensus import put_together
+from segue.trainer.ranks.consensus import combined
 from segue.trainer.ranks.ddp import spread, spread_again
 from segue.trainer.recipe_record import setup_components
 from segue.trainer.resume import restore_all
@@ -33,7 +33,7 @@ class LiveRecipe:
     """The objects of one training run in this process."""
 
     def __init__(self, spec: RunSpec, *, device: torch.device, ranks: Ranks, skips: Collection[Skip] = ()) -> None:
-        """Build the recipe, on its device, and its data at position 0. Seeds every generator before.
+        """Seed every generator, then build the recipe on its device, with its data at position 0.
 
         Raises:
             RecipeError: there is no such recipe, or it builds something that cannot be trained.
@@ -61,10 +61,10 @@ class LiveRecipe:
         return self
 
     def spread(self) -> None:
-        """Spread the model over the ranks. After the restore, which decides what is trained.
+        """Spread the model over the ranks. Call it after the restore, which decides which parameters are trained.
 
         Raises:
-            RecipeError: the model is spread already, in a way that does not work here.
+            RecipeError: the recipe has already spread the model, in a way that is not supported.
         """
         self.recipe = spread(self.recipe, self._ranks, self._device, name=self._name)
 
@@ -79,7 +79,7 @@ class LiveRecipe:
         return frozenset(batch_fingerprint(order.batch(start)) for start in starts)
 
     def prelude(self, batch: Batch, *, with_fingerprints: bool = True) -> Prelude:
-        """What the next step will see. Only rows that are witnesses, or are compared with one, need fingerprints."""
+        """What the next step reads. Only rows that are witnesses, or are compared with one, need fingerprints."""
         step = self.progress.step + 1
         if not with_fingerprints:
             return Prelude(step, "", "", None)
@@ -90,7 +90,7 @@ class LiveRecipe:
         return Prelude(step, batch_fingerprint(batch.ids), input_fingerprint(batch.content), streams)
 
     def step(self, batch: Batch, prelude: Prelude, *, before_update: Callable[[], None] = lambda: None) -> WitnessRow:
-        """One optimizer step; its row, the same on every rank. The position does not move yet."""
+        """Do one optimizer step; return its row, the same on every rank. The position does not change."""
         self.recipe = spread_again(self.recipe, self._device)
         outcome = do_step(
             self.recipe,
@@ -99,7 +99,7 @@ class LiveRecipe:
             weight=batch.weight,
             before_update=before_update,
         )
-        outcome, seen = put_together(self._ranks, outcome, weight=batch.weight, fingerprint=prelude.input_fingerprint)
+        outcome, seen = combined(self._ranks, outcome, weight=batch.weight, fingerprint=prelude.input_fingerprint)
         return WitnessRow(**(prelude._asdict() | {"input_fingerprint": seen}), **outcome._asdict())
 
     def advance(self, batch: Batch) -> None:

@@ -1,4 +1,4 @@
-"""The training loop: segue owns it, the recipe says what a step is.
+"""The training loop: segue owns the loop, the recipe defines a step.
 
 The safe point is the top of an iteration. There, and only there, the loop reads notices, saves, and stops.
 """
@@ -35,7 +35,7 @@ from segue.runlog.history import read_history
 from segue.stores.base import StoreReadError, StoreWriteError
 from segue.trainer.context import AttemptContext
 from segue.trainer.live_recipe import LiveRecipe
-from segue.trainer.ranks.consensus import Word, agree
+from segue.trainer.ranks.consensus import Vote, agree
 from segue.trainer.rehearsal import ResumeRehearsal, is_due
 from segue.trainer.reporting import AttemptReporter, failure_of
 from segue.trainer.resume import Resume
@@ -88,14 +88,14 @@ class TrainingLoop:
         )
 
     def run(self) -> SegmentReport:
-        """Train until the goal, the bound, a notice, or trouble; returns what happened.
+        """Train until the goal, the bound, a notice, or a failure; return the report.
 
         The report is in the log by then, unless this attempt was fenced.
 
         Raises:
             BrokenResumeError: the resume did not continue the run; verdict and report are in the log.
-            StoreReadError, StoreWriteError: the log stayed out of reach; no report was written.
-            WorkAtRiskError: nothing could be committed for longer than the user allows; likewise.
+            StoreReadError, StoreWriteError: the log could not be reached; no report was written.
+            WorkAtRiskError: nothing could be committed for longer than the spec allows; no report was written.
         """
         try:
             with self._context.group.shared_failure(), closing(self._saving), closing(self._rehearsal):
@@ -110,26 +110,26 @@ class TrainingLoop:
             report = self._reporter.report(StopReason.FAILED, failure=failure_of(error), note=self._writer.trouble)
             return self._reporter.append(report.model_copy(update={"anomaly": error.anomaly}))
         except RankLostError as error:
-            # What that rank had of a save will never be durable: there is nothing to wait for.
+            # That rank's part of a save will never be durable, so there is nothing to wait for.
             self._writer.give_up()
             report = self._reporter.report(StopReason.LOST, note=str(error))
-            # torchrun signals the others when one is gone; nobody else has given notice then.
+            # torchrun signals the other ranks when one is gone; that signal is no notice from the provider.
             return self._reporter.append(report.model_copy(update={"notice": None}))
         except (StoreReadError, StoreWriteError, WorkAtRiskError):
-            raise  # Storage's fault, not the recipe's: no report, and the controller says `lost`.
+            raise  # A fault of the storage, not of the recipe: no report, so the controller declares it lost.
         except (Exception, SystemExit) as error:
-            # The user's code, in a step, a transform or a metric. The state may be half changed, so it is not
-            # saved; what was handed to the writer before is whole, and may still be committed.
+            # The user's code raised, in a step, a transform or a metric. The state may be half changed, so it is not
+            # saved. Saves that the writer already has are complete and may still be committed.
             log.error("the recipe raised step=%d", self._progress.step, exc_info=error)
             return self._failed(error)
 
     def _fenced(self, error: FencedError) -> SegmentReport:
-        log.warning("fenced reason=%s", error)
+        log.warning("attempt fenced reason=%s", error)
         return self._reporter.report(StopReason.FENCED, note=str(error))
 
     def _failed(self, error: BaseException) -> SegmentReport:
         try:
-            # A rank that hangs may never write what it has of a save.
+            # A rank that hangs may never write its part of a save.
             patience = REPORT_SECONDS if isinstance(error, HungRankError) else self._spec.grace_seconds
             self._writer.wait(patience)
             return self._reporter.append(self._reporter.report(StopReason.FAILED, failure=failure_of(error)))
@@ -137,7 +137,7 @@ class TrainingLoop:
             return self._fenced(fenced)
 
     def describe(self, counter: int) -> Heartbeat:
-        """A sign of life; called from the heartbeat's thread."""
+        """The heartbeat with this counter; called from the heartbeat thread."""
         return self._reporter.heartbeat(counter)
 
     def _train(self) -> StopReason:
@@ -149,37 +149,37 @@ class TrainingLoop:
         try:
             return self._train_on(batches)
         except PoisonedStepError as error:
-            log.error("step went bad, nothing of it is kept reason=%s", error.anomaly.sentence)
+            log.error("anomaly in a step; the step is discarded reason=%s", error.anomaly.sentence)
             self._reporter.is_ending = True
-            self._drain()  # What was handed over before is whole.
+            self._drain()  # Saves that were submitted before the step are complete.
             raise
 
     def _train_on(self, batches: Iterator[Batch]) -> StopReason:
-        while (word := self._word_of_all()).stop is None:
-            if word.save and word.is_busy:
+        while (vote := self._vote()).stop is None:
+            if vote.save and vote.is_busy:
                 self._saving.delay()
-            elif word.save:
+            elif vote.save:
                 self._save(evaluate=True)
             self._step(batches, counts=True)
-            self._rehearsal.look()
+            self._rehearsal.check()
             if self._progress.step == self._reporter.from_step + 1:
                 self._saving.prepare()
         self._reporter.is_ending = True
-        self._end(word.stop, batches)
-        return word.stop
+        self._end(vote.stop, batches)
+        return vote.stop
 
-    def _word_of_all(self) -> Word:
-        """What all ranks do at this safe point; a notice at one of them is then on the board of each."""
+    def _vote(self) -> Vote:
+        """What all ranks do at this safe point. A notice at one rank is on the board of every rank afterwards."""
         self._writer.raise_failure()
         notice = self._board.read()
         seen = (notice.kind, self._board.seconds_left() or 0.0) if notice is not None else None
         stop = self._reason_to_stop() if self._ranks.is_leader else None
         save = stop is None and self._ranks.is_leader and not self._resume.is_pending and self._saving.is_due()
-        word = agree(self._ranks, Word(stop, save, is_busy=not self._saving.has_room, notice=seen))
-        if word.notice is not None:
-            kind, seconds_left = word.notice
+        agreed = agree(self._ranks, Vote(stop, save, is_busy=not self._saving.has_room, notice=seen))
+        if agreed.notice is not None:
+            kind, seconds_left = agreed.notice
             self._board.leave(kind, grace_seconds=seconds_left)
-        return word
+        return agreed
 
     def _reason_to_stop(self) -> StopReason | None:
         if self._progress.step >= self._spec.steps:
@@ -197,7 +197,7 @@ class TrainingLoop:
         self._witness.open(self._progress.step)
 
     def _step(self, batches: Iterator[Batch], *, counts: bool) -> None:
-        """Do one step. With `counts=False` it only bears witness: it comes after the last commit, to be replayed."""
+        """Do one step. With `counts=False` it only yields a witness row after the last commit, for a later replay."""
         started = self._clock.monotonic()
         batch = next(batches)
         prelude = self._live.prelude(batch, with_fingerprints=self._needs_fingerprints)
@@ -210,7 +210,7 @@ class TrainingLoop:
         self._progress.recent_losses = anomalies.with_loss(recent, row.loss, spec=self._spec.anomalies)
         self._reporter.loss = row.loss
         self._witness.add(row)
-        self._resume.saw(row)
+        self._resume.add_replayed(row)
         seconds = self._clock.monotonic() - started
         if counts:
             self._count(row, seconds)
@@ -225,13 +225,13 @@ class TrainingLoop:
         return self._resume.is_pending or self._witness.wants(self._progress.step + 1)
 
     def _refuse_poison(self, row: WitnessRow, batch: Batch) -> None:
-        """Raise before the row counts: as a witness it would ask of the next attempt to go bad as well."""
+        """Raise before the row becomes a witness: a replay would otherwise have to reproduce the anomaly."""
         spec, recent = self._spec.anomalies, self._progress.recent_losses
         symptom = anomalies.symptom(row, spec=spec, recent_losses=recent)
         if symptom is None:
             return
-        # A replay that goes bad where the run did not has lost something. No batch is to blame for that.
-        self._resume.saw(row)
+        # A replay with an anomaly where the run had none has lost some state; its batch is not the cause.
+        self._resume.add_replayed(row)
         self._resume.settle()
         where = Skip(samples_seen=batch.start, sample_count=len(batch.ids))
         raise PoisonedStepError(anomaly=symptom.on(where, step=row.step, sample_ids=batch.ids.tolist()))
@@ -247,55 +247,55 @@ class TrainingLoop:
         )
 
     def _end(self, reason: StopReason, batches: Iterator[Batch]) -> None:
-        """The last commit and, where there is time, its witness."""
+        """Make the last commit and, where there is time, its witness."""
         self._saving.barrier()
         while self._resume.is_pending and self._may_step():
             self._step(batches, counts=True)
-        # No time for the whole replay: judge by what there is, or nothing could be kept.
+        # Where time ends the replay early, the rows so far decide: nothing can be committed without a verdict.
         self._resume.settle()
         reached = replace(self._progress)
         if reached.step > self._saving.saved_step and self._has_time_to_save():
             self._save(evaluate=reason is StopReason.FINISHED, is_last=True)
-        self._bear_witness(reached.step, batches)
+        self._add_witness(reached.step, batches)
         self._drain()
-        # The steps that bore witness are not part of the run: whoever resumes does them again.
+        # The witness steps are not part of the run: the next attempt does them again.
         self._progress.step, self._progress.samples_seen = reached.step, reached.samples_seen
 
     def _drain(self) -> None:
-        """Seal what has rows, and wait until all that was handed to the writer is durable, or time is up."""
+        """Seal the commits that have rows; wait until all submitted jobs are durable, or time is up."""
         for step, rows in self._witness.take_rest():
             self._writer.submit(SealJob(step, rows))
         while not self._ranks.all(self._writer.wait(self._time_left.patience_seconds)) and self._has_patience():
-            self._saving.refuse_risk()  # A store that is away is waited for, until this or a notice runs out.
+            self._saving.refuse_risk()  # An unreachable store is waited for, until this limit or a notice ends.
 
-    def _bear_witness(self, saved: int, batches: Iterator[Batch]) -> None:
-        """The steps after the last commit, for whoever resumes from it; the state they make is not kept."""
+    def _add_witness(self, saved: int, batches: Iterator[Batch]) -> None:
+        """Do the steps after the last commit whose rows a resume replays; their state is not kept."""
         try:
             while not self._witness.is_full(saved) and self._may_step():
                 self._step(batches, counts=False)
         except FencedError:
             raise
         except PoisonedStepError as error:
-            # On every rank alike. Whoever does this step for real will see.
-            log.warning("a step after the last commit went bad: %s", error.anomaly.sentence)
+            # All ranks raise it alike. The next attempt does this step again and finds the anomaly.
+            log.warning("anomaly in a step after the last commit reason=%s", error.anomaly.sentence)
         except Exception:
             if self._ranks.count > 1:
-                raise  # The others are in the middle of that step.
-            # The commit before stands, and so does the reason to stop; whoever does this step for real will see.
-            log.warning("a step after the last commit raised; fewer witness rows are sealed", exc_info=True)
+                raise  # The other ranks are in the middle of that step.
+            # Neither the last commit nor the reason to stop changes. The next attempt does this step again.
+            log.warning("the recipe raised after the last commit; fewer witness rows are sealed", exc_info=True)
 
     def _may_step(self) -> bool:
         has_time = self._time_left.allows_witness(
             step_seconds=self._pace.step_seconds, save_seconds=self._writer.last_save_seconds
         )
-        return self._progress.step < self._spec.steps and self._ranks.leader_says(has_time)
+        return self._progress.step < self._spec.steps and self._ranks.leader_decides(has_time)
 
     def _has_time_to_save(self) -> bool:
-        if not self._ranks.leader_says(self._is_worth_saving()):
+        if not self._ranks.leader_decides(self._is_worth_saving()):
             return False
         while not self._ranks.all(self._saving.wait_for_staging_buffer(self._time_left.patience_seconds)):
             if not self._has_patience():
-                return False  # The save before this one is still on its way, and time is up.
+                return False  # The previous save is still being written, and time is up.
         return True
 
     def _is_worth_saving(self) -> bool:
@@ -303,11 +303,11 @@ class TrainingLoop:
         if left is None or not self._ranks.is_leader:
             return True
         decision = self._saving.on_notice(seconds_left=left)
-        log.info("notice: %s", decision.reason)
+        log.info("notice received decision=%s", decision.reason)
         return decision.save
 
     def _has_patience(self) -> bool:
-        return self._ranks.leader_says(self._time_left.patience_seconds > 0)
+        return self._ranks.leader_decides(self._time_left.patience_seconds > 0)
 
 
 def _curve_of(context: AttemptContext, *, from_step: int) -> Curve:

@@ -1,8 +1,7 @@
 """The trainer process: `python -m segue.trainer.main` with an assignment on standard input.
 
-Started by torchrun as one of several ranks it gets a launch folder instead, and so it does as a standby, which boots
-before there is an assignment. Its exit code is an `ExitCode`; the full
-story is in the run's log.
+As one of several ranks that torchrun started, or as a standby, which boots before it has an assignment, it gets a
+launch folder instead. The exit code is an `ExitCode`; the run's log has the details.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ log = logging.getLogger("segue.trainer")
 
 
 def main() -> int:
-    """Run the assignment; returns the exit code."""
+    """Run the assignment; return the exit code."""
     if len(sys.argv) == 1:
         return _run(Assignment.model_validate_json(sys.stdin.buffer.read()))
     folder = LaunchFolder(Path(sys.argv[1]))
@@ -34,11 +33,11 @@ def main() -> int:
     code = _run(folder.assignment, folder=folder, rank=rank)
     folder.leave(rank, code)
     if rank == 0 and not folder.has_owner():
-        folder.remove()  # Nobody else will.
+        folder.remove()  # No other process will remove it.
     if not is_one_of_several:
         return code
-    # torchrun ends the other ranks as soon as one fails, and they may have a report to write yet; but not those that
-    # still wait for this one, which could not even begin.
+    # torchrun ends the other ranks as soon as one fails, and they may still have a report to write. After a usage error
+    # no rank has begun, so those that wait for this one must end.
     return code if code == ExitCode.USAGE else 0
 
 
@@ -50,7 +49,7 @@ def _run(assignment: Assignment | None, *, folder: LaunchFolder | None = None, r
     sigterm.listen(board, grace_seconds=spec.grace_seconds)
     if folder is not None and folder.enter(rank):
         board.leave("sigterm", grace_seconds=spec.grace_seconds)
-    # After the handler is in place, for these imports take seconds in which a notice may come.
+    # Imported after the handler is in place: these imports take seconds, and a notice may arrive meanwhile.
     from segue.trainer.attempt import run_attempt
     from segue.trainer.standby import boot_and_wait
 
@@ -77,14 +76,14 @@ def _run(assignment: Assignment | None, *, folder: LaunchFolder | None = None, r
 
 
 def _folder_of_standby(folder: LaunchFolder | None) -> LaunchFolder:
-    assert folder is not None, "a process without an assignment has a folder to get one from"
+    assert folder is not None, "a process without an assignment has a launch folder"
     return folder
 
 
 def _log_as(spec: RunSpec, assignment: Assignment | None, rank: int) -> None:
     name = f"seg{assignment.plan.segment} a{assignment.plan.attempt}" if assignment is not None else "standby"
-    words = f"%(levelname)s {spec.run_id} {name} rank{rank} | %(message)s"
-    logging.basicConfig(level=logging.INFO, stream=sys.stderr, format=words, force=True)
+    line = f"%(levelname)s {spec.run_id} {name} rank{rank} | %(message)s"
+    logging.basicConfig(level=logging.INFO, stream=sys.stderr, format=line, force=True)
 
 
 if __name__ == "__main__":

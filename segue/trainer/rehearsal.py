@@ -1,4 +1,4 @@
-"""Resume rehearsal: at the first sealed commit a fresh process restores it and replays, while training goes on."""
+"""Resume rehearsal: a fresh process restores the first sealed checkpoint and replays its witness during training."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from segue.stores.retry import patiently
 log = logging.getLogger(__name__)
 
 _OF_FREE_MEMORY = 0.5
-"""The share of the free memory that a second copy of the state may take."""
+"""Share of the free memory that a second copy of the state may take."""
 
 
 def is_due(assignment: Assignment, history: History, *, ranks: int) -> bool:
-    """Whether this attempt should hold one: no resume of the run was replayed yet, by a drill or in earnest.
+    """Whether this attempt should rehearse: no resume of the run was replayed yet, by a rehearsal or by an attempt.
 
-    Several ranks would need as many processes more; their first resume is judged when it comes.
+    Runs with several ranks do not rehearse, because it would need as many processes again.
     """
     continuity = assignment.spec.continuity
     if continuity.rehearsal == "off" or not continuity.witness_steps or ranks > 1:
@@ -37,7 +37,7 @@ def is_due(assignment: Assignment, history: History, *, ranks: int) -> bool:
 
 
 class ResumeRehearsal:
-    """One rehearsal at most. A trainer that ends takes it along."""
+    """At most one rehearsal per attempt. Its process ends with the trainer."""
 
     def __init__(self, assignment: Assignment, runlog: RunLog, *, is_due: bool) -> None:
         self._assignment, self._runlog, self._is_due = assignment, runlog, is_due
@@ -45,16 +45,19 @@ class ResumeRehearsal:
         self._owner_end = -1
 
     def begin(self, *, state_bytes: int) -> None:
-        """Rehearse the resume from the newest sealed checkpoint; the first may still be on its way."""
+        """Rehearse the resume from the newest sealed checkpoint; the first one may still be being written."""
         if not self._is_due:
             return
         self._is_due = False
         if not _has_room(state_bytes):
-            log.warning("no resume rehearsal: no memory for a second copy of the state bytes=%d", state_bytes)
+            log.warning(
+                "resume rehearsal skipped: too little memory for a second copy of the state bytes=%d", state_bytes
+            )
             return
         command = [sys.executable, "-m", "segue.trainer.rehearsal_main"]
         env = os.environ | {"SEGUE_REHEARSAL": "1"}
-        ours, self._owner_end = os.pipe()  # Its other end closes when this process ends, however it ends.
+        # The trainer's end of the pipe closes when the trainer ends, however it ends.
+        ours, self._owner_end = os.pipe()
         try:
             with tempfile.TemporaryFile() as file:
                 file.write(self._assignment.model_dump_json().encode())
@@ -62,15 +65,15 @@ class ResumeRehearsal:
                 self._process = subprocess.Popen([*command, str(ours)], stdin=file, pass_fds=[ours], env=env)
         except OSError as error:
             os.close(self._owner_end)
-            log.warning("no resume rehearsal: its process could not be started reason=%s", error)
+            log.warning("resume rehearsal skipped: its process could not be started reason=%s", error)
         finally:
             os.close(ours)
 
-    def look(self) -> None:
-        """Take note of how it ended, if it did.
+    def check(self) -> None:
+        """Read the outcome of the rehearsal, if it has ended.
 
         Raises:
-            RehearsalError: a fresh process did not continue the run, and the spec says to stop then.
+            RehearsalError: a fresh process did not continue the run, and `continuity.rehearsal` is `stop`.
         """
         if self._process is None or (code := self._process.poll()) is None:
             return
@@ -83,7 +86,7 @@ class ResumeRehearsal:
             raise RehearsalError(sentence=broken.findings[0].sentence)
 
     def close(self) -> None:
-        """End it."""
+        """End the rehearsal's process."""
         if self._process is None:
             return
         process, self._process = self._process, None
@@ -101,7 +104,7 @@ def _has_room(state_bytes: int) -> bool:
 
 
 def _own_bytes() -> int:
-    """What this process has in memory: the data set that it has loaded, the other one will load too."""
+    """Resident memory of this process: the rehearsal's process loads the same data set."""
     try:
         pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
     except OSError:
@@ -113,7 +116,7 @@ def _free_bytes() -> float:
     try:
         lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
     except OSError:
-        return math.inf  # A system that does not say.
+        return math.inf  # This system does not report its free memory.
     kilobytes = (int(line.split()[1]) for line in lines if line.startswith("MemAvailable:"))
     return next((1024.0 * found for found in kilobytes), math.inf)
 

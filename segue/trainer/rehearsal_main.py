@@ -1,7 +1,7 @@
-"""The resume rehearsal's process: a fresh one that restores the newest sealed checkpoint and does its next steps again.
+"""The process of a resume rehearsal: it restores the newest sealed checkpoint and does its next steps again.
 
-What a recipe forgets to register comes to light here, before the first preemption does it. Writes nothing but its
-verdict; ends with whoever started it.
+It finds state that a recipe forgot to register before the first preemption does. It writes only its verdict, and ends
+with the trainer that started it.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _TRIES = 3
 
 
 def rehearse(assignment: Assignment, runlog: RunLog, checkpoint: Checkpoint) -> Verdict:
-    """Restore a checkpoint into a recipe built afresh, replay its witness, and judge; nothing is written.
+    """Restore a checkpoint into a newly built recipe, replay its witness, and judge; nothing is written.
 
     Raises:
         CheckpointError, StoreReadError: the checkpoint cannot be read.
@@ -58,9 +58,10 @@ def rehearse(assignment: Assignment, runlog: RunLog, checkpoint: Checkpoint) -> 
     live = take(capture(program.components), copy=False)
     restored = digest(live)
     found = setup_changes(snapshot.skeletons, live.skeletons, environment_changes=changes)
-    # The same code and config as a moment ago: what differs is this process's own, unless the rows say otherwise.
+    # The code and config are the same as in the trainer. A difference in the setup comes from this process, so it only
+    # explains rows that differ.
     setup = SetupChanges(noted=(*found.findings, *found.accepted, *found.noted))
-    hint = untracked_changes(snapshot.skeletons, live.skeletons)
+    untracked = untracked_changes(snapshot.skeletons, live.skeletons)
     rows: list[WitnessRow] = []
     left_out = program.left_out()
     witness = tuple(takewhile(lambda row: row.batch_fingerprint not in left_out, checkpoint.rows))
@@ -76,24 +77,24 @@ def rehearse(assignment: Assignment, runlog: RunLog, checkpoint: Checkpoint) -> 
         replay=rows,
         environment_changes=changes,
         setup=setup,
-        hint=hint,
+        hint=untracked,
     )
 
 
 def main() -> int:
-    """Rehearse what the assignment on standard input will have to do after a preemption.
+    """Rehearse the resume that the assignment on standard input would need after a preemption.
 
-    The first argument is the descriptor of a pipe whose other end the trainer holds.
+    The first argument is the file descriptor of a pipe whose other end the trainer holds.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.nice(_NICENESS)
     clock: Clock = SystemClock()
     started = clock.monotonic()
     with suppress(OSError):
-        # Should memory run out, this goes before the trainer does.
+        # If memory runs out, the kernel must kill this process before the trainer.
         Path("/proc/self/oom_score_adj").write_text("1000", encoding="ascii")
     assignment = Assignment.model_validate_json(sys.stdin.buffer.read())
-    threading.Thread(target=_outlive_nobody, args=(int(sys.argv[1]),), name="segue-owner", daemon=True).start()
+    threading.Thread(target=_end_with_owner, args=(int(sys.argv[1]),), name="segue-owner", daemon=True).start()
     spec = assignment.spec
     prefix = f"{spec.run_id} resume rehearsal"
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format=f"%(levelname)s {prefix} | %(message)s")
@@ -103,15 +104,16 @@ def main() -> int:
         seconds = clock.monotonic() - started
         patiently(lambda: runlog.append(_entry(checkpoint, verdict, seconds)), what="drill")
     except SegueError as error:
-        log.warning("the resume rehearsal could not be made reason=%s", error)
+        log.warning("resume rehearsal could not be done reason=%s", error)
         return error.exit_code
-    say = log.error if verdict.kind is VerdictKind.BROKEN else log.info
-    say("judged step=%d seconds=%.1f verdict=%s", checkpoint.manifest.step, seconds, verdict.sentence)
-    return ExitCode.BROKEN if verdict.kind is VerdictKind.BROKEN else 0
+    is_broken = verdict.kind is VerdictKind.BROKEN
+    level = logging.ERROR if is_broken else logging.INFO
+    log.log(level, "judged step=%d seconds=%.1f verdict=%s", checkpoint.manifest.step, seconds, verdict.sentence)
+    return ExitCode.BROKEN if is_broken else 0
 
 
 def _newest_judged(assignment: Assignment, runlog: RunLog, clock: Clock) -> tuple[Checkpoint, Verdict]:
-    """Judge the newest checkpoint that has a witness; where commits are quick, it may be pruned under our hands.
+    """Judge the newest checkpoint that has a witness; another is tried when it was pruned meanwhile.
 
     Raises:
         CheckpointError, StoreReadError: none could be read.
@@ -132,16 +134,16 @@ def _judged(assignment: Assignment, runlog: RunLog, checkpoint: Checkpoint) -> V
     except SegueError:
         raise
     except (Exception, SystemExit) as error:
-        # A recipe may not bear a second process beside the first, for a file or a port that it takes for itself.
+        # A recipe may not work in two processes at once, because it locks a file or binds a port.
         log.warning("the recipe raised in the resume rehearsal", exc_info=error)
-        why = f"a second process could not run the recipe beside the first: {type(error).__name__}: {error}"
+        why = f"a second process could not run the recipe next to the trainer: {type(error).__name__}: {error}"
         return Verdict(
             kind=VerdictKind.UNVERIFIED, findings=(Finding(component="recipe", channel="raised", sentence=why),)
         )
 
 
 def _newest_sealed(runlog: RunLog, clock: Clock) -> Checkpoint:
-    """The newest checkpoint with a witness, waited for as long as the trainer lives."""
+    """The newest checkpoint with a witness. Blocks until there is one; this process ends with the trainer."""
     while True:
         usable = patiently(lambda: read_history(runlog), what="log").usable
         found = next((checkpoint for checkpoint in reversed(usable) if checkpoint.rows), None)
@@ -158,8 +160,8 @@ def _entry(checkpoint: Checkpoint, verdict: Verdict, seconds: float) -> Any:
     return build
 
 
-def _outlive_nobody(owner: int) -> None:
-    os.read(owner, 1)  # Comes to its end when the trainer does.
+def _end_with_owner(owner: int) -> None:
+    os.read(owner, 1)  # Returns when the trainer ends.
     os._exit(0)
 
 

@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(kw_only=True)
 class AttemptReporter:
-    """What an attempt reports of itself: heartbeats while it works, a report at its end. Changes nothing."""
+    """What an attempt reports: heartbeats while it works, a report at its end. Changes no training state."""
 
     context: AttemptContext
     progress: Progress
@@ -36,7 +36,7 @@ class AttemptReporter:
     writer: Writer
     witness: Witness
     loss: float | None = None
-    """Of the newest step."""
+    """Loss of the newest step."""
     is_ending: bool = False
     from_step: int = field(init=False)
 
@@ -44,7 +44,7 @@ class AttemptReporter:
         self.from_step = self.progress.step
 
     def heartbeat(self, counter: int) -> Heartbeat:
-        """The heartbeat with this counter; called from the heartbeat's thread."""
+        """The heartbeat with this counter; called from the heartbeat thread."""
         last_commit = self.writer.last_commit
         return Heartbeat(
             attempt_id=self.context.claim.attempt_id,
@@ -65,10 +65,10 @@ class AttemptReporter:
     def report(
         self, reason: StopReason, *, failure: CodeFailure | None = None, note: str | None = None
     ) -> SegmentReport:
-        """What happened, as of now; nothing is written.
+        """The report of the attempt as of now; nothing is written.
 
         Raises:
-            StoreReadError: on a rank that does not lead, the log stayed out of reach.
+            StoreReadError: this rank is not the leader, and the log could not be reached.
         """
         checkpoint = self._last_commit()
         kept = checkpoint.step if checkpoint else self.from_step
@@ -96,7 +96,7 @@ class AttemptReporter:
         )
 
     def append(self, report: SegmentReport) -> SegmentReport:
-        """Put the report into the log, if it is this rank that reports; returns it.
+        """Write the report to the log if this rank reports; return it.
 
         Raises:
             FencedError: a newer claim exists.
@@ -107,21 +107,20 @@ class AttemptReporter:
     def _last_commit(self) -> CheckpointRef | None:
         if self.context.group.ranks.is_leader:
             return self.writer.last_commit
-        # Only the leader commits; another rank reports in its place, and the log knows.
+        # Only the leader commits. Another rank that reports in its place reads the commits from the log.
         history = read_history(patiently(self.context.runlog.reload, what="log"))
         attempt = history.attempt_of(self.context.plan.segment, self.context.plan.attempt)
         return attempt.commits[-1] if attempt is not None and attempt.commits else None
 
 
 def append_report(context: AttemptContext, report: SegmentReport) -> None:
-    """Put an attempt's report into the log, if it is this rank that reports.
+    """Write an attempt's report to the log if this rank reports.
 
-    A store that does not take it is logged; the controller then declares the attempt lost.
+    A failed write is logged; the controller then declares the attempt lost.
 
     Raises:
         FencedError: a newer claim exists.
     """
-
     if not context.group.reports:
         return
     runlog, claim = context.runlog, context.claim
@@ -136,7 +135,7 @@ def append_report(context: AttemptContext, report: SegmentReport) -> None:
 
 
 def failure_of(error: BaseException) -> CodeFailure:
-    """What to show a person: the traceback of their code, the sentence of ours."""
+    """The failure as a person sees it: the traceback of the recipe's code, or the sentence of a segue error."""
     if isinstance(error, RankFailedError):
         name = f"{error.type_name} on rank {error.rank}"
         return CodeFailure(type=name, message=error.message, traceback=error.traceback)
@@ -157,10 +156,10 @@ def starting(context: AttemptContext, counter: int) -> Heartbeat:
 
 
 def report_without_training(context: AttemptContext, reason: StopReason, error: BaseException) -> SegmentReport:
-    """The report of an attempt that ended before its first step; it is in the log when this rank reports.
+    """The report of an attempt that ended before its first step; written to the log if this rank reports.
 
     Raises:
-        FencedError: a newer claim exists, and this attempt was not fenced before.
+        FencedError: a newer claim exists, and `reason` is another one.
     """
     plan = context.plan
     step = plan.parent.step if plan.parent else 0

@@ -1,4 +1,4 @@
-"""Restoring an attempt's state, and judging whether that continued the run."""
+"""Restoring an attempt's state, and judging whether the resume continued the run."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ from segue.trainer.state import Component, capture
 
 log = logging.getLogger(__name__)
 
-_STAYS = ("model", "buffers", "modes", "optimizer", "scheduler", "scaler")
-"""State that only a step changes."""
+_CHANGED_BY_STEP = ("model", "buffers", "modes", "optimizer", "scheduler", "scaler")
+"""Components that only a step changes."""
 
 
 class _Copies(Mapping[str, torch.Tensor]):
-    """Tensors as copies of their own.
+    """Tensors that are copied when they are read.
 
-    An optimizer keeps those it is given, and would hold the whole image in memory for as long as it lives.
+    An optimizer keeps the tensors it loads; views would keep the whole shard in memory for as long as it lives.
     """
 
     def __init__(self, tensors: Mapping[str, torch.Tensor]) -> None:
@@ -54,7 +54,7 @@ class _Copies(Mapping[str, torch.Tensor]):
 
 
 def restore_all(components: Mapping[str, Component], snapshot: Snapshot) -> None:
-    """Put a snapshot into live objects, in the order of the components: the random streams last."""
+    """Restore live objects from a snapshot, in the order of the components: the random streams last."""
     for name, component in components.items():
         if name in snapshot.skeletons:
             component.restore(decode_tree(snapshot.skeletons[name], _Copies(snapshot.tensors)))
@@ -74,7 +74,7 @@ class Resume:
         ranks: Ranks | None = None,
     ) -> None:
         self._runlog, self._claim, self._environment, self._fast = runlog, claim, environment, fast
-        self._accept, self._setup, self._hint = accept, SetupChanges(), ""
+        self._accept, self._setup, self._untracked = accept, SetupChanges(), ""
         self._early: tuple[Finding, ...] = ()
         self._ranks = ranks or Ranks()
         self._committed: Digests | None = None
@@ -93,11 +93,11 @@ class Resume:
 
     @property
     def is_pending(self) -> bool:
-        """Whether nothing may be committed yet because the verdict is still out."""
+        """Whether the verdict is still missing; nothing may be committed before it."""
         return self._source is not None and self.verdict is None
 
     def find(self, *, at_most: CheckpointRef | None = None) -> CheckpointRef | None:
-        """Pick the newest valid checkpoint, none newer than `at_most`, and verify its bytes.
+        """Select the newest valid checkpoint that is not newer than `at_most`, and verify its bytes.
 
         Raises:
             FencedError: a newer claim exists.
@@ -110,16 +110,17 @@ class Resume:
         return self.parent
 
     def restore(self, components: Mapping[str, Component]) -> None:
-        """Put the found state into the live objects, in order, the random streams last."""
+        """Restore the live objects from the selected checkpoint, in order, the random streams last."""
         if self._source is None:
             return
         restore_all(components, self._source.snapshot)
         log.info("state restored step=%d components=%d", self._source.checkpoint.manifest.step, len(components))
 
     def offer_base(self, shards: ShardWriter) -> int | None:
-        """Let the first save refer to what was restored; the step by which it is named, None when nothing was.
+        """Make the restored checkpoint the base of the first incremental save; return its step, or None without one.
 
-        What a fast tier gave does not say that the durable bytes, on which later saves would build, are whole.
+        A checkpoint that was read from a fast tier is no base: its durable bytes, on which later saves would build,
+        were not verified.
         """
         if self._source is None or self._fast:
             return None
@@ -128,21 +129,21 @@ class Resume:
         return step
 
     def leave_out(self, batch_fingerprints: Collection[str]) -> None:
-        """Expect no row from the first of these batches on: an attempt before trained on what is skipped now."""
+        """Expect no row from the first of these batches on: the attempt before trained on them, this one skips them."""
         self._left_out = batch_fingerprints
 
     def check_state(self, components: Mapping[str, Component]) -> None:
-        """Compare the live state with the committed one, at the last instant before the first batch is drawn.
+        """Compare the live state with the committed one, immediately before the first batch is drawn.
 
         Raises:
-            BrokenResumeError: a component is not what was committed; the verdict is in the log.
+            BrokenResumeError: a component differs from the commit; the verdict is in the log.
         """
         if self._source is None:
             return
         live = take(capture(components), copy=False)
         self._committed, self._restored = self._committed_digests(live), digest(live)
-        self._look_at_setup(live)
-        # The bytes were only needed until here; a large model would otherwise be held twice.
+        self._compare_setup(live)
+        # The bytes are not needed from here on; a large model would otherwise be held twice.
         self._source = replace(self._source, snapshot=Snapshot({}, {}))
         self._witness = self._comparable_rows() if self._ranks.is_leader else ()
         last = self._ranks.gather_texts(str(max((row.step for row in self._witness), default=0)))[0]
@@ -152,12 +153,12 @@ class Resume:
             self.settle()
 
     def before_step(self, components: Mapping[str, Component], prelude: Prelude) -> None:
-        """Look once more, with the batch drawn and the step not done: what differs by now is not trained on.
+        """Compare again after the batch is drawn and before the step, so that no step trains on a difference.
 
-        Several ranks find the same after the step, when they speak to one another anyway.
+        Several ranks find a difference after the step instead, when they exchange their results anyway.
 
         Raises:
-            BrokenResumeError: something is not what it was then; the verdict is in the log.
+            BrokenResumeError: the state or the input differs; the verdict is in the log.
         """
         if not self.is_pending or self._ranks.count > 1:
             return
@@ -172,22 +173,22 @@ class Resume:
             self.settle()
 
     def _changed_since(self, components: Mapping[str, Component]) -> tuple[Finding, ...]:
-        """What of the restored state is another since it was checked. Drawing a batch may move streams and `extra`."""
+        """What of the restored state has changed since the check. Drawing a batch may advance streams and `extra`."""
         assert self._restored is not None
-        fixed = {name: c for name, c in components.items() if name in _STAYS}
+        fixed = {name: c for name, c in components.items() if name in _CHANGED_BY_STEP}
         live = digest(take(capture(fixed), copy=False))
         before = self._restored
-        marks = {name: mark for name, mark in before.components.items() if name in fixed}
+        digests = {name: value for name, value in before.components.items() if name in fixed}
         tensors = {
             name: before.tensors[name] for name, owner in owners(before.tensors, before.components) if owner in fixed
         }
-        return state_findings(Digests(marks, tensors), live)
+        return state_findings(Digests(digests, tensors), live)
 
-    def saw(self, row: WitnessRow) -> None:
-        """Take in one replayed step; settles when all expected ones are there.
+    def add_replayed(self, row: WitnessRow) -> None:
+        """Add the row of one replayed step; settles the verdict after the last expected row.
 
         Raises:
-            BrokenResumeError: the replay is not what the witness says; the verdict is in the log.
+            BrokenResumeError: the replay differs from the witness; the verdict is in the log.
         """
         if not self.is_pending:
             return
@@ -196,7 +197,7 @@ class Resume:
             self.settle()
 
     def settle(self) -> None:
-        """Reach the verdict with what has been replayed so far and put it in the log.
+        """Reach the verdict from the steps replayed so far and write it to the log.
 
         Raises:
             BrokenResumeError: it is `broken`.
@@ -211,7 +212,7 @@ class Resume:
             replay=self._replay,
             environment_changes=self._environment_changes,
             setup=self._setup,
-            hint=self._hint,
+            hint=self._untracked,
             early=self._early,
         )
         verdict = self._of_all_ranks(verdict)
@@ -220,24 +221,25 @@ class Resume:
             self._append(verdict, self._source.checkpoint.ref)
         log.info("resume judged step=%d verdict=%s", manifest.step, verdict.sentence)
         if verdict.kind is VerdictKind.BROKEN:
-            raise BrokenResumeError(sentence=verdict.findings[0].sentence)
+            finding = verdict.findings[0]
+            raise BrokenResumeError(component=finding.component, detail=finding.sentence)
 
     @property
     def _environment_changes(self) -> tuple[str, ...]:
         assert self._source is not None
         return self._source.checkpoint.manifest.environment.differs_from(self._environment)
 
-    def _look_at_setup(self, live: Snapshot) -> None:
+    def _compare_setup(self, live: Snapshot) -> None:
         assert self._source is not None
         if not self._ranks.is_leader:
-            return  # What is stored is the leader's; another rank may well know its own number.
+            return  # The stored setup is the leader's; that of another rank may hold its own rank number.
         committed = self._source.snapshot.skeletons
         self._setup = setup_changes(
             committed, live.skeletons, environment_changes=self._environment_changes, accept=self._accept
         )
-        self._hint = untracked_changes(committed, live.skeletons)
+        self._untracked = untracked_changes(committed, live.skeletons)
         for finding in self._setup.accepted:
-            log.info("changed on purpose component=%s %s", finding.component, finding.sentence)
+            log.info("accepted change component=%s detail=%s", finding.component, finding.sentence)
 
     def _committed_digests(self, live: Snapshot) -> Digests:
         assert self._source is not None
@@ -246,7 +248,7 @@ class Resume:
         return committed_as(live, self._source.snapshot)
 
     def _of_all_ranks(self, verdict: Verdict) -> Verdict:
-        """The leader's verdict, or the first of another rank that is broken: only the leader has the witness."""
+        """The first broken verdict of any rank, else the leader's: only the leader has the witness."""
         verdicts = [Verdict.model_validate_json(text) for text in self._ranks.gather_texts(verdict.model_dump_json())]
         broken = (found for found in verdicts if found.kind is VerdictKind.BROKEN)
         return next(broken, verdicts[0])
@@ -275,12 +277,12 @@ class Resume:
         checkpoint = self._source.checkpoint
         if checkpoint.rows:
             return checkpoint.rows
-        # Killed between the commit and its seal: the rows the last heartbeat carried still count.
+        # The attempt was killed between the commit and its seal: the rows of its last heartbeat still count.
         key = keys.heartbeat_key(self._runlog.run_id, checkpoint.ref.attempt_id)
         try:
             beat = Heartbeat.model_validate_json(self._runlog.store.get(key))
         except (MissingObjectError, StoreReadError, ValueError):
             return ()
-        # Those of a later commit, which may be gone, say nothing of this one.
+        # Rows that follow a later commit, which may be gone, do not follow this one.
         follows = bool(beat.rows) and beat.rows[0].step == checkpoint.manifest.step + 1
         return beat.rows if follows else ()

@@ -1,4 +1,4 @@
-"""When the loop saves, why then, and what a save takes with it."""
+"""Saves of an attempt: when one is due, what it contains, and how much work may stay uncommitted."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class _Taken:
-    """A safe point that was handed to the writer."""
+    """A safe point that was submitted to the writer."""
 
     at_seconds: float
     stall_seconds: float
 
 
 class Saving:
-    """One attempt's saves. Used at safe points, from the training loop's thread alone."""
+    """One attempt's saves. Used at safe points, only from the training loop's thread."""
 
     def __init__(
         self,
@@ -59,15 +59,15 @@ class Saving:
         clock: Clock,
         leads: bool = True,
     ) -> None:
-        """With `leads=False` another rank decides when to save, and answers for the work at risk."""
+        """With `leads=False` another rank decides when to save and limits the work at risk."""
         self._leads = leads
         self._spec, self._live, self._curve = spec, live, curve
         self._components, self._progress = live.components, live.progress
         self._staging, self._writer, self._life, self._clock = staging, writer, life, clock
         self.saved_step = live.progress.step
-        """The step of the newest safe point that was handed to the writer."""
+        """Step of the newest safe point that was submitted to the writer."""
         self.delayed = 0
-        """Saves that fell due while the one before was still being written."""
+        """Saves that became due while the previous one was still being written."""
         self._is_delaying = self._is_owed = False
         self._started_at = self._saved_at = self._safe_at = clock.monotonic()
         self._taken: dict[int, _Taken] = {}
@@ -79,58 +79,58 @@ class Saving:
         self._hook = register_optimizer_step_pre_hook(lambda *_: self.barrier())
 
     def close(self) -> None:
-        """Take back what was registered with torch."""
+        """Remove the hook that was registered with torch."""
         self._hook.remove()
         self.barrier()
 
     def prepare(self) -> None:
-        """Allocate for the saves to come, in the background; called when the optimizer has its state.
+        """Allocate memory for saves, in the background; called as soon as the optimizer has its state.
 
         Raises:
-            UnsupportedStateError: something in the state is not data.
+            UnsupportedStateError: the state holds something that is not data.
         """
         self._staging.prepare(capture(self._components))
 
     def barrier(self) -> None:
-        """Hold whatever changes the state until the last safe point is copied."""
+        """Block until the last safe point is copied; called before the state changes."""
         if self._late is not None:
             self._late.barrier()
             if self._late.is_torn:
                 self._has_torn = self._is_owed = True
                 self._taken.pop(max(self._taken, default=0), None)
-                log.warning("this recipe changes its weights outside the optimizer: saves block from now on")
+                log.warning("the recipe changes weights outside the optimizer; saves block training from now on")
             self._late = None
 
     def step_done(self, seconds: float) -> None:
-        """Take note of what a step took."""
+        """Record the duration of a step."""
         self._meter.step_done(seconds, writer_busy=self._writer.is_busy)
 
     @property
     def usual(self) -> SaveCost | None:
-        """What saves usually cost; None before the first was committed, and on ranks that commit none."""
+        """Usual cost of a save; None before the first commit, and on ranks that do not commit."""
         return self._meter.estimate
 
     @property
     def has_room(self) -> bool:
-        """Whether a save could be taken just now."""
+        """Whether a staging buffer is free for a save."""
         return self._staging.is_free
 
     def is_due(self) -> bool:
-        """Whether to save at this safe point, if there is room.
+        """Whether a save is due at this safe point.
 
         Raises:
             WorkAtRiskError: nothing could be committed for longer than is allowed.
         """
         self.refuse_risk()
-        return self._progress.step != self.saved_step and (self._is_owed or self._is_asked_for())
+        return self._progress.step != self.saved_step and (self._is_owed or self._has_interval_passed())
 
     def delay(self) -> None:
-        """Take note that a save was due and there was no room."""
+        """Record that a save was due and no staging buffer was free."""
         self.delayed += not self._is_delaying
         self._is_delaying = True
 
     def save(self, *, evaluate: bool, is_last: bool = False) -> None:
-        """Hand this safe point to the writer; a staging buffer must be free."""
+        """Submit this safe point to the writer; a staging buffer must be free."""
         self.barrier()
         metric = self._evaluate() if evaluate and self._live.recipe.evaluate is not None else None
         progress, started = self._progress, self._clock.monotonic()
@@ -170,7 +170,7 @@ class Saving:
         )
 
     def wait_for_staging_buffer(self, timeout_seconds: float) -> bool:
-        """Block until a safe point can be taken; False when time ran out first."""
+        """Block until a staging buffer is free; False when time ran out first."""
         give_up_at = self._clock.monotonic() + timeout_seconds
         while not self._staging.is_free:
             self.refuse_risk()
@@ -179,10 +179,11 @@ class Saving:
         return self._staging.is_free
 
     def refuse_risk(self) -> None:
-        """Raise WorkAtRiskError when more work is not committed than is allowed, and waiting does not help.
+        """Raise WorkAtRiskError when more work is uncommitted than is allowed, and waiting does not help.
 
-        A save that has just begun is given half of what is allowed, for the interval may be all of it; one that says
-        nothing at all is given twice that, or four times what saves take, for it may be a large one on a slow network.
+        A save that the store has refused so far gets half the allowed time, because the interval before it may have
+        used up the other half. A save without any answer gets twice the allowed time, or four times the duration of a
+        save, because it may be a large one on a slow network.
         """
         if not self._leads:
             return
@@ -193,10 +194,10 @@ class Saving:
         waiting = now - min(taken.at_seconds for taken in self._taken.values())
         trouble = self._writer.trouble
         if waiting > (allowed / 2 if trouble else max(2 * allowed, 4 * (self._meter.save_seconds or 0.0))):
-            why = trouble or f"the store has neither taken nor refused the save for {waiting:.0f} s."
+            why = trouble or f"the store has neither accepted nor refused the save for {waiting:.0f} s."
             raise WorkAtRiskError(at_risk_seconds=now - self._safe_at, allowed_seconds=allowed, why=why)
 
-    def _is_asked_for(self) -> bool:
+    def _has_interval_passed(self) -> bool:
         every, seconds = self.cadence.every_steps, self.cadence.interval_seconds
         if every is not None and self._progress.step // every > self.saved_step // every:
             return True
@@ -215,7 +216,7 @@ class Saving:
         )
         before, self.cadence = self.cadence, self._current_cadence()
         if before.reason != self.cadence.reason:
-            log.info("cadence %s", self.cadence.reason)
+            log.info("save interval changed interval=%s", self.cadence.reason)
 
     def _current_cadence(self) -> Cadence:
         spec = self._spec
@@ -243,20 +244,20 @@ class Saving:
 
 
 def life_on(capacity: Capacity, history: History) -> Life | None:
-    """What is known of how long this capacity lasts; None where it is not taken away."""
+    """The observed lifetime of this capacity; None for capacity that is not preempted."""
     if capacity is not Capacity.SPOT:
         return None
-    spells = [report for report in history.last_reports() if report.capacity is capacity and report.got_capacity]
+    reports = [report for report in history.last_reports() if report.capacity is capacity and report.got_capacity]
     return Life(
-        up_seconds=sum(report.seconds for report in spells),
-        preemptions=sum(report.stop_reason.is_preemption for report in spells),
+        up_seconds=sum(report.seconds for report in reports),
+        preemptions=sum(report.stop_reason.is_preemption for report in reports),
     )
 
 
 def changed_by_optimizer(optimizer: torch.optim.Optimizer) -> frozenset[int]:
-    """Addresses of the tensors that stay as they are until the optimizer's next step."""
+    """Addresses of the tensors that do not change before the optimizer's next step."""
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    # Some optimizers keep plain values beside what they keep for each parameter.
+    # Some optimizers keep plain values next to the slots of each parameter.
     slots = (slot for slot in optimizer.state.values() if isinstance(slot, Mapping))
     state: list[Any] = [value for slot in slots for value in slot.values()]
     tensors = [local_tensor(tensor) for tensor in (*parameters, *state) if isinstance(tensor, torch.Tensor)]

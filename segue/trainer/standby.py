@@ -1,4 +1,4 @@
-"""What a standby's trainer does before it has an assignment: all that no assignment changes, and then it waits."""
+"""The trainer of a standby before it has an assignment: it does all preparation that needs none, then waits."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ _POLL_SECONDS = 0.05
 def boot_and_wait(
     folder: LaunchFolder, rank: int, *, spec: RunSpec, board: NoticeBoard, clock: Clock
 ) -> Assignment | None:
-    """Get ready to train, then block until there is an assignment; None when a notice came, or the owner is gone.
+    """Prepare for training, then block until there is an assignment; None after a notice or when the owner is gone.
 
-    Touches neither the run's log nor its checkpoints, so it may be killed at any moment.
+    Uses neither the run's log nor its checkpoints, so it may be killed at any moment.
 
     Raises:
-        SpecError: the device asked for is not there.
+        SpecError: the requested device is not available.
         RecipeError: the recipe cannot be imported.
     """
     started_by = os.getppid()
@@ -36,7 +36,7 @@ def boot_and_wait(
     folder.boot(rank)
     log.info("booted, waiting for an assignment")
     while True:
-        # Asked first: a rank that left for a notice would keep those waiting that saw the assignment before it.
+        # The assignment is read before the notice: ranks that saw the assignment would wait for one that left.
         assignment = folder.assignment
         if assignment is not None:
             return assignment

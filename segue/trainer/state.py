@@ -1,4 +1,4 @@
-"""Everything that must come back, as named components with one way to capture and one to restore."""
+"""The training state as named components, each with one way to capture it and one to restore it."""
 
 from __future__ import annotations
 
@@ -25,28 +25,28 @@ RNG_PREFIX = "rng."
 
 
 class Component(Protocol):
-    """One piece of state."""
+    """One part of the state."""
 
     def capture(self) -> Any:
         """The state as a tree of data; tensors are the live ones."""
         ...
 
     def restore(self, tree: Any) -> None:
-        """Put the state back into the live object."""
+        """Load the state into the live object."""
         ...
 
 
 @dataclass
 class Progress:
-    """Where the run is."""
+    """The position of the run."""
 
     step: int = 0
     samples_seen: int = 0
     recent_losses: tuple[float, ...] = ()
-    """What a spike is told by: without them a resumed attempt would judge otherwise than the one before."""
+    """Losses against which a spike is judged; without them a resumed attempt would judge differently."""
 
     def capture(self) -> Any:
-        # Only where spikes are watched for, which may be from any checkpoint on: what is empty must not differ.
+        # Stored only where spikes are watched for, which may begin at any checkpoint: an empty list must not differ.
         recent = {"recent_losses": list(self.recent_losses)} if self.recent_losses else {}
         return {"step": self.step, "samples_seen": self.samples_seen} | recent
 
@@ -65,12 +65,12 @@ class StatefulComponent:
         return self._target.state_dict()
 
     def restore(self, tree: Any) -> None:
-        # The live state is asked for only where ranks share tensors: elsewhere nothing has to be spread.
+        # The live state is read only where ranks share tensors; elsewhere nothing has to be spread.
         self._target.load_state_dict(spread_like(tree, self._target.state_dict()) if self._is_spread else tree)
 
 
 class OptimizerState:
-    """An optimizer's state. It has none before its first step: what is sharded is told by its parameters."""
+    """An optimizer's state. Before its first step it has none, so the parameters show which of it is sharded."""
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         self._optimizer = optimizer
@@ -92,7 +92,7 @@ class OptimizerState:
 
 
 class ModelState:
-    """Parameters and buffers, with the versions by which modules know an old state from a new one."""
+    """Parameters and buffers, with the version numbers by which modules recognize an old state."""
 
     def __init__(self, model: nn.Module) -> None:
         self._model = model
@@ -121,7 +121,7 @@ class ModelModes:
         }
 
     def restore(self, tree: Any) -> None:
-        # A name that only one side has is named by the digests; an error from here would name nothing.
+        # The digests report a name that only one side has; an exception from here would not name it.
         for name, module in self._model.named_modules():
             module.training = tree["training"].get(name, module.training)
         for name, parameter in self._model.named_parameters():
@@ -129,7 +129,7 @@ class ModelModes:
 
 
 class UnsavedBuffers:
-    """Buffers that are in no state_dict, for they can be made again; training changes some of them all the same."""
+    """Buffers that no state_dict holds because the model can compute them; training changes some of them anyway."""
 
     def __init__(self, model: nn.Module) -> None:
         self._model = model
@@ -140,7 +140,7 @@ class UnsavedBuffers:
     def capture(self) -> Any:
         held = {at: self._model.get_submodule(at)._buffers for at, _ in self._names()}
         found = {f"{at}.{name}" if at else name: held[at].get(name) for at, name in self._names()}
-        # What cannot be stored could not be before it was looked for here either, and no run should end for it.
+        # A buffer that cannot be stored is left out: no state_dict held it, and no run must end because of it.
         return {path: buffer for path, buffer in found.items() if buffer is not None and is_storable(buffer)}
 
     @torch.no_grad()
@@ -151,10 +151,10 @@ class UnsavedBuffers:
             if saved is None:
                 continue
             if live is not None and live.shape == saved.shape and live.dtype == saved.dtype:
-                live.copy_(saved)  # Whoever shares it goes on sharing it.
+                live.copy_(saved)  # In place, so that objects that share the buffer still share it.
             else:
-                some = next(self._model.parameters(), saved)
-                buffers[name] = saved.to(some.device if live is None else live.device)
+                parameter = next(self._model.parameters(), saved)
+                buffers[name] = saved.to(parameter.device if live is None else live.device)
 
     def _names(self) -> Iterator[tuple[str, str]]:
         for at, module in self._model.named_modules():
@@ -162,7 +162,7 @@ class UnsavedBuffers:
 
 
 class TorchRng:
-    """The CPU stream."""
+    """torch's random stream on the CPU."""
 
     def capture(self) -> Any:
         return torch.get_rng_state()
@@ -172,7 +172,7 @@ class TorchRng:
 
 
 class CudaRng:
-    """The streams of the accelerators that hold the model."""
+    """torch's random streams of the accelerators that hold the model."""
 
     def __init__(self, devices: Sequence[torch.device]) -> None:
         self._devices = devices
@@ -186,7 +186,7 @@ class CudaRng:
 
 
 class PythonRng:
-    """The `random` module's stream."""
+    """The random stream of the `random` module."""
 
     def capture(self) -> Any:
         version, words, gauss = random.getstate()
@@ -197,7 +197,7 @@ class PythonRng:
 
 
 class NumpyRng:
-    """NumPy's legacy global stream."""
+    """NumPy's global random stream."""
 
     def capture(self) -> Any:
         return np.random.get_state(legacy=False)
@@ -207,9 +207,9 @@ class NumpyRng:
 
 
 def rng_components(ranks: Ranks, model: nn.Module) -> dict[str, Component]:
-    """Every global random stream that this process trains with, by names that tell the ranks apart."""
+    """Every global random stream that this process trains with, by names that distinguish the ranks."""
     streams: dict[str, Component] = {"torch": TorchRng(), "python": PythonRng(), "numpy": NumpyRng()}
-    # Not those of accelerators that are only there: the next machine may have others, and nobody drew from them.
+    # Only accelerators that hold the model: the next machine may have others, and no code drew from the idle ones.
     devices = sorted({p.device for p in model.parameters() if p.is_cuda}, key=lambda device: device.index or 0)
     if devices:
         streams["cuda"] = CudaRng(devices)
@@ -237,7 +237,7 @@ def components_of(recipe: Recipe, progress: Progress, *, name: str, ranks: Ranks
     if recipe.scaler is not None:
         components["scaler"] = StatefulComponent(recipe.scaler)
     for key, target in recipe.extra.items():
-        # As for the recipe's own optimizer: before its first step it has nothing by which to spread what was stored.
+        # As for the recipe's own optimizer: before its first step no state of it shows how to spread the stored one.
         if isinstance(target, torch.optim.Optimizer):
             components[f"extra.{key}"] = OptimizerState(target)
         else:
@@ -247,16 +247,16 @@ def components_of(recipe: Recipe, progress: Progress, *, name: str, ranks: Ranks
 
 
 def same_on_every_rank(recipe: Recipe) -> Callable[[str], bool]:
-    """Whether all ranks hold a tensor of the state alike: what the optimizer changes, by the same sums.
+    """A predicate: whether all ranks hold the same values of a state tensor, because the optimizer changes it.
 
-    Buffers follow each rank's own samples; of them, and of whatever else a recipe keeps, rank 0's are the run's.
+    Buffers depend on each rank's own samples. Of them, and of all else a recipe keeps, rank 0's values are the run's.
     """
-    alike = {f"model.state.{name}" for name, _ in bare(recipe.model).named_parameters()}
-    return lambda name: name in alike or name.startswith("optimizer.")
+    same = {f"model.state.{name}" for name, _ in bare(recipe.model).named_parameters()}
+    return lambda name: name in same or name.startswith("optimizer.")
 
 
 def spread_like(tree: Any, live: Any) -> Any:
-    """A state tree whose tensors are spread over the ranks as those of the live one are."""
+    """The state tree with its tensors spread over the ranks as the live tree's tensors are."""
     if isinstance(tree, torch.Tensor) and isinstance(live, torch.Tensor):
         return placed_like(tree, live)
     if isinstance(tree, dict) and isinstance(live, Mapping):
@@ -293,5 +293,8 @@ def _check_binding(recipe: Recipe, *, name: str) -> None:
     held = [parameter for group in recipe.optimizer.param_groups for parameter in group["params"]]
     foreign = sum(id(parameter) not in live for parameter in held)
     if foreign:
-        why = f"{foreign} of the optimizer's {len(held)} tensors are not parameters of the model; build it from them."
+        why = (
+            f"{foreign} of the optimizer's {len(held)} tensors are not parameters of the model; "
+            "build the optimizer from model.parameters()."
+        )
         raise RecipeError(recipe=name, why=why)

@@ -1,4 +1,4 @@
-"""What an attempt has time for: until a notice runs out, until its bound; and the pace at which it works."""
+"""The time that an attempt has left, until a notice takes effect or until its bound, and the pace of its steps."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from segue.notices.board import NoticeBoard
 from segue.policy.save_interval import NOTICE_SHARE
 
 _UNMEASURED_SAVE_SECONDS = 0.1
-"""What a save is taken to last until one was made."""
+"""Assumed seconds of a save until one was measured."""
 _BOARD_POLL_SECONDS = 0.5
 REPORT_SECONDS, _REPORT_SHARE = 2.0, 0.1
-"""What is kept of the grace period for the report: so many seconds, or this share of a short one."""
+"""Part of the grace period that is reserved for the report: seconds, and the share of a short grace period."""
 
 
 class Pace:
-    """How fast steps are done, from the first one on."""
+    """The measured rate of steps, without the first one."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -22,23 +22,23 @@ class Pace:
         self.train_seconds, self.train_steps = 0.0, 0
 
     def step_done(self) -> None:
-        """Take note of a step."""
+        """Count a step that was just done."""
         if self.first_step_at is None:
-            # The first step pays for allocations and compilation; a rate that counts it looks too slow.
+            # The first step includes allocations and compilation; a rate that counts it is too slow.
             self.first_step_at = self._clock.monotonic()
             return
-        # Saves and metrics in between count too: this is the rate at which the run comes nearer its goal.
+        # Saves and metrics between steps count too: this is the rate at which the run approaches its goal.
         self.train_seconds = self._clock.monotonic() - self.first_step_at
         self.train_steps += 1
 
     @property
     def step_seconds(self) -> float | None:
-        """Of a step; None before there were two."""
+        """Mean seconds of a step; None before the second step."""
         return self.train_seconds / self.train_steps if self.train_steps else None
 
 
 class TimeLeft:
-    """What there is time for. `save_seconds` are those of the last save, None before there was one."""
+    """What there is time for. `save_seconds` is the duration of the last save, None before the first."""
 
     def __init__(
         self, board: NoticeBoard, *, bound_seconds: float | None, grace_seconds: float, started_at: float, clock: Clock
@@ -48,18 +48,18 @@ class TimeLeft:
 
     @property
     def seconds(self) -> float:
-        """Since the attempt began."""
+        """Seconds since the attempt began."""
         return self._clock.monotonic() - self._started_at
 
     def is_bound_near(self, *, step_seconds: float | None, save_seconds: float | None) -> bool:
-        """Whether the attempt must stop now to be done by its bound."""
+        """Whether the attempt must stop now to end within its bound."""
         if self._bound_seconds is None:
             return False
         reserve = 2 * ((save_seconds or _UNMEASURED_SAVE_SECONDS) + (step_seconds or 0.0))
         return self.seconds + reserve >= self._bound_seconds
 
     def allows_witness(self, *, step_seconds: float | None, save_seconds: float | None) -> bool:
-        """Whether there is time for a step that only bears witness."""
+        """Whether there is time for a step that only yields a witness row."""
         step_seconds = step_seconds or 1.0
         left = self._board.seconds_left()
         if left is None:
@@ -69,9 +69,9 @@ class TimeLeft:
 
     @property
     def patience_seconds(self) -> float:
-        """How long to wait for the writer before looking at the board again; 0 once only the report has time left.
+        """How long to wait for the writer before the board is read again; 0 when only the time for the report is left.
 
-        An attempt that dies without a report is found only when its heartbeat timeout runs out.
+        An attempt that dies without a report is only noticed when its heartbeat timeout expires.
         """
         left = self._board.seconds_left()
         if left is None:

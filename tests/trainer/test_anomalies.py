@@ -1,4 +1,4 @@
-"""A step whose numbers go bad is never kept, and does not end a run that could go on."""
+"""A step with anomalous numbers is never kept, and does not end a run that can continue."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def bad_sample():
 
 @pytest.fixture
 def begin(make_spec, open_log, bad_sample):
-    """A run of 30 steps, committed every ten, in which the batch of step 13 goes bad in some way; and its log."""
+    """A run of 30 steps, committed every ten, in which the batch of step 13 has an anomaly; and its log."""
 
     def make(goes_bad, *, config=None, **fields):
         config = {"goes_bad": goes_bad, "sample": bad_sample} | (config or {})
@@ -41,13 +41,13 @@ def begin(make_spec, open_log, bad_sample):
 
 
 def final_state(runlog):
-    """Digests of all that is restored; what is only compared tells of the config, which differs here."""
+    """Digests of all restored components; components that are only compared include the config, which differs here."""
     components = read_history(runlog).newest.manifest.components
     return {name: digest for name, digest in components.items() if name not in NOT_STATE}
 
 
 def run_with(fork_server, spec, runlog, skips):
-    """One attempt that leaves out what the test says, whatever the log says."""
+    """One attempt that skips the batches given by the test, whatever the log holds."""
     plan = decide_next(runlog, spec, clock=SystemClock()).plan.model_copy(update={"skips": skips})
     fork_server.start(spec, plan).join(60)
     return read_history(runlog).report_of(plan.segment, plan.attempt)
@@ -55,7 +55,7 @@ def run_with(fork_server, spec, runlog, skips):
 
 @pytest.fixture(scope="module")
 def state_without_the_batch(fork_server, tmp_path_factory, bad_sample):
-    """The final state of a run that was told from its start to leave out the bad batch."""
+    """The final state of a run that was configured from its start to skip the bad batch."""
     fields = {"run_id": "told", "recipe": "tests.recipes.poisoned:build", "steps": 30, "threads": 1}
     config = {"goes_bad": "never", "sample": bad_sample}
     fields |= {"continuity": {"rehearsal": "off"}}
@@ -69,7 +69,7 @@ def state_without_the_batch(fork_server, tmp_path_factory, bad_sample):
 @pytest.mark.parametrize(
     ("every_steps", "staging", "kept", "replayed"), [(10, "blocking", 10, 2), (12, "overlapped", 12, 0)]
 )
-def test_a_batch_that_goes_bad_twice_ends_the_run_at_the_checkpoint_before_it(
+def test_an_anomaly_that_repeats_in_one_batch_ends_the_run_at_the_checkpoint_before_it(
     fork_server, begin, bad_sample, every_steps, staging, kept, replayed
 ):
     spec, runlog = begin("loss", checkpoints={"every_steps": every_steps, "staging": staging})
@@ -90,11 +90,11 @@ def test_a_batch_that_goes_bad_twice_ends_the_run_at_the_checkpoint_before_it(
     assert verdict.rows_compared == replayed
     decision = decide_next(runlog, spec, clock=SystemClock())
     assert decision.action == "failed"
-    assert "loss was nan at step 13, samples 384 to 415 of the order, and again" in decision.reason
+    assert "at step 13, samples 384 to 415 of the order; the same batch had bad numbers again" in decision.reason
     assert 'anomalies.non_finite = "skip"' in decision.reason
 
 
-def test_what_went_bad_once_is_done_again_and_leaves_no_trace(fork_server, begin, tmp_path):
+def test_a_step_with_an_anomaly_that_does_not_repeat_is_done_again_and_leaves_no_trace(fork_server, begin, tmp_path):
     spec, runlog = begin("loss", config={"marker": str(tmp_path / "went-bad")})
     reports = fork_server.run_to_the_end(runlog, spec)
     assert [report.stop_reason for report in reports] == [FAILED, FINISHED]
@@ -104,7 +104,7 @@ def test_what_went_bad_once_is_done_again_and_leaves_no_trace(fork_server, begin
     assert final_state(runlog) == final_state(undisturbed)
 
 
-def test_a_skipped_batch_leaves_the_run_that_never_had_it_whatever_is_killed_then(
+def test_a_run_that_skips_a_batch_equals_one_that_never_had_it_whatever_is_killed_then(
     fork_server, begin, state_without_the_batch
 ):
     spec, runlog = begin("loss", anomalies={"non_finite": "skip"}, config={"pause_seconds": 0.03})
@@ -134,7 +134,7 @@ def test_a_skipped_batch_leaves_the_run_that_never_had_it_whatever_is_killed_the
     assert shown == ["failed, loss nan", "failed, loss nan", "lost", "finished"]
 
 
-def test_a_batch_is_left_out_where_data_workers_fetch_ahead_as_well(fork_server, begin, state_without_the_batch):
+def test_a_batch_is_skipped_although_data_workers_prefetch(fork_server, begin, state_without_the_batch):
     spec, runlog = begin("loss", anomalies={"non_finite": "skip"}, config={"workers": 2})
     reports = fork_server.run_to_the_end(runlog, spec)
     assert [report.stop_reason for report in reports] == [FAILED, FAILED, FINISHED]
@@ -149,7 +149,7 @@ def test_a_resume_after_a_skip_is_proven_exact(fork_server, begin):
     assert (verdict.kind, verdict.rows_compared) == (VerdictKind.EXACT, 8)
 
 
-def test_rows_of_an_attempt_that_trained_on_the_batch_are_not_asked_of_one_that_leaves_it_out(fork_server, begin):
+def test_an_attempt_that_skips_a_batch_need_not_replay_the_rows_of_one_that_trained_on_it(fork_server, begin):
     spec, runlog = begin("never", config={"raise_at_step": 20})
     assert fork_server.run_attempt(runlog, spec).stop_reason is FAILED
     assert [row.step for row in read_history(runlog).newest.rows] == list(range(11, 19))
@@ -159,20 +159,20 @@ def test_rows_of_an_attempt_that_trained_on_the_batch_are_not_asked_of_one_that_
     assert (verdict.kind, verdict.rows_compared) == (VerdictKind.EXACT, 2)
 
 
-def test_a_replay_that_goes_bad_where_the_run_did_not_is_a_broken_resume(fork_server, begin, tmp_path):
+def test_a_replay_with_an_anomaly_where_the_run_had_none_is_a_broken_resume(fork_server, begin, tmp_path):
     spec, runlog = begin("loss", config={"fine_until_it_raised": str(tmp_path / "raised")})
     first, second = (fork_server.run_attempt(runlog, spec) for _ in range(2))
     assert (first.failure.type, second.failure.type) == ("ArithmeticError", "BrokenResumeError")
     assert second.anomaly is None
     finding = read_history(runlog).attempts[1].verdict.findings[0]
     assert (finding.channel, finding.step) == ("loss", BAD_STEP)
-    # The batch is left in: the recovery of broken resumes has the say.
+    # The batch is not skipped: the recovery of broken resumes decides.
     decision = decide_next(runlog, spec, clock=SystemClock())
     assert (decision.plan.parent.step, decision.plan.skips) == (10, ())
     assert decision.reason.startswith("second resume from step 10, because the first was broken")
 
 
-def test_a_step_that_only_bears_witness_and_goes_bad_ends_nothing(fork_server, begin):
+def test_an_anomaly_in_a_step_that_only_yields_a_witness_row_ends_nothing(fork_server, begin):
     spec, runlog = begin("loss", config={"notice_at_step": 11})
     report = fork_server.run_attempt(runlog, spec)
     assert (report.stop_reason, report.checkpoint.step, report.anomaly) == (StopReason.NOTICE, 11, None)
@@ -180,7 +180,7 @@ def test_a_step_that_only_bears_witness_and_goes_bad_ends_nothing(fork_server, b
     assert fork_server.run_attempt(runlog, spec).anomaly.step == BAD_STEP
 
 
-def test_a_gradient_that_is_not_finite_counts_where_no_scaler_looks_after_it(fork_server, begin):
+def test_a_gradient_that_is_not_finite_is_an_anomaly_unless_a_scaler_handles_it(fork_server, begin):
     spec, runlog = begin("gradient")
     assert fork_server.run_attempt(runlog, spec).anomaly.channel == "grad_norm"
     scaled, runlog = begin("gradient", run_id="scaled", config={"scaler": True})
@@ -188,7 +188,7 @@ def test_a_gradient_that_is_not_finite_counts_where_no_scaler_looks_after_it(for
     assert (report.stop_reason, report.anomaly) == (FINISHED, None)
 
 
-def test_a_spike_is_told_again_by_an_attempt_that_has_just_resumed_and_then_left_out(
+def test_an_attempt_that_has_just_resumed_finds_the_spike_again_and_its_batch_is_then_skipped(
     fork_server, begin, state_without_the_batch
 ):
     spec, runlog = begin("spike", anomalies={"spikes": "skip", **SPIKES})
@@ -203,12 +203,12 @@ def test_a_spike_is_told_again_by_an_attempt_that_has_just_resumed_and_then_left
 
 
 @pytest.mark.parametrize(("goes_bad", "anomalies"), [("spike", {}), ("loss", {"non_finite": "off"})])
-def test_what_is_not_looked_for_ends_nothing(fork_server, begin, goes_bad, anomalies):
+def test_an_anomaly_that_is_not_watched_for_ends_nothing(fork_server, begin, goes_bad, anomalies):
     spec, runlog = begin(goes_bad, anomalies=anomalies)
     assert fork_server.run_attempt(runlog, spec).stop_reason is FINISHED
 
 
-def test_looking_for_spikes_may_begin_and_end_in_mid_run(fork_server, begin):
+def test_watching_for_spikes_may_begin_and_end_during_a_run(fork_server, begin):
     spec, runlog = begin("never", config={"notice_at_step": 6})
     fork_server.run_attempt(runlog, spec)
     watching = {"anomalies": spec.anomalies.model_copy(update={"spikes": "rollback", **SPIKES})}
@@ -220,6 +220,6 @@ def test_looking_for_spikes_may_begin_and_end_in_mid_run(fork_server, begin):
     assert read_history(runlog).committed_step == 30
 
 
-def test_a_plan_is_what_says_that_a_batch_is_left_out():
+def test_the_skips_of_a_plan_name_the_batches_that_are_left_out():
     plan = SegmentPlan(segment=0, attempt=1, capacity=Capacity.SPOT, deployment="-", skips=(BAD_BATCH,))
     assert SegmentPlan.model_validate_json(plan.model_dump_json()) == plan

@@ -1,4 +1,4 @@
-"""Damage to what was stored: it is named, the previous checkpoint is taken, nothing is deleted."""
+"""Damage in the store: it is reported by name, the previous checkpoint is used, nothing is deleted."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def files_below(root: Path) -> set[str]:
 
 
 def resume(fork_server, spec):
-    """Go on with the run after the recipe was fixed; returns its history as a fresh reader sees it."""
+    """Resume the run after the recipe was fixed; returns its history as a new reader sees it."""
     fixed = spec.model_copy(update={"config": {}})
     runlog = RunLog(open_store(spec.store), spec.run_id).reload()
     fork_server.run_attempt(runlog, fixed)
@@ -53,15 +53,15 @@ def resume(fork_server, spec):
 @pytest.mark.parametrize(
     ("damage", "shard", "named"),
     [
-        (truncate, "rank-0.safetensors", "bytes, its manifest says"),
+        (truncate, "rank-0.safetensors", "bytes; its manifest has"),
         (flip_a_bit, "rank-0.json", "crc32c"),
         (Path.unlink, "rank-0.safetensors", "is missing"),
         pytest.param(flip_a_bit, "rank-0.safetensors", "crc32c", marks=pytest.mark.matrix),
-        pytest.param(truncate, "rank-0.json", "bytes, its manifest says", marks=pytest.mark.matrix),
+        pytest.param(truncate, "rank-0.json", "bytes; its manifest has", marks=pytest.mark.matrix),
         pytest.param(Path.unlink, "rank-0.json", "is missing", marks=pytest.mark.matrix),
     ],
 )
-def test_a_damaged_shard_is_named_and_the_previous_checkpoint_taken(fork_server, stopped, damage, shard, named):
+def test_a_damaged_shard_is_named_and_the_previous_checkpoint_used(fork_server, stopped, damage, shard, named):
     root = Path(stopped.store.url)
     (newest,) = root.glob(f"tiny/attempts/*/step-000000030/{shard}")
     damage(newest)
@@ -81,7 +81,7 @@ def test_a_damaged_shard_is_named_and_the_previous_checkpoint_taken(fork_server,
     "damage",
     [Path.unlink, flip_a_bit, *(pytest.param(how, marks=pytest.mark.matrix) for how in (fill_with_garbage, truncate))],
 )
-def test_a_damaged_commit_record_is_named_and_the_previous_checkpoint_taken(fork_server, stopped, damage):
+def test_a_damaged_commit_record_is_named_and_the_previous_checkpoint_used(fork_server, stopped, damage):
     root = Path(stopped.store.url)
     slots = RunLog(open_store(stopped.store), "tiny").reload().slots
     slot = next(s.number for s in slots if isinstance(s.entry, CommitEntry) and s.entry.manifest.step == 30)
@@ -101,7 +101,7 @@ def test_a_damaged_commit_record_is_named_and_the_previous_checkpoint_taken(fork
     assert (record.read_bytes() if record.exists() else None) == after_damage
 
 
-def test_with_every_checkpoint_damaged_the_run_starts_over_and_says_so(fork_server, stopped):
+def test_with_every_checkpoint_damaged_the_run_restarts_from_step_0_and_reports_it(fork_server, stopped):
     for shard in Path(stopped.store.url).glob("tiny/attempts/*/*/rank-0.safetensors"):
         flip_a_bit(shard)
     history = resume(fork_server, stopped)

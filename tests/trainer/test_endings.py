@@ -149,19 +149,19 @@ def test_a_step_that_raises_is_reported_with_its_traceback_and_commits_nothing_a
     report = fork_server.run_attempt(runlog, spec)
     assert report.stop_reason is StopReason.FAILED
     assert report.failure.type == "ArithmeticError"
-    assert "the recipe was told to raise here" in report.failure.traceback
+    assert "this recipe raises here, as its config asks" in report.failure.traceback
     assert "recipes.py" in report.failure.traceback
     assert read_history(runlog).committed_step == 10
 
 
-def test_a_recipe_that_cannot_be_built_is_reported_too(fork_server, make_spec, open_log):
+def test_a_recipe_that_cannot_be_built_is_reported(fork_server, make_spec, open_log):
     spec = make_spec(config={"width": "wide"})
     report = fork_server.run_attempt(open_log(spec), spec)
     assert report.stop_reason is StopReason.FAILED
     assert report.failure.type == "ValueError"
 
 
-def test_a_newer_claim_fences_the_older_attempt_and_it_commits_nothing_more(fork_server, make_spec, open_log):
+def test_an_attempt_that_a_newer_claim_has_fenced_commits_nothing_more(fork_server, make_spec, open_log):
     spec = make_spec(steps=4000, config={"pause_seconds": 0.005}, checkpoints={"every_steps": 20})
     runlog = open_log(spec)
     zombie = fork_server.start(spec, SegmentPlan(segment=0, attempt=1, capacity=Capacity.SPOT, deployment="-"))

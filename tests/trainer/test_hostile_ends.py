@@ -1,4 +1,4 @@
-"""Ends that nobody planned: near the goal, with data workers, with a store in trouble, with odd state."""
+"""Unplanned ends: near the goal, with data workers, with a failing store, with a recipe that calls sys.exit."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_a_signal_that_also_kills_the_data_workers_is_a_notice_not_a_bug(make_sp
 
 
 @pytest.mark.parametrize("operation", ["read_into", "put_if_absent"])
-def test_a_store_that_fails_for_a_moment_is_asked_again(make_spec, open_log, operation):
+def test_a_store_operation_that_fails_briefly_is_retried(make_spec, open_log, operation):
     from segue.trainer.attempt import run_attempt
 
     spec = make_spec(config={"raise_at_step": 15, "pause_seconds": 0.02}, steps=30)
@@ -99,7 +99,7 @@ def attempt(run_attempt, spec, decided_in, runlog):
 
 
 @pytest.mark.matrix
-def test_a_second_process_for_a_living_attempt_leaves_it_alone(make_spec, open_log):
+def test_a_second_process_for_a_live_attempt_does_not_disturb_it(make_spec, open_log):
     spec = make_spec(steps=60, config={"pause_seconds": 0.05})
     runlog = open_log(spec)
     plan = decide_next(runlog, spec, clock=SystemClock()).plan
@@ -108,7 +108,7 @@ def test_a_second_process_for_a_living_attempt_leaves_it_alone(make_spec, open_l
         while read_history(runlog).attempt_of(0, 1) is None:
             assert first.poll() is None
             SystemClock().sleep(0.02)
-        # It finds the decided plan, starts a process of its own for it, and ends up waiting for the first.
+        # It finds the decided plan, starts its own process for it, and then waits for the first one.
         assert run_here(spec, runlog, on_line=lambda line: None).action == "finished"
     finally:
         first.kill()
@@ -118,7 +118,7 @@ def test_a_second_process_for_a_living_attempt_leaves_it_alone(make_spec, open_l
     assert len(history.attempts) == 1
 
 
-def test_a_trainer_that_dies_before_its_claim_is_not_started_for_ever(make_spec, open_log):
+def test_a_trainer_that_always_dies_before_its_claim_is_started_a_limited_number_of_times(make_spec, open_log):
     spec = make_spec(device="cuda:99", policy={"max_lost_in_place": 2, "name": "on_demand_only"})
     decision = run_here(spec, open_log(spec), on_line=lambda line: None)
     assert decision.action == "hopeless"

@@ -1,4 +1,4 @@
-"""The main promise: whatever moment the trainer is killed at, the run goes on as if nothing had happened."""
+"""The main promise: at whatever moment the trainer is killed, the resumed run equals one that was never killed."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_kills_at_random_moments_lose_no_commit_and_change_no_bit(fork_server, m
         # Those come soon after: the run must not reach its goal before all kills are spent.
         is_late = kills % 2 == 1
         after_seconds = chance.uniform(0.0, 0.1 if is_late else 0.6)
-        # All of them may fall between a commit and its seal: then some more, until one resume could be judged.
+        # All kills may fall between a commit and its seal: then more follow, until one resume was judged.
         has_room = committed_before < steps - 150
         is_judged = VerdictKind.EXACT in verdicts_of(runlog)
         is_killing = kills < wanted or (has_room and not is_judged)
@@ -67,7 +67,7 @@ def test_kills_at_random_moments_lose_no_commit_and_change_no_bit(fork_server, m
         report = fork_server.run_attempt(runlog, spec, observer=killer)
         kills += report.stop_reason is StopReason.LOST
         history = read_history(runlog.reload())
-        # Nothing half visible: every checkpoint the log offers reads back whole, every byte verified.
+        # No partial checkpoint is visible: every one in the log is read back complete, with every byte verified.
         assert history.committed_step >= committed_before
         if history.newest:
             read_checkpoint(runlog.store, run_id=spec.run_id, manifest=history.newest.manifest)
@@ -79,5 +79,5 @@ def test_kills_at_random_moments_lose_no_commit_and_change_no_bit(fork_server, m
     assert not history.damage
     assert all(checkpoint.quarantined is None for checkpoint in history.checkpoints)
     assert VerdictKind.BROKEN not in verdicts
-    assert verdicts.count(VerdictKind.EXACT) >= max(wanted // 8, 1)  # The rest was killed before it could be told.
+    assert verdicts.count(VerdictKind.EXACT) >= max(wanted // 8, 1)  # The other attempts were killed before a verdict.
     assert final_digests(runlog) == final_digests(reference)

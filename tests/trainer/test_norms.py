@@ -1,4 +1,4 @@
-"""The norms in a witness row tell small changes, whatever type the parameters have."""
+"""The norms in a witness row show small changes for every parameter type."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from segue.trainer.ranks.ddp import parameter_norm
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
-@pytest.mark.parametrize("beside", [[], [torch.full((3,), 2.0)]])
-def test_the_last_digit_of_one_parameter_changes_the_norm(dtype, beside):
+@pytest.mark.parametrize("others", [[], [torch.full((3,), 2.0)]])
+def test_the_last_digit_of_one_parameter_changes_the_norm(dtype, others):
     before = torch.full((64,), 3.0, dtype=dtype)
     after = before.clone()
     after[0] = torch.nextafter(before[0], torch.tensor(4.0, dtype=dtype)) if dtype != torch.float32 else 3.001
-    assert parameter_norm([before, *beside]) != parameter_norm([after, *beside])
-    expected = torch.cat([before.double(), *(other.double() for other in beside)]).norm()
-    assert parameter_norm([before, *beside]).item() == pytest.approx(expected.item(), rel=1e-6)
+    assert parameter_norm([before, *others]) != parameter_norm([after, *others])
+    expected = torch.cat([before.double(), *(other.double() for other in others)]).norm()
+    assert parameter_norm([before, *others]).item() == pytest.approx(expected.item(), rel=1e-6)
 
 
 def test_norms_of_fp32_are_what_torch_makes_of_them():

@@ -1,4 +1,4 @@
-"""At the run's first commit a fresh process rehearses the resume, and finds what nobody registered."""
+"""At the run's first commit a fresh process rehearses the resume, and finds state that was not registered."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def drilled(make_spec, tmp_path, fault, *, rehearsal, steps=100_000):
 
 
 def until(asked, *, then):
-    """Meddling: once the log says so, do this to the trainer."""
+    """An observer that acts on the trainer once a condition on the log holds."""
 
     def observer(pid, runlog, plan):
         if not asked(read_history(runlog)):
@@ -42,7 +42,7 @@ def until(asked, *, then):
     return observer
 
 
-def test_state_that_nobody_registered_stops_the_run_at_its_first_commit(fork_server, make_spec, open_log, tmp_path):
+def test_state_that_was_not_registered_stops_the_run_at_its_first_commit(fork_server, make_spec, open_log, tmp_path):
     spec = drilled(make_spec, tmp_path, "unregistered_counter", rehearsal="stop")
     runlog = open_log(spec)
     report = fork_server.run_attempt(runlog, spec, limit_seconds=150)
@@ -65,7 +65,9 @@ def test_state_that_nobody_registered_stops_the_run_at_its_first_commit(fork_ser
 
 
 @pytest.mark.matrix
-def test_with_warn_the_run_trains_on_and_a_sound_one_is_proven_once(fork_server, make_spec, open_log, tmp_path):
+def test_with_warn_a_broken_rehearsal_does_not_stop_the_run_and_a_passed_one_is_not_repeated(
+    fork_server, make_spec, open_log, tmp_path
+):
     for run_id, fault, kind in [("faulty", "unregistered_counter", "broken"), ("sound", "none", "exact")]:
         spec = drilled(make_spec, tmp_path, fault, rehearsal="warn").model_copy(update={"run_id": run_id})
         runlog = open_log(spec)
@@ -77,7 +79,7 @@ def test_with_warn_the_run_trains_on_and_a_sound_one_is_proven_once(fork_server,
         assert decide_next(runlog, spec, clock=SystemClock()).action == "run"
 
 
-def test_a_trainer_that_is_killed_takes_its_rehearsal_along(fork_server, make_spec, open_log, tmp_path):
+def test_a_rehearsal_ends_with_its_trainer_when_that_is_killed(fork_server, make_spec, open_log, tmp_path):
     spec = drilled(make_spec, tmp_path, "none", rehearsal="stop")
     runlog = open_log(spec)
     children = []
@@ -102,7 +104,7 @@ def test_a_trainer_that_is_killed_takes_its_rehearsal_along(fork_server, make_sp
     assert not read_history(runlog).drills
 
 
-def test_one_is_due_until_a_resume_was_replayed():
+def test_a_rehearsal_is_due_until_a_resume_was_replayed():
     book = Logbook(spec_of())
     due = lambda **fields: is_due(  # noqa: E731
         Assignment(spec=spec_of(continuity=fields), plan=book.plan()), book.history, ranks=1
@@ -118,13 +120,13 @@ def test_one_is_due_until_a_resume_was_replayed():
     assert not due()
 
 
-def test_a_process_that_cannot_be_started_costs_no_more_than_the_drill(monkeypatch, caplog):
+def test_a_rehearsal_that_cannot_be_started_does_not_disturb_training(monkeypatch, caplog):
     book = Logbook(spec_of())
     drill = ResumeRehearsal(Assignment(spec=spec_of(), plan=book.plan()), None, is_due=True)
     monkeypatch.setattr("sys.executable", "/nowhere/python")
     before = psutil.Process().num_fds()
     drill.begin(state_bytes=0)
-    drill.look()
+    drill.check()
     drill.close()
     assert psutil.Process().num_fds() == before
     assert "its process could not be started" in caplog.text

@@ -1,4 +1,4 @@
-"""Saves beside training: the same bytes however they are staged, and a bound on what a store in trouble may cost."""
+"""Saves during training: the same bytes for every kind of staging, and limited work at risk with a failing store."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ HERE = Environment(torch="2", device="cpu", instruction_set="AVX2", threads=1)
 
 
 def train(spec, runlog, *, fails=lambda operation, key: False, board=None):
-    """The next attempt, in this process; its shards go to a store that fails as told."""
+    """The next attempt, in this process; its shards go to a store that fails where `fails` is true."""
     clock = SystemClock()
     plan = decide_next(runlog, spec, clock=clock).plan
     return run_attempt(
@@ -57,7 +57,7 @@ def train(spec, runlog, *, fails=lambda operation, key: False, board=None):
 
 @pytest.fixture
 def commits_of(make_spec, open_log):
-    """Trains a recipe with a habit; the digests of what was committed, by step."""
+    """Trains a recipe with a way of changing its state; returns the digests of its commits by step."""
 
     def run(habit, **checkpoints):
         spec = make_spec(
@@ -87,12 +87,12 @@ def test_a_run_with_overlapped_staging_commits_the_very_bytes_of_one_that_blocks
     assert not any(changed.values()), changed
 
 
-def test_a_recipe_that_always_changes_its_state_while_it_is_copied_is_committed_all_the_same(commits_of):
+def test_a_recipe_that_always_changes_its_state_during_the_copy_is_committed_correctly(commits_of):
     committed = commits_of("normed_in_place", staging="overlapped", max_work_at_risk_seconds=1e9)
-    assert min(committed) < 10  # One save may be spent to find out; it is made up for at once, not when due again.
+    assert min(committed) < 10  # One save may be lost to detect it; it is repeated at once.
 
 
-def test_what_a_save_waits_for_is_done_also_before_an_update_that_a_scaler_skips():
+def test_a_save_is_finished_before_an_update_also_when_a_scaler_skips_it():
     recipe, waited, updated = tiny({}), [], []
     recipe.scheduler, inner = None, recipe.loss
     recipe.scaler = torch.amp.GradScaler("cpu", init_scale=2.0**127)
@@ -103,11 +103,11 @@ def test_what_a_save_waits_for_is_done_also_before_an_update_that_a_scaler_skips
 
 
 def shards_after(step):
-    """Which keys are shards of later steps than that."""
+    """A predicate: whether a key is a shard of a later step."""
     return lambda key: key.endswith(".safetensors") and int(key.split("step-")[1][:9]) > step
 
 
-def test_with_the_store_away_training_goes_on_for_as_long_as_allowed_and_the_run_from_its_last_commit(
+def test_with_an_unreachable_store_training_continues_as_long_as_allowed_and_the_run_resumes_from_its_last_commit(
     make_spec, open_log
 ):
     spec = make_spec(
@@ -130,7 +130,7 @@ def test_with_the_store_away_training_goes_on_for_as_long_as_allowed_and_the_run
     assert read_history(runlog).attempts[-1].verdict.kind is VerdictKind.EXACT
 
 
-def test_a_store_that_recovers_lets_training_go_on(make_spec, open_log):
+def test_training_continues_when_the_store_recovers_in_time(make_spec, open_log):
     spec = make_spec(steps=120, config={"pause_seconds": 0.01}, checkpoints={"every_steps": 10})
     runlog, faults = open_log(spec), iter(range(2))
     report = train(
@@ -140,7 +140,7 @@ def test_a_store_that_recovers_lets_training_go_on(make_spec, open_log):
     assert last_heartbeat(runlog, read_history(runlog).attempts[0]).trouble is None
 
 
-def test_a_store_that_stays_away_after_a_notice_leaves_time_for_the_report(make_spec, open_log):
+def test_an_unreachable_store_after_a_notice_leaves_time_for_the_report(make_spec, open_log):
     spec = make_spec(steps=100_000, config={"pause_seconds": 0.01}, grace_seconds=8)
     board, runlog = NoticeBoard(SystemClock()), open_log(spec)
 
@@ -157,10 +157,10 @@ def test_a_store_that_stays_away_after_a_notice_leaves_time_for_the_report(make_
     assert "injected" in report.note
 
 
-def test_at_the_goal_too_a_store_that_stays_away_ends_the_attempt(make_spec, open_log):
+def test_an_unreachable_store_ends_the_attempt_also_at_the_goal(make_spec, open_log):
     spec = make_spec(steps=12, checkpoints={"every_steps": 10, "max_work_at_risk_seconds": 0.5})
     runlog, clock = open_log(spec), SystemClock()
-    back_at = clock.monotonic() + 4  # So that this test ends though the attempt would wait for ever.
+    back_at = clock.monotonic() + 4  # So that this test ends even if the attempt would wait for ever.
     with pytest.raises(WorkAtRiskError):
         train(spec, runlog, fails=lambda op, key: "rank-0" in key and op == "put" and clock.monotonic() < back_at)
 
@@ -169,14 +169,14 @@ def test_at_the_goal_too_a_store_that_stays_away_ends_the_attempt(make_spec, ope
     ("checkpoints", "said"),
     [({"every_steps": 10}, "every 10 steps, as configured"), ({}, "first save, to measure its cost")],
 )
-def test_the_heartbeat_says_how_often_it_saves_and_why(make_spec, open_log, checkpoints, said):
+def test_the_heartbeat_reports_the_save_interval_and_its_reason(make_spec, open_log, checkpoints, said):
     spec = make_spec(checkpoints=checkpoints)
     runlog = open_log(spec)
     train(spec, runlog)
     assert said in last_heartbeat(runlog, read_history(runlog).attempts[0]).cadence
 
 
-def test_a_report_says_what_a_save_usually_took(make_spec, open_log):
+def test_a_report_holds_the_usual_duration_of_a_save(make_spec, open_log):
     spec = make_spec(checkpoints={"every_steps": 10})
     runlog = open_log(spec)
     train(spec, runlog)
@@ -229,7 +229,7 @@ def saves(folder, clock, *, fails=lambda operation, key: False, **checkpoints):
         staging.close()
 
 
-def test_a_save_that_falls_due_while_the_one_before_is_on_its_way_is_counted_once_and_made_later(tmp_path):
+def test_a_save_that_becomes_due_during_the_previous_one_is_counted_once_and_done_later(tmp_path):
     way_free = threading.Event()
     with saves(tmp_path, FakeClock(), fails=lambda *_: not way_free.wait(60), every_steps=10) as it:
         progress, saving, writer = it
@@ -250,8 +250,8 @@ def test_a_save_that_falls_due_while_the_one_before_is_on_its_way_is_counted_onc
         assert (writer.last_commit.step, saving.delayed) == (25, 1)
 
 
-def test_one_fault_in_a_save_that_is_due_late_is_no_reason_to_give_up(tmp_path):
-    """The cadence may be as long as what is allowed: then all the work is at risk when a save begins."""
+def test_one_failed_write_of_a_save_with_a_long_interval_does_not_end_the_attempt(tmp_path):
+    """The save interval may be as long as the allowed risk: then all of it is at risk when a save begins."""
     clock, faults, tried = FakeClock(), iter([True]), threading.Event()
 
     def fails(operation, key):
@@ -274,7 +274,7 @@ def test_one_fault_in_a_save_that_is_due_late_is_no_reason_to_give_up(tmp_path):
         assert writer.last_commit.step == 10
 
 
-def test_a_store_that_neither_takes_nor_refuses_a_save_is_noticed_too(tmp_path):
+def test_a_store_that_neither_accepts_nor_refuses_a_save_ends_the_attempt(tmp_path):
     clock, way_free = FakeClock(), threading.Event()
     with saves(tmp_path, clock, fails=lambda *_: not way_free.wait(60), every_steps=10, **RISK) as it:
         progress, saving, _ = it
@@ -292,7 +292,7 @@ def test_a_store_that_neither_takes_nor_refuses_a_save_is_noticed_too(tmp_path):
 
 
 @pytest.mark.parametrize("staging_buffers", [1, 2])
-def test_a_last_save_reckons_with_the_one_that_is_on_its_way(tmp_path, staging_buffers):
+def test_the_decision_on_a_last_save_includes_the_save_that_is_being_written(tmp_path, staging_buffers):
     clock, way_free = FakeClock(), threading.Event()
 
     def takes_long(operation, key):
@@ -308,6 +308,6 @@ def test_a_last_save_reckons_with_the_one_that_is_on_its_way(tmp_path, staging_b
                 assert saving.is_due()
                 saving.save(evaluate=False)
                 assert progress.step == 30 or writer.wait(60)
-            assert "the one in flight" in saving.on_notice(seconds_left=120).reason
+            assert "the save in flight" in saving.on_notice(seconds_left=120).reason
         finally:
             way_free.set()

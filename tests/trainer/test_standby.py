@@ -1,4 +1,4 @@
-"""A standby's trainer: booted before there is anything to do, gone without a trace when there never is."""
+"""A standby's trainer: it boots before it has an assignment, and ends without a trace when it gets none."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ time.sleep(600)
 
 @pytest.fixture
 def boot():
-    """Starts a standby's trainer and waits until it is booted; nothing of it outlives the test."""
+    """Starts a standby's trainer and waits until it is booted; its processes end with the test."""
     started = []
 
     def start(spec, *, until_booted: bool = True):
@@ -51,7 +51,9 @@ def boot():
         trainer.wait(30)
 
 
-def test_a_booted_trainer_takes_its_assignment_and_trains_what_any_other_would(boot, make_spec, open_log, fork_server):
+def test_a_booted_trainer_gets_its_assignment_and_trains_the_same_state_as_any_other(
+    boot, make_spec, open_log, fork_server
+):
     spec = make_spec()
     runlog = open_log(spec)
     trainer, lines = boot(spec)
@@ -71,7 +73,7 @@ def test_a_booted_trainer_takes_its_assignment_and_trains_what_any_other_would(b
     assert trained == expected
 
 
-def test_a_notice_ends_a_trainer_that_waits_and_the_run_is_untouched(boot, make_spec, open_log):
+def test_a_notice_ends_a_waiting_trainer_and_the_run_does_not_change(boot, make_spec, open_log):
     spec = make_spec()
     runlog = open_log(spec)
     trainer, lines = boot(spec)
@@ -80,18 +82,18 @@ def test_a_notice_ends_a_trainer_that_waits_and_the_run_is_untouched(boot, make_
     assert [slot.entry.kind for slot in runlog.refresh().slots] == ["open"]
 
 
-def test_a_recipe_that_cannot_be_imported_ends_the_boot_and_says_why(boot, make_spec):
+def test_a_recipe_that_cannot_be_imported_ends_the_boot_with_the_reason(boot, make_spec):
     trainer, lines = boot(make_spec(recipe="tests.no_such_module:build"), until_booted=False)
     assert trainer.wait(60) == ExitCode.USAGE, "\n".join(lines)
     assert any("no module 'tests.no_such_module'" in line for line in lines)
 
 
-def test_a_trainer_that_waits_ends_with_the_process_that_started_it_and_leaves_no_folder(make_spec, tmp_path):
+def test_a_waiting_trainer_ends_with_the_process_that_started_it_and_leaves_no_folder(make_spec, tmp_path):
     command = [sys.executable, "-c", OWNER, make_spec().model_dump_json()]
     owner = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
     try:
         pid, folder = owner.stdout.readline().split()
-        owner.send_signal(signal.SIGKILL)  # And not reaped: whoever supervises it may take its time.
+        owner.send_signal(signal.SIGKILL)  # And not reaped: its supervisor may take a while.
         give_up_at = time.monotonic() + 30
         while is_alive(int(pid)):
             assert time.monotonic() < give_up_at, "it did not end"
@@ -104,6 +106,6 @@ def test_a_trainer_that_waits_ends_with_the_process_that_started_it_and_leaves_n
 
 def is_alive(pid: int) -> bool:
     try:
-        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE  # Nobody may be there to reap it.
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE  # No process may be there to reap it.
     except psutil.NoSuchProcess:
         return False

@@ -1,4 +1,4 @@
-"""One step: bit for bit what a plain loop does, and a refusal of what no step can be made of."""
+"""One step: bit for bit the result of a plain loop, and an error for a loss that cannot be trained on."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def recipe_of(loss, *, order: str = "model", clip: float | None = 0.5) -> Recipe
     torch.manual_seed(3)
     layers = [part for _ in range(6) for part in (nn.Linear(33, 33), nn.LayerNorm(33), nn.Tanh())]
     model = nn.Sequential(*layers, nn.Linear(33, 1))
-    # As most recipes of transformers have it: no decay for biases and norms, so the model's order is taken apart.
+    # As in most transformers recipes: no weight decay for biases and norms, so the groups are not in the model's order.
     plain = [p for p in model.parameters() if p.dim() < 2]
     decayed = [p for p in model.parameters() if p.dim() >= 2]
     groups = {
@@ -64,7 +64,7 @@ def test_a_clipped_gradient_gives_the_weights_of_a_plain_loop_to_the_last_bit(or
     assert all(map(torch.equal, plain, ours))
 
 
-def test_gradients_that_no_optimizer_clears_do_not_count_for_a_resume_would_lose_them():
+def test_gradients_that_no_optimizer_clears_are_left_out_of_the_norm_because_a_resume_loses_them():
     def second_norm(*, resumed: bool) -> float:
         recipe = recipe_of(squares)
         recipe.optimizer.param_groups[0]["params"].pop()  # The last bias: its gradient grows with every step.
@@ -100,7 +100,7 @@ class Output(NamedTuple):
         (lambda model, batch: [squares(model, batch)], "a list", "return the loss tensor itself"),
     ],
 )
-def test_a_loss_of_which_no_step_can_be_made_is_refused_with_the_fix(loss, found, fix):
+def test_a_loss_that_cannot_be_trained_on_is_refused_with_the_fix(loss, found, fix):
     recipe = recipe_of(loss)
     before = weights(recipe)
     with pytest.raises(LossError) as refused:
@@ -112,6 +112,6 @@ def test_a_loss_of_which_no_step_can_be_made_is_refused_with_the_fix(loss, found
     assert all(map(torch.equal, before, weights(recipe)))
 
 
-def test_a_loss_of_one_element_is_taken():
+def test_a_loss_of_one_element_is_accepted():
     recipe = recipe_of(lambda model, batch: squares(model, batch).reshape(1))
     assert do_step(recipe, next(iter(recipe.data)), step=1).loss > 0

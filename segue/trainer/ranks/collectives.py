@@ -1,7 +1,7 @@
-"""Ranks: the processes of one attempt that train together, and how they come to one word.
+"""Ranks: the processes of one attempt that train together, and the collectives by which they agree.
 
-Rank 0 leads: it alone claims, decides, commits and reports. The others follow its word, which travels by small
-collectives on the CPU, so that nobody waits for an accelerator.
+Rank 0 is the leader: only it claims, decides, commits and reports. The other ranks follow its decisions, which small
+collectives on the CPU distribute, so that no rank waits for an accelerator.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from segue.launch.rendezvous import RANKS_VARIABLE
 
 
 class Ranks:
-    """A process that trains alone: its own word is everybody's."""
+    """A process that trains alone. It is the leader and the only rank."""
 
     rank = 0
     count = 1
@@ -26,44 +26,44 @@ class Ranks:
         return self.rank == 0
 
     def gather(self, data: bytes) -> list[bytes]:
-        """What every rank gives, in their order; all must call it, with as many bytes.
+        """The data of every rank, by rank. Every rank must call it, with the same number of bytes.
 
         Raises:
-            RuntimeError: a rank is gone, or did not come in time.
+            RuntimeError: a rank is gone, or did not answer in time.
         """
         return [data]
 
     def gather_texts(self, text: str) -> list[str]:
-        """What every rank says, in their order; all must call it."""
+        """The text of every rank, by rank. Every rank must call it."""
         data = text.encode()
         lengths = [int.from_bytes(found, "little") for found in self.gather(len(data).to_bytes(8, "little"))]
         found = self.gather(data.ljust(max(lengths), b"\0")) if max(lengths) else [b""] * self.count
-        return [piece[:length].decode() for piece, length in zip(found, lengths, strict=True)]
+        return [padded[:length].decode() for padded, length in zip(found, lengths, strict=True)]
 
-    def leader_says(self, value: bool) -> bool:
-        """Rank 0's value, for all; all must call it."""
+    def leader_decides(self, value: bool) -> bool:
+        """Rank 0's value, on every rank. Every rank must call it."""
         return self.gather(bytes([value]))[0] == b"\1"
 
     def all(self, value: bool) -> bool:
-        """Whether it is true of every rank; all must call it."""
+        """Whether the value is true on every rank. Every rank must call it."""
         return all(found == b"\1" for found in self.gather(bytes([value])))
 
     def first_of(self, text: str) -> str:
-        """The first text that is not empty, by rank; all must call it."""
+        """The first text, by rank, that is not empty. Every rank must call it."""
         return next((found for found in self.gather_texts(text) if found), "")
 
     def limit_waiting(self) -> None:
-        """See to it that no collective waits longer for a rank than is allowed."""
+        """Apply the timeout of ranks to every collective."""
 
     def close(self) -> None:
-        """Leave the others."""
+        """Leave the group."""
 
 
 class TorchRanks(Ranks):
     """Processes that torchrun started."""
 
     def __init__(self, device: torch.device, *, wait_seconds: float) -> None:
-        """Meet the others. `wait_seconds` is how long any rank may keep them waiting, here and in every step."""
+        """Wait for the other ranks. `wait_seconds` is the timeout for a rank, here and in every collective."""
         self.rank, self.count = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
         self.wait_seconds = wait_seconds
         backend = "gloo" if device.type == "cpu" else "cpu:gloo,cuda:nccl"
@@ -73,11 +73,11 @@ class TorchRanks(Ranks):
         mine = torch.frombuffer(bytearray(data), dtype=torch.uint8)
         found = [torch.empty_like(mine) for _ in range(self.count)]
         dist.all_gather(found, mine)
-        return [bytes(piece.numpy()) for piece in found]
+        return [bytes(tensor.numpy()) for tensor in found]
 
     def limit_waiting(self) -> None:
-        """Let nobody wait longer in groups that the recipe has made either: theirs is half an hour by default."""
-        groups = dist.distributed_c10d._world.pg_map  # torch has no public way to name them all.
+        """Apply the timeout also to process groups that the recipe made, whose default is half an hour."""
+        groups = dist.distributed_c10d._world.pg_map  # torch has no public way to list all groups.
         for group in list(groups):
             dist.distributed_c10d._set_pg_timeout(timedelta(seconds=self.wait_seconds), group)
 
@@ -91,10 +91,10 @@ def is_one_of_several() -> bool:
 
 
 class Exchange:
-    """Notes that ranks leave for each other, at any time and from any thread; torchrun keeps them."""
+    """A key-value store that the ranks share, usable at any time and from any thread; torchrun hosts it."""
 
     def __init__(self, *, wait_seconds: float) -> None:
-        # A connection of its own: the process group's is held while somebody waits for a note.
+        # A separate connection: the process group's is blocked while a thread waits for a key.
         self._notes = dist.TCPStore(  # type: ignore[attr-defined]
             os.environ["MASTER_ADDR"],
             int(os.environ["MASTER_PORT"]),
@@ -107,11 +107,11 @@ class Exchange:
         self._notes.set(f"segue/{key}", text)
 
     def get(self, key: str) -> str | None:
-        """The note; None while nobody left it."""
+        """The text of a key; None until a rank has put it."""
         if not self._notes.check([f"segue/{key}"]):
             return None
         return bytes(self._notes.get(f"segue/{key}")).decode()
 
     def count(self, key: str) -> int:
-        """How often this was called for the key, by all ranks together."""
+        """How often this was called for the key, over all ranks."""
         return int(self._notes.add(f"segue/{key}", 1))

@@ -1,4 +1,4 @@
-"""How a model is spread over ranks: replicated by DistributedDataParallel, unless its recipe has sharded it."""
+"""Spreading a model over ranks: DistributedDataParallel replicates it, unless its recipe has sharded it."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ _COARSE = (torch.bfloat16, torch.float16)
 
 
 def spread(recipe: Recipe, ranks: Ranks, device: torch.device, *, name: str) -> Recipe:
-    """The recipe with the module to call in training. What it has wrapped or sharded itself stays as it is.
+    """The recipe with the module to call in training. A model that the recipe wrapped or sharded stays as it is.
 
     Raises:
-        RecipeError: the model is spread in a way that does not deal one batch out over all ranks.
+        RecipeError: the model is spread in a way that does not split each batch over all ranks.
     """
     if ranks.count == 1:
         return recipe
@@ -33,7 +33,7 @@ def spread(recipe: Recipe, ranks: Ranks, device: torch.device, *, name: str) -> 
         if kind == "FullyShardedDataParallel":
             raise RecipeError(recipe=name, why="its model is wrapped in FSDP1; use fully_shard, which is FSDP2.")
         if isinstance(inner, DistributedDataParallel) and inner is not model:
-            why = "it has DistributedDataParallel inside the model; leave the wrapping to segue."
+            why = "its model contains DistributedDataParallel; return the bare model, which segue wraps."
             raise RecipeError(recipe=name, why=why)
     if isinstance(model, DistributedDataParallel):
         return recipe
@@ -41,7 +41,7 @@ def spread(recipe: Recipe, ranks: Ranks, device: torch.device, *, name: str) -> 
 
 
 def spread_again(recipe: Recipe, device: torch.device) -> Recipe:
-    """The same, after a change in which parameters are trained: only those it finds at first are summed by DDP."""
+    """The recipe, wrapped again if other parameters are trained now: DDP sums only those it found when it was made."""
     model = recipe.model
     if not isinstance(model, _Replicated) or _trained(model.module) == model.trained:
         return recipe
@@ -49,23 +49,23 @@ def spread_again(recipe: Recipe, device: torch.device) -> Recipe:
 
 
 def bare(model: nn.Module) -> nn.Module:
-    """The recipe's own module, whose names do not depend on how it is spread."""
+    """The recipe's own module, whose parameter names do not depend on how it is spread."""
     return model.module if isinstance(model, DistributedDataParallel) else model
 
 
 def total_norm(tensors: list[torch.Tensor]) -> torch.Tensor:
-    """Euclidean norm of all of them together; where some are sharded, every rank must call it."""
+    """Euclidean norm of all tensors together. Where some are sharded, every rank must call it."""
     sharded = [tensor for tensor in tensors if is_sharded(tensor)] if sharded_types() else []
     if not sharded:
         return torch.nn.utils.get_total_norm(tensors)
     plain = [tensor for tensor in tensors if not is_sharded(tensor)]
-    norms = [whole(torch.nn.utils.get_total_norm(part)) for part in (plain, sharded) if part]
+    norms = [whole(torch.nn.utils.get_total_norm(group)) for group in (plain, sharded) if group]
     norm: torch.Tensor = torch.linalg.vector_norm(torch.stack(norms))
     return norm
 
 
 def parameter_norm(parameters: list[torch.Tensor]) -> torch.Tensor:
-    """The same of parameters, summed in fp32 at least: three digits, as bf16 has, hide what an optimizer has lost."""
+    """Euclidean norm of the parameters, summed at least in fp32: three digits (bf16) hide a lost optimizer state."""
     coarse = [tensor for tensor in parameters if tensor.dtype in _COARSE and not is_sharded(tensor)]
     if not coarse:
         return total_norm(parameters)
@@ -76,15 +76,15 @@ def parameter_norm(parameters: list[torch.Tensor]) -> torch.Tensor:
 
 
 class _Replicated(DistributedDataParallel):
-    """A model as segue replicates it."""
+    """A model that segue replicates."""
 
     def __init__(self, model: nn.Module, device: torch.device) -> None:
-        # It must sum in the same order in every attempt, or no resume could be exact. By default it deals its buckets
-        # out again after the first step; looking for unused parameters keeps them, and allows recipes that have some.
+        # DDP must sum in the same order in every attempt, or no resume could be exact. By default it rebuilds its
+        # buckets after the first step; find_unused_parameters keeps them, and allows recipes with unused parameters.
         devices = None if device.type == "cpu" else [device]
         super().__init__(model, device_ids=devices, find_unused_parameters=True)
         self.trained = _trained(model)
-        """Which parameters it sums the gradients of."""
+        """Which parameters have their gradients summed."""
 
 
 def _trained(model: nn.Module) -> tuple[bool, ...]:
@@ -92,16 +92,16 @@ def _trained(model: nn.Module) -> tuple[bool, ...]:
 
 
 def _refuse_other_meshes(model: nn.Module, ranks: Ranks, *, name: str) -> None:
-    """Every rank is given its own part of a batch: right for data parallelism, on one level or two (HSDP)."""
-    from torch.distributed.fsdp import FSDPModule  # Half a second, which only who shards has paid already.
+    """Refuse meshes other than data parallel ones (FSDP2, HSDP), because each rank trains on its share of a batch."""
+    from torch.distributed.fsdp import FSDPModule  # Takes half a second; a recipe that shards has imported it already.
 
     by_fsdp = tuple(at for at, module in model.named_modules() if isinstance(module, FSDPModule))
     for parameter_name, parameter in model.named_parameters():
         if not is_sharded(parameter):
             continue
         kinds = ["shard" if placement.is_shard() else "replicate" for placement in parameter.placements]
-        is_dealt = parameter_name.startswith(by_fsdp) and kinds in (["shard"], ["replicate", "shard"])
-        if not is_dealt or parameter.device_mesh.size() != ranks.count:
+        is_data_parallel = parameter_name.startswith(by_fsdp) and kinds in (["shard"], ["replicate", "shard"])
+        if not is_data_parallel or parameter.device_mesh.size() != ranks.count:
             why = (
                 f"parameter {parameter_name} is spread as {parameter.placements} over {parameter.device_mesh}; only "
                 "fully_shard over all ranks (FSDP2, or HSDP) is supported, not tensor or pipeline parallelism."

@@ -1,7 +1,7 @@
-"""What ends an attempt of several ranks: who raised, who hung, who is gone.
+"""Failures of ranks: which rank raised, which one hangs, which one is gone.
 
-A rank that raises says so before it ends. The others notice a broken or overdue collective, and look for what was
-said, and for which processes still live, before they judge: an attempt fails by the rank that caused it.
+A rank that raises publishes how it ends. The other ranks see a broken or overdue collective. Before they raise, they
+read what was published and check which processes are alive, so that every rank reports the same cause.
 """
 
 from __future__ import annotations
@@ -34,34 +34,34 @@ from segue.stores.base import StoreReadError, StoreWriteError
 log = logging.getLogger(__name__)
 
 _SETTLE_SECONDS = 5.0
-"""How long ranks that noticed the end of an attempt wait for each other's word on it."""
+"""How long ranks that noticed the end of an attempt wait for each other's published ending."""
 
 _POLL_SECONDS = 0.05
 _STORAGE_OR_MACHINE = (StoreReadError, StoreWriteError, WriterDiedError, MachineTooSmallError, FencedError)
 
 
 class RankEnding(Value):
-    """What one rank says of its end."""
+    """What one rank publishes about its end."""
 
     rank: int
     order: int
     is_cause: bool
-    """False when it only noticed that others did not answer."""
+    """False when the rank only noticed that others did not answer."""
     is_code: bool
-    """Whether the recipe is to blame, not its store or its machine."""
+    """Whether the recipe is the cause, and not the store or the machine."""
     type_name: str
     message: str
     traceback: str
 
 
 class CountedNotes(Notes, Protocol):
-    """Notes by which ranks can also tell who was first."""
+    """Notes with a counter, which shows which rank was first."""
 
     def count(self, key: str) -> int: ...
 
 
 class RankFailures:
-    """One rank's view of how its attempt ends."""
+    """How an attempt of several ranks ends, as one rank sees it."""
 
     def __init__(self, notes: CountedNotes, *, rank: int, count: int, wait_seconds: float, clock: Clock) -> None:
         self._notes, self._clock = notes, clock
@@ -69,17 +69,17 @@ class RankFailures:
         self.reporter = 0
         """The rank that writes the attempt's report: the first that can."""
         self.step = 0
-        """The last step this rank has done."""
+        """Last step that this rank has done."""
         self._is_settled = False
         self._hung: tuple[int, ...] = ()
         notes.put(f"pid/{rank}", str(os.getpid()))
 
     @contextmanager
     def shared(self) -> Iterator[None]:
-        """Tell the others what is raised here; raise instead what was the cause, where that lies with another rank.
+        """Publish what is raised here to the other ranks; raise the cause instead where it is at another rank.
 
         Raises:
-            RankFailedError, HungRankError, RankLostError: in the place of what a broken collective raised here.
+            RankFailedError, HungRankError, RankLostError: in place of the exception of a broken collective.
         """
         try:
             yield
@@ -87,26 +87,26 @@ class RankFailures:
             if self._is_settled:
                 raise
             self._is_settled = True
-            own = self._say(error)
+            own = self._publish(error)
             if own.is_cause:
                 raise
             raise self._cause(own) from error
 
     def close(self) -> None:
-        """End those that hang: they would keep the machine, and whoever waits for this attempt, for as long."""
+        """Kill the ranks that hang: they would keep the machine and delay the next attempt."""
         if self._rank != self.reporter:
             return
         for rank in self._hung:
             pid = self._notes.get(f"pid/{rank}")
             if pid is not None:
-                log.error("rank %d hung and is ended", rank)
+                log.error("killing a rank that hangs rank=%d", rank)
                 with suppress(ProcessLookupError):
                     os.kill(int(pid), signal.SIGKILL)
 
-    def _say(self, error: BaseException) -> RankEnding:
+    def _publish(self, error: BaseException) -> RankEnding:
         ending = RankEnding(
             rank=self._rank,
-            order=self._notes.count("fates"),
+            order=self._notes.count("endings"),
             is_cause=not is_broken_collective(error),
             is_code=not isinstance(error, _STORAGE_OR_MACHINE),
             type_name=type(error).__name__,
@@ -117,28 +117,28 @@ class RankFailures:
         return ending
 
     def _cause(self, own: RankEnding) -> SegueError:
-        said, alive = self._wait_for_others()
-        silent = [rank for rank in range(self._count) if rank not in said]
+        endings, alive = self._wait_for_others()
+        silent = [rank for rank in range(self._count) if rank not in endings]
         hung = tuple(rank for rank in silent if alive[rank])
-        causes = [ending for ending in said.values() if ending.is_cause]
-        if not causes and hung and len(hung) == len(silent):
-            self.reporter = min(said)
+        has_cause = any(ending.is_cause for ending in endings.values())
+        if not has_cause and hung and len(hung) == len(silent):
+            self.reporter = min(endings)
             self._hung = hung
-        elif not causes and not alive[0]:
-            # Not the first that has said something: each rank looks at another moment, and all must find the same.
-            self.reporter = min(rank for rank, lives in alive.items() if lives)
-        return cause_of(said, hung=hung, gone=tuple(silent), waited_seconds=self._wait_seconds, step=self.step)
+        elif not has_cause and not alive[0]:
+            # Not the first rank with an ending: ranks look at different moments, and all must choose the same one.
+            self.reporter = min(rank for rank, is_alive in alive.items() if is_alive)
+        return cause_of(endings, hung=hung, silent=tuple(silent), waited_seconds=self._wait_seconds, step=self.step)
 
     def _wait_for_others(self) -> tuple[dict[int, RankEnding], dict[int, bool]]:
         give_up_at = self._clock.monotonic() + _SETTLE_SECONDS
         while True:
             notes = {rank: self._notes.get(f"ending/{rank}") for rank in range(self._count)}
-            said = {rank: RankEnding.model_validate_json(note) for rank, note in notes.items() if note is not None}
-            alive = {rank: rank in said or self._is_alive(rank) for rank in range(self._count)}
-            has_cause = any(ending.is_cause for ending in said.values())
-            is_known = has_cause or not all(alive.values()) or len(said) == self._count
+            endings = {rank: RankEnding.model_validate_json(note) for rank, note in notes.items() if note is not None}
+            alive = {rank: rank in endings or self._is_alive(rank) for rank in range(self._count)}
+            has_cause = any(ending.is_cause for ending in endings.values())
+            is_known = has_cause or not all(alive.values()) or len(endings) == self._count
             if is_known or self._clock.monotonic() >= give_up_at:
-                return said, alive
+                return endings, alive
             self._clock.sleep(_POLL_SECONDS)
 
     def _is_alive(self, rank: int) -> bool:
@@ -153,13 +153,18 @@ class RankFailures:
 
 
 def cause_of(
-    said: Mapping[int, RankEnding], *, hung: tuple[int, ...], gone: tuple[int, ...], waited_seconds: float, step: int
+    endings: Mapping[int, RankEnding],
+    *,
+    hung: tuple[int, ...],
+    silent: tuple[int, ...],
+    waited_seconds: float,
+    step: int,
 ) -> SegueError:
-    """What ended the attempt, from what each rank said of it. Pure.
+    """What ended the attempt, from what each rank published. Pure.
 
-    `hung` are those that live and say nothing, `gone` all that say nothing.
+    `silent` ranks published nothing; those of them that are alive are `hung`.
     """
-    causes = sorted((ending for ending in said.values() if ending.is_cause), key=lambda ending: ending.order)
+    causes = sorted((ending for ending in endings.values() if ending.is_cause), key=lambda ending: ending.order)
     if causes:
         first = causes[0]
         if first.is_code:
@@ -167,17 +172,17 @@ def cause_of(
                 rank=first.rank, type_name=first.type_name, message=first.message, traceback=first.traceback
             )
         return RankLostError(ranks=(first.rank,), why=f"{first.type_name}: {first.message}")
-    if hung and hung == gone:
+    if hung and hung == silent:
         return HungRankError(ranks=hung, waited_seconds=waited_seconds, step=step)
-    if gone:
-        dead = tuple(rank for rank in gone if rank not in hung)
+    if silent:
+        dead = tuple(rank for rank in silent if rank not in hung)
         return RankLostError(ranks=dead, why="its process was killed or crashed")
-    first = min(said.values(), key=lambda ending: ending.order)
-    return RankLostError(ranks=(first.rank,), why=f"the ranks lost touch ({first.message})")
+    first = min(endings.values(), key=lambda ending: ending.order)
+    return RankLostError(ranks=(first.rank,), why=f"the ranks lost contact ({first.message})")
 
 
 def is_broken_collective(error: BaseException) -> bool:
-    """Whether an error says no more than that another rank did not answer, also where a recipe has passed it on."""
+    """Whether an error only shows that another rank did not answer, also where a recipe re-raised it."""
     seen: BaseException | None = error
     while seen is not None:
         if isinstance(seen, dist.DistError) or (isinstance(seen, RuntimeError) and "gloo" in str(seen)):

@@ -1,4 +1,4 @@
-"""A group: the ranks of one attempt with what they share, or a process that trains alone."""
+"""The rank group: the ranks of one attempt with the objects they share, or a process that trains alone."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from segue.trainer.ranks.failures import RankFailures
 
 
 class RankGroup:
-    """A process that trains alone."""
+    """The group of a process that trains alone."""
 
     def __init__(self) -> None:
         self.ranks = Ranks()
         self.step = 0
-        """The last step that this rank has done."""
+        """Last step that this rank has done."""
 
     @property
     def reports(self) -> bool:
@@ -28,19 +28,19 @@ class RankGroup:
         return True
 
     def shared_failure(self) -> AbstractContextManager[None]:
-        """Where what one rank raises ends all of them."""
+        """A block in which an exception at one rank ends all ranks."""
         return nullcontext()
 
     def writer(self, inner: ShardWriter) -> ShardWriter:
-        """A writer that answers for all ranks."""
+        """The writer of the attempt's checkpoints, over all ranks."""
         return inner
 
     def close(self) -> None:
-        """Part."""
+        """Leave the group."""
 
 
 class SeveralRanks(RankGroup):
-    """One of several processes that torchrun started."""
+    """The group of several processes that torchrun started."""
 
     def __init__(self, device: torch.device, *, wait_seconds: float, clock: Clock) -> None:
         self.ranks = TorchRanks(device, wait_seconds=wait_seconds)
@@ -69,7 +69,7 @@ class SeveralRanks(RankGroup):
         return self._failures.shared()
 
     def writer(self, inner: ShardWriter) -> ShardWriter:
-        notes = Exchange(wait_seconds=self._wait_seconds)  # Of its own: the writer's thread asks often.
+        notes = Exchange(wait_seconds=self._wait_seconds)  # A separate connection: the writer's thread polls often.
         return RankedWriter(inner, rank=self.ranks.rank, count=self.ranks.count, notes=notes)
 
     def close(self) -> None:
@@ -78,14 +78,14 @@ class SeveralRanks(RankGroup):
 
 
 def meet(device: torch.device, *, wait_seconds: float, clock: Clock) -> RankGroup:
-    """The group this process is in. Blocks until all its ranks are there.
+    """The group of this process. Blocks until all its ranks have joined.
 
     Raises:
-        RuntimeError: they were not within `wait_seconds`.
+        RuntimeError: a rank did not join within `wait_seconds`.
     """
     return SeveralRanks(device, wait_seconds=wait_seconds, clock=clock) if is_one_of_several() else RankGroup()
 
 
 def local_rank() -> int | None:
-    """Which of the processes on this machine this is; None when it is alone."""
+    """This process's rank on its machine; None when it trains alone."""
     return int(os.environ["LOCAL_RANK"]) if is_one_of_several() else None

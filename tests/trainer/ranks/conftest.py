@@ -10,5 +10,5 @@ from tests.support.forked_trainers import ForkServer
 
 @pytest.fixture(scope="session")
 def ranks_fork_server(fork_server: ForkServer) -> RanksForkServer:
-    """Attempts of several ranks that start in a moment."""
+    """Attempts of several ranks, forked from a process that has imported torch."""
     return RanksForkServer(fork_server)

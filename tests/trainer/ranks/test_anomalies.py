@@ -1,4 +1,4 @@
-"""A step that goes bad on one of several ranks goes bad for all of them, and none waits for another."""
+"""An anomaly at one of several ranks is found by all of them, and no rank waits for another."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ BAD_STEP, BAD_BATCH = 5, Skip(samples_seen=40, sample_count=10)
 
 
 def test_all_ranks_stop_at_the_same_step_and_then_leave_out_the_same_batch(ranks_fork_server, make_spec, open_log):
-    # Of the batch, which rank 0 and rank 1 share, it is in the half of rank 1.
+    # The bad sample is in the half of the batch that rank 1 gets.
     sample = int(Feed(even({}).data, recipe="even", seed=0).order.batch(40)[-1])
     fields = {"recipe": "tests.recipes.poisoned:even_with_a_bad_sample", "config": {"sample": sample}, "steps": 9}
     spec = make_spec(**fields, checkpoints={"every_steps": 3}, anomalies={"non_finite": "skip"})
@@ -34,12 +34,12 @@ def test_all_ranks_stop_at_the_same_step_and_then_leave_out_the_same_batch(ranks
     assert reports[0].checkpoint.step == reports[1].from_step == 3
     assert len([slot for slot in runlog.reload().slots if isinstance(slot.entry, ReportEntry)]) == 3
     assert [attempt.verdict.kind for attempt in read_history(runlog).attempts[1:]] == [VerdictKind.EXACT] * 2
-    assert _tensors(runlog) == _tensors_of_a_run_that_was_told(
+    assert _tensors(runlog) == _tensors_of_a_run_without_the_batch(
         ranks_fork_server, make_spec(**fields, run_id="told"), open_log
     )
 
 
-def _tensors_of_a_run_that_was_told(ranks_fork_server, spec, open_log):
+def _tensors_of_a_run_without_the_batch(ranks_fork_server, spec, open_log):
     runlog = open_log(spec)
     plan = decide_next(runlog, spec, clock=SystemClock()).plan.model_copy(update={"skips": (BAD_BATCH,)})
     group = ranks_fork_server.start(spec, plan, ranks=2)

@@ -1,4 +1,4 @@
-"""What ranks agree on, as tables: words, losses put together, and whose fault an end is."""
+"""Consensus of ranks, as tables: votes, combined losses, and the cause of an end."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from hypothesis import strategies as st
 from segue.errors import HungRankError, RankDriftError, RankFailedError, RankLostError
 from segue.records import StopReason
 from segue.trainer.ranks.collectives import Ranks
-from segue.trainer.ranks.consensus import Word, agree, merged, put_together
+from segue.trainer.ranks.consensus import Vote, agree, combined, merged
 from segue.trainer.ranks.failures import RankEnding, cause_of, is_broken_collective
 from segue.trainer.step import Outcome
 
 FINISHED, BOUND, NOTICE = StopReason.FINISHED, StopReason.BOUND, StopReason.NOTICE
-QUIET = Word()
+NO_VOTE = Vote()
 
 
-class Heard(Ranks):
-    """One rank to which the others have said something already."""
+class AnsweredRanks(Ranks):
+    """One rank, with given answers of the others."""
 
     def __init__(self, *others: bytes) -> None:
         self._others = others
@@ -32,38 +32,38 @@ class Heard(Ranks):
 
 
 @pytest.mark.parametrize(
-    ("words", "agreed"),
+    ("votes", "agreed"),
     [
-        pytest.param([QUIET, QUIET], QUIET, id="nothing to say"),
-        pytest.param([Word(save=True), QUIET], Word(save=True), id="the leader saves"),
-        pytest.param([QUIET, Word(save=True)], QUIET, id="only the leader decides to save"),
-        pytest.param([QUIET, Word(stop=FINISHED)], QUIET, id="only the leader decides to stop"),
-        pytest.param([Word(stop=BOUND), QUIET], Word(stop=BOUND), id="the leader stops"),
-        pytest.param([Word(stop=FINISHED, save=True), QUIET], Word(stop=FINISHED), id="who stops does not save here"),
+        pytest.param([NO_VOTE, NO_VOTE], NO_VOTE, id="nothing to do"),
+        pytest.param([Vote(save=True), NO_VOTE], Vote(save=True), id="the leader saves"),
+        pytest.param([NO_VOTE, Vote(save=True)], NO_VOTE, id="only the leader decides to save"),
+        pytest.param([NO_VOTE, Vote(stop=FINISHED)], NO_VOTE, id="only the leader decides to stop"),
+        pytest.param([Vote(stop=BOUND), NO_VOTE], Vote(stop=BOUND), id="the leader stops"),
+        pytest.param([Vote(stop=FINISHED, save=True), NO_VOTE], Vote(stop=FINISHED), id="a stop comes before a save"),
         pytest.param(
-            [Word(save=True), QUIET, Word(is_busy=True)], Word(save=True, is_busy=True), id="one without room"
+            [Vote(save=True), NO_VOTE, Vote(is_busy=True)], Vote(save=True, is_busy=True), id="one without room"
         ),
         pytest.param(
-            [Word(save=True), Word(notice=("sigterm", 25.0))],
-            Word(stop=NOTICE, notice=("sigterm", 25.0)),
+            [Vote(save=True), Vote(notice=("sigterm", 25.0))],
+            Vote(stop=NOTICE, notice=("sigterm", 25.0)),
             id="a notice anywhere stops all, and comes before a save",
         ),
         pytest.param(
-            [Word(stop=BOUND, notice=("recall", 3600.0)), Word(notice=("sigterm", 25.0))],
-            Word(stop=BOUND, notice=("sigterm", 25.0)),
-            id="the leader's reason stands, the least time counts",
+            [Vote(stop=BOUND, notice=("recall", 3600.0)), Vote(notice=("sigterm", 25.0))],
+            Vote(stop=BOUND, notice=("sigterm", 25.0)),
+            id="the leader's reason remains, the least time counts",
         ),
         pytest.param(
-            [Word(stop=FINISHED), Word(notice=("file", 9.0))],
-            Word(stop=FINISHED, notice=("file", 9.0)),
+            [Vote(stop=FINISHED), Vote(notice=("file", 9.0))],
+            Vote(stop=FINISHED, notice=("file", 9.0)),
             id="a run that is finished is not stopped by a notice",
         ),
     ],
 )
-def test_many_words_become_one(words, agreed):
-    assert merged(words) == agreed
-    first, *others = words
-    assert agree(Heard(*(word.pack() for word in others)), first) == agreed
+def test_the_votes_of_all_ranks_give_one_result(votes, agreed):
+    assert merged(votes) == agreed
+    first, *others = votes
+    assert agree(AnsweredRanks(*(vote.pack() for vote in others)), first) == agreed
 
 
 @given(
@@ -73,10 +73,10 @@ def test_many_words_become_one(words, agreed):
     notice=st.none()
     | st.tuples(st.sampled_from(["sigterm", "sigint", "file", "recall", "orphaned"]), st.floats(allow_nan=False)),
 )
-def test_a_word_comes_back_from_its_bytes_and_all_have_as_many(stop, save, is_busy, notice):
-    word = Word(stop, save, is_busy, notice)
-    assert Word.unpack(word.pack()) == word
-    assert len(word.pack()) == len(QUIET.pack())
+def test_a_vote_is_read_back_from_its_bytes_and_all_votes_have_the_same_size(stop, save, is_busy, notice):
+    vote = Vote(stop, save, is_busy, notice)
+    assert Vote.unpack(vote.pack()) == vote
+    assert len(vote.pack()) == len(NO_VOTE.pack())
 
 
 def outcome_of(loss, *, grad_norm=2.0, param_norm=3.0):
@@ -84,63 +84,63 @@ def outcome_of(loss, *, grad_norm=2.0, param_norm=3.0):
 
 
 def share_of(loss, weight, fingerprint, **norms):
-    """What a rank says after a step, as it travels."""
-    said = []
+    """The bytes that a rank sends after a step."""
+    sent = []
 
     class Recorded(Ranks):
         count = 2
 
         def gather(self, data: bytes) -> list[bytes]:
-            said.append(data)
+            sent.append(data)
             return [data, data]
 
-    put_together(Recorded(), outcome_of(loss, **norms), weight=weight, fingerprint=fingerprint)
-    return said[0]
+    combined(Recorded(), outcome_of(loss, **norms), weight=weight, fingerprint=fingerprint)
+    return sent[0]
 
 
-def test_the_loss_of_all_is_the_mean_over_the_samples_not_over_the_ranks():
+def test_the_combined_loss_is_the_mean_over_the_samples_not_over_the_ranks():
     """Ten samples on three ranks: 3, 3 and 4 of them, so that weights are 0.9, 0.9 and 1.2."""
-    ranks = Heard(share_of(2.0, 0.9, "b" * 16), share_of(4.0, 1.2, "c" * 16))
-    outcome, _ = put_together(ranks, outcome_of(1.0), weight=0.9, fingerprint="a" * 16)
+    ranks = AnsweredRanks(share_of(2.0, 0.9, "b" * 16), share_of(4.0, 1.2, "c" * 16))
+    outcome, _ = combined(ranks, outcome_of(1.0), weight=0.9, fingerprint="a" * 16)
     assert math.isclose(outcome.loss, (3 * 1.0 + 3 * 2.0 + 4 * 4.0) / 10)
 
 
-def test_a_rank_without_samples_counts_for_nothing_even_where_its_loss_is_nan():
-    ranks = Heard(share_of(3.0, 2.0, "b" * 16))
-    outcome, mark = put_together(ranks, outcome_of(math.nan), weight=0.0, fingerprint="a" * 16)
-    _, other = put_together(ranks, outcome_of(0.5), weight=0.0, fingerprint="c" * 16)
+def test_a_rank_without_samples_has_no_influence_even_where_its_loss_is_nan():
+    ranks = AnsweredRanks(share_of(3.0, 2.0, "b" * 16))
+    outcome, fingerprint = combined(ranks, outcome_of(math.nan), weight=0.0, fingerprint="a" * 16)
+    _, other = combined(ranks, outcome_of(0.5), weight=0.0, fingerprint="c" * 16)
     assert outcome.loss == 3.0
-    assert mark == other
+    assert fingerprint == other
 
 
-def test_what_each_rank_saw_and_which_rank_saw_it_is_in_the_hash_of_the_whole_batch():
-    def mark(first, second):
-        ranks = Heard(share_of(1.0, 1.0, second))
-        return put_together(ranks, outcome_of(1.0), weight=1.0, fingerprint=first)[1]
+def test_the_fingerprint_of_the_batch_depends_on_each_ranks_share_and_their_order():
+    def fingerprint_of(first, second):
+        ranks = AnsweredRanks(share_of(1.0, 1.0, second))
+        return combined(ranks, outcome_of(1.0), weight=1.0, fingerprint=first)[1]
 
     a, b, c = "a" * 16, "b" * 16, "c" * 16
-    assert len({mark(a, b), mark(b, a), mark(a, c), mark(c, b)}) == 4
+    assert len({fingerprint_of(a, b), fingerprint_of(b, a), fingerprint_of(a, c), fingerprint_of(c, b)}) == 4
 
 
-def test_one_rank_alone_has_the_last_word():
+def test_the_outcome_of_a_single_rank_does_not_change():
     outcome = outcome_of(0.1)
-    assert put_together(Ranks(), outcome, weight=1.0, fingerprint="mine") == (outcome, "mine")
+    assert combined(Ranks(), outcome, weight=1.0, fingerprint="mine") == (outcome, "mine")
 
 
 @pytest.mark.parametrize("norms", [{"grad_norm": 2.001}, {"param_norm": 3.001}, {"grad_norm": math.nan}])
 def test_ranks_whose_weights_or_gradients_are_not_the_same_are_stopped(norms):
-    ranks = Heard(share_of(1.0, 1.0, "b" * 16, **norms))
+    ranks = AnsweredRanks(share_of(1.0, 1.0, "b" * 16, **norms))
     with pytest.raises(RankDriftError, match="of rank 1"):
-        put_together(ranks, outcome_of(1.0), weight=1.0, fingerprint="a" * 16)
+        combined(ranks, outcome_of(1.0), weight=1.0, fingerprint="a" * 16)
 
 
 def test_ranks_that_all_overflow_are_not_taken_for_different():
-    ranks = Heard(share_of(1.0, 1.0, "b" * 16, grad_norm=math.nan))
-    outcome, _ = put_together(ranks, outcome_of(1.0, grad_norm=math.nan), weight=1.0, fingerprint="a" * 16)
+    ranks = AnsweredRanks(share_of(1.0, 1.0, "b" * 16, grad_norm=math.nan))
+    outcome, _ = combined(ranks, outcome_of(1.0, grad_norm=math.nan), weight=1.0, fingerprint="a" * 16)
     assert outcome.loss == 1.0
 
 
-def test_what_a_recipe_makes_of_a_broken_collective_is_still_no_cause():
+def test_a_broken_collective_that_a_recipe_re_raised_is_no_cause():
     passed_on = ValueError("my step went wrong")
     passed_on.__cause__ = RuntimeError("[gloo/transport/tcp/pair.cc:553] Connection closed by peer")
     assert is_broken_collective(passed_on)
@@ -148,11 +148,11 @@ def test_what_a_recipe_makes_of_a_broken_collective_is_still_no_cause():
 
 
 @given(st.lists(st.text(max_size=40), min_size=1, max_size=5))
-def test_texts_of_any_length_are_gathered_whole(texts):
+def test_texts_of_any_length_are_gathered_complete(texts):
     own, *others = (text.encode() for text in texts)
     longest = max(map(len, (own, *others)))
 
-    class Asked(Ranks):
+    class PaddedRanks(Ranks):
         count = len(texts)
 
         def gather(self, data: bytes) -> list[bytes]:
@@ -162,12 +162,12 @@ def test_texts_of_any_length_are_gathered_whole(texts):
             assert len(data) == longest
             return [data, *(other.ljust(longest, b"\0") for other in others)]
 
-    ranks = Asked()
+    ranks = PaddedRanks()
     ranks.knows_lengths = False
     assert ranks.gather_texts(texts[0]) == texts
 
 
-def ending(rank, *, order=1, is_cause=True, is_code=True, message="told to"):
+def ending(rank, *, order=1, is_cause=True, is_code=True, message="raised here"):
     return RankEnding(
         rank=rank,
         order=order,
@@ -184,29 +184,31 @@ def noticed(rank, order=2):
 
 
 @pytest.mark.parametrize(
-    ("said", "hung", "gone", "kind", "ranks"),
+    ("endings", "hung", "silent", "kind", "ranks"),
     [
         pytest.param([noticed(0), ending(1)], (), (), RankFailedError, (1,), id="one raised"),
-        pytest.param([ending(0, order=2), ending(2, order=1)], (), (), RankFailedError, (2,), id="who raised first"),
+        pytest.param(
+            [ending(0, order=2), ending(2, order=1)], (), (), RankFailedError, (2,), id="the first that raised"
+        ),
         pytest.param([noticed(0), ending(1, is_code=False)], (), (), RankLostError, (1,), id="a store failed there"),
-        pytest.param([noticed(0), noticed(1)], (2,), (2,), HungRankError, (2,), id="one lives and says nothing"),
-        pytest.param([noticed(0)], (1, 2), (1, 2), HungRankError, (1, 2), id="two live and say nothing"),
+        pytest.param([noticed(0), noticed(1)], (2,), (2,), HungRankError, (2,), id="one is alive and silent"),
+        pytest.param([noticed(0)], (1, 2), (1, 2), HungRankError, (1, 2), id="two are alive and silent"),
         pytest.param([noticed(0)], (), (1,), RankLostError, (1,), id="one is dead"),
         pytest.param([noticed(0)], (1,), (1, 2), RankLostError, (2,), id="one hangs because another is dead"),
         pytest.param([noticed(0), ending(1)], (2,), (2,), RankFailedError, (1,), id="one hangs because another raised"),
-        pytest.param([noticed(0, 2), noticed(1, 1)], (), (), RankLostError, (1,), id="all only lost touch"),
+        pytest.param([noticed(0, 2), noticed(1, 1)], (), (), RankLostError, (1,), id="all only lost contact"),
     ],
 )
-def test_an_end_is_the_fault_of_the_rank_that_caused_it(said, hung, gone, kind, ranks):
-    error = cause_of({one.rank: one for one in said}, hung=hung, gone=gone, waited_seconds=300, step=7)
+def test_the_error_names_the_rank_that_caused_the_end(endings, hung, silent, kind, ranks):
+    error = cause_of({one.rank: one for one in endings}, hung=hung, silent=silent, waited_seconds=300, step=7)
     assert type(error) is kind
     assert ((error.rank,) if kind is RankFailedError else error.ranks) == ranks
     assert ", ".join(map(str, ranks)) in str(error)
 
 
-def test_the_recipe_that_raised_elsewhere_is_told_with_its_own_traceback():
-    error = cause_of({1: ending(1)}, hung=(), gone=(), waited_seconds=300, step=7)
-    assert (error.rank, error.traceback, error.message) == (1, "Traceback of rank 1", "told to")
+def test_a_recipe_that_raised_on_another_rank_is_reported_with_its_own_traceback():
+    error = cause_of({1: ending(1)}, hung=(), silent=(), waited_seconds=300, step=7)
+    assert (error.rank, error.traceback, error.message) == (1, "Traceback of rank 1", "raised here")
 
 
 @pytest.mark.parametrize(
@@ -216,9 +218,9 @@ def test_the_recipe_that_raised_elsewhere_is_told_with_its_own_traceback():
         (dist.DistNetworkError("connection reset"), True),
         (RuntimeError("[gloo/transport/tcp/pair.cc:534] Connection closed by peer"), True),
         (RuntimeError("CUDA error: device-side assert triggered"), False),
-        (ArithmeticError("told to raise here"), False),
+        (ArithmeticError("raised here"), False),
         (KeyError("gloo"), False),
     ],
 )
-def test_only_an_error_of_communication_says_nothing_about_its_own_rank(error, is_broken):
+def test_only_an_error_of_communication_is_a_broken_collective(error, is_broken):
     assert is_broken_collective(error) is is_broken

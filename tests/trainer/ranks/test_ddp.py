@@ -1,4 +1,4 @@
-"""How models are spread: what cannot be is refused by name, and what changes while training is taken along."""
+"""Spreading models: unsupported ways are refused by name, and changes during training are kept."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from segue.runlog.history import read_history
 
 @pytest.fixture
 def attempt(ranks_fork_server, make_spec, open_log):
-    """Makes an attempt of two ranks of a recipe; gives the report and the log."""
+    """Runs an attempt of two ranks of a recipe; returns the report and the log."""
 
     def make(recipe, **config):
         fields = {"steps": 20, "checkpoints": {"every_steps": 10}, "config": config}
@@ -29,7 +29,7 @@ def final_state(runlog):
     return read_checkpoint(runlog.store, run_id=runlog.run_id, manifest=newest.manifest).tensors
 
 
-def test_ranks_whose_gradients_nobody_sums_are_stopped_at_the_first_step(attempt):
+def test_ranks_whose_gradients_are_not_summed_are_stopped_at_the_first_step(attempt):
     report, runlog = attempt("bypassing")
     assert (report.stop_reason, report.failure.type) == (StopReason.FAILED, "RankDriftError")
     assert "not its .module" in report.failure.message
@@ -40,14 +40,14 @@ def test_ranks_whose_gradients_nobody_sums_are_stopped_at_the_first_step(attempt
     ("recipe", "why"),
     [("tensor_parallel", "not tensor or pipeline"), ("wrapped_inside", "leave the wrapping")],
 )
-def test_a_model_that_is_spread_otherwise_is_refused_by_name(attempt, recipe, why):
+def test_a_model_that_is_spread_in_an_unsupported_way_is_refused_by_name(attempt, recipe, why):
     report, _ = attempt(recipe)
     assert (report.stop_reason, report.failure.type) == (StopReason.FAILED, "RecipeError"), report.failure
     assert why in report.failure.message
 
 
 @pytest.mark.parametrize("recipe", ["thawing", pytest.param("twice_updated", marks=pytest.mark.matrix)])
-def test_what_is_trained_later_and_what_trains_a_second_time_comes_back(attempt, recipe):
+def test_parameters_that_are_trained_later_or_again_are_restored(attempt, recipe):
     whole, undisturbed = attempt(recipe)
     assert whole.stop_reason is StopReason.FINISHED
     first, _ = attempt(recipe, at=[1, 13, "notice"])

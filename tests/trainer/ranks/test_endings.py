@@ -17,7 +17,7 @@ EVEN = {"recipe": "tests.recipes.ranked:even", "steps": 30, "checkpoints": {"eve
 
 
 class Watching:
-    """Sees the group of an attempt, and acts on it once."""
+    """Observes the group of an attempt, and acts on it once."""
 
     def __init__(self, action=lambda group: None):
         self._action = action
@@ -42,7 +42,7 @@ def entries(runlog, kind):
 
 @pytest.fixture
 def end(ranks_fork_server, make_spec, open_log):
-    """Makes one attempt in which something befalls a rank; gives its report, the log, the group and the spec."""
+    """Runs one attempt in which a rank fails; returns its report, the log, the group and the spec."""
 
     def make(at, *, ranks=3, **fields):
         spec = make_spec(**EVEN | fields | {"config": {"at": at} | fields.get("config", {})})
@@ -53,7 +53,7 @@ def end(ranks_fork_server, make_spec, open_log):
     return make
 
 
-def test_a_rank_that_raises_ends_the_attempt_with_its_own_name_and_traceback(end):
+def test_a_rank_that_raises_ends_the_attempt_with_its_number_and_traceback(end):
     report, runlog, group, _ = end([1, 15, "raise"])
     assert report.stop_reason is StopReason.FAILED
     assert report.failure.type == "ArithmeticError on rank 1"
@@ -63,7 +63,7 @@ def test_a_rank_that_raises_ends_the_attempt_with_its_own_name_and_traceback(end
     assert read_history(runlog).committed_step == 10
 
 
-def test_where_the_leader_raises_the_report_is_as_if_it_were_alone(end):
+def test_a_leader_that_raises_reports_as_if_it_were_alone(end):
     report, _, _, _ = end([0, 15, "raise"])
     assert (report.stop_reason, report.failure.type) == (StopReason.FAILED, "ArithmeticError")
     assert "ranked.py" in report.failure.traceback
@@ -76,7 +76,7 @@ def test_ranks_that_all_raise_leave_one_report(end):
     assert report.failure.type.startswith("ArithmeticError")
 
 
-def test_a_rank_whose_recipe_cannot_be_built_is_named_too(end):
+def test_a_rank_whose_recipe_cannot_be_built_is_named(end):
     report, runlog, group, _ = end([2, 0, "raise"])
     assert [entry.report for entry in entries(runlog, ReportEntry)] == [report]
     assert (report.stop_reason, report.to_step) == (StopReason.FAILED, 0)
@@ -89,7 +89,7 @@ def test_a_rank_whose_recipe_cannot_be_built_is_named_too(end):
     ("hung", "step", "committed"),
     [(0, 12, 10), *(pytest.param(*case, marks=pytest.mark.matrix) for case in ((1, 12, 10), (0, 0, 0)))],
 )
-def test_a_rank_that_hangs_is_named_by_one_that_does_not_and_ended(end, hung, step, committed):
+def test_a_rank_that_hangs_is_named_by_another_rank_and_killed(end, hung, step, committed):
     report, runlog, group, _ = end([hung, step, "hang"], liveness={"heartbeat_seconds": 0.05, "rank_seconds": 3})
     assert (report.stop_reason, report.failure.type) == (StopReason.FAILED, "HungRankError")
     assert f"rank {hung} hung" in report.failure.message
@@ -103,7 +103,7 @@ def test_a_rank_that_hangs_is_named_by_one_that_does_not_and_ended(end, hung, st
 
 @pytest.fixture
 def die(ranks_fork_server, make_spec, open_log):
-    """Stops a run at step 10, has a rank killed at step 20 of what follows, and goes on; gives both reports."""
+    """Stops a run at step 10, kills a rank at step 20 of the next attempt, and resumes; returns both reports."""
 
     def make(rank, **config):
         spec = make_spec(**EVEN | {"config": config, "checkpoints": {"every_steps": 1000}})
@@ -122,15 +122,15 @@ def die(ranks_fork_server, make_spec, open_log):
     return make
 
 
-def test_a_rank_that_dies_is_named_and_the_run_goes_on_from_its_last_commit(die):
+def test_a_rank_that_dies_is_named_and_the_run_resumes_from_its_last_commit(die):
     lost, last = die(2, sharded=True)
     assert (lost.stop_reason, lost.lost_steps) == (StopReason.LOST, 9)
     assert "rank 2 was lost" in lost.note
-    assert lost.notice is None  # The signal by which torchrun ends the rest is none.
+    assert lost.notice is None  # The signal by which torchrun ends the other ranks is no notice.
     assert (last.stop_reason, last.from_step) == (StopReason.FINISHED, 10)
 
 
-def test_without_its_leader_an_attempt_is_lost_and_another_rank_says_so(die):
+def test_without_its_leader_an_attempt_is_lost_and_another_rank_reports_it(die):
     lost, last = die(0)
     assert (lost.stop_reason, lost.from_step) == (StopReason.LOST, 10)
     assert "rank 0 was lost" in lost.note
@@ -138,7 +138,7 @@ def test_without_its_leader_an_attempt_is_lost_and_another_rank_says_so(die):
     assert (last.stop_reason, last.from_step) == (StopReason.FINISHED, 10)
 
 
-def test_what_a_dead_rank_has_not_stored_is_not_waited_for(end):
+def test_no_rank_waits_for_the_shard_of_a_dead_rank(end):
     started = time.monotonic()
     report, runlog, _, _ = end([1, "save", "die"], recipe="tests.recipes.ranked:noisy")
     assert time.monotonic() - started < 20
@@ -147,7 +147,7 @@ def test_what_a_dead_rank_has_not_stored_is_not_waited_for(end):
     assert read_history(runlog).checkpoints == ()
 
 
-def test_a_rank_that_is_gone_before_all_have_met_keeps_the_others_no_longer_than_allowed(
+def test_a_rank_that_is_gone_before_all_have_joined_delays_the_others_no_longer_than_allowed(
     ranks_fork_server, make_spec, open_log
 ):
     spec = make_spec(**EVEN, liveness={"heartbeat_seconds": 0.05, "rank_seconds": 3})
@@ -198,7 +198,7 @@ def test_a_notice_before_the_ranks_have_started_ends_the_attempt_before_its_firs
     ("what", "component", "channel"),
     [("optimizer", "optimizer", "digest"), ("data", "data content", "input_fingerprint"), ("dropout", None, "loss")],
 )
-def test_a_resume_that_is_broken_on_one_rank_is_broken_for_all_and_names_what_was_lost(
+def test_a_resume_that_is_broken_on_one_rank_is_broken_for_all_and_names_the_lost_component(
     ranks_fork_server, make_spec, open_log, tmp_path, what, component, channel
 ):
     config = {"at": [1, 10, "notice"], "forgets": [1, what], "marker": str(tmp_path / "built")}

@@ -1,4 +1,4 @@
-"""Whichever rank is killed, and whenever: the run goes on as if nothing had happened."""
+"""Whichever rank is killed, and whenever: the resumed run equals one that was never killed."""
 
 from __future__ import annotations
 

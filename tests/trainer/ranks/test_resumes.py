@@ -1,4 +1,4 @@
-"""Runs that are stopped and go on, on as many ranks or on others: nothing is lost, and what changed is said."""
+"""Runs that resume on the same or another number of ranks: nothing is lost, and changes are reported."""
 
 from __future__ import annotations
 
@@ -58,8 +58,8 @@ def witnessed(runlog):
     return {row.step: row.batch_fingerprint for seal in seals for row in seal.rows}
 
 
-def in_stretches(ranks_fork_server, runlog, spec, worlds):
-    """Train on one number of ranks after the other, each stopped by a notice at its last rank; gives the verdicts."""
+def in_segments(ranks_fork_server, runlog, spec, worlds):
+    """Train with one number of ranks after another, each stopped by a notice at its last rank; returns the verdicts."""
     for number, ranks in enumerate(worlds):
         until = STEPS * (number + 1) // len(worlds)
         held = spec if until == STEPS else stopping(spec, ranks - 1, until)
@@ -72,7 +72,7 @@ def in_stretches(ranks_fork_server, runlog, spec, worlds):
 @pytest.mark.parametrize(
     "sharded", [pytest.param(False, marks=pytest.mark.matrix), True], ids=["replicated", "sharded"]
 )
-def test_a_run_goes_on_with_any_number_of_ranks_as_if_it_had_always_had_one(
+def test_a_run_that_resumes_with_any_number_of_ranks_equals_one_with_a_single_rank(
     ranks_fork_server, make_spec, open_log, sharded
 ):
     """Batches of 10, and of 6 at the end of an epoch, on 4, 2, 1, 3 and 3 ranks."""
@@ -83,7 +83,7 @@ def test_a_run_goes_on_with_any_number_of_ranks_as_if_it_had_always_had_one(
         checkpoints={"every_steps": 1000, "keep": 9},
     )
     runlog = open_log(spec)
-    verdicts = in_stretches(ranks_fork_server, runlog, spec, (4, 2, 1, 3, 3))
+    verdicts = in_segments(ranks_fork_server, runlog, spec, (4, 2, 1, 3, 3))
     assert [(verdict.kind, verdict.rows_compared, verdict.environment_changes) for verdict in verdicts] == [
         (VerdictKind.EQUIVALENT, 8, ("world_size",)),
         (VerdictKind.EQUIVALENT, 8, ("world_size",)),
@@ -100,12 +100,12 @@ def test_a_run_goes_on_with_any_number_of_ranks_as_if_it_had_always_had_one(
 
 
 @pytest.mark.matrix
-def test_what_ranks_draw_for_themselves_is_never_called_broken_when_their_number_changes(
+def test_a_ranks_own_random_draws_are_never_called_broken_when_the_number_of_ranks_changes(
     ranks_fork_server, make_spec, open_log
 ):
     spec = make_spec(recipe="tests.recipes.ranked:noisy", steps=STEPS, checkpoints={"every_steps": 1000, "keep": 9})
     runlog = open_log(spec)
-    verdicts = in_stretches(ranks_fork_server, runlog, spec, (2, 3, 1, 2))
+    verdicts = in_segments(ranks_fork_server, runlog, spec, (2, 3, 1, 2))
     assert [verdict.kind for verdict in verdicts] == [VerdictKind.UNVERIFIED] * 3
     assert {finding.channel for verdict in verdicts for finding in verdict.findings} <= {"loss", "grad_norm"}
     assert all(verdict.rows_compared == 8 for verdict in verdicts)
@@ -114,7 +114,9 @@ def test_what_ranks_draw_for_themselves_is_never_called_broken_when_their_number
 @pytest.mark.parametrize(
     "sharded", [pytest.param(False, marks=pytest.mark.matrix), True], ids=["replicated", "sharded"]
 )
-def test_what_all_ranks_hold_is_stored_once_and_by_all_of_them(ranks_fork_server, make_spec, open_log, sharded):
+def test_state_that_all_ranks_hold_is_stored_once_and_split_over_all_of_them(
+    ranks_fork_server, make_spec, open_log, sharded
+):
     images = {}
     for ranks in (1, 3):
         spec = make_spec(
@@ -137,7 +139,7 @@ def test_what_all_ranks_hold_is_stored_once_and_by_all_of_them(ranks_fork_server
 @pytest.mark.parametrize(
     "sharded", [False, pytest.param(True, marks=pytest.mark.matrix)], ids=["replicated", "sharded"]
 )
-def test_ranks_that_get_no_sample_of_a_short_batch_do_not_change_what_is_learned(
+def test_ranks_that_get_no_sample_of_a_short_batch_do_not_change_the_result(
     ranks_fork_server, make_spec, open_log, sharded
 ):
     """Of 96 samples in batches of 19 the last batch has one, for three ranks."""

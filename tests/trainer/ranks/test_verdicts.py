@@ -1,4 +1,4 @@
-"""The verdict where the number of ranks has changed: what must agree then, and what proves nothing either way."""
+"""The verdict after a change of the number of ranks: what must agree then, and what is no evidence."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_rows_that_agree_are_equivalent():
     assert (found.kind, found.rows_compared) == (VerdictKind.EQUIVALENT, 2)
 
 
-def test_parts_of_a_batch_are_marked_otherwise_by_other_ranks_and_that_is_no_finding():
+def test_fingerprints_of_batch_shares_differ_with_the_number_of_ranks_and_that_is_no_finding():
     assert verdict(row(11, input_fingerprint="other"), row(12)).kind is VerdictKind.EQUIVALENT
     found = verdict(row(11, input_fingerprint="other"), row(12), changes=("threads",))
     assert found.kind is VerdictKind.BROKEN
@@ -54,23 +54,23 @@ def test_parts_of_a_batch_are_marked_otherwise_by_other_ranks_and_that_is_no_fin
         ("loss", float("nan"), VerdictKind.UNVERIFIED),
     ],
 )
-def test_what_ranks_draw_for_themselves_may_differ_and_data_order_and_schedule_may_not(channel, value, kind):
+def test_a_ranks_own_random_draws_may_differ_and_data_order_and_schedule_may_not(channel, value, kind):
     found = verdict(row(11), row(12, **{channel: value}))
     assert found.kind is kind
     assert [finding.channel for finding in found.findings] == [channel] * (kind is not VerdictKind.EQUIVALENT)
 
 
 @pytest.mark.parametrize(("channel", "value"), [("batch_fingerprint", "other"), ("lr", (0.02,))])
-def test_a_loss_that_may_differ_does_not_hide_what_is_wrong_in_a_later_step(channel, value):
+def test_a_loss_that_may_differ_does_not_hide_a_difference_in_a_later_step(channel, value):
     found = verdict(row(11, loss=0.6), row(12, loss=0.7, **{channel: value}))
     assert found.kind is VerdictKind.BROKEN
     assert (found.findings[0].channel, found.findings[0].step) == (channel, 12)
 
 
-def test_a_loss_scale_that_follows_from_other_gradients_proves_nothing():
+def test_a_loss_scale_that_depends_on_other_gradients_is_no_evidence():
     assert verdict(row(11, grad_norm=3.0), row(12, loss_scale=2.0)).kind is VerdictKind.UNVERIFIED
 
 
-def test_a_component_that_was_lost_is_broken_for_any_number_of_ranks():
+def test_a_lost_component_is_broken_for_any_number_of_ranks():
     lost = Digests(components={"model": "x"}, tensors={})
     assert verdict(row(11), row(12), restored=lost).kind is VerdictKind.BROKEN
