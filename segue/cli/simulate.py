@@ -43,10 +43,7 @@ def simulate(
     *,
     policy: Annotated[
         list[str] | None,
-        typer.Option(
-            help="Policy to compare, can be repeated; parameters as in threshold:preemptions=5,slack_share=0.1; "
-            "default: all policies."
-        ),
+        typer.Option(help="Policy to compare, with parameters after a colon; can be repeated; default: all policies."),
     ] = None,
     traces: Annotated[
         Path | None, typer.Option(help="Trace file, or folder of them; default: synthetic traces.")
@@ -103,6 +100,7 @@ def simulate(
     """Compare policies on simulated spot: cost, preemptions, deadlines missed. Nothing is run.
 
     Costs are shares of on-demand only. Every policy runs on the same availability.
+    --policy threshold:preemptions=5,slack_share=0.1 sets parameters of a policy.
     """
     import numpy as np
 
