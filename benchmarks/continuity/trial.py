@@ -199,10 +199,10 @@ def _faulty(fault: Fault, live: Live, watched: Watched, board: _Board) -> Iterat
             if fault.checked is not None:
                 fault.checked(live)
 
-        def saw(self, row: WitnessRow) -> None:
+        def add_replayed(self, row: WitnessRow) -> None:
             watched.losses[row.step] = row.loss
             board.farthest = replace(board.progress)
-            super().saw(row)
+            super().add_replayed(row)
 
     with (
         mock.patch.multiple(live_recipe, built_recipe=built, Feed=fed),

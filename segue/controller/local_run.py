@@ -1,4 +1,4 @@
-"""A run on this machine alone: the same log, parent loop and wait as with Prefect, with a child process as the pool."""
+"""A run on this machine only: the same log, parent loop and wait as with Prefect, with a child process as the pool."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from segue.spec import RunSpec
 log = logging.getLogger(__name__)
 
 Watch = Callable[[Trainer, RunLog, SegmentPlan], None]
-"""Called again and again while an attempt runs; may send it signals."""
+"""Called repeatedly while an attempt runs; may send signals to it."""
 
 _PERIOD = Period(poll_seconds=0.02, ask_seconds=0.0)
 
@@ -34,12 +34,12 @@ def run_here(
     on_line: OnLine | None = None,
     clock: Clock | None = None,
 ) -> Decision:
-    """Decide and train, attempt after attempt, until a decision ends the run; returns that one.
+    """Decide and train, attempt after attempt, until a decision ends the run; return that decision.
 
-    A trainer still running when this is left by an exception is killed: it belongs to this call.
+    When an exception leaves this call, a trainer that still runs is killed.
 
     Raises:
-        StoreWriteError, StoreReadError: the log cannot be kept.
+        StoreWriteError, StoreReadError: the log cannot be read or written.
     """
     clock = clock or SystemClock()
     with closing(_ChildProcesses(runlog, watch=watch, on_line=on_line)) as processes:
@@ -47,7 +47,7 @@ def run_here(
 
 
 class _Steps:
-    """The parent's steps, each a plain call."""
+    """The parent's steps, each a plain function call."""
 
     def __init__(self, spec: RunSpec, runlog: RunLog, processes: _ChildProcesses, clock: Clock) -> None:
         self._spec, self._runlog, self._processes, self._clock = spec, runlog, processes, clock
@@ -68,7 +68,7 @@ class _Steps:
 
 
 class _ChildProcesses:
-    """An orchestrator with one machine: this one. It has no standbys."""
+    """An orchestrator whose only pool is this machine. It has no standbys."""
 
     def __init__(self, runlog: RunLog, *, watch: Watch | None, on_line: OnLine | None) -> None:
         self._runlog, self._watch, self._on_line = runlog, watch, on_line
@@ -86,10 +86,12 @@ class _ChildProcesses:
         return None
 
     def state(self, handle: str) -> str | None:
-        """None also when the trainer left because another process has its attempt: the heartbeat decides then.
+        """As in the protocol; also None when the trainer ended because another process holds its attempt.
+
+        The heartbeat of that process then decides.
 
         Raises:
-            StoreWriteError, StoreReadError: the report could not be written; asking again is safe.
+            StoreWriteError, StoreReadError: the report could not be written; a retry is safe.
         """
         if self._running is None:
             return None
@@ -114,13 +116,13 @@ class _ChildProcesses:
         self.close()
 
     def finish(self, patience_seconds: float) -> None:
-        """Let a trainer that has reported clean up; one that does not end in time is killed."""
+        """Wait for a trainer that has reported to clean up; kill it when it does not end in time."""
         if self._running is not None:
             self._running[0].wait(patience_seconds)
         self.close()
 
     def close(self) -> None:
-        """Kill the trainer that still runs."""
+        """Kill the trainer if it still runs."""
         if self._running is None:
             return
         (trainer, _), self._running = self._running, None

@@ -1,7 +1,7 @@
-"""What a controller asks of an orchestrator: start attempts and standbys on pools, look at them, take them back.
+"""The orchestrator as the controller uses it: start attempts and standbys on pools, read their state, cancel them.
 
-None of its answers is trusted over the run's log. Prefect implements it (`segue.tasks.prefect_orchestrator`), and so do
-processes on this machine (`segue.controller.local_run`).
+The run's log takes precedence over every answer of an orchestrator. Implementations are
+`segue.tasks.prefect_orchestrator` (Prefect) and `segue.controller.local_run` (processes on this machine).
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from segue.spec import RunSpec
 
 
 class Orchestrator(Protocol):
-    """Starts attempts and standbys. A handle names one of them, and survives the process that was given it."""
+    """Starts attempts and standbys. A handle names one of them, and stays valid when the controller restarts."""
 
     def require_pools(self, spec: RunSpec) -> None:
-        """Refuse pools that are not there, before anything is started.
+        """Refuse pools that do not exist, before anything is started.
 
         Raises:
             OrchestratorError: a pool, or its deployment, does not exist.
@@ -24,7 +24,7 @@ class Orchestrator(Protocol):
         ...
 
     def submit(self, spec: RunSpec, plan: SegmentPlan) -> str:
-        """Start the attempt of a plan; the handle of the one that was started before, if there is one.
+        """Start the attempt of a plan, unless it was started before; return its handle.
 
         Raises:
             OrchestratorError: it cannot be started.
@@ -36,17 +36,17 @@ class Orchestrator(Protocol):
         ...
 
     def state(self, handle: str) -> str | None:
-        """The name of its final state; None while it has none, or the orchestrator does not answer."""
+        """Name of the final state; None while there is none, or when the orchestrator does not answer."""
         ...
 
     def cancel(self, handle: str, why: str) -> None:
-        """Take back an attempt that has not started. Best effort."""
+        """Cancel an attempt that has not started. Best effort."""
         ...
 
     def cancel_standby(self, handle: str, why: str) -> None:
-        """Take back a standby, which may have no process that could answer. Best effort."""
+        """Cancel a standby, which may have no process yet. Best effort."""
         ...
 
     def mark_lost(self, handle: str, why: str) -> None:
-        """Show people that it is gone, where the orchestrator still shows it as running. Best effort."""
+        """Show a lost attempt as lost where the orchestrator still shows it as running. Best effort."""
         ...

@@ -1,6 +1,6 @@
 """The parent of a run: decide, run an attempt, judge its resume, until a decision ends the run.
 
-The Prefect flow `train` and a run on this machine alone go through this one loop, each with steps of its own.
+The Prefect flow `train` and a run on this machine only share this loop; each implements its own `Steps`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from segue.records import SegmentPlan, SegmentReport, Verdict
 
 
 class Steps(Protocol):
-    """What a parent does at each turn. Each step may block, and leaves its result in the run's log."""
+    """The steps of the loop. Each may block, and writes its result to the run's log."""
 
     def decide(self) -> Decision: ...
 
@@ -24,16 +24,16 @@ class Steps(Protocol):
 
 
 class Ended(NamedTuple):
-    """How a run ended."""
+    """The decision that ended a run, and whether any attempt resumed."""
 
     decision: Decision
     has_resumed: bool
 
 
 def drive(steps: Steps) -> Ended:
-    """Drive a run to the decision that ends it.
+    """Run the loop until a decision ends the run.
 
-    A parent that is killed and started again goes on where the run's log is: nothing is kept here.
+    A parent that is killed and started again continues from the run's log: the loop keeps no state.
     """
     has_resumed = False
     while True:

@@ -1,4 +1,4 @@
-"""One attempt on the machine this is on: its trainer process, the notices passed on to it, and what became of it."""
+"""One attempt on this machine: its trainer process, the notices that are forwarded to it, and its report."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ log = logging.getLogger(__name__)
 _POLL_SECONDS = 0.2
 
 OnLine = Callable[[str], None]
-"""Takes each line that a trainer writes."""
+"""Called with each line that a trainer writes."""
 
 
 class NoticeRelay:
-    """Passes a termination notice on to the trainer, also one that came before there was a trainer."""
+    """Forwards a termination notice to the trainer, also one that arrived before there was a trainer."""
 
     def __init__(self) -> None:
         self._trainer: Trainer | None = None
@@ -39,13 +39,13 @@ class NoticeRelay:
         return self._given
 
     def give(self) -> None:
-        """Note the notice and pass it on. Safe from a signal handler."""
+        """Record the notice and forward it. Safe from a signal handler."""
         self._given = True
         if self._trainer is not None:
             self._trainer.give_notice()
 
     def attach(self, trainer: Trainer) -> None:
-        """From now on notices go to this trainer; one that came before goes at once."""
+        """Forward notices to this trainer from now on; an earlier one is forwarded at once."""
         self._trainer = trainer
         if self._given:
             trainer.give_notice()
@@ -61,9 +61,9 @@ def run_attempt(
     on_line: OnLine,
     flow_run_id: str | None = None,
 ) -> SegmentReport | None:
-    """Train the attempt of a plan to its end; its report, which is in the log, or None when another process has it.
+    """Train the attempt of a plan to its end; return its report, which is in the log.
 
-    `look` is called several times a second while it trains.
+    None when another process holds the attempt. `look` is called several times a second while it trains.
     """
     trainer = launch(Assignment(spec=spec, plan=plan, flow_run_id=flow_run_id), on_line=on_line)
     return _to_its_end(spec, plan, trainer, relay=relay, look=look, clock=clock)
@@ -79,7 +79,10 @@ def run_standby(
     on_line: OnLine,
     flow_run_id: str | None = None,
 ) -> SegmentReport | Left | None:
-    """Wait as a standby, then train the attempt that it is given; why it left when it was given none."""
+    """Wait as a standby, then train the attempt that it is assigned; without one, return why it left.
+
+    None when another process holds the attempt.
+    """
     runlog = patiently(open_log(spec, clock=clock).reload, what="log")
     boot = partial(launch_standby, spec, on_line=on_line)
     agent = StandbyAgent(runlog, spec, standby, boot=boot, clock=clock, flow_run_id=flow_run_id)
@@ -95,25 +98,25 @@ def run_standby(
 
 
 def conclude(runlog: RunLog, plan: SegmentPlan, *, exit_code: int | None) -> SegmentReport | None:
-    """The report of an attempt whose trainer has ended: its own, or `lost` when it left none.
+    """The report of an attempt whose trainer has ended: its own, or `lost` when it wrote none.
 
-    None when the trainer left because another process, which may well be alive, has this very attempt.
+    None when the trainer ended because another process, which may be alive, holds the same attempt.
 
     Raises:
-        StoreWriteError, StoreReadError: not known; trying again is safe.
+        StoreWriteError, StoreReadError: the outcome is not known; a retry is safe.
     """
     history = read_history(runlog)
     is_claimed = history.attempt_of(plan.segment, plan.attempt) is not None
     if exit_code == ExitCode.FENCED and is_claimed and history.report_of(plan.segment, plan.attempt) is None:
         return None
-    return account_for(runlog, plan, exit_code=exit_code)
+    return report_or_lost(runlog, plan, exit_code=exit_code)
 
 
-def account_for(runlog: RunLog, plan: SegmentPlan, *, exit_code: int | None) -> SegmentReport:
-    """The report of an attempt whose trainer is gone: its own, or `lost` when it left none.
+def report_or_lost(runlog: RunLog, plan: SegmentPlan, *, exit_code: int | None) -> SegmentReport:
+    """The report of an attempt whose trainer is gone: its own, or `lost` when it wrote none.
 
     Raises:
-        StoreWriteError, StoreReadError: not known; trying again is safe.
+        StoreWriteError, StoreReadError: the outcome is not known; a retry is safe.
     """
     report = read_history(runlog).report_of(plan.segment, plan.attempt)
     return report or declare_lost(runlog, plan, why=f"the trainer {_ended(exit_code)} without a report")
@@ -139,7 +142,7 @@ def _to_its_end(
 
 def _ended(exit_code: int | None) -> str:
     if exit_code is None:
-        return "went silent"
+        return "stopped answering"
     if exit_code >= 0:
         return f"exited with code {exit_code}"
     try:

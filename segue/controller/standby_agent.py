@@ -22,12 +22,12 @@ log = logging.getLogger(__name__)
 
 _POLL_SECONDS = 0.25
 _PATIENCE_TIMEOUTS = 10
-"""How many heartbeat timeouts a standby waits for a silent parent: longer than Prefect's client waits for a server."""
+"""Heartbeat timeouts that a standby waits for a silent parent: longer than Prefect's client waits for a server."""
 
 
 @dataclass(frozen=True)
 class Taken:
-    """The standby is an attempt now."""
+    """The standby has become an attempt."""
 
     plan: SegmentPlan
     trainer: StandbyTrainer
@@ -35,14 +35,14 @@ class Taken:
 
 @dataclass(frozen=True)
 class Left:
-    """The standby was not used; it changed nothing."""
+    """The standby was not used and changed nothing."""
 
     why: str
     how: Literal["not needed", "taken back", "broken"] = "not needed"
 
 
 class StandbyAgent:
-    """One standby, on the machine it got. Reads the run's log and never writes to it."""
+    """One standby, on its machine. Reads the run's log and never writes to it."""
 
     def __init__(
         self,
@@ -64,9 +64,9 @@ class StandbyAgent:
         self._was_named = False
 
     def serve(self, is_called_off: Callable[[], str | None]) -> Taken | Left:
-        """Block until there is a plan for this standby, or a reason to leave; `is_called_off` gives that of a notice.
+        """Block until there is a plan for this standby, or a reason to leave; `is_called_off` returns that of a notice.
 
-        A store that is away is waited out. When this is left without a plan, the trainer is gone.
+        Waits while the store is unreachable. Without a plan, the trainer is gone when this returns.
         """
         outcome: Taken | Left | None = None
         try:
@@ -84,7 +84,7 @@ class StandbyAgent:
         try:
             return self._look()
         except (StoreReadError, StoreWriteError) as error:
-            log.warning("store trouble while waiting as a standby reason=%s", error)
+            log.warning("standby cannot use the store reason=%s", error)
             return None
 
     def _look(self) -> Taken | Left | None:
@@ -92,10 +92,10 @@ class StandbyAgent:
         command = command_of(self._runlog.store, self._runlog.run_id, self._standby)
         if command is not None and command.action == "leave":
             return Left(command.why)
-        self._parent.saw(command.counter if command is not None else None, at=self._clock.monotonic())
+        self._parent.update(command.counter if command is not None else None, at=self._clock.monotonic())
         history = read_history(self._runlog)
         plan = self._plan_for_this(history)
-        why = self._why_misfit(history) or self._why_in_vain(history, plan)
+        why = self._why_outdated(history) or self._why_no_plan_can_come(history, plan)
         if why is not None:
             return Left(why)
         if self._trainer is None and (plan is not None or (command is not None and command.action == "boot")):
@@ -106,7 +106,7 @@ class StandbyAgent:
     def _look_at(self, trainer: StandbyTrainer, plan: SegmentPlan | None) -> Taken | Left | None:
         code = trainer.poll()
         if code is not None:
-            return Left(f"its trainer ended while it booted, with code {code}", "broken")
+            return Left(f"its trainer ended while it booted, with exit code {code}", "broken")
         if not trainer.is_booted():
             return None
         if self._phase == "booting":
@@ -120,13 +120,13 @@ class StandbyAgent:
         plan = history.open_plan
         return plan if plan is not None and plan.standby == self._standby else None
 
-    def _why_misfit(self, history: History) -> str | None:
-        """Why it must not train, whatever is planned: it was sent, and booted, with the spec it was given."""
+    def _why_outdated(self, history: History) -> str | None:
+        """Why it must not train, whatever is planned: it booted with the run spec of its submission."""
         is_old = history.spec is not None and history.spec != self._spec
         return "the run spec has changed" if is_old else None
 
-    def _why_in_vain(self, history: History, plan: SegmentPlan | None) -> str | None:
-        """Why no plan can come any more; None while one may."""
+    def _why_no_plan_can_come(self, history: History, plan: SegmentPlan | None) -> str | None:
+        """The reason why no plan can come for this standby; None while one may."""
         if plan is not None:
             return None
         if history.decisions and history.decisions[-1].plan is None:
@@ -134,7 +134,7 @@ class StandbyAgent:
         if history.handover is not None and history.handover.standby == self._standby:
             self._was_named = True
         elif self._was_named or any(e.plan is not None and e.plan.standby == self._standby for e in history.decisions):
-            return "not needed: the run went on without it"
+            return "not needed: the run continued without it"
         if self._parent.is_expired:
             return f"no command from the parent for {self._parent.heartbeat_timeout_seconds:.0f} s"
         return None
@@ -166,9 +166,9 @@ class StandbyAgent:
         log.info("standby leaves standby=%s reason=%s", self._standby, why)
         self._phase = "gone"
         try:
-            self._beat(note=why)  # Before anything that takes time: a machine that goes leaves little.
+            self._beat(note=why)  # First of all: a machine that is taken back leaves little time.
         except StoreWriteError as error:
-            log.warning("the parent was not informed that the standby leaves reason=%s", error)
+            log.warning("standby status not written while leaving reason=%s", error)
         if self._trainer is not None:
             self._trainer.kill()
             self._trainer.wait()

@@ -33,12 +33,12 @@ log = logging.getLogger(__name__)
 
 _ASK_POOL_SECONDS = 5.0
 _SEND_AGAIN_SECONDS = 10.0
-"""After the orchestrator did not answer."""
+"""Delay before a submission is retried when the orchestrator did not answer."""
 
 
 @dataclass
 class _Sent:
-    """The standby that is out."""
+    """The standby that was submitted."""
 
     handle: str
     command: StandbyCommand
@@ -46,7 +46,7 @@ class _Sent:
     asked_at: float
     commanded_at: float
     sent_at: float | None
-    """None for one that was adopted: how long it had waited is not known."""
+    """None for an adopted standby: how long it had waited is not known."""
     ended_as: str | None = None
     seen_at: float | None = None
 
@@ -56,9 +56,9 @@ class _Sent:
 
 
 class StandbyManager:
-    """Looks after the standbys of one attempt on on-demand. Whatever becomes of them, the attempt trains on.
+    """Manages the standbys of one attempt on on-demand. Whatever happens to them, the attempt continues to train.
 
-    Holds nothing that matters: a parent that was started again adopts the standby that is out.
+    Keeps no state that a restart could lose: a parent that is started again adopts the submitted standby.
     """
 
     def __init__(
@@ -69,13 +69,13 @@ class StandbyManager:
         self._sent: _Sent | None = None
         self._next: StandbyCommand | None = None
         self._next_at = clock.monotonic()
-        self._in_vain = 0
+        self._unused = 0
 
     def look(self, history: History, here: Situation) -> bool:
-        """Look after the standby once, while the attempt trains; whether the attempt is to be recalled for it.
+        """Do what the standby needs now, while the attempt trains; return whether to recall the attempt for it.
 
         Raises:
-            StoreReadError, StoreWriteError: calling again is safe.
+            StoreReadError, StoreWriteError: a retry is safe.
         """
         at = self._clock.monotonic()
         if self._sent is None:
@@ -97,7 +97,7 @@ class StandbyManager:
         return False
 
     def close(self) -> None:
-        """Release the standby, unless the run is handed over to it. A store that is away is no reason to wait."""
+        """Release the standby, unless the run is handed over to it. Does not wait for an unreachable store."""
         sent = self._sent
         if sent is None:
             return
@@ -105,37 +105,37 @@ class StandbyManager:
             if read_history(self._runlog).handover_of(self._plan.segment, self._plan.attempt) is None:
                 self._release(sent, "on-demand has ended", is_here=False)
         except (StoreReadError, StoreWriteError) as error:
-            log.warning("standby not released, it will leave by itself standby=%s reason=%s", sent.name, error)
+            log.warning("standby not released; it will leave by itself standby=%s reason=%s", sent.name, error)
 
     def _send_if_due(self, history: History, here: Situation, at: float) -> None:
         command = self._next or self._next_command(history, here, at)
         self._next, is_out = command, command.counter > 0
         if not is_out and (at < self._next_at or not is_worth_a_standby(here)):
             return
-        # The command first: a parent that dies here finds the number again, and by it the standby.
+        # The command first: a parent that is killed here finds its number again, and with it the standby.
         put_command(self._runlog.store, self._runlog.run_id, command)
         handle = self._orchestrator.submit_standby(self._spec, command.standby, deployment=command.deployment)
         if handle is None:
             self._next_at = at + _SEND_AGAIN_SECONDS
             return
-        log.info("standby %s standby=%s", "adopted" if is_out else "sent", command.standby)
+        log.info("standby %s standby=%s", "adopted" if is_out else "submitted", command.standby)
         heartbeat = HeartbeatTimeout(self._spec.liveness.heartbeat_timeout_seconds)
         self._sent, self._next = _Sent(handle, command, heartbeat, at, at, sent_at=None if is_out else at), None
 
     def _next_command(self, history: History, here: Situation, at: float) -> StandbyCommand:
-        """The command of the next standby; of the one that is out, if there is one."""
+        """The command of the standby that is already submitted, or else of the next one."""
         newest = newest_standby(self._runlog.store, self._runlog.run_id)
         last = None if newest is None else command_of(self._runlog.store, self._runlog.run_id, keys.standby_id(newest))
         if last is not None and last.action != "leave" and not _has_been_used(history, last.standby):
-            beside = {"segment": self._plan.segment, "attempt": self._plan.attempt}
-            return last.model_copy(update={"counter": last.counter + 1} | beside)
-        if last is not None and not self._in_vain and (last.segment, last.attempt) == self._numbers:
-            self._pause(here, at)  # This parent was started again: the one before it sent some.
+            numbers = {"segment": self._plan.segment, "attempt": self._plan.attempt}
+            return last.model_copy(update={"counter": last.counter + 1} | numbers)
+        if last is not None and not self._unused and (last.segment, last.attempt) == self._numbers:
+            self._pause(here, at)  # This parent was restarted: its predecessor submitted standbys for this attempt.
         return StandbyCommand(
             standby=keys.standby_id(0 if newest is None else newest + 1),
             counter=0,
             action="wait",
-            why="waits for spot",
+            why="waiting for spot",
             deployment=choose_pool(self._spec, history, here, now=self._clock.now()).deployment,
             segment=self._plan.segment,
             attempt=self._plan.attempt,
@@ -151,34 +151,34 @@ class StandbyManager:
         if sent.ended_as is None and at - sent.asked_at >= _ASK_POOL_SECONDS:
             sent.asked_at, sent.ended_as = at, self._orchestrator.state(sent.handle)
         if status is not None:
-            sent.heartbeat.saw(status.counter, at=at)
+            sent.heartbeat.update(status.counter, at=at)
             if sent.heartbeat.is_expired:
                 return f"no heartbeat for {sent.heartbeat.heartbeat_timeout_seconds:g} s"
-        is_silent = status is None or sent.heartbeat.still_seconds > 3 * self._spec.liveness.heartbeat_seconds
+        is_silent = status is None or sent.heartbeat.unchanged_seconds > 3 * self._spec.liveness.heartbeat_seconds
         return f"its flow run ended as {sent.ended_as}" if sent.ended_as is not None and is_silent else None
 
     def _answer(self, sent: _Sent, status: StandbyStatus, history: History, here: Situation, at: float) -> bool:
-        """What to do about a standby that lives; True to hand over."""
+        """Command a live standby; True to hand over to it."""
         sent.seen_at = at if sent.seen_at is None else sent.seen_at
-        no = None
+        reject = None
         if status.phase == "ready" and permits(here):
             return self._hand_over(sent, at)
         if status.phase == "ready":
-            no = "not needed: the slack does not cover going back to spot any more"
+            reject = "not needed: the slack no longer covers a return to spot"
         elif sent.command.action == "wait":
             if is_worth_a_standby(here) and self._is_spot_wanted(sent, history, here, up_seconds=at - sent.seen_at):
                 self._command(sent, "boot", "spot is wanted again", at)
                 return False
-            no = "not needed: on-demand goes on"
+            reject = "not needed: on-demand continues"
         elif at - sent.seen_at > (patience := self._spec.liveness.start_seconds + here.changeover_seconds):
-            no = f"it did not boot within {patience:g} s"
-        if no is not None:
-            self._release(sent, no, is_here=True)
+            reject = f"it did not boot within {patience:g} s"
+        if reject is not None:
+            self._release(sent, reject, is_here=True)
             self._pause(here, at)
         return False
 
     def _is_spot_wanted(self, sent: _Sent, history: History, here: Situation, *, up_seconds: float) -> bool:
-        from segue.policy.outlook import wants_spot  # Only here, for it loads NumPy.
+        from segue.policy.outlook import wants_spot  # Imported here, because it loads NumPy.
 
         now, pool = self._clock.now(), sent.command.deployment
         return wants_spot(self._spec, history, here, up_seconds=up_seconds, now=now, deployment=pool)
@@ -199,7 +199,7 @@ class StandbyManager:
 
         with suppress(_TooLateError):
             self._runlog.append(build)
-            log.info("handing over to standby=%s", sent.name)
+            log.info("handing over standby=%s", sent.name)
             return True
         return False
 
@@ -210,28 +210,28 @@ class StandbyManager:
         sent.command, sent.commanded_at = made, at
 
     def _repeat_command(self, sent: _Sent, at: float) -> None:
-        # A standby that hears nothing takes its parent for dead.
+        # A standby whose command does not change declares its parent dead.
         if at - sent.commanded_at >= self._spec.liveness.heartbeat_timeout_seconds / 2:
             self._command(sent, sent.command.action, sent.command.why, at)
 
     def _release(self, sent: _Sent, why: str, *, is_here: bool) -> None:
         self._command(sent, "leave", why, self._clock.monotonic())
         if not is_here:
-            # One that is here reads its command, and can report why it left.
+            # A standby that has a machine reads its command, and can report why it left.
             self._orchestrator.cancel_standby(sent.handle, why)
         log.info("standby released standby=%s reason=%s", sent.name, why)
         self._sent = None
 
     def _pause(self, here: Situation, at: float) -> None:
-        self._in_vain += 1
-        self._next_at = at + pause_seconds(here, sent=self._in_vain)
+        self._unused += 1
+        self._next_at = at + pause_seconds(here, sent=self._unused)
 
 
 def release_leftover(runlog: RunLog, spec: RunSpec, *, orchestrator: Orchestrator) -> None:
-    """Take back the standby of a run that is over, if a parent that was killed left one on the pool.
+    """Cancel the standby of a run that is over, if a killed parent left one on the pool.
 
     Raises:
-        StoreReadError, StoreWriteError: calling again is safe; the standby also leaves by itself, once it starts.
+        StoreReadError, StoreWriteError: a retry is safe; the standby also leaves by itself, once it starts.
     """
     newest = newest_standby(runlog.store, runlog.run_id)
     command = None if newest is None else command_of(runlog.store, runlog.run_id, keys.standby_id(newest))
@@ -246,7 +246,7 @@ def release_leftover(runlog: RunLog, spec: RunSpec, *, orchestrator: Orchestrato
 
 
 class _TooLateError(Exception):
-    """Leaves an append: the attempt has ended, or is handed over already."""
+    """Cancels an append: the attempt has ended, or is already handed over."""
 
 
 def _has_been_used(history: History, standby: str) -> bool:

@@ -1,7 +1,7 @@
-"""Status and command: two small objects in the store through which a standby and the run's parent talk.
+"""Status and command: two small objects in the store by which a standby and the run's parent communicate.
 
-Each is overwritten by one side. Nothing that must not be decided twice is decided by them: that is in the run's log. A
-status or a command that is lost costs a standby, never the run.
+The standby overwrites its status, the parent its command. Decisions that must not be made twice are in the run's log
+instead, so a lost status or command costs a standby, never the run.
 """
 
 from __future__ import annotations
@@ -20,26 +20,26 @@ Action = Literal["wait", "boot", "leave"]
 
 
 class StandbyStatus(Record):
-    """A standby's heartbeat. Liveness is the counter moving, not a timestamp."""
+    """A standby's heartbeat. A changing counter shows that it is alive, not a timestamp."""
 
     standby: str = Field(alias="spare")
     counter: int = Field(ge=0)
-    phase: Phase = Field(description="here: it got a machine; ready: it could train at once; gone: it has left.")
-    note: str | None = Field(None, description="Why it left.")
+    phase: Phase = Field(description="`here`: it has a machine; `ready`: it has booted; `gone`: it has left.")
+    note: str | None = Field(None, description="Reason for leaving.")
     flow_run_id: str | None = None
-    held_seconds: float = Field(0.0, ge=0, description="Since it got a machine, which is paid.")
+    held_seconds: float = Field(0.0, ge=0, description="Paid seconds since it got its machine.")
     beat_at: AwareDatetime
 
 
 class StandbyCommand(Record):
-    """What the parent wants of a standby, repeated for as long as the parent lives."""
+    """The parent's command to a standby, repeated as long as the parent is alive."""
 
     standby: str = Field(alias="spare")
     counter: int = Field(ge=0)
     action: Action = Field(alias="order")
     why: str
-    deployment: str = Field(description="The spot pool that it was sent to.")
-    segment: int = Field(ge=0, description="The segment on on-demand during which it was sent.")
+    deployment: str = Field(description="Deployment of the spot pool to which the standby was submitted.")
+    segment: int = Field(ge=0, description="Segment on on-demand during which the standby was submitted.")
     attempt: int = Field(ge=1)
 
 
@@ -47,7 +47,7 @@ def put_status(store: Store, run_id: str, status: StandbyStatus) -> None:
     """Overwrite a standby's status.
 
     Raises:
-        StoreWriteError: it did not reach the store.
+        StoreWriteError: it was not stored.
     """
     key = keys.standby_status_key(run_id, status.standby)
     store.put(key, status.model_dump_json().encode(), durable=False)
@@ -69,13 +69,13 @@ def put_command(store: Store, run_id: str, command: StandbyCommand) -> None:
     """Overwrite the command of a standby.
 
     Raises:
-        StoreWriteError: it did not reach the store.
+        StoreWriteError: it was not stored.
     """
     store.put(keys.standby_command_key(run_id, command.standby), command.model_dump_json().encode())
 
 
 def command_of(store: Store, run_id: str, standby: str) -> StandbyCommand | None:
-    """What a standby is to do; None when there is no command that can be read.
+    """A standby's command; None when there is none that can be read.
 
     Raises:
         StoreReadError: the store could not be read.
@@ -87,7 +87,7 @@ def command_of(store: Store, run_id: str, standby: str) -> StandbyCommand | None
 
 
 def newest_standby(store: Store, run_id: str) -> int | None:
-    """The number of the last standby that ever was to be sent for a run.
+    """The number of the last standby that was commanded for a run; None when there was none.
 
     Raises:
         StoreReadError: the store could not be read.
@@ -97,7 +97,7 @@ def newest_standby(store: Store, run_id: str) -> int | None:
 
 
 def held_by_standbys(store: Store, run_id: str) -> dict[str, float]:
-    """Seconds for which the standbys of a run have held a machine, by pool, until they left or the run was theirs.
+    """Seconds for which the standbys of a run have held a machine, by pool, until they left or took over the run.
 
     Raises:
         StoreReadError: the store could not be read.

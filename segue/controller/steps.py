@@ -1,6 +1,6 @@
-"""What whoever steers a run does with its log: open it, decide, declare an attempt lost.
+"""A controller's operations on a run's log: open it, decide, declare an attempt lost, stop the run.
 
-Shared by the Prefect flows and by the drill. No decision rests on anything but the log.
+The Prefect flows and local runs share them. Decisions depend only on the log.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ log = logging.getLogger(__name__)
 
 
 def open_run(spec: RunSpec, *, clock: Clock, accept_drift: bool = False) -> RunLog:
-    """The log of the run that `spec` names, new or continued.
+    """Open the run that `spec` names, new or resumed; return its log.
 
     Raises:
-        StoreUnreachableError, DeadlinePassedError, DriftError: as `check_start`.
+        StoreUnreachableError, DeadlinePassedError, DriftError: as for `check_start`.
     """
     runlog = check_start(spec, clock=clock, accept_drift=accept_drift)
     history = read_history(runlog)
@@ -46,17 +46,17 @@ def open_run(spec: RunSpec, *, clock: Clock, accept_drift: bool = False) -> RunL
 
 
 def check_start(spec: RunSpec, *, clock: Clock, accept_drift: bool = False) -> RunLog:
-    """The log of the run that `spec` names, with nothing written to it, once the run can be opened.
+    """Check that the run can be opened; return its log, to which nothing was written.
 
     Raises:
-        StoreUnreachableError: the store cannot be written, or does not keep the log's promise.
-        DeadlinePassedError: a new run, or a new deadline, that lies in the past.
+        StoreUnreachableError: the store cannot be written, or has no reliable put-if-absent.
+        DeadlinePassedError: the deadline of a new run, or a new deadline, is in the past.
         DriftError: the run was started with another recipe, config, seed or goal, and `accept_drift` is off.
     """
     store = open_store(spec.store)
     runlog = RunLog(store, spec.run_id, clock=clock)
     if spec.deadline is not None and spec.deadline <= clock.now():
-        # Before the store's check, which makes the folder: an impossible request shall leave nothing behind.
+        # Before the store's check, which creates the folder: a request that is refused must leave nothing behind.
         with suppress(StoreReadError, MissingObjectError):
             _refuse_past_deadline(runlog, spec, clock)
     store.check()
@@ -70,11 +70,11 @@ def check_start(spec: RunSpec, *, clock: Clock, accept_drift: bool = False) -> R
 def decide_next(runlog: RunLog, spec: RunSpec, *, clock: Clock) -> Decision:
     """The next decision, in the log when this returns.
 
-    A plan that was decided and not yet reported is given back as it is: its attempt may be alive, and whoever decided
-    it may have died before starting it.
+    A plan that was decided and has no report yet is returned again: its attempt may be alive, or the parent that
+    decided it may have died before starting it.
 
     Raises:
-        StoreWriteError, StoreReadError: nothing was decided; trying again is safe.
+        StoreWriteError, StoreReadError: nothing was decided; a retry is safe.
     """
     has_moved = False
     while True:
@@ -86,14 +86,14 @@ def decide_next(runlog: RunLog, spec: RunSpec, *, clock: Clock) -> Decision:
             declare_lost(runlog, plan, why="the import ended before it claimed the run")
             continue
         if plan is not None:
-            return Decision(action="run", reason="goes on with the attempt decided before", plan=plan)
+            return Decision(action="run", reason="continue the attempt that was already decided", plan=plan)
         faulty = to_set_aside(history)
         if faulty is not None:
             _set_aside(runlog, faulty, history)
             continue
         last = history.decisions[-1] if history.decisions else None
         if last is not None and last.plan is None and last.action != "import" and has_moved:
-            # Another parent ended the run in this very moment. To decide again would start it again.
+            # Another parent ended the run at this moment. A new decision would start it again.
             return Decision(last.action, last.reason, numbers=last.numbers)
         decision = decide(spec, history, now=clock.now())
         if decision.action == "finished" and last is not None and last.action == "finished":
@@ -101,19 +101,19 @@ def decide_next(runlog: RunLog, spec: RunSpec, *, clock: Clock) -> Decision:
         try:
             runlog.append(lambda stamp, made=decision: _entry(made, stamp), at=history.next_slot)  # type: ignore[misc]
         except LogMovedError:
-            has_moved = True  # Another parent, or a zombie's last word: decide again on what the log says now.
+            has_moved = True  # Another parent or a fenced attempt has written to the log: decide again.
             continue
         return decision
 
 
 def request_stop(runlog: RunLog, *, reason: str) -> SegmentPlan | None:
-    """End the run on a person's request; the plan of the attempt that is asked to commit and stop, if there is one.
+    """End the run on a person's request; return the plan of the attempt that is recalled for it, if there is one.
 
-    The parent starts nothing more. Starting the run again with the same run id continues it from its last checkpoint.
+    The parent starts no further attempt. Starting the run again with the same run id resumes it.
 
     Raises:
-        RunOverError: the run has ended already.
-        StoreWriteError, StoreReadError: trying again is safe.
+        RunOverError: the run has already ended.
+        StoreWriteError, StoreReadError: a retry is safe.
     """
 
     def build(stamp: Stamp) -> Entry:
@@ -138,10 +138,10 @@ def request_stop(runlog: RunLog, *, reason: str) -> SegmentPlan | None:
 
 
 def declare_lost(runlog: RunLog, plan: SegmentPlan, *, why: str, got_capacity: bool = True) -> SegmentReport:
-    """Write the report of an attempt that ended without one; gives back its own if it came after all.
+    """Write the report of an attempt that ended without one; return its own report if there is one by now.
 
     Raises:
-        StoreWriteError, StoreReadError: not written; trying again is safe.
+        StoreWriteError, StoreReadError: the report was not written; a retry is safe.
     """
     beat = last_heartbeat(runlog, read_history(runlog).attempt_of(plan.segment, plan.attempt))
 
@@ -161,11 +161,11 @@ def declare_lost(runlog: RunLog, plan: SegmentPlan, *, why: str, got_capacity: b
 
 
 class _NothingToAddError(Exception):
-    """Leaves an append: the log says already what was about to be said."""
+    """Cancels an append: the log already holds what was to be written."""
 
 
 def _is_void(history: History, plan: SegmentPlan) -> bool:
-    """Whether an import announced itself and never began. A trainer that took its plan would train other weights."""
+    """Whether an import was decided and never began. A trainer that took its plan would train other weights."""
     return history.is_import(plan.segment, plan.attempt) and history.attempt_of(plan.segment, plan.attempt) is None
 
 
@@ -187,9 +187,9 @@ def _refuse_drift(before: RunSpec, now: RunSpec) -> None:
 
 
 def _set_aside(runlog: RunLog, checkpoint: Checkpoint, history: History) -> None:
-    """Nothing resumes from it any more; its bytes stay, as evidence."""
+    """Quarantine a checkpoint: no attempt resumes from it; its bytes are kept as evidence."""
     facts = {"slot": checkpoint.ref.slot, "checkpoint": checkpoint.ref, "reason": SET_ASIDE}
-    with suppress(LogMovedError):  # Then whoever moved it may have said so too.
+    with suppress(LogMovedError):  # The process that wrote meanwhile may have quarantined it; the caller reads again.
         runlog.append(lambda stamp: QuarantineEntry.model_validate(stamp(epoch=0) | facts), at=history.next_slot)
 
 
@@ -233,12 +233,12 @@ def _lost_report(history: History, plan: SegmentPlan, beat: Heartbeat | None, wh
 
 
 def settle_verdict(runlog: RunLog, report: SegmentReport) -> Verdict | None:
-    """The verdict about an attempt's resume: its own, or `unverified` when it ended before it could tell.
+    """The verdict about an attempt's resume: its own, or `unverified` when the attempt ended before it had one.
 
-    None when it did not resume, or never claimed the run.
+    None when the attempt did not resume, or never claimed the run.
 
     Raises:
-        StoreWriteError, StoreReadError: not known; trying again is safe.
+        StoreWriteError, StoreReadError: the verdict is not known; a retry is safe.
     """
     parent = read_history(runlog).parent_of(report.segment, report.attempt)
 

@@ -1,4 +1,4 @@
-"""Waiting for the end of an attempt: by the log, the heartbeat and the orchestrator, in that order of trust."""
+"""Waiting for the end of an attempt, by the log, the heartbeat and the orchestrator, in this order of precedence."""
 
 from __future__ import annotations
 
@@ -23,23 +23,23 @@ from segue.stores.base import StoreReadError, StoreWriteError
 
 log = logging.getLogger(__name__)
 
-_LAST_WORD_SECONDS = 5.0
-"""How long after the orchestrator shows the attempt as ended its report may still come."""
-_MOMENT_SECONDS = 1.0
-"""How long before it is too late for on-demand a recalled attempt is given up."""
+_LATE_REPORT_SECONDS = 5.0
+"""How long a report may still arrive after the orchestrator shows the attempt as ended."""
+_MARGIN_SECONDS = 1.0
+"""How long before it is too late for on-demand a recalled attempt is declared lost."""
 _ENOUGH_STEPS = 5
 _ENOUGH_SECONDS = 30.0
-"""What a running attempt must have trained before its own rate counts: the first steps say little."""
+"""Training after which a running attempt's own step time is used: the first steps are not representative."""
 
 
 @dataclass(frozen=True)
 class Period:
-    """How often a wait looks."""
+    """How often a wait polls."""
 
     poll_seconds: float = 0.5
-    """At the run's log and the heartbeat."""
+    """Period of reads of the run's log and the heartbeat."""
     ask_seconds: float = 2.0
-    """At the orchestrator."""
+    """Period of requests to the orchestrator."""
 
 
 USUAL_PERIOD = Period()
@@ -47,7 +47,7 @@ USUAL_PERIOD = Period()
 
 @dataclass(frozen=True)
 class Submitted:
-    """An attempt that was handed to an orchestrator."""
+    """An attempt that was submitted to an orchestrator."""
 
     plan: SegmentPlan
     orchestrator: Orchestrator
@@ -72,13 +72,13 @@ def await_report(
     with_standbys: bool = False,
     period: Period = USUAL_PERIOD,
 ) -> SegmentReport:
-    """Block until a submitted attempt has a report, writing `lost` when none can come any more.
+    """Block until a submitted attempt has a report; declare it lost when it can no longer write one.
 
-    A silent orchestrator or store is waited out: the attempt goes on without them. On spot, an attempt that falls so
-    far behind that a kill would cost the deadline is recalled: it commits and stops. On on-demand, a standby waits for
-    spot meanwhile, where they are asked for; when it is ready to take over, the attempt is recalled. An attempt that
-    has nothing to commit yet, does not answer a recall within the heartbeat timeout, or saves for so long that
-    on-demand could hardly finish in time, is given up although it has a heartbeat.
+    Waits while the orchestrator or the store does not answer, because the attempt continues without them. On spot, an
+    attempt so far behind that a preemption would cost the deadline is recalled: it commits and stops. On on-demand,
+    with `with_standbys`, a standby waits for spot; when it is ready to take over, the attempt is recalled. An attempt
+    is declared lost in spite of its heartbeat if it has nothing to commit yet, does not answer a recall within the
+    heartbeat timeout, or saves for so long that on-demand could hardly finish in time.
     """
     manager = None
     if with_standbys and submitted.plan.capacity is Capacity.ON_DEMAND:
@@ -96,7 +96,7 @@ def _wait(waiting: _Waiting, clock: Clock, period: Period) -> SegmentReport:
         try:
             report = waiting.look()
         except (StoreReadError, StoreWriteError) as error:
-            log.warning("store trouble while waiting reason=%s", error)
+            log.warning("the wait cannot use the store reason=%s", error)
             report = None
         if report is not None:
             return report
@@ -137,30 +137,30 @@ class _Waiting:
         if attempt is None:
             return self._give_up_waiting(history, at)
         beat = last_heartbeat(self._runlog, attempt)
-        self._heartbeat.saw(beat.counter if beat else None, at=at)
-        if self._has_run_ended(at) and self._heartbeat.still_seconds > self._last_word_seconds:
-            # The heartbeat has to stop too: orchestrators do call living runs crashed.
+        self._heartbeat.update(beat.counter if beat else None, at=at)
+        if self._has_run_ended(at) and self._heartbeat.unchanged_seconds > self._late_report_seconds:
+            # The heartbeat must have stopped too: orchestrators sometimes report live runs as crashed.
             return self._lost(self._end_of_run, mark=False)
         if self._heartbeat.is_expired:
             return self._lost(f"no heartbeat for {self._spec.liveness.heartbeat_timeout_seconds:g} s", mark=True)
         if history.stop is not None:
-            if self._recalled is None:  # The attempt may have claimed the run after it was stopped.
+            if self._recalled is None:  # The attempt may have claimed the run after the stop was requested.
                 self._recall(history, attempt.claim.attempt_id, beat, reason=history.stop.reason)
         elif self._manager is not None:
-            self._look_after_standby(self._manager, history, attempt.claim.attempt_id, beat)
+            self._manage_standby(self._manager, history, attempt.claim.attempt_id, beat)
         elif self._recalled is None and self._is_recall_due(history, beat):
             if beat is None or beat.phase in ("starting", "restoring"):
-                return self._lost("it was not at work yet when the deadline came near", mark=True)
-            self._recall(history, attempt.claim.attempt_id, beat, reason="the deadline is near")
+                return self._lost("it had not started to train when the deadline required on-demand", mark=True)
+            self._recall(history, attempt.claim.attempt_id, beat, reason="the deadline requires on-demand")
         why = self._why_too_slow(history, beat, at)
         return self._lost(why, mark=True) if why is not None else None
 
-    def _look_after_standby(
+    def _manage_standby(
         self, manager: StandbyManager, history: History, attempt_id: str, beat: Heartbeat | None
     ) -> None:
         is_named = history.handover_of(self._plan.segment, self._plan.attempt) is not None
         if beat is None or (beat.phase != "training" and not is_named):
-            return  # Nothing is moved that does not run yet, or ends by itself.
+            return  # The attempt does not train yet, or ends by itself.
         if not is_named and not may_come_back(self._spec, history):
             return
         here = self._situation(history, slowest_step_seconds=self._own_step_seconds(beat))
@@ -169,24 +169,25 @@ class _Waiting:
             self._recall(history, attempt_id, beat, reason="the standby is ready")
 
     def _why_too_slow(self, history: History, beat: Heartbeat | None, at: float) -> str | None:
-        """Why an attempt that was recalled is given up; None while it may still end by itself."""
+        """Why a recalled attempt is declared lost; None while it may still end by itself."""
         if self._recalled is None:
             return None
-        self._recalled.saw(0, at=at)  # A heartbeat timeout, for while the store is away nobody can answer.
-        waited, heartbeat_timeout_seconds = self._recalled.still_seconds, self._recalled.heartbeat_timeout_seconds
+        # Counted like a heartbeat timeout, because the attempt cannot answer while the store is unreachable.
+        self._recalled.update(0, at=at)
+        waited, heartbeat_timeout_seconds = self._recalled.unchanged_seconds, self._recalled.heartbeat_timeout_seconds
         is_stopping = beat is not None and beat.phase == "stopping"
         if not is_stopping and waited > heartbeat_timeout_seconds:
             return f"no answer to a recall for {heartbeat_timeout_seconds:g} s"
         here = self._situation(history, slowest_step_seconds=self._own_step_seconds(beat))
-        if self._was_recalled_in_time and clamp.is_late(here, in_seconds=_MOMENT_SECONDS):
-            return "it was recalled and did not end before it was nearly too late for on-demand"
-        # Giving up loses what it has not committed. To wait for longer than that took would be dearer.
+        if self._was_recalled_in_time and clamp.is_late(here, in_seconds=_MARGIN_SECONDS):
+            return "it was recalled and did not end in time for on-demand to meet the deadline"
+        # Declaring it lost costs its uncommitted work. Waiting longer than that work took would cost more.
         patience = heartbeat_timeout_seconds + here.answer_seconds + here.at_risk_seconds
         return f"it was recalled and did not end within {patience:.0f} s" if waited > patience else None
 
     @property
-    def _last_word_seconds(self) -> float:
-        return max(_LAST_WORD_SECONDS, 3 * self._spec.liveness.heartbeat_seconds)
+    def _late_report_seconds(self) -> float:
+        return max(_LATE_REPORT_SECONDS, 3 * self._spec.liveness.heartbeat_seconds)
 
     @property
     def _end_of_run(self) -> str:
@@ -194,7 +195,7 @@ class _Waiting:
         return f"its flow run ended as {name} without a report"
 
     def _has_run_ended(self, at: float) -> bool:
-        return self._run_ended is not None and at - self._run_ended[1] > self._last_word_seconds
+        return self._run_ended is not None and at - self._run_ended[1] > self._late_report_seconds
 
     def _ask_orchestrator(self, at: float) -> None:
         if self._run_ended is not None or at - self._asked_at < self._period.ask_seconds:
@@ -212,7 +213,7 @@ class _Waiting:
             return None
         else:
             why = f"no capacity on {self._plan.capacity} within {waited:.0f} s"
-        # The report first: an attempt that starts after all finds it in the log and leaves.
+        # The report first: an attempt that starts later finds it in the log and ends.
         report = declare_lost(self._runlog, self._plan, why=why, got_capacity=False)
         self._submitted.cancel(why)
         return report
@@ -221,7 +222,7 @@ class _Waiting:
         here = at - self._started_at
         if self._spec.deadline is None:
             return here
-        # Someone may have waited before and died; the deadline came nearer all the same.
+        # An earlier parent may have waited for this plan and died; that time counts too.
         moments = (entry.written_at for entry in history.decisions if entry.plan == self._plan)
         return max([here, *((self._clock.now() - moment).total_seconds() for moment in moments)])
 
@@ -232,7 +233,7 @@ class _Waiting:
         return report
 
     def _is_recall_due(self, history: History, beat: Heartbeat | None) -> bool:
-        if self._plan.capacity is not Capacity.SPOT or _is_to_fail_first(history, beat):
+        if self._plan.capacity is not Capacity.SPOT or _retries_a_failure(history, beat):
             return False
         return clamp.must_recall(self._situation(history, slowest_step_seconds=self._own_step_seconds(beat)))
 
@@ -247,17 +248,18 @@ class _Waiting:
         return situation(self._spec, history, now=self._clock.now(), slowest_step_seconds=slowest_step_seconds)
 
     def _recall(self, history: History, attempt_id: str, beat: Heartbeat | None, *, reason: str) -> None:
-        log.warning("recalling attempt=%s reason=%s", attempt_id, reason)
+        log.warning("recalling the attempt attempt=%s reason=%s", attempt_id, reason)
         recall(self._runlog.store, run_id=self._spec.run_id, attempt_id=attempt_id, reason=reason)
         here = self._situation(history, slowest_step_seconds=self._own_step_seconds(beat))
-        self._was_recalled_in_time = not clamp.is_late(here, in_seconds=_MOMENT_SECONDS)
+        self._was_recalled_in_time = not clamp.is_late(here, in_seconds=_MARGIN_SECONDS)
         self._recalled = HeartbeatTimeout(self._spec.liveness.heartbeat_timeout_seconds)
 
 
-def _is_to_fail_first(history: History, beat: Heartbeat | None) -> bool:
-    """Whether the attempt before this one failed at a step that this one has not passed.
+def _retries_a_failure(history: History, beat: Heartbeat | None) -> bool:
+    """Whether the attempt before this one failed at a step that this one has not passed yet.
 
-    It runs outside the clamp, on the capacity it failed on: leaving that now would buy on-demand for a bug.
+    This attempt is a retry on the same capacity, which the clamp does not restrict: recalling it would buy on-demand
+    for a bug.
     """
     last = history.fresh_reports[-1] if history.fresh_reports else None
     has_failed = last is not None and last.has_code_failed

@@ -1,1 +1,1 @@
-"""A provider's word becomes a Notice. Sources set a flag; the training loop reads it at its safe points."""
+"""Notices of an end: sources set a flag, and the training loop reads it at its safe points."""

@@ -1,4 +1,4 @@
-"""Where notices are left and read. Leaving one is safe from a signal handler and from any thread."""
+"""The board on which notices are left and read. Leaving one is safe from a signal handler and from any thread."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from segue.clock import Clock
 from segue.records import Notice
 
 NO_KILL_COMING_SECONDS = 3600.0
-"""Grace of a notice that nobody enforces: a recall, or an orphaned trainer."""
+"""Grace period of a notice that no kill follows: a recall, or an orphaned trainer."""
 
 
 class NoticeBoard:
-    """Holds the first notice; a second one cannot take back the first."""
+    """Holds the first notice; later ones do not replace it."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._left: tuple[str, float, float] | None = None
 
     def leave(self, kind: str, *, grace_seconds: float) -> None:
-        """Note that this process will be stopped `grace_seconds` from now. No lock, no log, no I/O."""
+        """Record that this process will be stopped `grace_seconds` from now. Uses no lock, no log, no I/O."""
         if self._left is None:
             self._left = (kind, self._clock.monotonic(), grace_seconds)
 

@@ -8,12 +8,12 @@ from segue.notices.board import NoticeBoard
 
 
 class FileWatcher:
-    """A file whose appearance is the notice."""
+    """Watches for a file whose appearance is the notice."""
 
     def __init__(self, path: Path, *, grace_seconds: float) -> None:
         self._path, self._grace_seconds = path, grace_seconds
 
     def poll(self, board: NoticeBoard) -> None:
-        """Look once."""
+        """Check once whether the file exists."""
         if self._path.exists():
             board.leave("file", grace_seconds=self._grace_seconds)

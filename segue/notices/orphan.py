@@ -1,4 +1,4 @@
-"""Orphaned trainers: when the process that started a trainer is gone, no signal reaches it any more."""
+"""Orphaned trainers: no signal reaches a trainer when the process that started it is gone."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from segue.notices.board import NO_KILL_COMING_SECONDS, NoticeBoard
 
 
 class OrphanWatcher:
-    """Sees that the parent of this process, or the process that started all ranks, is gone."""
+    """Watches the parent of this process and the process that started all ranks; leaves a notice when one is gone."""
 
     def __init__(self, owner_pid: int | None = None) -> None:
         self._parent_pid, self._owner_pid = os.getppid(), owner_pid
 
     def poll(self, board: NoticeBoard) -> None:
-        """Look once."""
+        """Check once whether both processes are alive."""
         if os.getppid() != self._parent_pid or not _is_alive(self._owner_pid):
             board.leave("orphaned", grace_seconds=NO_KILL_COMING_SECONDS)
 

@@ -1,4 +1,4 @@
-"""Recall: the controller asks an attempt, through an object in the store, to commit and stop."""
+"""Recall: the controller requests, through an object in the store, that an attempt commits and stops."""
 
 from __future__ import annotations
 
@@ -9,25 +9,25 @@ from segue.stores.base import Store
 
 
 def recall(store: Store, *, run_id: str, attempt_id: str, reason: str) -> None:
-    """Ask an attempt to commit at its next safe point and end as `bound`. Works across machines.
+    """Request that an attempt commits at its next safe point and ends as `bound`. Works across machines.
 
     Raises:
-        StoreWriteError: the request did not reach the store.
+        StoreWriteError: the request was not stored.
     """
     store.put(keys.recall_key(run_id, attempt_id), reason.encode())
 
 
 class RecallWatcher:
-    """Sees a recall of one attempt."""
+    """Watches for a recall of one attempt."""
 
     def __init__(self, store: Store, *, run_id: str, attempt_id: str) -> None:
         self._store, self._key = store, keys.recall_key(run_id, attempt_id)
 
     def poll(self, board: NoticeBoard) -> None:
-        """Look once.
+        """Check once whether the attempt is recalled.
 
         Raises:
-            StoreReadError: the store could not be read; look again later.
+            StoreReadError: the store could not be read; retry later.
         """
         try:
             self._store.size(self._key)

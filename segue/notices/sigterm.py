@@ -11,10 +11,10 @@ _KINDS = {signal.SIGTERM: "sigterm", signal.SIGINT: "sigint"}
 
 
 def listen(board: NoticeBoard, *, grace_seconds: float) -> None:
-    """From now on SIGTERM and SIGINT leave a notice instead of ending this process. Main thread only."""
+    """Make SIGTERM and SIGINT leave a notice instead of ending this process. Main thread only."""
 
     def on_signal(signum: int, frame: FrameType | None) -> None:
-        # Nothing else here: a handler may run in the middle of a kernel or a write.
+        # Do nothing else here: a handler may run in the middle of a kernel or a write.
         board.leave(_KINDS[signal.Signals(signum)], grace_seconds=grace_seconds)
 
     for signum in _KINDS:

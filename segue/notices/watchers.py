@@ -1,6 +1,6 @@
-"""Watchers: sources of notices that have to be asked, each in a thread and with a period of its own.
+"""Watchers: sources of notices that are polled, each in its own thread and with its own period.
 
-The one list of them is `watchers_of`. A source that answers slowly delays neither another one nor a heartbeat.
+`watchers_of` is the list of all watchers. A slow source delays neither another source nor a heartbeat.
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ from segue.stores.base import Store
 log = logging.getLogger(__name__)
 
 _LOCAL_PERIOD_SECONDS = 1.0
-"""Between two looks at something on this machine, at most."""
+"""Longest period of a source on this machine."""
 _END_SECONDS = 1.0
-"""How long an attempt that ends waits for a source that is being asked."""
+"""How long an attempt that ends waits for a source that is being polled."""
 
 
 class Source(Protocol):
-    """Something that has to be asked for notices."""
+    """A source of notices that is polled."""
 
     def poll(self, board: NoticeBoard) -> None:
-        """Look once, and leave a notice if there is one. May raise: it is asked again after its period."""
+        """Check once, and leave a notice if there is one. May raise: the next poll follows after the period."""
         ...
 
 
 @dataclass(frozen=True)
 class Watcher:
-    """A source and how often it is asked."""
+    """A source and the period at which it is polled."""
 
     name: str
     source: Source
@@ -46,7 +46,7 @@ class Watcher:
 
 
 def watchers_of(spec: RunSpec, store: Store, *, attempt_id: str, owner_pid: int | None) -> list[Watcher]:
-    """The watchers of one attempt, as its run spec asks for them."""
+    """The watchers of one attempt, according to its run spec."""
     beat = spec.liveness.heartbeat_seconds
     local = min(beat, _LOCAL_PERIOD_SECONDS)
     watchers = [
@@ -61,7 +61,7 @@ def watchers_of(spec: RunSpec, store: Store, *, attempt_id: str, owner_pid: int 
 
 @contextmanager
 def watching(watchers: Iterable[Watcher], board: NoticeBoard) -> Iterator[None]:
-    """Ask every watcher until this is left; one that is in the middle of an answer is not waited for long."""
+    """Poll every watcher until the block ends; a poll that is still running then is waited for briefly."""
     stop = threading.Event()
     threads = [
         threading.Thread(target=_watch, args=(watcher, board, stop), name=f"segue-{watcher.name}", daemon=True)
@@ -82,7 +82,7 @@ def _watch(watcher: Watcher, board: NoticeBoard, stop: threading.Event) -> None:
         try:
             watcher.source.poll(board)
         except Exception as error:
-            # Whatever it is: a source in trouble must not end its thread, or a later notice goes unseen.
-            log.warning("notice not read source=%s reason=%s", watcher.name, error)
+            # Any exception: a failed poll must not end the thread, or a later notice is missed.
+            log.warning("source of notices not read source=%s reason=%s", watcher.name, error)
         if stop.wait(watcher.period_seconds):
             return

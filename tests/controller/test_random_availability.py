@@ -1,4 +1,4 @@
-"""Whatever spot does, the deadline is met, no step is lost for good, and the run is the one that would have been."""
+"""For random availability of spot, the deadline is met, and the final state is that of an undisturbed run."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ NUMBERS = {"step_seconds": 0.01, "changeover_seconds": 4, "detection_seconds": 8
 
 
 def state_of(history: History) -> dict[str, str]:
-    """Of everything but the setup, which holds the config."""
+    """Digests of all components except the setup, which holds the config."""
     digests = history.newest.manifest.components
     return {name: digest for name, digest in digests.items() if not name.startswith("setup")}
 
@@ -38,7 +38,7 @@ def undisturbed(fork_server, tmp_path_factory) -> dict[str, str]:
 
 
 def begin_on_demand(spec, runlog) -> None:
-    """As a run does whose first wait for spot was in vain."""
+    """As in a run whose first wait for spot failed."""
     plan = SegmentPlan(segment=0, attempt=1, capacity=Capacity.ON_DEMAND, deployment=spec.pools.on_demand)
     facts = {"plan": plan, "action": "run", "reason": "no spot to be had"}
     runlog.append(lambda stamp: DecisionEntry(**stamp(epoch=0), **facts))

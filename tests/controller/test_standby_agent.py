@@ -1,4 +1,4 @@
-"""A standby on its machine: what it says, what it heeds, and that it leaves when nobody needs it."""
+"""A standby on its machine: its status, the commands that it follows, and the reasons for which it leaves."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.controller.test_wait import ScriptedClock
 
 
 class ScriptedTrainer:
-    """A trainer that boots when the test says so."""
+    """A trainer that boots when the test sets it."""
 
     def __init__(self) -> None:
         self.code: int | None = None
@@ -44,7 +44,7 @@ class ScriptedTrainer:
 
 
 class Waiting(Run):
-    """A run on on-demand and a standby beside it, on scripted time."""
+    """A run on on-demand with a standby, on scripted time."""
 
     def __init__(self, spec) -> None:
         self.clock: ScriptedClock = ScriptedClock()
@@ -52,28 +52,28 @@ class Waiting(Run):
         self.trainers: list[ScriptedTrainer] = []
         self.called_off: str | None = None
         self.counter = 0
-        self.is_store_away: Callable[[], bool] = lambda: False
+        self.is_store_down: Callable[[], bool] = lambda: False
         plan = self.decide().model_copy(update={"capacity": Capacity.ON_DEMAND})
-        facts = {"plan": plan, "action": "run", "reason": "the test says so"}
+        facts = {"plan": plan, "action": "run", "reason": "chosen by the test"}
         self.log.append(lambda stamp: DecisionEntry(**stamp(epoch=0), **facts))
-        self.plan, self.at_work = plan, self.claim(plan)
+        self.plan, self.training = plan, self.claim(plan)
 
     def serve(self) -> Taken | Left:
         log = self.another_log()
-        log.store = FaultyStore(open_store(self.spec.store), fails=lambda operation, key: self.is_store_away())
-        servant = StandbyAgent(log, self.spec, "spare0", boot=self._boot, clock=self.clock, flow_run_id="flow")
-        return servant.serve(lambda: self.called_off)
+        log.store = FaultyStore(open_store(self.spec.store), fails=lambda operation, key: self.is_store_down())
+        agent = StandbyAgent(log, self.spec, "spare0", boot=self._boot, clock=self.clock, flow_run_id="flow")
+        return agent.serve(lambda: self.called_off)
 
     def _boot(self) -> ScriptedTrainer:
         self.trainers.append(ScriptedTrainer())
         return self.trainers[-1]
 
-    def order(self, order: str, why: str = "the test says so") -> None:
+    def command(self, command: str, why: str = "chosen by the test") -> None:
         self.counter += 1
         made = StandbyCommand(
             standby="spare0",
             counter=self.counter,
-            action=order,
+            action=command,
             why=why,
             deployment="segment/spot",
             segment=0,
@@ -81,8 +81,8 @@ class Waiting(Run):
         )
         put_command(self.log.store, self.spec.run_id, made)
 
-    def order_at(self, seconds: float, order: str, why: str = "the test says so") -> None:
-        self.clock.at(seconds, lambda: self.order(order, why))
+    def command_at(self, seconds: float, command: str, why: str = "chosen by the test") -> None:
+        self.clock.at(seconds, lambda: self.command(command, why))
 
     def call_off_at(self, seconds: float) -> None:
         self.clock.at(seconds, lambda: setattr(self, "called_off", "the standby was taken back"))
@@ -92,11 +92,11 @@ class Waiting(Run):
         facts |= {"segment": self.plan.segment, "attempt": self.plan.attempt}
         self.log.append(lambda stamp: HandoverEntry(**stamp(epoch=0), **facts))
         if reason is not None:
-            self.report(self.plan, self.at_work, reason)
+            self.report(self.plan, self.training, reason)
 
     def phase(self) -> str | None:
-        word = status_of(self.log.store, self.spec.run_id, "spare0")
-        return word.phase if word is not None else None
+        status = status_of(self.log.store, self.spec.run_id, "spare0")
+        return status.phase if status is not None else None
 
     def note(self) -> str | None:
         return status_of(self.log.store, self.spec.run_id, "spare0").note
@@ -109,12 +109,12 @@ def waiting(make_spec) -> Waiting:
     return Waiting(make_spec(steps=100, deadline=deadline, policy=policy, liveness={"heartbeat_seconds": 2}))
 
 
-def test_a_standby_says_that_it_is_here_boots_and_takes_the_plan_that_names_it(waiting):
+def test_a_standby_reports_its_machine_boots_and_takes_the_plan_that_names_it(waiting):
     phases: dict[float, str | None] = {}
     for seconds in (5, 15, 25):
         waiting.clock.at(seconds, lambda at=seconds: phases.update({at: waiting.phase()}))
-    waiting.order("wait")
-    waiting.order_at(10, "boot")
+    waiting.command("wait")
+    waiting.command_at(10, "boot")
     waiting.clock.at(20, lambda: setattr(waiting.trainers[0], "booted", True))
     waiting.clock.at(30, waiting.hand_over)
     waiting.clock.at(32, waiting.decide)
@@ -125,65 +125,65 @@ def test_a_standby_says_that_it_is_here_boots_and_takes_the_plan_that_names_it(w
     assert waiting.trainers[0].given == [f"{taken.plan.segment}.{taken.plan.attempt} by flow"]
 
 
-def test_its_heart_beats_while_it_waits(waiting):
-    waiting.order("wait")
+def test_a_waiting_standby_writes_heartbeats(waiting):
+    waiting.command("wait")
     seen: list[int] = []
     for seconds in (10, 20, 30):
         waiting.clock.at(seconds, lambda: seen.append(status_of(waiting.log.store, "tiny", "spare0").counter))
-    waiting.order_at(40, "leave")
+    waiting.command_at(40, "leave")
     waiting.serve()
     assert seen[0] + 4 <= seen[1] <= seen[2] - 4
 
 
-def test_how_long_it_held_a_machine_is_known_afterwards(waiting):
+def test_the_seconds_for_which_a_standby_held_a_machine_are_recorded(waiting):
     assert held_by_standbys(waiting.log.store, "tiny") == {}
-    waiting.order("wait")
-    waiting.order_at(40, "leave")
+    waiting.command("wait")
+    waiting.command_at(40, "leave")
     waiting.serve()
     assert held_by_standbys(waiting.log.store, "tiny") == {"segment/spot": pytest.approx(40, abs=0.5)}
 
 
-def test_a_standby_that_is_not_needed_leaves_without_having_booted(waiting):
-    waiting.order("wait")
-    waiting.order_at(10, "leave", "not needed: on-demand goes on")
-    assert waiting.serve() == Left("not needed: on-demand goes on")
-    assert (waiting.trainers, waiting.phase(), waiting.note()) == ([], "gone", "not needed: on-demand goes on")
+def test_a_standby_that_is_not_needed_leaves_without_booting(waiting):
+    waiting.command("wait")
+    waiting.command_at(10, "leave", "not needed: on-demand continues")
+    assert waiting.serve() == Left("not needed: on-demand continues")
+    assert (waiting.trainers, waiting.phase(), waiting.note()) == ([], "gone", "not needed: on-demand continues")
 
 
 def test_a_standby_that_is_released_while_it_boots_leaves_no_trainer(waiting):
-    waiting.order("boot")
-    waiting.order_at(10, "leave")
+    waiting.command("boot")
+    waiting.command_at(10, "leave")
     waiting.serve()
     assert waiting.trainers[0].given == ["killed"]
 
 
-def test_a_standby_that_is_taken_back_says_so_and_goes(waiting):
-    waiting.order("boot")
+def test_a_standby_that_is_preempted_reports_it_and_leaves(waiting):
+    waiting.command("boot")
     waiting.call_off_at(10)
     assert waiting.serve() == Left("the standby was taken back", how="taken back")
     assert (waiting.phase(), waiting.trainers[0].given) == ("gone", ["killed"])
 
 
 def test_a_trainer_that_ends_while_it_boots_ends_the_standby(waiting):
-    waiting.order("boot")
+    waiting.command("boot")
     waiting.clock.at(10, lambda: setattr(waiting.trainers[0], "code", 2))
-    assert waiting.serve() == Left("its trainer ended while it booted, with code 2", how="broken")
+    assert waiting.serve() == Left("its trainer ended while it booted, with exit code 2", how="broken")
 
 
-def test_a_standby_whose_parent_says_nothing_any_more_leaves_by_itself(waiting):
-    waiting.order("wait")
-    waiting.order_at(100, "wait")
+def test_a_standby_without_commands_from_its_parent_leaves_by_itself(waiting):
+    waiting.command("wait")
+    waiting.command_at(100, "wait")
     assert waiting.serve() == Left("no command from the parent for 300 s")
     assert 400 <= waiting.clock.monotonic() < 410
 
 
-@pytest.mark.parametrize("order", ["wait", "boot"])
-def test_a_run_that_is_over_needs_no_standby(waiting, order):
-    waiting.order(order)
+@pytest.mark.parametrize("command", ["wait", "boot"])
+def test_a_standby_leaves_when_the_run_is_over(waiting, command):
+    waiting.command(command)
 
     def finish() -> None:
-        waiting.commit(waiting.at_work, 100)
-        waiting.report(waiting.plan, waiting.at_work, StopReason.FINISHED)
+        waiting.commit(waiting.training, 100)
+        waiting.report(waiting.plan, waiting.training, StopReason.FINISHED)
         assert read_history(waiting.log).handover is None
         facts = {"plan": None, "action": "finished", "reason": "step 100 is committed"}
         waiting.log.append(lambda stamp: DecisionEntry(**stamp(epoch=0), **facts))
@@ -192,30 +192,30 @@ def test_a_run_that_is_over_needs_no_standby(waiting, order):
     assert waiting.serve() == Left("not needed: the run is over")
 
 
-def test_a_run_that_was_to_be_handed_over_and_went_on_otherwise_needs_no_standby(waiting):
-    waiting.order("boot")
+def test_a_standby_leaves_when_the_run_continues_without_it_after_a_hand_over(waiting):
+    waiting.command("boot")
     waiting.clock.at(10, lambda: waiting.hand_over(reason=StopReason.FAILED))
     waiting.clock.at(15, waiting.decide)
-    assert waiting.serve() == Left("not needed: the run went on without it")
+    assert waiting.serve() == Left("not needed: the run continued without it")
 
 
-def test_a_standby_that_starts_after_its_attempt_was_given_up_leaves(waiting):
-    waiting.order("boot")
+def test_a_standby_that_starts_after_its_attempt_was_declared_lost_leaves(waiting):
+    waiting.command("boot")
     waiting.hand_over()
     declare_lost(waiting.log, waiting.decide(), why="no capacity", got_capacity=False)
-    assert waiting.serve() == Left("not needed: the run went on without it")
+    assert waiting.serve() == Left("not needed: the run continued without it")
 
 
-def test_a_standby_that_comes_after_the_decision_boots_for_it_without_an_order(waiting):
+def test_a_standby_that_starts_after_its_plan_was_decided_boots_without_a_command(waiting):
     waiting.hand_over()
     waiting.decide()
     waiting.clock.at(10, lambda: setattr(waiting.trainers[0], "booted", True))
     assert isinstance(waiting.serve(), Taken)
 
 
-@pytest.mark.parametrize("order", ["wait", "boot"])
-def test_a_standby_that_was_sent_with_an_older_spec_leaves_and_does_not_take_the_plan(waiting, order):
-    waiting.order(order)
+@pytest.mark.parametrize("command", ["wait", "boot"])
+def test_a_standby_with_an_older_spec_leaves_and_does_not_take_the_plan(waiting, command):
+    waiting.command(command)
     changed = waiting.spec.model_copy(update={"config": {"lr": 0.5}})
 
     def change() -> None:
@@ -226,35 +226,35 @@ def test_a_standby_that_was_sent_with_an_older_spec_leaves_and_does_not_take_the
     waiting.clock.at(10, lambda: [setattr(trainer, "booted", True) for trainer in waiting.trainers])
     waiting.clock.at(20, change)
     assert waiting.serve() == Left("the run spec has changed")
-    assert [trainer.given for trainer in waiting.trainers] == ([["killed"]] if order == "boot" else [])
+    assert [trainer.given for trainer in waiting.trainers] == ([["killed"]] if command == "boot" else [])
 
 
-def test_a_standby_that_starts_when_the_spec_has_changed_boots_nothing(waiting):
+def test_a_standby_that_starts_after_the_spec_has_changed_does_not_boot(waiting):
     changed = waiting.spec.model_copy(update={"config": {"lr": 0.5}})
     waiting.log.append(lambda stamp: OpenEntry(**stamp(epoch=0), spec=changed))
-    waiting.order("boot")
+    waiting.command("boot")
     assert waiting.serve() == Left("the run spec has changed")
     assert (waiting.trainers, waiting.note()) == ([], "the run spec has changed")
 
 
-def test_another_standbys_plan_is_not_taken(waiting):
-    waiting.order("boot")
+def test_a_standby_does_not_take_the_plan_of_another_one(waiting):
+    waiting.command("boot")
     waiting.clock.at(5, lambda: setattr(waiting.trainers[0], "booted", True))
     waiting.clock.at(10, lambda: waiting.hand_over(standby="spare1"))
     waiting.clock.at(12, waiting.decide)
-    waiting.order_at(20, "leave")
+    waiting.command_at(20, "leave")
     assert isinstance(waiting.serve(), Left)
 
 
-def test_a_store_that_is_away_is_waited_out(waiting):
-    waiting.order("wait")
-    waiting.is_store_away = lambda: 10 <= waiting.clock.monotonic() < 1000
-    waiting.order_at(1010, "leave", "not needed")
+def test_a_standby_waits_while_the_store_is_unreachable(waiting):
+    waiting.command("wait")
+    waiting.is_store_down = lambda: 10 <= waiting.clock.monotonic() < 1000
+    waiting.command_at(1010, "leave", "not needed")
     assert waiting.serve() == Left("not needed")
 
 
-def test_a_notice_is_heeded_while_the_store_is_away(waiting):
-    waiting.is_store_away = lambda: True
+def test_a_standby_follows_a_notice_while_the_store_is_unreachable(waiting):
+    waiting.is_store_down = lambda: True
     waiting.call_off_at(10)
     assert waiting.serve() == Left("the standby was taken back", how="taken back")
     assert waiting.clock.monotonic() == 10

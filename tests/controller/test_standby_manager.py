@@ -1,4 +1,4 @@
-"""The parent and its standbys: sent, answered, handed over to, and never at the cost of the attempt on on-demand."""
+"""The parent and its standbys: submission, commands, hand-over, and no effect on the attempt on on-demand."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.controller.test_steps import START
 from tests.controller.test_wait import POLL, ScriptedClock, ScriptedOrchestrator, Watched
 
 BOUND, FINISHED, LOST = StopReason.BOUND, StopReason.FINISHED, StopReason.LOST
-# 100 steps of 10 s in 20,000 s. Uniform Progress takes the risk of spot whenever it is there.
+# 100 steps of 10 s in 20,000 s. Uniform Progress uses spot whenever it is available.
 POLICY = {
     "name": "uniform_progress",
     "step_seconds": 10,
@@ -33,11 +33,11 @@ POLICY = {
     "margin_share": 0,
 }
 NEVER_BACK = {"name": "slack_age", "parameters": {"pays_for": 1000}}
-"""No spell is long enough for a thousand changeovers."""
+"""No up interval is long enough for a thousand changeovers."""
 
 
 class ScriptedStandby:
-    """A standby's flow run: what the orchestrator shows of it is up to the test."""
+    """A standby's flow run, whose state in the orchestrator the test sets."""
 
     def __init__(self) -> None:
         self.shows: str | None = None
@@ -68,8 +68,8 @@ class ScriptedPools(ScriptedOrchestrator):
         self.standbys[handle].cancelled.append(why)
 
 
-class Spared(Watched):
-    """A run on on-demand, whose standbys the test plays."""
+class StandbyRun(Watched):
+    """A run on on-demand whose standbys the test simulates."""
 
     def __init__(self, spec) -> None:
         super().__init__(spec)
@@ -77,29 +77,29 @@ class Spared(Watched):
         self.pool, self.sent = self.pools.standbys, self.pools.sent
         self.phases: dict[str, str] = {}
         plan = self.decide().model_copy(update={"capacity": Capacity.ON_DEMAND, "start_within_seconds": None})
-        facts = {"plan": plan, "action": "run", "reason": "the test says so"}
+        facts = {"plan": plan, "action": "run", "reason": "chosen by the test"}
         self.log.append(lambda stamp: DecisionEntry(**stamp(epoch=0), **facts))
-        self.plan, self.at_work = plan, self.claim(plan)
-        self.lives(self.at_work)
+        self.plan, self.training = plan, self.claim(plan)
+        self.beats_on(self.training)
 
-    def lives(self, claim: Claim, **fields) -> None:
-        super().lives(claim, **fields)
+    def beats_on(self, claim: Claim, **fields) -> None:
+        super().beats_on(claim, **fields)
         beat = self.clock.at_every_poll
 
         def all_beat() -> None:
             beat()
             for standby, phase in self.phases.items():
-                self.say(standby, phase)
+                self.put_status_of(standby, phase)
 
         self.clock.at_every_poll = all_beat
 
-    def say(self, standby: str, phase: str, **fields) -> None:
+    def put_status_of(self, standby: str, phase: str, **fields) -> None:
         counter = int(self.clock.monotonic() * 10)
-        word = StandbyStatus(standby=standby, counter=counter, phase=phase, beat_at=self.clock.now(), **fields)
-        put_status(self.log.store, self.spec.run_id, word)
+        status = StandbyStatus(standby=standby, counter=counter, phase=phase, beat_at=self.clock.now(), **fields)
+        put_status(self.log.store, self.spec.run_id, status)
 
-    def standby_is(self, seconds: float, phase: str | None, standby: str = "spare0") -> None:
-        """From then on the standby lives in this phase; with None it is silent."""
+    def standby_enters(self, seconds: float, phase: str | None, standby: str = "spare0") -> None:
+        """From then on the standby writes heartbeats in this phase; with None it writes none."""
 
         def become() -> None:
             self.phases.pop(standby, None)
@@ -109,7 +109,7 @@ class Spared(Watched):
         self.clock.at(seconds, become)
 
     def reports_at(self, seconds: float, reason: StopReason, **fields) -> None:
-        self.clock.at(seconds, lambda: self.report(self.plan, self.at_work, reason, **fields))
+        self.clock.at(seconds, lambda: self.report(self.plan, self.training, reason, **fields))
 
     def when_recalled(self, reason: StopReason) -> None:
         """The attempt answers a recall two polls later."""
@@ -117,14 +117,14 @@ class Spared(Watched):
 
         def look() -> None:
             if self.recalls and not read_history(self.log).reports and self.clock.monotonic() > self.recalls[0] + 1:
-                self.report(self.plan, self.at_work, reason)
+                self.report(self.plan, self.training, reason)
             inner()
 
         self.clock.at_every_poll = look
 
     def wait_with_standbys(self, plan: SegmentPlan | None = None) -> SegmentReport:
         def fails(operation: str, key: str) -> bool:
-            if self.is_store_away(operation, key):
+            if self.is_store_down(operation, key):
                 return True
             if operation == "put" and key.endswith("recall.json"):
                 self.recalls.append(self.clock.monotonic())
@@ -135,9 +135,9 @@ class Spared(Watched):
         submitted = Submitted(plan or self.plan, self.pools, "attempt")
         return await_report(log, self.spec, submitted, clock=self.clock, with_standbys=True)
 
-    def order(self, standby: str = "spare0") -> tuple[str, str]:
-        order = command_of(self.log.store, self.spec.run_id, standby)
-        return order.action, order.why
+    def command(self, standby: str = "spare0") -> tuple[str, str]:
+        command = command_of(self.log.store, self.spec.run_id, standby)
+        return command.action, command.why
 
     @property
     def handovers(self) -> list[str]:
@@ -145,44 +145,44 @@ class Spared(Watched):
 
 
 @pytest.fixture
-def spared(make_spec) -> Callable[..., Spared]:
+def standby_run(make_spec) -> Callable[..., StandbyRun]:
     def make(
         *, deadline_in: float = 20_000, committed: int | None = 20, start_seconds: float = 900, **policy
-    ) -> Spared:
+    ) -> StandbyRun:
         liveness = {"start_seconds": start_seconds}
         fields = {"steps": 100, "checkpoints": {"every_steps": 10}, "policy": POLICY | policy, "liveness": liveness}
-        run = Spared(make_spec(deadline=START + timedelta(seconds=deadline_in), **fields))
+        run = StandbyRun(make_spec(deadline=START + timedelta(seconds=deadline_in), **fields))
         if committed is not None:
-            run.commit(run.at_work, committed)
+            run.commit(run.training, committed)
         return run
 
     return make
 
 
-def test_a_standby_that_is_wanted_boots_and_takes_over_when_it_is_ready(spared):
-    run = spared()
-    run.standby_is(30, "here")
-    orders: list[str] = []
-    run.clock.at(35, lambda: orders.append(run.order()[0]))
-    run.standby_is(36, "booting")
-    run.standby_is(60, "ready")
+def test_a_wanted_standby_boots_and_takes_over_when_it_is_ready(standby_run):
+    run = standby_run()
+    run.standby_enters(30, "here")
+    actions: list[str] = []
+    run.clock.at(35, lambda: actions.append(run.command()[0]))
+    run.standby_enters(36, "booting")
+    run.standby_enters(60, "ready")
     run.when_recalled(BOUND)
     assert run.wait_with_standbys().stop_reason is BOUND
     assert run.sent == [("spare0", POLL)]
-    assert orders == ["boot"]
-    assert (run.handovers, run.order()[0], run.pool["spare0"].cancelled) == (["spare0"], "boot", [])
+    assert actions == ["boot"]
+    assert (run.handovers, run.command()[0], run.pool["spare0"].cancelled) == (["spare0"], "boot", [])
     assert len(run.recalls) == 1
     assert 60 <= run.recalls[0] <= 60 + 2 * POLL
-    recall = keys.recall_key(run.spec.run_id, run.at_work.attempt_id)
+    recall = keys.recall_key(run.spec.run_id, run.training.attempt_id)
     assert run.log.store.get(recall) == b"the standby is ready"
     decision = decide_next(run.log, run.spec, clock=run.clock)
     assert (decision.plan.capacity, decision.plan.standby, decision.reason) == (Capacity.SPOT, "spare0", SPOT_AGAIN)
 
 
-def test_what_a_standby_saw_of_spot_is_on_record(spared):
-    run = spared()
-    run.standby_is(30, "here")
-    run.standby_is(60, "ready")
+def test_the_observation_of_spot_by_a_standby_is_recorded(standby_run):
+    run = standby_run()
+    run.standby_enters(30, "here")
+    run.standby_enters(60, "ready")
     run.when_recalled(BOUND)
     run.wait_with_standbys()
     began = run.clock.now() - timedelta(seconds=run.clock.monotonic())
@@ -196,84 +196,86 @@ def test_what_a_standby_saw_of_spot_is_on_record(spared):
     assert held.seconds >= 30
 
 
-def test_the_attempt_on_spot_is_waited_for_like_any_other(spared):
-    run = spared()
-    run.standby_is(30, "ready")
+def test_the_wait_for_the_attempt_of_a_standby_is_like_any_other(standby_run):
+    run = standby_run()
+    run.standby_enters(30, "ready")
     run.when_recalled(BOUND)
     run.wait_with_standbys()
     plan = run.decide()
     claim = run.claim(plan)
-    run.lives(claim)
+    run.beats_on(claim)
     run.clock.at(300, lambda: run.report(plan, claim, FINISHED))
     assert run.wait_with_standbys(plan).stop_reason is FINISHED
     assert [name for name, _ in run.sent] == ["spare0"]
 
 
-def test_a_standby_that_is_not_wanted_is_released_and_others_follow_after_a_pause(spared):
-    run = spared(deadline_in=3000, **NEVER_BACK)
+def test_an_unwanted_standby_is_released_and_the_next_one_follows_after_a_pause(standby_run):
+    run = standby_run(deadline_in=3000, **NEVER_BACK)
     for number, seconds in enumerate((10, 320)):
-        run.standby_is(seconds, "here", f"spare{number}")
+        run.standby_enters(seconds, "here", f"spare{number}")
     run.reports_at(330, FINISHED)
     run.wait_with_standbys()
-    assert run.order("spare0") == run.order("spare1") == ("leave", "not needed: on-demand goes on")
+    assert run.command("spare0") == run.command("spare1") == ("leave", "not needed: on-demand continues")
     assert [name for name, _ in run.sent] == ["spare0", "spare1"]
-    # A tenth of the time left after the answer, which came at the poll after the first word.
+    # A tenth of the time left after the answer, which came at the poll after the first status.
     assert run.sent[1][1] == pytest.approx(10 + 299, abs=3 * POLL)
     assert (run.recalls, run.handovers) == ([], [])
 
 
-def test_a_standby_that_goes_silent_while_it_boots_costs_nothing_and_another_is_sent(spared):
-    run = spared(deadline_in=3000)
-    run.standby_is(10, "here")
-    run.standby_is(12, "booting")
-    run.standby_is(20, None)
+def test_a_standby_that_stops_answering_while_it_boots_costs_nothing_and_is_replaced(standby_run):
+    run = standby_run(deadline_in=3000)
+    run.standby_enters(10, "here")
+    run.standby_enters(12, "booting")
+    run.standby_enters(20, None)
     run.reports_at(360, FINISHED)
     assert run.wait_with_standbys().stop_reason is FINISHED
-    assert run.order("spare0") == ("leave", "no heartbeat for 30 s")
+    assert run.command("spare0") == ("leave", "no heartbeat for 30 s")
     assert [name for name, _ in run.sent] == ["spare0", "spare1"]
     assert run.sent[1][1] == pytest.approx(50 + 295, abs=5)
     assert (run.recalls, run.handovers, run.child.asked) == ([], [], [])
 
 
-def test_a_standby_that_says_goodbye_is_believed_at_once(spared):
-    run = spared()
-    run.standby_is(10, "booting")
-    run.clock.at(20, lambda: run.phases.clear() or run.say("spare0", "gone", note="the standby was taken back"))
-    run.clock.at(21, lambda: known.append(run.order()))
+def test_a_standby_that_reports_that_it_leaves_is_released_at_once(standby_run):
+    run = standby_run()
+    run.standby_enters(10, "booting")
+    run.clock.at(
+        20, lambda: run.phases.clear() or run.put_status_of("spare0", "gone", note="the standby was taken back")
+    )
+    run.clock.at(21, lambda: known.append(run.command()))
     run.reports_at(30, FINISHED)
     known: list[tuple[str, str]] = []
     run.wait_with_standbys()
     assert known == [("leave", "the standby was taken back")]
 
 
-def test_a_standby_whose_flow_run_ended_before_it_came_is_given_up(spared):
-    run = spared()
+def test_a_standby_whose_flow_run_ended_before_its_first_status_is_released(standby_run):
+    run = standby_run()
     run.clock.at(10, lambda: setattr(run.pool["spare0"], "shows", "Crashed"))
-    run.clock.at(20, lambda: known.append(run.order()))
+    run.clock.at(20, lambda: known.append(run.command()))
     run.reports_at(30, FINISHED)
     known: list[tuple[str, str]] = []
     run.wait_with_standbys()
     assert known == [("leave", "its flow run ended as Crashed")]
 
 
-def test_a_standby_that_never_gets_booted_is_released(spared):
-    run = spared(start_seconds=60)
-    run.standby_is(10, "booting")
+def test_a_standby_that_does_not_boot_in_time_is_released(standby_run):
+    run = standby_run(start_seconds=60)
+    run.standby_enters(10, "booting")
     run.reports_at(150, FINISHED)
     run.wait_with_standbys()
-    assert run.order("spare0") == ("leave", "it did not boot within 120 s")
+    assert run.command("spare0") == ("leave", "it did not boot within 120 s")
 
 
-def test_a_standby_that_waits_on_the_pool_is_cancelled_when_the_attempt_ends(spared):
-    run = spared()
+def test_a_queued_standby_is_cancelled_when_the_attempt_ends(standby_run):
+    run = standby_run()
     run.reports_at(100, FINISHED)
     run.wait_with_standbys()
-    assert run.order() == ("leave", "on-demand has ended")
+    assert run.command() == ("leave", "on-demand has ended")
     assert run.pool["spare0"].cancelled == ["on-demand has ended"]
 
 
-def test_a_parent_that_is_stopped_releases_its_standby(spared):
-    run = spared()
+def test_a_parent_that_is_interrupted_releases_its_standby(standby_run):
+    run = standby_run()
 
     def stop() -> None:
         raise KeyboardInterrupt
@@ -281,52 +283,52 @@ def test_a_parent_that_is_stopped_releases_its_standby(spared):
     run.clock.at(50, stop)
     with pytest.raises(KeyboardInterrupt):
         run.wait_with_standbys()
-    assert run.order()[0] == "leave"
+    assert run.command()[0] == "leave"
     assert len(run.pool["spare0"].cancelled) == 1
 
 
 class Killed(BaseException):
-    """Stands for SIGKILL: whoever is hit by it does nothing more to the store."""
+    """Simulates SIGKILL: the process does nothing more to the store."""
 
 
-def kill_parent(run: Spared, seconds: float) -> None:
+def kill_parent(run: StandbyRun, seconds: float) -> None:
     def kill() -> None:
-        run.is_store_away = lambda operation, key: True
+        run.is_store_down = lambda operation, key: True
         raise Killed
 
     run.clock.at(seconds, kill)
     with pytest.raises(Killed):
         run.wait_with_standbys()
-    run.is_store_away = lambda operation, key: False
+    run.is_store_down = lambda operation, key: False
     for standby in run.pool.values():
         standby.cancelled.clear()
 
 
 @pytest.mark.parametrize("phase", [None, "here", "booting"])
-def test_a_parent_that_is_killed_and_started_again_adopts_the_standby(spared, phase):
-    run = spared()
-    run.standby_is(20, phase)
+def test_a_parent_that_is_killed_and_started_again_adopts_the_standby(standby_run, phase):
+    run = standby_run()
+    run.standby_enters(20, phase)
     kill_parent(run, 25)
-    run.standby_is(60, "ready")
+    run.standby_enters(60, "ready")
     run.when_recalled(BOUND)
     assert run.wait_with_standbys().stop_reason is BOUND
     assert [name for name, _ in run.sent] == ["spare0", "spare0"]
     assert run.handovers == ["spare0"]
 
 
-def test_a_parent_that_was_killed_before_the_recall_goes_on_with_the_hand_over(spared):
-    run = spared()
-    run.standby_is(20, "ready")
-    run.is_store_away = lambda operation, key: operation == "put" and key.endswith("recall.json")
+def test_a_parent_that_was_killed_before_the_recall_continues_the_hand_over(standby_run):
+    run = standby_run()
+    run.standby_enters(20, "ready")
+    run.is_store_down = lambda operation, key: operation == "put" and key.endswith("recall.json")
     kill_parent(run, 40)
     run.when_recalled(BOUND)
     assert run.wait_with_standbys().stop_reason is BOUND
     assert (run.handovers, len(run.recalls)) == (["spare0"], 1)
 
 
-def test_a_parent_that_is_started_again_does_not_send_a_new_standby_at_once_after_one_that_was_released(spared):
-    run = spared(deadline_in=3000, **NEVER_BACK)
-    run.standby_is(10, "here")
+def test_a_restarted_parent_pauses_before_it_submits_a_standby_after_one_that_was_released(standby_run):
+    run = standby_run(deadline_in=3000, **NEVER_BACK)
+    run.standby_enters(10, "here")
     kill_parent(run, 30)
     run.reports_at(340, FINISHED)
     run.wait_with_standbys()
@@ -334,9 +336,9 @@ def test_a_parent_that_is_started_again_does_not_send_a_new_standby_at_once_afte
     assert run.sent[1][1] == pytest.approx(30 + 297, abs=5)
 
 
-def test_a_standby_that_dies_after_the_recall_costs_one_changeover_and_the_run_goes_on(spared):
-    run = spared()
-    run.standby_is(20, "ready")
+def test_a_standby_that_dies_after_the_recall_costs_one_changeover_and_the_run_continues(standby_run):
+    run = standby_run()
+    run.standby_enters(20, "ready")
     run.when_recalled(BOUND)
     run.wait_with_standbys()
     run.phases.clear()
@@ -356,12 +358,12 @@ def test_a_standby_that_dies_after_the_recall_costs_one_changeover_and_the_run_g
         ("stopping", "it was recalled and did not end within 142 s", 142),
     ],
 )
-def test_an_attempt_that_does_not_end_for_its_standby_is_given_up_and_the_standby_takes_over(
-    spared, phase, why, seconds
+def test_an_attempt_that_does_not_end_for_its_standby_is_declared_lost_and_the_standby_takes_over(
+    standby_run, phase, why, seconds
 ):
-    run = spared()
-    run.standby_is(20, "ready")
-    run.clock.at(22, lambda: run.lives(run.at_work, phase=phase))
+    run = standby_run()
+    run.standby_enters(20, "ready")
+    run.clock.at(22, lambda: run.beats_on(run.training, phase=phase))
     report = run.wait_with_standbys()
     assert (report.stop_reason, report.note, run.child.asked) == (LOST, why, [f"mark lost: {why}"])
     assert seconds < run.clock.monotonic() - run.recalls[0] <= seconds + 3 * POLL
@@ -369,111 +371,111 @@ def test_an_attempt_that_does_not_end_for_its_standby_is_given_up_and_the_standb
     assert run.decide().standby == "spare0"
 
 
-def test_an_attempt_that_stops_for_a_killed_parent_is_given_up_by_the_next_one(spared):
-    run = spared()
-    run.standby_is(20, "ready")
-    run.clock.at(22, lambda: run.lives(run.at_work, phase="stopping"))
+def test_an_attempt_that_a_killed_parent_has_recalled_is_declared_lost_by_the_next_parent(standby_run):
+    run = standby_run()
+    run.standby_enters(20, "ready")
+    run.clock.at(22, lambda: run.beats_on(run.training, phase="stopping"))
     kill_parent(run, 40)
     assert run.wait_with_standbys().note == "it was recalled and did not end within 142 s"
     assert (run.handovers, run.decide().standby) == (["spare0"], "spare0")
 
 
-def test_a_store_that_is_away_does_not_count_against_an_attempt_that_hands_over(spared):
-    run = spared()
-    run.standby_is(20, "ready")
-    run.is_store_away = lambda operation, key: 22 <= run.clock.monotonic() < 200
-    run.clock.at(202, lambda: run.lives(run.at_work, phase="stopping"))
+def test_an_unreachable_store_does_not_count_against_an_attempt_that_hands_over(standby_run):
+    run = standby_run()
+    run.standby_enters(20, "ready")
+    run.is_store_down = lambda operation, key: 22 <= run.clock.monotonic() < 200
+    run.clock.at(202, lambda: run.beats_on(run.training, phase="stopping"))
     run.reports_at(210, BOUND)
     assert run.wait_with_standbys().stop_reason is BOUND
 
 
-def test_a_run_at_its_bound_of_preemptions_sends_no_standby(spared):
-    run = spared(max_preemptions=0)
+def test_a_run_at_its_limit_of_preemptions_submits_no_standby(standby_run):
+    run = standby_run(max_preemptions=0)
     run.reports_at(30, FINISHED)
     run.wait_with_standbys()
     assert run.sent == []
 
 
-def test_an_attempt_that_dies_while_it_hands_over_leaves_the_run_to_the_standby(spared):
-    run = spared()
-    run.standby_is(20, "ready")
+def test_an_attempt_that_dies_while_it_hands_over_leaves_the_run_to_the_standby(standby_run):
+    run = standby_run()
+    run.standby_enters(20, "ready")
     run.when_recalled(LOST)
     run.wait_with_standbys()
     assert run.decide().standby == "spare0"
 
 
-def test_an_attempt_that_finishes_while_it_hands_over_ends_the_run(spared):
-    run = spared()
-    run.standby_is(20, "ready")
-    run.clock.at(20, lambda: run.commit(run.at_work, 100))
+def test_an_attempt_that_finishes_while_it_hands_over_ends_the_run(standby_run):
+    run = standby_run()
+    run.standby_enters(20, "ready")
+    run.clock.at(20, lambda: run.commit(run.training, 100))
     run.when_recalled(FINISHED)
     assert run.wait_with_standbys().stop_reason is FINISHED
     assert decide_next(run.log, run.spec, clock=run.clock).action == "finished"
 
 
-def test_an_orchestrator_that_does_not_answer_is_asked_again_for_the_same_standby(spared):
-    run = spared()
+def test_a_submission_that_gets_no_answer_is_retried_for_the_same_standby(standby_run):
+    run = standby_run()
     run.pools.is_silent = lambda: run.clock.monotonic() < 25
     run.reports_at(100, FINISHED)
     run.wait_with_standbys()
     assert run.sent == [("spare0", pytest.approx(30, abs=2))]
 
 
-def test_trouble_with_the_standbys_objects_does_not_disturb_the_attempt(spared):
-    run = spared()
-    run.is_store_away = lambda operation, key: "/spares/" in key
+def test_store_errors_on_the_standbys_objects_do_not_disturb_the_attempt(standby_run):
+    run = standby_run()
+    run.is_store_down = lambda operation, key: "/spares/" in key
     run.reports_at(100, FINISHED)
     assert run.wait_with_standbys().stop_reason is FINISHED
     assert run.sent == []
 
 
-def test_a_dead_attempt_is_noticed_while_the_standbys_objects_cannot_be_read(spared):
-    run = spared()
-    run.is_store_away = lambda operation, key: "/spares/" in key
-    run.lives(run.at_work, until=50)
+def test_a_dead_attempt_is_noticed_while_the_standbys_objects_cannot_be_read(standby_run):
+    run = standby_run()
+    run.is_store_down = lambda operation, key: "/spares/" in key
+    run.beats_on(run.training, until=50)
     assert run.wait_with_standbys().stop_reason is LOST
     assert run.clock.monotonic() < 90
 
 
 # 800 s of work: the clamp needs 800 + 2 * 60 + 100 + 15 + 12 = 1047, and the recall another 27.
 @pytest.mark.parametrize(("deadline_in", "is_sent"), [(1060, False), (1090, True)])
-def test_no_standby_is_sent_that_could_not_take_over_any_more(spared, deadline_in, is_sent):
-    run = spared(deadline_in=deadline_in)
+def test_no_standby_is_submitted_that_could_no_longer_take_over(standby_run, deadline_in, is_sent):
+    run = standby_run(deadline_in=deadline_in)
     run.reports_at(5, FINISHED)
     run.wait_with_standbys()
     assert bool(run.sent) is is_sent
 
 
 @pytest.mark.parametrize(("step_seconds", "is_sent"), [(10.0, True), (12.0, False)])
-def test_the_attempts_own_rate_counts_when_it_is_slower_than_the_prior(spared, step_seconds, is_sent):
-    run = spared(deadline_in=1150)
-    run.lives(run.at_work, step_seconds=step_seconds)
+def test_the_attempts_own_rate_counts_when_it_is_slower_than_the_prior(standby_run, step_seconds, is_sent):
+    run = standby_run(deadline_in=1150)
+    run.beats_on(run.training, step_seconds=step_seconds)
     run.reports_at(5, FINISHED)
     run.wait_with_standbys()
     assert bool(run.sent) is is_sent
 
 
-def test_a_standby_that_is_ready_too_late_is_released(spared):
-    run = spared(deadline_in=1500)
-    run.standby_is(10, "booting")
-    run.standby_is(450, "ready")
+def test_a_standby_that_is_ready_too_late_is_released(standby_run):
+    run = standby_run(deadline_in=1500)
+    run.standby_enters(10, "booting")
+    run.standby_enters(450, "ready")
     run.reports_at(460, FINISHED)
     run.wait_with_standbys()
     assert (run.handovers, run.recalls) == ([], [])
-    assert run.order() == ("leave", "not needed: the slack does not cover going back to spot any more")
+    assert run.command() == ("leave", "not needed: the slack no longer covers a return to spot")
 
 
 @pytest.mark.parametrize("policy", [{"name": "greedy"}, {"handover": False}])
-def test_who_does_not_come_back_sends_no_standby(spared, policy):
-    run = spared(**policy)
+def test_a_policy_that_does_not_return_to_spot_submits_no_standby(standby_run, policy):
+    run = standby_run(**policy)
     run.reports_at(30, FINISHED)
     run.wait_with_standbys()
     assert run.sent == []
 
 
-def test_a_standby_hears_from_its_parent_twice_a_heartbeat_timeout(spared):
-    run = spared()
-    run.standby_is(10, "booting")
+def test_the_parent_repeats_its_command_twice_in_a_heartbeat_timeout(standby_run):
+    run = standby_run()
+    run.standby_enters(10, "booting")
     run.reports_at(200, FINISHED)
     counters: list[int] = []
     for seconds in range(20, 200, 16):
@@ -482,11 +484,11 @@ def test_a_standby_hears_from_its_parent_twice_a_heartbeat_timeout(spared):
     assert counters == sorted(set(counters))
 
 
-def test_a_run_that_is_over_leaves_no_standby_on_the_pool(spared):
-    run = spared()
+def test_a_run_that_is_over_leaves_no_standby_on_the_pool(standby_run):
+    run = standby_run()
     kill_parent(run, 20)
     release_leftover(run.log, run.spec, orchestrator=run.pools)
-    assert run.order() == ("leave", "the run is over")
+    assert run.command() == ("leave", "the run is over")
     assert run.pool["spare0"].cancelled == ["the run is over"]
     sent = len(run.sent)
     release_leftover(run.log, run.spec, orchestrator=run.pools)

@@ -1,4 +1,4 @@
-"""Whoever steers a run rests on its log alone, and two who steer at once do no harm."""
+"""A controller depends only on the run's log, and two controllers at once do no harm."""
 
 from __future__ import annotations
 
@@ -40,14 +40,14 @@ START = datetime(2026, 1, 1, tzinfo=UTC)
 
 
 class Run:
-    """One run in a real local store, steered by the test."""
+    """One run in a real local store, controlled by the test."""
 
     def __init__(self, spec: RunSpec, clock: FakeClock) -> None:
         self.spec, self.clock = spec, clock
         self.log = open_run(spec, clock=clock)
 
     def another_log(self, *, before_put: Callable[[], None] | None = None) -> RunLog:
-        """The same log through the eyes of another process; `before_put` happens once, before its first write."""
+        """The same log in another process; `before_put` is called once, before its first write."""
         pending = [before_put] if before_put else []
 
         def observer(operation: str, key: str) -> bool:
@@ -100,7 +100,7 @@ def run(make_spec) -> Run:
 
 
 def in_threads(count: int, work: Callable[[int], Any]) -> list[Any]:
-    """The results of `work(n)` in so many threads that all start at the same moment."""
+    """The results of `work(n)` in `count` threads that all start at the same moment."""
     results: list[Any] = [None] * count
     start = threading.Barrier(count)
 
@@ -116,7 +116,7 @@ def in_threads(count: int, work: Callable[[int], Any]) -> list[Any]:
     return results
 
 
-def test_a_plan_without_a_report_is_given_back_as_it_is(run):
+def test_a_plan_without_a_report_is_returned_again(run):
     plan = run.decide()
     before = run.log.next_slot
     run.clock.advance(10_000)
@@ -137,7 +137,7 @@ def test_controllers_that_decide_at_once_agree_on_one_plan(run):
         declare_lost(run.log, decided[0], why="the test", got_capacity=False)
 
 
-def test_who_loses_the_race_to_end_a_run_does_not_start_it_again(run):
+def test_a_controller_that_loses_the_race_to_end_a_run_does_not_start_it_again(run):
     for _ in range(run.spec.policy.max_failures):
         plan = run.decide()
         failure = CodeFailure(type="ValueError", message="bad", traceback="...")
@@ -149,7 +149,7 @@ def test_who_loses_the_race_to_end_a_run_does_not_start_it_again(run):
     assert [entry.action for entry in read_history(run.log).decisions] == ["run", "run", "failed"]
 
 
-def test_a_decision_is_made_anew_on_what_came_in_between(run):
+def test_a_decision_is_made_again_when_the_log_has_grown_meanwhile(run):
     first = run.decide()
     claim = run.claim(first)
     declare_lost(run.log, first, why="silent")
@@ -158,7 +158,7 @@ def test_a_decision_is_made_anew_on_what_came_in_between(run):
     assert (decided.segment, decided.parent.step) == (1, 30)
 
 
-def test_a_finished_run_is_said_to_be_so_once(run):
+def test_the_end_of_a_finished_run_is_recorded_once(run):
     plan = run.decide()
     claim = run.claim(plan)
     run.commit(claim, 100)
@@ -168,7 +168,7 @@ def test_a_finished_run_is_said_to_be_so_once(run):
     assert [entry.action for entry in read_history(run.log).decisions] == ["run", "finished"]
 
 
-def test_a_lost_report_is_filled_from_the_last_heartbeat(run):
+def test_the_report_of_a_lost_attempt_uses_its_last_heartbeat(run):
     plan, claim = run.resumed()
     run.commit(claim, 20)
     run.clock.advance(60)
@@ -185,7 +185,7 @@ def test_a_lost_report_is_filled_from_the_last_heartbeat(run):
 
 
 @pytest.mark.parametrize("beat", [None, {"step": 0, "phase": "starting"}, {"step": 12}])
-def test_a_heartbeat_that_knows_less_than_the_log_takes_nothing_back(run, beat):
+def test_a_heartbeat_older_than_the_log_does_not_reduce_the_report(run, beat):
     plan, claim = run.resumed()
     run.commit(claim, 20)
     if beat is not None:
@@ -194,13 +194,13 @@ def test_a_heartbeat_that_knows_less_than_the_log_takes_nothing_back(run, beat):
     assert (report.from_step, report.to_step, report.lost_steps, report.train_steps) == (10, 20, 0, 0)
 
 
-def test_a_heartbeat_that_cannot_be_read_is_no_heartbeat(run):
+def test_a_heartbeat_that_cannot_be_read_is_ignored(run):
     plan, claim = run.resumed()
     run.log.store.put(keys.heartbeat_key(run.spec.run_id, claim.attempt_id), b'{"counter": "torn')
     assert declare_lost(run.log, plan, why="gone").to_step == 10
 
 
-def test_an_attempt_that_never_claimed_is_lost_without_a_name(run):
+def test_an_attempt_that_never_claimed_is_lost_without_an_attempt_id(run):
     report = declare_lost(run.log, run.decide(), why="no capacity")
     assert (report.attempt_id, report.to_step, report.checkpoint) == (None, 0, None)
 
@@ -214,7 +214,7 @@ def test_declaring_lost_again_changes_nothing(run):
     assert len(read_history(run.log).reports) == 1
 
 
-def test_the_report_of_the_attempt_itself_stands_also_when_it_comes_in_between(run):
+def test_the_attempts_own_report_is_kept_when_it_arrives_meanwhile(run):
     plan = run.decide()
     claim = run.claim(plan)
     late = run.another_log(before_put=lambda: run.report(plan, claim, StopReason.NOTICE))
@@ -222,7 +222,7 @@ def test_the_report_of_the_attempt_itself_stands_also_when_it_comes_in_between(r
     assert [report.stop_reason for report in read_history(run.log).reports] == [StopReason.NOTICE]
 
 
-def test_the_report_of_the_attempt_itself_outranks_a_guess_before_it(run):
+def test_the_attempts_own_report_replaces_an_earlier_lost_report(run):
     plan = run.decide()
     claim = run.claim(plan)
     declare_lost(run.log, plan, why="silent")
@@ -239,7 +239,7 @@ def test_an_attempt_that_did_not_resume_needs_no_verdict(run):
     assert read_history(run.log).resumes == ()
 
 
-def test_a_resume_that_ended_too_early_to_tell_is_unverified_and_said_once(run):
+def test_a_resume_that_ended_before_a_replayed_step_is_unverified_and_recorded_once(run):
     plan, _ = run.resumed()
     report = declare_lost(run.log, plan, why="killed")
     verdicts = [settle_verdict(run.another_log(), report) for _ in range(3)]
@@ -248,7 +248,7 @@ def test_a_resume_that_ended_too_early_to_tell_is_unverified_and_said_once(run):
     assert sum(isinstance(slot.entry, VerdictEntry) for slot in run.log.refresh().slots) == 1
 
 
-def test_the_verdict_of_the_attempt_itself_stands_also_when_it_comes_in_between(run):
+def test_the_attempts_own_verdict_is_kept_when_it_arrives_meanwhile(run):
     plan, claim = run.resumed()
     own = Verdict(kind=VerdictKind.EXACT, rows_compared=8)
 
@@ -273,7 +273,7 @@ def test_the_verdict_of_the_attempt_itself_stands_also_when_it_comes_in_between(
         ({"config": {"width": 4, "lr": 1}}, "config.lr was not set, now 1"),
     ],
 )
-def test_a_run_is_not_continued_with_another_training_unless_asked(make_spec, change, said):
+def test_a_run_is_not_resumed_with_other_training_settings_without_accept_drift(make_spec, change, said):
     clock = FakeClock(START)
     before = make_spec(steps=100, config={"width": 4})
     slots = open_run(before, clock=clock).next_slot
@@ -285,7 +285,7 @@ def test_a_run_is_not_continued_with_another_training_unless_asked(make_spec, ch
     assert read_history(open_run(changed, clock=clock, accept_drift=True)).spec == changed
 
 
-def test_the_log_holds_a_spec_once_and_again_when_it_is_another(make_spec):
+def test_the_log_holds_each_new_spec_once(make_spec):
     clock = FakeClock(START)
     for policy in ({}, {}, {"name": "spot_only"}, {"name": "spot_only"}):
         log = open_run(make_spec(policy=policy), clock=clock)
@@ -301,7 +301,7 @@ def test_a_new_run_with_a_deadline_in_the_past_is_refused_and_leaves_nothing(mak
     assert list(tmp_path.iterdir()) == []
 
 
-def test_an_old_run_whose_deadline_has_passed_goes_on_but_takes_no_new_one_that_has(make_spec):
+def test_a_run_whose_deadline_has_passed_resumes_but_refuses_a_new_deadline_in_the_past(make_spec):
     clock, deadline = FakeClock(START), START + timedelta(hours=1)
     open_run(make_spec(deadline=deadline), clock=clock)
     clock.advance(7200)
@@ -313,7 +313,7 @@ def test_an_old_run_whose_deadline_has_passed_goes_on_but_takes_no_new_one_that_
     assert read_history(open_run(later, clock=clock)).spec == later
 
 
-def test_opening_proves_the_store_and_leaves_only_the_log(make_spec, tmp_path):
+def test_opening_a_run_checks_the_store_and_leaves_only_the_log(make_spec, tmp_path):
     log = open_run(make_spec(), clock=FakeClock(START))
     assert isinstance(log.store, LocalStore)
     files = [path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*") if path.is_file()]

@@ -1,4 +1,4 @@
-"""Stopping a run by hand: the attempt commits and ends, nothing more is started, and the run can be resumed."""
+"""Stopping a run by hand: the attempt commits and ends, no further one is started, and the run can be resumed."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ def run(make_spec) -> Watched:
     return Watched(make_spec(steps=100))
 
 
-def test_an_attempt_that_trains_is_recalled_and_nothing_follows_it(run):
+def test_the_attempt_that_trains_is_recalled_and_no_other_follows(run):
     plan, claim = run.started()
-    run.lives(claim)
+    run.beats_on(claim)
     run.clock.at(10, lambda: request_stop(run.another_log(), reason="no more money"))
     run.reports(13, plan, claim, StopReason.BOUND)
     assert run.wait(plan).stop_reason is StopReason.BOUND
@@ -35,13 +35,13 @@ def test_an_attempt_that_claims_after_the_stop_is_recalled_by_its_parent(run):
     plan = run.decide()
     request_stop(run.log, reason="by hand")
     claim = run.claim(plan)
-    run.lives(claim)
+    run.beats_on(claim)
     run.reports(5, plan, claim, StopReason.BOUND)
     run.wait(plan)
     assert len(run.recalls) == 1
 
 
-def test_an_attempt_that_waits_for_capacity_is_taken_back(run):
+def test_an_attempt_that_waits_for_capacity_is_cancelled(run):
     plan = run.decide()
     run.clock.at(10, lambda: request_stop(run.another_log(), reason="by hand"))
     report = run.wait(plan)
@@ -50,9 +50,9 @@ def test_an_attempt_that_waits_for_capacity_is_taken_back(run):
     assert decide_next(run.log, run.spec, clock=run.clock).action == "stopped"
 
 
-def test_an_attempt_that_does_not_answer_the_stop_is_given_up_after_the_heartbeat_timeout(run):
+def test_an_attempt_that_does_not_answer_the_stop_is_declared_lost_after_the_heartbeat_timeout(run):
     plan, claim = run.started()
-    run.lives(claim)
+    run.beats_on(claim)
     run.clock.at(10, lambda: request_stop(run.another_log(), reason="by hand"))
     report = run.wait(plan)
     assert report.stop_reason is StopReason.LOST
@@ -73,7 +73,7 @@ def test_a_second_stop_changes_nothing_and_one_of_a_run_that_ended_is_refused(ru
         request_stop(again, reason="too late")
 
 
-def test_a_stopped_run_goes_on_from_its_last_checkpoint_when_it_is_started_again(make_spec):
+def test_a_stopped_run_resumes_from_its_last_checkpoint_when_it_is_started_again(make_spec):
     spec = make_spec(steps=4000, checkpoints={"every_steps": 50})
     runlog = open_run(spec, clock=SystemClock())
     asked = threading.Event()

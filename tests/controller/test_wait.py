@@ -1,4 +1,4 @@
-"""Waiting for an attempt: what is believed, for how long, and when it is asked to come home."""
+"""Waiting for an attempt: when it is declared lost, and when it is recalled."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ HEARTBEAT_TIMEOUT, POLL = 30.0, 0.5
 
 
 class ScriptedClock(FakeClock):
-    """Sleeping lets time pass and the other side act: one thing at a moment, or something at every poll."""
+    """A sleep advances the time and runs the scripted actions: one at a moment, or one at every poll."""
 
     def __init__(self) -> None:
         super().__init__(START)
@@ -45,7 +45,7 @@ class ScriptedClock(FakeClock):
 
 
 class ScriptedOrchestrator:
-    """An orchestrator that answers what the test sets, and remembers what it was asked to do."""
+    """An orchestrator that returns the states that the test sets, and records its calls."""
 
     def __init__(self) -> None:
         self.shows: str | None = None
@@ -66,20 +66,20 @@ class ScriptedOrchestrator:
 
 
 class Watched(Run):
-    """A run whose attempt is waited for, on scripted time."""
+    """A run with a wait for its attempt, on scripted time."""
 
     def __init__(self, spec) -> None:
         self.clock: ScriptedClock = ScriptedClock()
         super().__init__(spec, self.clock)
         self.child = ScriptedOrchestrator()
         self.recalls: list[float] = []
-        self.is_store_away: Callable[[str, str], bool] = lambda operation, key: False
+        self.is_store_down: Callable[[str, str], bool] = lambda operation, key: False
 
     def wait(self, plan: SegmentPlan) -> SegmentReport:
-        """Wait through a store that counts recalls and fails as the test says."""
+        """Wait with a store that counts recalls and fails where the test sets it."""
 
         def fails(operation: str, key: str) -> bool:
-            if self.is_store_away(operation, key):
+            if self.is_store_down(operation, key):
                 return True
             if operation == "put" and key.endswith("recall.json"):
                 self.recalls.append(self.clock.monotonic())
@@ -93,12 +93,12 @@ class Watched(Run):
         plan = self.decide()
         return plan, self.claim(plan)
 
-    def lives(self, claim: Claim, *, until: float = 1e9, deaf: tuple[float, float] = (0, 0), **fields) -> None:
-        """The attempt beats at every poll, except while the store is away for it too."""
+    def beats_on(self, claim: Claim, *, until: float = 1e9, cut_off: tuple[float, float] = (0, 0), **fields) -> None:
+        """The attempt writes a heartbeat at every poll, except while its store is unreachable."""
 
         def beat() -> None:
             now = self.clock.monotonic()
-            if now <= until and not deaf[0] <= now < deaf[1]:
+            if now <= until and not cut_off[0] <= now < cut_off[1]:
                 self.beat(claim, **({"counter": int(now * 10), "step": 50} | fields))
 
         self.clock.at_every_poll = beat
@@ -114,7 +114,7 @@ def watch(make_spec) -> Callable[..., Watched]:
 
 @pytest.fixture
 def tight(watch) -> Callable[..., Watched]:
-    """100 steps of a second in 150 s: a death must be known while 100 + 6 + 1 + 1.05 s are left, 41.95 s from now."""
+    """100 steps of a second in 150 s: a preemption must be known by 41.95 s, while 100 + 6 + 1 + 1.05 s are left."""
 
     def make(**policy) -> Watched:
         numbers = {"step_seconds": 1, "changeover_seconds": 6, "detection_seconds": 1, "margin_share": 0}
@@ -129,18 +129,18 @@ RECALL_AT = 41.95
 def test_the_report_of_the_attempt_ends_the_wait(watch):
     run = watch()
     plan, claim = run.started()
-    run.lives(claim)
+    run.beats_on(claim)
     run.reports(12, plan, claim, StopReason.NOTICE)
     report = run.wait(plan)
     assert (report.stop_reason, run.clock.monotonic(), run.child.asked) == (StopReason.NOTICE, 12, [])
 
 
 @pytest.mark.parametrize("last_beat", [None, 0.0, 10.0])
-def test_a_heart_that_stands_still_for_a_heartbeat_timeout_is_dead_and_people_are_shown(watch, last_beat):
+def test_an_attempt_without_a_heartbeat_for_the_timeout_is_lost_and_shown_as_lost(watch, last_beat):
     run = watch()
     plan, claim = run.started()
     if last_beat is not None:
-        run.lives(claim, until=last_beat, step=42)
+        run.beats_on(claim, until=last_beat, step=42)
     report = run.wait(plan)
     assert (report.stop_reason, report.note) == (LOST, "no heartbeat for 30 s")
     assert report.to_step == (42 if last_beat else 0)
@@ -149,7 +149,7 @@ def test_a_heart_that_stands_still_for_a_heartbeat_timeout_is_dead_and_people_ar
     assert read_history(run.log).reports == (report,)
 
 
-def test_a_slow_heart_is_not_dead(watch):
+def test_an_attempt_with_slow_heartbeats_is_not_lost(watch):
     run = watch()
     plan, claim = run.started()
     for seconds in range(0, 200, 29):
@@ -158,30 +158,30 @@ def test_a_slow_heart_is_not_dead(watch):
     assert run.wait(plan).stop_reason is StopReason.FINISHED
 
 
-def test_an_orchestrator_that_is_silent_for_ever_does_not_matter(watch):
+def test_an_orchestrator_that_never_answers_does_not_matter(watch):
     run = watch()
     plan, claim = run.started()
-    run.lives(claim)
-    # Each question takes as long as Prefect's client tries: far longer than a heartbeat timeout.
+    run.beats_on(claim)
+    # Each request takes as long as Prefect's client retries: far longer than a heartbeat timeout.
     run.child.when_asked = lambda: run.clock.advance(62)
     run.reports(1000, plan, claim, StopReason.FINISHED)
     assert run.wait(plan).stop_reason is StopReason.FINISHED
     assert run.child.asked == []
 
 
-def test_a_death_is_noticed_also_while_the_orchestrator_keeps_its_callers_waiting(watch):
+def test_a_lost_attempt_is_noticed_also_while_the_orchestrator_answers_slowly(watch):
     run = watch()
     plan, claim = run.started()
-    run.lives(claim, until=100)
+    run.beats_on(claim, until=100)
     run.child.when_asked = lambda: run.clock.advance(62)
     assert run.wait(plan).stop_reason is LOST
     assert run.clock.monotonic() < 100 + 5 * 63
 
 
-def test_an_attempt_that_ended_without_a_report_is_lost_after_a_moment_of_grace(watch):
+def test_an_attempt_that_ended_without_a_report_is_lost_after_a_few_seconds(watch):
     run = watch()
     plan, claim = run.started()
-    run.lives(claim, until=4)
+    run.beats_on(claim, until=4)
     run.clock.at(4, lambda: setattr(run.child, "shows", "Crashed"))
     report = run.wait(plan)
     assert (report.stop_reason, report.note) == (LOST, "its flow run ended as Crashed without a report")
@@ -190,16 +190,16 @@ def test_an_attempt_that_ended_without_a_report_is_lost_after_a_moment_of_grace(
     assert run.child.asked == []
 
 
-def test_an_attempt_whose_heart_beats_outlives_what_the_orchestrator_calls_it(watch):
+def test_an_attempt_with_heartbeats_is_not_lost_when_the_orchestrator_shows_it_as_crashed(watch):
     run = watch()
     plan, claim = run.started()
-    run.lives(claim)
+    run.beats_on(claim)
     run.clock.at(4, lambda: setattr(run.child, "shows", "Crashed"))
     run.reports(200, plan, claim, StopReason.FINISHED)
     assert run.wait(plan).stop_reason is StopReason.FINISHED
 
 
-def test_a_report_within_that_moment_counts(watch):
+def test_a_report_within_those_seconds_counts(watch):
     run = watch()
     plan, claim = run.started()
     run.child.shows = "Completed"
@@ -207,7 +207,7 @@ def test_a_report_within_that_moment_counts(watch):
     assert run.wait(plan).stop_reason is StopReason.FINISHED
 
 
-def test_without_capacity_the_report_comes_before_the_cancellation(watch):
+def test_without_capacity_the_report_is_written_before_the_cancellation(watch):
     run = watch(liveness={"start_seconds": 50}, policy={"changeover_seconds": 10})
     plan = run.decide()
     known: list[int] = []
@@ -218,13 +218,13 @@ def test_without_capacity_the_report_comes_before_the_cancellation(watch):
     assert run.child.asked == ["cancel: no capacity on spot within 60 s"]
 
 
-def test_capacity_that_comes_just_in_time_is_taken(watch):
+def test_capacity_that_comes_just_in_time_is_used(watch):
     run = watch(liveness={"start_seconds": 50}, policy={"changeover_seconds": 10})
     plan = run.decide()
 
     def start() -> None:
         claim = run.claim(plan)
-        run.lives(claim)
+        run.beats_on(claim)
         run.reports(100, plan, claim, StopReason.FINISHED)
 
     run.clock.at(59.5, start)
@@ -232,59 +232,59 @@ def test_capacity_that_comes_just_in_time_is_taken(watch):
 
 
 @pytest.mark.parametrize(("deadline_in", "gives_up_at"), [(None, 110), (500, 60)])
-def test_a_deadline_does_not_wait_for_a_parent_that_was_started_again(watch, deadline_in, gives_up_at):
+def test_the_wait_of_an_earlier_parent_counts_when_there_is_a_deadline(watch, deadline_in, gives_up_at):
     deadline = None if deadline_in is None else START + timedelta(seconds=deadline_in)
     policy = {"step_seconds": 0.01, "changeover_seconds": 1}
     run = watch(deadline=deadline, liveness={"start_seconds": 59}, policy=policy)
     plan = run.decide()
-    run.clock.advance(50)  # The parent that decided waited so long, and died.
+    run.clock.advance(50)  # The parent that decided waited 50 s and was killed.
     assert run.wait(plan).stop_reason is LOST
     assert run.clock.monotonic() == gives_up_at
 
 
-def test_a_store_that_is_away_longer_than_a_heartbeat_timeout_is_waited_out(watch):
+def test_the_wait_continues_while_the_store_is_unreachable_for_longer_than_a_heartbeat_timeout(watch):
     run = watch()
     plan, claim = run.started()
-    run.is_store_away = lambda operation, key: 10 <= run.clock.monotonic() < 100
-    # The attempt is cut off too, and needs some seconds until its next try.
-    run.lives(claim, deaf=(10, 110))
+    run.is_store_down = lambda operation, key: 10 <= run.clock.monotonic() < 100
+    # The attempt cannot reach it either, and needs some seconds until its next try.
+    run.beats_on(claim, cut_off=(10, 110))
     run.reports(130, plan, claim, StopReason.FINISHED)
     assert run.wait(plan).stop_reason is StopReason.FINISHED
 
 
-def test_an_attempt_that_died_while_the_store_was_away_is_noticed_soon_after(watch):
+def test_an_attempt_that_died_while_the_store_was_unreachable_is_noticed_soon_after(watch):
     run = watch()
     plan, claim = run.started()
-    run.is_store_away = lambda operation, key: 10 <= run.clock.monotonic() < 100
-    run.lives(claim, until=50, deaf=(10, 1e9))
+    run.is_store_down = lambda operation, key: 10 <= run.clock.monotonic() < 100
+    run.beats_on(claim, until=50, cut_off=(10, 1e9))
     assert run.wait(plan).stop_reason is LOST
     assert run.clock.monotonic() <= 100 + HEARTBEAT_TIMEOUT
 
 
-def test_a_report_that_cannot_be_written_is_tried_again(watch):
+def test_a_report_that_cannot_be_written_is_retried(watch):
     run = watch()
     plan, _ = run.started()
-    run.is_store_away = lambda operation, key: operation == "put_if_absent" and run.clock.monotonic() < 90
+    run.is_store_down = lambda operation, key: operation == "put_if_absent" and run.clock.monotonic() < 90
     assert run.wait(plan).stop_reason is LOST
     assert run.clock.monotonic() == 90
 
 
-def test_an_attempt_is_recalled_once_when_a_death_now_would_cost_the_deadline(tight):
+def test_an_attempt_is_recalled_once_when_a_preemption_now_would_cost_the_deadline(tight):
     run = tight()
     plan, claim = run.started()
-    run.lives(claim)
+    run.beats_on(claim)
     run.reports(43, plan, claim, StopReason.BOUND)
     assert run.wait(plan).stop_reason is StopReason.BOUND
     assert len(run.recalls) == 1
     assert RECALL_AT < run.recalls[0] <= RECALL_AT + POLL
-    assert run.log.store.get(keys.recall_key(run.spec.run_id, claim.attempt_id)) == b"the deadline is near"
+    assert run.log.store.get(keys.recall_key(run.spec.run_id, claim.attempt_id)) == b"the deadline requires on-demand"
     assert decide_next(run.log, run.spec, clock=run.clock).plan.capacity is Capacity.ON_DEMAND
 
 
-def test_each_commit_puts_the_recall_off(tight):
+def test_each_commit_delays_the_recall(tight):
     run = tight()
     plan, claim = run.started()
-    run.lives(claim)
+    run.beats_on(claim)
     run.clock.at(40, lambda: run.commit(claim, 30))
     run.reports(73, plan, claim, StopReason.BOUND)
     run.wait(plan)
@@ -298,27 +298,27 @@ def test_each_commit_puts_the_recall_off(tight):
 def test_steps_slower_than_measured_bring_the_recall_forward_once_they_are_enough(tight, step, step_seconds, earliest):
     run = tight()
     plan, claim = run.started()
-    run.lives(claim, step=step, step_seconds=step_seconds)
+    run.beats_on(claim, step=step, step_seconds=step_seconds)
     run.reports(earliest + 1, plan, claim, StopReason.BOUND)
     run.wait(plan)
     assert len(run.recalls) == 1
     assert earliest < run.recalls[0] <= earliest + POLL
 
 
-def test_nobody_is_recalled_from_on_demand_or_without_a_deadline(tight, watch):
+def test_no_attempt_is_recalled_from_on_demand_or_without_a_deadline(tight, watch):
     for run in (tight(name="on_demand_only"), watch(run_id="free", policy={"step_seconds": 1})):
         plan, claim = run.started()
-        run.lives(claim)
+        run.beats_on(claim)
         run.reports(300, plan, claim, StopReason.FINISHED)
         run.wait(plan)
         assert run.recalls == []
 
 
-def test_a_recall_that_does_not_reach_the_store_is_tried_again(tight):
+def test_a_recall_that_is_not_stored_is_retried(tight):
     run = tight()
     plan, claim = run.started()
-    run.lives(claim)
-    run.is_store_away = lambda operation, key: operation == "put" and run.clock.monotonic() < 50
+    run.beats_on(claim)
+    run.is_store_down = lambda operation, key: operation == "put" and run.clock.monotonic() < 50
     run.reports(60, plan, claim, StopReason.BOUND)
     run.wait(plan)
     assert run.recalls == [50]
@@ -326,7 +326,7 @@ def test_a_recall_that_does_not_reach_the_store_is_tried_again(tight):
 
 @pytest.fixture
 def patient(watch) -> Callable[..., Watched]:
-    """100 steps of a second in 200 s: recalled at 52.95, for a death is noticed after the heartbeat timeout only."""
+    """100 steps of a second in 200 s: recalled at 52.95 s, because the heartbeat timeout delays the notice of a death."""
 
     def make() -> Watched:
         policy = {"step_seconds": 1, "changeover_seconds": 6, "detection_seconds": 40, "margin_share": 0}
@@ -335,25 +335,25 @@ def patient(watch) -> Callable[..., Watched]:
     return make
 
 
-def test_an_attempt_that_does_not_answer_its_recall_is_given_up_though_its_heart_beats(patient):
+def test_an_attempt_that_does_not_answer_its_recall_is_lost_in_spite_of_its_heartbeats(patient):
     run = patient()
     plan, claim = run.started()
-    run.lives(claim)
+    run.beats_on(claim)
     report = run.wait(plan)
     assert (report.stop_reason, report.note) == (LOST, "no answer to a recall for 30 s")
     assert len(run.recalls) == 1
     assert run.child.asked == ["mark lost: no answer to a recall for 30 s"]
 
 
-NEARLY_TOO_LATE = "it was recalled and did not end before it was nearly too late for on-demand"
+NEARLY_TOO_LATE = "it was recalled and did not end in time for on-demand to meet the deadline"
 
 
 @pytest.mark.parametrize("phase", ["training", "stopping"])
-def test_a_recalled_attempt_that_does_not_end_is_given_up_while_on_demand_still_makes_it(tight, phase):
+def test_a_recalled_attempt_that_does_not_end_is_lost_while_on_demand_still_meets_the_deadline(tight, phase):
     run = tight()
     plan, claim = run.started()
-    run.lives(claim)
-    run.clock.at(43, lambda: run.lives(claim, phase=phase))
+    run.beats_on(claim)
+    run.clock.at(43, lambda: run.beats_on(claim, phase=phase))
     report = run.wait(plan)
     assert (report.stop_reason, report.note) == (LOST, NEARLY_TOO_LATE)
     assert run.child.asked == [f"mark lost: {NEARLY_TOO_LATE}"]
@@ -365,18 +365,18 @@ def test_a_recalled_attempt_that_does_not_end_is_given_up_while_on_demand_still_
 def test_a_last_save_that_takes_longer_than_a_heartbeat_timeout_is_waited_for_while_there_is_time(patient):
     run = patient()
     plan, claim = run.started()
-    run.lives(claim)
-    run.clock.at(54, lambda: run.lives(claim, phase="stopping"))
+    run.beats_on(claim)
+    run.clock.at(54, lambda: run.beats_on(claim, phase="stopping"))
     run.reports(90, plan, claim, StopReason.BOUND)
     assert run.wait(plan).stop_reason is StopReason.BOUND
 
 
-def test_a_last_save_for_which_it_is_too_late_already_is_waited_for_as_long_as_it_may_standby_work(tight):
+def test_the_wait_for_a_last_save_that_is_too_late_is_limited_by_the_work_it_saves(tight):
     run = tight()
     plan, claim = run.started()
-    run.lives(claim)
-    run.is_store_away = lambda operation, key: operation == "put" and run.clock.monotonic() < 50
-    run.clock.at(51, lambda: run.lives(claim, phase="stopping"))
+    run.beats_on(claim)
+    run.is_store_down = lambda operation, key: operation == "put" and run.clock.monotonic() < 50
+    run.clock.at(51, lambda: run.beats_on(claim, phase="stopping"))
     report = run.wait(plan)
     # A heartbeat timeout, 1.05 s for the answer, and the 10 s of work between two commits.
     assert (report.stop_reason, report.note) == (LOST, "it was recalled and did not end within 41 s")
@@ -384,10 +384,10 @@ def test_a_last_save_for_which_it_is_too_late_already_is_waited_for_as_long_as_i
 
 
 @pytest.mark.parametrize("phase", ["starting", "restoring"])
-def test_an_attempt_that_is_not_at_work_yet_is_not_waited_for_when_the_deadline_is_near(tight, phase):
+def test_an_attempt_that_does_not_train_yet_is_lost_when_the_deadline_requires_on_demand(tight, phase):
     run = tight()
     plan, claim = run.started()
-    run.lives(claim, phase=phase, step=0)
+    run.beats_on(claim, phase=phase, step=0)
     report = run.wait(plan)
     assert (report.stop_reason, report.lost_steps, run.recalls) == (LOST, 0, [])
     assert RECALL_AT < run.clock.monotonic() <= RECALL_AT + POLL
@@ -396,13 +396,13 @@ def test_an_attempt_that_is_not_at_work_yet_is_not_waited_for_when_the_deadline_
 
 
 @pytest.mark.parametrize(("step", "is_recalled"), [(7, False), (8, True)])
-def test_an_attempt_after_one_that_raised_is_left_alone_until_it_has_passed_that_step(tight, step, is_recalled):
+def test_an_attempt_after_one_that_raised_is_not_recalled_until_it_has_passed_that_step(tight, step, is_recalled):
     run = tight()
     plan, claim = run.started()
     failure = CodeFailure(type="ValueError", message="bad", traceback="...")
     run.report(plan, claim, StopReason.FAILED, to_step=7, failure=failure)
     plan, claim = run.started()
-    run.lives(claim, step=step)
+    run.beats_on(claim, step=step)
     run.reports(60, plan, claim, StopReason.BOUND)
     run.wait(plan)
     assert bool(run.recalls) is is_recalled

@@ -9,7 +9,7 @@ import pytest
 
 from segue.clock import SystemClock
 from segue.controller.local_run import run_here
-from segue.controller.segment import account_for
+from segue.controller.segment import report_or_lost
 from segue.controller.steps import decide_next
 from segue.launch.assignment import Assignment, ExitCode
 from segue.launch.launcher import launch, launch_standby
@@ -64,7 +64,7 @@ def test_a_notice_reaches_all_ranks_and_the_run_is_finished_from_where_they_stop
     code = trainer.wait(60)
     assert code == ExitCode.NOTICE
     assert trainer.poll() == ExitCode.NOTICE
-    report = account_for(runlog, plan, exit_code=code)
+    report = report_or_lost(runlog, plan, exit_code=code)
     assert (report.stop_reason, report.notice.kind, report.lost_steps) == (StopReason.NOTICE, "sigterm", 0)
     assert report.checkpoint.step == report.to_step > 0
     assert psutil.wait_procs(everything, timeout=10)[1] == []
@@ -87,7 +87,7 @@ def test_a_kill_leaves_no_process_and_no_report(start, make_spec):
     trainer.kill()
     assert trainer.wait(30) == -9
     assert psutil.wait_procs(everything, timeout=10)[1] == []
-    assert account_for(runlog, plan, exit_code=-9).stop_reason is StopReason.LOST
+    assert report_or_lost(runlog, plan, exit_code=-9).stop_reason is StopReason.LOST
 
 
 def test_ranks_that_booted_as_a_standby_train_together_once_they_have_an_assignment(make_spec, open_log):

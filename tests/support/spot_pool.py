@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from segue.clock import SystemClock
-from segue.controller.segment import account_for
+from segue.controller.segment import report_or_lost
 from segue.controller.standby_agent import StandbyAgent, Taken
 from segue.controller.steps import decide_next
 from segue.controller.wait import Submitted, await_report
@@ -178,7 +178,7 @@ class World:
             process = self._fork_server.start(self.spec, plan)
             machine.watch(process)
             if not machine.is_gone:
-                account_for(self._log(), plan, exit_code=process.exitcode)
+                report_or_lost(self._log(), plan, exit_code=process.exitcode)
 
         return Machine(self, is_spot=plan.capacity is Capacity.SPOT, work=work)
 
