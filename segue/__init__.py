@@ -13,12 +13,20 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "Recipe": "segue.recipe",
-    "RunLog": "segue.runlog.log",
+    "Run": "segue.run",
     "RunSpec": "segue.spec",
     "SegueError": "segue.errors",
     "StoreSpec": "segue.spec",
+    "check_curve": "segue.curves.expectations",
     "curve": "segue.curves.frame",
+    "drill": "segue.resume_drill",
+    "export_checkpoint": "segue.interop.export",
+    "import_weights": "segue.interop.import_weights",
+    "load_checkpoint": "segue.interop.load",
+    "open_run": "segue.run",
     "open_store": "segue.stores",
+    "plan": "segue.planning",
+    "simulate": "segue.planning",
 }
 
 __all__ = [  # noqa: PLE0604 - the names are the keys above
@@ -27,10 +35,18 @@ __all__ = [  # noqa: PLE0604 - the names are the keys above
 ]
 
 if TYPE_CHECKING:
+    from segue.curves.expectations import check_curve as check_curve
     from segue.curves.frame import curve as curve
     from segue.errors import SegueError as SegueError
+    from segue.interop.export import export_checkpoint as export_checkpoint
+    from segue.interop.import_weights import import_weights as import_weights
+    from segue.interop.load import load_checkpoint as load_checkpoint
+    from segue.planning import plan as plan
+    from segue.planning import simulate as simulate
     from segue.recipe import Recipe as Recipe
-    from segue.runlog.log import RunLog as RunLog
+    from segue.resume_drill import drill as drill
+    from segue.run import Run as Run
+    from segue.run import open_run as open_run
     from segue.spec import RunSpec as RunSpec
     from segue.spec import StoreSpec as StoreSpec
     from segue.stores import open_store as open_store

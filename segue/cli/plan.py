@@ -2,49 +2,29 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
-from datetime import datetime, timedelta
+from dataclasses import asdict
+from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from segue.cli.durations import parse_deadline, parse_seconds
 from segue.cli.options import Endpoint, Json, refuse_endless, writing
 from segue.clock import SystemClock
-from segue.errors import COMMAND_LINE, HopelessPlanError, RunNotFoundError, SpecError, StoreUnreachableError
+from segue.errors import COMMAND_LINE, RunNotFoundError, SpecError, StoreUnreachableError
 from segue.reports.console import console, show_json
 from segue.reports.forecast_text import forecast_lines, policy_row
 from segue.reports.tables import rows_table
 from segue.runlog.history import History
 from segue.runlog.open import find_run
 from segue.spec import RunSpec, read_toml
-from segue.units import duration
 
 if TYPE_CHECKING:
-    from segue.policy.estimates import Situation
-    from segue.policy.rules.view import Job
-    from segue.simulation.comparison import Rows
-    from segue.simulation.forecast import Forecast, Sample
-    from segue.simulation.traces import Trace
+    from segue.simulation.planning import Plan
 
 _PRIOR = "prior"
 _UNNAMED = "unnamed"
-_LONGEST_SECONDS = 100 * 365.25 * 86400
-
-
-@dataclass(frozen=True)
-class _Asked:
-    """The run to plan, before anything is simulated."""
-
-    spec: RunSpec
-    history: History
-    here: Situation
-    now: datetime
-    step_seconds: float
-    basis: str
-    """Where the seconds per step come from."""
-    notes: tuple[str, ...]
 
 
 def plan(
@@ -95,9 +75,24 @@ def plan(
         raise SpecError(source=COMMAND_LINE, problems=("--work and --step-seconds: give one of them",))
     given = _spec(spec, deadline=deadline, steps=steps, store=store, endpoint_url=endpoint_url, now=now)
     seconds = parse_seconds(work, name="work") / given.steps if work is not None else step_seconds
-    facts, expected = _planned(
-        _asked(given, seconds, now=now), traces=traces, runs=runs, seed=seed, save_seconds=save_seconds, to=picture
+    from segue.simulation.planning import plan_ahead
+    from segue.simulation.traces import read_traces
+
+    history, notes = _history(given)
+    made = plan_ahead(
+        given,
+        history,
+        now=now,
+        traces=[] if traces == _PRIOR else read_traces(Path(traces)),
+        step_seconds=seconds,
+        save_seconds=save_seconds,
+        runs=runs,
+        seed=seed,
+        notes=notes,
     )
+    facts, expected = made.facts | {"run": None if given.run_id == _UNNAMED else given.run_id}, made.forecast
+    if picture is not None:
+        _draw(made, given, now=now, to=picture)
     if as_json:
         show_json(facts | {"policies": [asdict(one) for one in expected.policies]})
         return
@@ -123,34 +118,6 @@ def _spec(
     return RunSpec.parse(fields, source=str(path))
 
 
-def _asked(spec: RunSpec, seconds: float | None, *, now: datetime) -> _Asked:
-    from segue.policy import estimates
-    from segue.simulation.forecast import without_measures
-
-    spec.require_future_deadline(now)
-    history, notes = _history(spec)
-    if seconds is not None:
-        history = without_measures(history)
-        policy = spec.policy.model_copy(update={"step_seconds": seconds})
-        spec = spec.model_copy(update={"policy": policy})
-    rate = estimates.step_seconds(spec, history)
-    if rate is None:
-        problem = (
-            "policy.step_seconds: is not set, and no run has measured it; set it, or give --step-seconds or --work"
-        )
-        raise SpecError(source="the plan", problems=(problem,))
-    if history.committed_step >= spec.steps:
-        why = f"run {spec.run_id} has committed step {history.committed_step} of {spec.steps}: no work is left."
-        raise HopelessPlanError(reason="nothing_left", why=why, fix="set more steps, or another run_id.")
-    if (spec.steps - history.committed_step) * rate > _LONGEST_SECONDS:
-        problem = f"{spec.steps} steps of {rate:.4g} s are more than a hundred years; give fewer steps or shorter ones"
-        raise SpecError(source="the plan", problems=(problem,))
-    measured = any(report.train_steps > 0 for report in history.last_reports())
-    basis = "as given" if seconds is not None else "measured by the run" if measured else "policy.step_seconds"
-    here = estimates.situation(spec, history, now=now)
-    return _Asked(spec, history, here, now, rate, basis, notes)
-
-
 def _history(spec: RunSpec) -> tuple[History, tuple[str, ...]]:
     """The run's history; empty where there is none, with a note where the store could not be read."""
     if spec.run_id == _UNNAMED:
@@ -163,116 +130,15 @@ def _history(spec: RunSpec) -> tuple[History, tuple[str, ...]]:
         return History(), (f"the run's log was not read: {error}",)
 
 
-def _planned(
-    asked: _Asked, *, traces: str, runs: int, seed: int, save_seconds: float | None, to: Path | None
-) -> tuple[dict[str, Any], Forecast]:
-    from segue.policy import clamp, feasibility
-    from segue.simulation import forecast
-
-    spec, here = asked.spec, asked.here
-    given = _traces(traces)
-    life = forecast.life_of(asked.history, prior_seconds=_mean_life(given))
-    feasibility.refuse_hopeless(spec, here, now=asked.now, life_seconds=life.mean_seconds, save_seconds=save_seconds)
-    cadence = forecast.cadence_of(spec, life, save_seconds=save_seconds)
-    lost = forecast.lost_by_a_death_seconds(cadence, here, save_seconds=save_seconds)
-    here = forecast.with_cadence(here, cadence, save_seconds=save_seconds)
-    job = forecast.job_ahead(spec, here, longest_seconds=max((t.seconds for t in given), default=None))
-    rows, notes = _rows(given, job, runs=runs, seed=seed)
-    expected = forecast.forecast(spec, here, rows, job=job, lost_seconds=lost)
-    moments = forecast.latest_moments(spec, here)
-    notes += _notes_on(spec, expected, job)
-    if spec.pools.price_ratio <= 1:
-        notes += ("no spot pool is cheaper than on-demand",)
-    elif not clamp.permits_spot(here):
-        missing = (clamp.needed_for_spot_seconds(here) or 0.0) - (here.remaining_seconds or 0.0)
-        notes += (f"the safety clamp permits no spot attempt: it needs a deadline {duration(missing)} later",)
-    latest = {name: moments[name].isoformat() if name in moments else None for name in forecast.MOMENTS}
-    facts = _facts(asked, expected, job=job) | latest
-    facts |= {"cadence": cadence.reason, "cadence_interval_seconds": cadence.interval_seconds}
-    facts |= {"life_seconds": life.mean_seconds, "lost_by_a_death_seconds": lost}
-    names = [r.name for r in rows] if given else [_PRIOR]
-    facts |= {"traces": names, "runs": runs, "seed": seed, "notes": list(asked.notes + notes)}
-    if to is not None:
-        _draw(
-            asked, forecast.sample(spec, here, rows, job=job, lost_seconds=lost), moments.get("latest_safe_moment"), to
-        )
-    return facts, expected
-
-
-def _notes_on(spec: RunSpec, expected: Forecast, job: Job) -> tuple[str, ...]:
-    """What limits the figures."""
-    notes: tuple[str, ...] = ()
-    if spec.deadline is None and expected.on_demand_share > 0:
-        notes += (
-            f"without a deadline a run waits for spot; {expected.on_demand_share:.0%} of the simulated runs had too "
-            f"little of it in {duration(job.total_seconds)} and are counted as finished on on-demand",
-        )
-    if len(spec.pools.spot) > 1:
-        notes += ("of several spot pools only the cheapest is simulated",)
-    return notes
-
-
-def _rows(given: list[Trace], job: Job, *, runs: int, seed: int) -> tuple[list[Rows], tuple[str, ...]]:
-    import numpy as np
-
-    from segue.simulation.comparison import synthetic_rows, traced_rows
-
-    random = np.random.default_rng(seed)
-    if not given:
-        return synthetic_rows(job, runs=runs, random=random, is_quick=True), ()
-    rows, short = traced_rows(given, job, runs=runs, random=random)
-    return rows, tuple(f"trace {trace.name} is not used: it covers only {duration(trace.seconds)}" for trace in short)
-
-
-def _traces(named: str) -> list[Trace]:
-    from segue.simulation.traces import read_traces
-
-    return [] if named == _PRIOR else read_traces(Path(named))
-
-
-def _mean_life(given: list[Trace]) -> float | None:
-    lives = [life for life in (trace.mean_up_seconds() for trace in given) if life is not None]
-    return sum(lives) / len(lives) if lives else None
-
-
-def _facts(asked: _Asked, expected: Forecast, *, job: Job) -> dict[str, Any]:
-    spec, here, first = asked.spec, asked.here, expected.policies[0]
-    hours = (job.work_seconds + job.changeover_seconds) / 3600
-    return {
-        "run": None if spec.run_id == _UNNAMED else spec.run_id,
-        "policy": spec.policy.name,
-        "comes_to": first.policy,
-        "now": asked.now.isoformat(),
-        "currency": spec.pools.currency,
-        "committed_step": asked.history.committed_step,
-        "steps": spec.steps,
-        "step_seconds": asked.step_seconds,
-        "step_seconds_basis": asked.basis,
-        "work_seconds": job.work_seconds,
-        "changeover_seconds": job.changeover_seconds,
-        "deadline": spec.deadline.isoformat() if spec.deadline else None,
-        "remaining_seconds": here.remaining_seconds,
-        "slack_seconds": here.slack_seconds,
-        "cost": first.cost,
-        "cost_p5": first.cost_p5,
-        "cost_p95": first.cost_p95,
-        "cost_share": first.cost_share,
-        "on_demand_cost": hours * spec.pools.on_demand_price,
-        "late_share": first.late_share if spec.deadline else None,
-        "preemptions": first.preemptions,
-        "lost_seconds": expected.lost_seconds,
-        "finish": (asked.now + timedelta(seconds=first.finish_seconds)).isoformat(),
-    }
-
-
-def _draw(asked: _Asked, sample: Sample, latest: datetime | None, to: Path) -> None:
+def _draw(made: Plan, spec: RunSpec, *, now: datetime, to: Path) -> None:
     from segue.reports.forecast_plot import draw_sample
 
+    latest = made.latest_safe_moment
     picture = draw_sample(
-        sample,
-        title=f"{len(sample.modes)} simulated runs by policy {asked.spec.policy.name}",
-        deadline_seconds=asked.here.remaining_seconds,
-        latest_seconds=(latest - asked.now).total_seconds() if latest else None,
+        made.sample,
+        title=f"{len(made.sample.modes)} simulated runs by policy {spec.policy.name}",
+        deadline_seconds=made.facts["remaining_seconds"],
+        latest_seconds=(latest - now).total_seconds() if latest else None,
     )
     with writing(to):
         to.write_bytes(picture)

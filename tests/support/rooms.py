@@ -16,7 +16,7 @@ ROOMS: tuple[tuple[str, ...], ...] = (
     ("deployments",),
     ("flows",),
     ("tasks",),
-    ("run",),
+    ("planning", "run"),
     ("interop", "reports", "resume_drill"),
     ("trainer", "controller"),
     ("trainer.ranks",),

@@ -1,0 +1,180 @@
+"""The rest of a run, simulated before it is run: what `segue plan` shows. Pure: history, time and traces come in."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any
+
+import numpy as np
+
+from segue.errors import HopelessPlanError, SpecError
+from segue.policy import clamp, estimates, feasibility
+from segue.policy.estimates import Situation
+from segue.policy.rules.view import Job
+from segue.runlog.history import History
+from segue.simulation import forecast
+from segue.simulation.comparison import Rows, synthetic_rows, traced_rows
+from segue.simulation.forecast import Forecast, Sample, without_measures
+from segue.simulation.traces import Trace
+from segue.spec import RunSpec
+from segue.units import duration
+
+PRIOR = "prior"
+"""The name of synthetic traces from published hazards."""
+_LONGEST_SECONDS = 100 * 365.25 * 86400
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What can be expected of a run."""
+
+    facts: dict[str, Any]
+    """Cost, lateness, preemptions, lost work, save interval, latest moments; times in seconds or ISO format."""
+    forecast: Forecast
+    """The planned policy next to others."""
+    sample: Sample
+    """A dozen of the simulated runs, in full."""
+    latest_safe_moment: datetime | None
+    """When on-demand has to start if no more work is committed; None without a deadline."""
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """The run to plan, before anything is simulated."""
+
+    spec: RunSpec
+    history: History
+    here: Situation
+    now: datetime
+    step_seconds: float
+    basis: str
+    """Where the seconds per step come from."""
+
+
+def plan_ahead(
+    spec: RunSpec,
+    history: History,
+    *,
+    now: datetime,
+    traces: Sequence[Trace] = (),
+    step_seconds: float | None = None,
+    save_seconds: float | None = None,
+    runs: int = 200,
+    seed: int = 0,
+    notes: Sequence[str] = (),
+) -> Plan:
+    """Simulate the rest of a run on traces, or on synthetic ones from published hazards where none are given.
+
+    `step_seconds` replaces what the run has measured; `notes` are put before those that the simulation adds.
+
+    Raises:
+        DeadlinePassedError, HopelessPlanError: the run cannot be done as asked, with the reason.
+        SpecError: the time of a step is not known, or absurd.
+    """
+    asked = _asked(spec, history, step_seconds, now=now)
+    spec, here, given = asked.spec, asked.here, list(traces)
+    life = forecast.life_of(asked.history, prior_seconds=_mean_life(given))
+    feasibility.refuse_hopeless(spec, here, now=asked.now, life_seconds=life.mean_seconds, save_seconds=save_seconds)
+    cadence = forecast.cadence_of(spec, life, save_seconds=save_seconds)
+    lost = forecast.lost_by_a_death_seconds(cadence, here, save_seconds=save_seconds)
+    here = forecast.with_cadence(here, cadence, save_seconds=save_seconds)
+    job = forecast.job_ahead(spec, here, longest_seconds=max((t.seconds for t in given), default=None))
+    rows, found = _rows(given, job, runs=runs, seed=seed)
+    expected = forecast.forecast(spec, here, rows, job=job, lost_seconds=lost)
+    moments = forecast.latest_moments(spec, here)
+    found += _notes_on(spec, expected, job)
+    if spec.pools.price_ratio <= 1:
+        found += ("no spot pool is cheaper than on-demand",)
+    elif not clamp.permits_spot(here):
+        missing = (clamp.needed_for_spot_seconds(here) or 0.0) - (here.remaining_seconds or 0.0)
+        found += (f"the safety clamp permits no spot attempt: it needs a deadline {duration(missing)} later",)
+    latest = {name: moments[name].isoformat() if name in moments else None for name in forecast.MOMENTS}
+    facts = _facts(asked, expected, job=job) | latest
+    facts |= {"cadence": cadence.reason, "cadence_interval_seconds": cadence.interval_seconds}
+    facts |= {"life_seconds": life.mean_seconds, "lost_by_a_death_seconds": lost}
+    names = [r.name for r in rows] if given else [PRIOR]
+    facts |= {"traces": names, "runs": runs, "seed": seed, "notes": [*notes, *found]}
+    drawn = forecast.sample(spec, here, rows, job=job, lost_seconds=lost)
+    return Plan(facts, expected, drawn, moments.get("latest_safe_moment"))
+
+
+def _asked(spec: RunSpec, history: History, seconds: float | None, *, now: datetime) -> _Asked:
+    spec.require_future_deadline(now)
+    if seconds is not None:
+        history = without_measures(history)
+        policy = spec.policy.model_copy(update={"step_seconds": seconds})
+        spec = spec.model_copy(update={"policy": policy})
+    rate = estimates.step_seconds(spec, history)
+    if rate is None:
+        problem = (
+            "policy.step_seconds: is not set, and no run has measured it; set it, or give --step-seconds or --work"
+        )
+        raise SpecError(source="the plan", problems=(problem,))
+    if history.committed_step >= spec.steps:
+        why = f"run {spec.run_id} has committed step {history.committed_step} of {spec.steps}: no work is left."
+        raise HopelessPlanError(reason="nothing_left", why=why, fix="set more steps, or another run_id.")
+    if (spec.steps - history.committed_step) * rate > _LONGEST_SECONDS:
+        problem = f"{spec.steps} steps of {rate:.4g} s are more than a hundred years; give fewer steps or shorter ones"
+        raise SpecError(source="the plan", problems=(problem,))
+    measured = any(report.train_steps > 0 for report in history.last_reports())
+    basis = "as given" if seconds is not None else "measured by the run" if measured else "policy.step_seconds"
+    here = estimates.situation(spec, history, now=now)
+    return _Asked(spec, history, here, now, rate, basis)
+
+
+def _notes_on(spec: RunSpec, expected: Forecast, job: Job) -> tuple[str, ...]:
+    """What limits the figures."""
+    notes: tuple[str, ...] = ()
+    if spec.deadline is None and expected.on_demand_share > 0:
+        notes += (
+            f"without a deadline a run waits for spot; {expected.on_demand_share:.0%} of the simulated runs had too "
+            f"little of it in {duration(job.total_seconds)} and are counted as finished on on-demand",
+        )
+    if len(spec.pools.spot) > 1:
+        notes += ("of several spot pools only the cheapest is simulated",)
+    return notes
+
+
+def _rows(given: list[Trace], job: Job, *, runs: int, seed: int) -> tuple[list[Rows], tuple[str, ...]]:
+    random = np.random.default_rng(seed)
+    if not given:
+        return synthetic_rows(job, runs=runs, random=random, is_quick=True), ()
+    rows, short = traced_rows(given, job, runs=runs, random=random)
+    return rows, tuple(f"trace {trace.name} is not used: it covers only {duration(trace.seconds)}" for trace in short)
+
+
+def _mean_life(given: list[Trace]) -> float | None:
+    lives = [life for life in (trace.mean_up_seconds() for trace in given) if life is not None]
+    return sum(lives) / len(lives) if lives else None
+
+
+def _facts(asked: _Asked, expected: Forecast, *, job: Job) -> dict[str, Any]:
+    spec, here, first = asked.spec, asked.here, expected.policies[0]
+    hours = (job.work_seconds + job.changeover_seconds) / 3600
+    return {
+        "run": spec.run_id,
+        "policy": spec.policy.name,
+        "comes_to": first.policy,
+        "now": asked.now.isoformat(),
+        "currency": spec.pools.currency,
+        "committed_step": asked.history.committed_step,
+        "steps": spec.steps,
+        "step_seconds": asked.step_seconds,
+        "step_seconds_basis": asked.basis,
+        "work_seconds": job.work_seconds,
+        "changeover_seconds": job.changeover_seconds,
+        "deadline": spec.deadline.isoformat() if spec.deadline else None,
+        "remaining_seconds": here.remaining_seconds,
+        "slack_seconds": here.slack_seconds,
+        "cost": first.cost,
+        "cost_p5": first.cost_p5,
+        "cost_p95": first.cost_p95,
+        "cost_share": first.cost_share,
+        "on_demand_cost": hours * spec.pools.on_demand_price,
+        "late_share": first.late_share if spec.deadline else None,
+        "preemptions": first.preemptions,
+        "lost_seconds": expected.lost_seconds,
+        "finish": (asked.now + timedelta(seconds=first.finish_seconds)).isoformat(),
+    }
