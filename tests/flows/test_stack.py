@@ -14,10 +14,30 @@ import psutil
 import pytest
 import yaml
 from prefect.client.orchestration import get_client
+from segue.deployments.process.follow import require_deployments
 from segue.deployments.process.registration import POOLS, TEMPLATES
-from segue.deployments.process.stack import LocalStack, free_port
+from segue.deployments.process.stack import free_port
+
+from segue.errors import OrchestratorError
+from segue.records import StopReason
+from segue.runlog.history import read_history
+from segue.runlog.log import RunLog
+from segue.stores import open_store
+from tests.flows.test_runs import until
 
 REPO = Path(__file__).parents[2]
+SEGUE = Path(sys.executable).with_name("segue")
+LONG_RUN = """
+steps = 4000
+[config]
+pause_seconds = 0.01
+[checkpoints]
+every_steps = 50
+[liveness]
+heartbeat_seconds = 0.25
+[continuity]
+rehearsal = "off"
+"""
 
 OWNER = """
 import sys, time
@@ -89,11 +109,50 @@ def test_a_second_command_in_the_folder_has_a_stack_of_its_own_which_ends_when_t
         assert client.api_healthcheck() is None
 
 
+@pytest.mark.prefect
+def test_sigterm_ends_a_run_in_a_plain_folder_and_all_it_started_after_a_last_checkpoint(tmp_path):
+    (tmp_path / "run.toml").write_text(LONG_RUN)
+    command = [str(SEGUE), "run", "segue.testing.recipes:tiny", "--config", "run.toml"]
+    with subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True) as run:
+        run_id = next(line for line in run.stderr if line.startswith("run recipes-")).split()[1]
+        runlog = RunLog(open_store(tmp_path / ".segue/store"), run_id)
+        until(lambda: read_history(runlog.reload()).committed_step, what="a commit")
+        below = psutil.Process(run.pid).children(recursive=True)
+        run.terminate()
+        shown = run.stderr.read()
+    assert run.returncode == 143, shown
+    assert shown.rstrip().endswith(f"Run the same command with --run-id {run_id} to resume the run.")
+    assert psutil.wait_procs(below, timeout=10)[1] == []
+    (report,) = read_history(runlog.reload()).last_reports()
+    assert (report.stop_reason, report.lost_steps) == (StopReason.NOTICE, 0)
+    assert {path.name for path in tmp_path.iterdir()} == {".segue", "run.toml"}
+
+
+@pytest.mark.prefect
+@pytest.mark.parametrize("name", ["segment/nowhere", "segment/poolless"])
+def test_a_run_that_the_server_cannot_run_is_refused_and_leaves_nothing_in_the_store(stack, make_spec, name):
+    spec = make_spec(pools={"spot": name})
+    with get_client(sync_client=True) as client:
+        flow_id = client.read_deployment_by_name("segment/spot").flow_id
+        poolless = client.create_deployment(flow_id, "poolless")
+        with pytest.raises(OrchestratorError, match=name):
+            require_deployments(client, spec)
+        client.delete_deployment(poolless)
+    command = [str(SEGUE), "run", spec.recipe, "--run-id", "x", "--steps", "5", "--config", "run.toml"]
+    folder = Path(spec.store.url).parent
+    (folder / "run.toml").write_text(f'[pools]\nspot = "{name}"\n')
+    environment = os.environ | {"PREFECT_API_URL": stack.api_url}
+    ended = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stdout) == (2, "")
+    assert "Fix: run `prefect --no-prompt deploy --all`" in ended.stderr
+    assert list((folder / ".segue" / "store").iterdir()) == []
+
+
 @pytest.mark.matrix
 @pytest.mark.prefect
 def test_ctrl_c_in_the_demo_ends_every_process_and_leaves_one_folder(tmp_path):
     before = {path.name for path in REPO.iterdir()}
-    command = [str(Path(sys.executable).with_name("segue")), "demo", "--folder", str(tmp_path / "left")]
+    command = [str(SEGUE), "demo", "--folder", str(tmp_path / "left")]
     demo = subprocess.Popen(command, cwd=REPO, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     seen: list[bytes] = []
     started: set[psutil.Process] = set()
