@@ -17,25 +17,23 @@ from segue.cli.demo import require_checkout
 from segue.errors import SegueError
 from segue.reports.console import console, show_error, show_json
 
-_LISTED = "with commas; all without"
+_LISTED = "separated by commas; all by default"
 
 
 def continuity(
     *,
-    quick: Annotated[bool, typer.Option("--quick", help="One seed, one resume point, 6 kills: minutes.")] = False,
-    kinds: Annotated[
-        str | None, typer.Option(help=f"Kinds of faults by name, {_LISTED}; a part of it will do.")
-    ] = None,
-    models: Annotated[str | None, typer.Option(help=f"flights, digits, text, {_LISTED}.")] = None,
-    seeds: Annotated[int | None, typer.Option(min=1, help="Seeds of each faulty resume; 3.")] = None,
-    kills: Annotated[int | None, typer.Option(min=0, help="Real SIGKILLs; 120.")] = None,
-    jobs: Annotated[int | None, typer.Option(min=1, help="Processes; one for each core.")] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="Minutes: one seed, one resume point, 6 kills.")] = False,
+    kinds: Annotated[str | None, typer.Option(help=f"Kinds of faults by name or part of it, {_LISTED}.")] = None,
+    models: Annotated[str | None, typer.Option(help=f"Models by name (flights, digits, text), {_LISTED}.")] = None,
+    seeds: Annotated[int | None, typer.Option(min=1, help="Number of seeds of each fault; 3 by default.")] = None,
+    kills: Annotated[int | None, typer.Option(min=0, help="Number of real SIGKILLs; 120 by default.")] = None,
+    jobs: Annotated[int | None, typer.Option(min=1, help="Number of processes; one per core by default.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")] = False,
 ) -> None:
-    """Resume wrongly in every way known, resume cleanly in suspicious ways, and see what is said about it.
+    """Measure the verdicts: make faulty resumes of every known kind, and clean resumes that look suspicious.
 
-    Exit code 0: no clean resume was called broken, and everything was measured. 1: not so. Faults that were missed do
-    not change it: they are what is measured. 2: it could not be measured as asked.
+    Exit code 0: everything was measured and no clean resume was called broken. 1: otherwise. Missed faults do not
+    change it: they are the result. 2: the benchmark could not start as asked.
     """
     # Torch takes seconds to import: what can be refused without it has been refused by now.
     require_checkout("examples", command="bench continuity")

@@ -8,7 +8,7 @@ from typing import Any
 
 from segue.records import VerdictKind
 
-SEAM_STEP = 56
+RESUME_STEP = 56
 """Where the first resume of a control is; each later one comes eight steps after the one before."""
 WINDOW_STEPS = 8
 _BATCH = 32
@@ -39,7 +39,7 @@ def _always(**config: Any) -> Callable[[str], Mapping[str, Any]]:
 
 
 def _drops(model: str) -> Mapping[str, Any]:
-    milestones = [SEAM_STEP + WINDOW_STEPS * n for n in range(20)]
+    milestones = [RESUME_STEP + WINDOW_STEPS * n for n in range(20)]
     return {"schedule": "milestones", "milestones": milestones}
 
 
@@ -56,7 +56,7 @@ CONTROLS = (
     Control(
         "short last batch around the resume point", _always(samples=_BATCH * 7 + 5, drop_last=False), ends_before=1
     ),
-    Control("curriculum changes at the resume point", _always(curriculum_at=SEAM_STEP)),
+    Control("curriculum changes at the resume point", _always(curriculum_at=RESUME_STEP)),
     Control("tiny batches", _tiny),
     Control("batches of four", _always(batch_size=4)),
     Control("another number of threads", expected=VerdictKind.EQUIVALENT, threads=2),

@@ -1,4 +1,4 @@
-"""Kinds of faulty resumes: data in another order or with other content, code that changed, state nobody registered."""
+"""Kinds of faulty resumes: data in another order or with other content, changed code, unregistered state."""
 
 from __future__ import annotations
 

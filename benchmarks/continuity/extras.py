@@ -1,4 +1,4 @@
-"""State beside the model that a recipe registers: sums of gradients, and a curriculum."""
+"""State next to the model that a recipe registers: sums of gradients, and a curriculum."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ _TRIES = 4
 
 
 class Kills:
-    """Runs that are killed again and again, each beside the same run that nobody disturbs."""
+    """Runs that are killed again and again, each compared with the same run without kills."""
 
     def __init__(self, *, kills: int, seed: int, say: Callable[[str], None], steps: int = _STEPS) -> None:
         """Each run has so many `steps`."""

@@ -1,7 +1,7 @@
 """`segue bench continuity`: a matrix of faulty and clean resumes, SIGKILLs, and what finding out costs.
 
-Every resume goes through `segue.trainer.attempt.run_attempt`; beside its verdict stands what the smoothness rules of
-the tutorials say about the losses around the same resume.
+Every resume goes through `segue.trainer.attempt.run_attempt`. Its verdict is compared with what the smoothness rules of
+the tutorials find in the losses around the same resume.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ def _done(tasks: Iterable[Task], *, jobs: int) -> Iterator[list[Outcome]]:
     if jobs == 1:
         yield from map(run_task, tasks)
         return
-    # Threads that wait by turning a core hold up whoever else needs it; torch's library asks only once.
+    # Threads that wait by spinning keep others from the core; torch's library reads the setting only once.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     context = mp.get_context("forkserver")
     context.set_forkserver_preload(["benchmarks.continuity.tasks"])
@@ -138,7 +138,7 @@ def _done(tasks: Iterable[Task], *, jobs: int) -> Iterator[list[Outcome]]:
 
 @contextmanager
 def _quietly() -> Iterator[None]:
-    """Every fault is logged by whoever meets it; here thousands of them are what was asked for."""
+    """Every fault is logged where it is found; here there are thousands of them on purpose."""
     log = logging.getLogger("segue")
     level = log.level
     _be_quiet()

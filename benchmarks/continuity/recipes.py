@@ -40,7 +40,7 @@ _EDITS: dict[str, Any] = {}
 
 @dataclass(frozen=True)
 class Settings:
-    """All that a config, or an edit of the source, can say."""
+    """Everything that a config, or an edit of the source, can set."""
 
     model: str = "flights"
     optimizer: str = "adamw"
@@ -84,7 +84,7 @@ class Settings:
     is_reversed: bool = False
     is_half: bool = False
     hidden: str | None = None
-    """State nobody registered: model, loss, data, generator (these steer); log, timestamp, cache (these do not)."""
+    """Unregistered state: model, loss, data, generator (affect training); log, timestamp, cache (do not)."""
 
     @property
     def changes(self) -> Changes:
@@ -94,7 +94,7 @@ class Settings:
 
 @contextmanager
 def edited(**settings: Any) -> Iterator[None]:
-    """As long as this lasts, the source says something else than the config."""
+    """While this lasts, the source differs from the config."""
     _EDITS.update(settings)
     try:
         yield
@@ -202,7 +202,7 @@ def _samples(settings: Settings) -> Samples:
 
 
 def _loss(settings: Settings, curriculum: Curriculum) -> Callable[[nn.Module, Any], torch.Tensor]:
-    """A closure over no more than it needs: whoever looks into it shall not find all other settings there."""
+    """A closure over no more than it needs, so that no other settings are found in it."""
     plain = _plain_loss(settings)
     is_autocast, pause_seconds, factor = settings.is_autocast, settings.pause_seconds, settings.loss_factor
 

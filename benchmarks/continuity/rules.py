@@ -1,4 +1,4 @@
-"""What tutorials tell people to look at: whether the loss looks smooth around a resume. Pure."""
+"""The check that tutorials recommend: whether the loss looks smooth around a resume. Pure."""
 
 from __future__ import annotations
 

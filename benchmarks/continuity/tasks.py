@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from benchmarks.continuity.controls import CONTROLS, SEAM_STEP, WINDOW_STEPS, Control
+from benchmarks.continuity.controls import CONTROLS, RESUME_STEP, WINDOW_STEPS, Control
 from benchmarks.continuity.edits import EDIT_KINDS
 from benchmarks.continuity.faults import Kind, NotApplicableError
 from benchmarks.continuity.optimizers import OPTIMIZER_KINDS, SCHEDULE_KINDS
@@ -133,7 +133,7 @@ class CleanTask:
         with tempfile.TemporaryDirectory(prefix="segue-continuity-", dir=workplace()) as name:
             folder = Path(name) / "store"
             first = spec_of(config, seed=self.seed)
-            losses = dict(make_attempt(folder, first, segment=0, stop_step=SEAM_STEP - control.ends_before).losses)
+            losses = dict(make_attempt(folder, first, segment=0, stop_step=RESUME_STEP - control.ends_before).losses)
             specs = [spec_of(config, seed=self.seed, threads=threads) for threads in (1, control.threads)]
             # Damage needs a checkpoint before the newest one.
             for number in range(1, self.rounds + 1 + control.damages_newest):

@@ -41,7 +41,7 @@ KEPT_AGO = (1, 10)
 
 @dataclass
 class Watched:
-    """What an attempt let be seen."""
+    """What was observed of an attempt."""
 
     losses: dict[int, float] = field(default_factory=dict)
     older: dict[int, Snapshot] = field(default_factory=dict)
@@ -69,14 +69,14 @@ class _Older(Mapping[int, Mapping[str, Any]]):
 
 
 class _Board(NoticeBoard):
-    """Gives notice at a step, so that an attempt ends in order where it is wanted."""
+    """Gives notice at a step, so that an attempt ends in order there."""
 
     def __init__(self, watched: Watched, *, stop_step: int) -> None:
         super().__init__(SystemClock())
         self._watched, self._stop_step = watched, stop_step
         self.progress = Progress()
         self.farthest = Progress()
-        """Where the live objects are: steps that only bear witness count here."""
+        """Position of the live objects; witness steps after the last commit count here."""
         self.components: Mapping[str, Component] = {}
 
     def read(self) -> Notice | None:
@@ -108,7 +108,7 @@ def spec_of(config: Mapping[str, Any], *, seed: int, threads: int = 1) -> RunSpe
 
 
 class NothingCommittedError(Exception):
-    """An attempt that should have ended with a checkpoint has none; says what it reported."""
+    """An attempt that should have ended with a checkpoint has none; shows what it reported."""
 
 
 def newest_parent(folder: Path) -> CheckpointRef:
@@ -136,7 +136,7 @@ def make_attempt(
 ) -> Watched:
     """Make one attempt in the store `folder` until it has done `stop_step`, and watch it.
 
-    After a verdict `broken` the live objects go on without segue, so that there are losses to look at.
+    After a verdict `broken` the live objects are trained on without segue, so that there are losses to compare.
 
     Raises:
         NotApplicableError: the fault changes nothing here.
@@ -218,7 +218,7 @@ def _go_on(recipe: Recipe, feed: Feed, watched: Watched, *, seen: Progress, unti
         try:
             watched.losses[step] = do_step(recipe, next(batches).content, step=step).loss
         except Exception:
-            watched.losses[step] = math.nan  # Nobody overlooks a traceback.
+            watched.losses[step] = math.nan  # A traceback is not overlooked.
             return
 
 

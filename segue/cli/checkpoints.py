@@ -1,4 +1,4 @@
-"""`segue checkpoints`: list a run's checkpoints, take one elsewhere, and begin a run with weights from elsewhere."""
+"""`segue checkpoints`: list a run's checkpoints, export one as plain files, and import weights as the first one."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from segue.cli.options import DefaultCommandGroup, Endpoint, Json, Store, read_run
 from segue.errors import COMMAND_LINE
-from segue.interop.export import ExportFormat, choose_checkpoint, export_checkpoint, require_free_folder
+from segue.interop.export import ExportFormat, require_free_folder, write_export
 from segue.interop.import_weights import ImportReport, import_weights
+from segue.interop.load import choose_checkpoint
 from segue.reports.console import console, errors, show_json
 from segue.reports.tables import checkpoint_rows, rows_table
 from segue.spec import RunSpec, read_toml
@@ -52,17 +53,19 @@ def list_checkpoints(
 def export(
     run: str,
     *,
-    to: Annotated[Path, typer.Option(help="Folder to write; it must be empty or not be there yet.")],
-    file_format: Annotated[ExportFormat, typer.Option("--format", help="Kind of the state's files.")],
+    to: Annotated[Path, typer.Option(help="Folder for the files; must be empty or not exist yet.")],
+    file_format: Annotated[ExportFormat, typer.Option("--format", help="Format of the state's files.")],
     step: Annotated[int | None, typer.Option(min=0, help="Step of the checkpoint; the newest by default.")] = None,
-    quarantined: Annotated[bool, typer.Option("--quarantined", help="Take it even if it was set aside.")] = False,
+    quarantined: Annotated[
+        bool, typer.Option("--quarantined", help="Export the checkpoint even if it is quarantined.")
+    ] = False,
     store: Store = ".segue/store",
     endpoint_url: Endpoint = None,
     as_json: Json = False,
 ) -> None:
     """Write a checkpoint as plain files that need no segue: model, optimizer, random streams, position, curve.
 
-    Exit code 0: all files are there. 1: the checkpoint is damaged. 2: it could not be done as asked.
+    Exit code 0: all files are written. 1: the checkpoint is damaged. 2: the export could not be made as asked.
     """
     log, history = read_run(run, store=store, endpoint_url=endpoint_url)
     checkpoint = choose_checkpoint(history, run_id=run, step=step, take_quarantined=quarantined)
@@ -70,7 +73,7 @@ def export(
     columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
     with Progress(*columns, console=errors, transient=True, disable=not errors.is_terminal) as bars:
         task = bars.add_task("loading torch")
-        report = export_checkpoint(
+        report = write_export(
             log,
             checkpoint,
             file_format=file_format,
@@ -81,28 +84,30 @@ def export(
         show_json(report.model_dump(mode="json"))
         return
     console.print(rows_table([file.model_dump() for file in report.files]))
-    where = f"step {report.step} of {run} is in {report.folder}; its README.md says what is what"
-    console.print(where, markup=False, soft_wrap=True)  # A path that is broken in two cannot be copied.
+    where = f"step {report.step} of {run} is in {report.folder}; README.md describes the files"
+    console.print(where, markup=False, soft_wrap=True)  # A path that wraps cannot be copied.
 
 
 @app.command("import")
 def import_file(
     file: Annotated[Path, typer.Argument(help="State dict of the model: .safetensors, or a file of torch.save.")],
     *,
-    run: Annotated[str | None, typer.Option(help="Name of the run to begin.")] = None,
+    run: Annotated[str | None, typer.Option(help="Name of the run to start.")] = None,
     recipe: Annotated[str | None, typer.Option(help="package.module:function, found from the current folder.")] = None,
     steps: Annotated[int | None, typer.Option(help="Optimizer steps to the goal.")] = None,
-    config: Annotated[Path | None, typer.Option(help="TOML run spec; the options here win over it.")] = None,
+    config: Annotated[Path | None, typer.Option(help="TOML run spec; options override it.")] = None,
     seed: Annotated[int | None, typer.Option(help="Seeds weights, data order and every random stream.")] = None,
-    step: Annotated[int, typer.Option(min=0, help="Step that the run counts from.")] = 0,
-    partial: Annotated[bool, typer.Option("--partial", help="Keep as built what the file lacks.")] = False,
+    step: Annotated[int, typer.Option(min=0, help="Step of the first checkpoint; the run counts from it.")] = 0,
+    partial: Annotated[
+        bool, typer.Option("--partial", help="Keep the recipe's own weights where the file has none.")
+    ] = False,
     store: Annotated[str | None, typer.Option(help="Folder, file:///folder or s3://bucket/prefix.")] = None,
     endpoint_url: Endpoint = None,
     as_json: Json = False,
 ) -> None:
-    """Begin a run with weights made outside of it: they become its first checkpoint, all else is as the recipe builds.
+    """Start a run from weights in a file: they become its first checkpoint; the recipe builds all other state.
 
-    Exit code 0: the checkpoint is committed. 1: the store did not take it. 2: it could not be done as asked.
+    Exit code 0: the checkpoint is committed. 1: the store did not take it. 2: the import could not be made as asked.
     """
     fields = read_toml(config) if config else {}
     fields |= _given(run_id=run, recipe=recipe, steps=steps, seed=seed)
@@ -112,23 +117,23 @@ def import_file(
     spec = RunSpec.parse(fields, source=str(config) if config else COMMAND_LINE)
     columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
     with Progress(*columns, console=errors, transient=True, disable=not errors.is_terminal) as bars:
-        task = bars.add_task("looking at the run")
+        task = bars.add_task("reading the run's log")
         report = import_weights(
             spec, file, step=step, partial=partial, progress=lambda doing: bars.update(task, description=doing)
         )
     if as_json:
         show_json(report.model_dump(mode="json"))
         return
-    _tell(report)
+    _show(report)
     asked = {"--config": config, "--run-id": run, "--steps": steps, "--seed": seed, "--store": store}
-    words = [
+    arguments = [
         spec.recipe,
         *(f"{name}={value}" for name, value in _given(**asked, **{"--endpoint-url": endpoint_url}).items()),
     ]
-    console.print(f"go on with: segue run {shlex.join(words)}", markup=False, soft_wrap=True)
+    console.print(f"continue with: segue run {shlex.join(arguments)}", markup=False, soft_wrap=True)
 
 
-def _tell(report: ImportReport) -> None:
+def _show(report: ImportReport) -> None:
     for note in report.notes:
         console.print(f"note: {note}", markup=False, soft_wrap=True)
     where = f"step {report.step} of {report.run_id} has the weights of {report.file.name}"

@@ -29,7 +29,7 @@ def drill(
     """Train a recipe twice, once with kills and resumes, and compare the two final states bit for bit.
 
     Exit code 0: every resume verified and the final states identical. 3: a resume is broken or the states differ.
-    1: not proven, or the recipe fails without a kill. 2: it could not be started as asked.
+    1: not proven, or the recipe fails without a kill. 2: the drill could not start as asked.
     """
     fields = (read_toml(config) if config else {}) | {"run_id": "drill", "recipe": recipe, "steps": steps}
     spec = RunSpec.parse(fields, source=str(config) if config else COMMAND_LINE)

@@ -66,7 +66,7 @@ def judge(
     replay: Sequence[WitnessRow],
     environment_changes: tuple[str, ...],
     setup: SetupChanges = SetupChanges(),  # noqa: B008 - frozen
-    hint: str = "",
+    untracked: str = "",
     early: tuple[Finding, ...] = (),
 ) -> Verdict:
     """Whether a resume continued the run.
@@ -75,12 +75,12 @@ def judge(
     the rows of the steps that followed the commit, `replay` the same steps as the resumed attempt made them. Rows are
     matched by step; a row that only one side has is not compared, and `rows_compared` counts those that were. `setup`
     are the differences between the recipe and the checkpoint's: after an accepted change, rows that differ prove
-    nothing. `hint` names changed values that no state_dict holds: they may explain rows that differ. `early` has
+    nothing. `untracked` names changed values that no state_dict holds: they may explain rows that differ. `early` has
     the findings about a step that was therefore not made.
     """
     pairs = _pairs(witness, replay)
     before_steps = (*digest_findings(committed, restored), *setup.findings)
-    of_rows = _explained(early or _row_findings_of(pairs, environment_changes), hint, setup.noted)
+    of_rows = _explained(early or _row_findings_of(pairs, environment_changes), untracked, setup.noted)
     honest = _of_randomness(environment_changes)
     is_other = any(finding.channel not in honest for finding in of_rows)
     findings = (*before_steps, *(setup.accepted if is_other else ()), *of_rows)

@@ -77,7 +77,7 @@ def rehearse(assignment: Assignment, runlog: RunLog, checkpoint: Checkpoint) -> 
         replay=rows,
         environment_changes=changes,
         setup=setup,
-        hint=untracked,
+        untracked=untracked,
     )
 
 

@@ -212,7 +212,7 @@ class Resume:
             replay=self._replay,
             environment_changes=self._environment_changes,
             setup=self._setup,
-            hint=self._untracked,
+            untracked=self._untracked,
             early=self._early,
         )
         verdict = self._of_all_ranks(verdict)

@@ -47,7 +47,7 @@ def test_people_get_a_table_of_the_files(trained, place):
     outcome = place.run("checkpoints", "export", "tiny", "--format", "safetensors", "--to", "out", *where)
     assert (outcome.code, outcome.err) == (0, "")
     assert "model.safetensors" in outcome.out
-    assert outcome.out.endswith(f"\nstep 30 of tiny is in {place.folder / 'out'}; its README.md says what is what\n")
+    assert outcome.out.endswith(f"\nstep 30 of tiny is in {place.folder / 'out'}; README.md describes the files\n")
 
 
 @pytest.mark.parametrize(

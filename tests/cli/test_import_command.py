@@ -42,7 +42,7 @@ def test_the_command_imports_once_and_says_how_to_go_on(place, weights):
     assert (people.code, people.err) == (0, "")
     assert people.out.startswith("note: as the recipe builds it, ")
     assert "step 0 of mine has the weights of weights.pt, sha256 " in people.out
-    assert people.out.endswith(f"\ngo on with: segue run {TINY} --config=run.toml --run-id=mine --steps=9\n")
+    assert people.out.endswith(f"\ncontinue with: segue run {TINY} --config=run.toml --run-id=mine --steps=9\n")
     assert (place.folder / "there" / "mine" / "log").is_dir()
 
 

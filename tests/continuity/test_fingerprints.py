@@ -1,4 +1,4 @@
-"""What a batch holds is seen, whatever it is made of; the same content gives the same mark in any process."""
+"""What a batch holds is seen, whatever it is made of; the same content has the same hash in every process."""
 
 from __future__ import annotations
 

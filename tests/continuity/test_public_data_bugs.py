@@ -80,7 +80,7 @@ def by_the_tutorial(loader: DataLoader[Any]) -> tuple[list[torch.Tensor], list[t
 
 
 def by_segue(loader: DataLoader[Any]) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-    """The same of segue: the stream is restored, and the feed is told how many samples were seen."""
+    """The same of segue: the stream is restored, and the feed gets the number of samples seen."""
     seed_all(5)
     batches = Feed(loader, recipe="test:build", seed=1).batches(0)
     list(itertools.islice(batches, SEEN))
@@ -106,7 +106,7 @@ def test_a_stream_restored_before_the_skip_is_used_up_by_the_skip():
     """huggingface/transformers#46628: the batches that are thrown away draw their augmentation too."""
     loader = DataLoader(Numbers(noise_of_torch), batch_size=BATCH_SIZE, generator=torch.Generator().manual_seed(0))
     whole, resumed = by_the_tutorial(loader)
-    assert ids(resumed) == ids(whole)  # The order is right, so nobody looks.
+    assert ids(resumed) == ids(whole)  # The order is right, so nothing looks wrong.
     assert not set(contents(resumed)) & set(contents(whole))
     whole, resumed = by_segue(loader)
     assert contents(resumed) == contents(whole)

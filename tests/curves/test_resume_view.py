@@ -1,4 +1,4 @@
-"""A resume as a picture: what was before, what the witness says, what the resume made of it."""
+"""A resume as a picture: what was before, what the witness has, what the resume made of it."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_a_segment_without_a_resume_is_refused_with_those_that_have_one(resumed,
 
 @pytest.fixture(scope="module")
 def broken(fork_server, tmp_path_factory):
-    """A resume that lost a counter nobody saves, stopped by its verdict."""
+    """A resume that lost an unsaved counter, stopped by its verdict."""
     folder = tmp_path_factory.mktemp("broken")
     common = {"run_id": "tiny", "threads": 1, "store": {"url": str(folder / "store")}}
     common |= {"checkpoints": {"every_steps": 10}, "liveness": {"heartbeat_seconds": 0.05}}

@@ -127,7 +127,7 @@ def dropout_changed(recipe: Recipe, resumed: bool) -> None:
 
 
 def unregistered_counter(recipe: Recipe, resumed: bool) -> None:
-    """A curriculum that lives in a Python variable nobody saves."""
+    """A curriculum in a Python variable that is not saved."""
     inner, calls = recipe.loss, [0]
 
     def loss(model: Any, batch: Any) -> torch.Tensor:

@@ -79,7 +79,7 @@ def thawed_late(recipe):
 
 
 class Counting(torch.optim.SGD):
-    """Keeps a plain number in its state, beside what it keeps for each parameter, as some optimizers do."""
+    """Keeps a plain number in its state, next to the state of each parameter, as some optimizers do."""
 
     def step(self, closure=None):
         self.state["calls"] = self.state.get("calls", 0) + 1

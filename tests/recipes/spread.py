@@ -13,7 +13,7 @@ from tests.recipes.ranked import even
 
 
 def bypassing(config: dict[str, Any]) -> Recipe:
-    """Its loss calls the module inside, so that nobody sums the gradients."""
+    """Its loss calls the module inside, so that no process sums the gradients."""
     recipe = even(config)
     return replace(recipe, loss=lambda model, batch: nn.functional.mse_loss(model.module(batch[0]), batch[1]))
 

@@ -35,7 +35,7 @@ def average_loaded_as_the_weights(recipe: Recipe, config: Config) -> None:
 
 
 def prefix_of_compile_and_not_strict(recipe: Recipe, config: Config) -> None:
-    """The names carry the wrapper's prefix, the load is not strict, so nothing matches and nobody says so."""
+    """The names carry the wrapper's prefix, the load is not strict, so nothing matches and no error is raised."""
 
     class Compiled(nn.Module):
         def __init__(self, inner: nn.Module) -> None:
@@ -87,7 +87,7 @@ def frozen_again_by_the_build(recipe: Recipe, config: Config) -> None:
 
 
 def norm_trained_again_by_train(recipe: Recipe, config: Config) -> None:
-    """Step 5 fixes the norm's statistics by its eval mode; the loop that resumes says `model.train()`."""
+    """Step 5 fixes the norm's statistics by its eval mode; the loop that resumes calls `model.train()`."""
     update = recipe.after_step
 
     def after_step(step: int) -> None:

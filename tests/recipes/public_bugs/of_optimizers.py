@@ -100,6 +100,6 @@ def masters_rebuilt_from_bf16(recipe: Recipe, config: Config) -> None:
 
 
 def fp32_state_cast_to_bf16(recipe: Recipe, config: Config) -> None:
-    """NAdam keeps an fp32 product beside bf16 moments; torch's load casts all of it to the parameter's type."""
+    """NAdam keeps an fp32 product next to bf16 moments; torch's load casts all of it to the parameter's type."""
     make_bf16(recipe)
     train_with(recipe, torch.optim.NAdam(recipe.model.parameters(), lr=1e-2))
