@@ -17,11 +17,13 @@ import typer
 
 from benchmarks.__main__ import parse_size
 from benchmarks.checkpoint import savers
+from benchmarks.checkpoint.null_server import null_server
 from benchmarks.checkpoint.peers import TorchSave
 from benchmarks.checkpoint.savers import State, make_state
 from benchmarks.checkpoint.saving import SaverBench, WrongBytesError
 from benchmarks.checkpoint.steps import StepKind, StepSizes, TooFewStepsError, slowdown
 from benchmarks.checkpoint.worker import Worker, WorkerError
+from benchmarks.common.child import child_environment
 from benchmarks.common.files import file_system, make_cold, resident_share
 from benchmarks.common.memory import PeakMemory, family
 from benchmarks.common.samples import KEYS, LIMIT_KEYS, SAVER_KEYS, UPLOADER_KEYS, Samples
@@ -52,6 +54,15 @@ def test_a_tiny_run_gives_every_figure_of_the_peers_and_leaves_nothing_behind(tm
     assert report["peers"]["boto3_default"]["upload_x_boto3_default"] == 1.0
     assert report["peers_failed"] == {}
     assert list(tmp_path.iterdir()) == []
+
+
+def test_processes_of_a_benchmark_start_in_any_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("PYTHONPATH", raising=False)
+    with null_server() as port:
+        assert port > 0
+    look = [sys.executable, "-c", "import benchmarks.crash.forked_trainers, benchmarks.checkpoint.worker"]
+    subprocess.run(look, env=child_environment(), check=True)
 
 
 @pytest.mark.matrix
@@ -119,7 +130,7 @@ def test_a_worker_that_is_gone_is_named_with_its_last_words(tmp_path):
         worker.run(Mortal.die)
     assert not worker.is_sound
     worker.close()
-    os.kill(child_pid, signal.SIGKILL)  # It left the session of a parent that died: nobody can know it.
+    os.kill(child_pid, signal.SIGKILL)  # It left the session of a parent that died, so no process can find it.
 
 
 def test_a_figure_that_failed_once_is_none_whatever_came_before():

@@ -1,4 +1,4 @@
-"""The crash benchmark's own promises: it kills what it says, its checks can fail, and it leaves nothing behind."""
+"""The crash benchmark's own promises: it kills as planned, its checks can fail, and it leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ KEYS = {"kills", "commits_lost", "torn_visible", "final_identical", "orphans_lef
 
 @pytest.mark.matrix
 def test_kills_on_both_stores_lose_nothing_and_change_no_bit():
-    said, kills = [], 12
-    report = measure(Options(kills=kills, steps=80), say=said.append)
+    lines, kills = [], 12
+    report = measure(Options(kills=kills, steps=80), say=lines.append)
     assert report.keys() >= KEYS
     assert report["problems"] == []
     assert passed(report)
@@ -48,7 +48,7 @@ def test_kills_on_both_stores_lose_nothing_and_change_no_bit():
     assert sum(by_name.values()) == kills
     assert sum(count > 0 for count in by_name.values()) > len(NAMES) / 2
     assert (report["kills_on_local"], report["kills_on_s3"]) == (kills // 2, kills // 2)
-    assert any(f"kill {kills} of {kills}" in text for text in said)
+    assert any(f"kill {kills} of {kills}" in text for text in lines)
     assert (report["commits_lost"], report["torn_visible"], report["records_lost"]) == (0, 0, 0)
     assert (report["final_identical"], report["resumes_broken"], report["orphans_left"]) == (True, 0, 0)
     assert json.loads(json.dumps(report)) == report
@@ -107,7 +107,7 @@ def trained(make_spec, open_log, store, notes) -> Checker:
 def test_commits_that_were_acknowledged_and_never_seen_by_anyone_are_counted_as_lost(make_spec, open_log, tmp_path):
     checker = trained(make_spec, open_log, LosesItsEnd(tmp_path / "store"), tmp_path / "notes")
     history = checker.look()
-    assert not history.damage  # The log just ends early: only what was acknowledged tells.
+    assert not history.damage  # The log just ends early: only the acknowledged records show that.
     assert [c.manifest.step for c in history.checkpoints] == [10]
     acknowledged = [note for note in read_notes(tmp_path / "notes") if note.kind == "commit"]
     assert len(checker.lost) == len(acknowledged) - 1 > 0

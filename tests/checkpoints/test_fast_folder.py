@@ -26,11 +26,11 @@ from tests.support.manifests import manifest_of
 
 
 class Watched(FaultyStore):
-    """A store that works, and a list that says what was asked of it, in order."""
+    """A store that works, and a list of the calls to it, in order."""
 
-    def __init__(self, name, inner, said, *, broken=()):
+    def __init__(self, name, inner, calls, *, broken=()):
         def fails(operation, key):
-            said.append((name, operation, key.rpartition("/")[2]))
+            calls.append((name, operation, key.rpartition("/")[2]))
             return operation in broken
 
         super().__init__(inner, fails=fails)
@@ -62,9 +62,9 @@ def assert_reads(durable, manifest, tree, *, fast=None):
 
 def test_the_fast_folder_gets_every_object_first_and_the_durable_store_gets_the_same_bytes(stores):
     fast, durable = stores
-    said = []
-    save([Watched("fast", fast, said), Watched("durable", durable, said)], state())
-    assert said == [
+    calls = []
+    save([Watched("fast", fast, calls), Watched("durable", durable, calls)], state())
+    assert calls == [
         ("fast", "put", "rank-0.safetensors"),
         ("durable", "put", "rank-0.safetensors"),
         ("fast", "put", "rank-0.json"),
@@ -76,10 +76,10 @@ def test_the_fast_folder_gets_every_object_first_and_the_durable_store_gets_the_
 
 def test_a_restore_reads_nothing_from_the_durable_store_while_the_fast_one_is_whole(stores):
     fast, durable = stores
-    manifest, said = save(stores, state()), []
-    stored = read_stored([fast, Watched("durable", durable, said)], run_id="run", manifest=manifest)
+    manifest, calls = save(stores, state()), []
+    stored = read_stored([fast, Watched("durable", durable, calls)], run_id="run", manifest=manifest)
     assert bytes(stored.tensors["model.w"][1]) == state()["model"]["w"].numpy().tobytes()
-    assert said == []
+    assert calls == []
 
 
 def flip_a_bit(path):
@@ -148,9 +148,9 @@ def test_a_fast_folder_that_cannot_be_written_does_not_stop_the_save(stores, url
 def test_a_full_fast_folder_does_not_stop_the_save_and_what_it_has_is_still_used(stores):
     fast, durable = stores
     full = FaultyStore(fast, fails=lambda operation, key: operation == "put" and key.endswith(".safetensors"))
-    manifest, said = save([full, durable], state()), []
-    assert_reads(Watched("durable", durable, said), manifest, state(), fast=fast)
-    assert {key for _, _, key in said} == {"rank-0.safetensors"}
+    manifest, calls = save([full, durable], state()), []
+    assert_reads(Watched("durable", durable, calls), manifest, state(), fast=fast)
+    assert {key for _, _, key in calls} == {"rank-0.safetensors"}
 
 
 def test_a_durable_store_that_fails_stops_the_save_though_the_fast_one_has_it(stores):
@@ -217,7 +217,7 @@ def test_a_resume_is_exact_from_whichever_tier_is_left_and_pruning_tidies_both(f
 
 
 def test_a_save_does_not_build_on_durable_bytes_that_only_the_fast_folder_still_has(fork_server, make_spec, open_log):
-    """Incremental saves refer to earlier shards; after a resume from the fast folder nobody has looked at those."""
+    """Incremental saves refer to earlier shards; after a resume from the fast folder those were not read."""
     folder = Path(make_spec().store.url).with_name("fast")
     checkpoints = {"every_steps": 10, "keep": 2, "full_every": 8, "fast_folder": str(folder)}
     fields = {"recipe": "tests.recipes.frozen:build", "steps": 40, "checkpoints": checkpoints}
@@ -233,7 +233,7 @@ def test_a_save_does_not_build_on_durable_bytes_that_only_the_fast_folder_still_
     read_checkpoint(open_store(spec.store), run_id="tiny", manifest=history.newest.manifest)
 
 
-def test_a_machine_that_is_too_small_for_a_checkpoint_does_not_set_it_aside(stopped, monkeypatch):
+def test_a_machine_that_is_too_small_for_a_checkpoint_does_not_quarantine_it(stopped, monkeypatch):
     """It is as whole as it was; the next machine may be larger, and must not find that the run has lost everything."""
     runlog, sysconf = RunLog(open_store(stopped.store), "tiny").reload(), os.sysconf
     monkeypatch.setattr(os, "sysconf", lambda name: 1 if name == "SC_PHYS_PAGES" else sysconf(name))

@@ -161,9 +161,9 @@ def test_later_attempts_and_strangers_are_left_alone(fork_server, killed, spec):
     attempts = killed.parent
     later = leave(attempts / "seg007-a1-e99", ORPHANS + HALF_WRITTEN)
     strange = leave(attempts, ["notes.txt", "by-hand/step-000000001/rank-0.safetensors", "seg000-a1-e1x/step-1/a"])
-    beside = leave(killed, ["notes.txt", "step-000000099x/rank-0.json"])
+    strangers = leave(killed, ["notes.txt", "step-000000099x/rank-0.json"])
     finish(fork_server, spec)
-    assert len(there(later + strange + beside)) == len(later + strange + beside)
+    assert len(there(later + strange + strangers)) == len(later + strange + strangers)
 
 
 def test_an_attempt_that_is_alive_after_all_loses_its_upload_and_nothing_else(fork_server, spec, open_log):
@@ -206,7 +206,7 @@ def test_who_may_not_list_uploads_still_gets_rid_of_orphans(killed, spec):
 
 
 def train_here(spec, *, fails):
-    """The next attempt, in this process, with a store that fails as told."""
+    """The next attempt, in this process, with a store that fails as asked."""
     from segue.trainer.attempt import run_attempt
 
     clock, runlog, spec = SystemClock(), log_of(spec), with_goal(spec)

@@ -48,7 +48,7 @@ def test_the_leader_merges_all_shards_and_together_they_are_the_state(group):
     assert {name: tensor.tolist() for name, tensor in tensors.items()} == {"model.a": [1, 1, 1], "model.b": [0, 0]}
 
 
-def test_a_part_of_another_step_is_not_taken_for_this_one(group):
+def test_the_shard_of_another_step_is_not_taken_for_this_one(group):
     (leader, other), stage, _ = group
     other.write(stage(1), step=7, **WHERE)
     found = []
@@ -105,8 +105,8 @@ def test_a_rank_that_cannot_store_its_part_is_named_where_the_leader_waits_and_f
     own = staged(1)
     with pytest.raises(StoreWriteError):
         other.write(own, step=7, **WHERE)
-    with pytest.raises(StoreWriteError, match="rank 1") as told:
+    with pytest.raises(StoreWriteError, match="rank 1") as raised:
         leader.write(staged(0), step=7, **WHERE)
-    assert "injected" in told.value.why
+    assert "injected" in raised.value.why
     other.write(own, step=7, **WHERE)
     assert leader.write(staged(0), step=7, **WHERE).tensor_count == 2

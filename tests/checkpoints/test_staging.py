@@ -45,7 +45,7 @@ ODD = {
 
 
 def tree_of(tensors):
-    """A state like a real one: tensors under names, beside numbers and arrays."""
+    """A state like a real one: tensors under names, next to numbers and arrays."""
     return {
         "model": {"state": dict(tensors)},
         "rng.numpy": {"words": np.arange(624, dtype=np.uint32)},
@@ -67,7 +67,7 @@ def staged_bytes(staged, name):
 
 
 def assert_holds(staged, tensors):
-    """The staging buffer holds exactly these tensors, and says so in its own header."""
+    """The staging buffer holds exactly these tensors, and its header lists them."""
     shard_file = memoryview(bytes(staged.staging_buffer.memory))[: staged.layout.size_bytes]
     assert dict(read_layout(shard_file).placed) == dict(staged.layout.placed)
     for name, tensor in tensors.items():
@@ -89,7 +89,7 @@ def begin_and_wait(area, tree, deferred):
 
 @pytest.mark.parametrize("name", ODD)
 def test_a_tensor_of_any_kind_is_staged_bit_for_bit_blocking_and_overlapped(name):
-    tensors = {name: ODD[name], "beside it": BASE}
+    tensors = {name: ODD[name], "next to it": BASE}
     assert_holds(StagingArea().take(tree_of(tensors)), tensors)
     overlapped = begin_and_wait(StagingArea(), tree_of(tensors), addresses(tensors.values()))
     assert not overlapped.is_torn
@@ -104,7 +104,7 @@ def test_all_of_them_at_once_and_tied_ones_twice():
 
 @pytest.mark.parametrize("name", sorted(ODD.keys() - {"conjugate"}))
 def test_its_digest_is_that_of_the_live_state(name, tmp_path):
-    tree = tree_of({name: ODD[name], "beside it": BASE})
+    tree = tree_of({name: ODD[name], "next to it": BASE})
     written = InlineWriter([LocalStore(tmp_path)]).write(
         StagingArea().take(tree), run_id="run", attempt_id="seg000-a1-e1", step=1
     )
@@ -204,7 +204,7 @@ def test_the_copy_is_done_when_the_barrier_lets_go():
         area.release(staged)
 
 
-def test_a_state_that_gets_other_tensors_is_laid_out_anew():
+def test_a_state_that_gets_other_tensors_is_laid_out_again():
     area, tensors = StagingArea(), {"a": torch.ones(3)}
     for change in (
         {"b": torch.zeros(2, 2)},

@@ -50,8 +50,8 @@ def write(writer, tree, step):
 
 
 def read(store, written, step):
-    said = {"shards": written.shards, "tensor_count": written.tensor_count, "components": written.components}
-    manifest = Manifest(step=step, samples_seen=step, epoch=0, environment=HERE, **said)
+    facts = {"shards": written.shards, "tensor_count": written.tensor_count, "components": written.components}
+    manifest = Manifest(step=step, samples_seen=step, epoch=0, environment=HERE, **facts)
     return read_checkpoint(store, run_id="run", manifest=manifest)
 
 
@@ -70,7 +70,7 @@ def until(holds, what):
 
 
 def is_running(pid):
-    """Whether there is such a process; one that ended and that nobody has asked about yet does not count."""
+    """Whether there is such a process; a zombie does not count."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except (FileNotFoundError, ProcessLookupError):
@@ -194,7 +194,7 @@ def test_deaths_leave_no_descriptor_behind(writer):
     assert len(list(Path("/proc/self/fd").iterdir())) <= before
 
 
-def test_a_writer_that_hangs_is_ended_and_whoever_waits_for_it_is_told(writer, monkeypatch):
+def test_a_writer_that_hangs_is_ended_and_its_caller_gets_an_error(writer, monkeypatch):
     monkeypatch.setattr("segue.checkpoints.saving.writer_client._END_SECONDS", 0.2)
     writer.wait_until_ready()
     pid = writer.pid
@@ -266,7 +266,7 @@ def test_a_program_that_changes_its_folder_does_not_move_the_store(tmp_path, mon
 
 
 def own_a_writer(url, end, children, is_starting):
-    """A trainer that has its writer write again and again, and maybe a data worker beside it."""
+    """A trainer that has its writer write again and again, and maybe a data worker next to it."""
     writer = ProcessWriter([StoreSpec(url=url)])
     if not is_starting:
         writer.wait_until_ready()

@@ -1,4 +1,4 @@
-"""A writer process that cannot go on says why before it ends, and where nobody is left to hear it, it says nothing."""
+"""A writer process that cannot continue reports why before it ends, and prints nothing once its trainer is gone."""
 
 from __future__ import annotations
 
@@ -63,5 +63,5 @@ def test_an_owner_that_is_gone_before_it_is_ready_leaves_no_traceback(spec):
         # What it sends is refused, and what was sent to it still arrives: so it is for a moment when its owner dies.
         ours.shutdown(socket.SHUT_RD)
         ipc.send(ours, {"kind": "stores", "stores": [spec.model_dump(mode="json")]})
-        _, said = process.communicate(timeout=PATIENCE_SECONDS)
-    assert (process.returncode, said) == (0, b"")
+        _, output = process.communicate(timeout=PATIENCE_SECONDS)
+    assert (process.returncode, output) == (0, b"")

@@ -37,7 +37,7 @@ def contents(batches):
     return [input_fingerprint(batch.content) for batch in batches]
 
 
-def test_a_feed_gives_the_samples_its_order_says():
+def test_a_feed_yields_the_samples_of_its_order():
     for batch in take(DataLoader(DATA, batch_size=8, shuffle=True), 20):
         assert batch.content[0].tolist() == batch.ids.tolist()
 

@@ -55,15 +55,15 @@ def aws_keys(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 @pytest.fixture(scope="session")
 def moto_url(aws_keys: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """Moto's server in a process of its own."""
-    said = tmp_path_factory.mktemp("moto") / "output"
-    with said.open("wb") as output:
+    log = tmp_path_factory.mktemp("moto") / "output"
+    with log.open("wb") as output:
         command = [sys.executable, "-c", MOTO]
         server = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT)
     try:
         give_up_at = time.monotonic() + 60
-        while (found := re.search(r"http://127\.0\.0\.1:\d+", said.read_text())) is None:
-            assert server.poll() is None, said.read_text()
-            assert time.monotonic() < give_up_at, said.read_text()
+        while (found := re.search(r"http://127\.0\.0\.1:\d+", log.read_text())) is None:
+            assert server.poll() is None, log.read_text()
+            assert time.monotonic() < give_up_at, log.read_text()
             time.sleep(0.05)
         yield found[0]
     finally:
@@ -74,8 +74,8 @@ def moto_url(aws_keys: None, tmp_path_factory: pytest.TempPathFactory) -> Iterat
 @pytest.fixture(scope="session")
 def radosgw_url(aws_keys: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """A one-node Ceph object gateway: real signatures, a second opinion on conditional puts."""
-    beside = Path(__file__).parents[3] / "shared" / "tools" / "radosgw.sh"
-    script = Path(os.environ.get("SEGUE_RADOSGW_SCRIPT", beside))
+    default = Path(__file__).parents[3] / "shared" / "tools" / "radosgw.sh"
+    script = Path(os.environ.get("SEGUE_RADOSGW_SCRIPT", default))
     if not script.is_file():
         pytest.skip(f"no script to start radosgw at {script}; name one in SEGUE_RADOSGW_SCRIPT")
     if absent := [name for name in ("radosgw", "ceph-mon", "ceph-osd") if shutil.which(name) is None]:
@@ -99,7 +99,8 @@ def _radosgw(script: Path, state: Path) -> Iterator[str]:
 def _is_up(script: Path, state: Path, environment: dict[str, str]) -> bool:
     # Into a file: the daemons keep their output open, and a pipe would never come to its end.
     with (state / "output").open("ab") as output:
-        # At the low priority of these tests its monitor may not be up in time. Who may not raise it is only told so.
+        # At the low priority of these tests its monitor may not be up in time. Without the right to raise the
+        # priority, nice only prints a warning.
         command = ["nice", "-n", "-10", "bash", str(script), "up"]
         up = subprocess.run(command, env=environment, stdout=output, stderr=output, timeout=90, check=False)
         if up.returncode != 0:

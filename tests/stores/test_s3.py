@@ -30,7 +30,7 @@ def endpoint_url(request: pytest.FixtureRequest, server: str) -> str:
 
 
 def refusal(url: str, endpoint_url: str | None = None) -> StoreUnreachableError:
-    """What the check says; it says it soon and gives no secret away."""
+    """The error of the check; it comes soon and contains no secret."""
     started = time.monotonic()
     with pytest.raises(StoreUnreachableError) as raised:
         open_store(StoreSpec(url=url, endpoint_url=endpoint_url)).check()
@@ -43,7 +43,7 @@ def refusal(url: str, endpoint_url: str | None = None) -> StoreUnreachableError:
 
 
 @both_servers
-def test_a_bucket_that_is_not_there_is_said_to_be_missing(endpoint_url: str) -> None:
+def test_a_bucket_that_is_not_there_is_reported_as_missing(endpoint_url: str) -> None:
     error = refusal("s3://segue-no-such-bucket/runs", endpoint_url)
     assert "there is no bucket 'segue-no-such-bucket'. Fix: create it" in str(error)
 
@@ -74,13 +74,13 @@ def test_wrong_credentials_are_said_to_be_wrong(radosgw_url: str, monkeypatch: p
         assert "Signature" not in str(raised.value)  # The server's answer is not passed on: it quotes the request.
 
 
-def test_missing_credentials_are_said_to_be_missing(aws_keys: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_credentials_are_reported_as_missing(aws_keys: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("AWS_ACCESS_KEY_ID")
     monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
     assert "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY" in str(refusal("s3://bucket/runs"))
 
 
-def test_an_endpoint_where_nobody_listens_is_said_not_to_answer(aws_keys: None) -> None:
+def test_an_endpoint_without_a_server_is_reported_as_not_answering(aws_keys: None) -> None:
     error = refusal("s3://bucket/runs", "http://127.0.0.1:9")
     assert "no answer" in str(error)
     assert "check the endpoint (http://127.0.0.1:9)" in str(error)
@@ -175,7 +175,7 @@ class Careless:
         is_new = key not in self.objects
         if is_new or self.vice in {"overwrites", "overwrites and denies it"}:
             self.objects[key] = data
-        return is_new or self.vice in {"overwrites", "says yes to all"}
+        return is_new or self.vice in {"overwrites", "accepts every put"}
 
     def put(self, key: str, data: bytes | memoryview, *, durable: bool = True) -> None:
         self.objects[key] = bytes(data)
@@ -209,7 +209,7 @@ class Careless:
 
 @pytest.mark.parametrize(
     "vice",
-    ["overwrites", "overwrites and denies it", "says yes to all", "refuses writes", "refuses reads", "forgets"],
+    ["overwrites", "overwrites and denies it", "accepts every put", "refuses writes", "refuses reads", "forgets"],
 )
 def test_a_store_that_breaks_a_promise_of_the_log_is_refused(vice: str) -> None:
     with pytest.raises(StoreUnreachableError) as raised:
@@ -221,7 +221,7 @@ def test_a_store_that_keeps_them_passes() -> None:
     Careless("none").check()
 
 
-def test_without_the_extra_the_message_says_how_to_install_it() -> None:
+def test_without_the_extra_the_message_shows_how_to_install_it() -> None:
     code = "import sys; sys.modules['obstore'] = None; from segue.stores import open_store; open_store('s3://a/b')"
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert "MissingExtraError: a store on s3:// needs the extra 's3'. Fix: pip install 'segue[s3]'" in ended.stderr

@@ -38,17 +38,17 @@ def test_a_run_leaves_no_credential_in_the_store_or_in_its_output(secrets, moto_
             "policy": {"max_failures": 1},
         }
     )
-    said: list[str] = []
+    lines: list[str] = []
     runlog = open_run(spec, clock=SystemClock())
-    run_here(spec, runlog, on_line=said.append)
-    assert any("checkpoint committed" in line for line in said)
+    run_here(spec, runlog, on_line=lines.append)
+    assert any("checkpoint committed" in line for line in lines)
     store = open_store(spec.store)
     written = [store.get(item.key) for item in store.list_objects("quiet/")]
     written += [path.read_bytes() for path in (tmp_path / "fast").rglob("*") if path.is_file()]
     assert len(written) > 8
     for secret in (SECRET, TOKEN):
         assert not any(secret.encode() in data for data in written)
-        assert not any(secret in line for line in said)
+        assert not any(secret in line for line in lines)
 
 
 def test_errors_of_a_store_carry_no_credential(secrets, moto_url, monkeypatch):
