@@ -1,4 +1,4 @@
-"""The only place in segue that reads the time."""
+"""Clocks: the only place in segue that reads the time."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import Protocol
 
 
 class Clock(Protocol):
-    """Wall time for what people read, monotonic time for what the code decides by."""
+    """Wall-clock time for people, monotonic time for decisions."""
 
     def now(self) -> datetime:
-        """The wall-clock time, aware, in UTC."""
+        """Wall-clock time, with the time zone UTC."""
         ...
 
     def monotonic(self) -> float:
-        """Seconds since an arbitrary start; never goes back, means nothing on another machine."""
+        """Seconds since an arbitrary start; never decreases, not comparable between machines."""
         ...
 
     def sleep(self, seconds: float) -> None:

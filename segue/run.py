@@ -1,4 +1,4 @@
-"""A run as a value to look at: its state, segments, checkpoints, loss curve and cost. Reads; never writes."""
+"""A run to inspect: its state, segments, checkpoints, loss curve and cost. Read-only."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Run:
-    """One run, as its log stood when this was opened or last reloaded. Made by `open_run`."""
+    """One run, as of when it was opened or last reloaded. Returned by `open_run`."""
 
     def __init__(self, runlog: RunLog, history: History) -> None:
         self._runlog, self._history = runlog, history
@@ -33,17 +33,17 @@ class Run:
 
     @property
     def spec(self) -> RunSpec | None:
-        """The run spec it was last started with."""
+        """The run spec with which it was last started."""
         return self._history.spec
 
     @property
     def state(self) -> str:
-        """In a few words: `finished`, `stopped`, `segment 2 attempt 1 on spot`."""
+        """State of the run: `finished`, `stopped`, `segment 2 attempt 1 on spot`."""
         return state_of(self._history)
 
     @property
     def step(self) -> int:
-        """The step of the newest committed checkpoint that a resume may take; 0 before the first."""
+        """Step of the newest checkpoint from which an attempt may resume; 0 before the first."""
         return self._history.committed_step
 
     @property
@@ -52,7 +52,10 @@ class Run:
 
     @property
     def late_seconds(self) -> float | None:
-        """How late it is, or will be at the measured step time; negative when early, None without a deadline."""
+        """Seconds by which the run is late, or will be at the measured step time.
+
+        Negative when early; None without a deadline, or before a step time is measured.
+        """
         return summarize(self.run_id, self._history, now=SystemClock().now()).late_seconds
 
     @property
@@ -67,7 +70,7 @@ class Run:
 
     @property
     def checkpoints(self) -> list[dict[str, Any]]:
-        """Every checkpoint the log knows, oldest first: step, bytes, metric, whether it is kept."""
+        """Every checkpoint in the log, oldest first: step, bytes, metric, whether it is kept."""
         return checkpoint_rows(self._history)
 
     @property
@@ -76,13 +79,13 @@ class Run:
         return cost_report(self.spec, self._history) if self.spec is not None else None
 
     def curve(self) -> pd.DataFrame:
-        """The loss curve, each step once. Needs the extra `data`."""
+        """The loss curve, each step once. Requires the extra `data`."""
         from segue.curves.frame import curve
 
         return curve(self._runlog)
 
     def reload(self) -> Self:
-        """Read what was written since.
+        """Read what was appended to the log since; return this run.
 
         Raises:
             StoreReadError: the store could not be read.
@@ -92,7 +95,7 @@ class Run:
 
 
 def open_run(run_id: str, store: StoreSpec | str | Path = DEFAULT_STORE) -> Run:
-    """Open a run of a store to look at it. Nothing is written.
+    """Open a run of a store for inspection. Nothing is written.
 
     Raises:
         RunNotFoundError: the store holds no such run.

@@ -1,9 +1,9 @@
 """What a run has cost, and what the same work would have cost on on-demand alone. Pure.
 
-All of it follows from the log, but for what standbys cost, which they say themselves.
+All numbers follow from the log, except the cost of standbys, which their status objects report.
 
-Paid is an attempt's time from its claim to its end, as reports tell; the provider also bills the boot before it, which
-no report can see. Prices are those of the spec that is given.
+Paid time is an attempt's time from its claim to its end, according to its report. The provider also bills the boot
+before the claim, which no report measures. Prices are those of the given spec.
 """
 
 from __future__ import annotations
@@ -24,25 +24,29 @@ _HOUR = 3600.0
 class CostReport(Value):
     """Time and money of a run so far. Money is in the run spec's own currency."""
 
-    spot_seconds: float = Field(ge=0, description="Paid, over all spot pools, standbys included.")
-    on_demand_seconds: float = Field(ge=0, description="Paid.")
-    standby_seconds: float = Field(0.0, ge=0, description="Paid on spot for standbys that looked for it, or booted.")
-    cost: float = Field(ge=0, description="Paid seconds at their pools' prices.")
-    useful_seconds: float = Field(ge=0, description="Time that the committed steps take when nothing disturbs.")
+    spot_seconds: float = Field(ge=0, description="Paid seconds on all spot pools, standbys included.")
+    on_demand_seconds: float = Field(ge=0, description="Paid seconds on on-demand.")
+    standby_seconds: float = Field(0.0, ge=0, description="Paid seconds of standbys on spot.")
+    cost: float = Field(ge=0, description="Cost of the paid seconds at their pools' prices.")
+    useful_seconds: float = Field(ge=0, description="Seconds that the committed steps take without interruptions.")
     on_demand_cost: float | None = Field(
-        None, description="Of the same steps on on-demand alone, with one start; None before a step was committed."
+        None, description="Cost of the same steps on on-demand alone, with one start; None before the first commit."
     )
-    expected_share: float | None = Field(None, description="What the first decision that could tell expected.")
-    startup_seconds: float = Field(ge=0, description="Paid before an attempt's first new step.")
-    lost_seconds: float = Field(ge=0, description="Time of steps that had to be done again, or will have to.")
-    lost_cost: float = Field(ge=0, description="What those steps cost where they were lost.")
-    waiting_seconds: float = Field(ge=0, description="Between a decision and its attempt's claim: queue and boot.")
+    expected_share: float | None = Field(
+        None, description="Share of the on-demand cost that the first decision with an estimate expected."
+    )
+    startup_seconds: float = Field(ge=0, description="Paid seconds before the first new step of each attempt.")
+    lost_seconds: float = Field(ge=0, description="Seconds of steps that were lost and have to be done again.")
+    lost_cost: float = Field(ge=0, description="Cost of the lost steps on the pools where they were lost.")
+    waiting_seconds: float = Field(
+        ge=0, description="Seconds from each decision to its attempt's claim: queue and boot."
+    )
     preemptions: int = Field(ge=0, description="Spot attempts that had a machine and lost it.")
     currency: str = ""
 
     @property
     def paid_share(self) -> float | None:
-        """Paid over what on-demand alone would have cost."""
+        """Paid cost as a share of the cost of on-demand alone."""
         return self.cost / self.on_demand_cost if self.on_demand_cost else None
 
     @property
@@ -51,11 +55,11 @@ class CostReport(Value):
 
     @property
     def sentence(self) -> str:
-        """The outcome in a few words; empty while there is none."""
+        """The paid share as text; empty before the first commit."""
         return "" if self.paid_share is None else f"paid {self.paid_share:.2f} of on-demand"
 
     def rows(self) -> dict[str, str]:
-        """What a person wants to know, in words."""
+        """The report for people: texts by name."""
         paid = f"{_money(self.cost, self.currency)} for {duration(self.spot_seconds)} of spot"
         standbys = f" ({duration(self.standby_seconds)} of it for standbys)" if self.standby_seconds else ""
         named = {"paid": f"{paid}{standbys} and {duration(self.on_demand_seconds)} of on-demand"}
@@ -71,7 +75,7 @@ class CostReport(Value):
         return named
 
     def numbers(self) -> dict[str, float | int | str | None]:
-        """The same for a program."""
+        """The report for programs: plain numbers by name."""
         shares = {"paid_share": self.paid_share, "saved_share": self.saved_share}
         rounded = {name: round(value, 6) if isinstance(value, float) else value for name, value in self}
         return rounded | {name: None if value is None else round(value, 6) for name, value in shares.items()}
@@ -82,8 +86,8 @@ def cost_report(
 ) -> CostReport:
     """Time and money so far.
 
-    `live_seconds` is how long the attempt at work has been so, which no report tells yet; `standbys` is for how many
-    seconds standbys have held a machine, by pool (`segue.controller.standby_messages.held_by_standbys`).
+    `live_seconds` is the paid time of the attempt that trains now, which has no report yet. `standbys` holds the
+    seconds for which standbys held a machine, by pool (`segue.controller.standby_messages.held_by_standbys`).
     """
     paid = [report for report in history.last_reports() if report.got_capacity]
     deployments = {
@@ -131,12 +135,12 @@ def _step_seconds(paid: list[SegmentReport]) -> float:
 
 
 def _trained_steps(history: History) -> int:
-    brought = (c.manifest.step for c in history.checkpoints if c.manifest.imported_from is not None)
-    return max(history.committed_step - max(brought, default=0), 0)
+    imported = (c.manifest.step for c in history.checkpoints if c.manifest.imported_from is not None)
+    return max(history.committed_step - max(imported, default=0), 0)
 
 
 def waits(history: History) -> list[tuple[datetime, datetime]]:
-    """From each decision to its attempt's claim, or to the next decision where none came: queue and boot."""
+    """Queue and boot: from each decision to its attempt's claim, or to the next decision if there was no claim."""
     found = []
     for entry in history.decisions:
         if entry.action != "run" or entry.plan is None:

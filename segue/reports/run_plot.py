@@ -1,7 +1,7 @@
-"""One picture of a run: loss over steps, steps over time, pools and queues as bands, preemptions, checkpoints.
+"""The run plot: loss over steps, steps over time, capacity and queues as bands, preemptions, checkpoints.
 
-Where there is a deadline, the lower half has it too, and the latest safe moment: at each step, when on-demand has to
-start at the latest to make it, by the estimates of each decision. How far the run's line is left of it is its slack.
+With a deadline, the lower half also shows the deadline and the latest safe start: the time at which on-demand must
+start to meet it, by the estimates of each decision. The distance from the run's line to it is the slack.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _REASON_LETTERS, _MOST_REASONS = 44, 8
 
 
 def draw(log: RunLog) -> bytes:
-    """The run as a PNG.
+    """Draw the run as a PNG.
 
     Raises:
         MissingExtraError: matplotlib or pandas is not installed.
@@ -40,7 +40,7 @@ def draw(log: RunLog) -> bytes:
         import matplotlib as mpl
         from matplotlib.figure import Figure
     except ImportError:
-        raise MissingExtraError(extra="data", needed_for="The picture of a run") from None
+        raise MissingExtraError(extra="data", needed_for="The plot of a run") from None
     history, frame = read_history(log.reload()), curve(log, superseded=True)
     with mpl.rc_context({"font.size": 9, "axes.spines.top": False, "axes.spines.right": False}):
         figure = Figure(figsize=(10, 6.2), layout="constrained")
@@ -57,8 +57,8 @@ def draw(log: RunLog) -> bytes:
 def _title(log: RunLog, history: History) -> str:
     goal = history.spec.steps if history.spec else "?"
     resumes = [attempt.verdict.kind.value for attempt in history.attempts if attempt.verdict is not None]
-    told = ", ".join(f"{resumes.count(kind)} {kind}" for kind in dict.fromkeys(resumes)) or "none"
-    return f"{log.run_id}: step {history.committed_step} of {goal}; resumes: {told}"
+    counts = ", ".join(f"{resumes.count(kind)} {kind}" for kind in dict.fromkeys(resumes)) or "none"
+    return f"{log.run_id}: step {history.committed_step} of {goal}; resumes: {counts}"
 
 
 def _loss_over_steps(axes: Any, history: History, frame: pd.DataFrame) -> None:
@@ -73,13 +73,13 @@ def _loss_over_steps(axes: Any, history: History, frame: pd.DataFrame) -> None:
         axes.plot(kept["step"], kept["loss"], color=_LOST, lw=0.5, alpha=0.6)
         smooth = kept["loss"].rolling(_SMOOTH_STEPS, min_periods=1).mean()
         axes.plot(kept["step"], smooth, color="#1b1b1b", lw=1.4)
-    marks = [checkpoint.manifest.step for checkpoint in history.checkpoints]
-    axes.plot(marks, [0] * len(marks), marker="|", ls="", color="#2e7d32", ms=9, transform=axes.get_xaxis_transform())
+    steps = [checkpoint.manifest.step for checkpoint in history.checkpoints]
+    axes.plot(steps, [0] * len(steps), marker="|", ls="", color="#2e7d32", ms=9, transform=axes.get_xaxis_transform())
     axes.set(xlabel="step", ylabel="loss", xlim=(0, history.spec.steps if history.spec else None))
 
 
 def _steps_over_time(axes: Any, history: History, frame: pd.DataFrame) -> None:
-    # An import may lie long before the first segment, and used no capacity.
+    # An import may be long before the first segment, and used no capacity.
     attempts = [a for a in history.attempts if not history.is_import(a.claim.segment, a.claim.attempt)]
     decisions = [entry for entry in history.decisions if entry.action != "import"]
     if not decisions:
@@ -101,39 +101,37 @@ def _steps_over_time(axes: Any, history: History, frame: pd.DataFrame) -> None:
     for attempt_id, rows in frame.groupby("attempt_id") if not frame.empty else ():
         capacity = next(a.claim.capacity for a in history.attempts if a.claim.attempt_id == attempt_id)
         axes.plot([passed(moment) for moment in rows["wall_time"]], rows["step"], color=_LINE[capacity], lw=1.8)
-    for entry in _turns(decisions)[-_MOST_REASONS:]:
-        words = textwrap.shorten(entry.reason, _REASON_LETTERS, placeholder=" ...")
+    for entry in _changes(decisions)[-_MOST_REASONS:]:
+        text = textwrap.shorten(entry.reason, _REASON_LETTERS, placeholder=" ...")
         at = (passed(entry.written_at), 0.98)
         place = {"xycoords": axes.get_xaxis_transform(), "xytext": (2, 0), "textcoords": "offset points"}
-        axes.annotate(words, at, **place, rotation=90, va="top", ha="left", fontsize=6, color="#555555")
+        axes.annotate(text, at, **place, rotation=90, va="top", ha="left", fontsize=6, color="#555555")
     if history.spec is not None and history.spec.deadline is not None:
         axes.axvline(passed(history.spec.deadline), color=_DEADLINE, lw=2)
-        safe = latest_safe_moments(decisions)
+        safe = latest_safe_starts(decisions)
         axes.plot([passed(moment) for moment, _ in safe], [step for _, step in safe], color=_SAFE, lw=1.2, ls=":")
     axes.set(xlabel=f"{unit} since the first decision", ylabel="step", xlim=(0, None), ylim=(0, None))
 
 
-def latest_safe_moments(decisions: list[DecisionEntry]) -> list[tuple[datetime, int]]:
-    """When on-demand had to start at the latest, and the committed step that this was said at, decision by decision."""
+def latest_safe_starts(decisions: list[DecisionEntry]) -> list[tuple[datetime, int]]:
+    """For each decision: when on-demand had to start at the latest, and the committed step at the decision."""
     found = []
     for entry in decisions:
         left, work = entry.numbers.get("remaining_seconds"), entry.numbers.get("work_seconds")
         if entry.plan is None or left is None or work is None:
             continue
-        standby = left - work - entry.numbers.get("changeover_seconds", 0.0)
-        found.append(
-            (entry.written_at + timedelta(seconds=standby), entry.plan.parent.step if entry.plan.parent else 0)
-        )
+        slack = left - work - entry.numbers.get("changeover_seconds", 0.0)
+        found.append((entry.written_at + timedelta(seconds=slack), entry.plan.parent.step if entry.plan.parent else 0))
     return found
 
 
 def _unit(seconds: float) -> tuple[str, float]:
-    """What to count such a span in, and how many seconds that is."""
+    """The unit of an axis of this length, and its seconds."""
     return ("seconds", 1.0) if seconds < 600 else ("minutes", 60.0) if seconds < 3 * 3600 else ("hours", 3600.0)
 
 
-def _turns(decisions: list[DecisionEntry]) -> list[DecisionEntry]:
-    """Decisions for another capacity than the one before, and those that ended the run."""
+def _changes(decisions: list[DecisionEntry]) -> list[DecisionEntry]:
+    """Decisions that changed the capacity, and those that ended the run."""
     kinds = [entry.plan.capacity if entry.plan is not None else None for entry in decisions]
     return [entry for at, entry in enumerate(decisions) if at == 0 or kinds[at] != kinds[at - 1] or kinds[at] is None]
 

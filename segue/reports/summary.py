@@ -1,4 +1,4 @@
-"""Where a run is, in one value: state, step, whether it is on time, cost. Pure."""
+"""The summary of a run: state, step, whether it is on time, cost. Pure."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from segue.units import duration
 
 @dataclass(frozen=True)
 class RunSummary:
-    """One line about a run."""
+    """The summary of one run."""
 
     run: str
     state: str
     step: int
     steps: int | None
     late_seconds: float | None
-    """How late it is or will be, negative when early; None without a deadline, or before a step time is known."""
+    """Seconds by which the run is or will be late, negative when early; None without a deadline or a step time."""
     is_over: bool
     cost: CostReport | None
 
     @property
     def punctuality(self) -> str:
-        """On time or late, and by how much; a dash when that is not known."""
+        """Late or early, and by how much; a dash when that is not known."""
         if self.late_seconds is None:
             return "-"
         if self.late_seconds > 0:
@@ -36,7 +36,7 @@ class RunSummary:
         return f"{'' if self.is_over else 'about '}{duration(-self.late_seconds)} early"
 
     def row(self) -> dict[str, object]:
-        """For a table or a program."""
+        """The summary as a row of a table."""
         cost = self.cost
         return {
             "run": self.run,
@@ -48,7 +48,7 @@ class RunSummary:
 
 
 def summarize(run: str, history: History, *, now: datetime, beat: Heartbeat | None = None) -> RunSummary:
-    """The summary of a run, from its history and, while an attempt trains, its newest heartbeat."""
+    """Summarize a run from its history and, while an attempt trains, its newest heartbeat."""
     spec = history.spec
     last = history.decisions[-1] if history.decisions else None
     is_over = last is not None and last.plan is None
@@ -64,7 +64,7 @@ def summarize(run: str, history: History, *, now: datetime, beat: Heartbeat | No
 
 
 def state_of(history: History) -> str:
-    """What the run does, in a few words."""
+    """The state of the run, in a few words."""
     if history.spec is not None and history.committed_step >= history.spec.steps:
         return "finished"
     plan = history.open_plan
@@ -77,7 +77,7 @@ def state_of(history: History) -> str:
 
 
 def live_seconds(beat: Heartbeat | None, history: History) -> float:
-    """How long the attempt that trains has had its machine, by its newest heartbeat."""
+    """Seconds for which the attempt that trains has had its machine, by its newest heartbeat."""
     attempt = history.attempt_named(beat.attempt_id) if beat is not None else None
     if beat is None or attempt is None:
         return 0.0

@@ -13,7 +13,7 @@ from segue.runlog.history import History
 
 
 def segments_table(history: History) -> Table:
-    """A row an attempt: what it did, why it stopped, and whether its resume was sound."""
+    """One row per attempt: its steps, why it stopped, and the verdict about its resume."""
     table = Table(header_style="bold", box=SIMPLE_HEAD, padding=0, pad_edge=False)
     for name in ("segment", "pool", "steps", "stop reason", "lost steps", "verdict", "seconds"):
         table.add_column(name, justify="right" if name in {"lost steps", "seconds"} else "left", no_wrap=True)
@@ -23,7 +23,7 @@ def segments_table(history: History) -> Table:
 
 
 def anomaly_facts(history: History) -> dict[str, Any]:
-    """What went bad by its numbers, and what is left out for it; nothing when nothing did."""
+    """Rollbacks after anomalies, and the batches that are skipped for them; empty when there were none."""
     seen = anomalies_of(history.last_reports())
     plans = [entry.plan for entry in history.decisions if entry.plan is not None]
     skips = plans[-1].skips if plans else ()
@@ -32,7 +32,7 @@ def anomaly_facts(history: History) -> dict[str, Any]:
 
 
 def segment_rows(history: History) -> list[dict[str, Any]]:
-    """The same rows as plain data."""
+    """The rows of the segments table, as plain data."""
     return [
         {
             "segment": f"{report.segment}" + (f".{report.attempt}" if report.attempt > 1 else ""),
@@ -63,7 +63,7 @@ def decision_rows(history: History) -> list[dict[str, Any]]:
 
 
 def checkpoint_rows(history: History) -> list[dict[str, Any]]:
-    """Every checkpoint the log knows, oldest first."""
+    """Every checkpoint in the log, oldest first."""
     return [
         {
             "step": c.manifest.step,
@@ -81,7 +81,7 @@ def checkpoint_rows(history: History) -> list[dict[str, Any]]:
 
 
 def rows_table(rows: list[dict[str, Any]]) -> Table:
-    """Plain rows as a table; a None is shown as a dash."""
+    """Plain rows as a table; None is shown as a dash."""
     table = Table(header_style="bold", box=SIMPLE_HEAD, padding=0, pad_edge=False)
     for name in rows[0] if rows else ():
         table.add_column(name.replace("_", " "))

@@ -1,4 +1,4 @@
-"""What a slot of the run's log can hold."""
+"""Entries: the records that a slot of the run's log can hold."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ from segue.spec import RunSpec
 class Entry(Record):
     """Common to all records of the log."""
 
-    entry_id: str = Field(description="Unique; tells a writer its own put when the answer got lost.")
-    written_at: AwareDatetime = Field(description="For people. Nothing is decided by it.")
+    entry_id: str = Field(description="Unique id, by which a writer recognizes its own record when an answer was lost.")
+    written_at: AwareDatetime = Field(description="Time of writing, for people; no decision depends on it.")
     epoch: int = Field(0, ge=0, description="Claim epoch of the writer; 0 for the controller.")
 
 
 class OpenEntry(Entry):
-    """The run spec: at the start of a run, and again whenever it is continued with another one."""
+    """The run spec: at the start of a run, and again when the run is resumed with a changed one or after a stop."""
 
     kind: Literal["open"] = "open"
     spec: RunSpec
@@ -43,10 +43,10 @@ Action = Literal["run", "import", "finished", "hopeless", "failed", "broken", "s
 
 
 class DecisionEntry(Entry):
-    """What was decided, why, and the numbers behind it."""
+    """A decision, its reason, and the numbers behind it."""
 
     kind: Literal["decision"] = "decision"
-    plan: SegmentPlan | None = Field(description="None when the run ends here.")
+    plan: SegmentPlan | None = Field(description="Plan of the next segment; None when the run ends.")
     action: Action
     reason: str
     numbers: dict[str, float] = Field(default_factory=dict)
@@ -62,13 +62,13 @@ class ClaimEntry(Entry):
     capacity: Capacity
     host: str
     trainer_pid: int
-    segment_pid: int = Field(description="The process that started the trainer; a notice is sent there.")
+    segment_pid: int = Field(description="Process that started the trainer; a notice is sent to it.")
     environment: Environment
     flow_run_id: str | None = None
 
 
 class CommitEntry(Entry):
-    """A checkpoint exists from here on."""
+    """A commit: the checkpoint exists from this record on."""
 
     kind: Literal["commit"] = "commit"
     attempt_id: str
@@ -85,33 +85,35 @@ class SealEntry(Entry):
 
 
 class VerdictEntry(Entry):
-    """Whether an attempt's resume continued the run."""
+    """The verdict about an attempt's resume."""
 
     kind: Literal["verdict"] = "verdict"
     attempt_id: str
     parent: CheckpointRef
     verdict: Verdict
-    replay: tuple[WitnessRow, ...] = Field((), description="What was compared with the witness; may be of no curve.")
+    replay: tuple[WitnessRow, ...] = Field(
+        (), description="Replayed rows that were compared with the witness; the loss curve may not have them."
+    )
 
 
 class DrillEntry(Entry):
-    """What a fresh process found that rehearsed a resume while training went on."""
+    """The verdict of a resume rehearsal."""
 
     kind: Literal["drill"] = "drill"
     checkpoint: CheckpointRef
     verdict: Verdict
-    seconds: float = Field(ge=0, description="From the start of its process to the verdict.")
+    seconds: float = Field(ge=0, description="Seconds from the start of the rehearsal's process to the verdict.")
 
 
 class ReportEntry(Entry):
-    """How an attempt ended; by the attempt itself, or by the controller when no word came."""
+    """How an attempt ended; written by the attempt itself, or by the controller when the attempt was lost."""
 
     kind: Literal["report"] = "report"
     report: SegmentReport
 
 
 class HandoverEntry(Entry):
-    """An attempt on on-demand is about to be recalled, for a standby is booted and takes over."""
+    """An attempt on on-demand is about to be recalled, because a standby has booted and takes over."""
 
     kind: Literal["handover"] = "handover"
     standby: str = Field(alias="spare")
@@ -121,12 +123,12 @@ class HandoverEntry(Entry):
     reason: str
     numbers: dict[str, float] = Field(
         default_factory=dict,
-        description="waited_seconds: how long the standby waited for spot; held_seconds: since it got a machine.",
+        description="`waited_seconds`: how long the standby waited for spot; `held_seconds`: since it got a machine.",
     )
 
 
 class QuarantineEntry(Entry):
-    """A checkpoint or a damaged slot is set aside. Nothing is deleted."""
+    """A checkpoint or a damaged slot is quarantined: no attempt resumes from it. Nothing is deleted."""
 
     kind: Literal["quarantine"] = "quarantine"
     slot: int
@@ -135,7 +137,7 @@ class QuarantineEntry(Entry):
 
 
 class PruneEntry(Entry):
-    """Checkpoints whose bytes are about to be deleted because retention no longer keeps them."""
+    """Checkpoints whose bytes are about to be deleted, because retention no longer keeps them."""
 
     kind: Literal["prune"] = "prune"
     slots: tuple[int, ...]
@@ -162,11 +164,11 @@ _HEAD_BYTES = len(_HEAD % 0)
 
 
 def encode(entry: Entry) -> bytes:
-    """JSON with a checksum of the entry's own bytes in front, so that a flipped bit that still parses is seen."""
+    """JSON, with a checksum of the entry's bytes before it, so that a flipped bit that still parses is detected."""
     try:
         body = entry.model_dump_json().encode()
     except PydanticSerializationError:
-        # Half a character, as Python makes of a file name that is not UTF-8: a traceback must not cost the report.
+        # Surrogates, from a file name that is not UTF-8: a traceback with one must not cost the report.
         body = type(entry).model_validate(_in_whole_characters(entry.model_dump())).model_dump_json().encode()
     return _HEAD % crc32c.crc32c(body) + body + b"}"
 
@@ -175,7 +177,7 @@ def decode(data: bytes, *, key: str) -> AnyEntry:
     """The entry that `encode` wrote.
 
     Raises:
-        DamagedRecordError: not what `encode` wrote, whatever the reason.
+        DamagedRecordError: the bytes are not what `encode` wrote.
     """
     head, body, tail = data[:_HEAD_BYTES], data[_HEAD_BYTES:-1], data[-1:]
     if tail != b"}" or head != _HEAD % crc32c.crc32c(body):
@@ -203,12 +205,12 @@ def _in_whole_characters(value: object) -> object:
 
 
 def _newest_version(error: ValidationError) -> int:
-    """The highest schema version that the refused record, or a record in it, gives itself; 1 when none does."""
+    """The highest schema version in the refused record or its parts; 1 when there is none."""
     found = []
     for problem in error.errors(include_url=False, include_context=False):
         value = problem["input"]
         if problem["type"] == "union_tag_invalid" and isinstance(value, dict):
-            value = value.get("schema_version")  # A kind that this segue does not know: only the whole is at hand.
+            value = value.get("schema_version")  # For an unknown kind, pydantic reports only the whole record.
         elif problem["loc"][-1:] != ("schema_version",):
             continue
         found.append(value if isinstance(value, int) else 1)

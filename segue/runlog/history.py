@@ -1,4 +1,4 @@
-"""What the log says, folded into one value. Pure: the log goes in, the run's history comes out."""
+"""The run's history: the log folded into one value. Pure."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from segue.spec import RunSpec
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A committed checkpoint and what the log knows about it."""
+    """A committed checkpoint and what the log holds about it."""
 
     ref: CheckpointRef
     manifest: Manifest
@@ -46,7 +46,7 @@ class Checkpoint:
 
 @dataclass(frozen=True)
 class Attempt:
-    """One claim and what followed from it."""
+    """One claim, with the report, verdict and commits of its attempt."""
 
     claim: ClaimEntry
     report: SegmentReport | None = None
@@ -56,12 +56,11 @@ class Attempt:
 
 @dataclass(frozen=True)
 class History:
-    """Everything a decision may rest on.
+    """All facts that a decision may depend on.
 
-    `fresh_from` is the index in `reports` after the last decision that ended the run: budgets count from there, so
-    that a person who fixed something and starts the run again begins with full ones, while a parent that was killed
-    does not. `broken_resumes` are the newest verdicts since then that say so, in a row; those that compared nothing do
-    not count.
+    `fresh_from` is the index in `reports` after the last decision that ended the run. Budgets count from there: a
+    person who fixed something and starts the run again has full budgets, a parent that was killed does not.
+    `broken_resumes` are the newest consecutive broken verdicts since then; verdicts that compared nothing do not count.
     """
 
     spec: RunSpec | None = None
@@ -70,12 +69,12 @@ class History:
     reports: tuple[SegmentReport, ...] = ()
     resumes: tuple[VerdictEntry, ...] = ()
     drills: tuple[DrillEntry, ...] = ()
-    """Since the run was last ended."""
+    """Resume rehearsals since the last decision that ended the run."""
     broken_drill: Verdict | None = None
-    """The newest resume rehearsal since the run was last ended, when it says so."""
+    """Verdict of the newest of them, if it is broken and no later resume refutes it."""
     decisions: tuple[DecisionEntry, ...] = ()
     handover: HandoverEntry | None = None
-    """The newest one that no decision followed yet."""
+    """The newest hand-over, as long as no decision followed it."""
     handovers: tuple[HandoverEntry, ...] = ()
     broken_resumes: tuple[VerdictEntry, ...] = ()
     stop: DecisionEntry | None = None
@@ -87,7 +86,7 @@ class History:
 
     @property
     def usable(self) -> tuple[Checkpoint, ...]:
-        """Checkpoints a resume may take, oldest first."""
+        """Checkpoints from which an attempt may resume, oldest first."""
         return tuple(c for c in self.checkpoints if c.quarantined is None and not c.is_pruned)
 
     @property
@@ -96,7 +95,7 @@ class History:
 
     @property
     def committed_step(self) -> int:
-        """The step a resume would start from."""
+        """The step from which a resume would start."""
         return self.newest.manifest.step if self.newest else 0
 
     @property
@@ -109,25 +108,25 @@ class History:
 
     @property
     def fresh_reports(self) -> tuple[SegmentReport, ...]:
-        """Last words about the attempts since the run was last ended by a decision."""
+        """One report per attempt, for the attempts after the last decision that ended the run."""
         before = {(report.segment, report.attempt) for report in self.reports[: self.fresh_from]}
         return tuple(report for report in self.last_reports() if (report.segment, report.attempt) not in before)
 
     def report_of(self, segment: int, attempt: int) -> SegmentReport | None:
-        """The last word about an attempt; its own report outranks the controller's guess before it."""
+        """The newest report of an attempt; its own report replaces an earlier one by the controller."""
         return self._reports_by_number.get((segment, attempt))
 
     def handover_of(self, segment: int, attempt: int) -> HandoverEntry | None:
-        """The hand-over that an attempt was recalled for; None when there was none, or it was decided about."""
-        told = self.handover
-        return told if told is not None and (told.segment, told.attempt) == (segment, attempt) else None
+        """The hand-over for which an attempt was recalled; None without one, or when a decision followed it."""
+        entry = self.handover
+        return entry if entry is not None and (entry.segment, entry.attempt) == (segment, attempt) else None
 
     def is_import(self, segment: int, attempt: int) -> bool:
-        """Whether an attempt was to bring weights from outside the run, not to train."""
+        """Whether an attempt was planned to import weights, not to train."""
         return (segment, attempt) in self._imports
 
     def attempt_of(self, segment: int, attempt: int) -> Attempt | None:
-        """The newest claim of an attempt; None when it never got so far."""
+        """The newest claim of an attempt; None when it never claimed the run."""
         return self._attempts_by_number.get((segment, attempt))
 
     def attempt_named(self, attempt_id: str | None) -> Attempt | None:
@@ -135,12 +134,12 @@ class History:
         return self._attempts_by_id.get(attempt_id) if attempt_id is not None else None
 
     def parent_of(self, segment: int, attempt: int) -> CheckpointRef | None:
-        """The checkpoint that an attempt was planned to resume from."""
+        """The checkpoint from which an attempt was planned to resume."""
         plan = self._plans_by_number.get((segment, attempt))
         return plan.parent if plan is not None else None
 
     def last_reports(self) -> tuple[SegmentReport, ...]:
-        """One report an attempt, in the order of the attempts."""
+        """One report per attempt, the newest of each, in the order of the attempts."""
         return tuple(self._reports_by_number.values())
 
     def checkpoint(self, ref: CheckpointRef) -> Checkpoint | None:
@@ -148,7 +147,7 @@ class History:
 
     @cached_property
     def _reports_by_number(self) -> dict[tuple[int, int], SegmentReport]:
-        """By segment and attempt; the newest report of each, in the order of the first."""
+        """The newest report of each attempt, in the order of the first ones."""
         return {(report.segment, report.attempt): report for report in self.reports}
 
     @cached_property
@@ -174,13 +173,13 @@ class History:
         return {checkpoint.ref: checkpoint for checkpoint in self.checkpoints}
 
     def seconds_on(self, capacity: Capacity) -> float:
-        """Paid seconds as far as reports tell."""
+        """Paid seconds on this kind of capacity, according to the reports."""
         paid = (report for report in self.last_reports() if report.capacity is capacity and report.got_capacity)
         return sum(report.seconds for report in paid)
 
 
 def read_history(log: RunLog) -> History:
-    """The history as the log stands now; reads only what was not read before."""
+    """The history as of now; reads only the slots that were not read before."""
     log.refresh()
     return fold(log.slots, damage=log.damage, next_slot=log.next_slot)
 
@@ -188,8 +187,8 @@ def read_history(log: RunLog) -> History:
 def fold(slots: Sequence[Slot], *, damage: tuple[Damage, ...] = (), next_slot: int = 0) -> History:
     """Fold readable slots into a history.
 
-    A commit whose epoch is lower than one seen before it is ignored: no correct writer appends one, so it can
-    only come from a writer that did not read the log.
+    A commit whose epoch is lower than an earlier one is ignored: no correct writer appends one, so it can only come
+    from a writer that did not read the log.
     """
     quarantined: dict[int, str] = {}
     pruned: set[int] = set()
@@ -216,7 +215,7 @@ def fold(slots: Sequence[Slot], *, damage: tuple[Damage, ...] = (), next_slot: i
     )
     reports = tuple(slot.entry.report for slot in slots if isinstance(slot.entry, ReportEntry))
     ended = max((slot.number for slot in slots if _ends_the_run(slot)), default=-1)
-    # Nothing is committed before a verdict: what was judged before the newest commit was overcome by it.
+    # An attempt commits only after its verdict, so the newest commit shows that earlier broken verdicts are resolved.
     since = max(ended, max((number for number, _ in _standing_commits(slots)), default=-1))
     fresh = [slot.entry for slot in slots if slot.number > since and isinstance(slot.entry, VerdictEntry)]
     specs = [slot.entry.spec for slot in slots if isinstance(slot.entry, OpenEntry)]
@@ -249,8 +248,8 @@ def fold(slots: Sequence[Slot], *, damage: tuple[Damage, ...] = (), next_slot: i
 
 
 def _handover(slots: Sequence[Slot]) -> HandoverEntry | None:
-    told = (slot.entry for slot in reversed(slots) if isinstance(slot.entry, (HandoverEntry, DecisionEntry)))
-    newest = next(told, None)
+    entries = (slot.entry for slot in reversed(slots) if isinstance(slot.entry, (HandoverEntry, DecisionEntry)))
+    newest = next(entries, None)
     return newest if isinstance(newest, HandoverEntry) else None
 
 
@@ -263,8 +262,8 @@ def _stop(slots: Sequence[Slot]) -> DecisionEntry | None:
 def _broken_drill(slots: Sequence[Slot], ended: int) -> Verdict | None:
     fresh = [slot.entry for slot in slots if slot.number > ended and isinstance(slot.entry, (DrillEntry, VerdictEntry))]
     proven = (VerdictKind.EXACT, VerdictKind.EQUIVALENT)
-    told = [entry for entry in fresh if isinstance(entry, DrillEntry) or entry.verdict.kind in proven]
-    newest = told[-1] if told else None  # A resume in earnest that held outranks a rehearsal.
+    judged = [entry for entry in fresh if isinstance(entry, DrillEntry) or entry.verdict.kind in proven]
+    newest = judged[-1] if judged else None  # A real resume that was verified refutes an earlier rehearsal.
     return newest.verdict if isinstance(newest, DrillEntry) and newest.verdict.kind is VerdictKind.BROKEN else None
 
 

@@ -1,10 +1,10 @@
-"""Where things lie in a run's folder. Every key of the store is made here."""
+"""Keys of the objects in a run's folder. Every key in the store is made here."""
 
 from __future__ import annotations
 
 import re
 
-_ORDER = re.compile(r"[^/]+/spares/spare([0-9]{1,9})/order\.json")
+_COMMAND = re.compile(r"[^/]+/spares/spare([0-9]{1,9})/order\.json")
 _SLOT = re.compile(r"[^/]+/log/([0-9]{8})\.json")
 
 
@@ -17,13 +17,13 @@ def log_key(run_id: str, slot: int) -> str:
 
 
 def slot_of(key: str) -> int | None:
-    """The slot a log key stands for; None for a foreign file."""
+    """The slot of a log key; None for any other key."""
     found = _SLOT.fullmatch(key)
     return int(found[1]) if found else None
 
 
 def attempt_id(segment: int, attempt: int, epoch: int) -> str:
-    """Unique for ever: no two claims of a run share an epoch."""
+    """Unique in a run, because no two claims share an epoch."""
     return f"seg{segment:03d}-a{attempt}-e{epoch}"
 
 
@@ -32,7 +32,7 @@ def step_prefix(run_id: str, attempt: str, step: int) -> str:
 
 
 def shard_name(attempt: str, step: int, rank: int) -> str:
-    """Relative to the run's folder, as manifests hold it."""
+    """Name of a shard relative to the run's folder, as manifests hold it."""
     return f"attempts/{attempt}/step-{step:09d}/rank-{rank}.safetensors"
 
 
@@ -53,7 +53,7 @@ def heartbeat_key(run_id: str, attempt: str) -> str:
 
 
 def recall_key(run_id: str, attempt: str) -> str:
-    """Its presence asks the attempt to commit and end."""
+    """Key of an object whose existence requests that the attempt commits and ends."""
     return f"{run_id}/attempts/{attempt}/recall.json"
 
 
@@ -62,22 +62,22 @@ def standbys_prefix(run_id: str) -> str:
 
 
 def standby_status_key(run_id: str, standby: str) -> str:
-    """Its sign of life."""
+    """Key of a standby's status, which is its heartbeat."""
     return f"{run_id}/spares/{standby}/word.json"
 
 
 def standby_command_key(run_id: str, standby: str) -> str:
-    """What it is to do."""
+    """Key of the parent's command to a standby."""
     return f"{run_id}/spares/{standby}/order.json"
 
 
 def standby_id(number: int) -> str:
-    return f"spare{number}"  # As version 0.1 named them: names in the store stay.
+    return f"spare{number}"  # Version 0.1 used this name; names in the store do not change.
 
 
 def commanded_standby(key: str) -> int | None:
-    """The number of the standby that an order's key stands for; None for any other key."""
-    found = _ORDER.fullmatch(key)
+    """The number of the standby of a command's key; None for any other key."""
+    found = _COMMAND.fullmatch(key)
     return int(found[1]) if found else None
 
 

@@ -1,4 +1,4 @@
-"""The run's log: one record a slot, put-if-absent, never rewritten. Ledger, lease and commit register in one."""
+"""The run's log: append-only, one record per slot, written by put-if-absent and never rewritten."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ log = logging.getLogger(__name__)
 
 _MOST_RECORD_BYTES = 64 * 2**20
 _WIDEST_GAP_SLOTS = 1_000
-"""More records in a row were never lost; a name beyond is somebody else's, and must not cost a million reads."""
+"""Longest gap of missing records that is read. A key far beyond it is foreign, and must not cost a million reads."""
 
 
 @dataclass(frozen=True)
 class Slot:
-    """A readable record and where it stands."""
+    """A readable record and its slot number."""
 
     number: int
     entry: AnyEntry
@@ -33,7 +33,7 @@ class Slot:
 
 @dataclass(frozen=True)
 class Damage:
-    """A slot that cannot be read, and why. It keeps its place: later slots still count."""
+    """A slot that cannot be read, and why. Later slots are still valid."""
 
     slot: int
     key: str
@@ -41,7 +41,7 @@ class Damage:
 
 
 class Stamp(Protocol):
-    """Fills in what every entry carries."""
+    """Returns the fields that every entry has."""
 
     def __call__(self, *, epoch: int) -> dict[str, object]: ...
 
@@ -49,8 +49,8 @@ class Stamp(Protocol):
 class RunLog:
     """One run's log in a store. Safe to use from several threads.
 
-    A writer appends at the slot after the last one it has read; if that slot is taken it reads on. So every
-    record was written by someone who had seen all before it, which makes the log linear without locks or clocks.
+    A writer appends at the slot after the last one it has read; if that slot is taken, it reads on. So the writer of
+    each record has read all records before it, which makes the log linear without locks or clocks.
     """
 
     def __init__(self, store: Store, run_id: str, *, clock: Clock | None = None) -> None:
@@ -62,7 +62,7 @@ class RunLog:
         self._next = 0
         self._is_listed = False
         self._unsure: dict[bytes, Entry] = {}
-        """Records that were sent without an answer, by what they say."""
+        """Records that were sent without an answer, by their content."""
 
     @property
     def slots(self) -> tuple[Slot, ...]:
@@ -72,23 +72,23 @@ class RunLog:
 
     @property
     def damage(self) -> tuple[Damage, ...]:
-        """Slots that cannot be read: missing ones before the end, and garbage."""
+        """Slots that cannot be read: missing ones before the end, and damaged ones."""
         with self._lock:
             return tuple(self._damage[number] for number in sorted(self._damage))
 
     @property
     def next_slot(self) -> int:
-        """Where the next append will be tried."""
+        """The slot at which the next append is tried."""
         return self._next
 
     @property
     def highest_epoch(self) -> int:
-        """The highest claim epoch any record speaks of."""
+        """The highest claim epoch in any record."""
         with self._lock:
             return max((slot.entry.epoch for slot in self._slots.values()), default=0)
 
     def reload(self) -> RunLog:
-        """Read the whole log by listing it, which also shows missing slots. Returns itself.
+        """Read the whole log by listing it, which also shows missing slots. Returns this log.
 
         Raises:
             StoreReadError: the store could not be read.
@@ -97,39 +97,39 @@ class RunLog:
         numbers = {number for number in listed if number is not None}
         with self._lock:
             for number in range(_end_of(numbers)):
-                if number not in self._slots:  # A damaged one is tried again: a person may have restored it.
+                if number not in self._slots:  # A damaged slot is read again: a person may have restored it.
                     self._read_slot(number)
             self._is_listed = True
             return self.refresh()
 
     def refresh(self) -> RunLog:
-        """Read what was appended since; the whole log, the first time. Returns itself.
+        """Read the records appended since; the first time, the whole log. Returns this log.
 
         Raises:
             StoreReadError: the store could not be read.
         """
         with self._lock:
-            if not self._is_listed:  # Read slot by slot, a missing record would look like the end of the log.
+            if not self._is_listed:  # When reading slot by slot, a missing record would look like the end of the log.
                 return self.reload()
             while self._read_tail():
                 pass
             return self
 
     def append(self, build: Callable[[Stamp], Entry], *, epoch: int = 0, at: int | None = None) -> Slot:
-        """Make one record the next of the log.
+        """Append one record to the log.
 
-        `build` is called again after every lost race, with the log refreshed, so it may depend on what the log
-        says. With `epoch`, the writer holds that claim and a newer one stops it. With `at`, the record is valid
-        only directly after slot `at - 1`.
+        `build` is called again after every lost race, with the log refreshed, so it may depend on the log. With
+        `epoch`, the writer holds that claim, and a newer claim stops it. With `at`, the record is valid only directly
+        after slot `at - 1`.
 
-        A record whose answer was lost is known again when it is appended again: it is not written twice.
+        A record whose answer was lost is recognized when it is appended again, and is not written twice.
 
-        A crash before the return leaves the log as it was, or with the whole record in it.
+        A crash before the return leaves the log as it was, or with the complete record in it.
 
         Raises:
             FencedError: a newer claim exists.
-            LogMovedError: `at` was given and is taken.
-            StoreWriteError, StoreReadError: not written as far as is known; calling again is safe.
+            LogMovedError: `at` was given, and that slot is taken.
+            StoreWriteError, StoreReadError: it is not known whether the record was written; a retry is safe.
         """
         with self._lock:
             while True:
@@ -152,18 +152,18 @@ class RunLog:
         return next((slot for slot in self._slots.values() if slot.entry.entry_id == entry_id), None)
 
     def _write(self, number: int, data: bytes) -> Slot | None:
-        """The slot, when it now holds `data`; None when it holds another's record."""
+        """The slot, when it now holds `data`; None when it holds another record."""
         key = keys.log_key(self.run_id, number)
         try:
-            # A put whose answer was lost and was retried by the client is refused, by itself.
+            # A put that the client retried after a lost answer is refused because of itself.
             is_ours = self.store.put_if_absent(key, data) or self.store.get(key) == data
         except StoreWriteError:
             if not self._holds(key, data):
                 raise
             is_ours = True
         except MissingObjectError:
-            # S3 answers 409 to some races in which neither side wins.
-            why = "it was refused as taken and is empty"
+            # S3 answers 409 to some races that neither writer wins.
+            why = "the store refused the record because the slot is taken, but the slot is empty"
             raise StoreWriteError(url=self.store.url, key=key, why=why) from None
         if not is_ours:
             return None
@@ -191,7 +191,7 @@ class RunLog:
         return True
 
     def _fetch(self, key: str) -> bytes:
-        # Not more than any record has: what lies in a bucket need not have been put there by us.
+        # Limited to the largest possible record: other programs may put objects into the bucket.
         return self.store.get_range(key, 0, _MOST_RECORD_BYTES)
 
     def _read_slot(self, number: int) -> None:
@@ -199,7 +199,7 @@ class RunLog:
         try:
             self._decode_slot(number, self._fetch(key))
         except MissingObjectError:
-            self._damage[number] = Damage(number, key, "the record is missing though later ones exist")
+            self._damage[number] = Damage(number, key, "the record is missing although later ones exist")
             self._next = max(self._next, number + 1)
 
     def _decode_slot(self, number: int, data: bytes) -> None:
@@ -213,16 +213,16 @@ class RunLog:
 
 
 def _end_of(numbers: set[int]) -> int:
-    """The slot after the last. Writers append one after the other, so what lies far beyond a gap is not of the log."""
+    """The slot after the last one. Writers append in order, so a key far beyond a gap does not belong to the log."""
     end = 0
     for number in sorted(numbers):
         if number - end > _WIDEST_GAP_SLOTS:
-            log.warning("log records beyond a gap of more than %d are passed over from=%d", _WIDEST_GAP_SLOTS, number)
+            log.warning("log records after a gap ignored gap_slots=%d from_slot=%d", _WIDEST_GAP_SLOTS, number)
             break
         end = number + 1
     return end
 
 
 def _content(entry: Entry) -> bytes:
-    """What an entry says, without what every new one is given."""
+    """The content of an entry, without the fields that differ for every new entry."""
     return encode(entry.model_copy(update={"entry_id": "", "written_at": datetime.min.replace(tzinfo=UTC)}))

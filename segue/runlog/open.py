@@ -20,13 +20,13 @@ def open_log(spec: RunSpec, *, clock: Clock | None = None) -> RunLog:
     """The log of the run that a spec names. Nothing is read or written yet.
 
     Raises:
-        StoreUnreachableError: the store's URL leads nowhere.
+        StoreUnreachableError: the store's URL is not valid.
     """
     return RunLog(open_store(spec.store), spec.run_id, clock=clock)
 
 
 def find_run(run_id: str, store: StoreSpec | str | Path = DEFAULT_STORE) -> tuple[RunLog, History]:
-    """A run's log and what it says. Nothing is written.
+    """A run's log and its history. Nothing is written.
 
     Raises:
         RunNotFoundError: the store holds no such run.
@@ -41,13 +41,13 @@ def find_run(run_id: str, store: StoreSpec | str | Path = DEFAULT_STORE) -> tupl
     except StoreReadError as error:
         raise _unreadable(opened, error) from None
     except (BadKeyError, MissingObjectError):
-        # Not a name that a run can have, or a bucket that is not there.
+        # The name is no valid run id, or the bucket does not exist.
         raise RunNotFoundError(run_id=run_id, store=opened.url) from None
     return log, history
 
 
 def known_runs(store: StoreSpec | str | Path = DEFAULT_STORE) -> Iterator[tuple[RunLog, History]]:
-    """Every run of a store, by name: its log and what it says. Nothing is written.
+    """Every run of a store, by name: its log and its history. Nothing is written.
 
     Raises:
         StoreUnreachableError: the store cannot be read.
@@ -62,7 +62,7 @@ def known_runs(store: StoreSpec | str | Path = DEFAULT_STORE) -> Iterator[tuple[
     except StoreReadError as error:
         raise _unreadable(opened, error) from None
     except MissingObjectError:
-        return  # A folder or bucket that is not there has no runs.
+        return  # A folder or bucket that does not exist has no runs.
 
 
 def _unreadable(store: Store, error: StoreReadError) -> StoreUnreachableError:

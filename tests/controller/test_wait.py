@@ -326,7 +326,7 @@ def test_a_recall_that_is_not_stored_is_retried(tight):
 
 @pytest.fixture
 def patient(watch) -> Callable[..., Watched]:
-    """100 steps of a second in 200 s: recalled at 52.95 s, because the heartbeat timeout delays the notice of a death."""
+    """100 steps of a second in 200 s: recalled at 52.95 s, because a death shows only after the heartbeat timeout."""
 
     def make() -> Watched:
         policy = {"step_seconds": 1, "changeover_seconds": 6, "detection_seconds": 40, "margin_share": 0}

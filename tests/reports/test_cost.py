@@ -44,7 +44,7 @@ def test_an_hour_of_spot_and_one_of_on_demand_are_paid_at_their_prices():
     assert cost.sentence == "paid 0.75 of on-demand"
 
 
-def test_standbys_are_paid_at_the_price_of_the_pool_that_they_were_sent_to():
+def test_standbys_are_paid_at_the_price_of_their_pool():
     book = log(spot=[{"deployment": "x/a", "price": 1.5}, {"deployment": "x/b", "price": 2.0}])
     works(book, ON_DEMAND, FINISHED, commit=100, seconds=HOUR, train_steps=100, train_seconds=3500, startup_seconds=100)
     cost = cost_report(book.spec, book.history, standbys={"x/a": HOUR / 2, "x/b": HOUR / 4})
@@ -53,7 +53,7 @@ def test_standbys_are_paid_at_the_price_of_the_pool_that_they_were_sent_to():
     assert cost.rows()["paid"] == "5.25 for 45 min of spot (45 min of it for standbys) and 60 min of on-demand"
 
 
-def test_lost_steps_cost_what_their_pool_costs():
+def test_lost_steps_are_priced_at_their_pool():
     book = log()
     seen = {"train_steps": 60, "train_seconds": 3600.0, "seconds": HOUR}
     works(book, SPOT, LOST, commit=30, lost_steps=30, **seen)
@@ -72,7 +72,7 @@ def test_each_spot_pool_is_paid_at_its_own_price():
     assert cost_report(book.spec, book.history).cost == 3.5
 
 
-def test_a_wait_in_vain_is_waiting_and_costs_nothing():
+def test_a_wait_without_capacity_counts_as_waiting_and_costs_nothing():
     book = log()
     plan = book.plan()
     book.seconds += 900
@@ -83,14 +83,14 @@ def test_a_wait_in_vain_is_waiting_and_costs_nothing():
     assert (cost.paid_share, cost.saved_share, cost.sentence) == (None, None, "")
 
 
-def test_the_attempt_at_work_is_counted_where_its_age_is_known():
+def test_the_live_attempt_is_counted_when_its_age_is_given():
     book = log()
     book.claim(book.plan(ON_DEMAND))
     assert cost_report(book.spec, book.history).cost == 0.0
     assert cost_report(book.spec, book.history, live_seconds=HOUR / 2).cost == 2.0
 
 
-def test_what_was_expected_first_stands_beside_what_it_came_to():
+def test_the_expected_share_is_shown_with_the_paid_share():
     spec = make_spec(deadline_in=86400, pools={"on_demand_price": 4.0}, policy={"step_seconds": 60})
     book = Logbook(spec)
     first = book.decide()
@@ -101,7 +101,7 @@ def test_what_was_expected_first_stands_beside_what_it_came_to():
     assert f"{cost.expected_share:.2f} of on-demand" in cost.rows()["expected at first"]
 
 
-def test_people_read_it_in_words_and_programs_as_plain_numbers():
+def test_the_report_has_rows_for_people_and_plain_numbers_for_programs():
     book = log(currency="EUR")
     works(book, SPOT, LOST, commit=100, seconds=2 * HOUR, train_steps=100, train_seconds=6000, startup_seconds=60)
     cost = cost_report(book.spec, book.history)
@@ -112,9 +112,9 @@ def test_people_read_it_in_words_and_programs_as_plain_numbers():
         "lost": "0 s of work (0.0000 EUR), and 60 s in starts",
         "waited": "0 s",
     }
-    told = json.loads(json.dumps(cost.numbers()))
-    assert (told["cost"], told["currency"], told["expected_share"]) == (2.0, "EUR", None)
-    assert told["paid_share"] + told["saved_share"] == 1
+    numbers = json.loads(json.dumps(cost.numbers()))
+    assert (numbers["cost"], numbers["currency"], numbers["expected_share"]) == (2.0, "EUR", None)
+    assert numbers["paid_share"] + numbers["saved_share"] == 1
 
 
 @given(

@@ -1,4 +1,4 @@
-"""What people see of a run: the latest safe moment, its decisions in words, a picture at every stage."""
+"""The run plot and the decision rows: the latest safe start, reasons and numbers, a plot at every stage of a run."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from segue.clock import SystemClock
 from segue.controller.steps import decide_next, declare_lost, open_run
 from segue.records import Capacity, StopReason
 from segue.reports.cost import waits
-from segue.reports.run_plot import draw, latest_safe_moments
+from segue.reports.run_plot import draw, latest_safe_starts
 from segue.reports.tables import decision_rows
 from segue.runlog.history import read_history
 from segue.spec import RunSpec
@@ -19,7 +19,7 @@ from tests.support.histories import START, Logbook, make_spec
 PNG = b"\x89PNG\r\n\x1a\n"
 
 
-def test_the_latest_safe_moment_of_each_decision_is_deadline_less_work_less_changeover():
+def test_the_latest_safe_start_of_each_decision_is_deadline_less_work_less_changeover():
     spec = make_spec(deadline_in=10_000, policy={"step_seconds": 20, "margin_share": 0.0, "changeover_seconds": 100})
     book = Logbook(spec)
     plan = book.decide().plan
@@ -28,20 +28,20 @@ def test_the_latest_safe_moment_of_each_decision_is_deadline_less_work_less_chan
     book.commit(name, 40)
     book.report(plan, StopReason.LOST, attempt_id=name, train_steps=40, train_seconds=800)
     book.decide()
-    moments = latest_safe_moments(list(book.history.decisions))
+    moments = latest_safe_starts(list(book.history.decisions))
     assert moments == [
         (START + timedelta(seconds=10_000 - 2000 - 100), 0),
         (START + timedelta(seconds=10_000 - 1200 - 100), 40),
     ]
 
 
-def test_without_a_deadline_there_is_no_latest_safe_moment():
+def test_without_a_deadline_there_is_no_latest_safe_start():
     book = Logbook(make_spec())
     book.decide()
-    assert latest_safe_moments(list(book.history.decisions)) == []
+    assert latest_safe_starts(list(book.history.decisions)) == []
 
 
-def test_a_queue_lasts_from_the_decision_to_the_claim_or_until_it_is_given_up():
+def test_a_wait_lasts_from_the_decision_to_the_claim_or_to_the_next_decision():
     book = Logbook(make_spec())
     plan = book.plan()
     book.seconds = 900
@@ -53,7 +53,7 @@ def test_a_queue_lasts_from_the_decision_to_the_claim_or_until_it_is_given_up():
     assert spans == [(0, 900), (900, 960)]
 
 
-def test_every_decision_is_told_with_its_reason_and_the_numbers_behind_it():
+def test_every_decision_is_shown_with_its_reason_and_numbers():
     book = Logbook(make_spec(deadline_in=10_000, policy={"step_seconds": 20}))
     made = book.decide()
     (row,) = decision_rows(book.history)
@@ -61,13 +61,13 @@ def test_every_decision_is_told_with_its_reason_and_the_numbers_behind_it():
     assert (row["deployment"], row["reason"], row["numbers"]) == ("segment/spot", made.reason, made.numbers)
 
 
-@pytest.mark.parametrize("waits_in_vain", [0, 1, 3])
-def test_a_picture_can_be_drawn_before_anything_was_trained(waits_in_vain, tmp_path):
+@pytest.mark.parametrize("waits_without_capacity", [0, 1, 3])
+def test_a_run_can_be_drawn_before_its_first_step(waits_without_capacity, tmp_path):
     fields = {"run_id": "nightly", "recipe": "a.b:c", "steps": 9, "store": {"url": str(tmp_path / "store")}}
     clock = SystemClock()
     spec = RunSpec.parse(fields | {"deadline": clock.now() + timedelta(hours=1), "policy": {"step_seconds": 1}})
     log = open_run(spec, clock=clock)
-    for _ in range(waits_in_vain):
+    for _ in range(waits_without_capacity):
         declare_lost(log, decide_next(log, spec, clock=clock).plan, why="no capacity", got_capacity=False)
-    assert len(read_history(log).decisions) == waits_in_vain
+    assert len(read_history(log).decisions) == waits_without_capacity
     assert draw(log).startswith(PNG)

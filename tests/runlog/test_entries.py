@@ -1,4 +1,4 @@
-"""The records of the log as bytes: nothing lost on the way there and back, no damage taken for a record."""
+"""The records of the log as bytes: nothing is lost by encoding and decoding, and damage is detected."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ STRANGERS += ["run/log/0000000\u0661.json", "run/log/old/log/00000001.json", "lo
 
 
 def sealed(body: bytes) -> bytes:
-    """A body with the checksum that fits it: what only a writer, not an accident, can make."""
+    """A body with a matching checksum, which only a writer can make, not an accident."""
     return b'{"crc32c":"%08x","entry":' % crc32c.crc32c(body) + body + b"}"
 
 
@@ -113,15 +113,15 @@ def why_refused(data: bytes) -> str:
 
 
 @pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: type(entry).__name__)
-def test_every_kind_of_entry_comes_back_as_it_was(entry: Entry) -> None:
+def test_every_kind_of_entry_is_decoded_as_it_was_encoded(entry: Entry) -> None:
     found = decode(encode(entry), key="k")
     assert type(found) is type(entry)
-    # NaN is not equal to itself, but it reads the same.
+    # NaN is not equal to itself, but its repr is the same.
     assert repr(found).replace("TzInfo(0)", "datetime.timezone.utc") == repr(entry)
     assert encode(found) == encode(entry)
 
 
-def test_every_kind_is_tried() -> None:
+def test_every_kind_of_entry_is_tested() -> None:
     assert {type(entry) for entry in ENTRIES} == set(get_args(get_args(AnyEntry)[0]))
 
 
@@ -135,7 +135,7 @@ def test_a_record_is_strict_json_that_other_tools_can_read(entry: Entry) -> None
     assert record["entry"]["schema_version"] == 1
 
 
-def test_witness_rows_keep_every_bit_and_what_is_not_finite() -> None:
+def test_witness_rows_keep_every_bit_and_values_that_are_not_finite() -> None:
     entry = decode(encode(SealEntry(**COMMON, attempt_id="a", checkpoint=REF, rows=(ROW, ODD_ROW))), key="k")
     assert isinstance(entry, SealEntry)
     row, odd = entry.rows
@@ -149,12 +149,12 @@ def test_witness_rows_keep_every_bit_and_what_is_not_finite() -> None:
     )
 
 
-def test_a_time_of_another_zone_is_the_same_moment() -> None:
+def test_a_time_in_another_zone_is_the_same_moment() -> None:
     local = COMMON["written_at"].astimezone(timezone(timedelta(hours=5, minutes=45)))
     assert decode(encode(SMALL.model_copy(update={"written_at": local})), key="k").written_at == COMMON["written_at"]
 
 
-def test_half_a_character_in_a_traceback_does_not_cost_the_report() -> None:
+def test_a_surrogate_in_a_traceback_does_not_cost_the_report() -> None:
     failure = CodeFailure(type="OSError", message="no file \udcff.csv", traceback="\ud83d")
     entry = decode(encode(ReportEntry(**COMMON, report=REPORT.model_copy(update={"failure": failure}))), key="k")
     assert isinstance(entry, ReportEntry)
@@ -163,7 +163,7 @@ def test_half_a_character_in_a_traceback_does_not_cost_the_report() -> None:
     )
 
 
-def test_every_flipped_bit_is_seen() -> None:
+def test_every_flipped_bit_is_detected() -> None:
     data = encode(SMALL)
     for position in range(8 * len(data)):
         flipped = bytearray(data)
@@ -171,7 +171,7 @@ def test_every_flipped_bit_is_seen() -> None:
         assert why_refused(bytes(flipped)) == "its checksum does not match its bytes"
 
 
-def test_every_truncation_and_every_addition_is_seen() -> None:
+def test_every_truncation_and_every_addition_is_detected() -> None:
     data = encode(SMALL)
     for length in range(len(data)):
         why_refused(data[:length])
@@ -182,11 +182,11 @@ def test_every_truncation_and_every_addition_is_seen() -> None:
 
 
 @pytest.mark.parametrize("body", NO_RECORDS, ids=lambda body: repr(body[:20]))
-def test_a_sound_checksum_does_not_make_a_record(body: bytes) -> None:
+def test_a_matching_checksum_alone_does_not_make_a_record(body: bytes) -> None:
     assert "not a log record" in why_refused(sealed(body))
 
 
-def test_a_field_that_is_not_known_is_refused() -> None:
+def test_an_unknown_field_is_refused() -> None:
     assert "not a log record" in why_refused(sealed(SMALL.model_dump_json()[:-1].encode() + b',"more":1}'))
 
 
@@ -199,20 +199,20 @@ def test_a_field_that_is_not_known_is_refused() -> None:
         lambda record: record["report"].update(schema_version=2),
     ],
 )
-def test_a_record_of_a_newer_schema_is_named_as_such(change: Any) -> None:
+def test_a_record_of_a_newer_schema_is_reported_as_newer(change: Any) -> None:
     record = json.loads(ReportEntry(**COMMON, report=REPORT).model_dump_json())
     change(record)
     assert why_refused(sealed(json.dumps(record).encode())) == "schema version 2 is newer than this segue"
 
 
 @pytest.mark.parametrize("version", [0, -1, "2", None, True, 1.5, [2]])
-def test_a_version_that_is_none_is_not_called_newer(version: object) -> None:
+def test_an_invalid_version_is_not_called_newer(version: object) -> None:
     record = json.loads(SMALL.model_dump_json()) | {"schema_version": version, "kind": "unheard of"}
     assert "not a log record" in why_refused(sealed(json.dumps(record).encode()))
 
 
 @pytest.mark.parametrize("key", STRANGERS)
-def test_a_file_of_another_name_is_no_slot(key: str) -> None:
+def test_a_file_with_another_name_is_no_slot(key: str) -> None:
     assert keys.slot_of(key) is None
 
 
@@ -222,7 +222,7 @@ def test_the_key_of_a_slot_names_the_slot(slot: int) -> None:
 
 
 @pytest.mark.parametrize("wrong", [{"extra": 1}, {"size_bytes": -1}, {"chunk_bytes": 0}, {"chunk_crc32c": ["x"]}])
-def test_a_shard_in_a_manifest_is_checked_like_any_record(wrong):
+def test_a_shard_in_a_manifest_is_validated_like_any_record(wrong):
     data = MANIFEST.model_dump(mode="json")
     assert Manifest.model_validate(data).shards == MANIFEST.shards
     with pytest.raises(ValidationError, match=r"shards\.0"):

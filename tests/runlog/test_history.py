@@ -1,4 +1,4 @@
-"""What the log means: each kind of record folded into the run's history."""
+"""The run's history: each kind of record folded into it."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def steps(history: History) -> list[int]:
     return [checkpoint.ref.step for checkpoint in history.usable]
 
 
-def test_an_empty_log_is_a_run_that_has_not_begun() -> None:
+def test_an_empty_log_is_a_run_that_has_not_started() -> None:
     history = history_of()
     assert history == History()
     assert (history.spec, history.newest, history.committed_step, history.open_plan) == (None, None, 0, None)
@@ -140,23 +140,23 @@ def test_commits_become_checkpoints_named_by_their_slot() -> None:
 
 
 @pytest.mark.parametrize(("epoch", "stands"), [(1, False), (2, True), (3, True)])
-def test_a_commit_of_a_lower_epoch_than_one_before_it_is_ignored(epoch: int, stands: bool) -> None:
+def test_a_commit_of_a_lower_epoch_than_an_earlier_record_is_ignored(epoch: int, stands: bool) -> None:
     history = history_of(claimed(1), committed(1, 10), claimed(2), committed(epoch, 99), committed(3, 30))
     assert (ref(3, 99, epoch) in [checkpoint.ref for checkpoint in history.checkpoints]) is stands
     assert history.committed_step == 30
     assert (ref(3, 99, 1) in history.attempts[0].commits) is False
 
 
-def test_any_record_of_a_higher_epoch_ends_the_commits_of_a_lower_one() -> None:
+def test_commits_of_a_lower_epoch_are_ignored_after_any_record_of_a_higher_one() -> None:
     history = history_of(committed(1, 10), entry(PruneEntry, epoch=2, slots=(77,)), committed(1, 20), committed(2, 15))
     assert steps(history) == [10, 15]
 
 
-def test_records_of_the_controller_end_no_commits() -> None:
+def test_records_of_the_controller_do_not_end_commits() -> None:
     assert steps(history_of(committed(1, 10), reported(0), decided(1), committed(1, 20))) == [10, 20]
 
 
-def test_a_quarantined_checkpoint_stays_known_and_is_not_resumed_from() -> None:
+def test_a_quarantined_checkpoint_stays_in_the_history_and_no_attempt_resumes_from_it() -> None:
     flipped = entry(QuarantineEntry, slot=2, checkpoint=ref(2, 20), reason="flipped")
     again = entry(QuarantineEntry, slot=2, checkpoint=ref(2, 20), reason="seen again")
     history = history_of(claimed(1), committed(1, 10), committed(1, 20), flipped, again)
@@ -172,7 +172,7 @@ def test_a_quarantine_names_a_damaged_slot() -> None:
     assert (history.damage, history.named_damage, history.next_slot) == (damage, frozenset({4}), 7)
 
 
-def test_a_pruned_checkpoint_stays_known_and_is_not_resumed_from() -> None:
+def test_a_pruned_checkpoint_stays_in_the_history_and_no_attempt_resumes_from_it() -> None:
     commits = [committed(1, step) for step in (10, 20, 30, 40)]
     history = history_of(*commits, entry(PruneEntry, slots=(0,)), entry(PruneEntry, slots=(1, 3)))
     assert [checkpoint.is_pruned for checkpoint in history.checkpoints] == [True, True, False, True]
@@ -215,7 +215,7 @@ def test_of_two_reports_about_an_attempt_the_later_one_counts() -> None:
     assert found is not None
     assert (found.stop_reason, len(history.reports)) == (StopReason.NOTICE, 4)
     assert history.attempts[0].report == found
-    assert [(word.segment, word.stop_reason) for word in history.last_reports()] == [
+    assert [(report.segment, report.stop_reason) for report in history.last_reports()] == [
         (0, StopReason.NOTICE), (1, StopReason.BOUND), (2, StopReason.BOUND),
     ]  # fmt: skip
     assert (history.seconds_on(SPOT), history.seconds_on(ON_DEMAND)) == (9, 100)
@@ -232,21 +232,21 @@ def test_an_attempt_claimed_twice_is_its_newest_claim() -> None:
 @pytest.mark.parametrize("action", ["finished", "hopeless", "failed", "broken"])
 def test_reports_are_fresh_since_the_run_was_last_ended(action: str) -> None:
     history = history_of(reported(0), reported(1), ended(action), reported(2), decided(3), reported(3))
-    assert [word.segment for word in history.fresh_reports] == [2, 3]
+    assert [report.segment for report in history.fresh_reports] == [2, 3]
     assert history.fresh_from == 2
-    assert [word.segment for word in history_of(reported(0), decided(1)).fresh_reports] == [0]
+    assert [report.segment for report in history_of(reported(0), decided(1)).fresh_reports] == [0]
     assert history_of(reported(0), ended("hopeless"), ended(action)).fresh_reports == ()
 
 
-def test_a_late_word_about_an_attempt_from_before_the_end_is_not_fresh() -> None:
+def test_a_late_report_of_an_attempt_from_before_the_end_is_not_fresh() -> None:
     history = history_of(
         reported(0, reason=StopReason.LOST), ended(), reported(0, reason=StopReason.NOTICE), reported(1)
     )
-    assert [word.segment for word in history.fresh_reports] == [1]
+    assert [report.segment for report in history.fresh_reports] == [1]
     assert history.reports[history.fresh_from :] == history.reports[1:]
 
 
-def test_the_run_is_broken_while_the_newest_verdict_since_its_last_end_says_so() -> None:
+def test_a_run_is_broken_while_the_newest_verdict_since_its_last_end_is_broken() -> None:
     broken, exact = judged(2, VerdictKind.BROKEN), judged(3, VerdictKind.EXACT)
     for entries, is_broken in [
         ([broken], True),
@@ -260,7 +260,7 @@ def test_the_run_is_broken_while_the_newest_verdict_since_its_last_end_says_so()
         assert bool(history_of(*entries).broken_resumes) is is_broken
 
 
-def test_reading_a_history_reads_what_was_appended_since(tmp_path: Any) -> None:
+def test_reading_a_history_reads_the_records_appended_since(tmp_path: Any) -> None:
     log, other = (RunLog(LocalStore(tmp_path), "run-1") for _ in range(2))
     assert read_history(log).next_slot == 0
     other.append(lambda stamp: committed(1, 10))

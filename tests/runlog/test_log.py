@@ -1,4 +1,4 @@
-"""The run's log: linear whoever writes, fenced, honest about holes, and no record twice when an answer is lost."""
+"""The run's log: linear with several writers, fenced, gaps reported, and no record written twice."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def store(tmp_path: Path) -> LocalStore:
 
 
 def note(number: int, *, epoch: int = 0, reason: str = "a note") -> Callable[[Stamp], Entry]:
-    """What builds a small record that carries a number."""
+    """Builds a small record with a number."""
 
     def build(stamp: Stamp) -> Entry:
         return QuarantineEntry.model_validate(stamp(epoch=epoch) | {"slot": number, "reason": reason})
@@ -40,7 +40,7 @@ def numbers(log: RunLog) -> list[int]:
     return [slot.entry.slot for slot in log.slots if isinstance(slot.entry, QuarantineEntry)]
 
 
-def test_records_come_back_in_the_order_of_their_slots(store: LocalStore) -> None:
+def test_records_are_read_in_the_order_of_their_slots(store: LocalStore) -> None:
     log = RunLog(store, RUN, clock=FakeClock())
     written = [log.append(note(number)) for number in range(12)]
     again = RunLog(store, RUN).reload()
@@ -51,7 +51,7 @@ def test_records_come_back_in_the_order_of_their_slots(store: LocalStore) -> Non
     assert len({slot.entry.entry_id for slot in written}) == 12
 
 
-def test_a_writer_sees_what_others_wrote_before_it_writes(store: LocalStore) -> None:
+def test_a_writer_reads_the_records_of_others_before_it_writes(store: LocalStore) -> None:
     one, other = RunLog(store, RUN), RunLog(store, RUN)
     one.append(note(0))
     seen: list[list[int]] = []
@@ -65,7 +65,7 @@ def test_a_writer_sees_what_others_wrote_before_it_writes(store: LocalStore) -> 
     assert numbers(one.refresh()) == [0, 1]
 
 
-def test_a_record_is_built_anew_on_the_log_that_won_the_race(store: LocalStore) -> None:
+def test_a_record_is_built_again_after_a_lost_race(store: LocalStore) -> None:
     log, rival = RunLog(store, RUN), RunLog(store, RUN)
     seen: list[list[int]] = []
 
@@ -90,7 +90,7 @@ def append_many(folder: Path, writer: int, start: threading.Barrier) -> None:
         log.append(note(writer * APPENDS + number))
 
 
-def test_two_processes_that_append_at_once_lose_nothing_and_leave_no_hole(store: LocalStore) -> None:
+def test_two_processes_that_append_at_once_lose_no_record_and_leave_no_gap(store: LocalStore) -> None:
     context = mp.get_context("spawn")
     start = context.Barrier(2)
     writers = [context.Process(target=append_many, args=(store.root, writer, start)) for writer in range(2)]
@@ -116,19 +116,19 @@ def test_threads_may_share_one_log(store: LocalStore) -> None:
 
 
 def test_a_newer_claim_fences_and_nothing_is_written(store: LocalStore) -> None:
-    zombie = RunLog(store, RUN)
-    zombie.append(note(0, epoch=1), epoch=1)
+    fenced = RunLog(store, RUN)
+    fenced.append(note(0, epoch=1), epoch=1)
     RunLog(store, RUN).append(note(1, epoch=2))
     with pytest.raises(FencedError) as raised:
-        zombie.append(note(2, epoch=1), epoch=1)
+        fenced.append(note(2, epoch=1), epoch=1)
     assert (raised.value.epoch, raised.value.newer_epoch) == (1, 2)
     assert numbers(RunLog(store, RUN).reload()) == [0, 1]
-    zombie.append(note(3))  # Without a claim there is nothing to fence: the controller.
+    fenced.append(note(3))  # A writer without a claim, the controller, cannot be fenced.
     RunLog(store, RUN).append(note(4, epoch=2), epoch=2)
-    assert numbers(zombie.refresh()) == [0, 1, 3, 4]
+    assert numbers(fenced.refresh()) == [0, 1, 3, 4]
 
 
-def test_a_claim_that_wins_the_race_for_the_slot_fences_too(store: LocalStore) -> None:
+def test_a_claim_that_wins_the_race_for_the_slot_fences_the_other_writer(store: LocalStore) -> None:
     log = RunLog(store, RUN)
 
     def build(stamp: Stamp) -> Entry:
@@ -162,8 +162,8 @@ def test_a_record_for_one_slot_is_refused_when_another_wins_the_race_for_it(stor
     assert numbers(RunLog(store, RUN).reload()) == [1]
 
 
-class Cable:
-    """A fault that strikes with the put of one slot and from then on everything, until it is fixed."""
+class FaultFromSlot:
+    """A fault of the store from the put of one slot on, until it is fixed."""
 
     def __init__(self, slot: int) -> None:
         self.key, self.is_cut, self.is_fixed = keys.log_key(RUN, slot), False, False
@@ -173,14 +173,14 @@ class Cable:
         return self.is_cut and not self.is_fixed
 
 
-def test_a_lost_answer_is_made_up_for_by_looking(store: LocalStore) -> None:
+def test_after_a_lost_answer_the_slot_is_read(store: LocalStore) -> None:
     log = RunLog(FaultyStore(store, fails=lambda operation, key: operation == "put_if_absent", after=True), RUN)
     slots = tuple(log.append(note(number)) for number in range(3))
     assert RunLog(store, RUN).reload().slots == log.slots == slots
 
 
-def test_a_put_that_did_not_arrive_is_an_error_and_may_be_tried_again(store: LocalStore) -> None:
-    cable = Cable(0)
+def test_a_put_that_did_not_arrive_is_an_error_and_may_be_retried(store: LocalStore) -> None:
+    cable = FaultFromSlot(0)
     log = RunLog(FaultyStore(store, fails=cable), RUN)
     for _ in range(3):
         with pytest.raises((StoreWriteError, StoreReadError)):
@@ -193,8 +193,8 @@ def test_a_put_that_did_not_arrive_is_an_error_and_may_be_tried_again(store: Loc
 
 @pytest.mark.parametrize("arrives", [True, False])
 @pytest.mark.parametrize("rivals", [0, 1, 2])
-def test_a_record_sent_without_an_answer_is_known_again(store: LocalStore, arrives: bool, rivals: int) -> None:
-    cable = Cable(1)
+def test_a_record_that_was_sent_without_an_answer_is_recognized(store: LocalStore, arrives: bool, rivals: int) -> None:
+    cable = FaultFromSlot(1)
     log = RunLog(FaultyStore(store, fails=cable, after=arrives), RUN)
     log.append(note(0))
     with pytest.raises(StoreWriteError):
@@ -208,12 +208,12 @@ def test_a_record_sent_without_an_answer_is_known_again(store: LocalStore, arriv
     assert log.append(note(1)).number == (1 if arrives else 1 + rivals)
     once = [0, 1, *others] if arrives else [0, *others, 1]
     assert numbers(log) == numbers(RunLog(store, RUN).reload()) == once
-    log.append(note(1))  # The first one is settled, so this one is meant.
+    log.append(note(1))  # The first one is written, so this is a new one.
     assert numbers(RunLog(store, RUN).reload()) == [*once, 1]
 
 
-def test_another_record_is_not_taken_for_the_one_whose_answer_was_lost(store: LocalStore) -> None:
-    cable = Cable(0)
+def test_another_record_is_not_mistaken_for_the_one_whose_answer_was_lost(store: LocalStore) -> None:
+    cable = FaultFromSlot(0)
     log = RunLog(FaultyStore(store, fails=cable, after=True), RUN)
     with pytest.raises(StoreWriteError):
         log.append(note(0, epoch=1))
@@ -223,7 +223,7 @@ def test_another_record_is_not_taken_for_the_one_whose_answer_was_lost(store: Lo
 
 
 def test_a_record_whose_answer_was_lost_is_fenced_like_any_other(store: LocalStore) -> None:
-    cable = Cable(0)
+    cable = FaultFromSlot(0)
     log = RunLog(FaultyStore(store, fails=cable), RUN)
     with pytest.raises(StoreWriteError):
         log.append(note(0, epoch=1), epoch=1)
@@ -234,15 +234,15 @@ def test_a_record_whose_answer_was_lost_is_fenced_like_any_other(store: LocalSto
     assert numbers(RunLog(store, RUN).reload()) == [1]
 
 
-def test_a_slot_refused_as_taken_and_found_empty_is_an_error_to_try_again(store: LocalStore) -> None:
+def test_a_slot_that_is_refused_as_taken_and_read_as_empty_is_an_error_that_may_be_retried(store: LocalStore) -> None:
     store.put(f"{keys.log_key(RUN, 0)}/x", b"a folder where the record should be")
-    with pytest.raises(StoreWriteError, match="refused as taken and is empty"):
+    with pytest.raises(StoreWriteError, match="the slot is taken, but the slot is empty"):
         RunLog(store, RUN).append(note(0))
 
 
 @pytest.fixture
-def holed(store: LocalStore) -> LocalStore:
-    """A log of eight records of which the third is gone and the fifth garbage."""
+def damaged(store: LocalStore) -> LocalStore:
+    """A log of eight records, of which the third is missing and the fifth is damaged."""
     for number in range(8):
         RunLog(store, RUN).append(note(number, epoch=number))
     store.delete([keys.log_key(RUN, 2)])
@@ -252,27 +252,27 @@ def holed(store: LocalStore) -> LocalStore:
 
 
 @pytest.mark.parametrize("open_log", [RunLog.reload, RunLog.refresh], ids=["reload", "refresh"])
-def test_holes_and_garbage_are_named_and_later_records_still_count(
-    holed: LocalStore, open_log: Callable[[RunLog], RunLog]
+def test_missing_and_damaged_records_are_reported_and_later_records_are_still_valid(
+    damaged: LocalStore, open_log: Callable[[RunLog], RunLog]
 ) -> None:
-    log = open_log(RunLog(holed, RUN))
+    log = open_log(RunLog(damaged, RUN))
     assert [(damage.slot, damage.key) for damage in log.damage] == [(n, keys.log_key(RUN, n)) for n in (2, 4)]
-    assert "missing though later ones exist" in log.damage[0].why
+    assert "missing although later ones exist" in log.damage[0].why
     assert "checksum" in log.damage[1].why
     assert [slot.number for slot in log.slots] == numbers(log) == [0, 1, 3, 5, 6, 7]
     assert (log.next_slot, log.highest_epoch) == (8, 7)
 
 
-def test_a_record_goes_to_the_end_and_never_into_the_hole(holed: LocalStore) -> None:
-    assert RunLog(holed, RUN).append(note(8)).number == 8
+def test_a_record_is_appended_at_the_end_and_never_into_a_gap(damaged: LocalStore) -> None:
+    assert RunLog(damaged, RUN).append(note(8)).number == 8
     with pytest.raises(LogMovedError):
-        RunLog(holed, RUN).append(note(9), at=2)
+        RunLog(damaged, RUN).append(note(9), at=2)
     with pytest.raises(FencedError):
-        RunLog(holed, RUN).append(note(9, epoch=6), epoch=6)
-    assert [item.key for item in holed.list_objects(f"{RUN}/log/")][2] == keys.log_key(RUN, 3)
+        RunLog(damaged, RUN).append(note(9, epoch=6), epoch=6)
+    assert [item.key for item in damaged.list_objects(f"{RUN}/log/")][2] == keys.log_key(RUN, 3)
 
 
-def test_garbage_at_the_end_keeps_its_slot(store: LocalStore) -> None:
+def test_a_damaged_last_record_keeps_its_slot(store: LocalStore) -> None:
     log = RunLog(store, RUN)
     log.append(note(0))
     store.put(keys.log_key(RUN, 1), b"garbage")
@@ -280,14 +280,14 @@ def test_garbage_at_the_end_keeps_its_slot(store: LocalStore) -> None:
     assert [damage.slot for damage in log.damage] == [1]
 
 
-def test_a_restored_record_counts_again(holed: LocalStore) -> None:
-    log = RunLog(holed, RUN).reload()
-    holed.put(keys.log_key(RUN, 2), encode(note(2)(log._stamp)))
+def test_a_restored_record_is_read_again(damaged: LocalStore) -> None:
+    log = RunLog(damaged, RUN).reload()
+    damaged.put(keys.log_key(RUN, 2), encode(note(2)(log._stamp)))
     assert numbers(log.reload()) == [0, 1, 2, 3, 5, 6, 7]
     assert [damage.slot for damage in log.damage] == [4]
 
 
-def test_a_store_that_does_not_say_is_not_taken_for_an_empty_log(store: LocalStore) -> None:
+def test_a_store_that_cannot_be_read_is_not_mistaken_for_an_empty_log(store: LocalStore) -> None:
     RunLog(store, RUN).append(note(0))
     for mute in ("list", "get_range"):
         log = RunLog(FaultyStore(store, fails=lambda operation, key, mute=mute: operation == mute), RUN)
