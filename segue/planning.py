@@ -15,7 +15,7 @@ from segue.spec import RunSpec
 
 if TYPE_CHECKING:
     from segue.simulation.comparison import Figures
-    from segue.simulation.planning import Plan
+    from segue.simulation.plan_ahead import Plan
 
 
 def plan(
@@ -37,7 +37,7 @@ def plan(
         SpecError: the time of a step is not known: give `step_seconds` or `policy.step_seconds`.
         StoreUnreachableError: the store cannot be read.
     """
-    from segue.simulation.planning import plan_ahead
+    from segue.simulation.plan_ahead import plan_ahead
     from segue.simulation.traces import read_traces
 
     try:

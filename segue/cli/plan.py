@@ -21,7 +21,7 @@ from segue.runlog.open import find_run
 from segue.spec import RunSpec, read_toml
 
 if TYPE_CHECKING:
-    from segue.simulation.planning import Plan
+    from segue.simulation.plan_ahead import Plan
 
 _PRIOR = "prior"
 _UNNAMED = "unnamed"
@@ -75,7 +75,7 @@ def plan(
         raise SpecError(source=COMMAND_LINE, problems=("--work and --step-seconds: give one of them",))
     given = _spec(spec, deadline=deadline, steps=steps, store=store, endpoint_url=endpoint_url, now=now)
     seconds = parse_seconds(work, name="work") / given.steps if work is not None else step_seconds
-    from segue.simulation.planning import plan_ahead
+    from segue.simulation.plan_ahead import plan_ahead
     from segue.simulation.traces import read_traces
 
     history, notes = _history(given)
