@@ -65,6 +65,8 @@ def build(config):
     raises = config.get("raises")
     if raises == "build":
         raise ValueError("no such column")
+    if raises == "tuple":
+        return Net(), None
     x = torch.randn(128, 8)
     model = Net()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
@@ -131,12 +133,23 @@ def test_what_a_recipe_raises_comes_with_its_line_and_traceback(folder, raises, 
     assert any(f'mine.py", line {line_of(line)}, in {function}' in text for text in traceback)
 
 
-def test_a_loss_that_is_no_tensor_is_refused_with_the_line_of_the_function_and_the_fix(folder):
-    (folder / "run.toml").write_text("[config]\nraises = 'item'\n")
+@pytest.mark.parametrize(
+    ("raises", "said", "fix"),
+    [
+        (
+            "item",
+            f"Recipe.loss (mine.py, line {line_of('def loss')}) returned a float",
+            "return the tensor, not loss.item() or float(loss)",
+        ),
+        ("tuple", "build returned a tuple, not a segue.Recipe", "return segue.Recipe(model=..., optimizer=..."),
+    ],
+)
+def test_what_no_step_can_be_made_of_is_refused_in_one_paragraph_with_the_fix(folder, raises, said, fix):
+    (folder / "run.toml").write_text(f"[config]\nraises = '{raises}'\n")
     code, out, err = segue("drill", "mine:build", *QUICK, "--config", "run.toml")
     assert (code, out) == (1, "")
-    assert f"Recipe.loss (mine.py, line {line_of('def loss')}) returned a float" in err
-    assert "Fix: return the tensor, not loss.item() or float(loss)" in err
+    assert said in err
+    assert f"Fix: {fix}" in err
     assert (err.count("Fix:"), err.count("\n")) == (1, 1)
 
 
