@@ -1,8 +1,7 @@
-"""The nouns: frozen records that reach disk or another process.
+"""Records: frozen values that reach disk or another process.
 
-A `Record` is a whole document and carries its schema version; a `Value` is a
-part of one. Both refuse unknown fields, because a field that is silently
-dropped is a setting that silently does nothing.
+A `Record` is a whole document with a schema version; a `Value` is a part of one. Both refuse unknown fields, because a
+field that is silently dropped is a setting that silently does nothing.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from segue.shard import Shard
 class Value(BaseModel):
     """A frozen part of a record. Non-finite floats survive JSON as the strings NaN and Infinity.
 
-    A field that was renamed keeps its first name as its alias, and is stored under it: stores outlive versions.
+    A renamed field keeps its first name as its alias and is stored under it, because stores outlive versions.
     """
 
     model_config = ConfigDict(
@@ -35,9 +34,9 @@ class Value(BaseModel):
 
 
 class FiniteValue(Value):
-    """A part of a run spec: what a person asks for is finite, while what a run measures, a loss, may be nan."""
+    """A part of a run spec, whose numbers are finite; measured values, such as a loss, may be nan."""
 
-    # JSON has no infinity: it would come back from the log or from Prefect as a string, and no policy can plan with it.
+    # JSON has no infinity: the log and Prefect would return it as a string, and no policy can plan with it.
     model_config = ConfigDict(allow_inf_nan=False)
 
 
@@ -48,7 +47,7 @@ class Record(Value):
 
 
 class Capacity(StrEnum):
-    """What kind of machine a segment runs on."""
+    """The kind of capacity on which a segment runs."""
 
     SPOT = "spot"
     ON_DEMAND = "on-demand"
@@ -66,20 +65,20 @@ class StopReason(StrEnum):
 
     @property
     def is_preemption(self) -> bool:
-        """Only these count as interruptions; a `failed` attempt is the user's code, not the provider's will."""
+        """Whether the provider took the capacity back; a `failed` attempt is the user's code."""
         return self in (StopReason.NOTICE, StopReason.LOST)
 
 
 class Notice(Value):
     """A warning that this process will be stopped."""
 
-    kind: str = Field(description="Who said so: sigterm, file, recall, orphaned.")
+    kind: str = Field(description="Source of the notice: sigterm, sigint, file, recall or orphaned.")
     received_at: AwareDatetime
-    grace_seconds: float = Field(ge=0, description="Seconds from receipt to the kill, as far as is known.")
+    grace_seconds: float = Field(ge=0, description="Seconds from the notice to the kill, as far as is known.")
 
 
 class CheckpointRef(Value):
-    """One committed checkpoint, named by the log slot of its commit."""
+    """A reference to a committed checkpoint, by the log slot of its commit."""
 
     slot: int = Field(ge=0)
     step: int = Field(ge=0)
@@ -87,31 +86,31 @@ class CheckpointRef(Value):
 
 
 class Environment(Value):
-    """What must be equal for a replay to be expected bit for bit."""
+    """The software and hardware that must be equal for a replay to match bit for bit."""
 
     torch: str
-    python: str = Field("", description="Its version: bytecode, by which code is compared, depends on it.")
-    device: str = Field(description="cpu, or the accelerator's name.")
-    instruction_set: str = Field(description="The CPU capability torch dispatches to.")
-    processor: str = Field("", description="The CPU's model: kernels choose their instructions by it.")
-    threads: int = Field(ge=1, description="Intra-op threads; reductions depend on it.")
+    python: str = Field("", description="Python version; the bytecode by which code is compared depends on it.")
+    device: str = Field(description="`cpu`, or the accelerator's name.")
+    instruction_set: str = Field(description="CPU capability that torch dispatches to.")
+    processor: str = Field("", description="CPU model; kernels select their instructions by it.")
+    threads: int = Field(ge=1, description="Intra-op threads; the order of reductions depends on it.")
     world_size: int = Field(1, ge=1)
 
     def differs_from(self, other: Environment) -> tuple[str, ...]:
-        """Names of the fields in which the two differ; empty means bitwise comparison is fair."""
+        """Names of the fields that differ; bitwise comparison is valid when there are none."""
         names = type(self).model_fields
         return tuple(name for name in names if getattr(self, name) != getattr(other, name))
 
     @property
     def short_id(self) -> str:
-        """A name that two environments share only when they are equal: device, instruction set, counts, a hash."""
-        words = f"{self.device} {self.instruction_set} {self.threads}t {self.world_size}r"
+        """A name that only equal environments share: device, instruction set, counts, a hash."""
+        parts = f"{self.device} {self.instruction_set} {self.threads}t {self.world_size}r"
         digest = hashlib.sha256(self.model_dump_json().encode()).hexdigest()
-        return re.sub(r"[^a-z0-9]+", "-", words.lower()).strip("-") + f"-{digest[:8]}"
+        return re.sub(r"[^a-z0-9]+", "-", parts.lower()).strip("-") + f"-{digest[:8]}"
 
 
 class WeightsFile(Value):
-    """A file made outside the run whose weights it began with."""
+    """A file from outside the run that holds its initial weights."""
 
     name: str
     size_bytes: int = Field(ge=0)
@@ -119,20 +118,20 @@ class WeightsFile(Value):
 
 
 class Manifest(Value):
-    """Everything needed to find, check and restore one checkpoint."""
+    """The record by which one checkpoint is found, checked and restored."""
 
     step: int = Field(ge=0)
     samples_seen: int = Field(ge=0)
-    epoch: int = Field(ge=0, description="Pass over the data that the next sample belongs to.")
-    parent: CheckpointRef | None = Field(None, description="Checkpoint the attempt resumed from.")
+    epoch: int = Field(ge=0, description="Pass over the data to which the next sample belongs.")
+    parent: CheckpointRef | None = Field(None, description="Checkpoint from which the attempt resumed.")
     shards: tuple[Shard, ...]
     tensor_count: int = Field(ge=0, description="Tensors in the state; their types and digests are in the index.")
-    new_bytes: int = Field(0, ge=0, description="What this checkpoint added to the store; the rest was there before.")
-    saves_since_full: int = Field(0, ge=0, description="How many saves ago every tensor was stored again.")
+    new_bytes: int = Field(0, ge=0, description="Bytes that this checkpoint added to the store.")
+    saves_since_full: int = Field(0, ge=0, description="Saves since the last one that stored every tensor.")
     components: dict[str, str] = Field(description="Digest of each component's whole state.")
     environment: Environment
-    metric: float | None = Field(None, description="The user's metric at this step, if one was evaluated.")
-    imported_from: WeightsFile | None = Field(None, description="Where the weights came from; None: trained here.")
+    metric: float | None = Field(None, description="The user's metric at this step; None if it was not evaluated.")
+    imported_from: WeightsFile | None = Field(None, description="File of the imported weights; None: trained here.")
 
     @property
     def size_bytes(self) -> int:
@@ -140,18 +139,18 @@ class Manifest(Value):
 
 
 class WitnessRow(Value):
-    """What one step looked like from outside, in full precision."""
+    """The outcome of one step, in full precision."""
 
-    step: int = Field(ge=1, description="Global step that this row is the outcome of.")
+    step: int = Field(ge=1, description="Global step whose outcome this is.")
     loss: float
     grad_norm: float
-    param_norm: float = Field(description="After the optimizer step.")
+    param_norm: float = Field(description="Parameter norm after the optimizer step.")
     lr: tuple[float, ...]
     loss_scale: float | None = None
-    batch_fingerprint: str = Field(description="Order-free hash of the sample ids; empty where nothing asks for it.")
-    input_fingerprint: str = Field(description="Hash of the batch's bytes; likewise.")
+    batch_fingerprint: str = Field(description="Hash of the sample ids, in any order; empty where it is not needed.")
+    input_fingerprint: str = Field(description="Hash of the batch's bytes; empty where it is not needed.")
     streams: dict[str, str] | None = Field(
-        None, description="Hash of each random stream once the batch was drawn; only where the row bears witness."
+        None, description="Hash of each random stream after the batch was drawn; None where it is not needed."
     )
 
 
@@ -167,14 +166,14 @@ class VerdictKind(StrEnum):
 class Finding(Value):
     """One reason in a verdict."""
 
-    component: str = Field(description="What was lost or differs: optimizer, rng.torch, data order, ...")
-    channel: str = Field(description="Where it showed: digest, loss, grad_norm, ...")
-    step: int | None = Field(None, description="First step that differs; None when seen before any step.")
-    sentence: str = Field(description="One sentence a person can act on.")
+    component: str = Field(description="Component that was lost or differs: optimizer, rng.torch, data order, ...")
+    channel: str = Field(description="Measurement that shows it: digest, loss, grad_norm, ...")
+    step: int | None = Field(None, description="First step that differs; None if found before any step.")
+    sentence: str = Field(description="One sentence on which a person can act.")
 
 
 class Verdict(Value):
-    """Whether a resume continued the run, and how much of that was proven."""
+    """The answer whether a resume continued the run, and how much was compared for it."""
 
     kind: VerdictKind
     findings: tuple[Finding, ...] = ()
@@ -192,13 +191,13 @@ class Verdict(Value):
 
 
 class Skip(Value):
-    """A stretch of the sample order that the run leaves out, because its numbers went bad there."""
+    """A range of the sample order that the run skips because of an anomaly."""
 
-    samples_seen: int = Field(ge=0, description="Position in the sample order at which it begins.")
+    samples_seen: int = Field(ge=0, description="Position in the sample order at which the range begins.")
     sample_count: int = Field(gt=0)
 
     def overlaps(self, start: int, count: int) -> bool:
-        """Whether any of the `count` samples from position `start` on is in it."""
+        """Whether the range holds any of the `count` samples from position `start` on."""
         return self.samples_seen < start + count and start < self.samples_seen + self.sample_count
 
     @property
@@ -207,19 +206,19 @@ class Skip(Value):
 
 
 class Anomaly(Value):
-    """A step after which the state is not worth keeping. It is no part of the run: nothing of it was committed."""
+    """A step with anomalous numbers. Its state was not committed, so the step is no part of the run."""
 
-    step: int = Field(ge=1, description="Global step that the row would have been the outcome of.")
+    step: int = Field(ge=1, description="Global step with the anomaly.")
     kind: Literal["non_finite", "spike"]
     channel: Literal["loss", "grad_norm", "param_norm", "loss_scale"]
     value: float
-    limit: float | None = Field(None, description="What the channel had to stay within; None: it had to be finite.")
-    batch: Skip = Field(description="The place of its batch in the sample order.")
-    sample_ids: tuple[int, ...] = Field((), description="The batch's samples; of very large batches the first ones.")
+    limit: float | None = Field(None, description="Limit that the value exceeded; None: the value had to be finite.")
+    batch: Skip = Field(description="Position of the batch in the sample order.")
+    sample_ids: tuple[int, ...] = Field((), description="Sample ids of the batch; only the first of a very large one.")
 
     @property
     def sentence(self) -> str:
-        """What was seen, and where."""
+        """The value and its position."""
         return f"{self.channel} was {self.value:.6g}{self._limit_in_words} at step {self.step}, {self.batch.in_words}"
 
     @property
@@ -235,25 +234,25 @@ class SegmentPlan(Record):
     segment: int = Field(ge=0)
     attempt: int = Field(ge=1)
     capacity: Capacity
-    deployment: str = Field(description="Prefect deployment that runs it, e.g. segment/spot.")
-    parent: CheckpointRef | None = Field(None, description="Where to resume; None starts at step 0.")
+    deployment: str = Field(description="Prefect deployment that runs the segment, e.g. segment/spot.")
+    parent: CheckpointRef | None = Field(None, description="Checkpoint from which to resume; None: start at step 0.")
     at_most: CheckpointRef | None = Field(
-        None, description="Resume from no newer one than this, for resumes from a newer one were broken."
+        None, description="Newest checkpoint from which to resume, because resumes from newer ones were broken."
     )
     max_seconds: float | None = Field(
-        None, gt=0, description="Wall-clock bound; the loop commits and stops before it. None: until the goal."
+        None, gt=0, description="Wall-clock bound in seconds; the loop commits and stops before it. None: no bound."
     )
     start_within_seconds: float | None = Field(
-        None, gt=0, description="Give up waiting for capacity after this long without a first heartbeat."
+        None, gt=0, description="Longest wait for capacity in seconds, until the attempt claims the run."
     )
-    skips: tuple[Skip, ...] = Field((), description="What every attempt from now on leaves out, by position.")
+    skips: tuple[Skip, ...] = Field((), description="Ranges of the sample order that this and later attempts skip.")
     standby: str | None = Field(
-        None, alias="spare", description="The standby that makes this attempt, on a machine that is booted."
+        None, alias="spare", description="Standby that runs this attempt on its booted machine; None: a new machine."
     )
 
 
 class CodeFailure(Value):
-    """What the user's code raised."""
+    """The exception that the user's code raised."""
 
     type: str
     message: str
@@ -261,42 +260,42 @@ class CodeFailure(Value):
 
 
 class SegmentReport(Record):
-    """What became of one attempt."""
+    """How one attempt ended, and what it did."""
 
     segment: int = Field(ge=0)
     attempt: int = Field(ge=1)
-    attempt_id: str | None = Field(description="None when the attempt never claimed the run.")
+    attempt_id: str | None = Field(description="Id of the attempt; None when it never claimed the run.")
     capacity: Capacity
     stop_reason: StopReason
     from_step: int = Field(ge=0)
     to_step: int = Field(ge=0, description="Last step reached, committed or not.")
-    checkpoint: CheckpointRef | None = Field(None, description="Newest checkpoint this attempt committed.")
+    checkpoint: CheckpointRef | None = Field(None, description="Newest checkpoint that this attempt committed.")
     samples_seen: int = Field(0, ge=0)
     lost_steps: int = Field(0, ge=0, description="Steps after the last commit that must be done again.")
-    seconds: float = Field(0.0, ge=0, description="From claim to end, by the writer's own clock.")
-    train_seconds: float = Field(0.0, ge=0, description="From the first new step to the last, saves included.")
-    train_steps: int = Field(0, ge=0, description="Steps that `train_seconds` covers.")
-    startup_seconds: float = Field(0.0, ge=0, description="From claim to the first new step.")
+    seconds: float = Field(0.0, ge=0, description="Seconds from claim to end, by the writer's clock.")
+    train_seconds: float = Field(0.0, ge=0, description="Seconds from the first new step to the last, with saves.")
+    train_steps: int = Field(0, ge=0, description="Steps in `train_seconds`.")
+    startup_seconds: float = Field(0.0, ge=0, description="Seconds from claim to the first new step.")
     save_seconds: float | None = Field(
-        None, ge=0, description="Usually from a snapshot to its commit; None: nothing was committed."
+        None, ge=0, description="Usual seconds from a snapshot to its commit; None: no checkpoint was committed."
     )
-    save_cost_seconds: float | None = Field(None, ge=0, description="Training time that a save usually took away.")
+    save_cost_seconds: float | None = Field(None, ge=0, description="Usual seconds of training that a save took away.")
     got_capacity: bool = Field(
-        True, description="False when it had no machine of a pool: the wait was given up, or it was an import."
+        True, description="False when it had no machine of a pool: the wait ended without one, or it was an import."
     )
     notice: Notice | None = None
     failure: CodeFailure | None = None
-    anomaly: Anomaly | None = Field(None, description="The step that ended it, when its numbers went bad.")
-    note: str | None = Field(None, description="Anything else a person should know.")
+    anomaly: Anomaly | None = Field(None, description="Anomaly that ended the attempt.")
+    note: str | None = Field(None, description="Further information for a person.")
 
     @property
     def has_code_failed(self) -> bool:
-        """Whether the user's code raised; a step whose numbers went bad has a budget of its own."""
+        """Whether the user's code raised; anomalies have a separate budget."""
         return self.stop_reason is StopReason.FAILED and self.anomaly is None
 
 
 class Heartbeat(Record):
-    """A sign of life, overwritten in place. Liveness is the counter moving, not a timestamp."""
+    """A sign of life, overwritten in place. A changing counter shows that the attempt is alive, not a timestamp."""
 
     attempt_id: str
     counter: int = Field(ge=0)
@@ -306,8 +305,8 @@ class Heartbeat(Record):
     step_seconds: float | None = None
     last_commit_step: int | None = None
     trainer_pid: int
-    cadence: str | None = Field(None, description="How often it saves just now, and why.")
-    saves_delayed: int = Field(0, ge=0, description="Saves that had to wait until the one before was written.")
-    trouble: str | None = Field(None, description="Why a save is being tried again; None while all is well.")
-    rows: tuple[WitnessRow, ...] = Field((), description="Newest rows, to widen the overlap after a kill.")
+    cadence: str | None = Field(None, description="Current save interval and its reason.")
+    saves_delayed: int = Field(0, ge=0, description="Saves that had to wait until the previous one was written.")
+    trouble: str | None = Field(None, description="Reason why a save is being retried; None without a failure.")
+    rows: tuple[WitnessRow, ...] = Field((), description="Rows after the last commit, for a resume after a kill.")
     beat_at: datetime

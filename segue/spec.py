@@ -1,4 +1,4 @@
-"""RunSpec: what a person asks for, from TOML, from Prefect parameters or from Python."""
+"""RunSpec: the specification of a run, from TOML, from Prefect parameters or from Python."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ RENAMED = {
     "continuity.fire_drill": "rehearsal",
     "liveness.lease_seconds": "heartbeat_timeout_seconds",
 }
-"""Settings of version 0.1, by section and old name. Still read, for this version: from files with a warning."""
+"""Settings of version 0.1 that were renamed: section and old name, new name. Files with old names cause a warning."""
 
 
 class _Section(FiniteValue):
-    """A table of a run spec. Takes a setting by its old name too, as the logs of version 0.1 have it."""
+    """A table of a run spec that also accepts settings by their old names, as in logs of version 0.1."""
 
     @model_validator(mode="before")
     @classmethod
@@ -54,53 +54,59 @@ class _Section(FiniteValue):
 
 
 class StoreSpec(FiniteValue):
-    """Where a run lives. Credentials are never part of it: boto3 finds them."""
+    """The store of a run. It never holds credentials; boto3 finds them."""
 
-    url: str = Field(".segue/store", description="A folder, file:///folder, or s3://bucket/prefix.")
+    url: str = Field(".segue/store", description="URL of the store: a folder, file:///folder, or s3://bucket/prefix.")
     endpoint_url: str | None = Field(
-        None, pattern=r"^https?://[^/\s]+", description="S3 endpoint other than AWS's, e.g. http://127.0.0.1:9000."
+        None, pattern=r"^https?://[^/\s]+", description="S3 endpoint, e.g. http://127.0.0.1:9000; None: AWS."
     )
-    region: str | None = Field(None, description="S3 region; None lets boto3 find it.")
+    region: str | None = Field(None, description="S3 region; None: the one that boto3 finds.")
 
     @classmethod
     def parse(cls, data: object, *, source: str) -> Self:
         """Validate plain data.
 
         Raises:
-            SpecError: names every wrong field by its path, with the fix.
+            SpecError: some fields are wrong; it names each by its path, with the remedy.
         """
         return _parsed(cls, data, source=source)
 
 
 class CheckpointSpec(_Section):
-    """How often to commit and what to keep."""
+    """How often to commit, and which checkpoints to keep."""
 
-    every_steps: int | None = Field(None, gt=0, description="Commit every so many steps.")
+    every_steps: int | None = Field(None, gt=0, description="Save interval in steps; None: no interval in steps.")
     every_seconds: float | None = Field(
-        None, gt=0, description="Commit every so many seconds; with neither given, as often as loses least, measured."
+        None,
+        gt=0,
+        description="Save interval in seconds; None, without every_steps: the interval that minimizes the expected "
+        "loss, from measured save times and preemptions.",
     )
-    keep: int = Field(3, ge=2, description="Newest committed checkpoints to keep; 2 is the least that survives damage.")
-    best: typing.Literal["min", "max"] = Field("min", description="Which way the user's metric is better.")
+    keep: int = Field(3, ge=2, description="Retention: number of newest checkpoints to keep, at least 2.")
+    best: typing.Literal["min", "max"] = Field("min", description="Whether a lower or a higher metric is better.")
     staging: typing.Literal["blocking", "overlapped"] = Field(
         "blocking",
-        description="overlapped: what only the optimizer changes is copied during the next forward and backward pass.",
+        description="Staging of a save: blocking, or overlapped with the next forward and backward pass for state that "
+        "only the optimizer changes.",
     )
     staging_buffers: int = Field(
-        1, ge=1, le=2, description="Copies of the state in memory; with 2 a save need not wait."
+        1, ge=1, le=2, description="Staging buffers in memory; with 2, a save need not wait for the previous one."
     )
     full_every: int = Field(
-        1, ge=1, description="Store all tensors every so many saves, in between only those that changed; 1: always all."
+        1,
+        ge=1,
+        description="Saves from one full checkpoint to the next; others store only changed tensors. 1: all full.",
     )
     fast_folder: str | None = Field(
-        None, description="A folder on a local disk that gets every checkpoint first; resumes there prefer it."
+        None, description="Folder on a local disk that gets every checkpoint first and is preferred for resumes."
     )
     max_work_at_risk_seconds: float = Field(
-        600.0, gt=0, description="The longest between two commits; training stops when none succeeds for so long."
+        600.0, gt=0, description="Longest time between two commits in seconds; training stops when it is exceeded."
     )
 
     @property
     def longest_seconds(self) -> float | None:
-        """The longest between two commits by the clock; None when steps alone decide."""
+        """Longest time between two commits; None when only steps count."""
         if self.every_seconds is None and self.every_steps is None:
             return self.max_work_at_risk_seconds
         return self.every_seconds
@@ -110,35 +116,35 @@ MOST_WITNESS_STEPS = 64
 
 
 class ContinuitySpec(_Section):
-    """How much of a resume is replayed."""
+    """How a resume is verified."""
 
     witness_steps: int = Field(
-        8, ge=0, le=MOST_WITNESS_STEPS, description="Steps after a commit that a resume must reproduce."
+        8, ge=0, le=MOST_WITNESS_STEPS, description="Number of steps after a commit that a resume must reproduce."
     )
     rehearsal: typing.Literal["stop", "warn", "off"] = Field(
-        "stop", description="What to do when a fresh process cannot continue from the run's first checkpoint."
+        "stop", description="Action when the resume rehearsal from the run's first checkpoint fails: stop, warn or off."
     )
     accept: tuple[
         typing.Literal["setup.model", "setup.hyperparameters", "setup.code", "setup.data", "setup.binding"], ...
-    ] = Field((), description="Parts of the setup that were changed on purpose since the checkpoint.")
+    ] = Field((), description="Parts of the setup that were changed intentionally since the checkpoint.")
 
 
 OnAnomaly = typing.Literal["off", "rollback", "skip"]
 
 
 class AnomalySpec(FiniteValue):
-    """What to do about a step whose numbers go bad. It is never committed, unless it is not looked for."""
+    """Actions on steps with anomalous numbers. Such a step is never committed, unless its action is `off`."""
 
     non_finite: OnAnomaly = Field(
-        "rollback", description="A loss, gradient or parameter norm that is nan or inf: off, rollback or skip."
+        "rollback", description="Action on a loss, gradient or parameter norm of nan or inf: off, rollback or skip."
     )
-    spikes: OnAnomaly = Field("off", description="A loss far above its recent level: off, rollback or skip.")
+    spikes: OnAnomaly = Field("off", description="Action on a loss far above its recent level: off, rollback or skip.")
     spike_factor: float = Field(
-        10.0, gt=0, description="How many robust standard deviations above the median a loss may lie."
+        10.0, gt=0, description="Limit of a loss: robust standard deviations above the median of the recent level."
     )
-    spike_window_steps: int = Field(64, ge=8, le=1024, description="Steps that make up the recent level.")
+    spike_window_steps: int = Field(64, ge=8, le=1024, description="Number of steps of the recent level.")
     max_rollbacks: int = Field(
-        4, ge=0, description="Rollbacks before the run stops; a batch that is skipped has cost two."
+        4, ge=0, description="Rollbacks before the run stops; each skipped batch takes two rollbacks."
     )
 
     def action(self, kind: typing.Literal["non_finite", "spike"]) -> OnAnomaly:
@@ -211,36 +217,50 @@ class PolicySpec(FiniteValue):
 
 
 class LivenessSpec(_Section):
-    """How a living attempt is told from a dead one."""
+    """Timeouts by which attempts, ranks and waits are judged."""
 
-    heartbeat_seconds: float = Field(2.0, gt=0, description="Seconds between two signs of life.")
+    heartbeat_seconds: float = Field(2.0, gt=0, description="Heartbeat interval in seconds.")
     heartbeat_timeout_seconds: float = Field(
         30.0, gt=0, description="Heartbeat timeout: an attempt without a new heartbeat for this long is declared lost."
     )
-    notice_file: str | None = Field(None, description="A file whose appearance on the machine is a notice.")
-    rank_seconds: float = Field(
-        300.0, gt=0, description="Longest that one rank may keep the others waiting, within a step or while restoring."
+    notice_file: str | None = Field(
+        None, description="File whose appearance on the machine is a notice; None: no file."
     )
-    start_seconds: float = Field(900.0, gt=0, description="Longest wait for capacity when no deadline bounds it.")
+    rank_seconds: float = Field(
+        300.0, gt=0, description="Rank timeout: longest wait of ranks for another one, in a step or while restoring."
+    )
+    start_seconds: float = Field(
+        900.0, gt=0, description="Capacity timeout: longest wait for capacity in seconds when there is no deadline."
+    )
 
 
 class RunSpec(FiniteValue, Record):
-    """What a person asks for: program, goal, deadline, store, capacity."""
+    """The specification of a run: recipe, goal, deadline, store, capacity."""
 
     run_id: str = Field(
-        pattern=r"^[a-z0-9][a-z0-9._-]{0,62}$", description="Names the run; the same id goes on with it."
+        pattern=r"^[a-z0-9][a-z0-9._-]{0,62}$",
+        description="Name of the run. Starting a run with an existing run_id resumes it.",
     )
-    recipe: str = Field(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$", description="package.module:function.")
-    steps: int = Field(gt=0, description="Optimizer steps from step 0 to the goal.")
-    config: dict[str, JsonValue] = Field(default_factory=dict, description="Passed to the recipe as it is.")
-    seed: int = Field(0, ge=0, lt=2**63, description="Seeds weights, data order and every random stream.")
-    threads: int | None = Field(None, ge=1, description="Intra-op threads; fix it to compare runs across machines.")
-    device: str = Field("auto", description="auto, cpu or cuda.")
+    recipe: str = Field(
+        pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$",
+        description="Function that builds the recipe, as package.module:function.",
+    )
+    steps: int = Field(gt=0, description="Goal: number of optimizer steps from step 0.")
+    config: dict[str, JsonValue] = Field(default_factory=dict, description="Configuration passed to the recipe.")
+    seed: int = Field(0, ge=0, lt=2**63, description="Seed of weights, data order and every random stream.")
+    threads: int | None = Field(
+        None, ge=1, description="Intra-op threads; None: torch's default. Set it to compare runs across machines."
+    )
+    device: str = Field("auto", description="Device: auto, cpu or cuda; auto: cuda if there is an accelerator.")
     ranks: int | None = Field(
-        1, ge=1, le=1024, description="Processes that train together on one machine; None: one for each accelerator."
+        1, ge=1, le=1024, description="Processes that train together on one machine; None: one per accelerator."
     )
-    deadline: AwareDatetime | None = Field(None, description="When it must be finished; None: as cheap as can be.")
-    grace_seconds: float = Field(25.0, gt=0, description="Seconds between the platform's SIGTERM and its SIGKILL.")
+    deadline: AwareDatetime | None = Field(
+        None, description="Time at which the run must be finished, with time zone; None: minimize the cost."
+    )
+    grace_seconds: float = Field(
+        25.0, gt=0, description="Grace period: seconds from the platform's SIGTERM to SIGKILL."
+    )
     store: StoreSpec = StoreSpec()
     checkpoints: CheckpointSpec = CheckpointSpec()
     continuity: ContinuitySpec = ContinuitySpec()
@@ -254,29 +274,29 @@ class RunSpec(FiniteValue, Record):
         """Validate plain data.
 
         Raises:
-            SpecError: names every wrong field by its path, with the fix.
+            SpecError: some fields are wrong; it names each by its path, with the remedy.
         """
         _warn_of_old_names(data, source=source)
         return _parsed(cls, data, source=source)
 
     @classmethod
     def from_toml(cls, path: Path, **overrides: object) -> Self:
-        """Read a TOML file; keyword values that are not None win over the file's.
+        """Read a TOML file; overrides that are not None replace the file's values.
 
         Raises:
-            SpecError: the file is missing, is not TOML, or has wrong fields.
+            SpecError: the file cannot be read, is not TOML, or has wrong fields.
         """
         return cls.parse(read_toml(path) | {k: v for k, v in overrides.items() if v is not None}, source=str(path))
 
     def require_future_deadline(self, now: datetime) -> None:
-        """Raises DeadlinePassedError when the deadline is not after `now`."""
+        """Raise DeadlinePassedError when the deadline is not after `now`."""
         if self.deadline is not None and self.deadline <= now:
             raise DeadlinePassedError(
                 deadline=self.deadline.isoformat(timespec="seconds"), now=now.isoformat(timespec="seconds")
             )
 
     def identity(self) -> dict[str, str]:
-        """The fields that make this training run this one; a change in them is drift."""
+        """The fields that define what is trained; a change in them is drift."""
         config = json.dumps(self.config, sort_keys=True, separators=(",", ":"))
         names = {"recipe": self.recipe, "steps": str(self.steps), "seed": str(self.seed)}
         for key, value in sorted(self.config.items()):
@@ -294,17 +314,18 @@ def _warn_of_old_names(data: object, *, source: str) -> None:
 
 
 def read_toml(path: Path) -> dict[str, Any]:
-    """The file's table.
+    """The table in a TOML file.
 
     Raises:
-        SpecError: the file is missing, unreadable, or not TOML.
+        SpecError: the file cannot be read, or is not TOML.
     """
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise SpecError(source=str(path), problems=(f"cannot be read ({error.strerror}); check the path",)) from None
+        problem = f"the file cannot be read ({error.strerror}); check the path"
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise SpecError(source=str(path), problems=(f"is not TOML ({error}); fix that line",)) from None
+        problem = f"the file is not TOML ({error}); correct that line"
+    raise SpecError(source=str(path), problems=(problem,))
 
 
 def _parsed(model: type[_Model], data: object, *, source: str) -> _Model:
@@ -315,49 +336,52 @@ def _parsed(model: type[_Model], data: object, *, source: str) -> _Model:
         raise SpecError(source=source, problems=problems) from None
 
 
-_PATTERN_FIXES = {
-    "run_id": "must be lower-case letters, digits, '.', '_' or '-', at most 63 of them",
-    "recipe": "is not package.module:function; write it like examples.flights:build",
-    "deployment": "is not a deployment; write flow and name, like segment/spot",
-    "on_demand": "is not a deployment; write flow and name, like segment/on-demand",
-    "endpoint_url": "is not an address; write it like http://127.0.0.1:9000",
+_PATTERNS = {
+    "run_id": ("must be 1 to 63 lower-case letters, digits, '.', '_' or '-'", "nightly-1"),
+    "recipe": ("must be package.module:function", "examples.flights:build"),
+    "deployment": ("must be a deployment, as flow/name", "segment/spot"),
+    "on_demand": ("must be a deployment, as flow/name", "segment/on-demand"),
+    "endpoint_url": ("must be a URL", "http://127.0.0.1:9000"),
 }
+"""What a text must be, and an example, by the name of the field."""
 
 
 def _problem(model: type[BaseModel], item: Any) -> str:
     path = ".".join(str(part) for part in _without_tags(item["loc"])) or "the document"
-    return f"{path}: {_fix(model, item)}"
+    return f"{path}: {_what_is_wrong(model, item)}"
 
 
-def _fix(model: type[BaseModel], item: Any) -> str:
+def _what_is_wrong(model: type[BaseModel], item: Any) -> str:
+    """In one form: what is wrong (got the value); the remedy."""
     where, given = item["loc"], repr(item["input"])
     match item["type"]:
         case "extra_forbidden":
-            return _no_such_field(str(where[-1]), known=_fields_at(model, where[:-1]))
+            return _unknown_field(str(where[-1]), known=_fields_at(model, where[:-1]))
         case "missing":
-            return "is missing; give it a value"
-        case "string_pattern_mismatch" if where[-1] in _PATTERN_FIXES:
-            return f"{given} {_PATTERN_FIXES[where[-1]]}"
+            return "required field is missing"
+        case "string_pattern_mismatch" if where[-1] in _PATTERNS:
+            rule, example = _PATTERNS[where[-1]]
+            return f"{rule} (got {given}); example: {example}"
         case "timezone_aware":
-            return f"{given} has no time zone; add one, e.g. Z or +01:00"
+            return f"must have a time zone (got {given}); add one, e.g. Z or +01:00"
         case "datetime_parsing" | "datetime_from_date_parsing" | "datetime_type":
-            return f"{given} is not a time; write it like 2026-12-01T06:00:00+00:00"
+            return f"must be a time (got {given}); example: 2026-12-01T06:00:00+00:00"
         case "model_type":
-            return f"{given} is not a table; known in it are {', '.join(_fields_at(model, where))}"
+            return f"must be a table (got {given}); its fields are {', '.join(_fields_at(model, where))}"
         case "dict_type":
-            return f"{given} is not a table; give it names and values"
+            return f"must be a table (got {given})"
         case "invalid-json-value" | "finite_number" if where[0] == "config":
-            return f"{given} does not survive as JSON; write it as a string"
+            return f"must be a JSON value (got {given}); use a string"
     return f"{item['msg'][0].lower()}{item['msg'][1:]} (got {given})"
 
 
-def _no_such_field(name: str, *, known: list[str]) -> str:
+def _unknown_field(name: str, *, known: list[str]) -> str:
     close = difflib.get_close_matches(name, known, n=1)
-    return "no such field; " + (f"did you mean {close[0]!r}?" if close else f"known are {', '.join(known)}")
+    return "unknown field; " + (f"did you mean {close[0]!r}?" if close else f"known fields are {', '.join(known)}")
 
 
 def _without_tags(path: tuple[int | str, ...]) -> tuple[int | str, ...]:
-    # Below [config], pydantic puts the type of each value between the keys: config.sizes.list.0.float.
+    # Below [config], pydantic inserts the type of each value between the keys: config.sizes.list.0.float.
     return tuple(part for at, part in enumerate(path) if path[0] != "config" or at < 2 or at % 2 == 1)
 
 
@@ -365,7 +389,7 @@ def _fields_at(model: type[BaseModel], path: tuple[int | str, ...]) -> list[str]
     current: Any = model
     for part in path:
         if isinstance(part, int):
-            continue  # A place in a list: the field before it said of what.
+            continue  # An index of a list: the field before it has the type.
         annotation = current.model_fields[part].annotation
         options = typing.get_args(annotation) or (annotation,)
         current = next(option for option in options if isinstance(option, type) and issubclass(option, BaseModel))

@@ -65,13 +65,16 @@ def test_a_pool_without_a_price_costs_what_spot_costs_and_the_ratio_is_over_the_
 @pytest.mark.parametrize(
     ("spot", "said"),
     [
-        ([], "pools.spot: names no deployment; name one at least, or leave it out"),
-        ([{"deployment": "x/a"}, {"deployment": "x/a"}], "pools.spot: names x/a 2 times; name each deployment once"),
-        (3, "pools.spot: is neither a deployment nor a list of tables that name one each (got 3)"),
-        (["a"], "pools.spot.0: 'a' is not a table; known in it are deployment, price"),
-        ("spot", "pools.spot.0.deployment: 'spot' is not a deployment; write flow and name, like segment/spot"),
+        ([], "pools.spot: must name at least one deployment (got "),
+        (
+            [{"deployment": "x/a"}, {"deployment": "x/a"}],
+            "pools.spot: must name each deployment once; x/a is there 2 times",
+        ),
+        (3, "pools.spot: must be a deployment or a list of tables with one each (got 3)"),
+        (["a"], "pools.spot.0: must be a table (got 'a'); its fields are deployment, price"),
+        ("spot", "pools.spot.0.deployment: must be a deployment, as flow/name (got 'spot'); example: segment/spot"),
         ([{"deployment": "x/a", "price": 0}], "pools.spot.0.price: input should be greater than 0 (got 0)"),
-        ([{"deployment": "x/a", "prize": 1}], "pools.spot.0.prize: no such field; did you mean 'price'?"),
+        ([{"deployment": "x/a", "prize": 1}], "pools.spot.0.prize: unknown field; did you mean 'price'?"),
     ],
 )
 def test_wrong_pools_are_refused_with_the_fix(spot, said):
@@ -82,7 +85,7 @@ def test_wrong_pools_are_refused_with_the_fix(spot, said):
 
 def test_an_on_demand_deployment_has_flow_and_name_too():
     with pytest.raises(
-        SpecError, match="on_demand: 'od' is not a deployment; write flow and name, like segment/on-dem"
+        SpecError, match=r"on_demand: must be a deployment, as flow/name \(got 'od'\); example: segment/on-dem"
     ):
         pools(on_demand="od")
 

@@ -1,4 +1,4 @@
-"""The run spec: where it comes from, what it refuses, and what each refusal tells a person to do."""
+"""The run spec: its sources, the values that it refuses, and the remedy that each refusal names."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_a_toml_file_becomes_a_spec_with_every_table_in_its_place(tmp_path):
     assert (spec.store.url, spec.checkpoints.keep, spec.policy.step_seconds) == ("s3://bucket/prefix", 4, 0.5)
 
 
-def test_a_value_given_beside_the_file_wins_and_none_does_not(tmp_path):
+def test_an_override_replaces_the_value_of_the_file_and_none_does_not(tmp_path):
     path = tmp_path / "run.toml"
     path.write_text(TOML)
     assert RunSpec.from_toml(path, steps=7, run_id=None).steps == 7
@@ -73,7 +73,7 @@ def test_the_same_spec_comes_from_toml_from_plain_data_and_from_python(tmp_path)
     assert RunSpec.parse(spec) == spec
 
 
-def test_a_spec_survives_the_json_that_prefect_passes_it_as(tmp_path):
+def test_a_spec_is_equal_after_the_json_that_prefect_passes(tmp_path):
     path = tmp_path / "run.toml"
     path.write_text(TOML)
     spec = RunSpec.from_toml(path)
@@ -92,14 +92,14 @@ def test_a_spec_and_its_parts_are_frozen():
 
 
 @pytest.mark.parametrize(
-    ("fields", "said"),
+    ("fields", "expected"),
     [
-        ({"stepz": 3}, "stepz: no such field; did you mean 'steps'?"),
-        ({"checkpoints": {"kep": 3}}, "checkpoints.kep: no such field; did you mean 'keep'?"),
-        ({"store": {"uri": "x"}}, "store.uri: no such field; did you mean 'url'?"),
+        ({"stepz": 3}, "stepz: unknown field; did you mean 'steps'?"),
+        ({"checkpoints": {"kep": 3}}, "checkpoints.kep: unknown field; did you mean 'keep'?"),
+        ({"store": {"uri": "x"}}, "store.uri: unknown field; did you mean 'url'?"),
         (
             {"liveness": {"zzz": 1}},
-            "liveness.zzz: no such field; known are heartbeat_seconds, heartbeat_timeout_seconds",
+            "liveness.zzz: unknown field; known fields are heartbeat_seconds, heartbeat_timeout_seconds",
         ),
         ({"steps": "many"}, "steps: input should be a valid integer"),
         ({"steps": 0}, "steps: input should be greater than 0 (got 0)"),
@@ -118,23 +118,35 @@ def test_a_spec_and_its_parts_are_frozen():
             {"policy": {"name": "threshold", "parameters": {"preemptions": 2.5}}},
             "policy.parameters: preemptions of threshold must be a positive int (got 2.5)",
         ),
-        ({"checkpoints": 3}, "checkpoints: 3 is not a table; known in it are every_steps, every_seconds, keep, best"),
-        ({"store": "s3://bucket"}, "store: 's3://bucket' is not a table; known in it are url, endpoint_url, region"),
-        ({"store": {"endpoint_url": "here"}}, "store.endpoint_url: 'here' is not an address; write it like http://"),
-        ({"config": 3}, "config: 3 is not a table; give it names and values"),
-        ({"config": {"day": date(2026, 1, 1)}}, "config.day: datetime.date(2026, 1, 1) does not survive as JSON"),
-        ({"config": {"clip": math.inf}}, "config.clip: inf does not survive as JSON; write it as a string"),
-        ({"config": {"a": [1, {"b": math.nan}]}}, "config.a.1.b: nan does not survive as JSON"),
-        ({"run_id": "Nightly Run"}, "run_id: 'Nightly Run' must be lower-case letters"),
-        ({"run_id": "../up"}, "run_id: '../up' must be lower-case letters"),
-        ({"recipe": "flights.py"}, "recipe: 'flights.py' is not package.module:function; write it like"),
-        ({"deadline": "2026-12-01T06:00:00"}, "deadline: '2026-12-01T06:00:00' has no time zone; add one, e.g. Z"),
-        ({"deadline": "+2h"}, "deadline: '+2h' is not a time; write it like 2026-12-01T06:00:00+00:00"),
-        ({"deadline": [1]}, "deadline: [1] is not a time; write it like"),
+        (
+            {"checkpoints": 3},
+            "checkpoints: must be a table (got 3); its fields are every_steps, every_seconds, keep, best",
+        ),
+        (
+            {"store": "s3://bucket"},
+            "store: must be a table (got 's3://bucket'); its fields are url, endpoint_url, region",
+        ),
+        ({"store": {"endpoint_url": "here"}}, "store.endpoint_url: must be a URL (got 'here'); example: http://"),
+        ({"config": 3}, "config: must be a table (got 3)"),
+        ({"config": {"day": date(2026, 1, 1)}}, "config.day: must be a JSON value (got datetime.date(2026, 1, 1))"),
+        ({"config": {"clip": math.inf}}, "config.clip: must be a JSON value (got inf); use a string"),
+        ({"config": {"a": [1, {"b": math.nan}]}}, "config.a.1.b: must be a JSON value (got nan)"),
+        (
+            {"run_id": "Nightly Run"},
+            "run_id: must be 1 to 63 lower-case letters, digits, '.', '_' or '-' (got 'Nightly Run')",
+        ),
+        ({"run_id": "../up"}, "run_id: must be 1 to 63 lower-case letters, digits, '.', '_' or '-' (got '../up')"),
+        ({"recipe": "flights.py"}, "recipe: must be package.module:function (got 'flights.py'); example: "),
+        (
+            {"deadline": "2026-12-01T06:00:00"},
+            "deadline: must have a time zone (got '2026-12-01T06:00:00'); add one, e.g. Z",
+        ),
+        ({"deadline": "+2h"}, "deadline: must be a time (got '+2h'); example: 2026-12-01T06:00:00+00:00"),
+        ({"deadline": [1]}, "deadline: must be a time (got [1]); example: "),
     ],
 )
-def test_a_wrong_field_is_named_by_its_path_with_the_fix(fields, said):
-    assert said in refusal(**fields)
+def test_a_wrong_field_is_named_by_its_path_with_the_remedy(fields, expected):
+    assert expected in refusal(**fields)
 
 
 @pytest.mark.parametrize("number", ["inf", "-inf", "nan"])
@@ -157,7 +169,7 @@ def test_a_wrong_field_is_named_by_its_path_with_the_fix(fields, said):
         ("[[pools.spot]]\ndeployment = 'segment/a'\nprice = {}", "pools.spot.0.price"),
     ],
 )
-def test_what_is_no_finite_number_is_refused(tmp_path, toml, field, number):
+def test_a_number_that_is_not_finite_is_refused(tmp_path, toml, field, number):
     path = tmp_path / "run.toml"
     path.write_text("run_id = 'nightly'\nrecipe = 'a.b:c'\nsteps = 3\n" + toml.format(number) + "\n")
     with pytest.raises(SpecError) as caught:
@@ -184,22 +196,22 @@ def parts(annotation: object) -> set[type[BaseModel]]:
 FIELDS = list(specs(RunSpec))
 
 
-def test_every_part_of_a_spec_refuses_what_is_not_finite():
+def test_every_part_of_a_spec_refuses_numbers_that_are_not_finite():
     assert {model.__name__ for _, model, _ in FIELDS} >= {"RunSpec", "PolicySpec", "PoolSpec", "SpotPool"}
     assert [path for path, model, _ in FIELDS if model.model_config.get("allow_inf_nan") is not False] == []
 
 
-def test_every_field_is_in_the_docs_with_its_default_and_what_it_means():
+def test_every_field_is_in_the_docs_with_its_default_and_meaning():
     rows = [line for line in DOCS.read_text().splitlines() if line.startswith("| `")]
-    told = {line.split("`")[1]: line for line in rows}
-    assert len(told) == len(rows), "a field is told twice"
+    described = {line.split("`")[1]: line for line in rows}
+    assert len(described) == len(rows), "a field is described twice"
     tables = {path.rpartition(".")[0] for path, _, _ in FIELDS}
     fields = {path: field for path, _, field in FIELDS if path not in tables or path == "pools.spot"}
-    assert set(told) == set(fields)
+    assert set(described) == set(fields)
     for path, field in fields.items():
         assert field.description, path
         if not field.is_required() and field.default_factory is None and path != "pools.spot":
-            assert f"| {field.default!r} |" in told[path], path
+            assert f"| {field.default!r} |" in described[path], path
 
 
 def test_the_docs_name_every_policy():
@@ -207,43 +219,43 @@ def test_the_docs_name_every_policy():
     assert [name for name in POLICIES if not re.search(rf"\b{name}\b", line)] == []
 
 
-def test_all_wrong_fields_are_told_at_once():
+def test_all_wrong_fields_are_reported_at_once():
     with pytest.raises(SpecError) as caught:
         RunSpec.parse({"steps": "many", "checkpoints": {"kep": 1}}, source="run.toml")
     assert len(caught.value.problems) == 4
     message = str(caught.value)
     assert message.startswith("run.toml is not a valid run spec: ")
-    assert "run_id: is missing; give it a value" in message
-    assert "recipe: is missing; give it a value" in message
+    assert "run_id: required field is missing" in message
+    assert "recipe: required field is missing" in message
     assert "\n" not in message
 
 
-def test_data_that_is_no_table_at_all_is_refused():
-    with pytest.raises(SpecError, match=r"the document: \[\] is not a table; known in it are"):
+def test_data_that_is_no_table_is_refused():
+    with pytest.raises(SpecError, match=r"the document: must be a table \(got \[\]\); its fields are"):
         RunSpec.parse([])
 
 
 def test_a_store_alone_is_checked_the_same_way():
-    with pytest.raises(SpecError, match="endpoint_url: 'x' is not an address"):
+    with pytest.raises(SpecError, match=r"endpoint_url: must be a URL \(got 'x'\)"):
         StoreSpec.parse({"endpoint_url": "x"}, source=COMMAND_LINE)
 
 
 @pytest.mark.parametrize(
-    ("content", "said"),
+    ("content", "expected"),
     [
         (None, "cannot be read (No such file or directory); check the path"),
-        (b"steps = ", "is not TOML (Invalid value (at end of document)); fix that line"),
+        (b"steps = ", "is not TOML (Invalid value (at end of document)); correct that line"),
         (b"\xff\xfe", "is not TOML"),
     ],
 )
-def test_a_file_that_is_not_there_or_not_toml_is_named(tmp_path, content, said):
+def test_a_file_that_is_missing_or_not_toml_is_named(tmp_path, content, expected):
     path = tmp_path / "run.toml"
     if content is not None:
         path.write_bytes(content)
     with pytest.raises(SpecError) as caught:
         RunSpec.from_toml(path)
     assert str(path) in str(caught.value)
-    assert said in str(caught.value)
+    assert expected in str(caught.value)
 
 
 def test_a_folder_is_not_a_file(tmp_path):
@@ -252,7 +264,7 @@ def test_a_folder_is_not_a_file(tmp_path):
 
 
 @pytest.mark.parametrize(("seconds", "passes"), [(-1, False), (0, False), (1, True)])
-def test_a_deadline_has_to_lie_ahead(seconds, passes):
+def test_a_deadline_must_be_in_the_future(seconds, passes):
     spec = RunSpec.parse(LEAST | {"deadline": NOW + timedelta(seconds=seconds)})
     if passes:
         spec.require_future_deadline(NOW)
@@ -271,12 +283,12 @@ def test_a_deadline_has_to_lie_ahead(seconds, passes):
         {"config": {"deep": {"a": 2}}},
     ],
 )
-def test_what_makes_the_run_this_one_is_in_its_identity(fields):
+def test_a_change_in_what_is_trained_changes_the_identity(fields):
     before = RunSpec.parse(LEAST | {"config": {"width": 4, "deep": {"a": 1}}})
     assert RunSpec.parse(before.model_dump() | fields).identity() != before.identity()
 
 
-def test_where_when_and_how_safely_it_runs_is_not_part_of_its_identity():
+def test_deadline_store_threads_and_policy_are_not_part_of_the_identity():
     before = RunSpec.parse(LEAST)
     other = {"deadline": NOW, "store": {"url": "elsewhere"}, "threads": 2, "policy": {"name": "spot_only"}}
     assert RunSpec.parse(LEAST | other).identity() == before.identity()
@@ -288,7 +300,7 @@ def test_the_order_of_the_config_is_not_part_of_the_identity():
     assert one.identity() == other.identity()
 
 
-def test_a_cadence_by_steps_switches_the_usual_one_off():
+def test_a_save_interval_in_steps_replaces_the_default_one():
     usual, by_steps = RunSpec.parse(LEAST), RunSpec.parse(LEAST | {"checkpoints": {"every_steps": 5}})
     assert (usual.checkpoints.longest_seconds, by_steps.checkpoints.longest_seconds) == (600.0, None)
 

@@ -61,7 +61,7 @@ def test_code_in_the_file_is_refused_in_one_paragraph_without_a_trace(place, sta
         (["checkpoints", "--help"], 0, ""),
         (["checkpoints", "import", "nowhere.pt", "--recipe", TINY, "--run", "r", "--steps", "9"], 2, "cannot be read"),
         (["checkpoints", "import", ".", "--recipe", TINY, "--run", "r", "--steps", "9"], 2, "is a folder"),
-        (["checkpoints", "import", "x.pt", "--recipe", TINY, "--steps", "9"], 2, "run_id: is missing; give it"),
+        (["checkpoints", "import", "x.pt", "--recipe", TINY, "--steps", "9"], 2, "run_id: required field is missing"),
     ],
 )
 def test_the_help_and_what_can_be_refused_without_torch_do_not_wait_for_it(tmp_path, asked, code, said):
