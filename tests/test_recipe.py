@@ -11,7 +11,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from segue.errors import RecipeError
-from segue.recipe import Recipe, built_recipe, users_line
+from segue.recipe import Recipe, built_recipe, import_build, users_line
 from segue.testing.recipes import tiny
 from tests.recipes import frozen, imported
 
@@ -69,6 +69,16 @@ def test_the_config_that_build_gets_is_a_copy():
 
     built_recipe(build, config)
     assert config == {"width": 8}
+
+
+def test_an_import_that_raises_is_refused_with_its_line(tmp_path, monkeypatch):
+    (tmp_path / "torn_recipe.py").write_text("import math\n\nRATE = 1 / 0\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(
+        RecipeError, match=r"importing it \(torn_recipe\.py, line 3\) raised ZeroDivisionError"
+    ):
+        import_build("torn_recipe:build")
 
 
 class NoState:

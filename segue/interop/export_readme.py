@@ -7,17 +7,17 @@ from collections.abc import Mapping
 _INTRODUCTION = """\
 # A segue checkpoint as plain files
 
-One checkpoint of one training run: all that is needed to go on from it, in files that need no segue.
+One checkpoint of one training run: everything that is needed to continue from it, in files that need no segue.
 Every byte of it was verified against its checksum when these files were written.
 
 | file | holds |
 | --- | --- |
 """
 
-_BESIDE = {
-    "data_position.json": "step, samples seen, epoch and seed, and in words what the order of the samples follows from",
+_NEXT_TO_STATE = {
+    "data_position.json": "step, samples seen, epoch and seed, and how the order of the samples follows from them",
     "config.json": "the recipe's path, its config, the seed and the goal in steps; null where the log was damaged",
-    "train_state.json": "step, epoch, metric, environment, parent, attempt and verdict, and the segue that wrote this",
+    "train_state.json": "step, epoch, metric, environment, parent, attempt and verdict, and the version of segue",
     "loss_curve.parquet": "the steps that led here, each once; `curve_gaps` of train_state.json: attempts lacking rows",
 }
 
@@ -55,9 +55,9 @@ def component(name):
 _SAFETENSORS_HEAD = """\
 
 `model.safetensors` has the model's own names. Every component also has a JSON skeleton: its tree of dicts, lists and
-numbers, in which a dict of one key that begins with `$` stands for what JSON cannot say. `$tensor`, `$tensors` and
-`$array` name tensors of the safetensors file beside it (without tensors there is no such file); `component` below knows
-them all. What a model keeps that is no tensor (versions of modules, `get_extra_state`) is in `model.json` alone. The
+numbers, in which a dict of one key that begins with `$` encodes what JSON has no type for. `$tensor`, `$tensors` and
+`$array` name tensors of the safetensors file next to it (without tensors there is none); `component` below decodes
+them all. State of a model that is no tensor (versions of modules, `get_extra_state`) is in `model.json` alone. The
 streams go last, so that nothing draws from them in between.
 
 ```python
@@ -140,7 +140,7 @@ _LINES = {
 def readme(files: Mapping[str, tuple[str, ...]], *, as_torch: bool) -> str:
     """The text for an export of these components, each given with the names of its files."""
     rows = [f"| {', '.join(f'`{file}`' for file in names)} | {_meaning(name)} |" for name, names in files.items()]
-    rows += [f"| `{name}` | {meaning} |" for name, meaning in _BESIDE.items()]
+    rows += [f"| `{name}` | {meaning} |" for name, meaning in _NEXT_TO_STATE.items()]
     lines = [_loading(name, names[0].rpartition(".")[0], as_torch=as_torch) for name, names in files.items()]
     head = _TORCH_HEAD if as_torch else _SAFETENSORS_HEAD
     return _INTRODUCTION + "\n".join(rows) + "\n" + head + "".join(lines) + "```\n"
