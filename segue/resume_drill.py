@@ -132,7 +132,7 @@ def drill(recipe: str, *, config: Mapping[str, Any] | None = None, steps: int = 
         DrillFailedError: the recipe does not reach its goal even without a kill; shows what it raised, and where.
     """
     fields = {"run_id": "drill", "recipe": recipe, "steps": steps, "config": dict(config or {})}
-    return drill_spec(RunSpec.parse(fields, source="drill"), kills=kills)
+    return drill_spec(RunSpec.parse(fields, source="the call of segue.drill"), kills=kills)
 
 
 def drill_spec(

@@ -75,9 +75,7 @@ def test_an_import_that_raises_is_refused_with_its_line(tmp_path, monkeypatch):
     (tmp_path / "torn_recipe.py").write_text("import math\n\nRATE = 1 / 0\n")
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(
-        RecipeError, match=r"importing it \(torn_recipe\.py, line 3\) raised ZeroDivisionError"
-    ):
+    with pytest.raises(RecipeError, match=r"importing it \(torn_recipe\.py, line 3\) raised ZeroDivisionError"):
         import_build("torn_recipe:build")
 
 
