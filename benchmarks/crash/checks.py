@@ -8,7 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from benchmarks.crash.trainer import read_notes
-from segue.checkpoints.loading.snapshot import Snapshot, digest, read_checkpoint
+from segue.checkpoints.format.snapshot import Snapshot, digest
+from segue.checkpoints.loading.snapshot import read_checkpoint
 from segue.checkpoints.pruning import names_in_use
 from segue.continuity.recipe_diff import NOT_STATE
 from segue.errors import CheckpointError

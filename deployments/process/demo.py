@@ -15,7 +15,8 @@ from prefect.client.schemas.objects import State
 from segue.deployments.process.follow import follow, open_client, step_bar, trigger
 from segue.deployments.process.stack import LocalStack
 
-from segue.checkpoints.loading.snapshot import raw_bytes, read_checkpoint
+from segue.checkpoints.format.snapshot import raw_bytes
+from segue.checkpoints.loading.snapshot import read_checkpoint
 from segue.clock import SystemClock
 from segue.controller.local_run import run_here
 from segue.controller.steps import open_run
