@@ -1,4 +1,4 @@
-"""The demo: the main job on real data, with a kill, a notice and a deadline, against the run it would have been."""
+"""The demo: the main job on real data, with a kill, a notice and a deadline, compared with an undisturbed run."""
 
 from __future__ import annotations
 
@@ -7,10 +7,14 @@ import shutil
 import signal
 import threading
 import time
+from collections.abc import Callable
+from contextlib import chdir
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
+from itertools import pairwise
 from pathlib import Path
 
+from prefect.client.schemas.actions import WorkPoolUpdate
 from prefect.client.schemas.objects import State
 from segue.deployments.process.follow import follow, open_client, step_bar, trigger
 from segue.deployments.process.stack import LocalStack
@@ -20,6 +24,7 @@ from segue.checkpoints.loading.snapshot import read_checkpoint
 from segue.clock import SystemClock
 from segue.controller.local_run import run_here
 from segue.controller.steps import open_run
+from segue.curves.frame import curve
 from segue.errors import SegueError
 from segue.launch.launcher import Trainer
 from segue.records import Capacity, Heartbeat, SegmentPlan
@@ -34,8 +39,10 @@ from segue.spec import RunSpec
 RECIPE = "examples.flights:build"
 STEPS = 2400
 _PRICE_RATIO = 3.0
-_SHARES = (0.28, 0.52, 0.67, 0.82)
-"""Of the steps: when spot is taken away, as long as the run is there."""
+_KILL_AT, _NOTICE_AT = 0.25, 0.45
+"""Shares of the steps at which the spot machine fails, and at which it is taken back."""
+_SLACK_CHANGEOVERS = 3
+"""Time to the deadline beyond what on-demand alone needs, in changeovers: the kill and the notice use two of them."""
 
 
 class DemoFailedError(SegueError):
@@ -43,55 +50,70 @@ class DemoFailedError(SegueError):
 
     def __init__(self, why: str) -> None:
         self.why = why
-        super().__init__(f"the demo did not come out as promised: {why} The logs are in .segue/logs.")
+        super().__init__(f"the demo failed: {why}", fix="see the logs in .segue/logs, then run it again.")
 
 
 @dataclass
-class Preemptions:
-    """What the provider does to spot in the demo: a kill, then notices until the policy leaves it."""
+class Provider:
+    """The provider of spot in the demo: one machine fails, the next is taken back, then there is none for a while.
+
+    Without spot the slack runs out on any machine, so the run moves to on-demand. Spot is there again once on-demand
+    trains; whether the run then goes back depends on the slack that is left.
+    """
 
     steps: int
+    set_spot: Callable[[bool], None]
+    """Called with whether the spot pool starts machines."""
     done: list[str] = field(default_factory=list)
 
     def __call__(self, history: History, beat: Heartbeat | None) -> str | None:
-        """Preempt when the next point of the script is reached; says what was done."""
+        """Do what is due; returns what was done."""
         plan = history.open_plan
         attempt = history.attempt_of(plan.segment, plan.attempt) if plan else None
         if plan is None or attempt is None or beat is None or beat.phase != "training":
             return None
-        if plan.capacity is not Capacity.SPOT or len(self.done) == len(_SHARES):
-            return None  # Nobody takes on-demand machines away.
-        if beat.step < _SHARES[len(self.done)] * self.steps:
-            return None
-        if not self.done:
+        if plan.capacity is Capacity.ON_DEMAND:
+            return self._give_back(beat)
+        if not self.done and beat.step >= _KILL_AT * self.steps:
             os.kill(beat.trainer_pid, signal.SIGKILL)
             self.done.append("kill")
-            return f"step {beat.step}: SIGKILL to the trainer, without a word"
-        os.kill(attempt.claim.segment_pid, signal.SIGTERM)
-        self.done.append("notice")
-        return f"step {beat.step}: termination notice to the segment"
+            return f"step {beat.step}: the spot machine fails (SIGKILL to the trainer)"
+        if self.done == ["kill"] and beat.step >= _NOTICE_AT * self.steps:
+            self.set_spot(False)
+            os.kill(attempt.claim.segment_pid, signal.SIGTERM)
+            self.done.append("notice")
+            return f"step {beat.step}: termination notice from the provider, who has no other spot machine"
+        return None
+
+    def _give_back(self, beat: Heartbeat) -> str | None:
+        if "escalation" in self.done:
+            return None
+        self.set_spot(True)
+        self.done.append("escalation")
+        return f"step {beat.step}: on-demand trains; the provider has spot machines again"
 
 
-def run_demo(folder: Path, *, keep: bool) -> None:
-    """Everything from an empty folder to the table, the comparison and the picture.
+def run_demo(folder: Path, *, home: Path, keep: bool) -> None:
+    """Everything from an empty folder to the table, the comparison and the plot. `home` is the repository.
 
     Raises:
-        DemoFailedError: the run did not finish, came late, or is not bit-identical to the undisturbed one.
+        DemoFailedError: the run did not finish, was late, or is not bit-identical to the undisturbed one.
         OrchestratorError: the local Prefect did not come up.
     """
-    stack = LocalStack(folder, home=Path.cwd(), say=lambda text: errors.print(f"[dim]{text}[/]"))
+    folder = folder.absolute()
+    stack = LocalStack(folder, home=home, say=lambda text: errors.print(f"[dim]{text}[/]"))
     shutil.rmtree(folder / "demo", ignore_errors=True)
     started = time.monotonic()
     try:
-        stack.start()
-        console.print(f"[dim]up in {time.monotonic() - started:.0f} s; Prefect UI: {stack.url}[/]")
-        console.rule("the run it should be: undisturbed, on this machine", align="left")
-        reference = _reference(folder)
-        console.rule("the main job: spot, a kill, a notice, a deadline", align="left")
-        spec = _main_spec(folder, reference)
-        with stack.settings():
-            runlog, state, seconds = _main_job(spec)
-        _tell(folder, stack, reference=reference, runlog=runlog, spec=spec, state=state, seconds=seconds)
+        with chdir(home):  # Where the example's package can be imported.
+            stack.start()
+            console.print(f"[dim]up in {time.monotonic() - started:.0f} s; Prefect UI: {stack.url}[/]")
+            console.rule("reference: the same run, undisturbed, on this machine", align="left")
+            reference = _reference(folder)
+            console.rule("main job: spot, a kill, a notice, a deadline", align="left")
+            spec = _main_spec(folder, reference)
+            with stack.settings():
+                _show(folder, stack, reference=reference, outcome=_main_job(spec), spec=spec)
         if keep:
             console.print("server and workers stay up; Ctrl-C ends them")
             threading.Event().wait()
@@ -127,17 +149,14 @@ def _reference(folder: Path) -> RunLog:
 
         lines: list[str] = []
         decision = run_here(spec, runlog, watch=watch, on_line=lines.append)
-        bar.update(task, completed=read_history(runlog).committed_step)
+        bar.update(task, completed=read_history(runlog).committed_step, loss="")
     if decision.action != "finished":
         raise DemoFailedError(f"the undisturbed run ended as {decision.action}: {decision.reason}.")
     return runlog
 
 
 def _main_spec(folder: Path, reference: RunLog) -> RunSpec:
-    """The same training with a deadline that two preemptions bring near: slack for two of them.
-
-    A machine much slower now than it was for the undisturbed run has slack for one.
-    """
+    """The same training with a deadline that the kill, the notice and a wait for spot bring near."""
     report = read_history(reference).last_reports()[-1]
     step_seconds = report.train_seconds / report.train_steps
     changeover = report.startup_seconds + 6.0
@@ -145,40 +164,81 @@ def _main_spec(folder: Path, reference: RunLog) -> RunSpec:
     work = STEPS * step_seconds * 1.05
     until_decided, at_risk = 6.0, STEPS // 20 * step_seconds
     needed = work + 2 * changeover + at_risk + 1.0
-    deadline = datetime.now(UTC) + timedelta(seconds=until_decided + needed + 2 * changeover)
-    # A name of its own each time: this Prefect may remember the flow runs of an earlier demo in the same folder.
+    seconds = until_decided + needed + _SLACK_CHANGEOVERS * changeover
+    deadline = datetime.now(UTC) + timedelta(seconds=seconds)
+    # A new name each time: this Prefect may know the flow runs of an earlier demo in the same folder.
     return _spec(folder, f"flights-{datetime.now(UTC):%H%M%S}", deadline=deadline, policy=policy)
 
 
-def _main_job(spec: RunSpec) -> tuple[RunLog, State, float]:
+@dataclass(frozen=True)
+class _Outcome:
+    """How the main job ended."""
+
+    runlog: RunLog
+    state: State
+    seconds: float
+    shown: tuple[str, ...]
+
+
+def _main_job(spec: RunSpec) -> _Outcome:
     started = time.monotonic()
     with open_client() as client:
+
+        def set_spot(is_up: bool) -> None:
+            client.update_work_pool("spot", WorkPoolUpdate(is_paused=not is_up))
+
+        set_spot(True)
+        provider = Provider(spec.steps, set_spot)
         runlog = open_run(spec, clock=SystemClock())
-        state = follow(client, trigger(client, spec), runlog, spec, observer=Preemptions(spec.steps))
-    return runlog, state, time.monotonic() - started
+        state = follow(client, trigger(client, spec), runlog, spec, observer=provider)
+        set_spot(True)
+    return _Outcome(runlog, state, time.monotonic() - started, tuple(provider.done))
 
 
-def _tell(
-    folder: Path, stack: LocalStack, *, reference: RunLog, runlog: RunLog, spec: RunSpec, state: State, seconds: float
-) -> None:
-    history = read_history(runlog)
+def _show(folder: Path, stack: LocalStack, *, reference: RunLog, outcome: _Outcome, spec: RunSpec) -> None:
+    history = read_history(outcome.runlog)
     console.print(segments_table(history))
     if history.committed_step < spec.steps:
+        state = outcome.state
         raise DemoFailedError(f"the run ended at step {history.committed_step} as {state.name}: {state.message}.")
-    identical, tensors = _compare(reference, runlog)
-    picture = folder / "demo" / "flights.png"
-    picture.write_bytes(draw(runlog))
-    words = "[bold green]bit-identical[/]" if identical else "[bold red]NOT identical[/]"
-    console.print(f"final weights    {words} to the undisturbed run ({tensors} tensors compared byte by byte)")
-    console.print(f"deadline         {_punctuality(history, spec)}", markup=False)
-    console.print(f"cost             {_cost(history)}", markup=False)
-    console.print(f"main job         {seconds:.0f} s", markup=False)
-    console.print(f"picture          {picture}", markup=False, soft_wrap=True)
-    console.print(f"Prefect UI       {stack.url}/runs", markup=False)
+    identical, tensors = _compare(reference, outcome.runlog)
+    plot = folder / "demo" / "flights.png"
+    plot.write_bytes(draw(outcome.runlog))
+    back = "hand-over" if _was_handed_over(history) else "no hand-over: the slack is used up"
+    rows = {
+        "shown": ", ".join((*outcome.shown, back)),
+        "final weights": f"{'bit-identical' if identical else 'NOT identical'} to the undisturbed run ({tensors} tensors)",
+        "final loss": _final_losses(reference, outcome.runlog),
+        "deadline": _punctuality(history, spec),
+        "cost": _cost(history),
+        "main job": f"{outcome.seconds:.0f} s",
+        "plot": plot,
+        "Prefect UI": f"{stack.url}/runs",
+    }
+    for name, value in rows.items():
+        console.print(f"{name:<15}  {value}", markup=False, soft_wrap=True)
     if not identical:
         raise DemoFailedError("the final weights differ.")
     if _seconds_early(history, spec) < 0:
-        raise DemoFailedError("it came late, as a machine can make it that is far busier than a minute before.")
+        raise DemoFailedError("the run was late: this machine is much busier than during the undisturbed run.")
+    missing = {"kill", "notice", "escalation"} - set(outcome.shown)
+    if missing:
+        raise DemoFailedError(f"not shown: {', '.join(sorted(missing))}; this machine became too slow meanwhile.")
+
+
+def _was_handed_over(history: History) -> bool:
+    """Whether an attempt on spot followed one on on-demand."""
+    order = [attempt.claim.capacity for attempt in history.attempts]
+    return (Capacity.ON_DEMAND, Capacity.SPOT) in pairwise(order)
+
+
+def _final_losses(reference: RunLog, runlog: RunLog) -> str:
+    """The loss of the last step of both runs."""
+    (step, undisturbed), (other, main) = (curve(log)[["step", "loss"]].iloc[-1] for log in (reference, runlog))
+    same = f"{main:.6f} at step {step:.0f}"
+    return (
+        f"{same}, in both runs" if step == other and main == undisturbed else f"{same}; undisturbed {undisturbed:.6f}"
+    )
 
 
 def _compare(reference: RunLog, runlog: RunLog) -> tuple[bool, int]:

@@ -124,7 +124,8 @@ def _follow(
             asked_at = time.monotonic()
             state = _state(client, flow_run_id)
             if state is not None and state.is_final():
-                bar.update(task, completed=read_history(runlog).committed_step, description=state.name or "over")
+                step = read_history(runlog).committed_step
+                bar.update(task, completed=step, description=state.name or "ended", loss="")
                 return state
         time.sleep(_LOOK_SECONDS)
 

@@ -1,4 +1,4 @@
-"""`segue demo` and `segue bench`: what a clone of the repository has beside the package."""
+"""`segue demo` and `segue bench`: commands that need a clone of the repository."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
+from segue.cli.interrupts import ends_cleanly
 from segue.cli.options import require_prefect
 from segue.errors import CheckoutNeededError
 
@@ -24,7 +25,8 @@ def demo(
     require_checkout("examples", command="demo")
     from segue.deployments.process.demo import run_demo
 
-    run_demo(folder, keep=keep)
+    with ends_cleanly(hint="The demo was interrupted; everything it had started has ended."):
+        run_demo(folder, home=_ROOT, keep=keep)
 
 
 def bench(ctx: typer.Context) -> Any:

@@ -1,4 +1,4 @@
-"""What the demo does to a run: it takes spot machines away, and no others."""
+"""What the demo does to a run: a spot machine fails, the next is taken back, and spot is away for a while."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import sys
 from datetime import UTC, datetime
 
 import pytest
-from segue.deployments.process.demo import Preemptions
+from segue.deployments.process.demo import Provider
 
 from segue.records import Capacity, Heartbeat
 from tests.support.histories import Logbook, make_spec
@@ -22,18 +22,45 @@ def trainer():
     process.wait()
 
 
+class Job:
+    """A run of 100 steps, and the provider of its spot capacity."""
+
+    def __init__(self, trainer: subprocess.Popen[bytes]) -> None:
+        self.book, self.trainer = Logbook(make_spec()), trainer
+        self.spot: list[bool] = []
+        self.provider = Provider(steps=100, set_spot=self.spot.append)
+
+    def trains(self, capacity: Capacity, step: int) -> str | None:
+        """What the provider does at a step on a capacity."""
+        name = self.book.claim(self.book.plan(capacity), segment_pid=self.trainer.pid)
+        facts = {"attempt_id": name, "counter": 1, "phase": "training", "beat_at": datetime.now(UTC)}
+        return self.provider(self.book.history, Heartbeat(step=step, trainer_pid=self.trainer.pid, **facts))
+
+
 @pytest.mark.parametrize(
     ("capacity", "step", "is_killed"),
-    [(Capacity.SPOT, 27, False), (Capacity.SPOT, 29, True), (Capacity.ON_DEMAND, 99, False)],
+    [(Capacity.SPOT, 24, False), (Capacity.SPOT, 25, True), (Capacity.ON_DEMAND, 99, False)],
 )
 def test_the_demo_kills_a_trainer_on_spot_once_it_has_come_far_enough(trainer, capacity, step, is_killed):
-    book = Logbook(make_spec())
-    name = book.claim(book.plan(capacity))
-    facts = {"attempt_id": name, "counter": 1, "phase": "training", "beat_at": datetime.now(UTC)}
-    told = Preemptions(steps=100)(book.history, Heartbeat(step=step, trainer_pid=trainer.pid, **facts))
+    job = Job(trainer)
+    done = job.trains(capacity, step)
     if is_killed:
-        assert told == f"step {step}: SIGKILL to the trainer, without a word"
+        assert done == f"step {step}: the spot machine fails (SIGKILL to the trainer)"
         assert trainer.wait(10) == -signal.SIGKILL
     else:
-        assert told is None
+        assert "kill" not in job.provider.done
         assert trainer.poll() is None
+
+
+def test_after_the_notice_there_is_no_spot_until_on_demand_trains(trainer):
+    job = Job(trainer)
+    job.provider.done.append("kill")
+    assert job.trains(Capacity.SPOT, 44) is None
+    assert "termination notice" in job.trains(Capacity.SPOT, 45)
+    assert trainer.wait(10) == -signal.SIGTERM
+    assert job.spot == [False]
+    assert "spot machines again" in job.trains(Capacity.ON_DEMAND, 46)
+    assert job.spot == [False, True]
+    assert job.trains(Capacity.ON_DEMAND, 60) is None
+    assert job.trains(Capacity.SPOT, 90) is None  # After a hand-over it is left alone.
+    assert job.provider.done == ["kill", "notice", "escalation"]
