@@ -204,10 +204,11 @@ def _show(folder: Path, stack: LocalStack, *, reference: RunLog, outcome: _Outco
     identical, tensors = _compare(reference, outcome.runlog)
     plot = folder / "demo" / "flights.png"
     plot.write_bytes(draw(outcome.runlog))
+    equal = "bit-identical" if identical else "NOT identical"
     back = "hand-over" if _was_handed_over(history) else "no hand-over: the slack is used up"
     rows = {
         "shown": ", ".join((*outcome.shown, back)),
-        "final weights": f"{'bit-identical' if identical else 'NOT identical'} to the undisturbed run ({tensors} tensors)",
+        "final weights": f"{equal} to the undisturbed run ({tensors} tensors)",
         "final loss": _final_losses(reference, outcome.runlog),
         "deadline": _punctuality(history, spec),
         "cost": _cost(history),

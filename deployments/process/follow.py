@@ -38,8 +38,9 @@ def require_deployments(client: SyncPrefectClient, spec: RunSpec) -> None:
     Raises:
         OrchestratorError: the server does not answer, or a deployment or its work pool is missing.
     """
-    if isinstance(error := client.api_healthcheck(), Exception):
-        raise _no_answer(error)
+    problem: Exception | None = client.api_healthcheck()
+    if problem is not None:
+        raise _no_answer(problem)
     for name in dict.fromkeys(
         (PARENT_DEPLOYMENT, *(pool.deployment for pool in spec.pools.spot), spec.pools.on_demand)
     ):
