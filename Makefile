@@ -1,20 +1,20 @@
 # make demo   sets everything up and shows the main job on real data
-# make test   sets everything up and runs lint, types and tests
-# make matrix the tests that take long and say little that the others do not
+# make test   sets everything up and runs lint, types and the tests; 5 minutes on two cores
+# make matrix the longer tests: many seeds, many kills, whole processes, the wheel
 VENV   ?= .venv
 PYTHON ?= python3
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
-# A folder has the name of the second.
-.PHONY: demo test units flows matrix lint types format setup clean
+# Several of these are also names of folders.
+.PHONY: demo test units flows matrix matrix-units matrix-flows lint types format setup clean
 
 demo: setup
 	$(BIN)/segue demo
 
-# Flow tests wait more than they work, so the others run beside them, and give way to them.
-test: lint types
-	$(MAKE) --jobs 2 flows units
+# Flow tests mostly wait, so the others run at the same time, at a lower priority.
+test: lint
+	$(MAKE) --jobs 3 flows units types
 
 units: setup
 	nice -n 10 $(BIN)/python -m pytest -n 2 --ignore tests/flows
@@ -22,20 +22,28 @@ units: setup
 flows: setup
 	$(BIN)/python -m pytest tests/flows
 
-matrix: setup
-	$(BIN)/python -m pytest -m matrix
+# One after the other: each has a whole Prefect, or two busy processes.
+matrix:
+	$(MAKE) matrix-units
+	$(MAKE) matrix-flows
+
+matrix-units: setup
+	$(BIN)/python -m pytest -m matrix -n 2 --ignore tests/flows --ignore tests/packaging
+
+matrix-flows: setup
+	$(BIN)/python -m pytest -m matrix tests/packaging tests/flows
 
 lint: setup
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 
-# mypy knows packages by their folders, so it is shown a folder in which the pack lies where its import names say.
+# mypy finds packages by their folders, so it gets a folder in which the pack lies where its import names say.
 TYPED := build/types
 types: setup
 	rm -rf $(TYPED) && mkdir -p $(TYPED)/segue
 	ln -s $(CURDIR)/segue/* $(CURDIR)/flows $(CURDIR)/tasks $(CURDIR)/deployments $(TYPED)/segue/
 	ln -s $(CURDIR)/benchmarks $(CURDIR)/examples $(TYPED)/
-	cd $(TYPED) && $(abspath $(BIN))/mypy --config-file $(CURDIR)/pyproject.toml --cache-dir $(CURDIR)/.mypy_cache -p segue -p benchmarks
+	cd $(TYPED) && nice -n 10 $(abspath $(BIN))/mypy --config-file $(CURDIR)/pyproject.toml --cache-dir $(CURDIR)/.mypy_cache -p segue -p benchmarks
 
 format: setup
 	$(BIN)/ruff format .
