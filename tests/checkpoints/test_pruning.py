@@ -107,7 +107,8 @@ def test_what_a_killed_attempt_left_behind_goes_after_the_next_ones_first_commit
 
 def test_bytes_whose_deletion_was_cut_short_go_later(fork_server, spec, open_log):
     runlog = open_log(spec)
-    fails = spec.model_copy(update={"config": spec.config | {"raise_at_step": 55}})
+    # Slow steps: a busy machine must have time to commit three times before the step that raises.
+    fails = spec.model_copy(update={"config": {"raise_at_step": 55, "pause_seconds": 0.05}})
     assert fork_server.run_attempt(runlog, fails).stop_reason is StopReason.FAILED
     pruned = [checkpoint for checkpoint in history_of(spec).checkpoints if checkpoint.is_pruned]
     assert pruned
