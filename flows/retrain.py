@@ -1,4 +1,4 @@
-"""Scheduled retraining: a fresh run for each tick of the schedule, to be ready a set time after it."""
+"""Flow `retrain`: a new run for each scheduled time, with a deadline a fixed time after it."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from segue.spec import RunSpec
 def retrain(template: dict[str, Any], *, name: str, ready_within_hours: float | None = None) -> Any:
     """Train `template` (a run spec without `run_id` and `deadline`) as the run `name-<scheduled time>`.
 
-    The run id comes from the scheduled time, so a retry of the same tick in the UI goes on with the same run.
+    The run id contains the scheduled time, so a retry of this flow run resumes the same run.
     """
     due: datetime = flow_run.scheduled_start_time or datetime.now(UTC)
     spec = spec_for(template, name=name, due=due, ready_within_hours=ready_within_hours)
     state: Any = train(spec, return_state=True)
     if state.is_completed():
-        # Nobody looks at a nightly run. What the check finds is in its artifact and the log; the run stands as it is.
+        # The findings are in the check's artifact and log, for runs that no person watches. They do not fail the run.
         check_curve(spec, return_state=True)
     return state
 
 
 def spec_for(template: dict[str, Any], *, name: str, due: datetime, ready_within_hours: float | None) -> RunSpec:
-    """The run spec of one tick.
+    """The run spec of one scheduled time.
 
     Raises:
         SpecError: the template has wrong fields.

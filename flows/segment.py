@@ -1,4 +1,4 @@
-"""Flow `segment`: what a pool runs. One attempt, or a standby that waits for one, on the machine this is on."""
+"""Flow `segment`, run by the pools: one attempt on this machine, or a standby that waits for one."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ _CANCEL_POLL_SECONDS = 5.0
 
 @flow(name="segment", retries=0, validate_parameters=True, persist_result=False)
 def segment(spec: RunSpec, plan: SegmentPlan | None = None, standby: str | None = None) -> State[Any]:
-    """Train one attempt of a run on this machine; the outcome is in the run's log and in the state.
+    """Train one attempt of a run on this machine. The state and the run's log show how it ended.
 
     With `standby` instead of a plan it waits, while on-demand trains, until the run's log has a plan for it or it is
-    not needed.
+    no longer needed.
     """
     relay = NoticeRelay()
 
     def on_signal(signum: int, frame: FrameType | None) -> None:
         relay.give()
 
-    # Inside the flow body: Prefect puts its own handler in place before, which would end this flow at once.
+    # Inside the flow body, to replace Prefect's handler, which would end this flow at once.
     signal.signal(signal.SIGTERM, on_signal)
     with _Cancellation(relay) as cancellation:
         facts: dict[str, Any] = {
@@ -54,7 +54,7 @@ def segment(spec: RunSpec, plan: SegmentPlan | None = None, standby: str | None 
         else:
             return Failed(message="A segment needs a plan or the name of a standby. Fix: start the flow `train`.")
     if outcome is None:
-        return Crashed(name="Fenced", message="another process has this attempt; this one changed nothing")
+        return Crashed(name="Fenced", message="Another process holds this attempt; this one changed nothing.")
     return _state_of_left(outcome) if isinstance(outcome, Left) else state_of(outcome)
 
 
@@ -69,7 +69,7 @@ def _state_of_left(left: Left) -> State[Any]:
 
 
 class _Cancellation:
-    """Looks every few seconds whether this flow run was cancelled, and passes that on as a notice."""
+    """Checks every few seconds whether this flow run was cancelled, and forwards that as a notice."""
 
     def __init__(self, relay: NoticeRelay) -> None:
         self._relay, self._asked_at = relay, time.monotonic()
@@ -90,9 +90,9 @@ class _Cancellation:
 
 
 def _is_being_cancelled(client: Any) -> bool:
-    """Whether this flow run was cancelled: in a container no signal reports it, so the segment has to ask."""
+    """Whether this flow run was cancelled. The segment polls it, because a container gets no signal for it."""
     try:
         run = client.read_flow_run(flow_run.id)
     except (*SILENCE, ObjectNotFound):
-        return False  # Prefect is away, or someone deleted the flow run; training does not need it.
+        return False  # Prefect does not answer, or the flow run was deleted. Training needs neither.
     return run.state is not None and (run.state.is_cancelling() or run.state.is_cancelled())

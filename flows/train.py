@@ -1,4 +1,4 @@
-"""The parent flow: decide, run a segment, judge its resume, until the policy says the run is over."""
+"""Flow `train`, the parent: decide, run a segment, judge its resume, until a decision ends the run."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ from segue.records import SegmentPlan, SegmentReport, Verdict
 from segue.reports.cost import CostReport
 from segue.spec import RunSpec
 
-_PICTURE_SECONDS = 30.0
-"""How long the end of a run waits for the picture before the last one."""
+_PUBLISH_SECONDS = 30.0
+"""How long the end of a run waits for an artifact that is still being published."""
 
 
 @flow(name="train", flow_run_name="{spec.run_id}", retries=0, validate_parameters=True, persist_result=False)
 def train(spec: RunSpec, *, accept_drift: bool = False) -> Any:
-    """Train `spec` to its goal, in segments, on the capacity that the policy picks.
+    """Train `spec` to its goal, in segments, on the capacity that the policy selects.
 
-    Killed and started again with the same run id, it goes on: the run's log is the memory. An attempt that is still
-    alive then is waited for; no second one is started.
+    Started again with the same run id, it resumes the run from the run's log. If an attempt is still alive then, it
+    waits for that one and starts no second one.
     """
     try:
         open_run(spec, accept_drift=accept_drift)
@@ -41,7 +41,7 @@ def train(spec: RunSpec, *, accept_drift: bool = False) -> Any:
     decision, has_resumed = drive(steps)
     release_standby(spec)
     steps.finish_publishing()
-    publish_run(spec, return_state=True)  # A picture that cannot be published is no reason to call a run failed.
+    publish_run(spec, return_state=True)  # The returned state is ignored: a failed artifact must not fail the run.
     if has_resumed:
         publish_resume(spec, return_state=True)
     get_run_logger().info("run ended action=%s reason=%s", decision.action, decision.reason)
@@ -58,23 +58,23 @@ class _Tasks:
 
     def __init__(self, spec: RunSpec) -> None:
         self._spec = spec
-        self._shown: PrefectFuture[None] | None = None
+        self._publishing: PrefectFuture[None] | None = None
 
     def decide(self) -> Decision:
         return plan_segment(self._spec)
 
     def run(self, plan: SegmentPlan) -> SegmentReport:
-        if self._shown is None or self._shown.state.is_final():
-            self._shown = publish_run.submit(self._spec)  # Next to the attempt, which does not wait for a picture.
+        if self._publishing is None or self._publishing.state.is_final():
+            self._publishing = publish_run.submit(self._spec)  # In parallel: the attempt must not wait for a plot.
         return _report_of(run_segment(self._spec, plan, return_state=True))
 
     def judge(self, report: SegmentReport) -> Verdict | None:
         return judge_resume(self._spec, report)
 
     def finish_publishing(self) -> None:
-        """Wait for the picture that is being drawn, lest it replaces the last one."""
-        if self._shown is not None:
-            self._shown.wait(timeout=_PICTURE_SECONDS)
+        """Wait for the artifact that is being published, so that it does not replace the last one."""
+        if self._publishing is not None:
+            self._publishing.wait(timeout=_PUBLISH_SECONDS)
 
 
 def _with_cost(reason: str, state: State[CostReport]) -> str:
@@ -83,7 +83,7 @@ def _with_cost(reason: str, state: State[CostReport]) -> str:
 
 
 def _report_of(state: State[SegmentReport]) -> SegmentReport:
-    # A preempted attempt's state is Crashed and still carries its report; an exception is a real error and raised.
+    # The state of a preempted attempt is Crashed and holds its report; an exception is a real error and is raised.
     result = state.result(raise_on_failure=False)
     if isinstance(result, BaseException):
         raise result

@@ -1,4 +1,4 @@
-"""The drill as a flow: kill, resume, compare, and fail loudly when a resume is not the run it should be."""
+"""Flow `verify-resume`, the drill: kill and resume a run, and fail when it differs from an undisturbed one."""
 
 from __future__ import annotations
 
@@ -15,17 +15,18 @@ from segue.spec import RunSpec
 
 @flow(name="verify-resume", flow_run_name="verify-{spec.run_id}", retries=0, persist_result=False)
 def verify_resume(spec: RunSpec, *, kills: int = 2) -> State[DrillReport]:
-    """Train `spec` twice, once with kills, and compare the two to the last bit. Never touches the run's own store."""
+    """Train `spec` twice, once with kills, and compare the final states bit for bit. Does not use the run's store."""
     report = drill_recipe(spec, kills)
-    words = f"{report.verdict}: {report.kills} kills, identical={report.identical}, {report.ended}"
-    return Completed(message=words) if report.passed else Failed(name="NotContinuous", message=words)
+    message = f"{report.verdict}: {report.kills} kills, identical={report.identical}, {report.ended}"
+    return Completed(message=message) if report.passed else Failed(name="NotContinuous", message=message)
 
 
 @task(name="drill", retries=0, cache_policy=NO_CACHE)
 def drill_recipe(spec: RunSpec, kills: int) -> DrillReport:
-    """Make the drill and publish what it found."""
+    """Run the drill and publish its result as an artifact."""
     report = drill_spec(spec, kills=kills)
-    lines = [f"**{spec.recipe}**: {report.verdict}, final state identical: {report.identical}", ""]
+    identical = "identical to" if report.identical else "different from"
+    lines = [f"**{spec.recipe}**: {report.verdict}; final state {identical} the undisturbed run's", ""]
     lines += [f"* resume {number}: {verdict.sentence}" for number, verdict in enumerate(report.verdicts, 1)]
     create_markdown_artifact("\n".join(lines), key=artifact_key(f"{spec.run_id}-drill"), description="Resume drill")
     return report

@@ -1,1 +1,1 @@
-"""Prefect doorways: each task names itself, calls one engine function, publishes, and returns a record."""
+"""Prefect tasks: each calls one engine function, publishes the result, and returns a record."""

@@ -1,6 +1,8 @@
-"""The doorway to verdicts: publish what the log says about an attempt's resume."""
+"""Task of a verdict: log whether an attempt's resume continued the run."""
 
 from __future__ import annotations
+
+import logging
 
 from prefect import get_run_logger, task
 from prefect.cache_policies import NO_CACHE
@@ -14,10 +16,11 @@ from segue.stores.retry import patiently
 
 @task(name="judge-resume", retries=0, cache_policy=NO_CACHE)
 def judge_resume(spec: RunSpec, report: SegmentReport) -> Verdict | None:
-    """The verdict about an attempt's resume; None when it started from step 0 or never got so far."""
+    """The verdict about an attempt's resume; None when it started from step 0 or never claimed the run."""
     runlog = patiently(open_log(spec).reload, what="log")
     verdict = patiently(lambda: settle_verdict(runlog, report), what="verdict")
     if verdict is not None:
-        loud = verdict.kind in (VerdictKind.BROKEN, VerdictKind.UNVERIFIED)
-        (get_run_logger().warning if loud else get_run_logger().info)("resume %s", verdict.sentence)
+        is_warning = verdict.kind in (VerdictKind.BROKEN, VerdictKind.UNVERIFIED)
+        level = logging.WARNING if is_warning else logging.INFO
+        get_run_logger().log(level, "resume judged verdict=%s", verdict.sentence)
     return verdict

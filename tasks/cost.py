@@ -1,4 +1,4 @@
-"""The doorway to what a run has cost: one line in its flow run's log, and a record."""
+"""Task of a run's cost: one line in the flow run's log, and a record."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from segue.stores.retry import patiently
 
 @task(name="report-cost", retries=0, cache_policy=NO_CACHE)
 def report_cost(spec: RunSpec) -> CostReport:
-    """What the run has cost so far, and what on-demand alone would have."""
+    """Log and return the cost of the run so far, and that of on-demand alone."""
     runlog = patiently(open_log(spec).reload, what="log")
     standbys = patiently(lambda: held_by_standbys(runlog.store, spec.run_id), what="standbys")
     cost = cost_report(spec, read_history(runlog), standbys=standbys)

@@ -1,4 +1,4 @@
-"""The doorways to a run's loss curve: check it, and show a resume in it, as artifacts."""
+"""Tasks of a run's loss curve: check it, and plot a resume, as artifacts."""
 
 from __future__ import annotations
 
@@ -18,27 +18,26 @@ from segue.spec import RunSpec
 
 @task(name="check-curve", retries=0, cache_policy=NO_CACHE)
 def check_curve(spec: RunSpec) -> CurveReport:
-    """Check a run's loss curve; what was found is in the artifact `segue-<run>-curve` and in the record."""
+    """Check a run's loss curve; the findings are in the artifact `segue-<run>-curve` and in the returned record."""
     report = check_curve_here(open_log(spec))
     for item in report.failed:
         get_run_logger().warning("curve expectation failed name=%s observed=%s", item.name, item.observed)
     key = artifact_key(f"{spec.run_id}-curve")
-    create_markdown_artifact(summary(report), key=key, description=f"Loss curve of {spec.run_id}")
+    create_markdown_artifact(summary(report), key=key, description=f"Loss curve check of {spec.run_id}")
     return report
 
 
-@task(name="publish-resume_point", retries=0, cache_policy=NO_CACHE)
+@task(name="publish-resume-point", retries=0, cache_policy=NO_CACHE)
 def publish_resume(spec: RunSpec, segment: int | None = None) -> None:
-    """Put the newest resume of a segment, or of the run, into the artifact `segue-<run>-resume_point`."""
-    picture = base64.b64encode(draw_resume(open_log(spec), segment=segment)).decode()
-    text = f"![before and after the resume](data:image/png;base64,{picture})"
-    create_markdown_artifact(
-        text, key=artifact_key(f"{spec.run_id}-resume_point"), description=f"A resume of {spec.run_id}"
-    )
+    """Plot the newest resume of a segment, or of the run, in the artifact `segue-<run>-resume-point`."""
+    png = base64.b64encode(draw_resume(open_log(spec), segment=segment)).decode()
+    text = f"![loss before and after the resume](data:image/png;base64,{png})"
+    key = artifact_key(f"{spec.run_id}-resume-point")
+    create_markdown_artifact(text, key=key, description=f"Newest resume of {spec.run_id}")
 
 
 def summary(report: CurveReport) -> str:
     """The report as a markdown table."""
-    lines = [report.sentence, "", "| expectation | outcome | what it means |", "|---|---|---|"]
+    lines = [report.sentence, "", "| expectation | outcome | meaning |", "|---|---|---|"]
     lines += [f"| {item.name} | {item.outcome} | {item.sentence} |" for item in report.expectations]
     return "\n".join(lines)

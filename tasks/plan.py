@@ -1,4 +1,4 @@
-"""Tasks on a run's log: open it, and decide what comes next."""
+"""Tasks on a run's log: open it, and decide the next step."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from segue.spec import RunSpec
 from segue.stores.retry import patiently
 
 PATIENCE_SECONDS = 900.0
-"""How long the parent waits for a store that is away; its attempts go on meanwhile."""
+"""How long the parent waits for an unreachable store; its attempts continue meanwhile."""
 
 
 @task(name="open-run", retries=0, cache_policy=NO_CACHE)
 def open_run(spec: RunSpec, *, accept_drift: bool) -> int:
-    """Check the store, the spec and its pools, open or continue the run; returns the committed step."""
+    """Check the store, the spec and its pools, then open or resume the run; return the committed step."""
     PrefectOrchestrator().require_pools(spec)
     runlog = open_run_here(spec, clock=SystemClock(), accept_drift=accept_drift)
     return read_history(runlog).committed_step
@@ -29,7 +29,7 @@ def open_run(spec: RunSpec, *, accept_drift: bool) -> int:
 
 @task(name="plan-segment", retries=0, cache_policy=NO_CACHE)
 def plan_segment(spec: RunSpec) -> Decision:
-    """Decide the next step of the run; the decision is in the log."""
+    """Decide the next step of the run, and write the decision to its log."""
     clock = SystemClock()
     runlog = patiently(open_log(spec, clock=clock).reload, what="log", patience_seconds=PATIENCE_SECONDS)
     decision = patiently(

@@ -1,4 +1,4 @@
-"""Prefect as the orchestrator: attempts and standbys are flow runs, behind an API that may be silent."""
+"""Prefect as the orchestrator: attempts and standbys are flow runs of deployments."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from segue.spec import RunSpec
 log = logging.getLogger(__name__)
 
 SILENCE = (httpx.HTTPError, PrefectHTTPStatusError)
-"""What a Prefect API that is away, restarting or overloaded looks like from here."""
+"""Exceptions of a Prefect API that does not answer, restarts or is overloaded."""
 
 _PARENT_KNOWN_WITHIN = timedelta(seconds=5)
 _DISPATCH_SECONDS = 120.0
@@ -34,24 +34,24 @@ def label(spec: RunSpec, plan: SegmentPlan) -> str:
 
 
 def idempotency_key(spec: RunSpec, plan: SegmentPlan) -> str:
-    """One flow run for each attempt, however often it is dispatched. Unique per flow, not per deployment."""
+    """The key by which each attempt has one flow run, however often it is submitted. Unique per flow."""
     return f"{spec.run_id}:{plan.segment}:{plan.attempt}"
 
 
 class PrefectOrchestrator:
     """Attempts and standbys as flow runs of the deployments that the run spec names. A handle is a flow run's id.
 
-    Implements `segue.controller.orchestrator.Orchestrator`. Only `require_pools` and `submit` raise; everything else
-    takes a silent API for no answer.
+    Implements `segue.controller.orchestrator.Orchestrator`. Only `require_pools` and `submit` raise; all other methods
+    return without an answer when the API does not answer.
     """
 
     def __init__(self) -> None:
         self._client = get_client(sync_client=True)
 
     def require_pools(self, spec: RunSpec) -> None:
-        """Refuse deployments that Prefect does not know, now and not when the run is about to go there.
+        """Refuse deployments that do not exist, at the start and not when the run needs them.
 
-        An API that is silent is not asked again: the first dispatch has more patience.
+        An API that does not answer is not asked again here; the first submission waits for it.
         """
         wanted = [*(pool.deployment for pool in spec.pools.spot), spec.pools.on_demand]
         with suppress(*SILENCE):
@@ -62,19 +62,19 @@ class PrefectOrchestrator:
                     raise _no_such(name) from None
 
     def submit(self, spec: RunSpec, plan: SegmentPlan) -> str:
-        """The flow run of this attempt: a new one, or the one that was dispatched before.
+        """The flow run of this attempt: a new one, or the one that was submitted before.
 
-        Asked for directly instead of by `run_deployment`, which first makes a dummy task run: on SQLite that collides
-        with the bookkeeping of the task this runs in. Here the task itself is the parent, in the graph too.
+        It is created directly instead of by `run_deployment`, which first creates a dummy task run: on SQLite that
+        collides with the records of the current task. Here the current task is the parent, also in the graph.
 
         Raises:
-            OrchestratorError: there is no such deployment, or the API stays silent for two minutes.
+            OrchestratorError: there is no such deployment, or the API does not answer for two minutes.
         """
         give_up_at = time.monotonic() + _DISPATCH_SECONDS
         while True:
             try:
                 if plan.standby is not None:
-                    # The standby that waits for this plan; a new one of its name boots, and takes the plan as well.
+                    # The standby that waits for this plan. If it is gone, a new one of its name takes the plan.
                     return _create_standby(self._client, spec, plan.standby, deployment=plan.deployment)
                 return _create(self._client, spec, plan)
             except ObjectNotFound:
@@ -82,9 +82,9 @@ class PrefectOrchestrator:
             except SILENCE as error:
                 if time.monotonic() > give_up_at:
                     raise OrchestratorError(
-                        what=f"Prefect did not take the segment for {_DISPATCH_SECONDS:.0f} s "
+                        what=f"Prefect did not accept the segment within {_DISPATCH_SECONDS:.0f} s "
                         f"({type(error).__name__}).",
-                        fix="Check the Prefect server, then start the run again with the same run id.",
+                        fix="check the Prefect server, then start the run again with the same run id.",
                     ) from error
                 time.sleep(1.0)
 
@@ -92,7 +92,7 @@ class PrefectOrchestrator:
         try:
             return _create_standby(self._client, spec, standby, deployment=deployment)
         except (*SILENCE, ObjectNotFound) as error:
-            log.warning("prefect did not take standby=%s reason=%s", standby, type(error).__name__)
+            log.warning("prefect did not accept a standby standby=%s reason=%s", standby, type(error).__name__)
             return None
 
     def state(self, handle: str) -> str | None:
@@ -109,7 +109,7 @@ class PrefectOrchestrator:
         self._set_state(handle, Cancelling(message=why))
 
     def cancel_standby(self, handle: str, why: str) -> None:
-        # Not Cancelling: one that never started has no process that would answer.
+        # Not Cancelling: a standby that never started has no process that would answer.
         self._set_state(handle, Cancelled(message=why))
 
     def mark_lost(self, handle: str, why: str) -> None:
@@ -120,7 +120,7 @@ class PrefectOrchestrator:
             if self.state(handle) is None:
                 self._client.set_flow_run_state(UUID(handle), state, force=True)
         except (*SILENCE, ObjectNotFound) as error:
-            log.warning("prefect did not take state=%s reason=%s", state.name, type(error).__name__)
+            log.warning("prefect did not accept a state state=%s reason=%s", state.name, type(error).__name__)
 
 
 def _create(client: SyncPrefectClient, spec: RunSpec, plan: SegmentPlan) -> str:
@@ -173,12 +173,12 @@ def _create_run(
 def _no_such(deployment: str) -> OrchestratorError:
     return OrchestratorError(
         what=f"there is no deployment {deployment!r} on this Prefect server.",
-        fix="Run `prefect --no-prompt deploy --all`, or name yours under pools in the run spec.",
+        fix="run `prefect --no-prompt deploy --all`, or set the name of your deployment under pools in the run spec.",
     )
 
 
 def _known_task_run(client: SyncPrefectClient) -> UUID | None:
-    """This task's run, once the server has it: task runs reach it as events, a moment late."""
+    """The id of the current task run, once the server has it: task runs reach the server as events, with a delay."""
     context = TaskRunContext.get()
     if context is None:
         return None

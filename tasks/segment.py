@@ -1,4 +1,4 @@
-"""Task of one attempt: dispatch it to its pool, wait for its report."""
+"""Task of one attempt: submit it to its pool, and wait for its report."""
 
 from __future__ import annotations
 
@@ -22,46 +22,49 @@ from segue.stores.retry import patiently
 
 @task(name="segment", task_run_name="{spec.run_id}-seg{plan.segment}-a{plan.attempt}", retries=0, cache_policy=NO_CACHE)
 def run_segment(spec: RunSpec, plan: SegmentPlan) -> Any:
-    """Run one attempt on its pool; the report is the state's data, and in the log."""
+    """Run one attempt on its pool. The state shows how it ended; its data is the report, which is also in the log."""
     clock = SystemClock()
     runlog = patiently(open_log(spec, clock=clock).reload, what="log")
     prefect = PrefectOrchestrator()
     submitted = Submitted(plan, prefect, prefect.submit(spec, plan))
     report = await_report(runlog, spec, submitted, clock=clock, with_standbys=True)
     state = state_of(report)
-    state.data = report  # Here and not in the flow's state: the engine takes a final state's data for an exception.
+    state.data = report  # Not in the flow's state: the engine treats the data of a final state as an exception.
     return state
 
 
 def release_standby(spec: RunSpec) -> None:
-    """Leave no standby on the pool behind a run that is over. Best effort: one that starts later leaves by itself."""
+    """Cancel a standby that a run that is over left on the pool. Best effort: one that starts later ends by itself."""
     try:
         release_leftover(open_log(spec).reload(), spec, orchestrator=PrefectOrchestrator())
     except (StoreReadError, StoreWriteError) as error:
-        get_run_logger().warning("no standby was looked for reason=%s", error)
+        get_run_logger().warning("leftover standby not looked up reason=%s", error)
 
 
 def state_of(report: SegmentReport) -> State[Any]:
-    """How an attempt's end shows in the Prefect UI: preemption is a crash with a name, never a failure."""
-    words = in_words(report)
+    """The state of an attempt in the Prefect UI: a preemption is a named crash, never a failure."""
+    message = message_of(report)
     match report.stop_reason:
         case StopReason.FINISHED | StopReason.BOUND:
-            return Completed(message=words)
+            return Completed(message=message)
         case StopReason.NOTICE:
-            return Crashed(name="Preempted", message=words)
+            return Crashed(name="Preempted", message=message)
         case StopReason.LOST:
-            return Crashed(name="Lost", message=words)
+            return Crashed(name="Lost", message=message)
         case StopReason.FENCED:
-            return Crashed(name="Fenced", message=words)
+            return Crashed(name="Fenced", message=message)
         case StopReason.FAILED if report.anomaly is not None:
-            return Failed(name="Anomaly", message=words)
+            return Failed(name="Anomaly", message=message)
         case StopReason.FAILED:
-            return Failed(message=words)
+            return Failed(message=message)
 
 
-def in_words(report: SegmentReport) -> str:
-    """One line for the UI; for a failure, the traceback of the user's code."""
-    line = f"{report.stop_reason} at step {report.to_step} on {report.capacity}, {report.lost_steps} steps lost"
+def message_of(report: SegmentReport) -> str:
+    """One line about the attempt; after a failure also the traceback of the user's code."""
+    ref = report.checkpoint
+    committed = f"step {ref.step} is committed" if ref is not None else "this attempt committed nothing"
+    line = f"{report.stop_reason} at step {report.to_step} on {report.capacity}; {committed}, "
+    line += f"{report.lost_steps} steps must be done again"
     if report.note:
         line += f"; {report.note}"
     return f"{line}\n{report.failure.traceback}" if report.failure else line

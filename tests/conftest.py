@@ -16,9 +16,9 @@ from segue.spec import RunSpec
 from tests.support.forked_trainers import ForkServer
 
 TOGETHER = {"stores": "s3"}
-"""Folders whose tests share servers that take long to start: all of them go to one process of a parallel run.
+"""Folders whose tests share servers that start slowly: a parallel run keeps each folder in one process.
 
-Those of the flows are run by themselves: they time a whole Prefect, which a busy machine would slow.
+The tests of the flows run alone, because they measure times of a whole Prefect.
 """
 
 
@@ -29,7 +29,7 @@ settings.load_profile("segue")
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Keep together what shares fixtures: these folders whole, all others file by file."""
+    """Keep tests with shared fixtures together: these folders as a whole, all others by file."""
     from xdist.scheduler import LoadScopeScheduling
 
     class ByServer(LoadScopeScheduling):  # type: ignore[misc]
@@ -42,13 +42,13 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 @pytest.fixture(scope="session")
 def fork_server() -> ForkServer:
-    """Trainer processes that start in a moment: forked from a process that has torch imported."""
+    """Trainer processes that start quickly: forked from a process that has imported torch."""
     return ForkServer()
 
 
 @pytest.fixture
 def make_spec(tmp_path: Path) -> Callable[..., RunSpec]:
-    """A small run of the tiny recipe in a store of the test's own."""
+    """A small run of the tiny recipe in the test's own store."""
 
     def make(**fields: Any) -> RunSpec:
         common = {

@@ -1,4 +1,4 @@
-"""The `segue` command. Prefect and torch are imported by the commands that need them, as late as can be."""
+"""The `segue` command. Prefect and torch are imported only by the commands that need them, when they run."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options"
 
 
 def main() -> None:
-    """Entry point of the console script: every expected error is one paragraph and an exit code."""
+    """Entry point of the console script: an expected error prints one paragraph and sets the exit code."""
     try:
         app()
     except SegueError as error:

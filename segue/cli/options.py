@@ -1,4 +1,4 @@
-"""What every command that looks at a run asks for, and the way from there to the run's log."""
+"""Options that several commands share, and the run that they select."""
 
 from __future__ import annotations
 
@@ -19,28 +19,28 @@ from segue.runlog.open import find_run
 from segue.spec import StoreSpec
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")]
-Store = Annotated[str, typer.Option(help="Folder, file:///folder or s3://bucket/prefix.")]
-Endpoint = Annotated[str | None, typer.Option(help="S3 endpoint other than AWS's.")]
+Store = Annotated[str, typer.Option(help="Store of the run: a folder, file:///folder or s3://bucket/prefix.")]
+Endpoint = Annotated[str | None, typer.Option(help="S3 endpoint URL; the default is AWS.")]
 
 
 class DefaultCommandGroup(TyperGroup):
-    """A group that does its `default` when its first word is none of its commands."""
+    """A group that runs its `default` command when the first argument names none of its commands."""
 
     default: str
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Put the default's name in front where it was left out; the group's own help stays the group's."""
-        # Options too: `--store s3://bucket RUN` is allowed, and only the default knows which take a value.
+        """Insert the default command's name where it was left out; the group keeps its own --help."""
+        # Also before options: `--store s3://bucket RUN` is allowed, and only the command knows which take a value.
         if args and args[0] not in self.commands and args[0] not in ctx.help_option_names:
             args = [self.default, *args]
         return super().parse_args(ctx, args)
 
 
 def read_run(run: str, *, store: str, endpoint_url: str | None) -> tuple[RunLog, History]:
-    """A run's log and what it says.
+    """A run's log and its history.
 
     Raises:
-        SpecError: the endpoint is not an address.
+        SpecError: the endpoint is not a URL.
         RunNotFoundError: the store holds no such run.
         StoreUnreachableError: the store cannot be read.
     """
@@ -49,10 +49,10 @@ def read_run(run: str, *, store: str, endpoint_url: str | None) -> tuple[RunLog,
 
 @contextlib.contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """A block that writes a file somebody asked for.
+    """A block that writes an output file.
 
     Raises:
-        OutputError: it cannot be written.
+        OutputError: the file cannot be written.
     """
     try:
         yield
@@ -60,23 +60,23 @@ def writing(path: Path) -> Iterator[None]:
         raise OutputError(path=str(path), why=error.strerror or str(error)) from None
 
 
-def refuse_endless(given: Mapping[str, float | None]) -> None:
-    """An option takes inf for a number; nothing can be planned with that.
+def require_finite(given: Mapping[str, float | None]) -> None:
+    """Refuse options of inf or nan, which typer accepts as numbers.
 
     Raises:
         SpecError: one of them is not finite.
     """
-    endless = [(name, value) for name, value in given.items() if value is not None and not math.isfinite(value)]
-    if endless:
-        problems = tuple(f"{name}: {value} is not a finite number; give another one" for name, value in endless)
+    wrong = [(name, value) for name, value in given.items() if value is not None and not math.isfinite(value)]
+    if wrong:
+        problems = tuple(f"{name}: must be a finite number (got {value})" for name, value in wrong)
         raise SpecError(source=COMMAND_LINE, problems=problems)
 
 
 def require_prefect(command: str) -> None:
-    """Refuse a command that needs Prefect where it is not installed.
+    """Refuse a command that needs Prefect when Prefect is not installed.
 
     Raises:
-        MissingExtraError: it is not.
+        MissingExtraError: Prefect is not installed.
     """
     if importlib.util.find_spec("prefect") is None:
         raise MissingExtraError(extra="prefect", needed_for=f"`segue {command}`")

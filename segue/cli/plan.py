@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from segue.cli.durations import parse_deadline, parse_seconds
-from segue.cli.options import Endpoint, Json, refuse_endless, writing
+from segue.cli.options import Endpoint, Json, require_finite, writing
 from segue.clock import SystemClock
 from segue.errors import COMMAND_LINE, RunNotFoundError, SpecError, StoreUnreachableError
 from segue.reports.console import console, show_json
@@ -70,7 +70,7 @@ def plan(
     Exit code 0: the deadline can be met. 2: it cannot, with the reason, or the arguments are wrong.
     """
     now = SystemClock().now()
-    refuse_endless({"--step-seconds": step_seconds, "--save-seconds": save_seconds})
+    require_finite({"--step-seconds": step_seconds, "--save-seconds": save_seconds})
     if work is not None and step_seconds is not None:
         raise SpecError(source=COMMAND_LINE, problems=("--work and --step-seconds: give one of them",))
     given = _spec(spec, deadline=deadline, steps=steps, store=store, endpoint_url=endpoint_url, now=now)

@@ -12,7 +12,7 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from segue.cli.durations import parse_seconds
-from segue.cli.options import Endpoint, Json, Store, read_run, refuse_endless, writing
+from segue.cli.options import Endpoint, Json, Store, read_run, require_finite, writing
 from segue.errors import COMMAND_LINE, HopelessPlanError, SpecError, TraceError
 from segue.policies import POLICIES
 from segue.reports.console import console, show_json
@@ -108,7 +108,7 @@ def simulate(
     from segue.simulation import comparison
     from segue.simulation.simulator import Harshness
 
-    refuse_endless({"--price-ratio": price_ratio, "--save-seconds": save_seconds})
+    require_finite({"--price-ratio": price_ratio, "--save-seconds": save_seconds})
     every = parse_seconds(save_every, name="save-every") if save_every else 0.0
     _refuse_without_effect(save_seconds, every, up_factor, down_factor, is_replay=traces is not None or run is not None)
     work_seconds = parse_seconds(work, name="work")

@@ -1,4 +1,4 @@
-"""`segue status`, `segue runs`, `segue stop`: look at the runs of a store, and end one."""
+"""`segue status`, `segue runs`, `segue stop`: show the runs of a store, and stop one."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from segue.spec import StoreSpec
 
 
 def status(run: str, store: Store = ".segue/store", endpoint_url: Endpoint = None, as_json: Json = False) -> None:
-    """Show one run: its segments, their verdicts, the last decision, its cost, any damage."""
+    """Show one run: its segments, verdicts, last decision, cost, and damaged records."""
     runlog, history = read_run(run, store=store, endpoint_url=endpoint_url)
     spec, last = history.spec, history.decisions[-1] if history.decisions else None
     beat = _live_heartbeat(runlog, history)
@@ -60,7 +60,7 @@ def status(run: str, store: Store = ".segue/store", endpoint_url: Endpoint = Non
 
 
 def runs(store: Store = ".segue/store", endpoint_url: Endpoint = None, as_json: Json = False) -> None:
-    """List the runs of a store: state, step, on time or late, cost."""
+    """List the runs of a store: state, step, early or late, cost."""
     spec = StoreSpec.parse({"url": store, "endpoint_url": endpoint_url}, source=COMMAND_LINE)
     now = SystemClock().now()
     found = []
@@ -79,9 +79,11 @@ def stop(
     run: str,
     store: Store = ".segue/store",
     endpoint_url: Endpoint = None,
-    reason: Annotated[str, typer.Option(help="Reason that the run's log and the Prefect UI show.")] = "stopped by hand",
+    reason: Annotated[
+        str, typer.Option(help="Reason of the stop, shown in the run's log and the Prefect UI.")
+    ] = "stopped by hand",
 ) -> None:
-    """End a run: the attempt that trains commits a last checkpoint, and no further one is started."""
+    """Stop a run: the attempt that trains commits a last checkpoint, and no further attempt starts."""
     runlog, _ = read_run(run, store=store, endpoint_url=endpoint_url)
     plan = request_stop(runlog, reason=reason)
     if plan is None:
@@ -102,7 +104,7 @@ def _live_heartbeat(runlog: RunLog, history: History) -> Heartbeat | None:
 
 
 def _live_facts(beat: Heartbeat | None) -> dict[str, Any]:
-    """What the attempt that trains reports of itself; nothing when there is none."""
+    """Facts from the heartbeat of the attempt that trains; empty without one."""
     if beat is None:
         return {}
     return {

@@ -117,7 +117,7 @@ def test_the_picture_is_a_png(desk):
             ["--deadline", "2h", "--work", "2h"],
             "the deadline is 2.0 h after the start and on-demand alone needs 2.1 h. Fix: give a later",
         ),
-        (["--price-ratio", "inf"], "--price-ratio: inf is not a finite number"),
+        (["--price-ratio", "inf"], "--price-ratio: must be a finite number (got inf)"),
         (["--save-seconds", "300"], "--save-seconds: has no effect without --save-every; give both"),
         (
             ["--save-seconds", "300", "--save-every", "10m"],

@@ -1,4 +1,4 @@
-"""What the tasks about a loss curve leave in the UI, on a real server."""
+"""The artifacts of the tasks on a loss curve, on a real server."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ def artifact(key: str) -> str:
     return found.data
 
 
-def test_a_check_is_published_as_a_table_and_a_resume_as_a_picture(stack, fork_server, tmp_path):
+def test_a_check_is_published_as_a_table_and_a_resume_as_a_plot(stack, fork_server, tmp_path):
     assert look(train(fork_server, tmp_path / "store").history.spec).passed
-    told = artifact("segue-nightly-curve")
-    assert told.startswith("nightly: nothing failed in steps 1 to 60; ")
-    assert "| contiguous steps | met | Each step is one more than the step before it. |" in told
-    assert "(data:image/png;base64," in artifact("segue-nightly-resume_point")
+    text = artifact("segue-nightly-curve")
+    assert text.startswith("nightly: nothing failed in steps 1 to 60; ")
+    assert "| contiguous steps | met | Each step is one more than the step before it. |" in text
+    assert "(data:image/png;base64," in artifact("segue-nightly-resume-point")

@@ -1,4 +1,4 @@
-"""The way back to spot through a real Prefect: on-demand works on while the standby boots, and nothing is lost."""
+"""The return to spot through a real Prefect: on-demand trains while the standby boots, and no step is lost."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def client(stack):
 
 @pytest.fixture
 def spot(client):
-    """Lets the spot pool come back, and leaves it there for the next test."""
+    """Makes the spot pool available again, and leaves it available for the next test."""
     client.update_work_pool("spot", WorkPoolUpdate(is_paused=True))
     come_back = lambda: client.update_work_pool("spot", WorkPoolUpdate(is_paused=False))  # noqa: E731
     yield come_back
@@ -40,14 +40,14 @@ def spot(client):
 
 
 def on_demand_first(spec):
-    """A run whose first decision is on-demand, as it is when spot cannot be had."""
+    """A run whose first decision is on-demand, as when spot is not available."""
     log = open_run(spec, clock=SystemClock())
     plan = SegmentPlan(segment=0, attempt=1, capacity=Capacity.ON_DEMAND, deployment=spec.pools.on_demand)
-    log.append(lambda stamp: DecisionEntry(**stamp(epoch=0), plan=plan, action="run", reason="no spot to be had"))
+    log.append(lambda stamp: DecisionEntry(**stamp(epoch=0), plan=plan, action="run", reason="spot is not available"))
 
 
 def state_of(history):
-    """Of everything but the setup, which holds the config."""
+    """Digests of all components except the setup, which holds the config."""
     digests = history.newest.manifest.components
     return {name: digest for name, digest in digests.items() if not name.startswith("setup")}
 
@@ -56,7 +56,7 @@ def handover_of(runlog):
     return next((slot.entry for slot in runlog.reload().slots if isinstance(slot.entry, HandoverEntry)), None)
 
 
-def test_on_demand_works_on_while_the_standby_boots_and_hands_the_run_over(
+def test_on_demand_trains_while_the_standby_boots_and_hands_the_run_over(
     client, spot, make_spec, fork_server, tmp_path
 ):
     brake = tmp_path / "brake"
@@ -65,7 +65,7 @@ def test_on_demand_works_on_while_the_standby_boots_and_hands_the_run_over(
     reference = open_run(undisturbed, clock=SystemClock())
     fork_server.run_to_the_end(reference, undisturbed)
 
-    brake.touch()  # However long the standby takes to boot, on-demand is still at work.
+    brake.touch()  # On-demand still trains, however long the standby takes to boot.
     deadline = datetime.now(UTC) + timedelta(seconds=600)
     spec = make_spec(run_id="moved", deadline=deadline, policy=POLICY, checkpoints={"every_steps": 20}, **common)
     on_demand_first(spec)
@@ -74,7 +74,7 @@ def test_on_demand_works_on_while_the_standby_boots_and_hands_the_run_over(
     until(lambda: "moved-standby0" in {run.name for run in segment_runs(client, "moved")}, what="the standby")
     assert status_of(runlog.store, "moved", "spare0") is None  # It waits on the pool and costs nothing.
     spot()
-    told = until(lambda: handover_of(runlog), what="the hand-over")
+    handover = until(lambda: handover_of(runlog), what="the hand-over")
     brake.unlink()
     state = final_state(client, parent)
 
@@ -97,6 +97,6 @@ def test_on_demand_works_on_while_the_standby_boots_and_hands_the_run_over(
         "moved-standby0": "Completed",
     }
     assert history.attempts[1].claim.flow_run_id == str(runs["moved-standby0"].id)
-    # It had booted before on-demand was asked to stop, and that took a while: it had nothing left to do but to claim.
-    assert (told.segment, told.attempt, told.standby) == (0, 1, "spare0")
-    assert told.numbers["held_seconds"] > 1
+    # The standby had booted before on-demand was recalled, and held its machine for the boot.
+    assert (handover.segment, handover.attempt, handover.standby) == (0, 1, "spare0")
+    assert handover.numbers["held_seconds"] > 1

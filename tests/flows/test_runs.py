@@ -71,7 +71,7 @@ def segment_runs(client, run_id: str):
 
 
 def ended_segments(client, run_id: str):
-    """Those of a run that is over. A flow run may still be about to say how it ended what the log has long heard."""
+    """The segments of a run that is over. The final state of a flow run may follow its report in the log."""
 
     def ended():
         runs = segment_runs(client, run_id)
@@ -80,12 +80,14 @@ def ended_segments(client, run_id: str):
     return until(ended, what="the segments' own states")
 
 
-def test_a_kill_and_a_notice_are_survived_and_two_preemptions_move_the_run_to_on_demand(client, make_spec, fork_server):
+def test_a_run_survives_a_kill_and_a_notice_and_moves_to_on_demand_after_two_preemptions(
+    client, make_spec, fork_server
+):
     undisturbed = make_spec(run_id="undisturbed", **LONG)
     reference = open_run(undisturbed, clock=SystemClock())
     fork_server.run_to_the_end(reference, undisturbed)
 
-    # What moves it is not a deadline: how soon one draws near depends on how busy this machine is.
+    # A limit of preemptions moves it, not a deadline, which would act by the load of this machine.
     deadline = datetime.now(UTC) + timedelta(seconds=900)
     spec = make_spec(run_id="main-job", deadline=deadline, policy={"max_preemptions": 2}, **LONG)
     runlog, parent = start(client, spec)
@@ -97,12 +99,12 @@ def test_a_kill_and_a_notice_are_survived_and_two_preemptions_move_the_run_to_on
 
     assert state.type is StateType.COMPLETED, state.message
     history = read_history(runlog.reload())
-    assert [(r.capacity, r.stop_reason) for r in history.last_words()] == [
+    assert [(r.capacity, r.stop_reason) for r in history.last_reports()] == [
         (Capacity.SPOT, StopReason.LOST),
         (Capacity.SPOT, StopReason.NOTICE),
         (Capacity.ON_DEMAND, StopReason.FINISHED),
     ]
-    # A kill between a commit and its seal leaves nothing to replay, and the verdict says so.
+    # A kill between a commit and its seal leaves nothing to replay, so the verdict is unverified.
     kinds = [attempt.verdict.kind for attempt in history.attempts[1:]]
     assert VerdictKind.EXACT in kinds
     assert set(kinds) <= {VerdictKind.EXACT, VerdictKind.UNVERIFIED}
@@ -114,7 +116,7 @@ def test_a_kill_and_a_notice_are_survived_and_two_preemptions_move_the_run_to_on
     ]
 
 
-def pictures(client, run_id: str):
+def artifacts(client, run_id: str):
     return client.read_artifacts(artifact_filter=ArtifactFilter(key=ArtifactFilterKey(any_=[artifact_key(run_id)])))
 
 
@@ -130,7 +132,7 @@ def test_a_parent_killed_and_started_again_adopts_the_live_segment(client, make_
     state = final_state(client, second)
     assert state.type is StateType.COMPLETED
     assert state.message.startswith("step 1200 is committed; paid ")
-    assert len(pictures(client, "adopted")) >= 2, "one while it ran, one at its end"
+    assert len(artifacts(client, "adopted")) >= 2, "one while it ran, one at its end"
     history = read_history(runlog.reload())
     assert len(history.attempts) == 1
     assert history.attempts[0].claim == claim
@@ -138,7 +140,7 @@ def test_a_parent_killed_and_started_again_adopts_the_live_segment(client, make_
     assert len(segment_runs(client, "adopted")) == 1
 
 
-def test_a_recipe_that_raises_fails_with_its_traceback_and_never_buys_on_demand(client, make_spec):
+def test_a_recipe_that_raises_fails_with_its_traceback_and_never_uses_on_demand(client, make_spec):
     spec = make_spec(
         run_id="raises",
         steps=100,
@@ -149,8 +151,8 @@ def test_a_recipe_that_raises_fails_with_its_traceback_and_never_buys_on_demand(
     runlog, parent = start(client, spec)
     state = final_state(client, parent)
     assert (state.type, state.name) == (StateType.FAILED, "Failed")
-    assert "ArithmeticError: the recipe was told to raise here" in state.message
-    reports = read_history(runlog.reload()).last_words()
+    assert "ArithmeticError: this recipe raises here, as its config asks" in state.message
+    reports = read_history(runlog.reload()).last_reports()
     assert [(r.stop_reason, r.capacity) for r in reports] == [(StopReason.FAILED, Capacity.SPOT)] * 2
     runs = ended_segments(client, "raises")
     assert [run.state.name for run in runs] == ["Failed", "Failed"]
@@ -158,7 +160,7 @@ def test_a_recipe_that_raises_fails_with_its_traceback_and_never_buys_on_demand(
     assert "recipes.py" in runs[0].state.message
 
 
-def test_a_spec_that_cannot_work_fails_the_parent_with_one_sentence(client, make_spec):
+def test_a_deadline_in_the_past_fails_the_parent_with_one_sentence(client, make_spec):
     spec = make_spec(run_id="too-late", deadline=datetime.now(UTC) - timedelta(hours=1))
     parent = trigger(client, spec)
     state = final_state(client, parent)
@@ -168,11 +170,11 @@ def test_a_spec_that_cannot_work_fails_the_parent_with_one_sentence(client, make
 
 
 @pytest.mark.parametrize("pools", [{"on_demand": "segment/typo"}, {"spot": [{"deployment": "segment/typo"}]}])
-def test_a_pool_that_prefect_does_not_know_is_refused_before_anything_starts(client, make_spec, pools):
+def test_a_pool_without_a_deployment_is_refused_before_anything_starts(client, make_spec, pools):
     spec = make_spec(run_id="typo", pools=pools)
     state = final_state(client, trigger(client, spec))
     assert state.type is StateType.FAILED
-    assert "there is no deployment 'segment/typo' on this Prefect server. Run `prefect" in state.message
+    assert "there is no deployment 'segment/typo' on this Prefect server. Fix: run `prefect" in state.message
     assert segment_runs(client, "typo") == []
 
 

@@ -1,4 +1,4 @@
-"""Thirty random scripts of preemption through a real Prefect: each run is on time, and the one that would have been."""
+"""Thirty random scripts of preemption through a real Prefect: each run is on time and ends in the undisturbed state."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ pytestmark = [pytest.mark.prefect, pytest.mark.timeout(600)]
 STEPS = 280
 RECIPE = {"steps": STEPS, "config": {"pause_seconds": 0.04}, "checkpoints": {"every_steps": 40}, "grace_seconds": 3}
 LIVENESS = {"heartbeat_seconds": 0.25, "heartbeat_timeout_seconds": 6, "start_seconds": 30}
-# As they are when two runs at once share two cores: a boot imports Prefect and torch.
+# Values for two runs that share two cores: a boot imports Prefect and torch.
 NUMBERS = {"step_seconds": 0.045, "changeover_seconds": 18, "detection_seconds": 8}
 PARENT_SECONDS = 12.0
-"""From asking for a run to its first decision."""
+"""Seconds from the request of a run to its first decision."""
 LANES = 2
 
 
@@ -57,7 +57,7 @@ def undisturbed(fork_server, tmp_path_factory) -> dict[str, str]:
 
 
 def spec_for(script: Script, make_spec, lane: Lane) -> RunSpec:
-    """With a deadline that leaves the slack of the script, by the clamp's own count."""
+    """The spec with a deadline that leaves the slack of the script, by the clamp's estimate."""
     fields = RECIPE | {
         "run_id": f"script{script.seed}",
         "policy": NUMBERS | {"name": script.policy},
@@ -71,7 +71,7 @@ def spec_for(script: Script, make_spec, lane: Lane) -> RunSpec:
 
 
 def play(scripts: list[Script], lanes: list[Lane], make_spec) -> list[Player]:
-    """Play them, as many at once as there are lanes; returns when all runs are over."""
+    """Play the scripts, as many at once as there are lanes; returns when all runs are over."""
     free = SimpleQueue()
     for lane in lanes:
         free.put(lane)
@@ -91,8 +91,8 @@ def has_left_spot(player: Player) -> bool:
     return any(report.capacity is Capacity.ON_DEMAND for report in player.history.last_reports())
 
 
-def tell(player: Player) -> str:
-    """How it went, on one line."""
+def outcome_of(player: Player) -> str:
+    """The outcome of a run, on one line."""
     history, script = player.history, player.script
     early = (player.spec.deadline - history.decisions[-1].written_at).total_seconds()
     reports = [f"{r.capacity}:{r.stop_reason}@{r.to_step}" for r in history.last_reports()]
@@ -104,12 +104,12 @@ def tell(player: Player) -> str:
 
 
 def why_not(player: Player, undisturbed: dict[str, str]) -> list[str]:
-    """What a run does not keep of all that is promised."""
+    """The promises that a run did not keep."""
     history = player.history
     reports = history.last_reports()
     struck = {claim.attempt_id for _, claim in player.strikes}
     preempted = {report.attempt_id for report in reports if report.stop_reason.is_preemption}
-    # Of its own accord, at a recall, in the very moment of the blow.
+    # Attempts that ended at a recall at the moment of the strike.
     left = {report.attempt_id for report in reports if report.stop_reason is StopReason.BOUND}
     kinds = {attempt.verdict.kind for attempt in history.attempts if attempt.verdict}
     held = {
@@ -117,7 +117,7 @@ def why_not(player: Player, undisturbed: dict[str, str]) -> list[str]:
         "on time": late_seconds(player.spec, player.runlog, until_decided_seconds=PARENT_SECONDS) < 0,
         "the state of the undisturbed run": state_of(history) == undisturbed,
         "no resume is broken": VerdictKind.BROKEN not in kinds,
-        "what was struck died of it": struck <= preempted | left,
+        "every struck attempt ended": struck <= preempted | left,
     }
     return [promise for promise, is_kept in held.items() if not is_kept]
 
@@ -133,13 +133,13 @@ def test_every_script_of_preemptions_is_on_time_and_ends_in_the_undisturbed_stat
     scripts = [drawn(seed) for seed in seeds]
     players = play(scripts, lanes, make_spec)
     for player in players:
-        log.info("%s", tell(player))
+        log.info("%s", outcome_of(player))
     broken = {player.script.seed: why_not(player, undisturbed) for player in players}
     assert not any(broken.values()), [
-        (broken[p.script.seed], tell(p), p.script, [(e.reason, e.numbers) for e in p.history.decisions])
+        (broken[p.script.seed], outcome_of(p), p.script, [(e.reason, e.numbers) for e in p.history.decisions])
         for p in players
         if broken[p.script.seed]
     ]
-    # The weather was as bad as it was drawn. A run that a shortage keeps from spot is struck by nothing else.
+    # The scripts were carried out. A run that a shortage keeps from spot has no other strike.
     assert sum(bool(player.strikes) for player in players) > len(players) / 2
     assert sum(map(has_left_spot, players)) >= sum(script.is_tight for script in scripts) // 2
