@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
@@ -67,6 +68,21 @@ class Parent:
     def is_alive(self) -> bool:
         """Whether it still runs."""
         return os.getppid() == self.pid
+
+
+def end_with(parent: Parent, *, poll_seconds: float) -> None:
+    """Watch `parent` in a thread, and end this process without clean-up soon after it has ended.
+
+    A pipe or socket to the parent does not show that: another process that the parent forked may hold its end open.
+    """
+
+    def watch() -> None:
+        pause = threading.Event()
+        while parent.is_alive():
+            pause.wait(poll_seconds)
+        os._exit(0)
+
+    threading.Thread(target=watch, name="segue-parent", daemon=True).start()
 
 
 def _stat(pid: int) -> list[str]:

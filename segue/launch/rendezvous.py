@@ -78,11 +78,6 @@ class LaunchFolder:
         """The process that started the ranks, and passes notices on."""
         return ProcessRef.parse((self.path / "owner").read_text())
 
-    @property
-    def owner_pid(self) -> int:
-        """Its process id."""
-        return self.owner.pid
-
     def has_owner(self) -> bool:
         """Whether the owner still runs."""
         return self.owner.is_alive()

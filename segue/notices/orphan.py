@@ -1,29 +1,19 @@
-"""Orphaned trainers: no signal reaches a trainer when the process that started it is gone."""
+"""Orphaned trainers: when the process that started a trainer ends, no signal reaches the trainer any more."""
 
 from __future__ import annotations
 
-import os
-
 from segue.notices.board import NO_KILL_COMING_SECONDS, NoticeBoard
+from segue.process import Parent, ProcessRef
 
 
 class OrphanWatcher:
-    """Watches the parent of this process and the process that started all ranks; leaves a notice when one is gone."""
+    """Sees that the parent of this process, or the process that started all ranks, has ended."""
 
-    def __init__(self, owner_pid: int | None = None) -> None:
-        self._parent_pid, self._owner_pid = os.getppid(), owner_pid
+    def __init__(self, owner: ProcessRef | None = None) -> None:
+        self._parent, self._owner = Parent(), owner
 
     def poll(self, board: NoticeBoard) -> None:
-        """Check once whether both processes are alive."""
-        if os.getppid() != self._parent_pid or not _is_alive(self._owner_pid):
+        """Look once."""
+        is_owned = self._owner is None or self._owner.is_alive()
+        if not self._parent.is_alive() or not is_owned:
             board.leave("orphaned", grace_seconds=NO_KILL_COMING_SECONDS)
-
-
-def _is_alive(pid: int | None) -> bool:
-    if pid is None:
-        return True
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    return True

@@ -17,6 +17,7 @@ from segue.notices.board import NoticeBoard
 from segue.notices.file import FileWatcher
 from segue.notices.orphan import OrphanWatcher
 from segue.notices.recall import RecallWatcher
+from segue.process import ProcessRef
 from segue.spec import RunSpec
 from segue.stores.base import Store
 
@@ -45,13 +46,13 @@ class Watcher:
     period_seconds: float
 
 
-def watchers_of(spec: RunSpec, store: Store, *, attempt_id: str, owner_pid: int | None) -> list[Watcher]:
+def watchers_of(spec: RunSpec, store: Store, *, attempt_id: str, owner: ProcessRef | None) -> list[Watcher]:
     """The watchers of one attempt, according to its run spec."""
     beat = spec.liveness.heartbeat_seconds
     local = min(beat, _LOCAL_PERIOD_SECONDS)
     watchers = [
         Watcher("recall", RecallWatcher(store, run_id=spec.run_id, attempt_id=attempt_id), beat),
-        Watcher("orphan", OrphanWatcher(owner_pid), local),
+        Watcher("orphan", OrphanWatcher(owner), local),
     ]
     if spec.liveness.notice_file is not None:
         file = FileWatcher(Path(spec.liveness.notice_file), grace_seconds=spec.grace_seconds)

@@ -21,6 +21,7 @@ from segue.errors import FencedError, MachineTooSmallError, RankLostError, Write
 from segue.launch.assignment import Assignment
 from segue.notices.board import NoticeBoard
 from segue.notices.watchers import Watcher, watchers_of, watching
+from segue.process import ProcessRef
 from segue.records import Environment, SegmentReport, StopReason
 from segue.runlog.log import RunLog
 from segue.spec import RunSpec, StoreSpec
@@ -52,12 +53,12 @@ def run_attempt(
     board: NoticeBoard,
     clock: Clock,
     shards: ShardWriter | None = None,
-    owner_pid: int | None = None,
+    owner: ProcessRef | None = None,
 ) -> SegmentReport:
     """Claim the run, restore, train, report. Blocks until the attempt ends.
 
     A kill at any moment leaves the run at its newest commit. A separate process writes the checkpoints, unless `shards`
-    is given. In a process that torchrun started, this is one rank's part of the attempt, and `owner_pid` is the
+    is given. In a process that torchrun started, this is one rank's part of the attempt, and `owner` is the
     process that started all ranks.
 
     Raises:
@@ -91,7 +92,7 @@ def run_attempt(
             attempt = Attempt(context, shards=shards, fast=fast)
             if not group.ranks.is_leader:
                 return attempt.run()
-            with attempt.heartbeat.beating(), watching(_watchers(context, owner_pid), board):
+            with attempt.heartbeat.beating(), watching(_watchers(context, owner), board):
                 return attempt.run()
 
 
@@ -207,5 +208,5 @@ def _fast_tier(spec: RunSpec) -> list[Store]:
     return [] if folder is None else [LocalStore(Path(folder))]
 
 
-def _watchers(context: AttemptContext, owner_pid: int | None) -> list[Watcher]:
-    return watchers_of(context.spec, context.runlog.store, attempt_id=context.claim.attempt_id, owner_pid=owner_pid)
+def _watchers(context: AttemptContext, owner: ProcessRef | None) -> list[Watcher]:
+    return watchers_of(context.spec, context.runlog.store, attempt_id=context.claim.attempt_id, owner=owner)

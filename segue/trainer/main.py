@@ -60,8 +60,8 @@ def _run(assignment: Assignment | None, *, folder: LaunchFolder | None = None, r
                 return ExitCode.NOTICE
             _log_as(spec, assignment, rank)
         runlog = open_log(spec, clock=clock)
-        owner_pid = folder.owner_pid if folder is not None else None
-        report = run_attempt(assignment, runlog=runlog, board=board, clock=clock, owner_pid=owner_pid)
+        owner = folder.owner if folder is not None else None
+        report = run_attempt(assignment, runlog=runlog, board=board, clock=clock, owner=owner)
     except StalePlanError as error:
         log.warning("%s", error)
         return ExitCode.FENCED

@@ -42,7 +42,6 @@ class ResumeRehearsal:
     def __init__(self, assignment: Assignment, runlog: RunLog, *, is_due: bool) -> None:
         self._assignment, self._runlog, self._is_due = assignment, runlog, is_due
         self._process: subprocess.Popen[bytes] | None = None
-        self._owner_end = -1
 
     def begin(self, *, state_bytes: int) -> None:
         """Rehearse the resume from the newest sealed checkpoint; the first one may still be being written."""
@@ -56,18 +55,14 @@ class ResumeRehearsal:
             return
         command = [sys.executable, "-m", "segue.trainer.rehearsal_main"]
         env = os.environ | {"SEGUE_REHEARSAL": "1"}
-        # The trainer's end of the pipe closes when the trainer ends, however it ends.
-        ours, self._owner_end = os.pipe()
+        command.append(str(os.getpid()))
         try:
             with tempfile.TemporaryFile() as file:
                 file.write(self._assignment.model_dump_json().encode())
                 file.seek(0)
-                self._process = subprocess.Popen([*command, str(ours)], stdin=file, pass_fds=[ours], env=env)
+                self._process = subprocess.Popen(command, stdin=file, env=env)
         except OSError as error:
-            os.close(self._owner_end)
             log.warning("resume rehearsal skipped: its process could not be started reason=%s", error)
-        finally:
-            os.close(ours)
 
     def check(self) -> None:
         """Read the outcome of the rehearsal, if it has ended.
@@ -92,7 +87,6 @@ class ResumeRehearsal:
         process, self._process = self._process, None
         process.kill()
         process.wait()
-        os.close(self._owner_end)
 
 
 def _has_room(state_bytes: int) -> bool:

@@ -10,7 +10,6 @@ import logging
 import os
 import signal
 import sys
-import threading
 from contextlib import suppress
 from itertools import takewhile
 from pathlib import Path
@@ -24,6 +23,7 @@ from segue.continuity.recipe_diff import SetupChanges, setup_changes, untracked_
 from segue.continuity.verdict import digest_findings, judge
 from segue.errors import CheckpointError, SegueError
 from segue.launch.assignment import Assignment, ExitCode
+from segue.process import Parent, end_with
 from segue.records import Finding, Verdict, VerdictKind, WitnessRow
 from segue.runlog.entries import DrillEntry, Entry
 from segue.runlog.history import Checkpoint, read_history
@@ -40,6 +40,7 @@ log = logging.getLogger("segue.rehearsal")
 _NICENESS = 10
 _LOOK_SECONDS = 0.2
 _TRIES = 3
+_POLL_SECONDS = 1.0
 
 
 def rehearse(assignment: Assignment, runlog: RunLog, checkpoint: Checkpoint) -> Verdict:
@@ -84,7 +85,7 @@ def rehearse(assignment: Assignment, runlog: RunLog, checkpoint: Checkpoint) -> 
 def main() -> int:
     """Rehearse the resume that the assignment on standard input would need after a preemption.
 
-    The first argument is the file descriptor of a pipe whose other end the trainer holds.
+    The first argument is the process id of the trainer: this process ends with it.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.nice(_NICENESS)
@@ -94,7 +95,7 @@ def main() -> int:
         # If memory runs out, the kernel must kill this process before the trainer.
         Path("/proc/self/oom_score_adj").write_text("1000", encoding="ascii")
     assignment = Assignment.model_validate_json(sys.stdin.buffer.read())
-    threading.Thread(target=_end_with_owner, args=(int(sys.argv[1]),), name="segue-owner", daemon=True).start()
+    end_with(Parent(int(sys.argv[1])), poll_seconds=_POLL_SECONDS)
     spec = assignment.spec
     prefix = f"{spec.run_id} resume rehearsal"
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format=f"%(levelname)s {prefix} | %(message)s")
@@ -158,11 +159,6 @@ def _entry(checkpoint: Checkpoint, verdict: Verdict, seconds: float) -> Any:
         return DrillEntry.model_validate(stamp(epoch=0) | facts)
 
     return build
-
-
-def _end_with_owner(owner: int) -> None:
-    os.read(owner, 1)  # Returns when the trainer ends.
-    os._exit(0)
 
 
 if __name__ == "__main__":

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import logging
-import os
 
 from segue.clock import Clock
 from segue.launch.assignment import Assignment
 from segue.launch.rendezvous import LaunchFolder
 from segue.notices.board import NoticeBoard
+from segue.process import Parent
 from segue.recipe import import_build
 from segue.spec import RunSpec
 from segue.trainer.environment import prepare_device
@@ -30,7 +30,7 @@ def boot_and_wait(
         SpecError: the requested device is not available.
         RecipeError: the recipe cannot be imported.
     """
-    started_by = os.getppid()
+    started_by = Parent()
     prepare_device(spec, local_rank=local_rank())
     import_build(spec.recipe)
     folder.boot(rank)
@@ -40,7 +40,7 @@ def boot_and_wait(
         assignment = folder.assignment
         if assignment is not None:
             return assignment
-        if board.read() is not None or not folder.has_owner() or os.getppid() != started_by:
+        if board.read() is not None or not folder.has_owner() or not started_by.is_alive():
             log.info("leaving without an assignment")
             return None
         clock.sleep(_POLL_SECONDS)

@@ -23,9 +23,8 @@ from segue.checkpoints.format.layout import Placed, ShardLayout, TensorSlice, Te
 from segue.checkpoints.saving import ipc
 from segue.checkpoints.saving.incremental import Bases
 from segue.checkpoints.saving.write import write_checkpoint
-from segue.clock import SystemClock
 from segue.errors import SegueError
-from segue.process import Parent
+from segue.process import Parent, end_with
 from segue.stores import Store, StoreWriteError, open_url
 
 log = logging.getLogger("segue.writer")
@@ -106,7 +105,7 @@ def main() -> None:
     inbox: queue.SimpleQueue[ipc.Message] = queue.SimpleQueue()
     listener = threading.Thread(target=_listen, args=(channel, inbox), name="segue-wire", daemon=True)
     listener.start()
-    threading.Thread(target=_end_with, args=(Parent(int(sys.argv[2])),), name="segue-parent", daemon=True).start()
+    end_with(Parent(int(sys.argv[2])), poll_seconds=_POLL_SECONDS)
     try:
         _serve(channel, inbox)
     except SegueError as error:
@@ -133,13 +132,6 @@ def _send(channel: socket.socket, head: dict[str, Any]) -> None:
         ipc.send(channel, head)
     except OSError:
         os._exit(0)  # The trainer is gone, and no other process waits for this.
-
-
-def _end_with(trainer: Parent) -> None:
-    # The socket alone is not enough: a process that the trainer forked holds its end open.
-    while trainer.is_alive():
-        SystemClock().sleep(_POLL_SECONDS)
-    os._exit(0)
 
 
 def _listen(channel: socket.socket, inbox: queue.SimpleQueue[ipc.Message]) -> None:

@@ -12,7 +12,6 @@ import signal
 import traceback
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from pathlib import Path
 from typing import Protocol
 
 import torch.distributed as dist
@@ -28,6 +27,7 @@ from segue.errors import (
     SegueError,
     WriterDiedError,
 )
+from segue.process import ProcessRef
 from segue.records import Value
 from segue.stores.base import StoreReadError, StoreWriteError
 
@@ -72,7 +72,7 @@ class RankFailures:
         """Last step that this rank has done."""
         self._is_settled = False
         self._hung: tuple[int, ...] = ()
-        notes.put(f"pid/{rank}", str(os.getpid()))
+        notes.put(f"process/{rank}", str(ProcessRef.this()))
 
     @contextmanager
     def shared(self) -> Iterator[None]:
@@ -97,11 +97,11 @@ class RankFailures:
         if self._rank != self.reporter:
             return
         for rank in self._hung:
-            pid = self._notes.get(f"pid/{rank}")
-            if pid is not None:
+            process = self._notes.get(f"process/{rank}")
+            if process is not None and ProcessRef.parse(process).is_alive():
                 log.error("killing a rank that hangs rank=%d", rank)
                 with suppress(ProcessLookupError):
-                    os.kill(int(pid), signal.SIGKILL)
+                    os.kill(ProcessRef.parse(process).pid, signal.SIGKILL)
 
     def _publish(self, error: BaseException) -> RankEnding:
         ending = RankEnding(
@@ -142,14 +142,8 @@ class RankFailures:
             self._clock.sleep(_POLL_SECONDS)
 
     def _is_alive(self, rank: int) -> bool:
-        pid = self._notes.get(f"pid/{rank}")
-        if pid is None:
-            return True
-        try:
-            os.kill(int(pid), 0)
-        except ProcessLookupError:
-            return False
-        return _state_of(int(pid)) != "Z"
+        process = self._notes.get(f"process/{rank}")
+        return process is None or ProcessRef.parse(process).is_alive()
 
 
 def cause_of(
@@ -189,10 +183,3 @@ def is_broken_collective(error: BaseException) -> bool:
             return True
         seen = seen.__cause__ or seen.__context__
     return False
-
-
-def _state_of(pid: int) -> str:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[0]
-    except (OSError, IndexError):
-        return "?"
