@@ -12,7 +12,7 @@ from segue.tasks.continuity import judge_resume
 from segue.tasks.cost import report_cost
 from segue.tasks.curve import publish_resume
 from segue.tasks.plan import open_run, plan_segment
-from segue.tasks.publish import publish_run
+from segue.tasks.run_artifact import publish_run
 from segue.tasks.segment import release_standby, run_segment
 
 from segue.controller.parent import drive

@@ -7,7 +7,7 @@ from prefect.artifacts import create_markdown_artifact
 from prefect.cache_policies import NO_CACHE
 from prefect.client.schemas.objects import State
 from prefect.states import Completed, Failed
-from segue.tasks.publish import artifact_key
+from segue.tasks.run_artifact import artifact_key
 
 from segue.resume_drill import DrillReport, drill_spec
 from segue.spec import RunSpec

@@ -26,7 +26,7 @@ from pydantic_core import PydanticCustomError
 
 from segue.errors import DeadlinePassedError, SpecError
 from segue.policies import POLICIES, checked_parameters, declaration, declared_policy
-from segue.pools import PoolSpec
+from segue.pool_prices import PoolSpec
 from segue.records import FiniteValue, Record
 
 log = logging.getLogger(__name__)

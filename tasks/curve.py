@@ -7,7 +7,7 @@ import base64
 from prefect import get_run_logger, task
 from prefect.artifacts import create_markdown_artifact
 from prefect.cache_policies import NO_CACHE
-from segue.tasks.publish import artifact_key
+from segue.tasks.run_artifact import artifact_key
 
 from segue.curves.expectations import CurveReport
 from segue.curves.expectations import check_curve as check_curve_here

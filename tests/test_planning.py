@@ -39,5 +39,5 @@ def test_policies_are_compared_on_the_same_spot():
 
 
 def test_a_policy_that_does_not_exist_is_refused():
-    with pytest.raises(SpecError, match="no policy 'plans'|plans"):
+    with pytest.raises(SpecError, match="plans"):
         segue.simulate(work_seconds=1e4, deadline_seconds=2e4, policies=["plans"])

@@ -17,8 +17,8 @@ from segue.tasks.prefect_orchestrator import SILENCE
 from segue.errors import OrchestratorError
 from segue.records import Heartbeat
 from segue.reports.console import errors
-from segue.runlog.heartbeat import last_heartbeat
 from segue.runlog.history import History, read_history
+from segue.runlog.last_heartbeat import last_heartbeat
 from segue.runlog.log import RunLog
 from segue.spec import RunSpec
 from segue.stores.base import StoreReadError

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -57,7 +56,7 @@ def run(
     is_named = "run_id" in fields
     fields.setdefault("run_id", _default_run_id(recipe))
     if deadline is not None:
-        fields["deadline"] = parse_deadline(deadline, now=datetime.now(UTC))
+        fields["deadline"] = parse_deadline(deadline, now=SystemClock().now())
     if store is not None or endpoint_url is not None:
         fields["store"] = _table(fields, "store") | _given(url=store, endpoint_url=endpoint_url)
     if accept:
@@ -161,7 +160,7 @@ def _given(**fields: object) -> dict[str, object]:
 
 def _default_run_id(recipe: str) -> str:
     name = recipe.split(":", maxsplit=1)[0].rsplit(".", 1)[-1].lower().replace("_", "-")
-    return f"{name}-{datetime.now(UTC):%Y%m%d-%H%M%S}"
+    return f"{name}-{SystemClock().now():%Y%m%d-%H%M%S}"
 
 
 def _absolute(spec: RunSpec) -> RunSpec:

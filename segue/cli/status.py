@@ -16,8 +16,8 @@ from segue.reports.console import console, show_json
 from segue.reports.cost import cost_report
 from segue.reports.summary import live_seconds, state_of, summarize
 from segue.reports.tables import anomaly_facts, decision_rows, rows_table, segment_rows, segments_table
-from segue.runlog.heartbeat import last_heartbeat
 from segue.runlog.history import History
+from segue.runlog.last_heartbeat import last_heartbeat
 from segue.runlog.log import RunLog
 from segue.runlog.open import known_runs
 from segue.spec import StoreSpec

@@ -23,8 +23,8 @@ from segue.records import (
     VerdictKind,
 )
 from segue.runlog.entries import DecisionEntry, Entry, OpenEntry, QuarantineEntry, ReportEntry, VerdictEntry
-from segue.runlog.heartbeat import last_heartbeat
 from segue.runlog.history import Checkpoint, History, read_history
+from segue.runlog.last_heartbeat import last_heartbeat
 from segue.runlog.log import RunLog, Stamp
 from segue.spec import RunSpec
 from segue.stores import StoreReadError, open_store

@@ -15,8 +15,8 @@ from segue.policy import clamp
 from segue.policy.estimates import Situation, situation
 from segue.policy.handover import may_come_back
 from segue.records import Capacity, Heartbeat, SegmentPlan, SegmentReport
-from segue.runlog.heartbeat import last_heartbeat
 from segue.runlog.history import History, read_history
+from segue.runlog.last_heartbeat import last_heartbeat
 from segue.runlog.log import RunLog
 from segue.spec import RunSpec
 from segue.stores.base import StoreReadError, StoreWriteError

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 from segue.curves.frame import curve_frame
 from segue.errors import NoResumeError
 from segue.records import CheckpointRef, Verdict, WitnessRow
-from segue.runlog.heartbeat import last_heartbeat
 from segue.runlog.history import History, read_history
+from segue.runlog.last_heartbeat import last_heartbeat
 from segue.runlog.log import RunLog
 
 if TYPE_CHECKING:

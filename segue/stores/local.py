@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from segue.errors import MissingObjectError, StoreUnreachableError
-from segue.stores import direct
+from segue.stores import direct_io
 from segue.stores.base import (
     STAGED,
     ObjectInfo,
@@ -77,7 +77,7 @@ class LocalStore:
     def read_into(self, key: str, start: int, into: memoryview) -> int:
         checked_range(start, len(into))
         with self._reading(key):
-            return direct.read_into(self._path(key), start, into)
+            return direct_io.read_into(self._path(key), start, into)
 
     def size(self, key: str) -> int:
         with self._reading(key):
@@ -144,7 +144,7 @@ class LocalStore:
         try:
             try:
                 if durable and len(data) >= _LARGE_BYTES:
-                    _make_new(staged, lambda: direct.write_new(staged, memoryview(data)), durable=True)
+                    _make_new(staged, lambda: direct_io.write_new(staged, memoryview(data)), durable=True)
                 else:
                     _write_small(staged, data, durable=durable)
                 yield staged

@@ -54,7 +54,7 @@ def test_every_script_of_preemptions_meets_the_deadline_and_ends_in_the_undistur
 ):
     deadline = datetime.now(UTC) + timedelta(seconds=90)
     spec = make_spec(
-        run_id=f"weather-{seed}",
+        run_id=f"random-{seed}",
         deadline=deadline,
         config={"pause_seconds": 0.005},
         policy=NUMBERS | {"name": POLICIES[seed % len(POLICIES)], "max_lost_in_place": 100},

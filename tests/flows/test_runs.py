@@ -14,13 +14,13 @@ from prefect.client.orchestration import get_client
 from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterKey, FlowRunFilter, FlowRunFilterTags
 from prefect.client.schemas.objects import StateType
 from segue.deployments.process.follow import trigger
-from segue.tasks.publish import artifact_key
+from segue.tasks.run_artifact import artifact_key
 
 from segue.clock import SystemClock
 from segue.controller.steps import open_run
 from segue.records import Capacity, StopReason, VerdictKind
-from segue.runlog.heartbeat import last_heartbeat
 from segue.runlog.history import read_history
+from segue.runlog.last_heartbeat import last_heartbeat
 
 pytestmark = pytest.mark.prefect
 
@@ -169,7 +169,7 @@ def test_a_deadline_in_the_past_fails_the_parent_with_one_sentence(client, make_
     assert "Traceback" not in state.message
 
 
-@pytest.mark.parametrize("pools", [{"on_demand": "segment/typo"}, {"spot": [{"deployment": "segment/typo"}]}])
+@pytest.mark.parametrize("pool_prices", [{"on_demand": "segment/typo"}, {"spot": [{"deployment": "segment/typo"}]}])
 def test_a_pool_without_a_deployment_is_refused_before_anything_starts(client, make_spec, pools):
     spec = make_spec(run_id="typo", pools=pools)
     state = final_state(client, trigger(client, spec))

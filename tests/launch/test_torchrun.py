@@ -14,8 +14,8 @@ from segue.controller.steps import decide_next
 from segue.launch.assignment import Assignment, ExitCode
 from segue.launch.launcher import launch, launch_standby
 from segue.records import StopReason, VerdictKind
-from segue.runlog.heartbeat import last_heartbeat
 from segue.runlog.history import read_history
+from segue.runlog.last_heartbeat import last_heartbeat
 
 RECIPE = {"ranks": 2, "recipe": "tests.recipes.ranked:noisy", "checkpoints": {"every_steps": 1000}}
 LONG = {"steps": 100_000, "config": {"pause_seconds": 0.01}}

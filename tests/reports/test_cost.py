@@ -67,7 +67,7 @@ def test_each_spot_pool_is_paid_at_its_own_price():
     book = log(spot=[{"deployment": "x/a", "price": 1.5}, {"deployment": "x/b", "price": 2.0}])
     for deployment in ("x/a", "x/b"):
         plan = book.ask().plan.model_copy(update={"deployment": deployment})
-        book.write(DecisionEntry, plan=plan, action="run", reason="the test says so")
+        book.write(DecisionEntry, plan=plan, action="run", reason="chosen by the test")
         book.report(plan, LOST, attempt_id=book.claim(plan), seconds=HOUR)
     assert cost_report(book.spec, book.history).cost == 3.5
 

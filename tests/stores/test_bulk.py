@@ -17,7 +17,7 @@ import pytest
 from segue.errors import BadKeyError, MissingObjectError
 from segue.spec import StoreSpec
 from segue.stores import LocalStore, Store, StoreWriteError, open_store
-from segue.stores.direct import PAGE_BYTES, page_buffer
+from segue.stores.direct_io import PAGE_BYTES, page_buffer
 from tests.stores.conftest import PLACES, Wire, bucket_at
 
 everywhere = pytest.mark.parametrize("place", PLACES, indirect=True)

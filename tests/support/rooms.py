@@ -33,7 +33,7 @@ ROOMS: tuple[tuple[str, ...], ...] = (
     ("launch", "stores"),
     ("data", "recipe"),
     ("spec",),
-    ("pools", "policies"),
+    ("pool_prices", "policies"),
     ("errors",),
     ("records",),
     ("clock", "process", "shard", "units"),

@@ -11,8 +11,8 @@ import pytest
 from segue.notices.recall import recall
 from segue.records import Capacity, SegmentPlan, StopReason, VerdictKind
 from segue.runlog.entries import ClaimEntry, CommitEntry
-from segue.runlog.heartbeat import last_heartbeat
 from segue.runlog.history import read_history
+from segue.runlog.last_heartbeat import last_heartbeat
 
 SLOW = {"steps": 4000, "config": {"pause_seconds": 0.005}, "checkpoints": {"every_steps": 1000}}
 

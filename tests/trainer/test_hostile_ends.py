@@ -14,8 +14,8 @@ from segue.launch.assignment import Assignment
 from segue.launch.launcher import ProcessTrainer
 from segue.notices.board import NoticeBoard
 from segue.records import Capacity, SegmentPlan, StopReason, VerdictKind
-from segue.runlog.heartbeat import last_heartbeat
 from segue.runlog.history import read_history
+from segue.runlog.last_heartbeat import last_heartbeat
 from segue.runlog.log import RunLog
 from segue.testing.faulty_store import FaultyStore
 

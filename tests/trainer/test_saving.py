@@ -24,8 +24,8 @@ from segue.launch.assignment import Assignment
 from segue.notices.board import NoticeBoard
 from segue.records import Environment, StopReason, VerdictKind, WitnessRow
 from segue.runlog.entries import ReportEntry
-from segue.runlog.heartbeat import last_heartbeat
 from segue.runlog.history import read_history
+from segue.runlog.last_heartbeat import last_heartbeat
 from segue.runlog.log import RunLog
 from segue.spec import CheckpointSpec
 from segue.stores import LocalStore

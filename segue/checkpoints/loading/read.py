@@ -34,7 +34,7 @@ from segue.errors import (
 from segue.records import Manifest
 from segue.shard import Shard
 from segue.stores.base import Store, StoreReadError
-from segue.stores.direct import page_buffer
+from segue.stores.direct_io import page_buffer
 
 log = logging.getLogger(__name__)
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from segue.checkpoints.format.base import Base
 from segue.checkpoints.format.digests import TensorDigest
 from segue.checkpoints.format.layout import ShardLayout, layout_of
-from segue.stores.direct import page_buffer
+from segue.stores.direct_io import page_buffer
 
 _MOST_KEPT = 2
 _WORTH_SHARE = 0.9

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from segue.errors import SpecError
-from segue.pools import PoolSpec
+from segue.pool_prices import PoolSpec
 from segue.records import Capacity
 from segue.spec import RunSpec
 

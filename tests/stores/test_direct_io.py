@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from segue.stores.direct import PAGE_BYTES, READ_BYTES, WRITE_BYTES, page_buffer, read_into, write_new
+from segue.stores.direct_io import PAGE_BYTES, READ_BYTES, WRITE_BYTES, page_buffer, read_into, write_new
 from tests.stores.test_local import full_disk
 
 SIZES = [

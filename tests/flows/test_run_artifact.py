@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from segue.tasks.publish import summary_lines, tables
+from segue.tasks.run_artifact import summary_lines, tables
 
 from segue.records import StopReason
 from segue.reports.cost import cost_report
