@@ -33,7 +33,7 @@ Say = Callable[[str], None]
 
 
 class LocalStack:
-    """Starts in about ten seconds; `stop`, or any end of this process, ends all of it. Nothing is left outside `folder`.
+    """Starts in about ten seconds; `stop`, or any end of this process, ends all of it. All files are in `folder`.
 
     A folder that another command uses at this moment is not shared: this one then has its own server, database and logs
     next to the other's.
