@@ -31,18 +31,23 @@ from segue.records import Capacity, Heartbeat, SegmentPlan
 from segue.reports.console import console, errors
 from segue.reports.run_plot import draw
 from segue.reports.tables import segments_table
+from segue.runlog.heartbeat import last_heartbeat
 from segue.runlog.history import History, read_history
-from segue.runlog.last_heartbeat import last_heartbeat
 from segue.runlog.log import RunLog
 from segue.spec import RunSpec
 
 RECIPE = "examples.flights:build"
 STEPS = 2400
 _PRICE_RATIO = 3.0
-_KILL_AT, _NOTICE_AT = 0.25, 0.45
-"""Shares of the steps at which the spot machine fails, and at which it is taken back."""
-_SLACK_CHANGEOVERS = 3
-"""Time to the deadline beyond what on-demand alone needs, in changeovers: the kill and the notice use two of them."""
+_KILL_AT = 0.35
+"""Share of the steps at which the first spot machine fails."""
+_NOTICE_AFTER = 0.1
+"""Share of the steps that the second one trains before it is taken back: early, while the slack is large."""
+_SLACK_CHANGEOVERS = 4
+"""Time to the deadline beyond what on-demand alone needs, in changeovers.
+
+The kill and the notice use two of them, more on a machine that becomes busier; the wait for spot uses the rest.
+"""
 
 
 class DemoFailedError(SegueError):
@@ -78,7 +83,8 @@ class Provider:
             os.kill(beat.trainer_pid, signal.SIGKILL)
             self.done.append("kill")
             return f"step {beat.step}: the spot machine fails (SIGKILL to the trainer)"
-        if self.done == ["kill"] and beat.step >= _NOTICE_AT * self.steps:
+        resumed_at = plan.parent.step if plan.parent else 0
+        if self.done == ["kill"] and beat.step >= resumed_at + _NOTICE_AFTER * self.steps:
             self.set_spot(False)
             os.kill(attempt.claim.segment_pid, signal.SIGTERM)
             self.done.append("notice")

@@ -33,10 +33,10 @@ Say = Callable[[str], None]
 
 
 class LocalStack:
-    """Starts in about ten seconds; `stop`, or any end of this process, ends all of it. All files are in `folder`.
+    """Starts in about ten seconds; `stop`, and any end of this process, ends all of it.
 
-    A folder that another command uses at this moment is not shared: this one then has its own server, database and logs
-    next to the other's.
+    Nothing is written outside `folder`. A folder that another command uses is not shared: this one then has its own
+    server, database and logs in it.
     """
 
     def __init__(self, folder: Path, *, home: Path, say: Say) -> None:

@@ -19,7 +19,7 @@ FEATURES = 16
 
 
 def build(config: dict[str, Any]) -> Recipe:
-    """Make everything that training needs. Every attempt calls it, so the same config must give the same objects."""
+    """Make everything that training needs. Every attempt calls it: the same config must give the same objects."""
     inputs, targets = synthetic_data(4096)
     train, held_out = TensorDataset(inputs[:3840], targets[:3840]), (inputs[3840:], targets[3840:])
     model = nn.Sequential(nn.Linear(FEATURES, 64), nn.ReLU(), nn.Dropout(0.1), nn.Linear(64, 1))
