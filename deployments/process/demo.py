@@ -31,8 +31,8 @@ from segue.records import Capacity, Heartbeat, SegmentPlan
 from segue.reports.console import console, errors
 from segue.reports.run_plot import draw
 from segue.reports.tables import segments_table
-from segue.runlog.heartbeat import last_heartbeat
 from segue.runlog.history import History, read_history
+from segue.runlog.last_heartbeat import last_heartbeat
 from segue.runlog.log import RunLog
 from segue.spec import RunSpec
 
