@@ -119,7 +119,7 @@ class OutputError(UsageError):
     def __init__(self, *, path: str, why: str) -> None:
         self.path, self.why = path, why
         super().__init__(
-            f"{path} cannot be written ({why}). The run was only read.", fix="name another place, or correct that."
+            f"{path} cannot be written ({why}).", fix="name another place, or correct that. No run was changed."
         )
 
 

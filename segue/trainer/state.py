@@ -293,8 +293,5 @@ def _check_binding(recipe: Recipe, *, name: str) -> None:
     held = [parameter for group in recipe.optimizer.param_groups for parameter in group["params"]]
     foreign = sum(id(parameter) not in live for parameter in held)
     if foreign:
-        why = (
-            f"{foreign} of the optimizer's {len(held)} tensors are not parameters of the model; "
-            "build the optimizer from model.parameters()."
-        )
-        raise RecipeError(recipe=name, why=why)
+        why = f"{foreign} of the optimizer's {len(held)} tensors are not parameters of the model."
+        raise RecipeError(recipe=name, why=why, fix="build the optimizer from model.parameters().")

@@ -90,7 +90,7 @@ class Logbook:
         self.write(DecisionEntry, plan=made, action="run", reason="the test says so")
         return made
 
-    def claim(self, plan: SegmentPlan, *, segment_pid: int = 1) -> str:
+    def claim(self, plan: SegmentPlan, *, segment_pid: int = 2**22) -> str:
         self._epoch += 1
         name = keys.attempt_id(plan.segment, plan.attempt, self._epoch)
         facts = {"attempt_id": name, "segment": plan.segment, "attempt": plan.attempt, "capacity": plan.capacity}

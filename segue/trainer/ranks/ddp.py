@@ -31,10 +31,10 @@ def spread(recipe: Recipe, ranks: Ranks, device: torch.device, *, name: str) -> 
     for inner in model.modules():
         kind = type(inner).__name__
         if kind == "FullyShardedDataParallel":
-            raise RecipeError(recipe=name, why="its model is wrapped in FSDP1; use fully_shard, which is FSDP2.")
+            raise RecipeError(recipe=name, why="its model is wrapped in FSDP1.", fix="use fully_shard (FSDP2).")
         if isinstance(inner, DistributedDataParallel) and inner is not model:
-            why = "its model contains DistributedDataParallel; return the bare model, which segue wraps."
-            raise RecipeError(recipe=name, why=why)
+            why, fix = "its model contains DistributedDataParallel.", "return the bare model; segue wraps it."
+            raise RecipeError(recipe=name, why=why, fix=fix)
     if isinstance(model, DistributedDataParallel):
         return recipe
     return replace(recipe, model=_Replicated(model, device))
@@ -103,7 +103,8 @@ def _refuse_other_meshes(model: nn.Module, ranks: Ranks, *, name: str) -> None:
         is_data_parallel = parameter_name.startswith(by_fsdp) and kinds in (["shard"], ["replicate", "shard"])
         if not is_data_parallel or parameter.device_mesh.size() != ranks.count:
             why = (
-                f"parameter {parameter_name} is spread as {parameter.placements} over {parameter.device_mesh}; only "
-                "fully_shard over all ranks (FSDP2, or HSDP) is supported, not tensor or pipeline parallelism."
+                f"parameter {parameter_name} is spread as {parameter.placements} over {parameter.device_mesh}, "
+                "which is not fully_shard over all ranks."
             )
-            raise RecipeError(recipe=name, why=why)
+            fix = "use fully_shard over all ranks (FSDP2, or HSDP), not tensor or pipeline parallelism."
+            raise RecipeError(recipe=name, why=why, fix=fix)

@@ -38,7 +38,7 @@ def test_ranks_whose_gradients_are_not_summed_are_stopped_at_the_first_step(atte
 
 @pytest.mark.parametrize(
     ("recipe", "why"),
-    [("tensor_parallel", "not tensor or pipeline"), ("wrapped_inside", "leave the wrapping")],
+    [("tensor_parallel", "not tensor or pipeline"), ("wrapped_inside", "return the bare model")],
 )
 def test_a_model_that_is_spread_in_an_unsupported_way_is_refused_by_name(attempt, recipe, why):
     report, _ = attempt(recipe)
