@@ -56,7 +56,7 @@ class CostReport(Value):
     @property
     def sentence(self) -> str:
         """The paid share as text; empty before the first commit."""
-        return "" if self.paid_share is None else f"paid {self.paid_share:.2f} of on-demand"
+        return "" if self.paid_share is None else f"paid {self.paid_share:.0%} of the cost of on-demand alone"
 
     def rows(self) -> dict[str, str]:
         """The report for people: texts by name."""
@@ -65,9 +65,9 @@ class CostReport(Value):
         named = {"paid": f"{paid}{standbys} and {duration(self.on_demand_seconds)} of on-demand"}
         if self.paid_share is not None and self.on_demand_cost is not None:
             alone = _money(self.on_demand_cost, self.currency)
-            named["on-demand alone"] = f"{alone}: {self.sentence}, saved {1 - self.paid_share:.0%}"
+            named["on-demand alone"] = f"{alone}; saved {1 - self.paid_share:.0%}"
         if self.expected_share is not None:
-            named["expected at first"] = f"{self.expected_share:.2f} of on-demand"
+            named["expected at first"] = f"{self.expected_share:.0%} of the cost of on-demand alone"
         lost = f"{duration(self.lost_seconds)} of work ({_money(self.lost_cost, self.currency)})"
         named["preemptions"] = str(self.preemptions)
         named["lost"] = f"{lost}, and {duration(self.startup_seconds)} in starts"

@@ -41,7 +41,7 @@ def test_an_hour_of_spot_and_one_of_on_demand_are_paid_at_their_prices():
     assert cost.on_demand_cost == pytest.approx((6000 + 40) * 4 / HOUR)
     assert cost.paid_share == pytest.approx(5 / 6.711, rel=1e-3)
     assert cost.saved_share == pytest.approx(1 - cost.paid_share)
-    assert cost.sentence == "paid 0.75 of on-demand"
+    assert cost.sentence == "paid 75% of the cost of on-demand alone"
 
 
 def test_standbys_are_paid_at_the_price_of_their_pool():
@@ -98,7 +98,7 @@ def test_the_expected_share_is_shown_with_the_paid_share():
     book.decide()
     cost = cost_report(spec, book.history)
     assert cost.expected_share == first.numbers["expected_cost_share"] > 0
-    assert f"{cost.expected_share:.2f} of on-demand" in cost.rows()["expected at first"]
+    assert f"{cost.expected_share:.0%} of the cost of on-demand alone" in cost.rows()["expected at first"]
 
 
 def test_the_report_has_rows_for_people_and_plain_numbers_for_programs():
@@ -107,7 +107,7 @@ def test_the_report_has_rows_for_people_and_plain_numbers_for_programs():
     cost = cost_report(book.spec, book.history)
     assert cost.rows() == {
         "paid": "2.00 EUR for 2.0 h of spot and 0 s of on-demand",
-        "on-demand alone": "6.73 EUR: paid 0.30 of on-demand, saved 70%",
+        "on-demand alone": "6.73 EUR; saved 70%",
         "preemptions": "1",
         "lost": "0 s of work (0.0000 EUR), and 60 s in starts",
         "waited": "0 s",
