@@ -169,7 +169,7 @@ def test_a_deadline_in_the_past_fails_the_parent_with_one_sentence(client, make_
     assert "Traceback" not in state.message
 
 
-@pytest.mark.parametrize("pool_prices", [{"on_demand": "segment/typo"}, {"spot": [{"deployment": "segment/typo"}]}])
+@pytest.mark.parametrize("pools", [{"on_demand": "segment/typo"}, {"spot": [{"deployment": "segment/typo"}]}])
 def test_a_pool_without_a_deployment_is_refused_before_anything_starts(client, make_spec, pools):
     spec = make_spec(run_id="typo", pools=pools)
     state = final_state(client, trigger(client, spec))
