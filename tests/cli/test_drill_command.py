@@ -107,7 +107,7 @@ def line_of(text: str) -> int:
     return next(number for number, line in enumerate(RECIPE.splitlines(), 1) if text in line)
 
 
-@pytest.mark.parametrize("seed", ["0", "1"])
+@pytest.mark.parametrize("seed", ["0", pytest.param("1", marks=pytest.mark.matrix)])
 def test_a_model_of_several_own_classes_is_the_same_in_every_process(folder, seed):
     code, out, err = segue("drill", "mine:build", *QUICK, PYTHONHASHSEED=seed)
     assert (code, err) == (0, ""), out
@@ -159,6 +159,7 @@ def test_the_help_shows_the_name_of_the_table_in_brackets():
     assert "[config]" in " ".join(out.split())
 
 
+@pytest.mark.matrix
 def test_from_python_a_drill_is_one_call_with_the_config_of_the_recipe(tmp_path):
     report = drill("segue.testing.recipes:tiny", config={"width": 8}, steps=30, kills=1)
     assert report.passed, report

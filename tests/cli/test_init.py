@@ -109,6 +109,7 @@ def test_the_example_trains_in_a_plain_loop(desk):
     assert losses[-1] < losses[0]
 
 
+@pytest.mark.matrix
 def test_the_example_passes_the_drill(desk):
     desk.write("train.py", template(Path("train.py")))
     report = desk.told("drill", "train:build", "--steps", "40", "--kills", "1")

@@ -120,6 +120,7 @@ def test_only_a_part_of_the_setup_can_be_accepted(place):
 COMMAND = """
 import signal, typer
 from segue.cli.interrupts import ends_cleanly
+signal.signal(signal.SIGINT, signal.default_int_handler)  # A test runner in the background ignores it.
 app = typer.Typer()
 @app.command()
 def main() -> None:

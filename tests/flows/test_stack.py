@@ -95,6 +95,7 @@ def test_prefect_deploy_registers_what_the_stack_registers_through_the_api(stack
         assert [getattr(after[name], field) for field in wanted] == [getattr(before[name], field) for field in wanted]
 
 
+@pytest.mark.matrix
 @pytest.mark.prefect
 def test_a_second_command_in_the_folder_has_a_stack_of_its_own_which_ends_when_that_command_is_killed(stack):
     command = [sys.executable, "-c", OWNER, str(stack.folder)]
@@ -109,6 +110,7 @@ def test_a_second_command_in_the_folder_has_a_stack_of_its_own_which_ends_when_t
         assert client.api_healthcheck() is None
 
 
+@pytest.mark.matrix
 @pytest.mark.prefect
 def test_sigterm_ends_a_run_in_a_plain_folder_and_all_it_started_after_a_last_checkpoint(tmp_path):
     (tmp_path / "run.toml").write_text(LONG_RUN)

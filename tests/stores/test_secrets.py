@@ -26,6 +26,7 @@ def secrets(moto_url, monkeypatch):
     return bucket
 
 
+@pytest.mark.matrix
 def test_a_run_leaves_no_credential_in_the_store_or_in_its_output(secrets, moto_url, tmp_path):
     spec = RunSpec.parse(
         {
