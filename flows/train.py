@@ -27,14 +27,15 @@ _PUBLISH_SECONDS = 30.0
 
 
 @flow(name="train", flow_run_name="{spec.run_id}", retries=0, validate_parameters=True, persist_result=False)
-def train(spec: RunSpec, *, accept_drift: bool = False) -> Any:
+def train(spec: RunSpec, *, accept_drift: bool = False, requested_at_slot: int | None = None) -> Any:
     """Train `spec` to its goal, in segments, on the capacity that the policy selects.
 
     Started again with the same run id, it resumes the run from the run's log. If an attempt is still alive then, it
-    waits for that one and starts no second one.
+    waits for that one and starts no second one. `requested_at_slot` is the next slot of the log when the start was
+    requested: a stop of the run after that is not undone.
     """
     try:
-        open_run(spec, accept_drift=accept_drift)
+        open_run(spec, accept_drift=accept_drift, requested_at_slot=requested_at_slot)
     except SegueError as error:
         return Failed(message=str(error))
     steps = _Tasks(spec)

@@ -95,6 +95,9 @@ class Environment(Value):
     processor: str = Field("", description="CPU model; kernels select their instructions by it.")
     threads: int = Field(ge=1, description="Intra-op threads; the order of reductions depends on it.")
     world_size: int = Field(1, ge=1)
+    arithmetic: int = Field(
+        1, ge=1, description="How segue itself computes: 1 sums the gradient norm by parameter group, 2 by model order."
+    )
 
     def differs_from(self, other: Environment) -> tuple[str, ...]:
         """Names of the fields that differ; bitwise comparison is valid when there are none."""

@@ -61,10 +61,16 @@ def require_deployments(client: SyncPrefectClient, spec: RunSpec) -> None:
             )
 
 
-def trigger(client: SyncPrefectClient, spec: RunSpec, *, accept_drift: bool = False) -> UUID:
-    """Create the parent's flow run; returns its id."""
+def trigger(
+    client: SyncPrefectClient, spec: RunSpec, *, accept_drift: bool = False, requested_at_slot: int | None = None
+) -> UUID:
+    """Create the parent's flow run; returns its id.
+
+    With `requested_at_slot`, the next slot of the run's log, this start does not undo a later stop of the run.
+    """
     deployment = client.read_deployment_by_name(PARENT_DEPLOYMENT)
     parameters = {"spec": spec.model_dump(mode="json"), "accept_drift": accept_drift}
+    parameters |= {} if requested_at_slot is None else {"requested_at_slot": requested_at_slot}
     run = client.create_flow_run_from_deployment(
         deployment.id, parameters=parameters, state=Scheduled(), name=spec.run_id, tags=["segue", spec.run_id]
     )

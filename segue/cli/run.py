@@ -93,8 +93,8 @@ def _train(spec: RunSpec, runlog: RunLog, *, accept_drift: bool, detach: bool, h
 
     with _server(), open_client() as client:
         require_deployments(client, spec)
-        open_run(spec, clock=SystemClock(), accept_drift=accept_drift)
-        flow_run_id = trigger(client, spec, accept_drift=accept_drift)
+        slot = open_run(spec, clock=SystemClock(), accept_drift=accept_drift).next_slot
+        flow_run_id = trigger(client, spec, accept_drift=accept_drift, requested_at_slot=slot)
         if detach:
             return None
         if hint is not None:

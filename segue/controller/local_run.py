@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 Watch = Callable[[Trainer, RunLog, SegmentPlan], None]
 """Called repeatedly while an attempt runs; may send signals to it."""
 
-_PERIOD = Period(poll_seconds=0.02, ask_seconds=0.0)
+_PERIOD = Period(poll_seconds=0.02, ask_seconds=0.0, patience_seconds=60.0)
 
 
 def run_here(

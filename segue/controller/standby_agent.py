@@ -129,7 +129,7 @@ class StandbyAgent:
         """The reason why no plan can come for this standby; None while one may."""
         if plan is not None:
             return None
-        if history.decisions and history.decisions[-1].plan is None:
+        if history.is_over:
             return "not needed: the run is over"
         if history.handover is not None and history.handover.standby == self._standby:
             self._was_named = True

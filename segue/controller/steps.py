@@ -32,15 +32,22 @@ from segue.stores import StoreReadError, open_store
 log = logging.getLogger(__name__)
 
 
-def open_run(spec: RunSpec, *, clock: Clock, accept_drift: bool = False) -> RunLog:
+def open_run(
+    spec: RunSpec, *, clock: Clock, accept_drift: bool = False, requested_at_slot: int | None = None
+) -> RunLog:
     """Open the run that `spec` names, new or resumed; return its log.
+
+    A stopped run is opened again, unless the stop is newer than the request to start it, because a parent may wait in
+    a queue for long. `requested_at_slot` is the log's next slot at the time of the request.
 
     Raises:
         StoreUnreachableError, DeadlinePassedError, DriftError: as for `check_start`.
     """
     runlog = check_start(spec, clock=clock, accept_drift=accept_drift)
     history = read_history(runlog)
-    if history.spec != spec or history.stop is not None:
+    requested = history.next_slot if requested_at_slot is None else requested_at_slot
+    is_stopped_since = history.stop_slot is not None and history.stop_slot >= requested
+    if history.spec != spec or (history.stop is not None and not is_stopped_since):
         runlog.append(lambda stamp: OpenEntry.model_validate(stamp(epoch=0) | {"spec": spec}))
     return runlog
 
@@ -76,9 +83,10 @@ def decide_next(runlog: RunLog, spec: RunSpec, *, clock: Clock) -> Decision:
     Raises:
         StoreWriteError, StoreReadError: nothing was decided; a retry is safe.
     """
-    has_moved = False
+    known: int | None = None
     while True:
         history = read_history(runlog)
+        known = len(history.decisions) if known is None else known
         plan = history.open_plan
         if history.stop is not None and (plan is None or history.attempt_of(plan.segment, plan.attempt) is None):
             return Decision("stopped", history.stop.reason)
@@ -92,7 +100,7 @@ def decide_next(runlog: RunLog, spec: RunSpec, *, clock: Clock) -> Decision:
             _set_aside(runlog, faulty, history)
             continue
         last = history.decisions[-1] if history.decisions else None
-        if last is not None and last.plan is None and last.action != "import" and has_moved:
+        if last is not None and last.plan is None and last.action != "import" and len(history.decisions) > known:
             # Another parent ended the run at this moment. A new decision would start it again.
             return Decision(last.action, last.reason, numbers=last.numbers)
         decision = decide(spec, history, now=clock.now())
@@ -101,8 +109,7 @@ def decide_next(runlog: RunLog, spec: RunSpec, *, clock: Clock) -> Decision:
         try:
             runlog.append(lambda stamp, made=decision: _entry(made, stamp), at=history.next_slot)  # type: ignore[misc]
         except LogMovedError:
-            has_moved = True  # Another parent or a fenced attempt has written to the log: decide again.
-            continue
+            continue  # Another parent or a fenced attempt has written to the log: decide again.
         return decision
 
 
@@ -121,7 +128,7 @@ def request_stop(runlog: RunLog, *, reason: str) -> SegmentPlan | None:
         last = history.decisions[-1] if history.decisions else None
         if history.stop is not None:
             raise _NothingToAddError
-        if last is not None and last.plan is None:
+        if last is not None and history.is_over:
             raise RunOverError(run_id=runlog.run_id, action=last.action, step=history.committed_step)
         facts = {"plan": None, "action": "stopped", "reason": reason}
         return DecisionEntry.model_validate(stamp(epoch=0) | facts)

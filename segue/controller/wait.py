@@ -23,6 +23,7 @@ from segue.stores.base import StoreReadError, StoreWriteError
 
 log = logging.getLogger(__name__)
 
+_STORE_RETRY_SECONDS = 0.5
 _LATE_REPORT_SECONDS = 5.0
 """How long a report may still arrive after the orchestrator shows the attempt as ended."""
 _MARGIN_SECONDS = 1.0
@@ -40,6 +41,8 @@ class Period:
     """Period of reads of the run's log and the heartbeat."""
     ask_seconds: float = 2.0
     """Period of requests to the orchestrator."""
+    patience_seconds: float | None = None
+    """Longest wait for a store that cannot be used; None: no limit, because the attempt runs elsewhere."""
 
 
 USUAL_PERIOD = Period()
@@ -74,11 +77,15 @@ def await_report(
 ) -> SegmentReport:
     """Block until a submitted attempt has a report; declare it lost when it can no longer write one.
 
-    Waits while the orchestrator or the store does not answer, because the attempt continues without them. On spot, an
+    Waits while the orchestrator or the store does not answer, because the attempt continues without them; for a store
+    no longer than the period's patience. On spot, an
     attempt so far behind that a preemption would cost the deadline is recalled: it commits and stops. On on-demand,
     with `with_standbys`, a standby waits for spot; when it is ready to take over, the attempt is recalled. An attempt
     is declared lost in spite of its heartbeat if it has nothing to commit yet, does not answer a recall within the
     heartbeat timeout, or saves for so long that on-demand could hardly finish in time.
+
+    Raises:
+        StoreReadError, StoreWriteError: the store could not be used for longer than `period.patience_seconds`.
     """
     manager = None
     if with_standbys and submitted.plan.capacity is Capacity.ON_DEMAND:
@@ -92,15 +99,21 @@ def await_report(
 
 
 def _wait(waiting: _Waiting, clock: Clock, period: Period) -> SegmentReport:
+    failing_since: float | None = None
     while True:
+        pause = period.poll_seconds
         try:
             report = waiting.look()
+            failing_since = None
         except (StoreReadError, StoreWriteError) as error:
+            failing_since = clock.monotonic() if failing_since is None else failing_since
+            if period.patience_seconds is not None and clock.monotonic() - failing_since > period.patience_seconds:
+                raise
             log.warning("the wait cannot use the store reason=%s", error)
-            report = None
+            report, pause = None, max(pause, _STORE_RETRY_SECONDS)
         if report is not None:
             return report
-        clock.sleep(period.poll_seconds)
+        clock.sleep(pause)
 
 
 class _Waiting:
@@ -176,10 +189,12 @@ class _Waiting:
         self._recalled.update(0, at=at)
         waited, heartbeat_timeout_seconds = self._recalled.unchanged_seconds, self._recalled.heartbeat_timeout_seconds
         is_stopping = beat is not None and beat.phase == "stopping"
-        if not is_stopping and waited > heartbeat_timeout_seconds:
+        # After a stop no attempt follows that would need the time: the last checkpoint is waited for.
+        is_urgent = history.stop is None
+        if is_urgent and not is_stopping and waited > heartbeat_timeout_seconds:
             return f"no answer to a recall for {heartbeat_timeout_seconds:g} s"
         here = self._situation(history, slowest_step_seconds=self._own_step_seconds(beat))
-        if self._was_recalled_in_time and clamp.is_late(here, in_seconds=_MARGIN_SECONDS):
+        if is_urgent and self._was_recalled_in_time and clamp.is_late(here, in_seconds=_MARGIN_SECONDS):
             return "it was recalled and did not end in time for on-demand to meet the deadline"
         # Declaring it lost costs its uncommitted work. Waiting longer than that work took would cost more.
         patience = heartbeat_timeout_seconds + here.answer_seconds + here.at_risk_seconds

@@ -77,8 +77,11 @@ class History:
     """The newest hand-over, as long as no decision followed it."""
     handovers: tuple[HandoverEntry, ...] = ()
     broken_resumes: tuple[VerdictEntry, ...] = ()
+    is_over: bool = False
+    """Whether a decision ended the run, and it was not opened again since."""
     stop: DecisionEntry | None = None
     """A person's request to stop the run, since it was last opened."""
+    stop_slot: int | None = None
     fresh_from: int = 0
     damage: tuple[Damage, ...] = ()
     named_damage: frozenset[int] = field(default_factory=frozenset)
@@ -214,7 +217,7 @@ def fold(slots: Sequence[Slot], *, damage: tuple[Damage, ...] = (), next_slot: i
         for number, entry in _standing_commits(slots)
     )
     reports = tuple(slot.entry.report for slot in slots if isinstance(slot.entry, ReportEntry))
-    ended = max((slot.number for slot in slots if _ends_the_run(slot)), default=-1)
+    ended, stop = _end_of_earlier_runs(slots), _stop(slots)
     # An attempt commits only after its verdict, so the newest commit shows that earlier broken verdicts are resolved.
     since = max(ended, max((number for number, _ in _standing_commits(slots)), default=-1))
     fresh = [slot.entry for slot in slots if slot.number > since and isinstance(slot.entry, VerdictEntry)]
@@ -236,7 +239,9 @@ def fold(slots: Sequence[Slot], *, damage: tuple[Damage, ...] = (), next_slot: i
         drills=tuple(slot.entry for slot in slots if slot.number > ended and isinstance(slot.entry, DrillEntry)),
         broken_drill=_broken_drill(slots, ended),
         decisions=tuple(slot.entry for slot in slots if isinstance(slot.entry, DecisionEntry)),
-        stop=_stop(slots),
+        is_over=_is_over(slots),
+        stop=stop[1] if stop is not None else None,
+        stop_slot=stop[0] if stop is not None else None,
         handover=_handover(slots),
         handovers=tuple(slot.entry for slot in slots if isinstance(slot.entry, HandoverEntry)),
         broken_resumes=_broken_in_a_row(fresh),
@@ -253,10 +258,29 @@ def _handover(slots: Sequence[Slot]) -> HandoverEntry | None:
     return newest if isinstance(newest, HandoverEntry) else None
 
 
-def _stop(slots: Sequence[Slot]) -> DecisionEntry | None:
+def _end_of_earlier_runs(slots: Sequence[Slot]) -> int:
+    """The slot up to which everything belongs to runs that have ended; budgets count from there."""
+    ended, is_stopped = -1, False
+    for slot in slots:
+        if _ends_the_run(slot):
+            ended = slot.number
+            is_stopped = isinstance(slot.entry, DecisionEntry) and slot.entry.action == "stopped"
+        elif isinstance(slot.entry, OpenEntry) and is_stopped:
+            # A stop is recorded before the report of the attempt that it recalls.
+            ended, is_stopped = slot.number, False
+    return ended
+
+
+def _is_over(slots: Sequence[Slot]) -> bool:
+    relevant = [slot for slot in slots if isinstance(slot.entry, (OpenEntry, DecisionEntry))]
+    return bool(relevant) and _ends_the_run(relevant[-1])
+
+
+def _stop(slots: Sequence[Slot]) -> tuple[int, DecisionEntry] | None:
     opened = max((slot.number for slot in slots if isinstance(slot.entry, OpenEntry)), default=-1)
-    later = (slot.entry for slot in slots if slot.number > opened and isinstance(slot.entry, DecisionEntry))
-    return next((entry for entry in later if entry.action == "stopped"), None)
+    later = ((slot.number, slot.entry) for slot in slots if slot.number > opened)
+    found = ((number, entry) for number, entry in later if isinstance(entry, DecisionEntry))
+    return next((pair for pair in found if pair[1].action == "stopped"), None)
 
 
 def _broken_drill(slots: Sequence[Slot], ended: int) -> Verdict | None:

@@ -147,6 +147,7 @@ class Attempt:
         if ranks.rank:
             # The seed of this rank's streams until stored ones are restored. The leader continues the run's streams.
             seed_all(stream_seed(spec.seed, rank=ranks.rank, step=parent.step if parent else 0))
+        self._resume.is_order_of_sums_relevant = live.depends_on_order_of_sums
         self._resume.restore(live.components)
         live.spread()
         ranks.limit_waiting()

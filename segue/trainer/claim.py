@@ -66,6 +66,8 @@ def claim_run(runlog: RunLog, assignment: Assignment, *, environment: Environmen
 def _refuse_stale(history: History, assignment: Assignment) -> None:
     plan = assignment.plan
     key = (plan.segment, plan.attempt)
+    if history.stop is not None:
+        raise StalePlanError(segment=plan.segment, attempt=plan.attempt, why="the run was stopped")
     decided = [entry.plan for entry in history.decisions if entry.plan is not None]
     if decided and (decided[-1].segment, decided[-1].attempt) != key:
         newer = f"segment {decided[-1].segment} attempt {decided[-1].attempt} was decided later"

@@ -59,4 +59,5 @@ def environment_of(device: torch.device, *, world_size: int = 1) -> Environment:
         processor=_processor(),
         threads=torch.get_num_threads(),
         world_size=world_size,
+        arithmetic=2,
     )

@@ -20,7 +20,7 @@ from segue.records import Skip, WitnessRow
 from segue.spec import MOST_WITNESS_STEPS, RunSpec
 from segue.trainer.ranks.collectives import Ranks
 from segue.trainer.ranks.consensus import combined
-from segue.trainer.ranks.ddp import spread, spread_again
+from segue.trainer.ranks.ddp import bare, spread, spread_again
 from segue.trainer.recipe_record import setup_components
 from segue.trainer.resume import restore_all
 from segue.trainer.state import RNG_PREFIX, Progress, components_of
@@ -54,6 +54,13 @@ class LiveRecipe:
         self.components = components_of(self.recipe, self.progress, name=spec.recipe, ranks=ranks)
         self.components |= setup_components(self.recipe, self.feed, self.progress, build=build, config=spec.config)
         self._name, self._device, self._ranks = spec.recipe, device, ranks
+
+    @property
+    def depends_on_order_of_sums(self) -> bool:
+        """Whether the gradient norm by parameter group has other bits than the one by the model's order."""
+        model = [id(parameter) for parameter in bare(self.recipe.model).parameters()]
+        held = [id(parameter) for group in self.recipe.optimizer.param_groups for parameter in group["params"]]
+        return held != [number for number in model if number in set(held)]
 
     def restore(self, snapshot: Snapshot) -> Self:
         """Put a checkpoint's state into the live objects, the random streams last."""

@@ -76,6 +76,8 @@ class Resume:
         self._runlog, self._claim, self._environment, self._fast = runlog, claim, environment, fast
         self._accept, self._setup, self._untracked = accept, SetupChanges(), ""
         self._early: tuple[Finding, ...] = ()
+        self.is_order_of_sums_relevant = True
+        """Whether the run's numbers depend on the order in which the gradient norm is summed."""
         self._ranks = ranks or Ranks()
         self._committed: Digests | None = None
         self._source: Restorable | None = None
@@ -227,7 +229,8 @@ class Resume:
     @property
     def _environment_changes(self) -> tuple[str, ...]:
         assert self._source is not None
-        return self._source.checkpoint.manifest.environment.differs_from(self._environment)
+        changes = self._source.checkpoint.manifest.environment.differs_from(self._environment)
+        return tuple(name for name in changes if name != "arithmetic" or self.is_order_of_sums_relevant)
 
     def _compare_setup(self, live: Snapshot) -> None:
         assert self._source is not None

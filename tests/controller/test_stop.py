@@ -9,7 +9,7 @@ import pytest
 from segue.clock import SystemClock
 from segue.controller.local_run import run_here
 from segue.controller.steps import decide_next, open_run, request_stop
-from segue.errors import RunOverError
+from segue.errors import RunOverError, StalePlanError
 from segue.records import StopReason
 from segue.runlog.history import read_history
 from tests.controller.test_wait import Watched
@@ -31,14 +31,11 @@ def test_the_attempt_that_trains_is_recalled_and_no_other_follows(run):
     assert (decision.action, decision.reason, decision.plan) == ("stopped", "no more money", None)
 
 
-def test_an_attempt_that_claims_after_the_stop_is_recalled_by_its_parent(run):
+def test_an_attempt_that_starts_after_the_stop_trains_nothing_though_no_parent_lives(run):
     plan = run.decide()
     request_stop(run.log, reason="by hand")
-    claim = run.claim(plan)
-    run.beats_on(claim)
-    run.reports(5, plan, claim, StopReason.BOUND)
-    run.wait(plan)
-    assert len(run.recalls) == 1
+    with pytest.raises(StalePlanError, match="the run was stopped"):
+        run.claim(plan)
 
 
 def test_an_attempt_that_waits_for_capacity_is_cancelled(run):
@@ -50,13 +47,14 @@ def test_an_attempt_that_waits_for_capacity_is_cancelled(run):
     assert decide_next(run.log, run.spec, clock=run.clock).action == "stopped"
 
 
-def test_an_attempt_that_does_not_answer_the_stop_is_declared_lost_after_the_heartbeat_timeout(run):
+def test_an_attempt_that_does_not_answer_a_stop_has_time_for_a_last_checkpoint_and_is_then_lost(run):
     plan, claim = run.started()
     run.beats_on(claim)
     run.clock.at(10, lambda: request_stop(run.another_log(), reason="by hand"))
     report = run.wait(plan)
     assert report.stop_reason is StopReason.LOST
-    assert run.clock.monotonic() == pytest.approx(10 + run.spec.liveness.heartbeat_timeout_seconds, abs=2)
+    assert "did not end within" in report.note
+    assert run.clock.monotonic() > 10 + run.spec.liveness.heartbeat_timeout_seconds
 
 
 def test_a_second_stop_changes_nothing_and_one_of_a_run_that_ended_is_refused(run):
@@ -71,6 +69,32 @@ def test_a_second_stop_changes_nothing_and_one_of_a_run_that_ended_is_refused(ru
     assert decide_next(again, run.spec, clock=run.clock).action == "finished"
     with pytest.raises(RunOverError, match=r"already ended \(finished at step 100\)"):
         request_stop(again, reason="too late")
+
+
+def test_a_parent_that_waited_in_a_queue_does_not_undo_a_stop_that_came_after_its_request(run):
+    requested_at = open_run(run.spec, clock=run.clock).next_slot
+    request_stop(run.log, reason="by hand")
+    late = open_run(run.spec, clock=run.clock, requested_at_slot=requested_at)
+    assert decide_next(late, run.spec, clock=run.clock).action == "stopped"
+    again = open_run(run.spec, clock=run.clock)
+    assert decide_next(again, run.spec, clock=run.clock).action == "run"
+
+
+def test_a_run_that_was_stopped_and_opened_again_can_be_stopped_again(run):
+    run.decide()
+    request_stop(run.log, reason="first")
+    again = open_run(run.spec, clock=run.clock)
+    assert read_history(again).is_over is False
+    request_stop(again, reason="second")
+    assert read_history(again).stop.reason == "second"
+
+
+def test_what_the_stopped_attempt_reported_does_not_count_for_the_resumed_run(run):
+    plan, claim = run.started()
+    run.commit(claim, 10)
+    request_stop(run.log, reason="by hand")
+    run.report(plan, claim, StopReason.BOUND)
+    assert read_history(open_run(run.spec, clock=run.clock)).fresh_reports == ()
 
 
 def test_a_stopped_run_resumes_from_its_last_checkpoint_when_it_is_started_again(make_spec):

@@ -76,7 +76,7 @@ def test_flow_runs_start_in_the_folder_of_the_stack_and_parents_have_a_pool_of_t
             assert client.read_work_pool(pool).concurrency_limit is None
         names = ("segment/spot", "segment/on-demand", "train/train", "verify-resume/verify-resume")
         found = [client.read_deployment_by_name(name).work_pool_name for name in names]
-    assert found == ["spot", "on-demand", "parents", "parents"]
+    assert found == ["spot", "on-demand", "parents", "on-demand"]
 
 
 @pytest.mark.matrix
