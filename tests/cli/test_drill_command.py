@@ -107,7 +107,8 @@ def line_of(text: str) -> int:
     return next(number for number, line in enumerate(RECIPE.splitlines(), 1) if text in line)
 
 
-@pytest.mark.parametrize("seed", ["0", pytest.param("1", marks=pytest.mark.matrix)])
+@pytest.mark.matrix
+@pytest.mark.parametrize("seed", ["0", "1"])
 def test_a_model_of_several_own_classes_is_the_same_in_every_process(folder, seed):
     code, out, err = segue("drill", "mine:build", *QUICK, PYTHONHASHSEED=seed)
     assert (code, err) == (0, ""), out
@@ -117,9 +118,11 @@ def test_a_model_of_several_own_classes_is_the_same_in_every_process(folder, see
 @pytest.mark.parametrize(
     ("raises", "raised", "function", "line"),
     [
-        ("build", "ValueError", "build", 'raise ValueError("no such column")'),
+        pytest.param("build", "ValueError", "build", 'raise ValueError("no such column")', marks=pytest.mark.matrix),
         ("loss", "ArithmeticError", "loss", 'raise ArithmeticError("a bad loss")'),
-        ("data", "KeyError", "__getitem__", 'raise KeyError("no row of that name")'),
+        pytest.param(
+            "data", "KeyError", "__getitem__", 'raise KeyError("no row of that name")', marks=pytest.mark.matrix
+        ),
     ],
 )
 def test_what_a_recipe_raises_comes_with_its_line_and_traceback(folder, raises, raised, function, line):
