@@ -17,7 +17,7 @@ test: lint
 	$(MAKE) --jobs 3 flows units types
 
 units: setup
-	nice -n 10 $(BIN)/python -m pytest -n 2 --ignore tests/flows
+	nice -n 10 $(BIN)/python -m pytest -n 3 --ignore tests/flows
 
 flows: setup
 	$(BIN)/python -m pytest tests/flows

@@ -101,6 +101,7 @@ def test_every_setting_of_a_template_has_a_comment_or_a_description():
     assert all(variable["description"] for variable in variables.values())
 
 
+@pytest.mark.matrix
 def test_the_example_trains_in_a_plain_loop(desk):
     desk.write("train.py", template(Path("train.py")))
     told = subprocess.check_output([sys.executable, "train.py"], cwd=desk.folder, text=True).splitlines()

@@ -93,6 +93,7 @@ def by_hand(weights: Path, *, steps: int):
     return recipe
 
 
+@pytest.mark.matrix
 def test_an_import_trained_to_the_end_is_bit_for_bit_the_loop_written_by_hand(
     fork_server, make_spec, open_log, weights
 ):

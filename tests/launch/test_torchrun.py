@@ -90,6 +90,7 @@ def test_a_kill_leaves_no_process_and_no_report(start, make_spec):
     assert report_or_lost(runlog, plan, exit_code=-9).stop_reason is StopReason.LOST
 
 
+@pytest.mark.matrix
 def test_ranks_that_booted_as_a_standby_train_together_once_they_have_an_assignment(make_spec, open_log):
     spec = make_spec(**(RECIPE | {"steps": 20}))
     runlog, lines = open_log(spec), []

@@ -118,6 +118,7 @@ def test_a_second_process_for_a_live_attempt_does_not_disturb_it(make_spec, open
     assert len(history.attempts) == 1
 
 
+@pytest.mark.matrix
 def test_a_trainer_that_always_dies_before_its_claim_is_started_a_limited_number_of_times(make_spec, open_log):
     spec = make_spec(device="cuda:99", policy={"max_lost_in_place": 2, "name": "on_demand_only"})
     decision = run_here(spec, open_log(spec), on_line=lambda line: None)

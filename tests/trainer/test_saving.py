@@ -140,6 +140,7 @@ def test_training_continues_when_the_store_recovers_in_time(make_spec, open_log)
     assert last_heartbeat(runlog, read_history(runlog).attempts[0]).trouble is None
 
 
+@pytest.mark.matrix
 def test_an_unreachable_store_after_a_notice_leaves_time_for_the_report(make_spec, open_log):
     spec = make_spec(steps=100_000, config={"pause_seconds": 0.01}, grace_seconds=8)
     board, runlog = NoticeBoard(SystemClock()), open_log(spec)

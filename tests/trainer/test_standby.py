@@ -73,6 +73,7 @@ def test_a_booted_trainer_gets_its_assignment_and_trains_the_same_state_as_any_o
     assert trained == expected
 
 
+@pytest.mark.matrix
 def test_a_notice_ends_a_waiting_trainer_and_the_run_does_not_change(boot, make_spec, open_log):
     spec = make_spec()
     runlog = open_log(spec)

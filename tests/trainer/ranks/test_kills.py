@@ -6,6 +6,8 @@ import random
 import signal
 import time
 
+import pytest
+
 from segue.records import StopReason, VerdictKind
 from segue.runlog.history import read_history
 from segue.runlog.log import RunLog
@@ -39,6 +41,7 @@ def verdicts_of(runlog: RunLog) -> list[VerdictKind]:
     return [attempt.verdict.kind for attempt in read_history(runlog).attempts if attempt.verdict is not None]
 
 
+@pytest.mark.matrix
 def test_kills_of_any_rank_at_random_moments_lose_no_commit_and_change_no_bit(ranks_fork_server, make_spec, open_log):
     steps = 100
     fields = {

@@ -93,9 +93,10 @@ def committed(ranks_fork_server, make_spec, open_log):
     return run
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize(
     ("recipe", "config"),
-    [pytest.param("noisy", {}, marks=pytest.mark.matrix), ("even", {"sharded": True})],
+    [("noisy", {}), ("even", {"sharded": True})],
     ids=["replicated", "sharded"],
 )
 def test_ranks_commit_the_same_state_for_every_kind_of_staging_and_storing(committed, recipe, config):
