@@ -8,12 +8,13 @@ from datetime import timedelta
 import pytest
 
 from segue.controller.steps import decide_next
-from segue.controller.wait import Submitted, await_report
+from segue.controller.wait import Period, Submitted, await_report
 from segue.errors import MissingObjectError
 from segue.records import Capacity, CodeFailure, SegmentPlan, SegmentReport, StopReason
 from segue.runlog import keys
 from segue.runlog.history import read_history
 from segue.stores import open_store
+from segue.stores.base import StoreReadError
 from segue.testing.clock import FakeClock
 from segue.testing.faulty_store import FaultyStore
 from segue.trainer.claim import Claim
@@ -406,3 +407,15 @@ def test_an_attempt_after_one_that_raised_is_not_recalled_until_it_has_passed_th
     run.reports(60, plan, claim, StopReason.BOUND)
     run.wait(plan)
     assert bool(run.recalls) is is_recalled
+
+
+def test_a_wait_with_bounded_patience_raises_what_the_store_raises(watch):
+    run = watch()
+    plan, claim = run.started()
+    run.beats_on(claim)
+    log = run.another_log()
+    log.store = FaultyStore(open_store(run.spec.store), fails=lambda operation, key: True)
+    submitted = Submitted(plan, run.child, "attempt")
+    with pytest.raises(StoreReadError):
+        await_report(log, run.spec, submitted, clock=run.clock, period=Period(patience_seconds=20.0))
+    assert 20 < run.clock.monotonic() < 25
