@@ -136,6 +136,7 @@ def test_what_a_recipe_raises_comes_with_its_line_and_traceback(folder, raises, 
     assert any(f'mine.py", line {line_of(line)}, in {function}' in text for text in traceback)
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize(
     ("raises", "said", "fix"),
     [
