@@ -63,7 +63,7 @@ def test_without_a_bucket_every_write_and_listing_fails_as_one_that_may_be_tried
 def test_wrong_credentials_are_said_to_be_wrong(radosgw_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     bucket = bucket_at(radosgw_url)
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", ALMOST_A_SECRET)
-    assert "the credentials do not open the bucket. Check them" in str(refusal(bucket, radosgw_url))
+    assert "the credentials give no access to the bucket. Fix: check them" in str(refusal(bucket, radosgw_url))
     store = open_store(StoreSpec(url=bucket, endpoint_url=radosgw_url))
     for write in (store.put, store.put_if_absent):
         with pytest.raises(StoreWriteError, match="access denied or credentials expired"):
