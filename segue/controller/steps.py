@@ -47,7 +47,7 @@ def open_run(
     history = read_history(runlog)
     requested = history.next_slot if requested_at_slot is None else requested_at_slot
     is_stopped_since = history.stop_slot is not None and history.stop_slot >= requested
-    if history.spec != spec or (history.stop is not None and not is_stopped_since):
+    if not is_stopped_since and (history.spec != spec or history.stop is not None):
         runlog.append(lambda stamp: OpenEntry.model_validate(stamp(epoch=0) | {"spec": spec}))
     return runlog
 

@@ -50,15 +50,13 @@ class RunSummary:
 def summarize(run: str, history: History, *, now: datetime, beat: Heartbeat | None = None) -> RunSummary:
     """Summarize a run from its history and, while an attempt trains, its newest heartbeat."""
     spec = history.spec
-    last = history.decisions[-1] if history.decisions else None
-    is_over = last is not None and last.plan is None
     return RunSummary(
         run=run,
         state=state_of(history),
-        step=max(history.committed_step, beat.step if beat is not None and not is_over else 0),
+        step=max(history.committed_step, beat.step if beat is not None and not history.is_over else 0),
         steps=spec.steps if spec is not None else None,
         late_seconds=None if spec is None else _late_seconds(spec, history, now=now),
-        is_over=is_over,
+        is_over=history.is_over,
         cost=None if spec is None else cost_report(spec, history, live_seconds=live_seconds(beat, history)),
     )
 
@@ -73,7 +71,7 @@ def state_of(history: History) -> str:
         stopping = ", stopping" if history.stop is not None else ""
         return f"segment {plan.segment} attempt {plan.attempt} {doing}{stopping}"
     last = history.decisions[-1] if history.decisions else None
-    return last.action if last and last.plan is None else "between segments"
+    return last.action if last and history.is_over else "between segments"
 
 
 def live_seconds(beat: Heartbeat | None, history: History) -> float:

@@ -11,6 +11,7 @@ from segue.controller.local_run import run_here
 from segue.controller.steps import decide_next, open_run, request_stop
 from segue.errors import RunOverError, StalePlanError
 from segue.records import StopReason
+from segue.reports.summary import state_of
 from segue.runlog.history import read_history
 from tests.controller.test_wait import Watched
 
@@ -76,6 +77,9 @@ def test_a_parent_that_waited_in_a_queue_does_not_undo_a_stop_that_came_after_it
     request_stop(run.log, reason="by hand")
     late = open_run(run.spec, clock=run.clock, requested_at_slot=requested_at)
     assert decide_next(late, run.spec, clock=run.clock).action == "stopped"
+    changed = run.spec.model_copy(update={"grace_seconds": 9.0})
+    late = open_run(changed, clock=run.clock, requested_at_slot=requested_at)
+    assert decide_next(late, changed, clock=run.clock).action == "stopped"
     again = open_run(run.spec, clock=run.clock)
     assert decide_next(again, run.spec, clock=run.clock).action == "run"
 
@@ -85,6 +89,7 @@ def test_a_run_that_was_stopped_and_opened_again_can_be_stopped_again(run):
     request_stop(run.log, reason="first")
     again = open_run(run.spec, clock=run.clock)
     assert read_history(again).is_over is False
+    assert not state_of(read_history(again)).startswith("stopped")
     request_stop(again, reason="second")
     assert read_history(again).stop.reason == "second"
 
