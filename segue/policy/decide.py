@@ -142,7 +142,7 @@ def _by_policy(
 def _expects(spec: RunSpec, ahead: Outlook) -> str:
     if ahead.cost_share is None:
         return f"policy {spec.policy.name}"
-    return f"PLAN expects {ahead.cost_share:.2f} of on-demand cost"
+    return f"PLAN expects {ahead.cost_share:.0%} of the cost of on-demand alone"
 
 
 def numbers_of_next(history: History, *, parent: CheckpointRef | None) -> tuple[int, int]:
