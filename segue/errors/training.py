@@ -16,9 +16,13 @@ class BrokenResumeError(SegueError):
     exit_code = 3
 
     def __init__(self, *, component: str, detail: str) -> None:
-        self.component, self.detail = component, detail.rstrip(".")
+        # The finding of a lost component begins with the same words.
+        self.component, self.detail = component, detail.removeprefix(f"{component} was not restored: ").rstrip(".")
+        # Settings, code and data are not restored from a checkpoint but built again, and compared with it.
+        is_built = component.startswith(("setup.", "data"))
+        what = "differs from the checkpoint" if is_built else "was not restored"
         super().__init__(
-            f"Resume verification failed: {component} was not restored ({self.detail}). No checkpoint was written "
+            f"Resume verification failed: {component} {what} ({self.detail}). No checkpoint was written "
             f"after the resume. Fix {component}, then start the run again."
         )
         self.fix = f"fix {component}, then start the run again."

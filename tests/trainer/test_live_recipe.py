@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from segue.errors import BrokenResumeError
 from segue.records import Environment
 from segue.trainer.live_recipe import LiveRecipe
 from segue.trainer.ranks.collectives import Ranks
@@ -23,3 +24,20 @@ def test_a_checkpoint_of_version_0_1_differs_in_its_arithmetic_alone():
     facts = {"torch": "2", "device": "cpu", "instruction_set": "AVX2", "threads": 1}
     old, new = Environment(**facts), Environment(**facts, arithmetic=2)
     assert new.differs_from(old) == ("arithmetic",)
+
+
+@pytest.mark.parametrize(
+    ("component", "detail", "said"),
+    [
+        (
+            "optimizer",
+            "optimizer was not restored: the live object has none of its state.",
+            "was not restored (the live",
+        ),
+        ("setup.code", "the recipe's code is changed: mine.loss", "differs from the checkpoint (the recipe's code"),
+    ],
+)
+def test_a_broken_resume_names_the_component_once_and_what_is_wrong_with_it(component, detail, said):
+    message = str(BrokenResumeError(component=component, detail=detail))
+    assert message.startswith(f"Resume verification failed: {component} {said}")
+    assert message.count("was not restored") <= 1
