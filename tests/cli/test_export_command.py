@@ -65,7 +65,8 @@ def test_what_cannot_be_done_as_asked_is_refused_without_a_trace(trained, place,
     assert said in place.refused("checkpoints", "export", *more, *asked)
 
 
-@pytest.mark.parametrize("file_format", ["torch", pytest.param("safetensors", marks=pytest.mark.matrix)])
+@pytest.mark.matrix
+@pytest.mark.parametrize("file_format", ["torch", "safetensors"])
 def test_a_full_disk_is_refused_in_one_paragraph_and_leaves_nothing(trained, tmp_path, file_format):
     # No file may be larger than 12 KiB: the curve and the JSON fit, the optimizer does not.
     script = 'ulimit -f 12; exec "$@"'
