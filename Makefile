@@ -17,7 +17,7 @@ test: lint
 	$(MAKE) --jobs 3 flows units types
 
 units: setup
-	nice -n 10 $(BIN)/python -m pytest -n 3 --ignore tests/flows
+	nice -n 10 $(BIN)/python -m pytest -n 3 --max-worker-restart 0 --ignore tests/flows
 
 flows: setup
 	$(BIN)/python -m pytest tests/flows
@@ -28,7 +28,7 @@ matrix:
 	$(MAKE) matrix-flows
 
 matrix-units: setup
-	$(BIN)/python -m pytest -m matrix -n 2 --ignore tests/flows --ignore tests/packaging
+	$(BIN)/python -m pytest -m matrix -n 2 --max-worker-restart 0 --ignore tests/flows --ignore tests/packaging
 
 matrix-flows: setup
 	$(BIN)/python -m pytest -m matrix tests/packaging tests/flows

@@ -105,7 +105,7 @@ def bytes_per_step(*, steps: int) -> dict[str, float]:
         update={"checkpoints": spec.checkpoints.model_copy(update={"every_steps": COMMIT_EVERY_STEPS})}
     )
     with tempfile.TemporaryDirectory(prefix="segue-continuity-", dir=workplace()) as name:
-        store = LocalStore(Path(name))
+        store = LocalStore(Path(name)).create()
         plan = SegmentPlan(segment=0, attempt=1, capacity=Capacity.SPOT, deployment="bench")
         clock, runlog = SystemClock(), RunLog(store, RUN_ID)
         assignment = Assignment(spec=spec, plan=plan)
@@ -201,7 +201,7 @@ def _heartbeat_seconds() -> float:
         input_fingerprint="0" * 16,
     )
     with tempfile.TemporaryDirectory(prefix="segue-continuity-", dir=workplace()) as name:
-        store = LocalStore(Path(name))
+        store = LocalStore(Path(name)).create()
 
         def beat() -> None:
             made = Heartbeat(

@@ -211,7 +211,7 @@ def _outcome(
 
 def _damage_newest(folder: Path, *, chance: random.Random) -> CheckpointRef:
     """Damage the newest checkpoint; returns the one before."""
-    store = LocalStore(folder)
+    store = LocalStore(folder).create()
     usable = read_history(RunLog(store, RUN_ID)).usable
     leftovers.damage(store, RUN_ID, usable[-1], chance=chance)
     return usable[-2].ref

@@ -145,7 +145,7 @@ def make_attempt(
     board = _Board(watched, stop_step=stop_step)
     live = Live(recipe=None, older=_Older(older or {}), seed=spec.seed)  # type: ignore[arg-type]
     plan = SegmentPlan(segment=segment, attempt=1, capacity=Capacity.SPOT, deployment="bench", parent=parent)
-    store = LocalStore(folder)
+    store = LocalStore(folder).create()
     with edited(**fault.edit), _faulty(fault, live, watched, board) as feeds:
         with suppress(BrokenResumeError):
             watched.report = attempt.run_attempt(
@@ -223,4 +223,4 @@ def _go_on(recipe: Recipe, feed: Feed, watched: Watched, *, seen: Progress, unti
 
 
 def _log(folder: Path) -> RunLog:
-    return RunLog(LocalStore(folder), RUN_ID)
+    return RunLog(LocalStore(folder).create(), RUN_ID)

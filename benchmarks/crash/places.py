@@ -86,7 +86,7 @@ class LocalPlace:
         self.root = root
 
     def store(self) -> Store:
-        return LocalStore(self.root)
+        return LocalStore(self.root).create()
 
     def spec_for_trainer(self) -> StoreSpec:
         return StoreSpec(url=str(self.root))

@@ -139,7 +139,7 @@ class CrashRun:
         found = self.checker.orphans(self._log.store)
         fast_folder = self._spec.checkpoints.fast_folder
         if fast_folder is not None:
-            fast = self.checker.orphans(LocalStore(Path(fast_folder)))
+            fast = self.checker.orphans(LocalStore(Path(fast_folder)).create())
             found |= {f"{name} (fast folder)": size_bytes for name, size_bytes in fast.items()}
         return found
 

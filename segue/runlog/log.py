@@ -14,7 +14,7 @@ from segue.clock import Clock, SystemClock
 from segue.errors import DamagedRecordError, FencedError, LogMovedError, MissingObjectError
 from segue.runlog import keys
 from segue.runlog.entries import AnyEntry, Entry, decode, encode
-from segue.stores.base import Store, StoreReadError, StoreWriteError
+from segue.stores.base import Store, StoreGoneError, StoreReadError, StoreWriteError
 
 log = logging.getLogger(__name__)
 
@@ -82,6 +82,15 @@ class RunLog:
         return self._next
 
     @property
+    def log_id(self) -> str:
+        """What tells this log from every other, also from one of the same name in another store or after a wipe.
+
+        It is the id of the log's first record; empty while there is none.
+        """
+        with self._lock:
+            return self._slots[min(self._slots)].entry.entry_id if self._slots else ""
+
+    @property
     def highest_epoch(self) -> int:
         """The highest claim epoch in any record."""
         with self._lock:
@@ -96,6 +105,8 @@ class RunLog:
         listed = (keys.slot_of(item.key) for item in self.store.list_objects(keys.log_prefix(self.run_id)))
         numbers = {number for number in listed if number is not None}
         with self._lock:
+            if self._next and self._next - 1 not in numbers:
+                raise self._lost_records()
             for number in range(_end_of(numbers)):
                 if number not in self._slots:  # A damaged slot is read again: a person may have restored it.
                     self._read_slot(number)
@@ -139,6 +150,7 @@ class RunLog:
                 number = self._next
                 if at is not None and number != at:
                     raise LogMovedError(slot=at)
+                self._require_last_slot()
                 built = build(self._stamp)
                 content = _content(built)
                 entry = self._unsure.setdefault(content, built)
@@ -147,6 +159,19 @@ class RunLog:
                 del self._unsure[content]
                 if slot is not None:
                     return slot
+
+    def _require_last_slot(self) -> None:
+        """Refuse to append to a log that was replaced or emptied since it was read: its slots would look free."""
+        if self._next == 0:
+            return
+        try:
+            self.store.size(keys.log_key(self.run_id, self._next - 1))
+        except MissingObjectError:
+            raise self._lost_records() from None
+
+    def _lost_records(self) -> StoreGoneError:
+        why = f"record {self._next - 1} of the log of {self.run_id} is gone, which was there before"
+        return StoreGoneError(url=self.store.url, why=why)
 
     def _slot_with(self, entry_id: str) -> Slot | None:
         return next((slot for slot in self._slots.values() if slot.entry.entry_id == entry_id), None)

@@ -34,6 +34,14 @@ class StoreReadError(StoreError):
         super().__init__(f"store {url}: could not read {key}: {why}.", fix="check the store's health and your access.")
 
 
+class StoreGoneError(StoreReadError, StoreWriteError):
+    """The store itself is not where it was: unmounted, renamed, deleted, or replaced by another one."""
+
+    def __init__(self, *, url: str, why: str) -> None:
+        self.url, self.key, self.why = url, MARKER, why
+        StoreError.__init__(self, f"store {url}: {why}.", fix="mount it or move it back; the work is retried.")
+
+
 class Store(Protocol):
     """Bytes under plain relative keys. Safe to use from several threads."""
 
@@ -146,6 +154,9 @@ class Store(Protocol):
         ...
 
 
+MARKER = ".segue-store"
+"""Name of the file that marks a folder as a store and holds the store's uuid. No object can have this name."""
+
 STAGED = ".staged-"
 """Prefix of the names of files being written. No key may begin with it, or a reader would not find its object."""
 
@@ -167,7 +178,8 @@ def checked_key(key: str) -> str:
 def is_key(name: str) -> bool:
     """Whether an object of a store can have this name."""
     parts = name.split("/")
-    return all(_PART.fullmatch(part) and part not in {".", ".."} and not part.startswith(STAGED) for part in parts)
+    reserved = {".", "..", MARKER}
+    return all(_PART.fullmatch(part) and part not in reserved and not part.startswith(STAGED) for part in parts)
 
 
 def checked_range(start: int, length: int) -> tuple[int, int]:

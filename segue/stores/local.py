@@ -9,13 +9,15 @@ import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TypeVar
+from typing import Self
 
 from segue.errors import MissingObjectError, StoreUnreachableError
 from segue.stores import direct_io
 from segue.stores.base import (
+    MARKER,
     STAGED,
     ObjectInfo,
+    StoreGoneError,
     StoreReadError,
     StoreWriteError,
     check_by_writing,
@@ -23,8 +25,6 @@ from segue.stores.base import (
     checked_range,
     is_key,
 )
-
-T = TypeVar("T")
 
 _LARGE_BYTES = 2**20
 """From this size on a durable object is written without the page cache."""
@@ -34,14 +34,44 @@ _TRIES = 100
 
 
 class LocalStore:
-    """Objects as files below `root`. Works on any file system that has hard links and atomic rename."""
+    """Objects as files below `root`. Works on any file system that has hard links and atomic rename.
+
+    `create` writes a marker file with a uuid. Every write, and every read that finds nothing, checks that the marker
+    is there and is the same: a folder that was unmounted, renamed or replaced is an error, never an empty store.
+    """
 
     def __init__(self, root: Path) -> None:
         self.root = root.expanduser().absolute()
+        self._known: bytes | None = None
 
     @property
     def url(self) -> str:
         return str(self.root)
+
+    def create(self) -> Self:
+        """Make the folder a store, unless it is one. Returns this store.
+
+        Raises:
+            StoreUnreachableError: the folder cannot be created or written.
+        """
+        try:
+            self.root.mkdir(parents=True, exist_ok=True)
+            marker = self.root / MARKER
+            if not marker.exists():
+                staged = self.root / f"{STAGED}{uuid.uuid4().hex}"
+                _write_small(staged, uuid.uuid4().hex.encode(), durable=True)
+                with suppress(FileExistsError):  # Another process has just created the same store.
+                    os.link(staged, marker)
+                staged.unlink()
+                _sync_folder(self.root)
+        except OSError as error:
+            raise StoreUnreachableError(
+                url=self.url,
+                why=f"the folder cannot be created ({error.strerror}).",
+                fix="give a folder you may write to with --store or [store] url.",
+            ) from None
+        self._require_marker()
+        return self
 
     def put_if_absent(self, key: str, data: bytes) -> bool:
         path = self._path(key)
@@ -97,6 +127,8 @@ class LocalStore:
                     with suppress(FileNotFoundError):  # Deleted between the walk and the stat: it is not there.
                         if is_key(key):
                             found.append(ObjectInfo(key, path.stat().st_size))
+        if not found:
+            self._require_marker()
         return sorted(found)
 
     def folders(self) -> list[str]:
@@ -106,6 +138,7 @@ class LocalStore:
             return sorted(path.name for path in self.root.iterdir() if path.is_dir() and not path.name.startswith("."))
 
     def delete(self, keys: list[str]) -> None:
+        self._require_marker()
         for key in keys:
             path = self._path(key)
             try:
@@ -125,28 +158,39 @@ class LocalStore:
                     self._drop_empty_folders(path.parent)
 
     def check(self) -> None:
-        try:
-            self.root.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise StoreUnreachableError(
-                url=self.url,
-                why=f"the folder cannot be created ({error.strerror}).",
-                fix="give a folder you may write to with --store or [store] url.",
-            ) from None
+        self.create()
         check_by_writing(self)
 
     def _path(self, key: str) -> Path:
         return self.root / checked_key(key)
 
+    def _require_marker(self) -> None:
+        """Refuse to go on when the folder is no longer the store that it was.
+
+        A store of version 0.1 has no marker until its next `check`. The runs in it show that it is one.
+        """
+        try:
+            marker = (self.root / MARKER).read_bytes()
+        except (FileNotFoundError, NotADirectoryError):
+            if self._known is None and self.folders():
+                return
+            raise StoreGoneError(url=self.url, why="the folder is gone (unmounted, renamed or deleted?)") from None
+        except OSError as error:
+            raise StoreGoneError(url=self.url, why=f"the folder cannot be read ({error.strerror})") from None
+        self._known = self._known or marker
+        if marker != self._known:
+            raise StoreGoneError(url=self.url, why="another store is in its place")
+
     @contextmanager
     def _staged(self, path: Path, data: bytes | memoryview, *, durable: bool) -> Iterator[Path]:
         staged = path.parent / f"{STAGED}{uuid.uuid4().hex}"
         try:
+            self._require_marker()
             try:
                 if durable and len(data) >= _LARGE_BYTES:
-                    _make_new(staged, lambda: direct_io.write_new(staged, memoryview(data)), durable=True)
+                    self._make_new(staged, lambda: direct_io.write_new(staged, memoryview(data)), durable=True)
                 else:
-                    _write_small(staged, data, durable=durable)
+                    self._make_new(staged, lambda: _write_small(staged, data, durable=durable), durable=durable)
                 yield staged
             except BaseException:
                 staged.unlink(missing_ok=True)
@@ -160,9 +204,30 @@ class LocalStore:
         try:
             yield
         except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
+            self._require_marker()
             raise MissingObjectError(key=key) from None
         except OSError as error:
             raise StoreReadError(url=self.url, key=key, why=error.strerror or str(error)) from error
+
+    def _make_new(self, path: Path, make: Callable[[], None], *, durable: bool) -> None:
+        tries = 0
+        while True:
+            try:
+                self._make_folder(path.parent, durable=durable)
+                return make()
+            except (FileNotFoundError, FileExistsError):
+                # Another process has just removed the folder as empty: create it again.
+                tries += 1
+                if tries == _TRIES:
+                    raise
+
+    def _make_folder(self, folder: Path, *, durable: bool) -> None:
+        if folder == self.root or folder.is_dir():  # Only `create` makes the root.
+            return
+        self._make_folder(folder.parent, durable=durable)
+        folder.mkdir(exist_ok=True)
+        if durable:
+            _sync_folder(folder.parent)
 
     def _drop_empty_folders(self, folder: Path) -> None:
         while folder != self.root and folder.is_relative_to(self.root):
@@ -174,33 +239,11 @@ class LocalStore:
 
 
 def _write_small(path: Path, data: bytes | memoryview, *, durable: bool) -> None:
-    with _make_new(path, lambda: path.open("xb"), durable=durable) as file:
+    with path.open("xb") as file:
         file.write(data)
         if durable:
             file.flush()
             os.fsync(file.fileno())
-
-
-def _make_new(path: Path, make: Callable[[], T], *, durable: bool) -> T:
-    tries = 0
-    while True:
-        try:
-            _make_folder(path.parent, durable=durable)
-            return make()
-        except (FileNotFoundError, FileExistsError):
-            # Another process has just removed the folder as empty: create it again.
-            tries += 1
-            if tries == _TRIES:
-                raise
-
-
-def _make_folder(folder: Path, *, durable: bool) -> None:
-    if folder.is_dir():
-        return
-    _make_folder(folder.parent, durable=durable)
-    folder.mkdir(exist_ok=True)
-    if durable:
-        _sync_folder(folder.parent)
 
 
 def _raise_unless_gone(error: OSError) -> None:

@@ -17,7 +17,7 @@ from segue.checkpoints.saving.staging import StagingArea
 from segue.checkpoints.saving.writer_client import ProcessWriter, ShardWriter
 from segue.clock import Clock
 from segue.data.loader import seed_all, stream_seed
-from segue.errors import FencedError, MachineTooSmallError, RankLostError, WriterDiedError
+from segue.errors import FencedError, MachineTooSmallError, RankLostError, StoreUnreachableError, WriterDiedError
 from segue.launch.assignment import Assignment
 from segue.notices.board import NoticeBoard
 from segue.notices.watchers import Watcher, watchers_of, watching
@@ -206,7 +206,14 @@ def _wait_for(shards: ShardWriter) -> None:
 
 def _fast_tier(spec: RunSpec) -> list[Store]:
     folder = spec.checkpoints.fast_folder
-    return [] if folder is None else [LocalStore(Path(folder))]
+    if folder is None:
+        return []
+    tier = LocalStore(Path(folder))
+    try:
+        tier.create()
+    except StoreUnreachableError as error:
+        log.warning("the fast folder is not used reason=%s", error)  # The durable store has every checkpoint.
+    return [tier]
 
 
 def _watchers(context: AttemptContext, owner: ProcessRef | None) -> list[Watcher]:

@@ -77,13 +77,20 @@ def test_a_store_that_loses_a_commit_makes_the_benchmark_fail(tmp_path):
 
 
 class LosesItsEnd(LocalStore):
-    """Acknowledges every append and keeps none from the second commit on, as if its last minute was never flushed."""
+    """Loses every append from the second commit on when its machine ends, as if its last minute was never flushed."""
 
-    commits = 0
+    def __init__(self, root):
+        super().__init__(root)
+        self._commits, self._not_flushed = 0, []
 
     def put_if_absent(self, key, data):
-        self.commits += b'"kind":"commit"' in data
-        return True if self.commits > 1 else super().put_if_absent(key, data)
+        self._commits += b'"kind":"commit"' in data
+        if self._commits > 1:
+            self._not_flushed.append(key)
+        return super().put_if_absent(key, data)
+
+    def lose(self):
+        self.delete(self._not_flushed)
 
 
 def trained(make_spec, open_log, store, notes) -> Checker:
@@ -101,11 +108,13 @@ def trained(make_spec, open_log, store, notes) -> Checker:
         clock=SystemClock(),
         shards=InlineWriter([noting]),
     )
-    return Checker(lambda: RunLog(LocalStore(store.root), spec.run_id), notes)
+    return Checker(lambda: RunLog(LocalStore(store.root).create(), spec.run_id), notes)
 
 
 def test_commits_that_were_acknowledged_and_never_seen_by_anyone_are_counted_as_lost(make_spec, open_log, tmp_path):
-    checker = trained(make_spec, open_log, LosesItsEnd(tmp_path / "store"), tmp_path / "notes")
+    store = LosesItsEnd(tmp_path / "store")
+    checker = trained(make_spec, open_log, store, tmp_path / "notes")
+    store.lose()
     history = checker.look()
     assert not history.damage  # The log just ends early: only the acknowledged records show that.
     assert [c.manifest.step for c in history.checkpoints] == [10]
@@ -117,7 +126,7 @@ def test_commits_that_were_acknowledged_and_never_seen_by_anyone_are_counted_as_
 def test_a_checkpoint_that_does_not_read_back_is_counted_as_torn_unless_it_was_damaged_on_purpose(
     make_spec, open_log, tmp_path
 ):
-    store = LocalStore(tmp_path / "store")
+    store = LocalStore(tmp_path / "store").create()
     checker = trained(make_spec, open_log, store, tmp_path / "notes")
     newest = checker.look().newest
     assert checker.is_sound
@@ -132,7 +141,7 @@ def test_a_checkpoint_that_does_not_read_back_is_counted_as_torn_unless_it_was_d
 
 
 def test_a_shard_that_a_kept_checkpoint_lost_is_seen_though_it_is_not_the_newest(make_spec, open_log, tmp_path):
-    store = LocalStore(tmp_path / "store")
+    store = LocalStore(tmp_path / "store").create()
     checker = trained(make_spec, open_log, store, tmp_path / "notes")
     oldest = checker.look().usable[0]
     store.delete([f"tiny/{oldest.manifest.shards[0].key}"])
@@ -141,7 +150,7 @@ def test_a_shard_that_a_kept_checkpoint_lost_is_seen_though_it_is_not_the_newest
 
 
 def test_orphans_are_shards_that_no_record_names(make_spec, open_log, tmp_path):
-    store = LocalStore(tmp_path / "store")
+    store = LocalStore(tmp_path / "store").create()
     checker = trained(make_spec, open_log, store, tmp_path / "notes")
     assert checker.orphans(store) == {}
     leftovers.leave_an_orphan(store, "tiny", read_history(RunLog(store, "tiny")))
@@ -167,7 +176,7 @@ from segue.runlog.entries import PruneEntry
 from segue.runlog.log import RunLog
 from segue.stores import LocalStore
 from segue.testing.killing_store import KillingStore, KillPoint, Moment, Operation, half_a_file
-inner = LocalStore(Path({str(tmp_path)!r}))
+inner = LocalStore(Path({str(tmp_path)!r})).create()
 at = KillPoint(operation=Operation.PRUNE_APPEND, moment=Moment({moment.value!r}), number=2)
 noted = Path({str(tmp_path / "noted")!r}).open("a", buffering=1)
 store = KillingStore(inner, at=at, half=half_a_file(inner), on_append=lambda slot, _: noted.write(f"{{slot}}\\n"))
@@ -177,7 +186,7 @@ while True:
 """
     died = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, check=False)
     assert died.returncode == -signal.SIGKILL, died.stderr.decode()
-    assert len(RunLog(LocalStore(tmp_path), "r").reload().slots) == records
+    assert len(RunLog(LocalStore(tmp_path).create(), "r").reload().slots) == records
     assert len(list(tmp_path.rglob(".staged-*"))) == staged
     # Noted is what the store has taken, also where its caller never heard of it.
     assert (tmp_path / "noted").read_text().split() == [str(slot) for slot in range(records)]

@@ -38,7 +38,7 @@ class Watched(FaultyStore):
 
 @pytest.fixture
 def stores(tmp_path):
-    return LocalStore(tmp_path / "fast"), LocalStore(tmp_path / "durable")
+    return LocalStore(tmp_path / "fast").create(), LocalStore(tmp_path / "durable").create()
 
 
 def state(fill=1.0):
@@ -97,7 +97,7 @@ def grow(path):
 
 
 def put_an_older_one_there(path):
-    other = LocalStore(path.parents[4])
+    other = LocalStore(path.parents[4]).create()
     save([other], state(fill=7.0))
 
 
@@ -133,7 +133,7 @@ def test_a_fast_folder_that_cannot_be_read_is_passed_over(stores, operation):
 def test_what_only_the_fast_folder_has_is_restored_too(stores):
     fast, durable = stores
     manifest = save(stores, state())
-    shutil.rmtree(durable.root)
+    shutil.rmtree(durable.root / "run")
     assert_reads(durable, manifest, state(), fast=fast)
     with pytest.raises(MissingShardError):
         read_checkpoint(durable, run_id="run", manifest=manifest)

@@ -26,9 +26,9 @@ def state():
 @pytest.fixture(params=["inline", "process"])
 def writer(request, tmp_path):
     made = (
-        InlineWriter([LocalStore(tmp_path)])
+        InlineWriter([LocalStore(tmp_path).create()])
         if request.param == "inline"
-        else ProcessWriter([StoreSpec(url=str(tmp_path))])
+        else ProcessWriter([StoreSpec(url=LocalStore(tmp_path).create().url)])
     )
     yield made
     made.close()
@@ -42,7 +42,7 @@ def write(writer, area, state, step, base_step=None):
 
 
 def test_what_did_not_change_is_not_stored_again_and_the_state_comes_back_whole(writer, state, tmp_path):
-    area, store = StagingArea(), LocalStore(tmp_path)
+    area, store = StagingArea(), LocalStore(tmp_path).create()
     full = write(writer, area, state, 1)
     state["model"]["adapter"] += 1.0
     thin = write(writer, area, state, 2, base_step=1)
@@ -54,7 +54,7 @@ def test_what_did_not_change_is_not_stored_again_and_the_state_comes_back_whole(
 
 
 def test_a_third_save_refers_to_where_each_tensor_really_lies(writer, state, tmp_path):
-    area, store = StagingArea(), LocalStore(tmp_path)
+    area, store = StagingArea(), LocalStore(tmp_path).create()
     write(writer, area, state, 1)
     state["model"]["frozen3"] += 1.0
     write(writer, area, state, 2, base_step=1)
@@ -86,7 +86,7 @@ def test_when_nearly_all_changed_all_is_stored(writer, state):
 
 
 def test_a_lost_earlier_shard_is_named(state, tmp_path):
-    writer, area, store = InlineWriter([LocalStore(tmp_path)]), StagingArea(), LocalStore(tmp_path)
+    writer, area, store = InlineWriter([LocalStore(tmp_path).create()]), StagingArea(), LocalStore(tmp_path).create()
     full = write(writer, area, state, 1)
     state["model"]["adapter"] += 1.0
     thin = write(writer, area, state, 2, base_step=1)
@@ -97,7 +97,7 @@ def test_a_lost_earlier_shard_is_named(state, tmp_path):
 
 
 def test_a_manifest_that_leaves_out_a_shard_it_needs_is_refused(state, tmp_path):
-    writer, area, store = InlineWriter([LocalStore(tmp_path)]), StagingArea(), LocalStore(tmp_path)
+    writer, area, store = InlineWriter([LocalStore(tmp_path).create()]), StagingArea(), LocalStore(tmp_path).create()
     write(writer, area, state, 1)
     state["model"]["adapter"] += 1.0
     thin = write(writer, area, state, 2, base_step=1)
@@ -107,7 +107,7 @@ def test_a_manifest_that_leaves_out_a_shard_it_needs_is_refused(state, tmp_path)
 
 
 def test_what_was_restored_serves_as_the_base_of_the_next_attempt(writer, state, tmp_path):
-    area, store = StagingArea(), LocalStore(tmp_path)
+    area, store = StagingArea(), LocalStore(tmp_path).create()
     manifest = manifest_of(write(writer, area, state, 1), 1)
     stored = read_stored([store], run_id="run", manifest=manifest)
     other = InlineWriter([store])

@@ -27,7 +27,7 @@ from segue.stores import LocalStore
 
 @pytest.fixture
 def store(tmp_path):
-    return LocalStore(tmp_path)
+    return LocalStore(tmp_path).create()
 
 
 @pytest.fixture

@@ -202,7 +202,7 @@ class Halves(Partition):
 
 
 def read_back(folder, claimed):
-    store = LocalStore(folder)
+    store = LocalStore(folder).create()
     staged = StagingArea(partition=Halves(claimed)).take({"model": {"w": torch.arange(4.0)}})
     written = InlineWriter([store]).write(staged, run_id="run", attempt_id="seg000-a1-e1", step=3)
     return read_checkpoint(store, run_id="run", manifest=manifest_of(written, 3))
@@ -258,7 +258,7 @@ def written(store, rank, values):
 
 
 def test_a_manifest_of_all_ranks_names_every_shard_and_component(tmp_path):
-    store = LocalStore(tmp_path)
+    store = LocalStore(tmp_path).create()
     by_rank = [written(store, rank, [float(rank)]) for rank in range(3)]
     whole = merged(by_rank)
     assert [shard.key.rsplit("/")[-1] for shard in whole.shards] == [
@@ -274,11 +274,11 @@ def test_a_manifest_of_all_ranks_names_every_shard_and_component(tmp_path):
 
 
 def test_the_digest_of_a_component_changes_with_any_ranks_share_of_it(tmp_path):
-    store = LocalStore(tmp_path)
+    store = LocalStore(tmp_path).create()
     one, other, third = (written(store, 0, [value]) for value in (1.0, 2.0, 3.0))
     digests = [merged(by_rank).components["rank0"] for by_rank in ([one, other], [one, third], [other, one])]
     assert len(set(digests)) == 3
 
 
 def test_without_one_ranks_shard_there_is_no_checkpoint(tmp_path):
-    assert merged([written(LocalStore(tmp_path), 0, [1.0]), None]) is None
+    assert merged([written(LocalStore(tmp_path).create(), 0, [1.0]), None]) is None

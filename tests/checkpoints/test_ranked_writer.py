@@ -30,7 +30,7 @@ class Notes(dict):
 @pytest.fixture
 def group(tmp_path):
     """Two ranks' writers, and what both have to store."""
-    notes, store = Notes(), LocalStore(tmp_path)
+    notes, store = Notes(), LocalStore(tmp_path).create()
     writers = [RankedWriter(InlineWriter([store], rank=rank), rank=rank, count=2, notes=notes) for rank in range(2)]
 
     def stage(rank, **tensors):
@@ -93,7 +93,7 @@ def test_a_leader_that_is_closed_no_longer_waits(group):
 
 
 def test_a_rank_that_cannot_store_its_part_is_named_where_the_leader_waits_and_forgotten_once_it_can(tmp_path):
-    notes, store, faults = Notes(), LocalStore(tmp_path), iter([True])
+    notes, store, faults = Notes(), LocalStore(tmp_path).create(), iter([True])
     failing = FaultyStore(store, fails=lambda operation, key: next(faults, False))
     leader = RankedWriter(InlineWriter([store]), rank=0, count=2, notes=notes)
     other = RankedWriter(InlineWriter([failing], rank=1), rank=1, count=2, notes=notes)

@@ -105,7 +105,7 @@ def test_all_of_them_at_once_and_tied_ones_twice():
 @pytest.mark.parametrize("name", sorted(ODD.keys() - {"conjugate"}))
 def test_its_digest_is_that_of_the_live_state(name, tmp_path):
     tree = tree_of({name: ODD[name], "next to it": BASE})
-    written = InlineWriter([LocalStore(tmp_path)]).write(
+    written = InlineWriter([LocalStore(tmp_path).create()]).write(
         StagingArea().take(tree), run_id="run", attempt_id="seg000-a1-e1", step=1
     )
     assert written.components == digest(take(tree)).components == digest(take(tree, copy=False)).components

@@ -30,14 +30,14 @@ PATIENCE_SECONDS = 60.0
 
 @pytest.fixture
 def writer(tmp_path):
-    made = ProcessWriter([StoreSpec(url=str(tmp_path / "store"))])
+    made = ProcessWriter([StoreSpec(url=LocalStore(tmp_path / "store").create().url)])
     yield made
     made.close()
 
 
 @pytest.fixture
 def store(tmp_path):
-    return LocalStore(tmp_path / "store")
+    return LocalStore(tmp_path / "store").create()
 
 
 def state(elements=1000, fill=1.0):
@@ -167,7 +167,7 @@ def test_a_kill_in_the_middle_of_a_write_is_named_and_the_next_write_works(write
             write(writer, state(), 100 + step)
     assert isinstance(died, WriterDiedError)
     assert "exit code -9" in str(died)
-    assert not list(store.root.rglob("rank-0.json"))
+    assert not list(store.root.rglob(f"step-{step:09d}/rank-0.json"))
     assert_stored(store, write(writer, tree, 50), 50, tree)
 
 
@@ -252,6 +252,7 @@ def test_a_store_that_cannot_even_be_opened_is_named(capfd):
 
 def test_a_program_that_changes_its_folder_does_not_move_the_store(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    LocalStore(tmp_path / "store").create()
     writer = ProcessWriter([StoreSpec(url="store")])
     try:
         write(writer, state(), 1)
@@ -260,7 +261,7 @@ def test_a_program_that_changes_its_folder_does_not_move_the_store(tmp_path, mon
         os.kill(writer.pid, signal.SIGKILL)
         with pytest.raises(WriterDiedError):
             write(writer, state(), 2)
-        assert_stored(LocalStore(tmp_path / "store"), write(writer, state(), 2), 2, state())
+        assert_stored(LocalStore(tmp_path / "store").create(), write(writer, state(), 2), 2, state())
     finally:
         writer.close()
 

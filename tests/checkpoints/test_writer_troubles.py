@@ -30,7 +30,7 @@ def test_whatever_it_cannot_go_on_from_is_said_and_the_next_write_works(spec):
     with closing(ProcessWriter([spec])) as writer:
         with pytest.raises(WriterDiedError, match="ValueError"):
             write(writer, state(), "no number")
-        assert_stored(LocalStore(Path(spec.url)), write(writer, state(), 2), 2, state())
+        assert_stored(LocalStore(Path(spec.url)).create(), write(writer, state(), 2), 2, state())
 
 
 def test_a_key_that_it_refuses_is_said_in_the_errors_own_words(spec):
@@ -49,7 +49,7 @@ def test_too_little_memory_for_the_staging_buffer_is_said_and_a_write_with_more_
         resource.prlimit(writer.pid, resource.RLIMIT_AS, (used_bytes + 2**24, hard))
         with pytest.raises(WriterDiedError, match="Cannot allocate memory"):
             write(writer, tree, 1)
-        assert_stored(LocalStore(Path(spec.url)), write(writer, tree, 2), 2, tree)
+        assert_stored(LocalStore(Path(spec.url)).create(), write(writer, tree, 2), 2, tree)
 
 
 def test_an_owner_that_is_gone_before_it_is_ready_leaves_no_traceback(spec):

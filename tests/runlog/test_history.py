@@ -261,7 +261,7 @@ def test_a_run_is_broken_while_the_newest_verdict_since_its_last_end_is_broken()
 
 
 def test_reading_a_history_reads_the_records_appended_since(tmp_path: Any) -> None:
-    log, other = (RunLog(LocalStore(tmp_path), "run-1") for _ in range(2))
+    log, other = (RunLog(LocalStore(tmp_path).create(), "run-1") for _ in range(2))
     assert read_history(log).next_slot == 0
     other.append(lambda stamp: committed(1, 10))
     other.append(lambda stamp: reported(0))

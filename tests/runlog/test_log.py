@@ -23,7 +23,7 @@ RUN = "run-1"
 
 @pytest.fixture
 def store(tmp_path: Path) -> LocalStore:
-    return LocalStore(tmp_path / "store")
+    return LocalStore(tmp_path / "store").create()
 
 
 def note(number: int, *, epoch: int = 0, reason: str = "a note") -> Callable[[Stamp], Entry]:
@@ -84,7 +84,7 @@ APPENDS = 200
 
 
 def append_many(folder: Path, writer: int, start: threading.Barrier) -> None:
-    log = RunLog(LocalStore(folder), RUN)
+    log = RunLog(LocalStore(folder).create(), RUN)
     start.wait()
     for number in range(APPENDS):
         log.append(note(writer * APPENDS + number))

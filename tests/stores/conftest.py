@@ -119,7 +119,9 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> StoreSpec:
 
 @pytest.fixture
 def store(place: StoreSpec) -> Store:
-    return open_store(place)
+    opened = open_store(place)
+    opened.check()
+    return opened
 
 
 @functools.cache

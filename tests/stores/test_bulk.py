@@ -167,7 +167,7 @@ def test_a_folder_that_held_nothing_else_is_gone_with_its_half_written_objects(s
 
 
 def test_a_writer_that_is_alive_after_all_fails_and_may_try_again_in_a_folder(tmp_path: Path) -> None:
-    store, data = LocalStore(tmp_path), on_a_page(noise(24 * MEGABYTE))
+    store, data = LocalStore(tmp_path).create(), on_a_page(noise(24 * MEGABYTE))
     done = threading.Event()
 
     def drop() -> None:
@@ -185,7 +185,7 @@ def test_a_writer_that_is_alive_after_all_fails_and_may_try_again_in_a_folder(tm
         dropper.join()
     store.put("run/shard", data)
     assert store.get("run/shard") == data
-    assert [path.name for path in tmp_path.rglob("*") if path.is_file()] == ["shard"]
+    assert sorted(path.name for path in tmp_path.rglob("*") if path.is_file()) == [".segue-store", "shard"]
 
 
 def test_a_writer_that_is_alive_after_all_fails_and_may_try_again_on_s3(wire: Wire, moto_url: str) -> None:

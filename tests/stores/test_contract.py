@@ -175,12 +175,11 @@ LANES = 8
 
 
 @pytest.mark.parametrize("slots_a_lane", [25, pytest.param(125, marks=pytest.mark.matrix)])
-def test_of_two_racing_writers_exactly_one_wins_each_slot(place: StoreSpec, slots_a_lane: int) -> None:
+def test_of_two_racing_writers_exactly_one_wins_each_slot(store: Store, place: StoreSpec, slots_a_lane: int) -> None:
     racing = race_processes if place.endpoint_url is None else race_threads
     lanes = racing(place, slots_a_lane)
     for one, other in lanes:
         assert [mine + theirs for mine, theirs in zip(one, other, strict=True)] == [1] * slots_a_lane
-    store = open_store(place)
     for lane, (one, _) in enumerate(lanes):
         for slot in range(0, slots_a_lane, 10):
             assert store.get(slot_key(lane, slot)) == (b"writer 0" if one[slot] else b"writer 1")
@@ -217,6 +216,8 @@ def race_processes(place: StoreSpec, slots: int) -> list[list[list[bool]]]:
     ]
     for racer in racers:
         racer.start()
+    for _, racers_end in ends:
+        racers_end.close()  # So that the death of a racer ends the wait below.
     one, other = (end.recv() for end, _ in ends)
     for racer in racers:
         racer.join()

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import resource
+import shutil
 import signal
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -18,6 +20,7 @@ import pytest
 from segue.errors import MissingObjectError, StoreUnreachableError
 from segue.spec import StoreSpec
 from segue.stores import LocalStore, StoreReadError, StoreWriteError, is_url, open_store
+from segue.stores.base import StoreGoneError
 
 MEGABYTE = 1 << 20
 
@@ -25,7 +28,7 @@ WRITES_FOR_EVER = """
 import itertools, sys
 from pathlib import Path
 from segue.stores import LocalStore
-store = LocalStore(Path(sys.argv[1]))
+store = LocalStore(Path(sys.argv[1])).create()
 for number in itertools.count():
     blob = bytes([number % 251]) * (1 << 20)
     assert store.put_if_absent(f"new/{sys.argv[2]}-{number}", blob)
@@ -36,7 +39,7 @@ for number in itertools.count():
 
 @pytest.fixture
 def store(tmp_path: Path) -> LocalStore:
-    return LocalStore(tmp_path / "store")
+    return LocalStore(tmp_path / "store").create()
 
 
 @contextmanager
@@ -54,7 +57,7 @@ def full_disk(limit_bytes: int = 64 << 10) -> Iterator[None]:
 
 
 def files_in(store: LocalStore) -> list[str]:
-    return sorted(path.name for path in store.root.rglob("*") if path.is_file())
+    return sorted(path.name for path in store.root.rglob("*") if path.is_file() and path.name != ".segue-store")
 
 
 def test_after_kills_in_the_middle_every_listed_object_is_whole(store: LocalStore) -> None:
@@ -127,7 +130,9 @@ def test_a_place_that_cannot_be_written_is_refused_with_the_fix(root: str, tmp_p
 
 
 def test_a_folder_that_cannot_be_made_ends_in_an_error_and_not_in_a_loop() -> None:
-    with pytest.raises(StoreWriteError, match="No such file"):
+    with pytest.raises(StoreUnreachableError, match="cannot be created"):
+        LocalStore(Path("/proc/nowhere")).create()
+    with pytest.raises(StoreGoneError, match="the folder is gone"):
         LocalStore(Path("/proc/nowhere")).put("a/b", b"x")
 
 
@@ -173,12 +178,74 @@ def test_one_may_write_where_another_drops_the_folder_as_empty(store: LocalStore
     assert store.list_objects("") == []
 
 
-def test_nothing_is_made_before_the_first_write(tmp_path: Path) -> None:
-    store = LocalStore(tmp_path / "store")
-    assert (store.list_objects(""), store.list_objects("run/"), store.folders()) == ([], [], [])
-    store.delete(["a"])
+EVERY_OPERATION = {
+    "put_if_absent": lambda store: store.put_if_absent("run/b", b"x"),
+    "put": lambda store: store.put("run/b", b"x"),
+    "put without fsync": lambda store: store.put("run/b", b"x", durable=False),
+    "get": lambda store: store.get("run/a"),
+    "get_range": lambda store: store.get_range("run/a", 0, 1),
+    "read_into": lambda store: store.read_into("run/a", 0, memoryview(bytearray(4))),
+    "size": lambda store: store.size("run/a"),
+    "list_objects": lambda store: store.list_objects("run/"),
+    "delete": lambda store: store.delete(["run/a"]),
+}
+
+
+@pytest.mark.parametrize("operation", EVERY_OPERATION)
+@pytest.mark.parametrize("opened", ["before", "after"])
+@pytest.mark.parametrize("left", ["nothing", "an empty folder", "another store"])
+def test_a_store_that_vanished_is_an_error_and_is_not_created_again(
+    tmp_path: Path, operation: str, opened: str, left: str
+) -> None:
+    root = tmp_path / "store"
+    known = LocalStore(root).create()
+    known.put("run/a", b"x")
+    store = known if opened == "before" else LocalStore(root)
+    root.rename(tmp_path / "moved")
+    if left == "an empty folder":
+        root.mkdir()
+    elif left == "another store":
+        LocalStore(root).create()
+        if opened == "after":
+            pytest.skip("a process that did not know the store before cannot tell")
+    there = sorted(tmp_path.rglob("*"))
+    with pytest.raises(StoreGoneError, match="another store" if left == "another store" else "the folder is gone"):
+        EVERY_OPERATION[operation](store)
+    assert sorted(tmp_path.rglob("*")) == there
+    shutil.rmtree(root, ignore_errors=True)
+    (tmp_path / "moved").rename(root)
+    EVERY_OPERATION[operation](store)
+
+
+def test_the_uuid_of_a_store_is_written_once(tmp_path: Path) -> None:
+    root = tmp_path / "store"
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda _: LocalStore(root).create(), range(32)))
+    (marker,) = root.iterdir()
+    text = marker.read_text()
+    LocalStore(root).check()
+    assert (marker.name, marker.read_text(), len(text)) == (".segue-store", text, 32)
+
+
+def test_a_store_of_the_version_before_is_known_by_its_runs_and_marked_by_the_next_check(tmp_path: Path) -> None:
+    store = LocalStore(tmp_path).create()
+    store.put("run/a", b"x")
+    (tmp_path / ".segue-store").unlink()
+    old = LocalStore(tmp_path)
     with pytest.raises(MissingObjectError):
-        store.get("a")
+        old.get("run/b")
+    old.put("run/b", b"y")
+    old.check()
+    assert (tmp_path / ".segue-store").exists()
+    assert [item.key for item in old.list_objects("")] == ["run/a", "run/b"]
+
+
+def test_nothing_is_made_before_the_store_is_created(tmp_path: Path) -> None:
+    store = LocalStore(tmp_path / "store")
+    assert store.folders() == []
+    for read in (lambda: store.list_objects(""), lambda: store.get("a"), lambda: store.put("a", b"")):
+        with pytest.raises(StoreGoneError):
+            read()
     assert not store.root.exists()
 
 

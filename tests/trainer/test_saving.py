@@ -190,7 +190,7 @@ def test_a_report_holds_the_usual_duration_of_a_save(make_spec, open_log):
 def saves(folder, clock, *, fails=lambda operation, key: False, **checkpoints):
     """An attempt's saves without its steps, on a clock that the test moves; gives progress, saves and writer."""
     recipe, progress, spec = tiny({}), Progress(), CheckpointSpec(**checkpoints)
-    staging, runlog = StagingArea(staging_buffers=spec.staging_buffers), RunLog(LocalStore(folder), "tiny")
+    staging, runlog = StagingArea(staging_buffers=spec.staging_buffers), RunLog(LocalStore(folder).create(), "tiny")
     writer = Writer(
         runlog,
         shards=InlineWriter([FaultyStore(runlog.store, fails=fails)]),

@@ -157,7 +157,7 @@ def test_pruning_deletes_every_ranks_shard(sharded_run, tier):
 def test_with_a_damaged_fast_disk_each_shard_is_read_from_the_store(sharded_run):
     spec, runlog = sharded_run
     newest = read_history(runlog).newest.manifest
-    fast = LocalStore(Path(spec.checkpoints.fast_folder))
+    fast = LocalStore(Path(spec.checkpoints.fast_folder)).create()
     whole = read_checkpoint(runlog.store, run_id=spec.run_id, manifest=newest).tensors
     (part,) = Path(spec.checkpoints.fast_folder).rglob("step-000000030/rank-1.safetensors")
     flip_a_bit(part)
