@@ -15,6 +15,7 @@ from segue.policy import clamp
 from segue.policy.estimates import Situation, situation
 from segue.policy.handover import may_come_back
 from segue.records import Capacity, Heartbeat, SegmentPlan, SegmentReport
+from segue.runlog import keys
 from segue.runlog.history import History, read_history
 from segue.runlog.last_heartbeat import last_heartbeat
 from segue.runlog.log import RunLog
@@ -28,6 +29,8 @@ _LATE_REPORT_SECONDS = 5.0
 """How long a report may still arrive after the orchestrator shows the attempt as ended."""
 _MARGIN_SECONDS = 1.0
 """How long before it is too late for on-demand a recalled attempt is declared lost."""
+_PROBE = b"written to see whether the store takes writes again\n" * 20
+"""As large as a heartbeat: a full disk may still take an empty file."""
 _ENOUGH_STEPS = 5
 _ENOUGH_SECONDS = 30.0
 """Training after which a running attempt's own step time is used: the first steps are not representative."""
@@ -110,6 +113,7 @@ def _wait(waiting: _Waiting, clock: Clock, period: Period) -> SegmentReport:
             if period.patience_seconds is not None and clock.monotonic() - failing_since > period.patience_seconds:
                 raise
             log.warning("the wait cannot use the store reason=%s", error)
+            waiting.note_outage(is_write=isinstance(error, StoreWriteError))
             report, pause = None, max(pause, _STORE_RETRY_SECONDS)
         if report is not None:
             return report
@@ -136,8 +140,23 @@ class _Waiting:
         self._run_ended: tuple[str, float] | None = None
         self._recalled: HeartbeatTimeout | None = None
         self._was_recalled_in_time = False
+        self._probes = self._has_read_heartbeat = False
+
+    def note_outage(self, *, is_write: bool) -> None:
+        """Count the heartbeat timeout from now: while the store failed, the attempt could not write a heartbeat.
+
+        After a failed write, writes are tried until one succeeds: reads do not show the end of such an outage. A read
+        that failed after the heartbeat was read is no outage for the attempt.
+        """
+        if is_write or not self._has_read_heartbeat:
+            self._heartbeat = HeartbeatTimeout(self._spec.liveness.heartbeat_timeout_seconds)
+        self._probes = self._probes or is_write
 
     def look(self) -> SegmentReport | None:
+        self._has_read_heartbeat = False
+        if self._probes:
+            self._runlog.store.put(keys.probe_key(self._spec.run_id), _PROBE, durable=False)
+            self._probes = False
         history = read_history(self._runlog)
         report = history.report_of(self._plan.segment, self._plan.attempt)
         if report is not None:
@@ -151,6 +170,7 @@ class _Waiting:
             return self._give_up_waiting(history, at)
         beat = last_heartbeat(self._runlog, attempt)
         self._heartbeat.update(beat.counter if beat else None, at=at)
+        self._has_read_heartbeat = True
         if self._has_run_ended(at) and self._heartbeat.unchanged_seconds > self._late_report_seconds:
             # The heartbeat must have stopped too: orchestrators sometimes report live runs as crashed.
             return self._lost(self._end_of_run, mark=False)

@@ -57,6 +57,19 @@ def recall_key(run_id: str, attempt: str) -> str:
     return f"{run_id}/attempts/{attempt}/recall.json"
 
 
+PARENTS_PREFIX = ".parents/"
+
+
+def parent_key(run_id: str) -> str:
+    """Key of the record of a run's parent. It exists while the run is open, so that a listing finds the open runs."""
+    return f"{PARENTS_PREFIX}{run_id}.json"
+
+
+def probe_key(run_id: str) -> str:
+    """Key of an object that shows whether the store can be written."""
+    return f"{run_id}/probe"
+
+
 def standbys_prefix(run_id: str) -> str:
     return f"{run_id}/spares/"
 
