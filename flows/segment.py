@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import signal
-import time
 from types import FrameType
-from typing import Any, Self
+from typing import Any
+from uuid import UUID
 
 from prefect import flow, get_run_logger
-from prefect.client.orchestration import get_client
 from prefect.client.schemas.objects import State
-from prefect.exceptions import ObjectNotFound
 from prefect.runtime import flow_run
 from prefect.states import Completed, Crashed, Failed
-from segue.tasks.prefect_orchestrator import SILENCE
+from segue.tasks.prefect_api import Messenger, wait_for_api
 from segue.tasks.segment import state_of
 
 from segue.clock import SystemClock
@@ -22,7 +20,8 @@ from segue.controller.standby_agent import Left
 from segue.records import SegmentPlan
 from segue.spec import RunSpec
 
-_CANCEL_POLL_SECONDS = 5.0
+_API_SECONDS = 120.0
+"""How long a segment that has ended waits for the Prefect API, to report its state. Its report is in the log."""
 
 
 @flow(name="segment", retries=0, validate_parameters=True, persist_result=False)
@@ -39,7 +38,8 @@ def segment(spec: RunSpec, plan: SegmentPlan | None = None, standby: str | None 
 
     # Inside the flow body, to replace Prefect's handler, which would end this flow at once.
     signal.signal(signal.SIGTERM, on_signal)
-    with _Cancellation(relay) as cancellation:
+    cancellation = _Cancellation(relay)
+    try:
         facts: dict[str, Any] = {
             "relay": relay,
             "look": cancellation.look,
@@ -53,6 +53,9 @@ def segment(spec: RunSpec, plan: SegmentPlan | None = None, standby: str | None 
             outcome = run_standby(spec, standby, **facts)
         else:
             return Failed(message="A segment needs a plan or the name of a standby. Fix: start the flow `train`.")
+    finally:
+        cancellation.close()
+    wait_for_api(limit_seconds=_API_SECONDS)
     if outcome is None:
         return Crashed(name="Fenced", message="Another process holds this attempt; this one changed nothing.")
     return _state_of_left(outcome) if isinstance(outcome, Left) else state_of(outcome)
@@ -69,30 +72,18 @@ def _state_of_left(left: Left) -> State[Any]:
 
 
 class _Cancellation:
-    """Checks every few seconds whether this flow run was cancelled, and forwards that as a notice."""
+    """Forwards a cancellation of this flow run as a notice. It is looked for, because a container gets no signal."""
 
     def __init__(self, relay: NoticeRelay) -> None:
-        self._relay, self._asked_at = relay, time.monotonic()
-        self._client = get_client(sync_client=True)
-
-    def __enter__(self) -> Self:
-        self._client.__enter__()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._client.__exit__(*error)
+        self._relay = relay
+        self._messenger = Messenger()
 
     def look(self) -> None:
-        if time.monotonic() - self._asked_at > _CANCEL_POLL_SECONDS:
-            self._asked_at = time.monotonic()
-            if _is_being_cancelled(self._client):
-                self._relay.give()
+        if flow_run.id is None:
+            return
+        state = self._messenger.state(UUID(str(flow_run.id)))
+        if state is not None and (state.is_cancelling() or state.is_cancelled()):
+            self._relay.give()
 
-
-def _is_being_cancelled(client: Any) -> bool:
-    """Whether this flow run was cancelled. The segment polls it, because a container gets no signal for it."""
-    try:
-        run = client.read_flow_run(flow_run.id)
-    except (*SILENCE, ObjectNotFound):
-        return False  # Prefect does not answer, or the flow run was deleted. Training needs neither.
-    return run.state is not None and (run.state.is_cancelling() or run.state.is_cancelled())
+    def close(self) -> None:
+        self._messenger.close()

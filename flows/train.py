@@ -2,71 +2,111 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 from prefect import flow, get_run_logger
 from prefect.client.schemas.objects import State
 from prefect.futures import PrefectFuture
-from prefect.states import Cancelled, Completed, Failed
+from prefect.runtime import flow_run
+from prefect.states import Cancelled, Failed
 from segue.tasks.continuity import judge_resume
 from segue.tasks.cost import report_cost
 from segue.tasks.curve import publish_resume
 from segue.tasks.plan import open_run, plan_segment
+from segue.tasks.prefect_api import wait_for_api
 from segue.tasks.run_artifact import publish_run
+from segue.tasks.run_state import state_of_run
 from segue.tasks.segment import release_standby, run_segment
 
+from segue.clock import SystemClock
 from segue.controller.parent import drive
-from segue.errors import SegueError
+from segue.controller.recovery import ParentHeartbeat, withdraw_start
+from segue.errors import ParentAliveError, SegueError
 from segue.policy.decide import Decision
 from segue.records import SegmentPlan, SegmentReport, Verdict
 from segue.reports.cost import CostReport
 from segue.spec import RunSpec
+from segue.stores import open_store
+from segue.stores.retry import patiently
 
 _PUBLISH_SECONDS = 30.0
 """How long the end of a run waits for an artifact that is still being published."""
+_API_SECONDS = 900.0
+"""How long a parent whose run has ended waits for the Prefect API, to report its state."""
 
 
 @flow(name="train", flow_run_name="{spec.run_id}", retries=0, validate_parameters=True, persist_result=False)
-def train(spec: RunSpec, *, accept_drift: bool = False, requested_at_slot: int | None = None) -> Any:
+def train(
+    spec: RunSpec,
+    *,
+    accept_drift: bool = False,
+    requested_at_slot: int | None = None,
+    after_parent: str | None = None,
+) -> Any:
     """Train `spec` to its goal, in segments, on the capacity that the policy selects.
 
     Started again with the same run id, it resumes the run from the run's log. If an attempt is still alive then, it
-    waits for that one and starts no second one. `requested_at_slot` is the next slot of the log when the start was
-    requested: a stop of the run after that is not undone.
+    waits for that one and starts no second one; if another parent is alive, it ends at once. `requested_at_slot` is
+    the next slot of the log when the start was requested: a stop of the run after that is not undone. `after_parent`
+    is the id of a parent that is known to be dead.
     """
     try:
         open_run(spec, accept_drift=accept_drift, requested_at_slot=requested_at_slot)
     except SegueError as error:
+        withdraw_start(open_store(spec.store), spec.run_id)
         return Failed(message=str(error))
-    steps = _Tasks(spec)
-    decision, has_resumed = drive(steps)
+    try:
+        parent = _parent_of(spec, after_parent)
+        with parent.beating():
+            steps = _Tasks(spec, parent)
+            decision, has_resumed = drive(steps)
+            state = _conclude(spec, steps, decision, has_resumed=has_resumed)
+    except ParentAliveError as error:
+        return Cancelled(name="Duplicate", message=str(error))
+    except SegueError as error:
+        return Failed(message=str(error))
+    if wait_for_api(limit_seconds=_API_SECONDS):
+        parent.close()  # Otherwise the record stays, and recovery sets the state from the log.
+    return state
+
+
+def _parent_of(spec: RunSpec, after_parent: str | None) -> ParentHeartbeat:
+    flow_run_id = str(flow_run.id) if flow_run.id else None
+    parent = ParentHeartbeat(open_store(spec.store), spec, clock=SystemClock(), flow_run_id=flow_run_id)
+    patiently(lambda: parent.take_over(after=after_parent), what="parent's record")
+    return parent
+
+
+def _conclude(spec: RunSpec, steps: _Tasks, decision: Decision, *, has_resumed: bool) -> State[Any]:
+    """Publish a run that has ended; its final state."""
     release_standby(spec)
     steps.finish_publishing()
     publish_run(spec, return_state=True)  # The returned state is ignored: a failed artifact must not fail the run.
     if has_resumed:
         publish_resume(spec, return_state=True)
     get_run_logger().info("run ended action=%s reason=%s", decision.action, decision.reason)
-    message = _with_cost(decision.reason, report_cost(spec, return_state=True))
-    if decision.action == "finished":
-        return Completed(message=message, data=decision)
-    if decision.action == "stopped":
-        return Cancelled(message=message)
-    return Failed(name=decision.action.capitalize(), message=message)
+    return state_of_run(decision.action, _with_cost(decision.reason, report_cost(spec, return_state=True)))
 
 
 class _Tasks:
     """The parent's steps, each a task in the Prefect UI."""
 
-    def __init__(self, spec: RunSpec) -> None:
-        self._spec = spec
+    def __init__(self, spec: RunSpec, parent: ParentHeartbeat) -> None:
+        self._spec, self._parent = spec, parent
         self._publishing: PrefectFuture[None] | None = None
+        self._has_published = threading.Event()
 
     def decide(self) -> Decision:
+        self._parent.require_own()
         return plan_segment(self._spec)
 
     def run(self, plan: SegmentPlan) -> SegmentReport:
-        if self._publishing is None or self._publishing.state.is_final():
+        if self._publishing is None or self._has_published.is_set():
+            self._has_published.clear()
             self._publishing = publish_run.submit(self._spec)  # In parallel: the attempt must not wait for a plot.
+            # The state of a future would be asked of the API.
+            self._publishing.add_done_callback(lambda _: self._has_published.set())
         return _report_of(run_segment(self._spec, plan, return_state=True))
 
     def judge(self, report: SegmentReport) -> Verdict | None:

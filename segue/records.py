@@ -313,3 +313,17 @@ class Heartbeat(Record):
     trouble: str | None = Field(None, description="Reason why a save is being retried; None without a failure.")
     rows: tuple[WitnessRow, ...] = Field((), description="Rows after the last commit, for a resume after a kill.")
     beat_at: datetime
+
+
+class ParentRecord(Record):
+    """The parent of an open run, overwritten in place. A changing counter shows that it is alive, not a timestamp."""
+
+    run_id: str
+    parent_id: str = Field("", description="Id of this parent; empty while a start was requested and none has begun.")
+    flow_run_id: str | None = None
+    host: str = ""
+    process: str = Field("", description="The parent's process on its host, as `segue.process.ProcessRef` writes it.")
+    counter: int = Field(0, ge=0)
+    has_left: bool = Field(False, description="Whether this parent ended before the run did.")
+    timeout_seconds: float = Field(gt=0, description="Without a new heartbeat for this long, the parent is dead.")
+    beat_at: datetime

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from prefect import get_run_logger, task
 from prefect.cache_policies import NO_CACHE
-from segue.tasks.prefect_orchestrator import PrefectOrchestrator
+from segue.tasks.prefect_orchestrator import require_pools
 
 from segue.clock import SystemClock
 from segue.controller.steps import decide_next
@@ -22,7 +22,7 @@ PATIENCE_SECONDS = 900.0
 @task(name="open-run", retries=0, cache_policy=NO_CACHE)
 def open_run(spec: RunSpec, *, accept_drift: bool, requested_at_slot: int | None = None) -> int:
     """Check the store, the spec and its pools, then open or resume the run; return the committed step."""
-    PrefectOrchestrator().require_pools(spec)
+    require_pools(spec)
     runlog = open_run_here(spec, clock=SystemClock(), accept_drift=accept_drift, requested_at_slot=requested_at_slot)
     return read_history(runlog).committed_step
 

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import logging
 import time
-from contextlib import suppress
+from collections.abc import Callable
 from datetime import timedelta
+from functools import partial
 from typing import Any
 from uuid import UUID
 
-import httpx
-from prefect.client.orchestration import SyncPrefectClient, get_client
+from prefect.client.orchestration import SyncPrefectClient
+from prefect.client.schemas.objects import State
 from prefect.context import TaskRunContext
-from prefect.exceptions import ObjectNotFound, PrefectHTTPStatusError
+from prefect.exceptions import ObjectNotFound
 from prefect.states import Cancelled, Cancelling, Crashed, Scheduled
+from segue.tasks.prefect_api import SILENCE, Message, Messenger, quick_client, require_silence
 
 from segue.errors import OrchestratorError
 from segue.records import Capacity, SegmentPlan
@@ -21,11 +23,7 @@ from segue.spec import RunSpec
 
 log = logging.getLogger(__name__)
 
-SILENCE = (httpx.HTTPError, PrefectHTTPStatusError)
-"""Exceptions of a Prefect API that does not answer, restarts or is overloaded."""
-
 _PARENT_KNOWN_WITHIN = timedelta(seconds=5)
-_DISPATCH_SECONDS = 120.0
 
 
 def label(spec: RunSpec, plan: SegmentPlan) -> str:
@@ -33,33 +31,27 @@ def label(spec: RunSpec, plan: SegmentPlan) -> str:
     return f"{spec.run_id}-seg{plan.segment}-a{plan.attempt}-{plan.capacity}"
 
 
-def idempotency_key(spec: RunSpec, plan: SegmentPlan) -> str:
-    """The key by which each attempt has one flow run, however often it is submitted. Unique per flow."""
-    return f"{spec.run_id}:{plan.segment}:{plan.attempt}"
+def idempotency_key(spec: RunSpec, name: str, *, log_id: str) -> str:
+    """The key by which each attempt and standby has one flow run, however often it is submitted. Unique per flow.
+
+    The id of the run's log is part of it: the same run id in another store, or after a wipe, is another run.
+    """
+    return f"{spec.run_id}:{log_id}:{name}"
 
 
 class PrefectOrchestrator:
-    """Attempts and standbys as flow runs of the deployments that the run spec names. A handle is a flow run's id.
+    """Attempts and standbys as flow runs of the deployments that the run spec names. A handle is an idempotency key.
 
-    Implements `segue.controller.orchestrator.Orchestrator`. Only `require_pools` and `submit` raise; all other methods
-    return without an answer when the API does not answer.
+    Implements `segue.controller.orchestrator.Orchestrator`. No method waits for an API that does not answer: requests
+    are repeated in a thread of their own until they are taken, and states are the last known ones. `log_id` is that of
+    the run's log.
     """
 
-    def __init__(self) -> None:
-        self._client = get_client(sync_client=True)
-
-    def require_pools(self, spec: RunSpec) -> None:
-        """Refuse deployments that do not exist, at the start and not when the run needs them.
-
-        An API that does not answer is not asked again here; the first submission waits for it.
-        """
-        wanted = [*(pool.deployment for pool in spec.pools.spot), spec.pools.on_demand]
-        with suppress(*SILENCE):
-            for name in dict.fromkeys(wanted):
-                try:
-                    self._client.read_deployment_by_name(name)
-                except ObjectNotFound:
-                    raise _no_such(name) from None
+    def __init__(self, *, log_id: str) -> None:
+        self._log_id = log_id
+        self._messenger = Messenger()
+        self._flow_runs: dict[str, UUID] = {}
+        self._pending: dict[str, Message] = {}
 
     def submit(self, spec: RunSpec, plan: SegmentPlan) -> str:
         """The flow run of this attempt: a new one, or the one that was submitted before.
@@ -68,41 +60,26 @@ class PrefectOrchestrator:
         collides with the records of the current task. Here the current task is the parent, also in the graph.
 
         Raises:
-            OrchestratorError: there is no such deployment, or the API does not answer for two minutes.
+            OrchestratorError: there is no such deployment, or the API refuses the request.
         """
-        give_up_at = time.monotonic() + _DISPATCH_SECONDS
-        while True:
-            try:
-                if plan.standby is not None:
-                    # The standby that waits for this plan. If it is gone, a new one of its name takes the plan.
-                    return _create_standby(self._client, spec, plan.standby, deployment=plan.deployment)
-                return _create(self._client, spec, plan)
-            except ObjectNotFound:
-                raise _no_such(plan.deployment) from None
-            except SILENCE as error:
-                if time.monotonic() > give_up_at:
-                    raise OrchestratorError(
-                        what=f"Prefect did not accept the segment within {_DISPATCH_SECONDS:.0f} s "
-                        f"({type(error).__name__}).",
-                        fix="check the Prefect server, then start the run again with the same run id.",
-                    ) from error
-                time.sleep(1.0)
+        if plan.standby is not None:
+            # The standby that waits for this plan. If it is gone, a new one of its name takes the plan.
+            return self._submit(*self._standby(spec, plan.standby, deployment=plan.deployment))
+        return self._submit(*self._attempt(spec, plan))
 
     def submit_standby(self, spec: RunSpec, standby: str, *, deployment: str) -> str | None:
+        key, create = self._standby(spec, standby, deployment=deployment)
         try:
-            return _create_standby(self._client, spec, standby, deployment=deployment)
-        except (*SILENCE, ObjectNotFound) as error:
+            with quick_client() as client:
+                self._flow_runs[key] = create(client)
+        except (*SILENCE, OrchestratorError) as error:
             log.warning("prefect did not accept a standby standby=%s reason=%s", standby, type(error).__name__)
             return None
+        return key
 
     def state(self, handle: str) -> str | None:
-        try:
-            state = self._client.read_flow_run(UUID(handle)).state
-        except ObjectNotFound:
-            return "deleted"
-        except SILENCE as error:
-            log.warning("prefect did not answer reason=%s", type(error).__name__)
-            return None
+        flow_run_id = self._flow_runs.get(handle)
+        state = self._messenger.state(flow_run_id) if flow_run_id is not None else None
         return state.name if state is not None and state.is_final() else None
 
     def cancel(self, handle: str, why: str) -> None:
@@ -115,59 +92,91 @@ class PrefectOrchestrator:
     def mark_lost(self, handle: str, why: str) -> None:
         self._set_state(handle, Crashed(name="Lost", message=why))
 
-    def _set_state(self, handle: str, state: Any) -> None:
+    def close(self) -> None:
+        """Watch no longer. Requests that were not taken yet are still repeated while this process lives."""
+        self._messenger.close()
+
+    def _submit(self, key: str, create: Callable[[SyncPrefectClient], UUID]) -> str:
+        def keep(client: SyncPrefectClient) -> None:
+            try:
+                self._flow_runs[key] = create(client)
+            except SILENCE as error:
+                require_silence(error)
+                raise
+
         try:
-            if self.state(handle) is None:
-                self._client.set_flow_run_state(UUID(handle), state, force=True)
-        except (*SILENCE, ObjectNotFound) as error:
-            log.warning("prefect did not accept a state state=%s reason=%s", state.name, type(error).__name__)
+            with quick_client() as client:
+                keep(client)
+        except SILENCE as error:
+            log.warning("prefect did not accept an attempt yet key=%s reason=%s", key, type(error).__name__)
+            self._pending[key] = keep
+            self._messenger.deliver(keep)
+        return key
+
+    def _set_state(self, handle: str, state: State[Any]) -> None:
+        if handle in self._pending:
+            self._messenger.withdraw(self._pending.pop(handle))
+        flow_run_id = self._flow_runs.get(handle)
+        if flow_run_id is None:
+            return  # It was never created.
+
+        def set_unless_final(client: SyncPrefectClient) -> None:
+            known = client.read_flow_run(flow_run_id).state
+            if known is None or not known.is_final():
+                client.set_flow_run_state(flow_run_id, state, force=True)
+
+        self._messenger.deliver(set_unless_final)
+
+    def _attempt(self, spec: RunSpec, plan: SegmentPlan) -> tuple[str, Callable[[SyncPrefectClient], UUID]]:
+        key = idempotency_key(spec, f"{plan.segment}:{plan.attempt}", log_id=self._log_id)
+        facts = {
+            "parameters": {"spec": spec.model_dump(mode="json"), "plan": plan.model_dump(mode="json")},
+            "name": label(spec, plan),
+            "tags": ["segue", spec.run_id, plan.capacity.value],
+            "idempotency_key": key,
+        }
+        return key, partial(_create, deployment=plan.deployment, facts=facts)
+
+    def _standby(
+        self, spec: RunSpec, standby: str, *, deployment: str
+    ) -> tuple[str, Callable[[SyncPrefectClient], UUID]]:
+        key = idempotency_key(spec, standby, log_id=self._log_id)
+        facts = {
+            "parameters": {"spec": spec.model_dump(mode="json"), "standby": standby},
+            "name": f"{spec.run_id}-{standby.replace('spare', 'standby')}",
+            "tags": ["segue", spec.run_id, Capacity.SPOT.value],
+            "idempotency_key": key,
+        }
+        return key, partial(_create, deployment=deployment, facts=facts)
 
 
-def _create(client: SyncPrefectClient, spec: RunSpec, plan: SegmentPlan) -> str:
-    return _create_run(
-        client,
-        spec,
-        deployment=plan.deployment,
-        parameters={"plan": plan.model_dump(mode="json")},
-        name=label(spec, plan),
-        capacity=plan.capacity,
-        key=idempotency_key(spec, plan),
-    )
+def _create(client: SyncPrefectClient, *, deployment: str, facts: dict[str, Any]) -> UUID:
+    try:
+        found = client.read_deployment_by_name(deployment)
+    except ObjectNotFound:
+        raise _no_such(deployment) from None
+    parent = _known_task_run(client)
+    return client.create_flow_run_from_deployment(found.id, state=Scheduled(), parent_task_run_id=parent, **facts).id
 
 
-def _create_standby(client: SyncPrefectClient, spec: RunSpec, standby: str, *, deployment: str) -> str:
-    return _create_run(
-        client,
-        spec,
-        deployment=deployment,
-        parameters={"standby": standby},
-        name=f"{spec.run_id}-{standby.replace('spare', 'standby')}",
-        capacity=Capacity.SPOT,
-        key=f"{spec.run_id}:{standby}",
-    )
+def require_pools(spec: RunSpec) -> None:
+    """Refuse deployments that do not exist, at the start and not when the run needs them.
 
+    An API that does not answer is not asked again here; the first submission waits for it.
 
-def _create_run(
-    client: SyncPrefectClient,
-    spec: RunSpec,
-    *,
-    deployment: str,
-    parameters: dict[str, Any],
-    name: str,
-    capacity: Capacity,
-    key: str,
-) -> str:
-    found = client.read_deployment_by_name(deployment)
-    flow_run = client.create_flow_run_from_deployment(
-        found.id,
-        parameters={"spec": spec.model_dump(mode="json")} | parameters,
-        state=Scheduled(),
-        name=name,
-        tags=["segue", spec.run_id, capacity.value],
-        idempotency_key=key,
-        parent_task_run_id=_known_task_run(client),
-    )
-    return str(flow_run.id)
+    Raises:
+        OrchestratorError: a pool's deployment does not exist, or the API refuses access.
+    """
+    wanted = [*(pool.deployment for pool in spec.pools.spot), spec.pools.on_demand]
+    try:
+        with quick_client() as client:
+            for name in dict.fromkeys(wanted):
+                try:
+                    client.read_deployment_by_name(name)
+                except ObjectNotFound:
+                    raise _no_such(name) from None
+    except SILENCE as error:
+        require_silence(error)
 
 
 def _no_such(deployment: str) -> OrchestratorError:

@@ -25,9 +25,12 @@ def run_segment(spec: RunSpec, plan: SegmentPlan) -> Any:
     """Run one attempt on its pool. The state shows how it ended; its data is the report, which is also in the log."""
     clock = SystemClock()
     runlog = patiently(open_log(spec, clock=clock).reload, what="log")
-    prefect = PrefectOrchestrator()
-    submitted = Submitted(plan, prefect, prefect.submit(spec, plan))
-    report = await_report(runlog, spec, submitted, clock=clock, with_standbys=True)
+    prefect = PrefectOrchestrator(log_id=runlog.log_id)
+    try:
+        submitted = Submitted(plan, prefect, prefect.submit(spec, plan))
+        report = await_report(runlog, spec, submitted, clock=clock, with_standbys=True)
+    finally:
+        prefect.close()
     state = state_of(report)
     state.data = report  # Not in the flow's state: the engine treats the data of a final state as an exception.
     return state
@@ -36,7 +39,8 @@ def run_segment(spec: RunSpec, plan: SegmentPlan) -> Any:
 def release_standby(spec: RunSpec) -> None:
     """Cancel a standby that a run that is over left on the pool. Best effort: one that starts later ends by itself."""
     try:
-        release_leftover(open_log(spec).reload(), spec, orchestrator=PrefectOrchestrator())
+        runlog = open_log(spec).reload()
+        release_leftover(runlog, spec, orchestrator=PrefectOrchestrator(log_id=runlog.log_id))
     except (StoreReadError, StoreWriteError) as error:
         get_run_logger().warning("leftover standby not looked up reason=%s", error)
 

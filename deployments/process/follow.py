@@ -5,31 +5,49 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from typing import Any
 from uuid import UUID
 
 from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas.objects import State
 from prefect.exceptions import ObjectNotFound
-from prefect.states import Cancelling, Scheduled
+from prefect.states import Cancelling
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
-from segue.tasks.prefect_orchestrator import SILENCE
+from segue.tasks.prefect_api import SILENCE, quick_client, refusal
+from segue.tasks.recovery import PARENT_DEPLOYMENT, create_parent, recover_run
 
+from segue.clock import SystemClock
+from segue.controller.recovery import Life, OrphanWatch
 from segue.errors import OrchestratorError
 from segue.records import Heartbeat
 from segue.reports.console import errors
 from segue.runlog.history import History, read_history
 from segue.runlog.last_heartbeat import last_heartbeat
 from segue.runlog.log import RunLog
+from segue.runlog.parents import read_parent
 from segue.spec import RunSpec
-from segue.stores.base import StoreReadError
-
-PARENT_DEPLOYMENT = "train/train"
+from segue.stores.base import StoreReadError, StoreWriteError
 
 _LOOK_SECONDS = 0.25
 _ASK_PREFECT_SECONDS = 1.0
+_MOST_RESTARTS = 5
+"""How often a command starts the parent of its run again."""
 
 Observer = Callable[[History, Heartbeat | None], str | None]
 """Called with each new state of the run; the text it returns is printed above the bar."""
+
+
+def require_server() -> None:
+    """Refuse to go on without the Prefect server.
+
+    Raises:
+        OrchestratorError: the server does not answer, or refuses access.
+    """
+    try:
+        with quick_client() as client:
+            client.read_work_pools(limit=1)
+    except SILENCE as error:
+        raise refusal(error) from None
 
 
 def require_deployments(client: SyncPrefectClient, spec: RunSpec) -> None:
@@ -38,9 +56,7 @@ def require_deployments(client: SyncPrefectClient, spec: RunSpec) -> None:
     Raises:
         OrchestratorError: the server does not answer, or a deployment or its work pool is missing.
     """
-    problem: Exception | None = client.api_healthcheck()
-    if problem is not None:
-        raise _no_answer(problem)
+    require_server()
     for name in dict.fromkeys(
         (PARENT_DEPLOYMENT, *(pool.deployment for pool in spec.pools.spot), spec.pools.on_demand)
     ):
@@ -53,7 +69,7 @@ def require_deployments(client: SyncPrefectClient, spec: RunSpec) -> None:
                 "or name another deployment under [pools] in the run spec.",
             ) from None
         except SILENCE as error:
-            raise _no_answer(error) from None
+            raise refusal(error) from None
         if deployment.work_pool_name is None:
             raise OrchestratorError(
                 what=f"the deployment {name!r} has no work pool on the Prefect server.",
@@ -68,33 +84,66 @@ def trigger(
 
     With `requested_at_slot`, the next slot of the run's log, this start does not undo a later stop of the run.
     """
-    deployment = client.read_deployment_by_name(PARENT_DEPLOYMENT)
-    parameters = {"spec": spec.model_dump(mode="json"), "accept_drift": accept_drift}
+    parameters: dict[str, Any] = {"accept_drift": accept_drift}
     parameters |= {} if requested_at_slot is None else {"requested_at_slot": requested_at_slot}
-    run = client.create_flow_run_from_deployment(
-        deployment.id, parameters=parameters, state=Scheduled(), name=spec.run_id, tags=["segue", spec.run_id]
-    )
-    return run.id
-
-
-def _no_answer(error: Exception) -> OrchestratorError:
-    return OrchestratorError(
-        what=f"the Prefect server does not answer ({type(error).__name__}).",
-        fix="check PREFECT_API_URL, or unset it to have a local server started.",
-    )
+    return create_parent(client, spec, parameters=parameters)
 
 
 def follow(
     client: SyncPrefectClient, flow_run_id: UUID, runlog: RunLog, spec: RunSpec, *, observer: Observer | None = None
 ) -> State:
-    """Show progress until the parent's flow run has ended; returns its final state. Ctrl-C cancels the run."""
+    """Show progress until the run has ended; returns the final state of its parent. Ctrl-C cancels the run.
+
+    A parent that dies meanwhile is started again, as the flow `recover` does it.
+    """
+    parent = _Parent(client, flow_run_id, runlog)
     try:
         with step_bar() as bar:
-            return _follow(client, flow_run_id, runlog, spec, observer=observer, bar=bar)
+            return _follow(parent, runlog, spec, observer=observer, bar=bar)
     except KeyboardInterrupt:
         with suppress(*SILENCE):
-            client.set_flow_run_state(flow_run_id, Cancelling(message="interrupted on the terminal"), force=True)
+            cancelling: State = Cancelling(message="interrupted on the terminal")
+            client.set_flow_run_state(parent.flow_run_id, cancelling, force=True)
         raise
+
+
+class _Parent:
+    """The parent that a command follows: its state, and its recovery."""
+
+    def __init__(self, client: SyncPrefectClient, flow_run_id: UUID, runlog: RunLog) -> None:
+        self.flow_run_id = flow_run_id
+        self._client, self._runlog, self._clock = client, runlog, SystemClock()
+        self._watch = OrphanWatch(runlog.store, clock=self._clock)
+        self._restarts = 0
+
+    def final_state(self) -> State | None:
+        """The state in which the parent has ended; None while it runs, or is going to be started again."""
+        try:
+            state = self._client.read_flow_run(self.flow_run_id).state
+        except SILENCE:
+            return None
+        if state is None or not state.is_final():
+            return None
+        may_recover = state.is_crashed() and self._restarts < _MOST_RESTARTS
+        return None if may_recover and read_parent(self._runlog.store, self._runlog.run_id) is not None else state
+
+    def recover(self) -> str | None:
+        """Start the parent again if it is dead; what was done, in words for the terminal.
+
+        Raises:
+            StoreReadError, StoreWriteError: look again later.
+        """
+        record = read_parent(self._runlog.store, self._runlog.run_id)
+        if record is None or self._restarts >= _MOST_RESTARTS or self._watch.judge(record) is not Life.DEAD:
+            return None
+        try:
+            what, flow_run_id = recover_run(self._client, self._runlog, record, clock=self._clock)
+        except SILENCE:
+            return None
+        if flow_run_id is None or flow_run_id == self.flow_run_id:
+            return None
+        self.flow_run_id, self._restarts = flow_run_id, self._restarts + 1
+        return f"the parent has died; {what}"
 
 
 def step_bar() -> Progress:
@@ -109,31 +158,25 @@ def step_bar() -> Progress:
     return Progress(*columns, console=errors)
 
 
-def _follow(
-    client: SyncPrefectClient,
-    flow_run_id: UUID,
-    runlog: RunLog,
-    spec: RunSpec,
-    *,
-    observer: Observer | None,
-    bar: Progress,
-) -> State:
+def _follow(parent: _Parent, runlog: RunLog, spec: RunSpec, *, observer: Observer | None, bar: Progress) -> State:
     task = bar.add_task("waiting for the parent flow", total=spec.steps, loss="")
     asked_at, shown = 0.0, 0
     while True:
-        with suppress(StoreReadError):  # The store is read again; the run does not depend on this process.
+        with suppress(StoreReadError, StoreWriteError):  # The store is used again; the run does not depend on this.
             history = read_history(runlog)
             shown = _show_decisions(bar, history, shown)
             beat = _show(bar, task, runlog, history)
             if observer is not None and (event := observer(history, beat)) is not None:
                 bar.console.print(f"  {event}", style="bold", markup=False)
-        if time.monotonic() - asked_at > _ASK_PREFECT_SECONDS:
-            asked_at = time.monotonic()
-            state = _state(client, flow_run_id)
-            if state is not None and state.is_final():
-                step = read_history(runlog).committed_step
-                bar.update(task, completed=step, description=state.name or "ended", loss="")
-                return state
+            if time.monotonic() - asked_at > _ASK_PREFECT_SECONDS:
+                asked_at = time.monotonic()
+                state = parent.final_state()
+                if state is not None:
+                    step = read_history(runlog).committed_step
+                    bar.update(task, completed=step, description=state.name or "ended", loss="")
+                    return state
+                if (recovered := parent.recover()) is not None:
+                    bar.console.print(f"  {recovered}", markup=False)
         time.sleep(_LOOK_SECONDS)
 
 
@@ -154,13 +197,6 @@ def _show(bar: Progress, task: TaskID, runlog: RunLog, history: History) -> Hear
     loss = f"loss {beat.loss:.4f}" if beat and beat.loss is not None else ""
     bar.update(task, completed=step, description=f"seg{plan.segment} {plan.capacity}: {phase}", loss=loss)
     return beat
-
-
-def _state(client: SyncPrefectClient, flow_run_id: UUID) -> State | None:
-    try:
-        return client.read_flow_run(flow_run_id).state
-    except SILENCE:
-        return None
 
 
 def open_client() -> SyncPrefectClient:

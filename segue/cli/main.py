@@ -10,6 +10,7 @@ from segue.cli import checkpoints, curve, plan, simulate
 from segue.cli.demo import bench, demo
 from segue.cli.drill import drill
 from segue.cli.init import init
+from segue.cli.recover import recover
 from segue.cli.run import run
 from segue.cli.status import runs, status, stop
 from segue.errors import SegueError
@@ -22,7 +23,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-for command in (init, drill, plan.plan, simulate.simulate, run, runs, status, stop):
+for command in (init, drill, plan.plan, simulate.simulate, run, runs, status, stop, recover):
     app.command()(command)
 app.add_typer(checkpoints.app)
 app.add_typer(curve.app)

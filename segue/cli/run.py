@@ -16,6 +16,7 @@ from segue.cli.durations import parse_deadline
 from segue.cli.interrupts import ends_cleanly
 from segue.cli.options import require_prefect
 from segue.clock import SystemClock
+from segue.controller.recovery import register_start
 from segue.controller.steps import check_start, open_run
 from segue.errors import COMMAND_LINE, OrchestratorError
 from segue.reports.console import console, errors, show_json
@@ -93,8 +94,9 @@ def _train(spec: RunSpec, runlog: RunLog, *, accept_drift: bool, detach: bool, h
 
     with _server(), open_client() as client:
         require_deployments(client, spec)
-        slot = open_run(spec, clock=SystemClock(), accept_drift=accept_drift).next_slot
-        flow_run_id = trigger(client, spec, accept_drift=accept_drift, requested_at_slot=slot)
+        opened = open_run(spec, clock=SystemClock(), accept_drift=accept_drift)
+        register_start(opened.store, spec, clock=SystemClock())
+        flow_run_id = trigger(client, spec, accept_drift=accept_drift, requested_at_slot=opened.next_slot)
         if detach:
             return None
         if hint is not None:

@@ -74,9 +74,6 @@ class _ChildProcesses:
         self._runlog, self._watch, self._on_line = runlog, watch, on_line
         self._running: tuple[Trainer, SegmentPlan] | None = None
 
-    def require_pools(self, spec: RunSpec) -> None:
-        return
-
     def submit(self, spec: RunSpec, plan: SegmentPlan) -> str:
         trainer = launch(Assignment(spec=spec, plan=plan), on_line=self._on_line)
         self._running = trainer, plan

@@ -15,14 +15,6 @@ from segue.spec import RunSpec
 class Orchestrator(Protocol):
     """Starts attempts and standbys. A handle names one of them, and stays valid when the controller restarts."""
 
-    def require_pools(self, spec: RunSpec) -> None:
-        """Refuse pools that do not exist, before anything is started.
-
-        Raises:
-            OrchestratorError: a pool, or its deployment, does not exist.
-        """
-        ...
-
     def submit(self, spec: RunSpec, plan: SegmentPlan) -> str:
         """Start the attempt of a plan, unless it was started before; return its handle.
 

@@ -28,6 +28,7 @@ from segue.runlog.last_heartbeat import last_heartbeat
 from segue.runlog.log import RunLog, Stamp
 from segue.spec import RunSpec
 from segue.stores import StoreReadError, open_store
+from segue.stores.base import StoreGoneError
 
 log = logging.getLogger(__name__)
 
@@ -41,9 +42,9 @@ def open_run(
     a queue for long. `requested_at_slot` is the log's next slot at the time of the request.
 
     Raises:
-        StoreUnreachableError, DeadlinePassedError, DriftError: as for `check_start`.
+        StoreUnreachableError, StoreGoneError, DeadlinePassedError, DriftError: as for `check_start`.
     """
-    runlog = check_start(spec, clock=clock, accept_drift=accept_drift)
+    runlog = check_start(spec, clock=clock, accept_drift=accept_drift, known_slots=requested_at_slot or 0)
     history = read_history(runlog)
     requested = history.next_slot if requested_at_slot is None else requested_at_slot
     is_stopped_since = history.stop_slot is not None and history.stop_slot >= requested
@@ -52,10 +53,14 @@ def open_run(
     return runlog
 
 
-def check_start(spec: RunSpec, *, clock: Clock, accept_drift: bool = False) -> RunLog:
+def check_start(spec: RunSpec, *, clock: Clock, accept_drift: bool = False, known_slots: int = 0) -> RunLog:
     """Check that the run can be opened; return its log, to which nothing was written.
 
+    With `known_slots`, the log is known to have that many slots: a store that has fewer is another one, or is not
+    mounted, and is not created again.
+
     Raises:
+        StoreGoneError: the log has fewer slots than `known_slots`.
         StoreUnreachableError: the store cannot be written, or has no reliable put-if-absent.
         DeadlinePassedError: the deadline of a new run, or a new deadline, is in the past.
         DriftError: the run was started with another recipe, config, seed or goal, and `accept_drift` is off.
@@ -64,8 +69,15 @@ def check_start(spec: RunSpec, *, clock: Clock, accept_drift: bool = False) -> R
     runlog = RunLog(store, spec.run_id, clock=clock)
     if spec.deadline is not None and spec.deadline <= clock.now():
         # Before the store's check, which creates the folder: a request that is refused must leave nothing behind.
-        with suppress(StoreReadError, MissingObjectError):
+        try:
             _refuse_past_deadline(runlog, spec, clock)
+        except StoreGoneError:
+            spec.require_future_deadline(clock.now())  # There is no store yet, so the run is new.
+        except (StoreReadError, MissingObjectError):
+            pass  # The check below names what is wrong.
+    if known_slots and runlog.reload().next_slot < known_slots:
+        why = f"the log of {spec.run_id} had {known_slots} records and has {runlog.next_slot} now"
+        raise StoreGoneError(url=store.url, why=why)
     store.check()
     _refuse_past_deadline(runlog, spec, clock)
     history = read_history(runlog)

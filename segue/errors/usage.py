@@ -86,6 +86,18 @@ class RunOverError(UsageError):
         super().__init__(f"run {run_id} has already ended ({action} at step {step}).", fix="none needed.")
 
 
+class ParentAliveError(UsageError):
+    """Another parent already runs this run."""
+
+    def __init__(self, *, run_id: str, host: str, flow_run_id: str | None) -> None:
+        self.run_id, self.host, self.flow_run_id = run_id, host, flow_run_id
+        which = f" (flow run {flow_run_id})" if flow_run_id else ""
+        super().__init__(
+            f"run {run_id} already has a parent on {host}{which}. This one changed nothing.",
+            fix="watch that flow run, or give the new run another run id.",
+        )
+
+
 class MissingExtraError(UsageError):
     """An optional dependency is not installed."""
 

@@ -11,7 +11,7 @@ from segue.runlog.history import History, read_history
 from segue.runlog.log import RunLog
 from segue.spec import RunSpec, StoreSpec
 from segue.stores import StoreReadError, open_store
-from segue.stores.base import Store
+from segue.stores.base import Store, StoreGoneError
 
 DEFAULT_STORE = ".segue/store"
 
@@ -38,6 +38,8 @@ def find_run(run_id: str, store: StoreSpec | str | Path = DEFAULT_STORE) -> tupl
         history = read_history(log.reload())
         if history.next_slot == 0:
             raise RunNotFoundError(run_id=run_id, store=opened.url, known=tuple(opened.folders()))
+    except StoreGoneError:
+        raise RunNotFoundError(run_id=run_id, store=opened.url) from None
     except StoreReadError as error:
         raise _unreadable(opened, error) from None
     except (BadKeyError, MissingObjectError):

@@ -99,7 +99,7 @@ def folder(tmp_path, monkeypatch) -> Path:
 def segue(*arguments: str, **environment: str) -> Ended:
     command = [str(Path(sys.executable).with_name("segue")), *arguments]
     environment = {**os.environ, "COLUMNS": "100", "NO_COLOR": "1", **environment}
-    run = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=120)
+    run = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=170)
     return Ended(run.returncode, run.stdout, run.stderr)
 
 

@@ -78,7 +78,7 @@ class Place:
         return said
 
 
-def finish(process: subprocess.Popen[str], *, limit_seconds: float = 60) -> Outcome:
+def finish(process: subprocess.Popen[str], *, limit_seconds: float = 150) -> Outcome:
     with process:
         out, err = process.communicate(timeout=limit_seconds)
     return Outcome(process.returncode, out, err)

@@ -5,14 +5,17 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
+import threading
 import types
+from contextlib import ExitStack
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
 from segue.clock import SystemClock
 from segue.controller.local_run import run_here
 from segue.controller.steps import open_run
-from segue.errors import CodeChangedError
+from segue.errors import CodeChangedError, OrchestratorError
 from segue.interop.code_check import refuse_changed_code
 from segue.runlog.history import read_history
 from segue.spec import RunSpec
@@ -145,8 +148,53 @@ def test_ctrl_c_and_sigterm_end_a_command_alike_and_show_how_to_resume(signum, c
 def test_a_server_that_does_not_answer_leaves_no_run_in_the_store(place, closed_port):
     place.set("PREFECT_API_URL", f"http://127.0.0.1:{closed_port}/api")
     outcome = place.run("run", TINY, "--steps", "5", "--run-id", "tiny")
-    assert "the Prefect server does not answer (ConnectError). Fix: check PREFECT_API_URL" in refusal(outcome)
-    assert list((place.folder / ".segue" / "store").iterdir()) == []
+    sentence = f"the Prefect server at http://127.0.0.1:{closed_port}/api does not answer (ConnectError). Fix: start"
+    assert sentence in refusal(outcome)
+    assert [path.name for path in (place.folder / ".segue" / "store").iterdir()] == [".segue-store"]
+
+
+@pytest.fixture
+def answering():
+    """Starts servers that answer every request with one status; gives their addresses."""
+    with ExitStack() as servers:
+
+        def start(status: int) -> str:
+            class Handler(BaseHTTPRequestHandler):
+                def do_GET(self) -> None:
+                    self.rfile.read(int(self.headers.get("Content-Length", 0)))
+                    self.send_response(status)
+                    self.end_headers()
+
+                do_POST = do_GET
+
+                def log_message(self, *args: object) -> None:
+                    return
+
+            server = servers.enter_context(ThreadingHTTPServer(("127.0.0.1", 0), Handler))
+            servers.callback(server.shutdown)
+            threading.Thread(target=server.serve_forever, daemon=True).start()
+            return f"http://127.0.0.1:{server.server_port}/api"
+
+        yield start
+
+
+@pytest.mark.parametrize(
+    ("status", "said"),
+    [
+        (401, "refuses access (HTTP 401). Fix: set PREFECT_API_KEY or PREFECT_API_AUTH_STRING"),
+        (404, "has no Prefect API there (HTTP 404). Fix: correct PREFECT_API_URL"),
+        (422, "refused the request (HTTP 422). Fix: use a server of the same version"),
+        (503, "does not answer (PrefectHTTPStatusError). Fix: start the Prefect server"),
+    ],
+)
+def test_a_server_that_refuses_is_named_at_once_with_its_own_fix(answering, status, said):
+    from prefect.settings import PREFECT_API_URL, temporary_settings
+    from segue.deployments.process.follow import require_server
+
+    url = answering(status)
+    with temporary_settings({PREFECT_API_URL: url}), pytest.raises(OrchestratorError) as raised:
+        require_server()
+    assert f"the Prefect server at {url} {said}" in str(raised.value)
 
 
 def test_detach_without_a_lasting_server_is_refused_before_anything_starts(place):

@@ -317,4 +317,4 @@ def test_opening_a_run_checks_the_store_and_leaves_only_the_log(make_spec, tmp_p
     log = open_run(make_spec(), clock=FakeClock(START))
     assert isinstance(log.store, LocalStore)
     files = [path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*") if path.is_file()]
-    assert files == ["store/tiny/log/00000000.json"]
+    assert sorted(files) == ["store/.segue-store", "store/tiny/log/00000000.json"]

@@ -1,0 +1,89 @@
+"""Flow `recover`, run by a schedule: start the parents of open runs again that have died."""
+
+from __future__ import annotations
+
+import logging
+from datetime import timedelta
+from typing import Any
+
+from prefect import flow
+from prefect.client.orchestration import SyncPrefectClient, get_client
+from prefect.client.schemas.filters import (
+    FlowFilter,
+    FlowFilterName,
+    FlowRunFilter,
+    FlowRunFilterExpectedStartTime,
+)
+from prefect.client.schemas.sorting import FlowRunSort
+from prefect.states import Completed, Failed
+from pydantic import ValidationError
+from segue.tasks.recovery import recover_run
+
+from segue.clock import SystemClock
+from segue.controller.recovery import OrphanWatch
+from segue.errors import OrchestratorError, StoreUnreachableError
+from segue.runlog.log import RunLog
+from segue.spec import StoreSpec
+from segue.stores import open_store
+from segue.stores.base import StoreReadError, StoreWriteError
+
+log = logging.getLogger(__name__)
+
+_KNOWN_FOR = timedelta(days=30)
+_MOST_FLOW_RUNS = 200
+
+
+@flow(name="recover", retries=0, validate_parameters=True, persist_result=False)
+def recover(stores: list[StoreSpec] | None = None) -> Any:
+    """Find open runs that have no living parent, and start their parents again. Safe at any time, and beside itself.
+
+    Without `stores` it looks into every store that a parent of this Prefect server used in the last 30 days.
+    """
+    done, troubles = [], []
+    with get_client(sync_client=True) as client:
+        for store in known_stores(client) if stores is None else stores:
+            found, trouble = recover_store(client, store)
+            done += found
+            troubles += trouble
+    text = "; ".join([*done, *troubles]) or "every open run has a living parent"
+    return Failed(message=text) if troubles else Completed(message=text)
+
+
+def recover_store(client: SyncPrefectClient, store: StoreSpec) -> tuple[list[str], list[str]]:
+    """Recover the runs of one store; returns what was done, and what could not be done."""
+    clock, done, troubles = SystemClock(), [], []
+    try:
+        opened = open_store(store)
+        dead = OrphanWatch(opened, clock=clock).find()
+    except (StoreReadError, StoreUnreachableError) as error:
+        return [], [str(error)]
+    for record in dead:
+        try:
+            runlog = RunLog(opened, record.run_id, clock=clock).reload()
+            what, _ = recover_run(client, runlog, record, clock=clock)
+        except (StoreReadError, StoreWriteError, OrchestratorError) as error:
+            troubles.append(f"{record.run_id}: {error}")
+            continue
+        log.info("run recovered run=%s what=%s", record.run_id, what)
+        done.append(f"{record.run_id}: {what}")
+    return done, troubles
+
+
+def known_stores(client: SyncPrefectClient) -> list[StoreSpec]:
+    """The stores in the parameters of this server's parents, each once."""
+    since = FlowRunFilterExpectedStartTime(after_=SystemClock().now() - _KNOWN_FOR)
+    runs = client.read_flow_runs(
+        flow_filter=FlowFilter(name=FlowFilterName(any_=["train"])),
+        flow_run_filter=FlowRunFilter(expected_start_time=since),
+        sort=FlowRunSort.EXPECTED_START_TIME_DESC,
+        limit=_MOST_FLOW_RUNS,
+    )
+    found: dict[str, StoreSpec] = {}
+    for run in runs:
+        spec = run.parameters.get("spec")
+        try:
+            store = StoreSpec.model_validate(spec.get("store", {}) if isinstance(spec, dict) else None)
+        except ValidationError:
+            continue  # A start with wrong parameters, which was refused.
+        found.setdefault(store.model_dump_json(), store)
+    return list(found.values())

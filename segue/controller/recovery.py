@@ -1,0 +1,214 @@
+"""Recovery of parents: a parent's heartbeat, and finding open runs whose parent is dead.
+
+A parent may be killed, restarted or lose its worker at any moment. Its record in the store shows that the run is open;
+its counter shows whether it is alive. A new parent continues from the run's log.
+"""
+
+from __future__ import annotations
+
+import logging
+import socket
+import threading
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from enum import StrEnum
+
+from segue.clock import Clock
+from segue.controller.liveness import HeartbeatTimeout
+from segue.errors import ParentAliveError
+from segue.process import ProcessRef
+from segue.records import ParentRecord
+from segue.runlog.parents import parents, read_parent, remove_parent, write_parent
+from segue.spec import RunSpec
+from segue.stores.base import Store, StoreReadError, StoreWriteError
+
+log = logging.getLogger(__name__)
+
+_MOST_PERIOD_SECONDS = 5.0
+_MOST_TIMEOUT_SECONDS = 20.0
+_PERIOD_PER_HEARTBEAT = 2.5
+"""A parent waits for hours: its heartbeat is slower than a trainer's, to save requests to the store."""
+_LOOK_SECONDS = 0.5
+
+
+class ParentHeartbeat:
+    """The heartbeat of this process as a run's parent. At most one living parent holds a run's record."""
+
+    def __init__(self, store: Store, spec: RunSpec, *, clock: Clock, flow_run_id: str | None = None) -> None:
+        liveness = spec.liveness
+        self._store, self._clock = store, clock
+        self._period_seconds = min(_MOST_PERIOD_SECONDS, _PERIOD_PER_HEARTBEAT * liveness.heartbeat_seconds)
+        self._record = ParentRecord(
+            run_id=spec.run_id,
+            parent_id=uuid.uuid4().hex,
+            flow_run_id=flow_run_id,
+            host=socket.gethostname(),
+            process=str(ProcessRef.this()),
+            timeout_seconds=_timeout_seconds(spec),
+            beat_at=clock.now(),
+        )
+        self._stop = threading.Event()
+        self._replaced_by: ParentRecord | None = None
+
+    def take_over(self, *, after: str | None = None) -> None:
+        """Become the run's parent. Waits until it is clear that no other parent is alive.
+
+        `after` is the id of a parent that is known to be dead.
+
+        Raises:
+            ParentAliveError: another parent is alive; nothing was changed.
+            StoreReadError, StoreWriteError: the store could not be used.
+        """
+        watch = OrphanWatch(self._store, clock=self._clock)
+        while (found := read_parent(self._store, self._record.run_id)) is not None:
+            if not found.parent_id or found.parent_id == after:
+                break
+            life = watch.judge(found)
+            if life is Life.ALIVE:
+                raise _already_run_by(found)
+            if life is Life.DEAD:
+                break
+            self._clock.sleep(_LOOK_SECONDS)
+        write_parent(self._store, self._record)
+
+    def require_own(self) -> None:
+        """Refuse to go on when another parent has taken the run over.
+
+        Raises:
+            ParentAliveError: another parent holds the run's record.
+        """
+        if self._replaced_by is not None:
+            raise _already_run_by(self._replaced_by)
+
+    @contextmanager
+    def beating(self) -> Iterator[None]:
+        """Write heartbeats until the block ends. An exception leaves the run open, for another parent."""
+        thread = threading.Thread(target=self._work, name="segue-parent-heartbeat", daemon=True)
+        thread.start()
+        try:
+            yield
+        except BaseException:
+            self._end_thread(thread)
+            self._beat(has_left=True)
+            raise
+        self._end_thread(thread)
+
+    def close(self) -> None:
+        """The run has ended: remove the record. Best effort: recovery removes it otherwise."""
+        try:
+            remove_parent(self._store, self._record)
+        except (StoreReadError, StoreWriteError) as error:
+            log.warning("record of the parent not removed reason=%s", error)
+
+    def _end_thread(self, thread: threading.Thread) -> None:
+        self._stop.set()
+        thread.join()
+
+    def _work(self) -> None:
+        while not self._stop.wait(self._period_seconds) and self._replaced_by is None:
+            self._beat()
+
+    def _beat(self, *, has_left: bool = False) -> None:
+        try:
+            found = read_parent(self._store, self._record.run_id)
+            if found is not None and found.parent_id not in ("", self._record.parent_id):
+                self._replaced_by = found
+                log.warning("another parent has taken the run over host=%s", found.host)
+                return
+            changed = {"counter": self._record.counter + 1, "has_left": has_left, "beat_at": self._clock.now()}
+            self._record = self._record.model_copy(update=changed)
+            write_parent(self._store, self._record)
+        except Exception as error:
+            # Any exception: a failed write must not end the thread, or a living parent is taken for dead.
+            log.warning("heartbeat of the parent not written reason=%s", error)
+
+
+class Life(StrEnum):
+    """Whether a parent is alive."""
+
+    ALIVE = "alive"
+    DEAD = "dead"
+    UNKNOWN = "unknown"
+
+
+class OrphanWatch:
+    """Judges the parents of a store's open runs by repeated looks at their records."""
+
+    def __init__(self, store: Store, *, clock: Clock) -> None:
+        self._store, self._clock = store, clock
+        self._first: dict[str, ParentRecord] = {}
+        self._timeouts: dict[tuple[str, str], HeartbeatTimeout] = {}
+
+    def judge(self, record: ParentRecord) -> Life:
+        """Judge a record that was read just now.
+
+        A parent is dead when it has left, when its process on this host has ended, or when its counter did not change
+        for its timeout. It is alive when the counter changed since the first look.
+        """
+        if record.has_left or _has_ended_here(record):
+            return Life.DEAD
+        timeout = self._timeouts.setdefault((record.run_id, record.parent_id), HeartbeatTimeout(record.timeout_seconds))
+        timeout.update(record.counter, at=self._clock.monotonic())
+        if timeout.is_expired:
+            return Life.DEAD
+        first = self._first.setdefault(record.run_id, record)
+        is_same = (first.parent_id, first.counter) == (record.parent_id, record.counter)
+        return Life.UNKNOWN if is_same else Life.ALIVE
+
+    def find(self) -> list[ParentRecord]:
+        """The dead parents of a store's open runs; waits until each is known to be alive or dead.
+
+        Raises:
+            StoreReadError: the store could not be read.
+        """
+        dead: list[ParentRecord] = []
+        unknown = {record.run_id: record for record in parents(self._store)}
+        while unknown:
+            for run_id, record in list(unknown.items()):
+                life = self.judge(record)
+                if life is not Life.UNKNOWN:
+                    del unknown[run_id]
+                if life is Life.DEAD:
+                    dead.append(record)
+            if not unknown:
+                break
+            self._clock.sleep(_LOOK_SECONDS)
+            looked = {run_id: read_parent(self._store, run_id) for run_id in unknown}
+            unknown = {run_id: record for run_id, record in looked.items() if record is not None}
+        return dead
+
+
+def register_start(store: Store, spec: RunSpec, *, clock: Clock) -> None:
+    """Record that a start of the run was requested, so that recovery finds the run before its parent has begun.
+
+    Raises:
+        StoreReadError, StoreWriteError: nothing was recorded; a retry is safe.
+    """
+    if read_parent(store, spec.run_id) is None:
+        timeout_seconds = _timeout_seconds(spec)
+        write_parent(store, ParentRecord(run_id=spec.run_id, timeout_seconds=timeout_seconds, beat_at=clock.now()))
+
+
+def withdraw_start(store: Store, run_id: str) -> None:
+    """Remove the record of a start that was refused before a parent began. Best effort."""
+    try:
+        found = read_parent(store, run_id)
+        if found is not None and not found.parent_id:
+            remove_parent(store, found)
+    except (StoreReadError, StoreWriteError) as error:
+        log.warning("record of the refused start not removed reason=%s", error)
+
+
+def _timeout_seconds(spec: RunSpec) -> float:
+    return min(_MOST_TIMEOUT_SECONDS, spec.liveness.heartbeat_timeout_seconds)
+
+
+def _has_ended_here(record: ParentRecord) -> bool:
+    return (
+        bool(record.process) and record.host == socket.gethostname() and not ProcessRef.parse(record.process).is_alive()
+    )
+
+
+def _already_run_by(record: ParentRecord) -> ParentAliveError:
+    return ParentAliveError(run_id=record.run_id, host=record.host, flow_run_id=record.flow_run_id)

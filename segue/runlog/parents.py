@@ -1,0 +1,51 @@
+"""Parents of open runs: one small object per open run, which the parent overwrites while it is alive."""
+
+from __future__ import annotations
+
+from segue.errors import MissingObjectError
+from segue.records import ParentRecord
+from segue.runlog import keys
+from segue.stores.base import Store
+
+
+def read_parent(store: Store, run_id: str) -> ParentRecord | None:
+    """The record of a run's parent; None when the run is not open, or the record cannot be parsed.
+
+    Raises:
+        StoreReadError: the store could not be read.
+    """
+    try:
+        return ParentRecord.model_validate_json(store.get(keys.parent_key(run_id)))
+    except (MissingObjectError, ValueError):
+        return None
+
+
+def write_parent(store: Store, record: ParentRecord) -> None:
+    """Write or replace the record of a run's parent.
+
+    Raises:
+        StoreWriteError: the record was not written.
+    """
+    store.put(keys.parent_key(record.run_id), record.model_dump_json().encode(), durable=False)
+
+
+def remove_parent(store: Store, record: ParentRecord) -> None:
+    """Remove the record of a run that has ended, unless another parent has replaced it.
+
+    Raises:
+        StoreReadError, StoreWriteError: the record may still be there; a retry is safe.
+    """
+    found = read_parent(store, record.run_id)
+    if found is not None and found.parent_id == record.parent_id:
+        store.delete([keys.parent_key(record.run_id)])
+
+
+def parents(store: Store) -> list[ParentRecord]:
+    """The parents of all open runs of a store, by run id.
+
+    Raises:
+        StoreReadError: the store could not be read.
+    """
+    listed = (item.key.removeprefix(keys.PARENTS_PREFIX) for item in store.list_objects(keys.PARENTS_PREFIX))
+    found = (read_parent(store, name.removesuffix(".json")) for name in listed)
+    return [record for record in found if record is not None]

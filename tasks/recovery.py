@@ -1,0 +1,157 @@
+"""Recovery of runs whose parent is dead: start the parent again, or set the state of one whose run has ended."""
+
+from __future__ import annotations
+
+import logging
+from datetime import datetime, timedelta
+from typing import Any
+from uuid import UUID
+
+from prefect.client.orchestration import SyncPrefectClient
+from prefect.client.schemas.filters import FlowFilter, FlowFilterName, FlowRunFilter, FlowRunFilterTags
+from prefect.client.schemas.objects import FlowRun, StateType
+from prefect.client.schemas.sorting import FlowRunSort
+from prefect.exceptions import ObjectNotFound
+from prefect.states import Crashed, Scheduled
+from segue.tasks.run_state import state_of_run
+
+from segue.clock import Clock
+from segue.controller.steps import request_stop
+from segue.errors import OrchestratorError
+from segue.records import ParentRecord
+from segue.runlog.history import History, read_history
+from segue.runlog.log import RunLog
+from segue.runlog.parents import remove_parent
+from segue.spec import RunSpec
+
+log = logging.getLogger(__name__)
+
+PARENT_DEPLOYMENT = "train/train"
+FIRST_BACKOFF_SECONDS = 30.0
+LONGEST_BACKOFF_SECONDS = 1800.0
+_START_SECONDS = 180.0
+"""How long a start of the parent that a worker has taken may take until its first heartbeat."""
+_MOST_FLOW_RUNS = 200
+_QUEUED = (StateType.SCHEDULED, StateType.PAUSED)
+
+
+def create_parent(
+    client: SyncPrefectClient,
+    spec: RunSpec,
+    *,
+    parameters: dict[str, Any],
+    tags: tuple[str, ...] = (),
+    key: str | None = None,
+) -> UUID:
+    """Create a flow run of the parent's deployment; with `key`, at most one is created. Returns its id.
+
+    Raises:
+        OrchestratorError: there is no such deployment.
+    """
+    try:
+        deployment = client.read_deployment_by_name(PARENT_DEPLOYMENT)
+    except ObjectNotFound:
+        raise OrchestratorError(
+            what=f"there is no deployment {PARENT_DEPLOYMENT!r} on this Prefect server.",
+            fix="run `prefect --no-prompt deploy --all`.",
+        ) from None
+    run = client.create_flow_run_from_deployment(
+        deployment.id,
+        parameters={"spec": spec.model_dump(mode="json")} | parameters,
+        state=Scheduled(),
+        name=spec.run_id,
+        tags=["segue", spec.run_id, *tags],
+        idempotency_key=key,
+    )
+    return run.id
+
+
+def recover_run(
+    client: SyncPrefectClient, runlog: RunLog, dead: ParentRecord, *, clock: Clock
+) -> tuple[str, UUID | None]:
+    """Recover one run whose parent is dead. Returns what was done, and the new parent's flow run if there is one.
+
+    Safe to call at any time, from several processes: a start has an idempotency key, and the new parent looks again.
+
+    Raises:
+        OrchestratorError: the parent's deployment does not exist.
+        StoreReadError, StoreWriteError: a retry is safe.
+    """
+    history = read_history(runlog)
+    runs = parents_of(client, history.spec, dead.run_id)
+    if history.is_over or history.spec is None:
+        return _end(client, runlog, history, dead, runs), None
+    newest = runs[0] if runs else None
+    if newest is not None and _is_cancelled(newest):
+        request_stop(runlog, reason="the parent's flow run was cancelled")
+        return "it was stopped, because its parent's flow run was cancelled", None
+    if newest is not None and _will_start(newest, dead, now=clock.now()):
+        return "a start of its parent is queued", newest.id
+    restarts = [run for run in runs if _tag(history) in run.tags]
+    wait_seconds = _backoff_seconds(restarts, now=clock.now())
+    if wait_seconds > 0:
+        return f"its parent failed {len(restarts)} times in a row; next start in {wait_seconds:.0f} s", None
+    for run in runs:
+        if run.state is not None and not run.state.is_final():
+            why = "the parent's process is gone; the run was given a new parent"
+            client.set_flow_run_state(run.id, Crashed(name="ParentLost", message=why), force=True)
+    flow_run_id = create_parent(
+        client,
+        history.spec,
+        parameters={"requested_at_slot": history.next_slot, "after_parent": dead.parent_id},
+        tags=(_tag(history),),
+        key=f"{dead.run_id}:{runlog.log_id}:parent:{history.next_slot}:{len(restarts)}",
+    )
+    log.info("parent started again run=%s flow_run=%s", dead.run_id, flow_run_id)
+    return "its parent was started again", flow_run_id
+
+
+def parents_of(client: SyncPrefectClient, spec: RunSpec | None, run_id: str) -> list[FlowRun]:
+    """The flow runs of a run's parents, the newest first. A run of the same name in another store is another run."""
+    found = client.read_flow_runs(
+        flow_filter=FlowFilter(name=FlowFilterName(any_=["train"])),
+        flow_run_filter=FlowRunFilter(tags=FlowRunFilterTags(all_=["segue", run_id])),
+        sort=FlowRunSort.EXPECTED_START_TIME_DESC,
+        limit=_MOST_FLOW_RUNS,
+    )
+    return [run for run in found if spec is None or _store_of(run) == spec.store.url]
+
+
+def _end(client: SyncPrefectClient, runlog: RunLog, history: History, dead: ParentRecord, runs: list[FlowRun]) -> str:
+    last = history.decisions[-1] if history.decisions else None
+    for run in runs[:1]:
+        is_right = run.state is not None and (run.state.is_completed() or run.state.is_cancelled())
+        if last is not None and not is_right:
+            client.set_flow_run_state(run.id, state_of_run(last.action, last.reason), force=True)
+    remove_parent(runlog.store, dead)
+    return "it had ended; its state was set from its log"
+
+
+def _will_start(run: FlowRun, dead: ParentRecord, *, now: datetime) -> bool:
+    """Whether this flow run has not begun yet, so that no second one is needed."""
+    if run.state is None or run.state.type in _QUEUED:
+        return True
+    is_new = str(run.id) != dead.flow_run_id and not run.state.is_final()
+    return is_new and now - run.state.timestamp < timedelta(seconds=_START_SECONDS)
+
+
+def _is_cancelled(run: FlowRun) -> bool:
+    return run.state is not None and (run.state.is_cancelled() or run.state.is_cancelling())
+
+
+def _backoff_seconds(restarts: list[FlowRun], *, now: datetime) -> float:
+    """Seconds until the next start: each start since which nothing was written to the log doubles the wait."""
+    if not restarts or restarts[0].state is None:
+        return 0.0
+    wait = min(FIRST_BACKOFF_SECONDS * 2.0 ** (len(restarts) - 1), LONGEST_BACKOFF_SECONDS)
+    since: timedelta = now - restarts[0].state.timestamp
+    return wait - since.total_seconds()
+
+
+def _tag(history: History) -> str:
+    return f"recovered-at-{history.next_slot}"
+
+
+def _store_of(run: FlowRun) -> str | None:
+    spec = run.parameters.get("spec")
+    return spec.get("store", {}).get("url") if isinstance(spec, dict) else None

@@ -1,0 +1,171 @@
+"""A parent that dies is started again without a person: killed, with its worker, cancelled, or started twice."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import psutil
+import pytest
+from prefect.client.orchestration import get_client
+from prefect.client.schemas.objects import StateType
+from prefect.states import Cancelling, Running
+from segue.deployments.process.follow import trigger
+from segue.tasks.recovery import parents_of
+
+from segue.clock import SystemClock
+from segue.controller.recovery import register_start
+from segue.process import ProcessRef
+from segue.records import StopReason
+from segue.runlog.history import read_history
+from segue.runlog.parents import parents, read_parent
+from tests.flows.test_runs import LONG, final_state, live_attempt, segment_runs, start, until
+
+pytestmark = [pytest.mark.prefect, pytest.mark.timeout(300)]
+
+SEGUE = Path(sys.executable).with_name("segue")
+
+
+@pytest.fixture
+def client(stack):
+    with get_client(sync_client=True) as client:
+        yield client
+
+
+@pytest.fixture
+def recover(stack):
+    """Runs `segue recover` on one store; returns what it printed."""
+
+    def run(store: str) -> str:
+        environment = os.environ | {"PREFECT_API_URL": stack.api_url, "COLUMNS": "200", "NO_COLOR": "1"}
+        command = [str(SEGUE), "recover", "--store", store]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=120)
+        assert (done.returncode, done.stderr) == (0, ""), done.stdout
+        return done.stdout
+
+    return run
+
+
+def kill_parent(runlog):
+    record = until(lambda: read_parent(runlog.store, runlog.run_id), what="the parent's record")
+    process = psutil.Process(int(record.process.split()[0]))
+    process.send_signal(signal.SIGKILL)
+    until(lambda: not ProcessRef.parse(record.process).is_alive(), what="the end of the parent's process")
+
+
+def worker_of(stack, pool: str) -> psutil.Process:
+    """The worker of a pool of this stack."""
+    named = (p for p in psutil.process_iter(["cmdline"]) if f"{pool}-worker" in (p.info["cmdline"] or ()))
+    (found,) = [process for process in named if process.environ().get("PREFECT_API_URL") == stack.api_url]
+    return found
+
+
+def the_parents(client, runlog):
+    spec = read_history(runlog).spec
+    return [run for run in parents_of(client, spec, runlog.run_id) if run.name == runlog.run_id]
+
+
+def test_a_killed_parent_is_started_again_once_and_the_attempt_trains_on(client, make_spec, recover):
+    spec = make_spec(run_id="killed-parent", **LONG | {"steps": 3000})
+    runlog, first = start(client, spec)
+    claim, _ = until(lambda: live_attempt(runlog, past_step=100), what="the segment")
+    assert "every open run has a living parent" in recover(spec.store.url)
+    kill_parent(runlog)
+    with ThreadPoolExecutor(2) as pool:
+        said = list(pool.map(recover, [spec.store.url] * 2))
+    assert any("killed-parent: its parent was started again" in text for text in said)
+    second, dead = the_parents(client, runlog)
+    assert dead.id == first
+    assert "killed-parent: a start of its parent is queued" in recover(spec.store.url) or until(
+        lambda: read_parent(runlog.store, runlog.run_id).flow_run_id == str(second.id), what="the second parent"
+    )
+    state = final_state(client, second.id)
+    assert state.type is StateType.COMPLETED, state.message
+    history = read_history(runlog.reload())
+    assert [attempt.claim for attempt in history.attempts] == [claim]
+    assert [entry.action for entry in history.decisions] == ["run", "finished"]
+    assert len(segment_runs(client, spec.run_id)) == 1
+    assert parents(runlog.store) == []
+    assert "every open run has a living parent" in recover(spec.store.url)
+
+
+@pytest.mark.matrix
+def test_a_parent_whose_worker_was_killed_with_it_is_not_running_for_ever(stack, client, make_spec, recover):
+    spec = make_spec(run_id="lost-worker", **LONG)
+    runlog, first = start(client, spec)
+    _, beat = until(lambda: live_attempt(runlog, past_step=100), what="the segment")
+    worker = worker_of(stack, "parents")
+    worker.suspend()  # It cannot tell the server that the parent has ended.
+    try:
+        kill_parent(runlog)
+        os.kill(beat.trainer_pid, signal.SIGKILL)
+        assert client.read_flow_run(first).state.type is StateType.RUNNING
+        assert "its parent was started again" in recover(spec.store.url)
+        assert client.read_flow_run(first).state.name == "ParentLost"
+    finally:
+        worker.resume()
+    second, _ = the_parents(client, runlog)
+    assert final_state(client, second.id).type is StateType.COMPLETED
+    reports = read_history(runlog.reload()).last_reports()
+    assert [report.stop_reason for report in reports] == [StopReason.LOST, StopReason.FINISHED]
+
+
+@pytest.mark.matrix
+def test_a_second_parent_of_the_same_run_says_so_and_ends(client, make_spec):
+    spec = make_spec(run_id="started-twice", **LONG)
+    runlog, first = start(client, spec)
+    until(lambda: live_attempt(runlog), what="the segment")
+    state = final_state(client, trigger(client, spec))
+    assert (state.type, state.name) == (StateType.CANCELLED, "Duplicate")
+    assert f"run started-twice already has a parent on {os.uname().nodename} (flow run {first})" in state.message
+    assert final_state(client, first).type is StateType.COMPLETED
+    assert len(read_history(runlog.reload()).attempts) == 1
+
+
+@pytest.mark.matrix
+def test_the_same_run_id_in_another_store_is_another_run(client, make_spec, tmp_path):
+    one = make_spec(run_id="namesake", **LONG)
+    other = make_spec(run_id="namesake", store={"url": str(tmp_path / "other")}, **LONG | {"steps": 60})
+    runlog, first = start(client, one)
+    claim, _ = until(lambda: live_attempt(runlog), what="the segment")
+    other_log, second = start(client, other)
+    assert final_state(client, second).type is StateType.COMPLETED
+    assert final_state(client, first).type is StateType.COMPLETED
+    assert [attempt.claim for attempt in read_history(runlog.reload()).attempts] == [claim]
+    assert [r.stop_reason for r in read_history(other_log.reload()).last_reports()] == [StopReason.FINISHED]
+
+
+@pytest.mark.matrix
+def test_a_cancelled_parent_stops_the_run_and_is_not_started_again(client, make_spec, recover):
+    spec = make_spec(run_id="cancelled-parent", **LONG | {"steps": 5000})
+    runlog, first = start(client, spec)
+    until(lambda: live_attempt(runlog, past_step=100), what="the segment")
+    client.set_flow_run_state(first, Cancelling(), force=True)
+    assert final_state(client, first).type is StateType.CANCELLED
+    said = until(lambda: "was cancelled" in (text := recover(spec.store.url)) and text, what="the recovery")
+    assert "cancelled-parent: it was stopped, because its parent's flow run was cancelled" in said
+    assert len(the_parents(client, runlog)) == 1
+    history = read_history(runlog.reload())
+    assert history.stop is not None
+    recover(spec.store.url)
+    assert parents(runlog.store) == []
+    assert client.read_flow_run(first).state.type is StateType.CANCELLED
+
+
+@pytest.mark.matrix
+def test_a_run_that_ended_while_prefect_was_away_gets_its_state_from_the_log(client, make_spec, recover):
+    spec = make_spec(run_id="ended-unseen", **LONG | {"steps": 200})
+    runlog, first = start(client, spec)
+    state = final_state(client, first)
+    assert state.type is StateType.COMPLETED
+    # As after an outage of the API at the moment of the end: the record is there, the flow run seems to run.
+    register_start(runlog.store, spec, clock=SystemClock())
+    client.set_flow_run_state(first, Running(), force=True)
+    assert "ended-unseen: it had ended; its state was set from its log" in recover(spec.store.url)
+    state = client.read_flow_run(first).state
+    assert (state.type, state.message) == (StateType.COMPLETED, "step 200 is committed")
+    assert parents(runlog.store) == []
