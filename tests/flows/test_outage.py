@@ -25,8 +25,8 @@ from tests.flows.test_runs import LONG, live_attempt, start, until
 pytestmark = [pytest.mark.prefect, pytest.mark.matrix, pytest.mark.timeout(600)]
 
 REPO = Path(__file__).parents[2]
-OUTAGE_SECONDS = 130.0
-"""Longer than Prefect's own client retries a request, and than a dispatch was once waited for."""
+OUTAGE_SECONDS = 80.0
+"""Longer than Prefect's own client retries a request."""
 
 
 @pytest.fixture

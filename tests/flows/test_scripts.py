@@ -1,4 +1,4 @@
-"""Thirty random scripts of preemption through a real Prefect: each run is on time and ends in the undisturbed state."""
+"""Twenty random scripts of preemption through a real Prefect: each run is on time and ends in the undisturbed state."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ def why_not(player: Player, undisturbed: dict[str, str]) -> list[str]:
     return [promise for promise, is_kept in held.items() if not is_kept]
 
 
-SEEDS = [tuple(range(at, at + 10)) for at in (0, 10, 20)]
+SEEDS = [tuple(range(at, at + 10)) for at in (0, 10)]
 
 
 @pytest.mark.matrix

@@ -147,7 +147,7 @@ def test_a_run_that_the_server_cannot_run_is_refused_and_leaves_nothing_in_the_s
     ended = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
     assert (ended.returncode, ended.stdout) == (2, "")
     assert "Fix: run `prefect --no-prompt deploy --all`" in ended.stderr
-    assert list((folder / ".segue" / "store").iterdir()) == []
+    assert [path.name for path in (folder / ".segue" / "store").iterdir()] == [".segue-store"]
 
 
 @pytest.mark.matrix
