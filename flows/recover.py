@@ -15,22 +15,27 @@ from prefect.client.schemas.filters import (
     FlowRunFilterExpectedStartTime,
 )
 from prefect.client.schemas.sorting import FlowRunSort
+from prefect.exceptions import ObjectNotFound
+from prefect.runtime import flow_run
 from prefect.states import Completed, Failed
 from pydantic import ValidationError
+from segue.tasks.prefect_api import SILENCE
 from segue.tasks.recovery import recover_run
 
 from segue.clock import SystemClock
 from segue.controller.recovery import OrphanWatch
-from segue.errors import OrchestratorError, StoreUnreachableError
+from segue.errors import SegueError
 from segue.runlog.log import RunLog
 from segue.spec import StoreSpec
 from segue.stores import open_store
-from segue.stores.base import StoreReadError, StoreWriteError
+from segue.stores.base import StoreGoneError
 
 log = logging.getLogger(__name__)
 
 _KNOWN_FOR = timedelta(days=30)
 _MOST_FLOW_RUNS = 200
+_LATE = timedelta(minutes=5)
+"""Starts that were due longer ago pile up while the worker is away; each would do the same."""
 
 
 @flow(name="recover", retries=0, validate_parameters=True, persist_result=False)
@@ -39,6 +44,9 @@ def recover(stores: list[StoreSpec] | None = None) -> Any:
 
     Without `stores` it looks into every store that a parent of this Prefect server used in the last 30 days.
     """
+    due = flow_run.scheduled_start_time
+    if due is not None and SystemClock().now() - due > _LATE:
+        return Completed(message="nothing was looked at: this start is late, and a later one follows")
     done, troubles = [], []
     with get_client(sync_client=True) as client:
         for store in known_stores(client) if stores is None else stores:
@@ -55,13 +63,15 @@ def recover_store(client: SyncPrefectClient, store: StoreSpec) -> tuple[list[str
     try:
         opened = open_store(store)
         dead = OrphanWatch(opened, clock=clock).find()
-    except (StoreReadError, StoreUnreachableError) as error:
+    except StoreGoneError as error:
+        return [str(error)], []  # It may have been deleted on purpose.
+    except SegueError as error:
         return [], [str(error)]
     for record in dead:
         try:
             runlog = RunLog(opened, record.run_id, clock=clock).reload()
             what, _ = recover_run(client, runlog, record, clock=clock)
-        except (StoreReadError, StoreWriteError, OrchestratorError) as error:
+        except (SegueError, ObjectNotFound, *SILENCE) as error:
             troubles.append(f"{record.run_id}: {error}")
             continue
         log.info("run recovered run=%s what=%s", record.run_id, what)

@@ -15,6 +15,7 @@ from segue.tasks.cost import report_cost
 from segue.tasks.curve import publish_resume
 from segue.tasks.plan import open_run, plan_segment
 from segue.tasks.prefect_api import wait_for_api
+from segue.tasks.recovery import DUPLICATE
 from segue.tasks.run_artifact import publish_run
 from segue.tasks.run_state import state_of_run
 from segue.tasks.segment import release_standby, run_segment
@@ -22,7 +23,7 @@ from segue.tasks.segment import release_standby, run_segment
 from segue.clock import SystemClock
 from segue.controller.parent import drive
 from segue.controller.recovery import ParentHeartbeat, withdraw_start
-from segue.errors import ParentAliveError, SegueError
+from segue.errors import ParentAliveError, SegueError, StoreError
 from segue.policy.decide import Decision
 from segue.records import SegmentPlan, SegmentReport, Verdict
 from segue.reports.cost import CostReport
@@ -53,6 +54,8 @@ def train(
     """
     try:
         open_run(spec, accept_drift=accept_drift, requested_at_slot=requested_at_slot)
+    except StoreError as error:
+        return Failed(message=str(error))  # The start stays on record: recovery starts the run when the store is back.
     except SegueError as error:
         withdraw_start(open_store(spec.store), spec.run_id)
         return Failed(message=str(error))
@@ -63,7 +66,7 @@ def train(
             decision, has_resumed = drive(steps)
             state = _conclude(spec, steps, decision, has_resumed=has_resumed)
     except ParentAliveError as error:
-        return Cancelled(name="Duplicate", message=str(error))
+        return Cancelled(name=DUPLICATE, message=str(error))
     except SegueError as error:
         return Failed(message=str(error))
     if wait_for_api(limit_seconds=_API_SECONDS):

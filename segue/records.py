@@ -322,7 +322,8 @@ class ParentRecord(Record):
     parent_id: str = Field("", description="Id of this parent; empty while a start was requested and none has begun.")
     flow_run_id: str | None = None
     host: str = ""
-    process: str = Field("", description="The parent's process on its host, as `segue.process.ProcessRef` writes it.")
+    machine: str = Field("", description="The machine, as `segue.process.this_machine` gives it.")
+    process: str = Field("", description="The parent's process there, as `segue.process.ProcessRef` writes it.")
     counter: int = Field(0, ge=0)
     has_left: bool = Field(False, description="Whether this parent ended before the run did.")
     timeout_seconds: float = Field(gt=0, description="Without a new heartbeat for this long, the parent is dead.")

@@ -115,19 +115,23 @@ class Messenger:
         """The last known state of a flow run, which is watched from the first call on; None before the first answer.
 
         A flow run that was deleted counts as crashed.
-
-        Raises:
-            OrchestratorError: the API refused a message.
         """
         with self._lock:
-            if self._refused is not None:
-                raise self._refused
             is_known = flow_run_id in self._states
             state = self._states.setdefault(flow_run_id, None)
             self._start()
         if not is_known:
             self._wake.set()
         return state
+
+    def require_accepted(self) -> None:
+        """Refuse to go on after a message that cannot succeed.
+
+        Raises:
+            OrchestratorError: as the message raised it.
+        """
+        if self._refused is not None:
+            raise self._refused
 
     def deliver(self, message: Message) -> None:
         """Call `message` with a client until it succeeds. Dropped when refused, or when its flow run was deleted."""
@@ -176,7 +180,8 @@ class Messenger:
             log.warning("a message to prefect was dropped, because its flow run does not exist any more")
         except OrchestratorError as error:
             self._refused = error
-        except SILENCE as error:
+        except Exception as error:
+            # Any exception: this thread must go on, also when something else answers in the API's place.
             if not is_refusal(error):
                 self._note_silence(error)
                 return
@@ -188,7 +193,7 @@ class Messenger:
             state = client.read_flow_run(flow_run_id).state
         except ObjectNotFound:
             state = Crashed(name="deleted")
-        except SILENCE as error:
+        except Exception as error:  # As above.
             self._note_silence(error)
             return
         if self._is_silent:

@@ -78,6 +78,7 @@ class PrefectOrchestrator:
         return key
 
     def state(self, handle: str) -> str | None:
+        self._messenger.require_accepted()
         flow_run_id = self._flow_runs.get(handle)
         state = self._messenger.state(flow_run_id) if flow_run_id is not None else None
         return state.name if state is not None and state.is_final() else None

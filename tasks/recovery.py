@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from contextlib import suppress
 from datetime import datetime, timedelta
 from typing import Any
 from uuid import UUID
@@ -17,7 +18,7 @@ from segue.tasks.run_state import state_of_run
 
 from segue.clock import Clock
 from segue.controller.steps import request_stop
-from segue.errors import OrchestratorError
+from segue.errors import OrchestratorError, RunOverError
 from segue.records import ParentRecord
 from segue.runlog.history import History, read_history
 from segue.runlog.log import RunLog
@@ -27,6 +28,8 @@ from segue.spec import RunSpec
 log = logging.getLogger(__name__)
 
 PARENT_DEPLOYMENT = "train/train"
+DUPLICATE = "Duplicate"
+"""Name of the state of a parent that ended because another one runs the same run."""
 FIRST_BACKOFF_SECONDS = 30.0
 LONGEST_BACKOFF_SECONDS = 1800.0
 _START_SECONDS = 180.0
@@ -78,15 +81,16 @@ def recover_run(
         StoreReadError, StoreWriteError: a retry is safe.
     """
     history = read_history(runlog)
-    runs = parents_of(client, history.spec, dead.run_id)
+    runs = parents_of(client, history.spec, dead)
     if history.is_over or history.spec is None:
         return _end(client, runlog, history, dead, runs), None
-    newest = runs[0] if runs else None
-    if newest is not None and _is_cancelled(newest):
-        request_stop(runlog, reason="the parent's flow run was cancelled")
+    if runs and _will_start(runs[0], dead, now=clock.now()):
+        return "a start of its parent is queued", runs[0].id
+    holder = next((run for run in runs if str(run.id) == dead.flow_run_id), runs[0] if runs else None)
+    if holder is not None and _is_cancelled(holder):
+        with suppress(RunOverError):  # It has ended since its log was read.
+            request_stop(runlog, reason="the parent's flow run was cancelled")
         return "it was stopped, because its parent's flow run was cancelled", None
-    if newest is not None and _will_start(newest, dead, now=clock.now()):
-        return "a start of its parent is queued", newest.id
     restarts = [run for run in runs if _tag(history) in run.tags]
     wait_seconds = _backoff_seconds(restarts, now=clock.now())
     if wait_seconds > 0:
@@ -106,15 +110,23 @@ def recover_run(
     return "its parent was started again", flow_run_id
 
 
-def parents_of(client: SyncPrefectClient, spec: RunSpec | None, run_id: str) -> list[FlowRun]:
-    """The flow runs of a run's parents, the newest first. A run of the same name in another store is another run."""
+def parents_of(client: SyncPrefectClient, spec: RunSpec | None, dead: ParentRecord) -> list[FlowRun]:
+    """The flow runs of a run's parents, the newest first, without those that ended beside a living parent.
+
+    A run of the same name in another store is another run. The parent that the record names is always among them: one
+    that was started from the UI or by `retrain` has no tag with the run id.
+    """
     found = client.read_flow_runs(
         flow_filter=FlowFilter(name=FlowFilterName(any_=["train"])),
-        flow_run_filter=FlowRunFilter(tags=FlowRunFilterTags(all_=["segue", run_id])),
+        flow_run_filter=FlowRunFilter(tags=FlowRunFilterTags(all_=["segue", dead.run_id])),
         sort=FlowRunSort.EXPECTED_START_TIME_DESC,
         limit=_MOST_FLOW_RUNS,
     )
-    return [run for run in found if spec is None or _store_of(run) == spec.store.url]
+    runs = [run for run in found if spec is None or _store_of(run) == spec.store.url]
+    if dead.flow_run_id is not None and all(str(run.id) != dead.flow_run_id for run in runs):
+        with suppress(ObjectNotFound):
+            runs.append(client.read_flow_run(UUID(dead.flow_run_id)))
+    return [run for run in runs if run.state is None or run.state.name != DUPLICATE]
 
 
 def _end(client: SyncPrefectClient, runlog: RunLog, history: History, dead: ParentRecord, runs: list[FlowRun]) -> str:

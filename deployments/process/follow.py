@@ -114,7 +114,7 @@ class _Parent:
         self.flow_run_id = flow_run_id
         self._client, self._runlog, self._clock = client, runlog, SystemClock()
         self._watch = OrphanWatch(runlog.store, clock=self._clock)
-        self._restarts = 0
+        self._restarts, self._is_crashed = 0, False
 
     def final_state(self) -> State | None:
         """The state in which the parent has ended; None while it runs, or is going to be started again."""
@@ -124,8 +124,13 @@ class _Parent:
             return None
         if state is None or not state.is_final():
             return None
-        may_recover = state.is_crashed() and self._restarts < _MOST_RESTARTS
-        return None if may_recover and read_parent(self._runlog.store, self._runlog.run_id) is not None else state
+        self._is_crashed = state.is_crashed()
+        if not self._is_crashed or self._restarts >= _MOST_RESTARTS:
+            return state
+        try:
+            return state if read_parent(self._runlog.store, self._runlog.run_id) is None else None
+        except StoreReadError:
+            return None
 
     def recover(self) -> str | None:
         """Start the parent again if it is dead; what was done, in words for the terminal.
@@ -134,7 +139,13 @@ class _Parent:
             StoreReadError, StoreWriteError: look again later.
         """
         record = read_parent(self._runlog.store, self._runlog.run_id)
-        if record is None or self._restarts >= _MOST_RESTARTS or self._watch.judge(record) is not Life.DEAD:
+        if record is None or self._restarts >= _MOST_RESTARTS:
+            return None
+        life = self._watch.judge(record)
+        if life is Life.ALIVE and self._is_crashed and record.flow_run_id not in (None, str(self.flow_run_id)):
+            self.flow_run_id, self._is_crashed = UUID(record.flow_run_id), False
+            return "the parent has died; another one was started by the flow recover"
+        if life is not Life.DEAD:
             return None
         try:
             what, flow_run_id = recover_run(self._client, self._runlog, record, clock=self._clock)
@@ -162,19 +173,20 @@ def _follow(parent: _Parent, runlog: RunLog, spec: RunSpec, *, observer: Observe
     task = bar.add_task("waiting for the parent flow", total=spec.steps, loss="")
     asked_at, shown = 0.0, 0
     while True:
-        with suppress(StoreReadError, StoreWriteError):  # The store is used again; the run does not depend on this.
+        with suppress(StoreReadError):  # The store is read again; the run does not depend on this process.
             history = read_history(runlog)
             shown = _show_decisions(bar, history, shown)
             beat = _show(bar, task, runlog, history)
             if observer is not None and (event := observer(history, beat)) is not None:
                 bar.console.print(f"  {event}", style="bold", markup=False)
-            if time.monotonic() - asked_at > _ASK_PREFECT_SECONDS:
-                asked_at = time.monotonic()
-                state = parent.final_state()
-                if state is not None:
-                    step = read_history(runlog).committed_step
-                    bar.update(task, completed=step, description=state.name or "ended", loss="")
-                    return state
+        if time.monotonic() - asked_at > _ASK_PREFECT_SECONDS:
+            asked_at = time.monotonic()
+            state = parent.final_state()
+            if state is not None:
+                step = read_history(runlog).committed_step
+                bar.update(task, completed=step, description=state.name or "ended", loss="")
+                return state
+            with suppress(StoreReadError, StoreWriteError):
                 if (recovered := parent.recover()) is not None:
                     bar.console.print(f"  {recovered}", markup=False)
         time.sleep(_LOOK_SECONDS)

@@ -16,7 +16,7 @@ from segue.cli.durations import parse_deadline
 from segue.cli.interrupts import ends_cleanly
 from segue.cli.options import require_prefect
 from segue.clock import SystemClock
-from segue.controller.recovery import register_start
+from segue.controller.recovery import register_start, withdraw_start
 from segue.controller.steps import check_start, open_run
 from segue.errors import COMMAND_LINE, OrchestratorError
 from segue.reports.console import console, errors, show_json
@@ -96,7 +96,11 @@ def _train(spec: RunSpec, runlog: RunLog, *, accept_drift: bool, detach: bool, h
         require_deployments(client, spec)
         opened = open_run(spec, clock=SystemClock(), accept_drift=accept_drift)
         register_start(opened.store, spec, clock=SystemClock())
-        flow_run_id = trigger(client, spec, accept_drift=accept_drift, requested_at_slot=opened.next_slot)
+        try:
+            flow_run_id = trigger(client, spec, accept_drift=accept_drift, requested_at_slot=opened.next_slot)
+        except BaseException:
+            withdraw_start(opened.store, spec.run_id)
+            raise
         if detach:
             return None
         if hint is not None:

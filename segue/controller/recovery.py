@@ -17,9 +17,9 @@ from enum import StrEnum
 from segue.clock import Clock
 from segue.controller.liveness import HeartbeatTimeout
 from segue.errors import ParentAliveError
-from segue.process import ProcessRef
+from segue.process import ProcessRef, this_machine
 from segue.records import ParentRecord
-from segue.runlog.parents import parents, read_parent, remove_parent, write_parent
+from segue.runlog.parents import parents, probe_writes, read_parent, remove_parent, write_parent
 from segue.spec import RunSpec
 from segue.stores.base import Store, StoreReadError, StoreWriteError
 
@@ -44,6 +44,7 @@ class ParentHeartbeat:
             parent_id=uuid.uuid4().hex,
             flow_run_id=flow_run_id,
             host=socket.gethostname(),
+            machine=this_machine(),
             process=str(ProcessRef.this()),
             timeout_seconds=_timeout_seconds(spec),
             beat_at=clock.now(),
@@ -112,9 +113,10 @@ class ParentHeartbeat:
     def _beat(self, *, has_left: bool = False) -> None:
         try:
             found = read_parent(self._store, self._record.run_id)
-            if found is not None and found.parent_id not in ("", self._record.parent_id):
-                self._replaced_by = found
-                log.warning("another parent has taken the run over host=%s", found.host)
+            if found is None or found.parent_id != self._record.parent_id:
+                # Without a record the run has ended: another parent has removed it.
+                self._replaced_by = found or self._record.model_copy(update={"host": "another host"})
+                log.warning("another parent has taken the run over host=%s", self._replaced_by.host)
                 return
             changed = {"counter": self._record.counter + 1, "has_left": has_left, "beat_at": self._clock.now()}
             self._record = self._record.model_copy(update=changed)
@@ -160,8 +162,9 @@ class OrphanWatch:
         """The dead parents of a store's open runs; waits until each is known to be alive or dead.
 
         Raises:
-            StoreReadError: the store could not be read.
+            StoreReadError, StoreWriteError: the store could not be used; the parents cannot write heartbeats then.
         """
+        probe_writes(self._store)
         dead: list[ParentRecord] = []
         unknown = {record.run_id: record for record in parents(self._store)}
         while unknown:
@@ -176,6 +179,8 @@ class OrphanWatch:
             self._clock.sleep(_LOOK_SECONDS)
             looked = {run_id: read_parent(self._store, run_id) for run_id in unknown}
             unknown = {run_id: record for run_id, record in looked.items() if record is not None}
+        if dead:
+            probe_writes(self._store)
         return dead
 
 
@@ -205,9 +210,8 @@ def _timeout_seconds(spec: RunSpec) -> float:
 
 
 def _has_ended_here(record: ParentRecord) -> bool:
-    return (
-        bool(record.process) and record.host == socket.gethostname() and not ProcessRef.parse(record.process).is_alive()
-    )
+    is_here = bool(record.machine) and record.machine == this_machine()
+    return is_here and not ProcessRef.parse(record.process).is_alive()
 
 
 def _already_run_by(record: ParentRecord) -> ParentAliveError:

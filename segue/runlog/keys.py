@@ -58,6 +58,7 @@ def recall_key(run_id: str, attempt: str) -> str:
 
 
 PARENTS_PREFIX = ".parents/"
+PROBE_KEY = ".probe"
 
 
 def parent_key(run_id: str) -> str:

@@ -40,6 +40,15 @@ def remove_parent(store: Store, record: ParentRecord) -> None:
         store.delete([keys.parent_key(record.run_id)])
 
 
+def probe_writes(store: Store) -> None:
+    """Write an object as large as a heartbeat.
+
+    Raises:
+        StoreWriteError: the store takes no writes.
+    """
+    store.put(keys.PROBE_KEY, b"written to see whether the store takes writes\n" * 20, durable=False)
+
+
 def parents(store: Store) -> list[ParentRecord]:
     """The parents of all open runs of a store, by run id.
 

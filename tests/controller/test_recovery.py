@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import subprocess
 import sys
 from datetime import UTC, datetime
@@ -11,10 +12,12 @@ import pytest
 from segue.clock import SystemClock
 from segue.controller.recovery import Life, OrphanWatch, ParentHeartbeat, register_start, withdraw_start
 from segue.errors import ParentAliveError
+from segue.process import this_machine
 from segue.records import ParentRecord
 from segue.runlog.parents import parents, read_parent, write_parent
-from segue.stores import LocalStore
+from segue.stores import LocalStore, StoreWriteError
 from segue.testing.clock import FakeClock
+from segue.testing.faulty_store import FaultyStore
 from tests.flows.test_runs import until
 
 FAST = {"heartbeat_seconds": 0.04, "heartbeat_timeout_seconds": 2}
@@ -131,6 +134,42 @@ def test_a_parent_that_was_suspended_and_replaced_stops_and_leaves_the_record_al
         until(is_replaced, what="the first parent to notice")
     first.close()
     assert read_parent(store, spec.run_id).flow_run_id == "two"
+
+
+def test_the_same_host_name_in_another_container_is_another_machine(store, spec):
+    clock = FakeClock()
+    record = elsewhere(store, spec, host=socket.gethostname(), machine="another boot", process="999999999")
+    assert OrphanWatch(store, clock=clock).judge(record) is Life.UNKNOWN
+    here = elsewhere(store, spec, host=socket.gethostname(), machine=this_machine(), process="999999999")
+    assert OrphanWatch(store, clock=clock).judge(here) is Life.DEAD
+
+
+def test_no_parent_is_dead_while_the_store_takes_no_writes(store, spec):
+    elsewhere(store, spec)
+    full = FaultyStore(store, fails=lambda operation, key: operation == "put")
+    with pytest.raises(StoreWriteError):
+        OrphanWatch(full, clock=FakeClock()).find()
+    fills_up = FaultyStore(store, fails=lambda operation, key: operation == "put" and clock.monotonic() > 10)
+    clock = FakeClock()
+    with pytest.raises(StoreWriteError):
+        OrphanWatch(fills_up, clock=clock).find()
+    assert [record.run_id for record in OrphanWatch(store, clock=FakeClock()).find()] == [spec.run_id]
+
+
+def test_a_parent_that_wakes_after_another_one_ended_the_run_does_not_open_it_again(store, spec):
+    first = ParentHeartbeat(store, spec, clock=SystemClock())
+    first.take_over()
+    with first.beating():
+        store.delete([".parents/tiny.json"])
+
+        def has_noticed():
+            try:
+                first.require_own()
+            except ParentAliveError:
+                return True
+
+        until(has_noticed, what="the parent to notice")
+    assert parents(store) == []
 
 
 def test_only_dead_parents_are_found(store, make_spec):

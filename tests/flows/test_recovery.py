@@ -19,8 +19,9 @@ from segue.tasks.recovery import parents_of
 
 from segue.clock import SystemClock
 from segue.controller.recovery import register_start
+from segue.controller.steps import open_run
 from segue.process import ProcessRef
-from segue.records import StopReason
+from segue.records import ParentRecord, StopReason
 from segue.runlog.history import read_history
 from segue.runlog.parents import parents, read_parent
 from tests.flows.test_runs import LONG, final_state, live_attempt, segment_runs, start, until
@@ -65,8 +66,8 @@ def worker_of(stack, pool: str) -> psutil.Process:
 
 
 def the_parents(client, runlog):
-    spec = read_history(runlog).spec
-    return [run for run in parents_of(client, spec, runlog.run_id) if run.name == runlog.run_id]
+    record = ParentRecord(run_id=runlog.run_id, timeout_seconds=1, beat_at=SystemClock().now())
+    return parents_of(client, read_history(runlog).spec, record)
 
 
 def test_a_killed_parent_is_started_again_once_and_the_attempt_trains_on(client, make_spec, recover):
@@ -115,14 +116,17 @@ def test_a_parent_whose_worker_was_killed_with_it_is_not_running_for_ever(stack,
 
 
 @pytest.mark.matrix
-def test_a_second_parent_of_the_same_run_says_so_and_ends(client, make_spec):
-    spec = make_spec(run_id="started-twice", **LONG)
+def test_a_second_parent_of_the_same_run_says_so_and_ends(client, make_spec, recover):
+    spec = make_spec(run_id="started-twice", **LONG | {"steps": 3000})
     runlog, first = start(client, spec)
     until(lambda: live_attempt(runlog), what="the segment")
     state = final_state(client, trigger(client, spec))
     assert (state.type, state.name) == (StateType.CANCELLED, "Duplicate")
     assert f"run started-twice already has a parent on {os.uname().nodename} (flow run {first})" in state.message
-    assert final_state(client, first).type is StateType.COMPLETED
+    kill_parent(runlog)
+    assert "started-twice: its parent was started again" in recover(spec.store.url)  # The duplicate was no cancel.
+    third = the_parents(client, runlog)[0]
+    assert final_state(client, third.id).type is StateType.COMPLETED
     assert len(read_history(runlog.reload()).attempts) == 1
 
 
@@ -142,13 +146,16 @@ def test_the_same_run_id_in_another_store_is_another_run(client, make_spec, tmp_
 @pytest.mark.matrix
 def test_a_cancelled_parent_stops_the_run_and_is_not_started_again(client, make_spec, recover):
     spec = make_spec(run_id="cancelled-parent", **LONG | {"steps": 5000})
-    runlog, first = start(client, spec)
+    runlog = open_run(spec, clock=SystemClock())
+    deployment = client.read_deployment_by_name("train/train")
+    # As from the UI: no tags.
+    first = client.create_flow_run_from_deployment(deployment.id, parameters={"spec": spec.model_dump(mode="json")}).id
     until(lambda: live_attempt(runlog, past_step=100), what="the segment")
     client.set_flow_run_state(first, Cancelling(), force=True)
     assert final_state(client, first).type is StateType.CANCELLED
     said = until(lambda: "was cancelled" in (text := recover(spec.store.url)) and text, what="the recovery")
     assert "cancelled-parent: it was stopped, because its parent's flow run was cancelled" in said
-    assert len(the_parents(client, runlog)) == 1
+    assert the_parents(client, runlog) == []
     history = read_history(runlog.reload())
     assert history.stop is not None
     recover(spec.store.url)
