@@ -28,7 +28,11 @@ class Orchestrator(Protocol):
         ...
 
     def state(self, handle: str) -> str | None:
-        """Name of the final state; None while there is none, or when the orchestrator does not answer."""
+        """Name of the final state; None while there is none, or when the orchestrator does not answer.
+
+        Raises:
+            OrchestratorError: the orchestrator refused the submission after it had been silent.
+        """
         ...
 
     def cancel(self, handle: str, why: str) -> None:

