@@ -11,12 +11,13 @@ from prefect import flow, get_run_logger
 from prefect.client.schemas.objects import State
 from prefect.runtime import flow_run
 from prefect.states import Completed, Crashed, Failed
-from segue.tasks.prefect_api import Messenger, wait_for_api
+from segue.tasks.prefect_api import Messenger, is_cancelled, wait_for_api
 from segue.tasks.segment import state_of
 
 from segue.clock import SystemClock
 from segue.controller.segment import NoticeRelay, run_attempt, run_standby
 from segue.controller.standby_agent import Left
+from segue.launch.output import survive_broken_output
 from segue.records import SegmentPlan
 from segue.spec import RunSpec
 
@@ -31,7 +32,8 @@ def segment(spec: RunSpec, plan: SegmentPlan | None = None, standby: str | None 
     With `standby` instead of a plan it waits, while on-demand trains, until the run's log has a plan for it or it is
     no longer needed.
     """
-    relay = NoticeRelay()
+    survive_broken_output()
+    relay, logger = NoticeRelay(), get_run_logger()
 
     def on_signal(signum: int, frame: FrameType | None) -> None:
         relay.give()
@@ -42,9 +44,9 @@ def segment(spec: RunSpec, plan: SegmentPlan | None = None, standby: str | None 
     try:
         facts: dict[str, Any] = {
             "relay": relay,
-            "look": cancellation.look,
+            "requests": cancellation,
             "clock": SystemClock(),
-            "on_line": get_run_logger().info,
+            "on_line": lambda line: logger.log(line.level, line.text),
             "flow_run_id": str(flow_run.id) if flow_run.id else None,
         }
         if plan is not None:
@@ -84,6 +86,9 @@ class _Cancellation:
         state = self._messenger.state(UUID(str(flow_run.id)))
         if state is not None and (state.is_cancelling() or state.is_cancelled()):
             self._relay.give()
+
+    def was_cancelled(self) -> bool:
+        return flow_run.id is not None and is_cancelled(UUID(str(flow_run.id)))
 
     def close(self) -> None:
         self._messenger.close()

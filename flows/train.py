@@ -24,6 +24,7 @@ from segue.clock import SystemClock
 from segue.controller.parent import drive
 from segue.controller.recovery import ParentHeartbeat, withdraw_start
 from segue.errors import ParentAliveError, SegueError, StoreError
+from segue.launch.output import survive_broken_output
 from segue.policy.decide import Decision
 from segue.records import SegmentPlan, SegmentReport, Verdict
 from segue.reports.cost import CostReport
@@ -52,6 +53,7 @@ def train(
     the next slot of the log when the start was requested: a stop of the run after that is not undone. `after_parent`
     is the id of a parent that is known to be dead.
     """
+    survive_broken_output()
     try:
         open_run(spec, accept_drift=accept_drift, requested_at_slot=requested_at_slot)
     except StoreError as error:

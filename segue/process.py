@@ -1,4 +1,4 @@
-"""Whether another process still runs, for those that must end when the process they work for does. Light to import."""
+"""Whether another process or process group still runs. Light to import."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
-_STATE, _START_TICKS = 0, 19
+_STATE, _GROUP, _START_TICKS = 0, 2, 19
 """Fields of /proc/<pid>/stat, counted after the name in parentheses."""
 
 
@@ -92,6 +92,23 @@ def end_with(parent: Parent, *, poll_seconds: float) -> None:
         os._exit(0)
 
     threading.Thread(target=watch, name="segue-parent", daemon=True).start()
+
+
+def has_members(group: int) -> bool:
+    """Whether a process of this process group still runs.
+
+    As long as one does, the group's number belongs to no other group and no other process.
+    """
+    try:
+        os.killpg(group, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    # One that has ended and was not reaped still counts above.
+    pids = [int(entry.name) for entry in Path("/proc").glob("[0-9]*")]
+    members = [fields for fields in map(_stat, pids) if fields and int(fields[_GROUP]) == group]
+    return not pids or any(fields[_STATE] not in "ZX" for fields in members)
 
 
 def _stat(pid: int) -> list[str]:

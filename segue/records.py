@@ -62,11 +62,19 @@ class StopReason(StrEnum):
     LOST = "lost"
     FAILED = "failed"
     FENCED = "fenced"
+    OUT_OF_MEMORY = "out_of_memory"
+    HUNG = "hung"
+    CANCELLED = "cancelled"
+    NO_CAPACITY = "no_capacity"
 
     @property
     def is_preemption(self) -> bool:
-        """Whether the provider took the capacity back; a `failed` attempt is the user's code."""
+        """Whether the provider took the capacity back. The other reasons have a cause in the run, or in a person."""
         return self in (StopReason.NOTICE, StopReason.LOST)
+
+    @property
+    def in_words(self) -> str:
+        return self.value.replace("_", " ")
 
 
 class Notice(Value):
@@ -252,14 +260,18 @@ class SegmentPlan(Record):
     standby: str | None = Field(
         None, alias="spare", description="Standby that runs this attempt on its booted machine; None: a new machine."
     )
+    delay_seconds: float = Field(0.0, ge=0, description="Back-off: seconds from the decision to the attempt's start.")
 
 
 class CodeFailure(Value):
-    """The exception that the user's code raised."""
+    """The exception that the user's code raised, or where it hung."""
 
     type: str
     message: str
-    traceback: str
+    traceback: str = Field(description="Traceback of the exception; for a hang, the stack of every thread.")
+    is_transient: bool = Field(
+        False, description="Whether a retry may help, because a disk, a network or a worker process failed."
+    )
 
 
 class SegmentReport(Record):
@@ -289,12 +301,20 @@ class SegmentReport(Record):
     notice: Notice | None = None
     failure: CodeFailure | None = None
     anomaly: Anomaly | None = Field(None, description="Anomaly that ended the attempt.")
+    peak_memory_bytes: int | None = Field(
+        None, ge=0, description="Largest resident memory of the trainer; None: not measured."
+    )
     note: str | None = Field(None, description="Further information for a person.")
 
     @property
     def has_code_failed(self) -> bool:
         """Whether the user's code raised; anomalies have a separate budget."""
         return self.stop_reason is StopReason.FAILED and self.anomaly is None
+
+    @property
+    def is_own_fault(self) -> bool:
+        """Whether the cause is in the run itself, so that other capacity would not help."""
+        return self.has_code_failed or self.stop_reason in (StopReason.OUT_OF_MEMORY, StopReason.HUNG)
 
 
 class Heartbeat(Record):
@@ -311,6 +331,8 @@ class Heartbeat(Record):
     cadence: str | None = Field(None, description="Current save interval and its reason.")
     saves_delayed: int = Field(0, ge=0, description="Saves that had to wait until the previous one was written.")
     trouble: str | None = Field(None, description="Reason why a save is being retried; None without a failure.")
+    peak_memory_bytes: int | None = Field(None, ge=0, description="Largest resident memory of the trainer so far.")
+    memory_limit_bytes: int | None = Field(None, gt=0, description="Memory limit of its control group; None: none.")
     rows: tuple[WitnessRow, ...] = Field((), description="Rows after the last commit, for a resume after a kill.")
     beat_at: datetime
 

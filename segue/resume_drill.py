@@ -20,6 +20,7 @@ from segue.controller.local_run import run_here
 from segue.controller.steps import open_run
 from segue.errors import DrillFailedError
 from segue.launch.launcher import Trainer
+from segue.launch.output import Line
 from segue.recipe import import_build, users_line
 from segue.records import CodeFailure, Record, SegmentPlan, Verdict, VerdictKind
 from segue.runlog.history import Checkpoint, History, read_history
@@ -29,6 +30,7 @@ from segue.spec import CheckpointSpec, LivenessSpec, RunSpec, StoreSpec
 log = logging.getLogger(__name__)
 
 _LINES_KEPT = 20
+_BUDGETS = ("max_failures", "max_transient_failures", "max_out_of_memory", "max_hung")
 
 Progress = Callable[[str, int], None]
 """Called while the drill works, with the name of a run (reference or killed) and the step it has committed."""
@@ -65,9 +67,9 @@ class _Output:
     def __init__(self) -> None:
         self.last: deque[str] = deque(maxlen=_LINES_KEPT)
 
-    def __call__(self, line: str) -> None:
-        log.info("%s", line)
-        self.last.append(line)
+    def __call__(self, line: Line) -> None:
+        log.info("%s", line.text)
+        self.last.append(line.text)
 
 
 @dataclass
@@ -190,7 +192,7 @@ def _prepared(spec: RunSpec, folder: Path, name: str, *, kills: int) -> RunSpec:
             "checkpoints": CheckpointSpec(every_steps=_interval(spec, kills), keep=spec.checkpoints.keep),
             "liveness": LivenessSpec(heartbeat_seconds=0.2),
             "continuity": spec.continuity.model_copy(update={"rehearsal": "off"}),  # This is one.
-            "policy": spec.policy.model_copy(update={"max_failures": 1}),
+            "policy": spec.policy.model_copy(update=dict.fromkeys(_BUDGETS, 1)),
         }
     )
 

@@ -185,7 +185,14 @@ class PolicySpec(FiniteValue):
     margin_share: float = Field(
         0.05, ge=0, le=1, description="Safety margin: share by which the remaining work is overestimated."
     )
-    max_failures: int = Field(2, ge=1, description="Attempts in which the user's code may raise before the run stops.")
+    max_failures: int = Field(
+        2, ge=1, description="Attempts in which the user's code may raise at the same place before the run stops."
+    )
+    max_transient_failures: int = Field(
+        5, ge=1, description="The same for errors of disk, network and worker processes, retried after a back-off."
+    )
+    max_out_of_memory: int = Field(2, ge=1, description="The same for attempts that ran out of memory.")
+    max_hung: int = Field(2, ge=1, description="The same for attempts that made no step within the hang timeout.")
     max_lost_in_place: int = Field(
         5, ge=1, description="Attempts in a row that may die without a commit before the run stops as hopeless."
     )
@@ -228,6 +235,15 @@ class LivenessSpec(_Section):
     )
     rank_seconds: float = Field(
         300.0, gt=0, description="Rank timeout: longest wait of ranks for another one, in a step or while restoring."
+    )
+    first_step_seconds: float = Field(
+        1800.0, gt=0, description="Hang timeout until the first step, and of the first evaluation, in seconds."
+    )
+    hang_seconds: float = Field(
+        120.0, gt=0, description="Hang timeout: an attempt without a step for this long in seconds is ended."
+    )
+    hang_factor: float = Field(
+        30.0, ge=1, description="Hang timeout as a multiple of the usual step time; the longer of the two counts."
     )
     start_seconds: float = Field(
         900.0, gt=0, description="Capacity timeout: longest wait for capacity in seconds when there is no deadline."

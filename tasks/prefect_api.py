@@ -96,6 +96,17 @@ def wait_for_api(*, limit_seconds: float) -> bool:
         time.sleep(_ASK_SECONDS)
 
 
+def is_cancelled(flow_run_id: UUID) -> bool:
+    """Whether a flow run is being cancelled or was; False when the API does not answer. Asks once."""
+    try:
+        with quick_client() as client:
+            state = client.read_flow_run(flow_run_id).state
+    except (*SILENCE, ObjectNotFound) as error:
+        log.warning("it is not known whether the flow run was cancelled reason=%s", type(error).__name__)
+        return False
+    return state is not None and (state.is_cancelling() or state.is_cancelled())
+
+
 class Messenger:
     """Watches the states of flow runs and delivers messages, in a thread of its own.
 

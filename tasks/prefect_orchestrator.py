@@ -15,7 +15,7 @@ from prefect.client.schemas.objects import State
 from prefect.context import TaskRunContext
 from prefect.exceptions import ObjectNotFound
 from prefect.states import Cancelled, Cancelling, Crashed, Scheduled
-from segue.tasks.prefect_api import SILENCE, Message, Messenger, quick_client, require_silence
+from segue.tasks.prefect_api import SILENCE, Message, Messenger, is_cancelled, quick_client, require_silence
 
 from segue.errors import OrchestratorError
 from segue.records import Capacity, SegmentPlan
@@ -82,6 +82,10 @@ class PrefectOrchestrator:
         flow_run_id = self._flow_runs.get(handle)
         state = self._messenger.state(flow_run_id) if flow_run_id is not None else None
         return state.name if state is not None and state.is_final() else None
+
+    def was_cancelled(self, handle: str) -> bool:
+        flow_run_id = self._flow_runs.get(handle)
+        return flow_run_id is not None and is_cancelled(flow_run_id)
 
     def cancel(self, handle: str, why: str) -> None:
         self._set_state(handle, Cancelling(message=why))

@@ -9,9 +9,9 @@ from prefect.states import Cancelled, Completed, Failed
 
 
 def state_of_run(action: str, message: str) -> State[Any]:
-    """Completed for a run that reached its goal, Cancelled for a stopped one, else Failed with the action as name."""
+    """Completed for a run that reached its goal, Cancelled if a person stopped it, else Failed named by the action."""
     if action == "finished":
         return Completed(message=message)
-    if action == "stopped":
+    if action in ("stopped", "cancelled"):
         return Cancelled(message=message)
     return Failed(name=action.capitalize(), message=message)

@@ -7,10 +7,11 @@ from typing import Any
 from prefect import get_run_logger, task
 from prefect.cache_policies import NO_CACHE
 from prefect.client.schemas.objects import State
-from prefect.states import Completed, Crashed, Failed
+from prefect.states import Cancelled, Completed, Crashed, Failed
 from segue.tasks.prefect_orchestrator import PrefectOrchestrator
 
 from segue.clock import SystemClock
+from segue.controller.back_off import back_off
 from segue.controller.standby_manager import release_leftover
 from segue.controller.wait import Submitted, await_report
 from segue.records import SegmentPlan, SegmentReport, StopReason
@@ -27,6 +28,7 @@ def run_segment(spec: RunSpec, plan: SegmentPlan) -> Any:
     runlog = patiently(open_log(spec, clock=clock).reload, what="log")
     prefect = PrefectOrchestrator(log_id=runlog.log_id)
     try:
+        back_off(runlog, plan, clock=clock)
         submitted = Submitted(plan, prefect, prefect.submit(spec, plan))
         report = await_report(runlog, spec, submitted, clock=clock, with_standbys=True)
     finally:
@@ -57,6 +59,14 @@ def state_of(report: SegmentReport) -> State[Any]:
             return Crashed(name="Lost", message=message)
         case StopReason.FENCED:
             return Crashed(name="Fenced", message=message)
+        case StopReason.OUT_OF_MEMORY:
+            return Crashed(name="OutOfMemory", message=message)
+        case StopReason.HUNG:
+            return Crashed(name="Hung", message=message)
+        case StopReason.CANCELLED:
+            return Cancelled(message=message)
+        case StopReason.NO_CAPACITY:
+            return Cancelled(name="NoCapacity", message=message)
         case StopReason.FAILED if report.anomaly is not None:
             return Failed(name="Anomaly", message=message)
         case StopReason.FAILED:
@@ -67,7 +77,7 @@ def message_of(report: SegmentReport) -> str:
     """One line about the attempt; after a failure also the traceback of the user's code."""
     ref = report.checkpoint
     committed = f"step {ref.step} is committed" if ref is not None else "this attempt committed nothing"
-    line = f"{report.stop_reason} at step {report.to_step} on {report.capacity}; {committed}, "
+    line = f"{report.stop_reason.in_words} at step {report.to_step} on {report.capacity}; {committed}, "
     line += f"{report.lost_steps} steps must be done again"
     if report.note:
         line += f"; {report.note}"

@@ -17,7 +17,7 @@ from benchmarks.crash.places import Place
 from benchmarks.crash.plan import InsideKill, Kill, OutsideKill
 from benchmarks.crash.trainer import Order
 from segue.clock import SystemClock
-from segue.controller.segment import report_or_lost
+from segue.controller.segment import TrainerEnd, report_or_lost
 from segue.controller.steps import decide_next, open_run
 from segue.launch.assignment import Assignment
 from segue.records import SegmentPlan, SegmentReport, StopReason
@@ -180,7 +180,7 @@ class CrashRun:
         is_killed = code == -signal.SIGKILL
         if is_killed and kill_at is None and not is_struck:
             self._complain("something else killed a trainer, perhaps for its memory")
-        self._judge(report_or_lost(self._log, plan, exit_code=code), is_killed=is_killed)
+        self._judge(report_or_lost(self._log, plan, TrainerEnd(code)), is_killed=is_killed)
         self.checker.look()
         return is_killed if strike is None else is_struck
 
@@ -205,7 +205,7 @@ class CrashRun:
             case Operation.SWEEP_DROP if not any(r.stop_reason is StopReason.LOST for r in history.reports):
                 plan = self._plan()
                 leftovers.claim_and_vanish(self._log, Assignment(spec=self._spec, plan=plan))
-                report_or_lost(self._log, plan, exit_code=None)
+                report_or_lost(self._log, plan, TrainerEnd(None))
             case Operation.SWEEP_DELETE:
                 if not history.attempts:
                     self._attempt(most_commits=1)

@@ -153,8 +153,7 @@ def _reference(folder: Path) -> RunLog:
             loss = f"loss {beat.loss:.4f}" if beat and beat.loss is not None else ""
             bar.update(task, completed=beat.step if beat else 0, loss=loss)
 
-        lines: list[str] = []
-        decision = run_here(spec, runlog, watch=watch, on_line=lines.append)
+        decision = run_here(spec, runlog, watch=watch, on_line=lambda _: None)
         bar.update(task, completed=read_history(runlog).committed_step, loss="")
     if decision.action != "finished":
         raise DemoFailedError(f"the undisturbed run ended as {decision.action}: {decision.reason}.")

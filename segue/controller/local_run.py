@@ -7,12 +7,15 @@ from collections.abc import Callable
 from contextlib import closing
 
 from segue.clock import Clock, SystemClock
+from segue.controller.back_off import back_off
 from segue.controller.parent import drive
-from segue.controller.segment import OnLine, conclude
+from segue.controller.segment import TrainerEnd, conclude
 from segue.controller.steps import decide_next, settle_verdict
 from segue.controller.wait import Period, Submitted, await_report
 from segue.launch.assignment import Assignment
 from segue.launch.launcher import Trainer, launch
+from segue.launch.memory import MemoryKills
+from segue.launch.output import OnLine
 from segue.policy.decide import Decision
 from segue.records import SegmentPlan, SegmentReport, StopReason, Verdict
 from segue.runlog.log import RunLog
@@ -56,6 +59,7 @@ class _Steps:
         return decide_next(self._runlog, self._spec, clock=self._clock)
 
     def run(self, plan: SegmentPlan) -> SegmentReport:
+        back_off(self._runlog, plan, clock=self._clock)
         handle = self._processes.submit(self._spec, plan)
         submitted = Submitted(plan, self._processes, handle)
         report = await_report(self._runlog, self._spec, submitted, clock=self._clock, period=_PERIOD)
@@ -73,8 +77,10 @@ class _ChildProcesses:
     def __init__(self, runlog: RunLog, *, watch: Watch | None, on_line: OnLine | None) -> None:
         self._runlog, self._watch, self._on_line = runlog, watch, on_line
         self._running: tuple[Trainer, SegmentPlan] | None = None
+        self._kills_before = MemoryKills.now()
 
     def submit(self, spec: RunSpec, plan: SegmentPlan) -> str:
+        self._kills_before = MemoryKills.now()
         trainer = launch(Assignment(spec=spec, plan=plan), on_line=self._on_line)
         self._running = trainer, plan
         return str(trainer.pid)
@@ -99,9 +105,12 @@ class _ChildProcesses:
                 self._watch(trainer, self._runlog, plan)
             return None
         trainer.wait()
-        report = conclude(self._runlog, plan, exit_code=code)
+        report = conclude(self._runlog, plan, TrainerEnd.of(code, kills_before=self._kills_before))
         self._running = None
         return "Completed" if report is not None else None
+
+    def was_cancelled(self, handle: str) -> bool:
+        return False
 
     def cancel(self, handle: str, why: str) -> None:
         self.close()

@@ -35,6 +35,10 @@ class Orchestrator(Protocol):
         """
         ...
 
+    def was_cancelled(self, handle: str) -> bool:
+        """Whether a person cancelled it; False when the orchestrator does not answer."""
+        ...
+
     def cancel(self, handle: str, why: str) -> None:
         """Cancel an attempt that has not started. Best effort."""
         ...

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import logging
 import signal
-from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
+from typing import Protocol, Self
 
 from segue.clock import Clock
 from segue.controller.standby_agent import Left, StandbyAgent
-from segue.controller.steps import declare_lost
+from segue.controller.steps import declare_cancelled, declare_lost
+from segue.controller.supervision import supervising
 from segue.launch.assignment import Assignment, ExitCode
 from segue.launch.launcher import Trainer, launch, launch_standby
-from segue.records import SegmentPlan, SegmentReport
+from segue.launch.memory import MemoryKills
+from segue.launch.output import OnLine
+from segue.records import SegmentPlan, SegmentReport, StopReason
 from segue.runlog.history import read_history
 from segue.runlog.log import RunLog
 from segue.runlog.open import open_log
@@ -23,8 +27,53 @@ log = logging.getLogger(__name__)
 
 _POLL_SECONDS = 0.2
 
-OnLine = Callable[[str], None]
-"""Called with each line that a trainer writes."""
+
+class Requests(Protocol):
+    """What the orchestrator asks of a segment while it runs."""
+
+    def look(self) -> None:
+        """Forward a cancellation that was requested; called several times a second, and must not block."""
+        ...
+
+    def was_cancelled(self) -> bool:
+        """Whether a person cancelled this segment; asked once, when its trainer has ended by a notice."""
+        ...
+
+
+@dataclass(frozen=True)
+class TrainerEnd:
+    """How a trainer process ended."""
+
+    exit_code: int | None
+    """None: it is gone, and its exit code is not known."""
+    was_out_of_memory: bool = False
+    """Whether the kernel killed one of its processes for memory."""
+
+    @classmethod
+    def of(cls, exit_code: int, *, kills_before: MemoryKills) -> Self:
+        """The end with this exit code, of a trainer that began when the kernel had made `kills_before`."""
+        was_killed = exit_code == -signal.SIGKILL
+        return cls(exit_code, kills_before.has_grown_to(MemoryKills.now(), was_killed=was_killed))
+
+    @property
+    def reason(self) -> StopReason:
+        """The reason of an attempt that ended so, without a report of its own."""
+        if self.was_out_of_memory or self.exit_code == ExitCode.OUT_OF_MEMORY:
+            return StopReason.OUT_OF_MEMORY
+        return StopReason.HUNG if self.exit_code == ExitCode.HUNG else StopReason.LOST
+
+    @property
+    def in_words(self) -> str:
+        if self.was_out_of_memory:
+            return "was killed by the kernel because memory ran out"
+        if self.exit_code is None:
+            return "stopped answering"
+        if self.exit_code >= 0:
+            return f"exited with code {self.exit_code}"
+        try:
+            return f"was killed by {signal.Signals(-self.exit_code).name}"
+        except ValueError:
+            return f"was killed by signal {-self.exit_code}"
 
 
 class NoticeRelay:
@@ -56,17 +105,18 @@ def run_attempt(
     plan: SegmentPlan,
     *,
     relay: NoticeRelay,
-    look: Callable[[], None],
+    requests: Requests,
     clock: Clock,
     on_line: OnLine,
     flow_run_id: str | None = None,
 ) -> SegmentReport | None:
     """Train the attempt of a plan to its end; return its report, which is in the log.
 
-    None when another process holds the attempt. `look` is called several times a second while it trains.
+    None when another process holds the attempt.
     """
+    kills_before = MemoryKills.now()
     trainer = launch(Assignment(spec=spec, plan=plan, flow_run_id=flow_run_id), on_line=on_line)
-    return _to_its_end(spec, plan, trainer, relay=relay, look=look, clock=clock)
+    return _to_its_end(spec, plan, trainer, kills_before, relay=relay, requests=requests, clock=clock)
 
 
 def run_standby(
@@ -74,7 +124,7 @@ def run_standby(
     standby: str,
     *,
     relay: NoticeRelay,
-    look: Callable[[], None],
+    requests: Requests,
     clock: Clock,
     on_line: OnLine,
     flow_run_id: str | None = None,
@@ -85,20 +135,22 @@ def run_standby(
     """
     runlog = patiently(open_log(spec, clock=clock).reload, what="log")
     boot = partial(launch_standby, spec, on_line=on_line)
+    kills_before = MemoryKills.now()
     agent = StandbyAgent(runlog, spec, standby, boot=boot, clock=clock, flow_run_id=flow_run_id)
 
     def why_to_leave() -> str | None:
-        look()
+        requests.look()
         return "the standby was preempted" if relay.is_given else None
 
     outcome = agent.serve(why_to_leave)
     if isinstance(outcome, Left):
         return outcome
-    return _to_its_end(spec, outcome.plan, outcome.trainer, relay=relay, look=look, clock=clock)
+    plan, trainer = outcome.plan, outcome.trainer
+    return _to_its_end(spec, plan, trainer, kills_before, relay=relay, requests=requests, clock=clock)
 
 
-def conclude(runlog: RunLog, plan: SegmentPlan, *, exit_code: int | None) -> SegmentReport | None:
-    """The report of an attempt whose trainer has ended: its own, or `lost` when it wrote none.
+def conclude(runlog: RunLog, plan: SegmentPlan, end: TrainerEnd) -> SegmentReport | None:
+    """The report of an attempt whose trainer has ended: its own, or one by its `end` when it wrote none.
 
     None when the trainer ended because another process, which may be alive, holds the same attempt.
 
@@ -107,45 +159,41 @@ def conclude(runlog: RunLog, plan: SegmentPlan, *, exit_code: int | None) -> Seg
     """
     history = read_history(runlog)
     is_claimed = history.attempt_of(plan.segment, plan.attempt) is not None
-    if exit_code == ExitCode.FENCED and is_claimed and history.report_of(plan.segment, plan.attempt) is None:
+    if end.exit_code == ExitCode.FENCED and is_claimed and history.report_of(plan.segment, plan.attempt) is None:
         return None
-    return report_or_lost(runlog, plan, exit_code=exit_code)
+    return report_or_lost(runlog, plan, end)
 
 
-def report_or_lost(runlog: RunLog, plan: SegmentPlan, *, exit_code: int | None) -> SegmentReport:
-    """The report of an attempt whose trainer is gone: its own, or `lost` when it wrote none.
+def report_or_lost(runlog: RunLog, plan: SegmentPlan, end: TrainerEnd) -> SegmentReport:
+    """The report of an attempt whose trainer is gone: its own, or one by its `end` when it wrote none.
 
     Raises:
         StoreWriteError, StoreReadError: the outcome is not known; a retry is safe.
     """
     report = read_history(runlog).report_of(plan.segment, plan.attempt)
-    return report or declare_lost(runlog, plan, why=f"the trainer {_ended(exit_code)} without a report")
+    why = f"the trainer {end.in_words} without a report"
+    return report or declare_lost(runlog, plan, why=why, reason=end.reason)
 
 
 def _to_its_end(
     spec: RunSpec,
     plan: SegmentPlan,
     trainer: Trainer,
+    kills_before: MemoryKills,
     *,
     relay: NoticeRelay,
-    look: Callable[[], None],
+    requests: Requests,
     clock: Clock,
 ) -> SegmentReport | None:
     relay.attach(trainer)
-    while (code := trainer.poll()) is None:
-        clock.sleep(_POLL_SECONDS)
-        look()
+    with supervising(spec, plan, trainer, is_noticed=lambda: relay.is_given, clock=clock):
+        while (code := trainer.poll()) is None:
+            clock.sleep(_POLL_SECONDS)
+            requests.look()
+    end = TrainerEnd.of(code, kills_before=kills_before)
     trainer.wait()
     runlog = patiently(open_log(spec, clock=clock).reload, what="log")
-    return patiently(lambda: conclude(runlog, plan, exit_code=code), what="report")
-
-
-def _ended(exit_code: int | None) -> str:
-    if exit_code is None:
-        return "stopped answering"
-    if exit_code >= 0:
-        return f"exited with code {exit_code}"
-    try:
-        return f"was killed by {signal.Signals(-exit_code).name}"
-    except ValueError:
-        return f"was killed by signal {-exit_code}"
+    report = patiently(lambda: conclude(runlog, plan, end), what="report")
+    if report is not None and report.stop_reason is StopReason.NOTICE and requests.was_cancelled():
+        return patiently(lambda: declare_cancelled(runlog, plan), what="report")
+    return report

@@ -10,6 +10,7 @@ from contextlib import suppress
 
 from segue.clock import Clock
 from segue.errors import DriftError, LogMovedError, MissingObjectError, RunOverError
+from segue.launch import memory
 from segue.notices.recall import recall
 from segue.policy.broken_resumes import SET_ASIDE, to_set_aside
 from segue.policy.decide import Decision, decide
@@ -31,6 +32,9 @@ from segue.stores import StoreReadError, open_store
 from segue.stores.base import StoreGoneError
 
 log = logging.getLogger(__name__)
+
+_MEMORY_LIMIT_SHARE = 0.95
+"""Share of its memory limit from which an attempt that vanished is taken to have run out of memory."""
 
 
 def open_run(
@@ -156,8 +160,17 @@ def request_stop(runlog: RunLog, *, reason: str) -> SegmentPlan | None:
     return plan
 
 
-def declare_lost(runlog: RunLog, plan: SegmentPlan, *, why: str, got_capacity: bool = True) -> SegmentReport:
+def declare_lost(
+    runlog: RunLog,
+    plan: SegmentPlan,
+    *,
+    why: str,
+    reason: StopReason = StopReason.LOST,
+    got_capacity: bool = True,
+) -> SegmentReport:
     """Write the report of an attempt that ended without one; return its own report if there is one by now.
+
+    An attempt that is `lost` and whose memory had reached its limit is reported as out of memory.
 
     Raises:
         StoreWriteError, StoreReadError: the report was not written; a retry is safe.
@@ -169,8 +182,30 @@ def declare_lost(runlog: RunLog, plan: SegmentPlan, *, why: str, got_capacity: b
         if history.report_of(plan.segment, plan.attempt) is not None:
             raise _NothingToAddError
         had_machine = got_capacity and not history.is_import(plan.segment, plan.attempt)
-        report = _lost_report(history, plan, beat, why).model_copy(update={"got_capacity": had_machine})
+        actual, note = _with_memory(reason, why, beat)
+        report = _lost_report(history, plan, beat, actual, note).model_copy(update={"got_capacity": had_machine})
         return ReportEntry.model_validate(stamp(epoch=0) | {"report": report})
+
+    with suppress(_NothingToAddError):
+        runlog.append(build)
+    report = read_history(runlog).report_of(plan.segment, plan.attempt)
+    assert report is not None
+    return report
+
+
+def declare_cancelled(runlog: RunLog, plan: SegmentPlan) -> SegmentReport:
+    """Report an attempt that ended by a notice as cancelled by a person; return its newest report.
+
+    Raises:
+        StoreWriteError, StoreReadError: the report was not written; a retry is safe.
+    """
+
+    def build(stamp: Stamp) -> Entry:
+        report = read_history(runlog).report_of(plan.segment, plan.attempt)
+        if report is None or report.stop_reason is not StopReason.NOTICE:
+            raise _NothingToAddError
+        changed = {"stop_reason": StopReason.CANCELLED, "note": "its flow run was cancelled"}
+        return ReportEntry.model_validate(stamp(epoch=0) | {"report": report.model_copy(update=changed)})
 
     with suppress(_NothingToAddError):
         runlog.append(build)
@@ -224,7 +259,24 @@ def _entry(decision: Decision, stamp: Stamp) -> Entry:
     )
 
 
-def _lost_report(history: History, plan: SegmentPlan, beat: Heartbeat | None, why: str) -> SegmentReport:
+def _with_memory(reason: StopReason, why: str, beat: Heartbeat | None) -> tuple[StopReason, str]:
+    """Reason and note of an attempt without a report, with what its last heartbeat shows about memory.
+
+    One that used nearly all it could have is taken to be out of memory: with its container every process that could
+    have reported that was killed.
+    """
+    if beat is None or reason not in (StopReason.LOST, StopReason.OUT_OF_MEMORY):
+        return reason, why
+    peak, limit = beat.peak_memory_bytes, beat.memory_limit_bytes
+    if peak is not None and limit is not None and peak >= _MEMORY_LIMIT_SHARE * limit:
+        reason = StopReason.OUT_OF_MEMORY
+    shown = memory.in_words(peak, limit) if reason is StopReason.OUT_OF_MEMORY else ""
+    return reason, f"{why}; {shown}" if shown else why
+
+
+def _lost_report(
+    history: History, plan: SegmentPlan, beat: Heartbeat | None, reason: StopReason, why: str
+) -> SegmentReport:
     attempt = history.attempt_of(plan.segment, plan.attempt)
     commits = attempt.commits if attempt else ()
     start = plan.parent.step if plan.parent else 0
@@ -238,7 +290,7 @@ def _lost_report(history: History, plan: SegmentPlan, beat: Heartbeat | None, wh
         attempt=plan.attempt,
         attempt_id=attempt.claim.attempt_id if attempt else None,
         capacity=plan.capacity,
-        stop_reason=StopReason.LOST,
+        stop_reason=reason,
         from_step=start,
         to_step=reached,
         checkpoint=commits[-1] if commits else None,
@@ -247,6 +299,7 @@ def _lost_report(history: History, plan: SegmentPlan, beat: Heartbeat | None, wh
         train_seconds=steps * rate if rate else 0.0,
         train_steps=steps if rate else 0,
         startup_seconds=max(alive - steps * rate, 0.0) if rate else 0.0,
+        peak_memory_bytes=beat.peak_memory_bytes if beat else None,
         note=why,
     )
 

@@ -9,12 +9,12 @@ from segue.clock import Clock
 from segue.controller.liveness import HeartbeatTimeout
 from segue.controller.orchestrator import Orchestrator
 from segue.controller.standby_manager import StandbyManager
-from segue.controller.steps import declare_lost
+from segue.controller.steps import declare_cancelled, declare_lost
 from segue.notices.recall import recall
 from segue.policy import clamp
 from segue.policy.estimates import Situation, situation
 from segue.policy.handover import may_come_back
-from segue.records import Capacity, Heartbeat, SegmentPlan, SegmentReport
+from segue.records import Capacity, Heartbeat, SegmentPlan, SegmentReport, StopReason
 from segue.runlog.history import History, read_history
 from segue.runlog.last_heartbeat import last_heartbeat
 from segue.runlog.log import RunLog
@@ -59,6 +59,9 @@ class Submitted:
 
     def state(self) -> str | None:
         return self.orchestrator.state(self.handle)
+
+    def was_cancelled(self) -> bool:
+        return self.orchestrator.was_cancelled(self.handle)
 
     def cancel(self, why: str) -> None:
         self.orchestrator.cancel(self.handle, why)
@@ -158,12 +161,12 @@ class _Waiting:
         history = read_history(self._runlog)
         report = history.report_of(self._plan.segment, self._plan.attempt)
         if report is not None:
-            return report
+            return self._with_its_cause(report)
         at = self._clock.monotonic()
         self._ask_orchestrator(at)
         attempt = history.attempt_of(self._plan.segment, self._plan.attempt)
         if attempt is None and self._has_run_ended(at):
-            return self._lost(self._end_of_run, mark=False)
+            return self._ended_without_report()
         if attempt is None:
             return self._give_up_waiting(history, at)
         beat = last_heartbeat(self._runlog, attempt)
@@ -171,9 +174,9 @@ class _Waiting:
         self._has_read_heartbeat = True
         if self._has_run_ended(at) and self._heartbeat.unchanged_seconds > self._late_report_seconds:
             # The heartbeat must have stopped too: orchestrators sometimes report live runs as crashed.
-            return self._lost(self._end_of_run, mark=False)
+            return self._ended_without_report()
         if self._heartbeat.is_expired:
-            return self._lost(f"no heartbeat for {self._spec.liveness.heartbeat_timeout_seconds:g} s", mark=True)
+            return self._lost(f"no heartbeat for {self._spec.liveness.heartbeat_timeout_seconds:g} s")
         if history.stop is not None:
             if self._recalled is None:  # The attempt may have claimed the run after the stop was requested.
                 self._recall(history, attempt.claim.attempt_id, beat, reason=history.stop.reason)
@@ -181,10 +184,16 @@ class _Waiting:
             self._manage_standby(self._manager, history, attempt.claim.attempt_id, beat)
         elif self._recalled is None and self._is_recall_due(history, beat):
             if beat is None or beat.phase in ("starting", "restoring"):
-                return self._lost("it had not started to train when the deadline required on-demand", mark=True)
+                return self._lost("it had not started to train when the deadline required on-demand")
             self._recall(history, attempt.claim.attempt_id, beat, reason="the deadline requires on-demand")
         why = self._why_too_slow(history, beat, at)
-        return self._lost(why, mark=True) if why is not None else None
+        return self._lost(why) if why is not None else None
+
+    def _with_its_cause(self, report: SegmentReport) -> SegmentReport:
+        """The report; if its notice was the end of a flow run that a person cancelled, as `cancelled`."""
+        if report.stop_reason is not StopReason.NOTICE or not self._submitted.was_cancelled():
+            return report
+        return declare_cancelled(self._runlog, self._plan)
 
     def _manage_standby(
         self, manager: StandbyManager, history: History, attempt_id: str, beat: Heartbeat | None
@@ -222,10 +231,11 @@ class _Waiting:
     def _late_report_seconds(self) -> float:
         return max(_LATE_REPORT_SECONDS, 3 * self._spec.liveness.heartbeat_seconds)
 
-    @property
-    def _end_of_run(self) -> str:
+    def _ended_without_report(self) -> SegmentReport:
         name = self._run_ended[0] if self._run_ended else "unknown"
-        return f"its flow run ended as {name} without a report"
+        reason = StopReason.CANCELLED if self._submitted.was_cancelled() else StopReason.LOST
+        why = f"its flow run ended as {name} without a report"
+        return declare_lost(self._runlog, self._plan, why=why, reason=reason)
 
     def _has_run_ended(self, at: float) -> bool:
         return self._run_ended is not None and at - self._run_ended[1] > self._late_report_seconds
@@ -241,13 +251,13 @@ class _Waiting:
     def _give_up_waiting(self, history: History, at: float) -> SegmentReport | None:
         waited, patience = self._waited_seconds(history, at), self._plan.start_within_seconds
         if history.stop is not None:
-            why = history.stop.reason
+            reason, why = StopReason.CANCELLED, history.stop.reason
         elif patience is None or waited < patience:
             return None
         else:
-            why = f"no capacity on {self._plan.capacity} within {waited:.0f} s"
+            reason, why = StopReason.NO_CAPACITY, f"no capacity on {self._plan.capacity} within {waited:.0f} s"
         # The report first: an attempt that starts later finds it in the log and ends.
-        report = declare_lost(self._runlog, self._plan, why=why, got_capacity=False)
+        report = declare_lost(self._runlog, self._plan, why=why, reason=reason, got_capacity=False)
         self._submitted.cancel(why)
         return report
 
@@ -259,10 +269,9 @@ class _Waiting:
         moments = (entry.written_at for entry in history.decisions if entry.plan == self._plan)
         return max([here, *((self._clock.now() - moment).total_seconds() for moment in moments)])
 
-    def _lost(self, why: str, *, mark: bool) -> SegmentReport:
+    def _lost(self, why: str) -> SegmentReport:
         report = declare_lost(self._runlog, self._plan, why=why)
-        if mark:
-            self._submitted.mark_lost(why)
+        self._submitted.mark_lost(why)
         return report
 
     def _is_recall_due(self, history: History, beat: Heartbeat | None) -> bool:
@@ -295,5 +304,5 @@ def _retries_a_failure(history: History, beat: Heartbeat | None) -> bool:
     for a bug.
     """
     last = history.fresh_reports[-1] if history.fresh_reports else None
-    has_failed = last is not None and last.has_code_failed
+    has_failed = last is not None and last.is_own_fault
     return has_failed and (beat is None or last is None or beat.step <= last.to_step)

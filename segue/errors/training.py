@@ -57,8 +57,9 @@ class PoisonedStepError(SegueError):
 class RankFailedError(SegueError):
     """The recipe raised on another rank."""
 
-    def __init__(self, *, rank: int, type_name: str, message: str, traceback: str) -> None:
+    def __init__(self, *, rank: int, type_name: str, message: str, traceback: str, is_transient: bool = False) -> None:
         self.rank, self.type_name, self.message, self.traceback = rank, type_name, message, traceback
+        self.is_transient = is_transient
         super().__init__(
             f"rank {rank} raised {type_name}: {message}.", fix="correct the recipe; its traceback follows."
         )

@@ -48,7 +48,7 @@ from segue.spec import RunSpec
 from segue.stores import StoreReadError, StoreWriteError, open_store
 from segue.stores.retry import patiently
 from segue.trainer.claim import Claim, claim_run
-from segue.trainer.heartbeat import HeartbeatThread
+from segue.trainer.health.heartbeat import HeartbeatThread
 
 if TYPE_CHECKING:
     from segue.checkpoints.saving.staging import Staged

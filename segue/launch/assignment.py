@@ -26,6 +26,8 @@ class ExitCode(IntEnum):
     NOTICE = 11
     FAILED = 12
     FENCED = 13
+    OUT_OF_MEMORY = 14
+    HUNG = 15
 
     @classmethod
     def of(cls, reason: StopReason) -> ExitCode:
@@ -34,4 +36,6 @@ class ExitCode(IntEnum):
             StopReason.BOUND: cls.BOUND,
             StopReason.NOTICE: cls.NOTICE,
             StopReason.FENCED: cls.FENCED,
+            StopReason.OUT_OF_MEMORY: cls.OUT_OF_MEMORY,
+            StopReason.HUNG: cls.HUNG,
         }.get(reason, cls.FAILED)

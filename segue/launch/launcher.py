@@ -6,17 +6,26 @@ import os
 import signal
 import subprocess
 import sys
-import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import IO, Protocol
+from typing import Protocol
 
+from segue.clock import SystemClock
 from segue.launch.assignment import Assignment
+from segue.launch.output import OnLine, Relay
 from segue.launch.rendezvous import RANKS_VARIABLE, LaunchFolder
+from segue.process import has_members
 from segue.spec import RunSpec
+
+DUMP_SIGNAL = signal.SIGUSR2
+"""On this signal a trainer writes the stack of every thread to its standard error."""
 
 _CHILD = (sys.executable, "-m", "segue.trainer.main")
 _LOOPBACK = "127.0.0.1"
+_LEFTOVER_POLL_SECONDS = 0.05
+_LEFTOVER_SECONDS = 2.0
+"""How long processes that a trainer left behind have after SIGTERM, until SIGKILL."""
 
 
 class Trainer(Protocol):
@@ -34,7 +43,14 @@ class Trainer(Protocol):
         ...
 
     def wait(self, timeout_seconds: float | None = None) -> int | None:
-        """Block until it ends, at most so long; the exit code, None when time ran out."""
+        """Block until it ends, at most so long; the exit code, None when time ran out.
+
+        When it has ended, processes that it left behind are ended too.
+        """
+        ...
+
+    def dump_stacks(self) -> None:
+        """Make it write the stack of every thread to its output, also while it hangs."""
         ...
 
     def freeze(self) -> None:
@@ -46,7 +62,7 @@ class Trainer(Protocol):
         ...
 
     def kill(self) -> None:
-        """End it without warning, as a machine that vanishes would."""
+        """End it and all processes it started without warning, as a machine that vanishes would."""
         ...
 
 
@@ -62,14 +78,14 @@ class StandbyTrainer(Trainer, Protocol):
         ...
 
 
-def launch_standby(spec: RunSpec, *, on_line: Callable[[str], None] | None = None) -> StandbyTrainer:
+def launch_standby(spec: RunSpec, *, on_line: OnLine | None = None) -> StandbyTrainer:
     """Start a run's trainer before there is an assignment for it."""
     count = spec.ranks or _accelerators()
     folder = LaunchFolder.make_standby(spec)
     return RanksTrainer(folder, count, on_line=on_line) if count > 1 else StandbyProcess(folder, on_line=on_line)
 
 
-def launch(assignment: Assignment, *, on_line: Callable[[str], None] | None = None) -> Trainer:
+def launch(assignment: Assignment, *, on_line: OnLine | None = None) -> Trainer:
     """Start the trainer of an assignment; `on_line` is called with each line that it writes."""
     count = assignment.spec.ranks or _accelerators()
     if count > 1:
@@ -80,7 +96,7 @@ def launch(assignment: Assignment, *, on_line: Callable[[str], None] | None = No
 class ProcessTrainer:
     """A plain child process in a session of its own, so that a signal to the parent's group is passed on once."""
 
-    def __init__(self, assignment: Assignment, *, on_line: Callable[[str], None] | None = None) -> None:
+    def __init__(self, assignment: Assignment, *, on_line: OnLine | None = None) -> None:
         self._child = _Child(_CHILD, on_line, stdin=assignment.model_dump_json())
 
     @property
@@ -93,6 +109,9 @@ class ProcessTrainer:
     def give_notice(self) -> None:
         self._child.process.send_signal(signal.SIGTERM)
 
+    def dump_stacks(self) -> None:
+        self._child.process.send_signal(DUMP_SIGNAL)
+
     def wait(self, timeout_seconds: float | None = None) -> int | None:
         return self._child.wait(timeout_seconds)
 
@@ -103,13 +122,13 @@ class ProcessTrainer:
         self._child.process.send_signal(signal.SIGCONT)
 
     def kill(self) -> None:
-        self._child.process.kill()
+        self._child.kill()
 
 
 class StandbyProcess(ProcessTrainer):
     """The same, with a folder through which it gets its assignment."""
 
-    def __init__(self, folder: LaunchFolder, *, on_line: Callable[[str], None] | None = None) -> None:
+    def __init__(self, folder: LaunchFolder, *, on_line: OnLine | None = None) -> None:
         self._folder = folder
         self._child = _Child([*_CHILD, str(folder.path)], on_line)
 
@@ -129,7 +148,7 @@ class StandbyProcess(ProcessTrainer):
 class RanksTrainer:
     """Several processes on this machine that train together, started by torchrun."""
 
-    def __init__(self, folder: LaunchFolder, count: int, *, on_line: Callable[[str], None] | None = None) -> None:
+    def __init__(self, folder: LaunchFolder, count: int, *, on_line: OnLine | None = None) -> None:
         self._folder, self._count = folder, count
         self._ended_with: int | None = None
         torchrun = [sys.executable, "-m", "segue.launch.torchrun", "--standalone", "--local-addr", _LOOPBACK]
@@ -160,8 +179,13 @@ class RanksTrainer:
         if code is None:
             return None
         code = self._code_of_ranks(code)
+        for rank in self._folder.leaders():  # torchrun starts each rank in a session of its own.
+            _end_leftovers(rank)
         self._folder.remove()
         return code
+
+    def dump_stacks(self) -> None:
+        self._folder.signal(DUMP_SIGNAL)
 
     def freeze(self) -> None:
         self._folder.signal(signal.SIGSTOP)
@@ -170,8 +194,10 @@ class RanksTrainer:
         self._folder.signal(signal.SIGCONT)
 
     def kill(self) -> None:
-        self._folder.signal(signal.SIGKILL)
-        self._child.process.kill()
+        for rank in self._folder.leaders():
+            with suppress(ProcessLookupError):
+                os.killpg(rank, signal.SIGKILL)
+        self._child.kill()
 
     def _code_of_ranks(self, code: int) -> int:
         if self._ended_with is None:
@@ -186,7 +212,7 @@ class _Child:
     def __init__(
         self,
         command: Sequence[str],
-        on_line: Callable[[str], None] | None,
+        on_line: OnLine | None,
         *,
         stdin: str | None = None,
         env: Mapping[str, str] | None = None,
@@ -200,21 +226,41 @@ class _Child:
             env=env,
         )
         if stdin is not None and self.process.stdin is not None:
-            self.process.stdin.write(stdin.encode())
-            self.process.stdin.close()
-        self._reader: threading.Thread | None = None
+            with suppress(BrokenPipeError):  # It ended at once; its exit code says so.
+                self.process.stdin.write(stdin.encode())
+            with suppress(BrokenPipeError):
+                self.process.stdin.close()
+        self._relay: Relay | None = None
         if on_line is not None and self.process.stdout is not None:
-            self._reader = threading.Thread(target=_relay, args=(self.process.stdout, on_line), daemon=True)
-            self._reader.start()
+            self._relay = Relay(self.process.stdout, on_line)
 
     def wait(self, timeout_seconds: float | None) -> int | None:
         try:
             code = self.process.wait(timeout_seconds)
         except subprocess.TimeoutExpired:
             return None
-        if self._reader is not None:
-            self._reader.join(timeout=5)
+        _end_leftovers(self.process.pid)
+        if self._relay is not None:
+            self._relay.close()
         return code
+
+    def kill(self) -> None:
+        if self.process.poll() is None:
+            with suppress(ProcessLookupError):
+                os.killpg(self.process.pid, signal.SIGKILL)
+
+
+def _end_leftovers(leader: int) -> None:
+    """End what a process that has ended left behind in its process group: SIGTERM, then SIGKILL."""
+    clock = SystemClock()
+    with suppress(ProcessLookupError):
+        if not has_members(leader):
+            return
+        os.killpg(leader, signal.SIGTERM)
+        kill_at = clock.monotonic() + _LEFTOVER_SECONDS
+        while has_members(leader) and clock.monotonic() < kill_at:
+            clock.sleep(_LEFTOVER_POLL_SECONDS)
+        os.killpg(leader, signal.SIGKILL)
 
 
 def _environment(count: int) -> dict[str, str]:
@@ -233,9 +279,3 @@ def _accelerators() -> int:
     ask = "import torch; print(torch.cuda.device_count())"
     found = subprocess.run([sys.executable, "-c", ask], capture_output=True, text=True, check=False)
     return int(found.stdout) if found.returncode == 0 else 1
-
-
-def _relay(stream: IO[bytes], on_line: Callable[[str], None]) -> None:
-    with stream:
-        for line in stream:
-            on_line(line.decode(errors="replace").rstrip())

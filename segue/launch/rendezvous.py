@@ -106,6 +106,10 @@ class LaunchFolder:
                 with suppress(ProcessLookupError):
                     os.kill(process.pid, number)
 
+    def leaders(self) -> list[int]:
+        """The process id of every rank that has entered: each leads a process group of its own."""
+        return [ProcessRef.parse(text).pid for text in self._by_rank("pid").values()]
+
     def exit_code(self) -> int | None:
         """Rank 0's exit code; where it left none, that of the first rank that did."""
         codes = self._by_rank("exit")

@@ -6,14 +6,14 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING
 
-from segue.policy import clamp
+from segue.policy import clamp, failure_classes
 from segue.policy.anomalies import reason_to_give_up, rollback_reason, skips_of
 from segue.policy.availability import preemptions
 from segue.policy.broken_resumes import next_recovery_step
 from segue.policy.estimates import Situation, situation
 from segue.policy.handover import SPOT_AGAIN, handover_to
 from segue.policy.pool_choice import PoolChoice, choose_pool
-from segue.records import Capacity, CheckpointRef, SegmentPlan, SegmentReport, VerdictKind
+from segue.records import Capacity, CheckpointRef, SegmentPlan, SegmentReport, StopReason
 from segue.runlog.entries import Action
 from segue.runlog.history import History
 from segue.spec import RunSpec
@@ -49,6 +49,8 @@ def decide(spec: RunSpec, history: History, *, now: datetime) -> Decision:
     parent = source.ref if source else None
     segment, attempt = numbers_of_next(history, parent=parent)
     skips = skips_of(spec, history)
+    delay = failure_classes.delay_seconds(history, slack_seconds=here.slack_seconds)
+    wait = _wait_seconds(spec, here, capacity, pool, ahead, is_booted=back is not None)
     plan = SegmentPlan(
         segment=segment,
         attempt=attempt,
@@ -57,19 +59,24 @@ def decide(spec: RunSpec, history: History, *, now: datetime) -> Decision:
         parent=parent,
         at_most=parent if source is not history.newest else None,
         max_seconds=_bound_seconds(spec, here, capacity),
-        start_within_seconds=_wait_seconds(spec, here, capacity, pool, ahead, is_booted=back is not None),
+        start_within_seconds=wait + delay,
         skips=skips,
         standby=back.standby if back else None,
+        delay_seconds=delay,
     )
     before = recovery.reason if recovery else rollback_reason(spec, history, skips=skips)
     where = pool.why if capacity is Capacity.SPOT else ""
-    reason = "; ".join(part for part in (before, why, where) if part)
+    later = f"retry in {duration(delay)}" if delay else ""
+    reason = "; ".join(part for part in (before, why, later, where) if part)
     return Decision(action="run", reason=reason, plan=plan, numbers=_numbers(here, ahead))
 
 
 def _is_over(spec: RunSpec, history: History) -> Decision | None:
     if history.committed_step >= spec.steps:
         return Decision("finished", f"step {spec.steps} is committed")
+    last = history.fresh_reports[-1] if history.fresh_reports else None
+    if last is not None and last.stop_reason is StopReason.CANCELLED:
+        return Decision("cancelled", f"segment {last.segment} was cancelled; start the run again to resume it")
     if history.broken_resumes and next_recovery_step(history) is None:
         return Decision("broken", history.broken_resumes[-1].verdict.findings[0].sentence)
     if history.broken_drill is not None and spec.continuity.rehearsal == "stop":
@@ -77,15 +84,9 @@ def _is_over(spec: RunSpec, history: History) -> Decision | None:
     gone_bad = reason_to_give_up(spec, history)
     if gone_bad is not None:
         return Decision("failed", gone_bad)
-    failures = [report for report in history.fresh_reports if _is_the_recipes(report, history)]
-    if len(failures) >= spec.policy.max_failures:
-        last = failures[-1].failure
-        return Decision(
-            "failed",
-            f"the recipe raised in {len(failures)} attempts, last {last.type}: {last.message}"
-            if last
-            else "the recipe failed",
-        )
+    failed = failure_classes.reason_to_stop(spec, history)
+    if failed is not None:
+        return Decision("failed", failed)
     in_place = _died_in_place(history)
     if len(in_place) >= spec.policy.max_lost_in_place and in_place[0].capacity is Capacity.ON_DEMAND:
         return Decision("hopeless", f"{len(in_place)} attempts in a row ended without a commit, the last on on-demand")
@@ -95,8 +96,9 @@ def _is_over(spec: RunSpec, history: History) -> Decision | None:
 def _without_policy(spec: RunSpec, history: History, here: Situation) -> tuple[Capacity, str] | None:
     """The capacity where the policy has no choice, with the reason; None where it has."""
     last = history.fresh_reports[-1] if history.fresh_reports else None
-    if last is not None and last.has_code_failed:
-        return last.capacity, f"{last.capacity} again: the recipe raised, which other capacity would not fix"
+    retry = failure_classes.retry_reason(history)
+    if last is not None and retry is not None:
+        return last.capacity, retry
     if spec.policy.name == "on_demand_only":
         return Capacity.ON_DEMAND, "on-demand: the policy is on_demand_only"
     bound, deaths = spec.policy.preemption_bound, preemptions(history)
@@ -197,14 +199,6 @@ def _died_in_place(history: History) -> list[SegmentReport]:
             break
         died.append(report)
     return died
-
-
-def _is_the_recipes(report: SegmentReport, history: History) -> bool:
-    """Whether the user's code failed. A broken resume does not count: it has a recovery of its own."""
-    attempt = history.attempt_of(report.segment, report.attempt)
-    verdict = attempt.verdict if attempt else None
-    is_broken = verdict is not None and verdict.kind is VerdictKind.BROKEN
-    return report.has_code_failed and not is_broken
 
 
 def _committed(report: SegmentReport, history: History) -> bool:

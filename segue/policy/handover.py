@@ -57,7 +57,7 @@ def handover_to(history: History, here: Situation) -> HandoverEntry | None:
     None where the recipe raised an exception meanwhile: that attempt is repeated on the capacity on which it failed.
     """
     last = history.fresh_reports[-1] if history.fresh_reports else None
-    if last is None or last.capacity is not Capacity.ON_DEMAND or last.has_code_failed:
+    if last is None or last.capacity is not Capacity.ON_DEMAND or last.is_own_fault:
         return None
     handover = history.handover_of(last.segment, last.attempt)
     return handover if handover is not None and clamp.permits_spot(here) else None

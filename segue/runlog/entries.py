@@ -38,8 +38,8 @@ class OpenEntry(Entry):
     spec: RunSpec
 
 
-Action = Literal["run", "import", "finished", "hopeless", "failed", "broken", "stopped"]
-"""`import` and `stopped` are chosen by a person."""
+Action = Literal["run", "import", "finished", "hopeless", "failed", "broken", "stopped", "cancelled"]
+"""`import`, `stopped` and `cancelled` are chosen by a person: a stop of the run, a cancelled segment."""
 
 
 class DecisionEntry(Entry):

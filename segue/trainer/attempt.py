@@ -18,6 +18,7 @@ from segue.checkpoints.saving.writer_client import ProcessWriter, ShardWriter
 from segue.clock import Clock
 from segue.data.loader import seed_all, stream_seed
 from segue.errors import FencedError, MachineTooSmallError, RankLostError, StoreUnreachableError, WriterDiedError
+from segue.launch import memory
 from segue.launch.assignment import Assignment
 from segue.notices.board import NoticeBoard
 from segue.notices.watchers import Watcher, watchers_of, watching
@@ -31,12 +32,15 @@ from segue.stores.retry import patiently
 from segue.trainer.claim import Claim, claim_run
 from segue.trainer.context import AttemptContext
 from segue.trainer.environment import environment_of, prepare_device
-from segue.trainer.heartbeat import HeartbeatThread
+from segue.trainer.health.activity import Activity
+from segue.trainer.health.failures import stop_reason
+from segue.trainer.health.heartbeat import HeartbeatThread
+from segue.trainer.health.watchdog import Watchdog
 from segue.trainer.live_recipe import LiveRecipe
 from segue.trainer.loop import TrainingLoop
 from segue.trainer.ranks.collectives import Ranks
 from segue.trainer.ranks.group import local_rank, meet
-from segue.trainer.reporting import report_without_training, starting
+from segue.trainer.reporting import report_ended, report_without_training, starting
 from segue.trainer.resume import Resume
 from segue.trainer.state import same_on_every_rank
 
@@ -69,7 +73,7 @@ def run_attempt(
     """
     spec = assignment.spec
     device = prepare_device(spec, local_rank=local_rank())
-    started_at = clock.monotonic()
+    started_at, kills_before = clock.monotonic(), memory.MemoryKills.now()
     group = meet(device, wait_seconds=spec.liveness.rank_seconds, clock=clock)
     environment = environment_of(device, world_size=group.ranks.count)
     fast = _fast_tier(spec)
@@ -87,13 +91,17 @@ def run_attempt(
                 group=group,
                 board=board,
                 clock=clock,
+                activity=Activity(clock),
+                kills_before=kills_before,
+                memory_limit_bytes=memory.limit_bytes(),
                 started_at=started_at,
             )
             attempt = Attempt(context, shards=shards, fast=fast)
-            if not group.ranks.is_leader:
-                return attempt.run()
-            with attempt.heartbeat.beating(), watching(_watchers(context, owner), board):
-                return attempt.run()
+            with attempt.watchdog.watching():
+                if not group.ranks.is_leader:
+                    return attempt.run()
+                with attempt.heartbeat.beating(), watching(_watchers(context, owner), board):
+                    return attempt.run()
 
 
 class Attempt:
@@ -107,6 +115,14 @@ class Attempt:
             attempt_id=context.claim.attempt_id,
             interval_seconds=context.spec.liveness.heartbeat_seconds,
             describe=partial(starting, context),
+        )
+        self.watchdog = Watchdog(
+            context.spec,
+            context.activity,
+            context.board,
+            report=partial(report_ended, context),
+            ranks=context.ranks.count,
+            is_leader=context.ranks.is_leader,
         )
         self._resume = Resume(
             context.runlog,
@@ -131,12 +147,13 @@ class Attempt:
         except (Exception, SystemExit) as error:
             # Building and loading run the user's code. Its exception belongs in the report, where a person sees it.
             log.error("the recipe could not be built or restored", exc_info=error)
-            return report_without_training(self._context, StopReason.FAILED, error)
+            reason = stop_reason(error, kills_before=self._context.kills_before)
+            return report_without_training(self._context, reason, error)
         staging = self._staging(live)
         writer = self._writer(staging)
         with closing(staging), closing(writer):
             loop = TrainingLoop(self._context, live, resume=self._resume, staging=staging, writer=writer)
-            self.heartbeat.describe = loop.describe
+            self.heartbeat.describe, self.watchdog.report = loop.describe, loop.report_ended
             return loop.run()
 
     def _restored(self) -> LiveRecipe:

@@ -8,11 +8,13 @@ import torch
 
 from segue.clock import Clock
 from segue.launch.assignment import Assignment
+from segue.launch.memory import MemoryKills
 from segue.notices.board import NoticeBoard
 from segue.records import Environment, SegmentPlan
 from segue.runlog.log import RunLog
 from segue.spec import RunSpec
 from segue.trainer.claim import Claim
+from segue.trainer.health.activity import Activity
 from segue.trainer.ranks.collectives import Ranks
 from segue.trainer.ranks.group import RankGroup
 
@@ -29,6 +31,10 @@ class AttemptContext:
     group: RankGroup
     board: NoticeBoard
     clock: Clock
+    activity: Activity
+    kills_before: MemoryKills
+    """The kernel's kills for memory before the attempt."""
+    memory_limit_bytes: int | None
     started_at: float
     """Start of the attempt in this process, in the clock's monotonic time."""
 

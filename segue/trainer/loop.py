@@ -25,6 +25,7 @@ from segue.errors import (
     WorkAtRiskError,
 )
 from segue.records import (
+    CodeFailure,
     Heartbeat,
     SegmentReport,
     Skip,
@@ -34,10 +35,11 @@ from segue.records import (
 from segue.runlog.history import read_history
 from segue.stores.base import StoreReadError, StoreWriteError
 from segue.trainer.context import AttemptContext
+from segue.trainer.health.failures import failure_of, stop_reason
 from segue.trainer.live_recipe import LiveRecipe
 from segue.trainer.ranks.consensus import Vote, agree
 from segue.trainer.rehearsal import ResumeRehearsal, is_due
-from segue.trainer.reporting import AttemptReporter, failure_of
+from segue.trainer.reporting import AttemptReporter
 from segue.trainer.resume import Resume
 from segue.trainer.saving import Saving, life_on
 from segue.trainer.time_left import REPORT_SECONDS, Pace, TimeLeft
@@ -64,6 +66,7 @@ class TrainingLoop:
             staging=staging,
             writer=writer,
             life=life_on(context.plan.capacity, history),
+            activity=context.activity,
             clock=context.clock,
             leads=self._ranks.is_leader,
         )
@@ -132,9 +135,18 @@ class TrainingLoop:
             # A rank that hangs may never write its part of a save.
             patience = REPORT_SECONDS if isinstance(error, HungRankError) else self._spec.grace_seconds
             self._writer.wait(patience)
-            return self._reporter.append(self._reporter.report(StopReason.FAILED, failure=failure_of(error)))
+            reason = stop_reason(error, kills_before=self._context.kills_before)
+            return self._reporter.append(self._reporter.report(reason, failure=failure_of(error)))
         except FencedError as fenced:
             return self._fenced(fenced)
+
+    def report_ended(self, reason: StopReason, failure: CodeFailure | None, note: str) -> None:
+        """Write the report of an attempt that its watchdog ends; called from another thread.
+
+        Raises:
+            FencedError: a newer claim exists.
+        """
+        self._reporter.append(self._reporter.report(reason, failure=failure, note=note))
 
     def describe(self, counter: int) -> Heartbeat:
         """The heartbeat with this counter; called from the heartbeat thread."""
@@ -165,6 +177,7 @@ class TrainingLoop:
             if self._progress.step == self._reporter.from_step + 1:
                 self._saving.prepare()
         self._reporter.is_ending = True
+        self._context.activity.ending()
         self._end(vote.stop, batches)
         return vote.stop
 
@@ -206,6 +219,7 @@ class TrainingLoop:
         self._refuse_poison(row, batch)
         self._live.advance(batch)
         self._context.group.step = row.step
+        self._context.activity.step_done(row.step)
         recent = self._progress.recent_losses
         self._progress.recent_losses = anomalies.with_loss(recent, row.loss, spec=self._spec.anomalies)
         self._reporter.loss = row.loss

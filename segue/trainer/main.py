@@ -6,6 +6,7 @@ launch folder instead. The exit code is an `ExitCode`; the run's log has the det
 
 from __future__ import annotations
 
+import faulthandler
 import logging
 import os
 import sys
@@ -14,6 +15,8 @@ from pathlib import Path
 from segue.clock import SystemClock
 from segue.errors import BrokenResumeError, SegueError, StalePlanError
 from segue.launch.assignment import Assignment, ExitCode
+from segue.launch.launcher import DUMP_SIGNAL
+from segue.launch.output import survive_broken_output
 from segue.launch.rendezvous import RANKS_VARIABLE, LaunchFolder
 from segue.notices import sigterm
 from segue.notices.board import NoticeBoard
@@ -44,6 +47,9 @@ def main() -> int:
 def _run(assignment: Assignment | None, *, folder: LaunchFolder | None = None, rank: int = 0) -> int:
     spec = assignment.spec if assignment is not None else _folder_of_standby(folder).spec
     _log_as(spec, assignment, rank)
+    survive_broken_output(folder.owner if folder is not None else None)
+    faulthandler.enable()
+    faulthandler.register(DUMP_SIGNAL, all_threads=True)
     clock = SystemClock()
     board = NoticeBoard(clock)
     sigterm.listen(board, grace_seconds=spec.grace_seconds)

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import logging
 import os
-import traceback
 from dataclasses import dataclass, field
 
 from segue.checkpoints.saving.committer import Writer
 from segue.continuity.witness import Witness
-from segue.errors import RankFailedError, SegueError
+from segue.launch.memory import peak_bytes
 from segue.records import CheckpointRef, CodeFailure, Heartbeat, SegmentReport, StopReason
 from segue.runlog.entries import Entry, ReportEntry
 from segue.runlog.history import read_history
@@ -17,6 +16,7 @@ from segue.runlog.log import Stamp
 from segue.stores.base import StoreReadError, StoreWriteError
 from segue.stores.retry import patiently
 from segue.trainer.context import AttemptContext
+from segue.trainer.health.failures import failure_of
 from segue.trainer.saving import Saving
 from segue.trainer.state import Progress
 from segue.trainer.time_left import Pace, TimeLeft
@@ -58,6 +58,8 @@ class AttemptReporter:
             cadence=self.saving.cadence.reason,
             saves_delayed=self.saving.delayed,
             trouble=self.writer.trouble,
+            peak_memory_bytes=peak_bytes(),
+            memory_limit_bytes=self.context.memory_limit_bytes,
             rows=self.witness.rows_after(last_commit.step) if last_commit else (),
             beat_at=self.context.clock.now(),
         )
@@ -92,6 +94,7 @@ class AttemptReporter:
             save_cost_seconds=save.cost_seconds if save else None,
             notice=self.context.board.read(),
             failure=failure,
+            peak_memory_bytes=peak_bytes(),
             note=note,
         )
 
@@ -134,15 +137,6 @@ def append_report(context: AttemptContext, report: SegmentReport) -> None:
         log.error("report not written reason=%s", error)
 
 
-def failure_of(error: BaseException) -> CodeFailure:
-    """The failure as a person sees it: the traceback of the recipe's code, or the sentence of a segue error."""
-    if isinstance(error, RankFailedError):
-        name = f"{error.type_name} on rank {error.rank}"
-        return CodeFailure(type=name, message=error.message, traceback=error.traceback)
-    shown = str(error) if isinstance(error, SegueError) else traceback.format_exc()
-    return CodeFailure(type=type(error).__name__, message=str(error), traceback=shown)
-
-
 def starting(context: AttemptContext, counter: int) -> Heartbeat:
     """The heartbeat of an attempt that is still being built and restored."""
     return Heartbeat(
@@ -156,6 +150,18 @@ def starting(context: AttemptContext, counter: int) -> Heartbeat:
 
 
 def report_without_training(context: AttemptContext, reason: StopReason, error: BaseException) -> SegmentReport:
+    """The report of an attempt that raised before its first step; written to the log if this rank reports.
+
+    Raises:
+        FencedError: a newer claim exists, and `reason` is another one.
+    """
+    failure = None if reason in (StopReason.FENCED, StopReason.LOST) else failure_of(error)
+    return report_ended(context, reason, failure, str(error))
+
+
+def report_ended(
+    context: AttemptContext, reason: StopReason, failure: CodeFailure | None, note: str | None
+) -> SegmentReport:
     """The report of an attempt that ended before its first step; written to the log if this rank reports.
 
     Raises:
@@ -173,8 +179,9 @@ def report_without_training(context: AttemptContext, reason: StopReason, error: 
         to_step=step,
         seconds=context.seconds,
         startup_seconds=context.seconds,
-        failure=failure_of(error) if reason is StopReason.FAILED else None,
-        note=str(error),
+        failure=failure,
+        peak_memory_bytes=peak_bytes(),
+        note=note,
     )
     if reason is not StopReason.FENCED:
         append_report(context, report)

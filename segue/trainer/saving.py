@@ -29,6 +29,7 @@ from segue.policy.save_interval import (
 from segue.records import Capacity, CheckpointRef
 from segue.runlog.history import History
 from segue.spec import CheckpointSpec
+from segue.trainer.health.activity import Activity
 from segue.trainer.live_recipe import LiveRecipe
 from segue.trainer.ranks.ddp import bare
 from segue.trainer.state import RNG_PREFIX, capture
@@ -56,11 +57,12 @@ class Saving:
         staging: StagingArea,
         writer: Writer,
         life: Life | None,
+        activity: Activity,
         clock: Clock,
         leads: bool = True,
     ) -> None:
         """With `leads=False` another rank decides when to save and limits the work at risk."""
-        self._leads = leads
+        self._leads, self._activity = leads, activity
         self._spec, self._live, self._curve = spec, live, curve
         self._components, self._progress = live.components, live.progress
         self._staging, self._writer, self._life, self._clock = staging, writer, life, clock
@@ -236,7 +238,7 @@ class Saving:
         model = bare(self._live.recipe.model)
         model.eval()
         try:
-            with torch.no_grad():
+            with torch.no_grad(), self._activity.evaluating():
                 return float(self._live.recipe.evaluate(model))
         finally:
             for name, component in guarded.items():

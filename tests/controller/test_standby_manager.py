@@ -345,7 +345,7 @@ def test_a_standby_that_dies_after_the_recall_costs_one_changeover_and_the_run_c
     run.pool["spare0"].shows = "Crashed"
     plan = run.decide()
     report = run.wait_with_standbys(plan)
-    assert (plan.standby, report.stop_reason, report.lost_steps) == ("spare0", LOST, 0)
+    assert (plan.standby, report.stop_reason, report.lost_steps) == ("spare0", StopReason.NO_CAPACITY, 0)
     after = decide_next(run.log, run.spec, clock=run.clock)
     assert (after.plan.standby, after.plan.parent.step) == (None, 20)
 

@@ -43,7 +43,7 @@ def test_an_attempt_that_waits_for_capacity_is_cancelled(run):
     plan = run.decide()
     run.clock.at(10, lambda: request_stop(run.another_log(), reason="by hand"))
     report = run.wait(plan)
-    assert (report.stop_reason, report.got_capacity, report.note) == (StopReason.LOST, False, "by hand")
+    assert (report.stop_reason, report.got_capacity, report.note) == (StopReason.CANCELLED, False, "by hand")
     assert run.child.asked == ["cancel: by hand"]
     assert decide_next(run.log, run.spec, clock=run.clock).action == "stopped"
 

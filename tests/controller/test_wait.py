@@ -50,6 +50,7 @@ class ScriptedOrchestrator:
 
     def __init__(self) -> None:
         self.shows: str | None = None
+        self.is_cancelled = False
         self.asked: list[str] = []
         self.when_asked: Callable[[], object] = lambda: None
         self.when_cancelled: Callable[[], object] = lambda: None
@@ -57,6 +58,9 @@ class ScriptedOrchestrator:
     def state(self, handle: str) -> str | None:
         self.when_asked()
         return self.shows
+
+    def was_cancelled(self, handle: str) -> bool:
+        return self.is_cancelled
 
     def cancel(self, handle: str, why: str) -> None:
         self.when_cancelled()
@@ -191,6 +195,37 @@ def test_an_attempt_that_ended_without_a_report_is_lost_after_a_few_seconds(watc
     assert run.child.asked == []
 
 
+def test_a_notice_by_which_a_person_cancelled_the_flow_run_is_no_preemption_and_ends_the_run(watch):
+    run = watch()
+    plan, claim = run.started()
+    run.beats_on(claim)
+    run.child.is_cancelled = True
+    run.reports(12, plan, claim, StopReason.NOTICE)
+    report = run.wait(plan)
+    assert (report.stop_reason, report.note) == (StopReason.CANCELLED, "its flow run was cancelled")
+    assert read_history(run.log).report_of(plan.segment, plan.attempt) == report
+    assert decide_next(run.log, run.spec, clock=run.clock).action == "cancelled"
+
+
+def test_a_cancelled_flow_run_that_left_no_report_is_cancelled_and_not_lost(watch):
+    run = watch()
+    plan, claim = run.started()
+    run.beats_on(claim, until=4)
+    run.child.is_cancelled = True
+    run.clock.at(4, lambda: setattr(run.child, "shows", "Cancelled"))
+    assert run.wait(plan).stop_reason is StopReason.CANCELLED
+
+
+def test_an_attempt_that_vanished_at_its_memory_limit_is_out_of_memory(watch):
+    run = watch()
+    plan, claim = run.started()
+    run.beats_on(claim, until=4, peak_memory_bytes=39 * 2**27, memory_limit_bytes=40 * 2**27)
+    run.clock.at(4, lambda: setattr(run.child, "shows", "Crashed"))
+    report = run.wait(plan)
+    assert report.stop_reason is StopReason.OUT_OF_MEMORY
+    assert report.note == ("its flow run ended as Crashed without a report; peak memory 4.88 GiB, limit 5.00 GiB")
+
+
 def test_an_attempt_with_heartbeats_is_not_lost_when_the_orchestrator_shows_it_as_crashed(watch):
     run = watch()
     plan, claim = run.started()
@@ -214,7 +249,7 @@ def test_without_capacity_the_report_is_written_before_the_cancellation(watch):
     known: list[int] = []
     run.child.when_cancelled = lambda: known.append(len(read_history(run.log).reports))
     report = run.wait(plan)
-    assert (report.stop_reason, report.attempt_id, run.clock.monotonic()) == (LOST, None, 60)
+    assert (report.stop_reason, report.attempt_id, run.clock.monotonic()) == (StopReason.NO_CAPACITY, None, 60)
     assert known == [1]
     assert run.child.asked == ["cancel: no capacity on spot within 60 s"]
 
@@ -239,7 +274,7 @@ def test_the_wait_of_an_earlier_parent_counts_when_there_is_a_deadline(watch, de
     run = watch(deadline=deadline, liveness={"start_seconds": 59}, policy=policy)
     plan = run.decide()
     run.clock.advance(50)  # The parent that decided waited 50 s and was killed.
-    assert run.wait(plan).stop_reason is LOST
+    assert run.wait(plan).stop_reason is StopReason.NO_CAPACITY
     assert run.clock.monotonic() == gives_up_at
 
 

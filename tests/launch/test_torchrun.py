@@ -9,7 +9,7 @@ import pytest
 
 from segue.clock import SystemClock
 from segue.controller.local_run import run_here
-from segue.controller.segment import report_or_lost
+from segue.controller.segment import TrainerEnd, report_or_lost
 from segue.controller.steps import decide_next
 from segue.launch.assignment import Assignment, ExitCode
 from segue.launch.launcher import launch, launch_standby
@@ -29,7 +29,7 @@ def start(open_log):
     def make(spec):
         runlog, lines = open_log(spec), []
         plan = decide_next(runlog, spec, clock=SystemClock()).plan
-        trainer = launch(Assignment(spec=spec, plan=plan), on_line=lines.append)
+        trainer = launch(Assignment(spec=spec, plan=plan), on_line=lambda line: lines.append(line.text))
         launched.append(trainer)
         give_up_at = time.monotonic() + 90
         while not is_training(runlog, plan):
@@ -64,14 +64,14 @@ def test_a_notice_reaches_all_ranks_and_the_run_is_finished_from_where_they_stop
     code = trainer.wait(60)
     assert code == ExitCode.NOTICE
     assert trainer.poll() == ExitCode.NOTICE
-    report = report_or_lost(runlog, plan, exit_code=code)
+    report = report_or_lost(runlog, plan, TrainerEnd(code))
     assert (report.stop_reason, report.notice.kind, report.lost_steps) == (StopReason.NOTICE, "sigterm", 0)
     assert report.checkpoint.step == report.to_step > 0
     assert psutil.wait_procs(everything, timeout=10)[1] == []
 
     lines = []
     fixed = make_spec(**RECIPE, steps=report.to_step + 20)
-    decision = run_here(fixed, runlog, on_line=lines.append)
+    decision = run_here(fixed, runlog, on_line=lambda line: lines.append(line.text))
     assert decision.action == "finished", "\n".join(lines)
     history = read_history(runlog)
     assert history.committed_step == report.to_step + 20
@@ -87,14 +87,14 @@ def test_a_kill_leaves_no_process_and_no_report(start, make_spec):
     trainer.kill()
     assert trainer.wait(30) == -9
     assert psutil.wait_procs(everything, timeout=10)[1] == []
-    assert report_or_lost(runlog, plan, exit_code=-9).stop_reason is StopReason.LOST
+    assert report_or_lost(runlog, plan, TrainerEnd(-9)).stop_reason is StopReason.LOST
 
 
 @pytest.mark.matrix
 def test_ranks_that_booted_as_a_standby_train_together_once_they_have_an_assignment(make_spec, open_log):
     spec = make_spec(**(RECIPE | {"steps": 20}))
     runlog, lines = open_log(spec), []
-    trainer = launch_standby(spec, on_line=lines.append)
+    trainer = launch_standby(spec, on_line=lambda line: lines.append(line.text))
     try:
         give_up_at = time.monotonic() + 90
         while not trainer.is_booted():

@@ -41,7 +41,7 @@ def test_a_run_leaves_no_credential_in_the_store_or_in_its_output(secrets, moto_
     )
     lines: list[str] = []
     runlog = open_run(spec, clock=SystemClock())
-    run_here(spec, runlog, on_line=lines.append)
+    run_here(spec, runlog, on_line=lambda line: lines.append(line.text))
     assert any("checkpoint committed" in line for line in lines)
     store = open_store(spec.store)
     written = [store.get(item.key) for item in store.list_objects("quiet/")]

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from torch.distributed import TCPStore
 
-from segue.controller.segment import report_or_lost
+from segue.controller.segment import TrainerEnd, report_or_lost
 from segue.launch.assignment import Assignment
 from segue.launch.rendezvous import RANKS_VARIABLE, LaunchFolder
 from segue.records import SegmentPlan, SegmentReport
@@ -120,7 +120,7 @@ class RanksForkServer:
             watch(group.tend, observe, limit_seconds=limit_seconds, describe=group.logs)
         finally:
             code = group.end()
-        return report_or_lost(runlog, plan, exit_code=code)
+        return report_or_lost(runlog, plan, TrainerEnd(code))
 
     def run_to_the_end(self, runlog: RunLog, spec: RunSpec, *, ranks: int) -> list[SegmentReport]:
         """Attempt after attempt until the goal is committed."""

@@ -14,7 +14,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 from segue.clock import SystemClock
-from segue.controller.segment import report_or_lost
+from segue.controller.segment import TrainerEnd, report_or_lost
 from segue.controller.steps import decide_next
 from segue.launch.assignment import Assignment
 from segue.records import SegmentPlan, SegmentReport
@@ -58,7 +58,7 @@ class ForkServer:
         observe = None if observer is None else partial(observer, process.pid or 0, runlog, plan)
         watch(process.is_alive, observe, limit_seconds=limit_seconds)
         process.join()
-        return report_or_lost(runlog, plan, exit_code=process.exitcode)
+        return report_or_lost(runlog, plan, TrainerEnd(process.exitcode))
 
     def run_to_the_end(self, runlog: RunLog, spec: RunSpec) -> list[SegmentReport]:
         """Attempt after attempt until the goal is committed."""

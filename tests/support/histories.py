@@ -126,7 +126,7 @@ class Logbook:
 
     def not_started(self, capacity: Capacity = Capacity.SPOT) -> SegmentReport:
         """An attempt that never got capacity."""
-        return self.report(self.plan(capacity), StopReason.LOST, attempt_id=None, got_capacity=False)
+        return self.report(self.plan(capacity), StopReason.NO_CAPACITY, attempt_id=None, got_capacity=False)
 
     def quarantine(self, ref: CheckpointRef, *, reason: str = "a shard is torn") -> None:
         self.write(QuarantineEntry, slot=ref.slot, checkpoint=ref, reason=reason)

@@ -20,6 +20,7 @@ ROOMS: tuple[tuple[str, ...], ...] = (
     ("interop", "reports", "resume_drill"),
     ("trainer", "controller"),
     ("trainer.ranks",),
+    ("trainer.health",),
     ("simulation", "curves"),
     ("policy",),
     ("policy.rules",),

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from segue.clock import SystemClock
-from segue.controller.segment import report_or_lost
+from segue.controller.segment import TrainerEnd, report_or_lost
 from segue.controller.standby_agent import StandbyAgent, Taken
 from segue.controller.steps import decide_next
 from segue.controller.wait import Submitted, await_report
@@ -165,6 +165,9 @@ class World:
     def state(self, handle: str) -> str | None:
         return self._machines[handle].ended_as()
 
+    def was_cancelled(self, handle: str) -> bool:
+        return False
+
     def cancel(self, handle: str, why: str) -> None:
         self._machines[handle].cancel(why)
 
@@ -178,7 +181,7 @@ class World:
             process = self._fork_server.start(self.spec, plan)
             machine.watch(process)
             if not machine.is_gone:
-                report_or_lost(self._log(), plan, exit_code=process.exitcode)
+                report_or_lost(self._log(), plan, TrainerEnd(process.exitcode))
 
         return Machine(self, is_spot=plan.capacity is Capacity.SPOT, work=work)
 

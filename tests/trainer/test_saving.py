@@ -15,7 +15,7 @@ from segue.checkpoints.saving.committer import Writer
 from segue.checkpoints.saving.staging import StagingArea
 from segue.checkpoints.saving.writer_client import InlineWriter
 from segue.clock import SystemClock
-from segue.controller.segment import report_or_lost
+from segue.controller.segment import TrainerEnd, report_or_lost
 from segue.controller.steps import decide_next
 from segue.curves.schema import Curve
 from segue.data.loader import Feed
@@ -33,6 +33,7 @@ from segue.testing.clock import FakeClock
 from segue.testing.faulty_store import FaultyStore
 from segue.testing.recipes import tiny
 from segue.trainer.attempt import run_attempt
+from segue.trainer.health.activity import Activity
 from segue.trainer.saving import Saving
 from segue.trainer.state import Progress, components_of
 from segue.trainer.step import do_step
@@ -124,7 +125,7 @@ def test_with_an_unreachable_store_training_continues_as_long_as_allowed_and_the
     beat = last_heartbeat(runlog, history.attempts[0])
     assert beat.step > history.committed_step + 1
     assert "injected" in beat.trouble
-    assert report_or_lost(runlog, history.open_plan, exit_code=1).stop_reason is StopReason.LOST
+    assert report_or_lost(runlog, history.open_plan, TrainerEnd(1)).stop_reason is StopReason.LOST
     report = train(spec.model_copy(update={"steps": 40}), runlog)
     assert (report.stop_reason, report.from_step) == (StopReason.FINISHED, 10)
     assert read_history(runlog).attempts[-1].verdict.kind is VerdictKind.EXACT
@@ -220,6 +221,7 @@ def saves(folder, clock, *, fails=lambda operation, key: False, **checkpoints):
         staging=staging,
         writer=writer,
         life=None,
+        activity=Activity(clock),
         clock=clock,
     )
     try:

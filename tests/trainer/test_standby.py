@@ -36,7 +36,7 @@ def boot():
 
     def start(spec, *, until_booted: bool = True):
         lines = []
-        trainer = launch_standby(spec, on_line=lines.append)
+        trainer = launch_standby(spec, on_line=lambda line: lines.append(line.text))
         started.append(trainer)
         give_up_at = time.monotonic() + 90
         while until_booted and not trainer.is_booted():

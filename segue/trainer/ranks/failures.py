@@ -30,6 +30,7 @@ from segue.errors import (
 from segue.process import ProcessRef
 from segue.records import Value
 from segue.stores.base import StoreReadError, StoreWriteError
+from segue.trainer.health.failures import is_transient
 
 log = logging.getLogger(__name__)
 
@@ -52,6 +53,7 @@ class RankEnding(Value):
     type_name: str
     message: str
     traceback: str
+    is_transient: bool = False
 
 
 class CountedNotes(Notes, Protocol):
@@ -112,6 +114,7 @@ class RankFailures:
             type_name=type(error).__name__,
             message=str(error),
             traceback="".join(traceback.format_exception(error)),
+            is_transient=is_transient(error),
         )
         self._notes.put(f"ending/{self._rank}", ending.model_dump_json())
         return ending
@@ -163,7 +166,11 @@ def cause_of(
         first = causes[0]
         if first.is_code:
             return RankFailedError(
-                rank=first.rank, type_name=first.type_name, message=first.message, traceback=first.traceback
+                rank=first.rank,
+                type_name=first.type_name,
+                message=first.message,
+                traceback=first.traceback,
+                is_transient=first.is_transient,
             )
         return RankLostError(ranks=(first.rank,), why=f"{first.type_name}: {first.message}")
     if hung and hung == silent:

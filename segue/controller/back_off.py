@@ -1,0 +1,43 @@
+"""The back-off before an attempt that follows a failed one."""
+
+from __future__ import annotations
+
+import logging
+
+from segue.clock import Clock
+from segue.records import SegmentPlan
+from segue.runlog.history import read_history
+from segue.runlog.log import RunLog
+from segue.stores.base import StoreReadError
+
+log = logging.getLogger(__name__)
+
+_POLL_SECONDS = 2.0
+
+
+def back_off(runlog: RunLog, plan: SegmentPlan, *, clock: Clock) -> None:
+    """Block until the plan's delay since its decision has passed, or the run is stopped.
+
+    A parent that is started again waits only for the rest of the delay, and not at all for an attempt that has begun.
+    """
+    if not plan.delay_seconds:
+        return
+    history = read_history(runlog)
+    if history.attempt_of(plan.segment, plan.attempt) is not None:
+        return
+    decided_at = next((entry.written_at for entry in reversed(history.decisions) if entry.plan == plan), clock.now())
+    passed = (clock.now() - decided_at).total_seconds()
+    # At most the whole delay, also where the clock was set back.
+    ends_at = clock.monotonic() + min(plan.delay_seconds - passed, plan.delay_seconds)
+    if ends_at > clock.monotonic():
+        log.info("waiting before the next attempt segment=%d delay_seconds=%.0f", plan.segment, plan.delay_seconds)
+    while (left := ends_at - clock.monotonic()) > 0 and not _is_stopped(runlog):
+        clock.sleep(min(left, _POLL_SECONDS))
+
+
+def _is_stopped(runlog: RunLog) -> bool:
+    try:
+        return read_history(runlog).stop is not None
+    except StoreReadError as error:
+        log.warning("the store cannot be read during a back-off reason=%s", error)
+        return False

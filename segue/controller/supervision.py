@@ -1,0 +1,117 @@
+"""Supervision of a trainer by its segment: it is ended when its attempt is over, or when it ignores a notice.
+
+A trainer ends by itself in both cases, unless it hangs, is suspended, or no thread of it runs any more.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from segue.clock import Clock
+from segue.launch.launcher import Trainer
+from segue.records import SegmentPlan
+from segue.runlog.history import History, read_history
+from segue.runlog.log import RunLog
+from segue.runlog.open import open_log
+from segue.spec import RunSpec
+from segue.stores.base import StoreReadError
+
+log = logging.getLogger(__name__)
+
+_POLL_SECONDS = 0.5
+_LOG_SECONDS = 5.0
+"""Shortest period of reads of the run's log."""
+_MARGIN_SECONDS = 8.0
+"""How much later than its grace period a trainer is killed: its own watchdog comes first."""
+_DUMP_SECONDS = 2.0
+"""How long a trainer has to write its stacks."""
+
+
+@contextmanager
+def supervising(
+    spec: RunSpec, plan: SegmentPlan, trainer: Trainer, *, is_noticed: Callable[[], bool], clock: Clock
+) -> Iterator[None]:
+    """Supervise a trainer, from a thread of its own, until the block ends."""
+    supervisor = _Supervisor(spec, plan, trainer, is_noticed, clock)
+    stop = threading.Event()
+
+    def work() -> None:
+        while not stop.wait(_POLL_SECONDS):
+            supervisor.look()
+
+    thread = threading.Thread(target=work, name="segue-supervisor", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join(_POLL_SECONDS)  # A store that hangs must not hold up the report.
+
+
+class _Supervisor:
+    def __init__(
+        self, spec: RunSpec, plan: SegmentPlan, trainer: Trainer, is_noticed: Callable[[], bool], clock: Clock
+    ) -> None:
+        self._spec, self._plan, self._trainer = spec, plan, trainer
+        self._is_noticed, self._clock = is_noticed, clock
+        self._runlog: RunLog | None = None
+        self._read_at = clock.monotonic()
+        self._period_seconds = max(_LOG_SECONDS, spec.liveness.heartbeat_seconds)
+        self._due: tuple[str, float] | None = None
+        self._is_dumped = False
+
+    def look(self) -> None:
+        """Check once; end the trainer if its time is over."""
+        at = self._clock.monotonic()
+        if self._due is None:
+            self._due = self._why_it_must_end(at)
+        elif self._trainer.poll() is None:
+            self._end(*self._due, at=at)
+
+    def _why_it_must_end(self, at: float) -> tuple[str, float] | None:
+        """Why the trainer must end, and when it is killed; None while it may go on."""
+        if self._is_noticed():
+            return "it did not end within the grace period of a notice", at + self._spec.grace_seconds + _MARGIN_SECONDS
+        if at - self._read_at < self._period_seconds:
+            return None
+        self._read_at = at
+        why = self._why_its_attempt_is_over()
+        if why is None:
+            return None
+        # It may still commit what it has, unless a newer attempt has begun; it refuses that by itself.
+        log.warning("the trainer is told to end reason=%s", why)
+        self._trainer.give_notice()
+        return why, at + self._spec.grace_seconds + _MARGIN_SECONDS
+
+    def _why_its_attempt_is_over(self) -> str | None:
+        try:
+            if self._runlog is None:
+                self._runlog = open_log(self._spec, clock=self._clock).reload()
+            return _why_over(read_history(self._runlog), self._plan)
+        except StoreReadError as error:
+            log.debug("the supervisor cannot read the log reason=%s", error)
+            return None
+
+    def _end(self, why: str, kill_at: float, *, at: float) -> None:
+        if at >= kill_at - _DUMP_SECONDS and not self._is_dumped:
+            self._is_dumped = True
+            log.error("the trainer does not end; its stacks follow reason=%s", why)
+            self._trainer.dump_stacks()
+        if at >= kill_at:
+            log.error("killing the trainer reason=%s", why)
+            self._trainer.kill()
+
+
+def _why_over(history: History, plan: SegmentPlan) -> str | None:
+    """Why an attempt is over although its trainer runs; None while it is in force."""
+    report = history.report_of(plan.segment, plan.attempt)
+    if report is not None:
+        return f"its attempt was reported as {report.stop_reason.in_words}"
+    attempt = history.attempt_of(plan.segment, plan.attempt)
+    newest = max((other.claim.epoch for other in history.attempts), default=0)
+    if attempt is not None and attempt.claim.epoch < newest:
+        return "a newer attempt has claimed the run"
+    return None

@@ -1,0 +1,115 @@
+"""Memory of a process tree: whether the kernel killed one of its processes for memory, and the limit it ran under.
+
+The kernel counts these kills for each control group (cgroup), and for the whole machine in /proc/vmstat.
+Source: the kernel's documentation of cgroup v2 (`memory.events`, `memory.max`) and of v1 (`memory.oom_control`).
+"""
+
+from __future__ import annotations
+
+import resource
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+_GIB = 2**30
+_UNLIMITED_BYTES = 2**60
+"""A limit of cgroup v1 that is none is a number near 2^63."""
+
+
+@dataclass(frozen=True)
+class MemoryKills:
+    """The kills for memory up to now, in this process's control group and on this machine."""
+
+    group: int | None
+    """None where there is no control group."""
+    machine: int | None
+
+    @classmethod
+    def now(cls) -> Self:
+        """Read both counters."""
+        return cls(group=_group_kills(), machine=_count(Path("/proc/vmstat"), "oom_kill"))
+
+    def has_grown_to(self, later: MemoryKills, *, was_killed: bool) -> bool:
+        """Whether a process of this control group was killed for memory between the two.
+
+        A kill that only the machine's counter shows counts if the process in question `was_killed` by a signal: its
+        control group may not be visible from here, and another program's kill must not be blamed on it.
+        """
+        if self.group is not None and later.group is not None and later.group > self.group:
+            return True
+        on_machine = self.machine is not None and later.machine is not None and later.machine > self.machine
+        return was_killed and on_machine
+
+
+def limit_bytes() -> int | None:
+    """The smallest memory limit of this process's control groups; None without one."""
+    found = []
+    for folder in (folder for chain in _groups() for folder in chain):
+        for name in ("memory.max", "memory.limit_in_bytes"):
+            text = _read(folder / name).strip()
+            if text.isdigit() and int(text) < _UNLIMITED_BYTES:
+                found.append(int(text))
+    return min(found, default=None)
+
+
+def peak_bytes() -> int:
+    """The largest resident memory of this process since it began, in bytes."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024  # Linux counts in KiB.
+
+
+def in_words(peak: int | None, limit: int | None) -> str:
+    """Peak and limit for a message; empty if neither is known."""
+    parts = []
+    if peak:
+        parts.append(f"peak memory {peak / _GIB:.2f} GiB")
+    if limit:
+        parts.append(f"limit {limit / _GIB:.2f} GiB")
+    return ", ".join(parts)
+
+
+def _group_kills() -> int | None:
+    # Groups above count the kills of all programs below them, so they are not read.
+    own = [chain[0] for chain in _groups()]
+    counts = [_count(folder / name, "oom_kill") for folder in own for name in ("memory.events", "memory.oom_control")]
+    return max((count for count in counts if count is not None), default=None)
+
+
+def _groups() -> list[list[Path]]:
+    """This process's memory control group and those above it, in every mounted hierarchy."""
+    found = []
+    for line in _read(Path("/proc/self/cgroup")).splitlines():
+        _, controllers, path = line.split(":", 2)
+        if controllers not in ("", "memory"):
+            continue
+        for root in _mounts(controllers):
+            # In a container the path may be that of the host; its own group is then the root of the mount.
+            inside = root / path.lstrip("/")
+            start = inside if inside.is_dir() else root
+            found.append([start, *(above for above in start.parents if above.is_relative_to(root))])
+    return found
+
+
+def _mounts(controllers: str) -> list[Path]:
+    """Where a hierarchy is mounted: v1's by its controller, v2's for an empty one."""
+    found = []
+    for line in _read(Path("/proc/self/mounts")).splitlines():
+        _, where, kind, options, *_ = line.split(" ")
+        is_v1 = kind == "cgroup" and controllers in options.split(",")
+        if is_v1 if controllers else kind == "cgroup2":
+            found.append(Path(where))
+    return found
+
+
+def _count(path: Path, name: str) -> int | None:
+    for line in _read(path).splitlines():
+        key, _, value = line.partition(" ")
+        if key == name and value.strip().isdigit():
+            return int(value)
+    return None
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text()
+    except OSError:
+        return ""

@@ -1,0 +1,191 @@
+"""A trainer's output: pipes that neither end nor slow down their writer, and the lines that are shown of it.
+
+Whoever reads a pipe may vanish (engine, worker, terminal). Its writer would then fail at its next print.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import os
+import re
+import stat
+import termios
+import threading
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from typing import IO, NamedTuple
+
+from segue.clock import SystemClock
+from segue.process import Parent, ProcessRef
+
+log = logging.getLogger(__name__)
+
+_STANDARD_STREAMS = (1, 2)
+_POLL_SECONDS = 0.5
+_FULL_POLLS = 4
+"""Polls in a row at which a full pipe shows that it is not read."""
+_MOST_WAITING = 1_000
+"""Lines that wait to be shown; the oldest are dropped."""
+_MOST_LINE_CHARACTERS = 4_000
+_BURST_LINES = 500
+_LINES_PER_SECOND = 20.0
+_END_SECONDS = 5.0
+_LEVEL = re.compile(r"^(DEBUG|INFO|WARNING|ERROR|CRITICAL)\b")
+
+
+class Line(NamedTuple):
+    """One line of a trainer's output, with its log level: the one it begins with, otherwise INFO."""
+
+    level: int
+    text: str
+
+
+OnLine = Callable[[Line], None]
+"""Called with each line that is shown. May raise: the output is read on."""
+
+
+def survive_broken_output(owner: ProcessRef | None = None) -> None:
+    """Make writes to standard output and error succeed when no process reads them any more.
+
+    For a process whose output is piped to its parent, or to `owner`. It keeps a reading end of its own pipes open and
+    empties them once their reader has ended, or has not read a full pipe for two seconds; what is emptied is lost.
+    Does nothing for a file, and where the system has no /proc.
+    """
+    ends = [end for end in map(_reading_end, _STANDARD_STREAMS) if end is not None]
+    if not ends:
+        return
+    parent = Parent()
+
+    def has_reader() -> bool:
+        return parent.is_alive() and (owner is None or owner.is_alive())
+
+    threading.Thread(target=_empty, args=(ends, has_reader), name="segue-output", daemon=True).start()
+
+
+class Relay:
+    """Reads a process's output as fast as it is written, and passes lines on at a limited rate.
+
+    Of a line that was redrawn with carriage returns, as progress bars are, the last state is shown. Lines beyond
+    20 a second, after the first 500, are dropped and counted.
+    """
+
+    def __init__(self, stream: IO[bytes], on_line: OnLine) -> None:
+        self._stream, self._on_line = stream, on_line
+        self._clock = SystemClock()
+        self._waiting: deque[str] = deque()
+        self._dropped = 0
+        self._has_ended = False
+        self._changed = threading.Condition()
+        self._reader = threading.Thread(target=self._read, name="segue-output-reader", daemon=True)
+        self._shower = threading.Thread(target=self._show, name="segue-output-lines", daemon=True)
+        self._reader.start()
+        self._shower.start()
+
+    def close(self) -> None:
+        """Wait until everything that was written has been passed on, at most a few seconds."""
+        self._reader.join(_END_SECONDS)
+        self._shower.join(_END_SECONDS)
+
+    def _read(self) -> None:
+        rest = b""
+        with self._stream, suppress(OSError, ValueError):
+            while chunk := os.read(self._stream.fileno(), 65536):
+                *lines, rest = (rest + chunk).split(b"\n")
+                # A progress bar never ends its line: only its last state is kept.
+                rest = rest.rpartition(b"\r")[2] if len(rest) > _MOST_LINE_CHARACTERS else rest
+                self._add([_text(line) for line in lines])
+        self._add([_text(rest)] if rest else [], is_end=True)
+
+    def _add(self, lines: list[str], *, is_end: bool = False) -> None:
+        with self._changed:
+            self._waiting.extend(lines)
+            while len(self._waiting) > _MOST_WAITING:
+                self._waiting.popleft()
+                self._dropped += 1
+            self._has_ended = is_end
+            self._changed.notify()
+
+    def _show(self) -> None:
+        allowance, at = float(_BURST_LINES), self._clock.monotonic()
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._waiting or self._dropped or self._has_ended)
+                now = self._clock.monotonic()
+                allowance = min(allowance + (now - at) * _LINES_PER_SECOND, float(_BURST_LINES))
+                at = now
+                shown, dropped = self._take(int(allowance))
+                is_over = self._has_ended and not self._waiting
+            allowance -= len(shown)
+            for text in shown:
+                self._pass_on(text)
+            if dropped:
+                self._pass_on(f"WARNING {dropped} lines of output not shown limit={_LINES_PER_SECOND:g} lines a second")
+            if is_over:
+                return
+            if allowance < 1:
+                self._clock.sleep(1.0)
+
+    def _take(self, most: int) -> tuple[list[str], int]:
+        """Lines to show now. At the end of the output the newest are shown: they say why it ended."""
+        if self._has_ended:
+            most = max(most, int(_LINES_PER_SECOND) * 5)
+            while len(self._waiting) > most:
+                self._waiting.popleft()
+                self._dropped += 1
+        dropped, self._dropped = self._dropped, 0
+        return [self._waiting.popleft() for _ in range(min(most, len(self._waiting)))], dropped
+
+    def _pass_on(self, text: str) -> None:
+        try:
+            self._on_line(line_of(text))
+        except (Exception, SystemExit):
+            # Any exception, and the SystemExit of a console whose pipe broke: a line that cannot be shown must
+            # neither end the trainer, which would block at a full pipe, nor the process that watches it.
+            with suppress(Exception, SystemExit):
+                log.debug("a line of the trainer's output was not shown", exc_info=True)
+
+
+def line_of(text: str) -> Line:
+    """A line as it is shown: its last state, cut to a readable length, with the level it begins with."""
+    text = text.rstrip("\r").rpartition("\r")[2]
+    found = _LEVEL.match(text)
+    level = logging.getLevelNamesMapping()[found[1]] if found else logging.INFO
+    cut = len(text) - _MOST_LINE_CHARACTERS
+    return Line(level, f"{text[:_MOST_LINE_CHARACTERS]} ... ({cut} more characters)" if cut > 0 else text)
+
+
+def _text(line: bytes) -> str:
+    return line.decode(errors="replace")
+
+
+def _reading_end(descriptor: int) -> int | None:
+    """A reading end of the pipe that is open at `descriptor`; None if it is no pipe."""
+    try:
+        if not stat.S_ISFIFO(os.fstat(descriptor).st_mode):
+            return None
+        # Opening it by its name in /proc gives a new end of the same pipe, whichever end the descriptor is.
+        return os.open(f"/proc/self/fd/{descriptor}", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        return None
+
+
+def _empty(ends: list[int], has_reader: Callable[[], bool]) -> None:
+    full = dict.fromkeys(ends, 0)
+    while True:
+        is_read = has_reader()
+        for end in ends:
+            full[end] = full[end] + 1 if _is_full(end) else 0
+            if not is_read or full[end] >= _FULL_POLLS:
+                with suppress(BlockingIOError):
+                    while os.read(end, 1 << 20):
+                        pass
+        SystemClock().sleep(_POLL_SECONDS if is_read else _POLL_SECONDS / 10)
+
+
+def _is_full(end: int) -> bool:
+    capacity = fcntl.fcntl(end, fcntl.F_GETPIPE_SZ)
+    waiting = int.from_bytes(fcntl.ioctl(end, termios.FIONREAD, b"\0\0\0\0"), "little")
+    # A write that does not fit leaves less than a page free.
+    return waiting > capacity - 4096

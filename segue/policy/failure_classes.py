@@ -1,0 +1,134 @@
+"""Classes of failed attempts: each has a budget and a back-off of its own. Pure.
+
+A failure counts against its budget until the run has committed a later step than the attempt reached. None of these
+classes leads to on-demand capacity: the cause is in the run, and other capacity would not remove it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from segue.records import SegmentReport, StopReason, VerdictKind
+from segue.runlog.history import History
+from segue.spec import RunSpec
+
+_SLACK_SHARE = 0.1
+"""Share of the slack that one back-off may take."""
+
+
+@dataclass(frozen=True)
+class FailureClass:
+    """One way in which an attempt fails by the run's own fault."""
+
+    name: str
+    what: str
+    """What happened, as the words after `in 2 attempts`."""
+    fix: str
+    is_of: Callable[[SegmentReport], bool]
+    budget: Callable[[RunSpec], int]
+    first_seconds: float
+    """Back-off after the first such failure; it doubles with each further one."""
+    longest_seconds: float
+
+
+def _is_transient(report: SegmentReport) -> bool:
+    return report.failure is not None and report.failure.is_transient
+
+
+CLASSES = (
+    FailureClass(
+        name="out of memory",
+        what="ran out of memory",
+        fix="use a smaller batch or a machine with more memory",
+        is_of=lambda report: report.stop_reason is StopReason.OUT_OF_MEMORY,
+        budget=lambda spec: spec.policy.max_out_of_memory,
+        first_seconds=10.0,
+        longest_seconds=300.0,
+    ),
+    FailureClass(
+        name="hung",
+        what="hung",
+        fix="look at the stacks in the report; if a step takes that long, raise liveness.hang_seconds",
+        is_of=lambda report: report.stop_reason is StopReason.HUNG,
+        budget=lambda spec: spec.policy.max_hung,
+        first_seconds=10.0,
+        longest_seconds=300.0,
+    ),
+    FailureClass(
+        name="transient",
+        what="failed in input or output",
+        fix="check the data source and the network, then start the run again",
+        is_of=lambda report: report.has_code_failed and _is_transient(report),
+        budget=lambda spec: spec.policy.max_transient_failures,
+        first_seconds=5.0,
+        longest_seconds=300.0,
+    ),
+    FailureClass(
+        name="failed",
+        what="raised",
+        fix="correct the recipe, then start the run again",
+        is_of=lambda report: report.has_code_failed,
+        budget=lambda spec: spec.policy.max_failures,
+        first_seconds=0.0,
+        longest_seconds=0.0,
+    ),
+)
+"""Every class; a report belongs to the first that fits."""
+
+
+def class_of(report: SegmentReport) -> FailureClass | None:
+    """The class of a report; None when its attempt did not fail by the run's own fault."""
+    return next((each for each in CLASSES if each.is_of(report)), None)
+
+
+def reason_to_stop(spec: RunSpec, history: History) -> str | None:
+    """Why no further attempt would help, because a budget is used up; None while attempts are left."""
+    for each in CLASSES:
+        counted = _counted(each, history)
+        if counted and len(counted) >= each.budget(spec):
+            return f"the recipe {each.what} in {len(counted)} attempts{_last(counted[-1])}"
+    return None
+
+
+def retry_reason(history: History) -> str | None:
+    """Why the next attempt runs on the same capacity; None when the last one did not fail by the run's own fault."""
+    last = history.fresh_reports[-1] if history.fresh_reports else None
+    found = class_of(last) if last is not None else None
+    if found is None or last is None:
+        return None
+    return f"{last.capacity} again: the recipe {found.what}, which other capacity would not fix"
+
+
+def delay_seconds(history: History, *, slack_seconds: float | None) -> float:
+    """The back-off before the next attempt; a near deadline shortens it."""
+    last = history.fresh_reports[-1] if history.fresh_reports else None
+    found = class_of(last) if last is not None else None
+    if found is None or not found.first_seconds:
+        return 0.0
+    again = max(len(_counted(found, history)) - 1, 0)
+    delay = min(found.first_seconds * 2.0**again, found.longest_seconds)
+    return delay if slack_seconds is None else min(delay, max(slack_seconds, 0.0) * _SLACK_SHARE)
+
+
+def _counted(failure_class: FailureClass, history: History) -> list[SegmentReport]:
+    return [
+        report
+        for report in history.fresh_reports
+        if class_of(report) is failure_class
+        and report.to_step >= history.committed_step
+        and not _was_resume_broken(report, history)
+    ]
+
+
+def _was_resume_broken(report: SegmentReport, history: History) -> bool:
+    """Whether its resume was broken: that has a recovery of its own."""
+    attempt = history.attempt_of(report.segment, report.attempt)
+    verdict = attempt.verdict if attempt else None
+    return verdict is not None and verdict.kind is VerdictKind.BROKEN
+
+
+def _last(report: SegmentReport) -> str:
+    if report.failure is not None:
+        return f", last {report.failure.type}: {report.failure.message}"
+    return f", last: {report.note}" if report.note else ""

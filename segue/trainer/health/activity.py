@@ -1,0 +1,86 @@
+"""What a trainer does now and since when, and how long each activity may take before it counts as hung."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Literal, NamedTuple
+
+from segue.clock import Clock
+from segue.spec import RunSpec
+
+Kind = Literal["starting", "training", "evaluating", "ending"]
+_ENOUGH_STEPS = 3
+"""Steps until the usual step time is known: the first ones compile and allocate."""
+
+
+class Mark(NamedTuple):
+    """The newest sign of progress. A mark that changes shows that the trainer is not hung."""
+
+    kind: Kind
+    number: int
+    step: int
+
+
+class Activity:
+    """The trainer's progress; written by the training thread, read by others."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._done, self._number = 0, 0
+        self._last_at: float | None = None
+        self._training_seconds = 0.0
+        self.longest_evaluation_seconds: float | None = None
+        self.mark = Mark("starting", 0, 0)
+
+    def step_done(self, step: int) -> None:
+        """A step was done."""
+        at = self._clock.monotonic()
+        if self._last_at is not None:
+            self._done += 1
+            self._training_seconds += at - self._last_at
+        self._last_at = at
+        self._set("training", step)
+
+    @contextmanager
+    def evaluating(self) -> Iterator[None]:
+        """The user's metric is computed until the block ends."""
+        began = self._clock.monotonic()
+        self._set("evaluating")
+        try:
+            yield
+        finally:
+            now = self._clock.monotonic()
+            self.longest_evaluation_seconds = max(self.longest_evaluation_seconds or 0.0, now - began)
+            self._last_at = now if self._last_at is not None else None
+            self._set("training")
+
+    def ending(self) -> None:
+        """Only the last checkpoint and the report are left."""
+        self._set("ending")
+
+    @property
+    def usual_step_seconds(self) -> float | None:
+        """Mean time from one step to the next; None before the first few."""
+        return self._training_seconds / self._done if self._done >= _ENOUGH_STEPS else None
+
+    def limit_seconds(self, spec: RunSpec, *, ranks: int) -> float:
+        """How long the mark may stay as it is."""
+        live = spec.liveness
+        # Ranks that wait for another one end by themselves, and then name that rank.
+        least = max(live.hang_seconds, live.rank_seconds + live.hang_seconds if ranks > 1 else 0.0)
+        first = max(live.first_step_seconds, least)
+        match self.mark.kind:
+            case "starting":
+                return first
+            case "evaluating":
+                longest = self.longest_evaluation_seconds
+                return first if longest is None else max(live.hang_factor * longest, least)
+            case "ending":
+                return first + spec.checkpoints.max_work_at_risk_seconds
+        usual = self.usual_step_seconds
+        return first if usual is None else max(live.hang_factor * usual, least)
+
+    def _set(self, kind: Kind, step: int | None = None) -> None:
+        self._number += 1
+        self.mark = Mark(kind, self._number, self.mark.step if step is None else step)

@@ -1,0 +1,90 @@
+"""What an exception of the user's code means for the run: out of memory, transient, or a fault of the code."""
+
+from __future__ import annotations
+
+import errno
+import re
+import traceback
+from collections.abc import Iterator
+
+from segue.errors import HungRankError, RankFailedError, SegueError
+from segue.launch.memory import MemoryKills
+from segue.records import CodeFailure, StopReason
+
+_PERMANENT_TYPES = (
+    FileNotFoundError,
+    FileExistsError,
+    PermissionError,
+    IsADirectoryError,
+    NotADirectoryError,
+    ChildProcessError,
+    ProcessLookupError,
+)
+_PERMANENT_NUMBERS = frozenset(
+    {errno.EINVAL, errno.ENAMETOOLONG, errno.EROFS, errno.ENOEXEC, errno.EBADF, errno.ENOTSUP, errno.ENODEV}
+)
+_OUT_OF_MEMORY_TYPES = ("MemoryError", "OutOfMemoryError")
+"""Python's own, and torch's for accelerators."""
+_NETWORK_TYPE = re.compile(r"Timeout|TimedOut|Connect|Network|Transport|Incomplete|Throttl|Unavailable|ServerError")
+_DEAD_WORKER = re.compile(r"DataLoader worker \(pid.*(exited unexpectedly|killed by signal)")
+"""torch has no type for this condition, only a RuntimeError with this message."""
+
+
+def stop_reason(error: BaseException, *, kills_before: MemoryKills) -> StopReason:
+    """The reason of an attempt that ended with this exception of the user's code."""
+    if isinstance(error, HungRankError):
+        return StopReason.HUNG
+    names = [error.type_name] if isinstance(error, RankFailedError) else _type_names(error)
+    if any(name in _OUT_OF_MEMORY_TYPES for name in names):
+        return StopReason.OUT_OF_MEMORY
+    # The kernel may have killed a worker of the data loader instead of this process.
+    is_worker = is_dead_worker(str(error))
+    if kills_before.has_grown_to(MemoryKills.now(), was_killed=is_worker):
+        return StopReason.OUT_OF_MEMORY
+    return StopReason.FAILED
+
+
+def failure_of(error: BaseException) -> CodeFailure:
+    """The failure as a person sees it: the traceback of the recipe's code, or the sentence of a segue error."""
+    if isinstance(error, RankFailedError):
+        name = f"{error.type_name} on rank {error.rank}"
+        return CodeFailure(type=name, message=error.message, traceback=error.traceback, is_transient=error.is_transient)
+    shown = str(error) if isinstance(error, SegueError) else traceback.format_exc()
+    return CodeFailure(type=type(error).__name__, message=str(error), traceback=shown, is_transient=is_transient(error))
+
+
+def is_transient(error: BaseException) -> bool:
+    """Whether a retry may help: input and output, a network, or a worker process failed.
+
+    An error that names a wrong path or a missing right is not transient. Of other libraries' errors, the ones count
+    that their types call a connection, a time-out or an unavailable service.
+    """
+    if isinstance(error, SegueError):
+        return isinstance(error, RankFailedError) and error.is_transient
+    if is_dead_worker(str(error)):
+        return True
+    return any(_is_transient_alone(each) for each in _chain(error))
+
+
+def is_dead_worker(message: str) -> bool:
+    """Whether this is torch's message about a worker of its data loader that died."""
+    return _DEAD_WORKER.search(message) is not None
+
+
+def _is_transient_alone(error: BaseException) -> bool:
+    if isinstance(error, OSError):
+        return not isinstance(error, _PERMANENT_TYPES) and error.errno not in _PERMANENT_NUMBERS
+    kinds = (kind for kind in type(error).__mro__ if kind.__module__.partition(".")[0] not in ("builtins", "torch"))
+    return any(_NETWORK_TYPE.search(kind.__name__) for kind in kinds)
+
+
+def _type_names(error: BaseException) -> list[str]:
+    return [kind.__name__ for each in _chain(error) for kind in type(each).__mro__]
+
+
+def _chain(error: BaseException) -> Iterator[BaseException]:
+    """The error and those it was explicitly raised from."""
+    seen: BaseException | None = error
+    while seen is not None:
+        yield seen
+        seen = seen.__cause__

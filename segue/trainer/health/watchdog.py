@@ -1,0 +1,102 @@
+"""The watchdog: ends a trainer that hangs, or that does not end within the grace period of a notice.
+
+It is a thread of the trainer itself, so that it also works when the segment that started the trainer is gone. A trainer
+in which no thread runs any more stops its heartbeat: it is declared lost, and its segment kills it.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import logging
+import os
+import signal
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from segue.launch.assignment import ExitCode
+from segue.notices.board import NoticeBoard
+from segue.process import Parent
+from segue.records import CodeFailure, StopReason
+from segue.spec import RunSpec
+from segue.trainer.health.activity import Activity
+
+log = logging.getLogger(__name__)
+
+_POLL_SECONDS = 0.5
+_OVERDUE_SECONDS = 5.0
+"""How long after a notice's grace period a trainer that nobody killed ends itself."""
+_REPORT_SECONDS = 15.0
+"""How long the report of a trainer that hangs may take."""
+_BEHIND_LEADER_SECONDS = 60.0
+"""How much later than the leader another rank ends itself: the leader writes the report."""
+
+Report = Callable[[StopReason, CodeFailure | None, str], object]
+"""Writes the attempt's report."""
+
+
+class Watchdog:
+    """Watches one trainer process, from its claim to its report."""
+
+    def __init__(
+        self, spec: RunSpec, activity: Activity, board: NoticeBoard, *, report: Report, ranks: int, is_leader: bool
+    ) -> None:
+        self._spec, self._activity, self._board = spec, activity, board
+        self.report = report
+        self._ranks, self._is_leader = ranks, is_leader
+        self._parent = Parent()
+        self._stop = threading.Event()
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Watch until the block ends. Does not return if the trainer has to be ended."""
+        thread = threading.Thread(target=self._watch, name="segue-watchdog", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            self._stop.set()
+            thread.join()
+
+    def _watch(self) -> None:
+        activity, seen, stood_seconds = self._activity, None, 0.0
+        while not self._stop.wait(_POLL_SECONDS):
+            # Counted in polls, not by the clock: while the whole process is suspended, nothing hangs.
+            stood_seconds = stood_seconds + _POLL_SECONDS if activity.mark == seen else 0.0
+            seen = activity.mark
+            limit = activity.limit_seconds(self._spec, ranks=self._ranks)
+            if not self._is_leader:
+                limit += _BEHIND_LEADER_SECONDS
+            if stood_seconds > limit:
+                doing = "" if seen.kind == "training" else f" while {seen.kind}"
+                self._end(StopReason.HUNG, f"no step for {stood_seconds:.0f} s after step {seen.step}{doing}")
+            left = self._board.seconds_left()
+            if left is not None and left < -_OVERDUE_SECONDS and not self._stop.is_set():
+                notice = self._board.read()
+                assert notice is not None
+                why = f"it did not reach a safe point within the {notice.grace_seconds:.0f} s of the notice"
+                self._end(StopReason.NOTICE, f"{why} ({notice.kind}) after step {seen.step}")
+
+    def _end(self, reason: StopReason, why: str) -> None:
+        """Report, and end this process with everything it started. Does not return."""
+        stacks = stacks_of_all_threads()
+        log.error("trainer ended by its watchdog reason=%s\n%s", why, stacks)
+        if self._is_leader:
+            failure = CodeFailure(type="Hang", message=why, traceback=stacks) if reason is StopReason.HUNG else None
+            writing = threading.Thread(target=self.report, args=(reason, failure, why), daemon=True)
+            writing.start()
+            writing.join(_REPORT_SECONDS)
+        sys.stderr.flush()
+        if self._parent.is_alive():
+            os._exit(ExitCode.of(reason))  # Who started this process ends its process group.
+        os.killpg(0, signal.SIGKILL)
+
+
+def stacks_of_all_threads() -> str:
+    """The stack of every thread of this process, the newest call first."""
+    with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as file:
+        faulthandler.dump_traceback(file, all_threads=True)
+        file.seek(0)
+        return file.read()

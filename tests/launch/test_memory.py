@@ -1,0 +1,87 @@
+"""Kills for memory: the kernel's counters, and a real kill in a control group where this machine allows one."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from segue.clock import SystemClock
+from segue.launch.memory import MemoryKills, in_words, limit_bytes, peak_bytes
+from segue.records import StopReason
+from segue.runlog.history import read_history
+from segue.runlog.open import open_log
+
+LIMIT_BYTES = 1_200 << 20
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "was_killed", "grown"),
+    [
+        (MemoryKills(0, 0), MemoryKills(1, 1), False, True),
+        (MemoryKills(3, 7), MemoryKills(3, 7), True, False),
+        (MemoryKills(0, 0), MemoryKills(0, 1), True, True),
+        (MemoryKills(0, 0), MemoryKills(0, 1), False, False),
+        (MemoryKills(None, 0), MemoryKills(None, 1), True, True),
+        (MemoryKills(None, None), MemoryKills(None, None), True, False),
+        (MemoryKills(None, 0), MemoryKills(1, 0), True, False),
+    ],
+)
+def test_a_kill_in_the_group_counts_and_one_elsewhere_only_with_a_killed_process(before, after, was_killed, grown):
+    assert before.has_grown_to(after, was_killed=was_killed) is grown
+
+
+def test_the_words_name_what_is_known():
+    assert in_words(3 << 29, 1 << 31) == "peak memory 1.50 GiB, limit 2.00 GiB"
+    assert in_words(3 << 29, None) == "peak memory 1.50 GiB"
+    assert in_words(None, None) == ""
+
+
+def test_the_peak_counts_bytes():
+    assert 10 << 20 < peak_bytes() < 1 << 40
+    limit = limit_bytes()
+    assert limit is None or limit > 100 << 20
+
+
+@pytest.fixture
+def memory_group():
+    """A control group with a memory limit, and the file that takes process ids; removed afterwards."""
+    for root, limit in (("/sys/fs/cgroup/memory", "memory.limit_in_bytes"), ("/sys/fs/cgroup", "memory.max")):
+        group = Path(root, "segue-test-oom")
+        try:
+            group.mkdir(exist_ok=True)
+            (group / limit).write_text(str(LIMIT_BYTES))
+        except OSError:
+            continue
+        yield group / "cgroup.procs"
+        SystemClock().sleep(0.5)
+        group.rmdir()
+        return
+    pytest.skip("no control group with a memory limit can be made here")
+
+
+@pytest.mark.matrix
+def test_a_real_kill_for_memory_is_reported_as_out_of_memory(memory_group, make_spec, tmp_path):
+    config = {"how": "fill", "at_step": 15, "marker": str(tmp_path / "marker")}
+    spec = make_spec(recipe="tests.recipes.stuck:build", config=config)
+    code = (
+        "import sys\n"
+        "from pathlib import Path\n"
+        "from segue.clock import SystemClock\n"
+        "from segue.controller.local_run import run_here\n"
+        "from segue.controller.steps import open_run\n"
+        "from segue.spec import RunSpec\n"
+        "Path(sys.argv[1]).write_text('0')\n"
+        "spec = RunSpec.model_validate_json(sys.argv[2])\n"
+        "print(run_here(spec, open_run(spec, clock=SystemClock()), on_line=lambda _: None).action)\n"
+    )
+    command = [sys.executable, "-c", code, str(memory_group), spec.model_dump_json()]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False)
+    history = read_history(open_log(spec).reload())
+    assert ended.stdout.strip() == "finished", ended.stderr
+    first = history.reports[0]
+    assert first.stop_reason is StopReason.OUT_OF_MEMORY
+    assert "memory" in first.note
+    assert [report.stop_reason for report in history.reports[1:]] == [StopReason.FINISHED]
