@@ -62,6 +62,11 @@ class ProcessRef:
             return False
         return self.start_ticks is None or int(fields[_START_TICKS]) == self.start_ticks
 
+    def is_stopped(self) -> bool:
+        """Whether it is suspended, by a signal or a debugger."""
+        fields = _stat(self.pid)
+        return bool(fields) and fields[_STATE] in "Tt"
+
 
 class Parent:
     """The process that started this one.

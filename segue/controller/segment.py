@@ -10,7 +10,7 @@ from typing import Protocol, Self
 
 from segue.clock import Clock
 from segue.controller.standby_agent import Left, StandbyAgent
-from segue.controller.steps import declare_cancelled, declare_lost
+from segue.controller.steps import CANCELLED, declare_as, declare_lost
 from segue.controller.supervision import supervising
 from segue.launch.assignment import Assignment, ExitCode
 from segue.launch.launcher import Trainer, launch, launch_standby
@@ -26,6 +26,7 @@ from segue.stores.retry import patiently
 log = logging.getLogger(__name__)
 
 _POLL_SECONDS = 0.2
+_HUNG = "no thread of the trainer ran any more; the stacks of its threads are in the logs of its flow run"
 
 
 class Requests(Protocol):
@@ -186,7 +187,7 @@ def _to_its_end(
     clock: Clock,
 ) -> SegmentReport | None:
     relay.attach(trainer)
-    with supervising(spec, plan, trainer, is_noticed=lambda: relay.is_given, clock=clock):
+    with supervising(spec, plan, trainer, is_noticed=lambda: relay.is_given, clock=clock) as supervision:
         while (code := trainer.poll()) is None:
             clock.sleep(_POLL_SECONDS)
             requests.look()
@@ -194,6 +195,10 @@ def _to_its_end(
     trainer.wait()
     runlog = patiently(open_log(spec, clock=clock).reload, what="log")
     report = patiently(lambda: conclude(runlog, plan, end), what="report")
-    if report is not None and report.stop_reason is StopReason.NOTICE and requests.was_cancelled():
-        return patiently(lambda: declare_cancelled(runlog, plan), what="report")
+    if report is None:
+        return None
+    if report.stop_reason is StopReason.NOTICE and requests.was_cancelled():
+        return patiently(lambda: declare_as(runlog, plan, StopReason.CANCELLED, why=CANCELLED), what="report")
+    if report.stop_reason is StopReason.LOST and supervision.was_hung:
+        return patiently(lambda: declare_as(runlog, plan, StopReason.HUNG, why=_HUNG), what="report")
     return report

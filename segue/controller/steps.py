@@ -33,6 +33,7 @@ from segue.stores.base import StoreGoneError
 
 log = logging.getLogger(__name__)
 
+CANCELLED = "its flow run was cancelled"
 _MEMORY_LIMIT_SHARE = 0.95
 """Share of its memory limit from which an attempt that vanished is taken to have run out of memory."""
 
@@ -193,8 +194,8 @@ def declare_lost(
     return report
 
 
-def declare_cancelled(runlog: RunLog, plan: SegmentPlan) -> SegmentReport:
-    """Report an attempt that ended by a notice as cancelled by a person; return its newest report.
+def declare_as(runlog: RunLog, plan: SegmentPlan, reason: StopReason, *, why: str) -> SegmentReport:
+    """Correct the reason of an attempt that was reported as preempted; return its newest report.
 
     Raises:
         StoreWriteError, StoreReadError: the report was not written; a retry is safe.
@@ -202,10 +203,10 @@ def declare_cancelled(runlog: RunLog, plan: SegmentPlan) -> SegmentReport:
 
     def build(stamp: Stamp) -> Entry:
         report = read_history(runlog).report_of(plan.segment, plan.attempt)
-        if report is None or report.stop_reason is not StopReason.NOTICE:
+        if report is None or not report.stop_reason.is_preemption:
             raise _NothingToAddError
-        changed = {"stop_reason": StopReason.CANCELLED, "note": "its flow run was cancelled"}
-        return ReportEntry.model_validate(stamp(epoch=0) | {"report": report.model_copy(update=changed)})
+        changed = report.model_copy(update={"stop_reason": reason, "note": why})
+        return ReportEntry.model_validate(stamp(epoch=0) | {"report": changed})
 
     with suppress(_NothingToAddError):
         runlog.append(build)

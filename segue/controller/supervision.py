@@ -9,9 +9,11 @@ import logging
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 from segue.clock import Clock
 from segue.launch.launcher import Trainer
+from segue.process import ProcessRef
 from segue.records import SegmentPlan
 from segue.runlog.history import History, read_history
 from segue.runlog.log import RunLog
@@ -30,10 +32,18 @@ _DUMP_SECONDS = 2.0
 """How long a trainer has to write its stacks."""
 
 
+@dataclass
+class Supervision:
+    """What the supervision of a trainer came to."""
+
+    was_hung: bool = False
+    """Whether the trainer was killed because it ran, but had neither a heartbeat nor an answer to a notice."""
+
+
 @contextmanager
 def supervising(
     spec: RunSpec, plan: SegmentPlan, trainer: Trainer, *, is_noticed: Callable[[], bool], clock: Clock
-) -> Iterator[None]:
+) -> Iterator[Supervision]:
     """Supervise a trainer, from a thread of its own, until the block ends."""
     supervisor = _Supervisor(spec, plan, trainer, is_noticed, clock)
     stop = threading.Event()
@@ -45,7 +55,7 @@ def supervising(
     thread = threading.Thread(target=work, name="segue-supervisor", daemon=True)
     thread.start()
     try:
-        yield
+        yield supervisor.outcome
     finally:
         stop.set()
         thread.join(_POLL_SECONDS)  # A store that hangs must not hold up the report.
@@ -60,8 +70,9 @@ class _Supervisor:
         self._runlog: RunLog | None = None
         self._read_at = clock.monotonic()
         self._period_seconds = max(_LOG_SECONDS, spec.liveness.heartbeat_seconds)
+        self.outcome = Supervision()
         self._due: tuple[str, float] | None = None
-        self._is_dumped = False
+        self._is_reported = self._is_dumped = False
 
     def look(self) -> None:
         """Check once; end the trainer if its time is over."""
@@ -82,7 +93,8 @@ class _Supervisor:
         if why is None:
             return None
         # It may still commit what it has, unless a newer attempt has begun; it refuses that by itself.
-        log.warning("the trainer is told to end reason=%s", why)
+        log.warning("ending the trainer reason=%s", why)
+        self._is_reported = True
         self._trainer.give_notice()
         return why, at + self._spec.grace_seconds + _MARGIN_SECONDS
 
@@ -102,6 +114,8 @@ class _Supervisor:
             self._trainer.dump_stacks()
         if at >= kill_at:
             log.error("killing the trainer reason=%s", why)
+            # A suspended one could not answer; the machine may have frozen it.
+            self.outcome.was_hung = self._is_reported and not ProcessRef.of(self._trainer.pid).is_stopped()
             self._trainer.kill()
 
 

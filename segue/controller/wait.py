@@ -9,7 +9,7 @@ from segue.clock import Clock
 from segue.controller.liveness import HeartbeatTimeout
 from segue.controller.orchestrator import Orchestrator
 from segue.controller.standby_manager import StandbyManager
-from segue.controller.steps import declare_cancelled, declare_lost
+from segue.controller.steps import CANCELLED, declare_as, declare_lost
 from segue.notices.recall import recall
 from segue.policy import clamp
 from segue.policy.estimates import Situation, situation
@@ -193,7 +193,7 @@ class _Waiting:
         """The report; if its notice was the end of a flow run that a person cancelled, as `cancelled`."""
         if report.stop_reason is not StopReason.NOTICE or not self._submitted.was_cancelled():
             return report
-        return declare_cancelled(self._runlog, self._plan)
+        return declare_as(self._runlog, self._plan, StopReason.CANCELLED, why=CANCELLED)
 
     def _manage_standby(
         self, manager: StandbyManager, history: History, attempt_id: str, beat: Heartbeat | None

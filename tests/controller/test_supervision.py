@@ -107,7 +107,8 @@ def test_a_suspended_trainer_whose_attempt_was_declared_lost_is_killed_with_its_
     assert segment.report.stop_reason is StopReason.LOST
 
 
-def test_a_trainer_that_declared_lost_although_it_trains_commits_once_more_and_ends(start):
+@pytest.mark.matrix
+def test_a_trainer_that_was_declared_lost_although_it_trains_commits_once_more_and_ends(start):
     segment = start(**LONG | {"grace_seconds": 20})
     processes = family(segment.trains(step=5))
     declare_lost(segment.runlog, segment.plan, why="no heartbeat for 30 s")
@@ -117,6 +118,7 @@ def test_a_trainer_that_declared_lost_although_it_trains_commits_once_more_and_e
     assert segment.report.lost_steps == 0
 
 
+@pytest.mark.matrix
 def test_a_trainer_in_which_no_thread_runs_writes_its_stacks_and_is_killed_after_a_notice(start):
     config = {"how": "hold", "at_step": 5, "pause_seconds": 0.01}
     segment = start(**LONG | {"recipe": STUCK, "config": config})
@@ -129,6 +131,19 @@ def test_a_trainer_in_which_no_thread_runs_writes_its_stacks_and_is_killed_after
     assert "_hold_the_interpreter" in shown
     assert segment.report.stop_reason is StopReason.LOST
     assert segment.report.note == "the trainer was killed by SIGKILL without a report"
+
+
+@pytest.mark.matrix
+def test_a_trainer_in_which_no_thread_runs_is_hung_and_not_preempted(start):
+    config = {"how": "hold", "at_step": 5, "pause_seconds": 0.01}
+    segment = start(**LONG | {"recipe": STUCK, "config": config})
+    processes = family(segment.trains())
+    time.sleep(1)
+    declare_lost(segment.runlog, segment.plan, why="no heartbeat for 30 s")  # As its parent does.
+    segment.ends()
+    assert alive(processes) == []
+    assert segment.report.stop_reason is StopReason.HUNG
+    assert read_history(segment.runlog.reload()).report_of(0, 1).stop_reason is StopReason.HUNG
 
 
 def test_processes_that_a_recipe_left_behind_end_with_the_trainer(start):

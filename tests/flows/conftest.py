@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
+import psutil
 import pytest
 from segue.deployments.process.stack import LocalStack
 
 REPO = Path(__file__).parents[2]
+LEFT_WITHIN_SECONDS = 60.0
 
 
 @pytest.fixture(scope="session")
@@ -24,6 +28,42 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalStack]:
     finally:
         stack.stop()
         assert prefect_environment() == before
+
+
+@pytest.fixture
+def own_stack(tmp_path: Path) -> Iterator[LocalStack]:
+    """A Prefect of the test's own, whose server and workers it may kill."""
+    stack = LocalStack(tmp_path / "prefect", home=REPO, say=lambda text: None)
+    try:
+        stack.start()
+        with stack.settings():
+            yield stack
+    finally:
+        stack.stop()
+
+
+def processes_of_runs(stack: LocalStack) -> list[psutil.Process]:
+    """Every process of a flow run of this stack: engines, trainers, writers, and what they started."""
+    found = []
+    for process in psutil.process_iter():
+        with suppress(psutil.Error):
+            environment = process.environ()
+            is_ours = environment.get("PREFECT_API_URL") == stack.api_url and "PREFECT__FLOW_RUN_ID" in environment
+            if is_ours and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process)
+    return found
+
+
+@pytest.fixture(autouse=True)
+def no_process_outlives_its_run(request: pytest.FixtureRequest) -> Iterator[None]:
+    """After every test that ran flows: none of their processes is left."""
+    stacks = [request.getfixturevalue(name) for name in ("stack", "own_stack") if name in request.fixturenames]
+    yield
+    for stack in stacks:
+        give_up_at = time.monotonic() + LEFT_WITHIN_SECONDS
+        while left := processes_of_runs(stack):
+            assert time.monotonic() < give_up_at, [" ".join(process.cmdline()) for process in left]
+            time.sleep(0.5)
 
 
 def prefect_environment() -> dict[str, str]:

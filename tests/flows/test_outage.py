@@ -8,7 +8,6 @@ import subprocess
 import sys
 import time
 from datetime import UTC, datetime
-from pathlib import Path
 
 import httpx
 import psutil
@@ -24,20 +23,8 @@ from tests.flows.test_runs import LONG, live_attempt, start, until
 
 pytestmark = [pytest.mark.prefect, pytest.mark.matrix, pytest.mark.timeout(600)]
 
-REPO = Path(__file__).parents[2]
 OUTAGE_SECONDS = 80.0
 """Longer than Prefect's own client retries a request."""
-
-
-@pytest.fixture
-def own_stack(tmp_path):
-    stack = LocalStack(tmp_path / "prefect", home=REPO, say=lambda text: None)
-    try:
-        stack.start()
-        with stack.settings():
-            yield stack
-    finally:
-        stack.stop()
 
 
 class Server:

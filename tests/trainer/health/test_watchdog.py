@@ -19,7 +19,7 @@ STUCK = "tests.recipes.stuck:build"
 QUICK = {"heartbeat_seconds": 0.05, "hang_seconds": 1.5, "hang_factor": 2.0}
 
 
-@pytest.mark.parametrize("how", ["sleep", "lock"])
+@pytest.mark.parametrize("how", ["sleep", pytest.param("lock", marks=pytest.mark.matrix)])
 def test_an_attempt_that_hangs_in_a_step_is_ended_and_its_report_shows_where(fork_server, make_spec, open_log, how):
     spec = make_spec(recipe=STUCK, config={"how": how, "at_step": 25}, liveness=QUICK)
     runlog = open_log(spec)
@@ -52,6 +52,7 @@ def test_a_slow_evaluation_is_no_hang(fork_server, make_spec, open_log):
     assert report.stop_reason is StopReason.FINISHED
 
 
+@pytest.mark.matrix
 def test_a_suspended_process_does_not_count_the_time_as_a_hang(fork_server, make_spec, open_log):
     spec = make_spec(steps=400, config={"pause_seconds": 0.01}, liveness=QUICK | {"hang_seconds": 1.0})
     runlog = open_log(spec)
@@ -68,6 +69,7 @@ def test_a_suspended_process_does_not_count_the_time_as_a_hang(fork_server, make
     assert read_history(runlog).report_of(plan.segment, plan.attempt).stop_reason is StopReason.FINISHED
 
 
+@pytest.mark.matrix
 def test_a_hung_attempt_that_gets_a_notice_ends_after_its_grace_period(fork_server, make_spec, open_log):
     liveness = QUICK | {"hang_seconds": 600}
     spec = make_spec(recipe=STUCK, config={"how": "sleep", "at_step": 25}, liveness=liveness, grace_seconds=1)
@@ -88,6 +90,7 @@ def test_a_hung_attempt_that_gets_a_notice_ends_after_its_grace_period(fork_serv
     assert time.monotonic() - began < 60
 
 
+@pytest.mark.matrix
 def test_a_hung_orphan_ends_although_nobody_is_left_to_kill_it(make_spec, open_log, tmp_path):
     spec = make_spec(recipe=STUCK, config={"how": "sleep", "at_step": 25}, liveness=QUICK)
     runlog = open_log(spec)
