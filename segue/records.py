@@ -333,7 +333,9 @@ class Heartbeat(Record):
     trouble: str | None = Field(None, description="Reason why a save is being retried; None without a failure.")
     peak_memory_bytes: int | None = Field(None, ge=0, description="Largest resident memory of the trainer so far.")
     memory_limit_bytes: int | None = Field(None, gt=0, description="Memory limit of its control group; None: none.")
-    rows: tuple[WitnessRow, ...] = Field((), description="Rows after the last commit, for a resume after a kill.")
+    rows: tuple[WitnessRow, ...] = Field(
+        (), description="Rows after saves that are not sealed yet, for a resume after a kill."
+    )
     beat_at: datetime
 
 

@@ -15,8 +15,8 @@ from segue.checkpoints.loading.snapshot import read_checkpoint
 from segue.checkpoints.pruning import Pruner
 from segue.checkpoints.saving.committer import SaveJob, Writer
 from segue.checkpoints.saving.staging import Staged, StagingArea
-from segue.checkpoints.saving.write import Written
 from segue.checkpoints.saving.writer_client import ProcessWriter
+from segue.checkpoints.saving.written import Save, Written
 from segue.clock import SystemClock
 from segue.records import Environment
 from segue.runlog import keys
@@ -112,6 +112,6 @@ class OurUploader:
         self._staging.close()
 
     def _upload(self, staged: Staged, key: str) -> Written:
-        written = self._shards.write(staged, run_id=key, attempt_id=_ATTEMPT, step=0)
+        written = self._shards.write(staged, Save(key, _ATTEMPT, 0))
         self._staging.release(staged)
         return written

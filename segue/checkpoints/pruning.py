@@ -10,7 +10,7 @@ from segue.checkpoints import retention
 from segue.records import VerdictKind
 from segue.runlog import keys
 from segue.runlog.entries import Entry, PruneEntry
-from segue.runlog.history import History, read_history
+from segue.runlog.history import Checkpoint, History, read_history
 from segue.runlog.log import RunLog, Stamp
 from segue.spec import CheckpointSpec
 from segue.stores.base import Store, StoreReadError, StoreWriteError
@@ -46,7 +46,7 @@ class Pruner:
 
             # Recorded before it is done: a reader then never mistakes a pruned checkpoint for a damaged one.
             runlog.append(build, epoch=self._epoch)
-            unkept = {shard.key for c in history.checkpoints if c.ref.slot in slots for shard in c.manifest.shards}
+            unkept = {name for c in history.checkpoints if c.ref.slot in slots for name in _names_of(c)}
             # A kept manifest may refer to shards of an earlier one: what did not change is not stored again.
             self._delete(runlog.run_id, unkept - names_in_use(history, without=slots))
         if not self._has_swept:
@@ -87,7 +87,14 @@ class Pruner:
                 log.warning("pruned shards could not be deleted and stay behind reason=%s", error)
 
 
+def _names_of(checkpoint: Checkpoint) -> list[str]:
+    """The shards that a checkpoint needs, and its prepared commits."""
+    ranks = range(checkpoint.manifest.environment.world_size)
+    prepared = [keys.prepared_name(checkpoint.ref.attempt_id, checkpoint.manifest.step, rank) for rank in ranks]
+    return [*prepared, *(shard.key for shard in checkpoint.manifest.shards)]
+
+
 def names_in_use(history: History, *, without: Sequence[int] = ()) -> set[str]:
-    """The shards that some checkpoint still needs: all but those of the pruned, and of the slots in `without`."""
+    """The objects that some checkpoint still needs: all but those of the pruned, and of the slots in `without`."""
     unpruned = (c for c in history.checkpoints if not c.is_pruned and c.ref.slot not in without)
-    return {shard.key for checkpoint in unpruned for shard in checkpoint.manifest.shards}
+    return {name for checkpoint in unpruned for name in _names_of(checkpoint)}

@@ -44,8 +44,8 @@ class Witness:
         self._windows.clear()
         return rest
 
-    def rows_after(self, step: int | None) -> tuple[WitnessRow, ...]:
-        """The rows so far for the checkpoint at `step`, also while its seal is being written."""
-        if step is None:
-            return ()
-        return tuple(self._windows.get(step, ())) or self._newest_full.get(step, ())
+    def unsealed_rows(self) -> tuple[WitnessRow, ...]:
+        """The rows so far for saves whose seal may not be written yet, by step."""
+        # Copied first: the training loop changes it from its own thread.
+        windows = [*self._newest_full.values(), *map(tuple, list(self._windows.values()))]
+        return tuple(sorted({row.step: row for rows in windows for row in rows}.values(), key=lambda row: row.step))

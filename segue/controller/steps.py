@@ -23,13 +23,14 @@ from segue.records import (
     Verdict,
     VerdictKind,
 )
+from segue.runlog import keys
 from segue.runlog.entries import DecisionEntry, Entry, OpenEntry, QuarantineEntry, ReportEntry, VerdictEntry
 from segue.runlog.history import Checkpoint, History, read_history
 from segue.runlog.last_heartbeat import last_heartbeat
 from segue.runlog.log import RunLog, Stamp
 from segue.spec import RunSpec
 from segue.stores import StoreReadError, open_store
-from segue.stores.base import StoreGoneError
+from segue.stores.base import StoreGoneError, StoreWriteError
 
 log = logging.getLogger(__name__)
 
@@ -127,6 +128,8 @@ def decide_next(runlog: RunLog, spec: RunSpec, *, clock: Clock) -> Decision:
             runlog.append(lambda stamp, made=decision: _entry(made, stamp), at=history.next_slot)  # type: ignore[misc]
         except LogMovedError:
             continue  # Another parent or a fenced attempt has written to the log: decide again.
+        if decision.action == "finished":
+            _tidy(runlog)
         return decision
 
 
@@ -217,6 +220,14 @@ def declare_as(runlog: RunLog, plan: SegmentPlan, reason: StopReason, *, why: st
 
 class _NothingToAddError(Exception):
     """Cancels an append: the log already holds what was to be written."""
+
+
+def _tidy(runlog: RunLog) -> None:
+    """Remove what killed writers of a finished run left half written."""
+    try:
+        runlog.store.drop_unfinished(keys.run_prefix(runlog.run_id))
+    except (StoreReadError, StoreWriteError) as error:
+        log.warning("half-written objects of the run stay behind reason=%s", error)
 
 
 def _is_void(history: History, plan: SegmentPlan) -> bool:

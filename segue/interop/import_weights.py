@@ -170,13 +170,14 @@ def commit_import(runlog: RunLog, state: FirstState, staged: Staged, *, clock: C
         StoreWriteError, StoreReadError: the store did not take it; the import can be made again.
     """
     from segue.checkpoints.saving.writer_client import InlineWriter
+    from segue.checkpoints.saving.written import Save
 
     plan = _announce(runlog, state)
     started_at = clock.monotonic()
     claim = claim_run(runlog, Assignment(spec=state.spec, plan=plan), environment=state.environment)
     with _alive(runlog, state.spec, claim, clock=clock, step=state.step):
-        write = partial(InlineWriter([runlog.store]).write, staged, run_id=runlog.run_id, step=state.step)
-        written = patiently(partial(write, attempt_id=claim.attempt_id), what="checkpoint")
+        save = Save(runlog.run_id, claim.attempt_id, state.step)
+        written = patiently(partial(InlineWriter([runlog.store]).write, staged, save), what="checkpoint")
         manifest = Manifest(
             step=state.step,
             samples_seen=state.samples_seen,

@@ -8,6 +8,10 @@ _COMMAND = re.compile(r"[^/]+/spares/spare([0-9]{1,9})/order\.json")
 _SLOT = re.compile(r"[^/]+/log/([0-9]{8})\.json")
 
 
+def run_prefix(run_id: str) -> str:
+    return f"{run_id}/"
+
+
 def log_prefix(run_id: str) -> str:
     return f"{run_id}/log/"
 
@@ -38,6 +42,11 @@ def shard_name(attempt: str, step: int, rank: int) -> str:
 
 def state_name(attempt: str, step: int, rank: int) -> str:
     return f"attempts/{attempt}/step-{step:09d}/rank-{rank}.json"
+
+
+def prepared_name(attempt: str, step: int, rank: int) -> str:
+    """Name of what a commit record needs, stored after the shards of a save."""
+    return f"attempts/{attempt}/step-{step:09d}/rank-{rank}.commit.json"
 
 
 def attempts_prefix(run_id: str) -> str:

@@ -42,6 +42,7 @@ class Operation(StrEnum):
     HEARTBEAT_PUT = "heartbeat put"
     SHARD_PUT = "shard put"
     INDEX_PUT = "index put"
+    PREPARED_PUT = "prepared commit put"
     CURVE_PUT = "curve put"
     COMMIT_APPEND = "commit append"
     SEAL_APPEND = "seal append"
@@ -225,4 +226,6 @@ def _put_of(key: str) -> Operation | None:
         return Operation.CURVE_PUT
     if name.endswith(".safetensors"):
         return Operation.SHARD_PUT
+    if name.endswith(".commit.json"):
+        return Operation.PREPARED_PUT
     return Operation.INDEX_PUT if name.startswith("rank-") else None

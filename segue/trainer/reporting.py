@@ -60,7 +60,7 @@ class AttemptReporter:
             trouble=self.writer.trouble,
             peak_memory_bytes=peak_bytes(),
             memory_limit_bytes=self.context.memory_limit_bytes,
-            rows=self.witness.rows_after(last_commit.step) if last_commit else (),
+            rows=self.witness.unsealed_rows(),
             beat_at=self.context.clock.now(),
         )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import takewhile
+from itertools import dropwhile, takewhile
 
 import torch
 
@@ -280,12 +280,13 @@ class Resume:
         checkpoint = self._source.checkpoint
         if checkpoint.rows:
             return checkpoint.rows
-        # The attempt was killed between the commit and its seal: the rows of its last heartbeat still count.
+        # The attempt was killed before the seal was written: the rows of its last heartbeat still count.
         key = keys.heartbeat_key(self._runlog.run_id, checkpoint.ref.attempt_id)
         try:
             beat = Heartbeat.model_validate_json(self._runlog.store.get(key))
         except (MissingObjectError, StoreReadError, ValueError):
             return ()
-        # Rows that follow a later commit, which may be gone, do not follow this one.
-        follows = bool(beat.rows) and beat.rows[0].step == checkpoint.manifest.step + 1
-        return beat.rows if follows else ()
+        # Rows that follow another save do not follow this one.
+        first = checkpoint.manifest.step + 1
+        rows = dropwhile(lambda row: row.step < first, beat.rows)
+        return tuple(row for number, row in enumerate(rows) if row.step == first + number)

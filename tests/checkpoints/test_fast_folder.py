@@ -16,6 +16,7 @@ from segue.checkpoints.loading.select import newest_valid
 from segue.checkpoints.loading.snapshot import read_checkpoint
 from segue.checkpoints.saving.staging import StagingArea
 from segue.checkpoints.saving.writer_client import InlineWriter
+from segue.checkpoints.saving.written import Save
 from segue.errors import MissingShardError, SegueError
 from segue.records import StopReason, VerdictKind
 from segue.runlog.history import read_history
@@ -49,7 +50,7 @@ def save(tiers, tree, step=1, base_step=None, writer=None):
     writer = writer or InlineWriter(tiers)
     area = StagingArea()
     staged = area.take(tree)
-    written = writer.write(staged, run_id="run", attempt_id="seg000-a1-e1", step=step, base_step=base_step)
+    written = writer.write(staged, Save("run", "seg000-a1-e1", step, base_step=base_step))
     area.close()
     return manifest_of(written, step)
 

@@ -9,6 +9,7 @@ from segue.checkpoints.loading.read import read_stored
 from segue.checkpoints.loading.snapshot import read_checkpoint, snapshot_of
 from segue.checkpoints.saving.staging import StagingArea
 from segue.checkpoints.saving.writer_client import InlineWriter, ProcessWriter
+from segue.checkpoints.saving.written import Save
 from segue.errors import CheckpointError, MissingShardError
 from segue.records import StopReason, VerdictKind
 from segue.runlog.history import read_history
@@ -36,7 +37,7 @@ def writer(request, tmp_path):
 
 def write(writer, area, state, step, base_step=None):
     staged = area.take(state)
-    written = writer.write(staged, run_id="run", attempt_id="seg000-a1-e1", step=step, base_step=base_step)
+    written = writer.write(staged, Save("run", "seg000-a1-e1", step, base_step=base_step))
     area.release(staged)
     return written
 

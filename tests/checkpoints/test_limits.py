@@ -18,6 +18,7 @@ from segue.checkpoints.format.limits import MOST_INDEX_BYTES, MOST_SHARDS
 from segue.checkpoints.loading.snapshot import read_checkpoint
 from segue.checkpoints.saving.staging import StagingArea
 from segue.checkpoints.saving.writer_client import InlineWriter, ProcessWriter
+from segue.checkpoints.saving.written import Save
 from segue.errors import CheckpointError, MalformedCheckpointError, StateTooLargeError, TruncatedShardError
 from segue.records import Environment, Manifest
 from segue.shard import Shard
@@ -33,7 +34,7 @@ def store(tmp_path):
 @pytest.fixture
 def manifest(store):
     staged = StagingArea().take({"model": {"w": torch.arange(6.0)}, "progress": {"step": 3}})
-    written = InlineWriter([store]).write(staged, run_id="run", attempt_id="seg000-a1-e1", step=3)
+    written = InlineWriter([store]).write(staged, Save("run", "seg000-a1-e1", 3))
     return Manifest(
         step=3,
         samples_seen=3,
@@ -143,11 +144,11 @@ STATES = {
 def test_an_index_that_would_be_refused_is_not_even_begun(store, tree, monkeypatch):
     with closing(StagingArea()) as area:
         staged = area.take(tree)
-        written = InlineWriter([store]).write(staged, run_id="run", attempt_id="seg000-a1-e1", step=3)
+        written = InlineWriter([store]).write(staged, Save("run", "seg000-a1-e1", 3))
         store.delete([f"run/{shard.key}" for shard in written.shards])
         monkeypatch.setattr("segue.checkpoints.format.limits.MOST_INDEX_BYTES", written.shards[1].size_bytes - 1)
         with closing(ProcessWriter([StoreSpec(url=store.url)])) as writer:
             for each in (InlineWriter([store]), writer):
                 with pytest.raises(StateTooLargeError, match="outside its tensors"):
-                    each.write(staged, run_id="run", attempt_id="seg000-a1-e1", step=3)
+                    each.write(staged, Save("run", "seg000-a1-e1", 3))
     assert store.list_objects("") == []

@@ -18,6 +18,7 @@ from segue.checkpoints.saving.partition import Partition, RankState
 from segue.checkpoints.saving.ranked_writer import merged
 from segue.checkpoints.saving.staging import StagingArea
 from segue.checkpoints.saving.writer_client import InlineWriter
+from segue.checkpoints.saving.written import Save
 from segue.errors import MalformedCheckpointError
 from segue.stores import LocalStore
 from tests.support.manifests import manifest_of
@@ -204,7 +205,7 @@ class Halves(Partition):
 def read_back(folder, claimed):
     store = LocalStore(folder).create()
     staged = StagingArea(partition=Halves(claimed)).take({"model": {"w": torch.arange(4.0)}})
-    written = InlineWriter([store]).write(staged, run_id="run", attempt_id="seg000-a1-e1", step=3)
+    written = InlineWriter([store]).write(staged, Save("run", "seg000-a1-e1", 3))
     return read_checkpoint(store, run_id="run", manifest=manifest_of(written, 3))
 
 
@@ -254,7 +255,7 @@ def test_a_number_for_a_name_in_both_slices_is_refused_too(tmp_path):
 
 def written(store, rank, values):
     staged = StagingArea().take({f"rank{rank}": {"w": torch.tensor(values)}})
-    return InlineWriter([store], rank=rank).write(staged, run_id="run", attempt_id="seg000-a1-e1", step=3)
+    return InlineWriter([store], rank=rank).write(staged, Save("run", "seg000-a1-e1", 3))
 
 
 def test_a_manifest_of_all_ranks_names_every_shard_and_component(tmp_path):

@@ -12,12 +12,15 @@ from segue.checkpoints.saving.partition import Partition
 from segue.checkpoints.saving.ranked_writer import RankedWriter
 from segue.checkpoints.saving.staging import StagingArea
 from segue.checkpoints.saving.writer_client import InlineWriter
+from segue.checkpoints.saving.written import Save
 from segue.errors import RankMismatchError, WriterDiedError
 from segue.stores import LocalStore, StoreWriteError
 from segue.testing.faulty_store import FaultyStore
 from tests.support.manifests import manifest_of
 
-WHERE = {"run_id": "run", "attempt_id": "seg000-a1-e1"}
+
+def save(step):
+    return Save("run", "seg000-a1-e1", step)
 
 
 class Notes(dict):
@@ -42,21 +45,21 @@ def group(tmp_path):
 
 def test_the_leader_merges_all_shards_and_together_they_are_the_state(group):
     (leader, other), stage, store = group
-    other.write(stage(1), step=7, **WHERE)
-    written = leader.write(stage(0), step=7, **WHERE)
+    other.write(stage(1), save(7))
+    written = leader.write(stage(0), save(7))
     tensors = read_checkpoint(store, run_id="run", manifest=manifest_of(written, 7)).tensors
     assert {name: tensor.tolist() for name, tensor in tensors.items()} == {"model.a": [1, 1, 1], "model.b": [0, 0]}
 
 
 def test_the_shard_of_another_step_is_not_taken_for_this_one(group):
     (leader, other), stage, _ = group
-    other.write(stage(1), step=7, **WHERE)
+    other.write(stage(1), save(7))
     found = []
-    waiting = threading.Thread(target=lambda: found.append(leader.write(stage(0), step=8, **WHERE)))
+    waiting = threading.Thread(target=lambda: found.append(leader.write(stage(0), save(8))))
     waiting.start()
     waiting.join(0.3)
     assert waiting.is_alive()
-    other.write(stage(1), step=8, **WHERE)
+    other.write(stage(1), save(8))
     waiting.join(30)
     assert {shard.key.split("/")[2] for shard in found[0].shards} == {"step-000000008"}
 
@@ -64,14 +67,14 @@ def test_the_shard_of_another_step_is_not_taken_for_this_one(group):
 def test_a_part_that_was_given_up_leaves_no_checkpoint(group):
     (leader, other), stage, _ = group
     other.give_up(7)
-    assert leader.write(stage(0), step=7, **WHERE) is None
+    assert leader.write(stage(0), save(7)) is None
 
 
 def test_a_rank_that_holds_another_state_is_found_out(group):
     (leader, other), stage, _ = group
-    other.write(stage(1, a=torch.ones(3)), step=7, **WHERE)
+    other.write(stage(1, a=torch.ones(3)), save(7))
     with pytest.raises(RankMismatchError) as raised:
-        leader.write(stage(0), step=7, **WHERE)
+        leader.write(stage(0), save(7))
     assert (raised.value.rank, raised.value.step) == (1, 7)
 
 
@@ -81,7 +84,7 @@ def test_a_leader_that_is_closed_no_longer_waits(group):
 
     def wait():
         try:
-            leader.write(stage(0), step=7, **WHERE)
+            leader.write(stage(0), save(7))
         except WriterDiedError as error:
             raised.append(error)
 
@@ -104,9 +107,9 @@ def test_a_rank_that_cannot_store_its_part_is_named_where_the_leader_waits_and_f
 
     own = staged(1)
     with pytest.raises(StoreWriteError):
-        other.write(own, step=7, **WHERE)
+        other.write(own, save(7))
     with pytest.raises(StoreWriteError, match="rank 1") as raised:
-        leader.write(staged(0), step=7, **WHERE)
+        leader.write(staged(0), save(7))
     assert "injected" in raised.value.why
-    other.write(own, step=7, **WHERE)
-    assert leader.write(staged(0), step=7, **WHERE).tensor_count == 2
+    other.write(own, save(7))
+    assert leader.write(staged(0), save(7)).tensor_count == 2

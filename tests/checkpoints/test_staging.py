@@ -15,6 +15,7 @@ from segue.checkpoints.format.layout import read_layout
 from segue.checkpoints.format.snapshot import digest, take
 from segue.checkpoints.saving.staging import StagingArea
 from segue.checkpoints.saving.writer_client import InlineWriter
+from segue.checkpoints.saving.written import Save
 from segue.errors import UnsupportedStateError
 from segue.stores import LocalStore
 
@@ -106,7 +107,7 @@ def test_all_of_them_at_once_and_tied_ones_twice():
 def test_its_digest_is_that_of_the_live_state(name, tmp_path):
     tree = tree_of({name: ODD[name], "next to it": BASE})
     written = InlineWriter([LocalStore(tmp_path).create()]).write(
-        StagingArea().take(tree), run_id="run", attempt_id="seg000-a1-e1", step=1
+        StagingArea().take(tree), Save("run", "seg000-a1-e1", 1)
     )
     assert written.components == digest(take(tree)).components == digest(take(tree, copy=False)).components
 

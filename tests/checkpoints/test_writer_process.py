@@ -19,6 +19,7 @@ import torch
 from segue.checkpoints.loading.snapshot import read_checkpoint
 from segue.checkpoints.saving.staging import StagingArea
 from segue.checkpoints.saving.writer_client import ProcessWriter
+from segue.checkpoints.saving.written import Save
 from segue.errors import StoreUnreachableError, WriterDiedError
 from segue.records import Environment, Manifest
 from segue.spec import StoreSpec
@@ -46,7 +47,7 @@ def state(elements=1000, fill=1.0):
 
 def write(writer, tree, step):
     with closing(StagingArea()) as area:
-        return writer.write(area.take(tree), run_id="run", attempt_id="seg000-a1-e1", step=step)
+        return writer.write(area.take(tree), Save("run", "seg000-a1-e1", step))
 
 
 def read(store, written, step):
@@ -105,7 +106,7 @@ def test_what_it_writes_reads_back_bit_for_bit_also_after_a_change_of_layout(wri
     for step, elements in enumerate([1000, 3_000_000, 3_000_000, 5], start=1):
         tree = state(elements, fill=step / 3)
         staged = area.take(tree)
-        written = writer.write(staged, run_id="run", attempt_id="seg000-a1-e1", step=step)
+        written = writer.write(staged, Save("run", "seg000-a1-e1", step))
         area.release(staged)
         assert_stored(store, written, step, tree)
     area.close()
@@ -115,7 +116,7 @@ def test_two_staging_buffers_are_not_mixed_up(writer, store):
     area, trees = StagingArea(staging_buffers=2), [state(700_000, fill=1.0), state(700_000, fill=2.0)]
     staged = [area.take(tree) for tree in trees]
     for step in (1, 0):
-        written = writer.write(staged[step], run_id="run", attempt_id="seg000-a1-e1", step=step)
+        written = writer.write(staged[step], Save("run", "seg000-a1-e1", step))
         assert_stored(store, written, step, trees[step])
     area.close()
 

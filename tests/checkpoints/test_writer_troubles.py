@@ -15,6 +15,7 @@ import pytest
 from segue.checkpoints.saving import ipc
 from segue.checkpoints.saving.staging import StagingArea
 from segue.checkpoints.saving.writer_client import ProcessWriter
+from segue.checkpoints.saving.written import Save
 from segue.errors import WriterDiedError
 from segue.spec import StoreSpec
 from segue.stores import LocalStore
@@ -37,7 +38,7 @@ def test_a_key_that_it_refuses_is_said_in_the_errors_own_words(spec):
     with closing(ProcessWriter([spec])) as writer, closing(StagingArea()) as area:
         staged = area.take(state())
         with pytest.raises(WriterDiedError, match="not a plain relative path"):
-            writer.write(staged, run_id="../elsewhere", attempt_id="seg000-a1-e1", step=1)
+            writer.write(staged, Save("../elsewhere", "seg000-a1-e1", 1))
 
 
 def test_too_little_memory_for_the_staging_buffer_is_said_and_a_write_with_more_works(spec):

@@ -119,13 +119,13 @@ def test_the_witness_gives_each_window_once_and_only_steps_in_a_row():
     for step in (11, 12):
         witness.add(row(step))
     assert witness.take_full() == []
-    assert [r.step for r in witness.rows_after(10)] == [11, 12]
+    assert [r.step for r in witness.unsealed_rows()] == [11, 12]
     witness.add(row(14))
     assert witness.take_full() == []
     witness.add(row(13))
     assert [(step, [r.step for r in rows]) for step, rows in witness.take_full()] == [(10, [11, 12, 13])]
     assert witness.take_full() == []
-    assert [r.step for r in witness.rows_after(10)] == [11, 12, 13]
+    assert [r.step for r in witness.unsealed_rows()] == [11, 12, 13]
 
 
 def test_a_window_cut_short_is_given_out_with_what_it_has():

@@ -168,6 +168,20 @@ def test_the_end_of_a_finished_run_is_recorded_once(run):
     assert [entry.action for entry in read_history(run.log).decisions] == ["run", "finished"]
 
 
+def test_a_finished_run_keeps_nothing_that_a_killed_writer_left_half_written(run):
+    plan = run.decide()
+    claim = run.claim(plan)
+    folder = run.log.store.root / "tiny"
+    half = [folder / "log" / ".staged-1", folder / "attempts" / claim.attempt_id / "step-000000010" / ".staged-2"]
+    for path in half:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(b"half of")
+    run.commit(claim, run.spec.steps)
+    run.report(plan, claim, StopReason.FINISHED)
+    assert decide_next(run.log, run.spec, clock=run.clock).action == "finished"
+    assert [path for path in half if path.exists()] == []
+
+
 def test_the_report_of_a_lost_attempt_uses_its_last_heartbeat(run):
     plan, claim = run.resumed()
     run.commit(claim, 20)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from segue.checkpoints.saving.write import Written
+from segue.checkpoints.saving.written import Written
 from segue.records import Environment, Manifest
 
 _HERE = Environment(torch="2", device="cpu", instruction_set="AVX2", threads=1)

@@ -11,6 +11,7 @@ from typing import Protocol
 from segue.checkpoints.format.base import Base
 from segue.checkpoints.format.digests import Digests
 from segue.checkpoints.format.snapshot import Snapshot
+from segue.checkpoints.loading.adoption import adopt_last_save
 from segue.checkpoints.loading.read import read_stored
 from segue.checkpoints.loading.snapshot import snapshot_of
 from segue.errors import CheckpointError
@@ -19,7 +20,7 @@ from segue.runlog import keys
 from segue.runlog.entries import Entry, QuarantineEntry
 from segue.runlog.history import Checkpoint, read_history
 from segue.runlog.log import RunLog, Stamp
-from segue.stores.base import Store, StoreReadError
+from segue.stores.base import Store, StoreReadError, StoreWriteError
 from segue.stores.retry import patiently
 
 log = logging.getLogger(__name__)
@@ -58,7 +59,8 @@ def newest_valid(
 ) -> Restorable | None:
     """The newest checkpoint of the run that verifies, read whole; None when there is none to take.
 
-    With `at_most`, checkpoints committed after that one are passed over. Stores in `fast` are read first; their copies
+    A save that an earlier attempt completed but did not commit is committed first. With `at_most`, none is, and
+    checkpoints committed after that one are passed over. Stores in `fast` are read first; their copies
     are used where they match the committed bytes.
 
     Every checkpoint that does not verify, and every slot of the log that cannot be read, is named in the log by a
@@ -71,6 +73,8 @@ def newest_valid(
     leads = readers is None or readers.is_leader
     if leads:
         patiently(lambda: _name_damaged_slots(runlog, epoch=epoch), what="log")
+    if leads and at_most is None:
+        _adopt(runlog, epoch=epoch)
     usable = patiently(lambda: read_history(runlog), what="log").usable
     newest_first = [c.ref.slot for c in reversed(usable) if at_most is None or c.ref.slot <= at_most.slot]
     while True:
@@ -88,6 +92,13 @@ def newest_valid(
         log.warning("checkpoint quarantined step=%d reason=%s", checkpoint.manifest.step, damage)
         if leads:
             patiently(partial(quarantine, runlog, checkpoint=checkpoint, reason=damage, epoch=epoch), what="log")
+
+
+def _adopt(runlog: RunLog, *, epoch: int) -> None:
+    try:
+        adopt_last_save(runlog, epoch=epoch)
+    except (StoreReadError, StoreWriteError) as error:
+        log.warning("saves that were not committed were not looked for reason=%s", error)
 
 
 def _at(runlog: RunLog, slot: int) -> Checkpoint:

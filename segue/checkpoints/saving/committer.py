@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import logging
+import math
 import queue
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from segue.checkpoints.saving.staging import Staged
-from segue.checkpoints.saving.write import Written
 from segue.checkpoints.saving.writer_client import ShardWriter
+from segue.checkpoints.saving.written import Save, Written
 from segue.clock import Clock
 from segue.errors import WriterDiedError
 from segue.records import CheckpointRef, Environment, Manifest, WitnessRow
@@ -191,7 +192,8 @@ class Writer:
                 self._shards.give_up(job.step)
             written = None if job.staged.is_torn else self._write(job)
             if written is None or not self._commits_here:
-                self._put_curve(job)
+                if job.staged.is_torn:
+                    self._put_curve(job)
                 self._base_step = job.step if written is not None and self._is_base(written) else None
                 self._release(job.staged)
                 return
@@ -206,31 +208,27 @@ class Writer:
     def _write(self, job: SaveJob) -> Written | None:
         # Written once: writing other bytes after a commit whose answer was lost would damage that commit.
         if self._written is None or self._written[0] != job.step:
-            done = self._shards.write(
-                job.staged,
-                run_id=self._runlog.run_id,
-                attempt_id=self._attempt_id,
-                step=job.step,
-                base_step=self._base_step,
+            # First: a save that is complete but for its record may be adopted, and its curve must have no gap then.
+            self._put_curve(job)
+            save = Save(
+                self._runlog.run_id, self._attempt_id, job.step, base_step=self._base_step, facts=self._facts(job)
             )
-            self._written = (job.step, done)
+            self._written = (job.step, self._shards.write(job.staged, save))
         return self._written[1]
 
+    def _facts(self, job: SaveJob) -> dict[str, Any]:
+        """The fields of the manifest that do not depend on what is written."""
+        return {
+            "step": job.step,
+            "samples_seen": job.samples_seen,
+            "epoch": job.epoch,
+            "parent": self._parent.model_dump(mode="json") if self._parent is not None else None,
+            "environment": self._environment.model_dump(mode="json"),
+            "metric": _as_json(job.metric),
+        }
+
     def _commit(self, job: SaveJob, written: Written) -> tuple[CheckpointRef, int]:
-        self._put_curve(job)
-        manifest = Manifest(
-            step=job.step,
-            samples_seen=job.samples_seen,
-            epoch=job.epoch,
-            parent=self._parent,
-            shards=written.shards,
-            tensor_count=written.tensor_count,
-            new_bytes=written.new_bytes,
-            saves_since_full=written.saves_since_full,
-            components=written.components,
-            environment=self._environment,
-            metric=job.metric,
-        )
+        manifest = Manifest.model_validate({**self._facts(job), **vars(written)})
 
         def build(stamp: Stamp) -> Entry:
             common = stamp(epoch=self._epoch)
@@ -265,3 +263,8 @@ class Writer:
             )
 
         self._runlog.append(build, epoch=self._epoch)
+
+
+def _as_json(metric: float | None) -> float | str | None:
+    """Like a record writes it: JSON has no other form for numbers that are not finite."""
+    return metric if metric is None or math.isfinite(metric) else str(metric)

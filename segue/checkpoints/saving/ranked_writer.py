@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
 import xxhash
 
 from segue.checkpoints.format.base import Base
 from segue.checkpoints.saving.staging import Staged
-from segue.checkpoints.saving.write import Written
 from segue.checkpoints.saving.writer_client import ShardWriter
+from segue.checkpoints.saving.written import Save, Written
 from segue.errors import RankMismatchError, WriterDiedError
 from segue.stores.base import StoreWriteError
 
@@ -42,9 +42,7 @@ class RankedWriter:
     def remember(self, step: int, base: Base) -> None:
         self._inner.remember(step, base)
 
-    def write(
-        self, staged: Staged, *, run_id: str, attempt_id: str, step: int, base_step: int | None = None
-    ) -> Written | None:
+    def write(self, staged: Staged, save: Save) -> Written | None:
         """Block until this rank's shard is durable, and on rank 0 until every rank's is.
 
         None when a rank gave the save up: there will be no such checkpoint.
@@ -52,8 +50,9 @@ class RankedWriter:
         Raises:
             RankMismatchError: the ranks do not hold the same state, so their shards do not add up to all of it.
         """
+        step = save.step
         if self._own is None or self._own[0] != step:
-            written = self._write_own(staged, run_id=run_id, attempt_id=attempt_id, step=step, base_step=base_step)
+            written = self._write_own(staged, save)
             if written is None:
                 return None
             self._own = (step, written)
@@ -77,15 +76,15 @@ class RankedWriter:
         self._closed.set()
         self._inner.close()
 
-    def _write_own(self, staged: Staged, *, step: int, **where: Any) -> Written | None:
+    def _write_own(self, staged: Staged, save: Save) -> Written | None:
         try:
-            written = self._inner.write(staged, step=step, **where)
+            written = self._inner.write(staged, save)
         except StoreWriteError as error:
             if self._rank:
-                self._notes.put(_trouble_key(step, self._rank), error.why)
+                self._notes.put(_trouble_key(save.step, self._rank), error.why)
             raise
         if self._rank:
-            self._notes.put(_trouble_key(step, self._rank), "")
+            self._notes.put(_trouble_key(save.step, self._rank), "")
         return written
 
     def _written_by(self, rank: int, step: int, partition_hash: str) -> Written | None:

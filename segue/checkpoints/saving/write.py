@@ -10,8 +10,6 @@ import json
 import logging
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
-from typing import Any, Self
 
 import crc32c
 
@@ -19,6 +17,7 @@ from segue.checkpoints.format.base import Base
 from segue.checkpoints.format.digests import Digests, TensorDigest, digests_of, hash_bytes
 from segue.checkpoints.format.layout import ShardLayout, TensorSlice
 from segue.checkpoints.saving.incremental import unchanged_since, without
+from segue.checkpoints.saving.written import PreparedCommit, Save, Written
 from segue.runlog import keys
 from segue.shard import Shard
 from segue.stores.base import Store, StoreWriteError
@@ -28,51 +27,29 @@ log = logging.getLogger(__name__)
 CHUNK_BYTES = 8 * 2**20
 
 
-@dataclass(frozen=True)
-class Written:
-    """The facts of a manifest about bytes that are now durable."""
-
-    shards: tuple[Shard, ...]
-    """Its own shards first, then those of earlier checkpoints that it refers to."""
-    components: dict[str, str]
-    tensor_count: int
-    new_bytes: int
-    saves_since_full: int
-    """How many saves ago all tensors were stored; 0 for this one."""
-
-    def to_json(self) -> dict[str, Any]:
-        """As plain data, for another process."""
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Self:
-        """From the data of `to_json`."""
-        return cls(**(dict(data) | {"shards": tuple(Shard.from_json(shard) for shard in data["shards"])}))
-
-
 def write_checkpoint(
     tiers: Sequence[Store],
+    save: Save,
     *,
-    run_id: str,
-    attempt_id: str,
-    step: int,
     shard_file: memoryview,
     shard_layout: ShardLayout,
     skeletons: Mapping[str, bytes],
     base: Base | None = None,
     rank: int = 0,
+    partition_hash: str = "",
 ) -> tuple[Written, Base]:
     """Make a staged state durable in its attempt's folder; returns what a manifest needs, and a base for later saves.
 
     The last of `tiers` is the durable one. Those before it are faster and may fail: that is logged, and the save goes
     on. `skeletons` are JSON. With `base`, tensors that have not changed since are referred to, not written. The
-    returned base may be used once this save is committed. After a crash before that, the bytes are in the store and
-    nothing refers to them.
+    returned base may be used once this save is committed. A save with facts also stores, after everything else, what
+    its commit record needs. After a crash before that, the bytes are in the store and nothing refers to them.
 
     Raises:
         StoreWriteError: the durable tier could not be written; calling again is safe.
     """
-    shard_name = keys.shard_name(attempt_id, step, rank)
+    where = save.attempt_id, save.step, rank
+    shard_name = keys.shard_name(*where)
     with ThreadPoolExecutor(1, thread_name_prefix="segue-digest") as hasher:
         # In parallel with the write of the shard file, which takes longer: hashing is far faster than any disk.
         hashing = hasher.submit(_digests, shard_file, shard_layout, skeletons)
@@ -89,10 +66,10 @@ def write_checkpoint(
             return digests, own, homes, memoryview(index)
 
         describing = hasher.submit(describe)
-        _put(tiers, f"{run_id}/{shard_name}", shard_file)
+        _put(tiers, f"{save.run_id}/{shard_name}", shard_file)
         digests, own, homes, index = describing.result()
-    index_name = keys.state_name(attempt_id, step, rank)
-    _put(tiers, f"{run_id}/{index_name}", index)
+    index_name = keys.state_name(*where)
+    _put(tiers, f"{save.run_id}/{index_name}", index)
     shards = (own, _shard(index_name, index))
     earlier = {shard.key: shard for shard in homes.values() if shard is not own}
     since_full = base.saves_since_full + 1 if base is not None and same else 0
@@ -103,6 +80,9 @@ def write_checkpoint(
         new_bytes=sum(shard.size_bytes for shard in shards),
         saves_since_full=since_full,
     )
+    if save.facts:
+        prepared = PreparedCommit(save.facts, written, partition_hash)
+        tiers[-1].put(f"{save.run_id}/{keys.prepared_name(*where)}", prepared.encode())
     return written, Base(digests.tensors, homes, since_full)
 
 

@@ -11,6 +11,7 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -22,7 +23,8 @@ from segue.checkpoints.saving import ipc
 from segue.checkpoints.saving.incremental import Bases
 from segue.checkpoints.saving.shared_memory import StagingBuffer
 from segue.checkpoints.saving.staging import Staged
-from segue.checkpoints.saving.write import Written, write_checkpoint
+from segue.checkpoints.saving.write import write_checkpoint
+from segue.checkpoints.saving.written import Save, Written
 from segue.errors import WriterDiedError
 from segue.spec import StoreSpec
 from segue.stores.base import Store, StoreWriteError
@@ -48,10 +50,8 @@ class ShardWriter(Protocol):
         """Let a save with that `base_step` refer to a checkpoint that was written elsewhere."""
         ...
 
-    def write(
-        self, staged: Staged, *, run_id: str, attempt_id: str, step: int, base_step: int | None = None
-    ) -> Written | None:
-        """Block until the bytes are durable. Only what changed since the committed `base_step` need be written.
+    def write(self, staged: Staged, save: Save) -> Written | None:
+        """Block until the bytes are durable. Only what changed since the save's base need be written.
 
         None when several ranks save together and one of them gave this save up.
 
@@ -88,22 +88,19 @@ class InlineWriter:
     def remember(self, step: int, base: Base) -> None:
         self._bases.keep(step, base)
 
-    def write(
-        self, staged: Staged, *, run_id: str, attempt_id: str, step: int, base_step: int | None = None
-    ) -> Written:
+    def write(self, staged: Staged, save: Save) -> Written:
         skeletons = _skeletons(staged)
         written, base = write_checkpoint(
             self._tiers,
-            run_id=run_id,
-            attempt_id=attempt_id,
-            step=step,
+            save,
             rank=self._rank,
+            partition_hash=staged.partition_hash,
             shard_file=memoryview(staged.staging_buffer.memory)[: staged.layout.size_bytes],
             shard_layout=staged.layout,
             skeletons=skeletons,
-            base=self._bases.get(base_step),
+            base=self._bases.get(save.base_step),
         )
-        self._bases.keep(step, base)
+        self._bases.keep(save.step, base)
         return written
 
     def give_up(self, step: int) -> None:
@@ -135,14 +132,11 @@ class ProcessWriter:
         assert self._process is not None
         return self._process.pid
 
-    def write(
-        self, staged: Staged, *, run_id: str, attempt_id: str, step: int, base_step: int | None = None
-    ) -> Written:
+    def write(self, staged: Staged, save: Save) -> Written:
         skeletons = _skeletons(staged)
         self.wait_until_ready()
         try:
-            where = {"run_id": run_id, "attempt_id": attempt_id, "step": step, "rank": self._rank}
-            answer = self._ask(staged, skeletons, **where, base_step=base_step)
+            answer = self._ask(staged, skeletons, save)
         except OSError as error:
             raise self._died(str(error)) from None
         if answer is None:
@@ -223,7 +217,7 @@ class ProcessWriter:
         self._known.clear()
         ipc.send(ours, {"kind": "stores", "stores": [spec.model_dump(mode="json") for spec in self._stores]})
 
-    def _ask(self, staged: Staged, skeletons: Mapping[str, bytes], **where: Any) -> dict[str, Any] | None:
+    def _ask(self, staged: Staged, skeletons: Mapping[str, bytes], save: Save) -> dict[str, Any] | None:
         assert self._channel is not None
         staging_buffer, layout, number = staged.staging_buffer, staged.layout, staged.staging_buffer.number
         known_staging_buffer, known_layout = self._known.get(number, (None, None))
@@ -245,7 +239,8 @@ class ProcessWriter:
             ipc.send(self._channel, {"kind": "base", "step": step}, json.dumps(base.to_json()).encode())
             self._inherited = None
         texts = {name: skeleton.decode() for name, skeleton in skeletons.items()}
-        ipc.send(self._channel, {"kind": "write", "staging_buffer": number} | where, json.dumps(texts).encode())
+        facts = {"save": asdict(save), "rank": self._rank, "partition_hash": staged.partition_hash}
+        ipc.send(self._channel, {"kind": "write", "staging_buffer": number} | facts, json.dumps(texts).encode())
         answer = ipc.receive(self._channel)
         return None if answer is None else answer.head
 

@@ -23,6 +23,7 @@ from segue.checkpoints.format.layout import Placed, ShardLayout, TensorSlice, Te
 from segue.checkpoints.saving import ipc
 from segue.checkpoints.saving.incremental import Bases
 from segue.checkpoints.saving.write import write_checkpoint
+from segue.checkpoints.saving.written import Save
 from segue.errors import SegueError
 from segue.process import Parent, end_with
 from segue.stores import Store, StoreWriteError, open_url
@@ -70,21 +71,21 @@ class _Work:
     def _write(self, number: int, head: dict[str, Any], body: bytes) -> dict[str, Any]:
         shard_layout = self._layouts[number]
         skeletons = {name: text.encode() for name, text in json.loads(body).items()}
+        save = Save(**head["save"])
         try:
             written, base = write_checkpoint(
                 self._stores,
-                run_id=head["run_id"],
-                attempt_id=head["attempt_id"],
-                step=head["step"],
+                save,
                 rank=head["rank"],
+                partition_hash=head["partition_hash"],
                 shard_file=memoryview(self._staging_buffers[number])[: shard_layout.size_bytes],
                 shard_layout=shard_layout,
                 skeletons=skeletons,
-                base=self._bases.get(head["base_step"]),
+                base=self._bases.get(save.base_step),
             )
         except StoreWriteError as error:
             return {"kind": "refused", "key": error.key, "why": error.why}
-        self._bases.keep(head["step"], base)
+        self._bases.keep(save.step, base)
         return {"kind": "written", "written": written.to_json()}
 
 

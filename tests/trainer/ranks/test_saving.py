@@ -150,7 +150,8 @@ def test_pruning_deletes_every_ranks_shard(sharded_run, tier):
     ]
     root = Path(spec.store.url).parent / tier
     kept = {(path.parent.name, path.name) for path in root.rglob("rank-*")}
-    names = [f"rank-{rank}.{ending}" for rank in range(RANKS) for ending in ("json", "safetensors")]
+    endings = ["json", "safetensors", *(["commit.json"] if tier == "store" else [])]
+    names = [f"rank-{rank}.{ending}" for rank in range(RANKS) for ending in endings]
     assert kept == {(f"step-{step:09d}", name) for step in (20, 30) for name in names}
 
 

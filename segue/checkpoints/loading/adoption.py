@@ -1,0 +1,120 @@
+"""Adoption: committing the last save of a killed attempt, whose bytes are durable but whose record is missing."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from pydantic import ValidationError
+
+from segue.checkpoints.saving.ranked_writer import merged
+from segue.checkpoints.saving.written import PreparedCommit
+from segue.errors import MissingObjectError
+from segue.records import CheckpointRef, Manifest, SegmentReport, VerdictKind
+from segue.runlog import keys
+from segue.runlog.entries import CommitEntry, Entry, ReportEntry
+from segue.runlog.history import Attempt, History, read_history
+from segue.runlog.log import RunLog, Stamp
+from segue.stores.base import Store
+
+log = logging.getLogger(__name__)
+
+_PREPARED = re.compile(r"[^/]+/attempts/[^/]+/step-([0-9]+)/rank-([0-9]+)\.commit\.json")
+
+
+def adopt_last_save(runlog: RunLog, *, epoch: int) -> CheckpointRef | None:
+    """Commit the newest complete save of an earlier attempt that is newer than every commit; None without one.
+
+    The commit belongs to the attempt that wrote it, which the claim of `epoch` has fenced. The bytes are verified like
+    those of any checkpoint, when it is read. After a crash in between, a later attempt adopts it.
+
+    Raises:
+        FencedError: a newer claim exists.
+        StoreReadError, StoreWriteError: a retry is safe.
+    """
+    history = read_history(runlog)
+    if history.damage:
+        return None  # A record that cannot be read may hold this commit, its quarantine, or a broken verdict.
+    for attempt in _candidates(history, epoch=epoch):
+        manifest = _newest_complete(runlog, attempt, history)
+        if manifest is None:
+            continue
+        ref = _commit(runlog, attempt, manifest, epoch=epoch)
+        log.warning("adopted a save that was not committed step=%d attempt=%s", ref.step, ref.attempt_id)
+        return ref
+    return None
+
+
+def _candidates(history: History, *, epoch: int) -> Iterator[Attempt]:
+    """The attempts that may hold such a save, the newest first: those that claimed the run since the newest commit."""
+    committed_by = history.attempt_named(history.checkpoints[-1].ref.attempt_id) if history.checkpoints else None
+    since = committed_by.claim.epoch if committed_by is not None else 0
+    for attempt in reversed(history.attempts):
+        is_resume = history.parent_of(attempt.claim.segment, attempt.claim.attempt) is not None
+        verdict = attempt.verdict
+        # An attempt saves nothing before its verdict, and nothing after a broken one.
+        is_sound = not is_resume or (verdict is not None and verdict.kind is not VerdictKind.BROKEN)
+        if since <= attempt.claim.epoch < epoch and is_sound:
+            yield attempt
+
+
+def _newest_complete(runlog: RunLog, attempt: Attempt, history: History) -> Manifest | None:
+    """The manifest of the attempt's newest save that every rank completed, if it is newer than all commits."""
+    attempt_id = attempt.claim.attempt_id
+    saves: dict[int, dict[int, str]] = {}
+    for item in runlog.store.list_objects(keys.attempt_prefix(runlog.run_id, attempt_id)):
+        found = _PREPARED.fullmatch(item.key)
+        if found is not None:
+            saves.setdefault(int(found[1]), {})[int(found[2])] = item.key
+    newest_committed = max((checkpoint.manifest.step for checkpoint in history.checkpoints), default=-1)
+    for step in sorted(saves, reverse=True):
+        if step <= newest_committed:
+            return None
+        manifest = _manifest_of(runlog.store, saves[step])
+        if manifest is not None and manifest.step == step:
+            return manifest
+    return None
+
+
+def _manifest_of(store: Store, by_rank: Mapping[int, str]) -> Manifest | None:
+    """The manifest of a whole save; None while a rank's part is missing, damaged or of another state."""
+    try:
+        parts = [PreparedCommit.decode(store.get(by_rank[rank])) for rank in sorted(by_rank)]
+    except MissingObjectError:
+        return None
+    found = [part for part in parts if part is not None]
+    if not found or len(found) < len(parts) or len({part.partition_hash for part in found}) > 1:
+        return None
+    facts: Mapping[str, Any] = found[0].facts
+    written = merged([part.written for part in found]) if len(found) > 1 else found[0].written
+    if written is None:
+        return None
+    try:
+        manifest = Manifest.model_validate({**facts, **written.to_json()})
+    except ValidationError as error:
+        log.warning("a prepared commit is not valid problems=%d", error.error_count())
+        return None
+    return manifest if sorted(by_rank) == list(range(manifest.environment.world_size)) else None
+
+
+def _commit(runlog: RunLog, attempt: Attempt, manifest: Manifest, *, epoch: int) -> CheckpointRef:
+    attempt_id = attempt.claim.attempt_id
+
+    def build(stamp: Stamp) -> Entry:
+        return CommitEntry.model_validate(stamp(epoch=epoch) | {"attempt_id": attempt_id, "manifest": manifest})
+
+    slot = runlog.append(build, epoch=epoch)
+    ref = CheckpointRef(slot=slot.number, step=manifest.step, attempt_id=attempt_id)
+    report = read_history(runlog).report_of(attempt.claim.segment, attempt.claim.attempt)
+    if report is not None:
+        runlog.append(lambda stamp: _corrected(stamp, report, ref, epoch=epoch), epoch=epoch)
+    return ref
+
+
+def _corrected(stamp: Stamp, report: SegmentReport, ref: CheckpointRef, *, epoch: int) -> Entry:
+    """The attempt's report, which was written without knowledge of this commit."""
+    to_step = max(report.to_step, ref.step)
+    changes = {"checkpoint": ref, "to_step": to_step, "lost_steps": to_step - ref.step}
+    return ReportEntry.model_validate(stamp(epoch=epoch) | {"report": report.model_copy(update=changes)})
