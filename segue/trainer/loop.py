@@ -171,12 +171,13 @@ class TrainingLoop:
     def _vote(self) -> Vote:
         """What all ranks do at this safe point. A notice at one rank is on the board of every rank afterwards."""
         self._writer.raise_failure()
-        notice = self._board.read()
-        seen = (notice.kind, self._board.seconds_left() or 0.0) if notice is not None else None
+        seen = self._board.nearest()
         stop = self._reason_to_stop() if self._ranks.is_leader else None
         save = stop is None and self._ranks.is_leader and not self._resume.is_pending and self._saving.is_due()
         agreed = agree(self._ranks, Vote(stop, save, is_busy=not self._saving.has_room, notice=seen))
         if agreed.notice is not None:
+            # All ranks stop now, so the source may not withdraw it any more.
+            self._board.hold()
             kind, seconds_left = agreed.notice
             self._board.leave(kind, grace_seconds=seconds_left)
         return agreed
@@ -184,9 +185,9 @@ class TrainingLoop:
     def _reason_to_stop(self) -> StopReason | None:
         if self._progress.step >= self._spec.steps:
             return StopReason.FINISHED
-        notice = self._board.read()
-        if notice is not None:
-            return StopReason.BOUND if notice.kind == "recall" else StopReason.NOTICE
+        first = self._board.first_kind
+        if first is not None:
+            return StopReason.BOUND if first == "recall" else StopReason.NOTICE
         is_near = self._time_left.is_bound_near(
             step_seconds=self._pace.step_seconds, save_seconds=self._writer.last_save_seconds
         )
@@ -299,11 +300,12 @@ class TrainingLoop:
         return True
 
     def _is_worth_saving(self) -> bool:
-        left = self._board.seconds_left()
-        if left is None or not self._ranks.is_leader:
+        nearest = self._board.nearest()
+        if nearest is None or not self._ranks.is_leader:
             return True
+        kind, left = nearest
         decision = self._saving.on_notice(seconds_left=left)
-        log.info("notice received decision=%s", decision.reason)
+        log.info("notice received kind=%s seconds_left=%.1f decision=%s", kind, left, decision.reason)
         return decision.save
 
     def _has_patience(self) -> bool:
