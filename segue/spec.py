@@ -226,6 +226,11 @@ class LivenessSpec(_Section):
     notice_file: str | None = Field(
         None, description="File whose appearance on the machine is a notice; None: no file."
     )
+    usr1_seconds: float | None = Field(
+        None,
+        gt=0,
+        description="Seconds from SIGUSR1 to the kill, as in Slurm's --signal=USR1@120; None: grace_seconds.",
+    )
     rank_seconds: float = Field(
         300.0, gt=0, description="Rank timeout: longest wait of ranks for another one, in a step or while restoring."
     )
