@@ -266,6 +266,11 @@ class RunSpec(FiniteValue, Record):
     grace_seconds: float = Field(
         25.0, gt=0, description="Grace period: seconds from the platform's SIGTERM to SIGKILL."
     )
+    notices: tuple[typing.Literal["aws", "gce", "azure"], ...] | None = Field(
+        None,
+        description="Metadata services to watch for termination notices: aws, gce, azure; None: that of the platform, "
+        "found at the start of an attempt. Signals, recall and notice_file are always watched.",
+    )
     store: StoreSpec = StoreSpec()
     checkpoints: CheckpointSpec = CheckpointSpec()
     continuity: ContinuitySpec = ContinuitySpec()

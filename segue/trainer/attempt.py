@@ -20,7 +20,7 @@ from segue.data.loader import seed_all, stream_seed
 from segue.errors import FencedError, MachineTooSmallError, RankLostError, StoreUnreachableError, WriterDiedError
 from segue.launch.assignment import Assignment
 from segue.notices.board import NoticeBoard
-from segue.notices.watchers import Watcher, watchers_of, watching
+from segue.notices.watchers import Search, Watcher, watchers_of, watching
 from segue.process import ProcessRef
 from segue.records import Environment, SegmentReport, StopReason
 from segue.runlog.log import RunLog
@@ -216,5 +216,6 @@ def _fast_tier(spec: RunSpec) -> list[Store]:
     return [tier]
 
 
-def _watchers(context: AttemptContext, owner: ProcessRef | None) -> list[Watcher]:
-    return watchers_of(context.spec, context.runlog.store, attempt_id=context.claim.attempt_id, owner=owner)
+def _watchers(context: AttemptContext, owner: ProcessRef | None) -> list[Watcher | Search]:
+    store, attempt_id = context.runlog.store, context.claim.attempt_id
+    return watchers_of(context.spec, store, attempt_id=attempt_id, owner=owner, clock=context.clock)
