@@ -31,8 +31,8 @@ class Provider:
     service: FakeMetadataService | None = None
     """The metadata service of the spot machines; without one, SIGTERM is their notice."""
     done: list[str] = field(default_factory=list)
-    noticed: SegmentPlan | None = None
-    """The attempt whose machine is being taken back."""
+    struck: SegmentPlan | None = None
+    """The attempt that lost its machine, or is losing it, until it has a report; nothing more is done to it."""
 
     def __call__(self, history: History, beat: Heartbeat | None) -> str | None:
         """Do what is due; returns what was done."""
@@ -43,15 +43,18 @@ class Provider:
             return None
         if plan.capacity is Capacity.ON_DEMAND:
             return self._give_back(beat)
+        if plan == self.struck:
+            return None
         if not self.done and beat.step >= _KILL_AT * self.steps:
             os.kill(beat.trainer_pid, signal.SIGKILL)
+            self.struck = plan
             self.done.append("kill")
             return f"step {beat.step}: the spot machine fails (SIGKILL to the trainer)"
         resumed_at = plan.parent.step if plan.parent else 0
         if self.done == ["kill"] and beat.step >= resumed_at + _NOTICE_AFTER * self.steps:
             self.set_spot(False)
             self._give_notice(attempt)
-            self.noticed = plan
+            self.struck = plan
             self.done.append("notice")
             through = f" ({self.service.platform})" if self.service else ""
             return f"step {beat.step}: termination notice from the provider{through}, who has no other spot machine"
@@ -65,10 +68,10 @@ class Provider:
 
     def _replace_machine(self, history: History) -> None:
         """Once the machine is gone: the next attempt is on another one, which has no notice."""
-        plan = self.noticed
+        plan = self.struck
         if plan is None or history.report_of(plan.segment, plan.attempt) is None:
             return
-        self.noticed = None
+        self.struck = None
         if self.service is not None:
             self.service.reset()
 

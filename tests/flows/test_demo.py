@@ -58,6 +58,17 @@ def test_the_demo_kills_a_trainer_on_spot_once_it_has_come_far_enough(trainer, c
         assert trainer.poll() is None
 
 
+def test_an_attempt_that_was_killed_gets_no_notice_before_it_is_known_to_be_lost(trainer):
+    job = Job(trainer)
+    assert "fails" in job.trains(Capacity.SPOT, 35)
+    beat = Heartbeat(
+        step=99, trainer_pid=trainer.pid, attempt_id="-", counter=9, phase="training", beat_at=datetime.now(UTC)
+    )
+    assert job.provider(job.book.history, beat) is None
+    job.book.report(job.book.history.open_plan, StopReason.LOST, attempt_id=None)
+    assert "termination notice" in job.trains(Capacity.SPOT, 99)
+
+
 def test_after_the_notice_there_is_no_spot_until_on_demand_trains(trainer):
     job = Job(trainer)
     job.provider.done.append("kill")
