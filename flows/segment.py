@@ -36,10 +36,11 @@ def segment(spec: RunSpec, plan: SegmentPlan | None = None, standby: str | None 
     relay, logger = NoticeRelay(), get_run_logger()
 
     def on_signal(signum: int, frame: FrameType | None) -> None:
-        relay.give()
+        relay.give(signal.Signals(signum))
 
     # Inside the flow body, to replace Prefect's handler, which would end this flow at once.
-    signal.signal(signal.SIGTERM, on_signal)
+    for number in (signal.SIGTERM, signal.SIGUSR1):
+        signal.signal(number, on_signal)
     cancellation = _Cancellation(relay)
     try:
         facts: dict[str, Any] = {

@@ -21,6 +21,8 @@ if TYPE_CHECKING:  # Torch takes seconds to import, and a wrong path can be refu
     import torch
     from torch import nn
 
+    from segue.records import Notice
+
 
 @runtime_checkable
 class Stateful(Protocol):
@@ -57,6 +59,10 @@ class Recipe:
     """EMA, curriculum, further optimizers: anything with `state_dict` and `load_state_dict`."""
     after_step: Callable[[int], None] | None = None
     """Called with the global step after each optimizer step, to update what is in `extra`."""
+    on_notice: Callable[[Notice], None] | None = None
+    """Called on rank 0 when a notice ends the attempt, before the last checkpoint, and once for each hint. It runs in a
+    thread of its own and is waited for at most 5 s, less where the last checkpoint needs the time; not called where no
+    time is left. What it raises is logged. It must not touch training state."""
 
 
 Build = Callable[[dict[str, Any]], Recipe]
@@ -129,7 +135,7 @@ def _problems(recipe: Recipe) -> Iterator[tuple[str, str, str]]:
     if not isinstance(recipe.data, DataLoader):
         fix = "data=torch.utils.data.DataLoader(dataset, batch_size=..., shuffle=True)"
         yield "data", "not a torch.utils.data.DataLoader", fix
-    for name in ("loss", "evaluate", "after_step"):
+    for name in ("loss", "evaluate", "after_step", "on_notice"):
         value, is_optional = getattr(recipe, name), name != "loss"
         if not callable(value) and not (is_optional and value is None):
             yield name, "not a function", f"{name}=the function itself, not what it returns"

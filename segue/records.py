@@ -78,11 +78,16 @@ class StopReason(StrEnum):
 
 
 class Notice(Value):
-    """A warning that this process will be stopped."""
+    """A warning that this process will be stopped, or a provider's hint that it may be."""
 
-    kind: str = Field(description="Source of the notice: sigterm, sigint, file, recall or orphaned.")
+    kind: str = Field(
+        description="Source of the notice: sigterm, sigint, sigusr1, file, recall, orphaned, aws, gce or azure; "
+        "rebalance for a hint, which only `Recipe.on_notice` gets."
+    )
     received_at: AwareDatetime
-    grace_seconds: float = Field(ge=0, description="Seconds from the notice to the kill, as far as is known.")
+    grace_seconds: float = Field(
+        ge=0, description="Seconds from the notice to the kill, as far as is known; inf for a hint."
+    )
 
 
 class CheckpointRef(Value):

@@ -233,6 +233,11 @@ class LivenessSpec(_Section):
     notice_file: str | None = Field(
         None, description="File whose appearance on the machine is a notice; None: no file."
     )
+    usr1_seconds: float | None = Field(
+        None,
+        gt=0,
+        description="Seconds from SIGUSR1 to the kill, as in Slurm's --signal=USR1@120; None: grace_seconds.",
+    )
     rank_seconds: float = Field(
         300.0, gt=0, description="Rank timeout: longest wait of ranks for another one, in a step or while restoring."
     )
@@ -276,6 +281,11 @@ class RunSpec(FiniteValue, Record):
     )
     grace_seconds: float = Field(
         25.0, gt=0, description="Grace period: seconds from the platform's SIGTERM to SIGKILL."
+    )
+    notices: tuple[typing.Literal["aws", "gce", "azure"], ...] | None = Field(
+        None,
+        description="Metadata services to watch for termination notices: aws, gce, azure; None: that of the platform, "
+        "found at the start of an attempt. Signals, recall and notice_file are always watched.",
     )
     store: StoreSpec = StoreSpec()
     checkpoints: CheckpointSpec = CheckpointSpec()

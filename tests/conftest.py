@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -13,6 +14,7 @@ from segue.clock import SystemClock
 from segue.controller.steps import open_run
 from segue.runlog.log import RunLog
 from segue.spec import RunSpec
+from segue.testing.metadata import NO_SERVICE
 from tests.support.forked_trainers import ForkServer
 
 TOGETHER = {"stores": "s3"}
@@ -21,6 +23,9 @@ TOGETHER = {"stores": "s3"}
 The tests of the flows run alone, because they measure times of a whole Prefect.
 """
 
+
+# The tests may run on a machine of a cloud, whose notices are not for them.
+os.environ.update(NO_SERVICE)
 
 # No deadline: a test is not slow because the machine is busy.
 settings.register_profile("segue", deadline=None)

@@ -16,8 +16,8 @@ from pydantic import Field
 from segue.checkpoints.saving.writer_client import InlineWriter
 from segue.clock import SystemClock
 from segue.launch.assignment import Assignment, ExitCode
-from segue.notices import sigterm
 from segue.notices.board import NO_KILL_COMING_SECONDS, NoticeBoard
+from segue.notices.signals import SignalNotices
 from segue.recipe import Recipe
 from segue.records import Record
 from segue.runlog.entries import AnyEntry, CommitEntry
@@ -86,7 +86,7 @@ def train(order_json: str) -> int:
     order = Order.model_validate_json(order_json)
     spec, clock = order.assignment.spec, SystemClock()
     board = NoticeBoard(clock)
-    sigterm.listen(board, grace_seconds=spec.grace_seconds)
+    SignalNotices(board, grace_seconds=spec.grace_seconds).listen()
     try:
         inner = open_store(spec.store)
         store = KillingStore(inner, at=order.kill_at, half=_half_of(inner, spec.store), on_append=Notes(order, board))

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import os
 import shutil
-import signal
 import threading
 import time
-from collections.abc import Callable
-from contextlib import chdir
-from dataclasses import dataclass, field
+from contextlib import ExitStack, chdir
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
 from pathlib import Path
 
 from prefect.client.schemas.actions import WorkPoolUpdate
 from prefect.client.schemas.objects import State
+from segue.deployments.process.demo_provider import Provider
 from segue.deployments.process.follow import follow, open_client, step_bar, trigger
 from segue.deployments.process.stack import LocalStack
 
@@ -27,7 +25,7 @@ from segue.controller.steps import open_run
 from segue.curves.frame import curve
 from segue.errors import SegueError
 from segue.launch.launcher import Trainer
-from segue.records import Capacity, Heartbeat, SegmentPlan
+from segue.records import Capacity, SegmentPlan, StopReason
 from segue.reports.console import console, errors
 from segue.reports.run_plot import draw
 from segue.reports.tables import segments_table
@@ -35,14 +33,11 @@ from segue.runlog.history import History, read_history
 from segue.runlog.last_heartbeat import last_heartbeat
 from segue.runlog.log import RunLog
 from segue.spec import RunSpec
+from segue.testing.metadata import FAKES, FakeMetadataService
 
 RECIPE = "examples.flights:build"
 STEPS = 2400
 _PRICE_RATIO = 3.0
-_KILL_AT = 0.35
-"""Share of the steps at which the first spot machine fails."""
-_NOTICE_AFTER = 0.1
-"""Share of the steps that the second one trains before it is taken back: early, while the slack is large."""
 _SLACK_CHANGEOVERS = 4
 """Time to the deadline beyond what on-demand alone needs, in changeovers.
 
@@ -58,73 +53,40 @@ class DemoFailedError(SegueError):
         super().__init__(f"the demo failed: {why}", fix="see the logs in .segue/logs, then run it again.")
 
 
-@dataclass
-class Provider:
-    """The provider of spot in the demo: one machine fails, the next is taken back, then there is none for a while.
-
-    Without spot the slack runs out on any machine, so the run moves to on-demand. Spot is there again once on-demand
-    trains; whether the run then goes back depends on the slack that is left.
-    """
-
-    steps: int
-    set_spot: Callable[[bool], None]
-    """Called with whether the spot pool starts machines."""
-    done: list[str] = field(default_factory=list)
-
-    def __call__(self, history: History, beat: Heartbeat | None) -> str | None:
-        """Do what is due; returns what was done."""
-        plan = history.open_plan
-        attempt = history.attempt_of(plan.segment, plan.attempt) if plan else None
-        if plan is None or attempt is None or beat is None or beat.phase != "training":
-            return None
-        if plan.capacity is Capacity.ON_DEMAND:
-            return self._give_back(beat)
-        if not self.done and beat.step >= _KILL_AT * self.steps:
-            os.kill(beat.trainer_pid, signal.SIGKILL)
-            self.done.append("kill")
-            return f"step {beat.step}: the spot machine fails (SIGKILL to the trainer)"
-        resumed_at = plan.parent.step if plan.parent else 0
-        if self.done == ["kill"] and beat.step >= resumed_at + _NOTICE_AFTER * self.steps:
-            self.set_spot(False)
-            os.kill(attempt.claim.segment_pid, signal.SIGTERM)
-            self.done.append("notice")
-            return f"step {beat.step}: termination notice from the provider, who has no other spot machine"
-        return None
-
-    def _give_back(self, beat: Heartbeat) -> str | None:
-        if "escalation" in self.done:
-            return None
-        self.set_spot(True)
-        self.done.append("escalation")
-        return f"step {beat.step}: on-demand trains; the provider has spot machines again"
-
-
-def run_demo(folder: Path, *, home: Path, keep: bool) -> None:
+def run_demo(folder: Path, *, home: Path, keep: bool, cloud: str | None = None) -> None:
     """Everything from an empty folder to the table, the comparison and the plot. `home` is the repository.
+
+    With a `cloud` (aws, gce or azure) the machines have its metadata service, and the notice comes through it.
 
     Raises:
         DemoFailedError: the run did not finish, was late, or is not bit-identical to the undisturbed one.
         OrchestratorError: the local Prefect did not come up.
     """
     folder = folder.absolute()
-    stack = LocalStack(folder, home=home, say=lambda text: errors.print(f"[dim]{text}[/]"))
     shutil.rmtree(folder / "demo", ignore_errors=True)
     started = time.monotonic()
-    try:
+    with ExitStack() as ending:
+        service = ending.enter_context(FAKES[cloud]()) if cloud is not None else None
+        variables = service.environment if service is not None else {}
+        stack = LocalStack(folder, home=home, say=_say, variables=variables)
+        ending.callback(stack.stop)
         with chdir(home):  # Where the example's package can be imported.
             stack.start()
             console.print(f"[dim]up in {time.monotonic() - started:.0f} s; Prefect UI: {stack.url}[/]")
             console.rule("reference: the same run, undisturbed, on this machine", align="left")
             reference = _reference(folder)
             console.rule("main job: spot, a kill, a notice, a deadline", align="left")
-            spec = _main_spec(folder, reference)
+            # The platform is found by its service. Without one there is none to look for.
+            spec = _main_spec(folder, reference, notices=() if service is None else None)
             with stack.settings():
-                _show(folder, stack, reference=reference, outcome=_main_job(spec), spec=spec)
+                _show(folder, stack, reference=reference, outcome=_main_job(spec, service), spec=spec)
         if keep:
             console.print("server and workers stay up; Ctrl-C ends them")
             threading.Event().wait()
-    finally:
-        stack.stop()
+
+
+def _say(text: str) -> None:
+    errors.print(f"[dim]{text}[/]")
 
 
 def _spec(folder: Path, run_id: str, **fields: object) -> RunSpec:
@@ -138,6 +100,7 @@ def _spec(folder: Path, run_id: str, **fields: object) -> RunSpec:
         "store": {"url": str(folder.absolute() / "demo")},
         "checkpoints": {"every_steps": STEPS // 20},
         "liveness": {"heartbeat_seconds": 0.5, "heartbeat_timeout_seconds": 10},
+        "notices": (),
     }
     return RunSpec.parse(common | fields, source="the demo's spec")
 
@@ -160,7 +123,7 @@ def _reference(folder: Path) -> RunLog:
     return runlog
 
 
-def _main_spec(folder: Path, reference: RunLog) -> RunSpec:
+def _main_spec(folder: Path, reference: RunLog, *, notices: tuple[str, ...] | None) -> RunSpec:
     """The same training with a deadline that the kill, the notice and a wait for spot bring near."""
     report = read_history(reference).last_reports()[-1]
     step_seconds = report.train_seconds / report.train_steps
@@ -172,7 +135,8 @@ def _main_spec(folder: Path, reference: RunLog) -> RunSpec:
     seconds = until_decided + needed + _SLACK_CHANGEOVERS * changeover
     deadline = datetime.now(UTC) + timedelta(seconds=seconds)
     # A new name each time: this Prefect may know the flow runs of an earlier demo in the same folder.
-    return _spec(folder, f"flights-{datetime.now(UTC):%H%M%S}", deadline=deadline, policy=policy)
+    name = f"flights-{datetime.now(UTC):%H%M%S}"
+    return _spec(folder, name, deadline=deadline, policy=policy, notices=notices)
 
 
 @dataclass(frozen=True)
@@ -185,7 +149,7 @@ class _Outcome:
     shown: tuple[str, ...]
 
 
-def _main_job(spec: RunSpec) -> _Outcome:
+def _main_job(spec: RunSpec, service: FakeMetadataService | None) -> _Outcome:
     started = time.monotonic()
     with open_client() as client:
 
@@ -193,7 +157,7 @@ def _main_job(spec: RunSpec) -> _Outcome:
             client.update_work_pool("spot", WorkPoolUpdate(is_paused=not is_up))
 
         set_spot(True)
-        provider = Provider(spec.steps, set_spot)
+        provider = Provider(spec.steps, set_spot, service)
         runlog = open_run(spec, clock=SystemClock())
         state = follow(client, trigger(client, spec), runlog, spec, observer=provider)
         set_spot(True)
@@ -213,6 +177,7 @@ def _show(folder: Path, stack: LocalStack, *, reference: RunLog, outcome: _Outco
     back = "hand-over" if _was_handed_over(history) else "no hand-over: the slack is used up"
     rows = {
         "shown": ", ".join((*outcome.shown, back)),
+        "notice": _notices(history),
         "final weights": f"{equal} to the undisturbed run ({tensors} tensors)",
         "final loss": _final_losses(reference, outcome.runlog),
         "deadline": _punctuality(history, spec),
@@ -230,6 +195,13 @@ def _show(folder: Path, stack: LocalStack, *, reference: RunLog, outcome: _Outco
     missing = {"kill", "notice", "escalation"} - set(outcome.shown)
     if missing:
         raise DemoFailedError(f"not shown: {', '.join(sorted(missing))}; this machine became too slow meanwhile.")
+
+
+def _notices(history: History) -> str:
+    """What ended attempts, and how long before their machine would have gone."""
+    reports = [report for report in history.last_reports() if report.stop_reason is StopReason.NOTICE]
+    found = [report.notice for report in reports if report.notice is not None]
+    return "; ".join(f"{notice.kind}, {notice.grace_seconds:.0f} s before the end of the machine" for notice in found)
 
 
 def _was_handed_over(history: History) -> bool:

@@ -9,7 +9,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from itertools import count
 from pathlib import Path
@@ -39,8 +39,10 @@ class LocalStack:
     server, database and logs in it.
     """
 
-    def __init__(self, folder: Path, *, home: Path, say: Say) -> None:
+    def __init__(self, folder: Path, *, home: Path, say: Say, variables: Mapping[str, str] | None = None) -> None:
+        """`variables` are added to the environment of every process that the stack starts."""
         self.folder, self.home, self._say = folder.absolute(), home.absolute(), say
+        self._variables = dict(variables or {})
         self.port = 0
         self._supervisor: subprocess.Popen[bytes] | None = None
         self._services: dict[str, psutil.Process] = {}
@@ -98,19 +100,23 @@ class LocalStack:
     def environment(self) -> dict[str, str]:
         """What every process of the stack runs with."""
         own = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")}
-        return own | {
-            "PATH": os.pathsep.join((str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath))),
-            "PREFECT_HOME": str(self.folder / f"prefect{self._suffix}"),
-            "PREFECT_API_URL": self.api_url,
-            "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
-            "PREFECT_SERVER_ALLOW_EPHEMERAL_MODE": "false",
-            "PREFECT_SERVER_SERVICES_CANCELLATION_CLEANUP_LOOP_SECONDS": "2",
-            "PREFECT_SERVER_UI_SHOW_PROMOTIONAL_CONTENT": "false",
-            "PREFECT_WORKER_QUERY_SECONDS": "1",
-            "PREFECT_WORKER_PREFETCH_SECONDS": "1",
-            "PREFECT_CLI_PROMPT": "false",
-            "SEGUE_HOME": str(self.home),
-        }
+        return (
+            own
+            | self._variables
+            | {
+                "PATH": os.pathsep.join((str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath))),
+                "PREFECT_HOME": str(self.folder / f"prefect{self._suffix}"),
+                "PREFECT_API_URL": self.api_url,
+                "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+                "PREFECT_SERVER_ALLOW_EPHEMERAL_MODE": "false",
+                "PREFECT_SERVER_SERVICES_CANCELLATION_CLEANUP_LOOP_SECONDS": "2",
+                "PREFECT_SERVER_UI_SHOW_PROMOTIONAL_CONTENT": "false",
+                "PREFECT_WORKER_QUERY_SECONDS": "1",
+                "PREFECT_WORKER_PREFETCH_SECONDS": "1",
+                "PREFECT_CLI_PROMPT": "false",
+                "SEGUE_HOME": str(self.home),
+            }
+        )
 
     def _take_lock(self) -> None:
         """Find files in the folder that no living stack uses. The kernel frees a lock when its last holder ends.

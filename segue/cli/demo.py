@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -16,9 +17,20 @@ _FOLDER = Path(".segue")
 _ROOT = Path(__file__).parents[2]
 
 
+class Cloud(StrEnum):
+    """Providers whose metadata service the demo imitates."""
+
+    AWS = "aws"
+    GCE = "gce"
+    AZURE = "azure"
+
+
 def demo(
     keep: Annotated[bool, typer.Option("--keep", help="Leave server and workers running after the demo.")] = False,
     folder: Annotated[Path, typer.Option(help="Folder for everything that the demo writes.")] = _FOLDER,
+    cloud: Annotated[
+        Cloud | None, typer.Option(help="Provider whose metadata service gives the notice; default: SIGTERM.")
+    ] = None,
 ) -> None:
     """Train on real flights: spot, a kill, a notice, a deadline, and a bit-for-bit comparison."""
     require_prefect("demo")
@@ -26,7 +38,7 @@ def demo(
     from segue.deployments.process.demo import run_demo
 
     with ends_cleanly(hint="The demo was interrupted; everything it had started has ended."):
-        run_demo(folder, home=_ROOT, keep=keep)
+        run_demo(folder, home=_ROOT, keep=keep, cloud=cloud)
 
 
 def bench(ctx: typer.Context) -> Any:

@@ -78,27 +78,31 @@ class TrainerEnd:
 
 
 class NoticeRelay:
-    """Forwards a termination notice to the trainer, also one that arrived before there was a trainer."""
+    """Forwards termination notices to the trainer, also those that arrived before there was a trainer."""
 
     def __init__(self) -> None:
         self._trainer: Trainer | None = None
-        self._given = False
+        self._given: dict[signal.Signals, bool] = {}
 
     @property
     def is_given(self) -> bool:
-        return self._given
+        return bool(self._given)
 
-    def give(self) -> None:
-        """Record the notice and forward it. Safe from a signal handler."""
-        self._given = True
+    def given(self) -> list[signal.Signals]:
+        """The notices so far."""
+        return list(self._given)
+
+    def give(self, number: signal.Signals = signal.SIGTERM) -> None:
+        """Record the notice and forward it, as this signal. Safe from a signal handler."""
+        self._given[number] = True
         if self._trainer is not None:
-            self._trainer.give_notice()
+            self._trainer.give_notice(number)
 
     def attach(self, trainer: Trainer) -> None:
-        """Forward notices to this trainer from now on; an earlier one is forwarded at once."""
+        """Forward notices to this trainer from now on; earlier ones are forwarded at once."""
         self._trainer = trainer
-        if self._given:
-            trainer.give_notice()
+        for number in self.given():
+            trainer.give_notice(number)
 
 
 def run_attempt(
@@ -187,7 +191,7 @@ def _to_its_end(
     clock: Clock,
 ) -> SegmentReport | None:
     relay.attach(trainer)
-    with supervising(spec, plan, trainer, is_noticed=lambda: relay.is_given, clock=clock) as supervision:
+    with supervising(spec, plan, trainer, notices=relay.given, clock=clock) as supervision:
         while (code := trainer.poll()) is None:
             clock.sleep(_POLL_SECONDS)
             requests.look()

@@ -6,8 +6,9 @@ A trainer ends by itself in both cases, unless it hangs, is suspended, or no thr
 from __future__ import annotations
 
 import logging
+import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -42,10 +43,15 @@ class Supervision:
 
 @contextmanager
 def supervising(
-    spec: RunSpec, plan: SegmentPlan, trainer: Trainer, *, is_noticed: Callable[[], bool], clock: Clock
+    spec: RunSpec,
+    plan: SegmentPlan,
+    trainer: Trainer,
+    *,
+    notices: Callable[[], Iterable[signal.Signals]],
+    clock: Clock,
 ) -> Iterator[Supervision]:
-    """Supervise a trainer, from a thread of its own, until the block ends."""
-    supervisor = _Supervisor(spec, plan, trainer, is_noticed, clock)
+    """Supervise a trainer, from a thread of its own, until the block ends. `notices` were passed on to it."""
+    supervisor = _Supervisor(spec, plan, trainer, notices, clock)
     stop = threading.Event()
 
     def work() -> None:
@@ -63,10 +69,16 @@ def supervising(
 
 class _Supervisor:
     def __init__(
-        self, spec: RunSpec, plan: SegmentPlan, trainer: Trainer, is_noticed: Callable[[], bool], clock: Clock
+        self,
+        spec: RunSpec,
+        plan: SegmentPlan,
+        trainer: Trainer,
+        notices: Callable[[], Iterable[signal.Signals]],
+        clock: Clock,
     ) -> None:
         self._spec, self._plan, self._trainer = spec, plan, trainer
-        self._is_noticed, self._clock = is_noticed, clock
+        self._notices, self._clock = notices, clock
+        self._noticed_at: dict[signal.Signals, float] = {}
         self._runlog: RunLog | None = None
         self._read_at = clock.monotonic()
         self._period_seconds = max(_LOG_SECONDS, spec.liveness.heartbeat_seconds)
@@ -78,14 +90,26 @@ class _Supervisor:
         """Check once; end the trainer if its time is over."""
         at = self._clock.monotonic()
         if self._due is None:
-            self._due = self._why_it_must_end(at)
-        elif self._trainer.poll() is None:
-            self._end(*self._due, at=at)
+            self._due = self._why_it_is_over(at)
+        due = [found for found in (self._due, self._end_of_notice(at)) if found is not None]
+        if due and self._trainer.poll() is None:
+            self._end(*min(due, key=lambda found: found[1]), at=at)
 
-    def _why_it_must_end(self, at: float) -> tuple[str, float] | None:
+    def _end_of_notice(self, at: float) -> tuple[str, float] | None:
+        """Why a noticed trainer is killed, and when; None without a notice."""
+        for number in self._notices():
+            self._noticed_at.setdefault(number, at)
+        if not self._noticed_at:
+            return None
+        ends = (since + self._seconds_after(number) for number, since in self._noticed_at.items())
+        return "it did not end within the grace period of a notice", min(ends) + _MARGIN_SECONDS
+
+    def _seconds_after(self, number: signal.Signals) -> float:
+        ahead = self._spec.liveness.usr1_seconds if number is signal.SIGUSR1 else None
+        return self._spec.grace_seconds if ahead is None else ahead
+
+    def _why_it_is_over(self, at: float) -> tuple[str, float] | None:
         """Why the trainer must end, and when it is killed; None while it may go on."""
-        if self._is_noticed():
-            return "it did not end within the grace period of a notice", at + self._spec.grace_seconds + _MARGIN_SECONDS
         if at - self._read_at < self._period_seconds:
             return None
         self._read_at = at

@@ -73,7 +73,7 @@ class Feed:
             collate_fn=given.collate_fn,
             pin_memory=given.pin_memory,
             timeout=given.timeout,
-            worker_init_fn=_IgnoreSigterm(given.worker_init_fn),
+            worker_init_fn=_IgnoreNotices(given.worker_init_fn),
             multiprocessing_context=given.multiprocessing_context if workers else None,
             prefetch_factor=given.prefetch_factor if workers else None,
             generator=generator,
@@ -100,8 +100,8 @@ def share_of(count: int, *, rank: int, world_size: int) -> tuple[int, int]:
     return count * rank // world_size, count * (rank + 1) // world_size
 
 
-class _IgnoreSigterm:
-    """Starts a data worker that ignores SIGTERM.
+class _IgnoreNotices:
+    """Starts a data worker that ignores SIGTERM and SIGUSR1.
 
     Platforms signal every process of a machine. A worker killed by that would raise in the middle of a training step,
     and a preemption would look like a bug; the trainer acts on the notice and ends its workers itself.
@@ -111,7 +111,8 @@ class _IgnoreSigterm:
         self._inner = inner
 
     def __call__(self, worker_id: int) -> None:
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        for number in (signal.SIGTERM, signal.SIGUSR1):
+            signal.signal(number, signal.SIG_IGN)
         if self._inner is not None:
             self._inner(worker_id)
 

@@ -113,6 +113,18 @@ class RankLostError(SegueError):
         )
 
 
+class MetadataServiceError(SegueError):
+    """The metadata service of a cloud machine could not be read; its notices are not seen until it can."""
+
+    def __init__(self, *, provider: str, url: str, why: str) -> None:
+        self.provider, self.url, self.why = provider, url, why
+        super().__init__(
+            f"the metadata service of {provider} at {url} could not be read: {why.rstrip('.')}. It is asked again.",
+            fix="let this process reach that address (in a container on AWS: a hop limit of 2), or leave the provider "
+            "out of `notices`.",
+        )
+
+
 class LossError(SegueError):
     """The recipe's loss function returned something that no step can be made of."""
 

@@ -38,8 +38,8 @@ class Trainer(Protocol):
         """The exit code (negative: the signal that killed it), None while it runs."""
         ...
 
-    def give_notice(self) -> None:
-        """Pass a termination notice on. Safe from a signal handler; harmless once it has ended."""
+    def give_notice(self, number: signal.Signals = signal.SIGTERM) -> None:
+        """Pass a termination notice on, as a signal. Safe from a signal handler; harmless once it has ended."""
         ...
 
     def wait(self, timeout_seconds: float | None = None) -> int | None:
@@ -106,8 +106,8 @@ class ProcessTrainer:
     def poll(self) -> int | None:
         return self._child.process.poll()
 
-    def give_notice(self) -> None:
-        self._child.process.send_signal(signal.SIGTERM)
+    def give_notice(self, number: signal.Signals = signal.SIGTERM) -> None:
+        self._child.process.send_signal(number)
 
     def dump_stacks(self) -> None:
         self._child.process.send_signal(DUMP_SIGNAL)
@@ -170,9 +170,9 @@ class RanksTrainer:
         code = self._child.process.poll()
         return code if code is None else self._code_of_ranks(code)
 
-    def give_notice(self) -> None:
+    def give_notice(self, number: signal.Signals = signal.SIGTERM) -> None:
         # Not to torchrun: it would end the ranks before they have saved.
-        self._folder.give_notice()
+        self._folder.give_notice(number)
 
     def wait(self, timeout_seconds: float | None = None) -> int | None:
         code = self._child.wait(timeout_seconds)

@@ -71,7 +71,7 @@ class LaunchFolder:
 
     def has_booted(self, count: int) -> bool:
         """Whether all ranks of a standby have booted."""
-        return len(self._by_rank("booted")) == count
+        return len(self._by_number("booted")) == count
 
     @property
     def owner(self) -> ProcessRef:
@@ -82,25 +82,25 @@ class LaunchFolder:
         """Whether the owner still runs."""
         return self.owner.is_alive()
 
-    def enter(self, rank: int) -> bool:
-        """Register this rank for signals; True when a notice was given before."""
+    def enter(self, rank: int) -> list[signal.Signals]:
+        """Register this rank for signals; returns the notices that were given before, as signals."""
         self._put(f"pid-{rank}", ProcessRef.this())
-        return (self.path / "notice").exists()
+        return [signal.Signals(number) for number in self._by_number("notice")]
 
     def leave(self, rank: int, exit_code: int) -> None:
         """Report this rank's exit code; it gets no more signals."""
         self._put(f"exit-{rank}", exit_code)
 
-    def give_notice(self) -> None:
-        """Pass a termination notice on to every rank, also to those that are still starting."""
+    def give_notice(self, number: signal.Signals = signal.SIGTERM) -> None:
+        """Pass a termination notice on to every rank, as a signal, also to those that are still starting."""
         with suppress(OSError):  # The folder is removed when they have ended.
-            (self.path / "notice").touch()
-        self.signal(signal.SIGTERM)
+            (self.path / f"notice-{int(number)}").touch()
+        self.signal(number)
 
     def signal(self, number: signal.Signals) -> None:
         """Send a signal to every rank that has entered, has not left and still runs."""
-        ended = self._by_rank("exit")
-        for rank, text in self._by_rank("pid").items():
+        ended = self._by_number("exit")
+        for rank, text in self._by_number("pid").items():
             process = ProcessRef.parse(text)
             if rank not in ended and process.is_alive():
                 with suppress(ProcessLookupError):
@@ -108,11 +108,11 @@ class LaunchFolder:
 
     def leaders(self) -> list[int]:
         """The process id of every rank that has entered: each leads a process group of its own."""
-        return [ProcessRef.parse(text).pid for text in self._by_rank("pid").values()]
+        return [ProcessRef.parse(text).pid for text in self._by_number("pid").values()]
 
     def exit_code(self) -> int | None:
         """Rank 0's exit code; where it left none, that of the first rank that did."""
-        codes = self._by_rank("exit")
+        codes = self._by_number("exit")
         return int(codes[min(codes)]) if codes else None
 
     def remove(self) -> None:
@@ -124,7 +124,8 @@ class LaunchFolder:
         half.write_text(str(content))
         half.rename(self.path / name)
 
-    def _by_rank(self, kind: str) -> dict[int, str]:
+    def _by_number(self, kind: str) -> dict[int, str]:
+        """The files of a kind, by the number in their name: of a rank or of a signal."""
         found = {}
         for path in self.path.glob(f"{kind}-*"):
             with suppress(OSError):

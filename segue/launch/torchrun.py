@@ -9,7 +9,7 @@ from __future__ import annotations
 import signal
 import sys
 
-_NOTICES = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+_NOTICES = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
 
 
 def main() -> None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import math
+import threading
 from datetime import timedelta
+from typing import NamedTuple
 
 from segue.clock import Clock
 from segue.records import Notice
@@ -11,29 +14,100 @@ NO_KILL_COMING_SECONDS = 3600.0
 """Grace period of a notice that no kill follows: a recall, or an orphaned trainer."""
 
 
+class _Left(NamedTuple):
+    """A notice in force; times are the clock's monotonic ones."""
+
+    kind: str
+    at: float
+    kill_at: float
+
+
 class NoticeBoard:
-    """Holds the first notice; later ones do not replace it."""
+    """Holds one notice of each kind; the one with the nearest deadline is read.
+
+    A hint is no notice: it recommends to save and gives no deadline, so nothing stops for it.
+    """
+
+    # Sources write while the loop reads. Every access to a dict below is one operation, which no signal handler and no
+    # other thread can interrupt; a lock could be held by the very code that a handler interrupts.
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._left: tuple[str, float, float] | None = None
+        self._left: dict[str, _Left] = {}
+        self._hints: dict[str, float] = {}
+        self._is_held = False
+        self._withdrawing = threading.Lock()
 
     def leave(self, kind: str, *, grace_seconds: float) -> None:
-        """Record that this process will be stopped `grace_seconds` from now. Uses no lock, no log, no I/O."""
-        if self._left is None:
-            self._left = (kind, self._clock.monotonic(), grace_seconds)
+        """Record that this process will be stopped `grace_seconds` from now. Uses no lock, no log, no I/O.
+
+        A second notice of a kind counts only where it leaves less time than the first.
+        """
+        at = self._clock.monotonic()
+        known = self._left.get(kind)
+        if known is None:
+            self._left[kind] = _Left(kind, at, at + grace_seconds)
+        elif at + grace_seconds < known.kill_at:
+            self._left[kind] = known._replace(kill_at=at + grace_seconds)
+
+    def restate(self, kind: str, *, grace_seconds: float) -> None:
+        """Record the deadline that the provider states now, which may be later than the one it stated before.
+
+        Once the notice is held, a later deadline is ignored. Not for signal handlers.
+        """
+        at = self._clock.monotonic()
+        with self._withdrawing:
+            known = self._left.get(kind)
+            if known is None or self._is_held:
+                self.leave(kind, grace_seconds=grace_seconds)
+            else:
+                self._left[kind] = known._replace(kill_at=at + grace_seconds)
+
+    def withdraw(self, kind: str) -> bool:
+        """Remove the notice of this kind, unless it is held; return whether there was one. Not for signal handlers."""
+        with self._withdrawing:
+            return not self._is_held and self._left.pop(kind, None) is not None
+
+    def hold(self) -> None:
+        """Keep every notice from now on, because the attempt ends on it. Not for signal handlers."""
+        with self._withdrawing:
+            self._is_held = True
 
     def read(self) -> Notice | None:
-        """The notice, if one was left."""
-        if self._left is None:
+        """The notice with the nearest deadline, if there is one."""
+        nearest = self._nearest()
+        if nearest is None:
             return None
-        kind, at, grace_seconds = self._left
-        ago = timedelta(seconds=self._clock.monotonic() - at)
-        return Notice(kind=kind, received_at=self._clock.now() - ago, grace_seconds=grace_seconds)
+        return self._notice(nearest.kind, at=nearest.at, grace_seconds=max(nearest.kill_at - nearest.at, 0.0))
+
+    def nearest(self) -> tuple[str, float] | None:
+        """Kind and seconds left of the notice with the nearest deadline; None without a notice."""
+        nearest = self._nearest()
+        return None if nearest is None else (nearest.kind, nearest.kill_at - self._clock.monotonic())
 
     def seconds_left(self) -> float | None:
         """Seconds until the kill, as far as is known; None without a notice."""
-        if self._left is None:
-            return None
-        _, at, grace_seconds = self._left
-        return grace_seconds - (self._clock.monotonic() - at)
+        nearest = self.nearest()
+        return None if nearest is None else nearest[1]
+
+    @property
+    def first_kind(self) -> str | None:
+        """Kind of the notice that came first; None without a notice."""
+        first = min(list(self._left.values()), key=lambda left: left.at, default=None)
+        return None if first is None else first.kind
+
+    def hint(self, kind: str) -> None:
+        """Record that the provider recommends to save soon."""
+        self._hints[kind] = self._clock.monotonic()
+
+    def take_hints(self) -> list[Notice]:
+        """The hints since the last call, without a known end: their grace period is infinite."""
+        taken = [(kind, self._hints.pop(kind)) for kind in list(self._hints)]
+        return [self._notice(kind, at=at, grace_seconds=math.inf) for kind, at in taken]
+
+    def _nearest(self) -> _Left | None:
+        return min(list(self._left.values()), key=lambda left: (left.kill_at, left.at), default=None)
+
+    def _notice(self, kind: str, *, at: float, grace_seconds: float) -> Notice:
+        ago = timedelta(seconds=self._clock.monotonic() - at)
+        return Notice(kind=kind, received_at=self._clock.now() - ago, grace_seconds=grace_seconds)

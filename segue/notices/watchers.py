@@ -7,15 +7,19 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
+from segue.clock import Clock
 from segue.notices.board import NoticeBoard
 from segue.notices.file import FileWatcher
+from segue.notices.metadata import CloudWatcher
 from segue.notices.orphan import OrphanWatcher
+from segue.notices.platform import cloud_watcher, find_platform
 from segue.notices.recall import RecallWatcher
 from segue.process import ProcessRef
 from segue.spec import RunSpec
@@ -44,46 +48,90 @@ class Watcher:
     name: str
     source: Source
     period_seconds: float
+    is_remote: bool = False
+    """Whether a poll may wait long for another machine; the end of an attempt does not wait for such a poll."""
 
 
-def watchers_of(spec: RunSpec, store: Store, *, attempt_id: str, owner: ProcessRef | None) -> list[Watcher]:
-    """The watchers of one attempt, according to its run spec."""
+@dataclass(frozen=True)
+class Search:
+    """A watcher that is looked for first, in its own thread."""
+
+    name: str
+    find: Callable[[], Watcher | None]
+    is_remote: bool = True
+
+
+def watchers_of(
+    spec: RunSpec, store: Store, *, attempt_id: str, owner: ProcessRef | None, clock: Clock
+) -> list[Watcher | Search]:
+    """The watchers of one attempt, according to its run spec. Signals need none: their handler leaves the notice."""
     beat = spec.liveness.heartbeat_seconds
     local = min(beat, _LOCAL_PERIOD_SECONDS)
-    watchers = [
+    watchers: list[Watcher | Search] = [
         Watcher("recall", RecallWatcher(store, run_id=spec.run_id, attempt_id=attempt_id), beat),
         Watcher("orphan", OrphanWatcher(owner), local),
     ]
     if spec.liveness.notice_file is not None:
         file = FileWatcher(Path(spec.liveness.notice_file), grace_seconds=spec.grace_seconds)
         watchers.append(Watcher("file", file, local))
-    return watchers
+    if spec.notices is None:
+        return [*watchers, Search("platform", partial(_found_here, clock))]
+    return [*watchers, *(_of_cloud(cloud_watcher(name, clock)) for name in dict.fromkeys(spec.notices))]
 
 
 @contextmanager
-def watching(watchers: Iterable[Watcher], board: NoticeBoard) -> Iterator[None]:
+def watching(watchers: Iterable[Watcher | Search], board: NoticeBoard) -> Iterator[None]:
     """Poll every watcher until the block ends; a poll that is still running then is waited for briefly."""
     stop = threading.Event()
-    threads = [
-        threading.Thread(target=_watch, args=(watcher, board, stop), name=f"segue-{watcher.name}", daemon=True)
+    threads = {
+        threading.Thread(target=_work, args=(watcher, board, stop), name=f"segue-{watcher.name}", daemon=True): watcher
         for watcher in watchers
-    ]
+    }
     for thread in threads:
         thread.start()
     try:
         yield
     finally:
         stop.set()
-        for thread in threads:
-            thread.join(_END_SECONDS)
+        for thread, watcher in threads.items():
+            if not watcher.is_remote:
+                thread.join(_END_SECONDS)
+
+
+def _work(watcher: Watcher | Search, board: NoticeBoard, stop: threading.Event) -> None:
+    found = watcher.find() if isinstance(watcher, Search) else watcher
+    if found is not None and not stop.is_set():
+        _watch(found, board, stop)
 
 
 def _watch(watcher: Watcher, board: NoticeBoard, stop: threading.Event) -> None:
+    trouble: str | None = None
     while True:
-        try:
-            watcher.source.poll(board)
-        except Exception as error:
-            # Any exception: a failed poll must not end the thread, or a later notice is missed.
-            log.warning("source of notices not read source=%s reason=%s", watcher.name, error)
+        before, trouble = trouble, _trouble_of_poll(watcher, board)
+        if stop.is_set():
+            return
+        # Once for each cause: a service that does not answer would fill the log.
+        if trouble is not None and trouble != before:
+            log.warning("source of notices not read source=%s reason=%s", watcher.name, trouble)
+        elif trouble is None and before is not None:
+            log.info("source of notices read again source=%s", watcher.name)
         if stop.wait(watcher.period_seconds):
             return
+
+
+def _trouble_of_poll(watcher: Watcher, board: NoticeBoard) -> str | None:
+    try:
+        watcher.source.poll(board)
+    except Exception as error:
+        # Any exception: a failed poll must not end the thread, or a later notice is missed.
+        return str(error)
+    return None
+
+
+def _found_here(clock: Clock) -> Watcher | None:
+    found = find_platform(clock)
+    return None if found is None else _of_cloud(found)
+
+
+def _of_cloud(source: CloudWatcher) -> Watcher:
+    return Watcher(source.name, source, source.period_seconds, is_remote=True)

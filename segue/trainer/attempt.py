@@ -21,7 +21,7 @@ from segue.errors import FencedError, MachineTooSmallError, RankLostError, Store
 from segue.launch import memory
 from segue.launch.assignment import Assignment
 from segue.notices.board import NoticeBoard
-from segue.notices.watchers import Watcher, watchers_of, watching
+from segue.notices.watchers import Search, Watcher, watchers_of, watching
 from segue.process import ProcessRef
 from segue.records import Environment, SegmentReport, StopReason
 from segue.runlog.log import RunLog
@@ -233,5 +233,6 @@ def _fast_tier(spec: RunSpec) -> list[Store]:
     return [tier]
 
 
-def _watchers(context: AttemptContext, owner: ProcessRef | None) -> list[Watcher]:
-    return watchers_of(context.spec, context.runlog.store, attempt_id=context.claim.attempt_id, owner=owner)
+def _watchers(context: AttemptContext, owner: ProcessRef | None) -> list[Watcher | Search]:
+    store, attempt_id = context.runlog.store, context.claim.attempt_id
+    return watchers_of(context.spec, store, attempt_id=attempt_id, owner=owner, clock=context.clock)

@@ -37,6 +37,7 @@ from segue.stores.base import StoreReadError, StoreWriteError
 from segue.trainer.context import AttemptContext
 from segue.trainer.health.failures import failure_of, stop_reason
 from segue.trainer.live_recipe import LiveRecipe
+from segue.trainer.notice_hook import NoticeHook, hook_seconds
 from segue.trainer.ranks.consensus import Vote, agree
 from segue.trainer.rehearsal import ResumeRehearsal, is_due
 from segue.trainer.reporting import AttemptReporter
@@ -72,6 +73,7 @@ class TrainingLoop:
         )
         due = is_due(context.assignment, history, ranks=self._ranks.count)
         self._rehearsal = ResumeRehearsal(context.assignment, context.runlog, is_due=due)
+        self._hook = NoticeHook(live.recipe.on_notice, components=live.components)
         self._pace = Pace(context.clock)
         self._time_left = TimeLeft(
             context.board,
@@ -184,12 +186,15 @@ class TrainingLoop:
     def _vote(self) -> Vote:
         """What all ranks do at this safe point. A notice at one rank is on the board of every rank afterwards."""
         self._writer.raise_failure()
-        notice = self._board.read()
-        seen = (notice.kind, self._board.seconds_left() or 0.0) if notice is not None else None
+        seen = self._board.nearest()
         stop = self._reason_to_stop() if self._ranks.is_leader else None
+        if stop is None and self._ranks.is_leader:
+            self._follow_hints()
         save = stop is None and self._ranks.is_leader and not self._resume.is_pending and self._saving.is_due()
         agreed = agree(self._ranks, Vote(stop, save, is_busy=not self._saving.has_room, notice=seen))
         if agreed.notice is not None:
+            # All ranks stop now, so the source may not withdraw it any more.
+            self._board.hold()
             kind, seconds_left = agreed.notice
             self._board.leave(kind, grace_seconds=seconds_left)
         return agreed
@@ -197,13 +202,20 @@ class TrainingLoop:
     def _reason_to_stop(self) -> StopReason | None:
         if self._progress.step >= self._spec.steps:
             return StopReason.FINISHED
-        notice = self._board.read()
-        if notice is not None:
-            return StopReason.BOUND if notice.kind == "recall" else StopReason.NOTICE
+        first = self._board.first_kind
+        if first is not None:
+            return StopReason.BOUND if first == "recall" else StopReason.NOTICE
         is_near = self._time_left.is_bound_near(
             step_seconds=self._pace.step_seconds, save_seconds=self._writer.last_save_seconds
         )
         return StopReason.BOUND if is_near else None
+
+    def _follow_hints(self) -> None:
+        """Save at the next safe point where there is something to save, once for each hint; training goes on."""
+        for hint in self._board.take_hints():
+            log.info("hint received kind=%s step=%d", hint.kind, self._progress.step)
+            self._saving.request()
+            self._hook.call(hint, limit_seconds=hook_seconds(self._board.seconds_left(), None))
 
     def _save(self, *, evaluate: bool, is_last: bool = False) -> None:
         self._saving.save(evaluate=evaluate, is_last=is_last)
@@ -268,6 +280,7 @@ class TrainingLoop:
         # Where time ends the replay early, the rows so far decide: nothing can be committed without a verdict.
         self._resume.settle()
         reached = replace(self._progress)
+        self._call_hook()
         if reached.step > self._saving.saved_step and self._has_time_to_save():
             self._save(evaluate=reason is StopReason.FINISHED, is_last=True)
         self._add_witness(reached.step, batches)
@@ -312,12 +325,21 @@ class TrainingLoop:
                 return False  # The previous save is still being written, and time is up.
         return True
 
+    def _call_hook(self) -> None:
+        notice, left = self._board.read(), self._board.seconds_left()
+        if notice is None or left is None or not self._ranks.is_leader:
+            return
+        has_work = self._progress.step > self._saving.saved_step
+        last_save = self._saving.on_notice(seconds_left=left) if has_work else None
+        self._hook.call(notice, limit_seconds=hook_seconds(left, last_save))
+
     def _is_worth_saving(self) -> bool:
-        left = self._board.seconds_left()
-        if left is None or not self._ranks.is_leader:
+        nearest = self._board.nearest()
+        if nearest is None or not self._ranks.is_leader:
             return True
+        kind, left = nearest
         decision = self._saving.on_notice(seconds_left=left)
-        log.info("notice received decision=%s", decision.reason)
+        log.info("notice received kind=%s seconds_left=%.1f decision=%s", kind, left, decision.reason)
         return decision.save
 
     def _has_patience(self) -> bool:

@@ -18,8 +18,8 @@ from segue.launch.assignment import Assignment, ExitCode
 from segue.launch.launcher import DUMP_SIGNAL
 from segue.launch.output import survive_broken_output
 from segue.launch.rendezvous import RANKS_VARIABLE, LaunchFolder
-from segue.notices import sigterm
 from segue.notices.board import NoticeBoard
+from segue.notices.signals import SignalNotices
 from segue.runlog.open import open_log
 from segue.spec import RunSpec
 
@@ -52,9 +52,10 @@ def _run(assignment: Assignment | None, *, folder: LaunchFolder | None = None, r
     faulthandler.register(DUMP_SIGNAL, all_threads=True)
     clock = SystemClock()
     board = NoticeBoard(clock)
-    sigterm.listen(board, grace_seconds=spec.grace_seconds)
-    if folder is not None and folder.enter(rank):
-        board.leave("sigterm", grace_seconds=spec.grace_seconds)
+    signals = SignalNotices(board, grace_seconds=spec.grace_seconds, usr1_seconds=spec.liveness.usr1_seconds)
+    signals.listen()
+    for number in folder.enter(rank) if folder is not None else ():
+        signals.leave(number)
     # Imported after the handler is in place: these imports take seconds, and a notice may arrive meanwhile.
     from segue.trainer.attempt import run_attempt
     from segue.trainer.standby import boot_and_wait

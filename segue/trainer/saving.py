@@ -32,7 +32,7 @@ from segue.spec import CheckpointSpec
 from segue.trainer.health.activity import Activity
 from segue.trainer.live_recipe import LiveRecipe
 from segue.trainer.ranks.ddp import bare
-from segue.trainer.state import RNG_PREFIX, capture
+from segue.trainer.state import capture, unchanged
 
 log = logging.getLogger(__name__)
 
@@ -125,6 +125,10 @@ class Saving:
         """
         self.refuse_risk()
         return self._progress.step != self.saved_step and (self._is_owed or self._has_interval_passed())
+
+    def request(self) -> None:
+        """Make a save due now, unless this very step was already submitted."""
+        self._is_owed = self._is_owed or self._progress.step != self.saved_step
 
     def delay(self) -> None:
         """Record that a save was due and no staging buffer was free."""
@@ -232,17 +236,11 @@ class Saving:
 
     def _evaluate(self) -> float:
         assert self._live.recipe.evaluate is not None
-        # A metric that draws random numbers, or leaves the model in eval mode, must not change the run.
-        guarded = {name: c for name, c in self._components.items() if name == "modes" or name.startswith(RNG_PREFIX)}
-        before = {name: component.capture() for name, component in guarded.items()}
         model = bare(self._live.recipe.model)
-        model.eval()
-        try:
-            with torch.no_grad(), self._activity.evaluating():
-                return float(self._live.recipe.evaluate(model))
-        finally:
-            for name, component in guarded.items():
-                component.restore(before[name])
+        # A metric that draws random numbers, or leaves the model in eval mode, must not change the run.
+        with unchanged(self._components), torch.no_grad(), self._activity.evaluating():
+            model.eval()
+            return float(self._live.recipe.evaluate(model))
 
 
 def life_on(capacity: Capacity, history: History) -> Life | None:

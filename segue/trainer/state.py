@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -281,6 +282,18 @@ def _typed_like(loaded: Any, saved: Any) -> Any:
     if not isinstance(loaded, torch.Tensor) or not isinstance(saved, torch.Tensor) or loaded.dtype == saved.dtype:
         return loaded
     return saved.to(loaded.device)
+
+
+@contextmanager
+def unchanged(components: Mapping[str, Component]) -> Iterator[None]:
+    """A block of the user's code after which random streams and the modes of modules are as before."""
+    guarded = {name: c for name, c in components.items() if name == "modes" or name.startswith(RNG_PREFIX)}
+    before = {name: component.capture() for name, component in guarded.items()}
+    try:
+        yield
+    finally:
+        for name, component in guarded.items():
+            component.restore(before[name])
 
 
 def capture(components: Mapping[str, Component]) -> dict[str, Any]:

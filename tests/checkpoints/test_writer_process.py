@@ -132,14 +132,15 @@ def test_it_is_niced_and_has_no_torch_loaded(writer):
 def test_a_notice_to_every_process_of_the_machine_does_not_stop_it(writer, store):
     writer.wait_until_ready()
     pid = writer.pid
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
         os.kill(pid, number)
     assert_stored(store, write(writer, state(), 1), 1, state())
     assert writer.pid == pid
 
 
-def test_a_notice_while_it_starts_does_not_stop_it_either(writer):
-    os.kill(writer.pid, signal.SIGTERM)
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+def test_a_notice_while_it_starts_does_not_stop_it_either(writer, number):
+    os.kill(writer.pid, number)
     writer.wait_until_ready()
     assert is_running(writer.pid)
 

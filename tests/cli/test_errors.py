@@ -17,6 +17,7 @@ import psutil
 import pytest
 
 from segue.testing.clock import FakeClock
+from segue.testing.metadata import NO_SERVICE
 from tests.controller.test_steps import Run
 
 SEGUE = Path(sys.executable).with_name("segue")
@@ -46,7 +47,7 @@ class Place:
             "SEGUE_TEST_MARK": MARK,
             "AWS_ACCESS_KEY_ID": "nobody",
             "AWS_SECRET_ACCESS_KEY": "nothing",
-            "AWS_EC2_METADATA_DISABLED": "true",
+            **NO_SERVICE,
         }
         if "PYTHONPATH" in os.environ:  # Which checkout is tested.
             self._environment["PYTHONPATH"] = os.environ["PYTHONPATH"]

@@ -7,11 +7,16 @@ import subprocess
 import sys
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
-from segue.deployments.process.demo import Provider
+from segue.deployments.process.demo_provider import Provider
 
-from segue.records import Capacity, Heartbeat
+from segue.clock import SystemClock
+from segue.notices.board import NoticeBoard
+from segue.notices.platform import find_platform
+from segue.records import Capacity, Heartbeat, StopReason
+from segue.testing.metadata import FAKES
 from tests.support.histories import Logbook, make_spec
 
 
@@ -26,10 +31,10 @@ def trainer():
 class Job:
     """A run of 100 steps, and the provider of its spot capacity."""
 
-    def __init__(self, trainer: subprocess.Popen[bytes]) -> None:
+    def __init__(self, trainer: subprocess.Popen[bytes], **machines: Any) -> None:
         self.book, self.trainer = Logbook(make_spec()), trainer
         self.spot: list[bool] = []
-        self.provider = Provider(steps=100, set_spot=self.spot.append)
+        self.provider = Provider(steps=100, set_spot=self.spot.append, **machines)
 
     def trains(self, capacity: Capacity, step: int) -> str | None:
         """What the provider does at a step on a capacity."""
@@ -53,6 +58,17 @@ def test_the_demo_kills_a_trainer_on_spot_once_it_has_come_far_enough(trainer, c
         assert trainer.poll() is None
 
 
+def test_an_attempt_that_was_killed_gets_no_notice_before_it_is_known_to_be_lost(trainer):
+    job = Job(trainer)
+    assert "fails" in job.trains(Capacity.SPOT, 35)
+    beat = Heartbeat(
+        step=99, trainer_pid=trainer.pid, attempt_id="-", counter=9, phase="training", beat_at=datetime.now(UTC)
+    )
+    assert job.provider(job.book.history, beat) is None
+    job.book.report(job.book.history.open_plan, StopReason.LOST, attempt_id=None)
+    assert "termination notice" in job.trains(Capacity.SPOT, 99)
+
+
 def test_after_the_notice_there_is_no_spot_until_on_demand_trains(trainer):
     job = Job(trainer)
     job.provider.done.append("kill")
@@ -67,15 +83,35 @@ def test_after_the_notice_there_is_no_spot_until_on_demand_trains(trainer):
     assert job.provider.done == ["kill", "notice", "escalation"]
 
 
+@pytest.mark.parametrize("cloud", FAKES)
+def test_with_a_cloud_the_notice_comes_through_its_service_and_the_next_machine_has_none(trainer, cloud):
+    def kind_here(service):
+        board = NoticeBoard(SystemClock())
+        find_platform(SystemClock(), environ=service.environment, limit_seconds=30).poll(board)
+        notice = board.read()
+        return None if notice is None else notice.kind
+
+    with FAKES[cloud]() as service:
+        job = Job(trainer, service=service)
+        job.provider.done.append("kill")
+        assert f"notice from the provider ({cloud})" in job.trains(Capacity.SPOT, 10)
+        assert (kind_here(service), trainer.poll()) == (cloud, None)
+        job.book.report(job.book.history.open_plan, StopReason.NOTICE, attempt_id=None)
+        assert job.provider(job.book.history, None) is None
+        assert kind_here(service) is None
+
+
 @pytest.mark.matrix
 @pytest.mark.prefect
 @pytest.mark.timeout(600)
-def test_the_demo_shows_a_kill_a_notice_and_an_escalation_and_ends_like_the_undisturbed_run(tmp_path):
-    command = [str(Path(sys.executable).with_name("segue")), "demo", "--folder", str(tmp_path / "demo")]
+@pytest.mark.parametrize(("options", "kind"), [([], "sigterm"), (["--cloud", "aws"], "aws")])
+def test_the_demo_shows_a_kill_a_notice_and_an_escalation_and_ends_like_the_undisturbed_run(tmp_path, options, kind):
+    command = [str(Path(sys.executable).with_name("segue")), "demo", "--folder", str(tmp_path / "demo"), *options]
     ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     # A machine that becomes much busier during the main job may make it late, which the demo reports as its failure.
     assert ended.returncode == 0 or "the run was late" in ended.stderr, ended.stdout + ended.stderr
     rows = {line[:15].strip(): line[15:].strip() for line in ended.stdout.splitlines()}
     assert rows["shown"].startswith("kill, notice, escalation, ")
+    assert rows["notice"].startswith(f"{kind}, ")
     assert rows["final weights"].startswith("bit-identical to the undisturbed run")
     assert rows["final loss"].endswith(" at step 2400, in both runs")

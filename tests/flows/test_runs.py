@@ -80,8 +80,12 @@ def ended_segments(client, run_id: str):
     return until(ended, what="the segments' own states")
 
 
+@pytest.mark.parametrize(
+    ("number", "run_id"),
+    [(signal.SIGTERM, "main-job"), pytest.param(signal.SIGUSR1, "slurm-job", marks=pytest.mark.matrix)],
+)
 def test_a_run_survives_a_kill_and_a_notice_and_moves_to_on_demand_after_two_preemptions(
-    client, make_spec, fork_server
+    client, make_spec, fork_server, number, run_id
 ):
     undisturbed = make_spec(run_id="undisturbed", **LONG)
     reference = open_run(undisturbed, clock=SystemClock())
@@ -89,12 +93,12 @@ def test_a_run_survives_a_kill_and_a_notice_and_moves_to_on_demand_after_two_pre
 
     # A limit of preemptions moves it, not a deadline, which would act by the load of this machine.
     deadline = datetime.now(UTC) + timedelta(seconds=900)
-    spec = make_spec(run_id="main-job", deadline=deadline, policy={"max_preemptions": 2}, **LONG)
+    spec = make_spec(run_id=run_id, deadline=deadline, policy={"max_preemptions": 2}, **LONG)
     runlog, parent = start(client, spec)
     _, beat = until(lambda: live_attempt(runlog, past_step=250), what="the first segment")
     os.kill(beat.trainer_pid, signal.SIGKILL)
     claim, _ = until(lambda: live_attempt(runlog, past_step=500), what="the second segment")
-    os.kill(claim.segment_pid, signal.SIGTERM)
+    os.kill(claim.segment_pid, number)
     state = final_state(client, parent)
 
     assert state.type is StateType.COMPLETED, state.message
@@ -109,10 +113,10 @@ def test_a_run_survives_a_kill_and_a_notice_and_moves_to_on_demand_after_two_pre
     assert VerdictKind.EXACT in kinds
     assert set(kinds) <= {VerdictKind.EXACT, VerdictKind.UNVERIFIED}
     assert history.newest.manifest.components == read_history(reference).newest.manifest.components
-    assert [(run.name, run.state.name) for run in ended_segments(client, "main-job")] == [
-        ("main-job-seg0-a1-spot", "Lost"),
-        ("main-job-seg1-a1-spot", "Preempted"),
-        ("main-job-seg2-a1-on-demand", "Completed"),
+    assert [(run.name, run.state.name) for run in ended_segments(client, run_id)] == [
+        (f"{run_id}-seg0-a1-spot", "Lost"),
+        (f"{run_id}-seg1-a1-spot", "Preempted"),
+        (f"{run_id}-seg2-a1-on-demand", "Completed"),
     ]
 
 

@@ -20,9 +20,10 @@ import signal, sys, threading
 from pathlib import Path
 from segue.launch.rendezvous import LaunchFolder
 noticed = threading.Event()
-signal.signal(signal.SIGTERM, lambda *_: noticed.set())
-is_late = LaunchFolder(Path(sys.argv[1])).enter(int(sys.argv[2]))
-print("entered", is_late, flush=True)
+for number in (signal.SIGTERM, signal.SIGUSR1):
+    signal.signal(number, lambda *_: noticed.set())
+before = LaunchFolder(Path(sys.argv[1])).enter(int(sys.argv[2]))
+print("entered", *(number.name for number in before), flush=True)
 while not noticed.wait(0.05):
     pass
 print("noticed", flush=True)
@@ -62,13 +63,14 @@ def test_a_folder_gives_the_ranks_their_assignment_and_who_started_them(folder, 
     assert found.path.stat().st_mode & 0o077 == 0
 
 
-def test_a_notice_reaches_the_ranks_that_have_entered_and_those_that_come_later(folder, enter):
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+def test_a_notice_reaches_the_ranks_that_have_entered_and_those_that_come_later(folder, enter, number):
     early, line = enter(0)
-    assert line == ["entered", "False"]
-    folder.give_notice()
+    assert line == ["entered"]
+    folder.give_notice(number)
     assert early.stdout.readline() == "noticed\n"
     late, line = enter(1)
-    assert line == ["entered", "True"]
+    assert line == ["entered", number.name]
     assert late.poll() is None
 
 

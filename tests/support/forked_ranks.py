@@ -6,7 +6,7 @@ import multiprocessing as mp
 import os
 import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -82,12 +82,14 @@ class RanksForkServer:
         self._alone = alone
         self._context = mp.get_context("forkserver")
 
-    def start(self, spec: RunSpec, plan: SegmentPlan, *, ranks: int) -> RankGroup:
+    def start(
+        self, spec: RunSpec, plan: SegmentPlan, *, ranks: int, extra: Mapping[str, str] | None = None
+    ) -> RankGroup:
         folder = LaunchFolder.make(Assignment(spec=spec, plan=plan))
         notes = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
         if ranks == 1:
-            return RankGroup([self._alone.start(spec, plan)], folder, notes)
-        common = {
+            return RankGroup([self._alone.start(spec, plan, environment=extra)], folder, notes)
+        common = dict(extra or {}) | {
             RANKS_VARIABLE: str(ranks),
             "WORLD_SIZE": str(ranks),
             "MASTER_ADDR": "127.0.0.1",
@@ -111,10 +113,11 @@ class RanksForkServer:
         ranks: int,
         observer: Observer | None = None,
         limit_seconds: float = 90.0,
+        environment: Mapping[str, str] | None = None,
     ) -> SegmentReport:
         """Decide and make one attempt, to the end of all its processes."""
         plan = next_plan(runlog, spec)
-        group = self.start(spec, plan, ranks=ranks)
+        group = self.start(spec, plan, ranks=ranks, extra=environment)
         observe = None if observer is None else partial(observer, group, runlog, plan)
         try:
             watch(group.tend, observe, limit_seconds=limit_seconds, describe=group.logs)

@@ -8,7 +8,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -37,10 +37,12 @@ class ForkServer:
         self._context = mp.get_context("forkserver")
         self._context.set_forkserver_preload(list(PRELOADED))
 
-    def start(self, spec: RunSpec, plan: SegmentPlan) -> mp.process.BaseProcess:
-        process = self._context.Process(
-            target=_be_the_trainer, args=(Assignment(spec=spec, plan=plan).model_dump_json(),), daemon=True
-        )
+    def start(
+        self, spec: RunSpec, plan: SegmentPlan, *, environment: Mapping[str, str] | None = None
+    ) -> mp.process.BaseProcess:
+        """`environment` is added to that of the server, which is the one from when the tests began."""
+        assignment = Assignment(spec=spec, plan=plan).model_dump_json()
+        process = self._context.Process(target=_be_the_trainer, args=(assignment, dict(environment or {})), daemon=True)
         process.start()
         return process
 
@@ -51,10 +53,11 @@ class ForkServer:
         *,
         observer: Callable[[int, RunLog, SegmentPlan], bool] | None = None,
         limit_seconds: float = 60.0,
+        environment: Mapping[str, str] | None = None,
     ) -> SegmentReport:
         """Decide and make one attempt; `observer(pid, log, plan)` is called until it returns True."""
         plan = next_plan(runlog, spec)
-        process = self.start(spec, plan)
+        process = self.start(spec, plan, environment=environment)
         observe = None if observer is None else partial(observer, process.pid or 0, runlog, plan)
         watch(process.is_alive, observe, limit_seconds=limit_seconds)
         process.join()
@@ -95,10 +98,11 @@ def attempts_to_the_end(runlog: RunLog, spec: RunSpec, attempt: Callable[[], Seg
     return list(read_history(runlog).last_reports())
 
 
-def _be_the_trainer(assignment: str) -> None:
+def _be_the_trainer(assignment: str, environment: dict[str, str]) -> None:
     # What `python -m segue.trainer.main` does, with the assignment where that would read it.
     sys.argv = ["segue.trainer.main"]  # Else it would be the test runner's.
     os.setsid()
+    os.environ.update(environment)
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     # Data workers that are forked from here close standard input.
     sys.stdin = SimpleNamespace(buffer=io.BytesIO(assignment.encode()), close=lambda: None)  # type: ignore[assignment]

@@ -32,7 +32,7 @@ from segue.stores.base import Store, StoreWriteError
 log = logging.getLogger(__name__)
 
 _END_SECONDS = 5.0
-_NOTICES = (signal.SIGTERM, signal.SIGINT)
+_NOTICES = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 
 
 class ShardWriter(Protocol):

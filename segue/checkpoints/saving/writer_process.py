@@ -30,7 +30,7 @@ from segue.stores import Store, StoreWriteError, open_url
 
 log = logging.getLogger("segue.writer")
 
-NOTICES = (signal.SIGTERM, signal.SIGINT)
+NOTICES = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 """Signals that this process ignores, because the trainer acts on them."""
 
 _NICENESS = 10

@@ -28,6 +28,8 @@ log = logging.getLogger(__name__)
 _POLL_SECONDS = 0.5
 _OVERDUE_SECONDS = 5.0
 """How long after a notice's grace period a trainer that nobody killed ends itself."""
+_MOST_GRACE_SECONDS = 30.0
+"""How long after a notice a trainer is left alone in any case."""
 _REPORT_SECONDS = 15.0
 """How long the report of a trainer that hangs may take."""
 _BEHIND_LEADER_SECONDS = 60.0
@@ -61,7 +63,7 @@ class Watchdog:
             thread.join()
 
     def _watch(self) -> None:
-        activity, seen, stood_seconds = self._activity, None, 0.0
+        activity, seen, stood_seconds, noticed_seconds = self._activity, None, 0.0, 0.0
         while not self._stop.wait(_POLL_SECONDS):
             # Counted in polls, not by the clock: while the whole process is suspended, nothing hangs.
             stood_seconds = stood_seconds + _POLL_SECONDS if activity.mark == seen else 0.0
@@ -73,7 +75,10 @@ class Watchdog:
                 doing = "" if seen.kind == "training" else f" while {seen.kind}"
                 self._end(StopReason.HUNG, f"no step for {stood_seconds:.0f} s after step {seen.step}{doing}")
             left = self._board.seconds_left()
-            if left is not None and left < -_OVERDUE_SECONDS and not self._stop.is_set():
+            noticed_seconds = 0.0 if left is None else noticed_seconds + _POLL_SECONDS
+            # A provider's deadline may seem past, where this machine's clock is wrong.
+            had_time = noticed_seconds > min(self._spec.grace_seconds, _MOST_GRACE_SECONDS)
+            if left is not None and left < -_OVERDUE_SECONDS and had_time and not self._stop.is_set():
                 notice = self._board.read()
                 assert notice is not None
                 why = f"it did not reach a safe point within the {notice.grace_seconds:.0f} s of the notice"

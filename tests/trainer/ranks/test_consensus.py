@@ -71,7 +71,10 @@ def test_the_votes_of_all_ranks_give_one_result(votes, agreed):
     save=st.booleans(),
     is_busy=st.booleans(),
     notice=st.none()
-    | st.tuples(st.sampled_from(["sigterm", "sigint", "file", "recall", "orphaned"]), st.floats(allow_nan=False)),
+    | st.tuples(
+        st.sampled_from(["sigterm", "sigint", "sigusr1", "file", "recall", "orphaned", "aws", "gce", "azure"]),
+        st.floats(allow_nan=False),
+    ),
 )
 def test_a_vote_is_read_back_from_its_bytes_and_all_votes_have_the_same_size(stop, save, is_busy, notice):
     vote = Vote(stop, save, is_busy, notice)

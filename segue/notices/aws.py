@@ -1,0 +1,107 @@
+"""AWS: spot interruptions and rebalance recommendations, from the instance metadata service (IMDSv2)."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import ClassVar
+
+from segue.clock import Clock
+from segue.notices.board import NoticeBoard
+from segue.notices.metadata import LINK_LOCAL, NOT_FOUND, OK, UNAUTHORIZED, Answer, MetadataService
+
+REBALANCE = "rebalance"
+"""Kind of the hint that AWS gives before an interruption, or without one."""
+
+_ADDRESS_VARIABLE = "AWS_EC2_METADATA_SERVICE_ENDPOINT"
+_DISABLED_VARIABLE = "AWS_EC2_METADATA_DISABLED"
+_ACTIONS = frozenset({"stop", "terminate", "hibernate"})
+_TOKEN_SECONDS = 21600
+_INSTANCE_ID = re.compile(r"i-[0-9a-f]{8,}")
+
+
+class AwsWatcher:
+    """Watches the two documents that AWS puts there before it interrupts a spot instance."""
+
+    name: ClassVar[str] = "aws"
+    period_seconds: ClassVar[float] = 5.0  # As AWS recommends; a notice comes two minutes ahead.
+
+    def __init__(self, clock: Clock, environ: Mapping[str, str]) -> None:
+        """`environ` may have the variables by which AWS's own tools find the service."""
+        self._clock = clock
+        self._service = MetadataService("AWS", environ.get(_ADDRESS_VARIABLE) or LINK_LOCAL)
+        self._is_disabled = environ.get(_DISABLED_VARIABLE, "").lower() == "true"
+        self._token: str | None = None
+        self._token_at = 0.0
+        self._stated: str | None = None
+        self._recommended: str | None = None
+
+    def is_here(self, *, timeout_seconds: float) -> bool:
+        if self._is_disabled:
+            return False
+        # Other clouds imitate the paths; none of them has both IMDSv2 and ids of this form.
+        answer = self._request_token(timeout_seconds=timeout_seconds)
+        if answer.status != OK:
+            return False
+        found = self._get("/latest/meta-data/instance-id", timeout_seconds=timeout_seconds)
+        return found is not None and _INSTANCE_ID.fullmatch(found.text.strip()) is not None
+
+    def poll(self, board: NoticeBoard) -> None:
+        self._look_for_action(board)
+        self._look_for_recommendation(board)
+
+    def _look_for_action(self, board: NoticeBoard) -> None:
+        answer = self._get("/latest/meta-data/spot/instance-action")
+        if answer is None:
+            return
+        document = self._service.document(answer)
+        action, time = document.get("action"), document.get("time")
+        if action in _ACTIONS and time != self._stated:
+            left = (self._time(answer, time) - self._clock.now()).total_seconds()
+            board.restate(self.name, grace_seconds=left)
+            self._stated = time
+
+    def _look_for_recommendation(self, board: NoticeBoard) -> None:
+        answer = self._get("/latest/meta-data/events/recommendations/rebalance")
+        if answer is None:
+            return
+        time = self._service.document(answer).get("noticeTime")
+        if time != self._recommended:
+            self._time(answer, time)
+            board.hint(REBALANCE)
+            self._recommended = time
+
+    def _get(self, path: str, *, timeout_seconds: float = 2.0) -> Answer | None:
+        """A document; None when it is not there."""
+        answer = self._get_with_token(path, timeout_seconds)
+        if answer.status == UNAUTHORIZED:
+            self._token = None  # The service was restarted, or this machine was resumed on another host.
+            answer = self._get_with_token(path, timeout_seconds)
+        if answer.status == NOT_FOUND:
+            return None
+        self._service.require_ok(answer)
+        return answer
+
+    def _get_with_token(self, path: str, timeout_seconds: float) -> Answer:
+        is_old = self._clock.monotonic() - self._token_at > _TOKEN_SECONDS / 2
+        if self._token is None or is_old:
+            self._service.require_ok(self._request_token(timeout_seconds=timeout_seconds))
+        headers = {"X-aws-ec2-metadata-token": self._token or ""}
+        return self._service.request(path, headers=headers, timeout_seconds=timeout_seconds)
+
+    def _request_token(self, *, timeout_seconds: float) -> Answer:
+        lifetime = {"X-aws-ec2-metadata-token-ttl-seconds": str(_TOKEN_SECONDS)}
+        answer = self._service.request(
+            "/latest/api/token", method="PUT", headers=lifetime, timeout_seconds=timeout_seconds
+        )
+        if answer.status == OK:
+            self._token, self._token_at = answer.text.strip(), self._clock.monotonic()
+        return answer
+
+    def _time(self, answer: Answer, text: object) -> datetime:
+        try:
+            found = datetime.fromisoformat(str(text))
+        except ValueError:
+            raise self._service.error(answer.url, f"its answer has no valid time: {answer.text[:80]!r}") from None
+        return found if found.tzinfo is not None else found.replace(tzinfo=UTC)

@@ -1,0 +1,59 @@
+"""GCE: preemptions of spot machines, from the metadata server."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import ClassVar
+from urllib.parse import urlencode
+
+from segue.clock import Clock
+from segue.notices.board import NoticeBoard
+from segue.notices.metadata import LINK_LOCAL, OK, MetadataService
+
+_ADDRESS_VARIABLE = "GCE_METADATA_HOST"
+_FLAVOR = {"Metadata-Flavor": "Google"}
+_GRACE_SECONDS = 30.0
+"""From the change of the value to the end of the machine, at most."""
+_WAIT_SECONDS = 20
+"""How long the server holds an answer back while nothing changes."""
+_ANSWER_SECONDS = 5.0
+
+
+class GceWatcher:
+    """Waits for the value `preempted` to change; the server answers as soon as it does."""
+
+    name: ClassVar[str] = "gce"
+    period_seconds: ClassVar[float] = 1.0  # A change in between is answered at once, because the etag is another.
+
+    def __init__(self, clock: Clock, environ: Mapping[str, str]) -> None:
+        """`environ` may have the variable by which Google's own libraries find the server, as host or host:port."""
+        # By its number: elsewhere the search for the name metadata.google.internal may block for many seconds.
+        host = environ.get(_ADDRESS_VARIABLE)
+        self._service = MetadataService("GCE", f"http://{host}" if host else LINK_LOCAL)
+        self._etag: str | None = None
+        self._is_preempted = False
+
+    def is_here(self, *, timeout_seconds: float) -> bool:
+        path = "/computeMetadata/v1/instance/id"
+        answer = self._service.request(path, headers=_FLAVOR, timeout_seconds=timeout_seconds)
+        return answer.status == OK and answer.headers.get("metadata-flavor") == "Google"
+
+    def poll(self, board: NoticeBoard) -> None:
+        """Read the value, after the first time when it changes or after 20 s."""
+        query: dict[str, str | int] = {}
+        if self._etag is not None:
+            query = {"wait_for_change": "true", "timeout_sec": _WAIT_SECONDS, "last_etag": self._etag}
+        path = "/computeMetadata/v1/instance/preempted"
+        answer = self._service.request(
+            f"{path}?{urlencode(query)}" if query else path,
+            headers=_FLAVOR,
+            timeout_seconds=_ANSWER_SECONDS + (_WAIT_SECONDS if query else 0),
+        )
+        self._service.require_ok(answer)
+        value = answer.text.strip().upper()
+        if value not in {"TRUE", "FALSE"}:
+            raise self._service.error(answer.url, f"its answer is neither TRUE nor FALSE: {answer.text[:80]!r}")
+        self._etag = answer.headers.get("etag")
+        if value == "TRUE" and not self._is_preempted:
+            board.leave(self.name, grace_seconds=_GRACE_SECONDS)
+            self._is_preempted = True

@@ -1,0 +1,124 @@
+"""A client for the metadata service of a cloud machine: small answers from a nearby address, without proxy or retry."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from http.client import HTTPConnection, HTTPException, HTTPSConnection
+from typing import Any, ClassVar, NamedTuple, Protocol
+from urllib.parse import urlsplit
+
+from segue.errors import MetadataServiceError
+from segue.notices.board import NoticeBoard
+
+LINK_LOCAL = "http://169.254.169.254"
+"""Address of the metadata service on AWS, GCE and Azure."""
+
+OK, UNAUTHORIZED, NOT_FOUND = 200, 401, 404
+_ANSWER_SECONDS = 2.0
+_MOST_BYTES = 1 << 20
+
+
+class Answer(NamedTuple):
+    """What a metadata service answered."""
+
+    url: str
+    status: int
+    headers: Mapping[str, str]
+    """By names in lower case."""
+    text: str
+
+
+class MetadataService:
+    """The metadata service at one address."""
+
+    def __init__(self, provider: str, base_url: str) -> None:
+        self.provider, self.base_url = provider, base_url.rstrip("/")
+
+    def request(
+        self, path: str, *, headers: Mapping[str, str], method: str = "GET", timeout_seconds: float = _ANSWER_SECONDS
+    ) -> Answer:
+        """Ask once. `timeout_seconds` limits each wait for the service: to connect, and for more of its answer.
+
+        Raises:
+            MetadataServiceError: there was no answer, or none of HTTP, or an absurdly long one.
+        """
+        url = f"{self.base_url}{path}"
+        try:
+            connection, target = _connection(url, timeout_seconds)
+            try:
+                connection.request(method, target, headers=dict(headers))
+                response = connection.getresponse()
+                body = response.read(_MOST_BYTES + 1)
+            finally:
+                connection.close()
+        except (OSError, ValueError) as error:
+            raise self.error(url, str(error) or type(error).__name__) from error
+        except HTTPException as error:
+            raise self.error(url, f"its answer is not HTTP: {error!r:.120}") from error
+        if len(body) > _MOST_BYTES:
+            raise self.error(url, f"its answer is longer than {_MOST_BYTES} bytes")
+        found = {name.lower(): value for name, value in response.getheaders()}
+        return Answer(url, response.status, found, body.decode(errors="replace"))
+
+    def document(self, answer: Answer) -> dict[str, Any]:
+        """The JSON object of a successful answer.
+
+        Raises:
+            MetadataServiceError: the answer has another status, or is no JSON object.
+        """
+        self.require_ok(answer)
+        try:
+            found = json.loads(answer.text)
+        except ValueError:
+            found = None
+        if not isinstance(found, dict):
+            raise self.error(answer.url, f"its answer is not a JSON object: {answer.text[:80]!r}")
+        return found
+
+    def require_ok(self, answer: Answer) -> None:
+        """Refuse an answer that is no success.
+
+        Raises:
+            MetadataServiceError: the answer has another status.
+        """
+        if answer.status != OK:
+            raise self.error(answer.url, f"it answered with HTTP status {answer.status}")
+
+    def error(self, url: str, why: str) -> MetadataServiceError:
+        return MetadataServiceError(provider=self.provider, url=url, why=why)
+
+
+class CloudWatcher(Protocol):
+    """A source of notices that reads the metadata service of one provider."""
+
+    name: ClassVar[str]
+    """The provider in `notices` of the run spec, and the kind of its notices."""
+    period_seconds: ClassVar[float]
+
+    def is_here(self, *, timeout_seconds: float) -> bool:
+        """Whether this provider's service answers here. Another provider's service at the same address does not count.
+
+        Raises:
+            MetadataServiceError: nothing answered.
+        """
+        ...
+
+    def poll(self, board: NoticeBoard) -> None:
+        """Read the service once.
+
+        Raises:
+            MetadataServiceError: it could not be read; retry later.
+        """
+        ...
+
+
+def _connection(url: str, timeout_seconds: float) -> tuple[HTTPConnection, str]:
+    """A connection that is not yet open, and what to request over it."""
+    # http.client reads no proxy settings: a proxy would answer for its own machine, or not at all.
+    parts = urlsplit(url)
+    if parts.hostname is None:
+        raise ValueError("its address has no host")
+    kind = HTTPSConnection if parts.scheme == "https" else HTTPConnection
+    target = f"{parts.path}?{parts.query}" if parts.query else parts.path
+    return kind(parts.hostname, parts.port, timeout=timeout_seconds), target

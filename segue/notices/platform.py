@@ -1,0 +1,66 @@
+"""The metadata services that are known, and which of them this machine has."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections.abc import Mapping
+
+from segue.clock import Clock
+from segue.errors import MetadataServiceError
+from segue.notices.aws import AwsWatcher
+from segue.notices.azure import AzureWatcher
+from segue.notices.gce import GceWatcher
+from segue.notices.metadata import CloudWatcher
+
+log = logging.getLogger(__name__)
+
+FIND_SECONDS = 1.0
+"""Limit of the search for the platform. A metadata service is next to the machine and answers within milliseconds."""
+
+
+def cloud_watcher(name: str, clock: Clock) -> CloudWatcher:
+    """The watcher of one provider, by its name in the run spec."""
+    return _known(clock, os.environ)[name]
+
+
+def find_platform(
+    clock: Clock, *, environ: Mapping[str, str] = os.environ, limit_seconds: float = FIND_SECONDS
+) -> CloudWatcher | None:
+    """The watcher of the provider whose service answers here; None without one, or when several answer.
+
+    Blocks for at most `limit_seconds`. All services are asked at the same time, each in a thread that may outlive the
+    search.
+    """
+    known = _known(clock, environ)
+    found: dict[str, bool] = {}
+    threads = [
+        threading.Thread(target=_probe, args=(watcher, found, limit_seconds), name=f"segue-is-{name}", daemon=True)
+        for name, watcher in known.items()
+    ]
+    started = clock.monotonic()
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(max(limit_seconds - (clock.monotonic() - started), 0.0))
+    names = [name for name, is_here in dict(found).items() if is_here]
+    if len(names) > 1:
+        log.warning("several metadata services answer, none is watched services=%s", ",".join(sorted(names)))
+        return None
+    if not names:
+        log.info("no metadata service answers here; signals, recall and drop file are watched")
+        return None
+    log.info("platform found platform=%s seconds=%.2f", names[0], clock.monotonic() - started)
+    return known[names[0]]
+
+
+def _known(clock: Clock, environ: Mapping[str, str]) -> dict[str, CloudWatcher]:
+    return {kind.name: kind(clock, environ) for kind in (AwsWatcher, GceWatcher, AzureWatcher)}
+
+
+def _probe(watcher: CloudWatcher, found: dict[str, bool], limit_seconds: float) -> None:
+    try:
+        found[watcher.name] = watcher.is_here(timeout_seconds=limit_seconds)
+    except MetadataServiceError as error:
+        log.debug("%s", error)
