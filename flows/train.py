@@ -28,6 +28,9 @@ from segue.launch.output import survive_broken_output
 from segue.policy.decide import Decision
 from segue.records import SegmentPlan, SegmentReport, Verdict
 from segue.reports.cost import CostReport
+from segue.reports.summary import late_seconds_at_end
+from segue.runlog.history import read_history
+from segue.runlog.open import open_log
 from segue.spec import RunSpec
 from segue.stores import open_store
 from segue.stores.retry import patiently
@@ -91,7 +94,12 @@ def _conclude(spec: RunSpec, steps: _Tasks, decision: Decision, *, has_resumed: 
     if has_resumed:
         publish_resume(spec, return_state=True)
     get_run_logger().info("run ended action=%s reason=%s", decision.action, decision.reason)
-    return state_of_run(decision.action, _with_cost(decision.reason, report_cost(spec, return_state=True)))
+    message = _with_cost(decision.reason, report_cost(spec, return_state=True))
+    return state_of_run(decision.action, message, late_seconds=_late_seconds(spec))
+
+
+def _late_seconds(spec: RunSpec) -> float | None:
+    return late_seconds_at_end(patiently(lambda: read_history(open_log(spec)), what="log"))
 
 
 class _Tasks:
@@ -112,7 +120,7 @@ class _Tasks:
             self._publishing = publish_run.submit(self._spec)  # In parallel: the attempt must not wait for a plot.
             # The state of a future would be asked of the API.
             self._publishing.add_done_callback(lambda _: self._has_published.set())
-        return _report_of(run_segment(self._spec, plan, return_state=True))
+        return _report_of(run_segment(self._spec, plan, self._parent.show, return_state=True))
 
     def judge(self, report: SegmentReport) -> Verdict | None:
         return judge_resume(self._spec, report)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from prefect import get_run_logger, task
 from prefect.cache_policies import NO_CACHE
-from segue.tasks.prefect_orchestrator import require_pools
+from segue.tasks.pools import own_pool, require_pools
 
 from segue.clock import SystemClock
-from segue.controller.steps import decide_next
+from segue.controller.steps import check_start, decide_next
 from segue.controller.steps import open_run as open_run_here
 from segue.policy.decide import Decision
 from segue.runlog.history import read_history
@@ -22,8 +22,10 @@ PATIENCE_SECONDS = 900.0
 @task(name="open-run", retries=0, cache_policy=NO_CACHE)
 def open_run(spec: RunSpec, *, accept_drift: bool, requested_at_slot: int | None = None) -> int:
     """Check the store, the spec and its pools, then open or resume the run; return the committed step."""
-    require_pools(spec)
-    runlog = open_run_here(spec, clock=SystemClock(), accept_drift=accept_drift, requested_at_slot=requested_at_slot)
+    clock = SystemClock()
+    known = check_start(spec, clock=clock, accept_drift=accept_drift, known_slots=requested_at_slot or 0)
+    require_pools(spec, parent_pool=own_pool(), is_new=not read_history(known).attempts)
+    runlog = open_run_here(spec, clock=clock, accept_drift=accept_drift, requested_at_slot=requested_at_slot)
     return read_history(runlog).committed_step
 
 

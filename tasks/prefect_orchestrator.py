@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Callable
 from datetime import timedelta
@@ -15,6 +16,7 @@ from prefect.client.schemas.objects import State
 from prefect.context import TaskRunContext
 from prefect.exceptions import ObjectNotFound
 from prefect.states import Cancelled, Cancelling, Crashed, Scheduled
+from segue.tasks.pools import read_pool
 from segue.tasks.prefect_api import SILENCE, Message, Messenger, is_cancelled, quick_client, require_silence
 
 from segue.errors import OrchestratorError
@@ -23,6 +25,8 @@ from segue.spec import RunSpec
 
 log = logging.getLogger(__name__)
 
+_BLOCKER_SECONDS = 20.0
+"""How often it is asked why an attempt does not start."""
 _PARENT_KNOWN_WITHIN = timedelta(seconds=5)
 
 
@@ -51,6 +55,8 @@ class PrefectOrchestrator:
         self._log_id = log_id
         self._messenger = Messenger()
         self._flow_runs: dict[str, UUID] = {}
+        self._deployments: dict[str, str] = {}
+        self._blockers: dict[str, tuple[float, str | None]] = {}
         self._pending: dict[str, Message] = {}
 
     def submit(self, spec: RunSpec, plan: SegmentPlan) -> str:
@@ -62,6 +68,7 @@ class PrefectOrchestrator:
         Raises:
             OrchestratorError: there is no such deployment, or the API refuses the request.
         """
+        self._deployments[idempotency_key(spec, _name_of(plan), log_id=self._log_id)] = plan.deployment
         if plan.standby is not None:
             # The standby that waits for this plan. If it is gone, a new one of its name takes the plan.
             return self._submit(*self._standby(spec, plan.standby, deployment=plan.deployment))
@@ -79,9 +86,26 @@ class PrefectOrchestrator:
 
     def state(self, handle: str) -> str | None:
         self._messenger.require_accepted()
-        flow_run_id = self._flow_runs.get(handle)
-        state = self._messenger.state(flow_run_id) if flow_run_id is not None else None
+        state = self._known_state(handle)
         return state.name if state is not None and state.is_final() else None
+
+    def is_running(self, handle: str) -> bool:
+        state = self._known_state(handle)
+        return state is not None and state.is_running()
+
+    def why_waiting(self, handle: str) -> str | None:
+        deployment = self._deployments.get(handle)
+        if deployment is None:
+            return None
+        at, blocker = self._blockers.get(handle, (-math.inf, None))
+        if time.monotonic() - at > _BLOCKER_SECONDS:
+            self._blockers[handle] = (time.monotonic(), blocker)
+
+            def read(client: SyncPrefectClient) -> None:
+                self._blockers[handle] = (time.monotonic(), read_pool(client, deployment).blocker)
+
+            self._messenger.deliver(read)
+        return blocker
 
     def was_cancelled(self, handle: str) -> bool:
         flow_run_id = self._flow_runs.get(handle)
@@ -100,6 +124,10 @@ class PrefectOrchestrator:
     def close(self) -> None:
         """Watch no longer. Requests that were not taken yet are still repeated while this process lives."""
         self._messenger.close()
+
+    def _known_state(self, handle: str) -> State[Any] | None:
+        flow_run_id = self._flow_runs.get(handle)
+        return self._messenger.state(flow_run_id) if flow_run_id is not None else None
 
     def _submit(self, key: str, create: Callable[[SyncPrefectClient], UUID]) -> str:
         def keep(client: SyncPrefectClient) -> None:
@@ -133,7 +161,7 @@ class PrefectOrchestrator:
         self._messenger.deliver(set_unless_final)
 
     def _attempt(self, spec: RunSpec, plan: SegmentPlan) -> tuple[str, Callable[[SyncPrefectClient], UUID]]:
-        key = idempotency_key(spec, f"{plan.segment}:{plan.attempt}", log_id=self._log_id)
+        key = idempotency_key(spec, _name_of(plan), log_id=self._log_id)
         facts = {
             "parameters": {"spec": spec.model_dump(mode="json"), "plan": plan.model_dump(mode="json")},
             "name": label(spec, plan),
@@ -155,6 +183,10 @@ class PrefectOrchestrator:
         return key, partial(_create, deployment=deployment, facts=facts)
 
 
+def _name_of(plan: SegmentPlan) -> str:
+    return plan.standby or f"{plan.segment}:{plan.attempt}"
+
+
 def _create(client: SyncPrefectClient, *, deployment: str, facts: dict[str, Any]) -> UUID:
     try:
         found = client.read_deployment_by_name(deployment)
@@ -162,26 +194,6 @@ def _create(client: SyncPrefectClient, *, deployment: str, facts: dict[str, Any]
         raise _no_such(deployment) from None
     parent = _known_task_run(client)
     return client.create_flow_run_from_deployment(found.id, state=Scheduled(), parent_task_run_id=parent, **facts).id
-
-
-def require_pools(spec: RunSpec) -> None:
-    """Refuse deployments that do not exist, at the start and not when the run needs them.
-
-    An API that does not answer is not asked again here; the first submission waits for it.
-
-    Raises:
-        OrchestratorError: a pool's deployment does not exist, or the API refuses access.
-    """
-    wanted = [*(pool.deployment for pool in spec.pools.spot), spec.pools.on_demand]
-    try:
-        with quick_client() as client:
-            for name in dict.fromkeys(wanted):
-                try:
-                    client.read_deployment_by_name(name)
-                except ObjectNotFound:
-                    raise _no_such(name) from None
-    except SILENCE as error:
-        require_silence(error)
 
 
 def _no_such(deployment: str) -> OrchestratorError:

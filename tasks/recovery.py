@@ -10,7 +10,7 @@ from uuid import UUID
 
 from prefect.client.orchestration import SyncPrefectClient
 from prefect.client.schemas.filters import FlowFilter, FlowFilterName, FlowRunFilter, FlowRunFilterTags
-from prefect.client.schemas.objects import FlowRun, StateType
+from prefect.client.schemas.objects import FlowRun, State, StateType
 from prefect.client.schemas.sorting import FlowRunSort
 from prefect.exceptions import ObjectNotFound
 from prefect.states import Crashed, Scheduled
@@ -20,6 +20,8 @@ from segue.clock import Clock
 from segue.controller.steps import request_stop
 from segue.errors import OrchestratorError, RunOverError
 from segue.records import ParentRecord
+from segue.reports.summary import late_seconds_at_end
+from segue.runlog.entries import DecisionEntry
 from segue.runlog.history import History, read_history
 from segue.runlog.log import RunLog
 from segue.runlog.parents import remove_parent
@@ -134,9 +136,13 @@ def _end(client: SyncPrefectClient, runlog: RunLog, history: History, dead: Pare
     for run in runs[:1]:
         is_right = run.state is not None and (run.state.is_completed() or run.state.is_cancelled())
         if last is not None and not is_right:
-            client.set_flow_run_state(run.id, state_of_run(last.action, last.reason), force=True)
+            client.set_flow_run_state(run.id, _state_of(last, history), force=True)
     remove_parent(runlog.store, dead)
     return "it had ended; its state was set from its log"
+
+
+def _state_of(last: DecisionEntry, history: History) -> State[Any]:
+    return state_of_run(last.action, last.reason, late_seconds=late_seconds_at_end(history))
 
 
 def _will_start(run: FlowRun, dead: ParentRecord, *, now: datetime) -> bool:

@@ -49,7 +49,7 @@ def summary_lines(spec: RunSpec, history: History, cost: CostReport, *, now: dat
     paid = cost.rows()["paid"] if history.attempts else "nothing yet"
     saved = f"; saved {cost.saved_share:.0%} of on-demand alone" if cost.saved_share is not None else ""
     return [
-        f"**{spec.run_id}**: step {history.committed_step} of {spec.steps}; {_deadline(spec, run)}",
+        f"**{spec.run_id}**: {_deadline(spec, run)}; step {history.committed_step} of {spec.steps}",
         "",
         f"* state: {run.state}" + (f" (pool {plan.deployment})" if plan is not None else ""),
         f"* paid: {paid}{saved}",
@@ -73,7 +73,7 @@ def _deadline(spec: RunSpec, run: RunSummary) -> str:
     if spec.deadline is None:
         return "no deadline"
     outlook = "the step time is not known yet" if run.late_seconds is None else run.punctuality
-    return f"deadline {spec.deadline:%Y-%m-%d %H:%M %Z}: {outlook}"
+    return f"{outlook} (deadline {spec.deadline:%Y-%m-%d %H:%M %Z})"
 
 
 def _cost_lines(cost: CostReport, history: History) -> list[str]:

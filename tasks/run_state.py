@@ -7,9 +7,21 @@ from typing import Any
 from prefect.client.schemas.objects import State
 from prefect.states import Cancelled, Completed, Failed
 
+from segue.units import duration
 
-def state_of_run(action: str, message: str) -> State[Any]:
-    """Completed for a run that reached its goal, Cancelled if a person stopped it, else Failed named by the action."""
+LATE = "CompletedLate"
+"""Name of the state of a run that reached its goal after its deadline."""
+
+
+def state_of_run(action: str, message: str, *, late_seconds: float | None = None) -> State[Any]:
+    """Completed for a run that reached its goal, Cancelled if a person stopped it, else Failed named by the action.
+
+    The message of a finished run with a deadline begins with how late it was, or by how much it was on time.
+    """
+    if action == "finished" and late_seconds is not None:
+        is_late = late_seconds > 0
+        said = f"{'late' if is_late else 'on time'} by {duration(abs(late_seconds))}; {message}"
+        return Completed(name=LATE, message=said) if is_late else Completed(message=said)
     if action == "finished":
         return Completed(message=message)
     if action in ("stopped", "cancelled"):

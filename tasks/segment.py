@@ -13,7 +13,7 @@ from segue.tasks.prefect_orchestrator import PrefectOrchestrator
 from segue.clock import SystemClock
 from segue.controller.back_off import back_off
 from segue.controller.standby_manager import release_leftover
-from segue.controller.wait import Submitted, await_report
+from segue.controller.wait import Show, Submitted, await_report
 from segue.records import SegmentPlan, SegmentReport, StopReason
 from segue.runlog.open import open_log
 from segue.spec import RunSpec
@@ -22,15 +22,18 @@ from segue.stores.retry import patiently
 
 
 @task(name="segment", task_run_name="{spec.run_id}-seg{plan.segment}-a{plan.attempt}", retries=0, cache_policy=NO_CACHE)
-def run_segment(spec: RunSpec, plan: SegmentPlan) -> Any:
-    """Run one attempt on its pool. The state shows how it ended; its data is the report, which is also in the log."""
+def run_segment(spec: RunSpec, plan: SegmentPlan, show: Show = lambda _: None) -> Any:
+    """Run one attempt on its pool. The state shows how it ended; its data is the report, which is also in the log.
+
+    `show` is called with what the attempt waits for, as in `await_report`.
+    """
     clock = SystemClock()
     runlog = patiently(open_log(spec, clock=clock).reload, what="log")
     prefect = PrefectOrchestrator(log_id=runlog.log_id)
     try:
         back_off(runlog, plan, clock=clock)
         submitted = Submitted(plan, prefect, prefect.submit(spec, plan))
-        report = await_report(runlog, spec, submitted, clock=clock, with_standbys=True)
+        report = await_report(runlog, spec, submitted, clock=clock, with_standbys=True, show=show)
     finally:
         prefect.close()
     state = state_of(report)

@@ -10,15 +10,14 @@ from uuid import UUID
 
 from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas.objects import State
-from prefect.exceptions import ObjectNotFound
 from prefect.states import Cancelling
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from segue.tasks.pools import read_pool, refuse_unusable, require_pools
 from segue.tasks.prefect_api import SILENCE, quick_client, refusal
 from segue.tasks.recovery import PARENT_DEPLOYMENT, create_parent, recover_run
 
 from segue.clock import SystemClock
 from segue.controller.recovery import Life, OrphanWatch
-from segue.errors import OrchestratorError
 from segue.records import Heartbeat
 from segue.reports.console import errors
 from segue.runlog.history import History, read_history
@@ -50,31 +49,20 @@ def require_server() -> None:
         raise refusal(error) from None
 
 
-def require_deployments(client: SyncPrefectClient, spec: RunSpec) -> None:
+def require_deployments(client: SyncPrefectClient, spec: RunSpec, *, is_new: bool = True) -> None:
     """Refuse a run that this Prefect server cannot run, before anything of it is written.
 
     Raises:
-        OrchestratorError: the server does not answer, or a deployment or its work pool is missing.
+        OrchestratorError: the server does not answer, or a deployment or its pool is missing or cannot be used.
     """
     require_server()
-    for name in dict.fromkeys(
-        (PARENT_DEPLOYMENT, *(pool.deployment for pool in spec.pools.spot), spec.pools.on_demand)
-    ):
-        try:
-            deployment = client.read_deployment_by_name(name)
-        except ObjectNotFound:
-            raise OrchestratorError(
-                what=f"there is no deployment {name!r} on the Prefect server.",
-                fix="run `prefect --no-prompt deploy --all` in the folder of prefect.yaml (`segue init` writes one), "
-                "or name another deployment under [pools] in the run spec.",
-            ) from None
-        except SILENCE as error:
-            raise refusal(error) from None
-        if deployment.work_pool_name is None:
-            raise OrchestratorError(
-                what=f"the deployment {name!r} has no work pool on the Prefect server.",
-                fix="create the pool, then run `prefect --no-prompt deploy --all` again.",
-            )
+    try:
+        parent = read_pool(client, PARENT_DEPLOYMENT)
+    except SILENCE as error:
+        raise refusal(error) from None
+    if is_new:
+        refuse_unusable([parent], parent_pool=None)
+    require_pools(spec, parent_pool=parent.pool, is_new=is_new)
 
 
 def trigger(

@@ -93,7 +93,7 @@ def _train(spec: RunSpec, runlog: RunLog, *, accept_drift: bool, detach: bool, h
     from segue.deployments.process.follow import follow, open_client, require_deployments, trigger
 
     with _server(), open_client() as client:
-        require_deployments(client, spec)
+        require_deployments(client, spec, is_new=not read_history(runlog).attempts)
         opened = open_run(spec, clock=SystemClock(), accept_drift=accept_drift)
         register_start(opened.store, spec, clock=SystemClock())
         try:

@@ -14,12 +14,13 @@ from segue.errors import COMMAND_LINE
 from segue.records import Heartbeat
 from segue.reports.console import console, show_json
 from segue.reports.cost import cost_report
-from segue.reports.summary import live_seconds, state_of, summarize
+from segue.reports.summary import live_seconds, summarize
 from segue.reports.tables import anomaly_facts, decision_rows, rows_table, segment_rows, segments_table
 from segue.runlog.history import History
 from segue.runlog.last_heartbeat import last_heartbeat
 from segue.runlog.log import RunLog
 from segue.runlog.open import known_runs
+from segue.runlog.parents import read_parent
 from segue.spec import StoreSpec
 
 
@@ -28,11 +29,14 @@ def status(run: str, store: Store = ".segue/store", endpoint_url: Endpoint = Non
     runlog, history = read_run(run, store=store, endpoint_url=endpoint_url)
     spec, last = history.spec, history.decisions[-1] if history.decisions else None
     beat = _live_heartbeat(runlog, history)
+    summary = summarize(run, history, now=SystemClock().now(), beat=beat)
     facts: dict[str, Any] = {
         "run": run,
+        "on_time": summary.punctuality if summary.late_seconds is not None else None,
         "committed_step": history.committed_step,
         "steps": spec.steps if spec else None,
-        "state": state_of(history),
+        "state": summary.state,
+        "waiting": _waiting(runlog, history),
         "deadline": spec.deadline.isoformat(timespec="seconds") if spec and spec.deadline else None,
         "last_decision": last.reason if last else None,
     }
@@ -101,6 +105,12 @@ def stop(
 def _live_heartbeat(runlog: RunLog, history: History) -> Heartbeat | None:
     plan = history.open_plan
     return last_heartbeat(runlog, history.attempt_of(plan.segment, plan.attempt)) if plan is not None else None
+
+
+def _waiting(runlog: RunLog, history: History) -> str | None:
+    """What a run without a machine waits for, as its parent shows it."""
+    parent = None if history.is_over else read_parent(runlog.store, runlog.run_id)
+    return parent.waiting if parent is not None else None
 
 
 def _live_facts(beat: Heartbeat | None) -> dict[str, Any]:

@@ -109,6 +109,12 @@ class _ChildProcesses:
         self._running = None
         return "Completed" if report is not None else None
 
+    def is_running(self, handle: str) -> bool:
+        return self._running is not None
+
+    def why_waiting(self, handle: str) -> str | None:
+        return None
+
     def was_cancelled(self, handle: str) -> bool:
         return False
 

@@ -35,6 +35,14 @@ class Orchestrator(Protocol):
         """
         ...
 
+    def is_running(self, handle: str) -> bool:
+        """Whether it has a machine and runs, as far as is known. Must not block."""
+        ...
+
+    def why_waiting(self, handle: str) -> str | None:
+        """Why it does not start, as far as is known: its pool is paused, has no worker, ... Must not block."""
+        ...
+
     def was_cancelled(self, handle: str) -> bool:
         """Whether a person cancelled it; False when the orchestrator does not answer."""
         ...

@@ -51,6 +51,7 @@ class ParentHeartbeat:
         )
         self._stop = threading.Event()
         self._replaced_by: ParentRecord | None = None
+        self._waiting: str | None = None
 
     def take_over(self, *, after: str | None = None) -> None:
         """Become the run's parent. Waits until it is clear that no other parent is alive.
@@ -95,6 +96,10 @@ class ParentHeartbeat:
             raise
         self._end_thread(thread)
 
+    def show(self, waiting: str | None) -> None:
+        """Show what the run waits for, with the next heartbeat."""
+        self._waiting = waiting
+
     def close(self) -> None:
         """The run has ended: remove the record. Best effort: recovery removes it otherwise."""
         try:
@@ -119,6 +124,7 @@ class ParentHeartbeat:
                 log.warning("another parent has taken the run over host=%s", self._replaced_by.host)
                 return
             changed = {"counter": self._record.counter + 1, "has_left": has_left, "beat_at": self._clock.now()}
+            changed["waiting"] = self._waiting
             self._record = self._record.model_copy(update=changed)
             write_parent(self._store, self._record)
         except Exception as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from segue.clock import Clock
@@ -29,9 +30,15 @@ _LATE_REPORT_SECONDS = 5.0
 """How long a report may still arrive after the orchestrator shows the attempt as ended."""
 _MARGIN_SECONDS = 1.0
 """How long before it is too late for on-demand a recalled attempt is declared lost."""
+_SHOW_WAIT_SECONDS = 10.0
+"""How long an attempt may take to start before its wait is shown."""
 _ENOUGH_STEPS = 5
 _ENOUGH_SECONDS = 30.0
 """Training after which a running attempt's own step time is used: the first steps are not representative."""
+
+
+Show = Callable[[str | None], None]
+"""Called with what an attempt without a machine waits for; None once it has one."""
 
 
 @dataclass(frozen=True)
@@ -60,6 +67,12 @@ class Submitted:
     def state(self) -> str | None:
         return self.orchestrator.state(self.handle)
 
+    def is_running(self) -> bool:
+        return self.orchestrator.is_running(self.handle)
+
+    def why_waiting(self) -> str | None:
+        return self.orchestrator.why_waiting(self.handle)
+
     def was_cancelled(self) -> bool:
         return self.orchestrator.was_cancelled(self.handle)
 
@@ -78,6 +91,7 @@ def await_report(
     clock: Clock,
     with_standbys: bool = False,
     period: Period = USUAL_PERIOD,
+    show: Show = lambda _: None,
 ) -> SegmentReport:
     """Block until a submitted attempt has a report; declare it lost when it can no longer write one.
 
@@ -88,13 +102,16 @@ def await_report(
     is declared lost in spite of its heartbeat if it has nothing to commit yet, does not answer a recall within the
     heartbeat timeout, or saves for so long that on-demand could hardly finish in time.
 
+    `show` is called with the reason whenever an attempt without a machine waits for another one, and with None when it
+    has a machine.
+
     Raises:
         StoreReadError, StoreWriteError: the store could not be used for longer than `period.patience_seconds`.
     """
     manager = None
     if with_standbys and submitted.plan.capacity is Capacity.ON_DEMAND:
         manager = StandbyManager(runlog, spec, submitted.plan, orchestrator=submitted.orchestrator, clock=clock)
-    waiting = _Waiting(runlog, spec, submitted, clock, manager=manager, period=period)
+    waiting = _Waiting(runlog, spec, submitted, clock, manager=manager, period=period, show=show)
     try:
         return _wait(waiting, clock, period)
     finally:
@@ -131,10 +148,12 @@ class _Waiting:
         *,
         manager: StandbyManager | None,
         period: Period,
+        show: Show,
     ) -> None:
         self._runlog, self._spec, self._clock = runlog, spec, clock
         self._submitted, self._plan = submitted, submitted.plan
-        self._manager, self._period = manager, period
+        self._manager, self._period, self._show = manager, period, show
+        self._shown: str | None = None
         self._started_at = clock.monotonic()
         self._heartbeat = HeartbeatTimeout(spec.liveness.heartbeat_timeout_seconds)
         self._asked_at = self._started_at
@@ -167,6 +186,7 @@ class _Waiting:
         attempt = history.attempt_of(self._plan.segment, self._plan.attempt)
         if attempt is None and self._has_run_ended(at):
             return self._ended_without_report()
+        self._show_wait(history, at, is_claimed=attempt is not None)
         if attempt is None:
             return self._give_up_waiting(history, at)
         beat = last_heartbeat(self._runlog, attempt)
@@ -248,11 +268,23 @@ class _Waiting:
         if name is not None:
             self._run_ended = (name, at)
 
+    def _show_wait(self, history: History, at: float, *, is_claimed: bool) -> None:
+        text = None
+        if not is_claimed and self._waited_seconds(history, at) > _SHOW_WAIT_SECONDS:
+            blocker = self._submitted.why_waiting()
+            doing = "booting" if self._submitted.is_running() else f"waiting for {self._plan.capacity} capacity"
+            text = f"{doing} ({self._plan.deployment})" + (f": {blocker}" if blocker else "")
+        if text != self._shown:
+            self._shown = text
+            if text is not None:
+                log.warning("no machine yet: %s", text)
+            self._show(text)
+
     def _give_up_waiting(self, history: History, at: float) -> SegmentReport | None:
         waited, patience = self._waited_seconds(history, at), self._plan.start_within_seconds
         if history.stop is not None:
             reason, why = StopReason.CANCELLED, history.stop.reason
-        elif patience is None or waited < patience:
+        elif patience is None or waited < patience or self._may_boot_on(waited - patience):
             return None
         else:
             reason, why = StopReason.NO_CAPACITY, f"no capacity on {self._plan.capacity} within {waited:.0f} s"
@@ -260,6 +292,12 @@ class _Waiting:
         report = declare_lost(self._runlog, self._plan, why=why, reason=reason, got_capacity=False)
         self._submitted.cancel(why)
         return report
+
+    def _may_boot_on(self, overdue_seconds: float) -> bool:
+        """Whether an attempt that has a machine may go on booting. A deadline allows no more than the plan does."""
+        if self._spec.deadline is not None or not self._submitted.is_running():
+            return False
+        return overdue_seconds < self._spec.liveness.first_step_seconds
 
     def _waited_seconds(self, history: History, at: float) -> float:
         here = at - self._started_at

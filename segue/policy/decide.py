@@ -50,7 +50,8 @@ def decide(spec: RunSpec, history: History, *, now: datetime) -> Decision:
     segment, attempt = numbers_of_next(history, parent=parent)
     skips = skips_of(spec, history)
     delay = failure_classes.delay_seconds(history, slack_seconds=here.slack_seconds)
-    wait = _wait_seconds(spec, here, capacity, pool, ahead, is_booted=back is not None)
+    is_last_resort = capacity is Capacity.ON_DEMAND
+    wait = None if is_last_resort else _wait_seconds(spec, here, pool, ahead, is_booted=back is not None)
     plan = SegmentPlan(
         segment=segment,
         attempt=attempt,
@@ -59,7 +60,8 @@ def decide(spec: RunSpec, history: History, *, now: datetime) -> Decision:
         parent=parent,
         at_most=parent if source is not history.newest else None,
         max_seconds=_bound_seconds(spec, here, capacity),
-        start_within_seconds=wait + delay,
+        # A request for on-demand stays in its queue: withdrawn and made again, it would lose its place.
+        start_within_seconds=None if wait is None else wait + delay,
         skips=skips,
         standby=back.standby if back else None,
         delay_seconds=delay,
@@ -137,7 +139,7 @@ def _by_policy(
     by = f"slack {_slack(here)}; {_expects(spec, ahead)}"
     if ahead.waits_seconds <= 0:
         return Capacity.ON_DEMAND, f"on-demand: {by}", ahead
-    until = now + timedelta(seconds=_wait_seconds(spec, here, Capacity.SPOT, pool, ahead))
+    until = now + timedelta(seconds=_wait_seconds(spec, here, pool, ahead))
     return Capacity.SPOT, f"spot, waiting until {until:%H:%M}Z at most: {by}", ahead
 
 
@@ -164,19 +166,12 @@ def _bound_seconds(spec: RunSpec, here: Situation, capacity: Capacity) -> float 
 
 
 def _wait_seconds(
-    spec: RunSpec,
-    here: Situation,
-    capacity: Capacity,
-    pool: PoolChoice,
-    ahead: Outlook | None,
-    *,
-    is_booted: bool = False,
+    spec: RunSpec, here: Situation, pool: PoolChoice, ahead: Outlook | None, *, is_booted: bool = False
 ) -> float:
+    """The longest wait for spot, from the decision to the claim."""
     # The boot follows the wait for capacity, and the claim comes after both.
     boot = here.changeover_seconds
     usual = spec.liveness.start_seconds + boot
-    if capacity is not Capacity.SPOT:
-        return usual
     if is_booted:
         # It claims at once or not at all.
         booted = clamp.longest_wait_seconds(here)

@@ -28,12 +28,11 @@ class RunSummary:
 
     @property
     def punctuality(self) -> str:
-        """Late or early, and by how much; a dash when that is not known."""
+        """On time or late, and by how much; a dash when that is not known."""
         if self.late_seconds is None:
             return "-"
-        if self.late_seconds > 0:
-            return f"{'' if self.is_over else 'about '}{duration(self.late_seconds)} late"
-        return f"{'' if self.is_over else 'about '}{duration(-self.late_seconds)} early"
+        by = f"{'' if self.is_over else 'about '}{duration(abs(self.late_seconds))}"
+        return f"late by {by}" if self.late_seconds > 0 else f"on time by {by}"
 
     def row(self) -> dict[str, object]:
         """The summary as a row of a table."""
@@ -55,7 +54,7 @@ def summarize(run: str, history: History, *, now: datetime, beat: Heartbeat | No
         state=state_of(history),
         step=max(history.committed_step, beat.step if beat is not None and not history.is_over else 0),
         steps=spec.steps if spec is not None else None,
-        late_seconds=None if spec is None else _late_seconds(spec, history, now=now),
+        late_seconds=None if spec is None else _late_seconds(spec, history, now=now, beat=beat),
         is_over=history.is_over,
         cost=None if spec is None else cost_report(spec, history, live_seconds=live_seconds(beat, history)),
     )
@@ -82,13 +81,28 @@ def live_seconds(beat: Heartbeat | None, history: History) -> float:
     return max((beat.beat_at - attempt.claim.written_at).total_seconds(), 0.0)
 
 
-def _late_seconds(spec: RunSpec, history: History, *, now: datetime) -> float | None:
+def late_seconds_at_end(history: History) -> float | None:
+    """Seconds by which a finished run was late, negative when on time; None without a deadline or before the end."""
+    last = history.decisions[-1] if history.decisions else None
+    deadline = history.spec.deadline if history.spec is not None else None
+    if last is None or last.action != "finished" or deadline is None:
+        return None
+    return (last.written_at - deadline).total_seconds()
+
+
+def _late_seconds(spec: RunSpec, history: History, *, now: datetime, beat: Heartbeat | None) -> float | None:
     if spec.deadline is None:
         return None
-    last = history.decisions[-1] if history.decisions else None
-    if last is not None and last.action == "finished":
-        return (last.written_at - spec.deadline).total_seconds()
+    at_end = late_seconds_at_end(history)
+    if at_end is not None:
+        return at_end
     here = situation(spec, history, now=now)
     if here.work_seconds is None:
         return None
-    return (now + timedelta(seconds=here.work_seconds) - spec.deadline).total_seconds()
+    steps_left = spec.steps - history.committed_step
+    is_training = beat is not None and beat.phase in ("training", "stopping")
+    done = min(max(beat.step - history.committed_step, 0), steps_left) if beat is not None and is_training else 0
+    seconds = here.work_seconds * (steps_left - done) / steps_left if steps_left else 0.0
+    # An attempt that does not train yet has its changeover ahead.
+    seconds += 0.0 if is_training or history.is_over else here.expected_changeover_seconds
+    return (now + timedelta(seconds=seconds) - spec.deadline).total_seconds()

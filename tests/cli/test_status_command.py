@@ -45,7 +45,7 @@ def test_the_runs_of_a_store_are_listed_with_state_step_punctuality_and_cost(mak
     assert list(listed) == ["done", "late"]
     assert (listed["done"]["state"], listed["done"]["step"], listed["done"]["cost"]) == ("finished", "100 of 100", "1")
     assert listed["late"]["state"].startswith("segment 0 attempt 1 on ")
-    assert listed["late"]["deadline"].endswith(" late")
+    assert listed["late"]["deadline"].startswith("late by about ")
     assert listed["late"]["late_seconds"] > 0
     table = place.run("runs", *store_of(late))
     assert (table.code, table.err) == (0, "")

@@ -50,7 +50,8 @@ class ScriptedOrchestrator:
 
     def __init__(self) -> None:
         self.shows: str | None = None
-        self.is_cancelled = False
+        self.is_cancelled = self.has_started = False
+        self.blocker: str | None = None
         self.asked: list[str] = []
         self.when_asked: Callable[[], object] = lambda: None
         self.when_cancelled: Callable[[], object] = lambda: None
@@ -58,6 +59,12 @@ class ScriptedOrchestrator:
     def state(self, handle: str) -> str | None:
         self.when_asked()
         return self.shows
+
+    def is_running(self, handle: str) -> bool:
+        return self.has_started
+
+    def why_waiting(self, handle: str) -> str | None:
+        return self.blocker
 
     def was_cancelled(self, handle: str) -> bool:
         return self.is_cancelled
@@ -78,6 +85,7 @@ class Watched(Run):
         super().__init__(spec, self.clock)
         self.child = ScriptedOrchestrator()
         self.recalls: list[float] = []
+        self.shown: list[str | None] = []
         self.is_store_down: Callable[[str, str], bool] = lambda operation, key: False
 
     def wait(self, plan: SegmentPlan) -> SegmentReport:
@@ -92,7 +100,8 @@ class Watched(Run):
 
         log = self.another_log()
         log.store = FaultyStore(open_store(self.spec.store), fails=fails)
-        return await_report(log, self.spec, Submitted(plan, self.child, "attempt"), clock=self.clock)
+        submitted = Submitted(plan, self.child, "attempt")
+        return await_report(log, self.spec, submitted, clock=self.clock, show=self.shown.append)
 
     def started(self) -> tuple[SegmentPlan, Claim]:
         plan = self.decide()
@@ -252,6 +261,40 @@ def test_without_capacity_the_report_is_written_before_the_cancellation(watch):
     assert (report.stop_reason, report.attempt_id, run.clock.monotonic()) == (StopReason.NO_CAPACITY, None, 60)
     assert known == [1]
     assert run.child.asked == ["cancel: no capacity on spot within 60 s"]
+
+
+def test_what_an_attempt_without_a_machine_waits_for_is_shown(watch):
+    run = watch(liveness={"start_seconds": 50}, policy={"changeover_seconds": 10})
+    plan = run.decide()
+    run.clock.at(20, lambda: setattr(run.child, "blocker", "the pool spot is paused"))
+
+    def start() -> None:
+        claim = run.claim(plan)
+        run.beats_on(claim)
+        run.reports(60, plan, claim, StopReason.FINISHED)
+
+    run.clock.at(40, start)
+    assert run.wait(plan).stop_reason is StopReason.FINISHED
+    waiting = "waiting for spot capacity (segment/spot)"
+    assert run.shown == [waiting, f"{waiting}: the pool spot is paused", None]
+
+
+@pytest.mark.parametrize(("deadline_in", "reason"), [(None, StopReason.FINISHED), (5000, StopReason.NO_CAPACITY)])
+def test_without_a_deadline_an_attempt_that_boots_on_its_machine_is_not_withdrawn(watch, deadline_in, reason):
+    deadline = None if deadline_in is None else START + timedelta(seconds=deadline_in)
+    policy = {"changeover_seconds": 10, "step_seconds": 0.01}
+    run = watch(liveness={"start_seconds": 50}, deadline=deadline, policy=policy)
+    plan = run.decide()
+    run.child.has_started = True
+
+    def start() -> None:
+        if reason is StopReason.FINISHED:
+            claim = run.claim(plan)
+            run.beats_on(claim)
+            run.reports(300, plan, claim, StopReason.FINISHED)
+
+    run.clock.at(200, start)
+    assert run.wait(plan).stop_reason is reason
 
 
 def test_capacity_that_comes_just_in_time_is_used(watch):

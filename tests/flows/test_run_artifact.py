@@ -28,7 +28,7 @@ def test_the_first_lines_show_step_deadline_pool_cost_verdict_and_reason():
     book.seconds = 4000
     again = book.decide()
     assert lines_of(book) == [
-        "**r**: step 50 of 100; deadline 2026-01-02 00:00 UTC: about 22.0 h early",
+        "**r**: on time by about 22.0 h (deadline 2026-01-02 00:00 UTC); step 50 of 100",
         "",
         "* state: segment 1 attempt 1 on spot (pool segment/spot)",
         "* paid: 1.00 EUR for 60 min of spot and 0 s of on-demand; saved 60% of on-demand alone",

@@ -249,19 +249,23 @@ def test_once_on_on_demand_a_run_with_a_deadline_stays_there_to_the_end():
         (log(5000.0), None, 960.0),
         (log(NEEDED + 40), None, 100.0),
         (log(None), None, 960.0),
-        (log(1100.0), None, 960.0),
+        (log(1100.0), None, None),
     ],
 )
-def test_only_an_unmeasured_probe_is_bounded_and_only_a_deadline_bounds_the_wait(book, bound, wait):
+def test_only_an_unmeasured_probe_is_bounded_and_only_spot_is_waited_for_with_a_limit(book, bound, wait):
     plan = book.ask().plan
     assert (plan.max_seconds, plan.start_within_seconds) == (bound, pytest.approx(wait))
+    assert (plan.capacity is ON_DEMAND) == (wait is None)
 
 
-@pytest.mark.parametrize("capacity", [SPOT, ON_DEMAND])
-def test_a_boot_that_takes_longer_than_the_usual_wait_for_capacity_is_waited_for(capacity):
-    slow = {"changeover_seconds": 1800.0, "name": "on_demand_only" if capacity is ON_DEMAND else "spot_only"}
-    plan = log(50_000.0, policy=slow).ask().plan
-    assert (plan.capacity, plan.start_within_seconds) == (capacity, 900.0 + 1800.0)
+def test_a_boot_that_takes_longer_than_the_usual_wait_for_capacity_is_waited_for():
+    plan = log(50_000.0, policy={"changeover_seconds": 1800.0, "name": "spot_only"}).ask().plan
+    assert (plan.capacity, plan.start_within_seconds) == (SPOT, 900.0 + 1800.0)
+
+
+def test_a_request_for_on_demand_is_never_withdrawn():
+    plan = log(50_000.0, policy={"name": "on_demand_only"}).ask().plan
+    assert (plan.capacity, plan.start_within_seconds) == (ON_DEMAND, None)
 
 
 def test_a_probe_that_measured_is_followed_by_a_segment_to_the_goal():

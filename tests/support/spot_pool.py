@@ -165,6 +165,12 @@ class World:
     def state(self, handle: str) -> str | None:
         return self._machines[handle].ended_as()
 
+    def is_running(self, handle: str) -> bool:
+        return False
+
+    def why_waiting(self, handle: str) -> str | None:
+        return None
+
     def was_cancelled(self, handle: str) -> bool:
         return False
 
