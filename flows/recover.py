@@ -39,10 +39,11 @@ _LATE = timedelta(minutes=5)
 
 
 @flow(name="recover", retries=0, validate_parameters=True, persist_result=False)
-def recover(stores: list[StoreSpec] | None = None) -> Any:
+def recover(stores: list[StoreSpec] | None = None, *, take_over: bool = False) -> Any:
     """Find open runs that have no living parent, and start their parents again. Safe at any time, and beside itself.
 
-    Without `stores` it looks into every store that a parent of this Prefect server used in the last 30 days.
+    Without `stores` it looks into every store that a parent of this Prefect server used in the last 30 days. Runs that
+    another server started are left to it, unless `take_over` is given.
     """
     due = flow_run.scheduled_start_time
     if due is not None and SystemClock().now() - due > _LATE:
@@ -50,14 +51,16 @@ def recover(stores: list[StoreSpec] | None = None) -> Any:
     done, troubles = [], []
     with get_client(sync_client=True) as client:
         for store in known_stores(client) if stores is None else stores:
-            found, trouble = recover_store(client, store)
+            found, trouble = recover_store(client, store, take_over=take_over)
             done += found
             troubles += trouble
     text = "; ".join([*done, *troubles]) or "every open run has a living parent"
     return Failed(message=text) if troubles else Completed(message=text)
 
 
-def recover_store(client: SyncPrefectClient, store: StoreSpec) -> tuple[list[str], list[str]]:
+def recover_store(
+    client: SyncPrefectClient, store: StoreSpec, *, take_over: bool = False
+) -> tuple[list[str], list[str]]:
     """Recover the runs of one store; returns what was done, and what could not be done."""
     clock, done, troubles = SystemClock(), [], []
     try:
@@ -70,7 +73,7 @@ def recover_store(client: SyncPrefectClient, store: StoreSpec) -> tuple[list[str
     for record in dead:
         try:
             runlog = RunLog(opened, record.run_id, clock=clock).reload()
-            what, _ = recover_run(client, runlog, record, clock=clock)
+            what, _ = recover_run(client, runlog, record, clock=clock, take_over=take_over)
         except (SegueError, ObjectNotFound, *SILENCE) as error:
             troubles.append(f"{record.run_id}: {error}")
             continue

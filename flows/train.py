@@ -15,7 +15,7 @@ from segue.tasks.cost import report_cost
 from segue.tasks.curve import publish_resume
 from segue.tasks.plan import open_run, plan_segment
 from segue.tasks.prefect_api import wait_for_api
-from segue.tasks.recovery import DUPLICATE
+from segue.tasks.recovery import DUPLICATE, known_server_id
 from segue.tasks.run_artifact import publish_run
 from segue.tasks.run_state import state_of_run
 from segue.tasks.segment import release_standby, run_segment
@@ -81,7 +81,9 @@ def train(
 
 def _parent_of(spec: RunSpec, after_parent: str | None) -> ParentHeartbeat:
     flow_run_id = str(flow_run.id) if flow_run.id else None
-    parent = ParentHeartbeat(open_store(spec.store), spec, clock=SystemClock(), flow_run_id=flow_run_id)
+    parent = ParentHeartbeat(
+        open_store(spec.store), spec, clock=SystemClock(), flow_run_id=flow_run_id, server_id=known_server_id()
+    )
     patiently(lambda: parent.take_over(after=after_parent), what="parent's record")
     return parent
 

@@ -350,6 +350,7 @@ class ParentRecord(Record):
     run_id: str
     parent_id: str = Field("", description="Id of this parent; empty while a start was requested and none has begun.")
     flow_run_id: str | None = None
+    server_id: str = Field("", description="What names its orchestrator's server; empty: not known.")
     host: str = ""
     machine: str = Field("", description="The machine, as `segue.process.this_machine` gives it.")
     process: str = Field("", description="The parent's process there, as `segue.process.ProcessRef` writes it.")

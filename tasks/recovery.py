@@ -11,9 +11,11 @@ from uuid import UUID
 from prefect.client.orchestration import SyncPrefectClient
 from prefect.client.schemas.filters import FlowFilter, FlowFilterName, FlowRunFilter, FlowRunFilterTags
 from prefect.client.schemas.objects import FlowRun, State, StateType
+from prefect.client.schemas.responses import DeploymentResponse
 from prefect.client.schemas.sorting import FlowRunSort
 from prefect.exceptions import ObjectNotFound
 from prefect.states import Crashed, Scheduled
+from segue.tasks.prefect_api import SILENCE, quick_client
 from segue.tasks.run_state import state_of_run
 
 from segue.clock import Clock
@@ -37,6 +39,9 @@ LONGEST_BACKOFF_SECONDS = 1800.0
 _START_SECONDS = 180.0
 """How long a start of the parent that a worker has taken may take until its first heartbeat."""
 _MOST_FLOW_RUNS = 200
+_OF_ANOTHER_SERVER = (
+    "its parent ran on another Prefect server, which recovers it; `segue recover --take-over` starts it here"
+)
 _QUEUED = (StateType.SCHEDULED, StateType.PAUSED)
 
 
@@ -53,15 +58,8 @@ def create_parent(
     Raises:
         OrchestratorError: there is no such deployment.
     """
-    try:
-        deployment = client.read_deployment_by_name(PARENT_DEPLOYMENT)
-    except ObjectNotFound:
-        raise OrchestratorError(
-            what=f"there is no deployment {PARENT_DEPLOYMENT!r} on this Prefect server.",
-            fix="run `prefect --no-prompt deploy --all`.",
-        ) from None
     run = client.create_flow_run_from_deployment(
-        deployment.id,
+        _parent_deployment(client).id,
         parameters={"spec": spec.model_dump(mode="json")} | parameters,
         state=Scheduled(),
         name=spec.run_id,
@@ -71,17 +69,42 @@ def create_parent(
     return run.id
 
 
+def server_id(client: SyncPrefectClient) -> str:
+    """What names a Prefect server, whatever its address is: the id of the parent's deployment there.
+
+    Raises:
+        OrchestratorError: there is no such deployment.
+    """
+    return str(_parent_deployment(client).id)
+
+
+def known_server_id() -> str:
+    """The configured server's `server_id`; empty when it does not answer, or has no such deployment."""
+    try:
+        with quick_client() as client:
+            return server_id(client)
+    except (OrchestratorError, *SILENCE) as error:
+        log.warning("the prefect server has no known id reason=%s", type(error).__name__)
+        return ""
+
+
 def recover_run(
-    client: SyncPrefectClient, runlog: RunLog, dead: ParentRecord, *, clock: Clock
+    client: SyncPrefectClient, runlog: RunLog, dead: ParentRecord, *, clock: Clock, take_over: bool = False
 ) -> tuple[str, UUID | None]:
     """Recover one run whose parent is dead. Returns what was done, and the new parent's flow run if there is one.
 
-    Safe to call at any time, from several processes: a start has an idempotency key, and the new parent looks again.
+    Safe to call at any time, from several processes: a start has an idempotency key, and the new parent looks again. A
+    run whose parent ran on another server is left to that one, unless `take_over` is given.
 
     Raises:
         OrchestratorError: the parent's deployment does not exist.
         StoreReadError, StoreWriteError: a retry is safe.
     """
+    if dead.server_id and dead.server_id != server_id(client) and not take_over:
+        return (
+            "its parent ran on another Prefect server, which recovers it; `segue recover --take-over` starts it here",
+            None,
+        )
     history = read_history(runlog)
     runs = parents_of(client, history.spec, dead)
     if history.is_over or history.spec is None:
@@ -110,6 +133,16 @@ def recover_run(
     )
     log.info("parent started again run=%s flow_run=%s", dead.run_id, flow_run_id)
     return "its parent was started again", flow_run_id
+
+
+def _parent_deployment(client: SyncPrefectClient) -> DeploymentResponse:
+    try:
+        return client.read_deployment_by_name(PARENT_DEPLOYMENT)
+    except ObjectNotFound:
+        raise OrchestratorError(
+            what=f"there is no deployment {PARENT_DEPLOYMENT!r} on this Prefect server.",
+            fix="run `prefect --no-prompt deploy --all`.",
+        ) from None
 
 
 def parents_of(client: SyncPrefectClient, spec: RunSpec | None, dead: ParentRecord) -> list[FlowRun]:

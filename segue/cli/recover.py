@@ -17,6 +17,9 @@ def recover(
         list[str] | None, typer.Option(help="Folder, file:///folder or s3://bucket/prefix; repeatable.")
     ] = None,
     endpoint_url: Endpoint = None,
+    take_over: Annotated[
+        bool, typer.Option("--take-over", help="Recover runs that another Prefect server started, too.")
+    ] = False,
 ) -> None:
     """Find open runs without a living parent, and start their parents again. The deployment `recover` does the same.
 
@@ -39,7 +42,7 @@ def recover(
     require_server()
     with open_client() as client:
         for one in given or known_stores(client):
-            found, trouble = recover_store(client, one)
+            found, trouble = recover_store(client, one, take_over=take_over)
             done += found
             troubles += trouble
     for line in [*done, *troubles]:

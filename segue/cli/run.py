@@ -91,11 +91,12 @@ def _checked(spec: RunSpec, *, accept_drift: bool) -> RunLog:
 def _train(spec: RunSpec, runlog: RunLog, *, accept_drift: bool, detach: bool, hint: str | None) -> State | None:
     """Start the parent and follow it to its final state; None when it was only to be started."""
     from segue.deployments.process.follow import follow, open_client, require_deployments, trigger
+    from segue.tasks.recovery import server_id
 
     with _server(), open_client() as client:
         require_deployments(client, spec, is_new=not read_history(runlog).attempts)
         opened = open_run(spec, clock=SystemClock(), accept_drift=accept_drift)
-        register_start(opened.store, spec, clock=SystemClock())
+        register_start(opened.store, spec, clock=SystemClock(), server_id=server_id(client))
         try:
             flow_run_id = trigger(client, spec, accept_drift=accept_drift, requested_at_slot=opened.next_slot)
         except BaseException:

@@ -35,7 +35,9 @@ _LOOK_SECONDS = 0.5
 class ParentHeartbeat:
     """The heartbeat of this process as a run's parent. At most one living parent holds a run's record."""
 
-    def __init__(self, store: Store, spec: RunSpec, *, clock: Clock, flow_run_id: str | None = None) -> None:
+    def __init__(
+        self, store: Store, spec: RunSpec, *, clock: Clock, flow_run_id: str | None = None, server_id: str = ""
+    ) -> None:
         liveness = spec.liveness
         self._store, self._clock = store, clock
         self._period_seconds = min(_MOST_PERIOD_SECONDS, _PERIOD_PER_HEARTBEAT * liveness.heartbeat_seconds)
@@ -43,6 +45,7 @@ class ParentHeartbeat:
             run_id=spec.run_id,
             parent_id=uuid.uuid4().hex,
             flow_run_id=flow_run_id,
+            server_id=server_id,
             host=socket.gethostname(),
             machine=this_machine(),
             process=str(ProcessRef.this()),
@@ -190,15 +193,15 @@ class OrphanWatch:
         return dead
 
 
-def register_start(store: Store, spec: RunSpec, *, clock: Clock) -> None:
+def register_start(store: Store, spec: RunSpec, *, clock: Clock, server_id: str = "") -> None:
     """Record that a start of the run was requested, so that recovery finds the run before its parent has begun.
 
     Raises:
         StoreReadError, StoreWriteError: nothing was recorded; a retry is safe.
     """
     if read_parent(store, spec.run_id) is None:
-        timeout_seconds = _timeout_seconds(spec)
-        write_parent(store, ParentRecord(run_id=spec.run_id, timeout_seconds=timeout_seconds, beat_at=clock.now()))
+        timing = {"timeout_seconds": _timeout_seconds(spec), "beat_at": clock.now()}
+        write_parent(store, ParentRecord(run_id=spec.run_id, server_id=server_id, **timing))
 
 
 def withdraw_start(store: Store, run_id: str) -> None:

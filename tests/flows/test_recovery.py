@@ -41,9 +41,9 @@ def client(stack):
 def recover(stack):
     """Runs `segue recover` on one store; returns what it printed."""
 
-    def run(store: str) -> str:
+    def run(store: str, *options: str) -> str:
         environment = os.environ | {"PREFECT_API_URL": stack.api_url, "COLUMNS": "200", "NO_COLOR": "1"}
-        command = [str(SEGUE), "recover", "--store", store]
+        command = [str(SEGUE), "recover", "--store", store, *options]
         done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=120)
         assert (done.returncode, done.stderr) == (0, ""), done.stdout
         return done.stdout
@@ -113,6 +113,18 @@ def test_a_parent_whose_worker_was_killed_with_it_is_not_running_for_ever(stack,
     assert final_state(client, second.id).type is StateType.COMPLETED
     reports = read_history(runlog.reload()).last_reports()
     assert [report.stop_reason for report in reports] == [StopReason.LOST, StopReason.FINISHED]
+
+
+@pytest.mark.matrix
+def test_a_run_that_another_server_started_is_left_to_it(client, make_spec, recover):
+    spec = make_spec(run_id="of-another-server", **LONG | {"steps": 100})
+    runlog = open_run(spec, clock=SystemClock())
+    register_start(runlog.store, spec, clock=SystemClock(), server_id="another")
+    assert "of-another-server: its parent ran on another Prefect server" in recover(spec.store.url)
+    assert the_parents(client, runlog) == []
+    assert "of-another-server: its parent was started again" in recover(spec.store.url, "--take-over")
+    (parent,) = the_parents(client, runlog)
+    assert final_state(client, parent.id).type is StateType.COMPLETED
 
 
 @pytest.mark.matrix
