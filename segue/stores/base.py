@@ -50,6 +50,11 @@ class Store(Protocol):
         """Where this is, for messages; never holds a secret."""
         ...
 
+    @property
+    def is_remote(self) -> bool:
+        """Whether each request takes a round trip over a network and is paid for: ask rarely, and in parallel."""
+        ...
+
     def put_if_absent(self, key: str, data: bytes) -> bool:
         """Write a small object unless one is there; True when this call created it.
 

@@ -48,6 +48,10 @@ class LocalStore:
     def url(self) -> str:
         return str(self.root)
 
+    @property
+    def is_remote(self) -> bool:
+        return False
+
     def create(self) -> Self:
         """Make the folder a store, unless it is one. Returns this store.
 

@@ -104,6 +104,10 @@ class S3Store:
     def url(self) -> str:
         return "/".join(part for part in (f"s3://{self.bucket}", self.prefix) if part)
 
+    @property
+    def is_remote(self) -> bool:
+        return True
+
     def put_if_absent(self, key: str, data: bytes) -> bool:
         try:
             with self._writing(key):

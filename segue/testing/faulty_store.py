@@ -20,6 +20,10 @@ class FaultyStore:
     def url(self) -> str:
         return self.inner.url
 
+    @property
+    def is_remote(self) -> bool:
+        return self.inner.is_remote
+
     def put_if_absent(self, key: str, data: bytes) -> bool:
         failing = self.fails("put_if_absent", key)
         if failing and not self.after:

@@ -95,6 +95,10 @@ class KillingStore:
     def url(self) -> str:
         return self.inner.url
 
+    @property
+    def is_remote(self) -> bool:
+        return self.inner.is_remote
+
     def put_if_absent(self, key: str, data: bytes) -> bool:
         entry = _entry_of(key, data)
         if entry is None:
