@@ -16,6 +16,11 @@ def log_key(run_id: str, slot: int) -> str:
     return f"{run_id}/log/{slot:08d}.json"
 
 
+def pack_key(run_id: str, log_id: str, first_slot: int) -> str:
+    """Key of the pack of a log's records from a slot on."""
+    return f"{run_id}/log-packs/{log_id}/{first_slot:08d}.pack"
+
+
 def slot_of(key: str) -> int | None:
     """The slot of a log key; None for any other key."""
     found = _SLOT.fullmatch(key)

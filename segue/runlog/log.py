@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import uuid
+from collections import Counter
 from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
 from typing import Protocol
@@ -13,6 +14,7 @@ from segue.clock import Clock, SystemClock
 from segue.errors import FencedError, LogMovedError, MissingObjectError
 from segue.runlog import keys
 from segue.runlog.entries import Entry, decode, encode
+from segue.runlog.packs import PACK_SLOTS, Packs
 from segue.runlog.slots import Damage, Slot, Slots
 from segue.stores.base import ObjectInfo, Store, StoreGoneError, StoreReadError, StoreWriteError
 from segue.stores.parallel import read_each
@@ -24,6 +26,8 @@ log = logging.getLogger(__name__)
 _MOST_RECORD_BYTES = 64 * 2**20
 _WIDEST_GAP_SLOTS = 1_000
 """Longest gap of missing records that is read. A key far beyond it is foreign, and must not cost a million reads."""
+_WORTH_A_PACK = 16
+"""Records of a pack that must be unread before it is fetched instead of them."""
 
 
 class Stamp(Protocol):
@@ -46,6 +50,7 @@ class RunLog:
         self.kept: object = None
         """What `read_history` folded so far."""
         self._clock = clock or SystemClock()
+        self._packs = Packs(store, run_id)
         self._slots = Slots(run_id)
         self._is_listed = False
         self._unsure: dict[bytes, Entry] = {}
@@ -109,6 +114,7 @@ class RunLog:
                 raise self._lost_records()
             end = _end_of(set(sizes))
             self._is_listed = False  # Until all of it is read, because slots are not read in order.
+            self._read_packs(sizes, end)
             # A damaged slot is read again: a person may have restored it.
             self._read_slots((number for number in range(end) if number not in self._slots), sizes)
             self._is_listed = True
@@ -144,7 +150,9 @@ class RunLog:
             StoreWriteError, StoreReadError: it is not known whether the record was written; a retry is safe.
         """
         with self.lock:
-            return self._append(build, epoch=epoch, at=at)
+            slot = self._append(build, epoch=epoch, at=at)
+            self._packs.write_next(log_id=self._pack_id, end=self.next_slot)
+            return slot
 
     def _append(self, build: Callable[[Stamp], Entry], *, epoch: int, at: int | None) -> Slot:
         while True:
@@ -212,6 +220,24 @@ class RunLog:
 
     def _list(self) -> list[ObjectInfo]:
         return self.store.list_objects(keys.log_prefix(self.run_id))
+
+    @property
+    def _pack_id(self) -> str:
+        """The id under which this log's packs are found; empty while the first record itself is not readable."""
+        first = self._slots.get(0)
+        return first.entry.entry_id if first is not None else ""
+
+    def _read_packs(self, sizes: dict[int, int], end: int) -> None:
+        """Read what the packs of a log hold of its unread records, if these are many."""
+        unread = Counter(number // PACK_SLOTS for number in sizes if number < end and number not in self._slots)
+        packs = [pack for pack in sorted(unread) if unread[pack] >= _WORTH_A_PACK and (pack + 1) * PACK_SLOTS <= end]
+        if not packs:
+            return
+        self._read_slots([0] if 0 not in self._slots else [], sizes)
+        for number, data in self._packs.read(packs, log_id=self._pack_id):
+            # The log itself says which records there are. One of another length has changed since it was packed.
+            if number not in self._slots and sizes.get(number) == len(data):
+                self._slots.decode(number, data)
 
     def _read_slots(self, numbers: Iterable[int], sizes: dict[int, int]) -> None:
         named = {keys.log_key(self.run_id, number): number for number in numbers}
