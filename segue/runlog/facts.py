@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any, TypeVar
 
 from segue.records import (
     Capacity,
@@ -17,6 +19,8 @@ from segue.records import (
 from segue.runlog.entries import ClaimEntry, DecisionEntry, DrillEntry, HandoverEntry, VerdictEntry
 from segue.runlog.log import Damage
 from segue.spec import RunSpec
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -169,6 +173,18 @@ class History:
     @cached_property
     def _checkpoints_by_ref(self) -> dict[CheckpointRef, Checkpoint]:
         return {checkpoint.ref: checkpoint for checkpoint in self.checkpoints}
+
+    def once(self, compute: Callable[[RunSpec, History], T], spec: RunSpec) -> T:
+        """What a pure function returns for this history and a spec; computed once, however often it is asked."""
+        known = self._computed.get(compute)
+        if known is None or known[0] is not spec:
+            known = self._computed[compute] = (spec, compute(spec, self))
+        found: T = known[1]
+        return found
+
+    @cached_property
+    def _computed(self) -> dict[object, tuple[RunSpec, Any]]:
+        return {}
 
     def seconds_on(self, capacity: Capacity) -> float:
         """Paid seconds on this kind of capacity, according to the reports."""
