@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from dataclasses import dataclass
 
 from segue.clock import Clock
@@ -39,7 +40,11 @@ class Period:
     """How often a wait polls."""
 
     poll_seconds: float = 0.5
-    """Period of reads of the run's log and the heartbeat."""
+    """Period of looks at the time, and of reads of the run's log and the heartbeat in a store on this machine.
+
+    A remote store is read every `liveness.remote_look_seconds`, when something is due, and when the orchestrator shows
+    that the attempt has ended.
+    """
     ask_seconds: float = 2.0
     """Period of requests to the orchestrator."""
     patience_seconds: float | None = None
@@ -139,6 +144,8 @@ class _Waiting:
         self._recalled: HeartbeatTimeout | None = None
         self._was_recalled_in_time = False
         self._probes = self._has_read_heartbeat = False
+        self._look_at = self._started_at
+        self._pause_seconds = 0.0
 
     def note_outage(self, *, is_write: bool) -> None:
         """Count the heartbeat timeout from now: while the store failed, the attempt could not write a heartbeat.
@@ -151,6 +158,22 @@ class _Waiting:
         self._probes = self._probes or is_write
 
     def look(self) -> SegmentReport | None:
+        """Read the store, if that is due; the report of the attempt once it has one."""
+        at = self._clock.monotonic()
+        if at < self._look_at:
+            self._ask_orchestrator(at)
+            if self._run_ended is None:
+                return None
+        self._pause_seconds = self._spec.liveness.remote_look_seconds if self._runlog.store.is_remote else 0.0
+        report = self._look_at_store()
+        self._look_at = at + self._pause_seconds
+        return report
+
+    def _look_within(self, seconds: float) -> None:
+        """Have the next look after this time at most: something is due then."""
+        self._pause_seconds = min(self._pause_seconds, max(seconds, 0.0))
+
+    def _look_at_store(self) -> SegmentReport | None:
         self._has_read_heartbeat = False
         if self._probes:
             probe_writes(self._runlog.store)
@@ -169,6 +192,7 @@ class _Waiting:
         beat = last_heartbeat(self._runlog, attempt)
         self._heartbeat.update(beat.counter if beat else None, at=at)
         self._has_read_heartbeat = True
+        self._look_within(self._heartbeat.heartbeat_timeout_seconds - self._heartbeat.unchanged_seconds)
         if self._has_run_ended(at) and self._heartbeat.unchanged_seconds > self._late_report_seconds:
             # The heartbeat must have stopped too: orchestrators sometimes report live runs as crashed.
             return self._lost(self._end_of_run, mark=False)
@@ -203,6 +227,7 @@ class _Waiting:
         """Why a recalled attempt is declared lost; None while it may still end by itself."""
         if self._recalled is None:
             return None
+        self._look_within(self._spec.liveness.heartbeat_seconds)
         # Counted like a heartbeat timeout, because the attempt cannot answer while the store is unreachable.
         self._recalled.update(0, at=at)
         waited, heartbeat_timeout_seconds = self._recalled.unchanged_seconds, self._recalled.heartbeat_timeout_seconds
@@ -243,6 +268,7 @@ class _Waiting:
         if history.stop is not None:
             why = history.stop.reason
         elif patience is None or waited < patience:
+            self._look_within(math.inf if patience is None else patience - waited)
             return None
         else:
             why = f"no capacity on {self._plan.capacity} within {waited:.0f} s"
@@ -256,8 +282,10 @@ class _Waiting:
         if self._spec.deadline is None:
             return here
         # An earlier parent may have waited for this plan and died; that time counts too.
-        moments = (entry.written_at for entry in history.decisions if entry.plan == self._plan)
-        return max([here, *((self._clock.now() - moment).total_seconds() for moment in moments)])
+        decision = history.decision_of(self._plan.segment, self._plan.attempt)
+        if decision is None or decision.plan != self._plan:
+            return here
+        return max(here, (self._clock.now() - decision.written_at).total_seconds())
 
     def _lost(self, why: str, *, mark: bool) -> SegmentReport:
         report = declare_lost(self._runlog, self._plan, why=why)
@@ -268,7 +296,10 @@ class _Waiting:
     def _is_recall_due(self, history: History, beat: Heartbeat | None) -> bool:
         if self._plan.capacity is not Capacity.SPOT or _retries_a_failure(history, beat):
             return False
-        return clamp.must_recall(self._situation(history, slowest_step_seconds=self._own_step_seconds(beat)))
+        here = self._situation(history, slowest_step_seconds=self._own_step_seconds(beat))
+        left = clamp.seconds_to_recall(here)
+        self._look_within(math.inf if left is None else left)
+        return clamp.must_recall(here)
 
     def _own_step_seconds(self, beat: Heartbeat | None) -> float:
         if beat is None or beat.step_seconds is None:

@@ -164,9 +164,11 @@ def at_risk_seconds(spec: RunSpec, rate: float | None, *, save_seconds: float | 
 
 
 def detection_seconds(spec: RunSpec) -> float:
-    """The longest time until a silent death is noticed: the heartbeat timeout and one heartbeat interval."""
-    given = spec.policy.detection_seconds
-    return spec.liveness.heartbeat_timeout_seconds + spec.liveness.heartbeat_seconds if given is None else given
+    """The longest time until a silent death is noticed: the heartbeat timeout, and a heartbeat or a look for one."""
+    if spec.policy.detection_seconds is not None:
+        return spec.policy.detection_seconds
+    look_seconds = spec.liveness.remote_look_seconds if spec.store.is_remote else 0.0
+    return spec.liveness.heartbeat_timeout_seconds + max(spec.liveness.heartbeat_seconds, look_seconds)
 
 
 def _begun_at(history: History) -> datetime | None:
