@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import threading
 import uuid
-from collections import Counter
 from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
 from typing import Protocol
@@ -14,7 +13,7 @@ from segue.clock import Clock, SystemClock
 from segue.errors import FencedError, LogMovedError, MissingObjectError
 from segue.runlog import keys
 from segue.runlog.entries import Entry, decode, encode
-from segue.runlog.packs import PACK_SLOTS, Packs
+from segue.runlog.packs import Packs
 from segue.runlog.slots import Damage, Slot, Slots
 from segue.stores.base import ObjectInfo, Store, StoreGoneError, StoreReadError, StoreWriteError
 from segue.stores.parallel import read_each
@@ -26,8 +25,6 @@ log = logging.getLogger(__name__)
 _MOST_RECORD_BYTES = 64 * 2**20
 _WIDEST_GAP_SLOTS = 1_000
 """Longest gap of missing records that is read. A key far beyond it is foreign, and must not cost a million reads."""
-_WORTH_A_PACK = 16
-"""Records of a pack that must be unread before it is fetched instead of them."""
 
 
 class Stamp(Protocol):
@@ -102,19 +99,21 @@ class RunLog:
         return self._slots.highest_epoch
 
     def reload(self) -> RunLog:
-        """Read the whole log by listing it, which also shows missing slots. Returns this log.
+        """Read the whole log: its packs, and what a listing shows after them. Returns this log.
+
+        A listing also shows missing slots. Slots that were read before are not read again, unless they are damaged.
 
         Raises:
             StoreReadError: the store could not be read.
         """
         with self.lock:  # Listed under it too: a record that another thread appends meanwhile would seem to be lost.
-            listed = ((keys.slot_of(item.key), item.size_bytes) for item in self._list())
-            sizes = {number: size_bytes for number, size_bytes in listed if number is not None}
-            if self.next_slot and self.next_slot - 1 not in sizes:
+            if self.next_slot == 0:
+                self._read_packs()
+            start = self.next_slot
+            sizes = self._list_from(start - 1)
+            if start and start - 1 not in sizes:
                 raise self._lost_records()
-            end = _end_of(set(sizes))
-            self._is_listed = False  # Until all of it is read, because slots are not read in order.
-            self._read_packs(sizes, end)
+            end = _end_of(set(sizes), start=start)
             # A damaged slot is read again: a person may have restored it.
             self._read_slots((number for number in range(end) if number not in self._slots), sizes)
             self._is_listed = True
@@ -218,8 +217,12 @@ class RunLog:
     def _now(self) -> datetime:
         return self._clock.now()
 
-    def _list(self) -> list[ObjectInfo]:
-        return self.store.list_objects(keys.log_prefix(self.run_id))
+    def _list_from(self, number: int) -> dict[int, int]:
+        """The sizes of the records from this slot on, by slot."""
+        after = keys.log_key(self.run_id, number - 1) if number > 0 else None
+        listed = self.store.list_objects(keys.log_prefix(self.run_id), after=after)
+        slots = ((keys.slot_of(item.key), item.size_bytes) for item in listed)
+        return {slot: size_bytes for slot, size_bytes in slots if slot is not None}
 
     @property
     def _pack_id(self) -> str:
@@ -227,17 +230,14 @@ class RunLog:
         first = self._slots.get(0)
         return first.entry.entry_id if first is not None else ""
 
-    def _read_packs(self, sizes: dict[int, int], end: int) -> None:
-        """Read what the packs of a log hold of its unread records, if these are many."""
-        unread = Counter(number // PACK_SLOTS for number in sizes if number < end and number not in self._slots)
-        packs = [pack for pack in sorted(unread) if unread[pack] >= _WORTH_A_PACK and (pack + 1) * PACK_SLOTS <= end]
-        if not packs:
-            return
-        self._read_slots([0] if 0 not in self._slots else [], sizes)
-        for number, data in self._packs.read(packs, log_id=self._pack_id):
-            # The log itself says which records there are. One of another length has changed since it was packed.
-            if number not in self._slots and sizes.get(number) == len(data):
-                self._slots.decode(number, data)
+    def _read_packs(self) -> None:
+        """Read the beginning of a log that was not read before from its packs, if it has any."""
+        packs = self._packs.find()
+        if packs and self._read_tail():
+            log_id = self._pack_id
+            for number, data in self._packs.read(packs.get(log_id, ()), log_id=log_id):
+                if number not in self._slots:
+                    self._slots.decode(number, data)
 
     def _read_slots(self, numbers: Iterable[int], sizes: dict[int, int]) -> None:
         named = {keys.log_key(self.run_id, number): number for number in numbers}
@@ -258,9 +258,9 @@ class RunLog:
         return True
 
 
-def _end_of(numbers: set[int]) -> int:
+def _end_of(numbers: set[int], *, start: int) -> int:
     """The slot after the last one. Writers append in order, so a key far beyond a gap does not belong to the log."""
-    end = 0
+    end = start
     for number in sorted(numbers):
         if number - end > _WIDEST_GAP_SLOTS:
             log.warning("log records after a gap ignored gap_slots=%d from_slot=%d", _WIDEST_GAP_SLOTS, number)

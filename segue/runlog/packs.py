@@ -1,9 +1,13 @@
 """Packs: copies of 500 records of a log in one object, so that a long log is read with few requests.
 
-The records are the truth, and a pack is only a copy of their bytes, each with its own checksum. It is used for records
-that the listing of the log shows, in the length that the listing shows. So a pack cannot bring back a record that is
-gone, hide a newer one, or speak for another log: its key holds the id of the log's first record. A record that was
-damaged when the pack was written is not in it. A pack that is missing or damaged costs requests, and nothing else.
+A record is final as soon as a later one exists. So a copy of its bytes, which have a checksum of their own, stands for
+it, also when the record itself is damaged later. A record that was damaged when the pack was written is not in it.
+
+A pack cannot hide newer records, which are listed and read as ever. It cannot speak for another log, because its key
+holds the id of the log's first record, which is read from the log itself. Nor can it speak for another state of the
+same log, as after a part of it was restored from a backup: the last record of each pack is compared with the log's own.
+Whoever wrote that record had read all records before it, and its id is unique. So if it is the same, the others are.
+A pack that is missing, damaged or of another state costs requests, and nothing else.
 """
 
 from __future__ import annotations
@@ -12,7 +16,9 @@ import logging
 import re
 import threading
 import zlib
+from collections import defaultdict
 from collections.abc import Iterable, Iterator
+from itertools import islice
 
 import crc32c
 from pydantic import Field, ValidationError
@@ -22,7 +28,7 @@ from segue.records import Record
 from segue.runlog import keys
 from segue.runlog.entries import is_intact
 from segue.stores.base import ObjectInfo, Store
-from segue.stores.parallel import read_each
+from segue.stores.parallel import READERS, read_each
 
 log = logging.getLogger(__name__)
 
@@ -51,21 +57,50 @@ class Packs:
         """Packs that need not be written: they are there, or could not be written just now."""
         self._writing: threading.Thread | None = None
 
-    def read(self, packs: Iterable[int], *, log_id: str) -> Iterator[tuple[int, bytes]]:
-        """Slots and bytes of the records in these packs, as far as they are there and not damaged.
+    def find(self) -> dict[str, list[int]]:
+        """The numbers of the packs in the store, by the id of their log: an earlier log of this run may have left some.
 
         Raises:
             StoreReadError: the store could not be read.
         """
-        numbers = {} if not _LOG_ID.fullmatch(log_id) else {self._key(log_id, number): number for number in packs}
+        found = defaultdict(list)
+        for item in self._store.list_objects(keys.packs_prefix(self._run_id)):
+            named = keys.log_and_slot_of(item.key)
+            if named is not None and named[1] % PACK_SLOTS == 0:
+                found[named[0]].append(named[1] // PACK_SLOTS)
+        return found
+
+    def read(self, packs: Iterable[int], *, log_id: str) -> Iterator[tuple[int, bytes]]:
+        """Slots and bytes of the records in these packs, in order, as far as the packs are there and of this log.
+
+        Raises:
+            StoreReadError: the store could not be read.
+        """
+        waiting = iter(sorted(packs))
+        while some := tuple(islice(waiting, READERS)):
+            found = self._fetch(some, log_id)
+            last = {keys.log_key(self._run_id, max(found[number])): number for number in found}
+            wanted = (ObjectInfo(key, _USUAL_PACK_BYTES) for key in last)
+            for key, data in read_each(self._store, wanted, most_bytes=_MOST_PACK_BYTES):
+                records = found[last[key]]
+                if data != records[max(records)]:
+                    log.warning("pack of another state of the log ignored key=%s", self._key(log_id, last[key]))
+                    continue
+                self._done.add(last[key])
+                yield from records.items()
+
+    def _fetch(self, packs: Iterable[int], log_id: str) -> dict[int, dict[int, bytes]]:
+        """The records of the packs that are not damaged."""
+        numbers = {self._key(log_id, number): number for number in packs}
         wanted = (ObjectInfo(key, _USUAL_PACK_BYTES) for key in numbers)
+        found = {}
         for key, data in read_each(self._store, wanted, most_bytes=_MOST_PACK_BYTES):
             records = None if data is None else _unpacked(data, first_slot=numbers[key] * PACK_SLOTS, log_id=log_id)
-            if data is not None and records is None:
+            if records:
+                found[numbers[key]] = records
+            elif data is not None:
                 log.warning("damaged pack of the log ignored key=%s", key)
-            if records is not None:
-                self._done.add(numbers[key])
-                yield from records.items()
+        return found
 
     def write_next(self, *, log_id: str, end: int) -> None:
         """Write the oldest pack that is missing, if the slots up to `end` fill one. Does not block.
@@ -77,13 +112,23 @@ class Packs:
         if missing is None or is_busy or not _LOG_ID.fullmatch(log_id):
             return
         self._done.add(missing)
-        self._writing = threading.Thread(target=self._write, args=(missing, log_id), name="segue-pack", daemon=True)
+        self._writing = threading.Thread(
+            target=self._try_to_write, args=(missing, log_id), name="segue-pack", daemon=True
+        )
         self._writing.start()
 
-    def _write(self, number: int, log_id: str) -> None:
+    def write(self, number: int, *, log_id: str) -> None:
+        """Write a pack, unless it is there.
+
+        Raises:
+            StoreReadError, StoreWriteError: it was not written.
+        """
+        if not any(self.read([number], log_id=log_id)):  # Another process may have written it.
+            self._store.put(self._key(log_id, number), self._packed(number, log_id))
+
+    def _try_to_write(self, number: int, log_id: str) -> None:
         try:
-            if not any(self.read([number], log_id=log_id)):  # Another process may have written it.
-                self._store.put(self._key(log_id, number), self._packed(number, log_id))
+            self.write(number, log_id=log_id)
         except StoreError as error:
             log.info("pack of the log not written number=%d reason=%s", number, error)
 
@@ -116,6 +161,7 @@ def _unpacked(data: bytes, *, first_slot: int, log_id: str) -> dict[int, bytes] 
         if inflating.unconsumed_tail:
             return None
         pairs = (entry.partition(b" ") for entry in lines if entry)
-        return {int(slot): record for slot, _, record in pairs}
+        records = {int(slot): record for slot, _, record in pairs}
     except (ValidationError, ValueError, zlib.error):
         return None
+    return records if all(first_slot <= slot < first_slot + PACK_SLOTS for slot in records) else None

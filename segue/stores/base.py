@@ -114,8 +114,10 @@ class Store(Protocol):
         """
         ...
 
-    def list_objects(self, prefix: str) -> list[ObjectInfo]:
+    def list_objects(self, prefix: str, *, after: str | None = None) -> list[ObjectInfo]:
         """All objects below a prefix that ends with '/', sorted by key; the empty prefix lists all.
+
+        With `after`, only those whose keys are greater; what comes before them costs nothing.
 
         Objects of other programs, whose names cannot be keys of a store, are skipped.
 

@@ -54,9 +54,9 @@ class FaultyStore:
         self._read("size", key)
         return self.inner.size(key)
 
-    def list_objects(self, prefix: str) -> list[ObjectInfo]:
+    def list_objects(self, prefix: str, *, after: str | None = None) -> list[ObjectInfo]:
         self._read("list", prefix)
-        return self.inner.list_objects(prefix)
+        return self.inner.list_objects(prefix, after=after)
 
     def folders(self) -> list[str]:
         self._read("folders", "")

@@ -52,8 +52,8 @@ class RemoteStore:
         self._travel("size")
         return self.inner.size(key)
 
-    def list_objects(self, prefix: str) -> list[ObjectInfo]:
-        found = self.inner.list_objects(prefix)
+    def list_objects(self, prefix: str, *, after: str | None = None) -> list[ObjectInfo]:
+        found = self.inner.list_objects(prefix, after=after)
         for _ in range(max(math.ceil(len(found) / _PAGE_OBJECTS), 1)):
             self._travel("list_objects")
         return found

@@ -1,10 +1,11 @@
-"""Packs shorten the reading of a long log, and change nothing of what is read."""
+"""Packs shorten the reading of a long log, and change nothing of what is read, unless records were lost."""
 
 from __future__ import annotations
 
 import shutil
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -14,7 +15,8 @@ from segue.runlog import keys
 from segue.runlog.entries import Entry, QuarantineEntry, encode
 from segue.runlog.log import RunLog, Stamp
 from segue.runlog.packs import PACK_SLOTS
-from segue.stores import LocalStore, StoreWriteError
+from segue.stores import LocalStore, StoreReadError, StoreWriteError
+from segue.stores.base import StoreGoneError
 from segue.testing.faulty_store import FaultyStore
 from segue.testing.remote_store import RemoteStore
 from tests.flows.test_runs import until
@@ -88,8 +90,9 @@ def test_a_packed_log_is_read_with_few_requests_and_is_the_same(store: LocalStor
     plain = without_packs(store, tmp_path / "plain")
     assert log.slots == plain.slots
     assert (log.damage, log.next_slot, log.highest_epoch) == ((), plain.next_slot, plain.highest_epoch)
-    pages, first_record, end = 2, 1, 1
-    assert requests == pages + first_record + len(packs_in(store)) + (log.next_slot - 2 * PACK_SLOTS) + end
+    listings, first_record, end = 2, 1, 1
+    packs = 2 * len(packs_in(store))  # Each with a look at its last record in the log.
+    assert requests == listings + first_record + packs + (log.next_slot - 2 * PACK_SLOTS) + end
 
 
 def test_whoever_appends_packs_what_is_full_and_nothing_else(tmp_path: Path) -> None:
@@ -163,22 +166,62 @@ def test_the_pack_of_another_place_is_not_used(store: LocalStore, tmp_path: Path
     assert read(store)[0].slots == plain
 
 
-def test_a_record_that_is_gone_from_the_log_does_not_come_back(store: LocalStore) -> None:
-    store.delete([keys.log_key(RUN, number) for number in (3, PACK_SLOTS)])
-    log, _ = read(store)
-    assert [damage.slot for damage in log.damage] == [3, PACK_SLOTS]
-    assert "missing although later ones exist" in log.damage[0].why
-
-
-def test_a_log_whose_end_is_gone_is_read_up_to_its_new_end(store: LocalStore) -> None:
-    end = PACK_SLOTS + 10
-    store.delete([item.key for item in store.list_objects(f"{RUN}/log/")][end:])
-    assert read(store)[0].next_slot == end
-
-
-def test_a_record_that_was_cut_off_after_it_was_packed_is_reported(store: LocalStore) -> None:
+def test_a_record_that_is_lost_or_damaged_after_it_was_packed_is_not_lost(store: LocalStore, tmp_path: Path) -> None:
+    plain = without_packs(store, tmp_path / "plain").slots
+    store.delete([keys.log_key(RUN, PACK_SLOTS)])
     store.put(keys.log_key(RUN, 7), record(7)[:-20])
-    assert [damage.slot for damage in read(store)[0].damage] == [7]
+    log, _ = read(store)
+    assert (log.slots, log.damage) == (plain, ())
+
+
+@pytest.mark.parametrize("end", [1, PACK_SLOTS, PACK_SLOTS + 10, 2 * PACK_SLOTS - 1])
+def test_a_log_that_lost_its_end_is_read_up_to_its_new_end_and_not_from_packs(store: LocalStore, end: int) -> None:
+    store.delete([item.key for item in store.list_objects(f"{RUN}/log/")][end:])
+    log, _ = read(store)
+    assert (log.next_slot, len(log.slots), log.damage) == (end, end, ())
+    assert RunLog(store, RUN).append(note(0)).number == end
+
+
+def test_packs_of_a_state_that_was_undone_are_not_used_and_are_replaced(store: LocalStore) -> None:
+    kept = PACK_SLOTS + 10
+    store.delete([item.key for item in store.list_objects(f"{RUN}/log/")][kept:])
+    for number in range(kept, RECORDS):
+        store.put(keys.log_key(RUN, number), record(number, reason="after the restore"), durable=False)
+    old = the_pack(store, 1).read_bytes()
+    log, requests = read(store)
+    assert (log.damage, {slot.entry.reason for slot in log.slots[kept:]}) == ((), {"after the restore"})
+    assert PACK_SLOTS < requests < RECORDS
+    append_until_packed(store, packs=2)
+    until(lambda: the_pack(store, 1).read_bytes() != old, what="the new pack")
+    assert read(store)[0].slots[:RECORDS] == log.slots
+
+
+def test_a_log_that_lost_its_last_record_while_it_is_open_is_an_error(store: LocalStore) -> None:
+    log, _ = read(store)
+    store.delete([keys.log_key(RUN, log.next_slot - 1)])
+    for _ in range(2):
+        with pytest.raises(StoreGoneError):
+            log.reload()
+    assert len(log.slots) == log.next_slot
+
+
+@pytest.mark.parametrize("fails_at", ["list_objects", "get_range"])
+def test_a_read_that_fails_in_the_middle_is_completed_by_the_next_one(
+    store: LocalStore, tmp_path: Path, fails_at: str
+) -> None:
+    plain = without_packs(store, tmp_path / "plain").slots
+    for failing_call in range(6):
+        calls = iter(range(10**6))
+
+        def fails(operation: str, key: str, *, at: int = failing_call, calls: Iterator[int] = calls) -> bool:
+            return operation in {fails_at, fails_at.removesuffix("_objects")} and next(calls) == at
+
+        faulty = FaultyStore(store, fails=fails)
+        log = RunLog(faulty, RUN)
+        with suppress(StoreReadError):
+            log.reload()
+        faulty.fails = lambda operation, key: False
+        assert log.refresh().slots == plain
 
 
 def test_a_record_that_was_damaged_when_it_was_packed_is_still_damaged_and_can_be_restored(tmp_path: Path) -> None:
@@ -190,6 +233,7 @@ def test_a_record_that_was_damaged_when_it_was_packed_is_still_damaged_and_can_b
     append_until_packed(store, packs=2)
     log, requests = read(store)
     assert [damage.slot for damage in log.damage] == [5, 6]
+    assert "missing although later ones exist" in log.damage[1].why
     assert requests < PACK_SLOTS
     store.put(keys.log_key(RUN, 5), good)
     assert [damage.slot for damage in log.reload().damage] == [6]

@@ -200,7 +200,7 @@ class Careless:
     def size(self, key: str) -> int:
         return len(self.get(key))
 
-    def list_objects(self, prefix: str) -> list[ObjectInfo]:
+    def list_objects(self, prefix: str, *, after: str | None = None) -> list[ObjectInfo]:
         return sorted(ObjectInfo(key, len(data)) for key, data in self.objects.items() if key.startswith(prefix))
 
     def folders(self) -> list[str]:
