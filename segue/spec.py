@@ -40,6 +40,9 @@ RENAMED = {
 }
 """Settings of version 0.1 that were renamed: section and old name, new name. Files with old names cause a warning."""
 
+_REMOTE_LOOK_SECONDS, _REMOTE_LOOK_HEARTBEATS = 10.0, 5
+"""The longest time between two looks of a parent into a remote store, in seconds and in heartbeats."""
+
 
 class _Section(FiniteValue):
     """A table of a run spec that also accepts settings by their old names, as in logs of version 0.1."""
@@ -61,6 +64,11 @@ class StoreSpec(FiniteValue):
         None, pattern=r"^https?://[^/\s]+", description="S3 endpoint, e.g. http://127.0.0.1:9000; None: AWS."
     )
     region: str | None = Field(None, description="S3 region; None: the one that boto3 finds.")
+
+    @property
+    def is_remote(self) -> bool:
+        """Whether it is reached over a network, as `Store.is_remote` says."""
+        return "://" in self.url and not self.url.startswith("file:")
 
     @classmethod
     def parse(cls, data: object, *, source: str) -> Self:
@@ -174,7 +182,8 @@ class PolicySpec(FiniteValue):
     detection_seconds: float | None = Field(
         None,
         ge=0,
-        description="Longest time until a silent death is noticed; None: the heartbeat timeout plus one heartbeat.",
+        description="Longest time until a silent death is noticed; None: the heartbeat timeout plus one heartbeat, "
+        "or plus the time between two looks into a remote store.",
     )
     step_seconds: float | None = Field(
         None, gt=0, description="Prior: seconds per step; None: a short probe on spot measures it first."
@@ -253,6 +262,12 @@ class LivenessSpec(_Section):
     start_seconds: float = Field(
         900.0, gt=0, description="Capacity timeout: longest wait for capacity in seconds when there is no deadline."
     )
+
+    @property
+    def remote_look_seconds(self) -> float:
+        """How often a waiting parent looks into a remote store, where each request takes time and is paid for."""
+        timeout_seconds = self.heartbeat_timeout_seconds
+        return min(_REMOTE_LOOK_SECONDS, _REMOTE_LOOK_HEARTBEATS * self.heartbeat_seconds, timeout_seconds / 3)
 
 
 class RunSpec(FiniteValue, Record):

@@ -101,10 +101,7 @@ def recover_run(
         StoreReadError, StoreWriteError: a retry is safe.
     """
     if dead.server_id and dead.server_id != server_id(client) and not take_over:
-        return (
-            "its parent ran on another Prefect server, which recovers it; `segue recover --take-over` starts it here",
-            None,
-        )
+        return _OF_ANOTHER_SERVER, None
     history = read_history(runlog)
     runs = parents_of(client, history.spec, dead)
     if history.is_over or history.spec is None:

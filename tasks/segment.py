@@ -12,8 +12,9 @@ from segue.tasks.prefect_orchestrator import PrefectOrchestrator
 
 from segue.clock import SystemClock
 from segue.controller.back_off import back_off
+from segue.controller.capacity_wait import Show, Submitted
 from segue.controller.standby_manager import release_leftover
-from segue.controller.wait import Show, Submitted, await_report
+from segue.controller.wait import await_report
 from segue.records import SegmentPlan, SegmentReport, StopReason
 from segue.runlog.open import open_log
 from segue.spec import RunSpec

@@ -164,10 +164,10 @@ class S3Place:
 def s3_place(endpoint_url: str | None) -> Iterator[S3Place]:
     """A bucket at this endpoint, or at a moto server of its own; gone with all its objects afterwards."""
     if endpoint_url is None:
-        with _made_up_keys(), _moto_server() as url, _bucket(url) as bucket, Wire.to(url) as wire:
+        with made_up_keys(), moto_server() as url, new_bucket(url) as bucket, Wire.to(url) as wire:
             yield S3Place(bucket=bucket, endpoint_url=url, wire=wire, kind="moto")
     else:
-        with _bucket(endpoint_url) as bucket, Wire.to(endpoint_url) as wire:
+        with new_bucket(endpoint_url) as bucket, Wire.to(endpoint_url) as wire:
             yield S3Place(bucket=bucket, endpoint_url=endpoint_url, wire=wire, kind=endpoint_url)
 
 
@@ -192,7 +192,8 @@ def serve_moto() -> None:
 
 
 @contextmanager
-def _moto_server() -> Iterator[str]:
+def moto_server() -> Iterator[str]:
+    """The address of moto's server in a process of its own."""
     with subprocess.Popen(
         [sys.executable, "-c", _START_MOTO],
         stdin=subprocess.PIPE,
@@ -210,7 +211,7 @@ def _moto_server() -> Iterator[str]:
 
 
 @contextmanager
-def _made_up_keys() -> Iterator[None]:
+def made_up_keys() -> Iterator[None]:
     """Made-up credentials in the environment, which trainers inherit, and no way to the real ones."""
     before = {name: value for name, value in os.environ.items() if name.startswith("AWS_")}
     for name in before:
@@ -225,7 +226,8 @@ def _made_up_keys() -> Iterator[None]:
 
 
 @contextmanager
-def _bucket(endpoint_url: str) -> Iterator[str]:
+def new_bucket(endpoint_url: str) -> Iterator[str]:
+    """The name of a new bucket; it is removed with all its objects afterwards."""
     name = f"segue-crash-{uuid.uuid4().hex[:12]}"
     client = s3_client(endpoint_url)
     client.create_bucket(Bucket=name)

@@ -8,10 +8,11 @@ from contextlib import closing
 
 from segue.clock import Clock, SystemClock
 from segue.controller.back_off import back_off
+from segue.controller.capacity_wait import Submitted
 from segue.controller.parent import drive
 from segue.controller.segment import TrainerEnd, conclude
 from segue.controller.steps import decide_next, settle_verdict
-from segue.controller.wait import Period, Submitted, await_report
+from segue.controller.wait import Period, await_report
 from segue.launch.assignment import Assignment
 from segue.launch.launcher import Trainer, launch
 from segue.launch.memory import MemoryKills

@@ -26,10 +26,10 @@ from segue.stores.base import Store, StoreReadError, StoreWriteError
 log = logging.getLogger(__name__)
 
 _MOST_PERIOD_SECONDS = 5.0
-_MOST_TIMEOUT_SECONDS = 20.0
+_MOST_TIMEOUT_SECONDS, _MOST_REMOTE_TIMEOUT_SECONDS = 20.0, 25.0
 _PERIOD_PER_HEARTBEAT = 2.5
-"""A parent waits for hours: its heartbeat is slower than a trainer's, to save requests to the store."""
-_LOOK_SECONDS = 0.5
+"""A parent waits for hours: its heartbeat is slower than a trainer's, and slower still in a remote store."""
+_LOOK_SECONDS, _REMOTE_LOOK_SECONDS = 0.5, 2.5
 
 
 class ParentHeartbeat:
@@ -40,7 +40,8 @@ class ParentHeartbeat:
     ) -> None:
         liveness = spec.liveness
         self._store, self._clock = store, clock
-        self._period_seconds = min(_MOST_PERIOD_SECONDS, _PERIOD_PER_HEARTBEAT * liveness.heartbeat_seconds)
+        period_seconds = min(_MOST_PERIOD_SECONDS, _PERIOD_PER_HEARTBEAT * liveness.heartbeat_seconds)
+        self.period_seconds = liveness.remote_look_seconds if store.is_remote else period_seconds
         self._record = ParentRecord(
             run_id=spec.run_id,
             parent_id=uuid.uuid4().hex,
@@ -49,7 +50,7 @@ class ParentHeartbeat:
             host=socket.gethostname(),
             machine=this_machine(),
             process=str(ProcessRef.this()),
-            timeout_seconds=_timeout_seconds(spec),
+            timeout_seconds=_timeout_seconds(store, spec),
             beat_at=clock.now(),
         )
         self._stop = threading.Event()
@@ -74,7 +75,7 @@ class ParentHeartbeat:
                 raise _already_run_by(found)
             if life is Life.DEAD:
                 break
-            self._clock.sleep(_LOOK_SECONDS)
+            self._clock.sleep(_REMOTE_LOOK_SECONDS if self._store.is_remote else _LOOK_SECONDS)
         write_parent(self._store, self._record)
 
     def require_own(self) -> None:
@@ -115,7 +116,7 @@ class ParentHeartbeat:
         thread.join()
 
     def _work(self) -> None:
-        while not self._stop.wait(self._period_seconds) and self._replaced_by is None:
+        while not self._stop.wait(self.period_seconds) and self._replaced_by is None:
             self._beat()
 
     def _beat(self, *, has_left: bool = False) -> None:
@@ -185,7 +186,7 @@ class OrphanWatch:
                     dead.append(record)
             if not unknown:
                 break
-            self._clock.sleep(_LOOK_SECONDS)
+            self._clock.sleep(_REMOTE_LOOK_SECONDS if self._store.is_remote else _LOOK_SECONDS)
             looked = {run_id: read_parent(self._store, run_id) for run_id in unknown}
             unknown = {run_id: record for run_id, record in looked.items() if record is not None}
         if dead:
@@ -200,7 +201,7 @@ def register_start(store: Store, spec: RunSpec, *, clock: Clock, server_id: str 
         StoreReadError, StoreWriteError: nothing was recorded; a retry is safe.
     """
     if read_parent(store, spec.run_id) is None:
-        timing = {"timeout_seconds": _timeout_seconds(spec), "beat_at": clock.now()}
+        timing = {"timeout_seconds": _timeout_seconds(store, spec), "beat_at": clock.now()}
         write_parent(store, ParentRecord(run_id=spec.run_id, server_id=server_id, **timing))
 
 
@@ -214,8 +215,9 @@ def withdraw_start(store: Store, run_id: str) -> None:
         log.warning("record of the refused start not removed reason=%s", error)
 
 
-def _timeout_seconds(spec: RunSpec) -> float:
-    return min(_MOST_TIMEOUT_SECONDS, spec.liveness.heartbeat_timeout_seconds)
+def _timeout_seconds(store: Store, spec: RunSpec) -> float:
+    most_seconds = _MOST_REMOTE_TIMEOUT_SECONDS if store.is_remote else _MOST_TIMEOUT_SECONDS
+    return min(most_seconds, spec.liveness.heartbeat_timeout_seconds)
 
 
 def _has_ended_here(record: ParentRecord) -> bool:

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+import math
 from dataclasses import dataclass
 
 from segue.clock import Clock
+from segue.controller.capacity_wait import CapacityWait, Show, Submitted
 from segue.controller.liveness import HeartbeatTimeout
-from segue.controller.orchestrator import Orchestrator
 from segue.controller.standby_manager import StandbyManager
 from segue.controller.steps import CANCELLED, declare_as, declare_lost
 from segue.notices.recall import recall
 from segue.policy import clamp
 from segue.policy.estimates import Situation, situation
 from segue.policy.handover import may_come_back
-from segue.records import Capacity, Heartbeat, SegmentPlan, SegmentReport, StopReason
+from segue.records import Capacity, Heartbeat, SegmentReport, StopReason
 from segue.runlog.history import History, read_history
 from segue.runlog.last_heartbeat import last_heartbeat
 from segue.runlog.log import RunLog
@@ -30,15 +30,9 @@ _LATE_REPORT_SECONDS = 5.0
 """How long a report may still arrive after the orchestrator shows the attempt as ended."""
 _MARGIN_SECONDS = 1.0
 """How long before it is too late for on-demand a recalled attempt is declared lost."""
-_SHOW_WAIT_SECONDS = 10.0
-"""How long an attempt may take to start before its wait is shown."""
 _ENOUGH_STEPS = 5
 _ENOUGH_SECONDS = 30.0
 """Training after which a running attempt's own step time is used: the first steps are not representative."""
-
-
-Show = Callable[[str | None], None]
-"""Called with what an attempt without a machine waits for; None once it has one."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +40,11 @@ class Period:
     """How often a wait polls."""
 
     poll_seconds: float = 0.5
-    """Period of reads of the run's log and the heartbeat."""
+    """Period of looks at the time, and of reads of the run's log and the heartbeat in a store on this machine.
+
+    A remote store is read every `liveness.remote_look_seconds`, when something is due, and when the orchestrator shows
+    that the attempt has ended.
+    """
     ask_seconds: float = 2.0
     """Period of requests to the orchestrator."""
     patience_seconds: float | None = None
@@ -54,33 +52,6 @@ class Period:
 
 
 USUAL_PERIOD = Period()
-
-
-@dataclass(frozen=True)
-class Submitted:
-    """An attempt that was submitted to an orchestrator."""
-
-    plan: SegmentPlan
-    orchestrator: Orchestrator
-    handle: str
-
-    def state(self) -> str | None:
-        return self.orchestrator.state(self.handle)
-
-    def is_running(self) -> bool:
-        return self.orchestrator.is_running(self.handle)
-
-    def why_waiting(self) -> str | None:
-        return self.orchestrator.why_waiting(self.handle)
-
-    def was_cancelled(self) -> bool:
-        return self.orchestrator.was_cancelled(self.handle)
-
-    def cancel(self, why: str) -> None:
-        self.orchestrator.cancel(self.handle, why)
-
-    def mark_lost(self, why: str) -> None:
-        self.orchestrator.mark_lost(self.handle, why)
 
 
 def await_report(
@@ -152,8 +123,8 @@ class _Waiting:
     ) -> None:
         self._runlog, self._spec, self._clock = runlog, spec, clock
         self._submitted, self._plan = submitted, submitted.plan
-        self._manager, self._period, self._show = manager, period, show
-        self._shown: str | None = None
+        self._manager, self._period = manager, period
+        self._capacity = CapacityWait(spec, submitted, clock=clock, show=show)
         self._started_at = clock.monotonic()
         self._heartbeat = HeartbeatTimeout(spec.liveness.heartbeat_timeout_seconds)
         self._asked_at = self._started_at
@@ -161,6 +132,8 @@ class _Waiting:
         self._recalled: HeartbeatTimeout | None = None
         self._was_recalled_in_time = False
         self._probes = self._has_read_heartbeat = False
+        self._look_at = self._started_at
+        self._pause_seconds = 0.0
 
     def note_outage(self, *, is_write: bool) -> None:
         """Count the heartbeat timeout from now: while the store failed, the attempt could not write a heartbeat.
@@ -173,6 +146,22 @@ class _Waiting:
         self._probes = self._probes or is_write
 
     def look(self) -> SegmentReport | None:
+        """Read the store, if that is due; the report of the attempt once it has one."""
+        at = self._clock.monotonic()
+        if at < self._look_at:
+            self._ask_orchestrator(at)
+            if self._run_ended is None:
+                return None
+        self._pause_seconds = self._spec.liveness.remote_look_seconds if self._runlog.store.is_remote else 0.0
+        report = self._look_at_store()
+        self._look_at = at + self._pause_seconds
+        return report
+
+    def _look_within(self, seconds: float) -> None:
+        """Have the next look after this time at most: something is due then."""
+        self._pause_seconds = min(self._pause_seconds, max(seconds, 0.0))
+
+    def _look_at_store(self) -> SegmentReport | None:
         self._has_read_heartbeat = False
         if self._probes:
             probe_writes(self._runlog.store)
@@ -186,12 +175,13 @@ class _Waiting:
         attempt = history.attempt_of(self._plan.segment, self._plan.attempt)
         if attempt is None and self._has_run_ended(at):
             return self._ended_without_report()
-        self._show_wait(history, at, is_claimed=attempt is not None)
+        self._capacity.show(history, is_claimed=attempt is not None)
         if attempt is None:
-            return self._give_up_waiting(history, at)
+            return self._give_up_waiting(history)
         beat = last_heartbeat(self._runlog, attempt)
         self._heartbeat.update(beat.counter if beat else None, at=at)
         self._has_read_heartbeat = True
+        self._look_within(self._heartbeat.heartbeat_timeout_seconds - self._heartbeat.unchanged_seconds)
         if self._has_run_ended(at) and self._heartbeat.unchanged_seconds > self._late_report_seconds:
             # The heartbeat must have stopped too: orchestrators sometimes report live runs as crashed.
             return self._ended_without_report()
@@ -232,6 +222,7 @@ class _Waiting:
         """Why a recalled attempt is declared lost; None while it may still end by itself."""
         if self._recalled is None:
             return None
+        self._look_within(self._spec.liveness.heartbeat_seconds)
         # Counted like a heartbeat timeout, because the attempt cannot answer while the store is unreachable.
         self._recalled.update(0, at=at)
         waited, heartbeat_timeout_seconds = self._recalled.unchanged_seconds, self._recalled.heartbeat_timeout_seconds
@@ -268,44 +259,17 @@ class _Waiting:
         if name is not None:
             self._run_ended = (name, at)
 
-    def _show_wait(self, history: History, at: float, *, is_claimed: bool) -> None:
-        text = None
-        if not is_claimed and self._waited_seconds(history, at) > _SHOW_WAIT_SECONDS:
-            blocker = self._submitted.why_waiting()
-            doing = "booting" if self._submitted.is_running() else f"waiting for {self._plan.capacity} capacity"
-            text = f"{doing} ({self._plan.deployment})" + (f": {blocker}" if blocker else "")
-        if text != self._shown:
-            self._shown = text
-            if text is not None:
-                log.warning("no machine yet: %s", text)
-            self._show(text)
-
-    def _give_up_waiting(self, history: History, at: float) -> SegmentReport | None:
-        waited, patience = self._waited_seconds(history, at), self._plan.start_within_seconds
-        if history.stop is not None:
-            reason, why = StopReason.CANCELLED, history.stop.reason
-        elif patience is None or waited < patience or self._may_boot_on(waited - patience):
+    def _give_up_waiting(self, history: History) -> SegmentReport | None:
+        found = self._capacity.why_give_up(history)
+        if found is None:
+            left = self._capacity.seconds_left(history)
+            self._look_within(left if left > 0 else _STORE_RETRY_SECONDS)
             return None
-        else:
-            reason, why = StopReason.NO_CAPACITY, f"no capacity on {self._plan.capacity} within {waited:.0f} s"
+        reason, why = found
         # The report first: an attempt that starts later finds it in the log and ends.
         report = declare_lost(self._runlog, self._plan, why=why, reason=reason, got_capacity=False)
         self._submitted.cancel(why)
         return report
-
-    def _may_boot_on(self, overdue_seconds: float) -> bool:
-        """Whether an attempt that has a machine may go on booting. A deadline allows no more than the plan does."""
-        if self._spec.deadline is not None or not self._submitted.is_running():
-            return False
-        return overdue_seconds < self._spec.liveness.first_step_seconds
-
-    def _waited_seconds(self, history: History, at: float) -> float:
-        here = at - self._started_at
-        if self._spec.deadline is None:
-            return here
-        # An earlier parent may have waited for this plan and died; that time counts too.
-        moments = (entry.written_at for entry in history.decisions if entry.plan == self._plan)
-        return max([here, *((self._clock.now() - moment).total_seconds() for moment in moments)])
 
     def _lost(self, why: str) -> SegmentReport:
         report = declare_lost(self._runlog, self._plan, why=why)
@@ -315,7 +279,10 @@ class _Waiting:
     def _is_recall_due(self, history: History, beat: Heartbeat | None) -> bool:
         if self._plan.capacity is not Capacity.SPOT or _retries_a_failure(history, beat):
             return False
-        return clamp.must_recall(self._situation(history, slowest_step_seconds=self._own_step_seconds(beat)))
+        here = self._situation(history, slowest_step_seconds=self._own_step_seconds(beat))
+        left = clamp.seconds_to_recall(here)
+        self._look_within(math.inf if left is None else left)
+        return clamp.must_recall(here)
 
     def _own_step_seconds(self, beat: Heartbeat | None) -> float:
         if beat is None or beat.step_seconds is None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
@@ -40,6 +42,7 @@ def intervals(history: History) -> tuple[Interval, ...]:
     A standby that took the run over observed spot before its attempt began: it waited for a machine, and held it.
     """
     found: list[Interval] = []
+    moments = sorted(entry.written_at for entry in history.decisions)
     for entry in history.decisions:
         plan = entry.plan
         if plan is None or entry.action != "run" or plan.capacity is not Capacity.SPOT:
@@ -48,7 +51,7 @@ def intervals(history: History) -> tuple[Interval, ...]:
         report = history.report_of(plan.segment, plan.attempt)
         if attempt is None:
             if report is not None and (not report.got_capacity or plan.standby is not None):
-                seconds = _seconds_to_next(history, entry) or plan.start_within_seconds or 0.0
+                seconds = _seconds_to_next(moments, entry.written_at) or plan.start_within_seconds or 0.0
                 found.append(Interval(False, entry.written_at, seconds, has_ended=False, deployment=plan.deployment))
             continue
         asked_at, up_at = _wait_of(history, entry, attempt.claim.written_at)
@@ -71,9 +74,9 @@ def _wait_of(history: History, entry: DecisionEntry, claimed_at: datetime) -> tu
     return up_at - timedelta(seconds=handover.numbers["waited_seconds"]), up_at
 
 
-def _seconds_to_next(history: History, entry: DecisionEntry) -> float | None:
-    later = [other.written_at for other in history.decisions if other.written_at > entry.written_at]
-    return (min(later) - entry.written_at).total_seconds() if later else None
+def _seconds_to_next(moments: Sequence[datetime], moment: datetime) -> float | None:
+    later = bisect_right(moments, moment)
+    return (moments[later] - moment).total_seconds() if later < len(moments) else None
 
 
 @dataclass(frozen=True)

@@ -69,9 +69,15 @@ def must_recall(now: Situation) -> bool:
     `now.work_seconds` counts from its newest commit. The worst case is that the attempt dies this instant and its death
     is noticed late. It becomes too long when the attempt started late, commits fail, or steps are slower than measured.
     """
+    left = seconds_to_recall(now)
+    return left is not None and left < 0
+
+
+def seconds_to_recall(now: Situation) -> float | None:
+    """How long until a running spot attempt must be recalled if it commits nothing meanwhile; None: never."""
     if now.work_seconds is None or now.remaining_seconds is None:
-        return False
-    return now.remaining_seconds < _needed_by_a_death_seconds(now, now.work_seconds)
+        return None
+    return now.remaining_seconds - _needed_by_a_death_seconds(now, now.work_seconds)
 
 
 def is_late(now: Situation, *, in_seconds: float = 0.0) -> bool:

@@ -62,23 +62,44 @@ class Situation:
 
 def situation(spec: RunSpec, history: History, *, now: datetime, slowest_step_seconds: float = 0.0) -> Situation:
     """Where the run stands. A running attempt can raise the seconds per step to its own with `slowest_step_seconds`."""
-    rate = step_seconds(spec, history)
+    measured = history.once(_measured, spec)
+    rate, save = measured.step_seconds, measured.save_seconds
     if slowest_step_seconds:
         rate = max(rate or 0.0, slowest_step_seconds)
-    save = save_seconds(history)
     work = None if rate is None else (spec.steps - history.committed_step) * rate * (1 + spec.policy.margin_share)
     return Situation(
         remaining_seconds=None if spec.deadline is None else (spec.deadline - now).total_seconds(),
         work_seconds=work,
-        changeover_seconds=changeover_seconds(spec, history),
+        changeover_seconds=measured.changeover_seconds,
         at_risk_seconds=at_risk_seconds(spec, rate, save_seconds=save),
         detection_seconds=detection_seconds(spec),
         # An attempt reads a recall with each heartbeat, stops between two steps, and saves once more. That save comes
         # after the save at risk, which was not committed yet when the recall came.
         answer_seconds=spec.liveness.heartbeat_seconds + (rate or 0.0) + (save or 0.0),
-        probe_seconds=_probe_seconds(spec, history, now=now),
-        usual_changeover_seconds=usual_changeover_seconds(spec, history),
+        probe_seconds=_probe_seconds(spec, measured.begun_at or now, now=now),
+        usual_changeover_seconds=measured.usual_changeover_seconds,
         save_seconds=save,
+    )
+
+
+@dataclass(frozen=True)
+class _Measured:
+    """The part of a situation that does not change while time passes."""
+
+    step_seconds: float | None
+    save_seconds: float | None
+    changeover_seconds: float
+    usual_changeover_seconds: float
+    begun_at: datetime | None
+
+
+def _measured(spec: RunSpec, history: History) -> _Measured:
+    return _Measured(
+        step_seconds=step_seconds(spec, history),
+        save_seconds=save_seconds(history),
+        changeover_seconds=changeover_seconds(spec, history),
+        usual_changeover_seconds=usual_changeover_seconds(spec, history),
+        begun_at=_begun_at(history),
     )
 
 
@@ -143,17 +164,22 @@ def at_risk_seconds(spec: RunSpec, rate: float | None, *, save_seconds: float | 
 
 
 def detection_seconds(spec: RunSpec) -> float:
-    """The longest time until a silent death is noticed: the heartbeat timeout and one heartbeat interval."""
-    given = spec.policy.detection_seconds
-    return spec.liveness.heartbeat_timeout_seconds + spec.liveness.heartbeat_seconds if given is None else given
+    """The longest time until a silent death is noticed: the heartbeat timeout, and a heartbeat or a look for one."""
+    if spec.policy.detection_seconds is not None:
+        return spec.policy.detection_seconds
+    look_seconds = spec.liveness.remote_look_seconds if spec.store.is_remote else 0.0
+    return spec.liveness.heartbeat_timeout_seconds + max(spec.liveness.heartbeat_seconds, look_seconds)
 
 
-def _probe_seconds(spec: RunSpec, history: History, *, now: datetime) -> float | None:
-    if spec.deadline is None:
-        return None
+def _begun_at(history: History) -> datetime | None:
     # An import is not a probe, and may be much older than the run.
     since = takewhile(lambda entry: entry.action == "run", reversed(history.decisions))
-    begun = min((entry.written_at for entry in since), default=now)
+    return min((entry.written_at for entry in since), default=None)
+
+
+def _probe_seconds(spec: RunSpec, begun: datetime, *, now: datetime) -> float | None:
+    if spec.deadline is None:
+        return None
     return spec.policy.probe_share * (spec.deadline - begun).total_seconds() - (now - begun).total_seconds()
 
 
@@ -174,8 +200,5 @@ def _changeover_of(attempt: Attempt, history: History) -> float | None:
 
 def _to_claim_seconds(claim: ClaimEntry, history: History) -> float:
     # Wall clocks of two machines: an estimate, so it can only lengthen the prior.
-    plans = (
-        e for e in history.decisions if e.plan and (e.plan.segment, e.plan.attempt) == (claim.segment, claim.attempt)
-    )
-    decided = next(plans, None)
+    decided = history.decision_of(claim.segment, claim.attempt)
     return max((claim.written_at - decided.written_at).total_seconds(), 0.0) if decided else 0.0

@@ -179,11 +179,10 @@ def decode(data: bytes, *, key: str) -> AnyEntry:
     Raises:
         DamagedRecordError: the bytes are not what `encode` wrote.
     """
-    head, body, tail = data[:_HEAD_BYTES], data[_HEAD_BYTES:-1], data[-1:]
-    if tail != b"}" or head != _HEAD % crc32c.crc32c(body):
+    if not is_intact(data):
         raise DamagedRecordError(key=key, why="its checksum does not match its bytes")
     try:
-        return _ADAPTER.validate_json(body)
+        return _ADAPTER.validate_json(data[_HEAD_BYTES:-1])
     except ValidationError as error:
         version = _newest_version(error)
         why = (
@@ -192,6 +191,11 @@ def decode(data: bytes, *, key: str) -> AnyEntry:
             else f"not a log record ({error.error_count()} problems)"
         )
         raise DamagedRecordError(key=key, why=why) from None
+
+
+def is_intact(data: bytes) -> bool:
+    """Whether the bytes are a record as it was written, by this version of segue or by another."""
+    return data[-1:] == b"}" and data[:_HEAD_BYTES] == _HEAD % crc32c.crc32c(memoryview(data)[_HEAD_BYTES:-1])
 
 
 def _in_whole_characters(value: object) -> object:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 _COMMAND = re.compile(r"[^/]+/spares/spare([0-9]{1,9})/order\.json")
+_PACK = re.compile(r"[^/]+/log-packs/([0-9a-f]{32})/([0-9]{8})\.pack")
 _SLOT = re.compile(r"[^/]+/log/([0-9]{8})\.json")
 
 
@@ -18,6 +19,21 @@ def log_prefix(run_id: str) -> str:
 
 def log_key(run_id: str, slot: int) -> str:
     return f"{run_id}/log/{slot:08d}.json"
+
+
+def packs_prefix(run_id: str) -> str:
+    return f"{run_id}/log-packs/"
+
+
+def pack_key(run_id: str, log_id: str, first_slot: int) -> str:
+    """Key of the pack of a log's records from a slot on."""
+    return f"{run_id}/log-packs/{log_id}/{first_slot:08d}.pack"
+
+
+def log_and_slot_of(key: str) -> tuple[str, int] | None:
+    """The log's id and the first slot of a pack's key; None for any other key."""
+    found = _PACK.fullmatch(key)
+    return (found[1], int(found[2])) if found else None
 
 
 def slot_of(key: str) -> int | None:

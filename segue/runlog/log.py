@@ -5,39 +5,26 @@ from __future__ import annotations
 import logging
 import threading
 import uuid
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
 from typing import Protocol
 
 from segue.clock import Clock, SystemClock
-from segue.errors import DamagedRecordError, FencedError, LogMovedError, MissingObjectError
+from segue.errors import FencedError, LogMovedError, MissingObjectError
 from segue.runlog import keys
-from segue.runlog.entries import AnyEntry, Entry, decode, encode
-from segue.stores.base import Store, StoreGoneError, StoreReadError, StoreWriteError
+from segue.runlog.entries import Entry, decode, encode
+from segue.runlog.packs import Packs
+from segue.runlog.slots import Damage, Slot, Slots
+from segue.stores.base import ObjectInfo, Store, StoreGoneError, StoreReadError, StoreWriteError
+from segue.stores.parallel import read_each
+
+__all__ = ["Damage", "RunLog", "Slot", "Stamp"]
 
 log = logging.getLogger(__name__)
 
 _MOST_RECORD_BYTES = 64 * 2**20
 _WIDEST_GAP_SLOTS = 1_000
 """Longest gap of missing records that is read. A key far beyond it is foreign, and must not cost a million reads."""
-
-
-@dataclass(frozen=True)
-class Slot:
-    """A readable record and its slot number."""
-
-    number: int
-    entry: AnyEntry
-
-
-@dataclass(frozen=True)
-class Damage:
-    """A slot that cannot be read, and why. Later slots are still valid."""
-
-    slot: int
-    key: str
-    why: str
 
 
 class Stamp(Protocol):
@@ -55,11 +42,13 @@ class RunLog:
 
     def __init__(self, store: Store, run_id: str, *, clock: Clock | None = None) -> None:
         self.store, self.run_id = store, run_id
+        self.lock = threading.RLock()
+        """Held while the log is read or appended to."""
+        self.kept: object = None
+        """What `read_history` folded so far."""
         self._clock = clock or SystemClock()
-        self._lock = threading.RLock()
-        self._slots: dict[int, Slot] = {}
-        self._damage: dict[int, Damage] = {}
-        self._next = 0
+        self._packs = Packs(store, run_id)
+        self._slots = Slots(run_id)
         self._is_listed = False
         self._unsure: dict[bytes, Entry] = {}
         """Records that were sent without an answer, by their content."""
@@ -67,19 +56,33 @@ class RunLog:
     @property
     def slots(self) -> tuple[Slot, ...]:
         """Every readable record read so far, in order."""
-        with self._lock:
-            return tuple(self._slots[number] for number in sorted(self._slots))
+        return self.slots_from(0)
+
+    def slots_from(self, index: int) -> tuple[Slot, ...]:
+        """The readable records from the one with this index on."""
+        with self.lock:
+            return self._slots.read(index)
+
+    @property
+    def readable(self) -> int:
+        """The number of readable records."""
+        return len(self._slots)
+
+    @property
+    def repairs(self) -> int:
+        """How many records were read after later ones: damaged records that were restored."""
+        return self._slots.repairs
 
     @property
     def damage(self) -> tuple[Damage, ...]:
         """Slots that cannot be read: missing ones before the end, and damaged ones."""
-        with self._lock:
-            return tuple(self._damage[number] for number in sorted(self._damage))
+        with self.lock:
+            return self._slots.damage()
 
     @property
     def next_slot(self) -> int:
         """The slot at which the next append is tried."""
-        return self._next
+        return self._slots.end
 
     @property
     def log_id(self) -> str:
@@ -87,29 +90,32 @@ class RunLog:
 
         It is the id of the log's first record; empty while there is none.
         """
-        with self._lock:
-            return self._slots[min(self._slots)].entry.entry_id if self._slots else ""
+        first = self._slots.first()
+        return first.entry.entry_id if first is not None else ""
 
     @property
     def highest_epoch(self) -> int:
         """The highest claim epoch in any record."""
-        with self._lock:
-            return max((slot.entry.epoch for slot in self._slots.values()), default=0)
+        return self._slots.highest_epoch
 
     def reload(self) -> RunLog:
-        """Read the whole log by listing it, which also shows missing slots. Returns this log.
+        """Read the whole log: its packs, and what a listing shows after them. Returns this log.
+
+        A listing also shows missing slots. Slots that were read before are not read again, unless they are damaged.
 
         Raises:
             StoreReadError: the store could not be read.
         """
-        with self._lock:  # Listed under it too: a record that another thread appends meanwhile would seem to be lost.
-            listed = (keys.slot_of(item.key) for item in self.store.list_objects(keys.log_prefix(self.run_id)))
-            numbers = {number for number in listed if number is not None}
-            if self._next and self._next - 1 not in numbers:
+        with self.lock:  # Listed under it too: a record that another thread appends meanwhile would seem to be lost.
+            if self.next_slot == 0:
+                self._read_packs()
+            start = self.next_slot
+            sizes = self._list_from(start - 1)
+            if start and start - 1 not in sizes:
                 raise self._lost_records()
-            for number in range(_end_of(numbers)):
-                if number not in self._slots:  # A damaged slot is read again: a person may have restored it.
-                    self._read_slot(number)
+            end = _end_of(set(sizes), start=start)
+            # A damaged slot is read again: a person may have restored it.
+            self._read_slots((number for number in range(end) if number not in self._slots), sizes)
             self._is_listed = True
             return self.refresh()
 
@@ -119,7 +125,7 @@ class RunLog:
         Raises:
             StoreReadError: the store could not be read.
         """
-        with self._lock:
+        with self.lock:
             if not self._is_listed:  # When reading slot by slot, a missing record would look like the end of the log.
                 return self.reload()
             while self._read_tail():
@@ -142,39 +148,44 @@ class RunLog:
             LogMovedError: `at` was given, and that slot is taken.
             StoreWriteError, StoreReadError: it is not known whether the record was written; a retry is safe.
         """
-        with self._lock:
-            while True:
-                self.refresh()
-                if epoch and self.highest_epoch > epoch:
-                    raise FencedError(epoch=epoch, newer_epoch=self.highest_epoch)
-                number = self._next
-                if at is not None and number != at:
-                    raise LogMovedError(slot=at)
-                self._require_last_slot()
-                built = build(self._stamp)
-                content = _content(built)
-                entry = self._unsure.setdefault(content, built)
-                landed = None if entry is built else self._slot_with(entry.entry_id)
-                slot = landed or self._write(number, encode(entry))
-                del self._unsure[content]
-                if slot is not None:
-                    return slot
+        with self.lock:
+            slot = self._append(build, epoch=epoch, at=at)
+            self._packs.write_next(log_id=self._pack_id, end=self.next_slot)
+            return slot
+
+    def _append(self, build: Callable[[Stamp], Entry], *, epoch: int, at: int | None) -> Slot:
+        while True:
+            self.refresh()
+            if epoch and self.highest_epoch > epoch:
+                raise FencedError(epoch=epoch, newer_epoch=self.highest_epoch)
+            number = self.next_slot
+            if at is not None and number != at:
+                raise LogMovedError(slot=at)
+            self._require_last_slot()
+            built = build(self._stamp)
+            content = _content(built)
+            entry = self._unsure.setdefault(content, built)
+            landed = None if entry is built else self._slot_with(entry.entry_id)
+            slot = landed or self._write(number, encode(entry))
+            del self._unsure[content]
+            if slot is not None:
+                return slot
 
     def _require_last_slot(self) -> None:
         """Refuse to append to a log that was replaced or emptied since it was read: its slots would look free."""
-        if self._next == 0:
+        if self.next_slot == 0:
             return
         try:
-            self.store.size(keys.log_key(self.run_id, self._next - 1))
+            self.store.size(keys.log_key(self.run_id, self.next_slot - 1))
         except MissingObjectError:
             raise self._lost_records() from None
 
     def _lost_records(self) -> StoreGoneError:
-        why = f"record {self._next - 1} of the log of {self.run_id} is gone, which was there before"
+        why = f"record {self.next_slot - 1} of the log of {self.run_id} is gone, which was there before"
         return StoreGoneError(url=self.store.url, why=why)
 
     def _slot_with(self, entry_id: str) -> Slot | None:
-        return next((slot for slot in self._slots.values() if slot.entry.entry_id == entry_id), None)
+        return next((slot for slot in self.slots if slot.entry.entry_id == entry_id), None)
 
     def _write(self, number: int, data: bytes) -> Slot | None:
         """The slot, when it now holds `data`; None when it holds another record."""
@@ -192,9 +203,7 @@ class RunLog:
             raise StoreWriteError(url=self.store.url, key=key, why=why) from None
         if not is_ours:
             return None
-        self._slots[number] = slot = Slot(number, decode(data, key=key))
-        self._next = number + 1
-        return slot
+        return self._slots.add(number, decode(data, key=key))
 
     def _holds(self, key: str, data: bytes) -> bool:
         try:
@@ -208,38 +217,50 @@ class RunLog:
     def _now(self) -> datetime:
         return self._clock.now()
 
+    def _list_from(self, number: int) -> dict[int, int]:
+        """The sizes of the records from this slot on, by slot."""
+        after = keys.log_key(self.run_id, number - 1) if number > 0 else None
+        listed = self.store.list_objects(keys.log_prefix(self.run_id), after=after)
+        slots = ((keys.slot_of(item.key), item.size_bytes) for item in listed)
+        return {slot: size_bytes for slot, size_bytes in slots if slot is not None}
+
+    @property
+    def _pack_id(self) -> str:
+        """The id under which this log's packs are found; empty while the first record itself is not readable."""
+        first = self._slots.get(0)
+        return first.entry.entry_id if first is not None else ""
+
+    def _read_packs(self) -> None:
+        """Read the beginning of a log that was not read before from its packs, if it has any."""
+        packs = self._packs.find()
+        if packs and self._read_tail():
+            log_id = self._pack_id
+            for number, data in self._packs.read(packs.get(log_id, ()), log_id=log_id):
+                if number not in self._slots:
+                    self._slots.decode(number, data)
+
+    def _read_slots(self, numbers: Iterable[int], sizes: dict[int, int]) -> None:
+        named = {keys.log_key(self.run_id, number): number for number in numbers}
+        wanted = (ObjectInfo(key, sizes.get(number, 0)) for key, number in named.items())
+        # Limited to the largest possible record: other programs may put objects into the bucket.
+        for key, data in read_each(self.store, wanted, most_bytes=_MOST_RECORD_BYTES):
+            if data is not None:
+                self._slots.decode(named[key], data)
+            else:
+                self._slots.add_damage(named[key], "the record is missing although later ones exist")
+
     def _read_tail(self) -> bool:
+        number = self.next_slot
         try:
-            self._decode_slot(self._next, self._fetch(keys.log_key(self.run_id, self._next)))
+            self._slots.decode(number, self.store.get_range(keys.log_key(self.run_id, number), 0, _MOST_RECORD_BYTES))
         except MissingObjectError:
             return False
         return True
 
-    def _fetch(self, key: str) -> bytes:
-        # Limited to the largest possible record: other programs may put objects into the bucket.
-        return self.store.get_range(key, 0, _MOST_RECORD_BYTES)
 
-    def _read_slot(self, number: int) -> None:
-        key = keys.log_key(self.run_id, number)
-        try:
-            self._decode_slot(number, self._fetch(key))
-        except MissingObjectError:
-            self._damage[number] = Damage(number, key, "the record is missing although later ones exist")
-            self._next = max(self._next, number + 1)
-
-    def _decode_slot(self, number: int, data: bytes) -> None:
-        key = keys.log_key(self.run_id, number)
-        try:
-            self._slots[number] = Slot(number, decode(data, key=key))
-            self._damage.pop(number, None)
-        except DamagedRecordError as error:
-            self._damage[number] = Damage(number, key, error.why)
-        self._next = max(self._next, number + 1)
-
-
-def _end_of(numbers: set[int]) -> int:
+def _end_of(numbers: set[int], *, start: int) -> int:
     """The slot after the last one. Writers append in order, so a key far beyond a gap does not belong to the log."""
-    end = 0
+    end = start
     for number in sorted(numbers):
         if number - end > _WIDEST_GAP_SLOTS:
             log.warning("log records after a gap ignored gap_slots=%d from_slot=%d", _WIDEST_GAP_SLOTS, number)

@@ -50,6 +50,11 @@ class Store(Protocol):
         """Where this is, for messages; never holds a secret."""
         ...
 
+    @property
+    def is_remote(self) -> bool:
+        """Whether each request takes a round trip over a network and is paid for: ask rarely, and in parallel."""
+        ...
+
     def put_if_absent(self, key: str, data: bytes) -> bool:
         """Write a small object unless one is there; True when this call created it.
 
@@ -109,8 +114,10 @@ class Store(Protocol):
         """
         ...
 
-    def list_objects(self, prefix: str) -> list[ObjectInfo]:
+    def list_objects(self, prefix: str, *, after: str | None = None) -> list[ObjectInfo]:
         """All objects below a prefix that ends with '/', sorted by key; the empty prefix lists all.
+
+        With `after`, only those whose keys are greater; what comes before them costs nothing.
 
         Objects of other programs, whose names cannot be keys of a store, are skipped.
 

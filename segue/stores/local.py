@@ -48,6 +48,10 @@ class LocalStore:
     def url(self) -> str:
         return str(self.root)
 
+    @property
+    def is_remote(self) -> bool:
+        return False
+
     def create(self) -> Self:
         """Make the folder a store, unless it is one. Returns this store.
 
@@ -116,17 +120,17 @@ class LocalStore:
                 raise IsADirectoryError(errno.EISDIR, "is a folder", key)
             return found.st_size
 
-    def list_objects(self, prefix: str) -> list[ObjectInfo]:
+    def list_objects(self, prefix: str, *, after: str | None = None) -> list[ObjectInfo]:
         folder = self._path(prefix.rstrip("/")) if prefix else self.root
         found = []
         # An unreadable folder must not look empty: the next record would go to a slot of the log that is in use.
         with self._reading(prefix or "/"):
             for directory, _, names in os.walk(folder, onerror=_raise_unless_gone):
-                for path in (Path(directory, name) for name in names):
-                    key = path.relative_to(self.root).as_posix()
+                above = Path(directory).relative_to(self.root)
+                for key in ((above / name).as_posix() for name in names):
                     with suppress(FileNotFoundError):  # Deleted between the walk and the stat: it is not there.
-                        if is_key(key):
-                            found.append(ObjectInfo(key, path.stat().st_size))
+                        if (after is None or key > after) and is_key(key):
+                            found.append(ObjectInfo(key, (self.root / key).stat().st_size))
         if not found:
             self._require_marker()
         return sorted(found)

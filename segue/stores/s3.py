@@ -104,6 +104,10 @@ class S3Store:
     def url(self) -> str:
         return "/".join(part for part in (f"s3://{self.bucket}", self.prefix) if part)
 
+    @property
+    def is_remote(self) -> bool:
+        return True
+
     def put_if_absent(self, key: str, data: bytes) -> bool:
         try:
             with self._writing(key):
@@ -145,10 +149,10 @@ class S3Store:
         with self._reading(key):
             return int(obstore.head(self._store, checked_key(key))["size"])
 
-    def list_objects(self, prefix: str) -> list[ObjectInfo]:
+    def list_objects(self, prefix: str, *, after: str | None = None) -> list[ObjectInfo]:
         folder = checked_key(prefix.rstrip("/")) if prefix else None
         with self._reading(prefix or "/"):
-            found = [item for page in obstore.list(self._store, folder) for item in page]
+            found = [item for page in obstore.list(self._store, folder, offset=after) for item in page]
         # Consoles create an empty object for a folder; it is listed under the folder's own name.
         below = f"{folder}/" if folder else ""
         keys = ((item["path"], int(item["size"])) for item in found if item["path"].startswith(below))

@@ -20,6 +20,10 @@ class FaultyStore:
     def url(self) -> str:
         return self.inner.url
 
+    @property
+    def is_remote(self) -> bool:
+        return self.inner.is_remote
+
     def put_if_absent(self, key: str, data: bytes) -> bool:
         failing = self.fails("put_if_absent", key)
         if failing and not self.after:
@@ -50,9 +54,9 @@ class FaultyStore:
         self._read("size", key)
         return self.inner.size(key)
 
-    def list_objects(self, prefix: str) -> list[ObjectInfo]:
+    def list_objects(self, prefix: str, *, after: str | None = None) -> list[ObjectInfo]:
         self._read("list", prefix)
-        return self.inner.list_objects(prefix)
+        return self.inner.list_objects(prefix, after=after)
 
     def folders(self) -> list[str]:
         self._read("folders", "")

@@ -96,6 +96,10 @@ class KillingStore:
     def url(self) -> str:
         return self.inner.url
 
+    @property
+    def is_remote(self) -> bool:
+        return self.inner.is_remote
+
     def put_if_absent(self, key: str, data: bytes) -> bool:
         entry = _entry_of(key, data)
         if entry is None:
@@ -129,10 +133,10 @@ class KillingStore:
     def size(self, key: str) -> int:
         return self.inner.size(key)
 
-    def list_objects(self, prefix: str) -> list[ObjectInfo]:
+    def list_objects(self, prefix: str, *, after: str | None = None) -> list[ObjectInfo]:
         # A sweep begins by listing all attempts; a deletion without that was announced by a prune record.
         self._is_sweeping = self._is_sweeping or prefix.endswith("/attempts/")
-        return self.inner.list_objects(prefix)
+        return self.inner.list_objects(prefix, after=after)
 
     def folders(self) -> list[str]:
         return self.inner.folders()

@@ -7,8 +7,9 @@ from datetime import timedelta
 
 import pytest
 
+from segue.controller.capacity_wait import Submitted
 from segue.controller.steps import decide_next
-from segue.controller.wait import Period, Submitted, await_report
+from segue.controller.wait import Period, await_report
 from segue.errors import MissingObjectError
 from segue.records import Capacity, CodeFailure, SegmentPlan, SegmentReport, StopReason
 from segue.runlog import keys

@@ -168,6 +168,9 @@ def test_a_listing_longer_than_a_page_is_whole(store: Store) -> None:
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(lambda key: store.put(key, b"{}", durable=False), names))
     assert store.list_objects("run/log/") == [(name, 2) for name in names]
+    assert store.list_objects("run/log/", after=names[1050]) == [(name, 2) for name in names[1051:]]
+    assert store.list_objects("run/log/", after=names[-1]) == store.list_objects("run/log/", after="run/logs") == []
+    assert len(store.list_objects("run/log/", after="run/lo")) == len(names)
     assert store.folders() == ["run"]
 
 

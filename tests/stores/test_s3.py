@@ -5,17 +5,24 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
+import uuid
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime
 from http.server import BaseHTTPRequestHandler
 
 import boto3
 import pytest
 
 from segue.errors import MissingObjectError, SpecError, StoreUnreachableError
+from segue.runlog import keys
+from segue.runlog.entries import QuarantineEntry, encode
 from segue.runlog.log import RunLog
+from segue.runlog.packs import PACK_SLOTS
 from segue.spec import RunSpec, StoreSpec
 from segue.stores import ObjectInfo, StoreReadError, StoreWriteError, open_store, s3
 from segue.stores.base import check_by_writing
 from segue.stores.s3 import S3Store
+from tests.flows.test_runs import until
 from tests.runlog.test_log import note
 from tests.stores.conftest import SECRET_KEY, Wire, bucket_at
 
@@ -193,7 +200,7 @@ class Careless:
     def size(self, key: str) -> int:
         return len(self.get(key))
 
-    def list_objects(self, prefix: str) -> list[ObjectInfo]:
+    def list_objects(self, prefix: str, *, after: str | None = None) -> list[ObjectInfo]:
         return sorted(ObjectInfo(key, len(data)) for key, data in self.objects.items() if key.startswith(prefix))
 
     def folders(self) -> list[str]:
@@ -225,3 +232,22 @@ def test_without_the_extra_the_message_shows_how_to_install_it() -> None:
     code = "import sys; sys.modules['obstore'] = None; from segue.stores import open_store; open_store('s3://a/b')"
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert "MissingExtraError: a store on s3:// needs the extra 's3'. Fix: pip install 'segue[s3]'" in ended.stderr
+
+
+def test_a_long_log_on_s3_is_the_same_from_its_records_and_from_its_pack(moto_url: str) -> None:
+    records = PACK_SLOTS + 20
+    store = open_store(StoreSpec(url=f"{bucket_at(moto_url)}/{uuid.uuid4().hex}", endpoint_url=moto_url))
+    at = datetime(2026, 1, 1, tzinfo=UTC)
+
+    def put(number: int) -> None:
+        entry = QuarantineEntry(entry_id=uuid.uuid4().hex, written_at=at, slot=number, reason="a note")
+        store.put(keys.log_key("run", number), encode(entry))
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(put, range(records)))
+    log = RunLog(store, "run").reload()
+    assert ([slot.entry.slot for slot in log.slots], log.damage) == (list(range(records)), ())
+    key = keys.pack_key("run", log.log_id, 0)
+    log.append(lambda stamp: QuarantineEntry.model_validate(stamp(epoch=0) | {"slot": 0, "reason": "a note"}))
+    until(lambda: [item.key for item in store.list_objects("run/log-packs/")] == [key], what="the pack")
+    assert RunLog(store, "run").reload().slots == log.slots

@@ -1,0 +1,72 @@
+"""`segue bench waiting`: also `python -m benchmarks.waiting.command`."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Annotated, Any
+
+import typer
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.common.terminal import leave_as_on_ctrl_c, progress
+from segue.errors import SegueError
+from segue.reports.console import console, show_error, show_json
+
+
+def waiting(
+    quick: Annotated[bool, typer.Option("--quick", help="Shorter waits, and no S3.")] = False,
+    latency_ms: Annotated[float, typer.Option(min=0, help="Round trip of a remote store in milliseconds.")] = 20.0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")] = False,
+) -> None:
+    """Measure what a parent costs that waits, at any length of its log, and how long a long log takes to read.
+
+    Exit code 0: less than 2 % of a core, at most 30 requests a minute to a remote store, and 3 s for 10,000 records.
+    1: at least one figure is higher.
+    """
+    from benchmarks.waiting.report import Options, measure, passed
+
+    options = Options(latency_seconds=latency_ms / 1e3)
+    if quick:
+        options = replace(options, seconds=5.0, remote_seconds=20.0, with_s3=False)
+    leave_as_on_ctrl_c()
+    with progress() as say:
+        report = measure(options, say=say)
+    if as_json:
+        show_json(report)
+    else:
+        show(report, console)
+    if not passed(report):
+        raise typer.Exit(1)
+
+
+def show(report: Mapping[str, Any], to: Console) -> None:
+    """Print the cost of waiting by length, and the seconds of each reading."""
+    table = Table(header_style="bold", box=SIMPLE_HEAD, padding=(0, 1), pad_edge=False)
+    for title in ("records", "% of a core\nin a folder", "% of a core\nremote", "requests\na minute, remote"):
+        table.add_column(title, justify="right", no_wrap=True)
+    for records in report["lengths"]:
+        shares = (f"{100 * report[f'cpu_share_{place}_{records}']:.2f}" for place in ("local", "remote"))
+        table.add_row(str(records), *shares, str(report[f"requests_a_minute_remote_{records}"]))
+    to.print(table)
+    for key, value in report.items():
+        if key.startswith("reload_seconds_"):
+            name = key.removeprefix("reload_seconds_")
+            cpu = report[f"reload_cpu_seconds_{name}"]
+            to.print(f"{name.replace('_', ' '):>24}  {value:.2f} s to read the longest log, {cpu:.2f} s of a core")
+
+
+def main() -> None:
+    """Entry point of `python -m benchmarks.waiting.command`."""
+    try:
+        typer.run(waiting)
+    except SegueError as error:
+        show_error(error)
+        sys.exit(error.exit_code)
+
+
+if __name__ == "__main__":
+    main()

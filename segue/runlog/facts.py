@@ -1,0 +1,192 @@
+"""The run's history as one value: checkpoints, attempts, decisions, and what follows from them. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, TypeVar
+
+from segue.records import (
+    Capacity,
+    CheckpointRef,
+    Manifest,
+    SegmentPlan,
+    SegmentReport,
+    Verdict,
+    WitnessRow,
+)
+from segue.runlog.entries import ClaimEntry, DecisionEntry, DrillEntry, HandoverEntry, VerdictEntry
+from segue.runlog.log import Damage
+from segue.spec import RunSpec
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A committed checkpoint and what the log holds about it."""
+
+    ref: CheckpointRef
+    manifest: Manifest
+    rows: tuple[WitnessRow, ...] = ()
+    quarantined: str | None = None
+    is_pruned: bool = False
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """One claim, with the report, verdict and commits of its attempt."""
+
+    claim: ClaimEntry
+    report: SegmentReport | None = None
+    verdict: Verdict | None = None
+    commits: tuple[CheckpointRef, ...] = ()
+
+
+@dataclass(frozen=True)
+class History:
+    """All facts that a decision may depend on.
+
+    `fresh_from` is the index in `reports` after the last decision that ended the run. Budgets count from there: a
+    person who fixed something and starts the run again has full budgets, a parent that was killed does not.
+    `broken_resumes` are the newest consecutive broken verdicts since then; verdicts that compared nothing do not count.
+    """
+
+    spec: RunSpec | None = None
+    checkpoints: tuple[Checkpoint, ...] = ()
+    attempts: tuple[Attempt, ...] = ()
+    reports: tuple[SegmentReport, ...] = ()
+    resumes: tuple[VerdictEntry, ...] = ()
+    drills: tuple[DrillEntry, ...] = ()
+    """Resume rehearsals since the last decision that ended the run."""
+    broken_drill: Verdict | None = None
+    """Verdict of the newest of them, if it is broken and no later resume refutes it."""
+    decisions: tuple[DecisionEntry, ...] = ()
+    handover: HandoverEntry | None = None
+    """The newest hand-over, as long as no decision followed it."""
+    handovers: tuple[HandoverEntry, ...] = ()
+    broken_resumes: tuple[VerdictEntry, ...] = ()
+    is_over: bool = False
+    """Whether a decision ended the run, and it was not opened again since."""
+    stop: DecisionEntry | None = None
+    """A person's request to stop the run, since it was last opened."""
+    stop_slot: int | None = None
+    fresh_from: int = 0
+    damage: tuple[Damage, ...] = ()
+    named_damage: frozenset[int] = field(default_factory=frozenset)
+    next_slot: int = 0
+
+    # Cached, because a waiting parent asks the same history many times.
+    @cached_property
+    def usable(self) -> tuple[Checkpoint, ...]:
+        """Checkpoints from which an attempt may resume, oldest first."""
+        return tuple(c for c in self.checkpoints if c.quarantined is None and not c.is_pruned)
+
+    @property
+    def newest(self) -> Checkpoint | None:
+        return self.usable[-1] if self.usable else None
+
+    @property
+    def committed_step(self) -> int:
+        """The step from which a resume would start."""
+        return self.newest.manifest.step if self.newest else 0
+
+    @property
+    def open_plan(self) -> SegmentPlan | None:
+        """The plan that was decided and has no report yet: an attempt that may be alive."""
+        plan = next((entry.plan for entry in reversed(self.decisions) if entry.plan is not None), None)
+        if plan is None or self.report_of(plan.segment, plan.attempt) is not None:
+            return None
+        return plan
+
+    @cached_property
+    def fresh_reports(self) -> tuple[SegmentReport, ...]:
+        """One report per attempt, for the attempts after the last decision that ended the run."""
+        before = {(report.segment, report.attempt) for report in self.reports[: self.fresh_from]}
+        return tuple(report for report in self.last_reports() if (report.segment, report.attempt) not in before)
+
+    def report_of(self, segment: int, attempt: int) -> SegmentReport | None:
+        """The newest report of an attempt; its own report replaces an earlier one by the controller."""
+        return self._reports_by_number.get((segment, attempt))
+
+    def handover_of(self, segment: int, attempt: int) -> HandoverEntry | None:
+        """The hand-over for which an attempt was recalled; None without one, or when a decision followed it."""
+        entry = self.handover
+        return entry if entry is not None and (entry.segment, entry.attempt) == (segment, attempt) else None
+
+    def decision_of(self, segment: int, attempt: int) -> DecisionEntry | None:
+        """The first decision that planned an attempt."""
+        return self._decisions_by_number.get((segment, attempt))
+
+    def is_import(self, segment: int, attempt: int) -> bool:
+        """Whether an attempt was planned to import weights, not to train."""
+        return (segment, attempt) in self._imports
+
+    def attempt_of(self, segment: int, attempt: int) -> Attempt | None:
+        """The newest claim of an attempt; None when it never claimed the run."""
+        return self._attempts_by_number.get((segment, attempt))
+
+    def attempt_named(self, attempt_id: str | None) -> Attempt | None:
+        """The attempt with this id; None when no claim has it."""
+        return self._attempts_by_id.get(attempt_id) if attempt_id is not None else None
+
+    def parent_of(self, segment: int, attempt: int) -> CheckpointRef | None:
+        """The checkpoint from which an attempt was planned to resume."""
+        decision = self.decision_of(segment, attempt)
+        return decision.plan.parent if decision is not None and decision.plan is not None else None
+
+    def last_reports(self) -> tuple[SegmentReport, ...]:
+        """One report per attempt, the newest of each, in the order of the attempts."""
+        return self._last_reports
+
+    def checkpoint(self, ref: CheckpointRef) -> Checkpoint | None:
+        return self._checkpoints_by_ref.get(ref)
+
+    @cached_property
+    def _reports_by_number(self) -> dict[tuple[int, int], SegmentReport]:
+        """The newest report of each attempt, in the order of the first ones."""
+        return {(report.segment, report.attempt): report for report in self.reports}
+
+    @cached_property
+    def _last_reports(self) -> tuple[SegmentReport, ...]:
+        return tuple(self._reports_by_number.values())
+
+    @cached_property
+    def _attempts_by_number(self) -> dict[tuple[int, int], Attempt]:
+        return {(attempt.claim.segment, attempt.claim.attempt): attempt for attempt in self.attempts}
+
+    @cached_property
+    def _attempts_by_id(self) -> dict[str, Attempt]:
+        return {attempt.claim.attempt_id: attempt for attempt in self.attempts}
+
+    @cached_property
+    def _decisions_by_number(self) -> dict[tuple[int, int], DecisionEntry]:
+        planned = ((entry.plan, entry) for entry in reversed(self.decisions) if entry.plan is not None)
+        return {(plan.segment, plan.attempt): entry for plan, entry in planned}
+
+    @cached_property
+    def _imports(self) -> frozenset[tuple[int, int]]:
+        plans = (entry.plan for entry in self.decisions if entry.action == "import")
+        return frozenset((plan.segment, plan.attempt) for plan in plans if plan is not None)
+
+    @cached_property
+    def _checkpoints_by_ref(self) -> dict[CheckpointRef, Checkpoint]:
+        return {checkpoint.ref: checkpoint for checkpoint in self.checkpoints}
+
+    def once(self, compute: Callable[[RunSpec, History], T], spec: RunSpec) -> T:
+        """What a pure function returns for this history and a spec; computed once, however often it is asked."""
+        known = self._computed.get(compute)
+        if known is None or known[0] is not spec:
+            known = self._computed[compute] = (spec, compute(spec, self))
+        found: T = known[1]
+        return found
+
+    @cached_property
+    def _computed(self) -> dict[object, tuple[RunSpec, Any]]:
+        return {}
+
+    def seconds_on(self, capacity: Capacity) -> float:
+        """Paid seconds on this kind of capacity, according to the reports."""
+        paid = (report for report in self.last_reports() if report.capacity is capacity and report.got_capacity)
+        return sum(report.seconds for report in paid)

@@ -1,0 +1,84 @@
+"""The slots of a log that were read, in order."""
+
+from __future__ import annotations
+
+from bisect import bisect
+from dataclasses import dataclass
+
+from segue.errors import DamagedRecordError
+from segue.runlog import keys
+from segue.runlog.entries import AnyEntry, decode
+
+
+@dataclass(frozen=True)
+class Slot:
+    """A readable record and its slot number."""
+
+    number: int
+    entry: AnyEntry
+
+
+@dataclass(frozen=True)
+class Damage:
+    """A slot that cannot be read, and why. Later slots are still valid."""
+
+    slot: int
+    key: str
+    why: str
+
+
+class Slots:
+    """Readable and damaged slots of one run's log, in whatever order they are read. Not safe for several threads."""
+
+    def __init__(self, run_id: str) -> None:
+        self._run_id = run_id
+        self._readable: dict[int, Slot] = {}
+        self._in_order: list[Slot] = []
+        self._damage: dict[int, Damage] = {}
+        self.repairs = 0
+        """How many records were added after later ones: damaged records that were restored."""
+        self.highest_epoch = 0
+        self.end = 0
+        """The slot after the last one."""
+
+    def __contains__(self, number: int) -> bool:
+        """Whether this slot is readable."""
+        return number in self._readable
+
+    def __len__(self) -> int:
+        return len(self._in_order)
+
+    def get(self, number: int) -> Slot | None:
+        return self._readable.get(number)
+
+    def first(self) -> Slot | None:
+        return self._in_order[0] if self._in_order else None
+
+    def read(self, index: int = 0) -> tuple[Slot, ...]:
+        """The readable slots in order, from the one with this index on."""
+        return tuple(self._in_order[index:])
+
+    def damage(self) -> tuple[Damage, ...]:
+        return tuple(self._damage[number] for number in sorted(self._damage))
+
+    def add(self, number: int, entry: AnyEntry) -> Slot:
+        slot = Slot(number, entry)
+        at = bisect(self._in_order, number, key=lambda other: other.number)
+        self.repairs += at < len(self._in_order)
+        self._in_order.insert(at, slot)
+        self._readable[number] = slot
+        self._damage.pop(number, None)
+        self.highest_epoch = max(self.highest_epoch, entry.epoch)
+        self.end = max(self.end, number + 1)
+        return slot
+
+    def decode(self, number: int, data: bytes) -> None:
+        """Add a slot by its bytes, which may be damaged."""
+        try:
+            self.add(number, decode(data, key=keys.log_key(self._run_id, number)))
+        except DamagedRecordError as error:
+            self.add_damage(number, error.why)
+
+    def add_damage(self, number: int, why: str) -> None:
+        self._damage[number] = Damage(number, keys.log_key(self._run_id, number), why)
+        self.end = max(self.end, number + 1)

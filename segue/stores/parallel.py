@@ -1,0 +1,57 @@
+"""Reading many small objects: in parallel where each request takes a round trip over a network."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+
+from segue.errors import MissingObjectError
+from segue.stores.base import ObjectInfo, Store
+
+READERS = 32
+"""Requests at a time."""
+_AHEAD_OBJECTS = 4 * READERS
+_AHEAD_BYTES = 64 * 2**20
+"""Most that is requested before the caller takes it; a single object may be larger."""
+
+
+def read_each(store: Store, wanted: Iterable[ObjectInfo], *, most_bytes: int) -> Iterator[tuple[str, bytes | None]]:
+    """The keys and bytes of these objects, in their order; None instead of the bytes of a missing one.
+
+    Of each object no more than `most_bytes` are read. The sizes that are given only limit the memory used.
+
+    Raises:
+        StoreReadError: the store could not be read.
+    """
+    if not store.is_remote:
+        # Threads would cost more than the opening of a file.
+        return ((item.key, _read(store, item.key, most_bytes)) for item in wanted)
+    return _read_ahead(store, wanted, most_bytes)
+
+
+def _read_ahead(store: Store, wanted: Iterable[ObjectInfo], most_bytes: int) -> Iterator[tuple[str, bytes | None]]:
+    asked: deque[tuple[ObjectInfo, Future[bytes | None]]] = deque()
+    ahead_bytes = 0
+    with ThreadPoolExecutor(READERS, thread_name_prefix="segue-read") as pool:
+        try:
+            for item in wanted:
+                while asked and (len(asked) >= _AHEAD_OBJECTS or ahead_bytes + item.size_bytes > _AHEAD_BYTES):
+                    done, future = asked.popleft()
+                    ahead_bytes -= done.size_bytes
+                    yield done.key, future.result()
+                asked.append((item, pool.submit(_read, store, item.key, most_bytes)))
+                ahead_bytes += item.size_bytes
+            while asked:
+                done, future = asked.popleft()
+                yield done.key, future.result()
+        finally:
+            for _, future in asked:  # After an error: only the requests that have begun are waited for.
+                future.cancel()
+
+
+def _read(store: Store, key: str, most_bytes: int) -> bytes | None:
+    try:
+        return store.get_range(key, 0, most_bytes)
+    except MissingObjectError:
+        return None
