@@ -6,7 +6,6 @@ import logging
 import math
 import time
 from collections.abc import Callable
-from datetime import timedelta
 from functools import partial
 from typing import Any
 from uuid import UUID
@@ -27,7 +26,6 @@ log = logging.getLogger(__name__)
 
 _BLOCKER_SECONDS = 20.0
 """How often it is asked why an attempt does not start."""
-_PARENT_KNOWN_WITHIN = timedelta(seconds=5)
 
 
 def label(spec: RunSpec, plan: SegmentPlan) -> str:
@@ -192,7 +190,7 @@ def _create(client: SyncPrefectClient, *, deployment: str, facts: dict[str, Any]
         found = client.read_deployment_by_name(deployment)
     except ObjectNotFound:
         raise _no_such(deployment) from None
-    parent = _known_task_run(client)
+    parent = _shown_task_run(client)
     return client.create_flow_run_from_deployment(found.id, state=Scheduled(), parent_task_run_id=parent, **facts).id
 
 
@@ -203,15 +201,25 @@ def _no_such(deployment: str) -> OrchestratorError:
     )
 
 
-def _known_task_run(client: SyncPrefectClient) -> UUID | None:
-    """The id of the current task run, once the server has it: task runs reach the server as events, with a delay."""
+def _shown_task_run(client: SyncPrefectClient) -> UUID | None:
+    """The current task run, by which the graph in the UI shows the new flow run; None if the server does not take it.
+
+    Task runs reach the server as events, seconds later, and a flow run cannot refer to one that is not there. So it is
+    created here with the same id, and the events then update it.
+    """
     context = TaskRunContext.get()
-    if context is None:
+    if context is None or context.task_run.flow_run_id is None:
         return None
-    give_up_at = time.monotonic() + _PARENT_KNOWN_WITHIN.total_seconds()
-    while time.monotonic() < give_up_at:
-        try:
-            return client.read_task_run(context.task_run.id).id
-        except ObjectNotFound:
-            time.sleep(0.05)
-    return None
+    run = context.task_run
+    try:
+        return client.create_task_run(
+            task=context.task,
+            flow_run_id=context.task_run.flow_run_id,
+            dynamic_key=run.dynamic_key,
+            id=run.id,
+            name=run.name,
+            state=run.state,
+        ).id
+    except SILENCE as error:
+        log.info("the flow run is not linked to its task in the graph reason=%s", type(error).__name__)
+        return None
