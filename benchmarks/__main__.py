@@ -13,6 +13,7 @@ from benchmarks.common.terminal import leave_as_on_ctrl_c, progress
 from benchmarks.continuity.command import continuity
 from benchmarks.crash.command import crash
 from benchmarks.deadline.command import deadline
+from benchmarks.turnaround.command import turnaround
 from benchmarks.waiting.command import waiting
 from segue.errors import SegueError
 from segue.reports.console import console, show_error, show_json
@@ -54,6 +55,7 @@ def parse_size(text: str) -> int:
 app.command()(crash)
 app.command()(continuity)
 app.command()(deadline)
+app.command()(turnaround)
 app.command()(waiting)
 
 

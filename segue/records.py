@@ -258,6 +258,10 @@ class SegmentPlan(Record):
     max_seconds: float | None = Field(
         None, gt=0, description="Wall-clock bound in seconds; the loop commits and stops before it. None: no bound."
     )
+    stop_at_step: int | None = Field(
+        None, gt=0, description="Step at which the segment commits and ends; None: no end."
+    )
+    stop_at_epoch: int | None = Field(None, gt=0, description="Pass over the data before which it does; None: no end.")
     start_within_seconds: float | None = Field(
         None, gt=0, description="Longest wait for capacity in seconds, until the attempt claims the run."
     )

@@ -270,6 +270,14 @@ class LivenessSpec(_Section):
         return min(_REMOTE_LOOK_SECONDS, _REMOTE_LOOK_HEARTBEATS * self.heartbeat_seconds, timeout_seconds / 3)
 
 
+class SegmentSpec(FiniteValue):
+    """Planned ends of segments: each ends at a committed checkpoint, and the next one resumes and is verified."""
+
+    steps: int | None = Field(None, gt=0, description="Segments end at multiples of this step; None: no such end.")
+    epochs: int | None = Field(None, gt=0, description="Segments end after this many passes over the data; None: none.")
+    hours: float | None = Field(None, gt=0, description="Longest time of a segment in hours; None: no limit.")
+
+
 class RunSpec(FiniteValue, Record):
     """The specification of a run: recipe, goal, deadline, store, capacity."""
 
@@ -309,6 +317,7 @@ class RunSpec(FiniteValue, Record):
     policy: PolicySpec = PolicySpec()
     liveness: LivenessSpec = LivenessSpec()
     pools: PoolSpec = PoolSpec()
+    segment: SegmentSpec = SegmentSpec()
 
     @classmethod
     def parse(cls, data: object, *, source: str = "the run spec") -> Self:

@@ -12,6 +12,7 @@ from segue.policy.availability import preemptions
 from segue.policy.broken_resumes import next_recovery_step
 from segue.policy.estimates import Situation, situation
 from segue.policy.handover import SPOT_AGAIN, handover_to
+from segue.policy.planned_ends import planned_end
 from segue.policy.pool_choice import PoolChoice, choose_pool
 from segue.records import Capacity, CheckpointRef, SegmentPlan, SegmentReport, StopReason
 from segue.runlog.entries import Action
@@ -51,6 +52,8 @@ def decide(spec: RunSpec, history: History, *, now: datetime) -> Decision:
     skips = skips_of(spec, history)
     delay = failure_classes.delay_seconds(history, slack_seconds=here.slack_seconds)
     is_last_resort = capacity is Capacity.ON_DEMAND
+    end = planned_end(spec, here, source)
+    bounds = [seconds for seconds in (_bound_seconds(spec, here, capacity), end.seconds) if seconds is not None]
     wait = None if is_last_resort else _wait_seconds(spec, here, pool, ahead, is_booted=back is not None)
     plan = SegmentPlan(
         segment=segment,
@@ -59,7 +62,9 @@ def decide(spec: RunSpec, history: History, *, now: datetime) -> Decision:
         deployment=pool.deployment if capacity is Capacity.SPOT else spec.pools.on_demand,
         parent=parent,
         at_most=parent if source is not history.newest else None,
-        max_seconds=_bound_seconds(spec, here, capacity),
+        max_seconds=min(bounds, default=None),
+        stop_at_step=end.step,
+        stop_at_epoch=end.epoch,
         # A request for on-demand stays in its queue: withdrawn and made again, it would lose its place.
         start_within_seconds=None if wait is None else wait + delay,
         skips=skips,

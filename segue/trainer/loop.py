@@ -205,10 +205,23 @@ class TrainingLoop:
         first = self._board.first_kind
         if first is not None:
             return StopReason.BOUND if first == "recall" else StopReason.NOTICE
+        if self._is_at_planned_end():
+            return StopReason.BOUND
         is_near = self._time_left.is_bound_near(
             step_seconds=self._pace.step_seconds, save_seconds=self._writer.last_save_seconds
         )
         return StopReason.BOUND if is_near else None
+
+    def _is_at_planned_end(self) -> bool:
+        plan, progress = self._context.plan, self._progress
+        if plan.stop_at_step is not None and progress.step >= plan.stop_at_step:
+            return True
+        return plan.stop_at_epoch is not None and self._epoch >= plan.stop_at_epoch
+
+    @property
+    def _epoch(self) -> int:
+        """Pass over the data to which the next sample belongs."""
+        return self._live.feed.order.epoch_of(self._progress.samples_seen)
 
     def _follow_hints(self) -> None:
         """Save at the next safe point where there is something to save, once for each hint; training goes on."""

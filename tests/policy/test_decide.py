@@ -326,3 +326,28 @@ def test_a_plan_names_the_deployment_of_its_capacity_and_the_numbers_behind_it()
     assert made.numbers["needed_for_spot_seconds"] == NEEDED
     assert (made.numbers["remaining_seconds"], made.numbers["slack_seconds"]) == (1100.0, 100.0)
     assert "remaining_seconds" not in log().ask().numbers
+
+
+@pytest.mark.parametrize(
+    ("segment", "committed", "ends"),
+    [
+        ({}, 0, (None, None, None)),
+        ({"steps": 30}, 0, (30, None, None)),
+        ({"steps": 30}, 20, (30, None, None)),
+        ({"steps": 30}, 30, (60, None, None)),
+        ({"steps": 30}, 90, (None, None, None)),
+        ({"epochs": 2}, 0, (None, 2, None)),
+        ({"hours": 0.5}, 0, (None, None, 1800.0)),
+    ],
+)
+def test_segments_end_where_they_are_planned_to(segment, committed, ends):
+    book = log(segment=segment)
+    if committed:
+        book.attempt(BOUND, commit=committed)
+    plan = book.ask().plan
+    assert (plan.stop_at_step, plan.stop_at_epoch, plan.max_seconds) == ends
+
+
+@pytest.mark.parametrize(("left", "step"), [(NEEDED + 100, 30), (NEEDED - 100, None)])
+def test_no_segment_is_planned_to_end_where_a_changeover_could_cost_the_deadline(left, step):
+    assert log(left, segment={"steps": 30}).ask().plan.stop_at_step == step

@@ -1,0 +1,50 @@
+"""`segue bench turnaround`: also `python -m benchmarks.turnaround.command`."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+from benchmarks.common.terminal import leave_as_on_ctrl_c, progress
+from segue.errors import SegueError
+from segue.reports.console import console, show_error, show_json
+
+MOST_SECONDS, MOST_ORCHESTRATION_SECONDS = 4.0, 1.5
+
+
+def turnaround(
+    count: Annotated[int, typer.Option(min=1, help="Turnarounds to measure.")] = 20,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")] = False,
+) -> None:
+    """Measure the time from a decision to the first new step of its segment, on a warm local pool.
+
+    Exit code 0: at most 4 s, and 1.5 s of it orchestration, as medians. 1: one of them is higher.
+    """
+    from benchmarks.turnaround.measure import measure
+
+    leave_as_on_ctrl_c()
+    with progress() as say:
+        found = measure(count, say=say)
+    if as_json:
+        show_json(found)
+    else:
+        for name, value in found.items():
+            console.print(f"{name.replace('_', ' '):>32}  {value}", markup=False)
+    is_slow = found["decision_to_first_step_seconds"] > MOST_SECONDS
+    if is_slow or found["orchestration_seconds"] > MOST_ORCHESTRATION_SECONDS:
+        raise typer.Exit(1)
+
+
+def main() -> None:
+    """Entry point of `python -m benchmarks.turnaround.command`."""
+    try:
+        typer.run(turnaround)
+    except SegueError as error:
+        show_error(error)
+        sys.exit(error.exit_code)
+
+
+if __name__ == "__main__":
+    main()

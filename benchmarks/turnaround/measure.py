@@ -1,0 +1,159 @@
+"""Turnarounds on a warm local pool: one run whose segments get notices in turn, on a Prefect of its own."""
+
+from __future__ import annotations
+
+import os
+import signal
+import statistics
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from datetime import datetime
+from pathlib import Path
+from typing import Any, TypeVar
+
+from prefect.client.orchestration import SyncPrefectClient
+from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterTags
+from prefect.client.schemas.objects import FlowRun
+from segue.deployments.process.follow import open_client, trigger
+from segue.deployments.process.stack import LocalStack
+
+from segue.clock import SystemClock
+from segue.controller.steps import open_run, request_stop
+from segue.errors import OrchestratorError
+from segue.runlog.history import Attempt, History, read_history
+from segue.runlog.last_heartbeat import last_heartbeat
+from segue.runlog.log import RunLog
+from segue.spec import RunSpec
+
+_T = TypeVar("_T")
+_RUN_ID = "turnaround"
+_LONGEST_SECONDS = 120.0
+_POLL_SECONDS = 0.1
+
+
+@dataclass(frozen=True)
+class Turnaround:
+    """One turnaround, in seconds."""
+
+    decision_to_created: float
+    """From the decision in the log to the flow run on the server."""
+    created_to_running: float
+    """Until the engine has begun the flow: the worker's poll, Python, Prefect."""
+    running_to_claim: float
+    """Until the trainer has claimed the run: Python, torch, the log."""
+    claim_to_first_step: float
+    """Until the first new step is done: build, restore, replay of the witness rows."""
+
+    @property
+    def orchestration(self) -> float:
+        return self.decision_to_created + self.created_to_running
+
+    @property
+    def total(self) -> float:
+        return self.orchestration + self.running_to_claim + self.claim_to_first_step
+
+
+def measure(count: int, *, say: Callable[[str], None]) -> dict[str, Any]:
+    """Medians of `count` turnarounds and of their parts.
+
+    Raises:
+        OrchestratorError: a segment did not train within two minutes.
+    """
+    with tempfile.TemporaryDirectory(prefix="segue-turnaround-") as folder:
+        stack = LocalStack(Path(folder) / "prefect", home=Path.cwd(), say=say)
+        try:
+            stack.start()
+            with stack.settings(), open_client() as client:
+                return report(_turnarounds(client, Path(folder), count, say))
+        finally:
+            stack.stop()
+
+
+def report(found: list[Turnaround]) -> dict[str, Any]:
+    """The figures of these turnarounds. Pure."""
+    parts = {field.name: statistics.median(getattr(each, field.name) for each in found) for field in fields(Turnaround)}
+    return {
+        "turnarounds": len(found),
+        "decision_to_first_step_seconds": round(statistics.median(each.total for each in found), 2),
+        "orchestration_seconds": round(statistics.median(each.orchestration for each in found), 2),
+        "slowest_seconds": round(max(each.total for each in found), 2),
+    } | {f"{name}_seconds": round(value, 2) for name, value in parts.items()}
+
+
+def _turnarounds(client: SyncPrefectClient, folder: Path, count: int, say: Callable[[str], None]) -> list[Turnaround]:
+    spec = _spec(folder)
+    runlog = open_run(spec, clock=SystemClock())
+    trigger(client, spec)
+    for number in range(count + 1):  # The first attempt resumes nothing, and the pool is cold.
+        say(f"segment {number} of {count}")
+        attempt = _training(runlog, number)
+        if number < count:
+            os.kill(attempt.claim.segment_pid, signal.SIGTERM)
+    request_stop(runlog, reason="the benchmark has all its turnarounds")
+    _wait(lambda: read_history(runlog).open_plan is None or None, what="the end of the last segment")
+    history = read_history(runlog)
+    by_attempt = {run.name: run for run in _flow_runs(client)}
+    return [_turnaround(history, attempt, by_attempt) for attempt in history.attempts[1:]]
+
+
+def _spec(folder: Path) -> RunSpec:
+    fields_of_spec = {
+        "run_id": _RUN_ID,
+        "recipe": "segue.testing.recipes:tiny",
+        "config": {"pause_seconds": 0.005},
+        "steps": 10_000_000,
+        "threads": 1,
+        "store": {"url": str(folder / "store")},
+        "checkpoints": {"every_steps": 1_000_000},
+        "liveness": {"heartbeat_seconds": 0.5},
+        "continuity": {"rehearsal": "off"},
+        "policy": {"name": "spot_only"},
+    }
+    return RunSpec.parse(fields_of_spec, source="the benchmark's spec")
+
+
+def _training(runlog: RunLog, number: int) -> Attempt:
+    """The attempt with this number, once it trains."""
+
+    def found() -> Attempt | None:
+        attempts = read_history(runlog).attempts
+        beat = last_heartbeat(runlog, attempts[number]) if len(attempts) > number else None
+        return attempts[number] if beat is not None and beat.phase == "training" else None
+
+    return _wait(found, what=f"segment {number}")
+
+
+def _wait(condition: Callable[[], _T | None], *, what: str) -> _T:
+    clock = SystemClock()
+    give_up_at = clock.monotonic() + _LONGEST_SECONDS
+    while (found := condition()) is None:
+        if clock.monotonic() > give_up_at:
+            too_long = f"{what} took longer than {_LONGEST_SECONDS:.0f} s."
+            raise OrchestratorError(what=too_long, fix="run the benchmark on a machine that is not busy.")
+        clock.sleep(_POLL_SECONDS)
+    return found
+
+
+def _flow_runs(client: SyncPrefectClient) -> list[FlowRun]:
+    return client.read_flow_runs(flow_run_filter=FlowRunFilter(tags=FlowRunFilterTags(all_=["segue", _RUN_ID])))
+
+
+def _turnaround(history: History, attempt: Attempt, by_name: dict[str, FlowRun]) -> Turnaround:
+    claim, report_of = attempt.claim, attempt.report
+    decision = history.decision_of(claim.segment, claim.attempt)
+    run = by_name[f"{_RUN_ID}-seg{claim.segment}-a{claim.attempt}-{claim.capacity}"]
+    assert decision is not None
+    assert report_of is not None
+    assert run.created is not None
+    assert run.start_time is not None
+    return Turnaround(
+        decision_to_created=_between(decision.written_at, run.created),
+        created_to_running=_between(run.created, run.start_time),
+        running_to_claim=_between(run.start_time, claim.written_at),
+        claim_to_first_step=report_of.startup_seconds,
+    )
+
+
+def _between(start: datetime, end: datetime) -> float:
+    return (end - start).total_seconds()

@@ -1,0 +1,38 @@
+"""Planned ends of segments: where the next one commits and ends although nothing takes its machine away. Pure."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from segue.policy import clamp
+from segue.policy.estimates import Situation
+from segue.runlog.history import Checkpoint
+from segue.spec import RunSpec
+
+_HOUR = 3600.0
+
+
+class PlannedEnd(NamedTuple):
+    """What ends a segment, whichever comes first; None: not that."""
+
+    step: int | None = None
+    epoch: int | None = None
+    seconds: float | None = None
+
+
+def planned_end(spec: RunSpec, here: Situation, parent: Checkpoint | None) -> PlannedEnd:
+    """The planned end of a segment that resumes from `parent`.
+
+    Steps and epochs end at multiples, so that a preemption in between does not shift the later ends. There is none
+    where one more changeover could cost the deadline.
+    """
+    asked = spec.segment
+    if not clamp.permits_spot(here):
+        return PlannedEnd()
+    step, epoch = (parent.manifest.step, parent.manifest.epoch) if parent is not None else (0, 0)
+    end_step = None if asked.steps is None else (step // asked.steps + 1) * asked.steps
+    return PlannedEnd(
+        step=end_step if end_step is not None and end_step < spec.steps else None,
+        epoch=None if asked.epochs is None else (epoch // asked.epochs + 1) * asked.epochs,
+        seconds=None if asked.hours is None else asked.hours * _HOUR,
+    )
