@@ -37,12 +37,12 @@ from segue.stores.base import StoreReadError, StoreWriteError
 from segue.trainer.context import AttemptContext
 from segue.trainer.health.failures import failure_of, stop_reason
 from segue.trainer.live_recipe import LiveRecipe
-from segue.trainer.notice_hook import NoticeHook, hook_seconds
 from segue.trainer.ranks.consensus import Vote, agree
 from segue.trainer.rehearsal import ResumeRehearsal, is_due
 from segue.trainer.reporting import AttemptReporter
 from segue.trainer.resume import Resume
 from segue.trainer.saving import Saving, life_on
+from segue.trainer.stopping import NoticeResponse, StopRule
 from segue.trainer.time_left import REPORT_SECONDS, Pace, TimeLeft
 
 log = logging.getLogger(__name__)
@@ -73,7 +73,7 @@ class TrainingLoop:
         )
         due = is_due(context.assignment, history, ranks=self._ranks.count)
         self._rehearsal = ResumeRehearsal(context.assignment, context.runlog, is_due=due)
-        self._hook = NoticeHook(live.recipe.on_notice, components=live.components)
+        self._notices = NoticeResponse(context, live, self._saving)
         self._pace = Pace(context.clock)
         self._time_left = TimeLeft(
             context.board,
@@ -82,6 +82,7 @@ class TrainingLoop:
             started_at=context.started_at,
             clock=context.clock,
         )
+        self._stop_rule = StopRule(context, live, time_left=self._time_left, pace=self._pace, writer=writer)
         self._reporter = AttemptReporter(
             context=context,
             progress=live.progress,
@@ -187,9 +188,9 @@ class TrainingLoop:
         """What all ranks do at this safe point. A notice at one rank is on the board of every rank afterwards."""
         self._writer.raise_failure()
         seen = self._board.nearest()
-        stop = self._reason_to_stop() if self._ranks.is_leader else None
-        if stop is None and self._ranks.is_leader:
-            self._follow_hints()
+        stop = self._stop_rule.reason() if self._ranks.is_leader else None
+        if stop is None:
+            self._notices.follow_hints()
         save = stop is None and self._ranks.is_leader and not self._resume.is_pending and self._saving.is_due()
         agreed = agree(self._ranks, Vote(stop, save, is_busy=not self._saving.has_room, notice=seen))
         if agreed.notice is not None:
@@ -198,37 +199,6 @@ class TrainingLoop:
             kind, seconds_left = agreed.notice
             self._board.leave(kind, grace_seconds=seconds_left)
         return agreed
-
-    def _reason_to_stop(self) -> StopReason | None:
-        if self._progress.step >= self._spec.steps:
-            return StopReason.FINISHED
-        first = self._board.first_kind
-        if first is not None:
-            return StopReason.BOUND if first == "recall" else StopReason.NOTICE
-        if self._is_at_planned_end():
-            return StopReason.BOUND
-        is_near = self._time_left.is_bound_near(
-            step_seconds=self._pace.step_seconds, save_seconds=self._writer.last_save_seconds
-        )
-        return StopReason.BOUND if is_near else None
-
-    def _is_at_planned_end(self) -> bool:
-        plan, progress = self._context.plan, self._progress
-        if plan.stop_at_step is not None and progress.step >= plan.stop_at_step:
-            return True
-        return plan.stop_at_epoch is not None and self._epoch >= plan.stop_at_epoch
-
-    @property
-    def _epoch(self) -> int:
-        """Pass over the data to which the next sample belongs."""
-        return self._live.feed.order.epoch_of(self._progress.samples_seen)
-
-    def _follow_hints(self) -> None:
-        """Save at the next safe point where there is something to save, once for each hint; training goes on."""
-        for hint in self._board.take_hints():
-            log.info("hint received kind=%s step=%d", hint.kind, self._progress.step)
-            self._saving.request()
-            self._hook.call(hint, limit_seconds=hook_seconds(self._board.seconds_left(), None))
 
     def _save(self, *, evaluate: bool, is_last: bool = False) -> None:
         self._saving.save(evaluate=evaluate, is_last=is_last)
@@ -293,7 +263,7 @@ class TrainingLoop:
         # Where time ends the replay early, the rows so far decide: nothing can be committed without a verdict.
         self._resume.settle()
         reached = replace(self._progress)
-        self._call_hook()
+        self._notices.call_hook()
         if reached.step > self._saving.saved_step and self._has_time_to_save():
             self._save(evaluate=reason is StopReason.FINISHED, is_last=True)
         self._add_witness(reached.step, batches)
@@ -331,29 +301,12 @@ class TrainingLoop:
         return self._progress.step < self._spec.steps and self._ranks.leader_decides(has_time)
 
     def _has_time_to_save(self) -> bool:
-        if not self._ranks.leader_decides(self._is_worth_saving()):
+        if not self._ranks.leader_decides(self._notices.is_worth_saving()):
             return False
         while not self._ranks.all(self._saving.wait_for_staging_buffer(self._time_left.patience_seconds)):
             if not self._has_patience():
                 return False  # The previous save is still being written, and time is up.
         return True
-
-    def _call_hook(self) -> None:
-        notice, left = self._board.read(), self._board.seconds_left()
-        if notice is None or left is None or not self._ranks.is_leader:
-            return
-        has_work = self._progress.step > self._saving.saved_step
-        last_save = self._saving.on_notice(seconds_left=left) if has_work else None
-        self._hook.call(notice, limit_seconds=hook_seconds(left, last_save))
-
-    def _is_worth_saving(self) -> bool:
-        nearest = self._board.nearest()
-        if nearest is None or not self._ranks.is_leader:
-            return True
-        kind, left = nearest
-        decision = self._saving.on_notice(seconds_left=left)
-        log.info("notice received kind=%s seconds_left=%.1f decision=%s", kind, left, decision.reason)
-        return decision.save
 
     def _has_patience(self) -> bool:
         return self._ranks.leader_decides(self._time_left.patience_seconds > 0)

@@ -40,12 +40,13 @@ class Activity:
             self._done += 1
             self._training_seconds += at - self._last_at
         self._last_at = at
-        self._set("training", step)
+        # The steps after the last save do not make an attempt that ends one that trains again.
+        self._set("ending" if self.mark.kind == "ending" else "training", step)
 
     @contextmanager
     def evaluating(self) -> Iterator[None]:
         """The user's metric is computed until the block ends."""
-        began = self._clock.monotonic()
+        began, before = self._clock.monotonic(), self.mark.kind
         self._set("evaluating")
         try:
             yield
@@ -53,7 +54,7 @@ class Activity:
             now = self._clock.monotonic()
             self.longest_evaluation_seconds = max(self.longest_evaluation_seconds or 0.0, now - began)
             self._last_at = now if self._last_at is not None else None
-            self._set("training")
+            self._set(before)
 
     def ending(self) -> None:
         """Only the last checkpoint and the report are left."""

@@ -1,0 +1,82 @@
+"""Why an attempt stops at a safe point, and what it does about notices before that."""
+
+from __future__ import annotations
+
+import logging
+
+from segue.checkpoints.saving.committer import Writer
+from segue.records import StopReason
+from segue.trainer.context import AttemptContext
+from segue.trainer.live_recipe import LiveRecipe
+from segue.trainer.notice_hook import NoticeHook, hook_seconds
+from segue.trainer.saving import Saving
+from segue.trainer.time_left import Pace, TimeLeft
+
+log = logging.getLogger(__name__)
+
+
+class StopRule:
+    """Decides, on the leader and at each safe point, whether the attempt stops."""
+
+    def __init__(
+        self, context: AttemptContext, live: LiveRecipe, *, time_left: TimeLeft, pace: Pace, writer: Writer
+    ) -> None:
+        self._spec, self._plan, self._board = context.spec, context.plan, context.board
+        self._live, self._progress = live, live.progress
+        self._time_left, self._pace, self._writer = time_left, pace, writer
+
+    def reason(self) -> StopReason | None:
+        """Why the attempt stops now; None while it goes on."""
+        if self._progress.step >= self._spec.steps:
+            return StopReason.FINISHED
+        first = self._board.first_kind
+        if first is not None:
+            return StopReason.BOUND if first == "recall" else StopReason.NOTICE
+        if self._is_at_planned_end():
+            return StopReason.BOUND
+        is_near = self._time_left.is_bound_near(
+            step_seconds=self._pace.step_seconds, save_seconds=self._writer.last_save_seconds
+        )
+        return StopReason.BOUND if is_near else None
+
+    def _is_at_planned_end(self) -> bool:
+        plan, progress = self._plan, self._progress
+        if plan.stop_at_step is not None and progress.step >= plan.stop_at_step:
+            return True
+        epoch = self._live.feed.order.epoch_of(progress.samples_seen)  # Of the next sample.
+        return plan.stop_at_epoch is not None and epoch >= plan.stop_at_epoch
+
+
+class NoticeResponse:
+    """What the leader does about hints and about the notice that ends the attempt. Other ranks do nothing here."""
+
+    def __init__(self, context: AttemptContext, live: LiveRecipe, saving: Saving) -> None:
+        self._board, self._is_leader = context.board, context.ranks.is_leader
+        self._progress, self._saving = live.progress, saving
+        self._hook = NoticeHook(live.recipe.on_notice, components=live.components)
+
+    def follow_hints(self) -> None:
+        """Save at the next safe point where there is something to save, once for each hint; training goes on."""
+        for hint in self._board.take_hints() if self._is_leader else ():
+            log.info("hint received kind=%s step=%d", hint.kind, self._progress.step)
+            self._saving.request()
+            self._hook.call(hint, limit_seconds=hook_seconds(self._board.seconds_left(), None))
+
+    def call_hook(self) -> None:
+        """Call the recipe's `on_notice` before the last save, if there is a notice and time."""
+        notice, left = self._board.read(), self._board.seconds_left()
+        if notice is None or left is None or not self._is_leader:
+            return
+        has_work = self._progress.step > self._saving.saved_step
+        last_save = self._saving.on_notice(seconds_left=left) if has_work else None
+        self._hook.call(notice, limit_seconds=hook_seconds(left, last_save))
+
+    def is_worth_saving(self) -> bool:
+        """Whether the last save fits into the time that a notice leaves."""
+        nearest = self._board.nearest()
+        if nearest is None or not self._is_leader:
+            return True
+        kind, left = nearest
+        decision = self._saving.on_notice(seconds_left=left)
+        log.info("notice received kind=%s seconds_left=%.1f decision=%s", kind, left, decision.reason)
+        return decision.save
