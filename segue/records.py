@@ -341,6 +341,7 @@ class Heartbeat(Record):
     saves_delayed: int = Field(0, ge=0, description="Saves that had to wait until the previous one was written.")
     trouble: str | None = Field(None, description="Reason why a save is being retried; None without a failure.")
     peak_memory_bytes: int | None = Field(None, ge=0, description="Largest resident memory of the trainer so far.")
+    memory_bytes: int | None = Field(None, ge=0, description="Memory of the trainer now that cannot be reclaimed.")
     memory_limit_bytes: int | None = Field(None, gt=0, description="Memory limit of its control group; None: none.")
     rows: tuple[WitnessRow, ...] = Field(
         (), description="Rows after saves that are not sealed yet, for a resume after a kill."

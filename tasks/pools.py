@@ -39,8 +39,12 @@ class PoolState:
     is_queue_paused: bool = False
     limit: int | None = None
     """Flow runs that may run at once: the smallest limit of pool, queue and deployment; None without one."""
+    pool_limit: int | None = None
+    """The limit of the pool alone."""
     workers: int | None = None
     """Workers online; None for a pool that needs none."""
+    known_workers: int | None = None
+    """Workers that the pool ever had, as far as the server knows; None for a pool that needs none."""
     unknown_variables: tuple[str, ...] = ()
     """Job variables of the deployment that the pool's template does not have."""
 
@@ -107,15 +111,16 @@ def refuse_unusable(states: Iterable[PoolState], *, parent_pool: str | None) -> 
                 f"({names}).",
                 fix="correct their names in prefect.yaml, or give the pool the template of `segue init`.",
             )
-        if state.workers == 0 and not state.is_paused:
+        if state.known_workers == 0:  # One that went offline comes back, with its machine.
             raise OrchestratorError(
-                what=f"the pool {state.pool} of the deployment {state.deployment!r} has no worker online.",
+                what=f"the pool {state.pool} of the deployment {state.deployment!r} has no worker and never had one.",
                 fix=f"start one with `prefect worker start --pool {state.pool}`.",
             )
-        # The parent holds a slot for as long as the run lasts.
-        needed = 2 if state.pool == parent_pool else 1
-        if state.limit is not None and state.limit < needed:
-            taken = ", and the run's parent is one of them" if needed == 2 else ""
+        # The parent holds a slot of its pool for as long as the run lasts.
+        is_shared = state.pool == parent_pool and state.pool_limit is not None and state.pool_limit < 2
+        if is_shared or state.limit == 0:
+            needed = 2 if is_shared else 1
+            taken = ", and the run's parent is one of them" if is_shared else ""
             most = f"at most {state.limit} flow runs at once{taken}"
             raise OrchestratorError(
                 what=f"the pool {state.pool} of the deployment {state.deployment!r} runs {most}.",
@@ -156,7 +161,11 @@ def read_pool(client: SyncPrefectClient, deployment: str) -> PoolState:
             what=f"the deployment {deployment!r} has no work pool on the Prefect server.",
             fix="create the pool, then run `prefect --no-prompt deploy --all` again.",
         )
-    return _state_of(client, deployment, found, found.work_pool_name)
+    try:
+        return _state_of(client, deployment, found, found.work_pool_name)
+    except ObjectNotFound:
+        what = f"the pool {found.work_pool_name!r} or the queue of the deployment {deployment!r} does not exist."
+        raise OrchestratorError(what=what, fix="create it, then deploy again.") from None
 
 
 def _state_of(client: SyncPrefectClient, name: str, deployment: DeploymentResponse, pool_name: str) -> PoolState:
@@ -166,9 +175,10 @@ def _state_of(client: SyncPrefectClient, name: str, deployment: DeploymentRespon
         queue = client.read_work_queue_by_name(deployment.work_queue_name, work_pool_name=pool_name)
     of_deployment = deployment.global_concurrency_limit.limit if deployment.global_concurrency_limit else None
     limits = [pool.concurrency_limit, queue.concurrency_limit if queue else None, of_deployment]
-    workers = None
+    workers = known_workers = None
     if not pool.is_push_pool and not pool.is_managed_pool:
-        workers = sum(worker.status == "ONLINE" for worker in client.read_workers_for_work_pool(pool_name))
+        found = client.read_workers_for_work_pool(pool_name)
+        workers, known_workers = sum(worker.status == "ONLINE" for worker in found), len(found)
     known = pool.base_job_template.get("variables", {}).get("properties")
     unknown = sorted(set(deployment.job_variables or {}) - set(known)) if known is not None else []
     return PoolState(
@@ -178,6 +188,8 @@ def _state_of(client: SyncPrefectClient, name: str, deployment: DeploymentRespon
         is_paused=pool.is_paused,
         is_queue_paused=queue is not None and queue.is_paused,
         limit=min((limit for limit in limits if limit is not None), default=None),
+        pool_limit=pool.concurrency_limit,
         workers=workers,
+        known_workers=known_workers,
         unknown_variables=tuple(unknown),
     )

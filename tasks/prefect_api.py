@@ -104,7 +104,13 @@ def is_cancelled(flow_run_id: UUID) -> bool:
     except (*SILENCE, ObjectNotFound) as error:
         log.warning("it is not known whether the flow run was cancelled reason=%s", type(error).__name__)
         return False
-    return state is not None and (state.is_cancelling() or state.is_cancelled())
+    return state is not None and is_by_a_person(state)
+
+
+def is_by_a_person(state: State) -> bool:
+    """Whether this state is a cancellation that a person asked for, and not one by a concurrency limit."""
+    is_by_limit = "concurrency limit" in (state.message or "").lower()
+    return (state.is_cancelling() or state.is_cancelled()) and not is_by_limit
 
 
 class Messenger:

@@ -16,7 +16,15 @@ from prefect.context import TaskRunContext
 from prefect.exceptions import ObjectNotFound
 from prefect.states import Cancelled, Cancelling, Crashed, Scheduled
 from segue.tasks.pools import read_pool
-from segue.tasks.prefect_api import SILENCE, Message, Messenger, is_cancelled, quick_client, require_silence
+from segue.tasks.prefect_api import (
+    SILENCE,
+    Message,
+    Messenger,
+    is_by_a_person,
+    is_cancelled,
+    quick_client,
+    require_silence,
+)
 
 from segue.errors import OrchestratorError
 from segue.records import Capacity, SegmentPlan
@@ -97,16 +105,23 @@ class PrefectOrchestrator:
             return None
         at, blocker = self._blockers.get(handle, (-math.inf, None))
         if time.monotonic() - at > _BLOCKER_SECONDS:
-            self._blockers[handle] = (time.monotonic(), blocker)
+            self._blockers[handle] = (math.inf, blocker)  # Until the answer is there: one question at a time.
 
             def read(client: SyncPrefectClient) -> None:
-                self._blockers[handle] = (time.monotonic(), read_pool(client, deployment).blocker)
+                found = blocker
+                try:
+                    found = read_pool(client, deployment).blocker
+                except OrchestratorError as error:
+                    found = str(error)  # Only shown: what was submitted does not depend on it.
+                self._blockers[handle] = (time.monotonic(), found)
 
             self._messenger.deliver(read)
         return blocker
 
     def was_cancelled(self, handle: str) -> bool:
-        flow_run_id = self._flow_runs.get(handle)
+        known, flow_run_id = self._known_state(handle), self._flow_runs.get(handle)
+        if known is not None and known.is_final():
+            return is_by_a_person(known)
         return flow_run_id is not None and is_cancelled(flow_run_id)
 
     def cancel(self, handle: str, why: str) -> None:

@@ -42,6 +42,7 @@ _MOST_FLOW_RUNS = 200
 _OF_ANOTHER_SERVER = (
     "its parent ran on another Prefect server, which recovers it; `segue recover --take-over` starts it here"
 )
+_LEFT_ALONE = timedelta(minutes=15)
 _QUEUED = (StateType.SCHEDULED, StateType.PAUSED)
 
 
@@ -94,13 +95,15 @@ def recover_run(
     """Recover one run whose parent is dead. Returns what was done, and the new parent's flow run if there is one.
 
     Safe to call at any time, from several processes: a start has an idempotency key, and the new parent looks again. A
-    run whose parent ran on another server is left to that one, unless `take_over` is given.
+    run whose parent ran on another server is left to that one, unless `take_over` is given, or that server has not
+    recovered it for a quarter of an hour: its database may be lost.
 
     Raises:
         OrchestratorError: the parent's deployment does not exist.
         StoreReadError, StoreWriteError: a retry is safe.
     """
-    if dead.server_id and dead.server_id != server_id(client) and not take_over:
+    is_left_alone = clock.now() - dead.beat_at > _LEFT_ALONE
+    if dead.server_id and dead.server_id != server_id(client) and not take_over and not is_left_alone:
         return _OF_ANOTHER_SERVER, None
     history = read_history(runlog)
     runs = parents_of(client, history.spec, dead)

@@ -16,7 +16,7 @@ from segue.cli.durations import parse_deadline
 from segue.cli.interrupts import ends_cleanly
 from segue.cli.options import require_prefect
 from segue.clock import SystemClock
-from segue.controller.recovery import register_start, withdraw_start
+from segue.controller.recovery import forget_parent, register_start, withdraw_start
 from segue.controller.steps import check_start, open_run
 from segue.errors import COMMAND_LINE, OrchestratorError
 from segue.reports.console import console, errors, show_json
@@ -90,6 +90,20 @@ def _checked(spec: RunSpec, *, accept_drift: bool) -> RunLog:
 
 def _train(spec: RunSpec, runlog: RunLog, *, accept_drift: bool, detach: bool, hint: str | None) -> State | None:
     """Start the parent and follow it to its final state; None when it was only to be started."""
+    from prefect.settings import PREFECT_API_URL
+
+    is_own_server = not PREFECT_API_URL.value()
+    try:
+        return _train_on_server(spec, runlog, accept_drift=accept_drift, detach=detach, hint=hint)
+    except KeyboardInterrupt:
+        if is_own_server:
+            forget_parent(runlog.store, spec.run_id)  # No server is left that would recover it.
+        raise
+
+
+def _train_on_server(
+    spec: RunSpec, runlog: RunLog, *, accept_drift: bool, detach: bool, hint: str | None
+) -> State | None:
     from segue.deployments.process.follow import follow, open_client, require_deployments, trigger
     from segue.tasks.recovery import server_id
 

@@ -18,6 +18,9 @@ log = logging.getLogger(__name__)
 _SHOW_SECONDS = 10.0
 """How long an attempt may take to start before its wait is shown."""
 
+_BOOTS, _LEAST_BOOT_SECONDS = 5.0, 120.0
+"""With a deadline, a boot may take this multiple of the changeover's prior, and at least this long."""
+
 Show = Callable[[str | None], None]
 """Called with what an attempt without a machine waits for; None once it has one."""
 
@@ -57,6 +60,7 @@ class CapacityWait:
         self._clock, self._show = clock, show
         self._started_at = clock.monotonic()
         self._shown: str | None = None
+        self._running_since: float | None = None
 
     def show(self, history: History, *, is_claimed: bool) -> None:
         """Show what the attempt waits for, when that has changed."""
@@ -75,8 +79,10 @@ class CapacityWait:
         """Reason and note with which the wait ends now; None while it goes on."""
         if history.stop is not None:
             return StopReason.CANCELLED, history.stop.reason
+        if self._boots_for_too_long():
+            return StopReason.LOST, f"its machine did not claim the run within {self._boot_seconds:.0f} s"
         left = self.seconds_left(history)
-        if left > 0 or self._may_boot_on(-left):
+        if left > 0 or self._may_boot_on():
             return None
         waited = self._waited_seconds(history)
         return StopReason.NO_CAPACITY, f"no capacity on {self._plan.capacity} within {waited:.0f} s"
@@ -86,11 +92,25 @@ class CapacityWait:
         patience = self._plan.start_within_seconds
         return math.inf if patience is None else patience - self._waited_seconds(history)
 
-    def _may_boot_on(self, overdue_seconds: float) -> bool:
-        """Whether an attempt that has a machine may go on booting. A deadline allows no more than the plan does."""
-        if self._spec.deadline is not None or not self._submitted.is_running():
+    def _boots_for_too_long(self) -> bool:
+        """Whether the attempt has had a machine for longer than any boot takes: its process may be dead or hung."""
+        if not self._submitted.is_running():
+            self._running_since = None
             return False
-        return overdue_seconds < self._spec.liveness.first_step_seconds
+        now = self._clock.monotonic()
+        self._running_since = now if self._running_since is None else self._running_since
+        return now - self._running_since > self._boot_seconds
+
+    @property
+    def _boot_seconds(self) -> float:
+        longest = self._spec.liveness.first_step_seconds
+        if self._spec.deadline is None:
+            return longest
+        return min(longest, max(_BOOTS * self._spec.policy.changeover_seconds, _LEAST_BOOT_SECONDS))
+
+    def _may_boot_on(self) -> bool:
+        """Whether an attempt that has a machine may go on booting. A deadline allows no more than the plan does."""
+        return self._spec.deadline is None and self._submitted.is_running()
 
     def _waited_seconds(self, history: History) -> float:
         here = self._clock.monotonic() - self._started_at

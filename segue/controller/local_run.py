@@ -15,7 +15,7 @@ from segue.controller.steps import decide_next, settle_verdict
 from segue.controller.wait import Period, await_report
 from segue.launch.assignment import Assignment
 from segue.launch.launcher import Trainer, launch
-from segue.launch.memory import MemoryKills
+from segue.launch.memory import RecentKills
 from segue.launch.output import OnLine
 from segue.policy.decide import Decision
 from segue.records import SegmentPlan, SegmentReport, StopReason, Verdict
@@ -78,10 +78,10 @@ class _ChildProcesses:
     def __init__(self, runlog: RunLog, *, watch: Watch | None, on_line: OnLine | None) -> None:
         self._runlog, self._watch, self._on_line = runlog, watch, on_line
         self._running: tuple[Trainer, SegmentPlan] | None = None
-        self._kills_before = MemoryKills.now()
+        self._kills = RecentKills()
 
     def submit(self, spec: RunSpec, plan: SegmentPlan) -> str:
-        self._kills_before = MemoryKills.now()
+        self._kills = RecentKills()
         trainer = launch(Assignment(spec=spec, plan=plan), on_line=self._on_line)
         self._running = trainer, plan
         return str(trainer.pid)
@@ -102,11 +102,12 @@ class _ChildProcesses:
         trainer, plan = self._running
         code = trainer.poll()
         if code is None:
+            self._kills.look(SystemClock().monotonic())
             if self._watch is not None:
                 self._watch(trainer, self._runlog, plan)
             return None
         trainer.wait()
-        report = conclude(self._runlog, plan, TrainerEnd.of(code, kills_before=self._kills_before))
+        report = conclude(self._runlog, plan, TrainerEnd.of(code, kills_before=self._kills.before))
         self._running = None
         return "Completed" if report is not None else None
 

@@ -205,6 +205,16 @@ def register_start(store: Store, spec: RunSpec, *, clock: Clock, server_id: str 
         write_parent(store, ParentRecord(run_id=spec.run_id, server_id=server_id, **timing))
 
 
+def forget_parent(store: Store, run_id: str) -> None:
+    """Remove the record of a run that a person has ended, so that no recovery starts it again. Best effort."""
+    try:
+        found = read_parent(store, run_id)
+        if found is not None:
+            remove_parent(store, found)
+    except (StoreReadError, StoreWriteError) as error:
+        log.warning("record of the parent not removed reason=%s", error)
+
+
 def withdraw_start(store: Store, run_id: str) -> None:
     """Remove the record of a start that was refused before a parent began. Best effort."""
     try:

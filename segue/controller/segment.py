@@ -14,7 +14,7 @@ from segue.controller.steps import CANCELLED, declare_as, declare_lost
 from segue.controller.supervision import supervising
 from segue.launch.assignment import Assignment, ExitCode
 from segue.launch.launcher import Trainer, launch, launch_standby
-from segue.launch.memory import MemoryKills
+from segue.launch.memory import MemoryKills, RecentKills
 from segue.launch.output import OnLine
 from segue.records import SegmentPlan, SegmentReport, StopReason
 from segue.runlog.history import read_history
@@ -52,7 +52,7 @@ class TrainerEnd:
 
     @classmethod
     def of(cls, exit_code: int, *, kills_before: MemoryKills) -> Self:
-        """The end with this exit code, of a trainer that began when the kernel had made `kills_before`."""
+        """The end with this exit code, when the kernel had made `kills_before` a few seconds ago."""
         was_killed = exit_code == -signal.SIGKILL
         return cls(exit_code, kills_before.has_grown_to(MemoryKills.now(), was_killed=was_killed))
 
@@ -119,9 +119,8 @@ def run_attempt(
 
     None when another process holds the attempt.
     """
-    kills_before = MemoryKills.now()
     trainer = launch(Assignment(spec=spec, plan=plan, flow_run_id=flow_run_id), on_line=on_line)
-    return _to_its_end(spec, plan, trainer, kills_before, relay=relay, requests=requests, clock=clock)
+    return _to_its_end(spec, plan, trainer, relay=relay, requests=requests, clock=clock)
 
 
 def run_standby(
@@ -140,7 +139,6 @@ def run_standby(
     """
     runlog = patiently(open_log(spec, clock=clock).reload, what="log")
     boot = partial(launch_standby, spec, on_line=on_line)
-    kills_before = MemoryKills.now()
     agent = StandbyAgent(runlog, spec, standby, boot=boot, clock=clock, flow_run_id=flow_run_id)
 
     def why_to_leave() -> str | None:
@@ -151,7 +149,7 @@ def run_standby(
     if isinstance(outcome, Left):
         return outcome
     plan, trainer = outcome.plan, outcome.trainer
-    return _to_its_end(spec, plan, trainer, kills_before, relay=relay, requests=requests, clock=clock)
+    return _to_its_end(spec, plan, trainer, relay=relay, requests=requests, clock=clock)
 
 
 def conclude(runlog: RunLog, plan: SegmentPlan, end: TrainerEnd) -> SegmentReport | None:
@@ -184,18 +182,19 @@ def _to_its_end(
     spec: RunSpec,
     plan: SegmentPlan,
     trainer: Trainer,
-    kills_before: MemoryKills,
     *,
     relay: NoticeRelay,
     requests: Requests,
     clock: Clock,
 ) -> SegmentReport | None:
     relay.attach(trainer)
+    kills = RecentKills()
     with supervising(spec, plan, trainer, notices=relay.given, clock=clock) as supervision:
         while (code := trainer.poll()) is None:
             clock.sleep(_POLL_SECONDS)
+            kills.look(clock.monotonic())
             requests.look()
-    end = TrainerEnd.of(code, kills_before=kills_before)
+    end = TrainerEnd.of(code, kills_before=kills.before)
     trainer.wait()
     runlog = patiently(open_log(spec, clock=clock).reload, what="log")
     report = patiently(lambda: conclude(runlog, plan, end), what="report")

@@ -280,7 +280,8 @@ def _with_memory(reason: StopReason, why: str, beat: Heartbeat | None) -> tuple[
     if beat is None or reason not in (StopReason.LOST, StopReason.OUT_OF_MEMORY):
         return reason, why
     peak, limit = beat.peak_memory_bytes, beat.memory_limit_bytes
-    if peak is not None and limit is not None and peak >= _MEMORY_LIMIT_SHARE * limit:
+    used = beat.memory_bytes  # Not the peak: it counts mapped files, and never falls again.
+    if used is not None and limit is not None and used >= _MEMORY_LIMIT_SHARE * limit:
         reason = StopReason.OUT_OF_MEMORY
     shown = memory.in_words(peak, limit) if reason is StopReason.OUT_OF_MEMORY else ""
     return reason, f"{why}; {shown}" if shown else why

@@ -13,14 +13,15 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from segue.clock import Clock
+from segue.errors import SegueError
 from segue.launch.launcher import Trainer
 from segue.process import ProcessRef
 from segue.records import SegmentPlan
 from segue.runlog.history import History, read_history
+from segue.runlog.last_heartbeat import last_heartbeat
 from segue.runlog.log import RunLog
 from segue.runlog.open import open_log
 from segue.spec import RunSpec
-from segue.stores.base import StoreReadError
 
 log = logging.getLogger(__name__)
 
@@ -53,18 +54,28 @@ def supervising(
     """Supervise a trainer, from a thread of its own, until the block ends. `notices` were passed on to it."""
     supervisor = _Supervisor(spec, plan, trainer, notices, clock)
     stop = threading.Event()
-
-    def work() -> None:
-        while not stop.wait(_POLL_SECONDS):
-            supervisor.look()
-
-    thread = threading.Thread(target=work, name="segue-supervisor", daemon=True)
-    thread.start()
+    threads = [
+        threading.Thread(target=_repeat, args=(look, stop), name=f"segue-{name}", daemon=True)
+        # Two threads: a store that hangs must not delay the end of a trainer that ignores a notice.
+        for name, look in (("supervisor", supervisor.look), ("supervisor-log", supervisor.look_at_log))
+    ]
+    for thread in threads:
+        thread.start()
     try:
         yield supervisor.outcome
     finally:
         stop.set()
-        thread.join(_POLL_SECONDS)  # A store that hangs must not hold up the report.
+        for thread in threads:
+            thread.join(_POLL_SECONDS)  # A store that hangs must not hold up the report.
+
+
+def _repeat(look: Callable[[], None], stop: threading.Event) -> None:
+    while not stop.wait(_POLL_SECONDS):
+        try:
+            look()
+        except Exception as error:
+            # Any exception: without this thread, nothing would end a trainer that hangs.
+            log.warning("the supervisor could not look reason=%s", error)
 
 
 class _Supervisor:
@@ -84,13 +95,12 @@ class _Supervisor:
         self._period_seconds = max(_LOG_SECONDS, spec.liveness.heartbeat_seconds)
         self.outcome = Supervision()
         self._due: tuple[str, float] | None = None
-        self._is_reported = self._is_dumped = False
+        self._counter_when_over: int | None = None
+        self._is_dumped = False
 
     def look(self) -> None:
         """Check once; end the trainer if its time is over."""
         at = self._clock.monotonic()
-        if self._due is None:
-            self._due = self._why_it_is_over(at)
         due = [found for found in (self._due, self._end_of_notice(at)) if found is not None]
         if due and self._trainer.poll() is None:
             self._end(*min(due, key=lambda found: found[1]), at=at)
@@ -108,28 +118,37 @@ class _Supervisor:
         ahead = self._spec.liveness.usr1_seconds if number is signal.SIGUSR1 else None
         return self._spec.grace_seconds if ahead is None else ahead
 
-    def _why_it_is_over(self, at: float) -> tuple[str, float] | None:
-        """Why the trainer must end, and when it is killed; None while it may go on."""
-        if at - self._read_at < self._period_seconds:
-            return None
+    def look_at_log(self) -> None:
+        """Find out, once in a while, whether the attempt is over; the trainer is asked to end then.
+
+        Raises:
+            SegueError: the log could not be read; look again later.
+        """
+        at = self._clock.monotonic()
+        if self._due is not None or at - self._read_at < self._period_seconds:
+            return
         self._read_at = at
-        why = self._why_its_attempt_is_over()
+        if self._runlog is None:
+            self._runlog = open_log(self._spec, clock=self._clock).reload()
+        why = _why_over(read_history(self._runlog), self._plan)
         if why is None:
-            return None
+            return
         # It may still commit what it has, unless a newer attempt has begun; it refuses that by itself.
         log.warning("ending the trainer reason=%s", why)
-        self._is_reported = True
+        self._counter_when_over = self._heartbeat_counter()
+        self._due = why, at + self._spec.grace_seconds + _MARGIN_SECONDS
         self._trainer.give_notice()
-        return why, at + self._spec.grace_seconds + _MARGIN_SECONDS
 
-    def _why_its_attempt_is_over(self) -> str | None:
-        try:
-            if self._runlog is None:
-                self._runlog = open_log(self._spec, clock=self._clock).reload()
-            return _why_over(read_history(self._runlog), self._plan)
-        except StoreReadError as error:
-            log.debug("the supervisor cannot read the log reason=%s", error)
+    def _heartbeat_counter(self) -> int | None:
+        """The counter of the attempt's newest heartbeat; None if it cannot be read."""
+        if self._runlog is None:
             return None
+        try:
+            attempt = read_history(self._runlog).attempt_of(self._plan.segment, self._plan.attempt)
+            beat = last_heartbeat(self._runlog, attempt)
+        except SegueError:
+            return None
+        return beat.counter if beat is not None else None
 
     def _end(self, why: str, kill_at: float, *, at: float) -> None:
         if at >= kill_at - _DUMP_SECONDS and not self._is_dumped:
@@ -138,9 +157,14 @@ class _Supervisor:
             self._trainer.dump_stacks()
         if at >= kill_at:
             log.error("killing the trainer reason=%s", why)
-            # A suspended one could not answer; the machine may have frozen it.
-            self.outcome.was_hung = self._is_reported and not ProcessRef.of(self._trainer.pid).is_stopped()
+            self.outcome.was_hung = self._is_hung()
             self._trainer.kill()
+
+    def _is_hung(self) -> bool:
+        """Whether it ran without a heartbeat. One with heartbeats is in a long step; a suspended one cannot answer."""
+        if self._counter_when_over is None or ProcessRef.of(self._trainer.pid).is_stopped():
+            return False
+        return self._heartbeat_counter() == self._counter_when_over
 
 
 def _why_over(history: History, plan: SegmentPlan) -> str | None:

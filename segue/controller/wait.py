@@ -263,12 +263,13 @@ class _Waiting:
         found = self._capacity.why_give_up(history)
         if found is None:
             left = self._capacity.seconds_left(history)
-            self._look_within(left if left > 0 else _STORE_RETRY_SECONDS)
+            self._look_within(left if left > 0 else self._spec.liveness.heartbeat_seconds)
             return None
         reason, why = found
         # The report first: an attempt that starts later finds it in the log and ends.
-        report = declare_lost(self._runlog, self._plan, why=why, reason=reason, got_capacity=False)
-        self._submitted.cancel(why)
+        has_machine = reason is StopReason.LOST
+        report = declare_lost(self._runlog, self._plan, why=why, reason=reason, got_capacity=has_machine)
+        (self._submitted.mark_lost if has_machine else self._submitted.cancel)(why)
         return report
 
     def _lost(self, why: str) -> SegmentReport:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Self
 
 _GIB = 2**30
+_RECENT_SECONDS = 5.0
 _UNLIMITED_BYTES = 2**60
 """A limit of cgroup v1 that is none is a number near 2^63."""
 
@@ -32,13 +33,31 @@ class MemoryKills:
     def has_grown_to(self, later: MemoryKills, *, was_killed: bool) -> bool:
         """Whether a process of this control group was killed for memory between the two.
 
-        A kill that only the machine's counter shows counts if the process in question `was_killed` by a signal: its
-        control group may not be visible from here, and another program's kill must not be blamed on it.
+        Without a control group the machine's counter decides, if the process in question `was_killed` by a signal:
+        another program's kill must not be blamed on it.
         """
-        if self.group is not None and later.group is not None and later.group > self.group:
-            return True
+        if self.group is not None and later.group is not None:
+            return later.group > self.group
         on_machine = self.machine is not None and later.machine is not None and later.machine > self.machine
         return was_killed and on_machine
+
+
+class RecentKills:
+    """The kills for memory as of a few seconds ago: what was killed long before an end is not its cause."""
+
+    def __init__(self) -> None:
+        self._older = self._newer = MemoryKills.now()
+        self._read_at = 0.0
+
+    def look(self, at: float) -> None:
+        """Read the counters again, at most every five seconds; `at` is a monotonic time."""
+        if at - self._read_at >= _RECENT_SECONDS:
+            self._older, self._newer, self._read_at = self._newer, MemoryKills.now(), at
+
+    @property
+    def before(self) -> MemoryKills:
+        """The counters five to ten seconds ago."""
+        return self._older
 
 
 def limit_bytes() -> int | None:
@@ -55,6 +74,13 @@ def limit_bytes() -> int | None:
 def peak_bytes() -> int:
     """The largest resident memory of this process since it began, in bytes."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024  # Linux counts in KiB.
+
+
+def unreclaimable_bytes() -> int | None:
+    """The memory of this process now that the kernel cannot take back: anonymous and shared pages, no mapped files."""
+    counts = [_count(Path("/proc/self/status"), name) for name in ("RssAnon:", "RssShmem:")]
+    known = [count for count in counts if count is not None]
+    return sum(known) * 1024 if known else None
 
 
 def in_words(peak: int | None, limit: int | None) -> str:
@@ -102,9 +128,9 @@ def _mounts(controllers: str) -> list[Path]:
 
 def _count(path: Path, name: str) -> int | None:
     for line in _read(path).splitlines():
-        key, _, value = line.partition(" ")
-        if key == name and value.strip().isdigit():
-            return int(value)
+        key, *values = line.split()
+        if key == name and values and values[0].isdigit():
+            return int(values[0])
     return None
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import asdict
 from functools import partial
@@ -58,12 +58,13 @@ def run_attempt(
     clock: Clock,
     shards: ShardWriter | None = None,
     owner: ProcessRef | None = None,
+    leave: Callable[[int], None] = lambda _: None,
 ) -> SegmentReport:
     """Claim the run, restore, train, report. Blocks until the attempt ends.
 
     A kill at any moment leaves the run at its newest commit. A separate process writes the checkpoints, unless `shards`
     is given. In a process that torchrun started, this is one rank's part of the attempt, and `owner` is the
-    process that started all ranks.
+    process that started all ranks. `leave` is called with the exit code where the process ends without a return.
 
     Raises:
         StalePlanError: the plan is no longer in force; nothing was changed.
@@ -73,7 +74,7 @@ def run_attempt(
     """
     spec = assignment.spec
     device = prepare_device(spec, local_rank=local_rank())
-    started_at, kills_before = clock.monotonic(), memory.MemoryKills.now()
+    started_at = clock.monotonic()
     group = meet(device, wait_seconds=spec.liveness.rank_seconds, clock=clock)
     environment = environment_of(device, world_size=group.ranks.count)
     fast = _fast_tier(spec)
@@ -92,11 +93,11 @@ def run_attempt(
                 board=board,
                 clock=clock,
                 activity=Activity(clock),
-                kills_before=kills_before,
+                kills=memory.RecentKills(),
                 memory_limit_bytes=memory.limit_bytes(),
                 started_at=started_at,
             )
-            attempt = Attempt(context, shards=shards, fast=fast)
+            attempt = Attempt(context, shards=shards, fast=fast, leave=leave)
             with attempt.watchdog.watching():
                 if not group.ranks.is_leader:
                     return attempt.run()
@@ -107,7 +108,9 @@ def run_attempt(
 class Attempt:
     """One attempt in this process, after its claim: build, restore, train, report."""
 
-    def __init__(self, context: AttemptContext, *, shards: ShardWriter, fast: Sequence[Store]) -> None:
+    def __init__(
+        self, context: AttemptContext, *, shards: ShardWriter, fast: Sequence[Store], leave: Callable[[int], None]
+    ) -> None:
         self._context, self._shards, self._fast = context, shards, fast
         self.heartbeat = HeartbeatThread(
             context.runlog.store,
@@ -123,6 +126,7 @@ class Attempt:
             report=partial(report_ended, context),
             ranks=context.ranks.count,
             is_leader=context.ranks.is_leader,
+            leave=leave,
         )
         self._resume = Resume(
             context.runlog,
@@ -147,7 +151,7 @@ class Attempt:
         except (Exception, SystemExit) as error:
             # Building and loading run the user's code. Its exception belongs in the report, where a person sees it.
             log.error("the recipe could not be built or restored", exc_info=error)
-            reason = stop_reason(error, kills_before=self._context.kills_before)
+            reason = stop_reason(error, kills_before=self._context.kills.before)
             return report_without_training(self._context, reason, error)
         staging = self._staging(live)
         writer = self._writer(staging)

@@ -8,7 +8,7 @@ import torch
 
 from segue.clock import Clock
 from segue.launch.assignment import Assignment
-from segue.launch.memory import MemoryKills
+from segue.launch.memory import RecentKills
 from segue.notices.board import NoticeBoard
 from segue.records import Environment, SegmentPlan
 from segue.runlog.log import RunLog
@@ -32,8 +32,8 @@ class AttemptContext:
     board: NoticeBoard
     clock: Clock
     activity: Activity
-    kills_before: MemoryKills
-    """The kernel's kills for memory before the attempt."""
+    kills: RecentKills
+    """The kernel's kills for memory, as of a few seconds ago."""
     memory_limit_bytes: int | None
     started_at: float
     """Start of the attempt in this process, in the clock's monotonic time."""

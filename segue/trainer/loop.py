@@ -117,6 +117,7 @@ class TrainingLoop:
             return self._reporter.append(report.model_copy(update={"anomaly": error.anomaly}))
         except RankLostError as error:
             # That rank's part of a save will never be durable, so there is nothing to wait for.
+            self._context.activity.ending()
             self._writer.give_up()
             report = self._reporter.report(StopReason.LOST, note=str(error))
             # torchrun signals the other ranks when one is gone; that signal is no notice from the provider.
@@ -134,11 +135,12 @@ class TrainingLoop:
         return self._reporter.report(StopReason.FENCED, note=str(error))
 
     def _failed(self, error: BaseException) -> SegmentReport:
+        self._context.activity.ending()
         try:
             # A rank that hangs may never write its part of a save.
             patience = REPORT_SECONDS if isinstance(error, HungRankError) else self._spec.grace_seconds
             self._writer.wait(patience)
-            reason = stop_reason(error, kills_before=self._context.kills_before)
+            reason = stop_reason(error, kills_before=self._context.kills.before)
             return self._reporter.append(self._reporter.report(reason, failure=failure_of(error)))
         except FencedError as fenced:
             return self._fenced(fenced)
@@ -166,6 +168,7 @@ class TrainingLoop:
         except PoisonedStepError as error:
             log.error("anomaly in a step; the step is discarded reason=%s", error.anomaly.sentence)
             self._reporter.is_ending = True
+            self._context.activity.ending()
             self._drain()  # Saves that were submitted before the step are complete.
             raise
 

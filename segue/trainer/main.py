@@ -10,6 +10,7 @@ import faulthandler
 import logging
 import os
 import sys
+from functools import partial
 from pathlib import Path
 
 from segue.clock import SystemClock
@@ -68,7 +69,8 @@ def _run(assignment: Assignment | None, *, folder: LaunchFolder | None = None, r
             _log_as(spec, assignment, rank)
         runlog = open_log(spec, clock=clock)
         owner = folder.owner if folder is not None else None
-        report = run_attempt(assignment, runlog=runlog, board=board, clock=clock, owner=owner)
+        leave = partial(folder.leave, rank) if folder is not None else lambda _: None
+        report = run_attempt(assignment, runlog=runlog, board=board, clock=clock, owner=owner, leave=leave)
     except StalePlanError as error:
         log.warning("%s", error)
         return ExitCode.FENCED

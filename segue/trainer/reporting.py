@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from segue.checkpoints.saving.committer import Writer
 from segue.continuity.witness import Witness
-from segue.launch.memory import peak_bytes
+from segue.launch.memory import peak_bytes, unreclaimable_bytes
 from segue.records import CheckpointRef, CodeFailure, Heartbeat, SegmentReport, StopReason
 from segue.runlog.entries import Entry, ReportEntry
 from segue.runlog.history import read_history
@@ -45,6 +45,7 @@ class AttemptReporter:
 
     def heartbeat(self, counter: int) -> Heartbeat:
         """The heartbeat with this counter; called from the heartbeat thread."""
+        self.context.kills.look(self.context.clock.monotonic())
         last_commit = self.writer.last_commit
         return Heartbeat(
             attempt_id=self.context.claim.attempt_id,
@@ -59,6 +60,7 @@ class AttemptReporter:
             saves_delayed=self.saving.delayed,
             trouble=self.writer.trouble,
             peak_memory_bytes=peak_bytes(),
+            memory_bytes=unreclaimable_bytes(),
             memory_limit_bytes=self.context.memory_limit_bytes,
             rows=self.witness.unsealed_rows(),
             beat_at=self.context.clock.now(),
@@ -133,6 +135,7 @@ def append_report(context: AttemptContext, report: SegmentReport) -> None:
 
     try:
         patiently(lambda: runlog.append(build, epoch=claim.epoch), what="report")
+        context.activity.is_reported = True
     except (StoreWriteError, StoreReadError) as error:
         log.error("report not written reason=%s", error)
 

@@ -197,6 +197,17 @@ def test_a_damaged_log_adopts_nothing(run):
     assert adopt_last_save(fresh, epoch=9) is None
 
 
+def test_between_broken_resumes_nothing_is_adopted(run):
+    killed_with_a_save(run)
+    parent = read_history(run.log).newest.ref
+    _, second = run.begin()
+    finding = {"component": "optimizer", "channel": "digest", "sentence": "optimizer state differs"}
+    facts = {"attempt_id": second.attempt_id, "parent": parent, "verdict": {"kind": "broken", "findings": [finding]}}
+    run.log.append(lambda stamp: VerdictEntry.model_validate(stamp(epoch=0) | facts))
+    assert read_history(run.log).broken_resumes
+    assert adopt_last_save(run.log, epoch=second.epoch) is None
+
+
 def test_what_is_encoded_is_decoded():
     written = Written(shards=(), components={"model": "x"}, tensor_count=0, new_bytes=0, saves_since_full=0)
     prepared = PreparedCommit({"step": 3, "metric": "NaN"}, written, "hash")

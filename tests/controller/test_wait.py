@@ -229,7 +229,7 @@ def test_a_cancelled_flow_run_that_left_no_report_is_cancelled_and_not_lost(watc
 def test_an_attempt_that_vanished_at_its_memory_limit_is_out_of_memory(watch):
     run = watch()
     plan, claim = run.started()
-    run.beats_on(claim, until=4, peak_memory_bytes=39 * 2**27, memory_limit_bytes=40 * 2**27)
+    run.beats_on(claim, until=4, peak_memory_bytes=39 * 2**27, memory_bytes=39 * 2**27, memory_limit_bytes=40 * 2**27)
     run.clock.at(4, lambda: setattr(run.child, "shows", "Crashed"))
     report = run.wait(plan)
     assert report.stop_reason is StopReason.OUT_OF_MEMORY
@@ -296,6 +296,18 @@ def test_without_a_deadline_an_attempt_that_boots_on_its_machine_is_not_withdraw
 
     run.clock.at(200, start)
     assert run.wait(plan).stop_reason is reason
+
+
+def test_on_demand_that_has_a_machine_and_never_claims_is_lost_and_not_waited_for_without_end(watch):
+    policy = {"name": "on_demand_only", "changeover_seconds": 10, "step_seconds": 0.01}
+    run = watch(deadline=START + timedelta(seconds=600), policy=policy)
+    plan = run.decide()
+    assert plan.start_within_seconds is None
+    run.clock.at(300, lambda: setattr(run.child, "has_started", True))
+    report = run.wait(plan)
+    assert (report.stop_reason, report.got_capacity) == (LOST, True)
+    assert run.clock.monotonic() == pytest.approx(300 + 120, abs=3)
+    assert run.child.asked == ["mark lost: its machine did not claim the run within 120 s"]
 
 
 def test_capacity_that_comes_just_in_time_is_used(watch):

@@ -28,9 +28,13 @@ GOOD = PoolState("segment/spot", "spot", workers=1)
 @pytest.mark.parametrize(
     ("fields", "parent", "named"),
     [
-        ({"workers": 0}, None, "the pool spot of the deployment 'segment/spot' has no worker online"),
+        ({"workers": 0, "known_workers": 0}, None, "'segment/spot' has no worker and never had one"),
         ({"limit": 0}, None, "runs at most 0 flow runs at once."),
-        ({"limit": 1}, "spot", "runs at most 1 flow runs at once, and the run's parent is one of them"),
+        (
+            {"limit": 1, "pool_limit": 1},
+            "spot",
+            "runs at most 1 flow runs at once, and the run's parent is one of them",
+        ),
         ({"unknown_variables": ("imagee",)}, None, "sets job variables that the pool spot does not have (imagee)"),
     ],
 )
@@ -42,9 +46,14 @@ def test_a_pool_on_which_no_segment_can_start_is_refused_with_the_fix(fields, pa
     assert "Fix: " in str(refused.value)
 
 
-@pytest.mark.parametrize("fields", [{}, {"limit": 1}, {"is_paused": True, "workers": 0}, {"workers": None}])
+@pytest.mark.parametrize("fields", [{}, {"limit": 1}, {"workers": 0, "known_workers": 1}, {"workers": None}])
 def test_a_pool_on_which_one_may_start_later_is_accepted(fields):
     refuse_unusable([PoolState(**{**vars(GOOD), **fields})], parent_pool="parents")
+
+
+@pytest.mark.parametrize("fields", [{"limit": 1}, {"limit": 2, "pool_limit": 2}])
+def test_only_the_limit_of_the_pool_is_shared_with_the_parent(fields):
+    refuse_unusable([PoolState(**{**vars(GOOD), **fields})], parent_pool="spot")
 
 
 @pytest.mark.parametrize(
@@ -112,7 +121,7 @@ def test_a_pool_without_worker_is_refused_before_anything_of_the_run_is_written(
         [*command, "--store", store], env=environment, capture_output=True, text=True, check=False, timeout=120
     )
     assert ended.returncode == 2
-    assert "the pool nobody of the deployment 'segment/nobody' has no worker online." in ended.stderr
+    assert "the pool nobody of the deployment 'segment/nobody' has no worker and never had one." in ended.stderr
     assert "Fix: start one with `prefect worker start --pool nobody`." in ended.stderr
     assert not (store / "refused").exists()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import subprocess
 import sys
 from pathlib import Path
@@ -9,7 +10,14 @@ from pathlib import Path
 import pytest
 
 from segue.clock import SystemClock
-from segue.launch.memory import MemoryKills, in_words, limit_bytes, peak_bytes
+from segue.launch.memory import (
+    MemoryKills,
+    RecentKills,
+    in_words,
+    limit_bytes,
+    peak_bytes,
+    unreclaimable_bytes,
+)
 from segue.records import StopReason
 from segue.runlog.history import read_history
 from segue.runlog.open import open_log
@@ -22,15 +30,36 @@ LIMIT_BYTES = 1_200 << 20
     [
         (MemoryKills(0, 0), MemoryKills(1, 1), False, True),
         (MemoryKills(3, 7), MemoryKills(3, 7), True, False),
-        (MemoryKills(0, 0), MemoryKills(0, 1), True, True),
+        (MemoryKills(0, 0), MemoryKills(0, 1), True, False),
         (MemoryKills(0, 0), MemoryKills(0, 1), False, False),
         (MemoryKills(None, 0), MemoryKills(None, 1), True, True),
         (MemoryKills(None, None), MemoryKills(None, None), True, False),
         (MemoryKills(None, 0), MemoryKills(1, 0), True, False),
+        (MemoryKills(None, 0), MemoryKills(None, 1), False, False),
     ],
 )
 def test_a_kill_in_the_group_counts_and_one_elsewhere_only_with_a_killed_process(before, after, was_killed, grown):
     assert before.has_grown_to(after, was_killed=was_killed) is grown
+
+
+def test_a_kill_long_before_the_end_does_not_count():
+    kills = RecentKills()
+    kills._older = kills._newer = MemoryKills(0, 0)
+    for at in (100.0, 102.0, 106.0):
+        kills.look(at)
+    assert kills.before == MemoryKills.now()  # As the counters were at 100 s, not at the start.
+
+
+def test_mapped_files_do_not_count_as_memory_that_is_used(tmp_path):
+    file = tmp_path / "data"
+    file.write_bytes(bytes(64 << 20))
+    before = unreclaimable_bytes()
+    with file.open("rb") as stream, mmap.mmap(stream.fileno(), 0, prot=mmap.PROT_READ) as mapped:
+        assert sum(mapped[::4096]) == 0
+        assert unreclaimable_bytes() - before < 32 << 20
+    held = bytearray(b"x") * (64 << 20)
+    assert unreclaimable_bytes() - before > 48 << 20
+    assert len(held) == 64 << 20
 
 
 def test_the_words_name_what_is_known():

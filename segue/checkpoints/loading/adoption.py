@@ -35,8 +35,10 @@ def adopt_last_save(runlog: RunLog, *, epoch: int) -> CheckpointRef | None:
         StoreReadError, StoreWriteError: a retry is safe.
     """
     history = read_history(runlog)
-    if history.damage:
-        return None  # A record that cannot be read may hold this commit, its quarantine, or a broken verdict.
+    if history.damage or history.broken_resumes:
+        # A record that cannot be read may hold this commit, its quarantine, or a broken verdict; and after broken
+        # resumes the next attempts go back, in an order that a newer commit would end.
+        return None
     for attempt in _candidates(history, epoch=epoch):
         manifest = _newest_complete(runlog, attempt, history)
         if manifest is None:

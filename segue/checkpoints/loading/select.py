@@ -96,7 +96,7 @@ def newest_valid(
 
 def _adopt(runlog: RunLog, *, epoch: int) -> None:
     try:
-        adopt_last_save(runlog, epoch=epoch)
+        patiently(partial(adopt_last_save, runlog, epoch=epoch), what="saves without a commit")
     except (StoreReadError, StoreWriteError) as error:
         log.warning("saves that were not committed were not looked for reason=%s", error)
 

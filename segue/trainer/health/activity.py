@@ -32,6 +32,8 @@ class Activity:
         self._training_seconds = 0.0
         self.longest_evaluation_seconds: float | None = None
         self.mark = Mark("starting", 0, 0)
+        self.is_reported = False
+        """Whether the attempt's report is in the log."""
 
     def step_done(self, step: int) -> None:
         """A step was done."""

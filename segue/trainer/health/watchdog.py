@@ -43,11 +43,20 @@ class Watchdog:
     """Watches one trainer process, from its claim to its report."""
 
     def __init__(
-        self, spec: RunSpec, activity: Activity, board: NoticeBoard, *, report: Report, ranks: int, is_leader: bool
+        self,
+        spec: RunSpec,
+        activity: Activity,
+        board: NoticeBoard,
+        *,
+        report: Report,
+        ranks: int,
+        is_leader: bool,
+        leave: Callable[[int], None],
     ) -> None:
+        """`report` writes the attempt's report; `leave` is called with the exit code just before the end."""
         self._spec, self._activity, self._board = spec, activity, board
         self.report = report
-        self._ranks, self._is_leader = ranks, is_leader
+        self._ranks, self._is_leader, self._leave = ranks, is_leader, leave
         self._parent = Parent()
         self._stop = threading.Event()
 
@@ -88,12 +97,13 @@ class Watchdog:
         """Report, and end this process with everything it started. Does not return."""
         stacks = stacks_of_all_threads()
         log.error("trainer ended by its watchdog reason=%s\n%s", why, stacks)
-        if self._is_leader:
+        if self._is_leader and not self._activity.is_reported:
             failure = CodeFailure(type="Hang", message=why, traceback=stacks) if reason is StopReason.HUNG else None
             writing = threading.Thread(target=self.report, args=(reason, failure, why), daemon=True)
             writing.start()
             writing.join(_REPORT_SECONDS)
         sys.stderr.flush()
+        self._leave(ExitCode.of(reason))
         if self._parent.is_alive():
             os._exit(ExitCode.of(reason))  # Who started this process ends its process group.
         os.killpg(0, signal.SIGKILL)

@@ -66,9 +66,16 @@ def test_a_kill_that_the_group_counted_makes_any_failure_out_of_memory(monkeypat
     monkeypatch.setattr(MemoryKills, "now", classmethod(lambda cls: cls(group=1, machine=1)))
     assert stop_reason(RuntimeError("lost contact"), kills_before=NO_KILLS) is StopReason.OUT_OF_MEMORY
     only_machine = MemoryKills(group=1, machine=0)
-    assert stop_reason(RuntimeError("lost contact"), kills_before=only_machine) is StopReason.FAILED
     worker = RuntimeError("DataLoader worker (pid 7) is killed by signal: Killed. ")
-    assert stop_reason(worker, kills_before=only_machine) is StopReason.OUT_OF_MEMORY
+    assert stop_reason(worker, kills_before=only_machine) is StopReason.FAILED
+
+
+def test_without_a_control_group_a_killed_data_worker_and_a_kill_on_the_machine_are_out_of_memory(monkeypatch):
+    monkeypatch.setattr(MemoryKills, "now", classmethod(lambda cls: cls(group=None, machine=1)))
+    before = MemoryKills(group=None, machine=0)
+    worker = RuntimeError("DataLoader worker (pid 7) is killed by signal: Killed. ")
+    assert stop_reason(worker, kills_before=before) is StopReason.OUT_OF_MEMORY
+    assert stop_reason(RuntimeError("lost contact"), kills_before=before) is StopReason.FAILED
 
 
 def test_a_transient_error_is_retried_after_a_back_off_and_the_run_finishes(make_spec, open_log, tmp_path):
