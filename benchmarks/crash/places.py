@@ -164,10 +164,10 @@ class S3Place:
 def s3_place(endpoint_url: str | None) -> Iterator[S3Place]:
     """A bucket at this endpoint, or at a moto server of its own; gone with all its objects afterwards."""
     if endpoint_url is None:
-        with _made_up_keys(), _moto_server() as url, _bucket(url) as bucket, Wire.to(url) as wire:
+        with made_up_keys(), moto_server() as url, bucket_of(url) as bucket, Wire.to(url) as wire:
             yield S3Place(bucket=bucket, endpoint_url=url, wire=wire, kind="moto")
     else:
-        with _bucket(endpoint_url) as bucket, Wire.to(endpoint_url) as wire:
+        with bucket_of(endpoint_url) as bucket, Wire.to(endpoint_url) as wire:
             yield S3Place(bucket=bucket, endpoint_url=endpoint_url, wire=wire, kind=endpoint_url)
 
 
@@ -183,6 +183,8 @@ def serve_moto() -> None:
     """The server process: print its address, then serve until standard input ends."""
     from moto.server import ThreadedMotoServer
 
+    # Its put-if-absent looks first and puts then: a switch of threads in between would let both of two writers win.
+    sys.setswitchinterval(60)
     server = ThreadedMotoServer("127.0.0.1", 0, verbose=False)
     server.start()
     host, port = server.get_host_and_port()
@@ -192,7 +194,7 @@ def serve_moto() -> None:
 
 
 @contextmanager
-def _moto_server() -> Iterator[str]:
+def moto_server() -> Iterator[str]:
     with subprocess.Popen(
         [sys.executable, "-c", _START_MOTO],
         stdin=subprocess.PIPE,
@@ -210,7 +212,7 @@ def _moto_server() -> Iterator[str]:
 
 
 @contextmanager
-def _made_up_keys() -> Iterator[None]:
+def made_up_keys() -> Iterator[None]:
     """Made-up credentials in the environment, which trainers inherit, and no way to the real ones."""
     before = {name: value for name, value in os.environ.items() if name.startswith("AWS_")}
     for name in before:
@@ -225,7 +227,7 @@ def _made_up_keys() -> Iterator[None]:
 
 
 @contextmanager
-def _bucket(endpoint_url: str) -> Iterator[str]:
+def bucket_of(endpoint_url: str) -> Iterator[str]:
     name = f"segue-crash-{uuid.uuid4().hex[:12]}"
     client = s3_client(endpoint_url)
     client.create_bucket(Bucket=name)
