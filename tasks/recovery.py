@@ -20,6 +20,7 @@ from segue.clock import Clock
 from segue.controller.steps import request_stop
 from segue.errors import OrchestratorError, RunOverError
 from segue.records import ParentRecord
+from segue.runlog.entries import DecisionEntry
 from segue.runlog.history import History, read_history
 from segue.runlog.log import RunLog
 from segue.runlog.parents import remove_parent
@@ -84,7 +85,7 @@ def recover_run(
     """
     history = read_history(runlog)
     runs = parents_of(client, history.spec, dead)
-    if history.is_over or history.spec is None:
+    if history.spec is None or (history.is_over and not (runs and _starts_it_again(runs[0], runlog))):
         return _end(client, runlog, history, dead, runs), None
     if runs and will_start(runs[0], dead, now=clock.now(), limit_seconds=_start_seconds(client, runs[0])):
         return "a start of its parent is queued", runs[0].id
@@ -160,6 +161,14 @@ def _start_seconds(client: SyncPrefectClient, run: FlowRun) -> float:
     except ObjectNotFound:
         pool = None
     return _PROCESS_START_SECONDS if pool is not None and pool.type == "process" else _START_SECONDS
+
+
+def _starts_it_again(run: FlowRun, runlog: RunLog) -> bool:
+    """Whether this flow run starts a run again that was over: it was requested after the end, and has not ended."""
+    requested = run.parameters.get("requested_at_slot")
+    ended = max((slot.number for slot in runlog.slots if isinstance(slot.entry, DecisionEntry)), default=-1)
+    is_over = run.state is not None and (run.state.is_completed() or run.state.is_cancelled())
+    return isinstance(requested, int) and requested > ended and not is_over
 
 
 def _is_cancelled(run: FlowRun) -> bool:

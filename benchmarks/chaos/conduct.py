@@ -133,7 +133,7 @@ def measure(options: Options, *, say: Callable[[str], None]) -> dict[str, Any]:
             world.settle(options.settle_seconds)
             stuck = [run.spec.run_id for run in world.live]
             left = world.left_processes() if not stuck else []
-            api_url, restarts, recoveries = world.stack.api_url, world.keeper.restarts, world.recovery.runs
+            api_url, restarts, recoveries = world.stack.api_url, world.services.restarts, world.recovery.runs
             if options.logs is not None:
                 _keep_logs(world, options.logs, timeline)
             # Judged once nothing writes any more, also not what is stuck.

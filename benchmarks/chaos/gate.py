@@ -96,7 +96,9 @@ class Gate:
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._writers.add(writer)
         # A connection may break at any moment, on either side; that is what this is for.
-        with suppress(OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError, TimeoutError):
+        broken = (OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError, TimeoutError)
+        # Cancelled only when the gate is closed; asyncio would report that for each connection.
+        with suppress(*broken, asyncio.CancelledError):
             await self._treat(reader, writer)
         self._writers.discard(writer)
         writer.transport.abort()

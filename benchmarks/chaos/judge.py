@@ -47,7 +47,7 @@ class RunJudge:
         """Records by slot that were there and are gone, or have become other ones."""
 
     def look(self) -> None:
-        """Read the whole log anew, and compare it with what was there before.
+        """Read the whole log again, and compare it with what was there before.
 
         Raises:
             StoreReadError: the log could not be read; what was seen stays known.

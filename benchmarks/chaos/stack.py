@@ -45,7 +45,7 @@ class ChaosStack(LocalStack):
             yield client
 
 
-class Keeper:
+class ServiceManager:
     """Starts services again that have ended, except those that are kept down."""
 
     def __init__(self, stack: LocalStack) -> None:

@@ -17,7 +17,7 @@ from benchmarks.chaos import processes
 from benchmarks.chaos.gate import OPEN, Gate
 from benchmarks.chaos.places import Place, folder_place, s3_place
 from benchmarks.chaos.runs import Lane, LiveRun
-from benchmarks.chaos.stack import ChaosStack, Keeper, Recovery, is_alive
+from benchmarks.chaos.stack import ChaosStack, Recovery, ServiceManager, is_alive
 from segue.testing.metadata import NO_SERVICE
 
 _LEFT_SECONDS = 60.0
@@ -38,7 +38,7 @@ class World:
 
     def __init__(self, stack: ChaosStack, *, gate: Gate, places: Sequence[Place], say: Say, lanes: int) -> None:
         self.stack, self.gate, self.places = stack, gate, tuple(places)
-        self.keeper, self.recovery = Keeper(stack), Recovery(stack)
+        self.services, self.recovery = ServiceManager(stack), Recovery(stack)
         self.starts_new = True
         self._taken: set[str] = set()
         self._suspended: list[psutil.Process] = []
@@ -49,7 +49,7 @@ class World:
 
     def tick(self) -> None:
         """Look after services and runs; takes at least a fifth of a second."""
-        self.keeper.tick(kept_down=self._taken)
+        self.services.tick(kept_down=self._taken)
         self.recovery.tick()
         for lane in self.lanes:
             lane.tick(starts_new=self.starts_new, can_write=lane.place.name not in self._taken)
