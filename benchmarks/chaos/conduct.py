@@ -29,7 +29,7 @@ from segue.runlog.log import RunLog
 from segue.stores import LocalStore
 
 _RETRY_SECONDS = 0.5
-_PATIENCE_SECONDS = 45.0
+_PATIENCE_SECONDS = 90.0
 """How long a fault waits for something to hit, until it is skipped."""
 SETTLE_SECONDS = 300.0
 _MUST_BE_ZERO = ("late", "commits_lost", "doubled_steps", "stuck", "processes_left")

@@ -22,7 +22,7 @@ from benchmarks.chaos.world import NotNowError, World, picked
 
 _AWAY = (3.0, 12.0)
 _API = "api"
-_POOLS = ("spot", "on-demand")
+_POOLS = ("spot", "on-demand", "parents")
 
 
 def give_notice(world: World, fault: Fault) -> Undo:
