@@ -83,6 +83,8 @@ class History:
     """A person's request to stop the run, since it was last opened."""
     stop_slot: int | None = None
     fresh_from: int = 0
+    earlier_plans: frozenset[tuple[int, int]] = frozenset()
+    """Segment and attempt of the plans from before that decision: a report of them that comes later is not fresh."""
     damage: tuple[Damage, ...] = ()
     named_damage: frozenset[int] = field(default_factory=frozenset)
     next_slot: int = 0
@@ -112,7 +114,7 @@ class History:
     @property
     def fresh_reports(self) -> tuple[SegmentReport, ...]:
         """One report per attempt, for the attempts after the last decision that ended the run."""
-        before = {(report.segment, report.attempt) for report in self.reports[: self.fresh_from]}
+        before = {(report.segment, report.attempt) for report in self.reports[: self.fresh_from]} | self.earlier_plans
         return tuple(report for report in self.last_reports() if (report.segment, report.attempt) not in before)
 
     def report_of(self, segment: int, attempt: int) -> SegmentReport | None:
@@ -246,10 +248,17 @@ def fold(slots: Sequence[Slot], *, damage: tuple[Damage, ...] = (), next_slot: i
         handovers=tuple(slot.entry for slot in slots if isinstance(slot.entry, HandoverEntry)),
         broken_resumes=_broken_in_a_row(fresh),
         fresh_from=sum(isinstance(slot.entry, ReportEntry) for slot in slots if slot.number < ended),
+        earlier_plans=frozenset(_plans_before(slots, ended)),
         damage=damage,
         named_damage=frozenset(quarantined),
         next_slot=next_slot,
     )
+
+
+def _plans_before(slots: Sequence[Slot], ended: int) -> Iterable[tuple[int, int]]:
+    entries = (slot.entry for slot in slots if slot.number < ended)
+    plans = (entry.plan for entry in entries if isinstance(entry, DecisionEntry))
+    return ((plan.segment, plan.attempt) for plan in plans if plan is not None)
 
 
 def _handover(slots: Sequence[Slot]) -> HandoverEntry | None:
