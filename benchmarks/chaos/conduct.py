@@ -133,6 +133,7 @@ def measure(options: Options, *, say: Callable[[str], None]) -> dict[str, Any]:
             world.settle(options.settle_seconds)
             stuck = [run.spec.run_id for run in world.live]
             left = world.left_processes() if not stuck else []
+            open_flow_runs = world.open_flow_runs() if not stuck else []
             api_url, restarts, recoveries = world.stack.api_url, world.services.restarts, world.recovery.runs
             if options.logs is not None:
                 _keep_logs(world, options.logs, timeline)
@@ -145,6 +146,7 @@ def measure(options: Options, *, say: Callable[[str], None]) -> dict[str, Any]:
     return {
         **_figures(judgements, conductor.outcome, stuck=stuck, left=left, has_reference=bool(expected)),
         "problems": problems + [f"{each.run_id}: {problem}" for each in judgements for problem in each.problems],
+        "flow_runs_open": open_flow_runs,
         "service_restarts": restarts,
         "recoveries": recoveries,
         "seed": options.seed,

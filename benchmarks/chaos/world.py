@@ -10,8 +10,13 @@ from itertools import count
 from pathlib import Path
 from typing import TypeVar
 
+import httpx
 import psutil
 from prefect.client.orchestration import SyncPrefectClient
+from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterState, FlowRunFilterStateType
+from prefect.client.schemas.objects import FlowRun
+from prefect.exceptions import PrefectHTTPStatusError
+from segue.deployments.process.registration import UNFINISHED
 
 from benchmarks.chaos import processes
 from benchmarks.chaos.gate import OPEN, Gate
@@ -110,6 +115,19 @@ class World:
         while (left := processes.of_flow_runs(self.stack.api_url)) and time.monotonic() < give_up_at:
             self.tick()
         return processes.in_words(left)
+
+    def open_flow_runs(self) -> list[str]:
+        """Flow runs that are shown as waiting or running when all runs have ended; waits a while for the last ones."""
+        give_up_at = time.monotonic() + _LEFT_SECONDS
+        wanted = FlowRunFilter(state=FlowRunFilterState(type=FlowRunFilterStateType(any_=list(UNFINISHED))))
+        found: list[FlowRun] = []
+        while time.monotonic() < give_up_at:
+            with suppress(httpx.HTTPError, PrefectHTTPStatusError):
+                self.ask(lambda client: found.__setitem__(slice(None), client.read_flow_runs(flow_run_filter=wanted)))
+                if not found:
+                    break
+            self.tick()
+        return [f"{run.name} is {run.state_name}" for run in found]
 
     def close(self) -> None:
         """End what the stack does not end itself, and continue what is suspended."""
