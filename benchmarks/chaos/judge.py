@@ -10,7 +10,7 @@ from pathlib import Path
 from benchmarks.crash.checks import Checker
 from segue.curves.frame import curve
 from segue.errors import CheckpointError
-from segue.runlog.entries import AnyEntry, CommitEntry, DecisionEntry, QuarantineEntry
+from segue.runlog.entries import AnyEntry, CommitEntry, QuarantineEntry
 from segue.runlog.history import read_history
 from segue.runlog.log import RunLog
 from segue.spec import RunSpec
@@ -77,7 +77,7 @@ class RunJudge:
         found = Judgement(
             run_id=self._spec.run_id,
             is_finished=history.committed_step >= self._spec.steps,
-            late_seconds=seconds_late(entries, self._spec.deadline),
+            late_seconds=seconds_late(entries, steps=self._spec.steps, deadline=self._spec.deadline),
             commits=len(history.checkpoints),
             attempts=len(history.attempts),
             commits_lost=len(lost | checker.lost | checker.torn),
@@ -91,9 +91,9 @@ class RunJudge:
         return found
 
 
-def seconds_late(entries: Iterable[AnyEntry], deadline: datetime | None) -> float:
-    """How long after the deadline the first decision that the run is finished was made; 0 without one."""
-    ends = [e.written_at for e in entries if isinstance(e, DecisionEntry) and e.action == "finished"]
+def seconds_late(entries: Iterable[AnyEntry], *, steps: int, deadline: datetime | None) -> float:
+    """How long after the deadline the goal was committed; 0 when it was not."""
+    ends = [e.written_at for e in entries if isinstance(e, CommitEntry) and e.manifest.step >= steps]
     if deadline is None or not ends:
         return 0.0
     return max((ends[0] - deadline).total_seconds(), 0.0)

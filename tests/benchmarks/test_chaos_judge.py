@@ -15,7 +15,7 @@ from segue.launch.assignment import Assignment
 from segue.notices.board import NoticeBoard
 from segue.records import CheckpointRef
 from segue.runlog import keys
-from segue.runlog.entries import CommitEntry, DecisionEntry, QuarantineEntry
+from segue.runlog.entries import CommitEntry, QuarantineEntry
 from segue.runlog.history import read_history
 from segue.runlog.log import RunLog
 from segue.stores import LocalStore
@@ -146,14 +146,13 @@ def test_a_save_that_a_later_attempt_commits_for_a_killed_one_is_not_doubled(tra
     assert doubled_steps([first, adopted, own]) == 0
 
 
-def test_late_is_counted_from_the_first_decision_that_the_run_is_finished(trained):
+def test_late_is_counted_from_the_commit_of_the_goal(trained):
     end = datetime(2026, 1, 1, 12, tzinfo=UTC)
-    facts = {"entry_id": "1", "written_at": end, "plan": None, "action": "finished", "reason": ""}
-    entries = [DecisionEntry.model_validate(facts)]
-    assert seconds_late(entries, end - timedelta(seconds=7)) == 7.0
-    assert seconds_late(entries, end + timedelta(seconds=7)) == 0.0
-    assert seconds_late([], end) == 0.0
-    assert seconds_late(entries, None) == 0.0
+    entries = [slot.entry.model_copy(update={"written_at": end}) for slot in commits_of(trained[0])]
+    assert seconds_late(entries, steps=40, deadline=end - timedelta(seconds=7)) == 7.0
+    assert seconds_late(entries, steps=40, deadline=end + timedelta(seconds=7)) == 0.0
+    assert seconds_late(entries, steps=41, deadline=end - timedelta(seconds=7)) == 0.0
+    assert seconds_late(entries, steps=40, deadline=None) == 0.0
 
 
 @pytest.mark.parametrize(
