@@ -34,10 +34,12 @@ log = logging.getLogger(__name__)
 PARENT_DEPLOYMENT = "train/train"
 DUPLICATE = "Duplicate"
 """Name of the state of a parent that ended because another one runs the same run."""
-FIRST_BACKOFF_SECONDS = 30.0
+FIRST_BACKOFF_SECONDS = 10.0
 LONGEST_BACKOFF_SECONDS = 1800.0
 _START_SECONDS = 180.0
 """How long a start of the parent that a worker has taken may take until its first heartbeat."""
+_PROCESS_START_SECONDS = 45.0
+"""The same where no image has to be pulled: the parent's process runs already, or is on a process pool."""
 _MOST_FLOW_RUNS = 200
 _OF_ANOTHER_SERVER = (
     "its parent ran on another Prefect server, which recovers it; `segue recover --take-over` starts it here"
@@ -107,9 +109,9 @@ def recover_run(
         return _OF_ANOTHER_SERVER, None
     history = read_history(runlog)
     runs = parents_of(client, history.spec, dead)
-    if history.is_over or history.spec is None:
+    if history.spec is None or (history.is_over and not (runs and _starts_it_again(runs[0], runlog))):
         return _end(client, runlog, history, dead, runs), None
-    if runs and _will_start(runs[0], dead, now=clock.now()):
+    if runs and will_start(runs[0], dead, now=clock.now(), limit_seconds=_start_seconds(client, runs[0])):
         return "a start of its parent is queued", runs[0].id
     holder = next((run for run in runs if str(run.id) == dead.flow_run_id), runs[0] if runs else None)
     if holder is not None and _is_cancelled(holder):
@@ -178,12 +180,33 @@ def _state_of(last: DecisionEntry, history: History) -> State[Any]:
     return state_of_run(last.action, last.reason, late_seconds=late_seconds_at_end(history))
 
 
-def _will_start(run: FlowRun, dead: ParentRecord, *, now: datetime) -> bool:
-    """Whether this flow run has not begun yet, so that no second one is needed."""
+def will_start(run: FlowRun, dead: ParentRecord, *, now: datetime, limit_seconds: float) -> bool:
+    """Whether this flow run has not begun yet, so that no second one is needed.
+
+    A worker that took it may have died with it: after `limit_seconds` without a heartbeat it counts as dead.
+    """
     if run.state is None or run.state.type in _QUEUED:
         return True
     is_new = str(run.id) != dead.flow_run_id and not run.state.is_final()
-    return is_new and now - run.state.timestamp < timedelta(seconds=_START_SECONDS)
+    return is_new and now - run.state.timestamp < timedelta(seconds=limit_seconds)
+
+
+def _start_seconds(client: SyncPrefectClient, run: FlowRun) -> float:
+    if run.state is not None and run.state.is_running():
+        return _PROCESS_START_SECONDS
+    try:
+        pool = client.read_work_pool(run.work_pool_name) if run.work_pool_name else None
+    except ObjectNotFound:
+        pool = None
+    return _PROCESS_START_SECONDS if pool is not None and pool.type == "process" else _START_SECONDS
+
+
+def _starts_it_again(run: FlowRun, runlog: RunLog) -> bool:
+    """Whether this flow run starts a run again that was over: it was requested after the end, and has not ended."""
+    requested = run.parameters.get("requested_at_slot")
+    ended = max((slot.number for slot in runlog.slots if isinstance(slot.entry, DecisionEntry)), default=-1)
+    is_over = run.state is not None and (run.state.is_completed() or run.state.is_cancelled())
+    return isinstance(requested, int) and requested > ended and not is_over
 
 
 def _is_cancelled(run: FlowRun) -> bool:

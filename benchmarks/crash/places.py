@@ -183,6 +183,8 @@ def serve_moto() -> None:
     """The server process: print its address, then serve until standard input ends."""
     from moto.server import ThreadedMotoServer
 
+    # Its put-if-absent looks first and puts then: a switch of threads in between would let both of two writers win.
+    sys.setswitchinterval(60)
     server = ThreadedMotoServer("127.0.0.1", 0, verbose=False)
     server.start()
     host, port = server.get_host_and_port()

@@ -24,7 +24,8 @@ from prefect.utilities.callables import parameter_schema
 TEMPLATES = files("segue.deployments") / "templates"
 POOLS = ("spot", "on-demand", "parents")
 
-_UNFINISHED = [StateType.SCHEDULED, StateType.PENDING, StateType.RUNNING, StateType.PAUSED, StateType.CANCELLING]
+UNFINISHED = (StateType.SCHEDULED, StateType.PENDING, StateType.RUNNING, StateType.PAUSED, StateType.CANCELLING)
+"""States of flow runs that have not ended."""
 
 
 @dataclass(frozen=True)
@@ -89,7 +90,7 @@ def register_deployments(client: SyncPrefectClient) -> None:
 
 def crash_leftovers(client: SyncPrefectClient) -> None:
     """Set flow runs of an earlier start in the same folder to Crashed: their processes ended with that server."""
-    unfinished = FlowRunFilter(state=FlowRunFilterState(type=FlowRunFilterStateType(any_=_UNFINISHED)))
+    unfinished = FlowRunFilter(state=FlowRunFilterState(type=FlowRunFilterStateType(any_=list(UNFINISHED))))
     while runs := client.read_flow_runs(flow_run_filter=unfinished):
         for run in runs:
             client.set_flow_run_state(run.id, Crashed(message="the local Prefect that ran it has ended"), force=True)

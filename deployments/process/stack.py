@@ -46,6 +46,7 @@ class LocalStack:
         self.port = 0
         self._supervisor: subprocess.Popen[bytes] | None = None
         self._services: dict[str, psutil.Process] = {}
+        self._arguments: dict[str, tuple[str, ...]] = {}
         self._lock, self._suffix = -1, ""
 
     @property
@@ -83,6 +84,19 @@ class LocalStack:
         for pool in POOLS:
             self._wait_until(lambda pool=pool: _has_worker(self.api_url, pool), name=f"worker-{pool}")  # type: ignore[misc]
         return self
+
+    @property
+    def services(self) -> Mapping[str, psutil.Process]:
+        """The processes of the server, named `server`, and of the workers, named `worker-` and their pool."""
+        return self._services
+
+    def start_again(self, name: str) -> None:
+        """Start a service that has ended, as a service manager would. Returns before it is ready.
+
+        Raises:
+            OrchestratorError: the process could not be started.
+        """
+        self._spawn(name, *self._arguments[name])
 
     def stop(self) -> None:
         """End workers, server and whatever they started; returns when all are gone."""
@@ -179,6 +193,7 @@ class LocalStack:
         assert self._supervisor is not None
         assert self._supervisor.stdin is not None
         assert self._supervisor.stdout is not None
+        self._arguments[name] = arguments
         order = {"argv": [sys.executable, "-m", "prefect", *arguments], "log": str(self.logs / f"{name}.log")}
         try:
             self._supervisor.stdin.write(json.dumps(order).encode() + b"\n")

@@ -73,6 +73,8 @@ class History:
     """A person's request to stop the run, since it was last opened."""
     stop_slot: int | None = None
     fresh_from: int = 0
+    earlier_plans: frozenset[tuple[int, int]] = frozenset()
+    """Segment and attempt of the plans from before that decision: a report of them that comes later is not fresh."""
     damage: tuple[Damage, ...] = ()
     named_damage: frozenset[int] = field(default_factory=frozenset)
     next_slot: int = 0
@@ -103,7 +105,7 @@ class History:
     @cached_property
     def fresh_reports(self) -> tuple[SegmentReport, ...]:
         """One report per attempt, for the attempts after the last decision that ended the run."""
-        before = {(report.segment, report.attempt) for report in self.reports[: self.fresh_from]}
+        before = {(report.segment, report.attempt) for report in self.reports[: self.fresh_from]} | self.earlier_plans
         return tuple(report for report in self.last_reports() if (report.segment, report.attempt) not in before)
 
     def report_of(self, segment: int, attempt: int) -> SegmentReport | None:

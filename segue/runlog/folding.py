@@ -50,6 +50,7 @@ class Folding:
         self._is_over = self._is_stopped = False
         self._stop: tuple[int, DecisionEntry] | None = None
         self._fresh_from = 0
+        self._earlier_plans: frozenset[tuple[int, int]] = frozenset()
         self._drills = _Grown[DrillEntry]()
         self._broken_drill: Verdict | None = None
         self._broken_resumes: tuple[VerdictEntry, ...] = ()
@@ -103,6 +104,7 @@ class Folding:
             stop=self._stop[1] if self._stop is not None else None,
             stop_slot=self._stop[0] if self._stop is not None else None,
             fresh_from=self._fresh_from,
+            earlier_plans=self._earlier_plans,
             damage=damage,
             named_damage=self._checkpoints.quarantined_slots(),
             next_slot=next_slot,
@@ -128,6 +130,8 @@ class Folding:
     def _end_earlier_runs(self) -> None:
         """Everything so far belongs to runs that have ended; budgets count from here."""
         self._fresh_from = len(self._reports)
+        plans = (entry.plan for entry in self._decisions.read())
+        self._earlier_plans = frozenset((plan.segment, plan.attempt) for plan in plans if plan is not None)
         self._drills = _Grown()
         self._broken_drill, self._broken_resumes = None, ()
 

@@ -8,7 +8,7 @@ import pytest
 
 from segue.clock import SystemClock
 from segue.controller.local_run import run_here
-from segue.controller.steps import decide_next, open_run, request_stop
+from segue.controller.steps import decide_next, declare_lost, open_run, request_stop
 from segue.errors import RunOverError, StalePlanError
 from segue.records import StopReason
 from segue.reports.summary import state_of
@@ -100,6 +100,16 @@ def test_what_the_stopped_attempt_reported_does_not_count_for_the_resumed_run(ru
     request_stop(run.log, reason="by hand")
     run.report(plan, claim, StopReason.BOUND)
     assert read_history(open_run(run.spec, clock=run.clock)).fresh_reports == ()
+
+
+def test_an_attempt_from_before_the_stop_whose_cancelled_end_is_found_later_does_not_end_the_resumed_run(run):
+    plan = run.decide()
+    request_stop(run.log, reason="the parent's flow run was cancelled")
+    open_run(run.spec, clock=run.clock)
+    assert decide_next(run.log, run.spec, clock=run.clock).plan == plan
+    declare_lost(run.log, plan, why="its flow run ended as Cancelled without a report", reason=StopReason.CANCELLED)
+    decision = decide_next(run.log, run.spec, clock=run.clock)
+    assert (decision.action, decision.plan.attempt) == ("run", plan.attempt + 1)
 
 
 def test_a_stopped_run_resumes_from_its_last_checkpoint_when_it_is_started_again(make_spec):

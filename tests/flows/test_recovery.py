@@ -7,19 +7,22 @@ import signal
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
 from pathlib import Path
+from uuid import uuid4
 
 import psutil
 import pytest
 from prefect.client.orchestration import get_client
-from prefect.client.schemas.objects import StateType
-from prefect.states import Cancelling, Running
+from prefect.client.schemas.actions import WorkPoolUpdate
+from prefect.client.schemas.objects import FlowRun, StateType
+from prefect.states import Cancelling, Completed, Pending, Running, Scheduled
 from segue.deployments.process.follow import trigger
-from segue.tasks.recovery import parents_of
+from segue.tasks.recovery import parents_of, will_start
 
 from segue.clock import SystemClock
 from segue.controller.recovery import register_start
-from segue.controller.steps import open_run
+from segue.controller.steps import decide_next, declare_lost, open_run
 from segue.process import ProcessRef
 from segue.records import ParentRecord, StopReason
 from segue.runlog.history import read_history
@@ -29,6 +32,24 @@ from tests.flows.test_runs import LONG, final_state, live_attempt, segment_runs,
 pytestmark = [pytest.mark.prefect, pytest.mark.timeout(300)]
 
 SEGUE = Path(sys.executable).with_name("segue")
+
+
+@pytest.mark.parametrize(
+    ("state", "seconds_ago", "waits"),
+    [
+        (Scheduled(), 3600, True),  # It waits for a worker.
+        (Pending(), 44, True),
+        (Pending(), 46, False),  # The worker that took it may have died with it.
+        (Running(), 46, False),
+        (Completed(), 1, False),
+    ],
+)
+def test_a_start_that_was_taken_and_shows_no_heartbeat_is_waited_for_only_so_long(state, seconds_ago, waits):
+    now = SystemClock().now()
+    state.timestamp = now - timedelta(seconds=seconds_ago)
+    run = FlowRun(flow_id=uuid4(), state=state)
+    dead = ParentRecord(run_id="r", flow_run_id=str(uuid4()), timeout_seconds=1, beat_at=now)
+    assert will_start(run, dead, now=now, limit_seconds=45) is waits
 
 
 @pytest.fixture
@@ -188,3 +209,25 @@ def test_a_run_that_ended_while_prefect_was_away_gets_its_state_from_the_log(cli
     state = client.read_flow_run(first).state
     assert (state.type, state.message) == (StateType.COMPLETED, "step 200 is committed")
     assert parents(runlog.store) == []
+
+
+@pytest.mark.matrix
+def test_a_cancelled_run_that_is_started_again_and_waits_for_a_worker_is_not_ended_by_recovery(
+    client, make_spec, recover
+):
+    liveness = {"heartbeat_seconds": 0.5, "heartbeat_timeout_seconds": 2}
+    spec = make_spec(run_id="started-again", **LONG | {"steps": 60, "liveness": liveness})
+    runlog = open_run(spec, clock=SystemClock())
+    plan = decide_next(runlog, spec, clock=SystemClock()).plan
+    declare_lost(runlog, plan, why="its flow run was cancelled", reason=StopReason.CANCELLED)
+    assert decide_next(runlog, spec, clock=SystemClock()).action == "cancelled"
+    client.update_work_pool("parents", WorkPoolUpdate(is_paused=True))
+    try:
+        opened = open_run(spec, clock=SystemClock())
+        register_start(runlog.store, spec, clock=SystemClock())
+        again = trigger(client, spec, requested_at_slot=opened.next_slot)
+        assert "started-again: a start of its parent is queued" in recover(spec.store.url)
+        assert client.read_flow_run(again).state.type is StateType.SCHEDULED
+    finally:
+        client.update_work_pool("parents", WorkPoolUpdate(is_paused=False))
+    assert final_state(client, again).type is StateType.COMPLETED

@@ -85,10 +85,17 @@ def whole_fold(slots: Sequence[Slot], *, damage: tuple[Damage, ...] = (), next_s
         handovers=tuple(slot.entry for slot in slots if isinstance(slot.entry, HandoverEntry)),
         broken_resumes=_broken_in_a_row(fresh),
         fresh_from=sum(isinstance(slot.entry, ReportEntry) for slot in slots if slot.number < ended),
+        earlier_plans=frozenset(_plans_before(slots, ended)),
         damage=damage,
         named_damage=frozenset(quarantined),
         next_slot=next_slot,
     )
+
+
+def _plans_before(slots: Sequence[Slot], ended: int) -> Iterable[tuple[int, int]]:
+    entries = (slot.entry for slot in slots if slot.number < ended)
+    plans = (entry.plan for entry in entries if isinstance(entry, DecisionEntry))
+    return ((plan.segment, plan.attempt) for plan in plans if plan is not None)
 
 
 def _handover(slots: Sequence[Slot]) -> HandoverEntry | None:

@@ -1,0 +1,1 @@
+"""`segue bench chaos`: runs on a whole local Prefect while everything around them fails."""

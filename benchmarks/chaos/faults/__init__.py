@@ -1,0 +1,1 @@
+"""The faults of the chaos benchmark, by subject; `registry` lists every kind."""

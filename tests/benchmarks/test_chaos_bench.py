@@ -1,0 +1,71 @@
+"""The chaos benchmark as a whole: a minute of it passes, a schedule from a file is played, Ctrl-C leaves nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from benchmarks.chaos.conduct import Options, measure, passed
+from benchmarks.chaos.faults.registry import times
+from benchmarks.chaos.schedule import drawn
+from tests.benchmarks.test_crash_bench import processes_of
+
+pytestmark = [pytest.mark.prefect, pytest.mark.matrix, pytest.mark.timeout(600)]
+
+ROOT = Path(__file__).parents[2]
+COMMAND = [sys.executable, "-m", "benchmarks.chaos.command"]
+FIGURES = {"runs", "faults", "finished", "late", "commits_lost", "doubled_steps", "final_identical", "stuck"}
+
+
+def test_a_minute_of_faults_loses_nothing_and_leaves_nothing():
+    plan = drawn(seed=5, minutes=1, kinds=times())
+    report = measure(Options(schedule=plan, seconds=60.0, seed=5, lanes=2), say=lambda text: None)
+    assert passed(report), report
+    assert report.keys() >= FIGURES | {"processes_left"}
+    assert sum(report["faults"].values()) + sum(report["skipped"].values()) == len(plan.faults)
+    assert report["faults_applied"] >= 4
+    assert json.loads(json.dumps(report)) == report
+
+
+def test_a_schedule_from_a_file_is_played(tmp_path):
+    faults = [
+        {"kind": "trainer-kill", "at_seconds": 12},
+        {"kind": "store-away", "at_seconds": 14, "for_seconds": 4},
+        {"kind": "parent-kill", "at_seconds": 20},
+    ]
+    (tmp_path / "faults.json").write_text(json.dumps({"faults": faults}))
+    command = [*COMMAND, "--schedule", str(tmp_path / "faults.json"), "--lanes", "1", "--json"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=500)
+    assert done.returncode == 0, done.stderr
+    report = json.loads(done.stdout)
+    assert report["faults"] == {"parent-kill": 1, "store-away": 1, "trainer-kill": 1}
+    assert (report["finished"], report["final_identical"]) == (report["runs"], True)
+
+
+def test_ctrl_c_leaves_neither_files_nor_processes_nor_mounts(tmp_path):
+    command = [*COMMAND, "--minutes", "5", "--lanes", "2"]
+    run = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, env=os.environ | {"TMPDIR": str(tmp_path)})
+    give_up_at = time.monotonic() + 120
+    while not any(b"prefect.engine" in command_line(pid) for pid in processes_of(tmp_path)):
+        assert time.monotonic() < give_up_at
+        time.sleep(0.2)
+    run.send_signal(signal.SIGINT)
+    run.communicate(timeout=120)
+    assert run.returncode != 0
+    assert processes_of(tmp_path) == []
+    assert str(tmp_path) not in Path("/proc/mounts").read_text()
+    assert list(tmp_path.iterdir()) == []
+
+
+def command_line(pid: int) -> bytes:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return b""
