@@ -154,7 +154,8 @@ class LiveRun:
             self._segment = segment
             self._page.begin_version()
         picture = self._picture.of(self._runlog, view)
-        self._page.write(client, page(view, picture=picture), description=f"Run {self._spec.run_id}")
+        where = f", segment {segment}" if segment is not None else ""
+        self._page.write(client, page(view, picture=picture), description=f"Run {self._spec.run_id}{where}")
         self._progress.write(client, share_of(view), description=described(view))
 
 

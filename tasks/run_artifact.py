@@ -31,7 +31,9 @@ def publish_run(spec: RunSpec) -> None:
     run_id, task_id = (UUID(str(known)) if known else None for known in (flow_run.id, task_run.id))
     with quick_client() as client:
         artifact = page_artifact(spec, flow_run_id=run_id, task_run_id=task_id)
-        artifact.write(client, page(view, picture=picture_of(runlog, now=now)), description=f"Run {spec.run_id}")
+        artifact.write(
+            client, page(view, picture=picture_of(runlog, now=now)), description=f"Run {spec.run_id}, its last page"
+        )
 
 
 def artifact_key(run_id: str) -> str:

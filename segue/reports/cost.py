@@ -92,6 +92,12 @@ class CostReport(Value):
         amount = money(abs(self.on_demand_cost - self.cost), self.currency)
         return f"saved {amount} ({share:.0%})" if share > 0 else f"paid {amount} ({-share:.0%}) more"
 
+    @property
+    def comparison(self) -> str:
+        """The paid money and its relation to on-demand alone, as text."""
+        than = {"saved": "against", "paid": "than"}.get(self.saved.partition(" ")[0])
+        return f"{self.paid}; {self.saved} {than} on-demand alone" if than else self.paid
+
     def rows(self) -> dict[str, str]:
         """The report for people: texts by name."""
         paid = f"{self.paid} for {duration(self.spot_seconds)} of spot"
@@ -154,10 +160,14 @@ def cost_report(
     )
 
 
-def lost_cost(spec: RunSpec, history: History, report: SegmentReport, *, step_seconds: float | None = None) -> float:
+def lost_cost(spec: RunSpec, history: History, report: SegmentReport, *, step_seconds: float) -> float:
     """Money for the steps that an attempt made and lost, at its pool's price."""
-    rate = _step_seconds(_paid(history), NOT_LIVE) if step_seconds is None else step_seconds
-    return report.lost_steps * rate * _price(spec, report, history) / _HOUR
+    return report.lost_steps * step_seconds * _price(spec, report, history) / _HOUR
+
+
+def usual_step_seconds(history: History, live: Live = NOT_LIVE) -> float:
+    """Seconds per step over all of the run's attempts; 0 while none is measured."""
+    return _step_seconds(_paid(history), live)
 
 
 def money(amount: float, currency: str) -> str:

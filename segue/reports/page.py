@@ -63,7 +63,7 @@ def page(view: RunView, *, picture: Picture | None = None) -> str:
         headline(view),
         "\n".join(f"* {name}: {_one_line(text)}" for name, text in facts(view).items()),
         _section("Segments", _segments(view)),
-        _section("Preemptions", _preemptions(view)),
+        _section("Preemptions and lost machines", _preemptions(view)),
         _section("Checkpoints", _checkpoints(view)),
         _section("Findings about resumes", _list(finding_lines(view.history), _MOST_FINDINGS, view)),
         _section("Cost", _cost_table(view)),
@@ -165,7 +165,7 @@ def _paid(view: RunView) -> str:
     cost = view.cost
     if not cost.spot_seconds and not cost.on_demand_seconds:
         return "nothing yet"
-    return f"{cost.paid}; {cost.saved} compared with on-demand alone" if cost.saved else cost.paid
+    return cost.comparison
 
 
 def _heartbeat(view: RunView, beat: Heartbeat) -> str:
@@ -193,6 +193,7 @@ def _live_rows(view: RunView) -> list[dict[str, Any]]:
 
 def _segments(view: RunView) -> str:
     rows = [*segment_rows(view.history), *_live_rows(view)]
+    rows = [row | {"stop_reason": row["stop_reason"].replace("_", " ")} for row in rows]
     return _with_rest(_table(rows[-_MOST_ROWS:]), len(rows) - _MOST_ROWS, f"segue status {view.spec.run_id} --json")
 
 

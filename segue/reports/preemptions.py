@@ -12,7 +12,8 @@ from pydantic import AwareDatetime, Field
 
 from segue.notices.board import NO_KILL_COMING_SECONDS
 from segue.records import Heartbeat, SegmentReport, Value
-from segue.reports.cost import lost_cost, money
+from segue.reports.cost import lost_cost, money, usual_step_seconds
+from segue.reports.summary import live_of
 from segue.runlog.history import Attempt, History
 from segue.spec import RunSpec
 from segue.units import duration
@@ -64,10 +65,12 @@ class Preemption(Value):
 def preemptions(spec: RunSpec, history: History, *, beat: Heartbeat | None = None) -> list[Preemption]:
     """The preemptions of a run, oldest first. `beat` is the newest heartbeat of the attempt that trains now."""
     taken = [r for r in history.last_reports() if r.stop_reason.is_preemption and r.got_capacity]
-    return [_preemption(spec, history, report, beat) for report in taken]
+    rate = usual_step_seconds(history, live_of(beat, history))
+    costs = [lost_cost(spec, history, report, step_seconds=rate) for report in taken]
+    return [_preemption(history, report, beat, cost) for report, cost in zip(taken, costs, strict=True)]
 
 
-def _preemption(spec: RunSpec, history: History, report: SegmentReport, beat: Heartbeat | None) -> Preemption:
+def _preemption(history: History, report: SegmentReport, beat: Heartbeat | None, cost: float) -> Preemption:
     plan, notice = history.plan_of(report.segment, report.attempt), report.notice
     ended_at = _end_of(report, history)
     grace = notice.grace_seconds if notice is not None else None
@@ -81,7 +84,7 @@ def _preemption(spec: RunSpec, history: History, report: SegmentReport, beat: He
         used_seconds=max((ended_at - notice.received_at).total_seconds(), 0.0) if notice and ended_at else None,
         last_save=_last_save(report) if notice is not None else None,
         lost_steps=report.lost_steps,
-        lost_cost=lost_cost(spec, history, report),
+        lost_cost=cost,
         training_after_seconds=_training_after_seconds(history, ended_at, beat),
     )
 

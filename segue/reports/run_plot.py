@@ -27,6 +27,7 @@ _LINE = {Capacity.SPOT: "#2f6db0", Capacity.ON_DEMAND: "#c45a11"}
 _PREEMPTION, _DEADLINE, _LOST = "#b3261e", "#111111", "#9a9a9a"
 _QUEUE, _SAFE = "#e9e9e9", "#7a3fb0"
 _SMOOTH_STEPS = 25
+_MANY_PREEMPTIONS = 30
 _WIDEST = 2.5
 """The axis of time is at most this many times as long as the run so far."""
 _REASON_LETTERS, _MOST_REASONS = 44, 8
@@ -62,12 +63,13 @@ def _title(log: RunLog, history: History) -> str:
 
 
 def _loss_over_steps(axes: Any, history: History, frame: pd.DataFrame) -> None:
+    line = _preemption_line(history)
     for report in history.last_reports():
         _, high = _kept(report)
         if high > report.from_step:
             axes.axvspan(report.from_step, high, color=_BAND[report.capacity], lw=0)
         if report.stop_reason.is_preemption:
-            axes.axvline(report.to_step, color=_PREEMPTION, lw=1.2, ls="--")
+            axes.axvline(report.to_step, **line)
     if not frame.empty:
         kept = frame[~frame["superseded"]]
         axes.plot(kept["step"], kept["loss"], color=_LOST, lw=0.5, alpha=0.6)
@@ -98,7 +100,7 @@ def _steps_over_time(axes: Any, history: History, frame: pd.DataFrame) -> None:
         begin, end = _span(attempt)
         axes.axvspan(passed(begin), passed(end), color=_BAND[attempt.claim.capacity], lw=0)
         if attempt.report is not None and attempt.report.stop_reason.is_preemption:
-            axes.axvline(passed(end), color=_PREEMPTION, lw=1.2, ls="--")
+            axes.axvline(passed(end), **_preemption_line(history))
     for attempt_id, rows in frame.groupby("attempt_id") if not frame.empty else ():
         capacity = next(a.claim.capacity for a in history.attempts if a.claim.attempt_id == attempt_id)
         axes.plot([passed(moment) for moment in rows["wall_time"]], rows["step"], color=_LINE[capacity], lw=1.8)
@@ -133,6 +135,13 @@ def latest_safe_starts(decisions: list[DecisionEntry]) -> list[tuple[datetime, i
         slack = left - work - entry.numbers.get("changeover_seconds", 0.0)
         found.append((entry.written_at + timedelta(seconds=slack), entry.plan.parent.step if entry.plan.parent else 0))
     return found
+
+
+def _preemption_line(history: History) -> dict[str, Any]:
+    """The style of a preemption: many of them must not hide what is behind them."""
+    count = sum(report.stop_reason.is_preemption for report in history.last_reports())
+    style = {"lw": 1.2, "ls": "--"} if count <= _MANY_PREEMPTIONS else {"lw": 0.4, "alpha": 0.6}
+    return {"color": _PREEMPTION, **style}
 
 
 def _unit(seconds: float) -> tuple[str, float]:
