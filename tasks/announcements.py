@@ -21,6 +21,9 @@ _FOR_A_PERSON = (RESUME_BROKEN, AT_RISK, LATE)
 _OLD = timedelta(days=1)
 """Events that happened longer ago are not sent: a parent that starts again derives all of the run's events."""
 
+_MOST_AT_ONCE = 50
+"""Most events that the server returns for one request."""
+
 
 def resource_id(run_id: str) -> str:
     """The id of the resource that a run's events are about."""
@@ -40,18 +43,17 @@ class Announcer:
         Raises:
             httpx.HTTPError, PrefectHTTPStatusError: it is not known what was sent; a retry is safe.
         """
-        new = {self._id_of(event): event for event in events}
-        new = {one: event for one, event in new.items() if one not in self._settled}
-        self._settled |= {one for one, event in new.items() if now - event.at > _OLD}
-        new = {one: event for one, event in new.items() if one not in self._settled}
-        if not new:
-            return
-        found = client.read_events(EventFilter(id=EventIDFilter(id=list(new))), limit=len(new))
-        known = {event.id for event in found.events}
-        unsent = [self._built(one, event) for one, event in new.items() if one not in known]
-        if unsent:
-            self._send(client, unsent)
-        self._settled |= set(new)
+        named = {self._id_of(event): event for event in events}
+        self._settled |= {one for one, event in named.items() if now - event.at > _OLD}
+        new = [one for one in named if one not in self._settled]
+        for first in range(0, len(new), _MOST_AT_ONCE):
+            some = new[first : first + _MOST_AT_ONCE]
+            found = client.read_events(EventFilter(id=EventIDFilter(id=some)), limit=_MOST_AT_ONCE)
+            known = {event.id for event in found.events}
+            unsent = [self._built(one, named[one]) for one in some if one not in known]
+            if unsent:
+                self._send(client, unsent)
+            self._settled |= set(some)
 
     def _send(self, client: SyncPrefectClient, events: list[Event]) -> None:
         try:

@@ -150,9 +150,9 @@ class LiveRun:
     def _publish(self, client: SyncPrefectClient, view: RunView) -> None:
         plan = view.history.open_plan
         segment = plan.segment if plan is not None else self._segment
-        if segment != self._segment:
-            self._segment = segment
+        if self._segment not in (None, segment):
             self._page.begin_version()
+        self._segment = segment
         picture = self._picture.of(self._runlog, view)
         where = f", segment {segment}" if segment is not None else ""
         self._page.write(client, page(view, picture=picture), description=f"Run {self._spec.run_id}{where}")

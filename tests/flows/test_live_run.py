@@ -7,11 +7,14 @@ import os
 import socket
 import subprocess
 import sys
+import threading
 import time
 from datetime import UTC, datetime, timedelta
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import pytest
+from prefect.blocks.notifications import CustomWebhookNotificationBlock
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.filters import (
     ArtifactFilter,
@@ -23,13 +26,15 @@ from prefect.client.schemas.filters import (
 )
 from prefect.events.filters import EventFilter, EventResourceFilter
 from prefect.settings import PREFECT_API_URL, temporary_settings
-from segue.tasks.announcements import resource_id
+from segue.flows.notify import notify
+from segue.tasks.announcements import Announcer, resource_id
 from segue.tasks.live_run import LiveRun
 from segue.tasks.run_artifact import artifact_key
 
 from segue.clock import SystemClock
 from segue.controller.steps import decide_next, declare_lost
 from segue.records import StopReason
+from segue.reports.run_events import PREEMPTED, RunEvent
 from tests.flows.test_runs import LONG, ended_segments, final_state, live_attempt, start, until
 
 pytestmark = pytest.mark.prefect
@@ -57,7 +62,7 @@ def versions(client, key: str):
 def events(client, run_id: str) -> list[str]:
     """The names of a run's events, which the server stores some seconds after it took them."""
     wanted = EventFilter(resource=EventResourceFilter(id=[resource_id(run_id)]))
-    return sorted(event.event for event in client.read_events(wanted).events)
+    return sorted(event.event for event in client.read_events(wanted, limit=50).events)
 
 
 def test_a_segment_has_one_version_of_the_page_that_is_updated_in_place(client, make_spec, open_log):
@@ -94,6 +99,20 @@ def test_an_event_is_sent_once_though_a_second_parent_derives_it_again(client, m
         time.sleep(4 * PERIOD_SECONDS)
     time.sleep(6)  # The server writes events every five seconds.
     assert events(client, "told-once") == ["segue.late"]
+
+
+def test_a_parent_that_starts_again_sends_the_events_of_a_run_with_many_preemptions(client):
+    happened = [RunEvent(PREEMPTED, f"preempted:{number}:1", CLOCK.now(), "lost") for number in range(120)]
+    old = RunEvent(PREEMPTED, "preempted:999:1", CLOCK.now() - timedelta(days=2), "lost")
+    announcer = Announcer("many-events", log_id="first-record", flow_run_id=None, logger=log)
+    announcer.announce(client, [*happened, old], now=CLOCK.now())
+    wanted = EventFilter(resource=EventResourceFilter(id=[resource_id("many-events")]))
+    until(lambda: client.read_events(wanted, limit=50).total == 120, what="the events")
+    again = Announcer("many-events", log_id="first-record", flow_run_id=None, logger=log)
+    again.announce(client, happened, now=CLOCK.now())
+    other = Announcer("many-events", log_id="the log of another run", flow_run_id=None, logger=log)
+    other.announce(client, happened[:1], now=CLOCK.now())
+    until(lambda: client.read_events(wanted, limit=50).total == 121, what="the event of the other run")
 
 
 @pytest.mark.parametrize("answers", ["nothing", "no connection"])
@@ -138,6 +157,31 @@ def test_a_preempted_and_late_run_tells_a_person_and_prints_no_traceback(client,
     assert [line.message for line in lines if line.level >= logging.ERROR or "Traceback" in line.message] == []
     with get_client(sync_client=True) as other:
         assert versions(other, artifact_key("late-run-progress"))[0].data == 100.0
+
+
+def test_a_notification_goes_to_the_block_that_is_named(stack):
+    said: list[bytes] = []
+
+    class Person(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            said.append(self.rfile.read(int(self.headers["Content-Length"])))
+            self.send_response(200)
+            self.end_headers()
+
+    with HTTPServer(("127.0.0.1", 0), Person) as server:
+        threading.Thread(target=server.handle_request, daemon=True).start()
+        url = f"http://127.0.0.1:{server.server_port}"
+        block = CustomWebhookNotificationBlock(name="person", url=url, json_data={"text": "{{subject}}: {{body}}"})
+        block.save("person", overwrite=True)
+        state = notify("r is late", "late by 5 s", block="custom-webhook/person", return_state=True)
+    assert (state.name, said) == ("Completed", [b'{"text":"r is late: late by 5 s"}'])
+
+
+def test_a_notification_without_its_block_says_what_it_had_to_tell(stack):
+    state = notify("r is late", "late by 5 s", block="slack-webhook/none", return_state=True)
+    assert state.name == "Failed"
+    assert "no block 'slack-webhook/none'" in state.message
+    assert state.message.endswith("r is late: late by 5 s")
 
 
 def notified(client):
