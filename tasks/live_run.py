@@ -20,11 +20,11 @@ from segue.tasks.run_artifact import described, page_artifact, progress_artifact
 from segue.tasks.run_view import picture_of, view_of
 
 from segue.clock import Clock
+from segue.errors import StoreError
 from segue.reports.page import Picture, RunView, page
 from segue.reports.run_events import run_events
 from segue.runlog.log import RunLog
 from segue.spec import RunSpec
-from segue.stores.base import StoreError
 
 PERIOD_SECONDS = 30.0
 """Shortest time between two refreshes."""

@@ -85,13 +85,13 @@ def _escalated(view: RunView) -> Iterator[RunEvent]:
     for before, entry in pairwise(planned):
         if _capacity(before) is Capacity.SPOT and _capacity(entry) is Capacity.ON_DEMAND and entry.plan is not None:
             plan = entry.plan
+            facts: dict[str, Fact] = {"step": plan.parent.step if plan.parent else 0, "pool": plan.deployment}
             yield RunEvent(
                 ESCALATED,
                 f"escalated:{plan.segment}:{plan.attempt}",
                 entry.written_at,
                 f"segment {plan.segment} moves from spot to on-demand: {entry.reason}",
-                {"step": plan.parent.step if plan.parent else 0, "pool": plan.deployment}
-                | {"slack_seconds": entry.numbers.get("slack_seconds")},
+                facts | {"slack_seconds": entry.numbers.get("slack_seconds")},
             )
 
 
