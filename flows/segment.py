@@ -12,6 +12,7 @@ from prefect.client.schemas.objects import State
 from prefect.runtime import flow_run
 from prefect.states import Completed, Crashed, Failed
 from segue.tasks.prefect_api import Messenger, is_cancelled, wait_for_api
+from segue.tasks.quiet_logs import quieten
 from segue.tasks.segment import state_of
 
 from segue.clock import SystemClock
@@ -33,6 +34,7 @@ def segment(spec: RunSpec, plan: SegmentPlan | None = None, standby: str | None 
     no longer needed.
     """
     survive_broken_output()
+    quieten()
     relay, logger = NoticeRelay(), get_run_logger()
 
     def on_signal(signum: int, frame: FrameType | None) -> None:

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-import threading
 from typing import Any
+from uuid import UUID
 
 from prefect import flow, get_run_logger
 from prefect.client.schemas.objects import State
-from prefect.futures import PrefectFuture
 from prefect.runtime import flow_run
 from prefect.states import Cancelled, Failed
 from segue.tasks.continuity import judge_resume
 from segue.tasks.cost import report_cost
 from segue.tasks.curve import publish_resume
+from segue.tasks.live_run import LiveRun
 from segue.tasks.plan import open_run, plan_segment
 from segue.tasks.prefect_api import wait_for_api
+from segue.tasks.quiet_logs import quieten
 from segue.tasks.recovery import DUPLICATE, known_server_id
 from segue.tasks.run_artifact import publish_run
 from segue.tasks.run_state import state_of_run
@@ -35,8 +36,6 @@ from segue.spec import RunSpec
 from segue.stores import open_store
 from segue.stores.retry import patiently
 
-_PUBLISH_SECONDS = 30.0
-"""How long the end of a run waits for an artifact that is still being published."""
 _API_SECONDS = 900.0
 """How long a parent whose run has ended waits for the Prefect API, to report its state."""
 
@@ -57,6 +56,7 @@ def train(
     is the id of a parent that is known to be dead.
     """
     survive_broken_output()
+    quieten()
     try:
         open_run(spec, accept_drift=accept_drift, requested_at_slot=requested_at_slot)
     except StoreError as error:
@@ -65,33 +65,42 @@ def train(
         withdraw_start(open_store(spec.store), spec.run_id)
         return Failed(message=str(error))
     try:
-        parent = _parent_of(spec, after_parent)
-        with parent.beating():
-            steps = _Tasks(spec, parent)
-            decision, has_resumed = drive(steps)
-            state = _conclude(spec, steps, decision, has_resumed=has_resumed)
+        return _run(spec, _parent_of(spec, after_parent))
     except ParentAliveError as error:
         return Cancelled(name=DUPLICATE, message=str(error))
     except SegueError as error:
         return Failed(message=str(error))
-    if wait_for_api(limit_seconds=_API_SECONDS):
-        parent.close()  # Otherwise the record stays, and recovery sets the state from the log.
+
+
+def _run(spec: RunSpec, parent: ParentHeartbeat) -> State[Any]:
+    clock, run_id = SystemClock(), _flow_run_id()
+    live = LiveRun(open_log(spec, clock=clock), spec, clock=clock, logger=get_run_logger(), flow_run_id=run_id)
+    with live.refreshing():
+        with parent.beating():
+            decision, has_resumed = drive(_Tasks(spec, parent, live))
+            state = _conclude(spec, live, decision, has_resumed=has_resumed)
+        if wait_for_api(limit_seconds=_API_SECONDS):
+            parent.close()  # Otherwise the record stays, and recovery sets the state from the log.
     return state
 
 
 def _parent_of(spec: RunSpec, after_parent: str | None) -> ParentHeartbeat:
-    flow_run_id = str(flow_run.id) if flow_run.id else None
-    parent = ParentHeartbeat(
-        open_store(spec.store), spec, clock=SystemClock(), flow_run_id=flow_run_id, server_id=known_server_id()
-    )
+    flow_run_id = _flow_run_id()
+    facts: dict[str, Any] = {"flow_run_id": str(flow_run_id) if flow_run_id is not None else None}
+    facts["server_id"] = known_server_id()
+    parent = ParentHeartbeat(open_store(spec.store), spec, clock=SystemClock(), **facts)
     patiently(lambda: parent.take_over(after=after_parent), what="parent's record")
     return parent
 
 
-def _conclude(spec: RunSpec, steps: _Tasks, decision: Decision, *, has_resumed: bool) -> State[Any]:
+def _flow_run_id() -> UUID | None:
+    return UUID(str(flow_run.id)) if flow_run.id else None
+
+
+def _conclude(spec: RunSpec, live: LiveRun, decision: Decision, *, has_resumed: bool) -> State[Any]:
     """Publish a run that has ended; its final state."""
     release_standby(spec)
-    steps.finish_publishing()
+    live.finish()  # Before the last version is created, which has to be the newest.
     publish_run(spec, return_state=True)  # The returned state is ignored: a failed artifact must not fail the run.
     if has_resumed:
         publish_resume(spec, return_state=True)
@@ -107,30 +116,23 @@ def _late_seconds(spec: RunSpec) -> float | None:
 class _Tasks:
     """The parent's steps, each a task in the Prefect UI."""
 
-    def __init__(self, spec: RunSpec, parent: ParentHeartbeat) -> None:
-        self._spec, self._parent = spec, parent
-        self._publishing: PrefectFuture[None] | None = None
-        self._has_published = threading.Event()
+    def __init__(self, spec: RunSpec, parent: ParentHeartbeat, live: LiveRun) -> None:
+        self._spec, self._parent, self._live = spec, parent, live
 
     def decide(self) -> Decision:
         self._parent.require_own()
         return plan_segment(self._spec)
 
     def run(self, plan: SegmentPlan) -> SegmentReport:
-        if self._publishing is None or self._has_published.is_set():
-            self._has_published.clear()
-            self._publishing = publish_run.submit(self._spec)  # In parallel: the attempt must not wait for a plot.
-            # The state of a future would be asked of the API.
-            self._publishing.add_done_callback(lambda _: self._has_published.set())
-        return _report_of(run_segment(self._spec, plan, self._parent.show, return_state=True))
+        self._live.nudge()
+        return _report_of(run_segment(self._spec, plan, self._show, return_state=True))
 
     def judge(self, report: SegmentReport) -> Verdict | None:
         return judge_resume(self._spec, report)
 
-    def finish_publishing(self) -> None:
-        """Wait for the artifact that is being published, so that it does not replace the last one."""
-        if self._publishing is not None:
-            self._publishing.wait(timeout=_PUBLISH_SECONDS)
+    def _show(self, waiting: str | None) -> None:
+        self._parent.show(waiting)
+        self._live.show(waiting)
 
 
 def _with_cost(reason: str, state: State[CostReport]) -> str:

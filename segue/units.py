@@ -16,3 +16,11 @@ def duration(seconds: float) -> str:
         minutes = seconds / _MINUTE
         return f"{minutes:.2g} min" if abs(minutes) < 10 else f"{minutes:.0f} min"
     return f"{seconds / _HOUR:.1f} h" if length < 3 * _DAY else f"{seconds / _DAY:.1f} days"
+
+
+def size(count_bytes: float) -> str:
+    """A number of bytes in the decimal unit that fits it, with two digits or more: 900 B, 28 kB, 3.4 GB."""
+    value, units = float(count_bytes), ["B", "kB", "MB", "GB", "TB"]
+    while value >= 1000 and len(units) > 1:
+        value, units = value / 1000, units[1:]
+    return f"{value:.2g} {units[0]}" if value < 10 and units[0] != "B" else f"{value:.0f} {units[0]}"

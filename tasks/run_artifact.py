@@ -1,39 +1,39 @@
-"""Task of a run's artifact in the Prefect UI: summary, plot, and tables of segments, cost and decisions."""
+"""A run's artifacts in the Prefect UI: its page and its progress, of which one version is updated in place."""
 
 from __future__ import annotations
 
-import base64
 import re
-from datetime import datetime
+from typing import Any
+from uuid import UUID
 
+import httpx
 from prefect import task
-from prefect.artifacts import create_markdown_artifact
 from prefect.cache_policies import NO_CACHE
+from prefect.client.orchestration import SyncPrefectClient
+from prefect.client.schemas.actions import ArtifactCreate
+from prefect.exceptions import PrefectHTTPStatusError
+from prefect.runtime import flow_run, task_run
+from segue.tasks.prefect_api import quick_client
+from segue.tasks.run_view import picture_of, view_of
 
 from segue.clock import SystemClock
-from segue.controller.standby_messages import held_by_standbys
-from segue.reports.cost import CostReport, cost_report
-from segue.reports.run_plot import draw
-from segue.reports.summary import RunSummary, summarize
-from segue.reports.tables import decision_rows, segment_rows
-from segue.runlog.history import History, read_history
+from segue.reports.page import RunView, headline, page
 from segue.runlog.open import open_log
 from segue.spec import RunSpec
-
-_MOST_DECISIONS = 50
-"""Number of newest decisions in an artifact."""
 
 
 @task(name="publish-run", retries=0, cache_policy=NO_CACHE)
 def publish_run(spec: RunSpec) -> None:
-    """Publish the run's summary, plot and tables as the artifact `segue-<run>`."""
+    """Publish the run's page as a new version of the artifact `segue-<run>`."""
     runlog = open_log(spec).reload()
-    history = read_history(runlog)
-    png = base64.b64encode(draw(runlog)).decode()
-    cost = cost_report(spec, history, standbys=held_by_standbys(runlog.store, spec.run_id))
-    first = "\n".join(summary_lines(spec, history, cost, now=SystemClock().now()))
-    text = f"{first}\n\n![the run](data:image/png;base64,{png})\n\n{tables(history, cost)}"
-    create_markdown_artifact(text, key=artifact_key(spec.run_id), description=f"Run {spec.run_id}")
+    now = SystemClock().now()
+    view = view_of(runlog, spec, now=now)
+    run_id, task_id = (UUID(str(known)) if known else None for known in (flow_run.id, task_run.id))
+    with quick_client() as client:
+        artifact = page_artifact(spec, flow_run_id=run_id, task_run_id=task_id)
+        artifact.write(
+            client, page(view, picture=picture_of(runlog, now=now)), description=f"Run {spec.run_id}, its last page"
+        )
 
 
 def artifact_key(run_id: str) -> str:
@@ -41,64 +41,58 @@ def artifact_key(run_id: str) -> str:
     return "segue-" + re.sub(r"[^a-z0-9-]+", "-", run_id).strip("-")
 
 
-def summary_lines(spec: RunSpec, history: History, cost: CostReport, *, now: datetime) -> list[str]:
-    """Step, deadline, state, cost, last verdict and last decision, one markdown line each."""
-    run = summarize(spec.run_id, history, now=now)
-    plan, last = history.open_plan, history.decisions[-1] if history.decisions else None
-    verdict = next((attempt.verdict for attempt in reversed(history.attempts) if attempt.verdict is not None), None)
-    paid = cost.rows()["paid"] if history.attempts else "nothing yet"
-    saved = f"; saved {cost.saved_share:.0%} of on-demand alone" if cost.saved_share is not None else ""
-    return [
-        f"**{spec.run_id}**: {_deadline(spec, run)}; step {history.committed_step} of {spec.steps}",
-        "",
-        f"* state: {run.state}" + (f" (pool {plan.deployment})" if plan is not None else ""),
-        f"* paid: {paid}{saved}",
-        f"* last resume: {_one_line(verdict.sentence) if verdict is not None else 'none judged yet'}",
-        f"* last decision: {_one_line(last.reason) if last is not None else 'none yet'}",
-    ]
+def described(view: RunView) -> str:
+    """The description of a run's progress."""
+    return headline(view).replace("**", "")
 
 
-def tables(history: History, cost: CostReport) -> str:
-    """The run as markdown tables: its segments, its cost, and every decision with its reason."""
-    rows = segment_rows(history)
-    lines = []
-    if rows:
-        lines += ["| " + " | ".join(name.replace("_", " ") for name in rows[0]) + " |", "|" + "---|" * len(rows[0])]
-        lines += ["| " + " | ".join(str(value) for value in row.values()) + " |" for row in rows]
-    lines += ["", *_cost_lines(cost, history), "", *_decision_lines(history)]
-    return "\n".join(lines)
+def share_of(view: RunView) -> float:
+    """The run's share of its steps in percent, as progress artifacts hold it."""
+    return round(min(100.0 * view.summary.step / view.spec.steps, 100.0), 1)
 
 
-def _deadline(spec: RunSpec, run: RunSummary) -> str:
-    if spec.deadline is None:
-        return "no deadline"
-    outlook = "the step time is not known yet" if run.late_seconds is None else run.punctuality
-    return f"{outlook} (deadline {spec.deadline:%Y-%m-%d %H:%M %Z})"
+def page_artifact(spec: RunSpec, **runs: UUID | None) -> LiveArtifact:
+    """The artifact of the run's page."""
+    return LiveArtifact(artifact_key(spec.run_id), kind="markdown", **runs)
 
 
-def _cost_lines(cost: CostReport, history: History) -> list[str]:
-    if not history.attempts:
-        return []
-    return ["| cost | |", "|---|---|", *(f"| {name} | {_cell(text)} |" for name, text in cost.rows().items())]
+def progress_artifact(spec: RunSpec, **runs: UUID | None) -> LiveArtifact:
+    """The artifact of the run's progress."""
+    return LiveArtifact(artifact_key(f"{spec.run_id}-progress"), kind="progress", **runs)
 
 
-def _decision_lines(history: History) -> list[str]:
-    rows = decision_rows(history)
-    lines = ["| time | action | capacity | reason | numbers |", "|---|---|---|---|---|"]
-    for row in rows[-_MOST_DECISIONS:]:
-        numbers = ", ".join(f"{name.replace('_', ' ')} {value:g}" for name, value in row["numbers"].items())
-        where = row["capacity"] or "-"
-        lines.append(f"| {row['time'][:19]} | {row['action']} | {where} | {_cell(row['reason'])} | {numbers} |")
-    left_out = len(rows) - _MOST_DECISIONS
-    if left_out > 0:
-        lines += ["", f"{left_out} earlier decisions are in the log: `segue status RUN --json`."]
-    return lines if rows else []
+class LiveArtifact:
+    """One version of an artifact, which is written again in place: Prefect keeps every version that was created."""
 
+    def __init__(
+        self, key: str, *, kind: str, flow_run_id: UUID | None = None, task_run_id: UUID | None = None
+    ) -> None:
+        self._facts = {"key": key, "type": kind, "flow_run_id": flow_run_id, "task_run_id": task_run_id}
+        self._id: UUID | None = None
 
-def _one_line(text: str) -> str:
-    return " ".join(text.split())
+    def begin_version(self) -> None:
+        """Create a new version with the next write; the one before stays as it is."""
+        self._id = None
 
+    def write(self, client: SyncPrefectClient, data: Any, *, description: str) -> None:
+        """Write the version, and create it the first time.
 
-def _cell(text: str) -> str:
-    """The text for one cell of a table: a reason may quote an exception with line breaks and bars."""
-    return _one_line(text).replace("|", "\\|")
+        Raises:
+            httpx.HTTPError, PrefectHTTPStatusError: it was not written.
+        """
+        if self._id is not None and self._update(client, data, description):
+            return
+        facts = {name: value for name, value in self._facts.items() if value is not None}
+        self._id = client.create_artifact(ArtifactCreate(**facts, data=data, description=description)).id
+
+    def _update(self, client: SyncPrefectClient, data: Any, description: str) -> bool:
+        """False when a person has deleted the version."""
+        content = {"data": data, "description": description}
+        try:
+            # Not by `update_artifact`: for each update it emits an event that holds the whole data.
+            client.request("PATCH", "/artifacts/{id}", path_params={"id": self._id}, json=content)
+        except PrefectHTTPStatusError as error:
+            if error.response.status_code != httpx.codes.NOT_FOUND:
+                raise
+            return False
+        return True

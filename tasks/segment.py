@@ -79,10 +79,12 @@ def state_of(report: SegmentReport) -> State[Any]:
 
 def message_of(report: SegmentReport) -> str:
     """One line about the attempt; after a failure also the traceback of the user's code."""
+    if not report.got_capacity and report.note:
+        return report.note
     ref = report.checkpoint
     committed = f"step {ref.step} is committed" if ref is not None else "this attempt committed nothing"
     line = f"{report.stop_reason.in_words} at step {report.to_step} on {report.capacity}; {committed}, "
-    line += f"{report.lost_steps} steps must be done again"
+    line += f"{report.lost_steps} steps must be done again" if report.lost_steps else "no step is lost"
     if report.note:
         line += f"; {report.note}"
     return f"{line}\n{report.failure.traceback}" if report.failure else line

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from segue.units import duration
+from segue.units import duration, size
 
 
 @pytest.mark.parametrize(
@@ -32,3 +32,11 @@ from segue.units import duration
 )
 def test_a_duration_is_written_in_the_unit_that_fits_it(seconds, text):
     assert duration(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("count_bytes", "text"),
+    [(0, "0 B"), (999, "999 B"), (1000, "1 kB"), (27_900, "28 kB"), (3.42e9, "3.4 GB"), (5e16, "50000 TB")],
+)
+def test_a_size_is_written_in_the_unit_that_fits_it(count_bytes, text):
+    assert size(count_bytes) == text

@@ -14,7 +14,8 @@ from segue.errors import COMMAND_LINE
 from segue.records import Heartbeat
 from segue.reports.console import console, show_json
 from segue.reports.cost import cost_report
-from segue.reports.summary import live_seconds, summarize
+from segue.reports.preemptions import preemptions
+from segue.reports.summary import live_of, summarize
 from segue.reports.tables import anomaly_facts, decision_rows, rows_table, segment_rows, segments_table
 from segue.runlog.history import History
 from segue.runlog.last_heartbeat import last_heartbeat
@@ -25,7 +26,7 @@ from segue.spec import StoreSpec
 
 
 def status(run: str, store: Store = ".segue/store", endpoint_url: Endpoint = None, as_json: Json = False) -> None:
-    """Show one run: its segments, verdicts, last decision, cost, and damaged records."""
+    """Show one run: its segments, verdicts, preemptions, last decision, cost, and damaged records."""
     runlog, history = read_run(run, store=store, endpoint_url=endpoint_url)
     spec, last = history.spec, history.decisions[-1] if history.decisions else None
     beat = _live_heartbeat(runlog, history)
@@ -42,12 +43,13 @@ def status(run: str, store: Store = ".segue/store", endpoint_url: Endpoint = Non
     }
     facts |= anomaly_facts(history) | _live_facts(beat)
     standbys = held_by_standbys(runlog.store, run)
-    live = live_seconds(beat, history)
-    cost = cost_report(spec, history, live_seconds=live, standbys=standbys) if spec else None
+    cost = cost_report(spec, history, live=live_of(beat, history), standbys=standbys) if spec else None
+    taken = preemptions(spec, history, beat=beat) if spec else []
     damage = [{"slot": item.slot, "key": item.key, "why": item.why} for item in history.damage]
     if as_json:
         tables = {
             "segments": segment_rows(history),
+            "preemptions": [one.facts() for one in taken],
             "decisions": decision_rows(history),
             "cost": cost.numbers() if cost else None,
             "damage": damage,
@@ -57,6 +59,9 @@ def status(run: str, store: Store = ".segue/store", endpoint_url: Endpoint = Non
     for name, value in facts.items():
         console.print(f"{name.replace('_', ' '):>15}  {'-' if value is None else value}", markup=False)
     console.print(segments_table(history))
+    if spec is not None and taken:
+        console.print("preemptions")
+        console.print(rows_table([one.row(spec.pools.currency) for one in taken]))
     for name, value in cost.rows().items() if cost and history.attempts else ():
         console.print(f"{name:>17}  {value}", markup=False)
     for item in damage:

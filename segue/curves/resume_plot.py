@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import io
 import textwrap
 from typing import Any
 
+from segue.curves.picture import small_png
 from segue.curves.resume_view import CHANNELS, ResumePoint, resume_point_of
 from segue.errors import MissingExtraError
 from segue.records import VerdictKind
@@ -48,9 +48,7 @@ def draw(point: ResumePoint, *, run_id: str) -> bytes:
         figure.suptitle(title(point, run_id=run_id), x=0.01, ha="left", fontweight="bold", color=colour)
         handles, labels = panels[0].get_legend_handles_labels()
         figure.legend(handles, labels, loc="outside lower center", ncols=5, frameon=False)
-        buffer = io.BytesIO()
-        figure.savefig(buffer, format="png", dpi=110)
-    return buffer.getvalue()
+        return small_png(figure)
 
 
 def title(point: ResumePoint, *, run_id: str) -> str:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from datetime import datetime
+from typing import NamedTuple
 
 from pydantic import Field
 
@@ -19,6 +20,23 @@ from segue.spec import RunSpec
 from segue.units import duration
 
 _HOUR = 3600.0
+_SAME_SHARE = 0.005
+"""Savings below this share are none: they would be shown as 0%."""
+
+
+class Live(NamedTuple):
+    """The attempt that trains now, which has no report yet, by its newest heartbeat."""
+
+    seconds: float = 0.0
+    """Paid seconds since its claim."""
+    step: int = 0
+    """Global step that it has reached."""
+    steps: int = 0
+    """New steps that it has made."""
+    step_seconds: float | None = None
+
+
+NOT_LIVE = Live()
 
 
 class CostReport(Value):
@@ -58,17 +76,38 @@ class CostReport(Value):
         """The paid share as text; empty before the first commit."""
         return "" if self.paid_share is None else f"paid {self.paid_share:.0%} of the cost of on-demand alone"
 
+    @property
+    def paid(self) -> str:
+        """The paid money as text."""
+        return money(self.cost, self.currency)
+
+    @property
+    def saved(self) -> str:
+        """The saved money as text; empty before the first commit."""
+        share = self.saved_share
+        if share is None or self.on_demand_cost is None:
+            return ""
+        if abs(share) < _SAME_SHARE:
+            return "saved nothing"
+        amount = money(abs(self.on_demand_cost - self.cost), self.currency)
+        return f"saved {amount} ({share:.0%})" if share > 0 else f"paid {amount} ({-share:.0%}) more"
+
+    @property
+    def comparison(self) -> str:
+        """The paid money and its relation to on-demand alone, as text."""
+        than = {"saved": "against", "paid": "than"}.get(self.saved.partition(" ")[0])
+        return f"{self.paid}; {self.saved} {than} on-demand alone" if than else self.paid
+
     def rows(self) -> dict[str, str]:
         """The report for people: texts by name."""
-        paid = f"{_money(self.cost, self.currency)} for {duration(self.spot_seconds)} of spot"
+        paid = f"{self.paid} for {duration(self.spot_seconds)} of spot"
         standbys = f" ({duration(self.standby_seconds)} of it for standbys)" if self.standby_seconds else ""
         named = {"paid": f"{paid}{standbys} and {duration(self.on_demand_seconds)} of on-demand"}
         if self.paid_share is not None and self.on_demand_cost is not None:
-            alone = _money(self.on_demand_cost, self.currency)
-            named["on-demand alone"] = f"{alone}; saved {1 - self.paid_share:.0%}"
+            named["on-demand alone"] = f"{money(self.on_demand_cost, self.currency)}; {self.saved}"
         if self.expected_share is not None:
             named["expected at first"] = f"{self.expected_share:.0%} of the cost of on-demand alone"
-        lost = f"{duration(self.lost_seconds)} of work ({_money(self.lost_cost, self.currency)})"
+        lost = f"{duration(self.lost_seconds)} of work ({money(self.lost_cost, self.currency)})"
         named["preemptions"] = str(self.preemptions)
         named["lost"] = f"{lost}, and {duration(self.startup_seconds)} in starts"
         named["waited"] = duration(self.waiting_seconds)
@@ -82,35 +121,31 @@ class CostReport(Value):
 
 
 def cost_report(
-    spec: RunSpec, history: History, *, live_seconds: float = 0.0, standbys: Mapping[str, float] | None = None
+    spec: RunSpec, history: History, *, live: Live = NOT_LIVE, standbys: Mapping[str, float] | None = None
 ) -> CostReport:
     """Time and money so far.
 
-    `live_seconds` is the paid time of the attempt that trains now, which has no report yet. `standbys` holds the
-    seconds for which standbys held a machine, by pool (`segue.controller.standby_messages.held_by_standbys`).
+    `live` is the attempt that trains now. `standbys` holds the seconds for which standbys held a machine, by pool
+    (`segue.controller.standby_messages.held_by_standbys`).
     """
-    paid = [report for report in history.last_reports() if report.got_capacity]
-    deployments = {
-        (entry.plan.segment, entry.plan.attempt): entry.plan.deployment for entry in history.decisions if entry.plan
-    }
+    paid = _paid(history)
     seconds = {capacity: history.seconds_on(capacity) for capacity in Capacity}
-    money = sum(report.seconds * _price(spec, report, deployments) for report in paid)
-    live = history.open_plan
-    if live_seconds > 0 and live is not None and not history.is_import(live.segment, live.attempt):
-        seconds[live.capacity] += live_seconds
-        money += live_seconds * spec.pools.price(live.capacity, live.deployment)
+    money_seconds = sum(report.seconds * _price(spec, report, history) for report in paid)
+    plan = history.open_plan
+    if live.seconds > 0 and plan is not None and not history.is_import(plan.segment, plan.attempt):
+        seconds[plan.capacity] += live.seconds
+        money_seconds += live.seconds * spec.pools.price(plan.capacity, plan.deployment)
     held = standbys or {}
     seconds[Capacity.SPOT] += sum(held.values())
-    money += sum(spent * spec.pools.price(Capacity.SPOT, deployment) for deployment, spent in held.items())
-    rate = _step_seconds(paid)
-    useful = _trained_steps(history) * rate
-    starts = [report.startup_seconds for report in paid if report.train_steps]
-    alone = (useful + sum(starts) / max(len(starts), 1)) * spec.pools.on_demand_price
+    money_seconds += sum(spent * spec.pools.price(Capacity.SPOT, deployment) for deployment, spent in held.items())
+    rate = _step_seconds(paid, live)
+    useful = _trained_steps(history, reached=live.step) * rate
+    alone = (useful + _usual_start(paid, live)) * spec.pools.on_demand_price
     return CostReport(
         spot_seconds=seconds[Capacity.SPOT],
         on_demand_seconds=seconds[Capacity.ON_DEMAND],
         standby_seconds=sum(held.values()),
-        cost=money / _HOUR,
+        cost=money_seconds / _HOUR,
         useful_seconds=useful,
         on_demand_cost=alone / _HOUR if useful else None,
         expected_share=next(
@@ -118,25 +153,56 @@ def cost_report(
         ),
         startup_seconds=sum(report.startup_seconds for report in paid),
         lost_seconds=sum(report.lost_steps * rate for report in paid),
-        lost_cost=sum(report.lost_steps * rate * _price(spec, report, deployments) for report in paid) / _HOUR,
+        lost_cost=sum(lost_cost(spec, history, report, step_seconds=rate) for report in paid),
         waiting_seconds=sum((end - begin).total_seconds() for begin, end in waits(history)),
         preemptions=sum(r.stop_reason.is_preemption and r.capacity is Capacity.SPOT for r in paid),
         currency=spec.pools.currency,
     )
 
 
-def _price(spec: RunSpec, report: SegmentReport, deployments: dict[tuple[int, int], str]) -> float:
-    return spec.pools.price(report.capacity, deployments.get((report.segment, report.attempt), ""))
+def lost_cost(spec: RunSpec, history: History, report: SegmentReport, *, step_seconds: float) -> float:
+    """Money for the steps that an attempt made and lost, at its pool's price."""
+    return report.lost_steps * step_seconds * _price(spec, report, history) / _HOUR
 
 
-def _step_seconds(paid: list[SegmentReport]) -> float:
+def usual_step_seconds(history: History, live: Live = NOT_LIVE) -> float:
+    """Seconds per step over all of the run's attempts; 0 while none is measured."""
+    return _step_seconds(_paid(history), live)
+
+
+def money(amount: float, currency: str) -> str:
+    """An amount with its currency, in digits that show small amounts too."""
+    digits = 2 if abs(amount) >= 1 or not amount else 4
+    return f"{amount:.{digits}f} {currency}".strip()
+
+
+def _paid(history: History) -> list[SegmentReport]:
+    return [report for report in history.last_reports() if report.got_capacity]
+
+
+def _price(spec: RunSpec, report: SegmentReport, history: History) -> float:
+    plan = history.plan_of(report.segment, report.attempt)
+    return spec.pools.price(report.capacity, plan.deployment if plan is not None else "")
+
+
+def _step_seconds(paid: list[SegmentReport], live: Live) -> float:
     steps = sum(report.train_steps for report in paid)
-    return sum(report.train_seconds for report in paid) / steps if steps else 0.0
+    seconds = sum(report.train_seconds for report in paid)
+    if live.step_seconds is not None:
+        steps, seconds = steps + live.steps, seconds + live.steps * live.step_seconds
+    return seconds / steps if steps else 0.0
 
 
-def _trained_steps(history: History) -> int:
+def _usual_start(paid: list[SegmentReport], live: Live) -> float:
+    starts = [report.startup_seconds for report in paid if report.train_steps]
+    if live.steps and live.step_seconds is not None:
+        starts.append(max(live.seconds - live.steps * live.step_seconds, 0.0))
+    return sum(starts) / max(len(starts), 1)
+
+
+def _trained_steps(history: History, *, reached: int) -> int:
     imported = (c.manifest.step for c in history.checkpoints if c.manifest.imported_from is not None)
-    return max(history.committed_step - max(imported, default=0), 0)
+    return max(max(history.committed_step, reached) - max(imported, default=0), 0)
 
 
 def waits(history: History) -> list[tuple[datetime, datetime]]:
@@ -150,7 +216,3 @@ def waits(history: History) -> list[tuple[datetime, datetime]]:
         until = attempt.claim.written_at if attempt is not None else next(later, entry.written_at)
         found.append((entry.written_at, max(until, entry.written_at)))
     return found
-
-
-def _money(amount: float, currency: str) -> str:
-    return f"{amount:.{2 if abs(amount) >= 1 else 4}f} {currency}".strip()

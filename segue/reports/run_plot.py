@@ -6,12 +6,12 @@ start to meet it, by the estimates of each decision. The distance from the run's
 
 from __future__ import annotations
 
-import io
 import textwrap
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 from segue.curves.frame import curve
+from segue.curves.picture import small_png
 from segue.errors import MissingExtraError
 from segue.records import Capacity, SegmentReport
 from segue.reports.cost import waits
@@ -27,6 +27,9 @@ _LINE = {Capacity.SPOT: "#2f6db0", Capacity.ON_DEMAND: "#c45a11"}
 _PREEMPTION, _DEADLINE, _LOST = "#b3261e", "#111111", "#9a9a9a"
 _QUEUE, _SAFE = "#e9e9e9", "#7a3fb0"
 _SMOOTH_STEPS = 25
+_MANY_PREEMPTIONS = 30
+_WIDEST = 2.5
+"""The axis of time is at most this many times as long as the run so far."""
 _REASON_LETTERS, _MOST_REASONS = 44, 8
 
 
@@ -49,9 +52,7 @@ def draw(log: RunLog) -> bytes:
         _steps_over_time(by_time, history, frame)
         figure.suptitle(_title(log, history), x=0.01, ha="left", fontweight="bold")
         figure.legend(handles=_legend(), loc="outside lower center", ncols=4, frameon=False)
-        buffer = io.BytesIO()
-        figure.savefig(buffer, format="png", dpi=110)
-    return buffer.getvalue()
+        return small_png(figure)
 
 
 def _title(log: RunLog, history: History) -> str:
@@ -62,12 +63,13 @@ def _title(log: RunLog, history: History) -> str:
 
 
 def _loss_over_steps(axes: Any, history: History, frame: pd.DataFrame) -> None:
+    line = _preemption_line(history)
     for report in history.last_reports():
         _, high = _kept(report)
         if high > report.from_step:
             axes.axvspan(report.from_step, high, color=_BAND[report.capacity], lw=0)
         if report.stop_reason.is_preemption:
-            axes.axvline(report.to_step, color=_PREEMPTION, lw=1.2, ls="--")
+            axes.axvline(report.to_step, **line)
     if not frame.empty:
         kept = frame[~frame["superseded"]]
         axes.plot(kept["step"], kept["loss"], color=_LOST, lw=0.5, alpha=0.6)
@@ -85,8 +87,9 @@ def _steps_over_time(axes: Any, history: History, frame: pd.DataFrame) -> None:
     if not decisions:
         return
     start = decisions[0].written_at
-    end = max([decisions[-1].written_at, *(_span(attempt)[1] for attempt in attempts)])
-    unit, seconds = _unit((end - start).total_seconds())
+    trained = [frame["wall_time"].max().to_pydatetime()] if not frame.empty else []
+    last = max([decisions[-1].written_at, *(_span(attempt)[1] for attempt in attempts), *trained])
+    unit, seconds = _unit((last - start).total_seconds())
 
     def passed(moment: datetime) -> float:
         return (moment - start).total_seconds() / seconds
@@ -97,7 +100,7 @@ def _steps_over_time(axes: Any, history: History, frame: pd.DataFrame) -> None:
         begin, end = _span(attempt)
         axes.axvspan(passed(begin), passed(end), color=_BAND[attempt.claim.capacity], lw=0)
         if attempt.report is not None and attempt.report.stop_reason.is_preemption:
-            axes.axvline(passed(end), color=_PREEMPTION, lw=1.2, ls="--")
+            axes.axvline(passed(end), **_preemption_line(history))
     for attempt_id, rows in frame.groupby("attempt_id") if not frame.empty else ():
         capacity = next(a.claim.capacity for a in history.attempts if a.claim.attempt_id == attempt_id)
         axes.plot([passed(moment) for moment in rows["wall_time"]], rows["step"], color=_LINE[capacity], lw=1.8)
@@ -106,11 +109,20 @@ def _steps_over_time(axes: Any, history: History, frame: pd.DataFrame) -> None:
         at = (passed(entry.written_at), 0.98)
         place = {"xycoords": axes.get_xaxis_transform(), "xytext": (2, 0), "textcoords": "offset points"}
         axes.annotate(text, at, **place, rotation=90, va="top", ha="left", fontsize=6, color="#555555")
-    if history.spec is not None and history.spec.deadline is not None:
-        axes.axvline(passed(history.spec.deadline), color=_DEADLINE, lw=2)
-        safe = latest_safe_starts(decisions)
-        axes.plot([passed(moment) for moment, _ in safe], [step for _, step in safe], color=_SAFE, lw=1.2, ls=":")
     axes.set(xlabel=f"{unit} since the first decision", ylabel="step", xlim=(0, None), ylim=(0, None))
+    if history.spec is not None and history.spec.deadline is not None:
+        safe = [(passed(moment), step) for moment, step in latest_safe_starts(decisions)]
+        _show_deadline(axes, passed(history.spec.deadline), unit=unit, safe=safe, now=passed(last))
+
+
+def _show_deadline(axes: Any, deadline: float, *, unit: str, safe: list[tuple[float, int]], now: float) -> None:
+    axes.axvline(deadline, color=_DEADLINE, lw=2)
+    axes.plot([at for at, _ in safe], [step for _, step in safe], color=_SAFE, lw=1.2, ls=":")
+    right = _WIDEST * now
+    if 0 < right < deadline:
+        axes.set_xlim(0, right)  # Otherwise a far deadline would leave the run itself a few pixels.
+        told = f"deadline at {deadline:.0f} {unit}"
+        axes.text(0.995, 0.03, told, transform=axes.transAxes, ha="right", color=_DEADLINE, fontweight="bold")
 
 
 def latest_safe_starts(decisions: list[DecisionEntry]) -> list[tuple[datetime, int]]:
@@ -123,6 +135,13 @@ def latest_safe_starts(decisions: list[DecisionEntry]) -> list[tuple[datetime, i
         slack = left - work - entry.numbers.get("changeover_seconds", 0.0)
         found.append((entry.written_at + timedelta(seconds=slack), entry.plan.parent.step if entry.plan.parent else 0))
     return found
+
+
+def _preemption_line(history: History) -> dict[str, Any]:
+    """The style of a preemption: many of them must not hide what is behind them."""
+    count = sum(report.stop_reason.is_preemption for report in history.last_reports())
+    style = {"lw": 1.2, "ls": "--"} if count <= _MANY_PREEMPTIONS else {"lw": 0.4, "alpha": 0.6}
+    return {"color": _PREEMPTION, **style}
 
 
 def _unit(seconds: float) -> tuple[str, float]:

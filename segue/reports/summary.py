@@ -5,12 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from segue.policy.estimates import situation
+from segue.policy.estimates import situation, step_seconds
 from segue.records import Heartbeat
-from segue.reports.cost import CostReport, cost_report
+from segue.reports.cost import NOT_LIVE, CostReport, Live, cost_report
 from segue.runlog.history import History
 from segue.spec import RunSpec
 from segue.units import duration
+
+_ENOUGH_STEPS, _ENOUGH_SECONDS = 5, 30.0
+"""Training after which a running attempt's own step time counts, as in the parent's wait."""
 
 
 @dataclass(frozen=True)
@@ -23,6 +26,8 @@ class RunSummary:
     steps: int | None
     late_seconds: float | None
     """Seconds by which the run is or will be late, negative when early; None without a deadline or a step time."""
+    finish_at: datetime | None
+    """When the run has reached its goal, or would have by the estimate; None without a step time."""
     is_over: bool
     cost: CostReport | None
 
@@ -49,14 +54,17 @@ class RunSummary:
 def summarize(run: str, history: History, *, now: datetime, beat: Heartbeat | None = None) -> RunSummary:
     """Summarize a run from its history and, while an attempt trains, its newest heartbeat."""
     spec = history.spec
+    finish_at = None if spec is None else _finish_at(spec, history, now=now, beat=beat)
+    deadline = spec.deadline if spec is not None else None
     return RunSummary(
         run=run,
         state=state_of(history),
         step=max(history.committed_step, beat.step if beat is not None and not history.is_over else 0),
         steps=spec.steps if spec is not None else None,
-        late_seconds=None if spec is None else _late_seconds(spec, history, now=now, beat=beat),
+        late_seconds=(finish_at - deadline).total_seconds() if finish_at is not None and deadline is not None else None,
+        finish_at=finish_at,
         is_over=history.is_over,
-        cost=None if spec is None else cost_report(spec, history, live_seconds=live_seconds(beat, history)),
+        cost=None if spec is None else cost_report(spec, history, live=live_of(beat, history)),
     )
 
 
@@ -73,12 +81,15 @@ def state_of(history: History) -> str:
     return last.action if last and history.is_over else "between segments"
 
 
-def live_seconds(beat: Heartbeat | None, history: History) -> float:
-    """Seconds for which the attempt that trains has had its machine, by its newest heartbeat."""
+def live_of(beat: Heartbeat | None, history: History) -> Live:
+    """The attempt that trains, by its newest heartbeat: its time with a machine, and its steps."""
     attempt = history.attempt_named(beat.attempt_id) if beat is not None else None
     if beat is None or attempt is None:
-        return 0.0
-    return max((beat.beat_at - attempt.claim.written_at).total_seconds(), 0.0)
+        return NOT_LIVE
+    seconds = max((beat.beat_at - attempt.claim.written_at).total_seconds(), 0.0)
+    parent = history.parent_of(attempt.claim.segment, attempt.claim.attempt)
+    steps = beat.step - (parent.step if parent is not None else 0)
+    return Live(seconds=seconds, step=beat.step, steps=max(steps, 0), step_seconds=beat.step_seconds)
 
 
 def late_seconds_at_end(history: History) -> float | None:
@@ -90,13 +101,11 @@ def late_seconds_at_end(history: History) -> float | None:
     return (last.written_at - deadline).total_seconds()
 
 
-def _late_seconds(spec: RunSpec, history: History, *, now: datetime, beat: Heartbeat | None) -> float | None:
-    if spec.deadline is None:
-        return None
-    at_end = late_seconds_at_end(history)
-    if at_end is not None:
-        return at_end
-    here = situation(spec, history, now=now)
+def _finish_at(spec: RunSpec, history: History, *, now: datetime, beat: Heartbeat | None) -> datetime | None:
+    last = history.decisions[-1] if history.decisions else None
+    if last is not None and last.action == "finished":
+        return last.written_at
+    here = situation(spec, history, now=now, slowest_step_seconds=_own_step_seconds(spec, history, beat))
     if here.work_seconds is None:
         return None
     steps_left = spec.steps - history.committed_step
@@ -105,4 +114,13 @@ def _late_seconds(spec: RunSpec, history: History, *, now: datetime, beat: Heart
     seconds = here.work_seconds * (steps_left - done) / steps_left if steps_left else 0.0
     # An attempt that does not train yet has its changeover ahead.
     seconds += 0.0 if is_training or history.is_over else here.expected_changeover_seconds
-    return (now + timedelta(seconds=seconds) - spec.deadline).total_seconds()
+    return now + timedelta(seconds=seconds)
+
+
+def _own_step_seconds(spec: RunSpec, history: History, beat: Heartbeat | None) -> float:
+    """The step time of an attempt that trains: when it has trained for long enough, or no other one is known."""
+    live = live_of(beat, history)
+    if beat is None or beat.phase != "training" or live.step_seconds is None:
+        return 0.0
+    is_enough = live.steps > _ENOUGH_STEPS and live.steps * live.step_seconds > _ENOUGH_SECONDS
+    return live.step_seconds if is_enough or step_seconds(spec, history) is None else 0.0

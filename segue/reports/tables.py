@@ -37,7 +37,7 @@ def segment_rows(history: History) -> list[dict[str, Any]]:
         {
             "segment": f"{report.segment}" + (f".{report.attempt}" if report.attempt > 1 else ""),
             "pool": "import" if history.is_import(report.segment, report.attempt) else report.capacity.value,
-            "steps": f"{report.from_step}-{_kept_step(report)}",
+            "steps": f"{report.from_step}-{_kept_step(report)}" if _has_run(report, history) else "-",
             "stop_reason": _ended_as(report),
             "lost_steps": report.lost_steps,
             "verdict": _verdict_of(report, history),
@@ -97,6 +97,10 @@ def _shown(value: object) -> str:
 def _ended_as(report: SegmentReport) -> str:
     anomaly = report.anomaly
     return report.stop_reason.value + (f", {anomaly.channel} {anomaly.value:.4g}" if anomaly is not None else "")
+
+
+def _has_run(report: SegmentReport, history: History) -> bool:
+    return report.got_capacity or history.is_import(report.segment, report.attempt)
 
 
 def _kept_step(report: SegmentReport) -> int:

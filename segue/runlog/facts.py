@@ -133,6 +133,11 @@ class History:
         """The attempt with this id; None when no claim has it."""
         return self._attempts_by_id.get(attempt_id) if attempt_id is not None else None
 
+    def plan_of(self, segment: int, attempt: int) -> SegmentPlan | None:
+        """The plan of an attempt; None when no decision has it."""
+        decision = self.decision_of(segment, attempt)
+        return decision.plan if decision is not None else None
+
     def parent_of(self, segment: int, attempt: int) -> CheckpointRef | None:
         """The checkpoint from which an attempt was planned to resume."""
         decision = self.decision_of(segment, attempt)

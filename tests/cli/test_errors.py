@@ -221,7 +221,7 @@ def test_people_get_tables(place, stored):
     checkpoints = place.run("checkpoints", "tiny", "--store", stored.log.store.url)
     assert (status.code, status.err, checkpoints.code, checkpoints.err) == (0, "", 0, "")
     assert "committed step  40" in status.out
-    assert "paid  0.0000 for 0 s of spot and 0 s of on-demand" in status.out
+    assert "paid  0.00 for 0 s of spot and 0 s of on-demand" in status.out
     assert "kept" in checkpoints.out
 
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from segue.records import Capacity, StopReason
-from segue.reports.cost import cost_report
+from segue.reports.cost import Live, cost_report
 from segue.runlog.entries import DecisionEntry
 from tests.support.histories import Logbook, make_spec
 
@@ -87,7 +87,7 @@ def test_the_live_attempt_is_counted_when_its_age_is_given():
     book = log()
     book.claim(book.plan(ON_DEMAND))
     assert cost_report(book.spec, book.history).cost == 0.0
-    assert cost_report(book.spec, book.history, live_seconds=HOUR / 2).cost == 2.0
+    assert cost_report(book.spec, book.history, live=Live(HOUR / 2)).cost == 2.0
 
 
 def test_the_expected_share_is_shown_with_the_paid_share():
@@ -107,9 +107,9 @@ def test_the_report_has_rows_for_people_and_plain_numbers_for_programs():
     cost = cost_report(book.spec, book.history)
     assert cost.rows() == {
         "paid": "2.00 EUR for 2.0 h of spot and 0 s of on-demand",
-        "on-demand alone": "6.73 EUR; saved 70%",
+        "on-demand alone": "6.73 EUR; saved 4.73 EUR (70%)",
         "preemptions": "1",
-        "lost": "0 s of work (0.0000 EUR), and 60 s in starts",
+        "lost": "0 s of work (0.00 EUR), and 60 s in starts",
         "waited": "0 s",
     }
     numbers = json.loads(json.dumps(cost.numbers()))

@@ -1,0 +1,28 @@
+"""Flow `notify`, run by automations: tell a person what happened to a run."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from prefect import flow, get_run_logger
+from prefect.blocks.core import Block
+from prefect.client.schemas.objects import State
+from prefect.states import Completed, Failed
+
+
+@flow(name="notify", flow_run_name="{title}", retries=0, validate_parameters=True, persist_result=False)
+def notify(title: str, text: str, *, block: str | None = None) -> State[Any]:
+    """Show the text as this flow run's state, and send it with a notification block, if one is named.
+
+    `block` is a block's slug such as slack-webhook/segue.
+    """
+    get_run_logger().warning("%s: %s", title, text)
+    if block is not None:
+        try:
+            found: Any = Block.load(block)
+        except ValueError:
+            return Failed(
+                message=f"There is no block {block!r} on this Prefect server. It had to tell: {title}: {text}"
+            )
+        found.notify(text, subject=title)
+    return Completed(message=f"{title}: {text}")

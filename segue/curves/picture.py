@@ -1,0 +1,28 @@
+"""Figures as small PNGs: a picture in the Prefect UI is stored in its database, once for each version."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+MOST_BYTES = 40_000
+_SIZES = ((110, 64), (100, 32), (90, 24), (75, 16), (60, 12), (45, 8))
+"""Resolutions in dots per inch and numbers of colours, from the best to the smallest."""
+
+
+def small_png(figure: Any) -> bytes:
+    """A matplotlib figure as a PNG of at most 40 kB, in the best quality that fits; the smallest one if none does."""
+    from PIL import Image
+
+    png = b""
+    for dpi, colours in _SIZES:
+        drawn = io.BytesIO()
+        figure.savefig(drawn, format="png", dpi=dpi)
+        with Image.open(drawn) as image:
+            flat = image.convert("RGB").quantize(colours, method=Image.Quantize.FASTOCTREE, dither=Image.Dither.NONE)
+        packed = io.BytesIO()
+        flat.save(packed, format="png", optimize=True)
+        png = packed.getvalue()
+        if len(png) <= MOST_BYTES:
+            break
+    return png

@@ -1,0 +1,251 @@
+"""The page about one run, in markdown: first whether it is on time and where it is, then the tables, the picture last.
+
+Tables have few, short columns and long texts are lists, because the Prefect UI cuts wide tables off at the edge. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+from typing import Any, NamedTuple
+
+from segue.records import Heartbeat, VerdictKind
+from segue.reports.cost import CostReport
+from segue.reports.lineage import lineage_rows
+from segue.reports.preemptions import preemptions
+from segue.reports.summary import RunSummary, live_of, summarize
+from segue.reports.tables import segment_rows
+from segue.runlog.entries import DecisionEntry
+from segue.runlog.history import History
+from segue.spec import RunSpec
+from segue.units import duration
+
+_MOST_DECISIONS, _MOST_ROWS, _MOST_FINDINGS = 30, 50, 20
+_OLD_HEARTBEATS = 3
+"""A heartbeat older than this many intervals is marked as late."""
+
+
+@dataclass(frozen=True)
+class RunView:
+    """What is known about a run at one moment."""
+
+    spec: RunSpec
+    history: History
+    cost: CostReport
+    now: datetime
+    beat: Heartbeat | None = None
+    """Newest heartbeat of the attempt that has a machine."""
+    waiting: str | None = None
+    """What an attempt without a machine waits for."""
+    store_trouble: str | None = None
+    """Why the parent cannot read the store; the rest of the view is older then."""
+
+    def at(self, now: datetime, *, store_trouble: str) -> RunView:
+        """The same view at a later moment, at which the store cannot be read."""
+        return replace(self, now=now, store_trouble=store_trouble)
+
+    @property
+    def summary(self) -> RunSummary:
+        return summarize(self.spec.run_id, self.history, now=self.now, beat=self.beat)
+
+
+class Picture(NamedTuple):
+    """A run's plot: the address of the image, usually a `data:` one, and when it was drawn."""
+
+    address: str
+    drawn_at: datetime
+
+
+def page(view: RunView, *, picture: Picture | None = None) -> str:
+    """The whole page."""
+    parts = [
+        headline(view),
+        "\n".join(f"* {name}: {_one_line(text)}" for name, text in facts(view).items()),
+        _section("Segments", _segments(view)),
+        _section("Preemptions and lost machines", _preemptions(view)),
+        _section("Checkpoints", _checkpoints(view)),
+        _section("Findings about resumes", _list(finding_lines(view.history), _MOST_FINDINGS, view)),
+        _section("Cost", _cost_table(view)),
+        _section("Decisions, newest first", _list(decision_lines(view.history), _MOST_DECISIONS, view)),
+        _section(f"Plot, drawn at {picture.drawn_at:%H:%M:%S %Z}", f"![the run]({picture.address})") if picture else "",
+    ]
+    return "\n\n".join(part for part in parts if part)
+
+
+def headline(view: RunView) -> str:
+    """One sentence: on time or late, step, when it is finished, where it runs."""
+    spec, run = view.spec, view.summary
+    share = f"{run.step / spec.steps:.0%}" if run.step < spec.steps else "100%"
+    parts = [f"**{_punctuality(spec, run)}**", f"step {run.step} of {spec.steps} ({share})"]
+    if run.is_over or run.state == "finished":
+        parts.append(f"{run.state} at {_moment(run.finish_at)}" if run.state == "finished" else run.state)
+    else:
+        parts += [f"expected to finish at about {_moment(run.finish_at)}"] if run.finish_at is not None else []
+        parts.append(_where(view))
+    return "; ".join(parts) + "."
+
+
+def facts(view: RunView) -> dict[str, str]:
+    """The facts below the headline, by name, in the order in which a person needs them."""
+    spec, history, beat = view.spec, view.history, view.beat
+    found = {}
+    if view.store_trouble:
+        found["STORE TROUBLE"] = view.store_trouble
+    if beat is not None and beat.trouble:
+        found["SAVES FAIL"] = beat.trouble
+    if view.waiting:
+        found["waits for"] = view.waiting
+    found["deadline"] = _moment(spec.deadline) if spec.deadline is not None else "none"
+    if beat is not None and beat.step_seconds:
+        found["speed"] = f"{1 / beat.step_seconds:.3g} steps/s ({duration(beat.step_seconds)} a step)"
+    found["paid"] = _paid(view)
+    if beat is not None:
+        found["last heartbeat"] = _heartbeat(view, beat)
+    verdict = next((attempt.verdict for attempt in reversed(history.attempts) if attempt.verdict is not None), None)
+    found["last resume"] = verdict.sentence if verdict is not None else "none judged yet"
+    found["last decision"] = history.decisions[-1].reason if history.decisions else "none yet"
+    if not history.is_over:
+        found["as of"] = f"{view.now:%Y-%m-%d %H:%M:%S %Z}"
+    return found
+
+
+def finding_lines(history: History) -> list[str]:
+    """What verdicts found about resumes and rehearsals, oldest first; one that found nothing wrong has no line."""
+    lines = []
+    for attempt in history.attempts:
+        verdict = attempt.verdict
+        if verdict is None or verdict.kind is VerdictKind.EXACT:
+            continue
+        claim = attempt.claim
+        texts = [finding.sentence for finding in verdict.findings] or [verdict.sentence]
+        lines.append(f"segment {claim.segment} attempt {claim.attempt}, {verdict.kind}: {' '.join(texts)}")
+    drills = (drill for drill in history.drills if drill.verdict.kind is not VerdictKind.EXACT)
+    return lines + [f"rehearsal from step {drill.checkpoint.step}, {drill.verdict.sentence}" for drill in drills]
+
+
+def decision_lines(history: History) -> list[str]:
+    """Every decision: when, what, why, and the two numbers that matter; oldest first."""
+    return [_decision_line(entry) for entry in history.decisions]
+
+
+def _decision_line(entry: DecisionEntry) -> str:
+    what = entry.plan.capacity.value if entry.plan is not None and entry.action == "run" else entry.action
+    names = {"slack_seconds": "slack", "work_seconds": "work left"}
+    told = [key for key, name in names.items() if key in entry.numbers and name not in entry.reason]
+    numbers = [f"{names[key]} {duration(entry.numbers[key])}" for key in told]
+    shown = f" ({', '.join(numbers)})" if numbers else ""
+    reason = entry.reason.removeprefix(f"{what}: ").removeprefix(f"{what}, ").removeprefix(f"{what}; ")
+    return f"{entry.written_at:%m-%d %H:%M:%S} **{what}**: {reason}{shown}"
+
+
+def _punctuality(spec: RunSpec, run: RunSummary) -> str:
+    if run.is_over and run.state != "finished":
+        return f"{spec.run_id} ended before its goal"
+    if spec.deadline is None:
+        return f"{spec.run_id} has no deadline"
+    known = "not known yet if on time" if run.late_seconds is None else run.punctuality
+    return f"{spec.run_id} is {known}" if not run.is_over else f"{spec.run_id} was {known}"
+
+
+def _where(view: RunView) -> str:
+    plan = view.history.open_plan
+    if plan is None:
+        return "between two segments"
+    place = f"{plan.capacity} ({plan.deployment})"
+    attempt = view.history.attempt_of(plan.segment, plan.attempt)
+    stopping = ", stopping" if view.history.stop is not None else ""
+    if attempt is None:
+        return f"no machine yet on {place}{stopping}"
+    doing = view.beat.phase if view.beat is not None else "starting"
+    return f"{doing} on {place}{stopping}"
+
+
+def _paid(view: RunView) -> str:
+    cost = view.cost
+    if not cost.spot_seconds and not cost.on_demand_seconds:
+        return "nothing yet"
+    return cost.comparison
+
+
+def _heartbeat(view: RunView, beat: Heartbeat) -> str:
+    age = max((view.now - beat.beat_at).total_seconds(), 0.0)
+    is_old = age > _OLD_HEARTBEATS * view.spec.liveness.heartbeat_seconds
+    plan, host = view.history.open_plan, ""
+    if plan is not None and (attempt := view.history.attempt_of(plan.segment, plan.attempt)) is not None:
+        host = f", segment {plan.segment} attempt {plan.attempt} on {attempt.claim.host}"
+    late = f", LATE: one is due every {duration(view.spec.liveness.heartbeat_seconds)}" if is_old else ""
+    return f"{duration(age)} ago{host}{late}"
+
+
+def _live_rows(view: RunView) -> list[dict[str, Any]]:
+    """The row of the attempt that has a machine now, in the columns of the segments table."""
+    plan, beat = view.history.open_plan, view.beat
+    if plan is None or beat is None:
+        return []
+    attempt, start = view.history.attempt_of(plan.segment, plan.attempt), plan.parent.step if plan.parent else 0
+    verdict = attempt.verdict if attempt is not None else None
+    row = {"segment": f"{plan.segment}" + (f".{plan.attempt}" if plan.attempt > 1 else "")}
+    row |= {"pool": plan.capacity.value, "steps": f"{start}-{max(beat.step, start)}", "stop_reason": f"({beat.phase})"}
+    seconds = live_of(beat, view.history).seconds
+    return [row | {"lost_steps": None, "verdict": verdict.kind if verdict else None, "seconds": round(seconds, 1)}]
+
+
+def _segments(view: RunView) -> str:
+    rows = [*segment_rows(view.history), *_live_rows(view)]
+    rows = [row | {"stop_reason": row["stop_reason"].replace("_", " ")} for row in rows]
+    return _with_rest(_table(rows[-_MOST_ROWS:]), len(rows) - _MOST_ROWS, f"segue status {view.spec.run_id} --json")
+
+
+def _preemptions(view: RunView) -> str:
+    rows = [one.row(view.spec.pools.currency) for one in preemptions(view.spec, view.history, beat=view.beat)]
+    return _with_rest(_table(rows[-_MOST_ROWS:]), len(rows) - _MOST_ROWS, f"segue status {view.spec.run_id} --json")
+
+
+def _checkpoints(view: RunView) -> str:
+    rows, left_out = lineage_rows(view.history)
+    return _with_rest(_table(rows), left_out, f"segue checkpoints {view.spec.run_id}")
+
+
+def _cost_table(view: RunView) -> str:
+    if not view.history.attempts:
+        return ""
+    rows = [f"| {name} | {_cell(text)} |" for name, text in view.cost.rows().items()]
+    return "\n".join(["| what | how much |", "|---|---|", *rows])
+
+
+def _section(title: str, body: str) -> str:
+    return f"### {title}\n\n{body}" if body else ""
+
+
+def _table(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Rows as a markdown table; None is shown as a dash."""
+    if not rows:
+        return ""
+    lines = ["| " + " | ".join(name.replace("_", " ") for name in rows[0]) + " |", "|" + "---|" * len(rows[0])]
+    lines += ["| " + " | ".join(_cell("-" if v is None else str(v)) for v in row.values()) + " |" for row in rows]
+    return "\n".join(lines)
+
+
+def _list(lines: list[str], most: int, view: RunView) -> str:
+    """The newest lines as a markdown list, the newest first."""
+    shown = "\n".join(f"* {_one_line(line)}" for line in reversed(lines[-most:]))
+    return _with_rest(shown, len(lines) - most, f"segue status {view.spec.run_id} --json")
+
+
+def _with_rest(shown: str, left_out: int, command: str) -> str:
+    """What is shown, and where the rest is."""
+    return f"{shown}\n\n{left_out} earlier ones: `{command}`." if left_out > 0 else shown
+
+
+def _moment(moment: datetime | None) -> str:
+    return f"{moment:%Y-%m-%d %H:%M %Z}" if moment is not None else "an unknown time"
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())
+
+
+def _cell(text: str) -> str:
+    """The text for one cell of a table: a reason may quote an exception with line breaks and bars."""
+    return _one_line(text).replace("|", "\\|")

@@ -1,0 +1,122 @@
+"""The ledger of preemptions: what each one took, and how long it took until the run trained again. Pure.
+
+A preemption is an attempt whose machine was taken back or lost, on any pool.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+from typing import Literal
+
+from pydantic import AwareDatetime, Field
+
+from segue.notices.board import NO_KILL_COMING_SECONDS
+from segue.records import Heartbeat, SegmentReport, Value
+from segue.reports.cost import lost_cost, money, usual_step_seconds
+from segue.reports.summary import live_of
+from segue.runlog.history import Attempt, History
+from segue.spec import RunSpec
+from segue.units import duration
+
+LastSave = Literal["made", "missed", "nothing to save"]
+
+
+class Preemption(Value):
+    """One preemption. Times are those of the machines' own clocks."""
+
+    segment: int = Field(ge=0)
+    attempt: int = Field(ge=1)
+    pool: str = Field(description="Deployment of the pool that took the machine back.")
+    ended_at: AwareDatetime | None = Field(description="None: its decision cannot be read.")
+    notice: str | None = Field(description="Kind of the notice; None: the machine was lost without one.")
+    grace_seconds: float | None = Field(description="Seconds from the notice to the kill; None: not known.")
+    used_seconds: float | None = Field(description="Seconds from the notice to the attempt's end.")
+    last_save: LastSave | None = Field(description="Outcome of the save at the notice; None without a notice.")
+    lost_steps: int = Field(ge=0)
+    lost_cost: float = Field(ge=0, description="Cost of the lost steps at the pool's price.")
+    training_after_seconds: float | None = Field(description="Until the next attempt's first new step; None: not yet.")
+
+    @property
+    def warning(self) -> str:
+        """The notice and how much of its time was used, in words."""
+        if self.notice is None or self.used_seconds is None:
+            return "no notice"
+        given = f" of {duration(self.grace_seconds)}" if self.grace_seconds is not None else ""
+        return f"{self.notice}, used {duration(self.used_seconds)}{given}"
+
+    def row(self, currency: str) -> dict[str, str]:
+        """The preemption as a row of a table."""
+        lost = f"{self.lost_steps} steps, {money(self.lost_cost, currency)}" if self.lost_steps else "nothing"
+        again = self.training_after_seconds
+        return {
+            "segment": f"{self.segment}" + (f".{self.attempt}" if self.attempt > 1 else ""),
+            "pool": self.pool.removeprefix("segment/"),
+            "notice": self.warning,
+            "last save": self.last_save or "-",
+            "lost": lost,
+            "training again": f"after {duration(again)}" if again is not None else "not yet",
+        }
+
+    def facts(self) -> dict[str, object]:
+        """The preemption for programs: plain numbers and texts by name."""
+        return self.model_dump(mode="json")
+
+
+def preemptions(spec: RunSpec, history: History, *, beat: Heartbeat | None = None) -> list[Preemption]:
+    """The preemptions of a run, oldest first. `beat` is the newest heartbeat of the attempt that trains now."""
+    taken = [r for r in history.last_reports() if r.stop_reason.is_preemption and r.got_capacity]
+    rate = usual_step_seconds(history, live_of(beat, history))
+    costs = [lost_cost(spec, history, report, step_seconds=rate) for report in taken]
+    return [_preemption(history, report, beat, cost) for report, cost in zip(taken, costs, strict=True)]
+
+
+def _preemption(history: History, report: SegmentReport, beat: Heartbeat | None, cost: float) -> Preemption:
+    plan, notice = history.plan_of(report.segment, report.attempt), report.notice
+    ended_at = _end_of(report, history)
+    grace = notice.grace_seconds if notice is not None else None
+    return Preemption(
+        segment=report.segment,
+        attempt=report.attempt,
+        pool=plan.deployment if plan is not None else report.capacity.value,
+        ended_at=ended_at,
+        notice=notice.kind if notice is not None else None,
+        grace_seconds=grace if grace is not None and grace < NO_KILL_COMING_SECONDS else None,
+        used_seconds=max((ended_at - notice.received_at).total_seconds(), 0.0) if notice and ended_at else None,
+        last_save=_last_save(report) if notice is not None else None,
+        lost_steps=report.lost_steps,
+        lost_cost=cost,
+        training_after_seconds=_training_after_seconds(history, ended_at, beat),
+    )
+
+
+def _end_of(report: SegmentReport, history: History) -> datetime | None:
+    attempt, numbers = history.attempt_named(report.attempt_id), (report.segment, report.attempt)
+    decided = (e.written_at for e in history.decisions if e.plan and (e.plan.segment, e.plan.attempt) == numbers)
+    began = attempt.claim.written_at if attempt is not None else next(decided, None)
+    return began + timedelta(seconds=report.seconds) if began is not None else None
+
+
+def _last_save(report: SegmentReport) -> LastSave:
+    if report.to_step == report.from_step:
+        return "nothing to save"
+    return "missed" if report.lost_steps else "made"
+
+
+def _training_after_seconds(history: History, ended_at: datetime | None, beat: Heartbeat | None) -> float | None:
+    if ended_at is None:
+        return None
+    later = (_first_step_at(attempt, history, beat) for attempt in history.attempts)
+    moments = [moment for moment in later if moment is not None and moment > ended_at]
+    return (min(moments) - ended_at).total_seconds() if moments else None
+
+
+def _first_step_at(attempt: Attempt, history: History, beat: Heartbeat | None) -> datetime | None:
+    """When an attempt made its first new step; None when it made none yet, or none that is known of."""
+    report = attempt.report
+    if report is not None:
+        return attempt.claim.written_at + timedelta(seconds=report.startup_seconds) if report.train_steps else None
+    if beat is None or beat.attempt_id != attempt.claim.attempt_id or beat.step_seconds is None:
+        return None
+    parent = history.parent_of(attempt.claim.segment, attempt.claim.attempt)
+    steps = beat.step - (parent.step if parent is not None else 0)
+    return beat.beat_at - timedelta(seconds=steps * beat.step_seconds) if steps > 0 else None

@@ -1,0 +1,161 @@
+"""Events of a run, for automations: what happened once, derived from the run's log and where the run stands. Pure.
+
+Each event has a key that is the same whenever it is derived again, also by another parent of the same run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from datetime import datetime
+from itertools import pairwise
+
+from segue.policy.estimates import changeover_seconds
+from segue.records import Capacity, VerdictKind
+from segue.reports.page import RunView
+from segue.reports.preemptions import preemptions
+from segue.runlog.entries import DecisionEntry, VerdictEntry
+from segue.units import duration
+
+PREEMPTED = "segue.preempted"
+ESCALATED = "segue.escalated"
+RESUME_BROKEN = "segue.resume.broken"
+AT_RISK = "segue.deadline.at-risk"
+LATE = "segue.late"
+FINISHED = "segue.finished"
+
+Fact = str | int | float | None
+
+
+@dataclass(frozen=True)
+class RunEvent:
+    """One event: its name, when it happened, and what happened in words and numbers."""
+
+    name: str
+    key: str
+    """Unique in the run's log."""
+    at: datetime
+    sentence: str
+    facts: dict[str, Fact] = field(default_factory=dict)
+
+
+def run_events(view: RunView) -> list[RunEvent]:
+    """All events of a run up to now, in the order of their kinds."""
+    found = [*_preempted(view), *_escalated(view), *_broken(view), *_deadline(view), *_finished(view)]
+    run = view.summary
+    common: dict[str, Fact] = {
+        "run": view.spec.run_id,
+        "store": view.spec.store.url,
+        "steps": view.spec.steps,
+        "deadline": view.spec.deadline.isoformat() if view.spec.deadline is not None else None,
+        "late_seconds": round(run.late_seconds, 3) if run.late_seconds is not None else None,
+    }
+    return [
+        RunEvent(event.name, event.key, event.at, event.sentence, common | {"step": run.step} | event.facts)
+        for event in found
+    ]
+
+
+def _preempted(view: RunView) -> Iterator[RunEvent]:
+    # Only when the next decision is made: until then the reason of the last report may still be corrected.
+    decided = {(e.plan.segment, e.plan.attempt) for e in view.history.decisions[:-1] if e.plan is not None}
+    for one in preemptions(view.spec, view.history, beat=view.beat):
+        report = view.history.report_of(one.segment, one.attempt)
+        if report is None or (one.segment, one.attempt) not in decided:
+            continue
+        kept = f"step {report.checkpoint.step} is committed" if report.checkpoint else "nothing was committed"
+        yield RunEvent(
+            PREEMPTED,
+            f"preempted:{one.segment}:{one.attempt}",
+            one.ended_at or view.now,
+            f"segment {one.segment} was preempted on {one.pool} ({one.warning}) at step {report.to_step}; {kept}, "
+            f"{one.lost_steps} steps are lost",
+            {
+                "step": report.to_step,
+                "pool": one.pool,
+                "notice": one.notice,
+                "lost_steps": one.lost_steps,
+                "seconds": round(report.seconds, 3),
+            },
+        )
+
+
+def _escalated(view: RunView) -> Iterator[RunEvent]:
+    planned = [e for e in view.history.decisions if e.plan is not None and e.action == "run"]
+    for before, entry in pairwise(planned):
+        if _capacity(before) is Capacity.SPOT and _capacity(entry) is Capacity.ON_DEMAND and entry.plan is not None:
+            plan = entry.plan
+            facts: dict[str, Fact] = {"step": plan.parent.step if plan.parent else 0, "pool": plan.deployment}
+            yield RunEvent(
+                ESCALATED,
+                f"escalated:{plan.segment}:{plan.attempt}",
+                entry.written_at,
+                f"segment {plan.segment} moves from spot to on-demand: {entry.reason}",
+                facts | {"slack_seconds": entry.numbers.get("slack_seconds")},
+            )
+
+
+def _capacity(entry: DecisionEntry) -> Capacity | None:
+    return entry.plan.capacity if entry.plan is not None else None
+
+
+def _broken(view: RunView) -> Iterator[RunEvent]:
+    for entry in view.history.resumes:
+        if entry.verdict.kind is VerdictKind.BROKEN:
+            yield _broken_resume(entry)
+    for drill in view.history.drills:
+        if drill.verdict.kind is VerdictKind.BROKEN:
+            step = drill.checkpoint.step
+            sentence = f"the resume rehearsal from step {step} is {drill.verdict.sentence}"
+            yield RunEvent(RESUME_BROKEN, f"drill:{drill.entry_id}", drill.written_at, sentence, {"step": step})
+
+
+def _broken_resume(entry: VerdictEntry) -> RunEvent:
+    finding = entry.verdict.findings[0] if entry.verdict.findings else None
+    facts: dict[str, Fact] = {"step": entry.parent.step, "attempt": entry.attempt_id}
+    if finding is not None:
+        facts |= {"component": finding.component, "channel": finding.channel}
+    sentence = f"the resume from step {entry.parent.step} is {entry.verdict.sentence}"
+    return RunEvent(RESUME_BROKEN, f"broken:{entry.attempt_id}", entry.written_at, sentence, facts)
+
+
+def _deadline(view: RunView) -> Iterator[RunEvent]:
+    """At risk: less than one changeover is left by the estimate. Late: the deadline cannot be met, or has passed."""
+    spec, run, deadline = view.spec, view.summary, view.spec.deadline
+    if deadline is None or (run.is_over and run.state != "finished"):
+        return
+    changeover = changeover_seconds(spec, view.history)
+    late = run.late_seconds
+    at = run.finish_at if run.state == "finished" and run.finish_at is not None else view.now
+    facts: dict[str, Fact] = {"pool": _pool(view), "seconds": round(late, 3) if late is not None else None}
+    if at > deadline or (late is not None and _without_margin(view, late) > 0):
+        said = run.punctuality if late is not None else f"the deadline passed at step {run.step}"
+        yield RunEvent(LATE, f"late:{deadline.isoformat()}", at, f"{said}; step {run.step} of {spec.steps}", facts)
+    elif late is not None and late > -changeover and run.state != "finished":
+        sentence = f"{run.punctuality}: less than one changeover ({duration(changeover)}) is left before the deadline"
+        yield RunEvent(AT_RISK, f"at-risk:{deadline.isoformat()}", at, sentence, facts)
+
+
+def _without_margin(view: RunView, late_seconds: float) -> float:
+    """The lateness without the margin on the work: the estimate alone must not call a run late that is not."""
+    finish_at = view.summary.finish_at
+    if finish_at is None or view.summary.state == "finished":
+        return late_seconds
+    share = view.spec.policy.margin_share
+    return late_seconds - (finish_at - view.now).total_seconds() * share / (1 + share)
+
+
+def _finished(view: RunView) -> Iterator[RunEvent]:
+    last = view.history.decisions[-1] if view.history.decisions else None
+    if last is None or last.action != "finished":
+        return
+    run, cost = view.summary, view.cost.sentence
+    parts = [run.punctuality if run.late_seconds is not None else "", last.reason, cost]
+    facts: dict[str, Fact] = {"pool": None, "cost": round(view.cost.cost, 6), "currency": view.cost.currency}
+    sentence = "; ".join(part for part in parts if part)
+    yield RunEvent(FINISHED, f"finished:{last.entry_id}", last.written_at, sentence, facts)
+
+
+def _pool(view: RunView) -> str | None:
+    plan = view.history.open_plan
+    return plan.deployment if plan is not None else None

@@ -1,0 +1,44 @@
+"""What the Prefect UI shows of a run: a view read from its log and heartbeat, and its plot."""
+
+from __future__ import annotations
+
+import base64
+from datetime import datetime
+
+from segue.controller.standby_messages import held_by_standbys
+from segue.errors import MissingExtraError
+from segue.reports.cost import cost_report
+from segue.reports.page import Picture, RunView
+from segue.reports.run_plot import draw
+from segue.reports.summary import live_of
+from segue.runlog.history import read_history
+from segue.runlog.last_heartbeat import last_heartbeat
+from segue.runlog.log import RunLog
+from segue.spec import RunSpec
+
+
+def view_of(runlog: RunLog, spec: RunSpec, *, now: datetime, waiting: str | None = None) -> RunView:
+    """The run as of now.
+
+    Raises:
+        StoreReadError: the store could not be read.
+    """
+    history = read_history(runlog)
+    plan = history.open_plan
+    attempt = history.attempt_of(plan.segment, plan.attempt) if plan is not None else None
+    beat = last_heartbeat(runlog, attempt)
+    standbys = held_by_standbys(runlog.store, spec.run_id)
+    cost = cost_report(spec, history, live=live_of(beat, history), standbys=standbys)
+    return RunView(spec, history, cost, now, beat=beat, waiting=None if attempt is not None else waiting)
+
+
+def picture_of(runlog: RunLog, *, now: datetime) -> Picture | None:
+    """The run's plot as of now; None without matplotlib.
+
+    Raises:
+        StoreReadError: the store could not be read.
+    """
+    try:
+        return Picture("data:image/png;base64," + base64.b64encode(draw(runlog)).decode(), now)
+    except MissingExtraError:
+        return None
