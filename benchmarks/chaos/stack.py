@@ -31,7 +31,8 @@ class ChaosStack(LocalStack):
     """A local Prefect that everything but its own server reaches through a gate."""
 
     def __init__(self, folder: Path, *, gate: Gate, variables: Mapping[str, str], say: Callable[[str], None]) -> None:
-        super().__init__(folder, home=ROOT, say=say, variables=variables)
+        # A port of its own: while the server is down, another Prefect of this machine must not take its place.
+        super().__init__(folder, home=ROOT, say=say, variables=variables, wanted_port=0)
         self._gate = gate
 
     @property

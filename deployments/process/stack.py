@@ -39,9 +39,21 @@ class LocalStack:
     server, database and logs in it.
     """
 
-    def __init__(self, folder: Path, *, home: Path, say: Say, variables: Mapping[str, str] | None = None) -> None:
-        """`variables` are added to the environment of every process that the stack starts."""
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        home: Path,
+        say: Say,
+        variables: Mapping[str, str] | None = None,
+        wanted_port: int = USUAL_PORT,
+    ) -> None:
+        """`variables` are added to the environment of every process that the stack starts.
+
+        A server whose port is taken gets another one; with `wanted_port` 0 it never has one that others would want.
+        """
         self.folder, self.home, self._say = folder.absolute(), home.absolute(), say
+        self._wanted_port = wanted_port
         self._variables = dict(variables or {})
         self.port = 0
         self._supervisor: subprocess.Popen[bytes] | None = None
@@ -149,7 +161,7 @@ class LocalStack:
             return
 
     def _start_server(self) -> None:
-        self.port = free_port(0 if self._suffix else USUAL_PORT)
+        self.port = free_port(0 if self._suffix else self._wanted_port)
         for tries_left in reversed(range(_PORT_TRIES)):
             self._start_supervisor()
             self._spawn("server", "server", "start", "--host", "127.0.0.1", "--port", str(self.port))

@@ -24,10 +24,12 @@ COMMAND = [sys.executable, "-m", "benchmarks.chaos.command"]
 FIGURES = {"runs", "faults", "finished", "late", "commits_lost", "doubled_steps", "final_identical", "stuck"}
 
 
-def test_a_minute_of_faults_loses_nothing_and_leaves_nothing():
-    plan = drawn(seed=5, minutes=1, kinds=times())
-    report = measure(Options(schedule=plan, seconds=60.0, seed=5, lanes=2), say=lambda text: None)
-    assert passed(report), report
+def test_a_minute_of_faults_loses_nothing_and_leaves_nothing(tmp_path):
+    plan, lines = drawn(seed=5, minutes=1, kinds=times()), []
+    options = Options(schedule=plan, seconds=60.0, seed=5, lanes=2, logs=tmp_path / "logs")
+    report = measure(options, say=lines.append)
+    if not passed(report):
+        pytest.fail("\n".join([json.dumps(report, indent=2), *lines, f"logs: {options.logs}"]))
     assert report.keys() >= FIGURES | {"processes_left"}
     assert sum(report["faults"].values()) + sum(report["skipped"].values()) == len(plan.faults)
     assert report["faults_applied"] >= 4
