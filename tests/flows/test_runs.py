@@ -178,7 +178,7 @@ def test_a_pool_without_a_deployment_is_refused_before_anything_starts(client, m
     spec = make_spec(run_id="typo", pools=pools)
     state = final_state(client, trigger(client, spec))
     assert state.type is StateType.FAILED
-    assert "there is no deployment 'segment/typo' on this Prefect server. Fix: run `prefect" in state.message
+    assert "there is no deployment 'segment/typo' on the Prefect server. Fix: run `prefect" in state.message
     assert segment_runs(client, "typo") == []
 
 
