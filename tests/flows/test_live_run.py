@@ -34,7 +34,7 @@ from segue.tasks.run_artifact import artifact_key
 from segue.clock import SystemClock
 from segue.controller.steps import decide_next, declare_lost
 from segue.records import StopReason
-from segue.reports.run_events import PREEMPTED, RunEvent
+from segue.reports.run_events import PREEMPTED, RESUME_BROKEN, RunEvent
 from tests.flows.test_runs import LONG, ended_segments, final_state, live_attempt, start, until
 
 pytestmark = pytest.mark.prefect
@@ -155,8 +155,12 @@ def test_a_preempted_and_late_run_tells_a_person_and_prints_no_traceback(client,
     runs = [parent, *(run.id for run in ended_segments(client, "late-run"))]
     lines = client.read_logs(LogFilter(flow_run_id=LogFilterFlowRunId(any_=runs)))
     assert [line.message for line in lines if line.level >= logging.ERROR or "Traceback" in line.message] == []
-    with get_client(sync_client=True) as other:
-        assert versions(other, artifact_key("late-run-progress"))[0].data == 100.0
+    assert versions(client, artifact_key("late-run-progress"))[0].data == 100.0
+    broken = RunEvent(RESUME_BROKEN, "broken:x", CLOCK.now(), "optimizer was not restored", {"run": "late-run"})
+    Announcer("late-run", log_id="x", flow_run_id=parent, logger=log).announce(client, [broken], now=CLOCK.now())
+    told = until(lambda: notified(client, at_least=2), what="the flow run of the other automation")
+    assert {run.name for run in told} == {"late-run is late", "late-run has a broken resume"}
+    assert "late-run has a broken resume: optimizer was not restored" in {run.state.message for run in told}
 
 
 def test_a_notification_goes_to_the_block_that_is_named(stack):
@@ -184,9 +188,11 @@ def test_a_notification_without_its_block_says_what_it_had_to_tell(stack):
     assert state.message.endswith("r is late: late by 5 s")
 
 
-def notified(client):
+def notified(client, *, at_least: int = 1):
+    """The flow runs that automations have started, once they have ended."""
     runs = client.read_flow_runs(flow_filter=FlowFilter(name=FlowFilterName(any_=["notify"])))
-    return runs if runs and all(run.state.is_final() for run in runs) else None
+    runs = [run for run in runs if run.deployment_id is not None]
+    return runs if len(runs) >= at_least and all(run.state.is_final() for run in runs) else None
 
 
 def deploy_notify(stack) -> None:
