@@ -9,8 +9,9 @@ from segue.process import Parent, ProcessRef
 class OrphanWatcher:
     """Sees that the parent of this process, or the process that started all ranks, has ended."""
 
-    def __init__(self, owner: ProcessRef | None = None) -> None:
-        self._parent, self._owner = Parent(), owner
+    def __init__(self, owner: ProcessRef | None = None, *, parent: Parent | None = None) -> None:
+        """Give `parent` where it may have ended before this call."""
+        self._parent, self._owner = parent or Parent(), owner
 
     def poll(self, board: NoticeBoard) -> None:
         """Look once."""

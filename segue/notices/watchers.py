@@ -21,7 +21,7 @@ from segue.notices.metadata import CloudWatcher
 from segue.notices.orphan import OrphanWatcher
 from segue.notices.platform import cloud_watcher, find_platform
 from segue.notices.recall import RecallWatcher
-from segue.process import ProcessRef
+from segue.process import Parent, ProcessRef
 from segue.spec import RunSpec
 from segue.stores.base import Store
 
@@ -62,14 +62,20 @@ class Search:
 
 
 def watchers_of(
-    spec: RunSpec, store: Store, *, attempt_id: str, owner: ProcessRef | None, clock: Clock
+    spec: RunSpec,
+    store: Store,
+    *,
+    attempt_id: str,
+    owner: ProcessRef | None,
+    clock: Clock,
+    parent: Parent | None = None,
 ) -> list[Watcher | Search]:
     """The watchers of one attempt, according to its run spec. Signals need none: their handler leaves the notice."""
     beat = spec.liveness.heartbeat_seconds
     local = min(beat, _LOCAL_PERIOD_SECONDS)
     watchers: list[Watcher | Search] = [
         Watcher("recall", RecallWatcher(store, run_id=spec.run_id, attempt_id=attempt_id), beat),
-        Watcher("orphan", OrphanWatcher(owner), local),
+        Watcher("orphan", OrphanWatcher(owner, parent=parent), local),
     ]
     if spec.liveness.notice_file is not None:
         file = FileWatcher(Path(spec.liveness.notice_file), grace_seconds=spec.grace_seconds)

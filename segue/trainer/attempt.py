@@ -22,7 +22,7 @@ from segue.launch import memory
 from segue.launch.assignment import Assignment
 from segue.notices.board import NoticeBoard
 from segue.notices.watchers import Search, Watcher, watchers_of, watching
-from segue.process import ProcessRef
+from segue.process import Parent, ProcessRef
 from segue.records import Environment, SegmentReport, StopReason
 from segue.runlog.log import RunLog
 from segue.spec import RunSpec, StoreSpec
@@ -72,7 +72,7 @@ def run_attempt(
         BrokenResumeError: the resume did not continue the run; verdict and report are in the log.
         RankLostError: another rank is gone; no report was written.
     """
-    spec = assignment.spec
+    spec, parent = assignment.spec, Parent()  # Before anything that takes time: it may end meanwhile.
     device = prepare_device(spec, local_rank=local_rank())
     started_at = clock.monotonic()
     group = meet(device, wait_seconds=spec.liveness.rank_seconds, clock=clock)
@@ -101,7 +101,7 @@ def run_attempt(
             with attempt.watchdog.watching():
                 if not group.ranks.is_leader:
                     return attempt.run()
-                with attempt.heartbeat.beating(), watching(_watchers(context, owner), board):
+                with attempt.heartbeat.beating(), watching(_watchers(context, owner, parent), board):
                     return attempt.run()
 
 
@@ -237,6 +237,6 @@ def _fast_tier(spec: RunSpec) -> list[Store]:
     return [tier]
 
 
-def _watchers(context: AttemptContext, owner: ProcessRef | None) -> list[Watcher | Search]:
+def _watchers(context: AttemptContext, owner: ProcessRef | None, parent: Parent) -> list[Watcher | Search]:
     store, attempt_id = context.runlog.store, context.claim.attempt_id
-    return watchers_of(context.spec, store, attempt_id=attempt_id, owner=owner, clock=context.clock)
+    return watchers_of(context.spec, store, attempt_id=attempt_id, owner=owner, clock=context.clock, parent=parent)

@@ -179,7 +179,7 @@ def test_the_heartbeat_reports_the_save_interval_and_its_reason(make_spec, open_
 
 
 def test_a_report_holds_the_usual_duration_of_a_save(make_spec, open_log):
-    spec = make_spec(checkpoints={"every_steps": 10})
+    spec = make_spec(checkpoints={"every_steps": 10}, config={"pause_seconds": 0.02})
     runlog = open_log(spec)
     train(spec, runlog)
     report = read_history(runlog).attempts[0].report
