@@ -153,7 +153,8 @@ class LiveRun:
         if self._segment not in (None, segment):
             self._page.begin_version()
         self._segment = segment
-        picture = self._picture.of(self._runlog, view)
+        # The last page of all is published by a task, which draws the plot once more.
+        picture = self._picture.newest if self._last.is_set() else self._picture.of(self._runlog, view)
         where = f", segment {segment}" if segment is not None else ""
         self._page.write(client, page(view, picture=picture), description=f"Run {self._spec.run_id}{where}")
         self._progress.write(client, share_of(view), description=described(view))
@@ -166,7 +167,7 @@ class _Picture:
         self._clock = clock
         self._known: tuple[int, int] | None = None
         self._due_at: float | None = None
-        self._newest: Picture | None = None
+        self.newest: Picture | None = None
 
     def of(self, runlog: RunLog, view: RunView) -> Picture | None:
         """The newest picture; None at the first call, because drawing would slow down the dispatch of a segment."""
@@ -174,7 +175,7 @@ class _Picture:
         if self._due_at is None:
             self._due_at = at
         elif (known != self._known or at >= self._due_at) and view.store_trouble is None:
-            self._newest = picture_of(runlog, now=view.now)
+            self.newest = picture_of(runlog, now=view.now)
             took = self._clock.monotonic() - at
             self._known, self._due_at = known, at + max(_PICTURE_SECONDS, _PICTURE_COST * took)
-        return self._newest
+        return self.newest

@@ -64,12 +64,13 @@ def _preempted(view: RunView) -> Iterator[RunEvent]:
         if report is None or (one.segment, one.attempt) not in decided:
             continue
         kept = f"step {report.checkpoint.step} is committed" if report.checkpoint else "nothing was committed"
+        lost = f"{one.lost_steps} steps are lost" if one.lost_steps else "no step is lost"
         yield RunEvent(
             PREEMPTED,
             f"preempted:{one.segment}:{one.attempt}",
             one.ended_at or view.now,
-            f"segment {one.segment} was preempted on {one.pool} ({one.warning}) at step {report.to_step}; {kept}, "
-            f"{one.lost_steps} steps are lost",
+            f"segment {one.segment} was preempted on {one.pool} ({one.warning}) at step {report.to_step}; "
+            f"{kept}, {lost}",
             {
                 "step": report.to_step,
                 "pool": one.pool,

@@ -59,7 +59,7 @@ def _title(log: RunLog, history: History) -> str:
     goal = history.spec.steps if history.spec else "?"
     resumes = [attempt.verdict.kind.value for attempt in history.attempts if attempt.verdict is not None]
     counts = ", ".join(f"{resumes.count(kind)} {kind}" for kind in dict.fromkeys(resumes)) or "none"
-    return f"{log.run_id}: step {history.committed_step} of {goal}; resumes: {counts}"
+    return f"{log.run_id}: step {history.committed_step} of {goal} is committed; resumes: {counts}"
 
 
 def _loss_over_steps(axes: Any, history: History, frame: pd.DataFrame) -> None:
@@ -70,6 +70,11 @@ def _loss_over_steps(axes: Any, history: History, frame: pd.DataFrame) -> None:
             axes.axvspan(report.from_step, high, color=_BAND[report.capacity], lw=0)
         if report.stop_reason.is_preemption:
             axes.axvline(report.to_step, **line)
+    for attempt in history.attempts:
+        parent = history.parent_of(attempt.claim.segment, attempt.claim.attempt)
+        if attempt.report is None and attempt.commits:
+            start = parent.step if parent is not None else 0
+            axes.axvspan(start, attempt.commits[-1].step, color=_BAND[attempt.claim.capacity], lw=0)
     if not frame.empty:
         kept = frame[~frame["superseded"]]
         axes.plot(kept["step"], kept["loss"], color=_LOST, lw=0.5, alpha=0.6)
@@ -88,7 +93,7 @@ def _steps_over_time(axes: Any, history: History, frame: pd.DataFrame) -> None:
         return
     start = decisions[0].written_at
     trained = [frame["wall_time"].max().to_pydatetime()] if not frame.empty else []
-    last = max([decisions[-1].written_at, *(_span(attempt)[1] for attempt in attempts), *trained])
+    last = max([decisions[-1].written_at, *(_span(attempt, frame)[1] for attempt in attempts), *trained])
     unit, seconds = _unit((last - start).total_seconds())
 
     def passed(moment: datetime) -> float:
@@ -97,7 +102,7 @@ def _steps_over_time(axes: Any, history: History, frame: pd.DataFrame) -> None:
     for begin, end in waits(history):
         axes.axvspan(passed(begin), passed(end), color=_QUEUE, lw=0)
     for attempt in attempts:
-        begin, end = _span(attempt)
+        begin, end = _span(attempt, frame)
         axes.axvspan(passed(begin), passed(end), color=_BAND[attempt.claim.capacity], lw=0)
         if attempt.report is not None and attempt.report.stop_reason.is_preemption:
             axes.axvline(passed(end), **_preemption_line(history))
@@ -155,10 +160,13 @@ def _changes(decisions: list[DecisionEntry]) -> list[DecisionEntry]:
     return [entry for at, entry in enumerate(decisions) if at == 0 or kinds[at] != kinds[at - 1] or kinds[at] is None]
 
 
-def _span(attempt: Attempt) -> tuple[datetime, datetime]:
+def _span(attempt: Attempt, frame: pd.DataFrame) -> tuple[datetime, datetime]:
+    """Begin and end of an attempt; one that trains now lasts until its newest row."""
     begin = attempt.claim.written_at
-    seconds = attempt.report.seconds if attempt.report else 0.0
-    return begin, begin + timedelta(seconds=seconds)
+    if attempt.report is not None:
+        return begin, begin + timedelta(seconds=attempt.report.seconds)
+    rows = frame[frame["attempt_id"] == attempt.claim.attempt_id] if not frame.empty else frame
+    return begin, max(begin, rows["wall_time"].max().to_pydatetime()) if len(rows) else begin
 
 
 def _kept(report: SegmentReport) -> tuple[int, int]:
