@@ -34,6 +34,8 @@ log = logging.getLogger(__name__)
 
 _BLOCKER_SECONDS = 20.0
 """How often it is asked why an attempt does not start."""
+_PROCESS_START_SECONDS = 45.0
+"""How long a flow run that a worker of a process pool has taken may stay Pending. There is no image to pull."""
 
 
 def label(spec: RunSpec, plan: SegmentPlan) -> str:
@@ -64,6 +66,8 @@ class PrefectOrchestrator:
         self._deployments: dict[str, str] = {}
         self._blockers: dict[str, tuple[float, str | None]] = {}
         self._pending: dict[str, Message] = {}
+        self._taken_at: dict[UUID, float] = {}
+        """When a flow run was first seen as Pending, on this process's monotonic clock."""
 
     def submit(self, spec: RunSpec, plan: SegmentPlan) -> str:
         """The flow run of this attempt: a new one, or the one that was submitted before.
@@ -92,7 +96,9 @@ class PrefectOrchestrator:
 
     def state(self, handle: str) -> str | None:
         self._messenger.require_accepted()
-        state = self._known_state(handle)
+        state, flow_run_id = self._known_state(handle), self._flow_runs.get(handle)
+        if flow_run_id is not None and state is not None and state.is_pending():
+            self._watch_start(flow_run_id)
         return state.name if state is not None and state.is_final() else None
 
     def is_running(self, handle: str) -> bool:
@@ -141,6 +147,13 @@ class PrefectOrchestrator:
     def _known_state(self, handle: str) -> State[Any] | None:
         flow_run_id = self._flow_runs.get(handle)
         return self._messenger.state(flow_run_id) if flow_run_id is not None else None
+
+    def _watch_start(self, flow_run_id: UUID) -> None:
+        """Give up a flow run that stays Pending: its worker has died with it, and no other takes it."""
+        taken_at = self._taken_at.setdefault(flow_run_id, time.monotonic())
+        if time.monotonic() - taken_at > _PROCESS_START_SECONDS:
+            self._taken_at[flow_run_id] = time.monotonic()
+            self._messenger.deliver(partial(_crash_unless_started, flow_run_id=flow_run_id))
 
     def _submit(self, key: str, create: Callable[[SyncPrefectClient], UUID]) -> str:
         def keep(client: SyncPrefectClient) -> None:
@@ -207,6 +220,14 @@ def _create(client: SyncPrefectClient, *, deployment: str, facts: dict[str, Any]
         raise _no_such(deployment) from None
     parent = _shown_task_run(client)
     return client.create_flow_run_from_deployment(found.id, state=Scheduled(), parent_task_run_id=parent, **facts).id
+
+
+def _crash_unless_started(client: SyncPrefectClient, *, flow_run_id: UUID) -> None:
+    run = client.read_flow_run(flow_run_id)
+    pool = client.read_work_pool(run.work_pool_name) if run.work_pool_name else None
+    if run.state is not None and run.state.is_pending() and pool is not None and pool.type == "process":
+        why = f"a worker took it, and its process did not start within {_PROCESS_START_SECONDS:.0f} s"
+        client.set_flow_run_state(flow_run_id, Crashed(name="Lost", message=why), force=True)
 
 
 def _no_such(deployment: str) -> OrchestratorError:
