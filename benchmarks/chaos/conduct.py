@@ -7,7 +7,8 @@ import os
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
@@ -121,7 +122,7 @@ class Conductor:
 def measure(options: Options, *, say: Callable[[str], None]) -> dict[str, Any]:
     """Apply the schedule and return the report. Whatever happens, no file, process or mount is left behind."""
     started = time.monotonic()
-    with tempfile.TemporaryDirectory(prefix="segue-chaos-") as name:
+    with tempfile.TemporaryDirectory(prefix="segue-chaos-") as name, _temporary_files_in(Path(name) / "tmp"):
         folder = Path(name)
         timeline = Timeline(say)
         timeline("the undisturbed run")
@@ -186,6 +187,20 @@ def _figures(
         "stuck_runs": stuck,
         "left": left,
     }
+
+
+@contextmanager
+def _temporary_files_in(folder: Path) -> Iterator[None]:
+    """Processes that are started meanwhile put their temporary files there: torch and Prefect leave some behind."""
+    folder.mkdir()
+    before = os.environ.get("TMPDIR")
+    os.environ["TMPDIR"] = str(folder)
+    try:
+        yield
+    finally:
+        del os.environ["TMPDIR"]
+        if before is not None:
+            os.environ["TMPDIR"] = before
 
 
 def _undisturbed(folder: Path) -> dict[str, str]:

@@ -15,7 +15,6 @@ import pytest
 from benchmarks.chaos.conduct import Options, measure, passed
 from benchmarks.chaos.faults.registry import times
 from benchmarks.chaos.schedule import drawn
-from tests.benchmarks.test_crash_bench import processes_of
 
 pytestmark = [pytest.mark.prefect, pytest.mark.matrix, pytest.mark.timeout(600)]
 
@@ -64,6 +63,19 @@ def test_ctrl_c_leaves_neither_files_nor_processes_nor_mounts(tmp_path):
     assert processes_of(tmp_path) == []
     assert str(tmp_path) not in Path("/proc/mounts").read_text()
     assert list(tmp_path.iterdir()) == []
+
+
+def processes_of(folder: Path) -> list[int]:
+    """Those whose temporary folder is in it."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdecimal():
+            try:
+                if f"TMPDIR={folder}".encode() in (entry / "environ").read_bytes():
+                    found.append(int(entry.name))
+            except OSError:
+                continue  # It ended while we looked.
+    return found
 
 
 def command_line(pid: int) -> bytes:
