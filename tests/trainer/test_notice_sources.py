@@ -141,7 +141,7 @@ def test_a_launched_trainer_finds_the_fake_service_from_its_environment_and_the_
             elif read_history(log).report_of(0, 1) is not None:
                 gce.reset()  # The next attempt is on another machine.
 
-        decision = run_here(spec, runlog, watch=watch, on_line=lines.append)
+        decision = run_here(spec, runlog, watch=watch, on_line=lambda line: lines.append(line.text))
     assert decision.action == "finished", "\n".join(lines)
     first, last = read_history(runlog).last_reports()
     assert (first.stop_reason, first.notice.kind, last.stop_reason) == (StopReason.NOTICE, "gce", StopReason.FINISHED)

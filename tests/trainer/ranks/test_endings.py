@@ -91,7 +91,7 @@ def test_a_rank_whose_recipe_cannot_be_built_is_named(end):
 )
 def test_a_rank_that_hangs_is_named_by_another_rank_and_killed(end, hung, step, committed):
     report, runlog, group, _ = end([hung, step, "hang"], liveness={"heartbeat_seconds": 0.05, "rank_seconds": 3})
-    assert (report.stop_reason, report.failure.type) == (StopReason.FAILED, "HungRankError")
+    assert (report.stop_reason, report.failure.type) == (StopReason.HUNG, "HungRankError")
     assert f"rank {hung} hung" in report.failure.message
     (entry,), (claim,) = entries(runlog, ReportEntry), entries(runlog, ClaimEntry)
     assert entry.report == report
