@@ -18,6 +18,7 @@ from segue.tasks.segment import state_of
 from segue.clock import SystemClock
 from segue.controller.segment import NoticeRelay, run_attempt, run_standby
 from segue.controller.standby_agent import Left
+from segue.launch.early import discard_early
 from segue.launch.output import survive_broken_output
 from segue.records import SegmentPlan
 from segue.spec import RunSpec
@@ -59,6 +60,7 @@ def segment(spec: RunSpec, plan: SegmentPlan | None = None, standby: str | None 
         else:
             return Failed(message="A segment needs a plan or the name of a standby. Fix: start the flow `train`.")
     finally:
+        discard_early()
         cancellation.close()
     wait_for_api(limit_seconds=_API_SECONDS)
     if outcome is None:

@@ -270,6 +270,9 @@ class SegmentPlan(Record):
         None, alias="spare", description="Standby that runs this attempt on its booted machine; None: a new machine."
     )
     delay_seconds: float = Field(0.0, ge=0, description="Back-off: seconds from the decision to the attempt's start.")
+    keeps_machine: bool = Field(
+        False, description="Whether the machine is kept at a planned end, for the segment after this one."
+    )
 
 
 class CodeFailure(Value):
@@ -336,6 +339,9 @@ class Heartbeat(Record):
     loss: float | None = None
     step_seconds: float | None = None
     last_commit_step: int | None = None
+    ends_in_seconds: float | None = Field(
+        None, description="Seconds to the planned end of the segment at its pace; None: no such end, or not known."
+    )
     trainer_pid: int
     cadence: str | None = Field(None, description="Current save interval and its reason.")
     saves_delayed: int = Field(0, ge=0, description="Saves that had to wait until the previous one was written.")

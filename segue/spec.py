@@ -271,11 +271,20 @@ class LivenessSpec(_Section):
 
 
 class SegmentSpec(FiniteValue):
-    """Planned ends of segments: each ends at a committed checkpoint, and the next one resumes and is verified."""
+    """Planned ends of segments: each ends at a committed checkpoint, and the next one resumes and is verified.
+
+    The next one goes on on the same machine, in a process that booted beside the one before.
+    """
 
     steps: int | None = Field(None, gt=0, description="Segments end at multiples of this step; None: no such end.")
     epochs: int | None = Field(None, gt=0, description="Segments end after this many passes over the data; None: none.")
     hours: float | None = Field(None, gt=0, description="Longest time of a segment in hours; None: no limit.")
+    count: int = Field(
+        20,
+        ge=1,
+        description="Where no other end is set: segments of an undisturbed run, none shorter than half an hour or 20 "
+        "changeovers; 1: no planned ends.",
+    )
 
 
 class RunSpec(FiniteValue, Record):

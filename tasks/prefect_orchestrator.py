@@ -84,6 +84,12 @@ class PrefectOrchestrator:
             return self._submit(*self._standby(spec, plan.standby, deployment=plan.deployment))
         return self._submit(*self._attempt(spec, plan))
 
+    def adopt(self, spec: RunSpec, plan: SegmentPlan, flow_run_id: str) -> str:
+        """The handle of a plan that is not submitted, because the machine of this flow run is kept for it."""
+        key = idempotency_key(spec, _name_of(plan), log_id=self._log_id)
+        self._deployments[key], self._flow_runs[key] = plan.deployment, UUID(flow_run_id)
+        return key
+
     def submit_standby(self, spec: RunSpec, standby: str, *, deployment: str) -> str | None:
         key, create = self._standby(spec, standby, deployment=deployment)
         try:

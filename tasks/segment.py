@@ -10,12 +10,14 @@ from prefect.client.schemas.objects import State
 from prefect.states import Cancelled, Completed, Crashed, Failed
 from segue.tasks.prefect_orchestrator import PrefectOrchestrator
 
-from segue.clock import SystemClock
+from segue.clock import Clock, SystemClock
 from segue.controller.back_off import back_off
 from segue.controller.capacity_wait import Show, Submitted
+from segue.controller.continuation import await_claim
 from segue.controller.standby_manager import release_leftover
 from segue.controller.wait import await_report
 from segue.records import SegmentPlan, SegmentReport, StopReason
+from segue.runlog.log import RunLog
 from segue.runlog.open import open_log
 from segue.spec import RunSpec
 from segue.stores.base import StoreReadError, StoreWriteError
@@ -33,13 +35,30 @@ def run_segment(spec: RunSpec, plan: SegmentPlan, show: Show = lambda _: None) -
     prefect = PrefectOrchestrator(log_id=runlog.log_id)
     try:
         back_off(runlog, plan, clock=clock)
-        submitted = Submitted(plan, prefect, prefect.submit(spec, plan))
+        submitted = Submitted(plan, prefect, _handle_of(runlog, spec, plan, prefect, clock=clock))
         report = await_report(runlog, spec, submitted, clock=clock, with_standbys=True, show=show)
     finally:
         prefect.close()
     state = state_of(report)
     state.data = report  # Not in the flow's state: the engine treats the data of a final state as an exception.
     return state
+
+
+def _handle_of(runlog: RunLog, spec: RunSpec, plan: SegmentPlan, prefect: PrefectOrchestrator, *, clock: Clock) -> str:
+    """The handle of the plan's flow run: that of the machine which was kept for it, or a new one."""
+    kept: dict[str, str] = {}
+
+    def has_left(flow_run_id: str) -> bool:
+        kept["handle"] = prefect.adopt(spec, plan, flow_run_id)
+        return prefect.state(kept["handle"]) is not None
+
+    claimed_by = patiently(lambda: await_claim(runlog, plan, has_left=has_left, clock=clock), what="log")
+    if claimed_by is not None:
+        get_run_logger().info("segment %d goes on on the machine of the segment before", plan.segment)
+        return prefect.adopt(spec, plan, claimed_by)
+    if "handle" in kept and prefect.was_cancelled(kept["handle"]):
+        return kept["handle"]
+    return prefect.submit(spec, plan)
 
 
 def release_standby(spec: RunSpec) -> None:

@@ -9,6 +9,7 @@ import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from datetime import datetime
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -28,6 +29,8 @@ from segue.spec import RunSpec
 
 _T = TypeVar("_T")
 _RUN_ID = "turnaround"
+_PLANNED_STEPS = 1600
+"""Steps of a segment with a planned end: about ten seconds, so that the next trainer has time to boot."""
 _LONGEST_SECONDS = 120.0
 _POLL_SECONDS = 0.1
 
@@ -65,19 +68,22 @@ def measure(count: int, *, say: Callable[[str], None]) -> dict[str, Any]:
         try:
             stack.start()
             with stack.settings(), open_client() as client:
-                return report(_turnarounds(client, Path(folder), count, say))
+                found = _turnarounds(client, Path(folder), count, say)
+                return report(found, _planned_ends(client, Path(folder), count, say))
         finally:
             stack.stop()
 
 
-def report(found: list[Turnaround]) -> dict[str, Any]:
-    """The figures of these turnarounds. Pure."""
+def report(found: list[Turnaround], planned_ends: list[float]) -> dict[str, Any]:
+    """The figures of these turnarounds, and of planned ends in seconds. Pure."""
     parts = {field.name: statistics.median(getattr(each, field.name) for each in found) for field in fields(Turnaround)}
     return {
         "turnarounds": len(found),
         "decision_to_first_step_seconds": round(statistics.median(each.total for each in found), 2),
         "orchestration_seconds": round(statistics.median(each.orchestration for each in found), 2),
         "slowest_seconds": round(max(each.total for each in found), 2),
+        "planned_end_seconds": round(statistics.median(planned_ends), 2),
+        "slowest_planned_end_seconds": round(max(planned_ends), 2),
     } | {f"{name}_seconds": round(value, 2) for name, value in parts.items()}
 
 
@@ -97,7 +103,28 @@ def _turnarounds(client: SyncPrefectClient, folder: Path, count: int, say: Calla
     return [_turnaround(history, attempt, by_attempt) for attempt in history.attempts[1:]]
 
 
-def _spec(folder: Path) -> RunSpec:
+def _planned_ends(client: SyncPrefectClient, folder: Path, count: int, say: Callable[[str], None]) -> list[float]:
+    """Seconds from the last step of a segment to the first new step of the next one on the same machine."""
+    run = {"run_id": "planned", "steps": (count + 1) * _PLANNED_STEPS, "segment": {"steps": _PLANNED_STEPS}}
+    runlog = open_run(_spec(folder, **run), clock=SystemClock())
+    trigger(client, _spec(folder, **run))
+    for number in range(count + 1):
+        say(f"planned end {number} of {count}")
+        _training(runlog, number)
+    _wait(lambda: read_history(runlog).is_over or None, what="the end of the last segment")
+    attempts = read_history(runlog).attempts
+    return [_gap_seconds(last, following) for last, following in pairwise(attempts)]
+
+
+def _gap_seconds(last: Attempt, following: Attempt) -> float:
+    before, after = last.report, following.report
+    assert before is not None
+    assert after is not None
+    claims = _between(last.claim.written_at, following.claim.written_at)
+    return claims + after.startup_seconds - before.startup_seconds - before.train_seconds
+
+
+def _spec(folder: Path, **changes: Any) -> RunSpec:
     fields_of_spec = {
         "run_id": _RUN_ID,
         "recipe": "segue.testing.recipes:tiny",
@@ -110,7 +137,7 @@ def _spec(folder: Path) -> RunSpec:
         "continuity": {"rehearsal": "off"},
         "policy": {"name": "spot_only"},
     }
-    return RunSpec.parse(fields_of_spec, source="the benchmark's spec")
+    return RunSpec.parse(fields_of_spec | changes, source="the benchmark's spec")
 
 
 def _training(runlog: RunLog, number: int) -> Attempt:

@@ -37,6 +37,8 @@ class Registered:
     pool: str
     description: str
     tags: tuple[str, ...]
+    command: str | None
+    """What starts its flow runs; None: the command of the pool."""
 
 
 def read_deployments(text: str) -> list[Registered]:
@@ -48,6 +50,7 @@ def read_deployments(text: str) -> list[Registered]:
             pool=found["work_pool"]["name"],
             description=found["description"],
             tags=tuple(found["tags"]),
+            command=found["work_pool"].get("job_variables", {}).get("command"),
         )
         for found in yaml.safe_load(text)["deployments"]
         if "schedules" not in found
@@ -83,6 +86,7 @@ def register_deployments(client: SyncPrefectClient) -> None:
             work_pool_name=deployment.pool,
             description=deployment.description,
             tags=list(deployment.tags),
+            job_variables={"command": deployment.command} if deployment.command is not None else {},
             parameter_openapi_schema=parameter_schema(flow).model_dump_for_openapi(),
             enforce_parameter_schema=True,
         )

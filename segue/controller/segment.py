@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import logging
 import signal
+from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from typing import Protocol, Self
 
 from segue.clock import Clock
+from segue.controller.continuation import NextTrainer, await_plan, keeps_machine
 from segue.controller.standby_agent import Left, StandbyAgent
 from segue.controller.steps import CANCELLED, declare_as, declare_lost
 from segue.controller.supervision import supervising
 from segue.launch.assignment import Assignment, ExitCode
-from segue.launch.launcher import Trainer, launch, launch_standby
+from segue.launch.early import launch_soonest
+from segue.launch.launcher import Trainer, launch_standby
 from segue.launch.memory import MemoryKills, RecentKills
 from segue.launch.output import OnLine
 from segue.records import SegmentPlan, SegmentReport, StopReason
@@ -115,12 +118,13 @@ def run_attempt(
     on_line: OnLine,
     flow_run_id: str | None = None,
 ) -> SegmentReport | None:
-    """Train the attempt of a plan to its end; return its report, which is in the log.
+    """Train the attempt of a plan to its end, and after a planned end the next one, which this machine is kept for.
 
-    None when another process holds the attempt.
+    Returns the last report, which is in the log; None when another process holds the attempt.
     """
-    trainer = launch(Assignment(spec=spec, plan=plan, flow_run_id=flow_run_id), on_line=on_line)
-    return _to_its_end(spec, plan, trainer, relay=relay, requests=requests, clock=clock)
+    trainer = launch_soonest(Assignment(spec=spec, plan=plan, flow_run_id=flow_run_id), on_line=on_line)
+    segment = _Segment(spec, relay=relay, requests=requests, clock=clock, on_line=on_line, flow_run_id=flow_run_id)
+    return segment.train(plan, trainer)
 
 
 def run_standby(
@@ -133,7 +137,7 @@ def run_standby(
     on_line: OnLine,
     flow_run_id: str | None = None,
 ) -> SegmentReport | Left | None:
-    """Wait as a standby, then train the attempt that it is assigned; without one, return why it left.
+    """Wait as a standby, then train the attempt that it is assigned, as `run_attempt`; without one, why it left.
 
     None when another process holds the attempt.
     """
@@ -148,8 +152,8 @@ def run_standby(
     outcome = agent.serve(why_to_leave)
     if isinstance(outcome, Left):
         return outcome
-    plan, trainer = outcome.plan, outcome.trainer
-    return _to_its_end(spec, plan, trainer, relay=relay, requests=requests, clock=clock)
+    segment = _Segment(spec, relay=relay, requests=requests, clock=clock, on_line=on_line, flow_run_id=flow_run_id)
+    return segment.train(outcome.plan, outcome.trainer)
 
 
 def conclude(runlog: RunLog, plan: SegmentPlan, end: TrainerEnd) -> SegmentReport | None:
@@ -178,30 +182,66 @@ def report_or_lost(runlog: RunLog, plan: SegmentPlan, end: TrainerEnd) -> Segmen
     return report or declare_lost(runlog, plan, why=why, reason=end.reason)
 
 
-def _to_its_end(
-    spec: RunSpec,
-    plan: SegmentPlan,
-    trainer: Trainer,
-    *,
-    relay: NoticeRelay,
-    requests: Requests,
-    clock: Clock,
-) -> SegmentReport | None:
-    relay.attach(trainer)
-    kills = RecentKills()
-    with supervising(spec, plan, trainer, notices=relay.given, clock=clock) as supervision:
-        while (code := trainer.poll()) is None:
-            clock.sleep(_POLL_SECONDS)
-            kills.look(clock.monotonic())
-            requests.look()
-    end = TrainerEnd.of(code, kills_before=kills.before)
-    trainer.wait()
-    runlog = patiently(open_log(spec, clock=clock).reload, what="log")
-    report = patiently(lambda: conclude(runlog, plan, end), what="report")
-    if report is None:
-        return None
-    if report.stop_reason is StopReason.NOTICE and requests.was_cancelled():
-        return patiently(lambda: declare_as(runlog, plan, StopReason.CANCELLED, why=CANCELLED), what="report")
-    if report.stop_reason is StopReason.LOST and supervision.was_hung:
-        return patiently(lambda: declare_as(runlog, plan, StopReason.HUNG, why=_HUNG), what="report")
-    return report
+class _Segment:
+    """The attempts that this machine makes, one after the other: each planned end is followed by the next."""
+
+    def __init__(
+        self,
+        spec: RunSpec,
+        *,
+        relay: NoticeRelay,
+        requests: Requests,
+        clock: Clock,
+        on_line: OnLine,
+        flow_run_id: str | None,
+    ) -> None:
+        self._spec, self._relay, self._requests, self._clock = spec, relay, requests, clock
+        self._on_line, self._flow_run_id = on_line, flow_run_id
+
+    def train(self, plan: SegmentPlan, trainer: Trainer) -> SegmentReport | None:
+        """Train until an attempt ends otherwise than at a planned end, or no further plan comes; its report."""
+        while True:
+            with closing(NextTrainer(partial(launch_standby, self._spec, on_line=self._on_line))) as next_trainer:
+                report = self._to_its_end(plan, trainer, next_trainer)
+                following = self._plan_after(plan, report, next_trainer)
+                if following is None:
+                    return report
+                log.info("the machine is kept for the next segment segment=%d", following.segment)
+                made = Assignment(spec=self._spec, plan=following, flow_run_id=self._flow_run_id)
+                plan, trainer = following, next_trainer.start(made)
+
+    def _plan_after(
+        self, plan: SegmentPlan, report: SegmentReport | None, next_trainer: NextTrainer
+    ) -> SegmentPlan | None:
+        if report is None or not keeps_machine(plan, report) or self._relay.is_given:
+            return None
+        next_trainer.prepare()
+        runlog = patiently(open_log(self._spec, clock=self._clock).reload, what="log")
+        return await_plan(runlog, self._spec, plan, is_called_off=self._is_called_off, clock=self._clock)
+
+    def _is_called_off(self) -> bool:
+        self._requests.look()
+        return self._relay.is_given
+
+    def _to_its_end(self, plan: SegmentPlan, trainer: Trainer, next_trainer: NextTrainer) -> SegmentReport | None:
+        spec, clock = self._spec, self._clock
+        self._relay.attach(trainer)
+        kills = RecentKills()
+        with supervising(spec, plan, trainer, notices=self._relay.given, clock=clock) as supervision:
+            while (code := trainer.poll()) is None:
+                clock.sleep(_POLL_SECONDS)
+                kills.look(clock.monotonic())
+                self._requests.look()
+                if supervision.is_end_near and not self._relay.is_given:
+                    next_trainer.prepare()
+        end = TrainerEnd.of(code, kills_before=kills.before)
+        trainer.wait()
+        runlog = patiently(open_log(spec, clock=clock).reload, what="log")
+        report = patiently(lambda: conclude(runlog, plan, end), what="report")
+        if report is None:
+            return None
+        if report.stop_reason is StopReason.NOTICE and self._requests.was_cancelled():
+            return patiently(lambda: declare_as(runlog, plan, StopReason.CANCELLED, why=CANCELLED), what="report")
+        if report.stop_reason is StopReason.LOST and supervision.was_hung:
+            return patiently(lambda: declare_as(runlog, plan, StopReason.HUNG, why=_HUNG), what="report")
+        return report

@@ -6,6 +6,7 @@ A trainer ends by itself in both cases, unless it hangs, is suspended, or no thr
 from __future__ import annotations
 
 import logging
+import math
 import signal
 import threading
 from collections.abc import Callable, Iterable, Iterator
@@ -16,7 +17,7 @@ from segue.clock import Clock
 from segue.errors import SegueError
 from segue.launch.launcher import Trainer
 from segue.process import ProcessRef
-from segue.records import SegmentPlan
+from segue.records import Heartbeat, SegmentPlan
 from segue.runlog.history import History, read_history
 from segue.runlog.last_heartbeat import last_heartbeat
 from segue.runlog.log import RunLog
@@ -32,6 +33,8 @@ _MARGIN_SECONDS = 8.0
 """How much later than its grace period a trainer is killed: its own watchdog comes first."""
 _DUMP_SECONDS = 2.0
 """How long a trainer has to write its stacks."""
+_END_NEAR_SECONDS = 30.0
+"""How long before a planned end the trainer of the next segment boots."""
 
 
 @dataclass
@@ -40,6 +43,8 @@ class Supervision:
 
     was_hung: bool = False
     """Whether the trainer was killed because it ran, but had neither a heartbeat nor an answer to a notice."""
+    is_end_near: bool = False
+    """Whether the planned end of its segment is half a minute away, or less."""
 
 
 @contextmanager
@@ -97,6 +102,7 @@ class _Supervisor:
         self._due: tuple[str, float] | None = None
         self._counter_when_over: int | None = None
         self._is_dumped = False
+        self._beat_at = clock.monotonic() if plan.keeps_machine else math.inf
 
     def look(self) -> None:
         """Check once; end the trainer if its time is over."""
@@ -132,6 +138,7 @@ class _Supervisor:
             self._runlog = open_log(self._spec, clock=self._clock).reload()
         why = _why_over(read_history(self._runlog), self._plan)
         if why is None:
+            self._look_for_planned_end(at)
             return
         # It may still commit what it has, unless a newer attempt has begun; it refuses that by itself.
         log.warning("ending the trainer reason=%s", why)
@@ -139,16 +146,30 @@ class _Supervisor:
         self._due = why, at + self._spec.grace_seconds + _MARGIN_SECONDS
         self._trainer.give_notice()
 
+    def _look_for_planned_end(self, at: float) -> None:
+        if at < self._beat_at:
+            return
+        beat = self._last_heartbeat()
+        left = beat.ends_in_seconds if beat is not None else None
+        if left is None:
+            return
+        self.outcome.is_end_near = left <= _END_NEAR_SECONDS
+        # Half of the time until then: the pace may change.
+        self._beat_at = math.inf if self.outcome.is_end_near else at + (left - _END_NEAR_SECONDS) / 2
+
     def _heartbeat_counter(self) -> int | None:
         """The counter of the attempt's newest heartbeat; None if it cannot be read."""
-        if self._runlog is None:
-            return None
         try:
-            attempt = read_history(self._runlog).attempt_of(self._plan.segment, self._plan.attempt)
-            beat = last_heartbeat(self._runlog, attempt)
+            beat = self._last_heartbeat()
         except SegueError:
             return None
         return beat.counter if beat is not None else None
+
+    def _last_heartbeat(self) -> Heartbeat | None:
+        if self._runlog is None:
+            return None
+        attempt = read_history(self._runlog).attempt_of(self._plan.segment, self._plan.attempt)
+        return last_heartbeat(self._runlog, attempt)
 
     def _end(self, why: str, kill_at: float, *, at: float) -> None:
         if at >= kill_at - _DUMP_SECONDS and not self._is_dumped:

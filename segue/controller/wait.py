@@ -181,6 +181,8 @@ class _Waiting:
         beat = last_heartbeat(self._runlog, attempt)
         self._heartbeat.update(beat.counter if beat else None, at=at)
         self._has_read_heartbeat = True
+        if beat is not None and beat.ends_in_seconds is not None:
+            self._look_within(max(beat.ends_in_seconds, self._period.poll_seconds))
         self._look_within(self._heartbeat.heartbeat_timeout_seconds - self._heartbeat.unchanged_seconds)
         if self._has_run_ended(at) and self._heartbeat.unchanged_seconds > self._late_report_seconds:
             # The heartbeat must have stopped too: orchestrators sometimes report live runs as crashed.

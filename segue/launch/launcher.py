@@ -6,26 +6,23 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
 
-from segue.clock import SystemClock
 from segue.launch.assignment import Assignment
-from segue.launch.output import OnLine, Relay
+from segue.launch.child import ChildProcess, end_leftovers
+from segue.launch.output import OnLine
 from segue.launch.rendezvous import RANKS_VARIABLE, LaunchFolder
-from segue.process import has_members
 from segue.spec import RunSpec
 
 DUMP_SIGNAL = signal.SIGUSR2
 """On this signal a trainer writes the stack of every thread to its standard error."""
 
-_CHILD = (sys.executable, "-m", "segue.trainer.main")
+TRAINER_COMMAND = (sys.executable, "-m", "segue.trainer.main")
+EARLY_OPTION = "--early"
+"""With it, a trainer imports everything before it reads its assignment."""
 _LOOPBACK = "127.0.0.1"
-_LEFTOVER_POLL_SECONDS = 0.05
-_LEFTOVER_SECONDS = 2.0
-"""How long processes that a trainer left behind have after SIGTERM, until SIGKILL."""
 
 
 class Trainer(Protocol):
@@ -96,8 +93,13 @@ def launch(assignment: Assignment, *, on_line: OnLine | None = None) -> Trainer:
 class ProcessTrainer:
     """A plain child process in a session of its own, so that a signal to the parent's group is passed on once."""
 
-    def __init__(self, assignment: Assignment, *, on_line: OnLine | None = None) -> None:
-        self._child = _Child(_CHILD, on_line, stdin=assignment.model_dump_json())
+    def __init__(
+        self, assignment: Assignment, *, on_line: OnLine | None = None, child: ChildProcess | None = None
+    ) -> None:
+        """Start it, unless it is `child`: a process that waits for its assignment."""
+        self._child = child or ChildProcess(TRAINER_COMMAND, has_stdin=True, has_output=on_line is not None)
+        self._child.give(assignment.model_dump_json())
+        self._child.relay_to(on_line)
 
     @property
     def pid(self) -> int:
@@ -130,7 +132,8 @@ class StandbyProcess(ProcessTrainer):
 
     def __init__(self, folder: LaunchFolder, *, on_line: OnLine | None = None) -> None:
         self._folder = folder
-        self._child = _Child([*_CHILD, str(folder.path)], on_line)
+        self._child = ChildProcess([*TRAINER_COMMAND, str(folder.path)], has_output=on_line is not None)
+        self._child.relay_to(on_line)
 
     def is_booted(self) -> bool:
         return self._folder.has_booted(1)
@@ -153,8 +156,10 @@ class RanksTrainer:
         self._ended_with: int | None = None
         torchrun = [sys.executable, "-m", "segue.launch.torchrun", "--standalone", "--local-addr", _LOOPBACK]
         how_many = ["--nproc-per-node", str(count), "--max-restarts", "0"]
-        ranks = [*_CHILD[1:], str(self._folder.path)]
-        self._child = _Child([*torchrun, *how_many, *ranks], on_line, env=_environment(count))
+        ranks = [*TRAINER_COMMAND[1:], str(self._folder.path)]
+        command, has_output = [*torchrun, *how_many, *ranks], on_line is not None
+        self._child = ChildProcess(command, has_output=has_output, env=_environment(count))
+        self._child.relay_to(on_line)
 
     def is_booted(self) -> bool:
         return self._folder.has_booted(self._count)
@@ -180,7 +185,7 @@ class RanksTrainer:
             return None
         code = self._code_of_ranks(code)
         for rank in self._folder.leaders():  # torchrun starts each rank in a session of its own.
-            _end_leftovers(rank)
+            end_leftovers(rank)
         self._folder.remove()
         return code
 
@@ -204,63 +209,6 @@ class RanksTrainer:
             found = self._folder.exit_code()
             self._ended_with = code if found is None else found
         return self._ended_with
-
-
-class _Child:
-    """A child process; its output goes to `on_line` where there is one."""
-
-    def __init__(
-        self,
-        command: Sequence[str],
-        on_line: OnLine | None,
-        *,
-        stdin: str | None = None,
-        env: Mapping[str, str] | None = None,
-    ) -> None:
-        self.process = subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL if stdin is None else subprocess.PIPE,
-            stdout=subprocess.PIPE if on_line else None,
-            stderr=subprocess.STDOUT if on_line else None,
-            start_new_session=True,
-            env=env,
-        )
-        if stdin is not None and self.process.stdin is not None:
-            with suppress(BrokenPipeError):  # It ended at once; its exit code says so.
-                self.process.stdin.write(stdin.encode())
-            with suppress(BrokenPipeError):
-                self.process.stdin.close()
-        self._relay: Relay | None = None
-        if on_line is not None and self.process.stdout is not None:
-            self._relay = Relay(self.process.stdout, on_line)
-
-    def wait(self, timeout_seconds: float | None) -> int | None:
-        try:
-            code = self.process.wait(timeout_seconds)
-        except subprocess.TimeoutExpired:
-            return None
-        _end_leftovers(self.process.pid)
-        if self._relay is not None:
-            self._relay.close()
-        return code
-
-    def kill(self) -> None:
-        if self.process.poll() is None:
-            with suppress(ProcessLookupError):
-                os.killpg(self.process.pid, signal.SIGKILL)
-
-
-def _end_leftovers(leader: int) -> None:
-    """End what a process that has ended left behind in its process group: SIGTERM, then SIGKILL."""
-    clock = SystemClock()
-    with suppress(ProcessLookupError):
-        if not has_members(leader):
-            return
-        os.killpg(leader, signal.SIGTERM)
-        kill_at = clock.monotonic() + _LEFTOVER_SECONDS
-        while has_members(leader) and clock.monotonic() < kill_at:
-            clock.sleep(_LEFTOVER_POLL_SECONDS)
-        os.killpg(leader, signal.SIGKILL)
 
 
 def _environment(count: int) -> dict[str, str]:

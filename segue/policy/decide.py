@@ -12,7 +12,7 @@ from segue.policy.availability import preemptions
 from segue.policy.broken_resumes import next_recovery_step
 from segue.policy.estimates import Situation, situation
 from segue.policy.handover import SPOT_AGAIN, handover_to
-from segue.policy.planned_ends import planned_end
+from segue.policy.planned_ends import PlannedEnd, planned_end
 from segue.policy.pool_choice import PoolChoice, choose_pool
 from segue.records import Capacity, CheckpointRef, SegmentPlan, SegmentReport, StopReason
 from segue.runlog.entries import Action
@@ -41,7 +41,8 @@ def decide(spec: RunSpec, history: History, *, now: datetime) -> Decision:
         return ended
     here = situation(spec, history, now=now)
     back = handover_to(history, here)
-    pool = choose_pool(spec, history, here, now=now) if back is None else PoolChoice(back.deployment)
+    pool = PoolChoice(back.deployment) if back is not None else _kept_pool(spec, history)
+    pool = pool or choose_pool(spec, history, here, now=now)
     capacity, why, ahead = (
         (Capacity.SPOT, SPOT_AGAIN, None) if back is not None else _by_policy(spec, history, here, pool, now)
     )
@@ -70,6 +71,7 @@ def decide(spec: RunSpec, history: History, *, now: datetime) -> Decision:
         skips=skips,
         standby=back.standby if back else None,
         delay_seconds=delay,
+        keeps_machine=end != PlannedEnd(),
     )
     before = recovery.reason if recovery else rollback_reason(spec, history, skips=skips)
     where = pool.why if capacity is Capacity.SPOT else ""
@@ -98,6 +100,19 @@ def _is_over(spec: RunSpec, history: History) -> Decision | None:
     if len(in_place) >= spec.policy.max_lost_in_place and in_place[0].capacity is Capacity.ON_DEMAND:
         return Decision("hopeless", f"{len(in_place)} attempts in a row ended without a commit, the last on on-demand")
     return None
+
+
+def _kept_pool(spec: RunSpec, history: History) -> PoolChoice | None:
+    """The pool of the spot machine that was kept at a planned end; None without one."""
+    last = history.fresh_reports[-1] if history.fresh_reports else None
+    decision = history.decision_of(last.segment, last.attempt) if last is not None else None
+    plan = decision.plan if decision is not None else None
+    if last is None or plan is None or last.stop_reason is not StopReason.BOUND or not plan.keeps_machine:
+        return None
+    pools = [pool.deployment for pool in spec.pools.spot]
+    if plan.capacity is not Capacity.SPOT or plan.deployment not in pools:
+        return None
+    return PoolChoice(plan.deployment, why="the machine is kept" if len(pools) > 1 else "")
 
 
 def _without_policy(spec: RunSpec, history: History, here: Situation) -> tuple[Capacity, str] | None:

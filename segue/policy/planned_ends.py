@@ -10,6 +10,8 @@ from segue.runlog.history import Checkpoint
 from segue.spec import RunSpec
 
 _HOUR = 3600.0
+_LEAST_SECONDS, _LEAST_CHANGEOVERS = 1800.0, 20
+"""The shortest segment that is planned unasked: seconds, and changeovers, so that planned ends cost at most 5 %."""
 
 
 class PlannedEnd(NamedTuple):
@@ -27,6 +29,8 @@ def planned_end(spec: RunSpec, here: Situation, parent: Checkpoint | None) -> Pl
     where one more changeover could cost the deadline.
     """
     asked = spec.segment
+    if (asked.steps, asked.epochs, asked.hours) == (None, None, None):
+        return PlannedEnd(seconds=_usual_seconds(spec, here, parent))
     if not clamp.permits_spot(here):
         return PlannedEnd()
     step, epoch = (parent.manifest.step, parent.manifest.epoch) if parent is not None else (0, 0)
@@ -36,3 +40,16 @@ def planned_end(spec: RunSpec, here: Situation, parent: Checkpoint | None) -> Pl
         epoch=None if asked.epochs is None else (epoch // asked.epochs + 1) * asked.epochs,
         seconds=None if asked.hours is None else asked.hours * _HOUR,
     )
+
+
+def _usual_seconds(spec: RunSpec, here: Situation, parent: Checkpoint | None) -> float | None:
+    """Seconds of a segment where no end is asked for; None where the rest of the run is one segment."""
+    least = max(_LEAST_SECONDS, _LEAST_CHANGEOVERS * here.changeover_seconds)
+    if spec.segment.count == 1 or not clamp.permits_spot(here):
+        return None
+    if here.work_seconds is None:
+        return least
+    steps_left = spec.steps - (parent.manifest.step if parent is not None else 0)
+    whole = here.work_seconds * spec.steps / max(steps_left, 1)
+    seconds = max(whole / spec.segment.count, least)
+    return seconds if here.work_seconds - seconds >= least else None

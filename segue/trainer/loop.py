@@ -88,6 +88,7 @@ class TrainingLoop:
             progress=live.progress,
             pace=self._pace,
             time_left=self._time_left,
+            stop_rule=self._stop_rule,
             saving=self._saving,
             writer=writer,
             witness=self._witness,

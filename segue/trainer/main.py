@@ -1,14 +1,17 @@
 """The trainer process: `python -m segue.trainer.main` with an assignment on standard input.
 
-As one of several ranks that torchrun started, or as a standby, which boots before it has an assignment, it gets a
-launch folder instead. The exit code is an `ExitCode`; the run's log has the details.
+With `--early` it imports everything first, beside the engine that will give it the assignment. As one of several ranks
+that torchrun started, or as a standby, which boots before it has an assignment, it gets a launch folder instead. The
+exit code is an `ExitCode`; the run's log has the details.
 """
 
 from __future__ import annotations
 
 import faulthandler
+import importlib
 import logging
 import os
+import signal
 import sys
 from functools import partial
 from pathlib import Path
@@ -16,11 +19,11 @@ from pathlib import Path
 from segue.clock import SystemClock
 from segue.errors import BrokenResumeError, SegueError, StalePlanError
 from segue.launch.assignment import Assignment, ExitCode
-from segue.launch.launcher import DUMP_SIGNAL
+from segue.launch.launcher import DUMP_SIGNAL, EARLY_OPTION
 from segue.launch.output import survive_broken_output
 from segue.launch.rendezvous import RANKS_VARIABLE, LaunchFolder
 from segue.notices.board import NoticeBoard
-from segue.notices.signals import SignalNotices
+from segue.notices.signals import KINDS, SignalNotices
 from segue.runlog.open import open_log
 from segue.spec import RunSpec
 
@@ -29,8 +32,13 @@ log = logging.getLogger("segue.trainer")
 
 def main() -> int:
     """Run the assignment; return the exit code."""
-    if len(sys.argv) == 1:
-        return _run(Assignment.model_validate_json(sys.stdin.buffer.read()))
+    # Kept until there is a handler: a notice may arrive during the imports.
+    signal.pthread_sigmask(signal.SIG_BLOCK, tuple(KINDS))
+    if sys.argv[1:] in ([], [EARLY_OPTION]):
+        if sys.argv[1:]:
+            importlib.import_module("segue.trainer.attempt")
+        assignment = sys.stdin.buffer.read()
+        return _run(Assignment.model_validate_json(assignment)) if assignment else ExitCode.NOTICE
     folder = LaunchFolder(Path(sys.argv[1]))
     is_one_of_several = RANKS_VARIABLE in os.environ
     rank = int(os.environ["RANK"]) if is_one_of_several else 0
@@ -55,6 +63,7 @@ def _run(assignment: Assignment | None, *, folder: LaunchFolder | None = None, r
     board = NoticeBoard(clock)
     signals = SignalNotices(board, grace_seconds=spec.grace_seconds, usr1_seconds=spec.liveness.usr1_seconds)
     signals.listen()
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, tuple(KINDS))
     for number in folder.enter(rank) if folder is not None else ():
         signals.leave(number)
     # Imported after the handler is in place: these imports take seconds, and a notice may arrive meanwhile.

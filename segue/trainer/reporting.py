@@ -19,6 +19,7 @@ from segue.trainer.context import AttemptContext
 from segue.trainer.health.failures import failure_of
 from segue.trainer.saving import Saving
 from segue.trainer.state import Progress
+from segue.trainer.stopping import StopRule
 from segue.trainer.time_left import Pace, TimeLeft
 
 log = logging.getLogger(__name__)
@@ -32,6 +33,7 @@ class AttemptReporter:
     progress: Progress
     pace: Pace
     time_left: TimeLeft
+    stop_rule: StopRule
     saving: Saving
     writer: Writer
     witness: Witness
@@ -55,6 +57,7 @@ class AttemptReporter:
             loss=self.loss,
             step_seconds=self.pace.step_seconds,
             last_commit_step=last_commit.step if last_commit else None,
+            ends_in_seconds=self.stop_rule.seconds_to_planned_end(),
             trainer_pid=os.getpid(),
             cadence=self.saving.cadence.reason,
             saves_delayed=self.saving.delayed,

@@ -39,6 +39,22 @@ class StopRule:
         )
         return StopReason.BOUND if is_near else None
 
+    def seconds_to_planned_end(self) -> float | None:
+        """Seconds to the planned end at the measured pace; None without one before the goal, or before it is known."""
+        plan, progress, step_seconds = self._plan, self._progress, self._pace.step_seconds
+        if step_seconds is None:
+            return None
+        ends = [self._time_left.bound_seconds_left]
+        if plan.stop_at_step is not None:
+            ends.append((plan.stop_at_step - progress.step) * step_seconds)
+        if plan.stop_at_epoch is not None:
+            order = self._live.feed.order
+            samples = plan.stop_at_epoch * order.samples_per_epoch - progress.samples_seen
+            ends.append(samples / order.batch_size * step_seconds)
+        nearest = min((end for end in ends if end is not None), default=None)
+        goal = (self._spec.steps - progress.step) * step_seconds
+        return max(nearest, 0.0) if nearest is not None and nearest < goal else None
+
     def _is_at_planned_end(self) -> bool:
         plan, progress = self._plan, self._progress
         if plan.stop_at_step is not None and progress.step >= plan.stop_at_step:

@@ -51,6 +51,11 @@ class TimeLeft:
         """Seconds since the attempt began."""
         return self._clock.monotonic() - self._started_at
 
+    @property
+    def bound_seconds_left(self) -> float | None:
+        """Seconds to the bound; None without one."""
+        return None if self._bound_seconds is None else self._bound_seconds - self.seconds
+
     def is_bound_near(self, *, step_seconds: float | None, save_seconds: float | None) -> bool:
         """Whether the attempt must stop now to end within its bound."""
         if self._bound_seconds is None:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 
-import psutil
 import pytest
 from segue.deployments.process.stack import LocalStack
+
+from tests.support.run_processes import processes_of_runs
 
 REPO = Path(__file__).parents[2]
 LEFT_WITHIN_SECONDS = 60.0
@@ -40,18 +40,6 @@ def own_stack(tmp_path: Path) -> Iterator[LocalStack]:
             yield stack
     finally:
         stack.stop()
-
-
-def processes_of_runs(stack: LocalStack) -> list[psutil.Process]:
-    """Every process of a flow run of this stack: engines, trainers, writers, and what they started."""
-    found = []
-    for process in psutil.process_iter():
-        with suppress(psutil.Error):
-            environment = process.environ()
-            is_ours = environment.get("PREFECT_API_URL") == stack.api_url and "PREFECT__FLOW_RUN_ID" in environment
-            if is_ours and process.status() != psutil.STATUS_ZOMBIE:
-                found.append(process)
-    return found
 
 
 @pytest.fixture(autouse=True)

@@ -20,6 +20,7 @@ from segue.records import StopReason
 from segue.runlog.entries import ReportEntry
 from segue.runlog.history import read_history
 from tests.flows.test_runs import LONG, live_attempt, start, until
+from tests.support.run_processes import processes_of_runs
 
 pytestmark = [pytest.mark.prefect, pytest.mark.matrix, pytest.mark.timeout(600)]
 
@@ -62,6 +63,8 @@ class Server:
 def server(own_stack):
     server = Server(own_stack)
     yield server
+    # An engine that reports its last logs to a server that is gone takes a minute more.
+    until(lambda: not processes_of_runs(own_stack), what="the ends of all engines")
     server.close()
 
 

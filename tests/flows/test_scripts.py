@@ -1,4 +1,4 @@
-"""Twenty random scripts of preemption through a real Prefect: each run is on time and ends in the undisturbed state."""
+"""Ten random scripts of preemption through a real Prefect: each run is on time and ends in the undisturbed state."""
 
 from __future__ import annotations
 
@@ -122,13 +122,9 @@ def why_not(player: Player, undisturbed: dict[str, str]) -> list[str]:
     return [promise for promise, is_kept in held.items() if not is_kept]
 
 
-SEEDS = [tuple(range(at, at + 10)) for at in (0, 10)]
-
-
 @pytest.mark.matrix
-@pytest.mark.parametrize("seeds", SEEDS, ids=lambda seeds: f"{seeds[0]}-{seeds[-1]}")
-def test_every_script_of_preemptions_is_on_time_and_ends_in_the_undisturbed_state(seeds, lanes, make_spec, undisturbed):
-    scripts = [drawn(seed) for seed in seeds]
+def test_every_script_of_preemptions_is_on_time_and_ends_in_the_undisturbed_state(lanes, make_spec, undisturbed):
+    scripts = [drawn(seed) for seed in range(10)]
     players = play(scripts, lanes, make_spec)
     for player in players:
         log.info("%s", outcome_of(player))

@@ -244,8 +244,8 @@ def test_once_on_on_demand_a_run_with_a_deadline_stays_there_to_the_end():
     [
         (unmeasured(5000.0), 500.0, 560.0),
         (unmeasured(5000.0, policy={"probe_share": 0.02}), 100.0, 160.0),
-        (unmeasured(50_000.0), 5000.0, 960.0),
-        (unmeasured(None), None, 960.0),
+        (unmeasured(50_000.0), 1800.0, 960.0),
+        (unmeasured(None), 1800.0, 960.0),
         (log(5000.0), None, 960.0),
         (log(NEEDED + 40), None, 100.0),
         (log(None), None, 960.0),
@@ -346,6 +346,38 @@ def test_segments_end_where_they_are_planned_to(segment, committed, ends):
         book.attempt(BOUND, commit=committed)
     plan = book.ask().plan
     assert (plan.stop_at_step, plan.stop_at_epoch, plan.max_seconds) == ends
+
+
+@pytest.mark.parametrize(
+    ("fields", "committed", "seconds"),
+    [
+        ({"steps": 400}, 0, 1800.0),  # 4,000 s: half an hour at least.
+        ({"steps": 350}, 0, None),  # The rest would be shorter than that.
+        ({"steps": 400}, 200, None),
+        ({"steps": 20_000}, 0, 10_000.0),  # 200,000 s in 20 segments.
+        ({"steps": 20_000}, 10_000, 10_000.0),
+        ({"steps": 20_000, "segment": {"count": 4}}, 0, 50_000.0),
+        ({"steps": 20_000, "segment": {"count": 1}}, 0, None),
+        ({"steps": 20_000, "policy": {"changeover_seconds": 600}}, 0, 12_000.0),  # 20 changeovers.
+    ],
+)
+def test_a_long_run_has_about_twenty_segments_that_nothing_asked_for(fields, committed, seconds):
+    book = log(**fields)
+    if committed:
+        book.attempt(BOUND, commit=committed)
+    plan = book.ask().plan
+    assert (plan.max_seconds, plan.keeps_machine) == (seconds and pytest.approx(seconds), seconds is not None)
+
+
+def test_the_machine_kept_at_a_planned_end_is_used_again_although_another_pool_is_cheaper():
+    pools = {"spot": [{"deployment": "segment/a", "price": 1.0}, {"deployment": "segment/b", "price": 1.0}]}
+    book = log(segment={"steps": 30}, pools=pools | {"on_demand_price": 3.0})
+    first = book.ask().plan
+    assert (first.deployment, first.keeps_machine) == ("segment/a", True)
+    book.attempt(BOUND, commit=30, deployment="segment/b")
+    assert book.ask().plan.deployment == "segment/b"
+    book.attempt(NOTICE, commit=60, deployment="segment/b")
+    assert book.ask().plan.deployment == "segment/a"
 
 
 @pytest.mark.parametrize(("left", "step"), [(NEEDED + 100, 30), (NEEDED - 100, None)])

@@ -82,11 +82,11 @@ class Logbook:
         self.write(DecisionEntry, plan=made.plan, action=made.action, reason=made.reason, numbers=made.numbers)
         return made
 
-    def plan(self, capacity: Capacity = Capacity.SPOT) -> SegmentPlan:
+    def plan(self, capacity: Capacity = Capacity.SPOT, **changes: Any) -> SegmentPlan:
         """A plan for this capacity, whatever the policy thinks of it."""
         asked = self.ask().plan
         assert asked is not None
-        made = asked.model_copy(update={"capacity": capacity})
+        made = asked.model_copy(update={"capacity": capacity} | changes)
         self.write(DecisionEntry, plan=made, action="run", reason="the test says so")
         return made
 
@@ -115,10 +115,16 @@ class Logbook:
         return report
 
     def attempt(
-        self, reason: StopReason, capacity: Capacity = Capacity.SPOT, *, commit: int | None = None, **fields: Any
+        self,
+        reason: StopReason,
+        capacity: Capacity = Capacity.SPOT,
+        *,
+        commit: int | None = None,
+        deployment: str | None = None,
+        **fields: Any,
     ) -> SegmentReport:
         """A whole attempt: decision, claim, perhaps a commit, report."""
-        plan = self.plan(capacity)
+        plan = self.plan(capacity, **({} if deployment is None else {"deployment": deployment}))
         name = self.claim(plan)
         if commit is not None:
             self.commit(name, commit)

@@ -1,0 +1,135 @@
+"""Planned ends: the segment after one goes on on the same machine, in a trainer that booted beside the one before.
+
+The machine's process looks for the next plan in the run's log and takes it; the parent gives it some seconds for that
+before it submits the plan as usual. Neither needs the other: whoever is late finds the run claimed, and ends.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+from segue.clock import Clock
+from segue.launch.assignment import Assignment
+from segue.launch.launcher import StandbyTrainer
+from segue.records import SegmentPlan, SegmentReport, StopReason
+from segue.runlog.history import Attempt, History, read_history
+from segue.runlog.log import RunLog
+from segue.spec import RunSpec
+from segue.stores.base import StoreReadError
+
+log = logging.getLogger(__name__)
+
+_KEEP_SECONDS = 30.0
+"""How long a machine is kept for a next plan. The parent decides within seconds, unless it is dead."""
+_OFFER_SECONDS = 10.0
+"""How long the parent waits until the kept machine has claimed its plan."""
+_POLL_SECONDS, _REMOTE_POLL_SECONDS = 0.1, 0.5
+
+
+class NextTrainer:
+    """The trainer of the next segment on this machine: booted before there is a plan for it, ended when none comes."""
+
+    def __init__(self, boot: Callable[[], StandbyTrainer]) -> None:
+        self._boot = boot
+        self._trainer: StandbyTrainer | None = None
+
+    def prepare(self) -> None:
+        """Boot it beside the trainer that runs, unless that was done before."""
+        if self._trainer is None:
+            log.info("booting the trainer of the next segment")
+            self._trainer = self._boot()
+
+    def start(self, assignment: Assignment) -> StandbyTrainer:
+        """Have it train; it is the caller's from now on. A trainer that ended while it waited is replaced."""
+        if self._trainer is not None and self._trainer.poll() is not None:
+            self._trainer.wait()
+            self._trainer = None
+        self.prepare()
+        trainer, self._trainer = self._trainer, None
+        assert trainer is not None
+        trainer.take(assignment)
+        return trainer
+
+    def close(self) -> None:
+        """End it if it was not used."""
+        if self._trainer is not None:
+            self._trainer.kill()
+            self._trainer.wait()
+            self._trainer = None
+
+
+def await_plan(
+    runlog: RunLog, spec: RunSpec, last: SegmentPlan, *, is_called_off: Callable[[], bool], clock: Clock
+) -> SegmentPlan | None:
+    """Wait, for at most 30 s, for the plan that follows `last` on this machine; None when none comes.
+
+    `is_called_off` says whether the machine is taken back or the segment cancelled; it is asked often.
+    """
+    give_up_at = clock.monotonic() + _KEEP_SECONDS
+    while clock.monotonic() < give_up_at and not is_called_off():
+        try:
+            history = read_history(runlog)
+        except StoreReadError as error:
+            log.warning("the log cannot be read while a plan is awaited reason=%s", error)
+            history = None
+        if history is not None:
+            plan = history.open_plan
+            if plan is not None:
+                is_same_run = history.spec is None or history.spec == spec
+                return plan if is_same_run and _fits(plan, last) else None
+            if history.is_over:
+                return None
+        clock.sleep(_poll_seconds(runlog))
+    return None
+
+
+def await_claim(runlog: RunLog, plan: SegmentPlan, *, has_left: Callable[[str], bool], clock: Clock) -> str | None:
+    """Wait, for at most 10 s, until the machine kept for a plan claims it; the id of that machine's flow run.
+
+    None when no machine was kept, or it does not answer: the plan has to be submitted. `has_left` says whether the flow
+    run of the kept machine has ended.
+
+    Raises:
+        StoreReadError: the store could not be read.
+    """
+    give_up_at = clock.monotonic() + _OFFER_SECONDS
+    while True:
+        history = read_history(runlog)
+        kept = _kept_by(history, plan)
+        own = history.attempt_of(plan.segment, plan.attempt)
+        if kept is None or kept.claim.flow_run_id is None:
+            return None
+        if own is not None:
+            return kept.claim.flow_run_id if own.claim.flow_run_id == kept.claim.flow_run_id else None
+        if clock.monotonic() >= give_up_at or has_left(kept.claim.flow_run_id) or history.stop is not None:
+            return None
+        clock.sleep(_poll_seconds(runlog))
+
+
+def keeps_machine(plan: SegmentPlan, report: SegmentReport) -> bool:
+    """Whether the machine of an attempt that has ended is kept for the next plan."""
+    return plan.keeps_machine and report.stop_reason is StopReason.BOUND
+
+
+def _kept_by(history: History, plan: SegmentPlan) -> Attempt | None:
+    """The attempt before a plan's, if its machine is kept for that plan."""
+    own = history.attempt_of(plan.segment, plan.attempt)
+    before = [attempt for attempt in history.attempts if attempt is not own]
+    if not before or before[-1].report is None:
+        return None
+    last = before[-1]
+    decision = history.decision_of(last.claim.segment, last.claim.attempt)
+    if decision is None or decision.plan is None or last.report is None:
+        return None
+    return last if keeps_machine(decision.plan, last.report) and _fits(plan, decision.plan) else None
+
+
+def _fits(plan: SegmentPlan, last: SegmentPlan) -> bool:
+    """Whether the machine of `last` is one on which `plan` may run."""
+    is_same_pool = (plan.capacity, plan.deployment) == (last.capacity, last.deployment)
+    return is_same_pool and plan.standby is None and not plan.delay_seconds
+
+
+def _poll_seconds(runlog: RunLog) -> float:
+    return _REMOTE_POLL_SECONDS if runlog.store.is_remote else _POLL_SECONDS
