@@ -10,10 +10,11 @@ from functools import partial
 from typing import Any
 from uuid import UUID
 
+import httpx
 from prefect.client.orchestration import SyncPrefectClient
 from prefect.client.schemas.objects import State
 from prefect.context import TaskRunContext
-from prefect.exceptions import ObjectNotFound
+from prefect.exceptions import ObjectNotFound, PrefectHTTPStatusError
 from prefect.states import Cancelled, Cancelling, Crashed, Scheduled
 from segue.tasks.pools import read_pool
 from segue.tasks.prefect_api import (
@@ -32,6 +33,8 @@ from segue.spec import RunSpec
 
 log = logging.getLogger(__name__)
 
+_COLLISION_PAUSES = (0.05, 0.1, 0.2, 0.4)
+"""Seconds before a request is repeated that collided with another one."""
 _BLOCKER_SECONDS = 20.0
 """How often it is asked why an attempt does not start."""
 _PROCESS_START_SECONDS = 45.0
@@ -171,7 +174,7 @@ class PrefectOrchestrator:
 
         try:
             with quick_client() as client:
-                keep(client)
+                _despite_collisions(lambda: keep(client))
         except SILENCE as error:
             log.warning("prefect did not accept an attempt yet key=%s reason=%s", key, type(error).__name__)
             self._pending[key] = keep
@@ -213,6 +216,18 @@ class PrefectOrchestrator:
             "idempotency_key": key,
         }
         return key, partial(_create, deployment=deployment, facts=facts)
+
+
+def _despite_collisions(send: Callable[[], None]) -> None:
+    """Send a request again at once when two writes collided: a server on SQLite then answers 503."""
+    for pause_seconds in _COLLISION_PAUSES:
+        try:
+            return send()
+        except PrefectHTTPStatusError as error:
+            if error.response.status_code != httpx.codes.SERVICE_UNAVAILABLE:
+                raise
+        time.sleep(pause_seconds)
+    return send()
 
 
 def _name_of(plan: SegmentPlan) -> str:

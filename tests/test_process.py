@@ -82,3 +82,20 @@ def test_a_parent_is_alive_until_it_ends_even_unreaped():
         assert process.stdout.readline() == "up\n"
         process.kill()  # Reaped only at the end of this block.
         assert process.stdout.readline() == "gone\n"
+
+
+def test_a_variable_of_the_same_length_is_shown_to_others():
+    script = """
+import os, pathlib
+from segue.process import set_shown_variable
+set_shown_variable("SHOWN", "after.")
+set_shown_variable("LONGER", "after, too")
+print(os.environ["SHOWN"], os.environ["LONGER"], flush=True)
+print(pathlib.Path("/proc/self/environ").read_bytes().decode().replace("\\0", " "))
+"""
+    environment = os.environ | {"SHOWN": "before", "LONGER": "before"}
+    ended = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True)
+    own, shown = ended.stdout.splitlines()
+    assert own == "after. after, too"
+    assert "SHOWN=after. " in shown
+    assert "LONGER=before " in shown

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from contextlib import suppress
+from uuid import UUID
 
 import psutil
 
 _FLOW_RUN, _API_URL = "PREFECT__FLOW_RUN_ID", "PREFECT_API_URL"
-_WRITER = "segue.checkpoints.saving.writer_process"
+_NO_RUN = str(UUID(int=0))
+"""What processes show that wait for a flow run."""
 
 
 def of_flow_run(flow_run_id: str) -> list[psutil.Process]:
@@ -18,7 +20,9 @@ def of_flow_run(flow_run_id: str) -> list[psutil.Process]:
 def of_flow_runs(api_url: str) -> list[psutil.Process]:
     """Everything that flow runs of the Prefect at this address have started."""
     return [
-        process for process, environment in _all() if environment.get(_API_URL) == api_url and _FLOW_RUN in environment
+        process
+        for process, environment in _all()
+        if environment.get(_API_URL) == api_url and environment.get(_FLOW_RUN, _NO_RUN) != _NO_RUN
     ]
 
 

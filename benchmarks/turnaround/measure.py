@@ -31,6 +31,8 @@ _T = TypeVar("_T")
 _RUN_ID = "turnaround"
 _PLANNED_STEPS = 1600
 """Steps of a segment with a planned end: about ten seconds, so that the next trainer has time to boot."""
+_WARM_SECONDS = 20.0
+"""How long a segment trains until the worker of its pool has the next processes ready: ten seconds, and their boot."""
 _LONGEST_SECONDS = 120.0
 _POLL_SECONDS = 0.1
 
@@ -94,6 +96,7 @@ def _turnarounds(client: SyncPrefectClient, folder: Path, count: int, say: Calla
     for number in range(count + 1):  # The first attempt resumes nothing, and the pool is cold.
         say(f"segment {number} of {count}")
         attempt = _training(runlog, number)
+        SystemClock().sleep(_WARM_SECONDS)
         if number < count:
             os.kill(attempt.claim.segment_pid, signal.SIGTERM)
     request_stop(runlog, reason="the benchmark has all its turnarounds")

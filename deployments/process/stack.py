@@ -28,6 +28,8 @@ USUAL_PORT = 4200
 _START_SECONDS = 90.0
 _GRACE_SECONDS = 25.0
 _PORT_TRIES = 3
+_WARM_WORKER = "segue.deployments.process.warm_worker"
+"""Starts segments in processes that booted before; otherwise as `python -m prefect`."""
 
 Say = Callable[[str], None]
 
@@ -58,7 +60,7 @@ class LocalStack:
         self.port = 0
         self._supervisor: subprocess.Popen[bytes] | None = None
         self._services: dict[str, psutil.Process] = {}
-        self._arguments: dict[str, tuple[str, ...]] = {}
+        self._commands: dict[str, tuple[str, tuple[str, ...]]] = {}
         self._lock, self._suffix = -1, ""
 
     @property
@@ -91,7 +93,8 @@ class LocalStack:
             crash_leftovers(client)
             create_pools(client, working_dir=self.home)
             for pool in POOLS:
-                self._spawn(f"worker-{pool}", "worker", "start", "--pool", pool, "--name", f"{pool}-worker")
+                arguments = ("worker", "start", "--pool", pool, "--name", f"{pool}-worker")
+                self._spawn(f"worker-{pool}", *arguments, module="prefect" if pool == "parents" else _WARM_WORKER)
             register_deployments(client)
         for pool in POOLS:
             self._wait_until(lambda pool=pool: _has_worker(self.api_url, pool), name=f"worker-{pool}")  # type: ignore[misc]
@@ -108,7 +111,8 @@ class LocalStack:
         Raises:
             OrchestratorError: the process could not be started.
         """
-        self._spawn(name, *self._arguments[name])
+        module, arguments = self._commands[name]
+        self._spawn(name, *arguments, module=module)
 
     def stop(self) -> None:
         """End workers, server and whatever they started; returns when all are gone."""
@@ -137,7 +141,7 @@ class LocalStack:
                 "PREFECT_SERVER_ALLOW_EPHEMERAL_MODE": "false",
                 "PREFECT_SERVER_SERVICES_CANCELLATION_CLEANUP_LOOP_SECONDS": "2",
                 "PREFECT_SERVER_UI_SHOW_PROMOTIONAL_CONTENT": "false",
-                "PREFECT_WORKER_QUERY_SECONDS": "1",
+                "PREFECT_WORKER_QUERY_SECONDS": "0.5",
                 "PREFECT_WORKER_PREFETCH_SECONDS": "1",
                 "PREFECT_CLI_PROMPT": "false",
                 "SEGUE_HOME": str(self.home),
@@ -201,12 +205,12 @@ class LocalStack:
         supervisor.stdout.close()
         supervisor.wait()
 
-    def _spawn(self, name: str, *arguments: str) -> None:
+    def _spawn(self, name: str, *arguments: str, module: str = "prefect") -> None:
         assert self._supervisor is not None
         assert self._supervisor.stdin is not None
         assert self._supervisor.stdout is not None
-        self._arguments[name] = arguments
-        order = {"argv": [sys.executable, "-m", "prefect", *arguments], "log": str(self.logs / f"{name}.log")}
+        self._commands[name] = module, arguments
+        order = {"argv": [sys.executable, "-m", module, *arguments], "log": str(self.logs / f"{name}.log")}
         try:
             self._supervisor.stdin.write(json.dumps(order).encode() + b"\n")
             self._supervisor.stdin.flush()

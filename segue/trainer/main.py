@@ -24,6 +24,7 @@ from segue.launch.output import survive_broken_output
 from segue.launch.rendezvous import RANKS_VARIABLE, LaunchFolder
 from segue.notices.board import NoticeBoard
 from segue.notices.signals import KINDS, SignalNotices
+from segue.process import FLOW_RUN_VARIABLE, set_shown_variable
 from segue.runlog.open import open_log
 from segue.spec import RunSpec
 
@@ -37,8 +38,13 @@ def main() -> int:
     if sys.argv[1:] in ([], [EARLY_OPTION]):
         if sys.argv[1:]:
             importlib.import_module("segue.trainer.attempt")
-        assignment = sys.stdin.buffer.read()
-        return _run(Assignment.model_validate_json(assignment)) if assignment else ExitCode.NOTICE
+        text = sys.stdin.buffer.read()
+        if not text:
+            return ExitCode.NOTICE  # The segment ended before it had an assignment.
+        assignment = Assignment.model_validate_json(text)
+        if assignment.flow_run_id is not None and FLOW_RUN_VARIABLE in os.environ:
+            set_shown_variable(FLOW_RUN_VARIABLE, assignment.flow_run_id)
+        return _run(assignment)
     folder = LaunchFolder(Path(sys.argv[1]))
     is_one_of_several = RANKS_VARIABLE in os.environ
     rank = int(os.environ["RANK"]) if is_one_of_several else 0

@@ -3,9 +3,20 @@
 from __future__ import annotations
 
 from contextlib import suppress
+from uuid import UUID
 
 import psutil
 from segue.deployments.process.stack import LocalStack
+
+from segue.process import FLOW_RUN_VARIABLE
+
+NO_RUN = str(UUID(int=0))
+"""What processes show that wait for a flow run."""
+
+
+def flow_run_of(process: psutil.Process) -> str | None:
+    """The flow run that a process belongs to; None for any other process."""
+    return process.environ().get(FLOW_RUN_VARIABLE)
 
 
 def processes_of_runs(stack: LocalStack) -> list[psutil.Process]:
@@ -14,7 +25,8 @@ def processes_of_runs(stack: LocalStack) -> list[psutil.Process]:
     for process in psutil.process_iter():
         with suppress(psutil.Error):
             environment = process.environ()
-            is_ours = environment.get("PREFECT_API_URL") == stack.api_url and "PREFECT__FLOW_RUN_ID" in environment
-            if is_ours and process.status() != psutil.STATUS_ZOMBIE:
+            is_ours = environment.get("PREFECT_API_URL") == stack.api_url
+            has_run = environment.get(FLOW_RUN_VARIABLE, NO_RUN) != NO_RUN
+            if is_ours and has_run and process.status() != psutil.STATUS_ZOMBIE:
                 found.append(process)
     return found

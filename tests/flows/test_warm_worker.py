@@ -1,0 +1,68 @@
+"""Segments of the local pools start in an engine and a trainer that booted before, and end with their worker."""
+
+from __future__ import annotations
+
+import os
+import signal
+from contextlib import suppress
+
+import psutil
+import pytest
+from prefect.client.orchestration import get_client
+from prefect.client.schemas.objects import StateType
+from segue.flows.prefect_engine import WAIT_OPTION
+
+from segue.launch.launcher import EARLY_OPTION
+from segue.records import StopReason
+from segue.runlog.history import read_history
+from tests.flows.test_runs import ended_segments, final_state, live_attempt, start, until
+from tests.support.run_processes import NO_RUN, flow_run_of
+
+pytestmark = [pytest.mark.prefect, pytest.mark.matrix]
+
+LONG = {"steps": 6000, "config": {"pause_seconds": 0.005}, "checkpoints": {"every_steps": 500}, "threads": 1}
+
+
+@pytest.fixture
+def client(own_stack):
+    with get_client(sync_client=True) as client:
+        yield client
+
+
+def waiting(option: str) -> list[psutil.Process]:
+    """The processes that wait for a flow run, started with this option."""
+    found = []
+    for process in psutil.process_iter():
+        with suppress(psutil.Error):
+            if option in process.cmdline() and flow_run_of(process) == NO_RUN:
+                found.append(process)
+    return found
+
+
+def test_the_next_segment_starts_in_the_processes_that_waited_and_belongs_to_its_flow_run(client, own_stack, make_spec):
+    spec = make_spec(run_id="warm", **LONG)
+    runlog, parent = start(client, spec)
+    claim, _ = until(lambda: live_attempt(runlog), what="the first segment")
+    (engine,) = until(lambda: waiting(WAIT_OPTION), what="an engine that waits")
+    (trainer,) = until(lambda: waiting(EARLY_OPTION), what="a trainer that waits")
+    assert trainer.ppid() == engine.pid
+
+    os.kill(claim.segment_pid, signal.SIGTERM)
+    second, beat = until(
+        lambda: (found := live_attempt(runlog)) and found[0].segment == 1 and found, what="the second segment"
+    )
+    assert (second.segment_pid, beat.trainer_pid) == (engine.pid, trainer.pid)
+    assert {flow_run_of(engine), flow_run_of(trainer)} == {second.flow_run_id}
+
+    # The worker is killed: what waits by then ends with it, and what trains goes on.
+    until(lambda: waiting(WAIT_OPTION), what="the next engine that waits")
+    worker = own_stack.services["worker-spot"]
+    worker.kill()
+    until(lambda: not waiting(WAIT_OPTION) and not waiting(EARLY_OPTION), what="the end of what waited")
+    assert trainer.is_running()
+    own_stack.start_again("worker-spot")
+    state = final_state(client, parent)
+    assert state.type is StateType.COMPLETED, state.message
+    reasons = [report.stop_reason for report in read_history(runlog.reload()).last_reports()]
+    assert (reasons[0], reasons[-1]) == (StopReason.NOTICE, StopReason.FINISHED)
+    assert ended_segments(client, "warm")[0].state.name == "Preempted"
