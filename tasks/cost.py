@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from prefect import get_run_logger, task
 from prefect.cache_policies import NO_CACHE
+from segue.tasks.parent_clock import parent_clock
 
 from segue.controller.standby_messages import held_by_standbys
 from segue.reports.cost import CostReport, cost_report
@@ -16,8 +17,8 @@ from segue.stores.retry import patiently
 @task(name="report-cost", retries=0, cache_policy=NO_CACHE)
 def report_cost(spec: RunSpec) -> CostReport:
     """Log and return the cost of the run so far, and that of on-demand alone."""
-    runlog = patiently(open_log(spec).reload, what="log")
-    standbys = patiently(lambda: held_by_standbys(runlog.store, spec.run_id), what="standbys")
+    runlog = patiently(open_log(spec).reload, what="log", clock=parent_clock())
+    standbys = patiently(lambda: held_by_standbys(runlog.store, spec.run_id), what="standbys", clock=parent_clock())
     cost = cost_report(spec, read_history(runlog), standbys=standbys)
     facts = " ".join(f"{name}={value}" for name, value in cost.numbers().items() if value not in (None, ""))
     get_run_logger().info("run cost %s", facts)

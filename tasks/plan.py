@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from prefect import get_run_logger, task
 from prefect.cache_policies import NO_CACHE
+from segue.tasks.parent_clock import parent_clock
 from segue.tasks.pools import own_pool, require_pools
 
-from segue.clock import SystemClock
 from segue.controller.steps import check_start, decide_next
 from segue.controller.steps import open_run as open_run_here
 from segue.policy.decide import Decision
@@ -22,7 +24,7 @@ PATIENCE_SECONDS = 900.0
 @task(name="open-run", retries=0, cache_policy=NO_CACHE)
 def open_run(spec: RunSpec, *, accept_drift: bool, requested_at_slot: int | None = None) -> int:
     """Check the store, the spec and its pools, then open or resume the run; return the committed step."""
-    clock = SystemClock()
+    clock = parent_clock()
     known = check_start(spec, clock=clock, accept_drift=accept_drift, known_slots=requested_at_slot or 0)
     require_pools(spec, parent_pool=own_pool(), is_new=not read_history(known).attempts)
     runlog = open_run_here(spec, clock=clock, accept_drift=accept_drift, requested_at_slot=requested_at_slot)
@@ -32,10 +34,9 @@ def open_run(spec: RunSpec, *, accept_drift: bool, requested_at_slot: int | None
 @task(name="plan-segment", retries=0, cache_policy=NO_CACHE)
 def plan_segment(spec: RunSpec) -> Decision:
     """Decide the next step of the run, and write the decision to its log."""
-    clock = SystemClock()
-    runlog = patiently(open_log(spec, clock=clock).reload, what="log", patience_seconds=PATIENCE_SECONDS)
-    decision = patiently(
-        lambda: decide_next(runlog, spec, clock=clock), what="decision", patience_seconds=PATIENCE_SECONDS
-    )
+    clock = parent_clock()
+    how: dict[str, Any] = {"patience_seconds": PATIENCE_SECONDS, "clock": clock}
+    runlog = patiently(open_log(spec, clock=clock).reload, what="log", **how)
+    decision = patiently(lambda: decide_next(runlog, spec, clock=clock), what="decision", **how)
     get_run_logger().info("decided action=%s reason=%s", decision.action, decision.reason)
     return decision

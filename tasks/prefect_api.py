@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from uuid import UUID
@@ -16,6 +15,7 @@ from prefect.exceptions import ObjectNotFound, PrefectHTTPStatusError
 from prefect.settings import PREFECT_API_URL, PREFECT_CLIENT_MAX_RETRIES, temporary_settings
 from prefect.states import Crashed
 
+from segue.clock import Clock, SystemClock
 from segue.errors import OrchestratorError
 
 log = logging.getLogger(__name__)
@@ -82,18 +82,19 @@ def refusal(error: Exception) -> OrchestratorError:
     return OrchestratorError(what=f"{server} {what} (HTTP {status}).", fix=fix)
 
 
-def wait_for_api(*, limit_seconds: float) -> bool:
+def wait_for_api(*, limit_seconds: float, clock: Clock | None = None) -> bool:
     """Wait until the API answers, before a flow returns: its engine reports the state once. False at the limit."""
-    give_up_at = time.monotonic() + limit_seconds
+    clock = clock or SystemClock()
+    give_up_at = clock.monotonic() + limit_seconds
     while True:
         with quick_client() as client:
             problem = client.api_healthcheck()
         if problem is None:
             return True
-        if time.monotonic() > give_up_at:
+        if clock.monotonic() > give_up_at:
             return False
         log.warning("waiting for the prefect api reason=%s", type(problem).__name__)
-        time.sleep(_ASK_SECONDS)
+        clock.sleep(_ASK_SECONDS)
 
 
 def is_cancelled(flow_run_id: UUID) -> bool:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from typing import Any
 
 from prefect import get_run_logger, task
 from prefect.cache_policies import NO_CACHE
 from prefect.client.schemas.objects import State
 from prefect.states import Cancelled, Completed, Crashed, Failed
+from segue.tasks.parent_clock import parent_clock
 from segue.tasks.prefect_orchestrator import PrefectOrchestrator
 
-from segue.clock import SystemClock
 from segue.controller.back_off import back_off
 from segue.controller.capacity_wait import Show, Submitted
 from segue.controller.standby_manager import release_leftover
@@ -28,8 +29,8 @@ def run_segment(spec: RunSpec, plan: SegmentPlan, show: Show = lambda _: None) -
 
     `show` is called with what the attempt waits for, as in `await_report`.
     """
-    clock = SystemClock()
-    runlog = patiently(open_log(spec, clock=clock).reload, what="log")
+    clock = parent_clock()
+    runlog = patiently(open_log(spec, clock=clock).reload, what="log", clock=clock)
     prefect = PrefectOrchestrator(log_id=runlog.log_id)
     try:
         back_off(runlog, plan, clock=clock)
@@ -46,7 +47,8 @@ def release_standby(spec: RunSpec) -> None:
     """Cancel a standby that a run that is over left on the pool. Best effort: one that starts later ends by itself."""
     try:
         runlog = open_log(spec).reload()
-        release_leftover(runlog, spec, orchestrator=PrefectOrchestrator(log_id=runlog.log_id))
+        with closing(PrefectOrchestrator(log_id=runlog.log_id)) as prefect:
+            release_leftover(runlog, spec, orchestrator=prefect)
     except (StoreReadError, StoreWriteError) as error:
         get_run_logger().warning("leftover standby not looked up reason=%s", error)
 

@@ -12,6 +12,7 @@ from segue.cli.drill import drill
 from segue.cli.init import init
 from segue.cli.recover import recover
 from segue.cli.run import run
+from segue.cli.serve import serve
 from segue.cli.status import runs, status, stop
 from segue.errors import SegueError
 from segue.reports.console import show_error
@@ -23,7 +24,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-for command in (init, drill, plan.plan, simulate.simulate, run, runs, status, stop, recover):
+for command in (init, drill, plan.plan, simulate.simulate, run, runs, status, stop, recover, serve):
     app.command()(command)
 app.add_typer(checkpoints.app)
 app.add_typer(curve.app)
