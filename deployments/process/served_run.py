@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from concurrent.futures import Future
+from contextvars import copy_context
 from typing import Any
 from uuid import UUID
 
@@ -29,7 +30,10 @@ class ServedRun:
         """Done when the thread has ended: 0, or 1 if the engine failed, which may not have set the state."""
         self._flow_run_id, self._ending = flow_run_id, Ending()
         # A daemon: a parent that waits for a store or a server that is away does not hold the process up.
-        self._thread = threading.Thread(target=self._work, name=f"segue-parent-{flow_run_id}", daemon=True)
+        # With this context it talks to the same server.
+        self._thread = threading.Thread(
+            target=copy_context().run, args=(self._work,), name=f"segue-parent-{flow_run_id}", daemon=True
+        )
 
     def start(self) -> None:
         """Start the thread."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,20 +15,26 @@ import psutil
 import pytest
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.actions import WorkPoolCreate
+from prefect.client.schemas.filters import LogFilter
 from prefect.client.schemas.objects import StateType
 from prefect.exceptions import ObjectAlreadyExists
+from prefect.states import Cancelling
 from prefect.utilities.callables import parameter_schema
 from segue.deployments.process.own_process import PARENT_ENTRYPOINT, Job, why_own_process
 from segue.deployments.process.registration import process_template
-from segue.flows.recover import recover
+from segue.deployments.process.served_run import ServedRun
+from segue.flows.recover import recover, recover_store
 from segue.flows.train import train
 
 from segue.clock import SystemClock
+from segue.controller.ending import Why
 from segue.controller.steps import open_run
+from segue.process import ProcessRef
 from segue.records import StopReason
 from segue.runlog.history import read_history
 from segue.runlog.parents import parents, read_parent
 from tests.flows.conftest import REPO
+from tests.flows.test_recovery import the_parents
 from tests.flows.test_runs import LONG, artifacts, final_state, live_attempt, until
 
 pytestmark = [pytest.mark.prefect, pytest.mark.timeout(300)]
@@ -113,17 +120,23 @@ def online(client, pool: str) -> list[str]:
     return [worker.name for worker in client.read_workers_for_work_pool(pool) if worker.status == "ONLINE"]
 
 
-def start_served(client, spec, *, deployment: str = f"train/{POOL}"):
+def over(client, flow_run_id: UUID):
+    state = client.read_flow_run(flow_run_id).state
+    return state if state.is_final() else None
+
+
+def start_served(client, spec, *, deployment: str = f"train/{POOL}", job_variables: dict[str, str] | None = None):
     runlog = open_run(spec, clock=SystemClock())
     found = client.read_deployment_by_name(deployment)
     parameters = {"spec": spec.model_dump(mode="json")}
-    tags = ["segue", spec.run_id]
-    made = client.create_flow_run_from_deployment(found.id, parameters=parameters, name=spec.run_id, tags=tags)
+    facts = {"name": spec.run_id, "tags": ["segue", spec.run_id], "job_variables": job_variables}
+    made = client.create_flow_run_from_deployment(found.id, parameters=parameters, **facts)
     return runlog, made.id
 
 
-def process_of_parent(runlog) -> int:
-    return int(read_parent(runlog.store, runlog.run_id).process.split()[0])
+def process_of_parent(runlog) -> int | None:
+    record = read_parent(runlog.store, runlog.run_id)
+    return int(record.process.split()[0]) if record is not None else None
 
 
 def engines_of(flow_run_id: UUID) -> list[int]:
@@ -138,18 +151,135 @@ def engines_of(flow_run_id: UUID) -> list[int]:
 
 def test_two_runs_are_served_at_once_by_one_process(stack, client, pool, make_spec, tmp_path):
     with serving(stack, client, tmp_path) as serve:
-        idle_threads = serve.num_threads()
-        begun = [start_served(client, make_spec(run_id=f"served-{name}", **LONG)) for name in ("one", "two")]
+        specs = [make_spec(run_id=f"served-{name}", **LONG | {"steps": 400}) for name in ("one", "two")]
+        begun = [start_served(client, spec) for spec in specs]
         for runlog, flow_run_id in begun:
-            until(lambda runlog=runlog: live_attempt(runlog), what="the segment")
-            assert process_of_parent(runlog) == serve.pid
+            assert until(lambda runlog=runlog: process_of_parent(runlog), what="the parent") == serve.pid
             assert engines_of(flow_run_id) == []
         for runlog, flow_run_id in begun:
             state = final_state(client, flow_run_id)
             assert state.type is StateType.COMPLETED, state.message
             assert [r.stop_reason for r in read_history(runlog.reload()).last_reports()] == [StopReason.FINISHED]
-            assert "step 1200 of 1200" in artifacts(client, runlog.run_id)[0].data
-            assert artifacts(client, runlog.run_id)[0].flow_run_id == flow_run_id
+            newest = artifacts(client, runlog.run_id)[0]
+            assert newest.flow_run_id == flow_run_id
+            assert "step 400 of 400" in newest.data
         assert parents(begun[0][0].store) == []
-        until(lambda: serve.num_threads() <= idle_threads + 2, what="the end of their threads")
     assert serve.wait() == 128 + signal.SIGTERM
+
+
+@pytest.mark.matrix
+def test_a_cancelled_run_is_stopped_and_the_others_go_on(stack, client, pool, make_spec, tmp_path):
+    with serving(stack, client, tmp_path) as serve:
+        kept, cancelled = (make_spec(run_id=name, **LONG | {"steps": 4000}) for name in ("kept", "cancelled"))
+        (kept_log, kept_run), (runlog, flow_run_id) = start_served(client, kept), start_served(client, cancelled)
+        for one in (kept_log, runlog):
+            until(lambda one=one: live_attempt(one, past_step=60), what="the segment")
+        client.set_flow_run_state(flow_run_id, Cancelling(), force=True)
+        state = until(lambda: over(client, flow_run_id), what="the cancelled parent", limit_seconds=15)
+        assert (state.type, state.message) == (
+            StateType.CANCELLED,
+            "the run is stopped: the parent's flow run was cancelled",
+        )
+        report = until(lambda: read_history(runlog.reload()).last_reports(), what="the attempt's own report")[0]
+        assert report.stop_reason is StopReason.BOUND  # It was recalled, and committed.
+        assert report.lost_steps == 0
+        assert read_history(runlog).stop is not None
+
+        # Recovery runs in a process of its own on the same pool, and tidies up.
+        found = client.read_deployment_by_name(f"recover/{POOL}")
+        recovery = client.create_flow_run_from_deployment(found.id, parameters={"stores": [{"url": kept.store.url}]}).id
+        assert final_state(client, recovery).type is StateType.COMPLETED
+        assert client.read_flow_run(recovery).infrastructure_pid not in (None, str(serve.pid))
+        assert client.read_flow_run(flow_run_id).state.type is StateType.CANCELLED
+        assert [record.run_id for record in parents(kept_log.store)] == ["kept"]
+
+        assert final_state(client, kept_run).type is StateType.COMPLETED
+        assert len(read_history(kept_log.reload()).attempts) == 1
+
+
+@pytest.mark.matrix
+def test_a_run_that_is_one_too_many_waits_and_recovery_does_not(stack, client, pool, make_spec, tmp_path):
+    with serving(stack, client, tmp_path, runs=1):
+        specs = [make_spec(run_id=f"limited-{number}", **LONG | {"steps": 800}) for number in (1, 2)]
+        first_log, first = start_served(client, specs[0])
+        until(lambda: live_attempt(first_log), what="the segment")
+        _, second = start_served(client, specs[1])
+        found = client.read_deployment_by_name(f"recover/{POOL}")
+        recovery = client.create_flow_run_from_deployment(
+            found.id, parameters={"stores": [{"url": specs[0].store.url}]}
+        ).id
+        assert final_state(client, recovery).type is StateType.COMPLETED
+        assert client.read_flow_run(second).state.type is StateType.SCHEDULED
+        assert "1 runs are served; 1 more wait. Fix:" in (tmp_path / "serve.log").read_text()
+        assert final_state(client, first).type is StateType.COMPLETED
+        assert final_state(client, second).type is StateType.COMPLETED
+
+
+@pytest.mark.matrix
+def test_whatever_a_parent_started_in_its_process_ends_with_it(client, pool, make_spec):
+    runlog, flow_run_id = start_served(client, make_spec(run_id="tidy", **LONG | {"steps": 600}))
+    served = ServedRun(flow_run_id)
+    served.start()
+    claim, _ = until(lambda: live_attempt(runlog), what="the segment")
+    assert own_threads() != []
+    served.end(Why.LEAVING)
+    assert served.ended.result(timeout=15) == 0
+    assert client.read_flow_run(flow_run_id).state.name == "ParentLost"
+    assert read_parent(runlog.store, "tidy").has_left
+    until(lambda: own_threads() == [], what="the end of the parent's threads")
+
+    _, again = start_served(client, make_spec(run_id="tidy", **LONG | {"steps": 600}))
+    served = ServedRun(again)
+    served.start()
+    assert served.ended.result(timeout=100) == 0
+    assert client.read_flow_run(again).state.type is StateType.COMPLETED
+    assert [attempt.claim for attempt in read_history(runlog.reload()).attempts] == [claim]
+    until(lambda: own_threads() == [], what="the end of the parent's threads")
+
+
+def own_threads() -> list[str]:
+    """Segue's threads in this process."""
+    return [thread.name for thread in threading.enumerate() if thread.name.startswith("segue-")]
+
+
+@pytest.mark.matrix
+def test_a_parent_whose_job_differs_gets_a_process_of_its_own(stack, client, pool, make_spec, tmp_path):
+    with serving(stack, client, tmp_path) as serve:
+        spec = make_spec(run_id="own-process", **LONG | {"steps": 100})
+        runlog, flow_run_id = start_served(client, spec, job_variables={"working_dir": str(tmp_path)})
+        assert until(lambda: process_of_parent(runlog), what="the parent") != serve.pid
+        assert final_state(client, flow_run_id).type is StateType.COMPLETED
+        said = [line.message for line in client.read_logs(LogFilter(flow_run_id={"any_": [flow_run_id]}))]
+        assert any(f"its working_dir is {tmp_path}; `segue serve` was started in {REPO}" in text for text in said)
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGTERM])
+def test_runs_go_on_when_their_process_ends_and_is_started_again(own_stack, make_spec, tmp_path, signum):
+    stack = own_stack
+    worker = stack.services["worker-parents"]
+    worker.kill()
+    until(lambda: not ProcessRef.of(worker.pid).is_alive(), what="the end of the worker")
+    with get_client(sync_client=True) as client:
+        specs = [make_spec(run_id=f"left-{number}", **LONG | {"steps": 3000}) for number in (1, 2)]
+        with serving(stack, client, tmp_path, pool="parents") as serve:
+            begun = [start_served(client, spec, deployment="train/train") for spec in specs]
+            for runlog, _ in begun:
+                until(lambda runlog=runlog: live_attempt(runlog, past_step=60), what="the segment")
+                assert process_of_parent(runlog) == serve.pid
+            serve.send_signal(signum)
+            assert serve.wait(30) in (-signal.SIGKILL, 128 + signal.SIGTERM)
+        if signum is signal.SIGTERM:  # It could still tell.
+            states = [client.read_flow_run(flow_run_id).state for _, flow_run_id in begun]
+            assert [state.name for state in states] == ["ParentLost", "ParentLost"]
+            assert all(read_parent(runlog.store, runlog.run_id).has_left for runlog, _ in begun)
+        claims = [live_attempt(runlog)[0] for runlog, _ in begun]
+        with serving(stack, client, tmp_path, pool="parents"):
+            recovered, troubles = recover_store(client, specs[0].store)
+            assert (len(recovered), troubles) == (2, [])
+            for (runlog, first), claim in zip(begun, claims, strict=True):
+                (newest, before) = the_parents(client, runlog)
+                assert before.id == first
+                assert before.state.name == "ParentLost"
+                assert final_state(client, newest.id).type is StateType.COMPLETED
+                assert [attempt.claim for attempt in read_history(runlog.reload()).attempts] == [claim]
