@@ -5,7 +5,6 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,12 +21,10 @@ from prefect.states import Cancelling
 from prefect.utilities.callables import parameter_schema
 from segue.deployments.process.own_process import PARENT_ENTRYPOINT, Job, why_own_process
 from segue.deployments.process.registration import process_template
-from segue.deployments.process.served_run import ServedRun
 from segue.flows.recover import recover, recover_store
 from segue.flows.train import train
 
 from segue.clock import SystemClock
-from segue.controller.ending import Why
 from segue.controller.steps import open_run
 from segue.process import ProcessRef
 from segue.records import StopReason
@@ -216,30 +213,15 @@ def test_a_run_that_is_one_too_many_waits_and_recovery_does_not(stack, client, p
 
 
 @pytest.mark.matrix
-def test_whatever_a_parent_started_in_its_process_ends_with_it(client, pool, make_spec):
-    runlog, flow_run_id = start_served(client, make_spec(run_id="tidy", **LONG | {"steps": 600}))
-    served = ServedRun(flow_run_id)
-    served.start()
-    claim, _ = until(lambda: live_attempt(runlog), what="the segment")
-    assert own_threads() != []
-    served.end(Why.LEAVING)
-    assert served.ended.result(timeout=15) == 0
-    assert client.read_flow_run(flow_run_id).state.name == "ParentLost"
-    assert read_parent(runlog.store, "tidy").has_left
-    until(lambda: own_threads() == [], what="the end of the parent's threads")
-
-    _, again = start_served(client, make_spec(run_id="tidy", **LONG | {"steps": 600}))
-    served = ServedRun(again)
-    served.start()
-    assert served.ended.result(timeout=100) == 0
-    assert client.read_flow_run(again).state.type is StateType.COMPLETED
-    assert [attempt.claim for attempt in read_history(runlog.reload()).attempts] == [claim]
-    until(lambda: own_threads() == [], what="the end of the parent's threads")
-
-
-def own_threads() -> list[str]:
-    """Segue's threads in this process."""
-    return [thread.name for thread in threading.enumerate() if thread.name.startswith("segue-")]
+def test_whatever_a_run_started_in_the_process_ends_with_it(stack, client, pool, make_spec, tmp_path):
+    with serving(stack, client, tmp_path) as serve:
+        threads = []
+        for number in range(3):
+            _, flow_run_id = start_served(client, make_spec(run_id=f"tidy-{number}", **LONG | {"steps": 100}))
+            assert final_state(client, flow_run_id).type is StateType.COMPLETED
+            threads.append(serve.num_threads())
+        # The first run also starts what all runs of the process share.
+        until(lambda: serve.num_threads() <= threads[0], what="the end of the later runs' threads")
 
 
 @pytest.mark.matrix
