@@ -21,6 +21,9 @@ from segue.controller.ending import EndableClock, EndedError, Ending, Why
 
 log = logging.getLogger(__name__)
 
+_THREAD = "segue-served-"
+"""A parent's thread is named this and the flow run."""
+
 
 class ServedRun:
     """A flow run of `train` in its own thread. Whatever happens in it, the thread ends and the process goes on."""
@@ -32,7 +35,7 @@ class ServedRun:
         # A daemon: a parent that waits for a store or a server that is away does not hold the process up.
         # With this context it talks to the same server.
         self._thread = threading.Thread(
-            target=copy_context().run, args=(self._work,), name=f"segue-parent-{flow_run_id}", daemon=True
+            target=copy_context().run, args=(self._work,), name=f"{_THREAD}{flow_run_id}", daemon=True
         )
 
     def start(self) -> None:
@@ -55,8 +58,23 @@ class ServedRun:
         self.ended.set_result(status_code)
 
 
+def name_runs() -> None:
+    """Begin segue's log lines on the terminal with the run that they belong to. May be called again."""
+    for handler in logging.getLogger().handlers:
+        handler.addFilter(_named)
+
+
+def _named(record: logging.LogRecord) -> bool:
+    is_of_a_run = (record.threadName or "").startswith(_THREAD) and record.name.startswith("segue.")
+    if is_of_a_run and not hasattr(record, "segue_run"):  # Each handler gets the same record.
+        record.segue_run = str(record.threadName).removeprefix(_THREAD)
+        record.msg = f"run={record.segue_run} {record.msg}"
+    return True
+
+
 def _run(flow_run_id: UUID) -> int:
     flow_run = load_flow_run(flow_run_id)
+    threading.current_thread().name = f"{_THREAD}{flow_run.name}".replace("%", "")
     logger: Any = flow_run_logger(flow_run=flow_run)
     try:
         # The state, and not the result: a parent that returns a failed state is no error of this process.
