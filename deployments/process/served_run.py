@@ -65,10 +65,11 @@ def name_runs() -> None:
 
 
 def _named(record: logging.LogRecord) -> bool:
-    is_of_a_run = (record.threadName or "").startswith(_THREAD) and record.name.startswith("segue.")
-    if is_of_a_run and not hasattr(record, "segue_run"):  # Each handler gets the same record.
-        record.segue_run = str(record.threadName).removeprefix(_THREAD)
-        record.msg = f"run={record.segue_run} {record.msg}"
+    thread = record.threadName or ""
+    prefix = f"run={thread.removeprefix(_THREAD)} "
+    is_of_a_run = thread.startswith(_THREAD) and record.name.startswith("segue.")
+    if is_of_a_run and not str(record.msg).startswith(prefix):  # Each handler gets the same record.
+        record.msg = prefix + str(record.msg)
     return True
 
 
