@@ -11,7 +11,8 @@ from prefect import flow, get_run_logger
 from prefect.client.schemas.objects import State
 from prefect.runtime import flow_run
 from prefect.states import Completed, Crashed, Failed
-from segue.tasks.prefect_api import Messenger, is_cancelled, wait_for_api
+from segue.tasks.messenger import Messenger
+from segue.tasks.prefect_api import is_cancelled, wait_for_api
 from segue.tasks.quiet_logs import quieten
 from segue.tasks.segment import state_of
 

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any
 from uuid import UUID
 
 from prefect import flow, get_run_logger
 from prefect.client.schemas.objects import State
 from prefect.runtime import flow_run
-from prefect.states import Cancelled, Failed
+from prefect.states import Cancelled, Crashed, Failed
 from segue.tasks.continuity import judge_resume
 from segue.tasks.cost import report_cost
 from segue.tasks.curve import publish_resume
 from segue.tasks.live_run import LiveRun
+from segue.tasks.parent_clock import as_parent, parent_clock
 from segue.tasks.plan import open_run, plan_segment
 from segue.tasks.prefect_api import wait_for_api
 from segue.tasks.quiet_logs import quieten
@@ -21,10 +23,11 @@ from segue.tasks.run_artifact import publish_run
 from segue.tasks.run_state import state_of_run
 from segue.tasks.segment import release_standby, run_segment
 
-from segue.clock import SystemClock
+from segue.controller.ending import EndedError, Why
 from segue.controller.parent import drive
 from segue.controller.recovery import ParentHeartbeat, withdraw_start
-from segue.errors import ParentAliveError, SegueError, StoreError
+from segue.controller.steps import request_stop
+from segue.errors import ParentAliveError, RunOverError, SegueError, StoreError
 from segue.launch.output import survive_broken_output
 from segue.policy.decide import Decision
 from segue.records import SegmentPlan, SegmentReport, Verdict
@@ -34,8 +37,8 @@ from segue.runlog.history import read_history
 from segue.runlog.open import open_log
 from segue.spec import RunSpec
 from segue.stores import open_store
-from segue.stores.retry import patiently
 
+_CANCELLED = "the parent's flow run was cancelled"
 _API_SECONDS = 900.0
 """How long a parent whose run has ended waits for the Prefect API, to report its state."""
 
@@ -65,7 +68,13 @@ def train(
         withdraw_start(open_store(spec.store), spec.run_id)
         return Failed(message=str(error))
     try:
-        return _run(spec, _parent_of(spec, after_parent))
+        parent = _parent_of(spec, after_parent)
+        try:
+            return _run(spec, parent)
+        except EndedError as ended:
+            return _leave(spec, parent, ended.why)
+    except EndedError as ended:  # Before it was the run's parent.
+        return _left(ended.why)
     except ParentAliveError as error:
         return Cancelled(name=DUPLICATE, message=str(error))
     except SegueError as error:
@@ -73,23 +82,38 @@ def train(
 
 
 def _run(spec: RunSpec, parent: ParentHeartbeat) -> State[Any]:
-    clock, run_id = SystemClock(), _flow_run_id()
+    clock, run_id = parent_clock(), _flow_run_id()
     live = LiveRun(open_log(spec, clock=clock), spec, clock=clock, logger=get_run_logger(), flow_run_id=run_id)
     with live.refreshing():
         with parent.beating():
             decision, has_resumed = drive(_Tasks(spec, parent, live))
             state = _conclude(spec, live, decision, has_resumed=has_resumed)
-        if wait_for_api(limit_seconds=_API_SECONDS):
+        if wait_for_api(limit_seconds=_API_SECONDS, clock=clock):
             parent.close()  # Otherwise the record stays, and recovery sets the state from the log.
     return state
+
+
+def _leave(spec: RunSpec, parent: ParentHeartbeat, why: Why) -> State[Any]:
+    """Give the run up: its attempt trains on. The flow run of a parent that a person cancelled stops the run."""
+    if why is Why.CANCELLED:
+        parent.require_own()  # Another parent's run is not stopped.
+        with suppress(StoreError, RunOverError):  # The flow `recover` stops it when the store is back.
+            request_stop(open_log(spec).reload(), reason=_CANCELLED)
+    return _left(why)
+
+
+def _left(why: Why) -> State[Any]:
+    if why is Why.CANCELLED:
+        return Cancelled(message=f"the run is stopped: {_CANCELLED}")
+    return Crashed(name="ParentLost", message=f"{why}; the flow `recover` starts the parent again")
 
 
 def _parent_of(spec: RunSpec, after_parent: str | None) -> ParentHeartbeat:
     flow_run_id = _flow_run_id()
     facts: dict[str, Any] = {"flow_run_id": str(flow_run_id) if flow_run_id is not None else None}
     facts["server_id"] = known_server_id()
-    parent = ParentHeartbeat(open_store(spec.store), spec, clock=SystemClock(), **facts)
-    patiently(lambda: parent.take_over(after=after_parent), what="parent's record")
+    parent = ParentHeartbeat(open_store(spec.store), spec, clock=parent_clock(), **facts)
+    as_parent(lambda: parent.take_over(after=after_parent), what="parent's record")
     return parent
 
 
@@ -110,7 +134,7 @@ def _conclude(spec: RunSpec, live: LiveRun, decision: Decision, *, has_resumed: 
 
 
 def _late_seconds(spec: RunSpec) -> float | None:
-    return late_seconds_at_end(patiently(lambda: read_history(open_log(spec)), what="log"))
+    return late_seconds_at_end(as_parent(lambda: read_history(open_log(spec)), what="log"))
 
 
 class _Tasks:

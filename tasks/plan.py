@@ -4,25 +4,21 @@ from __future__ import annotations
 
 from prefect import get_run_logger, task
 from prefect.cache_policies import NO_CACHE
+from segue.tasks.parent_clock import as_parent, parent_clock
 from segue.tasks.pools import own_pool, require_pools
 
-from segue.clock import SystemClock
 from segue.controller.steps import check_start, decide_next
 from segue.controller.steps import open_run as open_run_here
 from segue.policy.decide import Decision
 from segue.runlog.history import read_history
 from segue.runlog.open import open_log
 from segue.spec import RunSpec
-from segue.stores.retry import patiently
-
-PATIENCE_SECONDS = 900.0
-"""How long the parent waits for an unreachable store; its attempts continue meanwhile."""
 
 
 @task(name="open-run", retries=0, cache_policy=NO_CACHE)
 def open_run(spec: RunSpec, *, accept_drift: bool, requested_at_slot: int | None = None) -> int:
     """Check the store, the spec and its pools, then open or resume the run; return the committed step."""
-    clock = SystemClock()
+    clock = parent_clock()
     known = check_start(spec, clock=clock, accept_drift=accept_drift, known_slots=requested_at_slot or 0)
     require_pools(spec, parent_pool=own_pool(), is_new=not read_history(known).attempts)
     runlog = open_run_here(spec, clock=clock, accept_drift=accept_drift, requested_at_slot=requested_at_slot)
@@ -32,10 +28,8 @@ def open_run(spec: RunSpec, *, accept_drift: bool, requested_at_slot: int | None
 @task(name="plan-segment", retries=0, cache_policy=NO_CACHE)
 def plan_segment(spec: RunSpec) -> Decision:
     """Decide the next step of the run, and write the decision to its log."""
-    clock = SystemClock()
-    runlog = patiently(open_log(spec, clock=clock).reload, what="log", patience_seconds=PATIENCE_SECONDS)
-    decision = patiently(
-        lambda: decide_next(runlog, spec, clock=clock), what="decision", patience_seconds=PATIENCE_SECONDS
-    )
+    clock = parent_clock()
+    runlog = as_parent(open_log(spec, clock=clock).reload, what="log")
+    decision = as_parent(lambda: decide_next(runlog, spec, clock=clock), what="decision")
     get_run_logger().info("decided action=%s reason=%s", decision.action, decision.reason)
     return decision

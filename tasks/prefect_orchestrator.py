@@ -16,11 +16,10 @@ from prefect.client.schemas.objects import State
 from prefect.context import TaskRunContext
 from prefect.exceptions import ObjectNotFound, PrefectHTTPStatusError
 from prefect.states import Cancelled, Cancelling, Crashed, Scheduled
+from segue.tasks.messenger import Message, Messenger
 from segue.tasks.pools import read_pool
 from segue.tasks.prefect_api import (
     SILENCE,
-    Message,
-    Messenger,
     is_by_a_person,
     is_cancelled,
     quick_client,

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from typing import Any
 
 from prefect import get_run_logger, task
 from prefect.cache_policies import NO_CACHE
 from prefect.client.schemas.objects import State
 from prefect.states import Cancelled, Completed, Crashed, Failed
+from segue.tasks.parent_clock import as_parent, parent_clock
 from segue.tasks.prefect_orchestrator import PrefectOrchestrator
 
-from segue.clock import Clock, SystemClock
+from segue.clock import Clock
 from segue.controller.back_off import back_off
 from segue.controller.capacity_wait import Show, Submitted
 from segue.controller.continuation import await_claim
@@ -21,7 +23,6 @@ from segue.runlog.log import RunLog
 from segue.runlog.open import open_log
 from segue.spec import RunSpec
 from segue.stores.base import StoreReadError, StoreWriteError
-from segue.stores.retry import patiently
 
 
 @task(name="segment", task_run_name="{spec.run_id}-seg{plan.segment}-a{plan.attempt}", retries=0, cache_policy=NO_CACHE)
@@ -30,8 +31,8 @@ def run_segment(spec: RunSpec, plan: SegmentPlan, show: Show = lambda _: None) -
 
     `show` is called with what the attempt waits for, as in `await_report`.
     """
-    clock = SystemClock()
-    runlog = patiently(open_log(spec, clock=clock).reload, what="log")
+    clock = parent_clock()
+    runlog = as_parent(open_log(spec, clock=clock).reload, what="log")
     prefect = PrefectOrchestrator(log_id=runlog.log_id)
     try:
         back_off(runlog, plan, clock=clock)
@@ -52,7 +53,7 @@ def _handle_of(runlog: RunLog, spec: RunSpec, plan: SegmentPlan, prefect: Prefec
         kept["handle"] = prefect.adopt(spec, plan, flow_run_id)
         return prefect.state(kept["handle"]) is not None
 
-    claimed_by = patiently(lambda: await_claim(runlog, plan, has_left=has_left, clock=clock), what="log")
+    claimed_by = as_parent(lambda: await_claim(runlog, plan, has_left=has_left, clock=clock), what="log")
     if claimed_by is not None:
         get_run_logger().info("segment %d goes on on the machine of the segment before", plan.segment)
         return prefect.adopt(spec, plan, claimed_by)
@@ -65,7 +66,8 @@ def release_standby(spec: RunSpec) -> None:
     """Cancel a standby that a run that is over left on the pool. Best effort: one that starts later ends by itself."""
     try:
         runlog = open_log(spec).reload()
-        release_leftover(runlog, spec, orchestrator=PrefectOrchestrator(log_id=runlog.log_id))
+        with closing(PrefectOrchestrator(log_id=runlog.log_id)) as prefect:
+            release_leftover(runlog, spec, orchestrator=prefect)
     except (StoreReadError, StoreWriteError) as error:
         get_run_logger().warning("leftover standby not looked up reason=%s", error)
 

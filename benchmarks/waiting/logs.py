@@ -48,12 +48,12 @@ _AT_ONCE = 32
 _HERE = Environment(torch="2.13.0", device="cuda", instruction_set="AVX512", threads=8)
 
 
-def spec_of(records: int, *, now: datetime) -> RunSpec:
-    """A run with a deadline, most of whose steps are done after this many records."""
+def spec_of(records: int, *, now: datetime, **fields: Any) -> RunSpec:
+    """A run with a deadline, most of whose steps are done after this many records; `fields` are those that differ."""
     policy = {"step_seconds": _STEP_SECONDS, "changeover_seconds": 300.0}
     common: dict[str, Any] = {"run_id": RUN_ID, "recipe": "train:build", "checkpoints": {"every_seconds": 300.0}}
     steps = _STEPS * COMMITS * (records // 12 + 3)
-    return RunSpec.parse(common | {"steps": steps, "policy": policy, "deadline": now + timedelta(days=30)})
+    return RunSpec.parse(common | {"steps": steps, "policy": policy, "deadline": now + timedelta(days=30)} | fields)
 
 
 def write_log(store: Store, spec: RunSpec, *, records: int, now: datetime) -> SegmentPlan:
@@ -74,13 +74,13 @@ def write_log(store: Store, spec: RunSpec, *, records: int, now: datetime) -> Se
     return plan
 
 
-def beat(store: Store, plan: SegmentPlan, *, counter: int, now: datetime) -> None:
+def beat(store: Store, plan: SegmentPlan, *, counter: int, now: datetime, run_id: str = RUN_ID) -> None:
     """Write a heartbeat of the attempt that is alive."""
     start = plan.parent.step if plan.parent else 0
     facts: dict[str, Any] = {"phase": "training", "step": start + counter, "step_seconds": _STEP_SECONDS}
     name = keys.attempt_id(plan.segment, plan.attempt, plan.segment + 1)
     written = Heartbeat(attempt_id=name, counter=counter, trainer_pid=1, beat_at=now, **facts)
-    store.put(keys.heartbeat_key(RUN_ID, name), written.model_dump_json().encode(), durable=False)
+    store.put(keys.heartbeat_key(run_id, name), written.model_dump_json().encode(), durable=False)
 
 
 def _plan(segment: int, parent: CheckpointRef | None) -> SegmentPlan:

@@ -13,5 +13,7 @@ done
 #   segue worker --pool spot --limit 1                 one attempt at a time on a machine with one accelerator; segments
 #                                                      start 2 to 3 s sooner than with `prefect worker start`
 #   segue worker --pool on-demand --limit 1
-#   prefect worker start --pool parents                no limit: a parent must never wait behind another parent; each
-#                                                      one is a process of about 200 MB that mostly sleeps
+#   segue serve --runs 100                             the pool parents: all parents in one process, which is started in
+#                                                      the folder SEGUE_HOME; more than 100 open runs: a larger number
+# or, with a process of about 230 MB for each parent, and no limit, because no parent may wait behind another one:
+#   prefect worker start --pool parents

@@ -12,6 +12,7 @@ from segue.cli.drill import drill
 from segue.cli.init import init
 from segue.cli.recover import recover
 from segue.cli.run import run
+from segue.cli.serve import serve
 from segue.cli.status import runs, status, stop
 from segue.cli.worker import worker
 from segue.errors import SegueError
@@ -24,7 +25,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-for command in (init, drill, plan.plan, simulate.simulate, run, runs, status, stop, recover, worker):
+for command in (init, drill, plan.plan, simulate.simulate, run, runs, status, stop, recover, serve, worker):
     app.command()(command)
 app.add_typer(checkpoints.app)
 app.add_typer(curve.app)

@@ -24,12 +24,16 @@ from segue.runlog.history import read_history
 from segue.runlog.log import RunLog
 from segue.runlog.open import open_log
 from segue.spec import RunSpec
-from segue.stores.retry import patiently
+from segue.stores.retry import OUTAGE_SECONDS, patiently
 
 log = logging.getLogger(__name__)
 
 _POLL_SECONDS = 0.2
 _HUNG = "no thread of the trainer ran any more; the stacks of its threads are in the logs of its flow run"
+
+
+_patiently = partial(patiently, patience_seconds=OUTAGE_SECONDS)
+"""The trainer has ended: its segment has nothing to do but to report."""
 
 
 class Requests(Protocol):
@@ -141,7 +145,7 @@ def run_standby(
 
     None when another process holds the attempt.
     """
-    runlog = patiently(open_log(spec, clock=clock).reload, what="log")
+    runlog = _patiently(open_log(spec, clock=clock).reload, what="log")
     boot = partial(launch_standby, spec, on_line=on_line)
     agent = StandbyAgent(runlog, spec, standby, boot=boot, clock=clock, flow_run_id=flow_run_id)
 
@@ -216,7 +220,7 @@ class _Segment:
         if report is None or not keeps_machine(plan, report) or self._relay.is_given:
             return None
         next_trainer.prepare()
-        runlog = patiently(open_log(self._spec, clock=self._clock).reload, what="log")
+        runlog = _patiently(open_log(self._spec, clock=self._clock).reload, what="log")
         return await_plan(runlog, self._spec, plan, is_called_off=self._is_called_off, clock=self._clock)
 
     def _is_called_off(self) -> bool:
@@ -236,12 +240,12 @@ class _Segment:
                     next_trainer.prepare()
         end = TrainerEnd.of(code, kills_before=kills.before)
         trainer.wait()
-        runlog = patiently(open_log(spec, clock=clock).reload, what="log")
-        report = patiently(lambda: conclude(runlog, plan, end), what="report")
+        runlog = _patiently(open_log(spec, clock=clock).reload, what="log")
+        report = _patiently(lambda: conclude(runlog, plan, end), what="report")
         if report is None:
             return None
         if report.stop_reason is StopReason.NOTICE and self._requests.was_cancelled():
-            return patiently(lambda: declare_as(runlog, plan, StopReason.CANCELLED, why=CANCELLED), what="report")
+            return _patiently(lambda: declare_as(runlog, plan, StopReason.CANCELLED, why=CANCELLED), what="report")
         if report.stop_reason is StopReason.LOST and supervision.was_hung:
-            return patiently(lambda: declare_as(runlog, plan, StopReason.HUNG, why=_HUNG), what="report")
+            return _patiently(lambda: declare_as(runlog, plan, StopReason.HUNG, why=_HUNG), what="report")
         return report

@@ -3,11 +3,26 @@
 from __future__ import annotations
 
 import io
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 MOST_BYTES = 40_000
 _SIZES = ((110, 64), (100, 32), (90, 24), (75, 16), (60, 12), (45, 8))
 """Resolutions in dots per inch and numbers of colours, from the best to the smallest."""
+
+_ONE_AT_A_TIME = threading.Lock()
+
+
+@contextmanager
+def styled() -> Iterator[None]:
+    """A block that draws in the style of segue's plots; one at a time, because matplotlib's settings are global."""
+    import matplotlib as mpl
+
+    style = {"font.size": 9, "axes.spines.top": False, "axes.spines.right": False}
+    with _ONE_AT_A_TIME, mpl.rc_context(style):  # type: ignore[arg-type]
+        yield
 
 
 def small_png(figure: Any) -> bytes:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import textwrap
 from typing import Any
 
-from segue.curves.picture import small_png
+from segue.curves.picture import small_png, styled
 from segue.curves.resume_view import CHANNELS, ResumePoint, resume_point_of
 from segue.errors import MissingExtraError
 from segue.records import VerdictKind
@@ -33,11 +33,10 @@ def draw(point: ResumePoint, *, run_id: str) -> bytes:
         MissingExtraError: matplotlib is not installed.
     """
     try:
-        import matplotlib as mpl
         from matplotlib.figure import Figure
     except ImportError:
         raise MissingExtraError(extra="data", needed_for="The plot of a resume point") from None
-    with mpl.rc_context({"font.size": 9, "axes.spines.top": False, "axes.spines.right": False}):
+    with styled():
         figure = Figure(figsize=(8, 7), layout="constrained")
         panels = figure.subplots(len(CHANNELS), 1, sharex=True)
         for axes, channel in zip(panels, CHANNELS, strict=True):

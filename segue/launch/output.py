@@ -23,6 +23,7 @@ from segue.process import Parent, ProcessRef
 log = logging.getLogger(__name__)
 
 _STANDARD_STREAMS = (1, 2)
+_LOCK, _SURVIVING = threading.Lock(), set[int]()
 _POLL_SECONDS = 0.5
 _FULL_POLLS = 4
 """Polls in a row at which a full pipe shows that it is not read."""
@@ -51,8 +52,12 @@ def survive_broken_output(owner: ProcessRef | None = None) -> None:
 
     For a process whose output is piped to its parent, or to `owner`. It keeps a reading end of its own pipes open and
     empties them once their reader has ended, or has not read a full pipe for two seconds; what is emptied is lost.
-    Does nothing for a file, and where the system has no /proc.
+    Does nothing for a file, where the system has no /proc, and when it was called before: a process may run many flows.
     """
+    with _LOCK:
+        if os.getpid() in _SURVIVING:  # By process id: a forked process inherits the set, and not the thread.
+            return
+        _SURVIVING.add(os.getpid())
     ends = [end for end in map(_reading_end, _STANDARD_STREAMS) if end is not None]
     if not ends:
         return

@@ -11,7 +11,7 @@ from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 from segue.curves.frame import curve
-from segue.curves.picture import small_png
+from segue.curves.picture import small_png, styled
 from segue.errors import MissingExtraError
 from segue.records import Capacity, SegmentReport
 from segue.reports.cost import waits
@@ -40,12 +40,11 @@ def draw(log: RunLog) -> bytes:
         MissingExtraError: matplotlib or pandas is not installed.
     """
     try:
-        import matplotlib as mpl
         from matplotlib.figure import Figure
     except ImportError:
         raise MissingExtraError(extra="data", needed_for="The plot of a run") from None
     history, frame = read_history(log.reload()), curve(log, superseded=True)
-    with mpl.rc_context({"font.size": 9, "axes.spines.top": False, "axes.spines.right": False}):
+    with styled():
         figure = Figure(figsize=(10, 6.2), layout="constrained")
         by_step, by_time = figure.subplots(2, 1)
         _loss_over_steps(by_step, history, frame)

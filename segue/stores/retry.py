@@ -6,24 +6,26 @@ import logging
 from collections.abc import Callable
 from typing import TypeVar
 
-from segue.clock import SystemClock
+from segue.clock import Clock, SystemClock
 from segue.stores.base import StoreReadError, StoreWriteError
 
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
+OUTAGE_SECONDS = 900.0
+"""How long a parent, or a segment whose trainer has ended, waits for a store: nothing can be decided without it."""
 _FIRST_PAUSE_SECONDS = 0.2
 _LONGEST_PAUSE_SECONDS = 10.0
 
 
-def patiently(ask: Callable[[], T], *, what: str, patience_seconds: float = 60.0) -> T:
+def patiently(ask: Callable[[], T], *, what: str, patience_seconds: float = 60.0, clock: Clock | None = None) -> T:
     """What `ask` returns, retried with growing pauses while the store fails.
 
     Raises:
         StoreReadError, StoreWriteError: it still is after `patience_seconds`.
     """
-    clock = SystemClock()
+    clock = clock or SystemClock()
     give_up_at = clock.monotonic() + patience_seconds
     pause = _FIRST_PAUSE_SECONDS
     while True:

@@ -10,6 +10,7 @@ from rich.console import Console
 from benchmarks.waiting.command import show
 from benchmarks.waiting.logs import RUN_ID, spec_of, write_log
 from benchmarks.waiting.report import MOST_CPU_SHARE, Options, measure, passed
+from benchmarks.waiting.served import served_passed
 from segue.clock import SystemClock
 from segue.policy import clamp
 from segue.policy.estimates import situation
@@ -48,6 +49,17 @@ def test_a_figure_that_is_too_high_fails():
     for name in good:
         assert not passed(good | {name: 100.0})
     assert not passed(good | {"cpu_share_local_100": 1.1 * MOST_CPU_SHARE})
+
+
+@pytest.mark.parametrize(
+    ("memory_bytes", "cpu_share_a_run", "is_passed"),
+    [(2_000_000_000, 0.0199, True), (2_000_000_001, 0.0199, False), (2_000_000_000, 0.02, False)],
+)
+def test_a_hundred_served_runs_pass_with_two_gigabytes_and_less_than_two_percent_of_a_core_each(
+    memory_bytes, cpu_share_a_run, is_passed
+):
+    report = {"runs": 100, "memory_bytes": memory_bytes, "cpu_share_a_run": cpu_share_a_run}
+    assert served_passed(report) is is_passed
 
 
 def test_the_log_is_that_of_a_live_attempt_with_time_left(tmp_path):

@@ -145,3 +145,15 @@ def test_long_lines_are_cut():
     line = line_of("x" * 10_000)
     assert line.text.endswith("... (6000 more characters)")
     assert len(line.text) < 4_100
+
+
+def test_a_process_that_runs_many_flows_watches_its_output_once():
+    code = """
+import os, threading
+from segue.launch.output import survive_broken_output
+for _ in range(3):
+    survive_broken_output()
+print([thread.name for thread in threading.enumerate()].count("segue-output"))
+"""
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as process:
+        assert process.communicate(timeout=60)[0] == "1\n"

@@ -1,0 +1,226 @@
+"""The worker of `segue serve`: parents run in threads of one process, every other flow run in a process of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+from abc import ABC
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+import anyio
+import anyio.abc
+import httpx
+from prefect.client.orchestration import get_client
+from prefect.client.schemas.filters import (
+    FlowRunFilter,
+    FlowRunFilterId,
+    FlowRunFilterState,
+    FlowRunFilterStateType,
+)
+from prefect.client.schemas.objects import FlowRun, StateType
+from prefect.client.schemas.responses import DeploymentResponse, WorkerFlowRunResponse
+from prefect.exceptions import ObjectNotFound, PrefectHTTPStatusError
+from prefect.settings import PREFECT_API_URL, PREFECT_CLIENT_MAX_RETRIES, temporary_settings
+from prefect.workers.process import ProcessJobConfiguration, ProcessWorker, ProcessWorkerResult
+from pydantic import PrivateAttr
+from segue.deployments.process.follow import require_server
+from segue.deployments.process.own_process import Job, why_own_process
+from segue.deployments.process.served_run import ServedRun, name_runs
+from segue.tasks.prefect_api import quick_client
+
+from segue.controller.ending import Why
+from segue.errors import OrchestratorError
+
+_ASK_SECONDS = 2.0
+"""How often it is asked whether a parent is being cancelled: one request for all of them."""
+_LEAVE_SECONDS = 20.0
+"""How long the end of this process waits for its parents to report theirs. Kubernetes kills after 30 s."""
+_CANCELLED = FlowRunFilterState(type=FlowRunFilterStateType(any_=[StateType.CANCELLING, StateType.CANCELLED]))
+
+
+class ServedJob(ProcessJobConfiguration):
+    """A job of a process pool that remembers what it was asked for, before Prefect adds its own variables."""
+
+    _job: Job = PrivateAttr()
+
+    @property
+    def job(self) -> Job:
+        return self._job
+
+    def prepare_for_flow_run(
+        self, flow_run: FlowRun, deployment: DeploymentResponse | None = None, *args: Any, **more: Any
+    ) -> None:
+        self._job = _job_of(deployment, self)
+        super().prepare_for_flow_run(flow_run, deployment, *args, **more)
+
+
+def _job_of(deployment: DeploymentResponse | None, asked: ProcessJobConfiguration) -> Job:
+    return Job(
+        entrypoint=deployment.entrypoint if deployment is not None else None,
+        has_pull_steps=bool(deployment is not None and deployment.pull_steps),
+        command=asked.command,
+        env=dict(asked.env),
+        working_dir=asked.working_dir,
+    )
+
+
+# ABC: Prefect registers no abstract class, and so still finds its own ProcessWorker under the type "process".
+class ParentsWorker(ProcessWorker, ABC):
+    """A worker of a process pool that runs up to `runs` parents in itself. Only these count as its runs."""
+
+    job_configuration = ServedJob
+
+    def __init__(self, *, pool: str, runs: int, name: str, say: Callable[[str], None]) -> None:
+        super().__init__(work_pool_name=pool, name=name, create_pool_if_not_found=False)
+        self._most_runs, self._say = runs, say
+        self._served: dict[UUID, ServedRun] = {}
+        self._taken: set[UUID] = set()
+        """Parents that were taken from the pool: those in `_served`, and those that are not there yet."""
+        self._here = Path.cwd()
+        self._held = 0
+
+    async def run(
+        self,
+        flow_run: FlowRun,
+        configuration: ProcessJobConfiguration,
+        task_status: anyio.abc.TaskStatus[int] | None = None,
+    ) -> ProcessWorkerResult:
+        """Run a flow run to its end: a parent in a thread, unless its job differs from this process."""
+        assert isinstance(configuration, ServedJob)
+        why = why_own_process(configuration.job, here=self._here, environment=os.environ)
+        if why is not None:
+            if configuration.job.is_parent:
+                self._taken.discard(flow_run.id)
+                text = "this parent gets a process of its own, of about 230 MB: %s"
+                self.get_flow_run_logger(flow_run).warning(text, why)
+            return await super().run(flow_run, configuration, task_status)
+        served = self._served[flow_run.id] = ServedRun(flow_run.id)
+        served.start()
+        if task_status is not None:
+            task_status.started(os.getpid())
+        try:
+            status_code = await _ended(served)
+        finally:
+            del self._served[flow_run.id]
+        return ProcessWorkerResult(status_code=status_code, identifier=str(os.getpid()))
+
+    async def watch_cancellations(self) -> None:
+        """End the parents whose flow runs are being cancelled; does not return."""
+        with temporary_settings({PREFECT_CLIENT_MAX_RETRIES: 0}):
+            async with get_client() as client:
+                while True:
+                    await anyio.sleep(_ASK_SECONDS)
+                    wanted = FlowRunFilter(id=FlowRunFilterId(any_=list(self._served)), state=_CANCELLED)
+                    try:
+                        found = await client.read_flow_runs(flow_run_filter=wanted) if self._served else []
+                    except (httpx.HTTPError, PrefectHTTPStatusError) as error:
+                        self._logger.debug("cancellations are not known reason=%s", type(error).__name__)
+                        continue
+                    for run in found:
+                        if (served := self._served.get(run.id)) is not None:
+                            served.end(Why.CANCELLED)
+
+    async def _submit_scheduled_flow_runs(self, flow_run_response: list[WorkerFlowRunResponse]) -> list[FlowRun]:
+        # Not by Prefect's own limit: it counts every flow run, and `recover` must not wait for a parent to end.
+        self._taken &= self._submitting_flow_run_ids | self._served.keys()
+        known: dict[UUID, bool] = {}
+        chosen, held = [], 0
+        for entry in flow_run_response:
+            run = entry.flow_run
+            if run.id in self._submitting_flow_run_ids:
+                continue
+            if await self._is_parent(run, known):
+                if len(self._taken) >= self._most_runs:
+                    held += 1
+                    continue
+                self._taken.add(run.id)
+            chosen.append(entry)
+        self._tell(held)
+        return await super()._submit_scheduled_flow_runs(chosen)
+
+    async def _is_parent(self, run: FlowRun, known: dict[UUID, bool]) -> bool:
+        """Whether it is a parent, by its deployment. One that is gone is no parent: Prefect cancels its flow runs."""
+        if run.deployment_id is None:
+            return False
+        if run.deployment_id not in known:
+            try:
+                deployment = await self.client.read_deployment(run.deployment_id)
+            except ObjectNotFound:
+                return False
+            known[run.deployment_id] = _job_of(deployment, ProcessJobConfiguration()).is_parent
+        return known[run.deployment_id]
+
+    def _tell(self, held: int) -> None:
+        if held > 0 and self._held == 0:
+            self._say(f"{self._most_runs} runs are served; {held} more wait. Fix: start another `segue serve`.")
+        self._held = held
+
+
+async def _ended(served: ServedRun) -> int:
+    """The status of a parent that has ended. When this process leaves, the parent is asked to end and waited for."""
+    ended = asyncio.wrap_future(served.ended)
+    try:
+        return await asyncio.shield(ended)
+    except asyncio.CancelledError:
+        served.end(Why.LEAVING)
+        with anyio.CancelScope(shield=True), anyio.move_on_after(_LEAVE_SECONDS):
+            await asyncio.shield(ended)
+        raise
+
+
+def serve(*, pool: str, runs: int, name: str | None, say: Callable[[str], None]) -> signal.Signals:
+    """Serve a process pool until SIGINT or SIGTERM; returns which. Blocks.
+
+    Then the parents end as Crashed, within `_LEAVE_SECONDS`; their attempts train on, and recovery starts them again.
+
+    Raises:
+        OrchestratorError: no server is configured or answers, or the pool is missing or of another type.
+    """
+    _require_pool(pool)
+    name_runs()
+    worker = ParentsWorker(pool=pool, runs=runs, name=name or f"serve-{socket.gethostname()}", say=say)
+    return asyncio.run(_serve(worker, say))
+
+
+async def _serve(worker: ParentsWorker, say: Callable[[str], None]) -> signal.Signals:
+    got: list[signal.Signals] = []
+    async with anyio.create_task_group() as tasks:
+
+        async def await_signal() -> None:
+            with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+                async for signum in signals:
+                    got.append(signum)
+                    say("ending: no more runs are taken, and the attempts of the served ones train on")
+                    tasks.cancel_scope.cancel()
+                    return
+
+        tasks.start_soon(await_signal)
+        tasks.start_soon(worker.watch_cancellations)
+        await worker.start(printer=say)
+    return got[0]
+
+
+def _require_pool(pool: str) -> None:
+    if not PREFECT_API_URL.value():
+        raise OrchestratorError(
+            what="serve needs the Prefect server whose runs it serves.", fix="set PREFECT_API_URL to its address."
+        )
+    require_server()
+    try:
+        with quick_client() as client:
+            found = client.read_work_pool(pool)
+    except ObjectNotFound:
+        raise OrchestratorError(
+            what=f"there is no work pool {pool!r} on this Prefect server.",
+            fix="create it with deployments/templates/create-pools.sh, or name another one with --pool.",
+        ) from None
+    if found.type != "process":
+        raise OrchestratorError(
+            what=f"the work pool {pool!r} is of the type {found.type}, and serve needs a process pool.",
+            fix="name another pool, or start a worker of that type with `prefect worker start`.",
+        )

@@ -1,0 +1,36 @@
+"""`segue serve`: the parents of many runs in one process."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from segue.cli.options import require_prefect
+from segue.reports.console import console, errors
+
+_HINT = (
+    "segue: the attempts train on. The flow `recover` starts their parents again, on this pool; "
+    "start `segue serve` or a worker for it."
+)
+
+
+def serve(
+    runs: Annotated[int, typer.Option(min=1, help="Runs that are served at most; further ones wait.")] = 100,
+    pool: Annotated[str, typer.Option(help="Work pool of the parents, of the type process.")] = "parents",
+    name: Annotated[str | None, typer.Option(help="Name of this worker in Prefect; default: serve-HOST.")] = None,
+) -> None:
+    """Run the parents of many runs in one process, in place of `prefect worker start --pool parents`.
+
+    Start it in the folder that the deployments name as their working_dir. A parent whose job has another folder, or a
+    command or variables of its own, and every other flow run of the pool get processes of their own, as with a worker.
+    It serves until Ctrl-C or SIGTERM.
+
+    Exit code 130 or 143: ended by Ctrl-C or SIGTERM. 2: the server or the pool cannot be used.
+    """
+    require_prefect("serve")
+    from segue.deployments.process.parents_worker import serve as serve_here
+
+    signum = serve_here(pool=pool, runs=runs, name=name, say=lambda text: console.print(text, markup=False))
+    errors.print(_HINT, markup=False)
+    raise typer.Exit(128 + signum)
