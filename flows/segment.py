@@ -12,7 +12,7 @@ from prefect.client.schemas.objects import State
 from prefect.runtime import flow_run
 from prefect.states import Completed, Crashed, Failed
 from segue.tasks.messenger import Messenger
-from segue.tasks.prefect_api import is_cancelled, wait_for_api
+from segue.tasks.prefect_api import is_by_a_person, is_cancelled, wait_for_api
 from segue.tasks.quiet_logs import quieten
 from segue.tasks.segment import state_of
 
@@ -29,11 +29,13 @@ _API_SECONDS = 120.0
 
 
 @flow(name="segment", retries=0, validate_parameters=True, persist_result=False)
-def segment(spec: RunSpec, plan: SegmentPlan | None = None, standby: str | None = None) -> State[Any]:
+def segment(
+    spec: RunSpec, plan: SegmentPlan | None = None, standby: str | None = None, parent: str | None = None
+) -> State[Any]:
     """Train one attempt of a run on this machine. The state and the run's log show how it ended.
 
     With `standby` instead of a plan it waits, while on-demand trains, until the run's log has a plan for it or it is
-    no longer needed.
+    no longer needed. `parent` is the flow run that started it: its cancellation ends this one too.
     """
     survive_broken_output()
     quieten()
@@ -45,7 +47,7 @@ def segment(spec: RunSpec, plan: SegmentPlan | None = None, standby: str | None 
     # Inside the flow body, to replace Prefect's handler, which would end this flow at once.
     for number in (signal.SIGTERM, signal.SIGUSR1):
         signal.signal(number, on_signal)
-    cancellation = _Cancellation(relay)
+    cancellation = _Cancellation(relay, [str(flow_run.id), parent])
     try:
         facts: dict[str, Any] = {
             "relay": relay,
@@ -80,21 +82,20 @@ def _state_of_left(left: Left) -> State[Any]:
 
 
 class _Cancellation:
-    """Forwards a cancellation of this flow run as a notice. It is looked for, because a container gets no signal."""
+    """Forwards a cancellation of this flow run or its parent's as a notice. A container gets no signal of either."""
 
-    def __init__(self, relay: NoticeRelay) -> None:
+    def __init__(self, relay: NoticeRelay, flow_runs: list[str | None]) -> None:
         self._relay = relay
+        self._watched = [UUID(known) for known in flow_runs if known is not None and known != str(None)]
         self._messenger = Messenger()
 
     def look(self) -> None:
-        if flow_run.id is None:
-            return
-        state = self._messenger.state(UUID(str(flow_run.id)))
-        if state is not None and (state.is_cancelling() or state.is_cancelled()):
+        states = [self._messenger.state(known) for known in self._watched]
+        if any(state is not None and is_by_a_person(state) for state in states):
             self._relay.give()
 
     def was_cancelled(self) -> bool:
-        return flow_run.id is not None and is_cancelled(UUID(str(flow_run.id)))
+        return any(is_cancelled(known) for known in self._watched)
 
     def close(self) -> None:
         self._messenger.close()

@@ -16,12 +16,13 @@ from segue.tasks.curve import publish_resume
 from segue.tasks.live_run import LiveRun
 from segue.tasks.parent_clock import as_parent, parent_clock
 from segue.tasks.plan import open_run, plan_segment
-from segue.tasks.prefect_api import wait_for_api
+from segue.tasks.prefect_api import DUPLICATE, wait_for_api
 from segue.tasks.quiet_logs import quieten
-from segue.tasks.recovery import DUPLICATE, known_server_id
+from segue.tasks.recovery import known_server_id
 from segue.tasks.run_artifact import publish_run
 from segue.tasks.run_state import state_of_run
 from segue.tasks.segment import release_standby, run_segment
+from segue.tasks.segment_states import settle_missed
 
 from segue.controller.ending import EndedError, Why
 from segue.controller.parent import drive
@@ -89,6 +90,7 @@ def _run(spec: RunSpec, parent: ParentHeartbeat) -> State[Any]:
             decision, has_resumed = drive(_Tasks(spec, parent, live))
             state = _conclude(spec, live, decision, has_resumed=has_resumed)
         if wait_for_api(limit_seconds=_API_SECONDS, clock=clock):
+            settle_missed(spec)
             parent.close()  # Otherwise the record stays, and recovery sets the state from the log.
     return state
 

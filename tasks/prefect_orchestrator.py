@@ -19,6 +19,7 @@ from prefect.states import Cancelled, Cancelling, Crashed, Scheduled
 from segue.tasks.messenger import Message, Messenger
 from segue.tasks.pools import read_pool
 from segue.tasks.prefect_api import (
+    NO_CAPACITY,
     SILENCE,
     is_by_a_person,
     is_cancelled,
@@ -138,8 +139,10 @@ class PrefectOrchestrator:
             return is_by_a_person(known)
         return flow_run_id is not None and is_cancelled(flow_run_id)
 
-    def cancel(self, handle: str, why: str) -> None:
-        self._set_state(handle, Cancelling(message=why))
+    def cancel(self, handle: str, why: str, *, has_no_capacity: bool = False) -> None:
+        # Prefect replaces Cancelling by a state without name and reason where there is no process to end.
+        ended: State[Any] = Cancelled(name=NO_CAPACITY if has_no_capacity else "Cancelled", message=why)
+        self._set_state(handle, Cancelling(message=why), unless_begun=ended)
 
     def cancel_standby(self, handle: str, why: str) -> None:
         # Not Cancelling: a standby that never started has no process that would answer.
@@ -180,7 +183,8 @@ class PrefectOrchestrator:
             self._messenger.deliver(keep)
         return key
 
-    def _set_state(self, handle: str, state: State[Any]) -> None:
+    def _set_state(self, handle: str, state: State[Any], *, unless_begun: State[Any] | None = None) -> None:
+        """Set the state of a flow run that has not ended: `unless_begun`, if given, where no worker took it yet."""
         if handle in self._pending:
             self._messenger.withdraw(self._pending.pop(handle))
         flow_run_id = self._flow_runs.get(handle)
@@ -189,15 +193,17 @@ class PrefectOrchestrator:
 
         def set_unless_final(client: SyncPrefectClient) -> None:
             known = client.read_flow_run(flow_run_id).state
+            is_queued = known is None or known.is_scheduled()
             if known is None or not known.is_final():
-                client.set_flow_run_state(flow_run_id, state, force=True)
+                asked = unless_begun if unless_begun is not None and is_queued else state
+                client.set_flow_run_state(flow_run_id, asked, force=True)
 
         self._messenger.deliver(set_unless_final)
 
     def _attempt(self, spec: RunSpec, plan: SegmentPlan) -> tuple[str, Callable[[SyncPrefectClient], UUID]]:
         key = idempotency_key(spec, _name_of(plan), log_id=self._log_id)
         facts = {
-            "parameters": {"spec": spec.model_dump(mode="json"), "plan": plan.model_dump(mode="json")},
+            "parameters": _parameters(spec, plan=plan.model_dump(mode="json")),
             "name": label(spec, plan),
             "tags": ["segue", spec.run_id, plan.capacity.value],
             "idempotency_key": key,
@@ -209,7 +215,7 @@ class PrefectOrchestrator:
     ) -> tuple[str, Callable[[SyncPrefectClient], UUID]]:
         key = idempotency_key(spec, standby, log_id=self._log_id)
         facts = {
-            "parameters": {"spec": spec.model_dump(mode="json"), "standby": standby},
+            "parameters": _parameters(spec, standby=standby),
             "name": f"{spec.run_id}-{standby.replace('spare', 'standby')}",
             "tags": ["segue", spec.run_id, Capacity.SPOT.value],
             "idempotency_key": key,
@@ -227,6 +233,12 @@ def _despite_collisions(send: Callable[[], None]) -> None:
                 raise
         time.sleep(pause_seconds)
     return send()
+
+
+def _parameters(spec: RunSpec, **of_attempt: Any) -> dict[str, Any]:
+    context = TaskRunContext.get()
+    parent = context.task_run.flow_run_id if context is not None else None
+    return {"spec": spec.model_dump(mode="json"), "parent": str(parent) if parent is not None else None} | of_attempt
 
 
 def _name_of(plan: SegmentPlan) -> str:

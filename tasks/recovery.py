@@ -15,8 +15,9 @@ from prefect.client.schemas.responses import DeploymentResponse
 from prefect.client.schemas.sorting import FlowRunSort
 from prefect.exceptions import ObjectNotFound
 from prefect.states import Crashed, Scheduled
-from segue.tasks.prefect_api import SILENCE, quick_client
+from segue.tasks.prefect_api import DUPLICATE, SILENCE, quick_client
 from segue.tasks.run_state import state_of_run
+from segue.tasks.segment_states import settle_segments
 
 from segue.clock import Clock
 from segue.controller.steps import request_stop
@@ -32,8 +33,6 @@ from segue.spec import RunSpec
 log = logging.getLogger(__name__)
 
 PARENT_DEPLOYMENT = "train/train"
-DUPLICATE = "Duplicate"
-"""Name of the state of a parent that ended because another one runs the same run."""
 FIRST_BACKOFF_SECONDS = 10.0
 LONGEST_BACKOFF_SECONDS = 1800.0
 _START_SECONDS = 180.0
@@ -110,7 +109,7 @@ def recover_run(
     history = read_history(runlog)
     runs = parents_of(client, history.spec, dead)
     if history.spec is None or (history.is_over and not (runs and _starts_it_again(runs[0], runlog))):
-        return _end(client, runlog, history, dead, runs), None
+        return _end(client, runlog, dead, runs, clock=clock), None
     if runs and will_start(runs[0], dead, now=clock.now(), limit_seconds=_start_seconds(client, runs[0])):
         return "a start of its parent is queued", runs[0].id
     holder = next((run for run in runs if str(run.id) == dead.flow_run_id), runs[0] if runs else None)
@@ -166,12 +165,14 @@ def parents_of(client: SyncPrefectClient, spec: RunSpec | None, dead: ParentReco
     return [run for run in runs if run.state is None or run.state.name != DUPLICATE]
 
 
-def _end(client: SyncPrefectClient, runlog: RunLog, history: History, dead: ParentRecord, runs: list[FlowRun]) -> str:
+def _end(client: SyncPrefectClient, runlog: RunLog, dead: ParentRecord, runs: list[FlowRun], *, clock: Clock) -> str:
+    history = read_history(runlog)
     last = history.decisions[-1] if history.decisions else None
     for run in runs[:1]:
         is_right = run.state is not None and (run.state.is_completed() or run.state.is_cancelled())
         if last is not None and not is_right:
             client.set_flow_run_state(run.id, _state_of(last, history), force=True)
+    settle_segments(client, runlog, now=clock.now())
     remove_parent(runlog.store, dead)
     return "it had ended; its state was set from its log"
 

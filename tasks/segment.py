@@ -10,6 +10,7 @@ from prefect.cache_policies import NO_CACHE
 from prefect.client.schemas.objects import State
 from prefect.states import Cancelled, Completed, Crashed, Failed
 from segue.tasks.parent_clock import as_parent, parent_clock
+from segue.tasks.prefect_api import NO_CAPACITY
 from segue.tasks.prefect_orchestrator import PrefectOrchestrator
 
 from segue.clock import Clock
@@ -91,7 +92,7 @@ def state_of(report: SegmentReport) -> State[Any]:
         case StopReason.CANCELLED:
             return Cancelled(message=message)
         case StopReason.NO_CAPACITY:
-            return Cancelled(name="NoCapacity", message=message)
+            return Cancelled(name=NO_CAPACITY, message=message)
         case StopReason.FAILED if report.anomaly is not None:
             return Failed(name="Anomaly", message=message)
         case StopReason.FAILED:

@@ -128,7 +128,7 @@ class _Silent:
     def was_cancelled(self, handle: str) -> bool:
         return False
 
-    def cancel(self, handle: str, why: str) -> None:
+    def cancel(self, handle: str, why: str, *, has_no_capacity: bool = False) -> None:
         """Nothing was started."""
 
     cancel_standby = mark_lost = cancel

@@ -45,8 +45,8 @@ class Submitted:
     def was_cancelled(self) -> bool:
         return self.orchestrator.was_cancelled(self.handle)
 
-    def cancel(self, why: str) -> None:
-        self.orchestrator.cancel(self.handle, why)
+    def cancel(self, why: str, *, has_no_capacity: bool) -> None:
+        self.orchestrator.cancel(self.handle, why, has_no_capacity=has_no_capacity)
 
     def mark_lost(self, why: str) -> None:
         self.orchestrator.mark_lost(self.handle, why)

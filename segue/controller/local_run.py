@@ -120,7 +120,7 @@ class _ChildProcesses:
     def was_cancelled(self, handle: str) -> bool:
         return False
 
-    def cancel(self, handle: str, why: str) -> None:
+    def cancel(self, handle: str, why: str, *, has_no_capacity: bool = False) -> None:
         self.close()
 
     def cancel_standby(self, handle: str, why: str) -> None:

@@ -47,7 +47,7 @@ class Orchestrator(Protocol):
         """Whether a person cancelled it; False when the orchestrator does not answer."""
         ...
 
-    def cancel(self, handle: str, why: str) -> None:
+    def cancel(self, handle: str, why: str, *, has_no_capacity: bool = False) -> None:
         """Cancel an attempt that has not started. Best effort."""
         ...
 

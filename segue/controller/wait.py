@@ -271,7 +271,10 @@ class _Waiting:
         # The report first: an attempt that starts later finds it in the log and ends.
         has_machine = reason is StopReason.LOST
         report = declare_lost(self._runlog, self._plan, why=why, reason=reason, got_capacity=has_machine)
-        (self._submitted.mark_lost if has_machine else self._submitted.cancel)(why)
+        if has_machine:
+            self._submitted.mark_lost(why)
+        else:
+            self._submitted.cancel(why, has_no_capacity=reason is StopReason.NO_CAPACITY)
         return report
 
     def _lost(self, why: str) -> SegmentReport:

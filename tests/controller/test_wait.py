@@ -70,7 +70,7 @@ class ScriptedOrchestrator:
     def was_cancelled(self, handle: str) -> bool:
         return self.is_cancelled
 
-    def cancel(self, handle: str, why: str) -> None:
+    def cancel(self, handle: str, why: str, *, has_no_capacity: bool = False) -> None:
         self.when_cancelled()
         self.asked.append(f"cancel: {why}")
 

@@ -17,9 +17,11 @@ from prefect.exceptions import ObjectAlreadyExists
 from segue.deployments.process.registration import process_template
 from segue.tasks.pools import PoolState, read_pool, refuse_unusable, require_pools, require_server_version
 
+from segue.controller.steps import request_stop
 from segue.errors import OrchestratorError
+from segue.records import StopReason
 from segue.runlog.history import read_history
-from tests.flows.test_runs import LONG, final_state, live_attempt, start, until
+from tests.flows.test_runs import LONG, final_state, live_attempt, segment_runs, start, until
 
 SEGUE = Path(sys.executable).with_name("segue")
 GOOD = PoolState("segment/spot", "spot", workers=1)
@@ -141,6 +143,28 @@ def test_unknown_job_variables_a_missing_deployment_and_a_limit_are_seen_on_the_
 
 @pytest.mark.prefect
 @pytest.mark.matrix
+def test_a_request_for_spot_that_is_given_up_shows_why(client, make_spec):
+    client.update_work_pool("spot", WorkPoolUpdate(is_paused=True))
+    try:
+        liveness = {"heartbeat_seconds": 0.5, "start_seconds": 3}
+        spec = make_spec(run_id="no-spot", policy={"changeover_seconds": 1}, liveness=liveness, **LONG)
+        runlog, parent = start(client, spec)
+        until(lambda: read_history(runlog).last_reports(), what="the end of the first wait")
+        until(
+            lambda: [run for run in segment_runs(client, "no-spot") if run.state.is_final()], what="its flow run's end"
+        )
+        request_stop(runlog, reason="the test has seen enough")
+        assert final_state(client, parent).type is StateType.CANCELLED
+    finally:
+        client.update_work_pool("spot", WorkPoolUpdate(is_paused=False))
+    first, *_ = segment_runs(client, "no-spot")
+    assert (first.state.type, first.state.name) == (StateType.CANCELLED, "NoCapacity")
+    assert first.state.message.startswith("no capacity on spot within ")
+    assert read_history(runlog.reload()).last_reports()[0].stop_reason is StopReason.NO_CAPACITY
+
+
+@pytest.mark.prefect
+@pytest.mark.matrix
 @pytest.mark.timeout(300)
 def test_a_run_that_waits_for_on_demand_says_so_stays_queued_and_ends_late(client, make_spec):
     client.update_work_pool("on-demand", WorkPoolUpdate(is_paused=True))
@@ -167,3 +191,4 @@ def test_a_run_that_waits_for_on_demand_says_so_stays_queued_and_ends_late(clien
     assert state.message.startswith("late by ")
     plans = [entry.plan for entry in read_history(runlog.reload()).decisions if entry.plan is not None]
     assert [(plan.attempt, plan.start_within_seconds) for plan in plans] == [(1, None)]
+    assert len(segment_runs(client, "late")) == 1

@@ -19,6 +19,7 @@ from prefect.client.schemas.objects import FlowRun, StateType
 from prefect.states import Cancelling, Completed, Pending, Running, Scheduled
 from segue.deployments.process.follow import trigger
 from segue.tasks.recovery import parents_of, will_start
+from segue.tasks.segment_states import settle_segments
 
 from segue.clock import SystemClock
 from segue.controller.recovery import register_start
@@ -27,7 +28,7 @@ from segue.process import ProcessRef
 from segue.records import ParentRecord, StopReason
 from segue.runlog.history import read_history
 from segue.runlog.parents import parents, read_parent
-from tests.flows.test_runs import LONG, final_state, live_attempt, segment_runs, start, until
+from tests.flows.test_runs import LONG, ended_segments, final_state, live_attempt, segment_runs, start, until
 
 pytestmark = [pytest.mark.prefect, pytest.mark.timeout(300)]
 
@@ -176,6 +177,10 @@ def test_the_same_run_id_in_another_store_is_another_run(client, make_spec, tmp_
     assert [r.stop_reason for r in read_history(other_log.reload()).last_reports()] == [StopReason.FINISHED]
 
 
+def is_cancelled(report):
+    return report.stop_reason is StopReason.CANCELLED
+
+
 @pytest.mark.matrix
 def test_a_cancelled_parent_stops_the_run_and_is_not_started_again(client, make_spec, recover):
     spec = make_spec(run_id="cancelled-parent", **LONG | {"steps": 5000})
@@ -185,6 +190,13 @@ def test_a_cancelled_parent_stops_the_run_and_is_not_started_again(client, make_
     first = client.create_flow_run_from_deployment(deployment.id, parameters={"spec": spec.model_dump(mode="json")}).id
     until(lambda: live_attempt(runlog, past_step=100), what="the segment")
     client.set_flow_run_state(first, Cancelling(), force=True)
+    # The segment sees it by itself, before the recovery: the run goes on from its last checkpoint when it is wanted.
+    (report,) = until(
+        lambda: [each for each in read_history(runlog).last_reports() if is_cancelled(each)], what="its end"
+    )
+    assert report.lost_steps == 0
+    (run,) = ended_segments(client, "cancelled-parent")
+    assert run.state.type is StateType.CANCELLED
     assert final_state(client, first).type is StateType.CANCELLED
     said = until(lambda: "was cancelled" in (text := recover(spec.store.url)) and text, what="the recovery")
     assert "cancelled-parent: it was stopped, because its parent's flow run was cancelled" in said
@@ -208,6 +220,21 @@ def test_a_run_that_ended_while_prefect_was_away_gets_its_state_from_the_log(cli
     assert "ended-unseen: it had ended; its state was set from its log" in recover(spec.store.url)
     state = client.read_flow_run(first).state
     assert (state.type, state.message) == (StateType.COMPLETED, "step 200 is committed")
+
+
+@pytest.mark.matrix
+def test_a_segment_that_ended_while_prefect_was_away_gets_its_state_from_the_log(client, make_spec):
+    spec = make_spec(run_id="ended-unseen-too", **LONG | {"steps": 200})
+    runlog, first = start(client, spec)
+    final_state(client, first)
+    (run,) = ended_segments(client, "ended-unseen-too")
+    client.set_flow_run_state(run.id, Running(), force=True)
+    now = SystemClock().now()
+    assert settle_segments(client, runlog.reload(), now=now) == 0, "it may still report its state itself"
+    assert settle_segments(client, runlog, now=now + timedelta(minutes=2)) == 1
+    state = client.read_flow_run(run.id).state
+    assert (state.type, state.message) == (run.state.type, run.state.message)
+    assert settle_segments(client, runlog, now=now + timedelta(minutes=2)) == 0
     assert parents(runlog.store) == []
 
 

@@ -175,7 +175,7 @@ class World:
     def was_cancelled(self, handle: str) -> bool:
         return False
 
-    def cancel(self, handle: str, why: str) -> None:
+    def cancel(self, handle: str, why: str, *, has_no_capacity: bool = False) -> None:
         self._machines[handle].cancel(why)
 
     cancel_standby = cancel
