@@ -76,7 +76,7 @@ class StateWatch:
 
     def _ask(self, client: SyncPrefectClient, flow_run_ids: list[UUID]) -> None:
         try:
-            found = _states(client, flow_run_ids)
+            found = states_of(client, flow_run_ids)
         except Exception as error:
             # Any exception: this thread must go on, also when something else answers in the API's place.
             if not self._is_silent:
@@ -90,7 +90,8 @@ class StateWatch:
             self._states.update({known: state for known, state in found.items() if known in self._states})
 
 
-def _states(client: SyncPrefectClient, flow_run_ids: list[UUID]) -> dict[UUID, State | None]:
+def states_of(client: SyncPrefectClient, flow_run_ids: list[UUID]) -> dict[UUID, State | None]:
+    """The states of these flow runs, by one request as long as all exist."""
     found: dict[UUID, State | None] = {}
     if len(flow_run_ids) > 1:
         wanted = FlowRunFilter(id=FlowRunFilterId(any_=flow_run_ids))

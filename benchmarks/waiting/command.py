@@ -21,6 +21,9 @@ def waiting(
     quick: Annotated[bool, typer.Option("--quick", help="Shorter waits, and no S3.")] = False,
     latency_ms: Annotated[float, typer.Option(min=0, help="Round trip of a remote store in milliseconds.")] = 20.0,
     served: Annotated[int, typer.Option(min=0, help="Runs in one `segue serve`; 0 measures a parent alone.")] = 0,
+    database: Annotated[
+        str | None, typer.Option(help="With --served: URL of the Prefect server's empty PostgreSQL; default: SQLite.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")] = False,
 ) -> None:
     """Measure what a parent costs that waits, at any length of its log, and how long a long log takes to read.
@@ -30,7 +33,7 @@ def waiting(
     with --served, less than 2 % of a core and 20 MB a run. 1: at least one figure is higher.
     """
     if served:
-        _measure_served(served, as_json=as_json)
+        _measure_served(served, database=database, as_json=as_json)
         return
     from benchmarks.waiting.report import Options, measure, passed
 
@@ -48,12 +51,12 @@ def waiting(
         raise typer.Exit(1)
 
 
-def _measure_served(runs: int, *, as_json: bool) -> None:
+def _measure_served(runs: int, *, database: str | None, as_json: bool) -> None:
     from benchmarks.waiting.served import measure_served, served_passed
 
     leave_as_on_ctrl_c()
     with progress() as say:
-        report = measure_served(runs, say=say)
+        report = measure_served(runs, database=database, say=say)
     if as_json:
         show_json(report)
     else:

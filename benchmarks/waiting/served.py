@@ -39,16 +39,18 @@ _START_SECONDS, _SETTLE_SECONDS, _MEASURED_SECONDS = 600.0, 90.0, 120.0
 """Longest start of all runs; time until the first plots are drawn; time that is measured."""
 
 
-def measure_served(runs: int, *, say: Say) -> dict[str, Any]:
+def measure_served(runs: int, *, database: str | None = None, say: Say) -> dict[str, Any]:
     """Memory and processor time of a `segue serve` with this many runs, each of which waits for a living attempt.
 
-    The attempts are imitated: a thread of the benchmark writes their heartbeats.
+    The attempts are imitated: a thread of the benchmark writes their heartbeats. `database` is the URL of an empty
+    PostgreSQL database for the Prefect server; None: SQLite, on which this server stops answering at about 85 runs.
 
     Raises:
         OrchestratorError: not all of the runs began to wait within ten minutes.
     """
     with TemporaryDirectory(prefix="segue-served-") as folder:
-        stack = LocalStack(Path(folder) / "prefect", home=Path(folder), say=say)
+        variables = {"PREFECT_SERVER_DATABASE_CONNECTION_URL": database} if database is not None else {}
+        stack = LocalStack(Path(folder) / "prefect", home=Path(folder), say=say, variables=variables)
         try:
             stack.start()
             with stack.settings():
