@@ -149,6 +149,7 @@ def test_a_recipe_that_raises_fails_with_its_traceback_and_never_uses_on_demand(
         run_id="raises",
         steps=100,
         config={"raise_at_step": 30},
+        checkpoints={"every_steps": 1000},  # No commit: one that is later than a failure would end its count.
         deadline=datetime.now(UTC) + timedelta(seconds=600),
         policy={"changeover_seconds": 5, "step_seconds": 0.01, "detection_seconds": 1},
     )
