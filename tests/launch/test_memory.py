@@ -112,5 +112,7 @@ def test_a_real_kill_for_memory_is_reported_as_out_of_memory(memory_group, make_
     assert ended.stdout.strip() == "finished", ended.stderr
     first = history.reports[0]
     assert first.stop_reason is StopReason.OUT_OF_MEMORY
-    assert "memory" in first.note
-    assert [report.stop_reason for report in history.reports[1:]] == [StopReason.FINISHED]
+    assert "peak memory " in first.note
+    # The kernel may kill once more while it frees the memory of the first.
+    *others, last = [report.stop_reason for report in history.reports]
+    assert (set(others), last) == ({StopReason.OUT_OF_MEMORY}, StopReason.FINISHED)
