@@ -22,7 +22,7 @@ units: setup
 flows: setup
 	$(BIN)/python -m pytest tests/flows
 
-# One after the other: each has a whole Prefect, or two busy processes.
+# One after the other: each has two whole Prefects, or two busy processes.
 matrix:
 	$(MAKE) matrix-units
 	$(MAKE) matrix-flows
@@ -31,7 +31,7 @@ matrix-units: setup
 	$(BIN)/python -m pytest -m matrix -n 2 --max-worker-restart 0 --ignore tests/flows --ignore tests/packaging
 
 matrix-flows: setup
-	$(BIN)/python -m pytest -m matrix tests/packaging tests/flows
+	$(BIN)/python -m pytest -m matrix -n 2 --dist loadfile --max-worker-restart 0 tests/packaging tests/flows
 
 lint: setup
 	$(BIN)/ruff format --check .

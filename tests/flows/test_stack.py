@@ -126,7 +126,9 @@ def test_sigterm_ends_a_run_in_a_plain_folder_and_all_it_started_after_a_last_ch
     assert shown.rstrip().endswith(f"Run the same command with --run-id {run_id} to resume the run.")
     assert psutil.wait_procs(below, timeout=10)[1] == []
     (report,) = read_history(runlog.reload()).last_reports()
-    assert (report.stop_reason, report.lost_steps) == (StopReason.NOTICE, 0)
+    # The signal reached it, or it saw that its parent was cancelled.
+    assert report.stop_reason in (StopReason.NOTICE, StopReason.CANCELLED)
+    assert report.lost_steps == 0
     assert {path.name for path in tmp_path.iterdir()} == {".segue", "run.toml"}
 
 

@@ -29,12 +29,13 @@ def client(own_stack):
         yield client
 
 
-def waiting(option: str) -> list[psutil.Process]:
-    """The processes that wait for a flow run, started with this option."""
+def waiting(stack, option: str) -> list[psutil.Process]:
+    """The processes of this stack that wait for a flow run, started with this option."""
     found = []
     for process in psutil.process_iter():
         with suppress(psutil.Error):
-            if option in process.cmdline() and flow_run_of(process) == NO_RUN:
+            is_ours = process.environ().get("PREFECT_API_URL") == stack.api_url
+            if is_ours and option in process.cmdline() and flow_run_of(process) == NO_RUN:
                 found.append(process)
     return found
 
@@ -43,8 +44,8 @@ def test_the_next_segment_starts_in_the_processes_that_waited_and_belongs_to_its
     spec = make_spec(run_id="warm", **LONG)
     runlog, parent = start(client, spec)
     claim, _ = until(lambda: live_attempt(runlog), what="the first segment")
-    (engine,) = until(lambda: waiting(WAIT_OPTION), what="an engine that waits")
-    (trainer,) = until(lambda: waiting(EARLY_OPTION), what="a trainer that waits")
+    (engine,) = until(lambda: waiting(own_stack, WAIT_OPTION), what="an engine that waits")
+    (trainer,) = until(lambda: waiting(own_stack, EARLY_OPTION), what="a trainer that waits")
     assert trainer.ppid() == engine.pid
 
     os.kill(claim.segment_pid, signal.SIGTERM)
@@ -55,10 +56,13 @@ def test_the_next_segment_starts_in_the_processes_that_waited_and_belongs_to_its
     assert {flow_run_of(engine), flow_run_of(trainer)} == {second.flow_run_id}
 
     # The worker is killed: what waits by then ends with it, and what trains goes on.
-    until(lambda: waiting(WAIT_OPTION), what="the next engine that waits")
+    until(lambda: waiting(own_stack, WAIT_OPTION), what="the next engine that waits")
     worker = own_stack.services["worker-spot"]
     worker.kill()
-    until(lambda: not waiting(WAIT_OPTION) and not waiting(EARLY_OPTION), what="the end of what waited")
+    until(
+        lambda: not waiting(own_stack, WAIT_OPTION) and not waiting(own_stack, EARLY_OPTION),
+        what="the end of what waited",
+    )
     assert trainer.is_running()
     own_stack.start_again("worker-spot")
     state = final_state(client, parent)
