@@ -9,7 +9,7 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
-from uuid import uuid4
+from uuid import UUID, uuid4
 
 import psutil
 import pytest
@@ -33,6 +33,7 @@ from tests.flows.test_runs import LONG, ended_segments, final_state, live_attemp
 pytestmark = [pytest.mark.prefect, pytest.mark.timeout(300)]
 
 SEGUE = Path(sys.executable).with_name("segue")
+REPO = Path(__file__).parents[2]
 
 
 @pytest.mark.parametrize(
@@ -259,3 +260,27 @@ def test_a_cancelled_run_that_is_started_again_and_waits_for_a_worker_is_not_end
     finally:
         client.update_work_pool("parents", WorkPoolUpdate(is_paused=False))
     assert final_state(client, again).type is StateType.COMPLETED
+
+
+@pytest.mark.matrix
+def test_the_deployed_schedule_starts_a_killed_parent_again_without_a_person(own_stack, make_spec):
+    deploy = [sys.executable, "-m", "prefect", "--no-prompt", "deploy", "--name", "recover"]
+    environment = own_stack.environment() | {"SEGUE_HOME": str(REPO)}
+    subprocess.run(deploy, cwd=REPO, env=environment, check=True, capture_output=True)
+    with get_client(sync_client=True) as client:
+        spec = make_spec(run_id="scheduled", **LONG | {"steps": 9000})
+        runlog, first = start(client, spec)
+        claim, _ = until(lambda: live_attempt(runlog, past_step=100), what="the segment")
+        dead = kill_parent(runlog)
+
+        def successor():
+            found = read_parent(runlog.store, runlog.run_id)
+            return found if found is not None and found.parent_id not in ("", dead.parent_id) else None
+
+        second = until(successor, what="the next parent", limit_seconds=90)
+        state = final_state(client, UUID(second.flow_run_id))
+        assert state.type is StateType.COMPLETED, state.message
+        assert client.read_flow_run(first).state.type is StateType.CRASHED
+    history = read_history(runlog.reload())
+    assert [attempt.claim for attempt in history.attempts] == [claim], "the attempt trained on"
+    assert [entry.action for entry in history.decisions] == ["run", "finished"]
