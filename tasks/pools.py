@@ -4,17 +4,26 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
+from datetime import datetime, timedelta
 from uuid import UUID
 
 from packaging.specifiers import SpecifierSet
 from packaging.version import InvalidVersion, Version
 from prefect.client.orchestration import SyncPrefectClient
+from prefect.client.schemas.filters import (
+    DeploymentFilter,
+    DeploymentFilterId,
+    FlowRunFilter,
+    FlowRunFilterExpectedStartTime,
+)
 from prefect.client.schemas.responses import DeploymentResponse
 from prefect.exceptions import ObjectNotFound
 from prefect.runtime import flow_run
 from segue.tasks.prefect_api import SILENCE, quick_client, require_silence
 
+from segue.clock import SystemClock
 from segue.errors import OrchestratorError
 from segue.spec import RunSpec
 
@@ -22,6 +31,8 @@ log = logging.getLogger(__name__)
 
 SERVERS = SpecifierSet(">=3.4,<4")
 """Versions of the Prefect server that segue works with."""
+_SCHEDULED_WITHIN = timedelta(minutes=1)
+"""The server looks at the schedules of new deployments every 5 s."""
 _DEPLOY = (
     "run `prefect --no-prompt deploy --all` in the folder of prefect.yaml (`segue init` writes one), or name another "
     "deployment under [pools] in the run spec."
@@ -77,6 +88,7 @@ def require_pools(spec: RunSpec, *, parent_pool: str | None = None, is_new: bool
             if is_new:
                 require_server_version(client.api_version())
                 refuse_unusable(states, parent_pool=parent_pool)
+                warn_of_idle_schedule(client, now=SystemClock().now())
     except SILENCE as error:
         require_silence(error)
         return
@@ -125,6 +137,25 @@ def refuse_unusable(states: Iterable[PoolState], *, parent_pool: str | None) -> 
             raise OrchestratorError(
                 what=f"the pool {state.pool} of the deployment {state.deployment!r} runs {most}.",
                 fix=f"raise its concurrency limit to {needed} or more, or run the parent on a pool of its own.",
+            )
+
+
+def warn_of_idle_schedule(client: SyncPrefectClient, *, now: datetime) -> None:
+    """Log a warning if the schedule of `recover` is active, but the server creates no flow runs for it."""
+    with suppress(ObjectNotFound):
+        deployment = client.read_deployment_by_name("recover/recover")
+        is_new = deployment.created is None or now - deployment.created < _SCHEDULED_WITHIN
+        if is_new or not any(schedule.active for schedule in deployment.schedules):
+            return
+        due = client.read_flow_runs(
+            deployment_filter=DeploymentFilter(id=DeploymentFilterId(any_=[deployment.id])),
+            flow_run_filter=FlowRunFilter(expected_start_time=FlowRunFilterExpectedStartTime(after_=now)),
+            limit=1,
+        )
+        if not due:
+            log.warning(
+                "the server creates no flow runs for the schedule of recover/recover: a parent that dies is not started"
+                " again; with SQLAlchemy 2.1 a server of 3.8 or 3.9 runs no schedule at all"
             )
 
 

@@ -15,9 +15,11 @@ import psutil
 import pytest
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.actions import WorkPoolUpdate
+from prefect.client.schemas.filters import FlowFilter, FlowFilterName
 from prefect.client.schemas.objects import FlowRun, StateType
 from prefect.states import Cancelling, Completed, Pending, Running, Scheduled
 from segue.deployments.process.follow import trigger
+from segue.tasks.pools import warn_of_idle_schedule
 from segue.tasks.recovery import parents_of, will_start
 from segue.tasks.segment_states import settle_segments
 
@@ -263,11 +265,18 @@ def test_a_cancelled_run_that_is_started_again_and_waits_for_a_worker_is_not_end
 
 
 @pytest.mark.matrix
-def test_the_deployed_schedule_starts_a_killed_parent_again_without_a_person(own_stack, make_spec):
+def test_the_deployed_schedule_starts_a_killed_parent_again_without_a_person(own_stack, make_spec, caplog):
     deploy = [sys.executable, "-m", "prefect", "--no-prompt", "deploy", "--name", "recover"]
     environment = own_stack.environment() | {"SEGUE_HOME": str(REPO)}
     subprocess.run(deploy, cwd=REPO, env=environment, check=True, capture_output=True)
     with get_client(sync_client=True) as client:
+        now = SystemClock().now()
+        warn_of_idle_schedule(client, now=now)  # The server looks at new schedules every few seconds.
+        until(lambda: client.read_flow_runs(flow_filter=FlowFilter(name=FlowFilterName(any_=["recover"]))), what="runs")
+        warn_of_idle_schedule(client, now=now + timedelta(minutes=2))
+        assert "creates no flow runs" not in caplog.text
+        warn_of_idle_schedule(client, now=now + timedelta(days=30))
+        assert "creates no flow runs for the schedule of recover/recover" in caplog.text
         spec = make_spec(run_id="scheduled", **LONG | {"steps": 9000})
         runlog, first = start(client, spec)
         claim, _ = until(lambda: live_attempt(runlog, past_step=100), what="the segment")
