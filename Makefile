@@ -17,7 +17,7 @@ test: lint
 	$(MAKE) --jobs 3 flows units types
 
 units: setup
-	nice -n 10 $(BIN)/python -m pytest -n 3 --max-worker-restart 0 --ignore tests/flows
+	nice -n 10 $(BIN)/python -m pytest -n 4 --max-worker-restart 0 --ignore tests/flows
 
 flows: setup
 	$(BIN)/python -m pytest tests/flows

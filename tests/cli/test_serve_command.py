@@ -1,4 +1,4 @@
-"""`segue serve` refuses a server or a pool that it cannot use; its runs are in tests/flows/test_serve.py."""
+"""`segue serve` refuses a server or a pool that it cannot use; tests/flows/deployments/test_serve.py has its runs."""
 
 from __future__ import annotations
 

@@ -56,6 +56,7 @@ def handover_of(runlog):
     return next((slot.entry for slot in runlog.reload().slots if isinstance(slot.entry, HandoverEntry)), None)
 
 
+@pytest.mark.matrix
 def test_on_demand_trains_while_the_standby_boots_and_hands_the_run_over(
     client, spot, make_spec, fork_server, tmp_path
 ):

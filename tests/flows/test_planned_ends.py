@@ -14,6 +14,7 @@ from segue.controller.steps import open_run
 from segue.records import StopReason, VerdictKind
 from segue.runlog.history import read_history
 from tests.flows.test_runs import ended_segments, final_state, live_attempt, start, until
+from tests.support.final_states import state_at_end
 
 pytestmark = pytest.mark.prefect
 
@@ -39,7 +40,7 @@ def machines(history):
 
 
 def test_segments_go_on_on_the_same_machine_and_end_as_an_undisturbed_run(client, make_spec, fork_server):
-    undisturbed = make_spec(run_id="in-one-piece", **PLANNED | {"segment": {"count": 1}})
+    undisturbed = make_spec(run_id="in-one-piece", **PLANNED | {"segment": {"count": 1}, "config": {}})
     reference = open_run(undisturbed, clock=SystemClock())
     fork_server.run_to_the_end(reference, undisturbed)
 
@@ -55,7 +56,7 @@ def test_segments_go_on_on_the_same_machine_and_end_as_an_undisturbed_run(client
     ]
     assert [attempt.verdict.kind for attempt in history.attempts[1:]] == [VerdictKind.EXACT] * 2
     assert len({attempt.claim.trainer_pid for attempt in history.attempts}) == 3, "each in a process of its own"
-    assert history.newest.manifest.components == read_history(reference).newest.manifest.components
+    assert state_at_end(history) == state_at_end(read_history(reference))
     (run,) = ended_segments(client, "three-pieces")
     assert (run.state.name, set(machines(history))) == ("Completed", {str(run.id)})
 

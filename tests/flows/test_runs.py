@@ -21,6 +21,7 @@ from segue.controller.steps import open_run
 from segue.records import Capacity, StopReason, VerdictKind
 from segue.runlog.history import read_history
 from segue.runlog.last_heartbeat import last_heartbeat
+from tests.support.final_states import state_at_end
 
 pytestmark = pytest.mark.prefect
 
@@ -87,7 +88,7 @@ def ended_segments(client, run_id: str):
 def test_a_run_survives_a_kill_and_a_notice_and_moves_to_on_demand_after_two_preemptions(
     client, make_spec, fork_server, number, run_id
 ):
-    undisturbed = make_spec(run_id="undisturbed", **LONG)
+    undisturbed = make_spec(run_id="undisturbed", **LONG | {"config": {}})
     reference = open_run(undisturbed, clock=SystemClock())
     fork_server.run_to_the_end(reference, undisturbed)
 
@@ -112,7 +113,7 @@ def test_a_run_survives_a_kill_and_a_notice_and_moves_to_on_demand_after_two_pre
     kinds = [attempt.verdict.kind for attempt in history.attempts[1:]]
     assert VerdictKind.EXACT in kinds
     assert set(kinds) <= {VerdictKind.EXACT, VerdictKind.UNVERIFIED}
-    assert history.newest.manifest.components == read_history(reference).newest.manifest.components
+    assert state_at_end(history) == state_at_end(read_history(reference))
     assert [(run.name, run.state.name) for run in ended_segments(client, run_id)] == [
         (f"{run_id}-seg0-a1-spot", "Lost"),
         (f"{run_id}-seg1-a1-spot", "Preempted"),
@@ -124,6 +125,7 @@ def artifacts(client, run_id: str):
     return client.read_artifacts(artifact_filter=ArtifactFilter(key=ArtifactFilterKey(any_=[artifact_key(run_id)])))
 
 
+@pytest.mark.matrix
 def test_a_parent_killed_and_started_again_adopts_the_live_segment(client, make_spec):
     spec = make_spec(run_id="adopted", **LONG)
     runlog, first = start(client, spec)

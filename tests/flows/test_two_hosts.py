@@ -17,7 +17,6 @@ from benchmarks.chaos.gate import Gate
 from benchmarks.chaos.stack import ChaosStack
 from benchmarks.crash.places import made_up_keys, moto_server, new_bucket
 from segue.clock import SystemClock
-from segue.continuity.recipe_diff import NOT_STATE
 from segue.controller.steps import open_run
 from segue.records import StopReason
 from segue.runlog.entries import CommitEntry
@@ -26,6 +25,7 @@ from segue.runlog.log import RunLog
 from segue.spec import StoreSpec
 from segue.stores import open_store
 from tests.flows.test_runs import final_state, live_attempt, segment_runs, start, until
+from tests.support.final_states import state_at_end
 from tests.support.hosts import BRIDGE_ADDRESS, HostsUnavailableError, Network
 
 pytestmark = [pytest.mark.prefect, pytest.mark.matrix, pytest.mark.timeout(420)]
@@ -124,7 +124,7 @@ def test_a_host_that_was_cut_off_is_fenced_when_it_returns_and_the_run_ends_else
     entries = [slot.entry for slot in runlog.slots]
     since = entries.index(next(entry for entry in entries if entry.entry_id == successor.entry_id))
     assert {e.epoch for e in entries[since:] if isinstance(e, CommitEntry)} == {successor.epoch}
-    assert final_digests(history) == final_digests(read_history(reference))
+    assert state_at_end(history) == state_at_end(read_history(reference))
     runs = until(lambda: ended(client), what="the segments' own states")
     assert [(run.name, run.state.type) for run in runs] == [
         ("two-hosts-seg0-a1-spot", StateType.CRASHED),
@@ -138,11 +138,6 @@ def other_attempt(runlog, first):
     if claim is None or claim.attempt_id == first.attempt_id:
         return None
     return (claim, beat) if beat.last_commit_step else None
-
-
-def final_digests(history):
-    """Of all state; the undisturbed run has no pauses, so its config differs."""
-    return {name: found for name, found in history.newest.manifest.components.items() if name not in NOT_STATE}
 
 
 def ended(client):

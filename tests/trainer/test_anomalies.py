@@ -8,13 +8,13 @@ import signal
 import pytest
 
 from segue.clock import SystemClock
-from segue.continuity.recipe_diff import NOT_STATE
 from segue.controller.steps import decide_next, open_run
 from segue.records import Capacity, SegmentPlan, Skip, StopReason, VerdictKind
 from segue.reports.tables import anomaly_facts, segment_rows
 from segue.runlog.history import read_history
 from segue.spec import RunSpec
 from tests.recipes.poisoned import sample_at_step
+from tests.support.final_states import state_at_end
 
 FAILED, FINISHED = StopReason.FAILED, StopReason.FINISHED
 BAD_STEP = 13
@@ -41,9 +41,7 @@ def begin(make_spec, open_log, bad_sample):
 
 
 def final_state(runlog):
-    """Digests of all restored components; components that are only compared include the config, which differs here."""
-    components = read_history(runlog).newest.manifest.components
-    return {name: digest for name, digest in components.items() if name not in NOT_STATE}
+    return state_at_end(read_history(runlog))
 
 
 def run_with(fork_server, spec, runlog, skips):

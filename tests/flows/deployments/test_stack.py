@@ -25,7 +25,7 @@ from segue.runlog.log import RunLog
 from segue.stores import open_store
 from tests.flows.test_runs import until
 
-REPO = Path(__file__).parents[2]
+REPO = Path(__file__).parents[3]
 SEGUE = Path(sys.executable).with_name("segue")
 LONG_RUN = """
 steps = 4000
