@@ -107,7 +107,8 @@ def recover_run(
     if dead.server_id and dead.server_id != server_id(client) and not take_over and not is_left_alone:
         return _OF_ANOTHER_SERVER, None
     history = read_history(runlog)
-    runs = parents_of(client, history.spec, dead)
+    everyone = _starts_of(client, history.spec, dead)
+    runs = [run for run in everyone if not _is_duplicate(run)]
     if history.spec is None or (history.is_over and not (runs and _starts_it_again(runs[0], runlog))):
         return _end(client, runlog, dead, runs, clock=clock), None
     if runs and will_start(runs[0], dead, now=clock.now(), limit_seconds=_start_seconds(client, runs[0])):
@@ -125,12 +126,14 @@ def recover_run(
         if run.state is not None and not run.state.is_final():
             why = "the parent's process is gone; the run was given a new parent"
             client.set_flow_run_state(run.id, Crashed(name="ParentLost", message=why), force=True)
+    # Not by the log's length, which grows while the attempt trains on.
+    starts = sum(run.parameters.get("after_parent") == dead.parent_id for run in everyone)
     flow_run_id = create_parent(
         client,
         history.spec,
         parameters={"requested_at_slot": history.next_slot, "after_parent": dead.parent_id},
         tags=(_tag(history),),
-        key=f"{dead.run_id}:{runlog.log_id}:parent:{history.next_slot}:{len(restarts)}",
+        key=f"{dead.run_id}:{runlog.log_id}:after:{dead.parent_id}:{starts}",
     )
     log.info("parent started again run=%s flow_run=%s", dead.run_id, flow_run_id)
     return "its parent was started again", flow_run_id
@@ -152,6 +155,10 @@ def parents_of(client: SyncPrefectClient, spec: RunSpec | None, dead: ParentReco
     A run of the same name in another store is another run. The parent that the record names is always among them: one
     that was started from the UI or by `retrain` has no tag with the run id.
     """
+    return [run for run in _starts_of(client, spec, dead) if not _is_duplicate(run)]
+
+
+def _starts_of(client: SyncPrefectClient, spec: RunSpec | None, dead: ParentRecord) -> list[FlowRun]:
     found = client.read_flow_runs(
         flow_filter=FlowFilter(name=FlowFilterName(any_=["train"])),
         flow_run_filter=FlowRunFilter(tags=FlowRunFilterTags(all_=["segue", dead.run_id])),
@@ -162,7 +169,11 @@ def parents_of(client: SyncPrefectClient, spec: RunSpec | None, dead: ParentReco
     if dead.flow_run_id is not None and all(str(run.id) != dead.flow_run_id for run in runs):
         with suppress(ObjectNotFound):
             runs.append(client.read_flow_run(UUID(dead.flow_run_id)))
-    return [run for run in runs if run.state is None or run.state.name != DUPLICATE]
+    return runs
+
+
+def _is_duplicate(run: FlowRun) -> bool:
+    return run.state is not None and run.state.name == DUPLICATE
 
 
 def _end(client: SyncPrefectClient, runlog: RunLog, dead: ParentRecord, runs: list[FlowRun], *, clock: Clock) -> str:

@@ -20,7 +20,7 @@ from prefect.client.schemas.objects import FlowRun, StateType
 from prefect.states import Cancelling, Completed, Pending, Running, Scheduled
 from segue.deployments.process.follow import trigger
 from segue.tasks.pools import warn_of_idle_schedule
-from segue.tasks.recovery import parents_of, will_start
+from segue.tasks.recovery import parents_of, recover_run, will_start
 from segue.tasks.segment_states import settle_segments
 
 from segue.clock import SystemClock
@@ -118,6 +118,37 @@ def test_a_killed_parent_is_started_again_once_and_the_attempt_trains_on(client,
     assert len(segment_runs(client, spec.run_id)) == 1
     assert parents(runlog.store) == []
     assert "every open run has a living parent" in recover(spec.store.url)
+
+
+class ClientThatSeesNoNewFlowRuns:
+    """A client whose list of flow runs was read before any was created."""
+
+    def __init__(self, client):
+        self._client = client
+
+    def __getattr__(self, name):
+        return getattr(self._client, name)
+
+    def read_flow_runs(self, **_):
+        return []
+
+
+@pytest.mark.matrix
+def test_two_recoveries_at_once_create_one_parent_though_the_attempt_trains_on_between_them(client, make_spec):
+    spec = make_spec(run_id="at-once", **LONG | {"steps": 60})
+    runlog = open_run(spec, clock=SystemClock())
+    register_start(runlog.store, spec, clock=SystemClock())
+    dead = read_parent(runlog.store, spec.run_id)
+    client.update_work_pool("parents", WorkPoolUpdate(is_paused=True))
+    try:
+        _, first = recover_run(client, runlog, dead, clock=SystemClock())
+        decide_next(runlog, spec, clock=SystemClock())  # The log grows.
+        _, second = recover_run(ClientThatSeesNoNewFlowRuns(client), runlog.reload(), dead, clock=SystemClock())
+    finally:
+        client.update_work_pool("parents", WorkPoolUpdate(is_paused=False))
+    assert first is not None
+    assert second == first
+    assert final_state(client, first).type is StateType.COMPLETED
 
 
 @pytest.mark.matrix
