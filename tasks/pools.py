@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 SERVERS = SpecifierSet(">=3.4,<4")
 """Versions of the Prefect server that segue works with."""
 _SCHEDULED_WITHIN = timedelta(minutes=1)
-"""The server looks at the schedules of new deployments every 5 s."""
+"""How long a new deployment may have no flow runs. The server looks at new schedules every 5 s."""
 _DEPLOY = (
     "run `prefect --no-prompt deploy --all` in the folder of prefect.yaml (`segue init` writes one), or name another "
     "deployment under [pools] in the run spec."
@@ -155,7 +155,7 @@ def warn_of_idle_schedule(client: SyncPrefectClient, *, now: datetime) -> None:
         if not due:
             log.warning(
                 "the server creates no flow runs for the schedule of recover/recover: a parent that dies is not started"
-                " again; with SQLAlchemy 2.1 a server of 3.8 or 3.9 runs no schedule at all"
+                " again. Fix: look into the server's log; for `bulk DML` there, install `sqlalchemy<2.0.38` beside it."
             )
 
 

@@ -107,8 +107,8 @@ def recover_run(
     if dead.server_id and dead.server_id != server_id(client) and not take_over and not is_left_alone:
         return _OF_ANOTHER_SERVER, None
     history = read_history(runlog)
-    everyone = _starts_of(client, history.spec, dead)
-    runs = [run for run in everyone if not _is_duplicate(run)]
+    parents = parents_of(client, history.spec, dead)
+    runs = [run for run in parents if run.state is None or run.state.name != DUPLICATE]
     if history.spec is None or (history.is_over and not (runs and _starts_it_again(runs[0], runlog))):
         return _end(client, runlog, dead, runs, clock=clock), None
     if runs and will_start(runs[0], dead, now=clock.now(), limit_seconds=_start_seconds(client, runs[0])):
@@ -127,7 +127,7 @@ def recover_run(
             why = "the parent's process is gone; the run was given a new parent"
             client.set_flow_run_state(run.id, Crashed(name="ParentLost", message=why), force=True)
     # Not by the log's length, which grows while the attempt trains on.
-    starts = sum(run.parameters.get("after_parent") == dead.parent_id for run in everyone)
+    starts = sum(run.parameters.get("after_parent") == dead.parent_id for run in parents)
     flow_run_id = create_parent(
         client,
         history.spec,
@@ -150,15 +150,11 @@ def _parent_deployment(client: SyncPrefectClient) -> DeploymentResponse:
 
 
 def parents_of(client: SyncPrefectClient, spec: RunSpec | None, dead: ParentRecord) -> list[FlowRun]:
-    """The flow runs of a run's parents, the newest first, without those that ended beside a living parent.
+    """The flow runs of a run's parents, the newest first.
 
     A run of the same name in another store is another run. The parent that the record names is always among them: one
     that was started from the UI or by `retrain` has no tag with the run id.
     """
-    return [run for run in _starts_of(client, spec, dead) if not _is_duplicate(run)]
-
-
-def _starts_of(client: SyncPrefectClient, spec: RunSpec | None, dead: ParentRecord) -> list[FlowRun]:
     found = client.read_flow_runs(
         flow_filter=FlowFilter(name=FlowFilterName(any_=["train"])),
         flow_run_filter=FlowRunFilter(tags=FlowRunFilterTags(all_=["segue", dead.run_id])),
@@ -170,10 +166,6 @@ def _starts_of(client: SyncPrefectClient, spec: RunSpec | None, dead: ParentReco
         with suppress(ObjectNotFound):
             runs.append(client.read_flow_run(UUID(dead.flow_run_id)))
     return runs
-
-
-def _is_duplicate(run: FlowRun) -> bool:
-    return run.state is not None and run.state.name == DUPLICATE
 
 
 def _end(client: SyncPrefectClient, runlog: RunLog, dead: ParentRecord, runs: list[FlowRun], *, clock: Clock) -> str:
