@@ -6,6 +6,7 @@ import fcntl
 import json
 import os
 import socket
+import sqlite3
 import subprocess
 import sys
 import time
@@ -62,6 +63,7 @@ class LocalStack:
         self._services: dict[str, psutil.Process] = {}
         self._commands: dict[str, tuple[str, tuple[str, ...]]] = {}
         self._lock, self._suffix = -1, ""
+        self._database: sqlite3.Connection | None = None
 
     @property
     def url(self) -> str:
@@ -77,6 +79,10 @@ class LocalStack:
         """One file for each process of the stack."""
         return self.folder / f"logs{self._suffix}"
 
+    @property
+    def _home_of_prefect(self) -> Path:
+        return self.folder / f"prefect{self._suffix}"
+
     def start(self) -> Self:
         """Server, pools, workers, deployments, in that order.
 
@@ -88,6 +94,7 @@ class LocalStack:
         self.logs.mkdir(exist_ok=True)
         self._say("starting the Prefect server")
         self._start_server()
+        self._keep_log_of_database()
         self._say(f"creating the pools {', '.join(POOLS)}; starting a worker for each")
         with self.settings(), get_client(sync_client=True) as client:
             crash_leftovers(client)
@@ -117,6 +124,9 @@ class LocalStack:
     def stop(self) -> None:
         """End workers, server and whatever they started; returns when all are gone."""
         self._end_supervisor()
+        if self._database is not None:
+            self._database.close()
+            self._database = None
         if self._lock >= 0:
             os.close(self._lock)
             self._lock = -1
@@ -135,7 +145,7 @@ class LocalStack:
             | self._variables
             | {
                 "PATH": os.pathsep.join((str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath))),
-                "PREFECT_HOME": str(self.folder / f"prefect{self._suffix}"),
+                "PREFECT_HOME": str(self._home_of_prefect),
                 "PREFECT_API_URL": self.api_url,
                 "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
                 "PREFECT_SERVER_ALLOW_EPHEMERAL_MODE": "false",
@@ -179,6 +189,16 @@ class LocalStack:
                 self.port = free_port(0)
                 continue
             return
+
+    def _keep_log_of_database(self) -> None:
+        """Keep one reader of the server's database open as long as the stack.
+
+        The last connection that closes removes SQLite's write-ahead log, and whoever opens the database meanwhile gets
+        "database is locked" at once. The server opens a connection for every request, so it met this several times a
+        minute, and its clients waited two seconds each time (https://www.sqlite.org/wal.html, section 6).
+        """
+        self._database = sqlite3.connect(self._home_of_prefect / "prefect.db", check_same_thread=False)
+        self._database.execute("SELECT count(*) FROM sqlite_master").fetchall()
 
     def _start_supervisor(self) -> None:
         command = [sys.executable, "-m", "segue.deployments.process.supervisor", str(_GRACE_SECONDS)]

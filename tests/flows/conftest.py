@@ -19,7 +19,7 @@ LEFT_WITHIN_SECONDS = 60.0
 @pytest.fixture(scope="session")
 def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalStack]:
     said: list[str] = []
-    stack = LocalStack(tmp_path_factory.mktemp("prefect"), home=REPO, say=said.append)
+    stack = LocalStack(tmp_path_factory.mktemp("prefect"), home=REPO, say=said.append, wanted_port=0)
     before = prefect_environment()
     try:
         stack.start()
@@ -33,7 +33,7 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalStack]:
 @pytest.fixture
 def own_stack(tmp_path: Path) -> Iterator[LocalStack]:
     """A Prefect of the test's own, whose server and workers it may kill."""
-    stack = LocalStack(tmp_path / "prefect", home=REPO, say=lambda text: None)
+    stack = LocalStack(tmp_path / "prefect", home=REPO, say=lambda text: None, wanted_port=0)
     try:
         stack.start()
         with stack.settings():
