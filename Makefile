@@ -17,21 +17,20 @@ test: lint
 	$(MAKE) --jobs 3 flows units types
 
 units: setup
-	nice -n 10 $(BIN)/python -m pytest -n 4 --max-worker-restart 0 --ignore tests/flows
+	nice -n 10 $(BIN)/python -m pytest -n 3 --dist worksteal --max-worker-restart 0 --ignore tests/flows
 
 flows: setup
 	$(BIN)/python -m pytest tests/flows
 
-# One after the other: each has two whole Prefects, or two busy processes.
-matrix:
-	$(MAKE) matrix-units
-	$(MAKE) matrix-flows
+# The same for the longer tests, which have two whole Prefects.
+matrix: setup
+	$(MAKE) --jobs 2 matrix-flows matrix-units
 
 matrix-units: setup
-	$(BIN)/python -m pytest -m matrix -n 2 --max-worker-restart 0 --ignore tests/flows --ignore tests/packaging
+	nice -n 10 $(BIN)/python -m pytest -m matrix -n 2 --max-worker-restart 0 --ignore tests/flows --ignore tests/packaging
 
 matrix-flows: setup
-	$(BIN)/python -m pytest -m matrix -n 2 --dist loadfile --max-worker-restart 0 tests/packaging tests/flows
+	$(BIN)/python -m pytest -m matrix -n 2 --dist worksteal --max-worker-restart 0 --durations 20 tests/packaging tests/flows
 
 lint: setup
 	$(BIN)/ruff format --check .

@@ -49,6 +49,7 @@ def report():
     return found
 
 
+@pytest.mark.matrix
 def test_faults_are_found_and_named_and_commit_nothing(report):
     assert report.keys() >= KEYS
     assert (report["kinds"], report["trials"]) == (len(EARLY) + len(LATE),) * 2

@@ -33,6 +33,7 @@ def report(tmp_path_factory):
     return made
 
 
+@pytest.mark.matrix
 def test_every_policy_has_its_figures(report):
     assert {NAMES.get(name, name) for name in POLICIES} <= report.keys()
     for name in POLICIES:

@@ -233,6 +233,7 @@ run_attempt(Assignment(spec=spec, plan=plan), runlog=log, board=NoticeBoard(cloc
 """
 
 
+@pytest.mark.matrix
 def test_a_trainer_killed_before_a_commit_record_loses_no_step_of_that_save(fork_server, make_spec, open_log):
     paced = {"config": {"pause_seconds": 0.05}}
     undisturbed = make_spec(run_id="undisturbed", **paced)

@@ -200,6 +200,7 @@ def lose_the_durable_bytes(spec):
     shutil.rmtree(Path(spec.store.url) / "tiny" / "attempts")
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("loss", [lose_the_fast_folder, spoil_the_fast_folder, lose_the_durable_bytes])
 def test_a_resume_is_exact_from_whichever_tier_is_left_and_pruning_tidies_both(fork_server, stopped, loss):
     loss(stopped)

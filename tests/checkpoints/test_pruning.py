@@ -105,6 +105,7 @@ def test_what_a_killed_attempt_left_behind_goes_after_the_next_ones_first_commit
     assert_every_usable_checkpoint_reads_back(spec)
 
 
+@pytest.mark.matrix
 def test_bytes_whose_deletion_was_cut_short_go_later(fork_server, spec, open_log):
     runlog = open_log(spec)
     # Slow steps: a busy machine must have time to commit three times before the step that raises.

@@ -115,6 +115,7 @@ def test_a_model_of_several_own_classes_is_the_same_in_every_process(folder, see
     assert out.endswith("identical to that of the uninterrupted run; verdict: exact\n")
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize(
     ("raises", "raised", "function", "line"),
     [

@@ -24,6 +24,7 @@ def ask(place: Place, *more: str) -> Outcome:
     return place.run("checkpoints", "import", "weights.pt", "--recipe", TINY, "--run", "mine", "--steps", "9", *more)
 
 
+@pytest.mark.matrix
 def test_the_command_imports_once_and_says_how_to_go_on(place, weights):
     shutil.copy(weights, place.folder)
     outcome = ask(place, "--json", "--seed", "3", "--store", "here")

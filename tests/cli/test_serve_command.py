@@ -17,6 +17,7 @@ def test_without_a_server_it_says_what_is_missing(place):
     assert "serve needs the Prefect server whose runs it serves. Fix: set PREFECT_API_URL" in refusal(outcome)
 
 
+@pytest.mark.matrix
 def test_a_server_that_does_not_answer_is_named(place, closed_port):
     place.set("PREFECT_API_URL", f"http://127.0.0.1:{closed_port}/api")
     assert f"the Prefect server at http://127.0.0.1:{closed_port}/api does not answer" in refusal(place.run("serve"))

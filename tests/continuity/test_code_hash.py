@@ -77,6 +77,7 @@ def test_code_of_libraries_is_not_looked_at():
     assert hashes == {}
 
 
+@pytest.mark.matrix
 def test_another_process_gives_code_the_same_hashes(tmp_path):
     (tmp_path / "made_up_recipe.py").write_text(CODE_TEXT)
     ask = (
@@ -144,6 +145,7 @@ print(json.dumps(components[CODE].capture()))
 """
 
 
+@pytest.mark.matrix
 def test_a_model_of_several_own_classes_has_byte_identical_code_hashes_in_every_process(tmp_path):
     (tmp_path / "mine.py").write_text(RECIPE)
 

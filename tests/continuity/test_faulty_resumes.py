@@ -81,6 +81,7 @@ def test_after_a_broken_resume_was_fixed_the_same_run_goes_on(fork_server, make_
     assert read_history(runlog).attempts[-1].verdict.kind is VerdictKind.EXACT
 
 
+@pytest.mark.matrix
 def test_another_thread_count_is_equivalent_within_tolerances(fork_server, make_spec, open_log):
     spec = make_spec(steps=60, config={"raise_at_step": 26, "width": 256, "pause_seconds": 0.02}, threads=1)
     runlog = open_log(spec)

@@ -60,6 +60,7 @@ def tight(watch):
     return lambda: watch(deadline=START + timedelta(seconds=150), policy=policy)
 
 
+@pytest.mark.matrix
 def test_a_waiting_parent_makes_at_most_thirty_requests_a_minute(watch):
     run = watch()
     plan, claim = run.started()

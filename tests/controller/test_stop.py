@@ -112,6 +112,7 @@ def test_an_attempt_from_before_the_stop_whose_cancelled_end_is_found_later_does
     assert (decision.action, decision.plan.attempt) == ("run", plan.attempt + 1)
 
 
+@pytest.mark.matrix
 def test_a_stopped_run_resumes_from_its_last_checkpoint_when_it_is_started_again(make_spec):
     spec = make_spec(steps=4000, checkpoints={"every_steps": 50})
     runlog = open_run(spec, clock=SystemClock())

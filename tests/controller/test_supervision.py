@@ -96,6 +96,7 @@ def alive(processes: list[psutil.Process]) -> list[psutil.Process]:
     return [each for each in processes if each.is_running() and each.status() != psutil.STATUS_ZOMBIE]
 
 
+@pytest.mark.matrix
 def test_a_suspended_trainer_whose_attempt_was_declared_lost_is_killed_with_its_writer(start):
     segment = start(**LONG)
     processes = family(segment.trains())
@@ -146,6 +147,7 @@ def test_a_trainer_in_which_no_thread_runs_is_hung_and_not_preempted(start):
     assert read_history(segment.runlog.reload()).report_of(0, 1).stop_reason is StopReason.HUNG
 
 
+@pytest.mark.matrix
 def test_processes_that_a_recipe_left_behind_end_with_the_trainer(start):
     config = {"how": "leave", "at_step": 5, "pause_seconds": 0.01}
     segment = start(recipe=STUCK, config=config, steps=200)

@@ -27,6 +27,7 @@ def artifact(key: str) -> str:
     return found.data
 
 
+@pytest.mark.matrix
 def test_a_check_is_published_as_a_table_and_a_resume_as_a_plot(stack, fork_server, tmp_path):
     assert look(train(fork_server, tmp_path / "store").history.spec).passed
     text = artifact("segue-nightly-curve")

@@ -160,6 +160,7 @@ def test_a_pool_without_a_deployment_is_refused_before_anything_starts(client, m
     assert segment_runs(client, "typo") == []
 
 
+@pytest.mark.matrix
 def test_the_drill_as_a_flow_passes_on_a_sound_recipe(client, make_spec):
     deployment = client.read_deployment_by_name("verify-resume/verify-resume")
     spec = make_spec(run_id="sound", steps=60)

@@ -194,6 +194,7 @@ def test_a_record_that_cannot_be_read_may_be_a_checkpoint(make_spec, open_log, w
         import_weights(spec, weights)
 
 
+@pytest.mark.matrix
 def test_a_run_that_kept_nothing_can_still_be_begun_with_weights_and_another_config(
     fork_server, make_spec, open_log, weights
 ):

@@ -112,6 +112,7 @@ def test_an_import_trained_to_the_end_is_bit_for_bit_the_loop_written_by_hand(
         assert_same_tensors(slots, moments[number])
 
 
+@pytest.mark.matrix
 def test_an_import_is_the_run_of_a_recipe_that_loads_the_weights_itself(fork_server, make_spec, open_log, weights):
     imported = make_spec()
     itself = make_spec(run_id="itself", recipe="tests.recipes.imported:pretrained", config={"weights": str(weights)})

@@ -47,6 +47,7 @@ def test_the_first_assignment_gets_the_trainer_that_was_started_early(make_spec,
     assert any("checkpoint committed" in line for line in lines)
 
 
+@pytest.mark.matrix
 def test_a_notice_that_comes_while_it_imports_is_not_lost(make_spec, open_log):
     spec = make_spec()
     runlog = open_log(spec)
@@ -72,6 +73,7 @@ def test_a_run_of_several_ranks_does_not_use_it(make_spec, open_log):
     assert not waiting.is_running()
 
 
+@pytest.mark.matrix
 def test_one_that_died_is_replaced(make_spec, open_log):
     spec = make_spec()
     runlog = open_log(spec)
@@ -84,6 +86,7 @@ def test_one_that_died_is_replaced(make_spec, open_log):
     assert trainer.wait(90) == ExitCode.FINISHED
 
 
+@pytest.mark.matrix
 def test_it_ends_with_the_process_that_started_it():
     script = "from segue.launch.early import start_early; start_early(); print('up', flush=True); input()"
     owner = subprocess.Popen([sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE)

@@ -54,6 +54,7 @@ def test_a_process_whose_reader_does_not_read_prints_on(tmp_path):
     assert process.wait(60) == 0
 
 
+@pytest.mark.matrix
 def test_an_orphan_prints_on(tmp_path):
     """Its parent, which read its output, was killed."""
     done = tmp_path / "done"

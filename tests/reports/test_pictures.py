@@ -45,6 +45,7 @@ def test_colours_with_a_meaning_survive_the_palette():
         assert np.abs(found - wanted).sum(axis=1).min() < 40, wanted
 
 
+@pytest.mark.matrix
 def test_the_plot_of_a_run_with_many_segments_is_small(monkeypatch, tmp_path):
     spec = make_spec(steps=20_000, deadline_in=40_000, policy={"max_lost_in_place": 999}, store={"url": str(tmp_path)})
     book, rows, random = Logbook(spec), [], np.random.default_rng(5)

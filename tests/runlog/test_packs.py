@@ -146,6 +146,7 @@ HARM: dict[str, Callable[[Path], object]] = {
 }
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("harm", HARM.values(), ids=HARM)
 def test_a_pack_that_is_damaged_or_missing_is_not_used_and_is_written_again(
     store: LocalStore, tmp_path: Path, harm: Callable[[Path], object]

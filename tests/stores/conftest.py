@@ -33,7 +33,7 @@ RADOSGW_URL = "http://127.0.0.1:4405"
 RADOSGW_PORTS = (4405, 4410)
 MOTO = "import sys; sys.setswitchinterval(60); from moto.server import main; main(['-H', '127.0.0.1', '-p', '0'])"
 """Its put-if-absent looks first and puts then: a switch of threads in between would let both of two writers win."""
-PLACES = ("local", "moto", pytest.param("radosgw", marks=pytest.mark.radosgw))
+PLACES = ("local", "moto", pytest.param("radosgw", marks=(pytest.mark.radosgw, pytest.mark.matrix)))
 
 
 @pytest.fixture(scope="session")

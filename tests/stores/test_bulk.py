@@ -188,6 +188,7 @@ def test_a_writer_that_is_alive_after_all_fails_and_may_try_again_in_a_folder(tm
     assert sorted(path.name for path in tmp_path.rglob("*") if path.is_file()) == [".segue-store", "shard"]
 
 
+@pytest.mark.matrix
 def test_a_writer_that_is_alive_after_all_fails_and_may_try_again_on_s3(wire: Wire, moto_url: str) -> None:
     url, data = f"{bucket_at(moto_url)}/late", on_a_page(noise(40 * MEGABYTE))
     store = open_store(StoreSpec(url=url, endpoint_url=wire.url))

@@ -28,7 +28,9 @@ from tests.stores.conftest import SECRET_KEY, Wire, bucket_at
 
 ALMOST_A_SECRET = "not-the-right-secret"
 QUICKLY_SECONDS = 15.0
-both_servers = pytest.mark.parametrize("server", ["moto", pytest.param("radosgw", marks=pytest.mark.radosgw)])
+both_servers = pytest.mark.parametrize(
+    "server", ["moto", pytest.param("radosgw", marks=(pytest.mark.radosgw, pytest.mark.matrix))]
+)
 
 
 @pytest.fixture
@@ -66,6 +68,7 @@ def test_without_a_bucket_every_write_and_listing_fails_as_one_that_may_be_tried
             read()
 
 
+@pytest.mark.matrix
 @pytest.mark.radosgw
 def test_wrong_credentials_are_said_to_be_wrong(radosgw_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     bucket = bucket_at(radosgw_url)
@@ -234,6 +237,7 @@ def test_without_the_extra_the_message_shows_how_to_install_it() -> None:
     assert "MissingExtraError: a store on s3:// needs the extra 's3'. Fix: pip install 'segue[s3]'" in ended.stderr
 
 
+@pytest.mark.matrix
 def test_a_long_log_on_s3_is_the_same_from_its_records_and_from_its_pack(moto_url: str) -> None:
     records = PACK_SLOTS + 20
     store = open_store(StoreSpec(url=f"{bucket_at(moto_url)}/{uuid.uuid4().hex}", endpoint_url=moto_url))

@@ -31,6 +31,7 @@ def notice_at(step):
     return observer
 
 
+@pytest.mark.matrix
 def test_a_notice_just_before_the_goal_does_not_train_past_it(fork_server, make_spec, open_log):
     fields = {"steps": 40, "config": {"pause_seconds": 0.05}}
     undisturbed = make_spec(run_id="undisturbed", **fields)
@@ -47,6 +48,7 @@ def test_a_notice_just_before_the_goal_does_not_train_past_it(fork_server, make_
     assert newest.manifest.components == read_history(reference).newest.manifest.components
 
 
+@pytest.mark.matrix
 def test_a_signal_that_also_kills_the_data_workers_is_a_notice_not_a_bug(make_spec, open_log):
     spec = make_spec(
         recipe="tests.recipes.faulty:with_workers",

@@ -86,6 +86,7 @@ def interrupted(aws):
     return observer
 
 
+@pytest.mark.matrix
 def test_an_eviction_that_azure_withdraws_before_the_step_ends_stops_nothing(
     fork_server, make_spec, open_log, tmp_path
 ):

@@ -35,6 +35,7 @@ def store(tmp_path: Path) -> Path:
     return shutil.copytree(STORE, tmp_path / "store")
 
 
+@pytest.mark.matrix
 def test_a_run_of_version_0_1_resumes_from_its_checkpoint_and_the_resume_is_verified(store):
     spec = RunSpec.parse(OLD_NAMES | {"store": {"url": str(store)}})
     runlog = open_run(spec, clock=SystemClock())

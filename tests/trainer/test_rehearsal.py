@@ -79,6 +79,7 @@ def test_with_warn_a_broken_rehearsal_does_not_stop_the_run_and_a_passed_one_is_
         assert decide_next(runlog, spec, clock=SystemClock()).action == "run"
 
 
+@pytest.mark.matrix
 def test_a_rehearsal_ends_with_its_trainer_when_that_is_killed(fork_server, make_spec, open_log, tmp_path):
     spec = drilled(make_spec, tmp_path, "none", rehearsal="stop")
     runlog = open_log(spec)

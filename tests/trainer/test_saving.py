@@ -76,6 +76,7 @@ def commits_of(make_spec, open_log):
     return run
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("habit", HABITS)
 def test_a_run_with_overlapped_staging_commits_the_very_bytes_of_one_that_blocks(commits_of, habit):
     blocking = commits_of(habit, staging="blocking", staging_buffers=2)

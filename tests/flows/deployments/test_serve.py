@@ -146,6 +146,7 @@ def engines_of(flow_run_id: UUID) -> list[int]:
     return found
 
 
+@pytest.mark.matrix
 def test_two_runs_are_served_at_once_by_one_process(stack, client, pool, make_spec, tmp_path):
     with serving(stack, client, tmp_path) as serve:
         specs = [make_spec(run_id=f"served-{name}", **LONG | {"steps": 400}) for name in ("one", "two")]

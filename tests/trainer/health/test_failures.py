@@ -78,6 +78,7 @@ def test_without_a_control_group_a_killed_data_worker_and_a_kill_on_the_machine_
     assert stop_reason(RuntimeError("lost contact"), kills_before=before) is StopReason.FAILED
 
 
+@pytest.mark.matrix
 def test_a_transient_error_is_retried_after_a_back_off_and_the_run_finishes(make_spec, open_log, tmp_path):
     config = {"how": "connection", "at_step": 25, "marker": str(tmp_path / "done")}
     spec = make_spec(recipe=STUCK, config=config, policy={"max_failures": 1})

@@ -32,6 +32,7 @@ def test_an_attempt_that_hangs_in_a_step_is_ended_and_its_report_shows_where(for
     assert report.checkpoint.step == 24 - report.lost_steps
 
 
+@pytest.mark.matrix
 def test_an_attempt_that_hangs_while_its_recipe_is_built_has_the_limit_of_the_first_step(
     fork_server, make_spec, open_log
 ):
@@ -45,6 +46,7 @@ def test_an_attempt_that_hangs_while_its_recipe_is_built_has_the_limit_of_the_fi
     assert "in build" in report.failure.traceback
 
 
+@pytest.mark.matrix
 def test_a_slow_evaluation_is_no_hang(fork_server, make_spec, open_log):
     liveness = QUICK | {"hang_seconds": 0.5}
     spec = make_spec(recipe="tests.recipes.stuck:slow_evaluation", config={"seconds": 1.2}, liveness=liveness)

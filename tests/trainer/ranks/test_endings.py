@@ -194,6 +194,7 @@ def test_a_notice_before_the_ranks_have_started_ends_the_attempt_before_its_firs
     assert notice.group.exit_codes == dict.fromkeys(range(3), ExitCode.NOTICE)
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize(
     ("what", "component", "channel"),
     [("optimizer", "optimizer", "digest"), ("data", "data content", "input_fingerprint"), ("dropout", None, "loss")],

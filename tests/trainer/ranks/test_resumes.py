@@ -69,6 +69,7 @@ def in_segments(ranks_fork_server, runlog, spec, worlds):
     return [attempt.verdict for attempt in read_history(runlog).attempts[1:]]
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize(
     "sharded", [pytest.param(False, marks=pytest.mark.matrix), True], ids=["replicated", "sharded"]
 )

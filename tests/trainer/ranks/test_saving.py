@@ -52,6 +52,7 @@ def stopped(ranks_fork_server, tmp_path_factory):
     return spec
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize(
     ("damage", "shard"),
     [
@@ -140,6 +141,7 @@ def sharded_run(ranks_fork_server, tmp_path_factory):
     return spec, runlog
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("tier", ["store", "fast"])
 def test_pruning_deletes_every_ranks_shard(sharded_run, tier):
     spec, runlog = sharded_run
@@ -155,6 +157,7 @@ def test_pruning_deletes_every_ranks_shard(sharded_run, tier):
     assert kept == {(f"step-{step:09d}", name) for step in (20, 30) for name in names}
 
 
+@pytest.mark.matrix
 def test_with_a_damaged_fast_disk_each_shard_is_read_from_the_store(sharded_run):
     spec, runlog = sharded_run
     newest = read_history(runlog).newest.manifest
