@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import datetime
 from typing import Annotated, Any
 
 import typer
@@ -30,7 +31,8 @@ def status(run: str, store: Store = ".segue/store", endpoint_url: Endpoint = Non
     runlog, history = read_run(run, store=store, endpoint_url=endpoint_url)
     spec, last = history.spec, history.decisions[-1] if history.decisions else None
     beat = _live_heartbeat(runlog, history)
-    summary = summarize(run, history, now=SystemClock().now(), beat=beat)
+    now = SystemClock().now()
+    summary = summarize(run, history, now=now, beat=beat)
     facts: dict[str, Any] = {
         "run": run,
         "on_time": summary.punctuality if summary.late_seconds is not None else None,
@@ -41,7 +43,7 @@ def status(run: str, store: Store = ".segue/store", endpoint_url: Endpoint = Non
         "deadline": spec.deadline.isoformat(timespec="seconds") if spec and spec.deadline else None,
         "last_decision": last.reason if last else None,
     }
-    facts |= anomaly_facts(history) | _live_facts(beat)
+    facts |= anomaly_facts(history) | _live_facts(beat, now=now)
     standbys = held_by_standbys(runlog.store, run)
     cost = cost_report(spec, history, live=live_of(beat, history), standbys=standbys) if spec else None
     taken = preemptions(spec, history, beat=beat) if spec else []
@@ -57,7 +59,7 @@ def status(run: str, store: Store = ".segue/store", endpoint_url: Endpoint = Non
         show_json(facts | tables)
         return
     for name, value in facts.items():
-        console.print(f"{name.replace('_', ' '):>15}  {'-' if value is None else value}", markup=False)
+        console.print(f"{name.replace('_', ' '):>21}  {'-' if value is None else value}", markup=False)
     console.print(segments_table(history))
     if spec is not None and taken:
         console.print("preemptions")
@@ -118,12 +120,13 @@ def _waiting(runlog: RunLog, history: History) -> str | None:
     return parent.waiting if parent is not None else None
 
 
-def _live_facts(beat: Heartbeat | None) -> dict[str, Any]:
+def _live_facts(beat: Heartbeat | None, *, now: datetime) -> dict[str, Any]:
     """Facts from the heartbeat of the attempt that trains; empty without one."""
     if beat is None:
         return {}
     return {
         "live_step": beat.step,
+        "heartbeat_age_seconds": round(max((now - beat.beat_at).total_seconds(), 0.0), 1),
         "saves": beat.cadence,
         "saves_delayed": beat.saves_delayed,
         "save_trouble": beat.trouble,

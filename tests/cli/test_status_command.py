@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 
 import pytest
 
@@ -55,6 +55,22 @@ def test_the_runs_of_a_store_are_listed_with_state_step_punctuality_and_cost(mak
 def test_a_store_without_runs_says_so(place):
     outcome = place.run("runs", "--store", str(place.folder / "none"))
     assert (outcome.code, outcome.out.split(" in ")[0]) == (0, "There are no runs")
+
+
+def test_a_run_that_trains_is_shown_with_its_step_its_heartbeat_and_what_its_saves_fail_with(
+    make_run, place
+):
+    run = make_run("live")
+    claim = run.claim(run.decide())
+    silent = place.run("status", "live", *store_of(run), "--json")
+    assert "heartbeat_age_seconds" not in json.loads(silent.out)
+    run.beat(claim, step=7, beat_at=datetime.now(UTC) - timedelta(seconds=40), trouble="the disk is full")
+    facts = json.loads(place.run("status", "live", *store_of(run), "--json").out)
+    assert (facts["live_step"], facts["save_trouble"]) == (7, "the disk is full")
+    assert 40 <= facts["heartbeat_age_seconds"] < 400
+    shown = place.run("status", "live", *store_of(run)).out
+    assert "heartbeat age seconds" in shown
+    assert "save trouble  the disk is full" in shown
 
 
 def test_a_run_is_stopped_once_and_the_answer_says_how_to_resume(make_run, place):
