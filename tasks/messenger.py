@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
+from contextvars import copy_context
 from uuid import UUID
 
 from prefect.client.orchestration import SyncPrefectClient
@@ -81,7 +82,9 @@ class Messenger:
 
     def _start(self) -> None:
         if self._thread is None:
-            self._thread = threading.Thread(target=self._work, name="segue-prefect", daemon=True)
+            # Prefect's settings are in the context of the thread that delivers.
+            work = copy_context().run
+            self._thread = threading.Thread(target=work, args=(self._work,), name="segue-prefect", daemon=True)
             self._thread.start()
 
     def _work(self) -> None:
