@@ -22,15 +22,16 @@ units: setup
 flows: setup
 	$(BIN)/python -m pytest tests/flows
 
-# The same for the longer tests, which have two whole Prefects.
-matrix: setup
-	$(MAKE) --jobs 2 matrix-flows matrix-units
+# One after the other: each has two whole Prefects, or two busy processes.
+matrix:
+	$(MAKE) matrix-units
+	$(MAKE) matrix-flows
 
 matrix-units: setup
-	nice -n 10 $(BIN)/python -m pytest -m matrix -n 2 --max-worker-restart 0 --ignore tests/flows --ignore tests/packaging
+	$(BIN)/python -m pytest -m matrix -n 3 --dist worksteal --max-worker-restart 0 --ignore tests/flows --ignore tests/packaging
 
 matrix-flows: setup
-	$(BIN)/python -m pytest -m matrix -n 2 --dist worksteal --max-worker-restart 0 --durations 20 tests/packaging tests/flows
+	$(BIN)/python -m pytest -m matrix -n 2 --dist loadfile --no-loadscope-reorder --max-worker-restart 0 --durations 20 tests/packaging tests/flows
 
 lint: setup
 	$(BIN)/ruff format --check .

@@ -80,7 +80,7 @@ def build(config):
     data = Torn() if raises == "data" else TensorDataset(x, x.sum(1, keepdim=True))
     return segue.Recipe(model=model, optimizer=optimizer, data=DataLoader(data, batch_size=16, shuffle=True), loss=loss)
 """
-QUICK = ("--steps", "30", "--kills", "1")
+QUICK = ("--steps", "90", "--kills", "1")
 
 
 class Ended(NamedTuple):

@@ -57,9 +57,7 @@ def test_a_store_without_runs_says_so(place):
     assert (outcome.code, outcome.out.split(" in ")[0]) == (0, "There are no runs")
 
 
-def test_a_run_that_trains_is_shown_with_its_step_its_heartbeat_and_what_its_saves_fail_with(
-    make_run, place
-):
+def test_a_run_that_trains_is_shown_with_its_step_its_heartbeat_and_what_its_saves_fail_with(make_run, place):
     run = make_run("live")
     claim = run.claim(run.decide())
     silent = place.run("status", "live", *store_of(run), "--json")

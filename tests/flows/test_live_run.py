@@ -147,7 +147,7 @@ def test_a_preempted_and_late_run_tells_a_person_and_prints_no_traceback(client,
     os.kill(claim.segment_pid, 15)
     state = final_state(client, parent)
     assert state.name == "CompletedLate"
-    told = until(lambda: notified(client), what="the flow run of the automation")
+    told = until(lambda: notified(client, "late-run"), what="the flow run of the automation")
     assert [(run.name, run.state.name) for run in told] == [("late-run is late", "Completed")]
     assert told[0].state.message.startswith("late-run is late: ")
     until(lambda: "segue.finished" in events(client, "late-run"), what="the events")
@@ -158,7 +158,7 @@ def test_a_preempted_and_late_run_tells_a_person_and_prints_no_traceback(client,
     assert versions(client, artifact_key("late-run-progress"))[0].data == 100.0
     broken = RunEvent(RESUME_BROKEN, "broken:x", CLOCK.now(), "optimizer was not restored", {"run": "late-run"})
     Announcer("late-run", log_id="x", flow_run_id=parent, logger=log).announce(client, [broken], now=CLOCK.now())
-    told = until(lambda: notified(client, at_least=2), what="the flow run of the other automation")
+    told = until(lambda: notified(client, "late-run", at_least=2), what="the flow run of the other automation")
     assert {run.name for run in told} == {"late-run is late", "late-run has a broken resume"}
     assert "late-run has a broken resume: optimizer was not restored" in {run.state.message for run in told}
 
@@ -188,10 +188,10 @@ def test_a_notification_without_its_block_says_what_it_had_to_tell(stack):
     assert state.message.endswith("r is late: late by 5 s")
 
 
-def notified(client, *, at_least: int = 1):
-    """The flow runs that automations have started, once they have ended."""
+def notified(client, run_id: str, *, at_least: int = 1):
+    """The flow runs that automations have started for a run, once they have ended."""
     runs = client.read_flow_runs(flow_filter=FlowFilter(name=FlowFilterName(any_=["notify"])))
-    runs = [run for run in runs if run.deployment_id is not None]
+    runs = [run for run in runs if run.deployment_id is not None and run.name.startswith(f"{run_id} ")]
     return runs if len(runs) >= at_least and all(run.state.is_final() for run in runs) else None
 
 

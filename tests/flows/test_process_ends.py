@@ -90,10 +90,10 @@ def test_a_hung_segment_that_is_cancelled_leaves_nothing_behind(client, make_spe
 
 
 def test_a_cancelled_segment_commits_ends_the_run_and_the_next_start_goes_on(client, make_spec):
-    spec = make_spec(run_id="cancelled", **LONG)
+    spec = make_spec(run_id="cancelled-segment", **LONG)
     runlog, parent = start(client, spec)
     until(lambda: live_attempt(runlog, past_step=100), what="the segment")
-    client.set_flow_run_state(client_run(client, "cancelled").id, Cancelling(), force=True)
+    client.set_flow_run_state(client_run(client, "cancelled-segment").id, Cancelling(), force=True)
     state = final_state(client, parent)
     assert state.type is StateType.CANCELLED
     assert "segment 0 was cancelled; start the run again to resume it" in state.message

@@ -296,6 +296,7 @@ def test_a_cancelled_run_that_is_started_again_and_waits_for_a_worker_is_not_end
 
 
 @pytest.mark.matrix
+@pytest.mark.timeout(600)
 def test_the_deployed_schedule_starts_a_killed_parent_again_without_a_person(own_stack, make_spec, caplog):
     deploy = [sys.executable, "-m", "prefect", "--no-prompt", "deploy", "--name", "recover"]
     environment = own_stack.environment() | {"SEGUE_HOME": str(REPO)}
@@ -318,7 +319,7 @@ def test_the_deployed_schedule_starts_a_killed_parent_again_without_a_person(own
             return found if found is not None and found.parent_id not in ("", dead.parent_id) else None
 
         second = until(successor, what="the next parent", limit_seconds=90)
-        state = final_state(client, UUID(second.flow_run_id))
+        state = final_state(client, UUID(second.flow_run_id), limit_seconds=300)
         assert state.type is StateType.COMPLETED, state.message
         assert client.read_flow_run(first).state.type is StateType.CRASHED
     history = read_history(runlog.reload())

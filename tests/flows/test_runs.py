@@ -56,12 +56,12 @@ def live_attempt(runlog, *, past_step: int = 0):
     return (attempt.claim, beat) if beat and beat.phase == "training" and beat.step > past_step else None
 
 
-def final_state(client, flow_run_id: UUID):
+def final_state(client, flow_run_id: UUID, *, limit_seconds: float = LIMIT_SECONDS):
     def over():
         state = client.read_flow_run(flow_run_id).state
         return state if state.is_final() else None
 
-    return until(over, what="the parent flow")
+    return until(over, what="the parent flow", limit_seconds=limit_seconds)
 
 
 def segment_runs(client, run_id: str):

@@ -18,7 +18,7 @@ from segue.runlog.history import read_history
 from tests.flows.test_runs import ended_segments, final_state, live_attempt, start, until
 from tests.support.run_processes import NO_RUN, flow_run_of
 
-pytestmark = [pytest.mark.prefect, pytest.mark.matrix]
+pytestmark = [pytest.mark.prefect, pytest.mark.matrix, pytest.mark.timeout(600)]
 
 LONG = {"steps": 6000, "config": {"pause_seconds": 0.005}, "checkpoints": {"every_steps": 500}, "threads": 1}
 
@@ -65,7 +65,7 @@ def test_the_next_segment_starts_in_the_processes_that_waited_and_belongs_to_its
     )
     assert trainer.is_running()
     own_stack.start_again("worker-spot")
-    state = final_state(client, parent)
+    state = final_state(client, parent, limit_seconds=300)
     assert state.type is StateType.COMPLETED, state.message
     reasons = [report.stop_reason for report in read_history(runlog.reload()).last_reports()]
     assert (reasons[0], reasons[-1]) == (StopReason.NOTICE, StopReason.FINISHED)
