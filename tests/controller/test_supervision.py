@@ -67,6 +67,12 @@ class Segment:
                 return psutil.Process(attempt.claim.trainer_pid)
             time.sleep(0.05)
 
+    def prints(self, text: str) -> None:
+        give_up_at = time.monotonic() + 60
+        while not any(text in line for line in self.lines):
+            assert time.monotonic() < give_up_at, "\n".join(self.lines)
+            time.sleep(0.05)
+
     def ends(self) -> None:
         self._thread.join(90)
         assert not self._thread.is_alive(), "\n".join(self.lines)
@@ -121,10 +127,10 @@ def test_a_trainer_that_was_declared_lost_although_it_trains_commits_once_more_a
 
 @pytest.mark.matrix
 def test_a_trainer_in_which_no_thread_runs_writes_its_stacks_and_is_killed_after_a_notice(start):
-    config = {"how": "hold", "at_step": 5, "pause_seconds": 0.01}
+    config = {"how": "hold", "at_step": 300, "pause_seconds": 0.01}  # Its first heartbeat comes before.
     segment = start(**LONG | {"recipe": STUCK, "config": config})
     processes = family(segment.trains())
-    time.sleep(1)
+    segment.prints("from now on no other thread runs")
     segment.relay.give()
     segment.ends()
     assert alive(processes) == []
@@ -136,10 +142,10 @@ def test_a_trainer_in_which_no_thread_runs_writes_its_stacks_and_is_killed_after
 
 @pytest.mark.matrix
 def test_a_trainer_in_which_no_thread_runs_is_hung_and_not_preempted(start):
-    config = {"how": "hold", "at_step": 5, "pause_seconds": 0.01}
+    config = {"how": "hold", "at_step": 300, "pause_seconds": 0.01}  # Its first heartbeat comes before.
     segment = start(**LONG | {"recipe": STUCK, "config": config})
     processes = family(segment.trains())
-    time.sleep(1)
+    segment.prints("from now on no other thread runs")
     declare_lost(segment.runlog, segment.plan, why="no heartbeat for 30 s")  # As its parent does.
     segment.ends()
     assert alive(processes) == []

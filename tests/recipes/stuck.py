@@ -96,6 +96,7 @@ def _lock() -> None:
 
 
 def _hold_the_interpreter() -> None:
+    print("from now on no other thread runs", flush=True)  # noqa: T201
     deque(itertools.repeat(None), maxlen=0)  # An endless loop in C, which looks at no signal.
 
 
