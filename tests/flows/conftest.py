@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from segue.deployments.process.stack import LocalStack
 
-from tests.support.run_processes import processes_of_runs
+from tests.support.run_processes import wait_for_processes_of_runs
 
 REPO = Path(__file__).parents[2]
-LEFT_WITHIN_SECONDS = 60.0
 
 
 @pytest.fixture(scope="session")
@@ -48,10 +46,7 @@ def no_process_outlives_its_run(request: pytest.FixtureRequest) -> Iterator[None
     stacks = [request.getfixturevalue(name) for name in ("stack", "own_stack") if name in request.fixturenames]
     yield
     for stack in stacks:
-        give_up_at = time.monotonic() + LEFT_WITHIN_SECONDS
-        while left := processes_of_runs(stack):
-            assert time.monotonic() < give_up_at, [" ".join(process.cmdline()) for process in left]
-            time.sleep(0.5)
+        wait_for_processes_of_runs(stack)
 
 
 def prefect_environment() -> dict[str, str]:

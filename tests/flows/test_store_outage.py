@@ -17,6 +17,7 @@ from segue.records import StopReason
 from segue.runlog.history import read_history
 from segue.runlog.log import RunLog
 from tests.flows.test_runs import final_state, live_attempt, start, until
+from tests.support.run_processes import wait_for_processes_of_runs
 
 pytestmark = [pytest.mark.prefect, pytest.mark.matrix, pytest.mark.timeout(400)]
 
@@ -38,11 +39,13 @@ def client(stack):
 
 
 @pytest.fixture
-def place(tmp_path):
+def place(tmp_path, stack):
     with folder_place(tmp_path / "place") as place:
         if not place.can_be_filled:
             pytest.skip("no disk can be mounted here")
         yield place
+        # A segment reads its log once more after the parent has ended, and waits 15 minutes for a store that is gone.
+        wait_for_processes_of_runs(stack)
 
 
 def begin(client, make_spec, place, run_id: str):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from contextlib import suppress
 from uuid import UUID
 
@@ -9,6 +10,8 @@ import psutil
 from segue.deployments.process.stack import LocalStack
 
 from segue.process import FLOW_RUN_VARIABLE
+
+LEFT_WITHIN_SECONDS = 60.0
 
 NO_RUN = str(UUID(int=0))
 """What processes show that wait for a flow run."""
@@ -30,3 +33,11 @@ def processes_of_runs(stack: LocalStack) -> list[psutil.Process]:
             if is_ours and has_run and process.status() != psutil.STATUS_ZOMBIE:
                 found.append(process)
     return found
+
+
+def wait_for_processes_of_runs(stack: LocalStack) -> None:
+    """Wait until no process of a flow run of this stack is left; fails after a minute, with their commands."""
+    give_up_at = time.monotonic() + LEFT_WITHIN_SECONDS
+    while left := processes_of_runs(stack):
+        assert time.monotonic() < give_up_at, [" ".join(process.cmdline()) for process in left]
+        time.sleep(0.5)
