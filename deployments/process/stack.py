@@ -191,14 +191,16 @@ class LocalStack:
             return
 
     def _keep_log_of_database(self) -> None:
-        """Keep one reader of the server's database open as long as the stack.
+        """Keep one reader of the server's SQLite database open as long as the stack. A server on PostgreSQL has none.
 
-        The last connection that closes removes SQLite's write-ahead log, and whoever opens the database meanwhile gets
-        "database is locked" at once. The server opens a connection for every request, so it met this several times a
-        minute, and its clients waited two seconds each time (https://www.sqlite.org/wal.html, section 6).
+        The last connection that closes removes the write-ahead log, and who opens the database meanwhile may be told
+        that it is busy (https://www.sqlite.org/wal.html, "Sometimes Queries Return SQLITE_BUSY In WAL Mode"). The
+        server opens a connection for every request: without this reader a dispatch takes two seconds longer.
         """
-        self._database = sqlite3.connect(self._home_of_prefect / "prefect.db", check_same_thread=False)
-        self._database.execute("SELECT count(*) FROM sqlite_master").fetchall()
+        database = self._home_of_prefect / "prefect.db"
+        if database.exists():
+            self._database = sqlite3.connect(database, check_same_thread=False)
+            self._database.execute("SELECT count(*) FROM sqlite_master").fetchall()
 
     def _start_supervisor(self) -> None:
         command = [sys.executable, "-m", "segue.deployments.process.supervisor", str(_GRACE_SECONDS)]

@@ -65,7 +65,7 @@ def status(run: str, store: Store = ".segue/store", endpoint_url: Endpoint = Non
         console.print("preemptions")
         console.print(rows_table([one.row(spec.pools.currency) for one in taken]))
     for name, value in cost.rows().items() if cost and history.attempts else ():
-        console.print(f"{name:>17}  {value}", markup=False)
+        console.print(f"{name:>21}  {value}", markup=False)
     for item in damage:
         console.print(f"damaged: {item['key']}: {item['why']}", markup=False, style="red")
 

@@ -27,9 +27,8 @@ class Api:
         api = self
 
         class Handler(BaseHTTPRequestHandler):
-            def do_GET(
-                self,
-            ) -> None:  # For the version, and for a token that it does not have.
+            def do_GET(self) -> None:
+                # The client asks for the version, and for a CSRF token, which a server need not have.
                 self._answer(200 if self.path.endswith("/version") else 404, json.dumps(prefect.__version__))
 
             def do_POST(self) -> None:

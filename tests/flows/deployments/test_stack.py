@@ -95,6 +95,16 @@ def test_prefect_deploy_registers_what_the_stack_registers_through_the_api(stack
         assert [getattr(after[name], field) for field in wanted] == [getattr(before[name], field) for field in wanted]
 
 
+@pytest.mark.prefect
+def test_the_write_ahead_log_of_the_server_stays_while_connections_come_and_go(stack):
+    path = stack.folder / "prefect" / "prefect.db-wal"
+    file = path.stat().st_ino
+    with get_client(sync_client=True) as client:
+        for _ in range(50):  # The last connection that closes would remove the file, and the next one make another.
+            client.read_work_pools()
+            assert path.stat().st_ino == file
+
+
 @pytest.mark.matrix
 @pytest.mark.prefect
 def test_a_second_command_in_the_folder_has_a_stack_of_its_own_which_ends_when_that_command_is_killed(stack):
