@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from uuid import UUID
 
 import httpx
+from prefect.client.base import PrefectResponse
 from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas.objects import State
 from prefect.exceptions import ObjectNotFound, PrefectHTTPStatusError
@@ -27,19 +28,28 @@ ANSWER_SECONDS = 5.0
 """Longest wait for one answer."""
 _ASK_SECONDS = 2.0
 _TRANSIENT = (408, 425, 429)
+_BUSY = (408, 429, 502, 503)
+"""Status codes after which Prefect's client waits at least two seconds, even when it does not ask again."""
 
 
 @contextmanager
 def quick_client() -> Iterator[SyncPrefectClient]:
-    """A client that makes each request once and waits five seconds for its answer.
+    """A client that makes each request once, waits five seconds for its answer, and raises at once for a busy server.
 
     Prefect's own client retries for more than a minute, in which nothing else is looked at.
     """
+    settings = {"timeout": ANSWER_SECONDS, "event_hooks": {"response": [_require_not_busy]}}
     with (
         temporary_settings({PREFECT_CLIENT_MAX_RETRIES: 0}),
-        get_client(httpx_settings={"timeout": ANSWER_SECONDS}, sync_client=True) as client,
+        get_client(httpx_settings=settings, sync_client=True) as client,
     ):
         yield client
+
+
+def _require_not_busy(response: httpx.Response) -> None:
+    if response.status_code in _BUSY:
+        response.read()  # The error quotes it.
+        PrefectResponse.from_httpx_response(response).raise_for_status()
 
 
 def is_refusal(error: Exception) -> bool:

@@ -7,7 +7,7 @@ import math
 import time
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 from uuid import UUID
 
 import httpx
@@ -32,6 +32,8 @@ from segue.records import Capacity, SegmentPlan
 from segue.spec import RunSpec
 
 log = logging.getLogger(__name__)
+
+_T = TypeVar("_T")
 
 _COLLISION_PAUSES = (0.05, 0.1, 0.2, 0.4)
 """Seconds before a request is repeated that collided with another one."""
@@ -223,7 +225,7 @@ class PrefectOrchestrator:
         return key, partial(_create, deployment=deployment, facts=facts)
 
 
-def _despite_collisions(send: Callable[[], None]) -> None:
+def _despite_collisions(send: Callable[[], _T]) -> _T:
     """Send a request again at once when two writes collided: a server on SQLite then answers 503."""
     for pause_seconds in _COLLISION_PAUSES:
         try:
@@ -280,15 +282,17 @@ def _shown_task_run(client: SyncPrefectClient) -> UUID | None:
     if context is None or context.task_run.flow_run_id is None:
         return None
     run = context.task_run
+    create = partial(
+        client.create_task_run,
+        task=context.task,
+        flow_run_id=context.task_run.flow_run_id,
+        dynamic_key=run.dynamic_key,
+        id=run.id,
+        name=run.name,
+        state=run.state,
+    )
     try:
-        return client.create_task_run(
-            task=context.task,
-            flow_run_id=context.task_run.flow_run_id,
-            dynamic_key=run.dynamic_key,
-            id=run.id,
-            name=run.name,
-            state=run.state,
-        ).id
+        return _despite_collisions(create).id
     except SILENCE as error:
         log.info("the flow run is not linked to its task in the graph reason=%s", type(error).__name__)
         return None

@@ -12,14 +12,19 @@ from typing import Any
 import httpx
 import prefect
 import pytest
+from prefect.exceptions import PrefectHTTPStatusError
 from prefect.settings import PREFECT_API_URL, temporary_settings
 from segue.tasks.messenger import Messenger
+from segue.tasks.prefect_api import quick_client
 
 ANSWER_WITHIN_SECONDS = 30.0
 
 
 class Api:
-    """A server that answers each path with the next of its statuses, and with the last from then on."""
+    """A server that answers each path with the next of its statuses, and with the last from then on.
+
+    When it refuses, it asks for a pause of an hour, which Prefect's own client would make.
+    """
 
     def __init__(self) -> None:
         self.statuses: dict[str, list[int]] = {}
@@ -39,6 +44,8 @@ class Api:
             def _answer(self, status: int, body: str) -> None:
                 self.send_response(status)
                 self.send_header("Content-Length", str(len(body)))
+                if status >= 400:
+                    self.send_header("Retry-After", "3600")
                 self.end_headers()
                 self.wfile.write(body.encode())
 
@@ -79,6 +86,15 @@ def message(name: str):
 
 def path_of(name: str) -> str:
     return f"/api/work_pools/{name}/get_scheduled_flow_runs"
+
+
+@pytest.mark.parametrize("status", [408, 429, 502, 503])
+def test_a_request_to_a_busy_server_is_made_once_and_raises_without_the_pause_it_asks_for(api, status):
+    api.statuses = {path_of("busy"): [status]}
+    with quick_client() as client, pytest.raises(PrefectHTTPStatusError) as refused:
+        message("busy")(client)
+    assert refused.value.response.status_code == status
+    assert api.asked == [path_of("busy")]
 
 
 def test_a_message_is_repeated_until_it_is_taken_and_never_after(api):
