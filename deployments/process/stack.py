@@ -195,7 +195,8 @@ class LocalStack:
 
         The last connection that closes removes the write-ahead log, and who opens the database meanwhile may be told
         that it is busy (https://www.sqlite.org/wal.html, "Sometimes Queries Return SQLITE_BUSY In WAL Mode"). The
-        server opens a connection for every request: without this reader most dispatches take two seconds longer.
+        server opens a connection for every request: without this reader it refuses many, and an engine whose request is
+        refused waits for two seconds.
         """
         database = self._home_of_prefect / "prefect.db"
         if database.exists():

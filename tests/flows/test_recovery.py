@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -210,6 +211,18 @@ def test_the_same_run_id_in_another_store_is_another_run(client, make_spec, tmp_
     assert final_state(client, first).type is StateType.COMPLETED
     assert [attempt.claim for attempt in read_history(runlog.reload()).attempts] == [claim]
     assert [r.stop_reason for r in read_history(other_log.reload()).last_reports()] == [StopReason.FINISHED]
+
+
+@pytest.mark.matrix
+def test_a_run_id_that_is_used_again_after_its_store_was_deleted_is_a_new_run(client, make_spec):
+    spec = make_spec(run_id="used-again", **LONG | {"steps": 60})
+    for _ in range(2):
+        runlog, parent = start(client, spec)
+        assert final_state(client, parent).type is StateType.COMPLETED
+        (report,) = read_history(runlog.reload()).last_reports()
+        assert (report.stop_reason, report.from_step) == (StopReason.FINISHED, 0)
+        shutil.rmtree(spec.store.url)
+    assert len(ended_segments(client, "used-again")) == 2
 
 
 def is_cancelled(report):
