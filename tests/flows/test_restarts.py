@@ -42,7 +42,7 @@ def restart(stack, pool: str) -> None:
 
 
 def test_a_run_survives_the_restart_of_every_worker_without_a_person(own_stack, client, make_spec):
-    spec = make_spec(run_id="restarted", **LONG | {"steps": 6000})
+    spec = make_spec(run_id="restarted", **LONG | {"steps": 3000})
     runlog, first = start(client, spec)
     until(lambda: live_attempt(runlog, past_step=100), what="the segment")
     for pool in ("spot", "parents"):
