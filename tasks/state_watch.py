@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections import Counter
+from contextvars import copy_context
 from uuid import UUID
 
 from prefect.client.orchestration import SyncPrefectClient
@@ -41,7 +42,9 @@ class StateWatch:
             self._watchers[flow_run_id] += 1
             self._states.setdefault(flow_run_id, None)
             if self._thread is None:
-                self._thread = threading.Thread(target=self._work, name="segue-states", daemon=True)
+                # Prefect's settings are in the context of the thread that asks.
+                work = copy_context().run
+                self._thread = threading.Thread(target=work, args=(self._work,), name="segue-states", daemon=True)
                 self._thread.start()
         self._wake.set()
 

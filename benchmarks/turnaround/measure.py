@@ -22,6 +22,7 @@ from segue.deployments.process.stack import LocalStack
 from segue.clock import SystemClock
 from segue.controller.steps import open_run, request_stop
 from segue.errors import OrchestratorError
+from segue.runlog.entries import ReportEntry
 from segue.runlog.history import Attempt, History, read_history
 from segue.runlog.last_heartbeat import last_heartbeat
 from segue.runlog.log import RunLog
@@ -71,13 +72,14 @@ def measure(count: int, *, say: Callable[[str], None]) -> dict[str, Any]:
             stack.start()
             with stack.settings(), open_client() as client:
                 found = _turnarounds(client, Path(folder), count, say)
-                return report(found, _planned_ends(client, Path(folder), count, say))
+                planned_ends = _planned_ends(client, Path(folder), count, say)
+                return report(found, planned_ends, _deaths(client, Path(folder), count, say))
         finally:
             stack.stop()
 
 
-def report(found: list[Turnaround], planned_ends: list[float]) -> dict[str, Any]:
-    """The figures of these turnarounds, and of planned ends in seconds. Pure."""
+def report(found: list[Turnaround], planned_ends: list[float], deaths: list[float]) -> dict[str, Any]:
+    """The figures of these turnarounds, and of planned ends and seen deaths in seconds. Pure."""
     parts = {field.name: statistics.median(getattr(each, field.name) for each in found) for field in fields(Turnaround)}
     return {
         "turnarounds": len(found),
@@ -86,6 +88,8 @@ def report(found: list[Turnaround], planned_ends: list[float]) -> dict[str, Any]
         "slowest_seconds": round(max(each.total for each in found), 2),
         "planned_end_seconds": round(statistics.median(planned_ends), 2),
         "slowest_planned_end_seconds": round(max(planned_ends), 2),
+        "death_to_report_seconds": round(statistics.median(deaths), 2),
+        "slowest_death_to_report_seconds": round(max(deaths), 2),
     } | {f"{name}_seconds": round(value, 2) for name, value in parts.items()}
 
 
@@ -117,6 +121,31 @@ def _planned_ends(client: SyncPrefectClient, folder: Path, count: int, say: Call
     _wait(lambda: read_history(runlog).is_over or None, what="the end of the last segment")
     attempts = read_history(runlog).attempts
     return [_gap_seconds(last, following) for last, following in pairwise(attempts)]
+
+
+def _deaths(client: SyncPrefectClient, folder: Path, count: int, say: Callable[[str], None]) -> list[float]:
+    """Seconds from the SIGKILL of a trainer to the report in the log that it is lost."""
+    spec = _spec(folder, run_id="deaths", checkpoints={"every_steps": 100})
+    runlog = open_run(spec, clock=SystemClock())
+    trigger(client, spec)
+    killed_at = []
+    for number in range(count):
+        say(f"death {number} of {count}")
+        _training(runlog, number)
+        attempt = _wait(lambda number=number: _after_a_commit(runlog, number), what=f"a commit of segment {number}")  # type: ignore[misc]
+        assert attempt.claim.trainer_pid is not None
+        os.kill(attempt.claim.trainer_pid, signal.SIGKILL)
+        killed_at.append(SystemClock().now())
+    _training(runlog, count)
+    request_stop(runlog, reason="the benchmark has all its deaths")
+    _wait(lambda: read_history(runlog).open_plan is None or None, what="the end of the last segment")
+    reports = [slot.entry for slot in runlog.slots if isinstance(slot.entry, ReportEntry)]
+    return [_between(at, entry.written_at) for at, entry in zip(killed_at, reports, strict=False)]
+
+
+def _after_a_commit(runlog: RunLog, number: int) -> Attempt | None:
+    attempt = read_history(runlog).attempts[number]
+    return attempt if attempt.commits else None
 
 
 def _gap_seconds(last: Attempt, following: Attempt) -> float:

@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def test_the_figures_are_medians_and_orchestration_ends_where_the_flow_begins():
-    found = report([Turnaround(0.25, 1.0, 0.5, n) for n in (0.25, 9.25, 0.75)], [2.5, 1.0, 1.5])
+    found = report([Turnaround(0.25, 1.0, 0.5, n) for n in (0.25, 9.25, 0.75)], [2.5, 1.0, 1.5], [0.5, 0.25])
     assert found == {
         "turnarounds": 3,
         "decision_to_first_step_seconds": 2.5,
@@ -23,6 +23,8 @@ def test_the_figures_are_medians_and_orchestration_ends_where_the_flow_begins():
         "slowest_seconds": 11.0,
         "planned_end_seconds": 1.5,
         "slowest_planned_end_seconds": 2.5,
+        "death_to_report_seconds": 0.38,
+        "slowest_death_to_report_seconds": 0.5,
         "decision_to_created_seconds": 0.25,
         "created_to_running_seconds": 1.0,
         "running_to_claim_seconds": 0.5,

@@ -118,36 +118,20 @@ def test_a_suspended_trainer_does_not_outlive_its_run(client, make_spec):
     assert [report.stop_reason for report in reports] == [StopReason.LOST, StopReason.FINISHED]
 
 
-class AtOnce:
-    """A messenger without a thread: a thread would not know the server of this test."""
-
-    def __init__(self, client):
-        self._client = client
-
-    def state(self, flow_run_id):
-        return self._client.read_flow_run(flow_run_id).state
-
-    def deliver(self, message):
-        message(self._client)
-
-    def require_accepted(self):
-        pass
-
-
 def test_a_segment_whose_worker_died_before_it_started_is_lost_at_once(client, make_spec, monkeypatch):
     monkeypatch.setattr(prefect_orchestrator, "_PROCESS_START_SECONDS", 1.0)
     spec = make_spec(run_id="never-started", **LONG)
     runlog = open_run(spec, clock=SystemClock())
     plan = decide_next(runlog, spec, clock=SystemClock()).plan
     client.update_work_pool("spot", WorkPoolUpdate(is_paused=True))
+    orchestrator = prefect_orchestrator.PrefectOrchestrator(log_id=runlog.log_id)
     try:
-        orchestrator = prefect_orchestrator.PrefectOrchestrator(log_id=runlog.log_id)
-        monkeypatch.setattr(orchestrator, "_messenger", AtOnce(client))
         handle = orchestrator.submit(spec, plan)
         assert orchestrator.state(handle) is None
         client.set_flow_run_state(client_run(client, "never-started").id, Pending(), force=True)
         assert until(lambda: orchestrator.state(handle), what="its end") == "Lost"
     finally:
+        orchestrator.close()
         client.update_work_pool("spot", WorkPoolUpdate(is_paused=False))
 
 
