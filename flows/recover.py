@@ -21,6 +21,7 @@ from prefect.states import Completed, Failed
 from pydantic import ValidationError
 from segue.tasks.prefect_api import SILENCE
 from segue.tasks.recovery import recover_run
+from segue.tasks.segment_states import settle_left
 
 from segue.clock import SystemClock
 from segue.controller.recovery import OrphanWatch
@@ -79,6 +80,12 @@ def recover_store(
             continue
         log.info("run recovered run=%s what=%s", record.run_id, what)
         done.append(f"{record.run_id}: {what}")
+    try:
+        settled = settle_left(client, opened, url=store.url, clock=clock)
+    except (SegueError, *SILENCE) as error:
+        troubles.append(str(error))
+    else:
+        done += [f"{run_id}: states of its segments were set from its log" for run_id in settled]
     return done, troubles
 
 

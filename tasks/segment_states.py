@@ -3,28 +3,34 @@
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from datetime import datetime, timedelta
 from uuid import UUID
 
 from prefect.client.orchestration import SyncPrefectClient
 from prefect.client.schemas.filters import (
+    FlowFilter,
+    FlowFilterName,
     FlowRunFilter,
     FlowRunFilterId,
     FlowRunFilterState,
     FlowRunFilterStateType,
 )
 from prefect.client.schemas.objects import StateType
+from prefect.client.schemas.sorting import FlowRunSort
 from segue.tasks.parent_clock import parent_clock
 from segue.tasks.prefect_api import SILENCE, quick_client
 from segue.tasks.segment import state_of
 
+from segue.clock import Clock
 from segue.records import SegmentReport
 from segue.runlog.entries import ReportEntry
 from segue.runlog.history import read_history
 from segue.runlog.log import RunLog
 from segue.runlog.open import open_log
+from segue.runlog.parents import read_parent
 from segue.spec import RunSpec
-from segue.stores.base import StoreReadError
+from segue.stores.base import Store, StoreReadError
 
 log = logging.getLogger(__name__)
 
@@ -32,6 +38,7 @@ _PATIENCE = timedelta(seconds=60)
 """How long after its report a segment may take to report its state itself."""
 _MOST_SEGMENTS = 100
 """How many of the newest segments are looked at; a request of the API names 200 flow runs at most."""
+_MOST_UNFINISHED = 200
 _UNFINISHED = FlowRunFilterState(type=FlowRunFilterStateType(any_=[StateType.RUNNING, StateType.PENDING]))
 
 
@@ -61,6 +68,31 @@ def settle_segments(client: SyncPrefectClient, runlog: RunLog, *, now: datetime)
         client.set_flow_run_state(run.id, state_of(wanted[run.id]), force=True)
         log.warning("a segment's state was set from the run's log flow_run=%s", run.id)
     return len(runs)
+
+
+def settle_left(client: SyncPrefectClient, store: Store, *, url: str, clock: Clock) -> list[str]:
+    """Do the same for the segments that no parent of this store at `url` will look at; returns the runs it did it for.
+
+    These are segments of runs that are over, and segments that another one of their run has followed.
+
+    Raises:
+        StoreReadError: a log could not be read.
+    """
+    unfinished = client.read_flow_runs(
+        flow_filter=FlowFilter(name=FlowFilterName(any_=["segment"])),
+        flow_run_filter=FlowRunFilter(state=_UNFINISHED),
+        sort=FlowRunSort.EXPECTED_START_TIME_DESC,
+        limit=_MOST_UNFINISHED,
+    )
+    by_run: dict[str, int] = Counter()
+    for run in unfinished:
+        spec = run.parameters.get("spec")
+        if isinstance(spec, dict) and spec.get("store", {}).get("url") == url:
+            by_run[str(spec.get("run_id"))] += 1
+    left = [name for name, count in by_run.items() if count > 1 or read_parent(store, name) is None]
+    return [
+        name for name in left if settle_segments(client, RunLog(store, name, clock=clock).reload(), now=clock.now())
+    ]
 
 
 def _overdue(runlog: RunLog, now: datetime) -> dict[UUID, SegmentReport]:

@@ -27,6 +27,8 @@ from segue.testing.metadata import NO_SERVICE
 
 _LEFT_SECONDS = 60.0
 """How long processes of runs that have ended may take to end."""
+_STATES_SECONDS = 120.0
+"""How long flow runs may show as running after that: recovery waits for a minute before it sets a state."""
 _TICK_SECONDS = 0.2
 _LANES = ("folder", "s3", "folder")
 
@@ -118,7 +120,7 @@ class World:
 
     def open_flow_runs(self) -> list[str]:
         """Flow runs that are shown as waiting or running when all runs have ended; waits a while for the last ones."""
-        give_up_at = time.monotonic() + _LEFT_SECONDS
+        give_up_at = time.monotonic() + _STATES_SECONDS
         wanted = FlowRunFilter(state=FlowRunFilterState(type=FlowRunFilterStateType(any_=list(UNFINISHED))))
         found: list[FlowRun] = []
         while time.monotonic() < give_up_at:

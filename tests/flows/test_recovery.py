@@ -22,7 +22,7 @@ from prefect.states import Cancelling, Completed, Pending, Running, Scheduled
 from segue.deployments.process.follow import trigger
 from segue.tasks.pools import warn_of_idle_schedule
 from segue.tasks.recovery import parents_of, recover_run, will_start
-from segue.tasks.segment_states import settle_segments
+from segue.tasks.segment_states import settle_left, settle_segments
 
 from segue.clock import SystemClock
 from segue.controller.recovery import register_start
@@ -31,6 +31,7 @@ from segue.process import ProcessRef
 from segue.records import ParentRecord, StopReason
 from segue.runlog.history import read_history
 from segue.runlog.parents import parents, read_parent
+from segue.testing.clock import FakeClock
 from tests.flows.test_runs import LONG, ended_segments, final_state, live_attempt, segment_runs, start, until
 
 pytestmark = [pytest.mark.prefect, pytest.mark.timeout(300)]
@@ -284,6 +285,15 @@ def test_a_segment_that_ended_while_prefect_was_away_gets_its_state_from_the_log
     assert (state.type, state.message) == (run.state.type, run.state.message)
     assert settle_segments(client, runlog, now=now + timedelta(minutes=2)) == 0
     assert parents(runlog.store) == []
+    # Also when nothing is left of its parent.
+    client.set_flow_run_state(run.id, Running(), force=True)
+    clock = FakeClock(now)
+    assert settle_left(client, runlog.store, url=spec.store.url, clock=clock) == []
+    clock.advance(120)
+    assert settle_left(client, runlog.store, url="another", clock=clock) == []
+    assert settle_left(client, runlog.store, url=spec.store.url, clock=clock) == [spec.run_id]
+    assert client.read_flow_run(run.id).state.name == run.state.name
+    assert settle_left(client, runlog.store, url=spec.store.url, clock=clock) == []
 
 
 @pytest.mark.matrix
