@@ -74,6 +74,7 @@ class RunJudge:
         entries = [slot.entry for slot in self._open_log().reload().slots]
         lost = {number for number, entry in self.lost.items() if isinstance(entry, CommitEntry)}
         rows, row_problems = _curve_rows(self._open_log(), self._spec.steps)
+        final = self.final_state()
         found = Judgement(
             run_id=self._spec.run_id,
             is_finished=history.committed_step >= self._spec.steps,
@@ -82,13 +83,21 @@ class RunJudge:
             attempts=len(history.attempts),
             commits_lost=len(lost | checker.lost | checker.torn),
             doubled_steps=doubled_steps(entries) + rows,
-            is_identical=self.final_state() == expected,
+            is_identical=final == expected,
             problems=list(checker.problems),
         )
         found.problems += [f"record {number} is gone: {entry.kind}" for number, entry in sorted(self.lost.items())]
         if found.is_finished:
-            found.problems += row_problems
+            found.problems += row_problems + _differences(final, expected)
         return found
+
+
+def _differences(final: dict[str, str], expected: dict[str, str]) -> list[str]:
+    """What of the final state is not that of the undisturbed run, in one sentence."""
+    if not final:
+        return ["the last checkpoint does not read back"]
+    names = sorted(name for name in final.keys() | expected.keys() if final.get(name) != expected.get(name))
+    return [f"the final state differs in {', '.join(names)}"] if names and expected else []
 
 
 def seconds_late(entries: Iterable[AnyEntry], *, steps: int, deadline: datetime | None) -> float:
