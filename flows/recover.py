@@ -83,7 +83,7 @@ def recover_store(
     try:
         settled = settle_left(client, opened, url=store.url, clock=clock)
     except (SegueError, *SILENCE) as error:
-        troubles.append(str(error))
+        troubles.append(f"the states of segments were not set from their logs: {error}")
     else:
         done += [f"{run_id}: states of its segments were set from its log" for run_id in settled]
     return done, troubles

@@ -17,7 +17,7 @@ from prefect.exceptions import ObjectNotFound
 from prefect.states import Crashed, Scheduled
 from segue.tasks.prefect_api import DUPLICATE, SILENCE, quick_client
 from segue.tasks.run_state import state_of_run
-from segue.tasks.segment_states import settle_segments
+from segue.tasks.segment_states import settle_segments, store_of
 
 from segue.clock import Clock
 from segue.controller.steps import request_stop
@@ -161,7 +161,7 @@ def parents_of(client: SyncPrefectClient, spec: RunSpec | None, dead: ParentReco
         sort=FlowRunSort.EXPECTED_START_TIME_DESC,
         limit=_MOST_FLOW_RUNS,
     )
-    runs = [run for run in found if spec is None or _store_of(run) == spec.store.url]
+    runs = [run for run in found if spec is None or store_of(run) == spec.store.url]
     if dead.flow_run_id is not None and all(str(run.id) != dead.flow_run_id for run in runs):
         with suppress(ObjectNotFound):
             runs.append(client.read_flow_run(UUID(dead.flow_run_id)))
@@ -228,8 +228,3 @@ def _backoff_seconds(restarts: list[FlowRun], *, now: datetime) -> float:
 
 def _tag(history: History) -> str:
     return f"recovered-at-{history.next_slot}"
-
-
-def _store_of(run: FlowRun) -> str | None:
-    spec = run.parameters.get("spec")
-    return spec.get("store", {}).get("url") if isinstance(spec, dict) else None

@@ -16,7 +16,7 @@ from prefect.client.schemas.filters import (
     FlowRunFilterState,
     FlowRunFilterStateType,
 )
-from prefect.client.schemas.objects import StateType
+from prefect.client.schemas.objects import FlowRun, StateType
 from prefect.client.schemas.sorting import FlowRunSort
 from segue.tasks.parent_clock import parent_clock
 from segue.tasks.prefect_api import SILENCE, quick_client
@@ -71,9 +71,9 @@ def settle_segments(client: SyncPrefectClient, runlog: RunLog, *, now: datetime)
 
 
 def settle_left(client: SyncPrefectClient, store: Store, *, url: str, clock: Clock) -> list[str]:
-    """Do the same for the segments that no parent of this store at `url` will look at; returns the runs it did it for.
+    """Set the missed states of segments that no parent will look at; returns the ids of their runs.
 
-    These are segments of runs that are over, and segments that another one of their run has followed.
+    Looked at are the runs of the store at `url` that have no parent's record, or several unfinished segments.
 
     Raises:
         StoreReadError: a log could not be read.
@@ -84,15 +84,18 @@ def settle_left(client: SyncPrefectClient, store: Store, *, url: str, clock: Clo
         sort=FlowRunSort.EXPECTED_START_TIME_DESC,
         limit=_MOST_UNFINISHED,
     )
-    by_run: dict[str, int] = Counter()
-    for run in unfinished:
-        spec = run.parameters.get("spec")
-        if isinstance(spec, dict) and spec.get("store", {}).get("url") == url:
-            by_run[str(spec.get("run_id"))] += 1
-    left = [name for name, count in by_run.items() if count > 1 or read_parent(store, name) is None]
+    counts = Counter(str(run.parameters["spec"].get("run_id")) for run in unfinished if store_of(run) == url)
+    left = [name for name, count in counts.items() if count > 1 or read_parent(store, name) is None]
     return [
         name for name in left if settle_segments(client, RunLog(store, name, clock=clock).reload(), now=clock.now())
     ]
+
+
+def store_of(run: FlowRun) -> str | None:
+    """The URL of the store in a flow run's parameters; None when it has none, as after a start with wrong ones."""
+    spec = run.parameters.get("spec")
+    store = spec.get("store") if isinstance(spec, dict) else None
+    return store.get("url") if isinstance(store, dict) else None
 
 
 def _overdue(runlog: RunLog, now: datetime) -> dict[UUID, SegmentReport]:
