@@ -27,6 +27,8 @@ try:
     import obstore.exceptions
     from obstore.auth.boto3 import Boto3CredentialProvider
     from obstore.store import S3Store as ObstoreS3
+
+    from segue.stores.botocore_random import use_own_random_stream
 except ImportError:
     raise MissingExtraError(extra="s3", needed_for="a store on s3://") from None
 
@@ -66,6 +68,7 @@ class S3Store:
     def __init__(
         self, *, bucket: str, prefix: str = "", endpoint_url: str | None = None, region: str | None = None
     ) -> None:
+        use_own_random_stream()
         session = boto3.Session(region_name=region)
         self.bucket, self.prefix = bucket, prefix.strip("/")
         self._endpoint_url = endpoint_url

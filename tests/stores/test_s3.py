@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import random
 import subprocess
 import sys
 import time
 import uuid
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from datetime import UTC, datetime
 from http.server import BaseHTTPRequestHandler
 
 import boto3
+import numpy as np
 import pytest
+import torch
 
 from segue.errors import MissingObjectError, SpecError, StoreUnreachableError
 from segue.runlog import keys
@@ -255,3 +260,39 @@ def test_a_long_log_on_s3_is_the_same_from_its_records_and_from_its_pack(moto_ur
     log.append(lambda stamp: QuarantineEntry.model_validate(stamp(epoch=0) | {"slot": 0, "reason": "a note"}))
     until(lambda: [item.key for item in store.list_objects("run/log-packs/")] == [key], what="the pack")
     assert RunLog(store, "run").reload().slots == log.slots
+
+
+@pytest.mark.parametrize("mode", ["legacy", "standard", "adaptive"])
+def test_requests_that_are_repeated_leave_the_random_streams_of_the_recipe_alone(
+    wire: Wire, monkeypatch: pytest.MonkeyPatch, mode: str
+) -> None:
+    monkeypatch.setenv("AWS_RETRY_MODE", mode)
+    store = open_store(StoreSpec(url=bucket_at(wire.url), endpoint_url=wire.url))
+    seen: list[str] = []
+
+    def lose_the_first_answer(request: BaseHTTPRequestHandler) -> bool:
+        seen.append(request.path)
+        return len(seen) == 1
+
+    requests: list[Callable[[], object]] = [
+        lambda: store.put("calm/a", b"x"),
+        lambda: store.put_if_absent("calm/b", b"x"),
+        lambda: store.get("calm/a"),
+        lambda: store.list_objects("calm"),
+        store.folders,
+        lambda: store.drop_unfinished("calm"),
+        lambda: store.delete(["calm/a"]),
+        store.check,
+        # As botocore asks for a role's credentials: with the environment's settings.
+        boto3.Session().client("s3", endpoint_url=wire.url).list_buckets,
+    ]
+    for request in requests:
+        seen.clear()
+        wire.observer = lose_the_first_answer
+        before = random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state()
+        with suppress(StoreReadError):  # One that is not worth a second try.
+            request()
+        after = random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state()
+        assert before[:2] == after[:2]
+        assert torch.equal(before[2], after[2])
+    assert len(seen) >= 2, "the last one was repeated"
