@@ -6,6 +6,7 @@ import logging
 import math
 import time
 from collections.abc import Callable
+from datetime import datetime
 from functools import partial
 from typing import Any, TypeVar
 from uuid import UUID
@@ -27,6 +28,7 @@ from segue.tasks.prefect_api import (
     require_silence,
 )
 
+from segue.clock import SystemClock
 from segue.errors import OrchestratorError
 from segue.records import Capacity, SegmentPlan
 from segue.spec import RunSpec
@@ -41,6 +43,8 @@ _BLOCKER_SECONDS = 20.0
 """How often it is asked why an attempt does not start."""
 _PROCESS_START_SECONDS = 45.0
 """How long a flow run that a worker of a process pool has taken may stay Pending. There is no image to pull."""
+_OWN_WATCH_SECONDS = 15.0
+"""How much of that time a parent has to watch it itself, because the server's clock may differ from its own."""
 
 
 def label(spec: RunSpec, plan: SegmentPlan) -> str:
@@ -109,7 +113,7 @@ class PrefectOrchestrator:
         self._messenger.require_accepted()
         state, flow_run_id = self._known_state(handle), self._flow_runs.get(handle)
         if flow_run_id is not None and state is not None and state.is_pending():
-            self._watch_start(flow_run_id)
+            self._watch_start(flow_run_id, since=state.timestamp)
         return state.name if state is not None and state.is_final() else None
 
     def is_running(self, handle: str) -> bool:
@@ -161,11 +165,17 @@ class PrefectOrchestrator:
         flow_run_id = self._flow_runs.get(handle)
         return self._messenger.state(flow_run_id) if flow_run_id is not None else None
 
-    def _watch_start(self, flow_run_id: UUID) -> None:
-        """Give up a flow run that stays Pending: its worker has died with it, and no other takes it."""
-        taken_at = self._taken_at.setdefault(flow_run_id, time.monotonic())
-        if time.monotonic() - taken_at > _PROCESS_START_SECONDS:
-            self._taken_at[flow_run_id] = time.monotonic()
+    def _watch_start(self, flow_run_id: UUID, *, since: datetime) -> None:
+        """Give up a flow run that stays Pending: its worker has died with it, and no other takes it.
+
+        The time in which earlier parents watched it counts too, by the server's clock.
+        """
+        now = time.monotonic()
+        watched_seconds = now - self._taken_at.setdefault(flow_run_id, now)
+        pending_seconds = (SystemClock().now() - since).total_seconds()
+        is_old = pending_seconds > _PROCESS_START_SECONDS and watched_seconds > _OWN_WATCH_SECONDS
+        if is_old or watched_seconds > _PROCESS_START_SECONDS:
+            self._taken_at[flow_run_id] = now
             self._messenger.deliver(partial(_crash_unless_started, flow_run_id=flow_run_id))
 
     def _submit(self, key: str, create: Callable[[SyncPrefectClient], UUID]) -> str:

@@ -1,12 +1,21 @@
-"""The dispatch of a segment: linked to its task in the graph, without waiting for the server to know that task."""
+"""The dispatch of a segment: linked to its task in the graph, and given up when its worker has died with it."""
 
 from __future__ import annotations
 
+import time
+from datetime import timedelta
+
 import pytest
 from prefect.client.orchestration import get_client
+from prefect.client.schemas.actions import WorkPoolUpdate
 from prefect.client.schemas.filters import TaskRunFilter, TaskRunFilterFlowRunId
 from prefect.client.schemas.objects import StateType
+from prefect.states import Pending
+from segue.tasks import prefect_orchestrator
+from segue.tasks.prefect_orchestrator import PrefectOrchestrator
 
+from segue.clock import SystemClock
+from segue.controller.steps import decide_next, open_run
 from tests.flows.test_runs import LONG, final_state, segment_runs, start, until
 
 pytestmark = [pytest.mark.prefect, pytest.mark.matrix]
@@ -33,3 +42,30 @@ def test_a_segment_is_linked_to_the_task_that_submitted_it(stack, make_spec):
         run = until(task, what="the final state of the task run")
         assert run.name == f"{spec.run_id}-seg0-a1"
         assert run.state.type is StateType.COMPLETED
+
+
+def test_a_segment_whose_worker_died_with_it_is_given_up_though_its_parents_die_too(stack, make_spec, monkeypatch):
+    monkeypatch.setattr(prefect_orchestrator, "_OWN_WATCH_SECONDS", 1.0)
+    spec = make_spec(run_id="taken-and-lost", **LONG)
+    runlog = open_run(spec, clock=SystemClock())
+    plan = decide_next(runlog, spec, clock=SystemClock()).plan
+    with get_client(sync_client=True) as client:
+        client.update_work_pool("spot", WorkPoolUpdate(is_paused=True))
+        try:
+            first = PrefectOrchestrator(log_id=runlog.log_id)
+            first.submit(spec, plan)
+            (segment,) = segment_runs(client, spec.run_id)
+            client.set_flow_run_state(segment.id, Pending(), force=True)  # As the worker did that has died.
+            taken_at = time.monotonic()
+            first.close()
+            second = PrefectOrchestrator(log_id=runlog.log_id)
+            handle = second.submit(spec, plan)
+            assert second.state(handle) is None
+            until(lambda: time.monotonic() - taken_at > 5, what="a while")
+            assert second.state(handle) is None, "its process may still start"
+            later = SystemClock().now() + timedelta(seconds=45)
+            monkeypatch.setattr(SystemClock, "now", lambda self: later)
+            assert until(lambda: second.state(handle), what="the end of its flow run") == "Lost"
+            second.close()
+        finally:
+            client.update_work_pool("spot", WorkPoolUpdate(is_paused=False))
