@@ -6,7 +6,7 @@ import logging
 from contextlib import suppress
 from datetime import datetime, timedelta
 from typing import Any
-from uuid import UUID
+from uuid import UUID, uuid4
 
 from prefect.client.orchestration import SyncPrefectClient
 from prefect.client.schemas.filters import FlowFilter, FlowFilterName, FlowRunFilter, FlowRunFilterTags
@@ -55,7 +55,9 @@ def create_parent(
     tags: tuple[str, ...] = (),
     key: str | None = None,
 ) -> UUID:
-    """Create a flow run of the parent's deployment; with `key`, at most one is created. Returns its id.
+    """Create a flow run of the parent's deployment; with the same `key`, at most one is created. Returns its id.
+
+    A request that Prefect's client repeats, because its answer was lost, never creates a second one.
 
     Raises:
         OrchestratorError: there is no such deployment.
@@ -66,7 +68,7 @@ def create_parent(
         state=Scheduled(),
         name=spec.run_id,
         tags=["segue", spec.run_id, *tags],
-        idempotency_key=key,
+        idempotency_key=key or uuid4().hex,
     )
     return run.id
 

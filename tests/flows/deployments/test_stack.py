@@ -81,15 +81,16 @@ def test_flow_runs_start_in_the_folder_of_the_stack_and_parents_have_a_pool_of_t
 
 @pytest.mark.matrix
 @pytest.mark.prefect
-def test_prefect_deploy_registers_what_the_stack_registers_through_the_api(stack):
-    # Not the pull steps: `prefect deploy` writes some of its own, and entrypoints that are module paths skip them.
+def test_prefect_deploy_registers_what_the_stack_registers_through_the_api(own_stack):
+    # A stack of its own, because the schedules stay. Pull steps are not compared: `prefect deploy` writes some of its
+    # own, and entrypoints that are module paths skip them.
     wanted = ("entrypoint", "work_pool_name", "parameter_openapi_schema", "enforce_parameter_schema")
     wanted += ("tags", "description", "parameters", "schedules")
     with get_client(sync_client=True) as client:
         names = ("segment/spot", "segment/on-demand", "train/train", "verify-resume/verify-resume")
         before = {name: client.read_deployment_by_name(name) for name in names}
         deploy = [sys.executable, "-m", "prefect", "--no-prompt", "deploy", "--all"]
-        subprocess.run(deploy, cwd=REPO, env=stack.environment(), check=True, capture_output=True)
+        subprocess.run(deploy, cwd=REPO, env=own_stack.environment(), check=True, capture_output=True)
         after = {name: client.read_deployment_by_name(name) for name in names}
     for name in names:
         assert [getattr(after[name], field) for field in wanted] == [getattr(before[name], field) for field in wanted]
