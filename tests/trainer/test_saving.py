@@ -16,7 +16,7 @@ from segue.checkpoints.saving.staging import StagingArea
 from segue.checkpoints.saving.writer_client import InlineWriter
 from segue.clock import SystemClock
 from segue.controller.segment import TrainerEnd, report_or_lost
-from segue.controller.steps import decide_next
+from segue.controller.steps import decide_next, declare_lost
 from segue.curves.schema import Curve
 from segue.data.loader import Feed
 from segue.errors import WorkAtRiskError
@@ -33,6 +33,7 @@ from segue.testing.clock import FakeClock
 from segue.testing.faulty_store import FaultyStore
 from segue.testing.recipes import tiny
 from segue.trainer.attempt import run_attempt
+from segue.trainer.claim import claim_run
 from segue.trainer.health.activity import Activity
 from segue.trainer.saving import Saving
 from segue.trainer.state import Progress, components_of
@@ -177,6 +178,26 @@ def test_the_heartbeat_reports_the_save_interval_and_its_reason(make_spec, open_
     runlog = open_log(spec)
     train(spec, runlog)
     assert said in last_heartbeat(runlog, read_history(runlog).attempts[0]).cadence
+
+
+def test_a_fenced_attempt_writes_nothing_again_that_may_have_been_adopted(make_spec, open_log):
+    spec = make_spec(checkpoints={"every_steps": 10})
+    runlog = open_log(spec)
+    written = []
+
+    def is_fenced_meanwhile(operation, key):
+        if operation != "put":
+            return False
+        written.append(key)
+        if len(written) == 1:
+            other = open_log(spec)
+            declare_lost(other, read_history(other).open_plan, why="no heartbeat")
+            plan = decide_next(other, spec, clock=SystemClock()).plan
+            claim_run(other, Assignment(spec=spec, plan=plan), environment=HERE)
+        return True
+
+    assert train(spec, runlog, fails=is_fenced_meanwhile).stop_reason is StopReason.FENCED
+    assert len(written) == len(set(written)), "each was tried once"
 
 
 def test_a_report_holds_the_usual_duration_of_a_save(make_spec, open_log):

@@ -14,7 +14,7 @@ from segue.checkpoints.saving.staging import Staged
 from segue.checkpoints.saving.writer_client import ShardWriter
 from segue.checkpoints.saving.written import Save, Written
 from segue.clock import Clock
-from segue.errors import WriterDiedError
+from segue.errors import FencedError, WriterDiedError
 from segue.records import CheckpointRef, Environment, Manifest, WitnessRow
 from segue.runlog import keys
 from segue.runlog.entries import CommitEntry, Entry, SealEntry
@@ -166,9 +166,11 @@ class Writer:
                 self._idle.notify_all()
 
     def _until_it_works(self, job: SaveJob | SealJob) -> None:
-        pause = _FIRST_PAUSE_SECONDS
+        pause, is_repeated = _FIRST_PAUSE_SECONDS, False
         while True:
             try:
+                if is_repeated:
+                    self._require_not_fenced()
                 if isinstance(job, SaveJob):
                     self._save(job)
                 else:
@@ -178,10 +180,16 @@ class Writer:
                 log.warning("store failed, retrying in=%.1f reason=%s", pause, error)
                 if self._stopped.wait(pause):
                     raise
-                pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
+                pause, is_repeated = min(2 * pause, _LONGEST_PAUSE_SECONDS), True
             else:
                 self.trouble = None
                 return
+
+    def _require_not_fenced(self) -> None:
+        """Write nothing again after a newer claim: that attempt may have adopted this save, as it was written first."""
+        newest = self._runlog.refresh().highest_epoch
+        if newest > self._epoch:
+            raise FencedError(epoch=self._epoch, newer_epoch=newest)
 
     def _save(self, job: SaveJob) -> None:
         if job.step not in self._commits:
