@@ -81,6 +81,8 @@ class LiveRun:
     log: RunLog
     history: History = field(default_factory=History)
     starts: int = 0
+    is_start_due: bool = True
+    """Whether its first start is due, or one that was refused is to be repeated: the log is open again then."""
     problem: str | None = None
     """Why it ended without being finished, when nobody asked for that."""
     judged_at: float = 0.0
@@ -142,7 +144,7 @@ class Lane:
             elif run.history.is_over and last is not None and last.action not in _RESUMED_BY_A_PERSON:
                 run.problem = f"{run.spec.run_id} ended as {last.action}: {last.reason}"
                 self._put_aside(run, last.action)
-            elif can_write and (run.starts == 0 or (run.history.is_over and run.parent() is None)):
+            elif can_write and (run.is_start_due or (run.history.is_over and run.parent() is None)):
                 self._start(run)
 
     def _new(self) -> LiveRun:
@@ -159,7 +161,7 @@ class Lane:
         """As `segue run --detach` does it, and again a little later if Prefect or the store refuses."""
         if time.monotonic() - self._tried_at < _RETRY_SECONDS:
             return
-        self._tried_at = time.monotonic()
+        self._tried_at, run.is_start_due = time.monotonic(), True
         store = self.place.store()
         try:
             log = open_run(run.spec, clock=SystemClock())
@@ -170,5 +172,5 @@ class Lane:
                 withdraw_start(store, run.spec.run_id)
             self._say(f"{run.spec.run_id}: not started ({type(error).__name__})")
             return
-        run.starts += 1
+        run.starts, run.is_start_due = run.starts + 1, False
         self._say(f"{run.spec.run_id}: start {run.starts}")

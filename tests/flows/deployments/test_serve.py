@@ -241,32 +241,42 @@ def test_a_parent_whose_job_differs_gets_a_process_of_its_own(stack, client, poo
 
 
 @pytest.mark.matrix
-@pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGTERM])
-def test_runs_go_on_when_their_process_ends_and_is_started_again(own_stack, make_spec, tmp_path, signum):
+def test_runs_go_on_when_their_process_ends_and_is_started_again(own_stack, make_spec, tmp_path):
     stack = own_stack
     worker = stack.services["worker-parents"]
     worker.kill()
     until(lambda: not ProcessRef.of(worker.pid).is_alive(), what="the end of the worker")
     with get_client(sync_client=True) as client:
-        specs = [make_spec(run_id=f"left-{number}", **LONG | {"steps": 3000}) for number in (1, 2)]
+        specs = [make_spec(run_id=f"left-{number}", **LONG | {"steps": 5000}) for number in (1, 2)]
         with serving(stack, client, tmp_path, pool="parents") as serve:
             begun = [start_served(client, spec, deployment="train/train") for spec in specs]
-            for runlog, _ in begun:
+            logs = [runlog for runlog, _ in begun]
+            for runlog in logs:
                 until(lambda runlog=runlog: live_attempt(runlog, past_step=60), what="the segment")
                 assert process_of_parent(runlog) == serve.pid
-            serve.send_signal(signum)
-            assert serve.wait(30) in (-signal.SIGKILL, 128 + signal.SIGTERM)
-        if signum is signal.SIGTERM:  # It could still tell.
-            states = [client.read_flow_run(flow_run_id).state for _, flow_run_id in begun]
-            assert [state.name for state in states] == ["ParentLost", "ParentLost"]
-            assert all(read_parent(runlog.store, runlog.run_id).has_left for runlog, _ in begun)
-        claims = [live_attempt(runlog)[0] for runlog, _ in begun]
+            serve.send_signal(signal.SIGTERM)
+            assert serve.wait(30) == 128 + signal.SIGTERM
+        # It could still tell.
+        assert [client.read_flow_run(parent).state.name for _, parent in begun] == ["ParentLost", "ParentLost"]
+        assert all(read_parent(runlog.store, runlog.run_id).has_left for runlog in logs)
+        claims = [live_attempt(runlog)[0] for runlog in logs]
+        with serving(stack, client, tmp_path, pool="parents") as serve:
+            recovered(client, specs)
+            for runlog in logs:
+                until(lambda runlog=runlog: process_of_parent(runlog) == serve.pid, what="the next parent")
+            serve.kill()
+            assert serve.wait(30) == -signal.SIGKILL
         with serving(stack, client, tmp_path, pool="parents"):
-            recovered, troubles = recover_store(client, specs[0].store)
-            assert (len(recovered), troubles) == (2, [])
+            recovered(client, specs)
             for (runlog, first), claim in zip(begun, claims, strict=True):
-                (newest, before) = the_parents(client, runlog)
-                assert before.id == first
-                assert before.state.name == "ParentLost"
+                newest, *before = the_parents(client, runlog)
+                assert [parent.state.name for parent in before] == ["ParentLost", "ParentLost"]
+                assert before[-1].id == first
                 assert final_state(client, newest.id).type is StateType.COMPLETED
                 assert [attempt.claim for attempt in read_history(runlog.reload()).attempts] == [claim]
+
+
+def recovered(client, specs) -> None:
+    """Both parents are started again."""
+    done, troubles = recover_store(client, specs[0].store)
+    assert (len(done), troubles) == (2, [])
