@@ -28,10 +28,10 @@ matrix:
 	$(MAKE) matrix-flows
 
 matrix-units: setup
-	$(BIN)/python -m pytest -m matrix -n 3 --dist worksteal --max-worker-restart 0 --ignore tests/flows --ignore tests/packaging
+	$(BIN)/python -m pytest -m matrix -n 3 --dist worksteal --max-worker-restart 0 --durations 20 --ignore tests/flows --ignore tests/packaging
 
 matrix-flows: setup
-	$(BIN)/python -m pytest -m matrix -n 3 --dist loadfile --no-loadscope-reorder --max-worker-restart 0 --durations 20 tests/packaging tests/flows
+	$(BIN)/python -m pytest -m matrix -n 2 --dist loadfile --no-loadscope-reorder --max-worker-restart 0 --durations 20 tests/packaging tests/flows
 
 lint: setup
 	$(BIN)/ruff format --check .

@@ -81,12 +81,10 @@ def recover_store(
         log.info("run recovered run=%s what=%s", record.run_id, what)
         done.append(f"{record.run_id}: {what}")
     try:
-        settled = settle_left(client, opened, url=store.url, clock=clock)
-    except (SegueError, *SILENCE) as error:
-        troubles.append(f"the states of segments were not set from their logs: {error}")
-    else:
-        done += [f"{run_id}: states of its segments were set from its log" for run_id in settled]
-    return done, troubles
+        settled, unsettled = settle_left(client, opened, url=store.url, clock=clock)
+    except SILENCE as error:
+        settled, unsettled = [], [f"the states of segments were not set from their logs: {error}"]
+    return done + settled, troubles + unsettled
 
 
 def known_stores(client: SyncPrefectClient) -> list[StoreSpec]:

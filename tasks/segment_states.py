@@ -3,29 +3,29 @@
 from __future__ import annotations
 
 import logging
-from collections import Counter
+from collections import defaultdict
 from datetime import datetime, timedelta
-from uuid import UUID
 
 from prefect.client.orchestration import SyncPrefectClient
 from prefect.client.schemas.filters import (
     FlowFilter,
     FlowFilterName,
     FlowRunFilter,
-    FlowRunFilterId,
     FlowRunFilterState,
     FlowRunFilterStateType,
+    FlowRunFilterTags,
 )
 from prefect.client.schemas.objects import FlowRun, StateType
 from prefect.client.schemas.sorting import FlowRunSort
 from segue.tasks.parent_clock import parent_clock
 from segue.tasks.prefect_api import SILENCE, quick_client
+from segue.tasks.prefect_orchestrator import idempotency_key
 from segue.tasks.segment import state_of
 
 from segue.clock import Clock
 from segue.records import SegmentReport
 from segue.runlog.entries import ReportEntry
-from segue.runlog.history import read_history
+from segue.runlog.history import History, read_history
 from segue.runlog.log import RunLog
 from segue.runlog.open import open_log
 from segue.runlog.parents import read_parent
@@ -36,8 +36,6 @@ log = logging.getLogger(__name__)
 
 _PATIENCE = timedelta(seconds=60)
 """How long after its report a segment may take to report its state itself."""
-_MOST_SEGMENTS = 100
-"""How many of the newest segments are looked at; a request of the API names 200 flow runs at most."""
 _MOST_UNFINISHED = 200
 _UNFINISHED = FlowRunFilterState(type=FlowRunFilterStateType(any_=[StateType.RUNNING, StateType.PENDING]))
 
@@ -58,37 +56,31 @@ def settle_segments(client: SyncPrefectClient, runlog: RunLog, *, now: datetime)
     Raises:
         StoreReadError: the log could not be read.
     """
-    wanted = _overdue(runlog, now)
-    if not wanted:
-        return 0
-    runs = client.read_flow_runs(
-        flow_run_filter=FlowRunFilter(id=FlowRunFilterId(any_=list(wanted)), state=_UNFINISHED)
-    )
-    for run in runs:
-        client.set_flow_run_state(run.id, state_of(wanted[run.id]), force=True)
-        log.warning("a segment's state was set from the run's log flow_run=%s", run.id)
-    return len(runs)
+    tags = FlowRunFilterTags(all_=["segue", runlog.run_id])
+    return _settle(client, runlog, _unfinished(client, FlowRunFilter(state=_UNFINISHED, tags=tags)), now=now)
 
 
-def settle_left(client: SyncPrefectClient, store: Store, *, url: str, clock: Clock) -> list[str]:
-    """Set the missed states of segments that no parent will look at; returns the ids of their runs.
+def settle_left(client: SyncPrefectClient, store: Store, *, url: str, clock: Clock) -> tuple[list[str], list[str]]:
+    """Set the missed states of segments that no parent will look at. Returns what was done, and what could not be done.
 
     Looked at are the runs of the store at `url` that have no parent's record, or several unfinished segments.
-
-    Raises:
-        StoreReadError: a log could not be read.
     """
-    unfinished = client.read_flow_runs(
-        flow_filter=FlowFilter(name=FlowFilterName(any_=["segment"])),
-        flow_run_filter=FlowRunFilter(state=_UNFINISHED),
-        sort=FlowRunSort.EXPECTED_START_TIME_DESC,
-        limit=_MOST_UNFINISHED,
-    )
-    counts = Counter(str(run.parameters["spec"].get("run_id")) for run in unfinished if store_of(run) == url)
-    left = [name for name, count in counts.items() if count > 1 or read_parent(store, name) is None]
-    return [
-        name for name in left if settle_segments(client, RunLog(store, name, clock=clock).reload(), now=clock.now())
-    ]
+    by_run: defaultdict[str, list[FlowRun]] = defaultdict(list)
+    for run in _unfinished(client, FlowRunFilter(state=_UNFINISHED)):
+        if store_of(run) == url:
+            by_run[str(run.parameters["spec"].get("run_id"))].append(run)
+    done, troubles = [], []
+    for run_id, runs in by_run.items():
+        try:
+            if len(runs) < 2 and read_parent(store, run_id) is not None:
+                continue
+            settled = _settle(client, RunLog(store, run_id, clock=clock).reload(), runs, now=clock.now())
+        except StoreReadError as error:
+            troubles.append(f"{run_id}: the states of its segments were not set from its log: {error}")
+            continue
+        if settled:
+            done.append(f"{run_id}: states of its segments were set from its log")
+    return done, troubles
 
 
 def store_of(run: FlowRun) -> str | None:
@@ -98,22 +90,46 @@ def store_of(run: FlowRun) -> str | None:
     return store.get("url") if isinstance(store, dict) else None
 
 
-def _overdue(runlog: RunLog, now: datetime) -> dict[UUID, SegmentReport]:
-    """The last report of each flow run that should have reported its state by now."""
+def _unfinished(client: SyncPrefectClient, wanted: FlowRunFilter) -> list[FlowRun]:
+    return client.read_flow_runs(
+        flow_filter=FlowFilter(name=FlowFilterName(any_=["segment"])),
+        flow_run_filter=wanted,
+        sort=FlowRunSort.EXPECTED_START_TIME_DESC,
+        limit=_MOST_UNFINISHED,
+    )
+
+
+def _settle(client: SyncPrefectClient, runlog: RunLog, unfinished: list[FlowRun], *, now: datetime) -> int:
     history = read_history(runlog)
-    written = {
-        (slot.entry.report.segment, slot.entry.report.attempt): slot.entry.written_at
-        for slot in runlog.slots
-        if isinstance(slot.entry, ReportEntry)
-    }
-    last = {}
-    for attempt in history.attempts:
-        if attempt.claim.flow_run_id is not None:
-            # A flow run that makes several segments has the state of the last one.
-            last[attempt.claim.flow_run_id] = attempt
-    reported = {}
-    for flow_run_id, attempt in list(last.items())[-_MOST_SEGMENTS:]:
-        at = written.get((attempt.claim.segment, attempt.claim.attempt))
-        if attempt.report is not None and at is not None and now - at > _PATIENCE:
-            reported[UUID(flow_run_id)] = attempt.report
-    return reported
+    settled = 0
+    for run in unfinished:
+        place = _last_attempt(run, history, log_id=runlog.log_id)
+        report = history.report_of(*place) if place is not None else None
+        if report is None or now - _written_at(runlog, report) <= _PATIENCE:
+            continue
+        client.set_flow_run_state(run.id, state_of(report), force=True)
+        log.warning("a segment's state was set from the run's log flow_run=%s", run.id)
+        settled += 1
+    return settled
+
+
+def _last_attempt(run: FlowRun, history: History, *, log_id: str) -> tuple[int, int] | None:
+    """Segment and attempt by which a flow run has to be judged: the last one that it claimed, or the one it was for.
+
+    A flow run that makes several segments has the state of the last one. None for one of another log.
+    """
+    claims = [attempt.claim for attempt in history.attempts if attempt.claim.flow_run_id == str(run.id)]
+    if claims:
+        return claims[-1].segment, claims[-1].attempt
+    for entry in history.decisions:
+        if entry.plan is not None and history.spec is not None:
+            name = f"{entry.plan.segment}:{entry.plan.attempt}"
+            if run.idempotency_key == idempotency_key(history.spec, name, log_id=log_id):
+                return entry.plan.segment, entry.plan.attempt
+    return None
+
+
+def _written_at(runlog: RunLog, report: SegmentReport) -> datetime:
+    place = report.segment, report.attempt
+    entries = (slot.entry for slot in reversed(runlog.slots) if isinstance(slot.entry, ReportEntry))
+    return next(e.written_at for e in entries if (e.report.segment, e.report.attempt) == place)

@@ -20,7 +20,9 @@ from prefect.client.schemas.filters import FlowFilter, FlowFilterName
 from prefect.client.schemas.objects import FlowRun, StateType
 from prefect.states import Cancelling, Completed, Pending, Running, Scheduled
 from segue.deployments.process.follow import trigger
+from segue.flows.recover import recover_store
 from segue.tasks.pools import warn_of_idle_schedule
+from segue.tasks.prefect_orchestrator import PrefectOrchestrator
 from segue.tasks.recovery import parents_of, recover_run, will_start
 from segue.tasks.segment_states import settle_left, settle_segments
 
@@ -277,7 +279,9 @@ def test_a_run_that_ended_while_prefect_was_away_gets_its_state_from_the_log(cli
 
 
 @pytest.mark.matrix
-def test_a_segment_that_ended_while_prefect_was_away_gets_its_state_from_the_log(client, make_spec):
+def test_a_segment_that_ended_while_prefect_was_away_gets_its_state_from_the_log(
+    client, make_spec, recover, monkeypatch
+):
     spec = make_spec(run_id="ended-unseen-too", **LONG | {"steps": 200})
     runlog, first = start(client, spec)
     final_state(client, first)
@@ -292,13 +296,36 @@ def test_a_segment_that_ended_while_prefect_was_away_gets_its_state_from_the_log
     assert parents(runlog.store) == []
     # Also when nothing is left of its parent.
     client.set_flow_run_state(run.id, Running(), force=True)
-    clock = FakeClock(now)
-    assert settle_left(client, runlog.store, url=spec.store.url, clock=clock) == []
-    clock.advance(120)
-    assert settle_left(client, runlog.store, url="another", clock=clock) == []
-    assert settle_left(client, runlog.store, url=spec.store.url, clock=clock) == [spec.run_id]
+    assert settle_left(client, runlog.store, url="another", clock=FakeClock(now + timedelta(hours=1))) == ([], [])
+    assert "states of its segments" not in recover(spec.store.url)
+    monkeypatch.setattr(SystemClock, "now", lambda self: now + timedelta(minutes=2))
+    done = [f"{spec.run_id}: states of its segments were set from its log"]
+    assert recover_store(client, spec.store) == (done, [])
     assert client.read_flow_run(run.id).state.name == run.state.name
-    assert settle_left(client, runlog.store, url=spec.store.url, clock=clock) == []
+    assert recover_store(client, spec.store) == ([], [])
+
+
+@pytest.mark.matrix
+def test_a_segment_that_never_claimed_its_attempt_is_not_pending_for_ever(client, make_spec):
+    spec = make_spec(run_id="never-claimed", **LONG)
+    runlog = open_run(spec, clock=SystemClock())
+    plan = decide_next(runlog, spec, clock=SystemClock()).plan
+    client.update_work_pool("spot", WorkPoolUpdate(is_paused=True))
+    try:
+        orchestrator = PrefectOrchestrator(log_id=runlog.log_id)
+        orchestrator.submit(spec, plan)
+        orchestrator.close()
+        (run,) = segment_runs(client, spec.run_id)
+        client.set_flow_run_state(run.id, Pending(), force=True)  # As the worker did that has died.
+        later = FakeClock(SystemClock().now() + timedelta(minutes=2))
+        assert settle_left(client, runlog.store, url=spec.store.url, clock=later) == ([], []), "it may still start"
+        declare_lost(runlog, plan, why="its flow run ended as Lost without a report")
+        done, troubles = settle_left(client, runlog.store, url=spec.store.url, clock=later)
+    finally:
+        client.update_work_pool("spot", WorkPoolUpdate(is_paused=False))
+    assert (len(done), troubles) == (1, [])
+    state = client.read_flow_run(run.id).state
+    assert (state.type, state.name) == (StateType.CRASHED, "Lost")
 
 
 @pytest.mark.matrix
