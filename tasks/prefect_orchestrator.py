@@ -6,7 +6,6 @@ import logging
 import math
 import time
 from collections.abc import Callable
-from datetime import datetime
 from functools import partial
 from typing import Any, TypeVar
 from uuid import UUID
@@ -28,7 +27,6 @@ from segue.tasks.prefect_api import (
     require_silence,
 )
 
-from segue.clock import SystemClock
 from segue.errors import OrchestratorError
 from segue.records import Capacity, SegmentPlan
 from segue.spec import RunSpec
@@ -43,8 +41,8 @@ _BLOCKER_SECONDS = 20.0
 """How often it is asked why an attempt does not start."""
 _PROCESS_START_SECONDS = 45.0
 """How long a flow run that a worker of a process pool has taken may stay Pending. There is no image to pull."""
-_OWN_WATCH_SECONDS = 15.0
-"""How much of that time a parent has to watch it itself, because the server's clock may differ from its own."""
+_ASK_START_SECONDS = 10.0
+"""How often the server is asked how long a flow run has been Pending."""
 
 
 def label(spec: RunSpec, plan: SegmentPlan) -> str:
@@ -75,8 +73,8 @@ class PrefectOrchestrator:
         self._deployments: dict[str, str] = {}
         self._blockers: dict[str, tuple[float, str | None]] = {}
         self._pending: dict[str, Message] = {}
-        self._taken_at: dict[UUID, float] = {}
-        """When a flow run was first seen as Pending, on this process's monotonic clock."""
+        self._start_asked_at: dict[UUID, float] = {}
+        """When the server was last asked about a flow run that is Pending; infinity until it answers."""
 
     def submit(self, spec: RunSpec, plan: SegmentPlan) -> str:
         """The flow run of this attempt: a new one, or the one that was submitted before.
@@ -87,7 +85,7 @@ class PrefectOrchestrator:
         Raises:
             OrchestratorError: there is no such deployment, or the API refuses the request.
         """
-        self._deployments[idempotency_key(spec, _name_of(plan), log_id=self._log_id)] = plan.deployment
+        self._deployments[idempotency_key(spec, name_of(plan), log_id=self._log_id)] = plan.deployment
         if plan.standby is not None:
             # The standby that waits for this plan. If it is gone, a new one of its name takes the plan.
             return self._submit(*self._standby(spec, plan.standby, deployment=plan.deployment))
@@ -95,7 +93,7 @@ class PrefectOrchestrator:
 
     def adopt(self, spec: RunSpec, plan: SegmentPlan, flow_run_id: str) -> str:
         """The handle of a plan that is not submitted, because the machine of this flow run is kept for it."""
-        key = idempotency_key(spec, _name_of(plan), log_id=self._log_id)
+        key = idempotency_key(spec, name_of(plan), log_id=self._log_id)
         self._deployments[key], self._flow_runs[key] = plan.deployment, UUID(flow_run_id)
         return key
 
@@ -113,7 +111,7 @@ class PrefectOrchestrator:
         self._messenger.require_accepted()
         state, flow_run_id = self._known_state(handle), self._flow_runs.get(handle)
         if flow_run_id is not None and state is not None and state.is_pending():
-            self._watch_start(flow_run_id, since=state.timestamp)
+            self._watch_start(flow_run_id)
         return state.name if state is not None and state.is_final() else None
 
     def is_running(self, handle: str) -> bool:
@@ -165,18 +163,21 @@ class PrefectOrchestrator:
         flow_run_id = self._flow_runs.get(handle)
         return self._messenger.state(flow_run_id) if flow_run_id is not None else None
 
-    def _watch_start(self, flow_run_id: UUID, *, since: datetime) -> None:
+    def _watch_start(self, flow_run_id: UUID) -> None:
         """Give up a flow run that stays Pending: its worker has died with it, and no other takes it.
 
-        The time in which earlier parents watched it counts too, by the server's clock.
+        The server knows how long it has been Pending, also while other parents watched it.
         """
         now = time.monotonic()
-        watched_seconds = now - self._taken_at.setdefault(flow_run_id, now)
-        pending_seconds = (SystemClock().now() - since).total_seconds()
-        is_old = pending_seconds > _PROCESS_START_SECONDS and watched_seconds > _OWN_WATCH_SECONDS
-        if is_old or watched_seconds > _PROCESS_START_SECONDS:
-            self._taken_at[flow_run_id] = now
-            self._messenger.deliver(partial(_crash_unless_started, flow_run_id=flow_run_id))
+        if now - self._start_asked_at.setdefault(flow_run_id, now) < _ASK_START_SECONDS:
+            return
+        self._start_asked_at[flow_run_id] = math.inf  # One question at a time.
+
+        def ask(client: SyncPrefectClient) -> None:
+            _crash_unless_started(client, flow_run_id=flow_run_id)
+            self._start_asked_at[flow_run_id] = time.monotonic()
+
+        self._messenger.deliver(ask)
 
     def _submit(self, key: str, create: Callable[[SyncPrefectClient], UUID]) -> str:
         def keep(client: SyncPrefectClient) -> None:
@@ -213,7 +214,7 @@ class PrefectOrchestrator:
         self._messenger.deliver(set_unless_final)
 
     def _attempt(self, spec: RunSpec, plan: SegmentPlan) -> tuple[str, Callable[[SyncPrefectClient], UUID]]:
-        key = idempotency_key(spec, _name_of(plan), log_id=self._log_id)
+        key = idempotency_key(spec, name_of(plan), log_id=self._log_id)
         facts = {
             "parameters": _parameters(spec, plan=plan.model_dump(mode="json")),
             "name": label(spec, plan),
@@ -253,7 +254,8 @@ def _parameters(spec: RunSpec, **of_attempt: Any) -> dict[str, Any]:
     return {"spec": spec.model_dump(mode="json"), "parent": str(parent) if parent is not None else None} | of_attempt
 
 
-def _name_of(plan: SegmentPlan) -> str:
+def name_of(plan: SegmentPlan) -> str:
+    """The name of the flow run that a plan is for, as its idempotency key has it."""
     return plan.standby or f"{plan.segment}:{plan.attempt}"
 
 
@@ -269,8 +271,12 @@ def _create(client: SyncPrefectClient, *, deployment: str, facts: dict[str, Any]
 
 def _crash_unless_started(client: SyncPrefectClient, *, flow_run_id: UUID) -> None:
     run = client.read_flow_run(flow_run_id)
+    if run.state is None or not run.state.is_pending() or run.expected_start_time is None:
+        return
+    # All three by the server's clock, which may differ from this machine's.
+    pending_for = run.estimated_start_time_delta - (run.state.timestamp - run.expected_start_time)
     pool = client.read_work_pool(run.work_pool_name) if run.work_pool_name else None
-    if run.state is not None and run.state.is_pending() and pool is not None and pool.type == "process":
+    if pending_for.total_seconds() > _PROCESS_START_SECONDS and pool is not None and pool.type == "process":
         why = f"a worker took it, and its process did not start within {_PROCESS_START_SECONDS:.0f} s"
         client.set_flow_run_state(flow_run_id, Crashed(name="Lost", message=why), force=True)
 

@@ -17,15 +17,18 @@ from prefect.client.schemas.filters import (
 )
 from prefect.client.schemas.objects import FlowRun, StateType
 from prefect.client.schemas.sorting import FlowRunSort
+from prefect.exceptions import ObjectNotFound
+from prefect.states import Crashed
 from segue.tasks.parent_clock import parent_clock
 from segue.tasks.prefect_api import SILENCE, quick_client
-from segue.tasks.prefect_orchestrator import idempotency_key
+from segue.tasks.prefect_orchestrator import idempotency_key, name_of
 from segue.tasks.segment import state_of
 
 from segue.clock import Clock
-from segue.records import SegmentReport
+from segue.errors import SegueError
+from segue.records import SegmentPlan, SegmentReport
 from segue.runlog.entries import ReportEntry
-from segue.runlog.history import History, read_history
+from segue.runlog.history import Attempt, History, read_history
 from segue.runlog.log import RunLog
 from segue.runlog.open import open_log
 from segue.runlog.parents import read_parent
@@ -46,7 +49,7 @@ def settle_missed(spec: RunSpec) -> None:
     try:
         with quick_client() as client:
             settle_segments(client, open_log(spec, clock=clock).reload(), now=clock.now())
-    except (*SILENCE, StoreReadError) as error:
+    except (*SILENCE, ObjectNotFound, StoreReadError) as error:
         log.warning("the states of segments were not looked at reason=%s", type(error).__name__)
 
 
@@ -61,9 +64,9 @@ def settle_segments(client: SyncPrefectClient, runlog: RunLog, *, now: datetime)
 
 
 def settle_left(client: SyncPrefectClient, store: Store, *, url: str, clock: Clock) -> tuple[list[str], list[str]]:
-    """Set the missed states of segments that no parent will look at. Returns what was done, and what could not be done.
+    """Set the missed states of segments that no parent will look at. Returns what was set, and what failed.
 
-    Looked at are the runs of the store at `url` that have no parent's record, or several unfinished segments.
+    This concerns the runs of the store at `url` that have no parent's record, or several unfinished segments.
     """
     by_run: defaultdict[str, list[FlowRun]] = defaultdict(list)
     for run in _unfinished(client, FlowRunFilter(state=_UNFINISHED)):
@@ -75,7 +78,7 @@ def settle_left(client: SyncPrefectClient, store: Store, *, url: str, clock: Clo
             if len(runs) < 2 and read_parent(store, run_id) is not None:
                 continue
             settled = _settle(client, RunLog(store, run_id, clock=clock).reload(), runs, now=clock.now())
-        except StoreReadError as error:
+        except (SegueError, ObjectNotFound, *SILENCE) as error:
             troubles.append(f"{run_id}: the states of its segments were not set from its log: {error}")
             continue
         if settled:
@@ -103,30 +106,34 @@ def _settle(client: SyncPrefectClient, runlog: RunLog, unfinished: list[FlowRun]
     history = read_history(runlog)
     settled = 0
     for run in unfinished:
-        place = _last_attempt(run, history, log_id=runlog.log_id)
-        report = history.report_of(*place) if place is not None else None
-        if report is None or now - _written_at(runlog, report) <= _PATIENCE:
+        attempt = _last_claimed(run, history)
+        plan = None if attempt is not None else _submitted_for(run, history, log_id=runlog.log_id)
+        place = attempt.claim if attempt is not None else plan
+        report = history.report_of(place.segment, place.attempt) if place is not None else None
+        if place is None or report is None or now - _written_at(runlog, report) <= _PATIENCE:
             continue
-        client.set_flow_run_state(run.id, state_of(report), force=True)
+        state = state_of(report)
+        if plan is not None and history.attempt_of(plan.segment, plan.attempt) is not None:
+            state = Crashed(name="Fenced", message="Another flow run made this attempt; this one changed nothing.")
+        client.set_flow_run_state(run.id, state, force=True)
         log.warning("a segment's state was set from the run's log flow_run=%s", run.id)
         settled += 1
     return settled
 
 
-def _last_attempt(run: FlowRun, history: History, *, log_id: str) -> tuple[int, int] | None:
-    """Segment and attempt by which a flow run has to be judged: the last one that it claimed, or the one it was for.
+def _last_claimed(run: FlowRun, history: History) -> Attempt | None:
+    """The attempt by which a flow run is judged: one that makes several segments has the state of the last one."""
+    claimed = [attempt for attempt in history.attempts if attempt.claim.flow_run_id == str(run.id)]
+    return claimed[-1] if claimed else None
 
-    A flow run that makes several segments has the state of the last one. None for one of another log.
-    """
-    claims = [attempt.claim for attempt in history.attempts if attempt.claim.flow_run_id == str(run.id)]
-    if claims:
-        return claims[-1].segment, claims[-1].attempt
-    for entry in history.decisions:
-        if entry.plan is not None and history.spec is not None:
-            name = f"{entry.plan.segment}:{entry.plan.attempt}"
-            if run.idempotency_key == idempotency_key(history.spec, name, log_id=log_id):
-                return entry.plan.segment, entry.plan.attempt
-    return None
+
+def _submitted_for(run: FlowRun, history: History, *, log_id: str) -> SegmentPlan | None:
+    """The plan for which a flow run was created; None for one of another log."""
+    plans = [entry.plan for entry in history.decisions if entry.plan is not None]
+    if history.spec is None:
+        return None
+    keys = {idempotency_key(history.spec, name_of(plan), log_id=log_id): plan for plan in plans}
+    return keys.get(run.idempotency_key or "")
 
 
 def _written_at(runlog: RunLog, report: SegmentReport) -> datetime:

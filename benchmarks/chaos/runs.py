@@ -82,7 +82,7 @@ class LiveRun:
     history: History = field(default_factory=History)
     starts: int = 0
     is_start_due: bool = True
-    """Whether its first start is due, or one that was refused is to be repeated: the log is open again then."""
+    """Whether a start is due: the first one, or the repetition of one that was refused, which leaves the log open."""
     problem: str | None = None
     """Why it ended without being finished, when nobody asked for that."""
     judged_at: float = 0.0

@@ -8,7 +8,7 @@ run would no longer be the one that an undisturbed store gives.
 from __future__ import annotations
 
 import random
-from functools import partial
+from typing import Any
 
 import botocore.retries.standard
 import botocore.retryhandler
@@ -17,10 +17,15 @@ import botocore.utils
 _OWN = random.Random()
 
 
+class _Backoff(botocore.retries.standard.ExponentialBackoff):  # type: ignore[misc]
+    """Draws from botocore's own stream. The original keeps the function that it draws with."""
+
+    def __init__(self, *args: Any, **more: Any) -> None:
+        super().__init__(*args, **more)
+        self._random = _OWN.random
+
+
 def use_own_random_stream() -> None:
     """Let every client of this process draw from that stream, also those that fetch credentials. Idempotent."""
-    for module in (botocore.retryhandler, botocore.utils):
-        module.random = _OWN
-    found = botocore.retries.standard.ExponentialBackoff
-    if not isinstance(found, partial):  # It keeps the function that it draws with as a default argument.
-        botocore.retries.standard.ExponentialBackoff = partial(found, random=_OWN.random)
+    botocore.retryhandler.random = botocore.utils.random = _OWN
+    botocore.retries.standard.ExponentialBackoff = _Backoff

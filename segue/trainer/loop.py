@@ -105,11 +105,18 @@ class TrainingLoop:
             WorkAtRiskError: nothing could be committed for longer than the spec allows; no report was written.
         """
         try:
+            return self._run()
+        except FencedError as error:  # Also from the report of an attempt that ended for another reason.
+            log.warning("attempt fenced reason=%s", error)
+            return self._reporter.report(StopReason.FENCED, note=str(error))
+
+    def _run(self) -> SegmentReport:
+        try:
             with self._context.group.shared_failure(), closing(self._saving), closing(self._rehearsal):
                 reason = self._train()
             return self._reporter.append(self._reporter.report(reason, note=self._writer.trouble))
-        except FencedError as error:
-            return self._fenced(error)
+        except FencedError:
+            raise
         except BrokenResumeError as error:
             self._reporter.append(self._reporter.report(StopReason.FAILED, failure=failure_of(error), note=str(error)))
             raise
@@ -131,20 +138,13 @@ class TrainingLoop:
             log.error("the recipe raised step=%d", self._progress.step, exc_info=error)
             return self._failed(error)
 
-    def _fenced(self, error: FencedError) -> SegmentReport:
-        log.warning("attempt fenced reason=%s", error)
-        return self._reporter.report(StopReason.FENCED, note=str(error))
-
     def _failed(self, error: BaseException) -> SegmentReport:
         self._context.activity.ending()
-        try:
-            # A rank that hangs may never write its part of a save.
-            patience = REPORT_SECONDS if isinstance(error, HungRankError) else self._spec.grace_seconds
-            self._writer.wait(patience)
-            reason = stop_reason(error, kills_before=self._context.kills.before)
-            return self._reporter.append(self._reporter.report(reason, failure=failure_of(error)))
-        except FencedError as fenced:
-            return self._fenced(fenced)
+        # A rank that hangs may never write its part of a save.
+        patience = REPORT_SECONDS if isinstance(error, HungRankError) else self._spec.grace_seconds
+        self._writer.wait(patience)
+        reason = stop_reason(error, kills_before=self._context.kills.before)
+        return self._reporter.append(self._reporter.report(reason, failure=failure_of(error)))
 
     def report_ended(self, reason: StopReason, failure: CodeFailure | None, note: str) -> None:
         """Write the report of an attempt that its watchdog ends; called from another thread.

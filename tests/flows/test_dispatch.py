@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import time
-from datetime import timedelta
-
 import pytest
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.actions import WorkPoolUpdate
@@ -45,27 +42,34 @@ def test_a_segment_is_linked_to_the_task_that_submitted_it(stack, make_spec):
 
 
 def test_a_segment_whose_worker_died_with_it_is_given_up_though_its_parents_die_too(stack, make_spec, monkeypatch):
-    monkeypatch.setattr(prefect_orchestrator, "_OWN_WATCH_SECONDS", 1.0)
+    monkeypatch.setattr(prefect_orchestrator, "_ASK_START_SECONDS", 1.0)
+    monkeypatch.setattr(prefect_orchestrator, "_PROCESS_START_SECONDS", 3600.0)
     spec = make_spec(run_id="taken-and-lost", **LONG)
     runlog = open_run(spec, clock=SystemClock())
     plan = decide_next(runlog, spec, clock=SystemClock()).plan
+
+    def parent():
+        orchestrator = PrefectOrchestrator(log_id=runlog.log_id)
+        return orchestrator, orchestrator.submit(spec, plan)
+
     with get_client(sync_client=True) as client:
         client.update_work_pool("spot", WorkPoolUpdate(is_paused=True))
         try:
-            first = PrefectOrchestrator(log_id=runlog.log_id)
-            first.submit(spec, plan)
+            first, handle = parent()
             (segment,) = segment_runs(client, spec.run_id)
             client.set_flow_run_state(segment.id, Pending(), force=True)  # As the worker did that has died.
-            taken_at = time.monotonic()
+            until(lambda: first.state(handle) or waited(client, segment, 20), what="a while")
+            assert first.state(handle) is None, "its process may still start"
             first.close()
-            second = PrefectOrchestrator(log_id=runlog.log_id)
-            handle = second.submit(spec, plan)
-            assert second.state(handle) is None
-            until(lambda: time.monotonic() - taken_at > 5, what="a while")
-            assert second.state(handle) is None, "its process may still start"
-            later = SystemClock().now() + timedelta(seconds=45)
-            monkeypatch.setattr(SystemClock, "now", lambda self: later)
-            assert until(lambda: second.state(handle), what="the end of its flow run") == "Lost"
+            monkeypatch.setattr(prefect_orchestrator, "_PROCESS_START_SECONDS", 20.0)
+            second, handle = parent()
+            assert until(lambda: second.state(handle), what="the end of its flow run", limit_seconds=15) == "Lost"
             second.close()
         finally:
             client.update_work_pool("spot", WorkPoolUpdate(is_paused=False))
+
+
+def waited(client, segment, seconds: float) -> bool:
+    """Whether it has been Pending for so long, by the server's clock."""
+    run = client.read_flow_run(segment.id)
+    return (run.estimated_start_time_delta - (run.state.timestamp - run.expected_start_time)).total_seconds() > seconds

@@ -14,6 +14,7 @@ from datetime import UTC, datetime
 from http.server import BaseHTTPRequestHandler
 
 import boto3
+import botocore.utils
 import numpy as np
 import pytest
 import torch
@@ -286,6 +287,7 @@ def test_requests_that_are_repeated_leave_the_random_streams_of_the_recipe_alone
         # As botocore asks for a role's credentials: with the environment's settings.
         boto3.Session().client("s3", endpoint_url=wire.url).list_buckets,
     ]
+    assert botocore.utils.random is not random, "it postpones the refresh of a role's credentials by a random time"
     for request in requests:
         seen.clear()
         wire.observer = lose_the_first_answer

@@ -186,7 +186,12 @@ class Writer:
                 return
 
     def _require_not_fenced(self) -> None:
-        """Write nothing again after a newer claim: that attempt may have adopted this save, as it was written first."""
+        """Do not write a save again after a newer claim: the attempt that holds it may have adopted the first version.
+
+        Raises:
+            FencedError: a newer claim exists.
+            StoreReadError: the log could not be read.
+        """
         newest = self._runlog.refresh().highest_epoch
         if newest > self._epoch:
             raise FencedError(epoch=self._epoch, newer_epoch=newest)
