@@ -87,7 +87,8 @@ def reason_to_stop(spec: RunSpec, history: History) -> str | None:
     for each in CLASSES:
         counted = _counted(each, history)
         if counted and len(counted) >= each.budget(spec):
-            return f"the recipe {each.what} in {len(counted)} attempts{_last(counted[-1])}"
+            happened = f"the recipe {each.what} in {len(counted)} attempts{_last(counted[-1])}"
+            return f"{happened.rstrip('.')}. Fix: {each.fix}."
     return None
 
 
@@ -129,6 +130,8 @@ def _was_resume_broken(report: SegmentReport, history: History) -> bool:
 
 
 def _last(report: SegmentReport) -> str:
-    if report.failure is not None:
-        return f", last {report.failure.type}: {report.failure.message}"
-    return f", last: {report.note}" if report.note else ""
+    if report.failure is None:
+        return f", last: {report.note}" if report.note else ""
+    message = report.failure.message
+    note = (report.note or "").removeprefix(message).removeprefix("; ")
+    return f", last {report.failure.type}: {message}" + (f" ({note})" if note else "")

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from segue.checkpoints.saving.committer import Writer
 from segue.continuity.witness import Witness
-from segue.launch.memory import peak_bytes, unreclaimable_bytes
+from segue.launch.memory import in_words, limit_bytes, peak_bytes, unreclaimable_bytes
 from segue.records import CheckpointRef, CodeFailure, Heartbeat, SegmentReport, StopReason
 from segue.runlog.entries import Entry, ReportEntry
 from segue.runlog.history import read_history
@@ -100,7 +100,7 @@ class AttemptReporter:
             notice=self.context.board.read(),
             failure=failure,
             peak_memory_bytes=peak_bytes(),
-            note=note,
+            note=_with_memory(note, reason),
         )
 
     def append(self, report: SegmentReport) -> SegmentReport:
@@ -187,8 +187,15 @@ def report_ended(
         startup_seconds=context.seconds,
         failure=failure,
         peak_memory_bytes=peak_bytes(),
-        note=note,
+        note=_with_memory(note, reason),
     )
     if reason is not StopReason.FENCED:
         append_report(context, report)
     return report
+
+
+def _with_memory(note: str | None, reason: StopReason) -> str | None:
+    """The note of a report; where memory ran out, with how much was used."""
+    if reason is not StopReason.OUT_OF_MEMORY:
+        return note
+    return "; ".join(part for part in (note, in_words(peak_bytes(), limit_bytes())) if part)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from datetime import UTC, datetime, timedelta
 
 import psutil
 import pytest
@@ -16,8 +17,10 @@ from segue.tasks import prefect_orchestrator
 
 from segue.clock import SystemClock
 from segue.controller.steps import decide_next, open_run
-from segue.records import StopReason
+from segue.notices.recall import recall
+from segue.records import Capacity, StopReason, VerdictKind
 from segue.runlog.history import read_history
+from segue.runlog.last_heartbeat import last_heartbeat
 from tests.flows.test_recovery import worker_of
 from tests.flows.test_runs import LONG, ended_segments, final_state, live_attempt, segment_runs, start, until
 
@@ -74,6 +77,44 @@ def test_a_recipe_that_always_hangs_fails_the_run_and_shows_its_stack(client, ma
     assert "in _sleep" in runs[0].state.message
     plans = [entry.plan for entry in read_history(runlog.reload()).decisions if entry.plan is not None]
     assert [str(plan.capacity) for plan in plans] == ["spot", "spot"]
+
+
+def test_a_recipe_that_always_runs_out_of_memory_fails_the_run_and_never_buys_on_demand(client, make_spec):
+    fields = {"recipe": STUCK, "config": {"how": "allocate", "at_step": 100}, "checkpoints": {"every_steps": 1000}}
+    deadline = datetime.now(UTC) + timedelta(seconds=600)
+    policy = {"changeover_seconds": 5, "step_seconds": 0.01, "detection_seconds": 1}
+    spec = make_spec(run_id="no-memory", **LONG | fields | {"deadline": deadline, "policy": policy})
+    runlog, parent = start(client, spec)
+    state = final_state(client, parent)
+    assert (state.type, state.name) == (StateType.FAILED, "Failed")
+    assert "the recipe ran out of memory in 2 attempts" in state.message
+    assert "peak memory " in state.message
+    assert [run.state.name for run in ended_segments(client, "no-memory")] == ["OutOfMemory", "OutOfMemory"]
+    reports = read_history(runlog.reload()).last_reports()
+    assert [(r.stop_reason, r.capacity) for r in reports] == [(StopReason.OUT_OF_MEMORY, Capacity.SPOT)] * 2
+
+
+def test_a_sigterm_after_a_recall_leaves_only_its_own_time(client, make_spec, tmp_path):
+    brake = tmp_path / "brake"
+    config = {"brake": str(brake), "brake_seconds": 1.0, "pause_seconds": 0.005}
+    fields = LONG | {"recipe": "tests.recipes.paced:build", "config": config, "grace_seconds": 3}
+    spec = make_spec(run_id="recalled-then-killed", **fields)
+    runlog, parent = start(client, spec)
+    claim, _ = until(lambda: live_attempt(runlog, past_step=100), what="the segment")
+    brake.touch()
+    recall(runlog.store, run_id=runlog.run_id, attempt_id=claim.attempt_id, reason="on-demand takes over")
+    attempt = read_history(runlog).attempts[0]
+    # After the last commit come the steps that a resume replays: 8 s of them, if only the recall counted.
+    until(lambda: last_heartbeat(runlog, attempt).phase == "stopping", what="the end that the recall asks for")
+    os.kill(claim.segment_pid, signal.SIGTERM)
+    (report,) = until(lambda: read_history(runlog).last_reports(), what="its report")
+    brake.unlink()
+    assert (report.stop_reason, report.notice.kind, report.notice.grace_seconds) == (StopReason.BOUND, "sigterm", 3)
+    assert report.lost_steps == 0
+    assert final_state(client, parent).type is StateType.COMPLETED
+    verdict = read_history(runlog.reload()).attempts[1].verdict
+    assert verdict.kind is VerdictKind.EXACT
+    assert verdict.rows_compared < spec.continuity.witness_steps
 
 
 def test_a_hung_segment_that_is_cancelled_leaves_nothing_behind(client, make_spec):

@@ -128,7 +128,8 @@ def test_code_that_raises_has_a_small_budget_of_its_own(failures, action):
     made = book.ask()
     assert made.action == action
     if action == "failed":
-        assert made.reason == "the recipe raised in 2 attempts, last ValueError: no such column"
+        raised = "the recipe raised in 2 attempts, last ValueError: no such column"
+        assert made.reason == f"{raised}. Fix: correct the recipe, then start the run again."
 
 
 @pytest.mark.parametrize(("deaths", "action"), [(4, "run"), (5, "hopeless")])

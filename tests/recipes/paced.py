@@ -14,13 +14,13 @@ from segue.testing.recipes import tiny
 
 
 def build(config: dict[str, Any]) -> Recipe:
-    """Config: brake (a file: while it is there, every step takes 50 ms more), and what `tiny` takes."""
-    recipe = tiny({name: value for name, value in config.items() if name != "brake"})
+    """Config: brake (a file), brake_seconds (while it is there, of every step; 0.05), and what `tiny` takes."""
+    recipe = tiny({name: value for name, value in config.items() if name not in ("brake", "brake_seconds")})
     brake, inner = Path(config["brake"]), recipe.loss
 
     def loss(model: nn.Module, batch: Any) -> torch.Tensor:
         if brake.exists():
-            time.sleep(0.05)
+            time.sleep(config.get("brake_seconds", 0.05))
         return inner(model, batch)
 
     recipe.loss = loss

@@ -108,6 +108,14 @@ def _accelerator_full() -> None:
     raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB.")
 
 
+def _allocate() -> None:
+    torch.empty(1 << 50)  # More than any machine's address space gives.
+
+
+def _no_fork() -> None:
+    raise OSError(errno.ENOMEM, "Cannot allocate memory")
+
+
 def _disk() -> None:
     raise OSError(errno.EIO, "Input/output error")
 
@@ -140,6 +148,8 @@ WAYS: dict[str, Callable[[], None]] = {
     "hold": _hold_the_interpreter,
     "memory": _no_memory,
     "accelerator": _accelerator_full,
+    "allocate": _allocate,
+    "fork": _no_fork,
     "disk": _disk,
     "file": _no_file,
     "connection": _connection,

@@ -25,6 +25,11 @@ _PERMANENT_NUMBERS = frozenset(
 )
 _OUT_OF_MEMORY_TYPES = ("MemoryError", "OutOfMemoryError")
 """Python's own, and torch's for accelerators."""
+_OUT_OF_MEMORY_MESSAGE = re.compile(
+    r"DefaultCPUAllocator: (can't allocate|not enough) memory|\[Errno 12\]"
+    r"|CUDA error: out of memory|CU(BLAS|DNN)_STATUS_ALLOC_FAILED"
+)
+"""For these conditions there is no type of their own, only a message."""
 _NETWORK_TYPE = re.compile(r"Timeout|TimedOut|Connect|Network|Transport|Incomplete|Throttl|Unavailable|ServerError")
 _DEAD_WORKER = re.compile(r"DataLoader worker \(pid.*(exited unexpectedly|killed by signal)")
 """torch has no type for this condition, only a RuntimeError with this message."""
@@ -34,8 +39,7 @@ def stop_reason(error: BaseException, *, kills_before: MemoryKills) -> StopReaso
     """The reason of an attempt that ended with this exception of the user's code."""
     if isinstance(error, HungRankError):
         return StopReason.HUNG
-    names = [error.type_name] if isinstance(error, RankFailedError) else _type_names(error)
-    if any(name in _OUT_OF_MEMORY_TYPES for name in names):
+    if _is_out_of_memory(error):
         return StopReason.OUT_OF_MEMORY
     # The kernel may have killed a worker of the data loader instead of this process.
     is_worker = is_dead_worker(str(error))
@@ -78,8 +82,18 @@ def _is_transient_alone(error: BaseException) -> bool:
     return any(_NETWORK_TYPE.search(kind.__name__) for kind in kinds)
 
 
-def _type_names(error: BaseException) -> list[str]:
-    return [kind.__name__ for each in _chain(error) for kind in type(each).__mro__]
+def _is_out_of_memory(error: BaseException) -> bool:
+    if isinstance(error, RankFailedError):
+        return error.type_name in _OUT_OF_MEMORY_TYPES or _OUT_OF_MEMORY_MESSAGE.search(error.message) is not None
+    return any(_is_out_of_memory_alone(each) for each in _chain(error))
+
+
+def _is_out_of_memory_alone(error: BaseException) -> bool:
+    if isinstance(error, OSError):
+        return error.errno == errno.ENOMEM  # As of a fork for which there is no memory.
+    if any(kind.__name__ in _OUT_OF_MEMORY_TYPES for kind in type(error).__mro__):
+        return True
+    return isinstance(error, RuntimeError) and _OUT_OF_MEMORY_MESSAGE.search(str(error)) is not None
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:

@@ -52,7 +52,15 @@ def test_only_errors_of_disk_network_and_workers_are_transient(error, transient)
     assert is_transient(error) is transient
 
 
-@pytest.mark.parametrize(("how", "type_name"), [("memory", "MemoryError"), ("accelerator", "OutOfMemoryError")])
+@pytest.mark.parametrize(
+    ("how", "type_name"),
+    [
+        ("memory", "MemoryError"),
+        ("accelerator", "OutOfMemoryError"),
+        ("allocate", "RuntimeError"),
+        ("fork", "OSError"),
+    ],
+)
 def test_no_memory_is_told_apart_from_other_exceptions(fork_server, make_spec, open_log, how, type_name):
     spec = make_spec(recipe=STUCK, config={"how": how, "at_step": 15})
     runlog = open_log(spec)
@@ -60,6 +68,22 @@ def test_no_memory_is_told_apart_from_other_exceptions(fork_server, make_spec, o
     assert report.stop_reason is StopReason.OUT_OF_MEMORY
     assert report.failure.type == type_name
     assert report.peak_memory_bytes > 10 * 2**20
+
+
+@pytest.mark.parametrize(
+    ("message", "reason"),
+    [
+        ("CUDA error: out of memory", StopReason.OUT_OF_MEMORY),
+        ("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`", StopReason.OUT_OF_MEMORY),
+        ("cuDNN error: CUDNN_STATUS_ALLOC_FAILED", StopReason.OUT_OF_MEMORY),
+        ("worker 2: [Errno 12] Cannot allocate memory", StopReason.OUT_OF_MEMORY),
+        ("CUDA error: device-side assert triggered", StopReason.FAILED),
+    ],
+)
+def test_messages_without_a_type_of_their_own_say_that_memory_is_used_up(message, reason):
+    error = RuntimeError(message)
+    on_a_rank = RankFailedError(rank=1, type_name="RuntimeError", message=message, traceback="", is_transient=False)
+    assert [stop_reason(each, kills_before=NO_KILLS) for each in (error, on_a_rank)] == [reason, reason]
 
 
 def test_a_kill_that_the_group_counted_makes_any_failure_out_of_memory(monkeypatch):
