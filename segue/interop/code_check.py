@@ -14,7 +14,6 @@ from segue.continuity.code_hash import GLOBALS, code_hashes
 from segue.continuity.recipe_diff import CODE, CONFIG
 from segue.errors import CodeChangedError, MissingObjectError
 from segue.recipe import Build
-from segue.runlog import keys
 from segue.runlog.history import Checkpoint, read_history
 from segue.runlog.log import RunLog
 from segue.spec import RunSpec
@@ -48,9 +47,10 @@ def refuse_changed_code(runlog: RunLog, spec: RunSpec, build: Build) -> None:
 
 def _setup_of(runlog: RunLog, checkpoint: Checkpoint) -> Mapping[str, Any] | None:
     """The components of rank 0 as they are stored; None when they cannot be read, which the attempt will report."""
-    name = keys.state_name(checkpoint.ref.attempt_id, checkpoint.ref.step, 0)
+    # Rank 0's own shards come first, and its index is the first that is no tensor file.
+    name = next((shard.key for shard in checkpoint.manifest.shards if shard.key.endswith(".json")), None)
     try:
-        components = json.loads(runlog.store.get(f"{runlog.run_id}/{name}"))["skeletons"]
+        components = json.loads(runlog.store.get(f"{runlog.run_id}/{name}"))["skeletons"] if name else None
     except (MissingObjectError, StoreReadError, ValueError, KeyError, TypeError):
         return None
     return components if isinstance(components, dict) else None

@@ -51,13 +51,22 @@ def step_prefix(run_id: str, attempt: str, step: int) -> str:
     return f"{run_id}/attempts/{attempt}/step-{step:09d}/"
 
 
-def shard_name(attempt: str, step: int, rank: int) -> str:
-    """Name of a shard relative to the run's folder, as manifests hold it."""
-    return f"attempts/{attempt}/step-{step:09d}/rank-{rank}.safetensors"
+def shard_name(attempt: str, step: int, rank: int, *, writer: int = 1) -> str:
+    """Name of a shard relative to the run's folder, as manifests hold it.
+
+    `writer` counts the rank's writer processes. One that repeats the save of another that died may store other bytes,
+    and what the first stored may have been adopted.
+    """
+    return f"{_stem(attempt, step, rank, writer)}.safetensors"
 
 
-def state_name(attempt: str, step: int, rank: int) -> str:
-    return f"attempts/{attempt}/step-{step:09d}/rank-{rank}.json"
+def state_name(attempt: str, step: int, rank: int, *, writer: int = 1) -> str:
+    """Name of the index beside a shard."""
+    return f"{_stem(attempt, step, rank, writer)}.json"
+
+
+def _stem(attempt: str, step: int, rank: int, writer: int) -> str:
+    return f"attempts/{attempt}/step-{step:09d}/rank-{rank}" + (f".writer-{writer}" if writer > 1 else "")
 
 
 def prepared_name(attempt: str, step: int, rank: int) -> str:

@@ -173,6 +173,30 @@ def test_a_kill_in_the_middle_of_a_write_is_named_and_the_next_write_works(write
     assert_stored(store, write(writer, tree, 50), 50, tree)
 
 
+def test_a_save_that_is_repeated_after_a_kill_leaves_what_the_first_try_stored_as_it_was(writer, store):
+    tree = state(300_000) | {"frozen": {"w": torch.ones(3_000_000)}}
+    with closing(StagingArea()) as area:
+
+        def save(step, base_step):
+            staged = area.take(tree)
+            try:
+                return writer.write(staged, Save("run", "seg000-a1-e1", step, base_step=base_step))
+            finally:
+                area.release(staged)
+
+        save(1, None)
+        tree["model"]["w"] += 1
+        thin = save(2, 1)
+        # Killed before its answer was used: the new process knows no base, so it stores every tensor.
+        os.kill(writer.pid, signal.SIGKILL)
+        with pytest.raises(WriterDiedError):
+            save(2, 1)
+        whole = save(2, 1)
+    assert whole.new_bytes > 2 * thin.new_bytes
+    for written in (thin, whole):
+        assert_stored(store, written, 2, tree)
+
+
 def test_a_kill_while_nothing_is_written_costs_one_try(writer, store):
     assert_stored(store, write(writer, state(), 1), 1, state())
     first = writer.pid

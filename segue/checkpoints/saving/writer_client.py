@@ -119,6 +119,7 @@ class ProcessWriter:
     def __init__(self, stores: Sequence[StoreSpec], *, rank: int = 0) -> None:
         self._stores, self._rank = stores, rank
         self._process: subprocess.Popen[bytes] | None = None
+        self._starts = 0
         self._channel: socket.socket | None = None
         self._known: dict[int, tuple[StagingBuffer, ShardLayout]] = {}
         self._is_ready = self._is_closed = False
@@ -194,6 +195,7 @@ class ProcessWriter:
                 self._process.wait()
 
     def _start(self) -> None:
+        self._starts += 1
         ours, theirs = socket.socketpair()
         # The process inherits this until it sets its own: a notice may come while it starts.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, _NOTICES)
@@ -239,8 +241,9 @@ class ProcessWriter:
             ipc.send(self._channel, {"kind": "base", "step": step}, json.dumps(base.to_json()).encode())
             self._inherited = None
         texts = {name: skeleton.decode() for name, skeleton in skeletons.items()}
-        facts = {"save": asdict(save), "rank": self._rank, "partition_hash": staged.partition_hash}
-        ipc.send(self._channel, {"kind": "write", "staging_buffer": number} | facts, json.dumps(texts).encode())
+        head = {"kind": "write", "staging_buffer": number, "save": asdict(save), "rank": self._rank}
+        head |= {"writer": self._starts, "partition_hash": staged.partition_hash}
+        ipc.send(self._channel, head, json.dumps(texts).encode())
         answer = ipc.receive(self._channel)
         return None if answer is None else answer.head
 
