@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
@@ -22,15 +23,25 @@ _ROUNDS = 6
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
 _MIX_2 = np.uint64(0x94D049BB133111EB)
+_BLOCK_SAMPLES, _BLOCKS_KEPT = 32_768, 4
+"""How many positions are permuted at once: for one batch alone, the calls cost far more than the arithmetic."""
 
 
 def mix(values: Ids) -> Ids:
     """A 64-bit finaliser (splitmix64's): every input bit moves every output bit."""
-    with np.errstate(over="ignore"):
-        z = values + _GOLDEN
-        z = (z ^ (z >> np.uint64(30))) * _MIX_1
-        z = (z ^ (z >> np.uint64(27))) * _MIX_2
-        return z ^ (z >> np.uint64(31))
+    mixed = values.copy()
+    _mix_in_place(mixed, np.empty_like(mixed))
+    return mixed
+
+
+def _mix_in_place(z: Ids, scratch: Ids) -> None:
+    np.add(z, _GOLDEN, out=z)  # Arrays of integers wrap around without a warning.
+    for shift, factor in ((30, _MIX_1), (27, _MIX_2)):
+        np.right_shift(z, np.uint64(shift), out=scratch)
+        np.bitwise_xor(z, scratch, out=z)
+        np.multiply(z, factor, out=z)
+    np.right_shift(z, np.uint64(31), out=scratch)
+    np.bitwise_xor(z, scratch, out=z)
 
 
 def shuffled(positions: Ids, *, count: int, seed: int, epoch: int) -> Ids:
@@ -40,9 +51,21 @@ def shuffled(positions: Ids, *, count: int, seed: int, epoch: int) -> Ids:
     keys = mix(rounds + _salt(seed) + _salt(epoch ^ int(_MIX_1)))
     ids = _permute(positions, keys, half_bits)
     outside = np.flatnonzero(ids >= count)
+    walking = ids[outside]
     while outside.size:
-        ids[outside] = _permute(ids[outside], keys, half_bits)
-        outside = outside[ids[outside] >= count]
+        walking = _permute(walking, keys, half_bits)
+        has_arrived = walking < count
+        ids[outside[has_arrived]] = walking[has_arrived]
+        outside, walking = outside[~has_arrived], walking[~has_arrived]
+    return ids
+
+
+@lru_cache(_BLOCKS_KEPT)
+def _block(number: int, *, size: int, stop: int, count: int, seed: int, epoch: int) -> Ids:
+    """The sample ids at `size` positions of a shuffled epoch that ends at position `stop`. Not writable: it is shared."""
+    positions = np.arange(number * size, min((number + 1) * size, stop), dtype=np.uint64)
+    ids = shuffled(positions, count=count, seed=seed, epoch=epoch)
+    ids.flags.writeable = False
     return ids
 
 
@@ -54,8 +77,13 @@ def _permute(values: Ids, keys: Ids, half_bits: int) -> Ids:
     mask = np.uint64((1 << half_bits) - 1)
     shift = np.uint64(half_bits)
     left, right = values >> shift, values & mask
+    mixed, scratch = np.empty_like(values), np.empty_like(values)
     for key in keys:
-        left, right = right, left ^ (mix(right ^ key) & mask)
+        np.bitwise_xor(right, key, out=mixed)
+        _mix_in_place(mixed, scratch)
+        np.bitwise_and(mixed, mask, out=mixed)
+        np.bitwise_xor(left, mixed, out=left)
+        left, right = right, left
     return (left << shift) | right
 
 
@@ -112,8 +140,17 @@ class SampleOrder:
         return found
 
     def batch(self, samples_seen: int) -> Ids:
-        """The sample ids of the batch that follows `samples_seen`."""
-        return self.at(np.arange(samples_seen, samples_seen + self.batch_length(samples_seen), dtype=np.uint64))
+        """The sample ids of the batch that follows `samples_seen`. They may be shared: copy them before a change."""
+        epoch, start = divmod(samples_seen, self.samples_per_epoch)
+        stop = start + self.batch_length(samples_seen)
+        if not self.shuffle:
+            return np.arange(start, stop, dtype=np.uint64)
+        size = max(_BLOCK_SAMPLES, 2 * self.batch_size)
+        first, last = start // size, (stop - 1) // size
+        limits = {"size": size, "stop": self.samples_per_epoch, "count": self.count}
+        blocks = [_block(n, **limits, seed=self.seed, epoch=epoch) for n in range(first, last + 1)]
+        ids = blocks[0] if len(blocks) == 1 else np.concatenate(blocks)
+        return ids[start - first * size : stop - first * size]
 
     def at(self, numbers: Ids) -> Ids:
         """Sample ids at these positions, counted from the run's beginning; `numbers` must ascend."""

@@ -42,6 +42,17 @@ def test_an_order_taken_up_anywhere_goes_on_as_if_never_left(count, batch_size, 
     assert head + tail == whole
 
 
+@pytest.mark.parametrize(("count", "batch_size"), [(70_001, 1000), (16_385, 64), (200_000, 90_000)])
+@pytest.mark.parametrize("drop_last", [False, True])
+def test_a_batch_has_the_samples_that_its_positions_have_alone(count, batch_size, drop_last):
+    order = SampleOrder(count, batch_size, seed=7, shuffle=True, drop_last=drop_last)
+    seen = 0
+    while order.epoch_of(seen) < 2:
+        ids = order.batch(seen)
+        assert np.array_equal(ids, order.at(np.arange(seen, seen + len(ids), dtype=np.uint64)))
+        seen += len(ids)
+
+
 @pytest.mark.parametrize(("drop_last", "lengths"), [(False, [4, 4, 2, 4, 4, 2]), (True, [4, 4, 4, 4, 4, 4])])
 def test_the_last_batch_of_an_epoch_is_short_or_dropped(drop_last, lengths):
     order = SampleOrder(10, 4, seed=0, shuffle=True, drop_last=drop_last)
