@@ -62,7 +62,7 @@ def shuffled(positions: Ids, *, count: int, seed: int, epoch: int) -> Ids:
 
 @lru_cache(_BLOCKS_KEPT)
 def _block(number: int, *, size: int, stop: int, count: int, seed: int, epoch: int) -> Ids:
-    """The sample ids at `size` positions of a shuffled epoch that ends at position `stop`. Not writable: it is shared."""
+    """The sample ids at `size` positions of a shuffled epoch that ends at `stop`. Not writable: it is shared."""
     positions = np.arange(number * size, min((number + 1) * size, stop), dtype=np.uint64)
     ids = shuffled(positions, count=count, seed=seed, epoch=epoch)
     ids.flags.writeable = False
