@@ -16,7 +16,8 @@ from segue.recipe import Build, Recipe, built_recipe, import_build, users_line
 from segue.records import Environment, WeightsFile
 from segue.spec import RunSpec
 from segue.trainer.environment import environment_of, prepare_device
-from segue.trainer.state import Progress, capture, components_of
+from segue.trainer.programs.components import Progress
+from segue.trainer.programs.state import capture, components_of
 
 _ACCELERATOR_STREAMS = "rng.cuda"
 

@@ -36,13 +36,13 @@ from segue.trainer.health.activity import Activity
 from segue.trainer.health.failures import stop_reason
 from segue.trainer.health.heartbeat import HeartbeatThread
 from segue.trainer.health.watchdog import Watchdog
-from segue.trainer.live_recipe import LiveRecipe
 from segue.trainer.loop import TrainingLoop
+from segue.trainer.programs.live_recipe import LiveRecipe
+from segue.trainer.programs.state import same_on_every_rank
 from segue.trainer.ranks.collectives import Ranks
 from segue.trainer.ranks.group import local_rank, meet
 from segue.trainer.reporting import report_ended, report_without_training, starting
 from segue.trainer.resume import Resume
-from segue.trainer.state import same_on_every_rank
 
 log = logging.getLogger(__name__)
 
@@ -158,7 +158,7 @@ class Attempt:
         with closing(staging), closing(writer):
             loop = TrainingLoop(self._context, live, resume=self._resume, staging=staging, writer=writer)
             self.heartbeat.describe, self.watchdog.report = loop.describe, loop.report_ended
-            return loop.run()
+            return loop.run(live.make_step)
 
     def _restored(self) -> LiveRecipe:
         context = self._context

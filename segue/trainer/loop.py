@@ -1,21 +1,22 @@
-"""The training loop: segue owns the loop, the recipe defines a step.
+"""The training loop: which steps are due, and what happens between them.
 
-The safe point is the top of an iteration. There, and only there, the loop reads notices, saves, and stops.
+The safe point is the top of an iteration. There, and only there, the loop reads notices, saves, and stops. Who makes a
+step is not known here: the loop is a generator that is asked for the next step and told how it went.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Generator
 from contextlib import closing
 from dataclasses import replace
 
 from segue.checkpoints.saving.committer import SealJob, Writer
 from segue.checkpoints.saving.staging import StagingArea
 from segue.continuity import anomalies
+from segue.continuity.verdict import Prelude
 from segue.continuity.witness import Witness
 from segue.curves.schema import Curve
-from segue.data.loader import Batch
 from segue.errors import (
     BrokenResumeError,
     FencedError,
@@ -30,13 +31,12 @@ from segue.records import (
     SegmentReport,
     Skip,
     StopReason,
-    WitnessRow,
 )
 from segue.runlog.history import read_history
 from segue.stores.base import StoreReadError, StoreWriteError
 from segue.trainer.context import AttemptContext
 from segue.trainer.health.failures import failure_of, stop_reason
-from segue.trainer.live_recipe import LiveRecipe
+from segue.trainer.programs.base import Program, StepDue, StepMade
 from segue.trainer.ranks.consensus import Vote, agree
 from segue.trainer.rehearsal import ResumeRehearsal, is_due
 from segue.trainer.reporting import AttemptReporter
@@ -47,12 +47,16 @@ from segue.trainer.time_left import REPORT_SECONDS, Pace, TimeLeft
 
 log = logging.getLogger(__name__)
 
+Steps = Generator[StepDue, StepMade, StopReason]
+"""Yields each step that is due, is sent the step once it is made, and returns why the attempt ends."""
+_SomeSteps = Generator[StepDue, StepMade, None]
+
 
 class TrainingLoop:
     """One attempt, from its first step to its report."""
 
     def __init__(
-        self, context: AttemptContext, live: LiveRecipe, *, resume: Resume, staging: StagingArea, writer: Writer
+        self, context: AttemptContext, live: Program, *, resume: Resume, staging: StagingArea, writer: Writer
     ) -> None:
         self._context, self._live, self._resume, self._writer = context, live, resume, writer
         self._spec, self._ranks, self._board = context.spec, context.ranks, context.board
@@ -94,8 +98,8 @@ class TrainingLoop:
             witness=self._witness,
         )
 
-    def run(self) -> SegmentReport:
-        """Train until the goal, the bound, a notice, or a failure; return the report.
+    def run(self, make: Callable[[StepDue], StepMade]) -> SegmentReport:
+        """Train until the goal, the bound, a notice, or a failure; return the report. `make` makes one step.
 
         The report is in the log by then, unless this attempt was fenced.
 
@@ -105,15 +109,15 @@ class TrainingLoop:
             WorkAtRiskError: nothing could be committed for longer than the spec allows; no report was written.
         """
         try:
-            return self._run()
+            return self._run(make)
         except FencedError as error:  # Also from the report of an attempt that ended for another reason.
             log.warning("attempt fenced reason=%s", error)
             return self._reporter.report(StopReason.FENCED, note=str(error))
 
-    def _run(self) -> SegmentReport:
+    def _run(self, make: Callable[[StepDue], StepMade]) -> SegmentReport:
         try:
             with self._context.group.shared_failure(), closing(self._saving), closing(self._rehearsal):
-                reason = self._train()
+                reason = _driven(self.steps(), make)
             return self._reporter.append(self._reporter.report(reason, note=self._writer.trouble))
         except FencedError:
             raise
@@ -158,14 +162,16 @@ class TrainingLoop:
         """The heartbeat with this counter; called from the heartbeat thread."""
         return self._reporter.heartbeat(counter)
 
-    def _train(self) -> StopReason:
-        if self._resume.parent is None:
-            self._live.recipe.model.train()
-        batches = self._live.batches()
+    def steps(self) -> Steps:
+        """The steps of this attempt, from its resume to its last commit.
+
+        An exception that is thrown in where a step was due ends the attempt, unless everything is committed already.
+        """
+        self._live.begin(is_resumed=self._resume.parent is not None)
         self._resume.leave_out(self._live.left_out())
         self._resume.check_state(self._live.components)
         try:
-            return self._train_on(batches)
+            return (yield from self._train())
         except PoisonedStepError as error:
             log.error("anomaly in a step; the step is discarded reason=%s", error.anomaly.sentence)
             self._reporter.is_ending = True
@@ -173,19 +179,19 @@ class TrainingLoop:
             self._drain()  # Saves that were submitted before the step are complete.
             raise
 
-    def _train_on(self, batches: Iterator[Batch]) -> StopReason:
+    def _train(self) -> Steps:
         while (vote := self._vote()).stop is None:
             if vote.save and vote.is_busy:
                 self._saving.delay()
             elif vote.save:
                 self._save(evaluate=True)
-            self._step(batches, counts=True)
+            yield from self._step(counts=True)
             self._rehearsal.check()
             if self._progress.step == self._reporter.from_step + 1:
                 self._saving.prepare()
         self._reporter.is_ending = True
         self._context.activity.ending()
-        self._end(vote.stop, batches)
+        yield from self._end(vote.stop)
         return vote.stop
 
     def _vote(self) -> Vote:
@@ -208,15 +214,13 @@ class TrainingLoop:
         self._saving.save(evaluate=evaluate, is_last=is_last)
         self._witness.open(self._progress.step)
 
-    def _step(self, batches: Iterator[Batch], *, counts: bool) -> None:
-        """Do one step. With `counts=False` it only yields a witness row after the last commit, for a later replay."""
+    def _step(self, *, counts: bool) -> _SomeSteps:
+        """One step. With `counts=False` it only gives a witness row after the last commit, for a later replay."""
         started = self._clock.monotonic()
-        batch = next(batches)
-        prelude = self._live.prelude(batch, with_fingerprints=self._needs_fingerprints)
-        self._resume.before_step(self._live.components, prelude)
-        row = self._live.step(batch, prelude, before_update=self._saving.barrier)
-        self._refuse_poison(row, batch)
-        self._live.advance(batch)
+        made = yield StepDue(self._needs_fingerprints, self._check, self._saving.barrier)
+        row = made.row
+        self._refuse_poison(made)
+        self._live.advance(made.start, made.ids)
         self._context.group.step = row.step
         self._context.activity.step_done(row.step)
         recent = self._progress.recent_losses
@@ -226,51 +230,54 @@ class TrainingLoop:
         self._resume.add_replayed(row)
         seconds = self._clock.monotonic() - started
         if counts:
-            self._count(row, seconds)
+            self._count(made, seconds)
             self._saving.step_done(seconds)
         for sealed_step, rows in self._witness.take_full():
             self._writer.submit(SealJob(sealed_step, rows))
             if counts:
                 self._rehearsal.begin(state_bytes=self._writer.last_size_bytes or 0)
 
+    def _check(self, prelude: Prelude) -> None:
+        self._resume.before_step(self._live.components, prelude)
+
     @property
     def _needs_fingerprints(self) -> bool:
         return self._resume.is_pending or self._witness.wants(self._progress.step + 1)
 
-    def _refuse_poison(self, row: WitnessRow, batch: Batch) -> None:
+    def _refuse_poison(self, made: StepMade) -> None:
         """Raise before the row becomes a witness: a replay would otherwise have to reproduce the anomaly."""
-        spec, recent = self._spec.anomalies, self._progress.recent_losses
+        row, spec, recent = made.row, self._spec.anomalies, self._progress.recent_losses
         symptom = anomalies.symptom(row, spec=spec, recent_losses=recent)
         if symptom is None:
             return
         # A replay with an anomaly where the run had none has lost some state; its batch is not the cause.
         self._resume.add_replayed(row)
         self._resume.settle()
-        where = Skip(samples_seen=batch.start, sample_count=len(batch.ids))
-        raise PoisonedStepError(anomaly=symptom.on(where, step=row.step, sample_ids=batch.ids.tolist()))
+        where = Skip(samples_seen=made.start, sample_count=len(made.ids))
+        raise PoisonedStepError(anomaly=symptom.on(where, step=row.step, sample_ids=made.ids.tolist()))
 
-    def _count(self, row: WitnessRow, seconds: float) -> None:
+    def _count(self, made: StepMade, seconds: float) -> None:
         self._pace.step_done()
         self._curve.add(
-            row,
-            epoch=self._live.feed.order.epoch_of(max(self._progress.samples_seen - 1, 0)),
+            made.row,
+            epoch=made.epoch,
             samples_seen=self._progress.samples_seen,
             step_seconds=seconds,
             wall_time=self._clock.now(),
         )
 
-    def _end(self, reason: StopReason, batches: Iterator[Batch]) -> None:
+    def _end(self, reason: StopReason) -> _SomeSteps:
         """Make the last commit and, where there is time, its witness."""
         self._saving.barrier()
         while self._resume.is_pending and self._may_step():
-            self._step(batches, counts=True)
+            yield from self._step(counts=True)
         # Where time ends the replay early, the rows so far decide: nothing can be committed without a verdict.
         self._resume.settle()
         reached = replace(self._progress)
         self._notices.call_hook()
         if reached.step > self._saving.saved_step and self._has_time_to_save():
             self._save(evaluate=reason is StopReason.FINISHED, is_last=True)
-        self._add_witness(reached.step, batches)
+        yield from self._add_witness(reached.step)
         self._drain()
         # The witness steps are not part of the run: the next attempt does them again.
         self._progress.step, self._progress.samples_seen = reached.step, reached.samples_seen
@@ -282,11 +289,11 @@ class TrainingLoop:
         while not self._ranks.all(self._writer.wait(self._time_left.patience_seconds)) and self._has_patience():
             self._saving.refuse_risk()  # An unreachable store is waited for, until this limit or a notice ends.
 
-    def _add_witness(self, saved: int, batches: Iterator[Batch]) -> None:
-        """Do the steps after the last commit whose rows a resume replays; their state is not kept."""
+    def _add_witness(self, saved: int) -> _SomeSteps:
+        """The steps after the last commit whose rows a resume replays; their state is not kept."""
         try:
             while not self._witness.is_full(saved) and self._may_step():
-                self._step(batches, counts=False)
+                yield from self._step(counts=False)
         except FencedError:
             raise
         except PoisonedStepError as error:
@@ -314,6 +321,21 @@ class TrainingLoop:
 
     def _has_patience(self) -> bool:
         return self._ranks.leader_decides(self._time_left.patience_seconds > 0)
+
+
+def _driven(steps: Steps, make: Callable[[StepDue], StepMade]) -> StopReason:
+    """Make every step that is due; return why the attempt ends."""
+    try:
+        due = next(steps)
+        while True:
+            try:
+                made = make(due)
+            except BaseException as error:
+                due = steps.throw(error)  # Raises it again, or goes on where nothing is lost by it.
+            else:
+                due = steps.send(made)
+    except StopIteration as end:
+        return end.value  # type: ignore[no-any-return]
 
 
 def _curve_of(context: AttemptContext, *, from_step: int) -> Curve:

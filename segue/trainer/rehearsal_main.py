@@ -31,9 +31,9 @@ from segue.runlog.log import RunLog, Stamp
 from segue.runlog.open import open_log
 from segue.stores.retry import patiently
 from segue.trainer.environment import environment_of, prepare_device
-from segue.trainer.live_recipe import LiveRecipe
+from segue.trainer.programs.live_recipe import LiveRecipe
+from segue.trainer.programs.state import capture
 from segue.trainer.ranks.collectives import Ranks
-from segue.trainer.state import capture
 
 log = logging.getLogger("segue.rehearsal")
 
@@ -70,7 +70,7 @@ def rehearse(assignment: Assignment, runlog: RunLog, checkpoint: Checkpoint) -> 
         for _ in witness:
             batch = next(batches)
             rows.append(program.step(batch, program.prelude(batch)))
-            program.advance(batch)
+            program.advance(batch.start, batch.ids)
     return judge(
         committed=stored.digests,
         restored=restored,

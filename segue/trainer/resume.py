@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from itertools import dropwhile, takewhile
 
-import torch
-
 from segue.checkpoints.format.digests import Digests, owners
 from segue.checkpoints.format.snapshot import Snapshot, digest, take
-from segue.checkpoints.format.state_tree import decode_tree
 from segue.checkpoints.loading.select import Restorable, newest_valid
 from segue.checkpoints.loading.snapshot import committed_as
 from segue.checkpoints.saving.writer_client import ShardWriter
@@ -25,39 +22,14 @@ from segue.runlog.log import RunLog, Stamp
 from segue.stores.base import Store, StoreReadError
 from segue.stores.retry import patiently
 from segue.trainer.claim import Claim
+from segue.trainer.programs.components import Component
+from segue.trainer.programs.state import capture, restore_all
 from segue.trainer.ranks.collectives import Ranks
-from segue.trainer.state import Component, capture
 
 log = logging.getLogger(__name__)
 
 _CHANGED_BY_STEP = ("model", "buffers", "modes", "optimizer", "scheduler", "scaler")
 """Components that only a step changes."""
-
-
-class _Copies(Mapping[str, torch.Tensor]):
-    """Tensors that are copied when they are read.
-
-    An optimizer keeps the tensors it loads; views would keep the whole shard in memory for as long as it lives.
-    """
-
-    def __init__(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        self._tensors = tensors
-
-    def __getitem__(self, name: str) -> torch.Tensor:
-        return self._tensors[name].clone()
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._tensors)
-
-    def __len__(self) -> int:
-        return len(self._tensors)
-
-
-def restore_all(components: Mapping[str, Component], snapshot: Snapshot) -> None:
-    """Restore live objects from a snapshot, in the order of the components: the random streams last."""
-    for name, component in components.items():
-        if name in snapshot.skeletons:
-            component.restore(decode_tree(snapshot.skeletons[name], _Copies(snapshot.tensors)))
 
 
 class Resume:

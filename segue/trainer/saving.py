@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
-import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from segue.checkpoints.format.dtensor import local_tensor
 from segue.checkpoints.saving.committer import SaveJob, Writer
 from segue.checkpoints.saving.staging import Staged, StagingArea
 from segue.clock import Clock
@@ -30,9 +26,8 @@ from segue.records import Capacity, CheckpointRef
 from segue.runlog.history import History
 from segue.spec import CheckpointSpec
 from segue.trainer.health.activity import Activity
-from segue.trainer.live_recipe import LiveRecipe
-from segue.trainer.ranks.ddp import bare
-from segue.trainer.state import capture, unchanged
+from segue.trainer.programs.base import Program
+from segue.trainer.programs.state import capture
 
 log = logging.getLogger(__name__)
 
@@ -52,7 +47,7 @@ class Saving:
         self,
         spec: CheckpointSpec,
         *,
-        live: LiveRecipe,
+        live: Program,
         curve: Curve,
         staging: StagingArea,
         writer: Writer,
@@ -138,11 +133,11 @@ class Saving:
     def save(self, *, evaluate: bool, is_last: bool = False) -> None:
         """Submit this safe point to the writer; a staging buffer must be free."""
         self.barrier()
-        metric = self._evaluate() if evaluate and self._live.recipe.evaluate is not None else None
+        metric = self._evaluate() if evaluate and self._live.has_metric else None
         progress, started = self._progress, self._clock.monotonic()
         trees = capture(self._components)
         if self._spec.staging == "overlapped" and not is_last and not self._has_torn:
-            staged = self._late = self._staging.begin(trees, deferred=changed_by_optimizer(self._live.recipe.optimizer))
+            staged = self._late = self._staging.begin(trees, deferred=self._live.changed_by_optimizer())
         else:
             staged = self._staging.take(trees)
         self._saved_at = self._clock.monotonic()
@@ -154,7 +149,7 @@ class Saving:
                 staged=staged,
                 step=progress.step,
                 samples_seen=progress.samples_seen,
-                epoch=self._live.feed.order.epoch_of(progress.samples_seen),
+                epoch=self._live.epoch,
                 metric=metric,
                 curve=self._curve.take(),
             )
@@ -235,12 +230,8 @@ class Saving:
         return interval_seconds(self._meter.estimate, life=life, max_work_at_risk_seconds=spec.max_work_at_risk_seconds)
 
     def _evaluate(self) -> float:
-        assert self._live.recipe.evaluate is not None
-        model = bare(self._live.recipe.model)
-        # A metric that draws random numbers, or leaves the model in eval mode, must not change the run.
-        with unchanged(self._components), torch.no_grad(), self._activity.evaluating():
-            model.eval()
-            return float(self._live.recipe.evaluate(model))
+        with self._activity.evaluating():
+            return self._live.evaluate()
 
 
 def life_on(capacity: Capacity, history: History) -> Life | None:
@@ -252,13 +243,3 @@ def life_on(capacity: Capacity, history: History) -> Life | None:
         up_seconds=sum(report.seconds for report in reports),
         preemptions=sum(report.stop_reason.is_preemption for report in reports),
     )
-
-
-def changed_by_optimizer(optimizer: torch.optim.Optimizer) -> frozenset[int]:
-    """Addresses of the tensors that do not change before the optimizer's next step."""
-    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    # Some optimizers keep plain values next to the slots of each parameter.
-    slots = (slot for slot in optimizer.state.values() if isinstance(slot, Mapping))
-    state: list[Any] = [value for slot in slots for value in slot.values()]
-    tensors = [local_tensor(tensor) for tensor in (*parameters, *state) if isinstance(tensor, torch.Tensor)]
-    return frozenset(tensor.data_ptr() for tensor in tensors if tensor.numel())

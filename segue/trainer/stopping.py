@@ -7,8 +7,8 @@ import logging
 from segue.checkpoints.saving.committer import Writer
 from segue.records import StopReason
 from segue.trainer.context import AttemptContext
-from segue.trainer.live_recipe import LiveRecipe
 from segue.trainer.notice_hook import NoticeHook, hook_seconds
+from segue.trainer.programs.base import Program
 from segue.trainer.saving import Saving
 from segue.trainer.time_left import Pace, TimeLeft
 
@@ -19,7 +19,7 @@ class StopRule:
     """Decides, on the leader and at each safe point, whether the attempt stops."""
 
     def __init__(
-        self, context: AttemptContext, live: LiveRecipe, *, time_left: TimeLeft, pace: Pace, writer: Writer
+        self, context: AttemptContext, live: Program, *, time_left: TimeLeft, pace: Pace, writer: Writer
     ) -> None:
         self._spec, self._plan, self._board = context.spec, context.plan, context.board
         self._live, self._progress = live, live.progress
@@ -48,9 +48,7 @@ class StopRule:
         if plan.stop_at_step is not None:
             ends.append((plan.stop_at_step - progress.step) * step_seconds)
         if plan.stop_at_epoch is not None:
-            order = self._live.feed.order
-            samples = plan.stop_at_epoch * order.samples_per_epoch - progress.samples_seen
-            ends.append(samples / order.batch_size * step_seconds)
+            ends.append(self._live.steps_to_epoch(plan.stop_at_epoch) * step_seconds)
         nearest = min((end for end in ends if end is not None), default=None)
         goal = (self._spec.steps - progress.step) * step_seconds
         return max(nearest, 0.0) if nearest is not None and nearest < goal else None
@@ -59,17 +57,16 @@ class StopRule:
         plan, progress = self._plan, self._progress
         if plan.stop_at_step is not None and progress.step >= plan.stop_at_step:
             return True
-        epoch = self._live.feed.order.epoch_of(progress.samples_seen)  # Of the next sample.
-        return plan.stop_at_epoch is not None and epoch >= plan.stop_at_epoch
+        return plan.stop_at_epoch is not None and self._live.epoch >= plan.stop_at_epoch
 
 
 class NoticeResponse:
     """What the leader does about hints and about the notice that ends the attempt. Other ranks do nothing here."""
 
-    def __init__(self, context: AttemptContext, live: LiveRecipe, saving: Saving) -> None:
+    def __init__(self, context: AttemptContext, live: Program, saving: Saving) -> None:
         self._board, self._is_leader = context.board, context.ranks.is_leader
         self._progress, self._saving = live.progress, saving
-        self._hook = NoticeHook(live.recipe.on_notice, components=live.components)
+        self._hook = NoticeHook(live.on_notice, components=live.components)
 
     def follow_hints(self) -> None:
         """Save at the next safe point where there is something to save, once for each hint; training goes on."""

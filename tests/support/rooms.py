@@ -19,6 +19,7 @@ ROOMS: tuple[tuple[str, ...], ...] = (
     ("planning", "run"),
     ("interop", "reports", "resume_drill"),
     ("trainer", "controller"),
+    ("trainer.programs",),
     ("trainer.ranks",),
     ("trainer.health",),
     ("simulation", "curves"),

@@ -7,7 +7,7 @@ import torch
 
 from segue.errors import BrokenResumeError
 from segue.records import Environment
-from segue.trainer.live_recipe import LiveRecipe
+from segue.trainer.programs.live_recipe import LiveRecipe
 from segue.trainer.ranks.collectives import Ranks
 
 

@@ -18,7 +18,6 @@ from segue.clock import SystemClock
 from segue.controller.segment import TrainerEnd, report_or_lost
 from segue.controller.steps import decide_next, declare_lost
 from segue.curves.schema import Curve
-from segue.data.loader import Feed
 from segue.errors import WorkAtRiskError
 from segue.launch.assignment import Assignment
 from segue.notices.board import NoticeBoard
@@ -35,9 +34,10 @@ from segue.testing.recipes import tiny
 from segue.trainer.attempt import run_attempt
 from segue.trainer.claim import claim_run
 from segue.trainer.health.activity import Activity
+from segue.trainer.programs.components import Progress
+from segue.trainer.programs.state import changed_by_optimizer, components_of
+from segue.trainer.programs.step import do_step
 from segue.trainer.saving import Saving
-from segue.trainer.state import Progress, components_of
-from segue.trainer.step import do_step
 from tests.recipes.hard_to_copy import HABITS
 
 RISK = {"max_work_at_risk_seconds": 1800}
@@ -235,10 +235,11 @@ def saves(folder, clock, *, fails=lambda operation, key: False, **checkpoints):
     saving = Saving(
         spec,
         live=SimpleNamespace(
-            recipe=recipe,
             components=components_of(recipe, progress, name="tiny"),
             progress=progress,
-            feed=Feed(recipe.data, recipe="tiny", seed=0),
+            has_metric=False,
+            epoch=0,
+            changed_by_optimizer=lambda: changed_by_optimizer(recipe.optimizer),
         ),
         curve=curve,
         staging=staging,

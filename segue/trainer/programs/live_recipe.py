@@ -15,16 +15,18 @@ from segue.checkpoints.format.snapshot import Snapshot
 from segue.continuity.fingerprints import batch_fingerprint, input_fingerprint, streams_fingerprint
 from segue.continuity.verdict import Prelude
 from segue.data.loader import Batch, Feed, seed_all
+from segue.data.order import Ids
 from segue.recipe import built_recipe, import_build
-from segue.records import Skip, WitnessRow
+from segue.records import Notice, Skip, WitnessRow
 from segue.spec import MOST_WITNESS_STEPS, RunSpec
+from segue.trainer.programs.base import StepDue, StepMade
+from segue.trainer.programs.components import Component, Progress
+from segue.trainer.programs.recipe_record import setup_components
+from segue.trainer.programs.state import RNG_PREFIX, changed_by_optimizer, components_of, restore_all, unchanged
+from segue.trainer.programs.step import do_step, to_device
 from segue.trainer.ranks.collectives import Ranks
 from segue.trainer.ranks.consensus import combined
 from segue.trainer.ranks.ddp import bare, spread, spread_again
-from segue.trainer.recipe_record import setup_components
-from segue.trainer.resume import restore_all
-from segue.trainer.state import RNG_PREFIX, Progress, components_of
-from segue.trainer.step import do_step, to_device
 
 log = logging.getLogger(__name__)
 
@@ -51,9 +53,10 @@ class LiveRecipe:
             world_size=ranks.count,
             skips=tuple(skips),
         )
-        self.components = components_of(self.recipe, self.progress, name=spec.recipe, ranks=ranks)
+        self.components: dict[str, Component] = components_of(self.recipe, self.progress, name=spec.recipe, ranks=ranks)
         self.components |= setup_components(self.recipe, self.feed, self.progress, build=build, config=spec.config)
         self._name, self._device, self._ranks = spec.recipe, device, ranks
+        self._drawn: Iterator[Batch] = iter(())
 
     @property
     def depends_on_order_of_sums(self) -> bool:
@@ -74,6 +77,47 @@ class LiveRecipe:
             RecipeError: the recipe has already spread the model, in a way that is not supported.
         """
         self.recipe = spread(self.recipe, self._ranks, self._device, name=self._name)
+
+    @property
+    def has_metric(self) -> bool:
+        return self.recipe.evaluate is not None
+
+    @property
+    def on_notice(self) -> Callable[[Notice], None] | None:
+        return self.recipe.on_notice
+
+    @property
+    def epoch(self) -> int:
+        return self.feed.order.epoch_of(self.progress.samples_seen)
+
+    def steps_to_epoch(self, epoch: int) -> float:
+        order = self.feed.order
+        return (epoch * order.samples_per_epoch - self.progress.samples_seen) / order.batch_size
+
+    def begin(self, *, is_resumed: bool) -> None:
+        """Be ready to make steps from the current position on. A model that was not restored is put into train mode."""
+        if not is_resumed:
+            self.recipe.model.train()
+        self._drawn = self.batches()
+
+    def evaluate(self) -> float:
+        assert self.recipe.evaluate is not None
+        model = bare(self.recipe.model)
+        # A metric that draws random numbers, or leaves the model in eval mode, must not change the run.
+        with unchanged(self.components), torch.no_grad():
+            model.eval()
+            return float(self.recipe.evaluate(model))
+
+    def changed_by_optimizer(self) -> frozenset[int]:
+        return changed_by_optimizer(self.recipe.optimizer)
+
+    def make_step(self, due: StepDue) -> StepMade:
+        """Draw the next batch and do one optimizer step on it."""
+        batch = next(self._drawn)
+        prelude = self.prelude(batch, with_fingerprints=due.needs_fingerprints)
+        due.check(prelude)
+        row = self.step(batch, prelude, before_update=due.before_update)
+        return StepMade(row, batch.start, batch.ids, self.feed.order.epoch_of(batch.start))
 
     def batches(self) -> Iterator[Batch]:
         """The batches from the current position on."""
@@ -109,9 +153,9 @@ class LiveRecipe:
         outcome, seen = combined(self._ranks, outcome, weight=batch.weight, fingerprint=prelude.input_fingerprint)
         return WitnessRow(**(prelude._asdict() | {"input_fingerprint": seen}), **outcome._asdict())
 
-    def advance(self, batch: Batch) -> None:
+    def advance(self, start: int, ids: Ids) -> None:
         """Move the position past a step that counts."""
-        if batch.start != self.progress.samples_seen:
-            log.warning("samples skipped from=%d to=%d", self.progress.samples_seen, batch.start - 1)
+        if start != self.progress.samples_seen:
+            log.warning("samples skipped from=%d to=%d", self.progress.samples_seen, start - 1)
         self.progress.step += 1
-        self.progress.samples_seen = batch.start + len(batch.ids)
+        self.progress.samples_seen = start + len(ids)

@@ -1,0 +1,81 @@
+"""What an attempt trains, whoever wrote its loop: the interface between the attempt and a training program."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+from segue.continuity.verdict import Prelude
+from segue.data.order import Ids
+from segue.records import Notice, WitnessRow
+from segue.trainer.programs.components import Component, Progress
+
+
+@dataclass(frozen=True)
+class StepDue:
+    """One step that the program is to make next."""
+
+    needs_fingerprints: bool
+    """Whether its row is a witness, or is compared with one."""
+    check: Callable[[Prelude], None]
+    """To be called before the step is made; raises where a resume differs, and the step must not be made then."""
+    before_update: Callable[[], None]
+    """To be called when the gradient is there, before the state changes."""
+
+
+class StepMade(NamedTuple):
+    """One step that was made. Its position does not count yet: the attempt may refuse the step."""
+
+    row: WitnessRow
+    start: int
+    """Position of its first sample."""
+    ids: Ids
+    epoch: int
+    """The pass over the data to which its samples belong."""
+
+
+class Program(Protocol):
+    """A training program: its state, its position, and what a save asks of it."""
+
+    progress: Progress
+    components: dict[str, Component]
+
+    @property
+    def has_metric(self) -> bool:
+        """Whether it has a metric of the user's."""
+        ...
+
+    @property
+    def on_notice(self) -> Callable[[Notice], None] | None:
+        """The user's function for notices."""
+        ...
+
+    @property
+    def epoch(self) -> int:
+        """The pass over the data to which the next sample belongs."""
+        ...
+
+    def steps_to_epoch(self, epoch: int) -> float:
+        """How many steps are left until that pass begins."""
+        ...
+
+    def begin(self, *, is_resumed: bool) -> None:
+        """Called once, before the first step. `is_resumed`: the state was restored from a checkpoint."""
+        ...
+
+    def left_out(self) -> frozenset[str]:
+        """Fingerprints of the batches near the current position that are skipped."""
+        ...
+
+    def advance(self, start: int, ids: Ids) -> None:
+        """Move the position past a step that counts."""
+        ...
+
+    def evaluate(self) -> float:
+        """The user's metric. Training state is afterwards as before."""
+        ...
+
+    def changed_by_optimizer(self) -> frozenset[int]:
+        """Addresses of the tensors that do not change before an optimizer's next step."""
+        ...

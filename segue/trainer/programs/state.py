@@ -1,0 +1,146 @@
+"""The training state of a recipe as named components: captured and restored in order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+
+from segue.checkpoints.format.dtensor import is_sharded, local_tensor
+from segue.checkpoints.format.names import of_rank
+from segue.checkpoints.format.snapshot import Snapshot
+from segue.checkpoints.format.state_tree import decode_tree
+from segue.errors import RecipeError
+from segue.recipe import Recipe
+from segue.trainer.programs.components import (
+    Component,
+    CudaRng,
+    ModelModes,
+    ModelState,
+    NumpyRng,
+    OptimizerState,
+    Progress,
+    PythonRng,
+    StatefulComponent,
+    TorchRng,
+    UnsavedBuffers,
+)
+from segue.trainer.ranks.collectives import Ranks
+from segue.trainer.ranks.ddp import bare
+
+PROGRESS = "progress"
+RNG_PREFIX = "rng."
+
+
+def rng_components(ranks: Ranks, model: nn.Module) -> dict[str, Component]:
+    """Every global random stream that this process trains with, by names that distinguish the ranks."""
+    streams: dict[str, Component] = {"torch": TorchRng(), "python": PythonRng(), "numpy": NumpyRng()}
+    # Only accelerators that hold the model: the next machine may have others, and no code drew from the idle ones.
+    devices = sorted({p.device for p in model.parameters() if p.is_cuda}, key=lambda device: device.index or 0)
+    if devices:
+        streams["cuda"] = CudaRng(devices)
+    return {of_rank(f"{RNG_PREFIX}{name}", ranks.rank): stream for name, stream in streams.items()}
+
+
+def components_of(recipe: Recipe, progress: Progress, *, name: str, ranks: Ranks | None = None) -> dict[str, Component]:
+    """All components of a recipe, in the order in which they are restored: the random streams come last.
+
+    Raises:
+        RecipeError: the optimizer trains tensors that are not parameters of the model.
+    """
+    _check_binding(recipe, name=name)
+    model = bare(recipe.model)
+    components: dict[str, Component] = {
+        "model": ModelState(model),
+        "modes": ModelModes(model),
+        "optimizer": OptimizerState(recipe.optimizer),
+    }
+    buffers = UnsavedBuffers(model)
+    if buffers.is_needed():
+        components["buffers"] = buffers
+    if recipe.scheduler is not None:
+        components["scheduler"] = StatefulComponent(recipe.scheduler)
+    if recipe.scaler is not None:
+        components["scaler"] = StatefulComponent(recipe.scaler)
+    for key, target in recipe.extra.items():
+        # As for the recipe's own optimizer: before its first step no state of it shows how to spread the stored one.
+        if isinstance(target, torch.optim.Optimizer):
+            components[f"extra.{key}"] = OptimizerState(target)
+        else:
+            is_spread = any(map(is_sharded, model.parameters()))
+            components[f"extra.{key}"] = StatefulComponent(target, is_spread=is_spread)
+    return components | {PROGRESS: progress} | rng_components(ranks or Ranks(), model)
+
+
+def same_on_every_rank(recipe: Recipe) -> Callable[[str], bool]:
+    """A predicate: whether all ranks hold the same values of a state tensor, because the optimizer changes it.
+
+    Buffers depend on each rank's own samples. Of them, and of all else a recipe keeps, rank 0's values are the run's.
+    """
+    same = {f"model.state.{name}" for name, _ in bare(recipe.model).named_parameters()}
+    return lambda name: name in same or name.startswith("optimizer.")
+
+
+@contextmanager
+def unchanged(components: Mapping[str, Component]) -> Iterator[None]:
+    """A block of the user's code after which random streams and the modes of modules are as before."""
+    guarded = {name: c for name, c in components.items() if name == "modes" or name.startswith(RNG_PREFIX)}
+    before = {name: component.capture() for name, component in guarded.items()}
+    try:
+        yield
+    finally:
+        for name, component in guarded.items():
+            component.restore(before[name])
+
+
+def capture(components: Mapping[str, Component]) -> dict[str, Any]:
+    """The state trees of all components; tensors are the live ones."""
+    return {name: component.capture() for name, component in components.items()}
+
+
+class _Copies(Mapping[str, torch.Tensor]):
+    """Tensors that are copied when they are read.
+
+    An optimizer keeps the tensors it loads; views would keep the whole shard in memory for as long as it lives.
+    """
+
+    def __init__(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        self._tensors = tensors
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        return self._tensors[name].clone()
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._tensors)
+
+    def __len__(self) -> int:
+        return len(self._tensors)
+
+
+def restore_all(components: Mapping[str, Component], snapshot: Snapshot) -> None:
+    """Restore live objects from a snapshot, in the order of the components: the random streams last."""
+    for name, component in components.items():
+        if name in snapshot.skeletons:
+            component.restore(decode_tree(snapshot.skeletons[name], _Copies(snapshot.tensors)))
+
+
+def changed_by_optimizer(optimizer: torch.optim.Optimizer) -> frozenset[int]:
+    """Addresses of the tensors that do not change before the optimizer's next step."""
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    # Some optimizers keep plain values next to the slots of each parameter.
+    slots = (slot for slot in optimizer.state.values() if isinstance(slot, Mapping))
+    state: list[Any] = [value for slot in slots for value in slot.values()]
+    tensors = [local_tensor(tensor) for tensor in (*parameters, *state) if isinstance(tensor, torch.Tensor)]
+    return frozenset(tensor.data_ptr() for tensor in tensors if tensor.numel())
+
+
+def _check_binding(recipe: Recipe, *, name: str) -> None:
+    live = {id(parameter) for parameter in bare(recipe.model).parameters()}
+    held = [parameter for group in recipe.optimizer.param_groups for parameter in group["params"]]
+    foreign = sum(id(parameter) not in live for parameter in held)
+    if foreign:
+        why = f"{foreign} of the optimizer's {len(held)} tensors are not parameters of the model."
+        raise RecipeError(recipe=name, why=why, fix="build the optimizer from model.parameters().")
