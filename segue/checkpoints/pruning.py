@@ -7,7 +7,7 @@ import re
 from collections.abc import Sequence
 
 from segue.checkpoints import retention
-from segue.records import VerdictKind
+from segue.records import CheckpointRef, VerdictKind
 from segue.runlog import keys
 from segue.runlog.entries import Entry, PruneEntry
 from segue.runlog.history import Checkpoint, History, read_history
@@ -60,6 +60,17 @@ class Pruner:
             history.checkpoints, keep=self._retention.keep, best=self._retention.best, verified_parents=verified
         )
         return retention.slots_to_prune(history.checkpoints, kept=kept)
+
+    def drop_earlier_tries(self, runlog: RunLog, commit: CheckpointRef) -> None:
+        """Delete what earlier tries of this committed save stored. After its commit no attempt can adopt them."""
+        used = names_in_use(read_history(runlog))
+        for store in self._tiers:
+            try:
+                found = store.list_objects(keys.step_prefix(runlog.run_id, commit.attempt_id, commit.step))
+                names = {item.key.removeprefix(f"{runlog.run_id}/") for item in found}
+                self._delete(runlog.run_id, names - used, tiers=[store])
+            except StoreReadError as error:
+                log.warning("earlier tries of a save stay behind store=%s reason=%s", store.url, error)
 
     def _sweep(self, runlog: RunLog, history: History) -> None:
         """Delete shards of earlier attempts that no record names: they were fenced, so none ever will."""

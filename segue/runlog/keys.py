@@ -51,22 +51,27 @@ def step_prefix(run_id: str, attempt: str, step: int) -> str:
     return f"{run_id}/attempts/{attempt}/step-{step:09d}/"
 
 
-def shard_name(attempt: str, step: int, rank: int, *, writer: int = 1) -> str:
+def shard_name(attempt: str, step: int, rank: int, *, try_number: int = 1) -> str:
     """Name of a shard relative to the run's folder, as manifests hold it.
 
-    `writer` counts the rank's writer processes. One that repeats the save of another that died may store other bytes,
-    and what the first stored may have been adopted.
+    A save that is tried again with another writer process has names of its own: it may store other bytes, and what the
+    first try stored may have been adopted.
     """
-    return f"{_stem(attempt, step, rank, writer)}.safetensors"
+    return f"{_stem(attempt, step, rank, try_number)}.safetensors"
 
 
-def state_name(attempt: str, step: int, rank: int, *, writer: int = 1) -> str:
+def state_name(attempt: str, step: int, rank: int, *, try_number: int = 1) -> str:
     """Name of the index beside a shard."""
-    return f"{_stem(attempt, step, rank, writer)}.json"
+    return f"{_stem(attempt, step, rank, try_number)}.json"
 
 
-def _stem(attempt: str, step: int, rank: int, writer: int) -> str:
-    return f"attempts/{attempt}/step-{step:09d}/rank-{rank}" + (f".writer-{writer}" if writer > 1 else "")
+def is_of_repeated_save(name: str) -> bool:
+    """Whether a shard's name is of a second or later try."""
+    return ".try-" in name
+
+
+def _stem(attempt: str, step: int, rank: int, try_number: int) -> str:
+    return f"attempts/{attempt}/step-{step:09d}/rank-{rank}" + (f".try-{try_number}" if try_number > 1 else "")
 
 
 def prepared_name(attempt: str, step: int, rank: int) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import threading
 from contextlib import contextmanager
 from datetime import timedelta
@@ -10,10 +12,11 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from segue.checkpoints.loading.snapshot import read_checkpoint
 from segue.checkpoints.pruning import Pruner
 from segue.checkpoints.saving.committer import Writer
 from segue.checkpoints.saving.staging import StagingArea
-from segue.checkpoints.saving.writer_client import InlineWriter
+from segue.checkpoints.saving.writer_client import InlineWriter, ProcessWriter
 from segue.clock import SystemClock
 from segue.controller.segment import TrainerEnd, report_or_lost
 from segue.controller.steps import decide_next, declare_lost
@@ -44,8 +47,8 @@ RISK = {"max_work_at_risk_seconds": 1800}
 HERE = Environment(torch="2", device="cpu", instruction_set="AVX2", threads=1)
 
 
-def train(spec, runlog, *, fails=lambda operation, key: False, board=None):
-    """The next attempt, in this process; its shards go to a store that fails where `fails` is true."""
+def train(spec, runlog, *, fails=lambda operation, key: False, board=None, shards=None):
+    """The next attempt, in this process; its shards go to a store that fails where `fails` is true, or to `shards`."""
     clock = SystemClock()
     plan = decide_next(runlog, spec, clock=clock).plan
     return run_attempt(
@@ -53,8 +56,38 @@ def train(spec, runlog, *, fails=lambda operation, key: False, board=None):
         runlog=runlog,
         board=board or NoticeBoard(clock),
         clock=clock,
-        shards=InlineWriter([FaultyStore(runlog.store, fails=fails)]),
+        shards=shards or InlineWriter([FaultyStore(runlog.store, fails=fails)]),
     )
+
+
+class DiesBeforeItsAnswer(ProcessWriter):
+    """Its process dies when the second save is stored, before the trainer knows."""
+
+    saves = 0
+
+    def write(self, staged, save):
+        written = super().write(staged, save)
+        self.saves += 1
+        if self.saves == 2:
+            os.kill(self.pid, signal.SIGKILL)
+            return super().write(staged, save)
+        return written
+
+
+@pytest.mark.parametrize("full_every", [1, 9])
+def test_a_save_whose_writer_died_is_stored_again_and_leaves_nothing_behind(make_spec, open_log, full_every):
+    spec = make_spec(steps=60, checkpoints={"every_steps": 10, "keep": 9, "full_every": full_every})
+    runlog = open_log(spec)
+    shards = DiesBeforeItsAnswer([spec.store])
+    assert train(spec, runlog, shards=shards).stop_reason is StopReason.FINISHED
+    assert shards.saves >= 2
+    history = read_history(runlog)
+    used = {shard.key for checkpoint in history.checkpoints for shard in checkpoint.manifest.shards}
+    assert sum(".try-2" in key for key in used) == 2, "the shard and the index of one save"
+    stored = {item.key.removeprefix("tiny/") for item in runlog.store.list_objects("tiny/attempts/")}
+    assert {key for key in stored if "/rank-0" in key and ".commit." not in key} == used
+    for checkpoint in history.checkpoints:
+        read_checkpoint(runlog.store, run_id="tiny", manifest=checkpoint.manifest)
 
 
 @pytest.fixture

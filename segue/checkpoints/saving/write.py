@@ -36,22 +36,22 @@ def write_checkpoint(
     skeletons: Mapping[str, bytes],
     base: Base | None = None,
     rank: int = 0,
-    writer: int = 1,
+    try_number: int = 1,
     partition_hash: str = "",
 ) -> tuple[Written, Base]:
     """Make a staged state durable in its attempt's folder; returns what a manifest needs, and a base for later saves.
 
     The last of `tiers` is the durable one. Those before it are faster and may fail: that is logged, and the save goes
-    on. `skeletons` are JSON. `writer` is the number of this process among the rank's writers. With `base`, tensors that
-    have not changed since are referred to, not written. The returned base may be used once this save is committed. A
-    save with facts also stores, after everything else, what its commit record needs. After a crash before that, the
+    on. `skeletons` are JSON. `try_number` counts the writer processes that have tried this save. With `base`, tensors
+    that have not changed since are referred to, not written. The returned base may be used once this save is committed.
+    A save with facts also stores, after everything else, what its commit record needs. After a crash before that, the
     bytes are in the store and nothing refers to them.
 
     Raises:
         StoreWriteError: the durable tier could not be written; calling again is safe.
     """
     where = save.attempt_id, save.step, rank
-    shard_name = keys.shard_name(*where, writer=writer)
+    shard_name = keys.shard_name(*where, try_number=try_number)
     with ThreadPoolExecutor(1, thread_name_prefix="segue-digest") as hasher:
         # In parallel with the write of the shard file, which takes longer: hashing is far faster than any disk.
         hashing = hasher.submit(_digests, shard_file, shard_layout, skeletons)
@@ -70,7 +70,7 @@ def write_checkpoint(
         describing = hasher.submit(describe)
         _put(tiers, f"{save.run_id}/{shard_name}", shard_file)
         digests, own, homes, index = describing.result()
-    index_name = keys.state_name(*where, writer=writer)
+    index_name = keys.state_name(*where, try_number=try_number)
     _put(tiers, f"{save.run_id}/{index_name}", index)
     shards = (own, _shard(index_name, index))
     earlier = {shard.key: shard for shard in homes.values() if shard is not own}

@@ -120,6 +120,8 @@ class ProcessWriter:
         self._stores, self._rank = stores, rank
         self._process: subprocess.Popen[bytes] | None = None
         self._starts = 0
+        self._first_try = (-1, 0)
+        """Step of the newest save, and how many processes had been started at its first try."""
         self._channel: socket.socket | None = None
         self._known: dict[int, tuple[StagingBuffer, ShardLayout]] = {}
         self._is_ready = self._is_closed = False
@@ -136,6 +138,8 @@ class ProcessWriter:
     def write(self, staged: Staged, save: Save) -> Written:
         skeletons = _skeletons(staged)
         self.wait_until_ready()
+        if self._first_try[0] != save.step:
+            self._first_try = (save.step, self._starts)
         try:
             answer = self._ask(staged, skeletons, save)
         except OSError as error:
@@ -242,7 +246,7 @@ class ProcessWriter:
             self._inherited = None
         texts = {name: skeleton.decode() for name, skeleton in skeletons.items()}
         head = {"kind": "write", "staging_buffer": number, "save": asdict(save), "rank": self._rank}
-        head |= {"writer": self._starts, "partition_hash": staged.partition_hash}
+        head |= {"try_number": self._starts - self._first_try[1] + 1, "partition_hash": staged.partition_hash}
         ipc.send(self._channel, head, json.dumps(texts).encode())
         answer = ipc.receive(self._channel)
         return None if answer is None else answer.head

@@ -77,7 +77,7 @@ class _Work:
                 self._stores,
                 save,
                 rank=head["rank"],
-                writer=head["writer"],
+                try_number=head["try_number"],
                 partition_hash=head["partition_hash"],
                 shard_file=memoryview(self._staging_buffers[number])[: shard_layout.size_bytes],
                 shard_layout=shard_layout,
