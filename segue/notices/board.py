@@ -78,7 +78,9 @@ class NoticeBoard:
         nearest = self._nearest()
         if nearest is None:
             return None
-        return self._notice(nearest.kind, at=nearest.at, grace_seconds=max(nearest.kill_at - nearest.at, 0.0))
+        # The difference of two points in time has not the very bits of the period that was added to the first.
+        grace_seconds = round(max(nearest.kill_at - nearest.at, 0.0), 3)
+        return self._notice(nearest.kind, at=nearest.at, grace_seconds=grace_seconds)
 
     def nearest(self) -> tuple[str, float] | None:
         """Kind and seconds left of the notice with the nearest deadline; None without a notice."""
