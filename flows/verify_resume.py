@@ -26,7 +26,7 @@ def drill_recipe(spec: RunSpec, kills: int) -> DrillReport:
     """Run the drill and publish its result as an artifact."""
     report = drill_spec(spec, kills=kills)
     identical = "identical to" if report.identical else "different from"
-    lines = [f"**{spec.recipe}**: {report.verdict}; final state {identical} the undisturbed run's", ""]
+    lines = [f"**{spec.workload}**: {report.verdict}; final state {identical} the undisturbed run's", ""]
     lines += [f"* resume {number}: {verdict.sentence}" for number, verdict in enumerate(report.verdicts, 1)]
     create_markdown_artifact("\n".join(lines), key=artifact_key(f"{spec.run_id}-drill"), description="Resume drill")
     return report

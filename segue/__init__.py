@@ -26,6 +26,7 @@ _HOMES = {
     "open_run": "segue.run",
     "open_store": "segue.stores",
     "plan": "segue.planning",
+    "session": "segue.sessions",
     "simulate": "segue.planning",
 }
 
@@ -47,6 +48,7 @@ if TYPE_CHECKING:
     from segue.resume_drill import drill as drill
     from segue.run import Run as Run
     from segue.run import open_run as open_run
+    from segue.sessions import session as session
     from segue.spec import RunSpec as RunSpec
     from segue.spec import StoreSpec as StoreSpec
     from segue.stores import open_store as open_store

@@ -235,7 +235,9 @@ class Anomaly(Value):
     @property
     def sentence(self) -> str:
         """The value and its position."""
-        return f"{self.channel} was {self.value:.6g}{self._limit_in_words} at step {self.step}, {self.batch.in_words}"
+        # Without sample ids a program was trained, whose batches have no place in an order.
+        batch = f", {self.batch.in_words}" if self.sample_ids else ""
+        return f"{self.channel} was {self.value:.6g}{self._limit_in_words} at step {self.step}{batch}"
 
     @property
     def _limit_in_words(self) -> str:

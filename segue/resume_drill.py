@@ -148,7 +148,8 @@ def drill_spec(
         RecipeError: the recipe cannot be imported; nothing was started.
         DrillFailedError: the recipe does not reach its goal even without a kill.
     """
-    import_build(spec.recipe)
+    if spec.recipe is not None:
+        import_build(spec.recipe)
     clock: Clock = SystemClock()
     started = clock.monotonic()
     with _folder(folder) as where:
@@ -170,7 +171,7 @@ def drill_spec(
     differing = _differing(whole, finished) if finished else ()
     failure = _failure(history) if ended.action == "failed" else None
     return DrillReport(
-        recipe=spec.recipe,
+        recipe=spec.workload,
         steps=spec.steps,
         kills=killer.kills,
         identical=finished is not None and not differing,
@@ -208,10 +209,10 @@ def _final(history: History, spec: RunSpec, *, why: str, output: _Output) -> Che
         failure = _failure(history)
         if failure is None:
             # Processes that end without a report leave nothing but what they printed.
-            raise DrillFailedError(recipe=spec.recipe, why=why, traceback="\n".join(output.last))
+            raise DrillFailedError(recipe=spec.workload, why=why, traceback="\n".join(output.last))
         if not _is_raised(failure):
-            raise DrillFailedError(recipe=spec.recipe, why=failure.message, fix="")
-        raise DrillFailedError(recipe=spec.recipe, why=_in_words(failure), traceback=failure.traceback)
+            raise DrillFailedError(recipe=spec.workload, why=failure.message, fix="")
+        raise DrillFailedError(recipe=spec.workload, why=_in_words(failure), traceback=failure.traceback)
     return newest
 
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 import json
 import logging
+import re
+import shlex
 import tomllib
 import typing
 from datetime import datetime
@@ -14,10 +15,8 @@ from typing import Any, Self
 
 from pydantic import (
     AwareDatetime,
-    BaseModel,
     Field,
     JsonValue,
-    ValidationError,
     ValidationInfo,
     field_validator,
     model_validator,
@@ -25,13 +24,12 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from segue.errors import DeadlinePassedError, SpecError
+from segue.parsing import parsed
 from segue.policies import POLICIES, checked_parameters, declaration, declared_policy
 from segue.pool_prices import PoolSpec
 from segue.records import FiniteValue, Record
 
 log = logging.getLogger(__name__)
-
-_Model = typing.TypeVar("_Model", bound=BaseModel)
 
 RENAMED = {
     "checkpoints.arenas": "staging_buffers",
@@ -39,6 +37,8 @@ RENAMED = {
     "liveness.lease_seconds": "heartbeat_timeout_seconds",
 }
 """Settings of version 0.1 that were renamed: section and old name, new name. Files with old names cause a warning."""
+
+_PYTHON = re.compile(r"python[0-9.]*")
 
 _REMOTE_LOOK_SECONDS, _REMOTE_LOOK_HEARTBEATS = 10.0, 5
 """The longest time between two looks of a parent into a remote store, in seconds and in heartbeats."""
@@ -77,7 +77,7 @@ class StoreSpec(FiniteValue):
         Raises:
             SpecError: some fields are wrong; it names each by its path, with the remedy.
         """
-        return _parsed(cls, data, source=source)
+        return parsed(cls, data, source=source)
 
 
 class CheckpointSpec(_Section):
@@ -287,16 +287,39 @@ class SegmentSpec(FiniteValue):
     )
 
 
+class ProgramSpec(FiniteValue):
+    """A program with a training loop of its own, which uses `segue.session()`."""
+
+    command: tuple[str, ...] = Field(
+        min_length=2, description='Command that runs the program, e.g. ["python", "train.py", "--lr", "0.1"].'
+    )
+
+    @field_validator("command")
+    @classmethod
+    def _is_python(cls, command: tuple[str, ...]) -> tuple[str, ...]:
+        if not _PYTHON.fullmatch(Path(command[0]).name):
+            text = "must begin with python, because segue runs the program in its trainer process"
+            raise PydanticCustomError("not_python", text)
+        if command[1].startswith("-") and (command[1] != "-m" or len(command) < 3):
+            raise PydanticCustomError("no_script", "must name a script or -m module after python")
+        return command
+
+
 class RunSpec(FiniteValue, Record):
-    """The specification of a run: recipe, goal, deadline, store, capacity."""
+    """The specification of a run: recipe or program, goal, deadline, store, capacity."""
 
     run_id: str = Field(
         pattern=r"^[a-z0-9][a-z0-9._-]{0,62}$",
         description="Name of the run. Starting a run with an existing run_id resumes it.",
     )
-    recipe: str = Field(
+    program: ProgramSpec | None = Field(
+        None, description="Program with a training loop of its own, instead of a recipe."
+    )
+    recipe: str | None = Field(
+        None,
+        validate_default=True,
         pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$",
-        description="Function that builds the recipe, as package.module:function.",
+        description="Function that builds the recipe, as package.module:function; None: [program] is trained.",
     )
     steps: int = Field(gt=0, description="Goal: number of optimizer steps from step 0.")
     config: dict[str, JsonValue] = Field(default_factory=dict, description="Configuration passed to the recipe.")
@@ -328,6 +351,45 @@ class RunSpec(FiniteValue, Record):
     pools: PoolSpec = PoolSpec()
     segment: SegmentSpec = SegmentSpec()
 
+    @field_validator("recipe")
+    @classmethod
+    def _trains_one_thing(cls, recipe: str | None, info: ValidationInfo) -> str | None:
+        if "program" in info.data and (recipe is None) == (info.data["program"] is None):
+            text = "give either a recipe, as package.module:function, or [program] with a command"
+            raise PydanticCustomError("recipe_or_program", text)
+        return recipe
+
+    @field_validator("ranks")
+    @classmethod
+    def _has_one_rank_for_a_program(cls, ranks: int | None, info: ValidationInfo) -> int | None:
+        if ranks != 1 and info.data.get("program") is not None:
+            raise PydanticCustomError("ranks_of_program", "a program trains in one process; several need a recipe")
+        return ranks
+
+    @field_validator("anomalies")
+    @classmethod
+    def _skips_no_batch_of_a_program(cls, anomalies: AnomalySpec, info: ValidationInfo) -> AnomalySpec:
+        if info.data.get("program") is not None and "skip" in (anomalies.non_finite, anomalies.spikes):
+            raise PydanticCustomError("skip_of_program", "a batch of a program cannot be skipped; use rollback")
+        return anomalies
+
+    @property
+    def recipe_path(self) -> str:
+        """The recipe as package.module:function.
+
+        Raises:
+            SpecError: the run trains a program.
+        """
+        if self.recipe is None:
+            problem = "recipe: this needs a recipe, and the run trains a program with a loop of its own"
+            raise SpecError(source=f"the spec of run {self.run_id!r}", problems=(problem,))
+        return self.recipe
+
+    @property
+    def workload(self) -> str:
+        """What is trained, in words: the recipe's path or the program's command."""
+        return self.recipe or shlex.join(self.program.command if self.program is not None else ())
+
     @classmethod
     def parse(cls, data: object, *, source: str = "the run spec") -> Self:
         """Validate plain data.
@@ -336,7 +398,7 @@ class RunSpec(FiniteValue, Record):
             SpecError: some fields are wrong; it names each by its path, with the remedy.
         """
         _warn_of_old_names(data, source=source)
-        return _parsed(cls, data, source=source)
+        return parsed(cls, data, source=source)
 
     @classmethod
     def from_toml(cls, path: Path, **overrides: object) -> Self:
@@ -357,7 +419,11 @@ class RunSpec(FiniteValue, Record):
     def identity(self) -> dict[str, str]:
         """The fields that define what is trained; a change in them is drift."""
         config = json.dumps(self.config, sort_keys=True, separators=(",", ":"))
-        names = {"recipe": self.recipe, "steps": str(self.steps), "seed": str(self.seed)}
+        names = {
+            "recipe" if self.recipe else "program": self.workload,
+            "steps": str(self.steps),
+            "seed": str(self.seed),
+        }
         for key, value in sorted(self.config.items()):
             names[f"config.{key}"] = json.dumps(value, sort_keys=True)
         names["config"] = hashlib.sha256(config.encode()).hexdigest()[:12]
@@ -385,71 +451,3 @@ def read_toml(path: Path) -> dict[str, Any]:
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         problem = f"the file is not TOML ({error}); correct that line"
     raise SpecError(source=str(path), problems=(problem,))
-
-
-def _parsed(model: type[_Model], data: object, *, source: str) -> _Model:
-    try:
-        return model.model_validate(data)
-    except ValidationError as error:
-        problems = tuple(_problem(model, item) for item in error.errors())
-        raise SpecError(source=source, problems=problems) from None
-
-
-_PATTERNS = {
-    "run_id": ("must be 1 to 63 lower-case letters, digits, '.', '_' or '-'", "nightly-1"),
-    "recipe": ("must be package.module:function", "examples.flights:build"),
-    "deployment": ("must be a deployment, as flow/name", "segment/spot"),
-    "on_demand": ("must be a deployment, as flow/name", "segment/on-demand"),
-    "endpoint_url": ("must be a URL", "http://127.0.0.1:9000"),
-}
-"""What a text must be, and an example, by the name of the field."""
-
-
-def _problem(model: type[BaseModel], item: Any) -> str:
-    path = ".".join(str(part) for part in _without_tags(item["loc"])) or "the document"
-    return f"{path}: {_what_is_wrong(model, item)}"
-
-
-def _what_is_wrong(model: type[BaseModel], item: Any) -> str:
-    """In one form: what is wrong (got the value); the remedy."""
-    where, given = item["loc"], repr(item["input"])
-    match item["type"]:
-        case "extra_forbidden":
-            return _unknown_field(str(where[-1]), known=_fields_at(model, where[:-1]))
-        case "missing":
-            return "required field is missing"
-        case "string_pattern_mismatch" if where[-1] in _PATTERNS:
-            rule, example = _PATTERNS[where[-1]]
-            return f"{rule} (got {given}); example: {example}"
-        case "timezone_aware":
-            return f"must have a time zone (got {given}); add one, e.g. Z or +01:00"
-        case "datetime_parsing" | "datetime_from_date_parsing" | "datetime_type":
-            return f"must be a time (got {given}); example: 2026-12-01T06:00:00+00:00"
-        case "model_type":
-            return f"must be a table (got {given}); its fields are {', '.join(_fields_at(model, where))}"
-        case "dict_type":
-            return f"must be a table (got {given})"
-        case "invalid-json-value" | "finite_number" if where[0] == "config":
-            return f"must be a JSON value (got {given}); use a string"
-    return f"{item['msg'][0].lower()}{item['msg'][1:]} (got {given})"
-
-
-def _unknown_field(name: str, *, known: list[str]) -> str:
-    close = difflib.get_close_matches(name, known, n=1)
-    return "unknown field; " + (f"did you mean {close[0]!r}?" if close else f"known fields are {', '.join(known)}")
-
-
-def _without_tags(path: tuple[int | str, ...]) -> tuple[int | str, ...]:
-    # Below [config], pydantic inserts the type of each value between the keys: config.sizes.list.0.float.
-    return tuple(part for at, part in enumerate(path) if path[0] != "config" or at < 2 or at % 2 == 1)
-
-
-def _fields_at(model: type[BaseModel], path: tuple[int | str, ...]) -> list[str]:
-    current: Any = model
-    for part in path:
-        if isinstance(part, int):
-            continue  # An index of a list: the field before it has the type.
-        annotation = current.model_fields[part].annotation
-        options = typing.get_args(annotation) or (annotation,)
-        current = next(option for option in options if isinstance(option, type) and issubclass(option, BaseModel))
-    return list(current.model_fields)

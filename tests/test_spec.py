@@ -226,8 +226,38 @@ def test_all_wrong_fields_are_reported_at_once():
     message = str(caught.value)
     assert message.startswith("run.toml is not a valid run spec: ")
     assert "run_id: required field is missing" in message
-    assert "recipe: required field is missing" in message
+    assert "recipe: give either a recipe, as package.module:function, or [program] with a command" in message
     assert "\n" not in message
+
+
+@pytest.mark.parametrize(
+    ("fields", "sentence"),
+    [
+        ({"program": {"command": ["bash", "train.sh"]}}, "program.command: must begin with python"),
+        ({"program": {"command": ["python"]}}, "program.command: "),
+        ({"program": {"command": ["python", "-c", "pass"]}}, "must name a script or -m module after python"),
+        ({"program": {"command": ["python", "t.py"]}, "recipe": "a.b:c"}, "recipe: give either a recipe"),
+        (
+            {"program": {"command": ["python", "t.py"]}, "anomalies": {"spikes": "skip"}},
+            "anomalies: a batch of a program",
+        ),
+        ({"program": {"command": ["python", "t.py"]}, "ranks": 2}, "ranks: a program trains in one process"),
+    ],
+)
+def test_a_program_is_a_python_command_and_takes_the_place_of_a_recipe(fields, sentence):
+    with pytest.raises(SpecError) as caught:
+        RunSpec.parse({"run_id": "nightly", "steps": 3} | fields)
+    assert sentence in str(caught.value)
+
+
+def test_a_spec_says_what_it_trains():
+    program = RunSpec.parse(
+        {"run_id": "n", "steps": 3, "program": {"command": ["python3.11", "t.py", "--name", "a b"]}}
+    )
+    assert program.workload == "python3.11 t.py --name 'a b'"
+    assert program.identity()["program"] == program.workload
+    with pytest.raises(SpecError, match="this needs a recipe"):
+        _ = program.recipe_path
 
 
 def test_data_that_is_no_table_is_refused():

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from segue.checkpoints.saving.staging import StagingArea
-from segue.trainer.programs.state import changed_by_optimizer
+from segue.trainer.workloads.state import changed_by_optimizer
 
 _WIDTH = 2048
 _BATCH = 128

@@ -34,9 +34,9 @@ from segue.runlog.entries import CommitEntry, SealEntry, encode
 from segue.runlog.log import RunLog
 from segue.stores import LocalStore
 from segue.trainer.attempt import run_attempt
-from segue.trainer.programs.components import Progress
-from segue.trainer.programs.state import RNG_PREFIX, capture, components_of
-from segue.trainer.programs.step import do_step
+from segue.trainer.workloads.components import Progress
+from segue.trainer.workloads.state import RNG_PREFIX, capture, components_of
+from segue.trainer.workloads.step import do_step
 
 STEP_SECONDS = 0.020
 COMMIT_EVERY_STEPS = 100

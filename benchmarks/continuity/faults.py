@@ -12,7 +12,7 @@ import torch
 from segue.checkpoints.format.snapshot import digest, take
 from segue.data.loader import Feed
 from segue.recipe import Recipe
-from segue.trainer.programs.components import Component
+from segue.trainer.workloads.components import Component
 
 NAMED_REPLAY = frozenset({"model or randomness"})
 SETUP_CODE = frozenset({"setup.code", "setup.hyperparameters", "setup.model"})

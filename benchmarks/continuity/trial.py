@@ -28,11 +28,11 @@ from segue.runlog.log import RunLog
 from segue.spec import RunSpec
 from segue.stores import LocalStore
 from segue.trainer import attempt
-from segue.trainer.programs import live_recipe
-from segue.trainer.programs.components import Component, Progress
-from segue.trainer.programs.state import capture
-from segue.trainer.programs.step import do_step
 from segue.trainer.resume import Resume
+from segue.trainer.workloads import live_recipe
+from segue.trainer.workloads.components import Component, Progress
+from segue.trainer.workloads.state import capture
+from segue.trainer.workloads.step import do_step
 
 RUN_ID = "run"
 _STEPS = 1_000_000

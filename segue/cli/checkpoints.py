@@ -127,7 +127,7 @@ def import_file(
     _show(report)
     asked = {"--config": config, "--run-id": run, "--steps": steps, "--seed": seed, "--store": store}
     arguments = [
-        spec.recipe,
+        spec.recipe_path,
         *(f"{name}={value}" for name, value in _given(**asked, **{"--endpoint-url": endpoint_url}).items()),
     ]
     console.print(f"continue with: segue run {shlex.join(arguments)}", markup=False, soft_wrap=True)

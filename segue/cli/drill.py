@@ -1,4 +1,4 @@
-"""`segue drill`: kill a recipe's training, resume it, and compare the result with an uninterrupted run."""
+"""`segue drill`: kill a training, resume it, and compare the result with an uninterrupted run."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from segue.cli.options import Json
+from segue.cli.options import Json, Workload, with_workload
 from segue.errors import COMMAND_LINE, DrillFailedError
 from segue.reports.console import console, errors, show_json
 from segue.spec import RunSpec, read_toml
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def drill(
-    recipe: Annotated[str, typer.Argument(help="package.module:function, found from the current folder.")],
+    workload: Workload = None,
     config: Annotated[
         Path | None, typer.Option(help=r"TOML run spec; its \[config] table is the argument of the recipe's function.")
     ] = None,
@@ -26,12 +26,12 @@ def drill(
     kills: Annotated[int, typer.Option(min=1, help="Number of SIGKILLs in the second run.")] = 2,
     as_json: Json = False,
 ) -> None:
-    """Train a recipe twice, once with kills and resumes, and compare the two final states bit for bit.
+    """Train a recipe or a program twice, once with kills and resumes, and compare the two final states bit for bit.
 
     Exit code 0: every resume verified and the final states identical. 3: a resume is broken or the states differ.
-    1: not proven, or the recipe fails without a kill. 2: the drill could not start as asked.
+    1: not proven, or it fails without a kill. 2: the drill could not start as asked.
     """
-    fields = (read_toml(config) if config else {}) | {"run_id": "drill", "recipe": recipe, "steps": steps}
+    fields = with_workload(read_toml(config) if config else {}, workload) | {"run_id": "drill", "steps": steps}
     spec = RunSpec.parse(fields, source=str(config) if config else COMMAND_LINE)
     # Torch takes seconds to import: what can be refused without it has been refused by now.
     from segue.resume_drill import drill_spec

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import math
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any
@@ -80,3 +81,31 @@ def require_prefect(command: str) -> None:
     """
     if importlib.util.find_spec("prefect") is None:
         raise MissingExtraError(extra="prefect", needed_for=f"`segue {command}`")
+
+
+Workload = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="RECIPE | -- python SCRIPT ...",
+        help="A recipe as package.module:function, found from the current folder; or, after --, the command of a "
+        "program that uses segue.session().",
+        show_default=False,
+    ),
+]
+
+
+def with_workload(fields: Mapping[str, Any], words: list[str] | None) -> dict[str, Any]:
+    """The fields of a run spec with what is to be trained: one word is a recipe, several are a program's command."""
+    if not words:
+        return dict(fields)
+    others = {name: value for name, value in fields.items() if name not in ("recipe", "program")}
+    return others | ({"recipe": words[0]} if len(words) == 1 else {"program": {"command": words}})
+
+
+def workload_name(fields: Mapping[str, Any]) -> str:
+    """A short name for what these fields of a run spec train: its recipe's module, or its program's script."""
+    program = fields.get("program")
+    command = program.get("command", ()) if isinstance(program, Mapping) else ()
+    named = [str(word) for word in command[1:] if word != "-m"] or [str(fields.get("recipe")).partition(":")[0]]
+    stem = Path(named[0]).name.removesuffix(".py").rpartition(".")[2]
+    return re.sub("[^a-z0-9]+", "-", stem.lower()).strip("-") or "run"

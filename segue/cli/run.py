@@ -1,4 +1,4 @@
-"""`segue run`: train a recipe through Prefect, on a configured server or on one of its own.
+"""`segue run`: train a recipe or a program through Prefect, on a configured server or on one of its own.
 
 Prefect and torch take seconds to import, so everything that can be refused without them is refused before.
 """
@@ -14,7 +14,7 @@ import typer
 
 from segue.cli.durations import parse_deadline
 from segue.cli.interrupts import ends_cleanly
-from segue.cli.options import require_prefect
+from segue.cli.options import Workload, require_prefect, with_workload, workload_name
 from segue.clock import SystemClock
 from segue.controller.recovery import forget_parent, register_start, withdraw_start
 from segue.controller.steps import check_start, open_run
@@ -33,7 +33,7 @@ _FOLDER = Path(".segue")
 
 
 def run(
-    recipe: Annotated[str, typer.Argument(help="package.module:function, found from the current folder.")],
+    workload: Workload = None,
     config: Annotated[Path | None, typer.Option(help="TOML run spec; the options here win over it.")] = None,
     run_id: Annotated[str | None, typer.Option(help="Name of the run; an existing run is resumed.")] = None,
     steps: Annotated[int | None, typer.Option(help="Optimizer steps to the goal.")] = None,
@@ -48,14 +48,14 @@ def run(
     detach: Annotated[bool, typer.Option("--detach", help="Return once started; needs PREFECT_API_URL.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object at the end.")] = False,
 ) -> None:
-    """Train a recipe through Prefect; starts a local server and workers if no server is configured.
+    """Train a recipe or a program through Prefect; starts a local server and workers if no server is configured.
 
     Exit code 0: the goal is reached. 1: the run ended before it. 2: it could not be started as requested.
     """
     fields = read_toml(config) if config else {}
-    fields |= _given(recipe=recipe, run_id=run_id, steps=steps, seed=seed)
+    fields = with_workload(fields, workload) | _given(run_id=run_id, steps=steps, seed=seed)
     is_named = "run_id" in fields
-    fields.setdefault("run_id", _default_run_id(recipe))
+    fields.setdefault("run_id", _default_run_id(workload_name(fields)))
     if deadline is not None:
         fields["deadline"] = parse_deadline(deadline, now=SystemClock().now())
     if store is not None or endpoint_url is not None:
@@ -82,9 +82,10 @@ def _checked(spec: RunSpec, *, accept_drift: bool) -> RunLog:
     from segue.interop.code_check import refuse_changed_code
     from segue.recipe import import_build
 
-    build = import_build(spec.recipe)
+    build = import_build(spec.recipe) if spec.recipe is not None else None
     runlog = check_start(spec, clock=SystemClock(), accept_drift=accept_drift)
-    refuse_changed_code(runlog, spec, build)
+    if build is not None:
+        refuse_changed_code(runlog, spec, build)
     return runlog
 
 
@@ -179,8 +180,7 @@ def _given(**fields: object) -> dict[str, object]:
     return {name: value for name, value in fields.items() if value is not None}
 
 
-def _default_run_id(recipe: str) -> str:
-    name = recipe.split(":", maxsplit=1)[0].rsplit(".", 1)[-1].lower().replace("_", "-")
+def _default_run_id(name: str) -> str:
     return f"{name}-{SystemClock().now():%Y%m%d-%H%M%S}"
 
 

@@ -65,6 +65,7 @@ from segue.errors.usage import (
     RecipeError,
     RunNotFoundError,
     RunOverError,
+    SessionError,
     SpecError,
     TraceError,
 )
@@ -112,6 +113,7 @@ __all__ = [
     "RunNotFoundError",
     "RunOverError",
     "SegueError",
+    "SessionError",
     "SpecError",
     "StalePlanError",
     "StateTooLargeError",

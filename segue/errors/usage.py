@@ -31,6 +31,14 @@ class DeadlinePassedError(UsageError):
         super().__init__(f"deadline: {deadline} has passed (it is {now}).", fix="give a later deadline, or none.")
 
 
+class SessionError(UsageError):
+    """A program uses its session in a way in which it cannot be trained."""
+
+    def __init__(self, *, what: str, fix: str) -> None:
+        self.what = what
+        super().__init__(what, fix=fix)
+
+
 class RecipeError(UsageError):
     """The recipe cannot be imported, or does not build what a run needs."""
 

@@ -27,7 +27,7 @@ from segue.errors import MalformedCheckpointError
 from segue.interop.export_readme import readme
 from segue.runlog.history import Checkpoint, History
 from segue.runlog.log import RunLog
-from segue.trainer.programs.state import PROGRESS
+from segue.trainer.workloads.state import PROGRESS
 
 _MODEL = "model"
 _RESERVED = ("config", "data_position", "loss_curve", "readme", "train_state")

@@ -16,8 +16,8 @@ from segue.recipe import Build, Recipe, built_recipe, import_build, users_line
 from segue.records import Environment, WeightsFile
 from segue.spec import RunSpec
 from segue.trainer.environment import environment_of, prepare_device
-from segue.trainer.programs.components import Progress
-from segue.trainer.programs.state import capture, components_of
+from segue.trainer.workloads.components import Progress
+from segue.trainer.workloads.state import capture, components_of
 
 _ACCELERATOR_STREAMS = "rng.cuda"
 
@@ -48,15 +48,15 @@ def first_state(spec: RunSpec, path: Path, *, step: int, partial: bool, progress
         RecipeError: the recipe cannot be built.
     """
     device = prepare_device(spec.model_copy(update={"device": "cpu"}))
-    build = import_build(spec.recipe)
+    build = import_build(spec.recipe_path)
     progress("reading the weights")
     weights = read_weights(path)
     progress("building the recipe")
     seed_all(spec.seed)
     recipe = _built(build, spec)
-    order = Feed(recipe.data, recipe=spec.recipe, seed=spec.seed).order
+    order = Feed(recipe.data, recipe=spec.recipe_path, seed=spec.seed).order
     position = Progress(step=step, samples_seen=samples_seen_at(order, step))
-    components = components_of(recipe, position, name=spec.recipe)
+    components = components_of(recipe, position, name=spec.recipe_path)
     # A resume takes the modes from the checkpoint; the first attempt of a run would begin with these.
     recipe.model.train()
     fit = fit_into(recipe.model, weights, path=path, partial=partial)
@@ -90,7 +90,7 @@ def _built(build: Build, spec: RunSpec) -> Recipe:
     except Exception as error:
         place = users_line("".join(traceback.format_exception(error)))
         why = f"building it{f' ({place})' if place else ''} raised {type(error).__name__}: {error}."
-        raise RecipeError(recipe=spec.recipe, why=why, fix="Fix: correct it, then import again.") from error
+        raise RecipeError(recipe=spec.recipe_path, why=why, fix="Fix: correct it, then import again.") from error
 
 
 def _notes(recipe: Recipe, fit: Fit) -> list[str]:

@@ -63,6 +63,8 @@ def _may_skip(spec: RunSpec, anomaly: Anomaly) -> bool:
 
 
 def _fix(anomaly: Anomaly) -> str:
+    if not anomaly.sample_ids:
+        return "Fix: check the data, the learning rate and the number format at that step; then start the run again."
     named = ", ".join(map(str, anomaly.sample_ids[:_MOST_NAMED]))
     more = f" and {anomaly.batch.sample_count - _MOST_NAMED} more" if anomaly.batch.sample_count > _MOST_NAMED else ""
     field = "spikes" if anomaly.kind == "spike" else "non_finite"

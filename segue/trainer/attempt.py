@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable, Sequence
-from contextlib import closing
+from contextlib import ExitStack, closing
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -17,7 +17,14 @@ from segue.checkpoints.saving.staging import StagingArea
 from segue.checkpoints.saving.writer_client import ProcessWriter, ShardWriter
 from segue.clock import Clock
 from segue.data.loader import seed_all, stream_seed
-from segue.errors import FencedError, MachineTooSmallError, RankLostError, StoreUnreachableError, WriterDiedError
+from segue.errors import (
+    FencedError,
+    MachineTooSmallError,
+    RankLostError,
+    SessionError,
+    StoreUnreachableError,
+    WriterDiedError,
+)
 from segue.launch import memory
 from segue.launch.assignment import Assignment
 from segue.notices.board import NoticeBoard
@@ -25,7 +32,8 @@ from segue.notices.watchers import Search, Watcher, watchers_of, watching
 from segue.process import Parent, ProcessRef
 from segue.records import Environment, SegmentReport, StopReason
 from segue.runlog.log import RunLog
-from segue.spec import RunSpec, StoreSpec
+from segue.sessions import hosted
+from segue.spec import ProgramSpec, RunSpec, StoreSpec
 from segue.stores import LocalStore
 from segue.stores.base import Store, StoreReadError, StoreWriteError
 from segue.stores.retry import patiently
@@ -37,12 +45,15 @@ from segue.trainer.health.failures import stop_reason
 from segue.trainer.health.heartbeat import HeartbeatThread
 from segue.trainer.health.watchdog import Watchdog
 from segue.trainer.loop import TrainingLoop
-from segue.trainer.programs.live_recipe import LiveRecipe
-from segue.trainer.programs.state import same_on_every_rank
 from segue.trainer.ranks.collectives import Ranks
 from segue.trainer.ranks.group import local_rank, meet
 from segue.trainer.reporting import report_ended, report_without_training, starting
 from segue.trainer.resume import Resume
+from segue.trainer.workloads.base import Steps, Workload, driven
+from segue.trainer.workloads.live_recipe import LiveRecipe
+from segue.trainer.workloads.live_session import LiveSession
+from segue.trainer.workloads.script import run_command
+from segue.trainer.workloads.state import same_on_every_rank
 
 log = logging.getLogger(__name__)
 
@@ -139,26 +150,53 @@ class Attempt:
 
     def run(self) -> SegmentReport:
         """Do everything from the build to the report. Raises what `run_attempt` raises."""
+        program = self._context.spec.program
+        with ExitStack() as opened:
+            return self._run_recipe(opened) if program is None else self._run_program(program, opened)
+
+    def _run_recipe(self, opened: ExitStack) -> SegmentReport:
         try:
             with self._context.group.shared_failure():
                 live = self._restored()
-        except FencedError as error:
-            return report_without_training(self._context, StopReason.FENCED, error)
-        except RankLostError as error:
-            return report_without_training(self._context, StopReason.LOST, error)
-        except (StoreReadError, StoreWriteError, WriterDiedError, MachineTooSmallError):
-            raise  # A fault of storage or machine, not of the recipe: no report, so the controller declares it lost.
         except (Exception, SystemExit) as error:
-            # Building and loading run the user's code. Its exception belongs in the report, where a person sees it.
-            log.error("the recipe could not be built or restored", exc_info=error)
-            reason = stop_reason(error, kills_before=self._context.kills.before)
-            return report_without_training(self._context, reason, error)
-        staging = self._staging(live)
-        writer = self._writer(staging)
-        with closing(staging), closing(writer):
-            loop = TrainingLoop(self._context, live, resume=self._resume, staging=staging, writer=writer)
-            self.heartbeat.describe, self.watchdog.report = loop.describe, loop.report_ended
-            return loop.run(live.make_step)
+            return self._ended_early(error)
+        loop = self._loop(live, opened, is_same_everywhere=same_on_every_rank(live.recipe))
+        return loop.run(lambda: driven(loop.steps(), live.make_step))
+
+    def _run_program(self, program: ProgramSpec, opened: ExitStack) -> SegmentReport:
+        loops: list[TrainingLoop] = []
+
+        def begin(live: LiveSession) -> Steps:
+            _wait_for(self._shards)
+            loops.append(self._loop(live, opened))
+            return loops[0].steps()
+
+        try:
+            self._resume.find(at_most=self._context.plan.at_most)
+            session = LiveSession(self._context.spec, restore=self._resume.restore, begin=begin)
+        except Exception as error:
+            return self._ended_early(error)
+        seed_all(self._context.spec.seed)
+        with hosted(session):
+            raised = run_command(program.command)
+        if not loops:
+            what = "the program ended before its first step: it made no call of run.steps() within segue.session()."
+            fix = "train in `for step in run.steps(n):` inside `with segue.session() as run:`."
+            return self._ended_early(raised or SessionError(what=what, fix=fix))
+        return loops[0].run(lambda: session.conclude(raised))
+
+    def _ended_early(self, error: BaseException) -> SegmentReport:
+        """The report of an attempt that ended before its first step, with this error; some are raised again."""
+        context = self._context
+        if isinstance(error, FencedError):
+            return report_without_training(context, StopReason.FENCED, error)
+        if isinstance(error, RankLostError):
+            return report_without_training(context, StopReason.LOST, error)
+        if isinstance(error, (StoreReadError, StoreWriteError, WriterDiedError, MachineTooSmallError)):
+            raise error  # A fault of storage or machine, not of the recipe: no report, so it is declared lost.
+        # Building and loading run the user's code. Its exception belongs in the report, where a person sees it.
+        log.error("the attempt could not begin to train", exc_info=error)
+        return report_without_training(context, stop_reason(error, kills_before=context.kills.before), error)
 
     def _restored(self) -> LiveRecipe:
         context = self._context
@@ -175,13 +213,23 @@ class Attempt:
         _wait_for(self._shards)
         return live
 
-    def _staging(self, live: LiveRecipe) -> StagingArea:
+    def _loop(
+        self, live: Workload, opened: ExitStack, *, is_same_everywhere: Callable[[str], bool] = lambda _: True
+    ) -> TrainingLoop:
+        """The training loop, with what it saves through; heartbeat and watchdog report it from now on."""
         ranks = self._context.ranks
-        is_same = same_on_every_rank(live.recipe)
-        return StagingArea(
-            staging_buffers=self._context.spec.checkpoints.staging_buffers,
-            partition=Partition(ranks.rank, ranks.count, is_same_everywhere=is_same),
+        staging = opened.enter_context(
+            closing(
+                StagingArea(
+                    staging_buffers=self._context.spec.checkpoints.staging_buffers,
+                    partition=Partition(ranks.rank, ranks.count, is_same_everywhere=is_same_everywhere),
+                )
+            )
         )
+        writer = opened.enter_context(closing(self._writer(staging)))
+        loop = TrainingLoop(self._context, live, resume=self._resume, staging=staging, writer=writer)
+        self.heartbeat.describe, self.watchdog.report = loop.describe, loop.report_ended
+        return loop
 
     def _writer(self, staging: StagingArea) -> Writer:
         context = self._context

@@ -36,7 +36,6 @@ from segue.runlog.history import read_history
 from segue.stores.base import StoreReadError, StoreWriteError
 from segue.trainer.context import AttemptContext
 from segue.trainer.health.failures import failure_of, stop_reason
-from segue.trainer.programs.base import Program, StepDue, StepMade
 from segue.trainer.ranks.consensus import Vote, agree
 from segue.trainer.rehearsal import ResumeRehearsal, is_due
 from segue.trainer.reporting import AttemptReporter
@@ -44,11 +43,10 @@ from segue.trainer.resume import Resume
 from segue.trainer.saving import Saving, life_on
 from segue.trainer.stopping import NoticeResponse, StopRule
 from segue.trainer.time_left import REPORT_SECONDS, Pace, TimeLeft
+from segue.trainer.workloads.base import StepDue, StepMade, Steps, Workload
 
 log = logging.getLogger(__name__)
 
-Steps = Generator[StepDue, StepMade, StopReason]
-"""Yields each step that is due, is sent the step once it is made, and returns why the attempt ends."""
 _SomeSteps = Generator[StepDue, StepMade, None]
 
 
@@ -56,7 +54,7 @@ class TrainingLoop:
     """One attempt, from its first step to its report."""
 
     def __init__(
-        self, context: AttemptContext, live: Program, *, resume: Resume, staging: StagingArea, writer: Writer
+        self, context: AttemptContext, live: Workload, *, resume: Resume, staging: StagingArea, writer: Writer
     ) -> None:
         self._context, self._live, self._resume, self._writer = context, live, resume, writer
         self._spec, self._ranks, self._board = context.spec, context.ranks, context.board
@@ -98,8 +96,10 @@ class TrainingLoop:
             witness=self._witness,
         )
 
-    def run(self, make: Callable[[StepDue], StepMade]) -> SegmentReport:
-        """Train until the goal, the bound, a notice, or a failure; return the report. `make` makes one step.
+    def run(self, train: Callable[[], StopReason]) -> SegmentReport:
+        """Train until the goal, the bound, a notice, or a failure; return the report.
+
+        `train` makes the steps of `steps()`, and returns or raises what that does.
 
         The report is in the log by then, unless this attempt was fenced.
 
@@ -109,15 +109,15 @@ class TrainingLoop:
             WorkAtRiskError: nothing could be committed for longer than the spec allows; no report was written.
         """
         try:
-            return self._run(make)
+            return self._run(train)
         except FencedError as error:  # Also from the report of an attempt that ended for another reason.
             log.warning("attempt fenced reason=%s", error)
             return self._reporter.report(StopReason.FENCED, note=str(error))
 
-    def _run(self, make: Callable[[StepDue], StepMade]) -> SegmentReport:
+    def _run(self, train: Callable[[], StopReason]) -> SegmentReport:
         try:
             with self._context.group.shared_failure(), closing(self._saving), closing(self._rehearsal):
-                reason = _driven(self.steps(), make)
+                reason = train()
             return self._reporter.append(self._reporter.report(reason, note=self._writer.trouble))
         except FencedError:
             raise
@@ -220,7 +220,7 @@ class TrainingLoop:
         made = yield StepDue(self._needs_fingerprints, self._check, self._saving.barrier)
         row = made.row
         self._refuse_poison(made)
-        self._live.advance(made.start, made.ids)
+        self._live.advance(made.start, made.samples)
         self._context.group.step = row.step
         self._context.activity.step_done(row.step)
         recent = self._progress.recent_losses
@@ -253,7 +253,7 @@ class TrainingLoop:
         # A replay with an anomaly where the run had none has lost some state; its batch is not the cause.
         self._resume.add_replayed(row)
         self._resume.settle()
-        where = Skip(samples_seen=made.start, sample_count=len(made.ids))
+        where = Skip(samples_seen=made.start, sample_count=made.samples)
         raise PoisonedStepError(anomaly=symptom.on(where, step=row.step, sample_ids=made.ids.tolist()))
 
     def _count(self, made: StepMade, seconds: float) -> None:
@@ -321,21 +321,6 @@ class TrainingLoop:
 
     def _has_patience(self) -> bool:
         return self._ranks.leader_decides(self._time_left.patience_seconds > 0)
-
-
-def _driven(steps: Steps, make: Callable[[StepDue], StepMade]) -> StopReason:
-    """Make every step that is due; return why the attempt ends."""
-    try:
-        due = next(steps)
-        while True:
-            try:
-                made = make(due)
-            except BaseException as error:
-                due = steps.throw(error)  # Raises it again, or goes on where nothing is lost by it.
-            else:
-                due = steps.send(made)
-    except StopIteration as end:
-        return end.value  # type: ignore[no-any-return]
 
 
 def _curve_of(context: AttemptContext, *, from_step: int) -> Curve:

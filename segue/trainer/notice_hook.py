@@ -8,8 +8,8 @@ from collections.abc import Callable
 
 from segue.policy.save_interval import NOTICE_SHARE, LastSave
 from segue.records import Notice
-from segue.trainer.programs.components import Component
-from segue.trainer.programs.state import unchanged
+from segue.trainer.workloads.components import Component
+from segue.trainer.workloads.state import unchanged
 
 log = logging.getLogger(__name__)
 

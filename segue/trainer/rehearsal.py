@@ -28,10 +28,11 @@ _OF_FREE_MEMORY = 0.5
 def is_due(assignment: Assignment, history: History, *, ranks: int) -> bool:
     """Whether this attempt should rehearse: no resume of the run was replayed yet, by a rehearsal or by an attempt.
 
-    Runs with several ranks do not rehearse, because it would need as many processes again.
+    Runs with several ranks do not rehearse, because it would need as many processes again; nor do programs, because a
+    second process would do again all that the program does besides training.
     """
     continuity = assignment.spec.continuity
-    if continuity.rehearsal == "off" or not continuity.witness_steps or ranks > 1:
+    if continuity.rehearsal == "off" or not continuity.witness_steps or ranks > 1 or assignment.spec.recipe is None:
         return False
     return not history.drills and not any(entry.verdict.rows_compared for entry in history.resumes)
 

@@ -31,9 +31,9 @@ from segue.runlog.log import RunLog, Stamp
 from segue.runlog.open import open_log
 from segue.stores.retry import patiently
 from segue.trainer.environment import environment_of, prepare_device
-from segue.trainer.programs.live_recipe import LiveRecipe
-from segue.trainer.programs.state import capture
 from segue.trainer.ranks.collectives import Ranks
+from segue.trainer.workloads.live_recipe import LiveRecipe
+from segue.trainer.workloads.state import capture
 
 log = logging.getLogger("segue.rehearsal")
 
@@ -54,9 +54,9 @@ def rehearse(assignment: Assignment, runlog: RunLog, checkpoint: Checkpoint) -> 
     changes = checkpoint.manifest.environment.differs_from(environment_of(device))
     stored = read_stored([runlog.store], run_id=runlog.run_id, manifest=checkpoint.manifest)
     snapshot = snapshot_of(stored)
-    program = LiveRecipe(spec, device=device, ranks=Ranks(), skips=assignment.plan.skips).restore(snapshot)
-    batches = program.batches()
-    live = take(capture(program.components), copy=False)
+    recipe = LiveRecipe(spec, device=device, ranks=Ranks(), skips=assignment.plan.skips).restore(snapshot)
+    batches = recipe.batches()
+    live = take(capture(recipe.components), copy=False)
     restored = digest(live)
     found = setup_changes(snapshot.skeletons, live.skeletons, environment_changes=changes)
     # The code and config are the same as in the trainer. A difference in the setup comes from this process, so it only
@@ -64,13 +64,13 @@ def rehearse(assignment: Assignment, runlog: RunLog, checkpoint: Checkpoint) -> 
     setup = SetupChanges(noted=(*found.findings, *found.accepted, *found.noted))
     untracked = untracked_changes(snapshot.skeletons, live.skeletons)
     rows: list[WitnessRow] = []
-    left_out = program.left_out()
+    left_out = recipe.left_out()
     witness = tuple(takewhile(lambda row: row.batch_fingerprint not in left_out, checkpoint.rows))
     if not digest_findings(stored.digests, restored):
         for _ in witness:
             batch = next(batches)
-            rows.append(program.step(batch, program.prelude(batch)))
-            program.advance(batch.start, batch.ids)
+            rows.append(recipe.step(batch, recipe.prelude(batch)))
+            recipe.advance(batch.start, len(batch.ids))
     return judge(
         committed=stored.digests,
         restored=restored,

@@ -17,10 +17,10 @@ from segue.stores.base import StoreReadError, StoreWriteError
 from segue.stores.retry import patiently
 from segue.trainer.context import AttemptContext
 from segue.trainer.health.failures import failure_of
-from segue.trainer.programs.components import Progress
 from segue.trainer.saving import Saving
 from segue.trainer.stopping import StopRule
 from segue.trainer.time_left import Pace, TimeLeft
+from segue.trainer.workloads.components import Progress
 
 log = logging.getLogger(__name__)
 

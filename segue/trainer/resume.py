@@ -22,9 +22,9 @@ from segue.runlog.log import RunLog, Stamp
 from segue.stores.base import Store, StoreReadError
 from segue.stores.retry import patiently
 from segue.trainer.claim import Claim
-from segue.trainer.programs.components import Component
-from segue.trainer.programs.state import capture, restore_all
 from segue.trainer.ranks.collectives import Ranks
+from segue.trainer.workloads.components import Component
+from segue.trainer.workloads.state import capture, restore_all
 
 log = logging.getLogger(__name__)
 

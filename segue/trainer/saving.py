@@ -26,8 +26,8 @@ from segue.records import Capacity, CheckpointRef
 from segue.runlog.history import History
 from segue.spec import CheckpointSpec
 from segue.trainer.health.activity import Activity
-from segue.trainer.programs.base import Program
-from segue.trainer.programs.state import capture
+from segue.trainer.workloads.base import Workload
+from segue.trainer.workloads.state import capture
 
 log = logging.getLogger(__name__)
 
@@ -47,7 +47,7 @@ class Saving:
         self,
         spec: CheckpointSpec,
         *,
-        live: Program,
+        live: Workload,
         curve: Curve,
         staging: StagingArea,
         writer: Writer,

@@ -32,7 +32,8 @@ def boot_and_wait(
     """
     started_by = Parent()
     prepare_device(spec, local_rank=local_rank())
-    import_build(spec.recipe)
+    if spec.recipe is not None:
+        import_build(spec.recipe)
     folder.boot(rank)
     log.info("booted, waiting for an assignment")
     while True:

@@ -8,9 +8,9 @@ from segue.checkpoints.saving.committer import Writer
 from segue.records import StopReason
 from segue.trainer.context import AttemptContext
 from segue.trainer.notice_hook import NoticeHook, hook_seconds
-from segue.trainer.programs.base import Program
 from segue.trainer.saving import Saving
 from segue.trainer.time_left import Pace, TimeLeft
+from segue.trainer.workloads.base import Workload
 
 log = logging.getLogger(__name__)
 
@@ -19,7 +19,7 @@ class StopRule:
     """Decides, on the leader and at each safe point, whether the attempt stops."""
 
     def __init__(
-        self, context: AttemptContext, live: Program, *, time_left: TimeLeft, pace: Pace, writer: Writer
+        self, context: AttemptContext, live: Workload, *, time_left: TimeLeft, pace: Pace, writer: Writer
     ) -> None:
         self._spec, self._plan, self._board = context.spec, context.plan, context.board
         self._live, self._progress = live, live.progress
@@ -63,7 +63,7 @@ class StopRule:
 class NoticeResponse:
     """What the leader does about hints and about the notice that ends the attempt. Other ranks do nothing here."""
 
-    def __init__(self, context: AttemptContext, live: Program, saving: Saving) -> None:
+    def __init__(self, context: AttemptContext, live: Workload, saving: Saving) -> None:
         self._board, self._is_leader = context.board, context.ranks.is_leader
         self._progress, self._saving = live.progress, saving
         self._hook = NoticeHook(live.on_notice, components=live.components)

@@ -8,7 +8,7 @@ import torch
 from segue.interop.export_readme import readme
 from segue.records import StopReason, VerdictKind
 from segue.runlog.history import read_history
-from segue.trainer.programs.components import UnsavedBuffers
+from segue.trainer.workloads.components import UnsavedBuffers
 from tests.recipes.clean import KINDS, Centred
 
 

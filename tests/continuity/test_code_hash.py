@@ -135,8 +135,8 @@ ASK = """
 import json, mine
 from segue.continuity.recipe_diff import CODE
 from segue.data.loader import Feed
-from segue.trainer.programs.recipe_record import setup_components
-from segue.trainer.programs.components import Progress
+from segue.trainer.workloads.recipe_record import setup_components
+from segue.trainer.workloads.components import Progress
 
 recipe = mine.build({})
 feed = Feed(recipe.data, recipe="mine", seed=0)

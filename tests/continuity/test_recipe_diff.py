@@ -27,8 +27,8 @@ from segue.continuity.recipe_diff import (
 from segue.data.loader import Feed, seed_all
 from segue.recipe import Recipe
 from segue.testing.recipes import tiny
-from segue.trainer.programs.components import Progress
-from segue.trainer.programs.recipe_record import binding, next_batches, setup_components
+from segue.trainer.workloads.components import Progress
+from segue.trainer.workloads.recipe_record import binding, next_batches, setup_components
 
 
 def captured(recipe, *, config=None, build=tiny, samples_seen=0):

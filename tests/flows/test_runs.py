@@ -6,6 +6,7 @@ import os
 import signal
 import time
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from uuid import UUID
 
 import pytest
@@ -26,6 +27,7 @@ pytestmark = pytest.mark.prefect
 
 LONG = {"steps": 1200, "config": {"pause_seconds": 0.005}, "checkpoints": {"every_steps": 60}, "threads": 1}
 LIMIT_SECONDS = 100
+PROGRAM = Path(__file__).parents[1] / "programs/own_loop.py"
 
 
 @pytest.fixture
@@ -115,6 +117,32 @@ def test_a_run_survives_a_kill_and_a_notice_and_moves_to_on_demand_after_two_pre
         ("main-job-seg2-a1-on-demand", "Completed"),
     ]
     assert len(artifacts(client, "main-job")) >= 2, "one while it ran, one at its end"
+
+
+@pytest.mark.matrix
+def test_a_program_with_its_own_loop_survives_a_kill_and_a_notice(client, make_spec, fork_server):
+    def program(*options):
+        command = ["python", str(PROGRAM), "--steps", "1200", *options]
+        return {name: value for name, value in LONG.items() if name != "config"} | {"program": {"command": command}}
+
+    undisturbed = make_spec(run_id="program-undisturbed", recipe=None, **program())
+    reference = open_run(undisturbed, clock=SystemClock())
+    fork_server.run_to_the_end(reference, undisturbed)
+    spec = make_spec(run_id="program", recipe=None, **program("--pause-seconds", "0.005"))
+    runlog, parent = start(client, spec)
+    _, beat = until(lambda: live_attempt(runlog, past_step=250), what="the first segment")
+    os.kill(beat.trainer_pid, signal.SIGKILL)
+    claim, _ = until(lambda: live_attempt(runlog, past_step=500), what="the second segment")
+    os.kill(claim.segment_pid, signal.SIGTERM)
+    state = final_state(client, parent)
+    assert state.type is StateType.COMPLETED, state.message
+    history = read_history(runlog.reload())
+    reasons = [report.stop_reason for report in history.last_reports()]
+    assert reasons == [StopReason.LOST, StopReason.NOTICE, StopReason.FINISHED]
+    kinds = [attempt.verdict.kind for attempt in history.attempts[1:]]
+    assert VerdictKind.EXACT in kinds
+    assert set(kinds) <= {VerdictKind.EXACT, VerdictKind.UNVERIFIED}
+    assert state_at_end(history) == state_at_end(read_history(reference))
 
 
 def artifacts(client, run_id: str):

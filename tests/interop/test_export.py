@@ -24,8 +24,8 @@ from segue.interop.export import ExportFormat
 from segue.recipe import Recipe
 from segue.spec import StoreSpec
 from segue.testing.recipes import tiny
-from segue.trainer.programs.components import Progress
-from segue.trainer.programs.state import components_of
+from segue.trainer.workloads.components import Progress
+from segue.trainer.workloads.state import components_of
 from tests.support.trained_run import WIDTH, Trained, names_in, read_run
 
 TORCH, SAFETENSORS = ExportFormat.TORCH, ExportFormat.SAFETENSORS

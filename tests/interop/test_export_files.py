@@ -19,7 +19,7 @@ from segue.checkpoints.format.snapshot import Snapshot, take
 from segue.checkpoints.format.state_tree import decode_tree, encode_tree
 from segue.errors import MalformedCheckpointError
 from segue.interop.export_files import file_stems, loadable, write_state
-from segue.trainer.programs.components import ModelState
+from segue.trainer.workloads.components import ModelState
 
 RICH = {
     "array": np.arange(6, dtype=np.uint16).reshape(2, 3),

@@ -12,7 +12,7 @@ from segue.continuity.fingerprints import batch_fingerprint
 from segue.data.loader import Feed, seed_all
 from segue.runlog.history import read_history
 from segue.runlog.log import RunLog
-from segue.trainer.programs.step import do_step
+from segue.trainer.workloads.step import do_step
 from tests.recipes.ranked import even
 
 

@@ -7,8 +7,8 @@ import torch
 
 from segue.errors import BrokenResumeError
 from segue.records import Environment
-from segue.trainer.programs.live_recipe import LiveRecipe
 from segue.trainer.ranks.collectives import Ranks
+from segue.trainer.workloads.live_recipe import LiveRecipe
 
 
 @pytest.mark.parametrize(("grouping", "depends"), [("as the model", False), ("biases first", True)])

@@ -37,10 +37,10 @@ from segue.testing.recipes import tiny
 from segue.trainer.attempt import run_attempt
 from segue.trainer.claim import claim_run
 from segue.trainer.health.activity import Activity
-from segue.trainer.programs.components import Progress
-from segue.trainer.programs.state import changed_by_optimizer, components_of
-from segue.trainer.programs.step import do_step
 from segue.trainer.saving import Saving
+from segue.trainer.workloads.components import Progress
+from segue.trainer.workloads.state import changed_by_optimizer, components_of
+from segue.trainer.workloads.step import do_step
 from tests.recipes.hard_to_copy import HABITS
 
 RISK = {"max_work_at_risk_seconds": 1800}

@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from segue.errors import LossError
 from segue.recipe import Recipe
-from segue.trainer.programs.step import do_step
+from segue.trainer.workloads.step import do_step
 
 STEPS = 20
 

@@ -53,7 +53,7 @@ def failure_of(error: BaseException) -> CodeFailure:
     if isinstance(error, RankFailedError):
         name = f"{error.type_name} on rank {error.rank}"
         return CodeFailure(type=name, message=error.message, traceback=error.traceback, is_transient=error.is_transient)
-    shown = str(error) if isinstance(error, SegueError) else traceback.format_exc()
+    shown = str(error) if isinstance(error, SegueError) else "".join(traceback.format_exception(error))
     return CodeFailure(type=type(error).__name__, message=str(error), traceback=shown, is_transient=is_transient(error))
 
 

@@ -1,20 +1,20 @@
-"""What an attempt trains, whoever wrote its loop: the interface between the attempt and a training program."""
+"""What an attempt trains, whoever wrote its loop: the interface between the two."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 from segue.continuity.verdict import Prelude
 from segue.data.order import Ids
-from segue.records import Notice, WitnessRow
-from segue.trainer.programs.components import Component, Progress
+from segue.records import Notice, StopReason, WitnessRow
+from segue.trainer.workloads.components import Component, Progress
 
 
 @dataclass(frozen=True)
 class StepDue:
-    """One step that the program is to make next."""
+    """One step that is to be made next."""
 
     needs_fingerprints: bool
     """Whether its row is a witness, or is compared with one."""
@@ -30,13 +30,20 @@ class StepMade(NamedTuple):
     row: WitnessRow
     start: int
     """Position of its first sample."""
+    samples: int
+    """How many samples it used; 1 where they are not known."""
     ids: Ids
+    """The samples themselves; none where they are not known."""
     epoch: int
     """The pass over the data to which its samples belong."""
 
 
-class Program(Protocol):
-    """A training program: its state, its position, and what a save asks of it."""
+Steps = Generator[StepDue, StepMade, StopReason]
+"""Yields each step that is due, is sent the step once it is made, and returns why the attempt ends."""
+
+
+class Workload(Protocol):
+    """A recipe or a program that is being trained: its state, its position, and what a save asks of it."""
 
     progress: Progress
     components: dict[str, Component]
@@ -68,8 +75,8 @@ class Program(Protocol):
         """Fingerprints of the batches near the current position that are skipped."""
         ...
 
-    def advance(self, start: int, ids: Ids) -> None:
-        """Move the position past a step that counts."""
+    def advance(self, start: int, count: int) -> None:
+        """Move the position past a step that counts, with this many samples from `start` on."""
         ...
 
     def evaluate(self) -> float:
@@ -79,3 +86,18 @@ class Program(Protocol):
     def changed_by_optimizer(self) -> frozenset[int]:
         """Addresses of the tensors that do not change before an optimizer's next step."""
         ...
+
+
+def driven(steps: Steps, make: Callable[[StepDue], StepMade]) -> StopReason:
+    """Make every step that is due; return why the attempt ends."""
+    try:
+        due = next(steps)
+        while True:
+            try:
+                made = make(due)
+            except BaseException as error:
+                due = steps.throw(error)  # Raises it again, or goes on where nothing is lost by it.
+            else:
+                due = steps.send(made)
+    except StopIteration as end:
+        return end.value  # type: ignore[no-any-return]

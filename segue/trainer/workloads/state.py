@@ -15,7 +15,9 @@ from segue.checkpoints.format.snapshot import Snapshot
 from segue.checkpoints.format.state_tree import decode_tree
 from segue.errors import RecipeError
 from segue.recipe import Recipe
-from segue.trainer.programs.components import (
+from segue.trainer.ranks.collectives import Ranks
+from segue.trainer.ranks.ddp import bare
+from segue.trainer.workloads.components import (
     Component,
     CudaRng,
     ModelModes,
@@ -28,8 +30,6 @@ from segue.trainer.programs.components import (
     TorchRng,
     UnsavedBuffers,
 )
-from segue.trainer.ranks.collectives import Ranks
-from segue.trainer.ranks.ddp import bare
 
 PROGRESS = "progress"
 RNG_PREFIX = "rng."

@@ -24,8 +24,8 @@ from segue.continuity.recipe_diff import BINDING, CODE, CONFIG, DATA, HYPERPARAM
 from segue.data.loader import Feed
 from segue.data.order import SampleOrder
 from segue.recipe import Recipe
-from segue.trainer.programs.components import Component, Progress
 from segue.trainer.ranks.ddp import bare
+from segue.trainer.workloads.components import Component, Progress
 
 log = logging.getLogger(__name__)
 

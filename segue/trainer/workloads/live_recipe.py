@@ -15,18 +15,17 @@ from segue.checkpoints.format.snapshot import Snapshot
 from segue.continuity.fingerprints import batch_fingerprint, input_fingerprint, streams_fingerprint
 from segue.continuity.verdict import Prelude
 from segue.data.loader import Batch, Feed, seed_all
-from segue.data.order import Ids
 from segue.recipe import built_recipe, import_build
 from segue.records import Notice, Skip, WitnessRow
 from segue.spec import MOST_WITNESS_STEPS, RunSpec
-from segue.trainer.programs.base import StepDue, StepMade
-from segue.trainer.programs.components import Component, Progress
-from segue.trainer.programs.recipe_record import setup_components
-from segue.trainer.programs.state import RNG_PREFIX, changed_by_optimizer, components_of, restore_all, unchanged
-from segue.trainer.programs.step import do_step, to_device
 from segue.trainer.ranks.collectives import Ranks
 from segue.trainer.ranks.consensus import combined
 from segue.trainer.ranks.ddp import bare, spread, spread_again
+from segue.trainer.workloads.base import StepDue, StepMade
+from segue.trainer.workloads.components import Component, Progress
+from segue.trainer.workloads.recipe_record import setup_components
+from segue.trainer.workloads.state import RNG_PREFIX, changed_by_optimizer, components_of, restore_all, unchanged
+from segue.trainer.workloads.step import do_step, to_device
 
 log = logging.getLogger(__name__)
 
@@ -40,22 +39,24 @@ class LiveRecipe:
         Raises:
             RecipeError: there is no such recipe, or it builds something that cannot be trained.
         """
-        build = import_build(spec.recipe)
+        build = import_build(spec.recipe_path)
         seed_all(spec.seed)
         self.recipe = built_recipe(build, spec.config)
         self.recipe.model.to(device)
         self.progress = Progress()
         self.feed = Feed(
             self.recipe.data,
-            recipe=spec.recipe,
+            recipe=spec.recipe_path,
             seed=spec.seed,
             rank=ranks.rank,
             world_size=ranks.count,
             skips=tuple(skips),
         )
-        self.components: dict[str, Component] = components_of(self.recipe, self.progress, name=spec.recipe, ranks=ranks)
+        self.components: dict[str, Component] = components_of(
+            self.recipe, self.progress, name=spec.recipe_path, ranks=ranks
+        )
         self.components |= setup_components(self.recipe, self.feed, self.progress, build=build, config=spec.config)
-        self._name, self._device, self._ranks = spec.recipe, device, ranks
+        self._name, self._device, self._ranks = spec.recipe_path, device, ranks
         self._drawn: Iterator[Batch] = iter(())
 
     @property
@@ -117,7 +118,7 @@ class LiveRecipe:
         prelude = self.prelude(batch, with_fingerprints=due.needs_fingerprints)
         due.check(prelude)
         row = self.step(batch, prelude, before_update=due.before_update)
-        return StepMade(row, batch.start, batch.ids, self.feed.order.epoch_of(batch.start))
+        return StepMade(row, batch.start, len(batch.ids), batch.ids, self.feed.order.epoch_of(batch.start))
 
     def batches(self) -> Iterator[Batch]:
         """The batches from the current position on."""
@@ -153,9 +154,9 @@ class LiveRecipe:
         outcome, seen = combined(self._ranks, outcome, weight=batch.weight, fingerprint=prelude.input_fingerprint)
         return WitnessRow(**(prelude._asdict() | {"input_fingerprint": seen}), **outcome._asdict())
 
-    def advance(self, start: int, ids: Ids) -> None:
+    def advance(self, start: int, count: int) -> None:
         """Move the position past a step that counts."""
         if start != self.progress.samples_seen:
             log.warning("samples skipped from=%d to=%d", self.progress.samples_seen, start - 1)
         self.progress.step += 1
-        self.progress.samples_seen = start + len(ids)
+        self.progress.samples_seen = start + count

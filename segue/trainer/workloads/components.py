@@ -179,14 +179,18 @@ class CudaRng:
 
 
 class PythonRng:
-    """The random stream of the `random` module."""
+    """The random stream of the `random` module, or of a generator of it."""
+
+    def __init__(self, generator: random.Random | None = None) -> None:
+        source = generator or random
+        self._get, self._set = source.getstate, source.setstate
 
     def capture(self) -> Any:
-        version, words, gauss = random.getstate()
+        version, words, gauss = self._get()
         return {"version": version, "words": np.array(words, np.int64), "gauss": gauss}
 
     def restore(self, tree: Any) -> None:
-        random.setstate((tree["version"], tuple(int(word) for word in tree["words"]), tree["gauss"]))
+        self._set((tree["version"], tuple(int(word) for word in tree["words"]), tree["gauss"]))
 
 
 class NumpyRng:
