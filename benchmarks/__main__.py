@@ -14,6 +14,7 @@ from benchmarks.common.terminal import leave_as_on_ctrl_c, progress
 from benchmarks.continuity.command import continuity
 from benchmarks.crash.command import crash
 from benchmarks.deadline.command import deadline
+from benchmarks.overhead.command import overhead
 from benchmarks.turnaround.command import turnaround
 from benchmarks.waiting.command import waiting
 from segue.errors import SegueError
@@ -57,6 +58,7 @@ app.command()(chaos)
 app.command()(crash)
 app.command()(continuity)
 app.command()(deadline)
+app.command()(overhead)
 app.command()(turnaround)
 app.command()(waiting)
 

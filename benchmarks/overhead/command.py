@@ -1,0 +1,57 @@
+"""`segue bench overhead`: also `python -m benchmarks.overhead.command`."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+from benchmarks.common.terminal import leave_as_on_ctrl_c, progress
+from segue.errors import SegueError
+from segue.reports.console import console, show_error, show_json
+
+MOST = {
+    ("recipe", "small_x_bare"): 1.06,
+    ("recipe", "large_x_bare"): 1.01,
+    ("session", "small_x_bare"): 1.04,
+    ("session", "large_x_bare"): 1.01,
+    ("recipe", "startup_seconds_beyond_bare"): 0.8,
+    ("session", "startup_seconds_beyond_bare"): 0.8,
+}
+
+
+def overhead(
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds; in each, every loop runs once.")] = 7,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")] = False,
+) -> None:
+    """Measure what a whole step costs under segue, data included, over the same step in a bare loop.
+
+    Each loop is a process of its own with one thread. Exit code 0: every figure is reached. 1: one of them is not.
+    """
+    from benchmarks.overhead.measure import measure
+
+    leave_as_on_ctrl_c()
+    with progress() as say:
+        found = measure(rounds, say=say)
+    if as_json:
+        show_json(found)
+    else:
+        for name in ("bare_loader", "recipe", "bare", "session"):
+            figures = ", ".join(f"{key.replace('_', ' ')} {value}" for key, value in found[name].items())
+            console.print(f"{name.replace('_', ' '):>12}  {figures}", markup=False)
+    if any(found[name][key] > most for (name, key), most in MOST.items()):
+        raise typer.Exit(1)
+
+
+def main() -> None:
+    """Entry point of `python -m benchmarks.overhead.command`."""
+    try:
+        typer.run(overhead)
+    except SegueError as error:
+        show_error(error)
+        sys.exit(error.exit_code)
+
+
+if __name__ == "__main__":
+    main()
