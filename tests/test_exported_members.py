@@ -25,6 +25,7 @@ PUBLIC = {
     "open_run",
     "open_store",
     "plan",
+    "session",
     "simulate",
 }
 

@@ -127,7 +127,7 @@ def test_an_anomaly_survives_the_log(value):
 
 def test_a_sentence_names_the_limit_that_was_passed():
     batch = Skip(samples_seen=0, sample_count=1)
-    spike = Anomaly(step=9, kind="spike", channel="loss", value=12.5, limit=3.0, batch=batch)
+    spike = Anomaly(step=9, kind="spike", channel="loss", value=12.5, limit=3.0, batch=batch, sample_ids=(7,))
     assert spike.sentence == "loss was 12.5 (above 3) at step 9, samples 0 to 0 of the order"
     scale = Anomaly(step=9, kind="non_finite", channel="loss_scale", value=1e-5, limit=1e-4, batch=batch)
     assert scale.sentence.startswith("loss_scale was 1e-05 (below 0.0001) at step 9")
