@@ -28,7 +28,7 @@ def parsed(model: type[_Model], data: object, *, source: str) -> _Model:
 
 _PATTERNS = {
     "run_id": ("must be 1 to 63 lower-case letters, digits, '.', '_' or '-'", "nightly-1"),
-    "recipe": ("must be package.module:function", "examples.flights:build"),
+    "recipe": ("must be package.module:function", "examples.flights:build, or -- python train.py for a program"),
     "deployment": ("must be a deployment, as flow/name", "segment/spot"),
     "on_demand": ("must be a deployment, as flow/name", "segment/on-demand"),
     "endpoint_url": ("must be a URL", "http://127.0.0.1:9000"),

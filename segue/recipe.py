@@ -77,7 +77,7 @@ def import_build(path: str) -> Build:
     module_name, _, function_name = path.partition(":")
     if not module_name or not function_name:
         raise RecipeError(recipe=path, why="is not of the form package.module:function.", fix=RecipeError.PATH_FIX)
-    with _current_folder_first():
+    with current_folder_first():
         try:
             module = importlib.import_module(module_name)
         except ModuleNotFoundError as error:
@@ -227,7 +227,8 @@ def short_path(file: Path) -> Path:
 
 
 @contextmanager
-def _current_folder_first() -> Iterator[None]:
+def current_folder_first() -> Iterator[None]:
+    """A block in which imports look into the current folder, as `python -m` does; it stays on the path afterwards."""
     here = str(Path.cwd())
     if here not in sys.path:
         sys.path.insert(0, here)

@@ -25,6 +25,7 @@ from segue.recipe import import_build, users_line
 from segue.records import CodeFailure, Record, SegmentPlan, Verdict, VerdictKind
 from segue.runlog.history import Checkpoint, History, read_history
 from segue.runlog.log import RunLog
+from segue.sessions import require_program
 from segue.spec import CheckpointSpec, LivenessSpec, RunSpec, StoreSpec
 
 log = logging.getLogger(__name__)
@@ -145,11 +146,13 @@ def drill_spec(
     Works in `folder` (a temporary one by default), never in the spec's own store.
 
     Raises:
-        RecipeError: the recipe cannot be imported; nothing was started.
-        DrillFailedError: the recipe does not reach its goal even without a kill.
+        RecipeError, ProgramError: there is no such recipe or program; nothing was started.
+        DrillFailedError: it does not reach its goal even without a kill.
     """
-    if spec.recipe is not None:
-        import_build(spec.recipe)
+    if spec.program is not None:
+        require_program(spec.program.command)
+    else:
+        import_build(spec.recipe_path)
     clock: Clock = SystemClock()
     started = clock.monotonic()
     with _folder(folder) as where:

@@ -5,16 +5,17 @@ Outside a segment a session changes nothing and writes nothing: the script runs 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import importlib.util
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
-from segue.errors import SessionError
+from segue.errors import ProgramError, SessionError
+from segue.recipe import current_folder_first
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     import torch
 
     Number = float | torch.Tensor
@@ -53,6 +54,34 @@ def hosted(host: Host) -> Iterator[None]:
         yield
     finally:
         _hosts.remove(host)
+
+
+def require_program(command: Sequence[str]) -> None:
+    """Check that there is what a program's command names, as seen from the current folder, without running it.
+
+    Raises:
+        ProgramError: there is no such script or module, or the script is not Python.
+    """
+    if command[1] == "-m":
+        with current_folder_first():
+            try:
+                found = importlib.util.find_spec(command[2])
+            except ModuleNotFoundError:
+                found = None
+        if found is None:
+            why = f"there is no module {command[2]!r}."
+            raise ProgramError(command=command, why=why, fix="check its name and the current folder.")
+        return
+    script = Path(command[1])
+    try:
+        compile(script.read_bytes(), script, "exec")
+    except OSError as error:
+        why = f"{script} cannot be read ({error.strerror})."
+        raise ProgramError(
+            command=command, why=why, fix="check the path; it is relative to the current folder."
+        ) from None
+    except (SyntaxError, ValueError) as error:
+        raise ProgramError(command=command, why=f"{script} is not Python ({error}).", fix="correct it.") from None
 
 
 def session() -> Session:

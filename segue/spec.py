@@ -355,23 +355,17 @@ class RunSpec(FiniteValue, Record):
     @classmethod
     def _trains_one_thing(cls, recipe: str | None, info: ValidationInfo) -> str | None:
         if "program" in info.data and (recipe is None) == (info.data["program"] is None):
-            text = "give either a recipe, as package.module:function, or [program] with a command"
+            text = "give either a recipe, as package.module:function, or a program: -- python SCRIPT, or [program]"
             raise PydanticCustomError("recipe_or_program", text)
         return recipe
 
-    @field_validator("ranks")
+    @field_validator("config", "ranks", "anomalies", "segment")
     @classmethod
-    def _has_one_rank_for_a_program(cls, ranks: int | None, info: ValidationInfo) -> int | None:
-        if ranks != 1 and info.data.get("program") is not None:
-            raise PydanticCustomError("ranks_of_program", "a program trains in one process; several need a recipe")
-        return ranks
-
-    @field_validator("anomalies")
-    @classmethod
-    def _skips_no_batch_of_a_program(cls, anomalies: AnomalySpec, info: ValidationInfo) -> AnomalySpec:
-        if info.data.get("program") is not None and "skip" in (anomalies.non_finite, anomalies.spikes):
-            raise PydanticCustomError("skip_of_program", "a batch of a program cannot be skipped; use rollback")
-        return anomalies
+    def _fits_a_program(cls, value: Any, info: ValidationInfo) -> Any:
+        why = _unfit_for_a_program(value) if info.data.get("program") is not None else None
+        if why is not None:
+            raise PydanticCustomError("unfit_for_a_program", why)
+        return value
 
     @property
     def recipe_path(self) -> str:
@@ -384,6 +378,11 @@ class RunSpec(FiniteValue, Record):
             problem = "recipe: this needs a recipe, and the run trains a program with a loop of its own"
             raise SpecError(source=f"the spec of run {self.run_id!r}", problems=(problem,))
         return self.recipe
+
+    @property
+    def kind(self) -> typing.Literal["recipe", "program"]:
+        """What is trained: a recipe or a program."""
+        return "recipe" if self.program is None else "program"
 
     @property
     def workload(self) -> str:
@@ -428,6 +427,18 @@ class RunSpec(FiniteValue, Record):
             names[f"config.{key}"] = json.dumps(value, sort_keys=True)
         names["config"] = hashlib.sha256(config.encode()).hexdigest()[:12]
         return names
+
+
+def _unfit_for_a_program(value: object) -> str | None:
+    """Why a setting cannot be kept for a program, whose loop and data are not segue's; None where it can."""
+    if isinstance(value, dict):
+        return "a program has no config; give it options in its command" if value else None
+    if isinstance(value, AnomalySpec):
+        is_skip = "skip" in (value.non_finite, value.spikes)
+        return "a batch of a program cannot be skipped; use rollback" if is_skip else None
+    if isinstance(value, SegmentSpec):
+        return "the epochs of a program are not known; use steps or hours" if value.epochs is not None else None
+    return "a program trains in one process; several need a recipe" if value != 1 else None
 
 
 def _warn_of_old_names(data: object, *, source: str) -> None:

@@ -226,7 +226,7 @@ def test_all_wrong_fields_are_reported_at_once():
     message = str(caught.value)
     assert message.startswith("run.toml is not a valid run spec: ")
     assert "run_id: required field is missing" in message
-    assert "recipe: give either a recipe, as package.module:function, or [program] with a command" in message
+    assert "recipe: give either a recipe, as package.module:function, or a program" in message
     assert "\n" not in message
 
 
@@ -240,6 +240,11 @@ def test_all_wrong_fields_are_reported_at_once():
         (
             {"program": {"command": ["python", "t.py"]}, "anomalies": {"spikes": "skip"}},
             "anomalies: a batch of a program",
+        ),
+        ({"program": {"command": ["python", "t.py"]}, "config": {"lr": 1}}, "config: a program has no config"),
+        (
+            {"program": {"command": ["python", "t.py"]}, "segment": {"epochs": 1}},
+            "the epochs of a program are not known",
         ),
         ({"program": {"command": ["python", "t.py"]}, "ranks": 2}, "ranks: a program trains in one process"),
     ],

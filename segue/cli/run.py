@@ -81,7 +81,10 @@ def _checked(spec: RunSpec, *, accept_drift: bool) -> RunLog:
     """The log of the run, once all has been checked that can be without a server; nothing of the run is written."""
     from segue.interop.code_check import refuse_changed_code
     from segue.recipe import import_build
+    from segue.sessions import require_program
 
+    if spec.program is not None:
+        require_program(spec.program.command)
     build = import_build(spec.recipe) if spec.recipe is not None else None
     runlog = check_start(spec, clock=SystemClock(), accept_drift=accept_drift)
     if build is not None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+from collections.abc import Sequence
 from typing import Literal
 
 from segue.errors.base import UsageError
@@ -37,6 +39,14 @@ class SessionError(UsageError):
     def __init__(self, *, what: str, fix: str) -> None:
         self.what = what
         super().__init__(what, fix=fix)
+
+
+class ProgramError(UsageError):
+    """There is no such program as the command names."""
+
+    def __init__(self, *, command: Sequence[str], why: str, fix: str) -> None:
+        self.command, self.why = tuple(command), why
+        super().__init__(f"program {shlex.join(command)!r}: {why}", fix=fix)
 
 
 class RecipeError(UsageError):

@@ -118,7 +118,7 @@ def _kept_pool(spec: RunSpec, history: History) -> PoolChoice | None:
 def _without_policy(spec: RunSpec, history: History, here: Situation) -> tuple[Capacity, str] | None:
     """The capacity where the policy has no choice, with the reason; None where it has."""
     last = history.fresh_reports[-1] if history.fresh_reports else None
-    retry = failure_classes.retry_reason(history)
+    retry = failure_classes.retry_reason(spec, history)
     if last is not None and retry is not None:
         return last.capacity, retry
     if spec.policy.name == "on_demand_only":

@@ -67,7 +67,7 @@ CLASSES = (
     FailureClass(
         name="failed",
         what="raised",
-        fix="correct the recipe, then start the run again",
+        fix="correct the {kind}, then start the run again",
         is_of=lambda report: report.has_code_failed,
         budget=lambda spec: spec.policy.max_failures,
         first_seconds=0.0,
@@ -87,18 +87,18 @@ def reason_to_stop(spec: RunSpec, history: History) -> str | None:
     for each in CLASSES:
         counted = _counted(each, history)
         if counted and len(counted) >= each.budget(spec):
-            happened = f"the recipe {each.what} in {len(counted)} attempts{_last(counted[-1])}"
-            return f"{happened.rstrip('.')}. Fix: {each.fix}."
+            happened = f"the {spec.kind} {each.what} in {len(counted)} attempts{_last(counted[-1])}"
+            return f"{happened.rstrip('.')}. Fix: {each.fix.format(kind=spec.kind)}."
     return None
 
 
-def retry_reason(history: History) -> str | None:
+def retry_reason(spec: RunSpec, history: History) -> str | None:
     """Why the next attempt runs on the same capacity; None when the last one did not fail by the run's own fault."""
     last = history.fresh_reports[-1] if history.fresh_reports else None
     found = class_of(last) if last is not None else None
     if found is None or last is None:
         return None
-    return f"{last.capacity} again: the recipe {found.what}, which other capacity would not fix"
+    return f"{last.capacity} again: the {spec.kind} {found.what}, which other capacity would not fix"
 
 
 def delay_seconds(history: History, *, slack_seconds: float | None) -> float:

@@ -88,7 +88,6 @@ class Resume:
         if self._source is None:
             return
         restore_all(components, self._source.snapshot)
-        log.info("state restored step=%d components=%d", self._source.checkpoint.manifest.step, len(components))
 
     def offer_base(self, shards: ShardWriter) -> int | None:
         """Make the restored checkpoint the base of the first incremental save; return its step, or None without one.
@@ -114,6 +113,7 @@ class Resume:
         """
         if self._source is None:
             return
+        log.info("state restored step=%d components=%d", self._source.checkpoint.manifest.step, len(components))
         live = take(capture(components), copy=False)
         self._committed, self._restored = self._committed_digests(live), digest(live)
         self._compare_setup(live)

@@ -14,6 +14,7 @@ import pytest
 from segue.controller.local_run import run_here
 from segue.records import StopReason, VerdictKind
 from segue.runlog.history import read_history
+from tests.support.command import Desk
 from tests.support.final_states import state_at_end
 
 PROGRAM = Path(__file__).parents[1] / "programs/own_loop.py"
@@ -28,6 +29,11 @@ def make_program(make_spec):
         return make_spec(**{"recipe": None, "program": {"command": command}} | fields)
 
     return make
+
+
+@pytest.fixture
+def desk(tmp_path, monkeypatch, capsys):
+    return Desk(tmp_path, monkeypatch, capsys)
 
 
 def stop_with(number):
@@ -52,15 +58,17 @@ def test_outside_a_segment_the_program_runs_bare(tmp_path):
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 def test_a_program_that_is_stopped_goes_on_bit_for_bit(fork_server, make_program, open_log, number):
-    whole = open_log(make_program(run_id="whole"))
-    assert fork_server.run_attempt(whole, make_program(run_id="whole")).stop_reason is StopReason.FINISHED
-    spec = make_program("--pause-seconds", "0.05", run_id="stopped")
-    runlog = open_log(spec)
-    first = fork_server.run_attempt(runlog, spec, observer=stop_with(number))
+    undisturbed = make_program("--steps", "400", run_id="whole", steps=400)
+    whole = open_log(undisturbed)
+    assert fork_server.run_attempt(whole, undisturbed).stop_reason is StopReason.FINISHED
+    slow = make_program("--steps", "400", "--pause-seconds", "0.05", run_id="stopped", steps=400)
+    spec = make_program("--steps", "400", run_id="stopped", steps=400)
+    runlog = open_log(slow)
+    first = fork_server.run_attempt(runlog, slow, observer=stop_with(number))
     assert first.stop_reason in (StopReason.LOST, StopReason.NOTICE)
     second = fork_server.run_attempt(runlog, spec)
     assert second.stop_reason is StopReason.FINISHED
-    assert 10 <= second.from_step < 40
+    assert 10 <= second.from_step < 400
     verdict = read_history(runlog.reload()).attempts[1].verdict
     assert (verdict.kind, verdict.findings) == (VerdictKind.EXACT, ())
     assert verdict.rows_compared > 0
@@ -69,7 +77,7 @@ def test_a_program_that_is_stopped_goes_on_bit_for_bit(fork_server, make_program
 
 @pytest.mark.parametrize("forgotten", ["generator", "optimizer"])
 def test_state_that_is_not_tracked_breaks_the_resume(fork_server, make_program, open_log, forgotten):
-    spec = make_program("--pause-seconds", "0.05", "--forget", forgotten)
+    spec = make_program("--steps", "400", "--pause-seconds", "0.05", "--forget", forgotten, steps=400)
     runlog = open_log(spec)
     fork_server.run_attempt(runlog, spec, observer=stop_with(signal.SIGTERM))
     fork_server.run_attempt(runlog, spec)
@@ -104,6 +112,22 @@ def test_the_drill_proves_a_program(tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("words", "source", "sentence"),
+    [
+        (["nowhere.py"], None, "nowhere.py cannot be read (No such file or directory). Fix: check the path"),
+        (["train.py"], "for", "train.py is not Python (invalid syntax"),
+        (["-m", "no_such_module"], None, "there is no module 'no_such_module'. Fix: check its name"),
+        (["-m", "no_such.module"], None, "there is no module 'no_such.module'"),
+    ],
+)
+def test_a_program_that_is_not_there_is_refused_before_anything_starts(desk, words, source, sentence):
+    if source is not None:
+        desk.write(words[0], source)
+    for command in ("run", "drill"):
+        assert sentence in desk.refused(command, "--steps", "40", "--", "python", *words)
+
+
+@pytest.mark.parametrize(
     ("source", "sentence"),
     [
         ("print('nothing')", "the program ended before its first step"),
@@ -117,6 +141,11 @@ def test_the_drill_proves_a_program(tmp_path):
         ),
         ("import segue\nsegue.session().track(x=object())", "run.track(x=...) got an object, which has no state_dict"),
         ("import segue\nrun = segue.session()\nrun.track(a={})\nrun.track(a={})", "the name 'a' is taken"),
+        (
+            "import segue, torch\nsegue.session().track(modes={}, model=torch.nn.Linear(1, 1))",
+            "run.track(model=...): the name 'modes' is taken",
+        ),
+        ("import segue\nsegue.session().track(loose={})", "the name 'loose' is taken"),
     ],
 )
 def test_a_program_that_cannot_be_trained_is_told_why(fork_server, make_spec, open_log, tmp_path, source, sentence):

@@ -219,7 +219,8 @@ class Writer:
             self.last_commit = commit  # Last: a reader that sees it also reads its cost.
             self._release(job.staged)
             log.info("checkpoint committed step=%d seconds=%.2f", job.step, self.last_save_seconds)
-            if any(keys.is_of_repeated_save(shard.key) for shard in written.shards):
+            own = keys.step_prefix(self._runlog.run_id, self._attempt_id, job.step).partition("/")[2]
+            if any(shard.key.startswith(own) and keys.is_of_repeated_save(shard.key) for shard in written.shards):
                 self._pruner.drop_earlier_tries(self._runlog, commit)
         # Otherwise an earlier try committed it, and failed after that.
         self._pruner.prune(self._runlog)

@@ -12,6 +12,7 @@ from torch import nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from segue.continuity.fingerprints import streams_fingerprint
+from segue.continuity.recipe_diff import NOT_STATE
 from segue.continuity.verdict import Prelude
 from segue.errors import SessionError
 from segue.records import Notice, StopReason, WitnessRow
@@ -62,10 +63,12 @@ class LiveSession:
             what = f"run.track({', '.join(objects)}) came after run.steps() had begun."
             raise SessionError(what=what, fix="track everything before the loop.")
         for name, target in objects.items():
-            if name == PROGRESS or name in self.components:
-                what = f"run.track({name}=...): the name {name!r} is taken."
-                raise SessionError(what=what, fix="give the object another name.")
             found = components_of_object(name, target)
+            # A dot in a name would make it look like a part of another component, and the reserved are not compared.
+            taken = [each for each in found if each in self.components or each in NOT_STATE]
+            if taken or not name.isidentifier():
+                what = f"run.track({name}=...): the name {(taken or [name])[0]!r} is taken or is no plain name."
+                raise SessionError(what=what, fix="give the object another name.")
             self.components |= found
             self._objects.append(target)
             self._restore(found)
