@@ -81,8 +81,9 @@ def decide(spec: RunSpec, history: History, *, now: datetime) -> Decision:
 
 
 def _is_over(spec: RunSpec, history: History) -> Decision | None:
-    if history.committed_step >= spec.steps:
-        return Decision("finished", f"step {spec.steps} is committed")
+    if history.is_finished(spec):
+        why = f"; the training code ended the run there: {history.finish_reason}" if history.finish_reason else ""
+        return Decision("finished", f"step {history.committed_step} is committed{why}")
     last = history.fresh_reports[-1] if history.fresh_reports else None
     if last is not None and last.stop_reason is StopReason.CANCELLED:
         return Decision("cancelled", f"segment {last.segment} was cancelled; start the run again to resume it")

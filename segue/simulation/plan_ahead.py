@@ -112,7 +112,7 @@ def _asked(spec: RunSpec, history: History, seconds: float | None, *, now: datet
             "policy.step_seconds: is not set, and no run has measured it; set it, or give --step-seconds or --work"
         )
         raise SpecError(source="the plan", problems=(problem,))
-    if history.committed_step >= spec.steps:
+    if history.is_finished(spec):
         why = f"run {spec.run_id} has committed step {history.committed_step} of {spec.steps}: no work is left."
         raise HopelessPlanError(reason="nothing_left", why=why, fix="set more steps, or another run_id.")
     if (spec.steps - history.committed_step) * rate > _LONGEST_SECONDS:

@@ -197,6 +197,7 @@ def test_the_observation_of_spot_by_a_standby_is_recorded(standby_run):
     assert held.seconds >= 30
 
 
+@pytest.mark.matrix
 def test_the_wait_for_the_attempt_of_a_standby_is_like_any_other(standby_run):
     run = standby_run()
     run.standby_enters(30, "ready")
@@ -210,6 +211,7 @@ def test_the_wait_for_the_attempt_of_a_standby_is_like_any_other(standby_run):
     assert [name for name, _ in run.sent] == ["spare0"]
 
 
+@pytest.mark.matrix
 def test_an_unwanted_standby_is_released_and_the_next_one_follows_after_a_pause(standby_run):
     run = standby_run(deadline_in=3000, **NEVER_BACK)
     for number, seconds in enumerate((10, 320)):
@@ -327,6 +329,7 @@ def test_a_parent_that_was_killed_before_the_recall_continues_the_hand_over(stan
     assert (run.handovers, len(run.recalls)) == (["spare0"], 1)
 
 
+@pytest.mark.matrix
 def test_a_restarted_parent_pauses_before_it_submits_a_standby_after_one_that_was_released(standby_run):
     run = standby_run(deadline_in=3000, **NEVER_BACK)
     run.standby_enters(10, "here")
@@ -456,6 +459,7 @@ def test_the_attempts_own_rate_counts_when_it_is_slower_than_the_prior(standby_r
     assert bool(run.sent) is is_sent
 
 
+@pytest.mark.matrix
 def test_a_standby_that_is_ready_too_late_is_released(standby_run):
     run = standby_run(deadline_in=1500)
     run.standby_enters(10, "booting")

@@ -1,0 +1,32 @@
+"""The specification of a run."""
+
+from segue.spec.policy import PolicySpec
+from segue.spec.run import RunSpec
+from segue.spec.section import RENAMED, read_toml
+from segue.spec.sections import (
+    MOST_WITNESS_STEPS,
+    AnomalySpec,
+    CheckpointSpec,
+    ContinuitySpec,
+    LivenessSpec,
+    OnAnomaly,
+    ProgramSpec,
+    SegmentSpec,
+    StoreSpec,
+)
+
+__all__ = [
+    "MOST_WITNESS_STEPS",
+    "RENAMED",
+    "AnomalySpec",
+    "CheckpointSpec",
+    "ContinuitySpec",
+    "LivenessSpec",
+    "OnAnomaly",
+    "PolicySpec",
+    "ProgramSpec",
+    "RunSpec",
+    "SegmentSpec",
+    "StoreSpec",
+    "read_toml",
+]

@@ -1,0 +1,180 @@
+"""RunSpec: the specification of a run, from TOML, from Prefect parameters or from Python."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shlex
+import typing
+from datetime import datetime
+from pathlib import Path
+from typing import Any, Self
+
+from pydantic import AwareDatetime, Field, JsonValue, ValidationInfo, field_validator
+from pydantic_core import PydanticCustomError
+
+from segue.errors import DeadlinePassedError, SpecError
+from segue.parsing import parsed
+from segue.pool_prices import PoolSpec
+from segue.records import FiniteValue, Record
+from segue.spec.policy import PolicySpec
+from segue.spec.section import read_toml, warn_of_old_names
+from segue.spec.sections import (
+    AnomalySpec,
+    CheckpointSpec,
+    ContinuitySpec,
+    LivenessSpec,
+    ProgramSpec,
+    SegmentSpec,
+    StoreSpec,
+)
+from segue.spec.trackers import TrackerOptions, why_no_tracker
+
+
+class RunSpec(FiniteValue, Record):
+    """The specification of a run: recipe or program, goal, deadline, store, capacity."""
+
+    run_id: str = Field(
+        pattern=r"^[a-z0-9][a-z0-9._-]{0,62}$",
+        description="Name of the run. Starting a run with an existing run_id resumes it.",
+    )
+    program: ProgramSpec | None = Field(
+        None, description="Program with a training loop of its own, instead of a recipe."
+    )
+    recipe: str | None = Field(
+        None,
+        validate_default=True,
+        pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$",
+        description="Function that builds the recipe, as package.module:function; None: [program] is trained.",
+    )
+    steps: int = Field(gt=0, description="Goal: number of optimizer steps from step 0.")
+    config: dict[str, JsonValue] = Field(default_factory=dict, description="Configuration passed to the recipe.")
+    seed: int = Field(0, ge=0, lt=2**63, description="Seed of weights, data order and every random stream.")
+    threads: int | None = Field(
+        None, ge=1, description="Intra-op threads; None: torch's default. Set it to compare runs across machines."
+    )
+    device: str = Field("auto", description="Device: auto, cpu or cuda; auto: cuda if there is an accelerator.")
+    ranks: int | None = Field(
+        1, ge=1, le=1024, description="Processes that train together on one machine; None: one per accelerator."
+    )
+    deadline: AwareDatetime | None = Field(
+        None, description="Time at which the run must be finished, with time zone; None: minimize the cost."
+    )
+    grace_seconds: float = Field(
+        25.0, gt=0, description="Grace period: seconds from the platform's SIGTERM to SIGKILL."
+    )
+    notices: tuple[typing.Literal["aws", "gce", "azure"], ...] | None = Field(
+        None,
+        description="Metadata services to watch for termination notices: aws, gce, azure; None: that of the platform, "
+        "found at the start of an attempt. Signals, recall and notice_file are always watched.",
+    )
+    store: StoreSpec = StoreSpec()
+    checkpoints: CheckpointSpec = CheckpointSpec()
+    continuity: ContinuitySpec = ContinuitySpec()
+    anomalies: AnomalySpec = AnomalySpec()
+    policy: PolicySpec = PolicySpec()
+    liveness: LivenessSpec = LivenessSpec()
+    pools: PoolSpec = PoolSpec()
+    segment: SegmentSpec = SegmentSpec()
+    trackers: dict[str, TrackerOptions] = Field(
+        default_factory=dict,
+        description="Experiment trackers and their options: mlflow, tensorboard, or package.module:factory.",
+    )
+
+    @field_validator("recipe")
+    @classmethod
+    def _trains_one_thing(cls, recipe: str | None, info: ValidationInfo) -> str | None:
+        if "program" in info.data and (recipe is None) == (info.data["program"] is None):
+            text = "give either a recipe, as package.module:function, or a program: -- python SCRIPT, or [program]"
+            raise PydanticCustomError("recipe_or_program", text)
+        return recipe
+
+    @field_validator("config", "ranks", "anomalies", "segment")
+    @classmethod
+    def _fits_a_program(cls, value: Any, info: ValidationInfo) -> Any:
+        why = _unfit_for_a_program(value) if info.data.get("program") is not None else None
+        if why is not None:
+            raise PydanticCustomError("unfit_for_a_program", why)
+        return value
+
+    @field_validator("trackers")
+    @classmethod
+    def _are_trackers(cls, trackers: dict[str, TrackerOptions]) -> dict[str, TrackerOptions]:
+        for name, options in trackers.items():
+            why = why_no_tracker(name, options)
+            if why is not None:
+                raise PydanticCustomError("tracker", "{why}", {"why": why})
+        return trackers
+
+    @property
+    def recipe_path(self) -> str:
+        """The recipe as package.module:function.
+
+        Raises:
+            SpecError: the run trains a program.
+        """
+        if self.recipe is None:
+            problem = "recipe: this needs a recipe, and the run trains a program with a loop of its own"
+            raise SpecError(source=f"the spec of run {self.run_id!r}", problems=(problem,))
+        return self.recipe
+
+    @property
+    def kind(self) -> typing.Literal["recipe", "program"]:
+        """What is trained: a recipe or a program."""
+        return "recipe" if self.program is None else "program"
+
+    @property
+    def workload(self) -> str:
+        """What is trained, in words: the recipe's path or the program's command."""
+        return self.recipe or shlex.join(self.program.command if self.program is not None else ())
+
+    @classmethod
+    def parse(cls, data: object, *, source: str = "the run spec") -> Self:
+        """Validate plain data.
+
+        Raises:
+            SpecError: some fields are wrong; it names each by its path, with the remedy.
+        """
+        warn_of_old_names(data, source=source)
+        return parsed(cls, data, source=source)
+
+    @classmethod
+    def from_toml(cls, path: Path, **overrides: object) -> Self:
+        """Read a TOML file; overrides that are not None replace the file's values.
+
+        Raises:
+            SpecError: the file cannot be read, is not TOML, or has wrong fields.
+        """
+        return cls.parse(read_toml(path) | {k: v for k, v in overrides.items() if v is not None}, source=str(path))
+
+    def require_future_deadline(self, now: datetime) -> None:
+        """Raise DeadlinePassedError when the deadline is not after `now`."""
+        if self.deadline is not None and self.deadline <= now:
+            raise DeadlinePassedError(
+                deadline=self.deadline.isoformat(timespec="seconds"), now=now.isoformat(timespec="seconds")
+            )
+
+    def identity(self) -> dict[str, str]:
+        """The fields that define what is trained; a change in them is drift."""
+        config = json.dumps(self.config, sort_keys=True, separators=(",", ":"))
+        names = {
+            "recipe" if self.recipe else "program": self.workload,
+            "steps": str(self.steps),
+            "seed": str(self.seed),
+        }
+        for key, value in sorted(self.config.items()):
+            names[f"config.{key}"] = json.dumps(value, sort_keys=True)
+        names["config"] = hashlib.sha256(config.encode()).hexdigest()[:12]
+        return names
+
+
+def _unfit_for_a_program(value: object) -> str | None:
+    """Why a setting cannot be kept for a program, whose loop and data are not segue's; None where it can."""
+    if isinstance(value, dict):
+        return "a program has no config; give it options in its command" if value else None
+    if isinstance(value, AnomalySpec):
+        is_skip = "skip" in (value.non_finite, value.spikes)
+        return "a batch of a program cannot be skipped; use rollback" if is_skip else None
+    if isinstance(value, SegmentSpec):
+        return "the epochs of a program are not known; use steps or hours" if value.epochs is not None else None
+    return "a program trains in one process; several need a recipe" if value != 1 else None

@@ -1,0 +1,58 @@
+"""What all tables of a run spec share: settings of version 0.1 by their old names, and the reading of TOML."""
+
+from __future__ import annotations
+
+import logging
+import tomllib
+from pathlib import Path
+from typing import Any
+
+from pydantic import model_validator
+
+from segue.errors import SpecError
+from segue.records import FiniteValue
+
+log = logging.getLogger(__name__)
+
+RENAMED = {
+    "checkpoints.arenas": "staging_buffers",
+    "continuity.fire_drill": "rehearsal",
+    "liveness.lease_seconds": "heartbeat_timeout_seconds",
+}
+"""Settings of version 0.1 that were renamed: section and old name, new name. Files with old names cause a warning."""
+
+
+class Section(FiniteValue):
+    """A table of a run spec that also accepts settings by their old names, as in logs of version 0.1."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _takes_old_names(cls, data: Any) -> Any:
+        if not isinstance(data, dict):
+            return data
+        old = {name.partition(".")[2]: new for name, new in RENAMED.items() if new in cls.model_fields}
+        return {old.get(name, name) if old.get(name) not in data else name: value for name, value in data.items()}
+
+
+def warn_of_old_names(data: object, *, source: str) -> None:
+    """Log a warning for each setting that is given by its old name."""
+    for name, new in RENAMED.items():
+        section, _, old = name.partition(".")
+        table = data.get(section) if isinstance(data, dict) else None
+        if isinstance(table, dict) and old in table:
+            log.warning("%s: %s is now %s.%s; the old name is read for this version only", source, name, section, new)
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """The table in a TOML file.
+
+    Raises:
+        SpecError: the file cannot be read, or is not TOML.
+    """
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        problem = f"the file cannot be read ({error.strerror}); check the path"
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        problem = f"the file is not TOML ({error}); correct that line"
+    raise SpecError(source=str(path), problems=(problem,))

@@ -1,0 +1,28 @@
+"""The table `trackers` of a run spec: experiment trackers by name, each with its options."""
+
+from __future__ import annotations
+
+import re
+
+from pydantic import JsonValue
+
+TrackerOptions = dict[str, JsonValue]
+
+TRACKERS = {
+    "mlflow": "segue.integrations.mlflow:MlflowTracker",
+    "tensorboard": "segue.integrations.tensorboard:TensorBoardTracker",
+}
+"""The trackers that segue has, and where each is."""
+
+_PATH = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
+_URL_WITH_CREDENTIALS = re.compile(r"\w+://[^/\s@]+@")
+
+
+def why_no_tracker(name: str, options: TrackerOptions) -> str | None:
+    """Why this cannot be a tracker with its options; None where it can, as far as its name and options show."""
+    if name not in TRACKERS and not _PATH.fullmatch(name):
+        return f"{name!r} is no tracker; use {', '.join(TRACKERS)}, or your own as package.module:factory"
+    for option, value in options.items():
+        if isinstance(value, str) and _URL_WITH_CREDENTIALS.match(value):
+            return f"{name}.{option} holds credentials, which would be stored; give them by environment variables"
+    return None
