@@ -208,7 +208,7 @@ def _interval(spec: RunSpec, kills: int) -> int:
 
 def _final(history: History, spec: RunSpec, *, why: str, output: _Output) -> Checkpoint:
     newest = history.newest
-    if newest is None or newest.manifest.step < spec.steps:
+    if newest is None or not history.is_finished(spec):
         failure = _failure(history)
         if failure is None:
             # Processes that end without a report leave nothing but what they printed.

@@ -48,7 +48,7 @@ class Run:
 
     @property
     def is_finished(self) -> bool:
-        return self.spec is not None and self.step >= self.spec.steps
+        return self.spec is not None and self._history.is_finished(self.spec)
 
     @property
     def late_seconds(self) -> float | None:

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import random
 import signal
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler, SequentialSampler, get_worker_info
+from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler, get_worker_info
 
 from segue.data.order import Ids, SampleOrder, mix
+from segue.data.sampled import Draws, SampledOrder, has_own_sampler
+from segue.data.streams import seed_all
 from segue.errors import RecipeError
 from segue.records import Skip
 
@@ -73,18 +74,11 @@ class Feed:
             collate_fn=given.collate_fn,
             pin_memory=given.pin_memory,
             timeout=given.timeout,
-            worker_init_fn=_IgnoreNotices(given.worker_init_fn),
+            worker_init_fn=IgnoreNotices(given.worker_init_fn),
             multiprocessing_context=given.multiprocessing_context if workers else None,
             prefetch_factor=given.prefetch_factor if workers else None,
             generator=generator,
         )
-
-
-def seed_all(seed: int) -> None:
-    """Seed every global stream a training script is likely to draw from."""
-    torch.manual_seed(seed)
-    random.seed(seed)
-    np.random.seed(seed % 2**32)
 
 
 def stream_seed(seed: int, *, rank: int, step: int) -> int:
@@ -100,7 +94,7 @@ def share_of(count: int, *, rank: int, world_size: int) -> tuple[int, int]:
     return count * rank // world_size, count * (rank + 1) // world_size
 
 
-class _IgnoreNotices:
+class IgnoreNotices:
     """Starts a data worker that ignores SIGTERM and SIGUSR1.
 
     Platforms signal every process of a machine. A worker killed by that would raise in the middle of a training step,
@@ -154,24 +148,25 @@ class _Planned(Dataset[Any]):
         samples_seen, ids = plan
         if get_worker_info() is not None:
             seed_all(int(mix(np.array([self._seed ^ samples_seen], np.uint64))[0] >> np.uint64(1)))
-        many = getattr(self._inner, "__getitems__", None)
-        if many is not None:
-            return many(ids)  # type: ignore[no-any-return]
-        return [self._inner[index] for index in ids]
+        return samples_of(self._inner, ids)
+
+
+def samples_of(dataset: Dataset[Any], ids: list[int]) -> list[Any]:
+    """The samples with these indices: at once where the data set can, one after the other where not."""
+    many = getattr(dataset, "__getitems__", None)
+    return many(ids) if many is not None else [dataset[index] for index in ids]
 
 
 def _order_of(loader: DataLoader[Any], *, recipe: str, seed: int, skips: tuple[Skip, ...]) -> SampleOrder:
     if isinstance(loader.dataset, IterableDataset):
         why = "its data set is an IterableDataset, which has no position to resume from."
         raise RecipeError(recipe=recipe, why=why, fix="use a map-style data set.")
-    if loader.batch_size is None:
-        why = "its DataLoader has its own batch sampler, but segue draws the order itself."
-        raise RecipeError(recipe=recipe, why=why, fix="give the DataLoader batch_size and shuffle instead.")
-    sampler = loader.sampler
-    plain_shuffle = isinstance(sampler, RandomSampler) and not sampler.replacement
-    if not plain_shuffle and not isinstance(sampler, SequentialSampler):
-        why = f"its DataLoader's {type(sampler).__name__} cannot be resumed."
-        raise RecipeError(recipe=recipe, why=why, fix="use shuffle=True or shuffle=False.")
+    if loader.batch_size is None and loader.batch_sampler is None:
+        why = "its DataLoader has batch_size=None, which makes no batches."
+        raise RecipeError(recipe=recipe, why=why, fix="give it a batch_size, or a batch_sampler.")
+    if has_own_sampler(loader):
+        return _sampled(loader, recipe=recipe, seed=seed, skips=skips)
+    assert loader.batch_size is not None
     count = len(loader.dataset)  # type: ignore[arg-type]
     if count < (loader.batch_size if loader.drop_last else 1):
         why = f"its data set of {count} samples gives no batch of {loader.batch_size}."
@@ -180,7 +175,23 @@ def _order_of(loader: DataLoader[Any], *, recipe: str, seed: int, skips: tuple[S
         count=count,
         batch_size=loader.batch_size,
         seed=seed,
-        shuffle=plain_shuffle,
+        shuffle=isinstance(loader.sampler, RandomSampler),
         drop_last=loader.drop_last,
         skips=skips,
+    )
+
+
+def _sampled(loader: DataLoader[Any], *, recipe: str, seed: int, skips: tuple[Skip, ...]) -> SampledOrder:
+    draws = Draws(loader, recipe=recipe, seed=seed)
+    if not draws.samples:
+        why = f"its DataLoader's {type(draws.sampler).__name__} gives no batch."
+        raise RecipeError(recipe=recipe, why=why, fix="give more samples, or smaller batches.")
+    return SampledOrder(
+        count=len(loader.dataset),  # type: ignore[arg-type]
+        batch_size=loader.batch_size or 0,
+        seed=seed,
+        shuffle=False,
+        drop_last=loader.drop_last,
+        skips=skips,
+        draws=draws,
     )

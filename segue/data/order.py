@@ -104,6 +104,16 @@ class SampleOrder:
         """Samples that one pass uses; fewer than `count` where a short last batch is dropped."""
         return self.count - self.count % self.batch_size if self.drop_last else self.count
 
+    @property
+    def batches_per_epoch(self) -> int:
+        """Batches of one pass."""
+        return -(-self.samples_per_epoch // self.batch_size)
+
+    def position_after(self, batches: int) -> int:
+        """The position after that many batches from the run's beginning."""
+        epochs, more = divmod(batches, self.batches_per_epoch)
+        return epochs * self.samples_per_epoch + more * self.batch_size
+
     def epoch_of(self, samples_seen: int) -> int:
         """The pass that the next sample belongs to."""
         return samples_seen // self.samples_per_epoch
@@ -116,6 +126,10 @@ class SampleOrder:
     def end_of_epoch(self, samples_seen: int) -> int:
         """The position after the last sample of the pass that the next sample belongs to."""
         return (self.epoch_of(samples_seen) + 1) * self.samples_per_epoch
+
+    def is_epoch_over(self, samples_seen: int) -> bool:
+        """Whether no batch is left of the pass to which the last sample before this position belongs."""
+        return samples_seen % self.samples_per_epoch == 0 or next(self.rest_of_epoch(samples_seen), None) is None
 
     def rest_of_epoch(self, samples_seen: int) -> Iterator[int]:
         """Start positions of the remaining batches of a pass, without skipped ones."""

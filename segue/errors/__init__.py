@@ -9,7 +9,9 @@ from segue.errors.base import (
 from segue.errors.checkpoints import (
     DamagedCheckpointError,
     ExportFolderError,
+    ForkMismatchError,
     NoCheckpointError,
+    NoMetricError,
     PrunedCheckpointError,
     QuarantinedCheckpointError,
     RunBegunError,
@@ -49,6 +51,7 @@ from segue.errors.training import (
     RankLostError,
     RankMismatchError,
     RehearsalError,
+    TrackerError,
 )
 from segue.errors.usage import (
     COMMAND_LINE,
@@ -86,6 +89,7 @@ __all__ = [
     "DrillFailedError",
     "ExportFolderError",
     "FencedError",
+    "ForkMismatchError",
     "HopelessPlanError",
     "HungRankError",
     "LogMovedError",
@@ -97,6 +101,7 @@ __all__ = [
     "MissingObjectError",
     "MissingShardError",
     "NoCheckpointError",
+    "NoMetricError",
     "NoResumeError",
     "OrchestratorError",
     "OutputError",
@@ -122,6 +127,7 @@ __all__ = [
     "StoreError",
     "StoreUnreachableError",
     "TraceError",
+    "TrackerError",
     "TruncatedShardError",
     "UnknownStepError",
     "UnsupportedStateError",

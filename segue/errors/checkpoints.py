@@ -20,6 +20,17 @@ class NoCheckpointError(UsageError):
         )
 
 
+class NoMetricError(UsageError):
+    """None of the run's usable checkpoints has a metric by which one would be the best."""
+
+    def __init__(self, *, run_id: str) -> None:
+        self.run_id = run_id
+        super().__init__(
+            f"no usable checkpoint of run {run_id} has a metric, so none is the best.",
+            fix="give the recipe evaluate=..., or call run.save_best(metric) in a program; or name a --step.",
+        )
+
+
 class UnknownStepError(UsageError):
     """The run never committed a checkpoint of that step."""
 
@@ -98,15 +109,26 @@ class WeightsMismatchError(UsageError):
         )
 
 
+class ForkMismatchError(UsageError):
+    """The state in another run's checkpoint does not fit the recipe of the run that is to begin with it."""
+
+    def __init__(self, *, fork: str, component: str, why: str) -> None:
+        self.fork, self.component, self.why = fork, component, why
+        super().__init__(
+            f"{component} in the checkpoint {fork} does not fit the recipe ({why}). Nothing was started.",
+            fix=f"give the recipe the settings of that run, or leave the component out: --reset {component}.",
+        )
+
+
 class RunBegunError(UsageError):
-    """Weights cannot be imported into a run that has already started."""
+    """A run that has already started cannot begin with a file's weights or another run's checkpoint."""
 
     def __init__(self, *, run_id: str, what: str) -> None:
         self.run_id, self.what = run_id, what
         super().__init__(
-            f"run {run_id} has already started: {what}. An import makes the first checkpoint of a run. Nothing was "
-            "imported, and nothing there was changed.",
-            fix="give another --run.",
+            f"run {run_id} has already started: {what}. An import or a fork makes the first checkpoint of a run. "
+            "Nothing there was changed.",
+            fix="give the new run another name.",
         )
 
 

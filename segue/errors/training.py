@@ -128,9 +128,11 @@ class MetadataServiceError(SegueError):
 class LossError(SegueError):
     """The recipe's loss function returned something that no step can be made of."""
 
-    def __init__(self, *, loss: str, found: str, fix: str) -> None:
+    def __init__(
+        self, *, loss: str, found: str, fix: str, needed: str = "a step needs a scalar tensor with a gradient"
+    ) -> None:
         self.loss, self.found = loss, found
-        super().__init__(f"{loss} returned {found}; a step needs a scalar tensor with a gradient.", fix=fix)
+        super().__init__(f"{loss} returned {found}; {needed}.", fix=fix)
 
 
 class DrillFailedError(SegueError):
@@ -151,4 +153,15 @@ class DrillFailedError(SegueError):
         super().__init__(
             f"no drill of {recipe} was made, because the recipe fails without a kill: {why.rstrip('.')}.",
             fix=fix or None,
+        )
+
+
+class TrackerError(SegueError):
+    """An experiment tracker did not take a run's rows or its end. The run itself is untouched."""
+
+    def __init__(self, *, sent_step: int, why: str) -> None:
+        self.sent_step, self.why = sent_step, why
+        super().__init__(
+            f"The tracker failed after step {sent_step}: {why}",
+            fix="check its address and that it answers, then run the same command again; no step is sent twice.",
         )

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack, closing
-from dataclasses import asdict
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 
@@ -16,7 +16,8 @@ from segue.checkpoints.saving.partition import Partition
 from segue.checkpoints.saving.staging import StagingArea
 from segue.checkpoints.saving.writer_client import ProcessWriter, ShardWriter
 from segue.clock import Clock
-from segue.data.loader import seed_all, stream_seed
+from segue.data.loader import stream_seed
+from segue.data.streams import seed_all
 from segue.errors import (
     FencedError,
     MachineTooSmallError,
@@ -50,6 +51,7 @@ from segue.trainer.ranks.group import local_rank, meet
 from segue.trainer.reporting import report_ended, report_without_training, starting
 from segue.trainer.resume import Resume
 from segue.trainer.workloads.base import Steps, Workload, driven
+from segue.trainer.workloads.components import Component
 from segue.trainer.workloads.live_recipe import LiveRecipe
 from segue.trainer.workloads.live_session import LiveSession
 from segue.trainer.workloads.script import run_command
@@ -83,7 +85,45 @@ def run_attempt(
         BrokenResumeError: the resume did not continue the run; verdict and report are in the log.
         RankLostError: another rank is gone; no report was written.
     """
-    spec, parent = assignment.spec, Parent()  # Before anything that takes time: it may end meanwhile.
+    parent = Parent()  # Before anything that takes time: it may end meanwhile.
+    with ExitStack() as opened:
+        claimed = _claimed(assignment, runlog=runlog, board=board, clock=clock, shards=shards, leave=leave)
+        attempt = opened.enter_context(claimed)
+        opened.enter_context(attempt.watchdog.watching())
+        if attempt.context.ranks.is_leader:
+            opened.enter_context(attempt.heartbeat.beating())
+            opened.enter_context(watching(_watchers(attempt.context, owner, parent), board))
+        return attempt.run()
+
+
+@contextmanager
+def local_attempt(assignment: Assignment, *, runlog: RunLog, board: NoticeBoard, clock: Clock) -> Iterator[LiveSession]:
+    """Claim the run for the program that runs here already; its session restores, trains and saves in the block.
+
+    Nothing ends this process, and no source of notices is watched: `board` has what its owner leaves there. What the
+    block raises is reported, and raised again.
+
+    Raises:
+        StalePlanError: the plan is no longer in force; nothing was changed.
+        BrokenResumeError: the resume did not continue the run; verdict and report are in the log.
+    """
+    with _claimed(assignment, runlog=runlog, board=board, clock=clock) as attempt, ExitStack() as opened:
+        opened.enter_context(attempt.heartbeat.beating())
+        yield opened.enter_context(attempt.hosting())
+
+
+@contextmanager
+def _claimed(
+    assignment: Assignment,
+    *,
+    runlog: RunLog,
+    board: NoticeBoard,
+    clock: Clock,
+    shards: ShardWriter | None = None,
+    leave: Callable[[int], None] = lambda _: None,
+) -> Iterator[Attempt]:
+    """An attempt that holds the run, with its writer; both end with the block."""
+    spec = assignment.spec
     device = prepare_device(spec, local_rank=local_rank())
     started_at = clock.monotonic()
     group = meet(device, wait_seconds=spec.liveness.rank_seconds, clock=clock)
@@ -108,12 +148,7 @@ def run_attempt(
                 memory_limit_bytes=memory.limit_bytes(),
                 started_at=started_at,
             )
-            attempt = Attempt(context, shards=shards, fast=fast, leave=leave)
-            with attempt.watchdog.watching():
-                if not group.ranks.is_leader:
-                    return attempt.run()
-                with attempt.heartbeat.beating(), watching(_watchers(context, owner, parent), board):
-                    return attempt.run()
+            yield Attempt(context, shards=shards, fast=fast, leave=leave)
 
 
 class Attempt:
@@ -122,7 +157,7 @@ class Attempt:
     def __init__(
         self, context: AttemptContext, *, shards: ShardWriter, fast: Sequence[Store], leave: Callable[[int], None]
     ) -> None:
-        self._context, self._shards, self._fast = context, shards, fast
+        self.context, self._shards, self._fast = context, shards, fast
         self.heartbeat = HeartbeatThread(
             context.runlog.store,
             run_id=context.runlog.run_id,
@@ -150,13 +185,13 @@ class Attempt:
 
     def run(self) -> SegmentReport:
         """Do everything from the build to the report. Raises what `run_attempt` raises."""
-        program = self._context.spec.program
+        program = self.context.spec.program
         with ExitStack() as opened:
             return self._run_recipe(opened) if program is None else self._run_program(program, opened)
 
     def _run_recipe(self, opened: ExitStack) -> SegmentReport:
         try:
-            with self._context.group.shared_failure():
+            with self.context.group.shared_failure():
                 live = self._restored()
         except (Exception, SystemExit) as error:
             return self._ended_early(error)
@@ -164,30 +199,70 @@ class Attempt:
         return loop.run(lambda: driven(loop.steps(), live.make_step))
 
     def _run_program(self, program: ProgramSpec, opened: ExitStack) -> SegmentReport:
-        loops: list[TrainingLoop] = []
-
-        def begin(live: LiveSession) -> Steps:
-            _wait_for(self._shards)
-            loops.append(self._loop(live, opened))
-            return loops[0].steps()
-
+        owner = _ProgramOwner(self, opened)
         try:
-            self._resume.find(at_most=self._context.plan.at_most)
-            session = LiveSession(self._context.spec, restore=self._resume.restore, begin=begin)
+            session = self._session(owner)
         except Exception as error:
             return self._ended_early(error)
-        seed_all(self._context.spec.seed)
+        seed_all(self.context.spec.seed)
         with hosted(session):
             raised = run_command(program.command)
-        if not loops:
-            what = "the program ended before its first step: it made no call of run.steps() within segue.session()."
-            fix = "train in `for step in run.steps(n):` inside `with segue.session() as run:`."
+        return self._conclude(session, owner, raised)
+
+    @contextmanager
+    def hosting(self) -> Iterator[LiveSession]:
+        """The session of a program that runs here already; the attempt ends with the block.
+
+        What the block raises, and what ends the attempt with a failure, is reported and raised.
+        """
+        with ExitStack() as opened:
+            owner = _ProgramOwner(self, opened)
+            session = self._session(owner, keeps_goal=False)
+            raised: BaseException | None = None
+            try:
+                with hosted(session):
+                    yield session
+            except BaseException as error:
+                raised = error
+            self._conclude(session, owner, raised, is_raised_again=True)
+            raised = raised or session.error
+            if raised is not None:
+                raise raised
+
+    def _session(self, owner: _ProgramOwner, *, keeps_goal: bool = True) -> LiveSession:
+        self._resume.find(at_most=self.context.plan.at_most)
+        return LiveSession(self.context.spec, owner, keeps_goal=keeps_goal)
+
+    def _conclude(
+        self, session: LiveSession, owner: _ProgramOwner, raised: BaseException | None, *, is_raised_again: bool = False
+    ) -> SegmentReport:
+        if owner.loop is None:
+            what = "the program ended before its first step: it made no step in a loop of segue.session()."
+            fix = "train in `for step in run.steps(n):`, where `run = segue.session()`."
             return self._ended_early(raised or SessionError(what=what, fix=fix))
-        return loops[0].run(lambda: session.conclude(raised))
+        return owner.loop.run(lambda: session.conclude(raised), shows_failure=not is_raised_again)
+
+    def begin_program(self, live: Workload, opened: ExitStack) -> TrainingLoop:
+        """The training loop of a program, which has tracked all its objects."""
+        _wait_for(self._shards)
+        return self._loop(live, opened)
+
+    def restore(self, components: Mapping[str, Component]) -> None:
+        """Put the selected checkpoint's state into these components, if there is one."""
+        self._resume.restore(components)
+
+    @property
+    def stored(self) -> Collection[str]:
+        """Names of the components that the selected checkpoint holds."""
+        return self._resume.stored
+
+    def evaluating(self) -> AbstractContextManager[None]:
+        """A block in which the user's code evaluates: no step is made, and nothing hangs."""
+        return self.context.activity.evaluating()
 
     def _ended_early(self, error: BaseException) -> SegmentReport:
         """The report of an attempt that ended before its first step, with this error; some are raised again."""
-        context = self._context
+        context = self.context
         if isinstance(error, FencedError):
             return report_without_training(context, StopReason.FENCED, error)
         if isinstance(error, RankLostError):
@@ -199,7 +274,7 @@ class Attempt:
         return report_without_training(context, stop_reason(error, kills_before=context.kills.before), error)
 
     def _restored(self) -> LiveRecipe:
-        context = self._context
+        context = self.context
         spec, ranks = context.spec, context.ranks
         parent = self._resume.find(at_most=context.plan.at_most)
         live = LiveRecipe(spec, device=context.device, ranks=ranks, skips=context.plan.skips)
@@ -217,22 +292,22 @@ class Attempt:
         self, live: Workload, opened: ExitStack, *, is_same_everywhere: Callable[[str], bool] = lambda _: True
     ) -> TrainingLoop:
         """The training loop, with what it saves through; heartbeat and watchdog report it from now on."""
-        ranks = self._context.ranks
+        ranks = self.context.ranks
         staging = opened.enter_context(
             closing(
                 StagingArea(
-                    staging_buffers=self._context.spec.checkpoints.staging_buffers,
+                    staging_buffers=self.context.spec.checkpoints.staging_buffers,
                     partition=Partition(ranks.rank, ranks.count, is_same_everywhere=is_same_everywhere),
                 )
             )
         )
         writer = opened.enter_context(closing(self._writer(staging)))
-        loop = TrainingLoop(self._context, live, resume=self._resume, staging=staging, writer=writer)
+        loop = TrainingLoop(self.context, live, resume=self._resume, staging=staging, writer=writer)
         self.heartbeat.describe, self.watchdog.report = loop.describe, loop.report_ended
         return loop
 
     def _writer(self, staging: StagingArea) -> Writer:
-        context = self._context
+        context = self.context
         checkpoints, claim = context.spec.checkpoints, context.claim
         return Writer(
             context.runlog,
@@ -248,6 +323,35 @@ class Attempt:
             clock=context.clock,
             commits=context.ranks.is_leader,
         )
+
+
+@dataclass
+class _ProgramOwner:
+    """What a program's session asks of its attempt."""
+
+    attempt: Attempt
+    opened: ExitStack
+    loop: TrainingLoop | None = None
+
+    def restore(self, components: Mapping[str, Component]) -> None:
+        self.attempt.restore(components)
+
+    @property
+    def stored(self) -> Collection[str]:
+        return self.attempt.stored
+
+    def begin(self, live: Workload) -> Steps:
+        self.loop = self.attempt.begin_program(live, self.opened)
+        return self.loop.steps()
+
+    def is_stopping(self, step: int) -> bool:
+        return self.loop is not None and self.loop.is_stopping(step)
+
+    def wants_state(self, step: int, *, goal: float) -> bool:
+        return step >= goal or (self.loop is not None and self.loop.wants_state(step))
+
+    def evaluating(self) -> AbstractContextManager[None]:
+        return self.attempt.evaluating()
 
 
 def _claim(runlog: RunLog, assignment: Assignment, environment: Environment, ranks: Ranks) -> Claim:

@@ -23,6 +23,7 @@ from segue.errors import (
     HungRankError,
     PoisonedStepError,
     RankLostError,
+    SessionError,
     WorkAtRiskError,
 )
 from segue.records import (
@@ -47,7 +48,9 @@ from segue.trainer.workloads.base import StepDue, StepMade, Steps, Workload
 
 log = logging.getLogger(__name__)
 
-_SomeSteps = Generator[StepDue, StepMade, None]
+_SomeSteps = Generator[StepDue, StepMade | None, None]
+_OneStep = Generator[StepDue, StepMade | None, bool]
+"""Returns whether the step was made."""
 
 
 class TrainingLoop:
@@ -75,6 +78,7 @@ class TrainingLoop:
         )
         due = is_due(context.assignment, history, ranks=self._ranks.count)
         self._rehearsal = ResumeRehearsal(context.assignment, context.runlog, is_due=due)
+        self._has_waited_for_state = False
         self._notices = NoticeResponse(context, live, self._saving)
         self._pace = Pace(context.clock)
         self._time_left = TimeLeft(
@@ -96,10 +100,11 @@ class TrainingLoop:
             witness=self._witness,
         )
 
-    def run(self, train: Callable[[], StopReason]) -> SegmentReport:
+    def run(self, train: Callable[[], StopReason], *, shows_failure: bool = True) -> SegmentReport:
         """Train until the goal, the bound, a notice, or a failure; return the report.
 
-        `train` makes the steps of `steps()`, and returns or raises what that does.
+        `train` makes the steps of `steps()`, and returns or raises what that does. With `shows_failure=False` the log
+        does not show what the user's code raised, because the user will see it anyway.
 
         The report is in the log by then, unless this attempt was fenced.
 
@@ -109,12 +114,12 @@ class TrainingLoop:
             WorkAtRiskError: nothing could be committed for longer than the spec allows; no report was written.
         """
         try:
-            return self._run(train)
+            return self._run(train, log_level=logging.ERROR if shows_failure else logging.DEBUG)
         except FencedError as error:  # Also from the report of an attempt that ended for another reason.
             log.warning("attempt fenced reason=%s", error)
             return self._reporter.report(StopReason.FENCED, note=str(error))
 
-    def _run(self, train: Callable[[], StopReason]) -> SegmentReport:
+    def _run(self, train: Callable[[], StopReason], *, log_level: int) -> SegmentReport:
         try:
             with self._context.group.shared_failure(), closing(self._saving), closing(self._rehearsal):
                 reason = train()
@@ -139,7 +144,7 @@ class TrainingLoop:
         except (Exception, SystemExit) as error:
             # The user's code raised, in a step, a transform or a metric. The state may be half changed, so it is not
             # saved. Saves that the writer already has are complete and may still be committed.
-            log.error("the recipe raised step=%d", self._progress.step, exc_info=error)
+            log.log(log_level, "the training code raised step=%d", self._progress.step, exc_info=error)
             return self._failed(error)
 
     def _failed(self, error: BaseException) -> SegmentReport:
@@ -185,7 +190,8 @@ class TrainingLoop:
                 self._saving.delay()
             elif vote.save:
                 self._save(evaluate=True)
-            yield from self._step(counts=True)
+            if not (yield from self._step(counts=True)):
+                continue
             self._rehearsal.check()
             if self._progress.step == self._reporter.from_step + 1:
                 self._saving.prepare()
@@ -199,9 +205,15 @@ class TrainingLoop:
         self._writer.raise_failure()
         seen = self._board.nearest()
         stop = self._stop_rule.reason() if self._ranks.is_leader else None
+        can_save = self._live.can_save
+        is_early = stop is not None and stop is not StopReason.FINISHED
+        if is_early and not can_save and not self._has_waited_for_state:
+            # One step more, after which a framework writes its state.
+            self._has_waited_for_state, stop, seen = True, None, None
         if stop is None:
             self._notices.follow_hints()
-        save = stop is None and self._ranks.is_leader and not self._resume.is_pending and self._saving.is_due()
+        may_save = stop is None and can_save and self._ranks.is_leader and not self._resume.is_pending
+        save = may_save and self._saving.is_due()
         agreed = agree(self._ranks, Vote(stop, save, is_busy=not self._saving.has_room, notice=seen))
         if agreed.notice is not None:
             # All ranks stop now, so the source may not withdraw it any more.
@@ -214,10 +226,12 @@ class TrainingLoop:
         self._saving.save(evaluate=evaluate, is_last=is_last)
         self._witness.open(self._progress.step)
 
-    def _step(self, *, counts: bool) -> _SomeSteps:
-        """One step. With `counts=False` it only gives a witness row after the last commit, for a later replay."""
+    def _step(self, *, counts: bool) -> _OneStep:
+        """One step, or none. With `counts=False` it only gives a witness row after the last commit, for a replay."""
         started = self._clock.monotonic()
         made = yield StepDue(self._needs_fingerprints, self._check, self._saving.barrier)
+        if made is None:
+            return False
         row = made.row
         self._refuse_poison(made)
         self._live.advance(made.start, made.samples)
@@ -230,15 +244,27 @@ class TrainingLoop:
         self._resume.add_replayed(row)
         seconds = self._clock.monotonic() - started
         if counts:
+            made = self._live.finish_step(made, evaluating=self._context.activity.evaluating)
             self._count(made, seconds)
             self._saving.step_done(seconds)
         for sealed_step, rows in self._witness.take_full():
             self._writer.submit(SealJob(sealed_step, rows))
             if counts:
                 self._rehearsal.begin(state_bytes=self._writer.last_size_bytes or 0)
+        return True
 
-    def _check(self, prelude: Prelude) -> None:
-        self._resume.before_step(self._live.components, prelude)
+    def _check(self, prelude: Prelude, *, compare_state: bool = True) -> None:
+        self._resume.before_step(self._live.components, prelude, compare_state=compare_state)
+
+    def is_stopping(self, step: int) -> bool:
+        """Whether the attempt would stop at a safe point that followed this many steps."""
+        return self._reporter.is_ending or self._stop_rule.reason(step) is not None
+
+    def wants_state(self, step: int) -> bool:
+        """Whether it would save or stop at a safe point that followed this many steps."""
+        if self._reporter.is_ending:
+            return False  # What follows the last commit is not kept.
+        return self._stop_rule.reason(step) is not None or (not self._resume.is_pending and self._saving.is_due(step))
 
     @property
     def _needs_fingerprints(self) -> bool:
@@ -262,6 +288,7 @@ class TrainingLoop:
             made.row,
             epoch=made.epoch,
             samples_seen=self._progress.samples_seen,
+            metrics=made.metrics,
             step_seconds=seconds,
             wall_time=self._clock.now(),
         )
@@ -275,12 +302,24 @@ class TrainingLoop:
         self._resume.settle()
         reached = replace(self._progress)
         self._notices.call_hook()
-        if reached.step > self._saving.saved_step and self._has_time_to_save():
+        is_new = reached.step > self._saving.saved_step
+        if is_new and not self._live.can_save:
+            self._miss_state(reason)
+        elif is_new and self._has_time_to_save():
             self._save(evaluate=reason is StopReason.FINISHED, is_last=True)
         yield from self._add_witness(reached.step)
         self._drain()
         # The witness steps are not part of the run: the next attempt does them again.
         self._progress.step, self._progress.samples_seen = reached.step, reached.samples_seen
+        self._progress.finish_reason = reached.finish_reason
+
+    def _miss_state(self, reason: StopReason) -> None:
+        """The attempt ends at a step whose state the program did not hand over."""
+        step, saved = self._progress.step, self._saving.saved_step
+        if reason is StopReason.FINISHED:
+            what = f"the run ended at step {step}, and the folder of that step was not committed."
+            raise SessionError(what=what, fix="call run.commit_folder(path) in each iteration with run.should_save.")
+        log.warning("no folder was committed for the last steps; they are lost from=%d to=%d", saved + 1, step)
 
     def _drain(self) -> None:
         """Seal the commits that have rows; wait until all submitted jobs are durable, or time is up."""
@@ -303,13 +342,13 @@ class TrainingLoop:
             if self._ranks.count > 1:
                 raise  # The other ranks are in the middle of that step.
             # Neither the last commit nor the reason to stop changes. The next attempt does this step again.
-            log.warning("the recipe raised after the last commit; fewer witness rows are sealed", exc_info=True)
+            log.warning("the training code raised after the last commit; fewer witness rows are sealed", exc_info=True)
 
     def _may_step(self) -> bool:
         has_time = self._time_left.allows_witness(
             step_seconds=self._pace.step_seconds, save_seconds=self._writer.last_save_seconds
         )
-        return self._progress.step < self._spec.steps and self._ranks.leader_decides(has_time)
+        return self._ranks.leader_decides(has_time and not self._progress.is_finished(self._spec.steps))
 
     def _has_time_to_save(self) -> bool:
         if not self._ranks.leader_decides(self._notices.is_worth_saving()):

@@ -55,7 +55,7 @@ def rehearse(assignment: Assignment, runlog: RunLog, checkpoint: Checkpoint) -> 
     stored = read_stored([runlog.store], run_id=runlog.run_id, manifest=checkpoint.manifest)
     snapshot = snapshot_of(stored)
     recipe = LiveRecipe(spec, device=device, ranks=Ranks(), skips=assignment.plan.skips).restore(snapshot)
-    batches = recipe.batches()
+    groups = recipe.groups()
     live = take(capture(recipe.components), copy=False)
     restored = digest(live)
     found = setup_changes(snapshot.skeletons, live.skeletons, environment_changes=changes)
@@ -68,9 +68,10 @@ def rehearse(assignment: Assignment, runlog: RunLog, checkpoint: Checkpoint) -> 
     witness = tuple(takewhile(lambda row: row.batch_fingerprint not in left_out, checkpoint.rows))
     if not digest_findings(stored.digests, restored):
         for _ in witness:
-            batch = next(batches)
-            rows.append(recipe.step(batch, recipe.prelude(batch)))
-            recipe.advance(batch.start, len(batch.ids))
+            group = next(groups)
+            row, _ = recipe.step(group, recipe.prelude(group))
+            rows.append(row)
+            recipe.advance(group.start, group.samples)
     return judge(
         committed=stored.digests,
         restored=restored,

@@ -101,6 +101,7 @@ class AttemptReporter:
             failure=failure,
             peak_memory_bytes=peak_bytes(),
             note=_with_memory(note, reason),
+            finish_reason=self.progress.finish_reason if reason is StopReason.FINISHED else None,
         )
 
     def append(self, report: SegmentReport) -> SegmentReport:

@@ -83,6 +83,11 @@ class Resume:
         )
         return self.parent
 
+    @property
+    def stored(self) -> Collection[str]:
+        """Names of the components that the selected checkpoint holds."""
+        return self._source.snapshot.skeletons if self._source is not None else ()
+
     def restore(self, components: Mapping[str, Component]) -> None:
         """Restore the live objects from the selected checkpoint, in order, the random streams last."""
         if self._source is None:
@@ -114,7 +119,7 @@ class Resume:
         if self._source is None:
             return
         log.info("state restored step=%d components=%d", self._source.checkpoint.manifest.step, len(components))
-        live = take(capture(components), copy=False)
+        live = take(capture({n: c for n, c in components.items() if not self._is_left_out(n)}), copy=False)
         self._committed, self._restored = self._committed_digests(live), digest(live)
         self._compare_setup(live)
         # The bytes are not needed from here on; a large model would otherwise be held twice.
@@ -126,10 +131,18 @@ class Resume:
         if not self._ranks.all(not is_lost) or not self._last_witnessed:
             self.settle()
 
-    def before_step(self, components: Mapping[str, Component], prelude: Prelude) -> None:
+    def _is_left_out(self, component: str) -> bool:
+        """Whether the run begins, as a fork, with this component as built: the other run's state of it is not there."""
+        assert self._source is not None
+        fork = self._source.checkpoint.manifest.forked_from
+        return fork is not None and component not in self._source.snapshot.skeletons
+
+    def before_step(self, components: Mapping[str, Component], prelude: Prelude, *, compare_state: bool = True) -> None:
         """Compare again after the batch is drawn and before the step, so that no step trains on a difference.
 
-        Several ranks find a difference after the step instead, when they exchange their results anyway.
+        With `compare_state=False` the program's own code ran since the check, and may have changed the state as it did
+        in the attempt before. Several ranks find a difference after the step instead, when they exchange their results
+        anyway.
 
         Raises:
             BrokenResumeError: the state or the input differs; the verdict is in the log.
@@ -137,7 +150,7 @@ class Resume:
         if not self.is_pending or self._ranks.count > 1:
             return
         is_first = not self._replay
-        found = self._changed_since(components) if is_first else ()
+        found = self._changed_since(components) if is_first and compare_state else ()
         expected = next((row for row in self._witness if row.step == prelude.step), None)
         if not found and expected is not None:
             changes = self._environment_changes
@@ -148,10 +161,10 @@ class Resume:
 
     def _changed_since(self, components: Mapping[str, Component]) -> tuple[Finding, ...]:
         """What of the restored state has changed since the check. Drawing a batch may advance streams and `extra`."""
-        assert self._restored is not None
-        fixed = {name: c for name, c in components.items() if name in _CHANGED_BY_STEP}
-        live = digest(take(capture(fixed), copy=False))
         before = self._restored
+        assert before is not None
+        fixed = {name: c for name, c in components.items() if name in _CHANGED_BY_STEP and name in before.components}
+        live = digest(take(capture(fixed), copy=False))
         digests = {name: value for name, value in before.components.items() if name in fixed}
         tensors = {
             name: before.tensors[name] for name, owner in owners(before.tensors, before.components) if owner in fixed

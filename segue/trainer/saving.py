@@ -112,14 +112,17 @@ class Saving:
         """Whether a staging buffer is free for a save."""
         return self._staging.is_free
 
-    def is_due(self) -> bool:
-        """Whether a save is due at this safe point.
+    def is_due(self, step: int | None = None) -> bool:
+        """Whether a save is due at this safe point, or would be after this many steps.
 
         Raises:
             WorkAtRiskError: nothing could be committed for longer than is allowed.
         """
         self.refuse_risk()
-        return self._progress.step != self.saved_step and (self._is_owed or self._has_interval_passed())
+        if self._live.wants_save:
+            self.request()
+        step = self._progress.step if step is None else step
+        return step != self.saved_step and (self._is_owed or self._has_interval_passed(step))
 
     def request(self) -> None:
         """Make a save due now, unless this very step was already submitted."""
@@ -133,6 +136,7 @@ class Saving:
     def save(self, *, evaluate: bool, is_last: bool = False) -> None:
         """Submit this safe point to the writer; a staging buffer must be free."""
         self.barrier()
+        evaluate = evaluate or self._live.is_metric_known
         metric = self._evaluate() if evaluate and self._live.has_metric else None
         progress, started = self._progress, self._clock.monotonic()
         trees = capture(self._components)
@@ -198,9 +202,9 @@ class Saving:
             why = trouble or f"the store has neither accepted nor refused the save for {waiting:.0f} s."
             raise WorkAtRiskError(at_risk_seconds=now - self._safe_at, allowed_seconds=allowed, why=why)
 
-    def _has_interval_passed(self) -> bool:
+    def _has_interval_passed(self, step: int) -> bool:
         every, seconds = self.cadence.every_steps, self.cadence.interval_seconds
-        if every is not None and self._progress.step // every > self.saved_step // every:
+        if every is not None and step // every > self.saved_step // every:
             return True
         return seconds is not None and self._clock.monotonic() - self._saved_at >= seconds
 

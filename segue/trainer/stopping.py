@@ -25,14 +25,15 @@ class StopRule:
         self._live, self._progress = live, live.progress
         self._time_left, self._pace, self._writer = time_left, pace, writer
 
-    def reason(self) -> StopReason | None:
-        """Why the attempt stops now; None while it goes on."""
-        if self._progress.step >= self._spec.steps:
+    def reason(self, step: int | None = None) -> StopReason | None:
+        """Why the attempt stops now, or would after this many steps; None while it goes on."""
+        step = self._progress.step if step is None else step
+        if step >= self._spec.steps or self._progress.finish_reason is not None:
             return StopReason.FINISHED
         first = self._board.first_kind
         if first is not None:
             return StopReason.BOUND if first == "recall" else StopReason.NOTICE
-        if self._is_at_planned_end():
+        if self._is_at_planned_end(step):
             return StopReason.BOUND
         is_near = self._time_left.is_bound_near(
             step_seconds=self._pace.step_seconds, save_seconds=self._writer.last_save_seconds
@@ -53,9 +54,9 @@ class StopRule:
         goal = (self._spec.steps - progress.step) * step_seconds
         return max(nearest, 0.0) if nearest is not None and nearest < goal else None
 
-    def _is_at_planned_end(self) -> bool:
-        plan, progress = self._plan, self._progress
-        if plan.stop_at_step is not None and progress.step >= plan.stop_at_step:
+    def _is_at_planned_end(self, step: int) -> bool:
+        plan = self._plan
+        if plan.stop_at_step is not None and step >= plan.stop_at_step:
             return True
         return plan.stop_at_epoch is not None and self._live.epoch >= plan.stop_at_epoch
 

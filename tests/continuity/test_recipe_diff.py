@@ -24,7 +24,8 @@ from segue.continuity.recipe_diff import (
     setup_changes,
     untracked_changes,
 )
-from segue.data.loader import Feed, seed_all
+from segue.data.loader import Feed
+from segue.data.streams import seed_all
 from segue.recipe import Recipe
 from segue.testing.recipes import tiny
 from segue.trainer.workloads.components import Progress
@@ -226,7 +227,7 @@ def test_binding_names_the_live_parameters_in_order_and_the_tied_ones():
     model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
     model[1].weight = model[0].weight
     optimizer = torch.optim.SGD([{"params": [model[1].bias]}, {"params": [model[0].weight]}], lr=0.1)
-    found = binding(model, optimizer)
+    found = binding(model, {"optimizer": optimizer})
     assert found == {"groups": [["1.bias"], ["0.weight"]], "tied": {"1.weight": "0.weight"}}
 
 

@@ -9,7 +9,8 @@ import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset, WeightedRandomSampler
 
 from segue.continuity.fingerprints import batch_fingerprint, input_fingerprint
-from segue.data.loader import Feed, seed_all
+from segue.data.loader import Feed
+from segue.data.streams import seed_all
 from segue.errors import RecipeError
 from segue.records import Skip
 
@@ -80,11 +81,6 @@ class Stream(IterableDataset):
     ("loader", "named"),
     [
         (lambda: DataLoader(Stream(), batch_size=2), "IterableDataset"),
-        (lambda: DataLoader(DATA, batch_size=None), "batch sampler"),
-        (
-            lambda: DataLoader(DATA, batch_size=4, sampler=WeightedRandomSampler([1.0] * 50, 50)),
-            "WeightedRandomSampler",
-        ),
         (lambda: DataLoader(DATA, batch_size=64, drop_last=True), "gives no batch"),
     ],
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 import time
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -19,6 +20,7 @@ def main() -> None:
     parser.add_argument("--pause-seconds", type=float, default=0.0)
     parser.add_argument("--forget", default="")
     parser.add_argument("--raise-at", type=int, default=-1)
+    parser.add_argument("--notes", type=Path)
     parser.add_argument("--nan-at", type=int, default=-1)
     options = parser.parse_args()
 
@@ -32,6 +34,8 @@ def main() -> None:
     tracked = {"model": model, "optimizer": optimizer, "generator": generator, "best": best}
     with segue.session() as run:
         run.track(**{name: each for name, each in tracked.items() if name != options.forget})
+        if options.notes:
+            run.on_notice(lambda notice: options.notes.write_text(notice.kind))
         for step in run.steps(options.steps):
             for group in optimizer.param_groups:
                 group["lr"] = 0.01 * (1 - step / options.steps)

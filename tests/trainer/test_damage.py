@@ -31,7 +31,10 @@ def fill_with_garbage(path: Path) -> None:
 @pytest.fixture
 def stopped(fork_server, make_spec, open_log):
     """A run of 40 steps that was stopped with three checkpoints: usually at 10, 20 and 30, later on a busy machine."""
-    spec = make_spec(checkpoints={"every_steps": 10, "keep": 4}, config={"raise_at_step": 35, "pause_seconds": 0.02})
+    spec = make_spec(
+        checkpoints={"every_steps": 10, "keep": 4, "staging_buffers": 2},
+        config={"raise_at_step": 35, "pause_seconds": 0.02},
+    )
     runlog = open_log(spec)
     fork_server.run_attempt(runlog, spec)
     assert len(committed(spec)) == 3

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from datetime import timedelta
 
 import pytest
@@ -52,7 +53,7 @@ def committed(runlog):
 
 
 def test_each_hint_saves_once_training_goes_on_and_the_result_is_that_of_an_undisturbed_run(
-    train, make_spec, board, tmp_path
+    train, make_spec, open_log, board, tmp_path
 ):
     fields = {"recipe": NOTICING, "checkpoints": {"every_steps": 1000, "keep": 9}}
     undisturbed, _ = train(make_spec(run_id="undisturbed", **fields, config={"hook": "draw"}))
@@ -62,12 +63,17 @@ def test_each_hint_saves_once_training_goes_on_and_the_result_is_that_of_an_undi
     def hint():
         board.hint("rebalance")
 
-    runlog, report = train(spec, after={7: hint, 20: hint})
+    def hint_again():
+        while committed(open_log(spec)) != [7]:  # While a save is being written, the next one waits.
+            time.sleep(0.01)
+        hint()
+
+    runlog, report = train(spec, after={7: hint, 20: hint_again})
     assert (report.stop_reason, report.notice) == (StopReason.FINISHED, None)
     assert committed(undisturbed) == [40]
     first, second, last = committed(runlog)
     assert (first, last) == (7, 40)
-    assert second >= 20  # Later than 20 where the writer is still busy with the save before.
+    assert second >= 20  # Later where the writer has committed the save before, but not yet said so.
     assert notes.read_text() == "rebalance inf rank0\n" * 2
     ends = [read_history(log).newest.manifest.components for log in (undisturbed, runlog)]
     names = [name for name in ends[0] if name.startswith(("model", "optimizer", "rng", "modes"))]

@@ -135,7 +135,7 @@ def test_a_save_is_finished_before_an_update_also_when_a_scaler_skips_it():
     recipe.scaler = torch.amp.GradScaler("cpu", init_scale=2.0**127)
     recipe.loss = lambda model, batch: 1e6 * inner(model, batch)
     recipe.optimizer.register_step_pre_hook(lambda *_: updated.append(True))
-    do_step(recipe, next(iter(recipe.data)), step=1, before_update=lambda: waited.append(True))
+    do_step(recipe, [next(iter(recipe.data))], step=1, before_update=lambda: waited.append(True))
     assert (waited, updated) == ([True], [])
 
 
@@ -271,6 +271,8 @@ def saves(folder, clock, *, fails=lambda operation, key: False, **checkpoints):
             components=components_of(recipe, progress, name="tiny"),
             progress=progress,
             has_metric=False,
+            is_metric_known=False,
+            wants_save=False,
             epoch=0,
             changed_by_optimizer=lambda: changed_by_optimizer(recipe.optimizer),
         ),

@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 from segue.continuity.verdict import Prelude
+from segue.curves.schema import NO_METRICS
 from segue.data.order import Ids
 from segue.records import Notice, StopReason, WitnessRow
 from segue.trainer.workloads.components import Component, Progress
+
+
+class Check(Protocol):
+    """Compares what a step is about to read with what the attempt before read there."""
+
+    def __call__(self, prelude: Prelude, *, compare_state: bool = True) -> None:
+        """`compare_state=False`: the program's own code ran since the state was restored."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -18,7 +28,7 @@ class StepDue:
 
     needs_fingerprints: bool
     """Whether its row is a witness, or is compared with one."""
-    check: Callable[[Prelude], None]
+    check: Check
     """To be called before the step is made; raises where a resume differs, and the step must not be made then."""
     before_update: Callable[[], None]
     """To be called when the gradient is there, before the state changes."""
@@ -36,10 +46,15 @@ class StepMade(NamedTuple):
     """The samples themselves; none where they are not known."""
     epoch: int
     """The pass over the data to which its samples belong."""
+    metrics: Mapping[str, float] = NO_METRICS
+    """Further numbers for the loss curve, by name."""
 
 
-Steps = Generator[StepDue, StepMade, StopReason]
-"""Yields each step that is due, is sent the step once it is made, and returns why the attempt ends."""
+Steps = Generator[StepDue, StepMade | None, StopReason]
+"""Yields each step that is due, is sent the step once it is made, and returns why the attempt ends.
+
+Sent None, it makes a safe point without a step: the training code has something to say there, or no step is left.
+"""
 
 
 class Workload(Protocol):
@@ -54,8 +69,23 @@ class Workload(Protocol):
         ...
 
     @property
+    def is_metric_known(self) -> bool:
+        """Whether `evaluate` only returns what the user's code computed already."""
+        ...
+
+    @property
+    def can_save(self) -> bool:
+        """Whether its state can be captured at this safe point."""
+        ...
+
+    @property
+    def wants_save(self) -> bool:
+        """Whether the user's code asks for a save at this safe point."""
+        ...
+
+    @property
     def on_notice(self) -> Callable[[Notice], None] | None:
-        """The user's function for notices."""
+        """The user's function for notices; read once, when the loop begins."""
         ...
 
     @property
@@ -69,6 +99,10 @@ class Workload(Protocol):
 
     def begin(self, *, is_resumed: bool) -> None:
         """Called once, before the first step. `is_resumed`: the state was restored from a checkpoint."""
+        ...
+
+    def finish_step(self, made: StepMade, *, evaluating: Callable[[], AbstractContextManager[None]]) -> StepMade:
+        """Called after a step that counts, when the position has moved past it; returns it with further metrics."""
         ...
 
     def left_out(self) -> frozenset[str]:

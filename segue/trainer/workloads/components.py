@@ -37,15 +37,26 @@ class Progress:
     samples_seen: int = 0
     recent_losses: tuple[float, ...] = ()
     """Losses against which a spike is judged; without them a resumed attempt would judge differently."""
+    finish_reason: str | None = None
+    """Why the training code ended the run before its goal; None while it did not."""
+    is_finish_kept: bool = True
+    """Whether a resume from here ends for this reason, too."""
+
+    def is_finished(self, goal: int) -> bool:
+        return self.step >= goal or self.finish_reason is not None
 
     def capture(self) -> Any:
         # Stored only where spikes are watched for, which may begin at any checkpoint: an empty list must not differ.
         recent = {"recent_losses": list(self.recent_losses)} if self.recent_losses else {}
-        return {"step": self.step, "samples_seen": self.samples_seen} | recent
+        # Kept, so that a resume from the last checkpoint does not train on.
+        is_kept = self.finish_reason is not None and self.is_finish_kept
+        finish = {"finish_reason": self.finish_reason} if is_kept else {}
+        return {"step": self.step, "samples_seen": self.samples_seen} | recent | finish
 
     def restore(self, tree: Any) -> None:
         self.step, self.samples_seen = int(tree["step"]), int(tree["samples_seen"])
         self.recent_losses = tuple(tree.get("recent_losses", ()))
+        self.finish_reason = tree.get("finish_reason")
 
 
 class StatefulComponent:

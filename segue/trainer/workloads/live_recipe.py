@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection, Iterator
+from contextlib import AbstractContextManager
 from typing import Self
 
 import torch
@@ -14,7 +15,10 @@ import torch
 from segue.checkpoints.format.snapshot import Snapshot
 from segue.continuity.fingerprints import batch_fingerprint, input_fingerprint, streams_fingerprint
 from segue.continuity.verdict import Prelude
-from segue.data.loader import Batch, Feed, seed_all
+from segue.data.groups import Group, grouped
+from segue.data.loader import Feed
+from segue.data.streams import seed_all
+from segue.errors import RecipeError
 from segue.recipe import built_recipe, import_build
 from segue.records import Notice, Skip, WitnessRow
 from segue.spec import MOST_WITNESS_STEPS, RunSpec
@@ -23,9 +27,20 @@ from segue.trainer.ranks.consensus import combined
 from segue.trainer.ranks.ddp import bare, spread, spread_again
 from segue.trainer.workloads.base import StepDue, StepMade
 from segue.trainer.workloads.components import Component, Progress
+from segue.trainer.workloads.early_stop import Stopper
+from segue.trainer.workloads.epoch_scheduler import warn_of_epochs
 from segue.trainer.workloads.recipe_record import setup_components
-from segue.trainer.workloads.state import RNG_PREFIX, changed_by_optimizer, components_of, restore_all, unchanged
-from segue.trainer.workloads.step import do_step, to_device
+from segue.trainer.workloads.state import (
+    EARLY_STOP,
+    RNG_PREFIX,
+    changed_by_optimizer,
+    components_of,
+    held_by_optimizers,
+    restore_all,
+    unchanged,
+)
+from segue.trainer.workloads.step import do_step
+from segue.trainer.workloads.step_result import to_device
 
 log = logging.getLogger(__name__)
 
@@ -42,6 +57,10 @@ class LiveRecipe:
         build = import_build(spec.recipe_path)
         seed_all(spec.seed)
         self.recipe = built_recipe(build, spec.config)
+        if self.recipe.step is not None and ranks.count > 1:
+            why = f"its own step cannot be split over {ranks.count} ranks."
+            fix = "train with ranks = 1, or return a loss and leave the step to segue."
+            raise RecipeError(recipe=spec.recipe_path, why=why, fix=fix)
         self.recipe.model.to(device)
         self.progress = Progress()
         self.feed = Feed(
@@ -57,13 +76,20 @@ class LiveRecipe:
         )
         self.components |= setup_components(self.recipe, self.feed, self.progress, build=build, config=spec.config)
         self._name, self._device, self._ranks = spec.recipe_path, device, ranks
-        self._drawn: Iterator[Batch] = iter(())
+        self._drawn: Iterator[Group] = iter(())
+        self._evaluated: tuple[int, float] | None = None
+        """The newest step that was evaluated, and its metric."""
+        stopper = self.components.get(EARLY_STOP)
+        self._stopper = stopper if isinstance(stopper, Stopper) else None
+        if self.recipe.scheduler_every is None:
+            for scheduler in self.recipe.schedulers.values():
+                warn_of_epochs(scheduler, steps_per_epoch=self.steps_per_epoch)
 
     @property
     def depends_on_order_of_sums(self) -> bool:
         """Whether the gradient norm by parameter group has other bits than the one by the model's order."""
         model = [id(parameter) for parameter in bare(self.recipe.model).parameters()]
-        held = [id(parameter) for group in self.recipe.optimizer.param_groups for parameter in group["params"]]
+        held = [id(parameter) for parameter in held_by_optimizers(self.recipe)]
         return held != [number for number in model if number in set(held)]
 
     def restore(self, snapshot: Snapshot) -> Self:
@@ -83,6 +109,9 @@ class LiveRecipe:
     def has_metric(self) -> bool:
         return self.recipe.evaluate is not None
 
+    is_metric_known = wants_save = False
+    can_save = True
+
     @property
     def on_notice(self) -> Callable[[Notice], None] | None:
         return self.recipe.on_notice
@@ -93,16 +122,24 @@ class LiveRecipe:
 
     def steps_to_epoch(self, epoch: int) -> float:
         order = self.feed.order
-        return (epoch * order.samples_per_epoch - self.progress.samples_seen) / order.batch_size
+        epochs = epoch - self.progress.samples_seen / order.samples_per_epoch
+        return epochs * order.batches_per_epoch / self.recipe.accumulate
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Steps of one pass over the data."""
+        return -(-self.feed.order.batches_per_epoch // self.recipe.accumulate)
 
     def begin(self, *, is_resumed: bool) -> None:
         """Be ready to make steps from the current position on. A model that was not restored is put into train mode."""
         if not is_resumed:
             self.recipe.model.train()
-        self._drawn = self.batches()
+        self._drawn = self.groups()
 
     def evaluate(self) -> float:
         assert self.recipe.evaluate is not None
+        if self._evaluated is not None and self._evaluated[0] == self.progress.step:
+            return self._evaluated[1]
         model = bare(self.recipe.model)
         # A metric that draws random numbers, or leaves the model in eval mode, must not change the run.
         with unchanged(self.components), torch.no_grad():
@@ -110,19 +147,39 @@ class LiveRecipe:
             return float(self.recipe.evaluate(model))
 
     def changed_by_optimizer(self) -> frozenset[int]:
-        return changed_by_optimizer(self.recipe.optimizer)
+        return frozenset().union(*map(changed_by_optimizer, self.recipe.optimizers.values()))
 
     def make_step(self, due: StepDue) -> StepMade:
-        """Draw the next batch and do one optimizer step on it."""
-        batch = next(self._drawn)
-        prelude = self.prelude(batch, with_fingerprints=due.needs_fingerprints)
+        """Draw the next batches and do one optimizer step on them."""
+        group = next(self._drawn)
+        prelude = self.prelude(group, with_fingerprints=due.needs_fingerprints)
         due.check(prelude)
-        row = self.step(batch, prelude, before_update=due.before_update)
-        return StepMade(row, batch.start, len(batch.ids), batch.ids, self.feed.order.epoch_of(batch.start))
+        row, metrics = self.step(group, prelude, before_update=due.before_update)
+        return StepMade(row, group.start, group.samples, group.ids, self.feed.order.epoch_of(group.start), metrics)
 
-    def batches(self) -> Iterator[Batch]:
-        """The batches from the current position on."""
-        return self.feed.batches(self.progress.samples_seen)
+    def finish_step(self, made: StepMade, *, evaluating: Callable[[], AbstractContextManager[None]]) -> StepMade:
+        """What follows a step that counts: the evaluation that is due, an early stop, the end of an epoch."""
+        order, seen = self.feed.order, self.progress.samples_seen
+        ends_epoch, epochs = order.is_epoch_over(seen), order.epoch_of(seen - 1) + 1
+        if ends_epoch and self.recipe.on_epoch is not None:
+            with unchanged(self.components):
+                self.recipe.on_epoch(epochs - 1)
+        every = self.recipe.evaluate_every
+        is_due = ends_epoch if every == "epoch" else every is not None and self.progress.step % every == 0
+        if is_due:
+            with evaluating():
+                metric = self.evaluate()
+            self._evaluated = (self.progress.step, metric)
+            made = made._replace(metrics={**made.metrics, "evaluate": metric})
+            if self._stopper is not None:
+                self.progress.finish_reason = self._stopper.judge(metric)
+        if ends_epoch and self.recipe.epochs is not None and epochs >= self.recipe.epochs:
+            self.progress.finish_reason = f"all {self.recipe.epochs} epochs are done"
+        return made
+
+    def groups(self) -> Iterator[Group]:
+        """The batches of each step, from the current position on."""
+        return grouped(self.feed, self.progress.samples_seen, count=self.recipe.accumulate)
 
     def left_out(self) -> frozenset[str]:
         """Fingerprints of the batches near the current position that are skipped."""
@@ -130,7 +187,7 @@ class LiveRecipe:
         starts = order.left_out_of_next(MOST_WITNESS_STEPS, samples_seen=self.progress.samples_seen)
         return frozenset(batch_fingerprint(order.batch(start)) for start in starts)
 
-    def prelude(self, batch: Batch, *, with_fingerprints: bool = True) -> Prelude:
+    def prelude(self, group: Group, *, with_fingerprints: bool = True) -> Prelude:
         """What the next step reads. Only rows that are witnesses, or are compared with one, need fingerprints."""
         step = self.progress.step + 1
         if not with_fingerprints:
@@ -139,20 +196,28 @@ class LiveRecipe:
         if self._ranks.count == 1:
             held = {name: c.capture() for name, c in self.components.items() if name.startswith(RNG_PREFIX)}
             streams = streams_fingerprint(held)
-        return Prelude(step, batch_fingerprint(batch.ids), input_fingerprint(batch.content), streams)
+        contents = group.contents[0] if len(group.contents) == 1 else group.contents
+        return Prelude(step, batch_fingerprint(group.ids), input_fingerprint(contents), streams)
 
-    def step(self, batch: Batch, prelude: Prelude, *, before_update: Callable[[], None] = lambda: None) -> WitnessRow:
-        """Do one optimizer step; return its row, the same on every rank. The position does not change."""
+    def step(
+        self, group: Group, prelude: Prelude, *, before_update: Callable[[], None] = lambda: None
+    ) -> tuple[WitnessRow, dict[str, float]]:
+        """Do one optimizer step; return its row, the same on every rank, and the parts of its loss.
+
+        The position does not change.
+        """
         self.recipe = spread_again(self.recipe, self._device)
-        outcome = do_step(
+        result = do_step(
             self.recipe,
-            to_device(batch.content, self._device),
+            [to_device(content, self._device) for content in group.contents],
             step=prelude.step,
-            weight=batch.weight,
+            weights=group.weights,
+            ends_epoch=self.feed.order.is_epoch_over(group.start + group.samples),
             before_update=before_update,
         )
-        outcome, seen = combined(self._ranks, outcome, weight=batch.weight, fingerprint=prelude.input_fingerprint)
-        return WitnessRow(**(prelude._asdict() | {"input_fingerprint": seen}), **outcome._asdict())
+        weight = sum(group.weights) / len(group.weights)
+        outcome, seen = combined(self._ranks, result.outcome, weight=weight, fingerprint=prelude.input_fingerprint)
+        return WitnessRow(**(prelude._asdict() | {"input_fingerprint": seen}), **outcome._asdict()), result.parts
 
     def advance(self, start: int, count: int) -> None:
         """Move the position past a step that counts."""

@@ -2,55 +2,67 @@
 
 from __future__ import annotations
 
+import logging
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from torch import nn
-from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from segue.continuity.fingerprints import streams_fingerprint
+from segue.continuity.fingerprints import batch_fingerprint, input_fingerprint, streams_fingerprint
 from segue.continuity.recipe_diff import NOT_STATE
 from segue.continuity.verdict import Prelude
+from segue.data.streams import streams_kept
 from segue.errors import SessionError
-from segue.records import Notice, StopReason, WitnessRow
+from segue.records import Notice, StopReason
 from segue.spec import RunSpec
 from segue.trainer.ranks.collectives import Ranks
-from segue.trainer.ranks.ddp import parameter_norm, total_norm
 from segue.trainer.workloads.base import StepDue, StepMade, Steps
+from segue.trainer.workloads.batches import Batches, SessionBatch
 from segue.trainer.workloads.components import Component, Progress
+from segue.trainer.workloads.folder import Folder
+from segue.trainer.workloads.measures import Measures, PendingGradients
+from segue.trainer.workloads.owner import AttemptEnded, Owner
 from segue.trainer.workloads.state import PROGRESS, RNG_PREFIX, changed_by_optimizer, rng_components
-from segue.trainer.workloads.tracked import components_of_object
+from segue.trainer.workloads.tracked import AsStored, Epoch, Variable, components_of_object
 
-Restore = Callable[[Mapping[str, Component]], None]
-Begin = Callable[["LiveSession"], Steps]
+log = logging.getLogger(__name__)
 
-_NONE = np.zeros(0, np.uint64)
-
-
-class AttemptEnded(SystemExit):
-    """Ends the program at a safe point, because its attempt ends. Not an error."""
+_NO_IDS = np.zeros(0, np.uint64)
+_GRADIENTS, _EPOCH, _FOLDER = "gradients", "epoch", "folder"
 
 
 class LiveSession:
     """The tracked objects of one program in this process, and its steps. The host of its session."""
 
-    def __init__(self, spec: RunSpec, *, restore: Restore, begin: Begin) -> None:
-        """`restore` puts a checkpoint's state into components; `begin` starts the attempt's training loop."""
-        self._spec, self._restore, self._begin = spec, restore, begin
+    def __init__(self, spec: RunSpec, owner: Owner, *, keeps_goal: bool = True) -> None:
+        """With `keeps_goal=False` a later attempt may train on, with a later goal, when the program's is reached."""
+        self._spec, self._owner, self._keeps_goal = spec, owner, keeps_goal
         self.progress = Progress()
         self.components: dict[str, Component] = {PROGRESS: self.progress}
-        restore(self.components)
-        self._objects: list[Any] = []
-        self._parameters: list[torch.Tensor] = []
-        self._optimizers: list[torch.optim.Optimizer] = []
-        self._scaler: torch.amp.GradScaler | None = None
+        owner.restore(self.components)
+        self._objects: dict[str, Any] = {}
+        self._measured: dict[str, Any] = {}
+        self._folder: Folder | None = None
+        self._loaders: dict[int, tuple[Any, Batches]] = {}
+        self._measures = Measures()
         self._steps: Steps | None = None
-        self._reported: tuple[float, tuple[float, ...] | None, float | None] | None = None
-        self._grad_norms: list[torch.Tensor] = []
-        self._error: Exception | None = None
+        self._due: StepDue | None = None
+        self._prelude: Prelude | None = None
+        """Of the step that is being made; None where none is."""
+        self._batch: SessionBatch | None = None
+        self._epoch: Epoch | None = None
+        self._loop, self._goal = "", math.inf
+        self._has_own_code_run = False
+        self.on_notice: Callable[[Notice], None] | None = None
+        self._metric: float | None = None
+        self._finish_reason: str | None = None
+        self.error: Exception | None = None
+        """What ended the attempt, also where the program caught it."""
         self.reason: StopReason | None = None
         """Why the attempt ends; None while it trains, or when the program left its loop."""
 
@@ -58,54 +70,103 @@ class LiveSession:
     def step(self) -> int:
         return self.progress.step
 
-    def track(self, objects: dict[str, Any]) -> None:
-        if self._steps is not None:
-            what = f"run.track({', '.join(objects)}) came after run.steps() had begun."
-            raise SessionError(what=what, fix="track everything before the loop.")
+    def track(self, objects: Mapping[str, Any]) -> None:
         for name, target in objects.items():
-            found = components_of_object(name, target)
-            # A dot in a name would make it look like a part of another component, and the reserved are not compared.
-            taken = [each for each in found if each in self.components or each in NOT_STATE]
-            if taken or not name.isidentifier():
-                what = f"run.track({name}=...): the name {(taken or [name])[0]!r} is taken or is no plain name."
-                raise SessionError(what=what, fix="give the object another name.")
-            self.components |= found
-            self._objects.append(target)
-            self._restore(found)
+            self._add(name, components_of_object(name, target), call=f"run.track({name}=...)")
+            self._objects[name] = target
 
-    def report(self, loss: Any, *, lr: Any, grad_norm: Any) -> None:
-        rates = None if lr is None else tuple(map(_number, lr if isinstance(lr, Sequence) else (lr,)))
-        self._reported = (_number(loss), rates, None if grad_norm is None else _number(grad_norm))
+    def track_variables(self, namespace: dict[str, Any], names: tuple[str, ...]) -> None:
+        for name in names:
+            self._add(name, {name: Variable(namespace, name)}, call=f"run.track_variables(..., {name!r})")
 
-    def steps(self, goal: int | None) -> Iterator[int]:
+    def batches(self, loader: Any) -> Callable[[], Iterator[tuple[int, Any]]]:
+        known = self._loaders.get(id(loader))
+        if known is None:
+            batches = Batches(loader, seed=self._spec.seed)
+            name = f"batches_{len(self._loaders) + 1}" if self._loaders else "batches"
+            self._add(name, {name: batches}, call="run.batches(loader), for the first time")
+            known = self._loaders[id(loader)] = (loader, batches)  # Kept: another loader could get its id.
+        return partial(self._pass, known[1])
+
+    def report(self, loss: Any, *, lr: Any, grad_norm: Any, metrics: Mapping[str, Any]) -> None:
+        self._measures.report(loss, lr=lr, grad_norm=grad_norm, metrics=metrics)
+
+    def save_best(self, metric: float) -> None:
+        self._metric = float(metric)
+
+    def measure(self, objects: Mapping[str, Any]) -> None:
+        self._measured |= objects
+
+    def restore_folder(self, path: Path) -> Path | None:
+        if self._folder is None:
+            self._folder = Folder()
+            self._add(_FOLDER, {_FOLDER: self._folder}, call="run.restore_folder()")
+        return self._folder.write_to(path)
+
+    def commit_folder(self, path: Path) -> None:
+        if self._folder is None:
+            what = "run.commit_folder() without run.restore_folder() before the loop."
+            raise SessionError(what=what, fix="call run.restore_folder(path), which gives the folder back in a resume.")
+        self._folder.take(path, step=self._steps_so_far)
+
+    @property
+    def should_save(self) -> bool:
+        return self._owner.wants_state(self._steps_so_far, goal=self._goal)
+
+    @property
+    def can_save(self) -> bool:
+        return self._folder is None or (self._folder.step == self.progress.step and self._folder.path is not None)
+
+    def finish(self, reason: str) -> None:
+        # Not before the state is restored, which would undo it, and compared, which would find it.
+        self._finish_reason = self._finish_reason or reason
+        if self._steps is not None:
+            self.progress.finish_reason = self.progress.finish_reason or reason
+
+    def _finish_at_goal(self, reason: str) -> None:
+        self.progress.is_finish_kept = self._keeps_goal
+        self.finish(reason)
+
+    @property
+    def should_stop(self) -> bool:
+        return self._finish_reason is not None or self._owner.is_stopping(self._steps_so_far)
+
+    @property
+    def goal(self) -> int:
+        return int(min(self._goal, self._spec.steps))
+
+    @contextmanager
+    def evaluating(self) -> Iterator[None]:
+        with self._owner.evaluating(), streams_kept():
+            yield
+
+    def steps(self, numbers: range | None) -> Iterator[int]:
         """The steps that are left; raises AttemptEnded where the attempt ends before the goal."""
-        self._require(goal)
-        held = nn.ModuleList(each for each in self._objects if isinstance(each, nn.Module))
-        self._parameters = list(held.parameters())
-        self._optimizers = [each for each in self._objects if isinstance(each, torch.optim.Optimizer)]
-        self._scaler = next((each for each in self._objects if isinstance(each, torch.amp.GradScaler)), None)
-        streams = rng_components(Ranks(), held)
-        self.components |= streams
-        self._restore(streams)  # Last: what the program did until here may have drawn from them.
-        hook = register_optimizer_step_pre_hook(self._before_update)
-        self._steps = self._begin(self)
-        try:
-            due = next(self._steps)
-            while True:
-                prelude = self._prelude(due)
-                due.check(prelude)
-                self._reported, self._grad_norms = None, []
-                yield self.progress.step
-                due = self._steps.send(self._made(prelude))
-        except StopIteration as end:
-            self.reason = end.value
-        except Exception as error:
-            self._error = error  # Kept: a program may catch what is raised here, and go on.
-            raise
-        finally:
-            hook.remove()
-        if self.reason is not StopReason.FINISHED:
-            raise AttemptEnded(0)
+        numbers = range(self._spec.steps) if numbers is None else numbers
+        self._enter("run.steps()", goal=len(numbers))
+        while self._safe_point():
+            self._open(None)
+            yield numbers[self.progress.step]
+        self._leave()
+
+    def epochs(self, numbers: range) -> Iterator[int]:
+        """The epochs that are left. Their batches are the steps."""
+        self._enter("run.epochs()", goal=math.inf)
+        epoch = self._epoch = Epoch()
+        self._add(_EPOCH, {_EPOCH: epoch}, call="run.epochs()")
+        while self.reason is None and self._finish_reason is None and epoch.index < len(numbers):
+            step = self._steps_so_far
+            yield numbers[epoch.index]
+            if self.reason is not None:
+                break
+            if self._steps is None or (self._steps_so_far == step and not self._has_own_code_run):
+                what = f"epoch {numbers[epoch.index]} had no batch from run.batches()."
+                raise SessionError(what=what, fix="let the inner loop take its batches from run.batches(loader).")
+            epoch.index += 1
+        if self.reason is None:
+            self._finish_at_goal(f"all {len(numbers)} epochs are done")
+            self._safe_point()
+        self._leave()
 
     def conclude(self, error: BaseException | None) -> StopReason:
         """Why the attempt ended, once the program has: by itself, or with `error`, which is raised again if it counts.
@@ -113,38 +174,58 @@ class LiveSession:
         Raises:
             SessionError: the program ended before its goal.
         """
-        error = self._error or error
+        error = self.error or error
+        if self.reason is None and error is None and self._measures.is_reported and self._is_at_goal:
+            self._safe_point()  # The program left its loop in the last step, with `break`.
         if self.reason is None and error is not None and self._steps is not None:
             try:
                 self._steps.throw(error)  # The loop may go on without the program, if all is committed.
             except StopIteration as end:
                 self.reason = end.value
+        self._measures.close()
         if isinstance(error, AttemptEnded):
             error = None
         if error is not None and self.reason in (None, StopReason.FINISHED):
             raise error
         if self.reason is None:
-            what = f"the program ended at step {self.progress.step} of {self._spec.steps}, before run.steps() did."
-            raise SessionError(what=what, fix="let the loop over run.steps() go on until it ends by itself.")
+            what = f"the program ended at step {self.progress.step} of {self._spec.steps}, before {self._loop} did."
+            fix = f"let the loop over {self._loop} go on until it ends by itself, or call run.finish(reason)."
+            self.error = SessionError(what=what, fix=fix)
+            raise self.error
         return self.reason
 
     @property
     def has_metric(self) -> bool:
-        return False
+        return self._metric is not None
+
+    is_metric_known = True
 
     @property
-    def on_notice(self) -> Callable[[Notice], None] | None:
-        return None
+    def wants_save(self) -> bool:
+        return self._metric is not None
+
+    def evaluate(self) -> float:
+        metric, self._metric = self._metric, None
+        assert metric is not None
+        return metric
+
+    def call_on_notice(self, function: Callable[[Notice], None]) -> None:
+        if self._steps is not None:
+            raise SessionError(what="run.on_notice() came after the first step.", fix="call it before the loop.")
+        self.on_notice = function
 
     @property
     def epoch(self) -> int:
-        return 0
+        return self._epoch.index if self._epoch is not None else 0
 
     def steps_to_epoch(self, epoch: int) -> float:
         return math.inf
 
     def begin(self, *, is_resumed: bool) -> None:
         return
+
+    def finish_step(self, made: StepMade, *, evaluating: Callable[[], AbstractContextManager[None]]) -> StepMade:
+        return made
 
     def left_out(self) -> frozenset[str]:
         return frozenset()
@@ -153,52 +234,121 @@ class LiveSession:
         self.progress.step += 1
         self.progress.samples_seen = start + count
 
-    def evaluate(self) -> float:
-        raise NotImplementedError("a session has no metric")
-
     def changed_by_optimizer(self) -> frozenset[int]:
-        return frozenset().union(*map(changed_by_optimizer, self._optimizers))
+        return frozenset().union(*map(changed_by_optimizer, self._measures.optimizers.values()))
 
-    def _require(self, goal: int | None) -> None:
+    def _add(self, name: str, found: dict[str, Component], *, call: str) -> None:
         if self._steps is not None:
-            what = "run.steps() was called a second time."
-            raise SessionError(what=what, fix="use one loop over run.steps() for the whole training.")
-        if goal is not None and goal != self._spec.steps:
-            what = f"the program asks for {goal} steps, and the goal of the run is {self._spec.steps}."
-            fix = f"give the run --steps {goal}, or call run.steps() without a number."
-            raise SessionError(what=what, fix=fix)
+            raise SessionError(what=f"{call} came after the first step.", fix="call it before the loop.")
+        # A dot in a name would make it look like a part of another component, and the reserved are not compared.
+        taken = [each for each in found if each in self.components or each in NOT_STATE]
+        if taken or not name.isidentifier():
+            what = f"{call}: the name {(taken or [name])[0]!r} is taken or is no plain name."
+            raise SessionError(what=what, fix="give it another name.")
+        self.components |= found
+        self._owner.restore(found)
 
-    def _prelude(self, due: StepDue) -> Prelude:
-        if not due.needs_fingerprints:
-            return Prelude(self.progress.step + 1, "", "", None)
+    def _enter(self, loop: str, *, goal: float) -> None:
+        if self._loop:
+            what = f"{loop} was called after {self._loop}."
+            raise SessionError(what=what, fix="use one loop over run.steps() or run.epochs() for the whole training.")
+        self._loop, self._goal = loop, goal
+        if self._spec.steps < goal < math.inf:
+            log.warning("the run ends before the program's goal steps=%d goal=%d", self._spec.steps, goal)
+
+    def _leave(self) -> None:
+        if self.reason is not StopReason.FINISHED:
+            raise AttemptEnded(0)
+
+    @property
+    def _steps_so_far(self) -> int:
+        """Steps of the run, the one that is being made included."""
+        return self.progress.step + (self._prelude is not None)
+
+    @property
+    def _is_at_goal(self) -> bool:
+        return self._steps_so_far >= self.goal
+
+    def _pass(self, batches: Batches) -> Iterator[tuple[int, Any]]:
+        """One pass over a loader. Where no other loop makes the steps, each batch is one."""
+        if self._loop == "run.steps()":
+            yield from ((batches.batches - 1, batch.content) for batch in batches.one_pass())
+            return
+        if self._epoch is None:
+            what = "the batches of run.batches() are steps, and there is no run.epochs() around them."
+            raise SessionError(what=what, fix="write `for epoch in run.epochs(n):` around the loop over the batches.")
+        batches.leave()
+        drawn = batches.one_pass()
+        while batches.left != 0:
+            if not self._safe_point():
+                self._leave()
+                return
+            batch = next(drawn, None)
+            if batch is None:
+                # The step is due, and what follows the loop over the batches comes first.
+                self._has_own_code_run = True
+                return
+            self._open(batch)
+            yield batches.batches - 1, batch.content
+        batches.end(drawn)
+
+    def _safe_point(self) -> bool:
+        """Close the step that was made, if there is one, and have the next one due. False: the attempt ends."""
+        if self._is_at_goal and self._goal < self._spec.steps:
+            self._finish_at_goal(f"all {self._goal} steps of the program are done")
+        try:
+            self._due = self._first_due() if self._steps is None else self._steps.send(self._closed())
+        except StopIteration as end:
+            self.reason = end.value
+            return False
+        except Exception as error:
+            self.error = error  # Kept: a program may catch what is raised here, and go on.
+            raise
+        return True
+
+    def _first_due(self) -> StepDue:
+        self._measures.watch(self._objects, measured=self._measured)
+        held = nn.ModuleList(each for each in self._objects.values() if isinstance(each, nn.Module))
+        if self._finish_reason is not None or self.progress.finish_reason is not None:
+            # No epoch is left that would call run.batches again.
+            self.components |= {name: AsStored() for name in self._owner.stored if name not in self.components}
+        self.components |= {_GRADIENTS: PendingGradients(self._measures)} | rng_components(Ranks(), held)
+        # Everything, the random streams last: what the program did until here may have changed any of it.
+        self._owner.restore(self.components)
+        steps = self._steps = self._owner.begin(self)
+        due = next(steps)
+        if self._finish_reason is None:
+            return due
+        self.progress.finish_reason = self._finish_reason
+        return steps.send(None)
+
+    def _open(self, batch: SessionBatch | None) -> None:
+        """Begin the step that is due."""
+        assert self._due is not None
+        prelude = self._prelude_of(batch, with_fingerprints=self._due.needs_fingerprints)
+        try:
+            self._due.check(prelude, compare_state=not self._has_own_code_run)
+        except Exception as error:
+            self.error = error
+            raise
+        self._prelude, self._batch = prelude, batch
+        self._measures.begin()
+
+    def _prelude_of(self, batch: SessionBatch | None, *, with_fingerprints: bool) -> Prelude:
+        step = self.progress.step + 1
+        if not with_fingerprints:
+            return Prelude(step, "", "", None)
         streams = {name: c.capture() for name, c in self.components.items() if name.startswith(RNG_PREFIX)}
-        return Prelude(self.progress.step + 1, "", "", streams_fingerprint(streams))
+        ids = batch_fingerprint(batch.ids) if batch is not None and len(batch.ids) else ""
+        content = input_fingerprint(batch.content) if batch is not None else ""
+        return Prelude(step, ids, content, streams_fingerprint(streams))
 
-    def _before_update(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
-        if any(optimizer is tracked for tracked in self._optimizers):
-            found = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
-            self._grad_norms.append(total_norm(found))
-
-    def _made(self, prelude: Prelude) -> StepMade:
-        if self._reported is None:
-            what = f"step {prelude.step} reported nothing."
-            raise SessionError(what=what, fix="call run.report(loss=loss) once in each iteration.")
-        loss, rates, grad_norm = self._reported
-        if rates is None:
-            rates = tuple(float(group["lr"]) for each in self._optimizers for group in each.param_groups)
-        if grad_norm is None:
-            grad_norm = math.hypot(*map(float, self._grad_norms))
-        row = WitnessRow(
-            **prelude._asdict(),
-            loss=loss,
-            grad_norm=grad_norm,
-            param_norm=float(parameter_norm(self._parameters)) if self._parameters else 0.0,
-            lr=rates,
-            loss_scale=float(self._scaler.get_scale()) if self._scaler is not None else None,
-        )
-        # A step counts as one sample: segue does not know the samples of a loop that is not its own.
-        return StepMade(row, self.progress.samples_seen, 1, _NONE, 0)
-
-
-def _number(value: Any) -> float:
-    return float(value.item() if isinstance(value, torch.Tensor) else value)
+    def _closed(self) -> StepMade | None:
+        prelude, batch = self._prelude, self._batch
+        if prelude is None:
+            return None
+        row, metrics = self._measures.row(prelude)
+        self._prelude = self._batch = None
+        ids = batch.ids if batch is not None else _NO_IDS
+        # Where the samples of a step are not known, it counts as one.
+        return StepMade(row, self.progress.samples_seen, max(len(ids), 1), ids, self.epoch, metrics)

@@ -23,6 +23,7 @@ from segue.continuity.object_walk import Inspection, is_telling, settings_of
 from segue.continuity.recipe_diff import BINDING, CODE, CONFIG, DATA, HYPERPARAMETERS, MODEL, NEXT_BATCHES, UNTRACKED
 from segue.data.loader import Feed
 from segue.data.order import SampleOrder
+from segue.data.sampled import has_own_sampler
 from segue.recipe import Recipe
 from segue.trainer.ranks.ddp import bare
 from segue.trainer.workloads.components import Component, Progress
@@ -57,11 +58,11 @@ def setup_components(
     kinds = {leaf.path: f"{leaf.value.__module__}.{leaf.value.__qualname__}" for leaf in found.code}
     # In the model's order and each once: a set has the order of addresses, which differs between processes.
     classes = dict.fromkeys(type(module) for module in bare(recipe.model).modules())
-    data = data_hashes(leaf for leaf in found.arrays if leaf.path.startswith(("data.", "loss")))
+    data = data_hashes(leaf for leaf in found.arrays if leaf.path.startswith(("data.", "loss", "step")))
     fixed = {
         MODEL: _described(bare(recipe.model)),
         HYPERPARAMETERS: {path: _plain(value) for path, value in found.plain.items() if is_telling(path, value)}
-        | _of_optimizer(recipe.optimizer)
+        | {name: value for each in recipe.optimizers.items() for name, value in _of_optimizer(*each).items()}
         | _of_order(feed.order),
         CODE: kinds | code_hashes([build, *code, *classes], home=str(build.__module__).partition(".")[0]),
         CONFIG: {name: json.dumps(value, sort_keys=True) for name, value in config.items()},
@@ -69,21 +70,22 @@ def setup_components(
     }
     found.forget()
     looked: dict[str, Callable[[], Any]] = {name: lambda tree=tree: tree for name, tree in fixed.items()}  # type: ignore[misc]
-    looked[BINDING] = lambda: binding(bare(recipe.model), recipe.optimizer)
+    looked[BINDING] = lambda: binding(bare(recipe.model), recipe.optimizers)
     looked[NEXT_BATCHES] = lambda: next_batches(feed.order, progress.samples_seen)
     looked[UNTRACKED] = lambda: _untracked(found)
     return {name: Looked(look) for name, look in looked.items()}
 
 
-def binding(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    """Which of the model's live parameters each group of the optimizer holds, and which names share one tensor."""
+def binding(model: nn.Module, optimizers: Mapping[str, torch.optim.Optimizer]) -> dict[str, Any]:
+    """Which of the model's live parameters each group of an optimizer holds, and which names share one tensor."""
     names: dict[int, str] = {}
     tied: dict[str, str] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
         first = names.setdefault(id(parameter), name)
         if first != name:
             tied[name] = first
-    groups = [[names.get(id(p), "not a parameter of the model") for p in g["params"]] for g in optimizer.param_groups]
+    held = [group for optimizer in optimizers.values() for group in optimizer.param_groups]
+    groups = [[names.get(id(p), "not a parameter of the model") for p in group["params"]] for group in held]
     return {"groups": groups, "tied": tied}
 
 
@@ -107,12 +109,18 @@ def _inspected(recipe: Recipe) -> Inspection:
         for setting, value in settings_of(module):
             found.add(f"model.{name}.{setting}" if name else f"model.{setting}", value)
     found.add("clip_grad_norm", recipe.clip_grad_norm)
-    found.add("loss", recipe.loss)
+    if recipe.step is None:
+        found.add("loss", recipe.loss)
+    else:
+        found.add("step", recipe.step)
     found.add("data.dataset", recipe.data.dataset)
     found.add("data.collate_fn", recipe.data.collate_fn)
     found.add("data.worker_init_fn", recipe.data.worker_init_fn)
+    if has_own_sampler(recipe.data):
+        found.add("data.sampler", recipe.data.batch_sampler if recipe.data.batch_size is None else recipe.data.sampler)
     found.add("data.has_workers", recipe.data.num_workers > 0)
-    found.add("scheduler", recipe.scheduler)
+    for name, scheduler in recipe.schedulers.items():
+        found.add(name, scheduler)
     found.add("scaler", recipe.scaler)
     for key, target in recipe.extra.items():
         found.add(f"extra.{key}", target)
@@ -139,12 +147,12 @@ def _spec(tensor: Any) -> str:
     return f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"
 
 
-def _of_optimizer(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    found: dict[str, Any] = {"optimizer": type(optimizer).__qualname__}
+def _of_optimizer(component: str, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    found: dict[str, Any] = {component: type(optimizer).__qualname__}
     for number, group in enumerate(optimizer.param_groups):
         settings = Inspection()
         settings.add("", {name: value for name, value in group.items() if name not in _OF_KERNELS | {"params"}})
-        found |= {f"optimizer.{number}.{name}": _plain(value) for name, value in settings.plain.items()}
+        found |= {f"{component}.{number}.{name}": _plain(value) for name, value in settings.plain.items()}
     return found
 
 

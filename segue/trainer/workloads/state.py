@@ -30,8 +30,9 @@ from segue.trainer.workloads.components import (
     TorchRng,
     UnsavedBuffers,
 )
+from segue.trainer.workloads.early_stop import Stopper
 
-PROGRESS = "progress"
+PROGRESS, EARLY_STOP = "progress", "early_stop"
 RNG_PREFIX = "rng."
 
 
@@ -56,15 +57,16 @@ def components_of(recipe: Recipe, progress: Progress, *, name: str, ranks: Ranks
     components: dict[str, Component] = {
         "model": ModelState(model),
         "modes": ModelModes(model),
-        "optimizer": OptimizerState(recipe.optimizer),
     }
+    components |= {name: OptimizerState(optimizer) for name, optimizer in recipe.optimizers.items()}
     buffers = UnsavedBuffers(model)
     if buffers.is_needed():
         components["buffers"] = buffers
-    if recipe.scheduler is not None:
-        components["scheduler"] = StatefulComponent(recipe.scheduler)
+    components |= {name: StatefulComponent(scheduler) for name, scheduler in recipe.schedulers.items()}
     if recipe.scaler is not None:
         components["scaler"] = StatefulComponent(recipe.scaler)
+    if recipe.early_stop is not None:
+        components[EARLY_STOP] = Stopper(recipe.early_stop)
     for key, target in recipe.extra.items():
         # As for the recipe's own optimizer: before its first step no state of it shows how to spread the stored one.
         if isinstance(target, torch.optim.Optimizer):
@@ -137,9 +139,15 @@ def changed_by_optimizer(optimizer: torch.optim.Optimizer) -> frozenset[int]:
     return frozenset(tensor.data_ptr() for tensor in tensors if tensor.numel())
 
 
+def held_by_optimizers(recipe: Recipe) -> list[torch.Tensor]:
+    """The parameters of all optimizers in the order of their groups, each once."""
+    groups = [group for optimizer in recipe.optimizers.values() for group in optimizer.param_groups]
+    return list({id(parameter): parameter for group in groups for parameter in group["params"]}.values())
+
+
 def _check_binding(recipe: Recipe, *, name: str) -> None:
     live = {id(parameter) for parameter in bare(recipe.model).parameters()}
-    held = [parameter for group in recipe.optimizer.param_groups for parameter in group["params"]]
+    held = held_by_optimizers(recipe)
     foreign = sum(id(parameter) not in live for parameter in held)
     if foreign:
         why = f"{foreign} of the optimizer's {len(held)} tensors are not parameters of the model."

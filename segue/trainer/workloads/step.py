@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,51 +12,87 @@ from segue.errors import LossError
 from segue.recipe import Recipe, in_words, short_path
 from segue.trainer.ranks.consensus import Outcome
 from segue.trainer.ranks.ddp import bare, parameter_norm, total_norm
+from segue.trainer.workloads.own_step import do_own_step
+from segue.trainer.workloads.step_result import StepResult, follow, rates_of
 
 
 def do_step(
     recipe: Recipe,
-    content: Any,
+    batches: Sequence[Any],
     *,
     step: int,
-    weight: float = 1.0,
+    weights: Sequence[float] | None = None,
+    ends_epoch: bool = False,
     before_update: Callable[[], None] = lambda: None,
-) -> Outcome:
-    """Forward, backward, clip, update, schedule; `step` is the global step this makes.
+) -> StepResult:
+    """Forward and backward for each batch, then clip, update, schedule; `step` is the global step this makes.
 
-    `before_update` is called when the gradient is there, also if a scaler then skips the update. With several ranks the
-    gradient becomes the mean over them; `weight` makes it the mean over their samples.
+    The gradient is the mean over the batches. `before_update` is called when it is there, also if a scaler then skips
+    the update. With several ranks the gradient becomes the mean over them; `weights`, one for each batch, make it the
+    mean over their samples.
 
     Raises:
         LossError: the loss function returned no scalar tensor with a gradient; no parameter was changed.
     """
-    parameters = [p for group in recipe.optimizer.param_groups for p in group["params"]]
-    recipe.optimizer.zero_grad(set_to_none=True)
-    loss = _usable(recipe.loss(recipe.model, content), recipe)
+    if recipe.step is not None:
+        (content,) = batches
+        return do_own_step(recipe, content, step=step, ends_epoch=ends_epoch, before_update=before_update)
+    (optimizer,) = recipe.optimizers.values()
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    optimizer.zero_grad(set_to_none=True)
     scaler = recipe.scaler
     loss_scale = float(scaler.get_scale()) if scaler is not None else None
-    weighted = loss if weight == 1.0 else loss * weight
-    (scaler.scale(weighted) if scaler is not None else weighted).backward()  # type: ignore[no-untyped-call]
+    losses: list[torch.Tensor] = []
+    parts: list[dict[str, torch.Tensor]] = []
+    weights = weights if weights is not None else [1.0] * len(batches)
+    for content, weight in zip(batches, weights, strict=True):
+        loss, named = _parts(recipe.loss(recipe.model, content), recipe)
+        share = weight / len(batches)
+        weighted = loss if share == 1.0 else loss * share
+        (scaler.scale(weighted) if scaler is not None else weighted).backward()  # type: ignore[no-untyped-call]
+        losses.append(loss.detach())
+        parts.append(named)
     if scaler is not None:
-        scaler.unscale_(recipe.optimizer)
+        scaler.unscale_(optimizer)
     as_in_model = _in_order_of_model(recipe, parameters)
     grad_norm = total_norm([p.grad for p in as_in_model if p.grad is not None])
     if recipe.clip_grad_norm is not None:
         torch.nn.utils.clip_grads_with_norm_(as_in_model, recipe.clip_grad_norm, grad_norm)
     before_update()
-    lr = tuple(float(group["lr"]) for group in recipe.optimizer.param_groups)
+    lr = rates_of(optimizer)
     if scaler is not None:
-        scaler.step(recipe.optimizer)
+        scaler.step(optimizer)
         scaler.update()
     else:
-        recipe.optimizer.step()
-    if recipe.scheduler is not None:
-        recipe.scheduler.step()
-    if recipe.after_step is not None:
-        recipe.after_step(step)
+        optimizer.step()
+    loss_value, part_values = _mean(losses, weights), _means(parts)
+    metrics = {"loss": loss_value, "grad_norm": float(grad_norm)} | part_values
+    follow(recipe, step=step, ends_epoch=ends_epoch, metrics=metrics)
     with torch.no_grad():
         param_norm = parameter_norm([p.detach() for p in parameters])
-    return Outcome(float(loss.detach()), float(grad_norm), float(param_norm), lr, loss_scale)
+    return StepResult(Outcome(loss_value, float(grad_norm), float(param_norm), lr, loss_scale), part_values)
+
+
+def _mean(losses: Sequence[torch.Tensor], weights: Sequence[float]) -> float:
+    if len(losses) == 1:
+        return float(losses[0])
+    total = sum(weights)
+    return sum(float(loss) * weight for loss, weight in zip(losses, weights, strict=True)) / total if total else 0.0
+
+
+def _means(parts: Sequence[dict[str, torch.Tensor]]) -> dict[str, float]:
+    names = dict.fromkeys(name for each in parts for name in each)
+    found = {name: [float(each[name]) for each in parts if name in each] for name in names}
+    return {name: sum(values) / len(values) for name, values in found.items()}
+
+
+def _parts(value: Any, recipe: Recipe) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    """The loss itself, and its named parts where the loss function returns a dict."""
+    if not isinstance(value, dict):
+        return _usable(value, recipe), {}
+    tensors = {str(name): part for name, part in value.items() if isinstance(part, torch.Tensor) and part.numel() == 1}
+    total = value.get("loss", sum(part for part in tensors.values() if part.requires_grad))
+    return _usable(total, recipe), {name: part.detach() for name, part in tensors.items() if name != "loss"}
 
 
 def _in_order_of_model(recipe: Recipe, parameters: list[torch.Tensor]) -> list[torch.Tensor]:
@@ -98,18 +134,3 @@ def _name_of(loss: Any) -> str:
     code = getattr(loss, "__code__", None)
     where = "" if code is None else f" ({short_path(Path(code.co_filename))}, line {code.co_firstlineno})"
     return f"Recipe.loss{where}"
-
-
-def to_device(content: Any, device: torch.device) -> Any:
-    """A batch with its tensors on `device`; lists, tuples and mappings keep their type."""
-    if device.type == "cpu":
-        return content
-    if isinstance(content, torch.Tensor):
-        return content.to(device, non_blocking=True)
-    if isinstance(content, Mapping):
-        return type(content)({key: to_device(value, device) for key, value in content.items()})  # type: ignore[call-arg]
-    if isinstance(content, tuple) and hasattr(content, "_fields"):
-        return type(content)(*(to_device(item, device) for item in content))
-    if isinstance(content, (list, tuple)):
-        return type(content)(to_device(item, device) for item in content)
-    return content

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -42,6 +43,49 @@ class PlainValues:
     def restore(self, tree: Any) -> None:
         self._values.clear()
         self._values.update(tree)
+
+
+class Variable:
+    """A variable of a namespace, for example of a script's: a plain value or tensors, restored by assignment."""
+
+    def __init__(self, namespace: dict[str, Any], name: str) -> None:
+        self._namespace, self._name = namespace, name
+
+    def capture(self) -> Any:
+        return {"value": self._namespace[self._name]} if self._name in self._namespace else {}
+
+    def restore(self, tree: Any) -> None:
+        if "value" not in tree:
+            self._namespace.pop(self._name, None)
+            return
+        live = self._namespace.get(self._name)
+        self._namespace[self._name] = _placed(tree["value"], live)
+
+
+@dataclass
+class AsStored:
+    """A component of which this process has no live object, and needs none."""
+
+    tree: Any = None
+
+    def capture(self) -> Any:
+        return self.tree
+
+    def restore(self, tree: Any) -> None:
+        self.tree = tree
+
+
+@dataclass
+class Epoch:
+    """How many epochs of a program are done."""
+
+    index: int = 0
+
+    def capture(self) -> Any:
+        return {"index": self.index}
+
+    def restore(self, tree: Any) -> None:
+        self.index = int(tree["index"])
 
 
 class TorchGenerator:
@@ -108,6 +152,17 @@ def _of_module(name: str, module: nn.Module) -> Iterator[tuple[str, Component]]:
     unsaved = UnsavedBuffers(module)
     if unsaved.is_needed():
         yield buffers, unsaved
+
+
+def _placed(value: Any, live: Any) -> Any:
+    """A restored value on the devices of the live one."""
+    if isinstance(value, torch.Tensor):
+        return value.to(live.device) if isinstance(live, torch.Tensor) else value
+    if type(value) in (list, tuple) and isinstance(live, (list, tuple)) and len(value) == len(live):
+        return type(value)(map(_placed, value, live))
+    if isinstance(value, dict) and isinstance(live, Mapping):
+        return {key: _placed(item, live.get(key)) for key, item in value.items()}
+    return value
 
 
 def _plain(name: str, values: dict[str, Any]) -> Component:

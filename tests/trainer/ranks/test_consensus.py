@@ -6,7 +6,7 @@ import math
 
 import pytest
 import torch.distributed as dist
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from segue.errors import HungRankError, RankDriftError, RankFailedError, RankLostError
@@ -150,6 +150,7 @@ def test_a_broken_collective_that_a_recipe_re_raised_is_no_cause():
     assert not is_broken_collective(ValueError("mine alone"))
 
 
+@settings(max_examples=30)
 @given(st.lists(st.text(max_size=40), min_size=1, max_size=5))
 def test_texts_of_any_length_are_gathered_complete(texts):
     own, *others = (text.encode() for text in texts)

@@ -72,7 +72,16 @@ def test_a_program_that_is_stopped_goes_on_bit_for_bit(fork_server, make_program
     verdict = read_history(runlog.reload()).attempts[1].verdict
     assert (verdict.kind, verdict.findings) == (VerdictKind.EXACT, ())
     assert verdict.rows_compared > 0
+    assert verdict.not_compared == ("code and settings", "which samples a batch has", "the content of batches")
+    assert verdict.sentence.endswith("; not compared: " + ", ".join(verdict.not_compared))
     assert state_at_end(read_history(runlog)) == state_at_end(read_history(whole.reload()))
+
+
+def test_a_notice_is_told_to_the_function_that_asked_for_it(fork_server, make_program, open_log, tmp_path):
+    spec = make_program("--steps", "400", "--pause-seconds", "0.05", "--notes", str(tmp_path / "notes"), steps=400)
+    report = fork_server.run_attempt(open_log(spec), spec, observer=stop_with(signal.SIGTERM))
+    assert (report.stop_reason, report.lost_steps) == (StopReason.NOTICE, 0)
+    assert (tmp_path / "notes").read_text() == "sigterm"
 
 
 @pytest.mark.parametrize("forgotten", ["generator", "optimizer"])
@@ -133,12 +142,12 @@ def test_a_program_that_is_not_there_is_refused_before_anything_starts(desk, wor
         ("print('nothing')", "the program ended before its first step"),
         ("import nowhere", "No module named 'nowhere'"),
         ("raise SystemExit('bad option')", "bad option"),
-        ("import segue\nfor step in segue.session().steps(7): pass", "asks for 7 steps, and the goal of the run is 40"),
         ("import segue\nfor step in segue.session().steps(): pass", "step 1 reported nothing"),
         (
             "import segue\nrun = segue.session()\nfor n in run.steps():\n    run.report(loss=1)\n    if n == 5: break",
-            "the program ended at step 5 of 40",
+            "the program ended at step 5 of 40, before run.steps() did",
         ),
+        ("import segue\nrun = segue.session()\nlist(run.steps(0)); list(run.steps())", "called after run.steps()"),
         ("import segue\nsegue.session().track(x=object())", "run.track(x=...) got an object, which has no state_dict"),
         ("import segue\nrun = segue.session()\nrun.track(a={})\nrun.track(a={})", "the name 'a' is taken"),
         (
@@ -155,3 +164,23 @@ def test_a_program_that_cannot_be_trained_is_told_why(fork_server, make_spec, op
     report = fork_server.run_attempt(open_log(spec), spec)
     assert report.stop_reason is StopReason.FAILED
     assert sentence in report.failure.message
+
+
+@pytest.mark.parametrize(
+    ("loop", "to_step"),
+    [
+        ("for n in run.steps(7): run.report(loss=1)", 7),
+        ("for n in run.steps(1, 8): run.report(loss=n)", 7),
+        ("for n in run.steps(50): run.report(loss=1)", 40),
+        ("for n in run.steps(7):\n    run.report(loss=1)\n    if n == 6: break", 7),
+        ("for n in run.steps():\n    run.report(loss=1)\n    if n == 6: run.finish('enough')", 7),
+    ],
+)
+def test_the_earlier_goal_ends_the_run(fork_server, make_spec, open_log, tmp_path, loop, to_step):
+    script = tmp_path / "train.py"
+    script.write_text(f"import segue\nrun = segue.session()\n{loop}\n")
+    spec = make_spec(recipe=None, program={"command": ["python", str(script)]})
+    runlog = open_log(spec)
+    report = fork_server.run_attempt(runlog, spec)
+    assert (report.stop_reason, report.to_step, report.lost_steps) == (StopReason.FINISHED, to_step, 0)
+    assert read_history(runlog.reload()).is_finished(spec)

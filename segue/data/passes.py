@@ -1,0 +1,199 @@
+"""Passes over a user's DataLoader, from any batch on, in the order in which the loader itself draws them.
+
+A sampler draws its order from random streams at the beginning of a pass. With these streams as they were then, the same
+order is drawn again, and the batches that were used are left out before any sample of them is fetched.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Iterator
+from itertools import islice
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import torch
+import xxhash
+from torch.utils.data import DataLoader, Dataset, get_worker_info
+
+from segue.data.loader import IgnoreNotices, samples_of
+from segue.data.order import Ids, mix
+from segue.data.streams import seed_all
+
+_UNKNOWN = np.zeros(0, np.uint64)
+
+
+class Drawn(NamedTuple):
+    """One batch of a pass."""
+
+    content: Any
+    """What the loader gives."""
+    ids: Ids
+    """The samples in it; none where the sampler does not draw integers."""
+    order: str
+    """Hash of everything that the sampler drew in this pass so far."""
+
+
+class Passes(Protocol):
+    """Passes over a loader, each from any batch on."""
+
+    def begin(self, number: int, *, skip: int = 0) -> Iterator[Drawn]:
+        """The batches of pass `number` without the first `skip`."""
+        ...
+
+    @property
+    def skipped_order(self) -> str | None:
+        """Hash of what the sampler drew for the batches that were left out; None where it is not known."""
+        ...
+
+
+class RepeatedPasses:
+    """Passes over a loader of which nothing is known: the batches that are left out are fetched once more."""
+
+    def __init__(self, loader: Iterable[Any]) -> None:
+        self._loader = loader
+        self.skipped_order: str | None = None
+
+    def begin(self, number: int, *, skip: int = 0) -> Iterator[Drawn]:
+        """The batches without the first `skip`, which are fetched before this returns."""
+        batches = iter(self._loader)
+        for _ in islice(batches, skip):
+            pass
+        return (Drawn(content, _UNKNOWN, "") for content in batches)
+
+
+class LoaderPasses:
+    """A DataLoader with a map-style data set, whose passes can begin at any batch."""
+
+    def __init__(self, loader: DataLoader[Any], *, seed: int) -> None:
+        """`seed` is for the random streams of worker processes."""
+        self._loader = loader
+        self._sampler = _FromBatch(loader.batch_sampler if loader.batch_sampler is not None else loader.sampler)
+        self._again = _again(loader, self._sampler, seed)
+
+    def begin(self, number: int, *, skip: int = 0) -> Iterator[Drawn]:
+        """The batches of pass `number` without the first `skip`, for which nothing but the sampler is used.
+
+        Draws from the random streams what the loader itself would draw at the beginning of the pass.
+        """
+        if number == 0 or not self._loader.persistent_workers:
+            # A loader seeds its workers with it. Here each batch has its own seed, and only the draw is repeated.
+            torch.empty((), dtype=torch.int64).random_(generator=self._loader.generator)
+        self._sampler.rewind(number, skip=skip)
+        batches = iter(self._again)
+        if skip:
+            self._sampler.start()
+        return self._drawn(batches)
+
+    @property
+    def skipped_order(self) -> str | None:
+        """Hash of what the sampler drew for the batches that were left out."""
+        return self._sampler.skipped_order
+
+    def _drawn(self, batches: Iterator[Any]) -> Iterator[Drawn]:
+        for content in batches:
+            ids, order = self._sampler.drawn.popleft()
+            yield Drawn(content, ids, order)
+
+
+class _Plan(NamedTuple):
+    number: int
+    """The batch's place in the run: its pass and its number there, mixed."""
+    drawn: Any
+    """What the sampler drew: an index, or a list of them."""
+
+
+class _FromBatch:
+    """A sampler that leaves out the first batches of a pass, and notes what it draws."""
+
+    def __init__(self, inner: Any) -> None:
+        self._inner = inner
+        self._rest: Iterator[Any] | None = None
+        self._pass = self._next = 0
+        self._skip = 0
+        self.drawn: deque[tuple[Ids, str]] = deque()
+        """Of each batch that was drawn and not used yet: its samples, and the hash of the pass up to it."""
+        self.skipped_order = self._order = ""
+
+    def __len__(self) -> int:
+        return len(self._inner)
+
+    def rewind(self, number: int, *, skip: int) -> None:
+        self._pass, self._skip, self._next = number, skip, 0
+        self._rest, self._order = None, ""
+        self.drawn.clear()
+
+    def start(self) -> None:
+        """Draw for the batches that are left out, if that was not done."""
+        if self._rest is not None:
+            return
+        self._rest = iter(self._inner)
+        for _ in range(self._skip):
+            drawn = next(self._rest, None)
+            if drawn is not None:
+                self._note(drawn)
+        self.skipped_order = self._order
+
+    def __iter__(self) -> Iterator[_Plan]:
+        self.start()
+        assert self._rest is not None
+        for drawn in self._rest:
+            self._note(drawn)
+            self.drawn.append((_ids(drawn), self._order))
+            yield _Plan((self._pass << 32) | self._next, drawn)
+
+    def _note(self, drawn: Any) -> None:
+        self._next += 1
+        ids = _ids(drawn)
+        told = ids.tobytes() if len(ids) else repr(drawn).encode()
+        self._order = xxhash.xxh3_64_hexdigest(self._order.encode() + told)
+
+
+class _Fetched(Dataset[Any]):
+    """Fetches what a plan names; in worker processes it seeds each batch by its place in the run.
+
+    Otherwise a worker's random augmentation would depend on how many batches that worker has served, which a resume
+    cannot know.
+    """
+
+    def __init__(self, inner: Dataset[Any], seed: int) -> None:
+        self._inner, self._seed = inner, seed
+
+    def __getitem__(self, plan: _Plan) -> Any:
+        self._begin(plan)
+        return self._inner[plan.drawn]
+
+    def __getitems__(self, plan: _Plan) -> list[Any]:
+        self._begin(plan)
+        return samples_of(self._inner, plan.drawn)
+
+    def _begin(self, plan: _Plan) -> None:
+        if get_worker_info() is not None:
+            mixed = mix(mix(np.array([plan.number], np.uint64)) ^ np.uint64(self._seed % 2**64))
+            seed_all(int(mixed[0] >> np.uint64(1)))
+
+
+def _again(loader: DataLoader[Any], sampler: _FromBatch, seed: int) -> DataLoader[Any]:
+    """The loader with another sampler, and without an effect on the random streams."""
+    workers = loader.num_workers
+    return DataLoader(
+        _Fetched(loader.dataset, seed),
+        **({"batch_size": None, "sampler": sampler} if loader.batch_sampler is None else {"batch_sampler": sampler}),
+        num_workers=workers,
+        collate_fn=loader.collate_fn,
+        pin_memory=loader.pin_memory,
+        timeout=loader.timeout,
+        worker_init_fn=IgnoreNotices(loader.worker_init_fn),
+        multiprocessing_context=loader.multiprocessing_context if workers else None,
+        prefetch_factor=loader.prefetch_factor if workers else None,
+        persistent_workers=loader.persistent_workers,
+        generator=torch.Generator().manual_seed(seed),
+    )
+
+
+def _ids(drawn: Any) -> Ids:
+    try:
+        ids = np.atleast_1d(np.asarray(drawn))
+    except ValueError:
+        return _UNKNOWN  # Indices of different kinds.
+    return ids.astype(np.uint64).ravel() if ids.dtype.kind in "iu" else _UNKNOWN

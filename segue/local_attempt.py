@@ -1,0 +1,149 @@
+"""The attempt of a script that was started by hand, in its own process, at the one run in a folder."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from functools import partial
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import psutil
+
+from segue.clock import SystemClock
+from segue.controller.steps import decide_next, declare_lost, open_run
+from segue.errors import LogMovedError, SessionError
+from segue.launch.assignment import Assignment
+from segue.notices.board import NoticeBoard
+from segue.notices.signals import KINDS
+from segue.policy.decide import numbers_of_next
+from segue.records import Capacity, SegmentPlan
+from segue.runlog.entries import DecisionEntry, Entry
+from segue.runlog.history import Attempt, read_history
+from segue.runlog.last_heartbeat import last_heartbeat
+from segue.runlog.log import RunLog, Stamp
+from segue.sessions import Host
+from segue.spec import RunSpec
+from segue.trainer.attempt import local_attempt
+
+RUN_ID = "local"
+"""Name of the run in the folder of a local session."""
+_NO_GOAL = 2**53
+"""Steps of the run: the goal is the program's."""
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+@contextmanager
+def training_in(folder: Path) -> Iterator[Host]:
+    """The host of this process's session: an attempt at the run in the folder, which ends with the block.
+
+    Raises:
+        SessionError: another process trains in the folder, or this process is one of several ranks.
+        BrokenResumeError: from the block, where the resume does not continue what the folder has.
+    """
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        what = "a local session trains in one process, and this is one of several ranks."
+        raise SessionError(what=what, fix="start the script without torchrun, or call segue.session() without local.")
+    clock = SystemClock()
+    spec = _spec(folder)
+    runlog = open_run(spec, clock=clock, accept_drift=True)
+    board = NoticeBoard(clock)
+    assignment = Assignment(spec=spec, plan=_announced(runlog, spec, folder))
+    with _stopped_by_signals(board, spec.grace_seconds):
+        try:
+            with local_attempt(assignment, runlog=runlog, board=board, clock=clock) as host:
+                yield host
+            if read_history(runlog).is_finished(spec):
+                decide_next(runlog, spec, clock=clock)  # Says in the log that it is; another start may train on.
+        except SystemExit as end:
+            notice = board.read()
+            if notice is None or end.code:
+                raise
+            # What was asked for is done. The code is the one that the signal would have given.
+            raise SystemExit(128 + signal.Signals[notice.kind.upper()]) from None
+
+
+def _spec(folder: Path) -> RunSpec:
+    fields = {
+        "run_id": RUN_ID,
+        "steps": _NO_GOAL,
+        "program": {"command": ["python", Path(sys.argv[0]).name.lstrip("-") or "session", *sys.argv[1:]]},
+        "store": {"url": str(folder.expanduser().absolute())},
+        "continuity": {"rehearsal": "off"},
+    }
+    return RunSpec.parse(fields, source="segue.session(local=...)")
+
+
+def _announced(runlog: RunLog, spec: RunSpec, folder: Path) -> SegmentPlan:
+    """The plan of this process's attempt, in the log. One that was killed is declared lost first."""
+    while True:
+        history = read_history(runlog)
+        before = history.open_plan
+        if before is not None:
+            _refuse_living(runlog, history.attempt_of(before.segment, before.attempt), spec, folder)
+            declare_lost(runlog, before, why="its process is gone")
+            continue
+        parent = history.newest.ref if history.newest else None
+        segment, attempt = numbers_of_next(history, parent=parent)
+        plan = SegmentPlan(
+            segment=segment,
+            attempt=attempt,
+            capacity=Capacity.SPOT,
+            deployment=spec.pools.deployment(Capacity.SPOT),
+            parent=parent,
+        )
+        facts = {"plan": plan, "action": "run", "reason": "a script was started with a local session"}
+        with suppress(LogMovedError):  # Another process came first: read the log again.
+            runlog.append(partial(_decision, facts), at=history.next_slot)
+            return plan
+
+
+def _decision(facts: Mapping[str, Any], stamp: Stamp) -> Entry:
+    return DecisionEntry.model_validate({**stamp(epoch=0), **facts})
+
+
+def _refuse_living(runlog: RunLog, attempt: Attempt | None, spec: RunSpec, folder: Path) -> None:
+    beat = last_heartbeat(runlog, attempt)
+    if beat is None or attempt is None:
+        return
+    if attempt.claim.host == socket.gethostname():
+        try:
+            is_alive = psutil.Process(beat.trainer_pid).create_time() <= beat.beat_at.timestamp()
+        except psutil.Error:
+            is_alive = False
+    else:
+        age_seconds = (SystemClock().now() - beat.beat_at).total_seconds()
+        is_alive = age_seconds < spec.liveness.heartbeat_timeout_seconds
+    if is_alive and beat.trainer_pid != os.getpid():
+        what = f"process {beat.trainer_pid} on {attempt.claim.host} trains in {folder}, at step {beat.step}."
+        raise SessionError(what=what, fix="wait until it has ended, end it, or name another folder.")
+
+
+@contextmanager
+def _stopped_by_signals(board: NoticeBoard, grace_seconds: float) -> Iterator[None]:
+    """A block in which the first Ctrl-C or SIGTERM asks the loop to save and end; the next one does what it did before.
+
+    In another thread than the main one, signals are left as they are.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.getsignal(number) for number in _SIGNALS}
+
+    def leave(number: int, frame: FrameType | None) -> None:
+        board.leave(KINDS[signal.Signals(number)], grace_seconds=grace_seconds)
+        signal.signal(number, before[signal.Signals(number)])
+
+    for number in _SIGNALS:
+        signal.signal(number, leave)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

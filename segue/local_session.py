@@ -1,0 +1,67 @@
+"""`segue.session`: in a segment, bare, or with a folder of its own in which the script saves and resumes.
+
+A script that runs bare pays for nothing else: what trains is imported when a local session is entered.
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from types import TracebackType
+from typing import Any, overload
+
+from segue.errors import SessionError
+from segue.sessions import Host, Session, host_here
+
+
+@overload
+def session(local: None = None) -> Session: ...
+@overload
+def session(local: Path | str) -> LocalSession: ...
+def session(local: Path | str | None = None) -> Session | LocalSession:
+    """The session of this training script; a context manager.
+
+    In a segment, what the session tracks is restored, saved and verified. Started in any other way, the script runs
+    bare, or with `local` saves to this folder and resumes from it, in a block:
+
+        with segue.session(local="runs/first") as run:
+
+    The folder is a store with one run, `local`. Ctrl-C and SIGTERM save before they end the script; a second Ctrl-C
+    ends it at once. In a segment the folder is ignored.
+
+    Raises:
+        SessionError: the block cannot be entered, because another process trains in the folder.
+        BrokenResumeError: from the loop, where the resume does not continue what the folder has.
+    """
+    return Session(host_here()) if local is None else LocalSession(Path(local))
+
+
+class LocalSession:
+    """A session that saves to a folder of its own, while its `with` block is open."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._training: AbstractContextManager[Host] | None = None
+
+    def __enter__(self) -> Session:
+        host = host_here()
+        self._training = nullcontext(host) if host is not None else _training_in(self._folder)
+        return Session(self._training.__enter__())
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        assert self._training is not None
+        self._training.__exit__(kind, error, trace)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)  # Asked by tools that look at any object, as a notebook does.
+        what = f"session(local=...).{name} was used outside of its block."
+        raise SessionError(what=what, fix='write `with segue.session(local="folder") as run:` around the training.')
+
+
+def _training_in(folder: Path) -> AbstractContextManager[Host]:
+    from segue.local_attempt import training_in
+
+    return training_in(folder)

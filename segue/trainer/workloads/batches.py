@@ -1,0 +1,231 @@
+"""The batches of a program's loader: their position is part of the state, and each comes once, whatever happens."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+from torch import nn
+from torch.utils.data import DataLoader, IterableDataset
+
+from segue.data.order import Ids
+from segue.data.passes import Drawn, LoaderPasses, Passes, RepeatedPasses
+from segue.data.streams import streams_kept
+from segue.errors import SessionError
+from segue.recipe import Stateful, in_words
+from segue.trainer.ranks.collectives import Ranks
+from segue.trainer.workloads.sampler_state import streams_and_counters
+from segue.trainer.workloads.state import RNG_PREFIX, rng_components
+
+_NONE = np.zeros(0, np.uint64)
+
+_WAYS_OUT = (
+    "give the data set state_dict and load_state_dict (without worker processes), or use torchdata's "
+    "StatefulDataLoader, or make it a map-style data set"
+)
+
+
+class SessionBatch(NamedTuple):
+    """One batch of a program's loader."""
+
+    content: Any
+    ids: Ids
+    """The samples in it; none where they are not known."""
+
+
+class Source(Protocol):
+    """Where batches come from."""
+
+    def first(self, number: int) -> Iterator[SessionBatch]:
+        """The batches of pass `number` from its beginning."""
+        ...
+
+    def rest(self, number: int) -> Iterator[SessionBatch]:
+        """The batches of the pass whose state was restored. The random streams may be anything afterwards."""
+        ...
+
+    def capture(self) -> Any: ...
+
+    def restore(self, tree: Any) -> None: ...
+
+
+class Batches:
+    """The batches of one loader, as a component: pass after pass, each from where the last safe point was."""
+
+    def __init__(self, loader: Any, *, seed: int) -> None:
+        """
+        Raises:
+            SessionError: the loader cannot be resumed; names what would make it so.
+        """
+        self._source, self._length = _source_of(loader, seed=seed), _length_of(loader)
+        self._is_within = self._is_restored = False
+        self.passes = 0
+        """Passes that have ended."""
+        self.batches = 0
+        """Batches of the current pass that were used."""
+
+    def capture(self) -> Any:
+        position = {"passes": self.passes, "batches": self.batches, "is_within": self._is_within}
+        return position | {"source": self._source.capture()}
+
+    def restore(self, tree: Any) -> None:
+        self.passes, self.batches = int(tree["passes"]), int(tree["batches"])
+        self._is_within = self._is_restored = bool(tree["is_within"])
+        self._source.restore(tree["source"])
+
+    @property
+    def left(self) -> int | None:
+        """Batches left of the current pass, or of the next one; None where the loader does not know."""
+        return None if self._length is None else self._length - self.batches
+
+    def leave(self) -> None:
+        """End a pass that was left before its end, unless it is still to be continued after a resume."""
+        if self._is_within and not self._is_restored:
+            self.passes, self.batches, self._is_within = self.passes + 1, 0, False
+
+    def end(self, batches: Iterator[SessionBatch]) -> None:
+        """End a pass that has no batch left.
+
+        Raises:
+            SessionError: it has one.
+        """
+        if next(batches, None) is not None:
+            what = f"the loader has a length of {self._length} batches, and gives more."
+            raise SessionError(what=what, fix="correct __len__ of its sampler, which a safe point relies on.")
+
+    def one_pass(self, *, fetch_with: Mapping[str, Any] = MappingProxyType({})) -> Iterator[SessionBatch]:
+        """The batches that are left of the current pass, or those of the next one.
+
+        The rest of an interrupted pass is fetched with these states of global random streams, if any are given.
+        """
+        if self._is_restored:
+            with streams_kept():
+                batches = self._source.rest(self.passes)
+            streams = rng_components(Ranks(), nn.Module())
+            for name, state in fetch_with.items():
+                streams[name].restore(state)
+        else:
+            self.leave()
+            batches = self._source.first(self.passes)
+        self._is_restored, self._is_within = False, True
+        for batch in batches:
+            self.batches += 1
+            yield batch
+        self.passes, self.batches, self._is_within = self.passes + 1, 0, False
+
+
+class _OfSampler:
+    """A plain DataLoader with a map-style data set: its sampler draws again what it drew before."""
+
+    def __init__(self, loader: DataLoader[Any], *, seed: int) -> None:
+        self._passes = _passes_of(loader, seed=seed)
+        self._streams = streams_and_counters(loader)
+        self._begun: dict[str, Any] = {}
+        self._used, self._order = 0, ""
+
+    def first(self, number: int) -> Iterator[SessionBatch]:
+        self._begun = {name: stream.capture() for name, stream in self._streams.items()}
+        self._used, self._order = 0, ""
+        return self._noted(self._passes.begin(number))
+
+    def rest(self, number: int) -> Iterator[SessionBatch]:
+        for name, stream in self._streams.items():
+            stream.restore(self._begun[name])
+        drawn = self._passes.begin(number, skip=self._used)
+        if self._passes.skipped_order not in (self._order, None):
+            what = (
+                f"the sampler of the loader drew other samples for the first {self._used} batches of this pass than "
+                "before the interruption, so the pass cannot be continued."
+            )
+            fix = (
+                "give the sampler state_dict and load_state_dict, or let it draw its whole order when a pass begins, "
+                "from a random stream or a generator of its own"
+            )
+            raise SessionError(what=what, fix=f"{fix}.")
+        return self._noted(drawn)
+
+    def capture(self) -> Any:
+        within = {"begun": self._begun, "used": self._used, "order": self._order} if self._begun else {}
+        own = {name: stream for name, stream in self._streams.items() if not name.startswith(RNG_PREFIX)}
+        return within | {"own": {name: stream.capture() for name, stream in own.items()}}
+
+    def restore(self, tree: Any) -> None:
+        self._begun, self._used, self._order = tree.get("begun", {}), tree.get("used", 0), tree.get("order", "")
+        for name, state in tree["own"].items():
+            if name in self._streams:
+                self._streams[name].restore(state)
+
+    def _noted(self, drawn: Iterator[Drawn]) -> Iterator[SessionBatch]:
+        for each in drawn:
+            self._used, self._order = self._used + 1, each.order
+            yield SessionBatch(each.content, each.ids)
+        self._begun, self._used, self._order = {}, 0, ""
+
+
+class _OfState:
+    """A loader, or its iterable data set, with a state of its own: it goes on by itself."""
+
+    def __init__(self, loader: Any, holder: Stateful) -> None:
+        self._loader, self._holder = loader, holder
+        self._restored: Any = None
+        self._is_begun = False
+
+    def first(self, number: int) -> Iterator[SessionBatch]:
+        self._restored, self._is_begun = None, True
+        return (SessionBatch(content, _NONE) for content in self._loader)
+
+    rest = first
+
+    def capture(self) -> Any:
+        # Until it is iterated: to tell its state, a loader would begin to, and draw from the random streams.
+        if self._restored is not None:
+            return self._restored
+        return self._holder.state_dict() if self._is_begun else None
+
+    def restore(self, tree: Any) -> None:
+        self._restored = tree
+        if tree is not None:
+            self._holder.load_state_dict(tree)
+
+
+def _source_of(loader: Any, *, seed: int) -> Source:
+    if _has_state(loader):
+        return _OfState(loader, loader)
+    if not isinstance(loader, DataLoader):
+        what = f"run.batches() got {in_words(loader)}, which is neither a DataLoader nor has a state."
+        raise SessionError(what=what, fix="give it a torch.utils.data.DataLoader, or an object with state_dict.")
+    if not isinstance(loader.dataset, IterableDataset):
+        return _OfSampler(loader, seed=seed)
+    if isinstance(loader.dataset, Stateful) and loader.num_workers == 0:
+        return _OfState(loader, loader.dataset)
+    name = type(loader.dataset).__name__
+    why = "has no state" if not isinstance(loader.dataset, Stateful) else "has its state in worker processes"
+    what = f"run.batches() got a DataLoader whose data set, the iterable {name}, {why}: it has no position to resume."
+    raise SessionError(what=what, fix=f"{_WAYS_OUT}.")
+
+
+def _has_state(loader: Any) -> bool:
+    if isinstance(loader, type) or not isinstance(loader, Stateful):
+        return False
+    if not type(loader).__module__.startswith("accelerate."):
+        return True
+    return bool(getattr(loader, "use_stateful_dataloader", False))  # Else its two methods only raise.
+
+
+def _passes_of(loader: DataLoader[Any], *, seed: int) -> Passes:
+    """A loader that is iterated in its own way, as accelerate's are, has to do that; it is not one with its sampler."""
+    is_plain = type(loader).__iter__ is DataLoader.__iter__
+    return LoaderPasses(loader, seed=seed) if is_plain else RepeatedPasses(loader)
+
+
+def _length_of(loader: Any) -> int | None:
+    """Batches of a pass; not of loaders with a state, which may be in the middle of one."""
+    is_plain = isinstance(loader, DataLoader) and not _has_state(loader)
+    if not is_plain or isinstance(loader.dataset, IterableDataset):
+        return None
+    try:
+        return len(loader)
+    except TypeError:
+        return None  # A sampler without a length.

@@ -1,0 +1,144 @@
+"""What a program's step looked like: what it reported, and what its tracked objects show."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+from segue.continuity.verdict import Prelude
+from segue.curves.schema import NO_METRICS
+from segue.errors import SessionError
+from segue.records import WitnessRow
+from segue.trainer.ranks.ddp import parameter_norm, total_norm
+
+
+class _Reported(NamedTuple):
+    loss: float
+    lr: tuple[float, ...] | None
+    grad_norm: float | None
+    metrics: Mapping[str, float]
+
+
+class Measures:
+    """Measures the steps of tracked optimizers, and makes a row of each step."""
+
+    def __init__(self) -> None:
+        self._parameters: list[torch.Tensor] = []
+        self._tracked: frozenset[str] = frozenset()
+        self.optimizers: dict[str, torch.optim.Optimizer] = {}
+        self._scaler: torch.amp.GradScaler | None = None
+        self._reported: _Reported | None = None
+        self._grad_norms: list[torch.Tensor] = []
+        self._rates: dict[int, tuple[float, ...]] = {}
+        """The learning rates with which optimizers made this step, by the optimizer's id."""
+        self._hook = register_optimizer_step_post_hook(self._after_update)
+
+    def close(self) -> None:
+        """Remove the hook that was registered with torch."""
+        self._hook.remove()
+
+    def watch(self, tracked: Mapping[str, Any], *, measured: Mapping[str, Any]) -> None:
+        """Measure these objects as far as they are modules, optimizers or a scaler. `measured` are not saved."""
+        objects = {**measured, **tracked}
+        self._tracked = frozenset(tracked)
+        held = nn.ModuleList(each for each in objects.values() if isinstance(each, nn.Module))
+        self._parameters = list(held.parameters())
+        # What a framework wraps around an optimizer is one too, and the one within makes the steps.
+        self.optimizers = {
+            name: getattr(each, "optimizer", each)
+            for name, each in objects.items()
+            if isinstance(each, torch.optim.Optimizer)
+        }
+        self._scaler = next((each for each in objects.values() if isinstance(each, torch.amp.GradScaler)), None)
+
+    def begin(self) -> None:
+        """A step begins."""
+        self._reported, self._grad_norms = None, []
+        self._rates = {}
+
+    @property
+    def is_reported(self) -> bool:
+        return self._reported is not None
+
+    def report(self, loss: Any, *, lr: Any, grad_norm: Any, metrics: Mapping[str, Any]) -> None:
+        self._reported = _Reported(
+            loss=_number(loss),
+            lr=None if lr is None else tuple(map(_number, lr if isinstance(lr, Sequence) else (lr,))),
+            grad_norm=None if grad_norm is None else _number(grad_norm),
+            metrics={name: _number(value) for name, value in metrics.items()} if metrics else NO_METRICS,
+        )
+
+    def row(self, prelude: Prelude) -> tuple[WitnessRow, Mapping[str, float]]:
+        """The row of the step that was made, and its further metrics.
+
+        Raises:
+            SessionError: nothing was reported.
+        """
+        if self._reported is None:
+            what = f"step {prelude.step} reported nothing."
+            raise SessionError(what=what, fix="call run.report(loss=loss) once in each iteration.")
+        loss, rates, grad_norm, metrics = self._reported
+        if rates is None:
+            used = self._rates
+            rates = tuple(rate for each in self.optimizers.values() for rate in used.get(id(each), _rates_of(each)))
+        row = WitnessRow(
+            **prelude._asdict(),
+            loss=loss,
+            grad_norm=math.hypot(*map(float, self._grad_norms)) if grad_norm is None else grad_norm,
+            param_norm=float(parameter_norm(self._parameters)) if self._parameters else 0.0,
+            lr=rates,
+            loss_scale=float(self._scaler.get_scale()) if self._scaler is not None else None,
+        )
+        return row, metrics
+
+    def pending_gradients(self) -> dict[str, torch.Tensor]:
+        """Gradients that no optimizer has used yet, because they are accumulated over several iterations."""
+        return {
+            f"{name}.{number}": parameter.grad
+            for name, optimizer in self.optimizers.items()
+            if name in self._tracked and id(optimizer) not in self._rates
+            for number, parameter in enumerate(_parameters_of(optimizer))
+            if parameter.grad is not None
+        }
+
+    def restore_gradients(self, gradients: Mapping[str, torch.Tensor]) -> None:
+        for name, optimizer in self.optimizers.items():
+            for number, parameter in enumerate(_parameters_of(optimizer) if name in self._tracked else ()):
+                gradient = gradients.get(f"{name}.{number}")
+                parameter.grad = None if gradient is None else gradient.to(parameter.device)
+
+    def _after_update(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        if any(optimizer is each for each in self.optimizers.values()):
+            self._rates[id(optimizer)] = _rates_of(optimizer)
+            found = [p.grad for p in _parameters_of(optimizer) if p.grad is not None]
+            self._grad_norms.append(total_norm(found))
+
+
+class PendingGradients:
+    """Gradients that are accumulated over several iterations, as a component: only where a safe point lies between."""
+
+    def __init__(self, measures: Measures) -> None:
+        self._measures = measures
+
+    def capture(self) -> Any:
+        return self._measures.pending_gradients()
+
+    def restore(self, tree: Any) -> None:
+        self._measures.restore_gradients(tree)
+
+
+def _parameters_of(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+
+def _rates_of(optimizer: torch.optim.Optimizer) -> tuple[float, ...]:
+    return tuple(float(group["lr"]) for group in optimizer.param_groups)
+
+
+def _number(value: Any) -> float:
+    return float(value.item() if isinstance(value, torch.Tensor) else value)

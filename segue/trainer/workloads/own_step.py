@@ -1,0 +1,92 @@
+"""A step that the recipe makes itself, with one optimizer or several: watched from outside by torch's step hooks."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+from segue.errors import LossError
+from segue.recipe import Recipe, in_words
+from segue.trainer.ranks.consensus import Outcome
+from segue.trainer.ranks.ddp import parameter_norm, total_norm
+from segue.trainer.workloads.state import held_by_optimizers
+from segue.trainer.workloads.step_result import StepResult, follow, rates_of
+
+
+def do_own_step(
+    recipe: Recipe, content: Any, *, step: int, ends_epoch: bool, before_update: Callable[[], None]
+) -> StepResult:
+    """Call the recipe's `step` on a batch, then its schedulers and `after_step`.
+
+    The gradient norm is the one that each optimizer saw at its update, over all of them. `before_update` is called
+    before each update.
+
+    Raises:
+        LossError: `step` returned no number.
+    """
+    assert recipe.step is not None
+    loss_scale = float(recipe.scaler.get_scale()) if recipe.scaler is not None else None
+    with _watched(recipe, before_update) as seen:
+        value = recipe.step(recipe.model, content, recipe.optimizer)
+    loss, parts = _numbers(value)
+    grad_norm = math.hypot(*map(float, seen.norms))
+    rates = tuple(rate for each in recipe.optimizers.values() for rate in seen.rates.get(id(each), rates_of(each)))
+    follow(recipe, step=step, ends_epoch=ends_epoch, metrics={"loss": loss, "grad_norm": grad_norm} | parts)
+    with torch.no_grad():
+        param_norm = float(parameter_norm([parameter.detach() for parameter in held_by_optimizers(recipe)]))
+    return StepResult(Outcome(loss, grad_norm, param_norm, rates, loss_scale), parts)
+
+
+@dataclass
+class _Seen:
+    """What the optimizers showed at their updates."""
+
+    norms: list[torch.Tensor] = field(default_factory=list)
+    rates: dict[int, tuple[float, ...]] = field(default_factory=dict)
+
+
+@contextmanager
+def _watched(recipe: Recipe, before_update: Callable[[], None]) -> Iterator[_Seen]:
+    seen = _Seen()
+    # What wraps an optimizer has it in `optimizer`, and the one within makes the updates.
+    own = {id(getattr(each, "optimizer", each)): id(each) for each in recipe.optimizers.values()}
+
+    def after(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        if id(optimizer) in own:
+            gradients = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+            seen.norms.append(total_norm(gradients))
+            seen.rates[own[id(optimizer)]] = rates_of(optimizer)
+
+    hooks = (
+        register_optimizer_step_pre_hook(lambda *_: before_update()),
+        register_optimizer_step_post_hook(after),
+    )
+    try:
+        yield seen
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def _numbers(value: Any) -> tuple[float, dict[str, float]]:
+    """The loss, and its parts where `step` returns a dict: `loss`, or the sum of all."""
+    if not isinstance(value, Mapping):
+        return _number(value), {}
+    parts = {str(name): _number(part) for name, part in value.items()}
+    return parts.get("loss", sum(parts.values())), {name: part for name, part in parts.items() if name != "loss"}
+
+
+def _number(value: Any) -> float:
+    if isinstance(value, torch.Tensor) and value.numel() == 1:
+        return float(value.detach())
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        return float(value)
+    fix = "return the loss of the step, or a dict of losses, as tensors of one element or as numbers"
+    found = f"a tensor of shape {list(value.shape)}" if isinstance(value, torch.Tensor) else in_words(value)
+    raise LossError(loss="Recipe.step", found=found, fix=fix, needed="its row needs a number")

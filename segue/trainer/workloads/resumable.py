@@ -1,0 +1,55 @@
+"""A loader with a state: for loops of frameworks, which save and load it with their own checkpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import nn
+
+from segue.checkpoints.format.state_tree import decode_tree, encode_tree
+from segue.trainer.ranks.collectives import Ranks
+from segue.trainer.workloads.batches import Batches
+from segue.trainer.workloads.state import rng_components
+
+
+class ResumableLoader:
+    """A DataLoader that goes on with the next batch of an interrupted pass, in its own order.
+
+    The first batch after a resume is fetched with the random streams as they were before it, so that transforms in the
+    main process draw the same. The length and all else are the loader's own.
+
+    Raises:
+        SessionError: the loader has no position that could be resumed; names the ways out.
+    """
+
+    def __init__(self, loader: Any) -> None:
+        """The random streams of worker processes are seeded from torch's seed, so set that before, as scripts do."""
+        self._loader, self._batches = loader, Batches(loader, seed=torch.initial_seed())
+        self._streams: dict[str, Any] = {}
+
+    def __iter__(self) -> Iterator[Any]:
+        """One pass, or what is left of one."""
+        streams, self._streams = self._streams, {}
+        for batch in self._batches.one_pass(fetch_with=streams):
+            yield batch.content
+
+    def __len__(self) -> int:
+        return len(self._loader)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._loader, name)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the pass is: plain values and tensors, which torch loads without running code."""
+        streams = {name: stream.capture() for name, stream in rng_components(Ranks(), nn.Module()).items()}
+        tree = {"batches": self._batches.capture(), "streams": streams}
+        tensors: dict[str, torch.Tensor] = {}
+        return {"values": encode_tree(tree, path="loader", tensors=tensors), "tensors": tensors}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from there at the next pass."""
+        tree = decode_tree(state["values"], state["tensors"])
+        self._batches.restore(tree["batches"])
+        self._streams = tree["streams"]

@@ -1,0 +1,70 @@
+"""What a loader's samplers draw from and count: all of it that can be captured and put back."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, Sampler, TensorDataset
+
+from segue.trainer.ranks.collectives import Ranks
+from segue.trainer.workloads.components import Component, PythonRng
+from segue.trainer.workloads.state import rng_components
+from segue.trainer.workloads.tracked import NumpyGenerator, TorchGenerator
+
+_MOST_DEPTH = 4
+_PLAIN = (bool, int, float, str)
+
+
+class _Counters:
+    """The plain attributes of a sampler, for example its epoch."""
+
+    def __init__(self, target: Any, without: frozenset[str]) -> None:
+        self._target, self._without = target, without
+
+    def capture(self) -> Any:
+        return {
+            name: value
+            for name, value in vars(self._target).items()
+            if type(value) in _PLAIN and name not in self._without
+        }
+
+    def restore(self, tree: Any) -> None:
+        vars(self._target).update(tree)
+
+
+def streams_and_counters(loader: DataLoader[Any]) -> dict[str, Component]:
+    """The global random streams, and the generators and counters of the loader and its samplers, by their path."""
+    own = frozenset(vars(DataLoader(TensorDataset())))  # What any loader has is no state.
+    found: dict[str, Component] = dict(rng_components(Ranks(), nn.Module()))
+    found["loader"] = _Counters(loader, own)
+    found |= _generators("loader", loader)
+    for path, sampler in _samplers("loader", loader, _MOST_DEPTH):
+        found[path] = _Counters(sampler, frozenset())
+        found |= _generators(path, sampler)
+    return found
+
+
+def _samplers(path: str, holder: Any, depth: int) -> Iterator[tuple[str, Any]]:
+    for name, value in getattr(holder, "__dict__", {}).items():
+        is_sampler = isinstance(value, Sampler) or name.strip("_").endswith("sampler")
+        if depth and is_sampler and hasattr(value, "__dict__"):
+            yield f"{path}.{name}", value
+            yield from _samplers(f"{path}.{name}", value, depth - 1)
+
+
+def _generators(path: str, holder: Any) -> dict[str, Component]:
+    streams = ((name, _stream_of(value)) for name, value in getattr(holder, "__dict__", {}).items())
+    return {f"{path}.{name}": stream for name, stream in streams if stream is not None}
+
+
+def _stream_of(value: Any) -> Component | None:
+    if isinstance(value, torch.Generator):
+        return TorchGenerator(value)
+    if isinstance(value, (np.random.Generator, np.random.RandomState)):
+        return NumpyGenerator(value)
+    return PythonRng(value) if isinstance(value, random.Random) else None
