@@ -25,16 +25,22 @@ def slots_to_keep(
     usable = [c for c in checkpoints if c.quarantined is None and not c.is_pruned]
     kept = {checkpoint.ref.slot for checkpoint in usable[-keep:]}
     kept |= {checkpoint.ref.slot for checkpoint in checkpoints if checkpoint.quarantined is not None}
-    metrics = ((c.manifest.metric, c.ref.slot) for c in usable)
-    rated = [(metric, slot) for metric, slot in metrics if metric is not None and math.isfinite(metric)]
-    if rated:
-        # On a tie the newest wins: it has seen more data.
-        sign = 1 if best == "min" else -1
-        kept.add(min(rated, key=lambda item: (sign * item[0], -item[1]))[1])
+    winner = best_of(usable, best)
+    if winner is not None:
+        kept.add(winner.ref.slot)
     kept |= _independent_of_newest(usable)
     if verified_parents:
         kept.add(verified_parents[-1].slot)
     return frozenset(kept)
+
+
+def best_of(usable: Sequence[Checkpoint], best: Literal["min", "max"]) -> Checkpoint | None:
+    """The checkpoint with the best finite metric; None where none has one."""
+    rated = [(c.manifest.metric, c) for c in usable if c.manifest.metric is not None]
+    sign = 1 if best == "min" else -1
+    # On a tie the newest wins: it has seen more data.
+    ranked = ((sign * metric, -c.ref.slot, c) for metric, c in rated if math.isfinite(metric))
+    return min(ranked, key=lambda item: item[:2], default=(0, 0, None))[2]
 
 
 def _independent_of_newest(usable: Sequence[Checkpoint]) -> frozenset[int]:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import shlex
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from segue.cli.options import DefaultCommandGroup, Endpoint, Json, Store, read_run
-from segue.errors import COMMAND_LINE
+from segue.errors import COMMAND_LINE, SpecError
 from segue.interop.export import ExportFormat, require_free_folder, write_export
 from segue.interop.import_weights import ImportReport, import_weights
 from segue.interop.load import choose_checkpoint
@@ -56,6 +56,7 @@ def export(
     to: Annotated[Path, typer.Option(help="Folder for the files; must be empty or not exist yet.")],
     file_format: Annotated[ExportFormat, typer.Option("--format", help="Format of the state's files.")],
     step: Annotated[int | None, typer.Option(min=0, help="Step of the checkpoint; the newest by default.")] = None,
+    best: Annotated[bool, typer.Option("--best", help="The checkpoint with the best metric.")] = False,
     quarantined: Annotated[
         bool, typer.Option("--quarantined", help="Export the checkpoint even if it is quarantined.")
     ] = False,
@@ -68,7 +69,10 @@ def export(
     Exit code 0: all files are written. 1: the checkpoint is damaged. 2: the export could not be made as asked.
     """
     log, history = read_run(run, store=store, endpoint_url=endpoint_url)
-    checkpoint = choose_checkpoint(history, run_id=run, step=step, take_quarantined=quarantined)
+    if best and step is not None:
+        raise SpecError(source=COMMAND_LINE, problems=("--best: --step names another checkpoint; give one of them",))
+    wanted: int | Literal["best"] | None = "best" if best else step
+    checkpoint = choose_checkpoint(history, run_id=run, step=wanted, take_quarantined=quarantined)
     folder = require_free_folder(to)
     columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
     with Progress(*columns, console=errors, transient=True, disable=not errors.is_terminal) as bars:

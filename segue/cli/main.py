@@ -14,6 +14,7 @@ from segue.cli.recover import recover
 from segue.cli.run import run
 from segue.cli.serve import serve
 from segue.cli.status import runs, status, stop
+from segue.cli.track import track
 from segue.cli.worker import worker
 from segue.errors import SegueError
 from segue.reports.console import show_error
@@ -25,7 +26,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-for command in (init, drill, plan.plan, simulate.simulate, run, runs, status, stop, recover, serve, worker):
+for command in (init, drill, plan.plan, simulate.simulate, run, runs, status, stop, track, recover, serve, worker):
     app.command()(command)
 app.add_typer(checkpoints.app)
 app.add_typer(curve.app)

@@ -13,12 +13,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from segue.cli.durations import parse_deadline
+from segue.cli.forks import begin_with, parse_source
 from segue.cli.interrupts import ends_cleanly
 from segue.cli.options import Workload, require_prefect, with_workload, workload_name
 from segue.clock import SystemClock
 from segue.controller.recovery import forget_parent, register_start, withdraw_start
 from segue.controller.steps import check_start, open_run
-from segue.errors import COMMAND_LINE, OrchestratorError
+from segue.errors import COMMAND_LINE, OrchestratorError, SpecError
 from segue.reports.console import console, errors, show_json
 from segue.reports.tables import segment_rows, segments_table
 from segue.runlog.history import read_history
@@ -41,6 +42,13 @@ def run(
     deadline: Annotated[str | None, typer.Option(help="Deadline: +2h, 06:00, or an ISO time.")] = None,
     store: Annotated[str | None, typer.Option(help="Folder, file:///folder or s3://bucket/prefix.")] = None,
     endpoint_url: Annotated[str | None, typer.Option(help="S3 endpoint other than AWS's.")] = None,
+    from_: Annotated[
+        str | None, typer.Option("--from", help="Begin with a checkpoint of another run: RUN, RUN@STEP or RUN@best.")
+    ] = None,
+    reset: Annotated[
+        list[str] | None,
+        typer.Option(help="With --from, what not to take: optimizer, position or a component's name; repeatable."),
+    ] = None,
     accept: Annotated[
         list[str] | None, typer.Option(help="Part of the setup that was changed on purpose: setup.code; repeatable.")
     ] = None,
@@ -64,10 +72,15 @@ def run(
         continuity = _table(fields, "continuity")
         fields["continuity"] = continuity | {"accept": [*continuity.get("accept", ()), *accept]}
     spec = _absolute(RunSpec.parse(fields, source=str(config) if config else COMMAND_LINE))
+    if reset and from_ is None:
+        raise SpecError(source=COMMAND_LINE, problems=("--reset: it says what --from leaves out; give --from too",))
+    source = parse_source(from_) if from_ is not None else None
     require_prefect("run")
     if detach:
         _require_lasting_server()
     runlog = _checked(spec, accept_drift=accept_drift)
+    if source is not None:
+        begin_with(spec, source, reset or [])
     hint = f"Run the same command with --run-id {spec.run_id} to resume the run."
     with ends_cleanly(hint=hint):
         state = _train(spec, runlog, accept_drift=accept_drift, detach=detach, hint=None if is_named else hint)
@@ -112,7 +125,7 @@ def _train_on_server(
     from segue.tasks.recovery import server_id
 
     with _server(), open_client() as client:
-        require_deployments(client, spec, is_new=not read_history(runlog).attempts)
+        require_deployments(client, spec, is_new=not read_history(runlog).has_trained)
         opened = open_run(spec, clock=SystemClock(), accept_drift=accept_drift)
         register_start(opened.store, spec, clock=SystemClock(), server_id=server_id(client))
         try:
@@ -139,7 +152,7 @@ def _require_lasting_server() -> None:
 
 def _end(runlog: RunLog, spec: RunSpec, name: str, message: str, *, as_json: bool) -> None:
     history = read_history(runlog.reload())
-    is_finished = history.committed_step >= spec.steps
+    is_finished = history.is_finished(spec)
     facts: dict[str, Any] = {
         "run": spec.run_id,
         "state": name,

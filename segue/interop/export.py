@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Literal
 
 from pydantic import Field
 
@@ -27,9 +27,6 @@ from segue.runlog.log import RunLog
 from segue.runlog.open import DEFAULT_STORE, find_run
 from segue.spec import RunSpec, StoreSpec
 
-if TYPE_CHECKING:
-    pass
-
 log = logging.getLogger(__name__)
 
 Progress = Callable[[str], None]
@@ -41,6 +38,7 @@ class ExportFormat(StrEnum):
 
     TORCH = "torch"
     SAFETENSORS = "safetensors"
+    DCP = "dcp"
 
 
 class ExportedFile(Value):
@@ -86,14 +84,15 @@ def export_checkpoint(
     folder: Path | str,
     *,
     store: StoreSpec | str | Path = DEFAULT_STORE,
-    step: int | None = None,
+    step: int | Literal["best"] | None = None,
     file_format: ExportFormat | str = ExportFormat.TORCH,
     take_quarantined: bool = False,
 ) -> ExportReport:
     """Write a run's checkpoint, the newest by default, as plain files into a new or empty folder.
 
     The files need no segue: model, optimizer, random streams, position and loss curve, and a README.md that loads them.
-    `file_format` is "torch" or "safetensors". The run is only read.
+    `file_format` is "torch", "safetensors" or "dcp" (torch.distributed.checkpoint); `step` may be "best". The run is
+    only read.
 
     Raises:
         RunNotFoundError, StoreUnreachableError: there is no such run, or no such store.
@@ -137,7 +136,7 @@ def write_export(
         _write_json(staging / "train_state.json", _train_state(history, runlog.run_id, checkpoint) | quality)
         _write_json(staging / "config.json", _config(spec))
         _write_json(staging / "data_position.json", _data_position(checkpoint, spec))
-        export_files.write_state(staging, snapshot, as_torch=file_format is ExportFormat.TORCH, progress=progress)
+        export_files.write_state(staging, snapshot, file_format=file_format.value, progress=progress)
         files = tuple(ExportedFile(name=p.name, size_bytes=p.stat().st_size) for p in sorted(staging.iterdir()))
         progress("waiting for the disk")
     step = checkpoint.manifest.step
@@ -206,7 +205,8 @@ def _data_position(checkpoint: Checkpoint, spec: RunSpec | None) -> dict[str, An
             "place in it. Without shuffle the place is the sample id. With shuffle the id is a keyed bijection of the "
             "place: a balanced Feistel network of 6 rounds over the next power of four, its keys mixed from seed and "
             "epoch by splitmix64, applied again until the id is below the number of samples. It is "
-            "segue.data.order.shuffled(), which needs numpy alone; torch.manual_seed does not give this order. In "
+            "segue.data.order.shuffled(), which needs numpy alone; torch.manual_seed does not give this order. A "
+            "sampler of the recipe's own is drawn once for each epoch, as segue.data.sampled does. In "
             "DataLoader workers the random streams are seeded again for each batch, from seed and samples_seen."
         ),
     }

@@ -7,7 +7,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 from urllib.parse import quote
 
 import numpy as np
@@ -20,16 +20,16 @@ import torch
 
 from segue.checkpoints.format.snapshot import Snapshot
 from segue.checkpoints.format.state_tree import Json, decode_tree, encode_tree
-from segue.continuity.recipe_diff import NOT_STATE
+from segue.continuity.recipe_diff import BINDING, NOT_STATE
 from segue.curves.frame import steps_of_lineage, stored_tables
 from segue.curves.schema import SCHEMA
 from segue.errors import MalformedCheckpointError
-from segue.interop.export_readme import readme
+from segue.interop.export_readme import readme, readme_of_dcp
 from segue.runlog.history import Checkpoint, History
 from segue.runlog.log import RunLog
 from segue.trainer.workloads.state import PROGRESS
 
-_MODEL = "model"
+_MODEL, _OPTIMIZER = "model", "optimizer"
 _RESERVED = ("config", "data_position", "loss_curve", "readme", "train_state")
 """Stems of the files next to the state; no component may take them, in upper or lower case."""
 
@@ -46,13 +46,29 @@ def plain_state(snapshot: Snapshot) -> Iterator[tuple[str, Any]]:
         yield name, _state_dict(tree) if name == _MODEL else loadable(tree)
 
 
-def write_state(folder: Path, snapshot: Snapshot, *, as_torch: bool, progress: Callable[[str], None]) -> None:
+def write_state(
+    folder: Path,
+    snapshot: Snapshot,
+    *,
+    file_format: Literal["torch", "safetensors", "dcp"],
+    progress: Callable[[str], None],
+) -> None:
     """Write each component into files of its own name, and a README.md that explains them.
+
+    As "dcp" all components are in one set of files.
 
     Raises:
         MalformedCheckpointError: the model's state is not one.
         OSError: a file cannot be written.
     """
+    if file_format == "dcp":
+        from segue.interop.dcp_folder import write_dcp  # It takes a second to import.
+
+        progress("writing the state")
+        write_dcp(folder, _dcp_state(snapshot))
+        (folder / "README.md").write_text(readme_of_dcp(sorted(_loadable_names(snapshot))), encoding="utf-8")
+        return
+    as_torch = file_format == "torch"
     # The position is in data_position.json.
     stems = file_stems(name for name in _loadable_names(snapshot) if name != PROGRESS)
     files = {}
@@ -63,6 +79,19 @@ def write_state(folder: Path, snapshot: Snapshot, *, as_torch: bool, progress: C
         write = _write_torch if as_torch else _write_model if name == _MODEL else _write_component
         files[name] = write(folder, name, stems[name], state)
     (folder / "README.md").write_text(readme(files, as_torch=as_torch), encoding="utf-8")
+
+
+def _dcp_state(snapshot: Snapshot) -> dict[str, Any]:
+    """All components; the parameters in an optimizer's state by their names, where the checkpoint knows them."""
+    from segue.interop.dcp_folder import optimizer_by_names
+
+    state = dict(plain_state(snapshot))
+    optimizers = [name for name in state if name == _OPTIMIZER]
+    bound = snapshot.skeletons.get(BINDING)
+    for name in optimizers if isinstance(bound, dict) else ():
+        groups = decode_tree(bound, snapshot.tensors)["groups"]
+        state[name] = optimizer_by_names(state[name], groups)
+    return state
 
 
 def write_curve(path: Path, runlog: RunLog, history: History, checkpoint: Checkpoint) -> tuple[str, ...]:
@@ -79,7 +108,7 @@ def write_curve(path: Path, runlog: RunLog, history: History, checkpoint: Checkp
         for attempt_id, (after, to) in lineage.items():
             step = pc.field("step")
             parts.append(table.filter((pc.field("attempt_id") == attempt_id) & (step > after) & (step <= to)))
-    curve = pa.concat_tables(parts)
+    curve = pa.concat_tables(parts, promote_options="default")  # Files may have different metrics.
     pq.write_table(curve.sort_by("step"), path)
     found = Counter(curve["attempt_id"].to_pylist())
     return tuple(attempt_id for attempt_id, (after, to) in reversed(lineage.items()) if found[attempt_id] < to - after)

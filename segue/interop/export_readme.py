@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 _INTRODUCTION = """\
 # A segue checkpoint as plain files
@@ -156,5 +156,35 @@ def _loading(component: str, stem: str, *, as_torch: bool) -> str:
         return _LINES[component]
     if component == "model" and not as_torch:
         return 'model.load_state_dict(load_file("model.safetensors"))\n'
-    owner = f"extra[{component.removeprefix('extra.')!r}]" if component.startswith("extra.") else component
+    field, _, name = component.partition(".")
+    owner = f"{field}[{name!r}]" if name and field in ("extra", "optimizer", "scheduler") else component
     return f'{owner}.load_state_dict(component("{stem}"))\n'
+
+
+_DCP = """\
+| `.metadata`, `*.distcp` | the state, in the format of torch.distributed.checkpoint |
+
+Components: COMPONENTS.
+
+A model and an optimizer on any number of ranks load their own slices:
+
+```python
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+
+model_state, optimizer_state = get_state_dict(model, optimizer)
+state = {"model": model_state, "optimizer": optimizer_state}
+dcp.load(state, checkpoint_id="this folder")
+set_state_dict(model, optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
+```
+
+The optimizer's parameters have the model's names, as `get_state_dict` gives them. Where the checkpoint does not know
+the names, as for a program's, they have numbers: load `optimizer.state_dict()` then. `dcp.load` unpickles plain values
+of the folder; for weights that came from elsewhere, use a format that does not.
+"""
+
+
+def readme_of_dcp(components: Sequence[str]) -> str:
+    """The text for a folder of torch.distributed.checkpoint."""
+    rows = "".join(f"| `{name}` | {text} |\n" for name, text in _NEXT_TO_STATE.items())
+    return _INTRODUCTION + rows + _DCP.replace("COMPONENTS", ", ".join(f"`{name}`" for name in components))

@@ -6,14 +6,14 @@ import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from segue.data.loader import Feed, seed_all
-from segue.data.order import SampleOrder
+from segue.data.loader import Feed
+from segue.data.streams import seed_all
 from segue.errors import RecipeError
+from segue.interop.first_checkpoint import FirstCheckpoint
 from segue.interop.weights_file import Fit, fit_into, read_weights
 from segue.recipe import Build, Recipe, built_recipe, import_build, users_line
-from segue.records import Environment, WeightsFile
+from segue.records import WeightsFile
 from segue.spec import RunSpec
 from segue.trainer.environment import environment_of, prepare_device
 from segue.trainer.workloads.components import Progress
@@ -24,18 +24,13 @@ _ACCELERATOR_STREAMS = "rng.cuda"
 
 @dataclass(frozen=True)
 class FirstState:
-    """Everything that a run's first checkpoint holds, not written yet."""
+    """A first checkpoint with imported weights, and how they fitted the model."""
 
-    spec: RunSpec
+    first: FirstCheckpoint
+    """Its tensors are the live ones."""
     file: WeightsFile
     fit: Fit
     notes: tuple[str, ...]
-    step: int
-    samples_seen: int
-    epoch: int
-    environment: Environment
-    trees: dict[str, Any]
-    """Of each component; the tensors are the live ones."""
 
 
 def first_state(spec: RunSpec, path: Path, *, step: int, partial: bool, progress: Callable[[str], None]) -> FirstState:
@@ -53,9 +48,9 @@ def first_state(spec: RunSpec, path: Path, *, step: int, partial: bool, progress
     weights = read_weights(path)
     progress("building the recipe")
     seed_all(spec.seed)
-    recipe = _built(build, spec)
+    recipe = built(build, spec)
     order = Feed(recipe.data, recipe=spec.recipe_path, seed=spec.seed).order
-    position = Progress(step=step, samples_seen=samples_seen_at(order, step))
+    position = Progress(step=step, samples_seen=order.position_after(step))
     components = components_of(recipe, position, name=spec.recipe_path)
     # A resume takes the modes from the checkpoint; the first attempt of a run would begin with these.
     recipe.model.train()
@@ -63,26 +58,24 @@ def first_state(spec: RunSpec, path: Path, *, step: int, partial: bool, progress
     trees = capture(components)
     # The machine that trains seeds its accelerator's streams itself; this one may have none.
     trees.pop(_ACCELERATOR_STREAMS, None)
-    return FirstState(
+    first = FirstCheckpoint(
         spec=spec,
-        file=weights.file,
-        fit=fit,
-        notes=tuple(_notes(recipe, fit)),
+        origin=weights.file,
         step=step,
         samples_seen=position.samples_seen,
         epoch=order.epoch_of(position.samples_seen),
         environment=environment_of(device),
         trees=trees,
     )
+    return FirstState(first, weights.file, fit, tuple(_notes(recipe, fit)))
 
 
-def samples_seen_at(order: SampleOrder, step: int) -> int:
-    """Samples in the first `step` batches; the last batch of an epoch may be short."""
-    epochs, batches = divmod(step, -(-order.samples_per_epoch // order.batch_size))
-    return epochs * order.samples_per_epoch + batches * order.batch_size
+def built(build: Build, spec: RunSpec) -> Recipe:
+    """The recipe.
 
-
-def _built(build: Build, spec: RunSpec) -> Recipe:
+    Raises:
+        RecipeError: it cannot be built; names the user's line.
+    """
     try:
         return built_recipe(build, spec.config)
     except RecipeError:
@@ -90,7 +83,7 @@ def _built(build: Build, spec: RunSpec) -> Recipe:
     except Exception as error:
         place = users_line("".join(traceback.format_exception(error)))
         why = f"building it{f' ({place})' if place else ''} raised {type(error).__name__}: {error}."
-        raise RecipeError(recipe=spec.recipe_path, why=why, fix="Fix: correct it, then import again.") from error
+        raise RecipeError(recipe=spec.recipe_path, why=why, fix="correct it, then do this again.") from error
 
 
 def _notes(recipe: Recipe, fit: Fit) -> list[str]:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
+from segue.checkpoints.retention import best_of
 from segue.errors import (
     CheckpointError,
     CorruptShardError,
@@ -12,6 +13,7 @@ from segue.errors import (
     MalformedCheckpointError,
     MissingShardError,
     NoCheckpointError,
+    NoMetricError,
     PrunedCheckpointError,
     QuarantinedCheckpointError,
     TruncatedShardError,
@@ -27,10 +29,11 @@ if TYPE_CHECKING:
 
 
 def load_checkpoint(
-    run: str, *, store: StoreSpec | str | Path = DEFAULT_STORE, step: int | None = None
+    run: str, *, store: StoreSpec | str | Path = DEFAULT_STORE, step: int | Literal["best"] | None = None
 ) -> dict[str, Any]:
     """The state in a run's checkpoint, the newest by default: for each component what its `load_state_dict` takes.
 
+    `step` may be "best": the checkpoint with the best metric.
     Keys are the components: `model`, `optimizer`, `scheduler`, `extra.<name>`, `rng.torch`, `progress` and others.
     Values are dicts and lists of CPU tensors and plain values; `model` is the model's `state_dict()`. Every byte is
     verified while it is read. The run is only read.
@@ -38,6 +41,7 @@ def load_checkpoint(
     Raises:
         RunNotFoundError, StoreUnreachableError: there is no such run, or no such store.
         NoCheckpointError, UnknownStepError, PrunedCheckpointError, QuarantinedCheckpointError: no such checkpoint.
+        NoMetricError: the best one is asked for, and no checkpoint has a metric.
         DamagedCheckpointError: the checkpoint's bytes do not verify; names the damage.
     """
     runlog, history = find_run(run, store)
@@ -48,13 +52,21 @@ def load_checkpoint(
     return dict(plain_state(read_verified(runlog, checkpoint)))
 
 
-def choose_checkpoint(history: History, *, run_id: str, step: int | None, take_quarantined: bool) -> Checkpoint:
+def choose_checkpoint(
+    history: History, *, run_id: str, step: int | Literal["best"] | None, take_quarantined: bool
+) -> Checkpoint:
     """The checkpoint of a step, by default the newest usable one; of two of one step the newer usable one.
 
     Raises:
         NoCheckpointError, UnknownStepError, PrunedCheckpointError: there is none.
         QuarantinedCheckpointError: it is quarantined, and `take_quarantined` is not given.
+        NoMetricError: the best one is asked for, and none has a metric.
     """
+    if step == "best":
+        winner = best_of(history.usable, history.spec.checkpoints.best if history.spec is not None else "min")
+        if winner is None:
+            raise NoMetricError(run_id=run_id)
+        return winner
     if step is None:
         if history.newest is None:
             raise NoCheckpointError(run_id=run_id)

@@ -47,11 +47,18 @@ class Fit:
 
 
 def read_weights(path: Path) -> Weights:
-    """The state dict in a file of `torch.save`, or of safetensors if that is its ending. Runs no code in it.
+    """The state dict in a file of `torch.save`, or of safetensors if that is its ending, or in a DCP folder.
+
+    Runs no code in it.
 
     Raises:
         WeightsFileError: it cannot be read, holds more than data, is no state dict, or changed meanwhile.
     """
+    if path.is_dir():
+        from segue.interop.dcp_folder import read_dcp  # It takes a second to import.
+
+        source, state = read_dcp(path)
+        return Weights(source, _require_state_dict(state, path))
     try:
         with path.open("rb") as file:
             before = os.fstat(file.fileno())

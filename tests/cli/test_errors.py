@@ -138,14 +138,14 @@ def test_what_is_wrong_on_the_command_line_is_told_as_that(place, command):
         ("steps 3\n", "is not TOML (Expected '=' after a key in a key/value pair (at line 1, column 7)); correct that"),
     ],
 )
-def test_a_wrong_run_spec_is_refused_by_the_name_of_the_field(place, text, said):
-    message = place.refused("drill", TINY, "--config", place.write("run.toml", text))
+def test_a_wrong_run_spec_is_refused_by_the_name_of_the_field(desk, text, said):
+    message = desk.refused("drill", TINY, "--config", desk.write("run.toml", text))
     assert message.startswith("segue: run.toml is not a valid run spec: ")
     assert said in message
 
 
-def test_a_run_spec_that_is_not_there_is_refused_by_its_name(place):
-    assert "nowhere.toml is not a valid run spec: the file cannot be read" in place.refused(
+def test_a_run_spec_that_is_not_there_is_refused_by_its_name(desk):
+    assert "nowhere.toml is not a valid run spec: the file cannot be read" in desk.refused(
         "drill", TINY, "--config", "nowhere.toml"
     )
 
@@ -172,15 +172,15 @@ def test_a_recipe_that_cannot_be_imported_is_refused_with_the_reason(place, reci
     assert ("importable from the current folder" in message or "example:" in message) is is_path
 
 
-def test_an_unknown_run_is_told_with_those_that_are_there(place, stored):
+def test_an_unknown_run_is_told_with_those_that_are_there(desk, stored):
     store = str(stored.log.store.url)
-    message = place.refused("status", "huge", "--store", store)
+    message = desk.refused("status", "huge", "--store", store)
     assert message == f"segue: no run 'huge' in {store}. Runs there: tiny. Fix: check the run id and --store.\n"
 
 
 @pytest.mark.parametrize("run", ["nightly", "../up", ""])
-def test_a_store_that_is_not_there_holds_no_runs_and_is_not_made(place, run):
-    assert f"no run {run!r} in " in place.refused("status", run, "--json")
+def test_a_store_that_is_not_there_holds_no_runs_and_is_not_made(desk, run):
+    assert f"no run {run!r} in " in desk.refused("status", run, "--json")
 
 
 @pytest.mark.parametrize(
@@ -192,13 +192,13 @@ def test_a_store_that_is_not_there_holds_no_runs_and_is_not_made(place, run):
         ("s3://bucket", "http://127.0.0.1:{port}", "check --store, --endpoint-url, the network and your access."),
     ],
 )
-def test_a_store_that_cannot_be_reached_is_told_with_the_fix(place, closed_port, store, endpoint, said):
+def test_a_store_that_cannot_be_reached_is_told_with_the_fix(desk, closed_port, store, endpoint, said):
     given = [] if endpoint is None else ["--endpoint-url", endpoint.format(port=closed_port)]
-    assert said in place.refused("status", "nightly", "--store", store, *given)
+    assert said in desk.refused("status", "nightly", "--store", store, *given)
 
 
-def test_status_says_all_of_it_in_one_json_object(place, stored):
-    outcome = place.run("status", "tiny", "--store", stored.log.store.url, "--json")
+def test_status_says_all_of_it_in_one_json_object(desk, stored):
+    outcome = desk.run("status", "tiny", "--store", stored.log.store.url, "--json")
     assert (outcome.code, outcome.err) == (0, "")
     told = json.loads(outcome.out)
     assert (told["run"], told["committed_step"], told["steps"]) == ("tiny", 40, 100)
@@ -208,8 +208,8 @@ def test_status_says_all_of_it_in_one_json_object(place, stored):
     assert (told["cost"]["cost"], told["cost"]["paid_share"], told["cost"]["preemptions"]) == (0.0, None, 0)
 
 
-def test_checkpoints_says_all_of_it_in_one_json_object(place, stored):
-    outcome = place.run("checkpoints", "tiny", "--store", stored.log.store.url, "--json")
+def test_checkpoints_says_all_of_it_in_one_json_object(desk, stored):
+    outcome = desk.run("checkpoints", "tiny", "--store", stored.log.store.url, "--json")
     assert (outcome.code, outcome.err) == (0, "")
     told = json.loads(outcome.out)
     assert told["run"] == "tiny"

@@ -30,15 +30,15 @@ def place(tmp_path) -> Place:
     return Place(tmp_path / "place")
 
 
-def test_the_command_says_all_of_it_in_one_flat_json_object(trained, place):
+def test_the_command_says_all_of_it_in_one_flat_json_object(trained, desk):
     where = ("--store", str(trained.store))
-    outcome = place.run("checkpoints", "export", "tiny", "--format", "torch", "--to", "a/b", "--json", *where)
+    outcome = desk.run("checkpoints", "export", "tiny", "--format", "torch", "--to", "a/b", "--json", *where)
     assert (outcome.code, outcome.err) == (0, "")
     told = json.loads(outcome.out)
     assert (told["run_id"], told["step"], told["format"]) == ("tiny", 40, "torch")
-    assert told["folder"] == str(place.folder / "a" / "b")
+    assert told["folder"] == str(desk.folder / "a" / "b")
     assert list(told) == ["run_id", "step", "format", "folder", "files"]
-    sizes = {path.name: path.stat().st_size for path in (place.folder / "a" / "b").iterdir()}
+    sizes = {path.name: path.stat().st_size for path in (desk.folder / "a" / "b").iterdir()}
     assert {file["name"]: file["size_bytes"] for file in told["files"]} == sizes
 
 
@@ -57,16 +57,17 @@ def test_people_get_a_table_of_the_files(trained, place):
         (("tiny", "--step", "30"), "is quarantined: a person doubted it."),
         (("tiny", "--to", "."), "Fix: name an empty or a new one."),
         (("teeny",), "no run 'teeny' in"),
+        (("tiny", "--best", "--step", "10"), "--best: --step names another checkpoint; give one of them"),
     ],
 )
-def test_what_cannot_be_done_as_asked_is_refused_without_a_trace(trained, place, asked, said):
-    place.write("mine.txt", "mine")
+def test_what_cannot_be_done_as_asked_is_refused_without_a_trace(trained, desk, asked, said):
+    desk.write("mine.txt", "mine")
     more = ("--format", "torch", "--to", "out", "--store", str(trained.store))
-    assert said in place.refused("checkpoints", "export", *more, *asked)
+    assert said in desk.refused("checkpoints", "export", *more, *asked)
 
 
 @pytest.mark.matrix
-@pytest.mark.parametrize("file_format", ["torch", "safetensors"])
+@pytest.mark.parametrize("file_format", ["torch", "safetensors", "dcp"])
 def test_a_full_disk_is_refused_in_one_paragraph_and_leaves_nothing(trained, tmp_path, file_format):
     # No file may be larger than 12 KiB: the curve and the JSON fit, the optimizer does not.
     script = 'ulimit -f 12; exec "$@"'
@@ -81,21 +82,21 @@ def test_a_full_disk_is_refused_in_one_paragraph_and_leaves_nothing(trained, tmp
     assert names_in(tmp_path) == set()
 
 
-def test_a_damaged_checkpoint_ends_the_command_with_1(copied, place):
+def test_a_damaged_checkpoint_ends_the_command_with_1(copied, desk):
     (shard,) = copied.store.glob("tiny/attempts/*/step-000000040/*.safetensors")
     flip_a_bit(shard)
-    before = place.files()
+    before = desk.files()
     more = ("--format", "torch", "--to", "out", "--store", str(copied.store))
-    outcome = place.run("checkpoints", "export", "tiny", *more)
+    outcome = desk.run("checkpoints", "export", "tiny", *more)
     assert (outcome.code, outcome.out) == (1, "")
     assert outcome.err.startswith("segue: the checkpoint of step 40 is damaged: ")
     assert "set aside" not in outcome.err
-    assert place.files() == before
-    refusal(place.run("checkpoints", "export", "tiny", *more, "--step", "30"))
+    assert desk.files() == before
+    refusal(desk.run("checkpoints", "export", "tiny", *more, "--step", "30"))
 
 
 @pytest.mark.parametrize("order", ["run first", "options first", "the word itself", "after two dashes"])
-def test_the_first_word_that_is_no_command_is_the_run_to_list(trained, place, order):
+def test_the_first_word_that_is_no_command_is_the_run_to_list(trained, desk, order):
     where = ["--store", str(trained.store), "--json"]
     asked = {
         "run first": ["tiny", *where],
@@ -103,18 +104,18 @@ def test_the_first_word_that_is_no_command_is_the_run_to_list(trained, place, or
         "the word itself": ["list", "tiny", *where],
         "after two dashes": [*where, "--", "tiny"],
     }[order]
-    outcome = place.run("checkpoints", *asked)
+    outcome = desk.run("checkpoints", *asked)
     assert (outcome.code, outcome.err) == (0, "")
     assert [row["step"] for row in json.loads(outcome.out)["checkpoints"]] == [10, 20, 30, 40]
 
 
-def test_the_help_of_the_group_explains_both(place):
-    outcome = place.run("checkpoints", "--help")
+def test_the_help_of_the_group_explains_both(desk):
+    outcome = desk.run("checkpoints", "--help")
     assert (outcome.code, outcome.err) == (0, "")
     assert "segue checkpoints RUN" in outcome.out
     assert {"list", "export"} <= set(outcome.out.split())
-    assert "--to" in place.run("checkpoints", "export", "--help").out
-    assert "--store" in place.run("checkpoints", "tiny", "--help").out
+    assert "--to" in desk.run("checkpoints", "export", "--help").out
+    assert "--store" in desk.run("checkpoints", "tiny", "--help").out
 
 
 def test_listing_and_refusing_wait_for_neither_torch_nor_prefect(trained):

@@ -15,12 +15,6 @@ from segue.spec import RunSpec, read_toml
 from tests.support.command import Desk
 
 
-@pytest.fixture
-def desk(tmp_path, monkeypatch, capsys) -> Desk:
-    (tmp_path / "mine").mkdir()
-    return Desk(tmp_path / "mine", monkeypatch, capsys)
-
-
 def written(desk: Desk) -> dict[str, str]:
     paths = (path for path in desk.folder.rglob("*") if path.is_file())
     return {path.relative_to(desk.folder).as_posix(): path.read_text() for path in paths}

@@ -39,11 +39,9 @@ traces runs seed notes policies comes_to now currency"""
 
 
 @pytest.fixture
-def desk(tmp_path, monkeypatch, capsys) -> Desk:
-    (tmp_path / "desk").mkdir()
-    made = Desk(tmp_path / "desk", monkeypatch, capsys)
-    made.write("run.toml", HOURS)
-    return made
+def desk(desk) -> Desk:
+    desk.write("run.toml", HOURS)
+    return desk
 
 
 def test_all_of_it_is_one_json_object(desk):

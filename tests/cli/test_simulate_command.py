@@ -16,17 +16,10 @@ from segue.policy.rules.view import Knowledge
 from segue.testing.clock import FakeClock
 from tests.cli.test_errors import Place
 from tests.controller.test_steps import Run
-from tests.support.command import Desk
 
 SMALL = ("--runs", "30", "--work", "4h")
 FIGURES = """policy cost_share cost_share_low cost_share_high cost_share_p5 cost_share_p95 to_uniform_progress
 to_uniform_progress_low to_uniform_progress_high to_optimum missed runs preemptions lost_seconds sentinel_seconds"""
-
-
-@pytest.fixture
-def desk(tmp_path, monkeypatch, capsys) -> Desk:
-    (tmp_path / "desk").mkdir()
-    return Desk(tmp_path / "desk", monkeypatch, capsys)
 
 
 def test_policies_are_compared_in_one_json_object(desk):

@@ -10,13 +10,8 @@ import pytest
 from segue.controller.steps import decide_next
 from segue.records import StopReason
 from segue.testing.clock import FakeClock
-from tests.cli.test_errors import Place, refusal
+from tests.cli.test_errors import refusal
 from tests.controller.test_steps import START, Run
-
-
-@pytest.fixture
-def place(tmp_path) -> Place:
-    return Place(tmp_path / "place")
 
 
 @pytest.fixture
@@ -32,7 +27,7 @@ def store_of(run: Run) -> tuple[str, str]:
     return "--store", run.spec.store.url
 
 
-def test_the_runs_of_a_store_are_listed_with_state_step_punctuality_and_cost(make_run, place):
+def test_the_runs_of_a_store_are_listed_with_state_step_punctuality_and_cost(make_run, desk):
     late = make_run("late", deadline=START + timedelta(seconds=50))
     late.commit(late.claim(late.decide()), 10)
     done = make_run("done")
@@ -40,54 +35,54 @@ def test_the_runs_of_a_store_are_listed_with_state_step_punctuality_and_cost(mak
     claim = done.claim(plan)
     done.commit(claim, 100)
     done.report(plan, claim, StopReason.FINISHED, seconds=3600, train_seconds=3000, train_steps=90)
-    outcome = place.run("runs", *store_of(late), "--json")
+    outcome = desk.run("runs", *store_of(late), "--json")
     listed = {row["run"]: row for row in json.loads(outcome.out)["runs"]}
     assert list(listed) == ["done", "late"]
     assert (listed["done"]["state"], listed["done"]["step"], listed["done"]["cost"]) == ("finished", "100 of 100", "1")
     assert listed["late"]["state"].startswith("segment 0 attempt 1 on ")
     assert listed["late"]["deadline"].startswith("late by about ")
     assert listed["late"]["late_seconds"] > 0
-    table = place.run("runs", *store_of(late))
+    table = desk.run("runs", *store_of(late))
     assert (table.code, table.err) == (0, "")
     assert all(word in table.out for word in ("run", "state", "step", "deadline", "cost", "done", "late"))
 
 
-def test_a_store_without_runs_says_so(place):
-    outcome = place.run("runs", "--store", str(place.folder / "none"))
+def test_a_store_without_runs_says_so(desk):
+    outcome = desk.run("runs", "--store", str(desk.folder / "none"))
     assert (outcome.code, outcome.out.split(" in ")[0]) == (0, "There are no runs")
 
 
-def test_a_run_that_trains_is_shown_with_its_step_its_heartbeat_and_what_its_saves_fail_with(make_run, place):
+def test_a_run_that_trains_is_shown_with_its_step_its_heartbeat_and_what_its_saves_fail_with(make_run, desk):
     run = make_run("live")
     claim = run.claim(run.decide())
-    silent = place.run("status", "live", *store_of(run), "--json")
+    silent = desk.run("status", "live", *store_of(run), "--json")
     assert "heartbeat_age_seconds" not in json.loads(silent.out)
     run.beat(claim, step=7, beat_at=datetime.now(UTC) - timedelta(seconds=40), trouble="the disk is full")
-    facts = json.loads(place.run("status", "live", *store_of(run), "--json").out)
+    facts = json.loads(desk.run("status", "live", *store_of(run), "--json").out)
     assert (facts["live_step"], facts["save_trouble"]) == (7, "the disk is full")
     assert 40 <= facts["heartbeat_age_seconds"] < 400
-    shown = place.run("status", "live", *store_of(run)).out
+    shown = desk.run("status", "live", *store_of(run)).out
     assert "heartbeat age seconds" in shown
     assert "save trouble  the disk is full" in shown
 
 
-def test_a_run_is_stopped_once_and_the_answer_says_how_to_resume(make_run, place):
+def test_a_run_is_stopped_once_and_the_answer_says_how_to_resume(make_run, desk):
     run = make_run("mine")
     run.claim(run.decide())
-    outcome = place.run("stop", "mine", *store_of(run))
+    outcome = desk.run("stop", "mine", *store_of(run))
     assert (outcome.code, outcome.err) == (0, "")
     assert "stop requested" in outcome.out
     assert "--run-id mine" in outcome.out
-    state = json.loads(place.run("status", "mine", *store_of(run), "--json").out)["state"]
+    state = json.loads(desk.run("status", "mine", *store_of(run), "--json").out)["state"]
     assert state.endswith(", stopping")
 
 
-def test_what_cannot_be_stopped_is_refused(make_run, place):
+def test_what_cannot_be_stopped_is_refused(make_run, desk):
     run = make_run("over")
     plan = run.decide()
     claim = run.claim(plan)
     run.commit(claim, 100)
     run.report(plan, claim, StopReason.FINISHED)
     assert decide_next(run.log, run.spec, clock=run.clock).action == "finished"
-    assert "has already ended (finished at step 100)" in refusal(place.run("stop", "over", *store_of(run)))
-    assert "no run 'nowhere'" in refusal(place.run("stop", "nowhere", *store_of(run)))
+    assert "has already ended (finished at step 100)" in refusal(desk.run("stop", "over", *store_of(run)))
+    assert "no run 'nowhere'" in refusal(desk.run("stop", "nowhere", *store_of(run)))

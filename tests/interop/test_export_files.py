@@ -44,10 +44,10 @@ def plain(tree: object) -> object:
     return [plain(item) for item in tree] if isinstance(tree, (list, tuple)) else tree
 
 
-def write(folder: Path, *, as_torch: bool, model: object = None, **components: object) -> dict[str, object]:
+def write(folder: Path, *, file_format: str, model: object = None, **components: object) -> dict[str, object]:
     """The objects that the README's own code loaded an export of these components into, by name."""
     model = {"state": {"w": torch.ones(1)}, "metadata": {}} if model is None else model
-    write_state(folder, take({"model": model} | components), as_torch=as_torch, progress=lambda doing: None)
+    write_state(folder, take({"model": model} | components), file_format=file_format, progress=lambda doing: None)
     loaded: dict[str, object] = {}
 
     def target(name: str) -> SimpleNamespace:
@@ -69,7 +69,7 @@ def folder(tmp_path, monkeypatch) -> Path:
 
 
 def test_safetensors_give_back_state_of_every_kind_as_it_was(folder):
-    found = write(folder, as_torch=False, **{"extra.rich": RICH, "scaler": {"scale": 65536.0}})
+    found = write(folder, file_format="safetensors", **{"extra.rich": RICH, "scaler": {"scale": 65536.0}})
     assert plain(found["extra.rich"]) == plain(RICH)
     assert [type(value) for value in found["extra.rich"]["scalars"]] == [np.float32, np.int8, np.bool_]
     assert type(found["extra.rich"]["counter"]) is Counter
@@ -77,7 +77,7 @@ def test_safetensors_give_back_state_of_every_kind_as_it_was(folder):
 
 
 def test_torch_files_give_back_state_of_every_kind_with_weights_only(folder):
-    found = write(folder, as_torch=True, **{"extra.rich": RICH})["extra.rich"]
+    found = write(folder, file_format="torch", **{"extra.rich": RICH})["extra.rich"]
     assert plain(found) == plain(RICH)
     assert isinstance(found["array"], torch.Tensor)
     assert [type(value) for value in found["scalars"]] == [float, int, bool]
@@ -100,21 +100,21 @@ class Tied(nn.Module):
         self.note = str(state["note"])
 
 
-@pytest.mark.parametrize("as_torch", [True, False])
-def test_tied_weights_are_written_under_both_names(folder, as_torch):
+@pytest.mark.parametrize("file_format", ["torch", "safetensors"])
+def test_tied_weights_are_written_under_both_names(folder, file_format):
     model = Tied()
-    state = write(folder, as_torch=as_torch, model=ModelState(model).capture())["model"]
+    state = write(folder, file_format=file_format, model=ModelState(model).capture())["model"]
     assert torch.equal(state["embed.weight"], model.embed.weight)
     assert torch.equal(state["head.weight"], model.embed.weight)
     again = Tied()
-    again.load_state_dict(state, strict=as_torch)  # What is no tensor is in model.json alone.
+    again.load_state_dict(state, strict=file_format == "torch")  # What is no tensor is in model.json alone.
     assert torch.equal(again.head.weight, model.head.weight)
 
 
 def test_what_a_model_keeps_that_is_no_tensor_is_in_its_json(folder):
     model = Tied()
     model.note = "other"
-    write(folder, as_torch=False, model=ModelState(model).capture())
+    write(folder, file_format="safetensors", model=ModelState(model).capture())
     tensors = safetensors.torch.load_file(folder / "model.safetensors")
     tree = decode_tree(json.loads((folder / "model.json").read_text()), tensors)
     again = Tied()
@@ -123,16 +123,16 @@ def test_what_a_model_keeps_that_is_no_tensor_is_in_its_json(folder):
     assert set(tensors) == {"embed.weight", "head.weight", "_extra_state.table"}
 
 
-@pytest.mark.parametrize("as_torch", [True, False])
-def test_views_of_one_piece_of_memory_become_tensors_of_their_own(folder, as_torch):
+@pytest.mark.parametrize("file_format", ["torch", "safetensors"])
+def test_views_of_one_piece_of_memory_become_tensors_of_their_own(folder, file_format):
     memory = torch.arange(100_000, dtype=torch.float32)
     state = {"a": memory[:4], "b": memory[4:8], "c": memory[:4]}
     tensors: dict[str, torch.Tensor] = {}
     skeleton = encode_tree({"state": state, "metadata": {}}, path="model", tensors=tensors)
-    write_state(folder, Snapshot({"model": skeleton}, tensors), as_torch=as_torch, progress=lambda doing: None)
-    file = folder / ("model.pt" if as_torch else "model.safetensors")
+    write_state(folder, Snapshot({"model": skeleton}, tensors), file_format=file_format, progress=lambda doing: None)
+    file = folder / ("model.pt" if file_format == "torch" else "model.safetensors")
     assert file.stat().st_size < 10_000
-    found = torch.load(file, weights_only=True) if as_torch else safetensors.torch.load_file(file)
+    found = torch.load(file, weights_only=True) if file_format == "torch" else safetensors.torch.load_file(file)
     assert {name: value.tolist() for name, value in found.items()} == {n: v.tolist() for n, v in state.items()}
 
 
@@ -143,13 +143,15 @@ def test_names_that_are_no_file_names_stay_in_the_folder(folder):
     assert stems["rng.torch"] == "rng.torch"
     assert len({stem.casefold() for stem in stems.values()} - {"readme", "config"}) == len(names)
     assert not [stem for stem in stems.values() if "/" in stem]
-    found = write(folder, as_torch=True, **{"extra.../../up": {"x": 1}, "extra.EMA": {"x": 2}, "extra.ema": {"x": 3}})
+    found = write(
+        folder, file_format="torch", **{"extra.../../up": {"x": 1}, "extra.EMA": {"x": 2}, "extra.ema": {"x": 3}}
+    )
     assert [found[f"extra.{key}"]["x"] for key in ("../../up", "EMA", "ema")] == [1, 2, 3]
 
 
 def test_a_model_that_is_none_is_called_malformed(folder):
     with pytest.raises(MalformedCheckpointError, match="no 'state' and 'metadata'"):
-        write(folder, as_torch=True, model={"weights": {}})
+        write(folder, file_format="torch", model={"weights": {}})
 
 
 def test_plain_types_are_left_as_they_are():
@@ -158,7 +160,7 @@ def test_plain_types_are_left_as_they_are():
 
 
 def test_the_readme_knows_every_tag_that_the_codec_knows(folder):
-    write(folder, as_torch=False)
+    write(folder, file_format="safetensors")
     source = Path(state_tree.__file__).read_text()
     tags = set(re.findall(r'case "(\w+)"', source))
     assert len(tags) >= 9

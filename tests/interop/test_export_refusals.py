@@ -14,6 +14,7 @@ from segue.errors import (
     DamagedCheckpointError,
     ExportFolderError,
     NoCheckpointError,
+    NoMetricError,
     PrunedCheckpointError,
     QuarantinedCheckpointError,
     UnknownStepError,
@@ -52,6 +53,25 @@ def test_a_pruned_step_is_refused_with_those_that_are_there(trained):
         gone = Checkpoint(first.ref, first.manifest, is_pruned=True, quarantined=quarantined)
         with pytest.raises(PrunedCheckpointError, match=r"step 10 of run tiny was pruned.* steps 20, 40\."):
             choose_checkpoint(History(checkpoints=(gone, *others)), run_id="tiny", step=10, take_quarantined=True)
+
+
+@pytest.mark.parametrize(("mode", "step"), [("min", 20), ("max", 40)])
+def test_the_best_is_the_one_with_the_best_metric(trained, mode, step):
+    metrics = {10: None, 20: 1.0, 40: 2.0}
+    rated = [
+        Checkpoint(c.ref, c.manifest.model_copy(update={"metric": metrics[c.manifest.step]}))
+        for c in trained.history.usable
+    ]
+    spec = trained.history.spec
+    checkpoints = spec.checkpoints.model_copy(update={"best": mode})
+    history = History(spec=spec.model_copy(update={"checkpoints": checkpoints}), checkpoints=tuple(rated))
+    assert choose_checkpoint(history, run_id="tiny", step="best", take_quarantined=False).manifest.step == step
+
+
+def test_without_a_metric_none_is_the_best(trained):
+    bare = [Checkpoint(c.ref, c.manifest.model_copy(update={"metric": None})) for c in trained.history.usable]
+    with pytest.raises(NoMetricError, match=r"no usable checkpoint of run tiny has a metric.* Fix: give the recipe"):
+        choose_checkpoint(History(checkpoints=tuple(bare)), run_id="tiny", step="best", take_quarantined=False)
 
 
 def test_of_two_checkpoints_of_one_step_the_usable_one_is_taken(trained):

@@ -17,7 +17,8 @@ from segue.clock import SystemClock
 from segue.controller.local_run import run_here
 from segue.controller.steps import open_run
 from segue.errors import FencedError, RunBegunError
-from segue.interop.import_weights import commit_import, import_weights
+from segue.interop.first_checkpoint import commit_first
+from segue.interop.import_weights import import_weights
 from segue.interop.initial_state import first_state
 from segue.records import CheckpointRef, StopReason
 from segue.runlog.history import read_history
@@ -39,7 +40,7 @@ def import_into(spec: RunSpec, weights: Path, store: FaultyStore) -> CheckpointR
     made = first_state(spec, weights, step=0, partial=False, progress=lambda doing: None)
     open_run(spec, clock=SystemClock())
     with closing(StagingArea()) as staging:
-        return commit_import(RunLog(store, spec.run_id), made, staging.take(made.trees), clock=SystemClock())
+        return commit_first(RunLog(store, spec.run_id), made.first, staging.take(made.first.trees), clock=SystemClock())
 
 
 def writes_of(spec: RunSpec, then: Callable[[int, str], None]) -> FaultyStore:

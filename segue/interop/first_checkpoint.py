@@ -1,0 +1,208 @@
+"""The first checkpoint of a run, made outside of it: from a file of weights, or from another run. Torch is late.
+
+In the log it is an attempt like any other, announced by a decision with the action `import`: it claims the run, commits
+and reports. So its numbers are taken, it fences and is fenced, and a trainer resumes from it as from any other
+checkpoint. It uses no capacity of a pool, so no budget is charged.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from segue.clock import Clock
+from segue.controller.steps import declare_lost
+from segue.errors import LogMovedError, RunBegunError
+from segue.launch.assignment import Assignment
+from segue.policy.decide import numbers_of_next
+from segue.records import (
+    Capacity,
+    CheckpointRef,
+    Environment,
+    Fork,
+    Heartbeat,
+    Manifest,
+    SegmentPlan,
+    SegmentReport,
+    StopReason,
+    WeightsFile,
+)
+from segue.runlog.entries import CommitEntry, DecisionEntry, Entry, ReportEntry
+from segue.runlog.history import History, read_history
+from segue.runlog.log import RunLog, Stamp
+from segue.spec import RunSpec
+from segue.stores import StoreReadError, StoreWriteError
+from segue.stores.retry import patiently
+from segue.trainer.claim import Claim, claim_run
+from segue.trainer.health.heartbeat import HeartbeatThread
+
+if TYPE_CHECKING:
+    from segue.checkpoints.saving.staging import Staged
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class FirstCheckpoint:
+    """Everything that a run's first checkpoint holds, not written yet."""
+
+    spec: RunSpec
+    origin: WeightsFile | Fork
+    step: int
+    samples_seen: int
+    epoch: int
+    environment: Environment
+    trees: dict[str, Any]
+    """Of each component; tensors may be live ones."""
+
+
+def require_unbegun(history: History, *, run_id: str) -> None:
+    """Pass if the run has nothing that an import would hide or overtake.
+
+    Raises:
+        RunBegunError: names what it has.
+    """
+    what = None
+    plan = history.open_plan
+    if history.checkpoints:
+        newest = (history.newest or history.checkpoints[-1]).ref
+        what = f"its attempt {newest.attempt_id} committed a checkpoint of step {newest.step}"
+    elif plan is not None and not history.is_import(plan.segment, plan.attempt):
+        what = f"segment {plan.segment} attempt {plan.attempt} on {plan.capacity} may be at work"
+    elif history.damage:
+        what = f"its record {history.damage[0].key} may be a checkpoint and cannot be read ({history.damage[0].why})"
+    if what is not None:
+        raise RunBegunError(run_id=run_id, what=what)
+
+
+def commit_first(runlog: RunLog, state: FirstCheckpoint, staged: Staged, *, clock: Clock) -> CheckpointRef:
+    """Announce, claim, write, commit, report, in that order; the commit is what makes it a checkpoint.
+
+    Raises:
+        RunBegunError: the run got a checkpoint or an attempt since; nothing was touched.
+        FencedError, StalePlanError: another attempt came in between; nothing was committed.
+        StoreWriteError, StoreReadError: the store did not take it; the import can be made again.
+    """
+    from segue.checkpoints.saving.writer_client import InlineWriter
+    from segue.checkpoints.saving.written import Save
+
+    plan = _announce(runlog, state)
+    started_at = clock.monotonic()
+    claim = claim_run(runlog, Assignment(spec=state.spec, plan=plan), environment=state.environment)
+    with _alive(runlog, state.spec, claim, clock=clock, step=state.step):
+        save = Save(runlog.run_id, claim.attempt_id, state.step)
+        written = patiently(partial(InlineWriter([runlog.store]).write, staged, save), what="checkpoint")
+        manifest = Manifest(
+            step=state.step,
+            samples_seen=state.samples_seen,
+            epoch=state.epoch,
+            shards=written.shards,
+            tensor_count=written.tensor_count,
+            new_bytes=written.new_bytes,
+            components=written.components,
+            environment=state.environment,
+            imported_from=state.origin if isinstance(state.origin, WeightsFile) else None,
+            forked_from=state.origin if isinstance(state.origin, Fork) else None,
+        )
+
+        def commit(stamp: Stamp) -> Entry:
+            facts = {"attempt_id": claim.attempt_id, "manifest": manifest}
+            return CommitEntry.model_validate(stamp(epoch=claim.epoch) | facts)
+
+        slot = patiently(lambda: runlog.append(commit, epoch=claim.epoch), what="commit")
+        checkpoint = CheckpointRef(slot=slot.number, step=state.step, attempt_id=claim.attempt_id)
+        report = _report(plan, state, checkpoint, seconds=clock.monotonic() - started_at)
+
+        def last_word(stamp: Stamp) -> Entry:
+            return ReportEntry.model_validate(stamp(epoch=claim.epoch) | {"report": report})
+
+        try:
+            patiently(lambda: runlog.append(last_word), what="report")
+        except (StoreWriteError, StoreReadError) as error:
+            # The checkpoint is there. The next start declares this attempt lost and resumes from it.
+            log.error("report not written reason=%s", error)
+    return checkpoint
+
+
+def _announce(runlog: RunLog, state: FirstCheckpoint) -> SegmentPlan:
+    """Put the import into the log as the next attempt; a parent of the run waits for it from then on."""
+    while True:
+        history = patiently(lambda: read_history(runlog), what="log")
+        require_unbegun(history, run_id=runlog.run_id)
+        before = history.open_plan
+        if before is not None:  # An import that was killed; should it still live, the next claim fences it.
+            lose = partial(declare_lost, runlog, before, why="another import took its place")
+            patiently(lose, what="report")
+            continue
+        segment, attempt = numbers_of_next(history, parent=history.newest.ref if history.newest else None)
+        plan = SegmentPlan(
+            segment=segment,
+            attempt=attempt,
+            # Records name one of the two; what has no capacity of a pool is not counted as either.
+            capacity=Capacity.SPOT,
+            deployment=state.spec.pools.deployment(Capacity.SPOT),
+        )
+        build = partial(_decision, plan, state.origin)
+        with suppress(LogMovedError):  # Another record came first: read the log again.
+            patiently(partial(runlog.append, build, at=history.next_slot), what="decision")
+            return plan
+
+
+def _decision(plan: SegmentPlan, origin: WeightsFile | Fork, stamp: Stamp) -> Entry:
+    facts = {"plan": plan, "action": "import", "reason": _in_words(origin)}
+    return DecisionEntry.model_validate(stamp(epoch=0) | facts)
+
+
+def _in_words(origin: WeightsFile | Fork) -> str:
+    if isinstance(origin, Fork):
+        reset = f", without its {' and '.join(origin.reset)}" if origin.reset else ""
+        return f"fork of {origin.name}: a checkpoint of another run{reset}"
+    return f"import of {origin.name} (sha256 {origin.sha256[:12]}): weights from a file"
+
+
+def _report(plan: SegmentPlan, state: FirstCheckpoint, checkpoint: CheckpointRef, *, seconds: float) -> SegmentReport:
+    return SegmentReport(
+        segment=plan.segment,
+        attempt=plan.attempt,
+        attempt_id=checkpoint.attempt_id,
+        capacity=plan.capacity,
+        stop_reason=StopReason.BOUND,
+        from_step=state.step,
+        to_step=state.step,
+        checkpoint=checkpoint,
+        samples_seen=state.samples_seen,
+        seconds=seconds,
+        startup_seconds=seconds,
+        got_capacity=False,
+        note=_in_words(state.origin),
+    )
+
+
+@contextmanager
+def _alive(runlog: RunLog, spec: RunSpec, claim: Claim, *, clock: Clock, step: int) -> Iterator[None]:
+    """Write heartbeats: a parent that starts meanwhile waits for the import instead of overtaking it."""
+
+    def describe(counter: int) -> Heartbeat:
+        return Heartbeat(
+            attempt_id=claim.attempt_id,
+            counter=counter,
+            phase="starting",
+            step=step,
+            trainer_pid=os.getpid(),
+            beat_at=clock.now(),
+        )
+
+    heartbeat = HeartbeatThread(
+        runlog.store,
+        run_id=runlog.run_id,
+        attempt_id=claim.attempt_id,
+        interval_seconds=spec.liveness.heartbeat_seconds,
+        describe=describe,
+    )
+    with heartbeat.beating():
+        yield

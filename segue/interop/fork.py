@@ -1,0 +1,175 @@
+"""Starting a run from a checkpoint of another run, which becomes its first checkpoint. Torch is imported late."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection
+from contextlib import closing, suppress
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING, Any, Literal
+
+from pydantic import Field
+
+from segue.clock import Clock, SystemClock
+from segue.continuity.recipe_diff import NOT_STATE
+from segue.controller.steps import open_run
+from segue.errors import COMMAND_LINE, MissingObjectError, SpecError
+from segue.interop.export import Progress, no_progress
+from segue.interop.first_checkpoint import FirstCheckpoint, commit_first, require_unbegun
+from segue.interop.load import choose_checkpoint, read_verified
+from segue.records import CheckpointRef, Fork, Value
+from segue.runlog.history import Checkpoint, History, read_history
+from segue.runlog.log import RunLog
+from segue.runlog.open import find_run
+from segue.spec import RunSpec
+from segue.stores import StoreReadError, open_store
+
+if TYPE_CHECKING:
+    from segue.checkpoints.format.snapshot import Snapshot
+
+log = logging.getLogger(__name__)
+
+OPTIMIZER, POSITION = "optimizer", "position"
+_PARTS = {
+    # A schedule writes its rates into the optimizer, so neither can begin again without the other.
+    OPTIMIZER: ("optimizer", "optimizer.*", "scheduler", "scheduler.*", "scaler", "gradients"),
+    POSITION: ("early_stop", "batches", "batches_*", "epoch", "gradients", "rng.*"),
+}
+
+
+class ForkReport(Value):
+    """With which checkpoint of which run a run began."""
+
+    run_id: str
+    step: int = Field(ge=0, description="Step from which the run counts.")
+    fork: Fork
+    checkpoint: CheckpointRef
+    is_new: bool = Field(description="Whether it was committed now; False if the run had begun with it before.")
+    as_built: tuple[str, ...] = Field((), description="State that only the recipe has: it begins as built.")
+
+
+def fork_run(
+    spec: RunSpec,
+    source: str,
+    *,
+    step: int | Literal["best"] | None = None,
+    reset: Collection[str] = (),
+    clock: Clock | None = None,
+    progress: Progress | None = None,
+) -> ForkReport:
+    """Make a checkpoint of the run `source`, in the same store and the newest by default, the first of another run.
+
+    All state is taken, the random streams and the position in the data too: with an equal spec the fork trains as the
+    source did. `reset` names what is not: "optimizer" (with schedules and loss scale), "position" (step, data, random
+    streams and early stop: the fork begins at step 0), or a component of the checkpoint, such as "extra.average". Code,
+    data and settings may be others, and state that the checkpoint lacks begins as built. A recipe is built, on the CPU,
+    to see that the state fits it.
+
+    Blocks until the checkpoint is durable; after a crash before its commit it can be repeated, and after it, repeating
+    it changes nothing.
+
+    Raises:
+        RunNotFoundError, NoCheckpointError, UnknownStepError, PrunedCheckpointError, QuarantinedCheckpointError,
+            NoMetricError, DamagedCheckpointError: there is no such checkpoint, or its bytes do not verify.
+        SpecError: the goal is not after the step, or `reset` names nothing that the checkpoint has.
+        RunBegunError: the run has begun otherwise.
+        ForkMismatchError, RecipeError: the state does not fit the recipe.
+        FencedError, StalePlanError: another attempt came in between; nothing was committed.
+        StoreUnreachableError, StoreWriteError, StoreReadError: the store did not take it.
+    """
+    progress, clock = progress or no_progress, clock or SystemClock()
+    with suppress(StoreReadError, MissingObjectError):  # Opening the run gives the better error about the store.
+        history = read_history(RunLog(open_store(spec.store), spec.run_id))
+        known = _same_fork(spec.run_id, history, source, step, reset)
+        if known is not None:
+            return known
+        require_unbegun(history, run_id=spec.run_id)
+    from_log, from_history = find_run(source, spec.store)
+    chosen = choose_checkpoint(from_history, run_id=source, step=step, take_quarantined=False)
+    fork = Fork(
+        run_id=source,
+        attempt_id=chosen.ref.attempt_id,
+        step=chosen.manifest.step,
+        reset=tuple(dict.fromkeys(reset)),
+    )
+    first_step = 0 if POSITION in reset else chosen.manifest.step
+    if first_step >= spec.steps:
+        problem = f"steps: the goal of {spec.steps} is not after step {first_step} of {fork.name}; give more --steps"
+        raise SpecError(source=COMMAND_LINE, problems=(problem,))
+    # Torch takes seconds to import: what can be refused without it has been refused by now.
+    progress("reading the checkpoint")
+    snapshot = read_verified(from_log, chosen)
+    _require_known(snapshot, reset, name=fork.name)
+    from segue.checkpoints.saving.staging import StagingArea
+    from segue.interop.fork_check import require_fit
+
+    first = _first(spec, chosen, fork, snapshot)
+    as_built: tuple[str, ...] = ()
+    if spec.recipe is not None and spec.ranks in (None, 1):
+        progress("building the recipe")
+        only_here = require_fit(spec, first.trees, name=fork.name)
+        as_built = tuple(name for name in only_here if not _is_left_out(name, reset))
+    with closing(StagingArea()) as staging:
+        staged = staging.take(first.trees)
+        # Nothing was kept under another spec, so a changed spec does no harm.
+        runlog = open_run(spec, clock=clock, accept_drift=True)
+        progress("writing the checkpoint")
+        checkpoint = commit_first(runlog, first, staged, clock=clock)
+    log.info("run forked from=%s step=%d", fork.name, first.step)
+    facts = {"step": first.step, "fork": fork, "checkpoint": checkpoint, "is_new": True, "as_built": as_built}
+    return ForkReport(run_id=spec.run_id, **facts)
+
+
+def _is_left_out(component: str, reset: Collection[str]) -> bool:
+    patterns = (pattern for name in reset for pattern in _PARTS.get(name, (name, f"{name}.*")))
+    return any(fnmatchcase(component, pattern) for pattern in patterns)
+
+
+def _same_fork(
+    run_id: str, history: History, source: str, step: int | Literal["best"] | None, reset: Collection[str]
+) -> ForkReport | None:
+    """The fork with which the run began, if it is the one that is asked for."""
+    first = next(iter(history.checkpoints), None)
+    fork = first.manifest.forked_from if first is not None else None
+    if first is None or fork is None or fork.run_id != source or set(fork.reset) != set(reset):
+        return None
+    if isinstance(step, int) and fork.step != step:  # Which one is the newest or the best may have changed since.
+        return None
+    return ForkReport(run_id=run_id, step=first.manifest.step, fork=fork, checkpoint=first.ref, is_new=False)
+
+
+def _require_known(snapshot: Snapshot, reset: Collection[str], *, name: str) -> None:
+    from segue.trainer.workloads.state import PROGRESS
+
+    there = sorted(snapshot.skeletons.keys() - NOT_STATE - {PROGRESS})
+    for asked in reset:
+        if asked in _PARTS or any(_is_left_out(each, [asked]) for each in there):
+            continue
+        problem = f"reset: {name} has no {asked!r}; name optimizer, position or one of {', '.join(there)}"
+        raise SpecError(source=COMMAND_LINE, problems=(problem,))
+
+
+def _first(spec: RunSpec, chosen: Checkpoint, fork: Fork, snapshot: Snapshot) -> FirstCheckpoint:
+    from segue.checkpoints.format.state_tree import decode_tree
+    from segue.trainer.workloads.components import Progress as Position
+    from segue.trainer.workloads.state import PROGRESS
+
+    manifest, position = chosen.manifest, Position()
+    trees: dict[str, Any] = {
+        name: decode_tree(skeleton, snapshot.tensors)
+        for name, skeleton in snapshot.skeletons.items()
+        if name not in NOT_STATE and not _is_left_out(name, fork.reset)
+    }
+    is_at_start = POSITION in fork.reset
+    if not is_at_start:
+        position.restore(trees[PROGRESS])
+        position.finish_reason = None  # The source's end is not the fork's.
+    return FirstCheckpoint(
+        spec=spec,
+        origin=fork,
+        step=position.step,
+        samples_seen=position.samples_seen,
+        epoch=0 if is_at_start else manifest.epoch,
+        environment=manifest.environment,
+        trees=trees | {PROGRESS: position.capture()},
+    )
