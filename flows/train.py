@@ -29,6 +29,7 @@ from segue.controller.parent import drive
 from segue.controller.recovery import ParentHeartbeat, withdraw_start
 from segue.controller.steps import request_stop
 from segue.errors import ParentAliveError, RunOverError, SegueError, StoreError
+from segue.integrations.tracking import tracking, usable_trackers
 from segue.launch.output import survive_broken_output
 from segue.policy.decide import Decision
 from segue.records import SegmentPlan, SegmentReport, Verdict
@@ -71,7 +72,8 @@ def train(
     try:
         parent = _parent_of(spec, after_parent)
         try:
-            return _run(spec, parent)
+            with tracking(spec, usable_trackers(spec)):
+                return _run(spec, parent)
         except EndedError as ended:
             return _leave(spec, parent, ended.why)
     except EndedError as ended:  # Before it was the run's parent.

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 _HOMES = {
+    "EarlyStop": "segue.recipe",
     "Recipe": "segue.recipe",
     "Run": "segue.run",
     "RunSpec": "segue.spec",
@@ -21,12 +22,13 @@ _HOMES = {
     "curve": "segue.curves.frame",
     "drill": "segue.resume_drill",
     "export_checkpoint": "segue.interop.export",
+    "fork_run": "segue.interop.fork",
     "import_weights": "segue.interop.import_weights",
     "load_checkpoint": "segue.interop.load",
     "open_run": "segue.run",
     "open_store": "segue.stores",
     "plan": "segue.planning",
-    "session": "segue.sessions",
+    "session": "segue.local_session",
     "simulate": "segue.planning",
 }
 
@@ -40,15 +42,17 @@ if TYPE_CHECKING:
     from segue.curves.frame import curve as curve
     from segue.errors import SegueError as SegueError
     from segue.interop.export import export_checkpoint as export_checkpoint
+    from segue.interop.fork import fork_run as fork_run
     from segue.interop.import_weights import import_weights as import_weights
     from segue.interop.load import load_checkpoint as load_checkpoint
+    from segue.local_session import session as session
     from segue.planning import plan as plan
     from segue.planning import simulate as simulate
+    from segue.recipe import EarlyStop as EarlyStop
     from segue.recipe import Recipe as Recipe
     from segue.resume_drill import drill as drill
     from segue.run import Run as Run
     from segue.run import open_run as open_run
-    from segue.sessions import session as session
     from segue.spec import RunSpec as RunSpec
     from segue.spec import StoreSpec as StoreSpec
     from segue.stores import open_store as open_store

@@ -133,6 +133,20 @@ class WeightsFile(Value):
     sha256: str
 
 
+class Fork(Value):
+    """The checkpoint of another run in the same store, with which a run began."""
+
+    run_id: str
+    attempt_id: str = Field(description="Attempt that committed the checkpoint.")
+    step: int = Field(ge=0)
+    reset: tuple[str, ...] = Field((), description="What was not taken from it, as it was asked for.")
+
+    @property
+    def name(self) -> str:
+        """The checkpoint, as `segue run --from` takes it."""
+        return f"{self.run_id}@{self.step}"
+
+
 class Manifest(Value):
     """The record by which one checkpoint is found, checked and restored."""
 
@@ -148,10 +162,18 @@ class Manifest(Value):
     environment: Environment
     metric: float | None = Field(None, description="The user's metric at this step; None if it was not evaluated.")
     imported_from: WeightsFile | None = Field(None, description="File of the imported weights; None: trained here.")
+    forked_from: Fork | None = Field(None, description="Checkpoint of another run; None: of this run alone.")
 
     @property
     def size_bytes(self) -> int:
         return sum(shard.size_bytes for shard in self.shards)
+
+    @property
+    def origin(self) -> str | None:
+        """Where its state comes from, if no step of this run led to it."""
+        if self.forked_from is not None:
+            return f"forked from {self.forked_from.name}"
+        return None if self.imported_from is None else f"imported from {self.imported_from.name}"
 
 
 class WitnessRow(Value):
@@ -196,6 +218,7 @@ class Verdict(Value):
     components_compared: int = Field(0, ge=0)
     rows_compared: int = Field(0, ge=0, description="Steps replayed and compared with the sealed witness.")
     environment_changes: tuple[str, ...] = ()
+    not_compared: tuple[str, ...] = Field((), description="What the training code does not show; it proves nothing.")
 
     @property
     def sentence(self) -> str:
@@ -203,7 +226,9 @@ class Verdict(Value):
         if self.findings:
             return f"{self.kind}: {self.findings[0].sentence}"
         changed = f"; environment differs in {', '.join(self.environment_changes)}" if self.environment_changes else ""
-        return f"{self.kind}: {self.components_compared} components and {self.rows_compared} steps compared{changed}"
+        unknown = f"; not compared: {', '.join(self.not_compared)}" if self.not_compared else ""
+        counts = f"{self.components_compared} components and {self.rows_compared} steps compared"
+        return f"{self.kind}: {counts}{changed}{unknown}"
 
 
 class Skip(Value):
@@ -319,6 +344,9 @@ class SegmentReport(Record):
         None, ge=0, description="Largest resident memory of the trainer; None: not measured."
     )
     note: str | None = Field(None, description="Further information for a person.")
+    finish_reason: str | None = Field(
+        None, description="Why the training code ended the run at `to_step`, before its goal; None where it did not."
+    )
 
     @property
     def has_code_failed(self) -> bool:

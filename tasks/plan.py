@@ -9,6 +9,7 @@ from segue.tasks.pools import own_pool, require_pools
 
 from segue.controller.steps import check_start, decide_next
 from segue.controller.steps import open_run as open_run_here
+from segue.integrations.tracking import open_trackers
 from segue.policy.decide import Decision
 from segue.runlog.history import read_history
 from segue.runlog.open import open_log
@@ -17,10 +18,13 @@ from segue.spec import RunSpec
 
 @task(name="open-run", retries=0, cache_policy=NO_CACHE)
 def open_run(spec: RunSpec, *, accept_drift: bool, requested_at_slot: int | None = None) -> int:
-    """Check the store, the spec and its pools, then open or resume the run; return the committed step."""
+    """Check the store, the spec, its pools and trackers, then open or resume the run; return the committed step."""
     clock = parent_clock()
     known = check_start(spec, clock=clock, accept_drift=accept_drift, known_slots=requested_at_slot or 0)
-    require_pools(spec, parent_pool=own_pool(), is_new=not read_history(known).attempts)
+    is_new = not read_history(known).has_trained
+    require_pools(spec, parent_pool=own_pool(), is_new=is_new)
+    if is_new:
+        open_trackers(spec)  # Wrong options are refused before anything is bought; later they must not end the run.
     runlog = open_run_here(spec, clock=clock, accept_drift=accept_drift, requested_at_slot=requested_at_slot)
     return read_history(runlog).committed_step
 

@@ -50,7 +50,7 @@ class CurveReport(Record):
     """What a check of a loss curve found."""
 
     run_id: str
-    first_step: int = Field(description="First step of the run; after imported weights, the step after theirs.")
+    first_step: int = Field(description="First step of the run, or after an import or a fork.")
     last_step: int = Field(description="The newest committed step; the curve is checked up to it.")
     rows: int = Field(ge=0, description="Rows of accepted attempts; one for each step.")
     repeated_rows: int = Field(ge=0, description="Further records of these steps, compared with them.")
@@ -148,8 +148,8 @@ def _span(history: History, *, run_id: str) -> tuple[int, int]:
         raise NoCheckpointError(run_id=run_id)
     while root is not None and root.manifest.parent is not None:
         root = history.checkpoint(root.manifest.parent)
-    is_import = root is not None and root.manifest.imported_from is not None
-    return (root.manifest.step if is_import and root is not None else 0) + 1, newest.manifest.step
+    has_begun_elsewhere = root is not None and root.manifest.origin is not None
+    return (root.manifest.step if has_begun_elsewhere and root is not None else 0) + 1, newest.manifest.step
 
 
 def _steps(frame: pd.DataFrame, *, first: int, schedule: Schedule | None) -> pd.DataFrame:

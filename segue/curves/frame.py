@@ -31,6 +31,7 @@ def curve(
 ) -> pd.DataFrame:
     """Steps of all attempts in order, with the columns of `segue.curves.schema.SCHEMA` and `verdict`.
 
+    What a program reported besides has a column `metric.<name>`, which is NaN at steps without it.
     `run` is a run's log, or a run id in `store`. A step that was lost and executed again appears once: from the attempt
     whose checkpoints the run continued from. With `superseded` the other rows are included too, and a boolean column
     of that name distinguishes them. `verdict` is the kind of the verdict about the attempt's resume, "first" for an
@@ -109,14 +110,14 @@ def opened(run: RunLog | str, store: StoreSpec | str | Path) -> tuple[RunLog, Hi
 
 
 def stored_tables(runlog: RunLog, *, of_attempts: Iterable[str] = ("",)) -> Iterator[pa.Table]:
-    """The stored files of the curve that may hold rows of these attempts, each with the columns of `SCHEMA`.
+    """The stored files of the curve that may hold rows of these attempts, with the columns of `SCHEMA` and metrics.
 
     A file that cannot be read is left out with a warning in the log: it must not hide the rest of the curve.
     """
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    from segue.curves.schema import SCHEMA
+    from segue.curves.schema import METRIC_PREFIX, SCHEMA
 
     prefix = keys.metrics_prefix(runlog.run_id)
     # By the beginning of its name, one of seg000-a1-e12 is also taken for seg000-a1-e1.
@@ -127,7 +128,9 @@ def stored_tables(runlog: RunLog, *, of_attempts: Iterable[str] = ("",)) -> Iter
             continue
         try:
             table = pq.read_table(io.BytesIO(runlog.store.get(key)))
-            yield pa.concat_tables([SCHEMA.empty_table(), table], promote_options="default").select(SCHEMA.names)
+            whole = pa.concat_tables([SCHEMA.empty_table(), table], promote_options="default")
+            own = [name for name in whole.column_names if name.startswith(METRIC_PREFIX)]
+            yield whole.select([*SCHEMA.names, *own])
         except (MissingObjectError, pa.ArrowException, OSError) as error:
             log.warning("loss curve file left out key=%s reason=%s", key, error)
 
@@ -137,4 +140,4 @@ def _stored_rows(runlog: RunLog) -> pa.Table:
 
     from segue.curves.schema import SCHEMA
 
-    return pa.concat_tables([SCHEMA.empty_table(), *stored_tables(runlog)])
+    return pa.concat_tables([SCHEMA.empty_table(), *stored_tables(runlog)], promote_options="default")

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import io
+import math
 from array import array
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from datetime import datetime
+from types import MappingProxyType
 from typing import Any
 
 import pyarrow as pa
@@ -40,6 +43,11 @@ Files written before these two columns were added lack them; `segue.curve` takes
 
 ROWS_PER_PART = 20_000
 
+METRIC_PREFIX = "metric."
+"""Begins the name of a column that holds a metric of the training code's own."""
+
+NO_METRICS: Mapping[str, float] = MappingProxyType({})
+
 
 @dataclass(frozen=True)
 class CurvePart:
@@ -48,6 +56,8 @@ class CurvePart:
     number: int
     constants: dict[str, Any]
     columns: dict[str, array[Any]]
+    metrics: Mapping[str, array[Any]] = field(default_factory=dict)
+    """Columns of the training code's own, by name."""
 
     def to_parquet(self) -> bytes:
         """All its rows as one file."""
@@ -58,8 +68,10 @@ class CurvePart:
             else _repeated(field, self.constants[field.name], count)
             for field in SCHEMA
         ]
+        own = [pa.field(METRIC_PREFIX + name, pa.float64()) for name in self.metrics]
+        arrays += [_column(field, column) for field, column in zip(own, self.metrics.values(), strict=True)]
         buffer = io.BytesIO()
-        pq.write_table(pa.Table.from_arrays(arrays, schema=SCHEMA), buffer)
+        pq.write_table(pa.Table.from_arrays(arrays, schema=pa.schema([*SCHEMA, *own])), buffer)
         return buffer.getvalue()
 
 
@@ -70,8 +82,19 @@ class Curve:
         self._constants = constants
         self._number = 0
         self._columns = self._empty()
+        self._metrics: dict[str, array[Any]] = {}
 
-    def add(self, row: WitnessRow, *, epoch: int, samples_seen: int, step_seconds: float, wall_time: datetime) -> None:
+    def add(
+        self,
+        row: WitnessRow,
+        *,
+        epoch: int,
+        samples_seen: int,
+        step_seconds: float,
+        wall_time: datetime,
+        metrics: Mapping[str, float] = NO_METRICS,
+    ) -> None:
+        """Add the row of one step. `metrics` get columns of their own: NaN in the rows of steps without them."""
         values = {
             "step": row.step,
             "epoch": epoch,
@@ -85,21 +108,35 @@ class Curve:
         }
         for name, value in values.items():
             self._columns[name].append(value)
+        if metrics or self._metrics:
+            self._add_metrics(metrics)
+
+    def _add_metrics(self, metrics: Mapping[str, float]) -> None:
+        count = len(self._columns["step"])
+        for name in metrics:
+            if name not in self._metrics:
+                self._metrics[name] = array("d", [math.nan]) * (count - 1)
+        for name, column in self._metrics.items():
+            column.append(metrics.get(name, math.nan))
 
     def take(self) -> tuple[CurvePart, ...]:
         """The part that is being filled, as it stands; a full one is taken for the last time."""
         if len(self._columns["step"]) < ROWS_PER_PART:
-            return (self._part({name: column[:] for name, column in self._columns.items()}),)
-        full = self._part(self._columns)
-        self._number, self._columns = self._number + 1, self._empty()
+            return (self._part(_copied(self._columns), _copied(self._metrics)),)
+        full = self._part(self._columns, self._metrics)
+        self._number, self._columns, self._metrics = self._number + 1, self._empty(), {}
         return (full,)
 
-    def _part(self, columns: dict[str, array[Any]]) -> CurvePart:
-        return CurvePart(self._number, self._constants, columns)
+    def _part(self, columns: dict[str, array[Any]], metrics: dict[str, array[Any]]) -> CurvePart:
+        return CurvePart(self._number, self._constants, columns, metrics)
 
     def _empty(self) -> dict[str, array[Any]]:
         varying = (field for field in SCHEMA if field.name not in self._constants)
         return {field.name: array("d" if pa.types.is_floating(field.type) else "q") for field in varying}
+
+
+def _copied(columns: Mapping[str, array[Any]]) -> dict[str, array[Any]]:
+    return {name: column[:] for name, column in columns.items()}
 
 
 def _column(field: pa.Field, values: array[Any]) -> pa.Array:

@@ -201,7 +201,7 @@ def _usual_start(paid: list[SegmentReport], live: Live) -> float:
 
 
 def _trained_steps(history: History, *, reached: int) -> int:
-    imported = (c.manifest.step for c in history.checkpoints if c.manifest.imported_from is not None)
+    imported = (c.manifest.step for c in history.checkpoints if c.manifest.origin is not None)
     return max(max(history.committed_step, reached) - max(imported, default=0), 0)
 
 

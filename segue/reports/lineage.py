@@ -27,10 +27,7 @@ def lineage_rows(history: History) -> tuple[list[dict[str, Any]], int]:
 
 def _row(checkpoint: Checkpoint, verdicts: list[Verdict]) -> dict[str, Any]:
     manifest = checkpoint.manifest
-    if manifest.imported_from is not None:
-        origin = f"imported from {manifest.imported_from.name}"
-    else:
-        origin = f"step {manifest.parent.step}" if manifest.parent is not None else "step 0"
+    origin = manifest.origin or (f"step {manifest.parent.step}" if manifest.parent is not None else "step 0")
     return {
         "step": manifest.step,
         "attempt": checkpoint.ref.attempt_id,

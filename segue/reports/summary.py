@@ -70,7 +70,7 @@ def summarize(run: str, history: History, *, now: datetime, beat: Heartbeat | No
 
 def state_of(history: History) -> str:
     """The state of the run, in a few words."""
-    if history.spec is not None and history.committed_step >= history.spec.steps:
+    if history.spec is not None and history.is_finished(history.spec):
         return "finished"
     plan = history.open_plan
     if plan is not None:
@@ -114,7 +114,10 @@ def _finish_at(spec: RunSpec, history: History, *, now: datetime, beat: Heartbea
     seconds = here.work_seconds * (steps_left - done) / steps_left if steps_left else 0.0
     # An attempt that does not train yet has its changeover ahead.
     seconds += 0.0 if is_training or history.is_over else here.expected_changeover_seconds
-    return now + timedelta(seconds=seconds)
+    try:
+        return now + timedelta(seconds=seconds)
+    except OverflowError:
+        return None  # The goal is out of reach: that of a script which trains until it decides otherwise.
 
 
 def _own_step_seconds(spec: RunSpec, history: History, beat: Heartbeat | None) -> float:

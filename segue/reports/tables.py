@@ -117,5 +117,7 @@ def _verdict_of(report: SegmentReport, history: History) -> str:
 
 
 def _origin(manifest: Manifest) -> str | None:
-    source = manifest.imported_from
-    return None if source is None else f"imported from {source.name} (sha256 {source.sha256[:12]})"
+    file, fork = manifest.imported_from, manifest.forked_from
+    if file is not None:
+        return f"{manifest.origin} (sha256 {file.sha256[:12]})"
+    return f"{manifest.origin}, reset: {', '.join(fork.reset)}" if fork is not None and fork.reset else manifest.origin

@@ -94,6 +94,16 @@ class History:
         """The step from which a resume would start."""
         return self.newest.manifest.step if self.newest else 0
 
+    def is_finished(self, spec: RunSpec) -> bool:
+        """Whether the goal is committed, or the last step of training code that ended the run before it."""
+        return self.committed_step >= spec.steps or self.finish_reason is not None
+
+    @property
+    def finish_reason(self) -> str | None:
+        """Why the training code ended the run before its goal; None where it did not."""
+        report = next((report for report in reversed(self.reports) if report.finish_reason is not None), None)
+        return report.finish_reason if report is not None and report.to_step == self.committed_step else None
+
     @property
     def open_plan(self) -> SegmentPlan | None:
         """The plan that was decided and has no report yet: an attempt that may be alive."""
@@ -124,6 +134,11 @@ class History:
     def is_import(self, segment: int, attempt: int) -> bool:
         """Whether an attempt was planned to import weights, not to train."""
         return (segment, attempt) in self._imports
+
+    @property
+    def has_trained(self) -> bool:
+        """Whether an attempt to train has claimed the run."""
+        return any(not self.is_import(a.claim.segment, a.claim.attempt) for a in self.attempts)
 
     def attempt_of(self, segment: int, attempt: int) -> Attempt | None:
         """The newest claim of an attempt; None when it never claimed the run."""

@@ -125,7 +125,11 @@ def test_a_clean_curve_meets_every_expectation(resumed):
     assert report.repeated_rows >= 8 + 8 + 10
 
 
-@pytest.mark.parametrize(("fault", "failing", "step"), FAULTS, ids=lambda value: getattr(value, "__name__", None))
+@pytest.mark.parametrize(
+    ("fault", "failing", "step"),
+    [*FAULTS[:3], *(pytest.param(*fault, marks=pytest.mark.matrix) for fault in FAULTS[3:])],
+    ids=lambda value: getattr(value, "__name__", None),
+)
 def test_a_fault_fails_its_expectation_and_names_the_step(resumed, fault, failing, step):
     report = check_frame(fault(resumed.frame()), resumed.history, run_id="nightly")
     assert {item.name for item in report.failed} == failing
@@ -159,6 +163,7 @@ def exceeding(frame, history):
     return found | ({"lr"} if (again["lr"] != again["lr_before"]).any() else set())
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize(
     ("column", "factor", "differs"),
     [

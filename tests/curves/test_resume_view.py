@@ -53,7 +53,7 @@ def broken(fork_server, tmp_path_factory):
     """A resume that lost an unsaved counter, stopped by its verdict."""
     folder = tmp_path_factory.mktemp("broken")
     common = {"run_id": "tiny", "threads": 1, "store": {"url": str(folder / "store")}}
-    common |= {"checkpoints": {"every_steps": 10}, "liveness": {"heartbeat_seconds": 0.05}}
+    common |= {"checkpoints": {"every_steps": 10, "staging_buffers": 2}, "liveness": {"heartbeat_seconds": 0.05}}
 
     def make_spec(**fields):
         return RunSpec.parse(common | fields)

@@ -1,0 +1,85 @@
+"""Rows of committed steps as plain values, in the order of their steps: what a tracker is sent. Without pandas."""
+
+from __future__ import annotations
+
+import io
+import logging
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from segue.curves.frame import steps_of_lineage
+from segue.curves.schema import METRIC_PREFIX
+from segue.errors import MissingObjectError
+from segue.runlog import keys
+from segue.runlog.history import History
+from segue.runlog.log import RunLog
+
+log = logging.getLogger(__name__)
+
+CHANNELS = ("loss", "lr", "grad_norm", "param_norm", "step_seconds")
+
+
+@dataclass(frozen=True)
+class CommittedRow:
+    """The numbers of one committed step; a number that was not measured is left out."""
+
+    step: int
+    at: datetime
+    values: Mapping[str, float]
+    """Loss, learning rate, norms, and what the training code reported besides; none of them is NaN."""
+
+
+class CommittedRows:
+    """Reads a run's curve as it grows. A stored file that is read to its end and stays as it is is not read again."""
+
+    def __init__(self, runlog: RunLog) -> None:
+        self._runlog = runlog
+        self._read: dict[str, tuple[int, int]] = {}
+        """Of each file: its size when it was read, and its last step."""
+
+    def after(self, step: int, history: History) -> Iterator[CommittedRow]:
+        """The rows after a step up to the newest checkpoint, from the attempts that it descends from.
+
+        Raises:
+            StoreReadError: the store could not be read.
+        """
+        spans = sorted(steps_of_lineage(history).items(), key=lambda item: item[1])
+        for attempt_id, (begin, end) in spans:
+            if end > step:
+                yield from self._of_attempt(attempt_id, after=max(begin, step), to=end)
+
+    def _of_attempt(self, attempt_id: str, *, after: int, to: int) -> Iterator[CommittedRow]:
+        prefix = keys.metrics_prefix(self._runlog.run_id)
+        for item in sorted(self._runlog.store.list_objects(prefix), key=lambda item: item.key):
+            if not item.key.startswith(f"{prefix}{attempt_id}-p"):
+                continue
+            size, last = self._read.get(item.key, (-1, 0))
+            if size == item.size_bytes and last <= after:
+                continue
+            rows = self._rows_in(item.key)
+            # One that cannot be read is not tried again until it is written again.
+            self._read[item.key] = (item.size_bytes, rows[-1].step if rows else after)
+            yield from (row for row in rows if after < row.step <= to)
+
+    def _rows_in(self, key: str) -> list[CommittedRow]:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        try:
+            table = pq.read_table(io.BytesIO(self._runlog.store.get(key)))
+        except (MissingObjectError, pa.ArrowException) as error:
+            log.warning("loss curve file left out key=%s reason=%s", key, error)
+            return []
+        columns = table.to_pydict()
+        own = [name for name in table.column_names if name.startswith(METRIC_PREFIX)]
+        names = {**{name: name for name in CHANNELS}, **{name: name.removeprefix(METRIC_PREFIX) for name in own}}
+        return [_row(columns, names, number) for number in range(table.num_rows)]
+
+
+def _row(columns: Mapping[str, list[Any]], names: Mapping[str, str], number: int) -> CommittedRow:
+    values = {shown: columns[name][number] for name, shown in names.items() if name in columns}
+    present = {name: value for name, value in values.items() if value is not None and not math.isnan(value)}
+    return CommittedRow(columns["step"][number], columns["wall_time"][number], present)

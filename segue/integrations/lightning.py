@@ -1,0 +1,130 @@
+"""Lightning: its `Trainer`, its loops and its checkpoint, in segments."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from collections import OrderedDict
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import lightning
+import torch
+from lightning.pytorch.plugins import CheckpointIO
+
+from segue.sessions import Session, host_here
+from segue.trainer.workloads.resumable import ResumableLoader
+
+__all__ = ["ResumableLoader", "SegueCallback"]
+
+_FILE = "lightning.ckpt"
+
+
+class SegueCallback(lightning.Callback):
+    """Trains a `Trainer` as a program of a run: saves, ends and resumes at safe points between its steps.
+
+    `trainer = Trainer(..., callbacks=[callback])`, then `trainer.fit(model, ResumableLoader(loader),
+    ckpt_path=callback.checkpoint)`. The state is the checkpoint that the Trainer writes, and the random streams.
+    A step is one update by the optimizers, of however many batches. Outside a segment the callback does nothing.
+    """
+
+    def __init__(self, folder: Path | str = "segue-lightning") -> None:
+        """`folder` is where the Trainer's checkpoint lies until it is committed."""
+        self._run = Session(host_here())
+        self._folder = Path(folder)
+        self._steps: Iterator[int] = iter(())
+        self._is_open = False
+        self._updates = 0
+        self._handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGUSR1)}
+        restored = self._run.restore_folder(self._folder)
+        self.checkpoint: str | None = str(restored / _FILE) if restored is not None else None
+        """The file from which to resume; None in a new run."""
+
+    def setup(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule, stage: str) -> None:
+        """Have equal states written as equal bytes."""
+        if self._run.is_active and not isinstance(trainer.strategy.checkpoint_io, _Canonical):
+            trainer.strategy.checkpoint_io = _Canonical(trainer.strategy.checkpoint_io)
+
+    def on_train_start(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule) -> None:
+        """Measure the model and its optimizers from now on."""
+        if not self._run.is_active:
+            return
+        for number, handler in self._handlers.items():
+            signal.signal(number, handler)  # The Trainer's own would end it in the middle of an epoch, unsaved.
+        optimizers = {f"optimizer_{n}": _bare(each) for n, each in enumerate(trainer.optimizers)}
+        self._run.measure(model=pl_module, **optimizers)
+        self._steps = self._run.steps()
+        self._updates = trainer.global_step
+
+    def on_train_batch_start(
+        self, trainer: lightning.Trainer, pl_module: lightning.LightningModule, batch: Any, batch_idx: int
+    ) -> None:
+        """The safe point, where no step is being made."""
+        if not self._run.is_active or self._is_open:
+            return
+        self._is_open = next(self._steps, None) is not None
+        if not self._is_open:
+            # The goal is reached. As where a module's hook returns -1: the epoch ends before this batch.
+            trainer.should_stop = True
+            raise StopIteration
+
+    def on_train_batch_end(
+        self,
+        trainer: lightning.Trainer,
+        pl_module: lightning.LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+    ) -> None:
+        """Report the step that was made; save where the run needs it."""
+        if not self._is_open or trainer.global_step == self._updates:
+            return  # Gradients are being accumulated.
+        self._updates, self._is_open = trainer.global_step, False
+        loss = outputs.get("loss") if isinstance(outputs, dict) else outputs
+        self._run.report(loss=loss.detach() if isinstance(loss, torch.Tensor) else 0.0)
+        if self._run.should_save:
+            self._commit(trainer)
+
+    def on_train_end(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule) -> None:
+        """Close the last step."""
+        if not self._run.is_active or self._is_open:
+            return
+        if not self._run.should_stop:
+            self._commit(trainer)
+            self._run.finish(f"the Trainer ended at step {self._run.step + 1}")
+        next(self._steps, None)
+
+    def _commit(self, trainer: lightning.Trainer) -> None:
+        trainer.save_checkpoint(self._folder / _FILE)
+        self._run.commit_folder(self._folder)
+
+
+class _Canonical(CheckpointIO):
+    """Writes equal states as equal bytes: pickle's depend on which equal strings and containers are one object."""
+
+    def __init__(self, inner: CheckpointIO) -> None:
+        self._inner = inner
+
+    def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any | None = None) -> None:
+        self._inner.save_checkpoint(_unshared(checkpoint), path, storage_options)
+
+    def load_checkpoint(self, path: Any, *arguments: Any, **options: Any) -> Any:
+        return self._inner.load_checkpoint(path, *arguments, **options)
+
+    def remove_checkpoint(self, path: Any) -> None:
+        self._inner.remove_checkpoint(path)
+
+
+def _unshared(value: Any) -> Any:
+    if type(value) is str:
+        return sys.intern(value)
+    if type(value) in (dict, OrderedDict):
+        return type(value)((_unshared(key), _unshared(item)) for key, item in value.items())
+    if type(value) in (list, tuple):
+        return type(value)(map(_unshared, value))
+    return value
+
+
+def _bare(optimizer: Any) -> Any:
+    return getattr(optimizer, "optimizer", optimizer)

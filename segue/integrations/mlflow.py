@@ -1,0 +1,180 @@
+"""MLflow: one MLflow run for a run over all its segments, with each step once."""
+
+from __future__ import annotations
+
+import logging
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from segue.errors import MissingExtraError
+from segue.integrations.tracker import CommittedRow, TrackedEnd, TrackedRun
+
+if TYPE_CHECKING:
+    from mlflow.entities import Metric
+
+log = logging.getLogger(__name__)
+
+KEY_TAG, MODEL_TAG = "segue.key", "segue.model"
+SENT_TAG, SENDING_TAG = "segue.sent_step", "segue.sending_step"
+_MOST_METRICS, _MOST_PARAMS, _MOST_CHARACTERS = 1000, 100, 500
+"""Limits of one request, and of a parameter's value, as in MLflow's REST API."""
+_MODEL_SECONDS = 900.0
+_STATUS = {"finished": "FINISHED", "failed": "FAILED", "stopped": "KILLED"}
+
+
+class MlflowTracker:
+    """Sends rows to an MLflow server or folder.
+
+    Before a batch its last step is noted in one tag, after it in another: where they differ, a process was killed in
+    between, and what arrived is read back. In a database MLflow drops repeated rows by itself; in a folder it does not.
+    """
+
+    def __init__(self, *, tracking_uri: str | None = None, experiment: str = "segue", model: bool = True) -> None:
+        """Without `tracking_uri`, MLflow's own settings count, as `MLFLOW_TRACKING_URI`; credentials come from there.
+
+        With `model`, the weights of a finished run are logged too, for which the parent needs torch and the recipe.
+
+        Raises:
+            MissingExtraError: MLflow is not installed.
+        """
+        try:
+            from mlflow.tracking import MlflowClient
+        except ImportError:
+            raise MissingExtraError(extra="mlflow", needed_for="The tracker mlflow") from None
+        os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")
+        self._client = MlflowClient(tracking_uri=tracking_uri)
+        self._experiment, self._with_model = experiment, model
+        self._run: TrackedRun | None = None
+        self._run_id = ""
+        self._arrived: dict[str, int] = {}
+
+    @property
+    def run_id(self) -> str:
+        """MLflow's id of the run, once it has begun."""
+        return self._run_id
+
+    def begin(self, run: TrackedRun) -> int:
+        """As in the protocol. Of two runs that two processes create at once, both go on with the older."""
+        self._run = run
+        self._run_id = self._found(run) or self._created(run)
+        known = self._client.get_run(self._run_id)
+        self._log_params({name: value for name, value in run.params.items() if name not in known.data.params})
+        if known.info.status != "RUNNING":  # It had ended, and was started again.
+            self._client.update_run(self._run_id, status="RUNNING")
+        tags = known.data.tags
+        sent, sending = (int(tags.get(name, "0")) for name in (SENT_TAG, SENDING_TAG))
+        self._arrived = self._newest_steps() if sending > sent else {}
+        return sent
+
+    def log(self, rows: Sequence[CommittedRow]) -> None:
+        """As in the protocol."""
+        last = rows[-1].step
+        self._client.set_tag(self._run_id, SENDING_TAG, str(last))
+        metrics = [metric for row in rows for metric in self._missing(row)]
+        for start in range(0, len(metrics), _MOST_METRICS):
+            self._client.log_batch(self._run_id, metrics=metrics[start : start + _MOST_METRICS])
+        self._client.set_tag(self._run_id, SENT_TAG, str(last))
+
+    def end(self, end: TrackedEnd) -> None:
+        """As in the protocol. Files become artifacts below `segue/`; those of a second call replace the first ones."""
+        for file in end.files:
+            self._client.log_artifact(self._run_id, str(file), artifact_path="segue")
+        if self._with_model and end.status == "finished":
+            self._log_model(end.tags.get("segue.step", ""))
+        self._set_tags({"segue.reason": end.reason, **end.tags})
+        self._client.set_terminated(self._run_id, _STATUS[end.status], end_time=_milliseconds(end.at))
+
+    def _found(self, run: TrackedRun) -> str | None:
+        experiment = self._client.get_experiment_by_name(self._experiment)
+        if experiment is None:
+            return None
+        key = run.key.replace("'", "")
+        found = self._client.search_runs(
+            [experiment.experiment_id],
+            filter_string=f"tags.`{KEY_TAG}` = '{key}'",
+            order_by=["attributes.start_time ASC", "attributes.run_id ASC"],
+            max_results=1,
+        )
+        return found[0].info.run_id if found else None
+
+    def _created(self, run: TrackedRun) -> str:
+        from mlflow.exceptions import MlflowException
+
+        try:
+            experiment_id = self._client.create_experiment(self._experiment)
+        except MlflowException:  # Another process has just created it, or it was there.
+            experiment = self._client.get_experiment_by_name(self._experiment)
+            if experiment is None:
+                raise
+            experiment_id = experiment.experiment_id
+        made = self._client.create_run(experiment_id, run_name=run.run_id, tags={**run.tags, KEY_TAG: run.key})
+        first = self._found(run)
+        if first is not None and first != made.info.run_id:
+            self._client.delete_run(made.info.run_id)
+            return first
+        return str(made.info.run_id)
+
+    def _log_params(self, params: Mapping[str, str]) -> None:
+        from mlflow.entities import Param
+
+        given = [Param(name, value[:_MOST_CHARACTERS]) for name, value in params.items()]
+        for start in range(0, len(given), _MOST_PARAMS):
+            self._client.log_batch(self._run_id, params=given[start : start + _MOST_PARAMS])
+
+    def _newest_steps(self) -> dict[str, int]:
+        """The newest step of each metric that has arrived."""
+        names = self._client.get_run(self._run_id).data.metrics
+        return {
+            name: max((metric.step for metric in self._client.get_metric_history(self._run_id, name)), default=0)
+            for name in names
+        }
+
+    def _missing(self, row: CommittedRow) -> Iterator[Metric]:
+        from mlflow.entities import Metric
+
+        for name, value in row.values.items():
+            if row.step > self._arrived.get(name, 0):
+                yield Metric(name, value, _milliseconds(row.at), row.step)
+
+    def _log_model(self, step: str) -> None:
+        """Log the weights as `model`, once for each last step. Without them the run is complete all the same."""
+        assert self._run is not None
+        if self._client.get_run(self._run_id).data.tags.get(MODEL_TAG, "").endswith(f"(step {step})"):
+            return
+        with tempfile.TemporaryDirectory(prefix="segue-mlflow-") as place:
+            folder, said = Path(place) / "model", Path(place) / "said"
+            arguments = (self._run.run_id, self._run.store.model_dump_json(), str(folder), str(said))
+            command = [sys.executable, "-m", "segue.integrations.mlflow_model", *arguments]
+            why = _failure_of(command)
+            if why is not None:
+                log.warning("the model was not logged to MLflow reason=%s", why)
+                self._set_tags({MODEL_TAG: f"not logged: {why}"})
+                return
+            self._client.log_artifacts(self._run_id, str(folder), artifact_path="model")
+            self._set_tags({MODEL_TAG: f"{said.read_text()} (step {step})"})
+
+    def _set_tags(self, tags: dict[str, Any]) -> None:
+        from mlflow.entities import RunTag
+
+        self._client.log_batch(self._run_id, tags=[RunTag(name, str(value)) for name, value in tags.items()])
+
+
+def _failure_of(command: Sequence[str]) -> str | None:
+    """Run a process; why it failed, None where it did not."""
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=_MODEL_SECONDS)
+    except subprocess.TimeoutExpired:
+        return f"it took longer than {_MODEL_SECONDS:.0f} s"
+    if done.returncode == 0:
+        return None
+    return (done.stderr.strip().splitlines() or [f"its process ended with {done.returncode}"])[-1]
+
+
+def _milliseconds(at: datetime) -> int:
+    return round(at.timestamp() * 1000)

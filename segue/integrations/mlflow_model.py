@@ -1,0 +1,121 @@
+"""A run's newest weights as an MLflow model with its signature, in a process that has torch and the recipe."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from segue.errors import SegueError
+from segue.interop.export import ExportFormat, write_export
+from segue.interop.load import choose_checkpoint, load_checkpoint
+from segue.recipe import Recipe, built_recipe, import_build
+from segue.runlog.history import Checkpoint
+from segue.runlog.log import RunLog
+from segue.runlog.open import find_run
+from segue.spec import RunSpec, StoreSpec
+
+
+def save_model(run_id: str, store: StoreSpec, folder: Path) -> str:
+    """Write the newest checkpoint's model into a new folder; return what it is, for a person.
+
+    A recipe whose model takes tensors by position becomes an MLflow model that is loaded without any code of the
+    recipe's (`torch.export`). Any other run's weights are written as safetensors, with a README that loads them.
+
+    Raises:
+        NoCheckpointError: the run has no checkpoint.
+        StoreReadError: the store could not be read.
+    """
+    runlog, history = find_run(run_id, store)
+    checkpoint = choose_checkpoint(history, run_id=run_id, step=None, take_quarantined=False)
+    spec = history.spec
+    if spec is None or spec.recipe is None:
+        return _weights(runlog, checkpoint, folder, why="the run trains a program")
+    recipe = _trained(spec, store)
+    if recipe.step is not None:
+        return _weights(runlog, checkpoint, folder, why="the recipe makes its steps itself")
+    inputs = _inputs_of(recipe)
+    if inputs is None:
+        return _weights(runlog, checkpoint, folder, why="its model does not take tensors by position")
+    try:
+        _save_exported(recipe.model, inputs, folder)
+    except Exception as error:  # torch.export raises many types.
+        return _weights(runlog, checkpoint, folder, why=f"torch.export raised {type(error).__name__}")
+    return "MLflow model"
+
+
+def _weights(runlog: RunLog, checkpoint: Checkpoint, folder: Path, *, why: str) -> str:
+    write_export(runlog, checkpoint, file_format=ExportFormat.SAFETENSORS, folder=folder)
+    return f"weights as safetensors, because {why}"
+
+
+def _trained(spec: RunSpec, store: StoreSpec) -> Recipe:
+    torch.manual_seed(spec.seed)
+    recipe = built_recipe(import_build(spec.recipe_path), spec.config)
+    state = load_checkpoint(spec.run_id, store=store)
+    recipe.model.load_state_dict(state["model"])
+    recipe.model.eval()
+    return recipe
+
+
+def _inputs_of(recipe: Recipe) -> tuple[torch.Tensor, ...] | None:
+    """What the recipe's loss gives its model for a first batch; None where that is not plain tensors by position."""
+    batch = next(iter(recipe.data))
+    with _first_call(recipe.model) as call, torch.no_grad():
+        recipe.loss(recipe.model, batch)
+    arguments, named = call.get("inputs", ((), {}))
+    if named or not arguments or not all(isinstance(each, torch.Tensor) for each in arguments):
+        return None
+    return tuple(arguments)
+
+
+@contextmanager
+def _first_call(model: nn.Module) -> Iterator[dict[str, Any]]:
+    call: dict[str, Any] = {}
+
+    def note(module: nn.Module, arguments: Any, named: Any) -> None:
+        call.setdefault("inputs", (arguments, named))
+
+    handle = model.register_forward_pre_hook(note, with_kwargs=True)
+    try:
+        yield call
+    finally:
+        handle.remove()
+
+
+def _save_exported(model: nn.Module, inputs: tuple[torch.Tensor, ...], folder: Path) -> None:
+    import mlflow.pytorch
+    from mlflow.models import infer_signature
+
+    with torch.no_grad():
+        output = model(*inputs)
+    arrays = [each.numpy() for each in inputs]
+    given = arrays[0] if len(arrays) == 1 else {f"input_{number}": array for number, array in enumerate(arrays)}
+    signature = infer_signature(given, output.numpy() if isinstance(output, torch.Tensor) else None)
+    mlflow.pytorch.save_model(
+        model,
+        str(folder),
+        signature=signature,
+        input_example=arrays[0] if len(arrays) == 1 else None,
+        serialization_format="pt2",
+        pip_requirements=[f"torch=={version('torch').partition('+')[0]}", f"mlflow=={version('mlflow-skinny')}"],
+    )
+
+
+def main() -> None:
+    """Entry point of the process: the run, its store as JSON, the model's folder, the file for what was written."""
+    run_id, store, folder, said = sys.argv[1:]
+    try:
+        Path(said).write_text(save_model(run_id, StoreSpec.model_validate_json(store), Path(folder)))
+    except SegueError as error:
+        sys.exit(str(error))
+
+
+if __name__ == "__main__":
+    main()

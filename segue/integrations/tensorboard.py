@@ -1,0 +1,81 @@
+"""TensorBoard: one folder of event files for a run over all its segments, with each step once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from segue.errors import MissingExtraError
+from segue.integrations.tracker import CommittedRow, TrackedEnd, TrackedRun
+
+
+class TensorBoardTracker:
+    """Writes `FOLDER/RUN`. A step is one record of an event file, which is read back whole or not at all."""
+
+    def __init__(self, *, folder: str = ".segue/tensorboard") -> None:
+        """`folder` is the one that `tensorboard --logdir` shows.
+
+        Raises:
+            MissingExtraError: TensorBoard is not installed.
+        """
+        try:
+            import tensorboard  # noqa: F401 - before anything is bought
+        except ImportError:
+            raise MissingExtraError(extra="tensorboard", needed_for="The tracker tensorboard") from None
+        self._folder = Path(folder).expanduser()
+        self._writer: Any = None
+
+    def begin(self, run: TrackedRun) -> int:
+        """As in the protocol. After a kill the next file of the folder goes on after the last whole record."""
+        from tensorboard.summary.writer.event_file_writer import EventFileWriter
+
+        self._close()
+        folder = self._folder / run.run_id
+        known = _key_of(folder)
+        if known is not None and known != run.key:
+            # The run id was used again: TensorBoard would draw both into one line.
+            folder = self._folder / f"{run.run_id}-{run.key.rpartition('@')[2].replace(':', '')}"
+        folder.mkdir(parents=True, exist_ok=True)
+        if _key_of(folder) is None:
+            (folder / _KEY_FILE).write_text(run.key)
+        newest = max(_steps(folder), default=0)
+        self._writer = EventFileWriter(str(folder))
+        return newest
+
+    def log(self, rows: Sequence[CommittedRow]) -> None:
+        """As in the protocol."""
+        from tensorboard.compat.proto.event_pb2 import Event
+        from tensorboard.compat.proto.summary_pb2 import Summary
+
+        for row in rows:
+            values = [Summary.Value(tag=name, simple_value=value) for name, value in row.values.items()]
+            self._writer.add_event(Event(wall_time=row.at.timestamp(), step=row.step, summary=Summary(value=values)))
+        self._writer.flush()
+
+    def end(self, end: TrackedEnd) -> None:
+        """Close the file. TensorBoard keeps neither states nor files."""
+        self._close()
+
+    def _close(self) -> None:
+        if self._writer is not None:
+            self._writer.close()
+            self._writer = None
+
+
+_KEY_FILE = "segue-run.txt"
+
+
+def _key_of(folder: Path) -> str | None:
+    file = folder / _KEY_FILE
+    return file.read_text() if file.is_file() else None
+
+
+def _steps(folder: Path) -> Iterator[int]:
+    """Steps of the whole records in a folder's event files. A record that was cut off by a kill ends its file."""
+    from tensorboard.backend.event_processing.event_file_loader import LegacyEventFileLoader
+
+    for file in sorted(folder.glob("events.out.tfevents.*")):
+        for event in LegacyEventFileLoader(str(file)).Load():
+            if event.HasField("summary"):
+                yield event.step

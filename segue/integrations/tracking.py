@@ -1,0 +1,194 @@
+"""Trackers of a run while its parent lives: opened before anything is bought, each fed by a thread of its own."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import logging
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from segue.clock import SystemClock
+from segue.errors import SegueError, SpecError, TrackerError
+from segue.runlog.log import RunLog
+from segue.runlog.open import open_log
+from segue.spec import RunSpec
+from segue.spec.trackers import TRACKERS, TrackerOptions
+
+if TYPE_CHECKING:  # Every parent imports this file, and few runs have a tracker.
+    from segue.integrations.mirror import Mirror
+    from segue.integrations.tracker import Tracker
+
+log = logging.getLogger(__name__)
+
+EVERY_SECONDS = 10.0
+END_SECONDS = 120.0
+"""How long the end of a run waits for its trackers."""
+_RETRY_SECONDS = 2.0
+
+
+@contextmanager
+def tracking(
+    spec: RunSpec,
+    trackers: Mapping[str, Tracker],
+    *,
+    every_seconds: float = EVERY_SECONDS,
+    end_seconds: float = END_SECONDS,
+) -> Iterator[None]:
+    """A block in which the run's trackers are fed; at its end they get the rest, and the run's end if it has ended.
+
+    After an exception nothing is waited for: whoever goes on with the run sends the rest.
+    A tracker that fails or hangs is logged and never disturbs the run; `segue track RUN` sends what is missing.
+    """
+    if not trackers:
+        yield
+        return
+    from segue.integrations.mirror import Mirror
+
+    feeds = [
+        _Feed(name, Mirror(open_log(spec), tracker), every_seconds=every_seconds) for name, tracker in trackers.items()
+    ]
+    for feed in feeds:
+        feed.start()
+    try:
+        yield
+    except BaseException:
+        for feed in feeds:
+            feed.give_up()
+        raise
+    for feed in feeds:
+        feed.finish()
+    clock = SystemClock()
+    give_up_at = clock.monotonic() + end_seconds
+    for feed in feeds:
+        feed.join(max(give_up_at - clock.monotonic(), 0.0))
+
+
+def open_trackers(spec: RunSpec) -> dict[str, Tracker]:
+    """The trackers of a run, by name. Nothing is sent yet.
+
+    Raises:
+        SpecError: a tracker does not take its options, or cannot be imported.
+        MissingExtraError: the package of a tracker is not installed.
+    """
+    return {name: open_tracker(name, options) for name, options in spec.trackers.items()}
+
+
+def usable_trackers(spec: RunSpec) -> dict[str, Tracker]:
+    """The trackers of a run that can be opened; the others are logged, because a run that has begun goes on."""
+    found = {}
+    for name, options in spec.trackers.items():
+        try:
+            found[name] = open_tracker(name, options)
+        except SegueError as error:
+            log.warning("tracker left out name=%s reason=%s", name, error)
+    return found
+
+
+def open_tracker(name: str, options: TrackerOptions) -> Tracker:
+    """One tracker, by its name in a run spec and its options.
+
+    Raises:
+        SpecError: it does not take these options, or cannot be imported.
+        MissingExtraError: its package is not installed.
+    """
+    factory = _factory(name)
+    try:
+        inspect.signature(factory).bind(**options)
+    except TypeError as error:
+        takes = ", ".join(inspect.signature(factory).parameters)
+        raise _refused(name, f"{error}; it takes: {takes}") from None
+    try:
+        made: Tracker = factory(**options)
+    except SegueError:
+        raise
+    except Exception as error:
+        raise _refused(name, f"making it raised {type(error).__name__}: {error}") from error
+    missing = [method for method in ("begin", "log", "end") if not callable(getattr(made, method, None))]
+    if missing:
+        raise _refused(name, f"it has no method {', '.join(missing)}; segue.integrations.tracker describes the three")
+    return made
+
+
+def _factory(name: str) -> Callable[..., Any]:
+    module, _, function = TRACKERS.get(name, name).partition(":")
+    try:
+        found: Callable[..., Any] = getattr(importlib.import_module(module), function)
+    except (ImportError, AttributeError) as error:
+        raise _refused(name, f"it cannot be imported ({error})") from None
+    return found
+
+
+def _refused(name: str, why: str) -> SpecError:
+    return SpecError(source="the run spec", problems=(f"trackers.{name}: {why}",))
+
+
+class _Feed(threading.Thread):
+    """Feeds one tracker until it is told that the block ends. A daemon: it never keeps a process alive."""
+
+    def __init__(self, name: str, mirror: Mirror, *, every_seconds: float) -> None:
+        super().__init__(name=f"segue-tracker-{name}", daemon=True)
+        self._tracker_name, self._mirror, self._every_seconds = name, mirror, every_seconds
+        self._ends, self._is_given_up = threading.Event(), threading.Event()
+        self._trouble = ""
+
+    def run(self) -> None:
+        while not self._ends.wait(self._every_seconds):
+            self._update()
+        if not self._is_given_up.is_set():
+            self._update()
+        while self._trouble and not self._is_given_up.wait(min(self._every_seconds, _RETRY_SECONDS)):
+            self._update()
+
+    def finish(self) -> None:
+        """Let it send the rest, again and again until it is sent or given up."""
+        self._ends.set()
+
+    def give_up(self) -> None:
+        """Let it end after what it does now."""
+        self._is_given_up.set()
+        self._ends.set()
+
+    def join(self, timeout: float | None = None) -> None:
+        super().join(timeout)
+        self._is_given_up.set()
+        if self.is_alive() or self._trouble:
+            log.warning(
+                "tracker is incomplete name=%s sent_step=%d reason=%s Fix: run `segue track %s` when it answers.",
+                self._tracker_name,
+                self._mirror.sent_step,
+                self._trouble or "it does not answer",
+                self._mirror.run_id,
+            )
+
+    def _update(self) -> None:
+        try:
+            self._mirror.update()
+        except Exception as error:  # Whatever a tracker's client raises: the run goes on.
+            trouble = f"{type(error).__name__}: {error}"
+            if trouble != self._trouble:
+                log.warning("tracker failed, tried again later name=%s reason=%s", self._tracker_name, trouble)
+            self._trouble = trouble
+        else:
+            self._trouble = ""
+
+
+def send(runlog: RunLog, tracker: Tracker) -> int:
+    """Send a run to a tracker now; return the newest step that it has. What is there already is not sent again.
+
+    Raises:
+        TrackerError: the tracker failed.
+        StoreReadError: the store could not be read.
+    """
+    from segue.integrations.mirror import Mirror
+
+    mirror = Mirror(runlog, tracker)
+    try:
+        mirror.update()
+    except SegueError:
+        raise
+    except Exception as error:
+        raise TrackerError(sent_step=mirror.sent_step, why=f"{type(error).__name__}: {error}") from error
+    return mirror.sent_step

@@ -1,0 +1,98 @@
+"""Hugging Face's Trainer and Lightning's in segments: their own loops and their own checkpoints."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import segue
+from segue.records import StopReason, VerdictKind
+from segue.runlog.history import read_history
+from tests.support.observers import stop_when_proven
+
+PROGRAMS = Path(__file__).parents[1] / "programs"
+FRAMEWORKS = {"huggingface": "transformers", "lightning_module": "lightning"}
+"""The programs, and the package that each of them needs."""
+pytestmark = pytest.mark.matrix
+
+
+@pytest.fixture(params=FRAMEWORKS)
+def program(request) -> Path:
+    pytest.importorskip(FRAMEWORKS[request.param], reason="the framework is not installed")
+    return PROGRAMS / f"{request.param}.py"
+
+
+@pytest.fixture
+def make_program(program, make_spec, tmp_path, monkeypatch):
+    """A run of the Trainer with these options; it saves its weights at its end."""
+    monkeypatch.chdir(tmp_path)
+
+    def make(*options, steps=1000):
+        command = ["python", str(program), *options, "--save-to", str(tmp_path / "ours.pt")]
+        return make_spec(
+            recipe=None,
+            program={"command": command},
+            steps=steps,
+            continuity={"rehearsal": "off", "witness_steps": 2},
+        )
+
+    return make
+
+
+def test_a_killed_trainer_that_accumulates_ends_with_the_weights_of_one_without_segue(
+    fork_server, program, make_program, open_log, tmp_path
+):
+    options = ("--accumulate", "2")
+    hangs = make_program(*options, "--hang-at", "13")
+    runlog = open_log(hangs)
+    first = fork_server.run_attempt(runlog, hangs, observer=stop_when_proven(signal.SIGKILL))
+    assert first.stop_reason is StopReason.LOST
+    report = fork_server.run_attempt(runlog, make_program(*options))
+    assert (report.stop_reason, report.failure, report.from_step) == (StopReason.FINISHED, None, 10)
+    history = read_history(runlog.reload())
+    verdict = history.attempts[1].verdict
+    assert (verdict.kind, verdict.findings, verdict.rows_compared) == (VerdictKind.EXACT, (), 2)
+    assert report.to_step == history.committed_step == 40
+    frame = segue.curve(runlog)
+    assert frame["step"].tolist() == list(range(1, 41))
+    assert (frame["loss"] > 0).all()
+    assert (frame["grad_norm"] > 0).all()
+    # What only the run asked for does not fill the disk.
+    assert len(list(tmp_path.glob("*/checkpoint-*"))) <= 2
+
+    command = [sys.executable, str(program), *options, "--save-to", "bare.pt"]
+    subprocess.run(command, cwd=tmp_path, check=True, env=os.environ | {"OMP_NUM_THREADS": "1"})
+    bare, ours = torch.load(tmp_path / "bare.pt"), torch.load(tmp_path / "ours.pt")
+    assert all(torch.equal(value, ours[name]) for name, value in bare.items())
+
+
+def test_a_trainer_that_stops_early_has_finished_its_run(fork_server, make_program, open_log):
+    spec = make_program("--stop-early")
+    runlog = open_log(spec)
+    report = fork_server.run_attempt(runlog, spec)
+    assert (report.stop_reason, report.failure, report.to_step) == (StopReason.FINISHED, None, 16)
+    history = read_history(runlog.reload())
+    assert history.is_finished(spec)
+    assert history.finish_reason == "the Trainer ended at step 16"
+
+
+def test_the_goal_of_the_run_ends_the_trainer(fork_server, make_program, open_log, tmp_path):
+    spec = make_program(steps=15)
+    report = fork_server.run_attempt(open_log(spec), spec)
+    assert (report.stop_reason, report.failure, report.to_step, report.lost_steps) == (StopReason.FINISHED, None, 15, 0)
+    assert (tmp_path / "ours.pt").exists()
+
+
+def test_a_notice_ends_the_trainer_with_nothing_lost(fork_server, make_program, open_log, tmp_path):
+    slow = make_program("--epochs", "400", steps=3200)
+    runlog = open_log(slow)
+    report = fork_server.run_attempt(runlog, slow, observer=stop_when_proven(signal.SIGTERM))
+    assert (report.stop_reason, report.failure, report.lost_steps) == (StopReason.NOTICE, None, 0)
+    assert report.to_step > 0
+    assert not (tmp_path / "ours.pt").exists()
