@@ -66,7 +66,7 @@ def main(steps: int = 300) -> None:
         for batch in recipe.data:
             value = recipe.loss(recipe.model, batch)
             recipe.optimizer.zero_grad()
-            value.backward()  # type: ignore[no-untyped-call]
+            value.backward()
             nn.utils.clip_grad_norm_(recipe.model.parameters(), 1.0)
             recipe.optimizer.step()
             recipe.scheduler.step()
