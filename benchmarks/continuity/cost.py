@@ -24,7 +24,8 @@ from segue.continuity.fingerprints import batch_fingerprint, input_fingerprint, 
 from segue.continuity.verdict import Prelude
 from segue.continuity.witness import Witness
 from segue.curves.schema import Curve
-from segue.data.loader import Batch, Feed, seed_all
+from segue.data.loader import Batch, Feed
+from segue.data.streams import seed_all
 from segue.launch.assignment import Assignment
 from segue.notices.board import NoticeBoard
 from segue.recipe import Recipe
@@ -143,7 +144,7 @@ class _Witnessed:
         if self._progress.step % (2 * _WITNESS_STEPS) == 0:
             self._witness.open(self._progress.step)
         prelude = self._prelude(step, batch) if self._witness.wants(step) else Prelude(step, "", "", None)
-        outcome = do_step(self._recipe, batch.content, step=step)
+        outcome = do_step(self._recipe, [batch.content], step=step).outcome
         row = WitnessRow(**prelude._asdict(), **outcome._asdict())
         self._progress.step = step
         self._progress.samples_seen += len(batch.ids)
@@ -165,7 +166,7 @@ def _bare_step(recipe: Recipe, batch: Batch) -> None:
     """What a plain training script does with the same recipe."""
     recipe.optimizer.zero_grad(set_to_none=True)
     loss = recipe.loss(recipe.model, batch.content)
-    loss.backward()  # type: ignore[no-untyped-call]
+    loss.backward()
     if recipe.clip_grad_norm is not None:
         torch.nn.utils.clip_grad_norm_(recipe.model.parameters(), recipe.clip_grad_norm)
     recipe.optimizer.step()

@@ -220,7 +220,7 @@ def _go_on(recipe: Recipe, feed: Feed, watched: Watched, *, seen: Progress, unti
     batches = feed.batches(seen.samples_seen)
     for step in range(seen.step + 1, until_step + 1):
         try:
-            watched.losses[step] = do_step(recipe, next(batches).content, step=step).loss
+            watched.losses[step] = do_step(recipe, [next(batches).content], step=step).outcome.loss
         except Exception:
             watched.losses[step] = math.nan  # A traceback is not overlooked.
             return

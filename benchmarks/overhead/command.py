@@ -37,7 +37,7 @@ def overhead(
     if as_json:
         show_json(found)
     else:
-        for name in ("bare_loader", "recipe", "bare", "session"):
+        for name in ("bare_loader", "recipe", "lightning", "accelerate", "bare", "session"):
             figures = ", ".join(f"{key.replace('_', ' ')} {value}" for key, value in found[name].items())
             console.print(f"{name.replace('_', ' '):>12}  {figures}", markup=False)
     if any(found[name][key] > most for (name, key), most in MOST.items()):

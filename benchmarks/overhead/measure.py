@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from benchmarks.common.child import child_environment
-from benchmarks.overhead import training
+from benchmarks.overhead import peers, training
 from segue.clock import SystemClock
 from segue.controller.steps import decide_next, open_run
 from segue.launch.assignment import Assignment
@@ -56,7 +56,7 @@ def measure(rounds: int, *, say: Say) -> dict[str, Any]:
                 say(f"round {number + 1} of {rounds}: {size.name}, {name}")
                 found.setdefault((size.name, name), []).append(run(size))
     report: dict[str, Any] = {"rounds": rounds, "samples": _SAMPLES}
-    for name, bare in (("recipe", "bare_loader"), ("session", "bare")):
+    for name, bare in _OVER.items():
         figures = {
             f"{size.name}_x_bare": _median_ratio(found[size.name, name], found[size.name, bare]) for size in SIZES
         }
@@ -80,10 +80,19 @@ def _median_ratio(mine: list[Run], others: list[Run]) -> float:
 
 
 def _bare(size: Size, *options: str) -> Run:
+    return _process(training.__file__, size, *options)
+
+
+def _peer(size: Size, framework: str) -> Run:
+    return _process(peers.__file__, size, "--framework", framework)
+
+
+def _process(script: str, size: Size, *options: str) -> Run:
     with tempfile.TemporaryDirectory() as folder:
         stamps = Path(folder, "stamps.json")
-        command = [sys.executable, training.__file__, *_options(size, stamps), *options]
-        subprocess.run(command, check=True, env=child_environment(), cwd=folder, stdin=subprocess.DEVNULL)
+        command = [sys.executable, script, *_options(size, stamps), *options]
+        quiet = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+        subprocess.run(command, check=True, env=child_environment(), cwd=folder, **quiet)  # type: ignore[call-overload]
         return _read(stamps)
 
 
@@ -132,4 +141,8 @@ _LOOPS: dict[str, Callable[[Size], Run]] = {
     "recipe": lambda size: _under_segue(size, is_program=False),
     "bare": _bare,
     "session": lambda size: _under_segue(size, is_program=True),
+    "lightning": lambda size: _peer(size, "lightning"),
+    "accelerate": lambda size: _peer(size, "accelerate"),
 }
+_OVER = {"recipe": "bare_loader", "session": "bare", "lightning": "bare_loader", "accelerate": "bare_loader"}
+"""Each loop with the bare one that draws its batches in the same way."""

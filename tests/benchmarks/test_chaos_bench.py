@@ -1,4 +1,4 @@
-"""The chaos benchmark as a whole: a minute of it passes, a schedule from a file is played, Ctrl-C leaves nothing."""
+"""The chaos benchmark as a whole: a schedule from a file is played and passed, and Ctrl-C leaves nothing."""
 
 from __future__ import annotations
 
@@ -12,44 +12,34 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.chaos.conduct import Options, measure, passed
-from benchmarks.chaos.faults.registry import times
-from benchmarks.chaos.schedule import drawn
-
-pytestmark = [pytest.mark.prefect, pytest.mark.matrix, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.prefect, pytest.mark.matrix]
 
 ROOT = Path(__file__).parents[2]
 COMMAND = [sys.executable, "-m", "benchmarks.chaos.command"]
 FIGURES = {"runs", "faults", "finished", "late", "commits_lost", "doubled_steps", "final_identical", "stuck"}
 
 
-def test_a_minute_of_faults_loses_nothing_and_leaves_nothing(tmp_path):
-    plan, lines = drawn(seed=5, minutes=1, kinds=times()), []
-    options = Options(schedule=plan, seconds=60.0, seed=5, lanes=2, logs=tmp_path / "logs")
-    report = measure(options, say=lines.append)
-    if not passed(report):
-        pytest.fail("\n".join([json.dumps(report, indent=2), *lines, f"logs: {options.logs}"]))
-    assert report.keys() >= FIGURES | {"processes_left"}
-    assert sum(report["faults"].values()) + sum(report["skipped"].values()) == len(plan.faults)
-    assert report["faults_applied"] >= 4
-    assert json.loads(json.dumps(report)) == report
-
-
-def test_a_schedule_from_a_file_is_played(tmp_path):
+def test_a_schedule_from_a_file_is_played_and_loses_nothing_and_leaves_nothing(tmp_path):
     faults = [
         {"kind": "trainer-kill", "at_seconds": 12},
         {"kind": "store-away", "at_seconds": 14, "for_seconds": 4},
         {"kind": "parent-kill", "at_seconds": 20},
+        {"kind": "notice", "at_seconds": 30},
     ]
     (tmp_path / "faults.json").write_text(json.dumps({"faults": faults}))
-    command = [*COMMAND, "--schedule", str(tmp_path / "faults.json"), "--lanes", "1", "--json"]
+    logs = tmp_path / "logs"
+    command = [*COMMAND, "--schedule", str(tmp_path / "faults.json"), "--lanes", "2", "--json", "--logs", str(logs)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=500)
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}\nlogs: {logs}"
     report = json.loads(done.stdout)
-    assert report["faults"] == {"parent-kill": 1, "store-away": 1, "trainer-kill": 1}
+    assert report.keys() >= FIGURES | {"processes_left"}
+    assert sum(report["faults"].values()) + sum(report["skipped"].values()) == len(faults)
+    assert report["faults"].keys() >= {"parent-kill", "store-away"}
     assert (report["finished"], report["final_identical"]) == (report["runs"], True)
+    assert (report["commits_lost"], report["doubled_steps"], report["stuck"]) == (0, 0, 0)
 
 
+@pytest.mark.soak
 def test_ctrl_c_leaves_neither_files_nor_processes_nor_mounts(tmp_path):
     command = [*COMMAND, "--minutes", "5", "--lanes", "2"]
     run = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, env=os.environ | {"TMPDIR": str(tmp_path)})

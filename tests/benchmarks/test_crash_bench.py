@@ -38,7 +38,7 @@ KEYS = {"kills", "commits_lost", "torn_visible", "final_identical", "orphans_lef
 @pytest.mark.matrix
 def test_kills_on_both_stores_lose_nothing_and_change_no_bit():
     lines, kills = [], 12
-    report = measure(Options(kills=kills, steps=80), say=lines.append)
+    report = measure(Options(kills=kills, steps=120), say=lines.append)
     assert report.keys() >= KEYS
     assert report["problems"] == []
     assert passed(report)

@@ -14,9 +14,11 @@ def test_every_loop_trains_in_a_process_of_its_own_and_has_its_figures(monkeypat
     said = []
     found = measure.measure(1, say=said.append)
     assert said[0] == "round 1 of 1: small, bare_loader"
-    assert len(said) == 8
+    assert len(said) == 12
     for name, key in MOST:
         assert isinstance(found[name][key], float)
+    for name in ("lightning", "accelerate"):
+        assert found[name]["large_x_bare"] > 0
     for name in ("bare_loader", "bare"):
         assert 0 < found[name]["small_step_ms"] < 1000
     # Two steps before the first counted one: a loop that noted nothing would have failed.
