@@ -1,13 +1,14 @@
 # make demo   sets everything up and shows the main job on real data
 # make test   sets everything up and runs lint, types and the tests; 5 minutes on two cores
 # make matrix the longer tests: many seeds, many kills, whole processes, the wheel
+# make soak   the longest tests, and whole benchmarks
 VENV   ?= .venv
 PYTHON ?= python3
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
 # Several of these are also names of folders.
-.PHONY: demo test units flows matrix matrix-units matrix-flows lint types format setup clean
+.PHONY: demo test units flows matrix matrix-units matrix-flows soak lint types format setup clean
 
 demo: setup
 	$(BIN)/segue demo
@@ -28,10 +29,14 @@ matrix:
 	$(MAKE) matrix-flows
 
 matrix-units: setup
-	$(BIN)/python -m pytest -m matrix -n 3 --dist worksteal --max-worker-restart 0 --durations 20 --ignore tests/flows --ignore tests/packaging
+	$(BIN)/python -m pytest -m 'matrix and not soak' -n 3 --dist worksteal --max-worker-restart 0 --durations 20 --ignore tests/flows --ignore tests/packaging
 
 matrix-flows: setup
-	$(BIN)/python -m pytest -m matrix -n 2 --dist loadfile --no-loadscope-reorder --max-worker-restart 0 --durations 20 tests/packaging tests/flows
+	$(BIN)/python -m pytest -m 'matrix and not soak' -n 2 --dist loadfile --no-loadscope-reorder --max-worker-restart 0 --durations 20 tests/packaging tests/flows
+
+# About half an hour, on a machine that does nothing else; neither of the two above runs it.
+soak: setup
+	$(BIN)/python -m pytest -m soak
 
 lint: setup
 	$(BIN)/ruff format --check .

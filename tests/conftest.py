@@ -62,7 +62,7 @@ def make_spec(tmp_path: Path) -> Callable[..., RunSpec]:
             "steps": 40,
             "threads": 1,
             "store": {"url": str(tmp_path / "store")},
-            "checkpoints": {"every_steps": 10},
+            "checkpoints": {"every_steps": 10, "staging_buffers": 2},  # With one, a save waits on a busy machine.
             "liveness": {"heartbeat_seconds": 0.05},
             "continuity": {"rehearsal": "off"},  # A fresh process takes longer than most of these runs.
         }

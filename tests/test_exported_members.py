@@ -11,6 +11,7 @@ import pytest
 import segue
 
 PUBLIC = {
+    "EarlyStop",
     "Recipe",
     "Run",
     "RunSpec",
@@ -20,6 +21,7 @@ PUBLIC = {
     "curve",
     "drill",
     "export_checkpoint",
+    "fork_run",
     "import_weights",
     "load_checkpoint",
     "open_run",

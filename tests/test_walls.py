@@ -16,11 +16,11 @@ import pytest
 from tests.support import rooms
 
 ROOT = Path(__file__).parents[1]
-HEAVY = ("torch", "boto3", "prefect", "pandas", "great_expectations", "numpy")
+HEAVY = ("torch", "boto3", "prefect", "pandas", "pyarrow", "great_expectations", "numpy")
 READS_TIME = {"time.time", "time.monotonic", "time.time_ns", "time.monotonic_ns", "time.perf_counter"}
 READS_TIME |= {f"{owner}.{name}" for owner in ("datetime", "datetime.datetime") for name in ("now", "utcnow", "today")}
 READS_TIME |= {"date.today", "datetime.date.today"}
-IMPORTS_WEIGHTS = "segue/interop/weights_file.py"
+IMPORTS_WEIGHTS, IMPORTS_DCP = "segue/interop/weights_file.py", "segue/interop/dcp_folder.py"
 RUNS_CODE = {"pickle", "cPickle", "cloudpickle", "dill", "joblib", "marshal", "shelve"}
 
 
@@ -71,12 +71,26 @@ def test_importing_segue_takes_less_than_a_third_of_a_second_of_the_processor():
 
 
 @pytest.mark.parametrize(
-    "module", ["segue", "segue.spec", "segue.controller.steps", "segue.controller.wait", "segue.cli.main"]
+    "module",
+    [
+        "segue",
+        "segue.spec",
+        "segue.controller.steps",
+        "segue.controller.wait",
+        "segue.integrations.tracking",
+        "segue.cli.main",
+    ],
 )
 def test_what_steers_a_run_loads_nothing_heavy(module):
     look = f"import json, sys, {module}; print(json.dumps(list(sys.modules)))"
     loaded = json.loads(subprocess.check_output([sys.executable, "-c", look]))
     assert [name for name in HEAVY if name in loaded] == []
+
+
+def test_a_parent_starts_without_what_only_its_reports_and_trackers_need():
+    look = "import json, sys, segue.flows.train; print(json.dumps(list(sys.modules)))"
+    loaded = json.loads(subprocess.check_output([sys.executable, "-c", look]))
+    assert [name for name in HEAVY if name in loaded and name != "prefect"] == []
 
 
 def test_the_writer_process_of_every_attempt_starts_with_next_to_nothing():
@@ -171,7 +185,18 @@ def test_nobody_takes_a_clock_reading_out_of_its_module():
 
 
 def test_only_what_trains_saves_or_replays_imports_torch():
-    rooms = ("trainer", "checkpoints", "continuity", "interop", "data", "launch", "recipe.py", "sessions.py", "testing")
+    rooms = (
+        "trainer",
+        "integrations",
+        "checkpoints",
+        "continuity",
+        "interop",
+        "data",
+        "launch",
+        "recipe.py",
+        "sessions.py",
+        "testing",
+    )
     assert offenders("segue", ("torch",), but=tuple(f"segue/{room}" for room in rooms)) == []
 
 
@@ -182,20 +207,28 @@ def test_nothing_prints_past_the_console(folder):
 
 
 def test_no_bytes_of_a_bucket_can_become_code():
-    assert offenders("segue", RUNS_CODE) == []
+    assert offenders("segue", RUNS_CODE, but=(IMPORTS_DCP,)) == []
     used = {(path, name) for path, tree in sources("segue").items() for name in names(tree)}
     banned = {"torch.load", "torch.save", "eval", "exec", "np.load", "numpy.load"}
     may = {
         ("segue/interop/export_files.py", "torch.save"),  # An export writes .pt files.
-        (IMPORTS_WEIGHTS, "torch.load"),  # A person's own file, named on the command line; never one of a store.
+        # A person's own file or folder, named on the command line; never one of a store.
+        (IMPORTS_WEIGHTS, "torch.load"),
+        (IMPORTS_DCP, "torch.load"),
     }
     assert [(path, name) for path, name in used - may if name in banned] == []
 
 
-def test_the_one_file_that_loads_with_torch_lets_it_run_no_code():
-    tree = sources("segue")[IMPORTS_WEIGHTS]
+@pytest.mark.parametrize("path", [IMPORTS_WEIGHTS, IMPORTS_DCP])
+def test_a_file_that_loads_with_torch_lets_it_run_no_code(path):
+    tree = sources("segue")[path]
     calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and ast.unparse(node.func) == "torch.load"]
     safely = [ast.unparse(keyword) for call in calls for keyword in call.keywords if keyword.arg == "weights_only"]
     assert safely == ["weights_only=True"] * len(calls)
     assert len(calls) == list(names(tree)).count("torch.load") == 1  # Nor is it called by another name.
     assert offenders("segue", {"torch.load", "torch.serialization.load"}) == []
+
+
+def test_the_file_that_unpickles_an_index_knows_every_name_that_it_builds():
+    used = {name for name in names(sources("segue")[IMPORTS_DCP]) if name.startswith("pickle.")}
+    assert used == {"pickle.Unpickler", "pickle.UnpicklingError"}  # The class is replaced by one that refuses others.

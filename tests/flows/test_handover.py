@@ -18,7 +18,7 @@ from segue.runlog.entries import DecisionEntry, HandoverEntry
 from segue.runlog.history import read_history
 from tests.flows.test_runs import ended_segments, final_state, live_attempt, segment_runs, start, until
 
-pytestmark = [pytest.mark.prefect, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.prefect
 
 STEPS = 2000
 POLICY = {"name": "uniform_progress", "step_seconds": 0.05, "changeover_seconds": 1, "detection_seconds": 1}
@@ -57,6 +57,7 @@ def handover_of(runlog):
 
 
 @pytest.mark.matrix
+@pytest.mark.soak
 def test_on_demand_trains_while_the_standby_boots_and_hands_the_run_over(
     client, spot, make_spec, fork_server, tmp_path
 ):

@@ -136,8 +136,8 @@ def test_a_silent_api_delays_nothing(answers, make_spec, open_log):
             assert time.monotonic() - began < 8
 
 
+@pytest.mark.soak
 @pytest.mark.matrix
-@pytest.mark.timeout(300)
 def test_a_preempted_and_late_run_tells_a_person_and_prints_no_traceback(client, stack, make_spec):
     deploy_notify(stack)
     deadline = datetime.now(UTC) + timedelta(seconds=5)

@@ -22,7 +22,7 @@ from segue.runlog.history import read_history
 from tests.flows.test_runs import LONG, live_attempt, start, until
 from tests.support.run_processes import processes_of_runs
 
-pytestmark = [pytest.mark.prefect, pytest.mark.matrix, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.prefect, pytest.mark.matrix]
 
 OUTAGE_SECONDS = 80.0
 """Longer than Prefect's own client retries a request."""

@@ -61,6 +61,7 @@ def test_segments_go_on_on_the_same_machine_and_end_as_an_undisturbed_run(client
     assert (run.state.name, set(machines(history))) == ("Completed", {str(run.id)})
 
 
+@pytest.mark.soak
 @pytest.mark.matrix
 def test_a_machine_that_is_taken_back_in_its_second_segment_is_followed_by_another(client, make_spec):
     spec = make_spec(run_id="taken-back", **PLANNED)

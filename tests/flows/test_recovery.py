@@ -36,7 +36,7 @@ from segue.runlog.parents import parents, read_parent
 from segue.testing.clock import FakeClock
 from tests.flows.test_runs import LONG, ended_segments, final_state, live_attempt, segment_runs, start, until
 
-pytestmark = [pytest.mark.prefect, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.prefect
 
 SEGUE = Path(sys.executable).with_name("segue")
 REPO = Path(__file__).parents[2]
@@ -181,6 +181,7 @@ def test_a_parent_whose_worker_was_killed_with_it_is_not_running_for_ever(stack,
     assert [report.stop_reason for report in reports] == [StopReason.LOST, StopReason.FINISHED]
 
 
+@pytest.mark.soak
 @pytest.mark.matrix
 def test_a_run_that_another_server_started_is_left_to_it(client, make_spec, recover):
     spec = make_spec(run_id="of-another-server", **LONG | {"steps": 100})
@@ -208,6 +209,7 @@ def test_a_second_parent_of_the_same_run_says_so_and_ends(client, make_spec, rec
     assert len(read_history(runlog.reload()).attempts) == 1
 
 
+@pytest.mark.soak
 @pytest.mark.matrix
 def test_the_same_run_id_in_another_store_is_another_run(client, make_spec, tmp_path):
     one = make_spec(run_id="namesake", **LONG)
@@ -221,6 +223,7 @@ def test_the_same_run_id_in_another_store_is_another_run(client, make_spec, tmp_
     assert [r.stop_reason for r in read_history(other_log.reload()).last_reports()] == [StopReason.FINISHED]
 
 
+@pytest.mark.soak
 @pytest.mark.matrix
 def test_a_run_id_that_is_used_again_after_its_store_was_deleted_is_a_new_run(client, make_spec):
     spec = make_spec(run_id="used-again", **LONG | {"steps": 60})
@@ -325,6 +328,7 @@ def test_a_segment_that_never_claimed_its_attempt_is_not_pending_for_ever(client
     assert (state.type, state.name) == (StateType.CRASHED, "Lost")
 
 
+@pytest.mark.soak
 @pytest.mark.matrix
 def test_a_cancelled_run_that_is_started_again_and_waits_for_a_worker_is_not_ended_by_recovery(
     client, make_spec, recover
@@ -348,7 +352,6 @@ def test_a_cancelled_run_that_is_started_again_and_waits_for_a_worker_is_not_end
 
 
 @pytest.mark.matrix
-@pytest.mark.timeout(600)
 def test_the_deployed_schedule_starts_a_killed_parent_again_without_a_person(own_stack, make_spec, caplog):
     deploy = [sys.executable, "-m", "prefect", "--no-prompt", "deploy", "--name", "recover"]
     environment = own_stack.environment() | {"SEGUE_HOME": str(REPO)}

@@ -19,7 +19,7 @@ from segue.runlog.history import read_history
 from tests.flows.test_recovery import the_parents
 from tests.flows.test_runs import LONG, final_state, live_attempt, start, until
 
-pytestmark = [pytest.mark.prefect, pytest.mark.matrix, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.prefect, pytest.mark.matrix]
 
 SEGUE = Path(sys.executable).with_name("segue")
 
@@ -41,6 +41,7 @@ def restart(stack, pool: str) -> None:
     stack.start_again(f"worker-{pool}")
 
 
+@pytest.mark.soak
 def test_a_run_survives_the_restart_of_every_worker_without_a_person(own_stack, client, make_spec):
     spec = make_spec(run_id="restarted", **LONG | {"steps": 3000})
     runlog, first = start(client, spec)
@@ -63,6 +64,7 @@ def test_a_run_survives_the_restart_of_every_worker_without_a_person(own_stack, 
     assert all(report.stop_reason is StopReason.NOTICE and report.lost_steps == 0 for report in reports[:-1])
 
 
+@pytest.mark.soak
 def test_a_server_that_hangs_delays_neither_a_loss_nor_a_recall(own_stack, client, make_spec, tmp_path):
     brake = tmp_path / "brake"  # With it, a step takes so long that the deadline soon needs on-demand.
     tight = {

@@ -21,12 +21,14 @@ from segue.controller.steps import open_run
 from segue.records import Capacity, StopReason, VerdictKind
 from segue.runlog.history import read_history
 from segue.runlog.last_heartbeat import last_heartbeat
+from segue.runlog.open import open_log
 from tests.support.final_states import state_at_end
+from tests.support.trackers import FileTracker
 
 pytestmark = pytest.mark.prefect
 
 LONG = {"steps": 1200, "config": {"pause_seconds": 0.005}, "checkpoints": {"every_steps": 60}, "threads": 1}
-LIMIT_SECONDS = 100
+LIMIT_SECONDS = 240
 PROGRAM = Path(__file__).parents[1] / "programs/own_loop.py"
 
 
@@ -120,7 +122,7 @@ def test_a_run_survives_a_kill_and_a_notice_and_moves_to_on_demand_after_two_pre
 
 
 @pytest.mark.matrix
-def test_a_program_with_its_own_loop_survives_a_kill_and_a_notice(client, make_spec, fork_server):
+def test_a_program_with_its_own_loop_survives_a_kill_and_a_notice(client, make_spec, fork_server, tmp_path):
     def program(*options):
         command = ["python", str(PROGRAM), "--steps", "1200", *options]
         return {name: value for name, value in LONG.items() if name != "config"} | {"program": {"command": command}}
@@ -128,7 +130,8 @@ def test_a_program_with_its_own_loop_survives_a_kill_and_a_notice(client, make_s
     undisturbed = make_spec(run_id="program-undisturbed", recipe=None, **program())
     reference = open_run(undisturbed, clock=SystemClock())
     fork_server.run_to_the_end(reference, undisturbed)
-    spec = make_spec(run_id="program", recipe=None, **program("--pause-seconds", "0.005"))
+    trackers = {"tests.support.trackers:FileTracker": {"file": str(tmp_path / "tracked.jsonl")}}
+    spec = make_spec(run_id="program", recipe=None, trackers=trackers, **program("--pause-seconds", "0.005"))
     runlog, parent = start(client, spec)
     _, beat = until(lambda: live_attempt(runlog, past_step=250), what="the first segment")
     os.kill(beat.trainer_pid, signal.SIGKILL)
@@ -143,6 +146,9 @@ def test_a_program_with_its_own_loop_survives_a_kill_and_a_notice(client, make_s
     assert VerdictKind.EXACT in kinds
     assert set(kinds) <= {VerdictKind.EXACT, VerdictKind.UNVERIFIED}
     assert state_at_end(history) == state_at_end(read_history(reference))
+    *steps, end = FileTracker(file=str(tmp_path / "tracked.jsonl")).lines()
+    assert [line["step"] for line in steps] == list(range(1, 1201))
+    assert (end["status"], end["segue.segments"]) == ("finished", "3")
 
 
 def artifacts(client, run_id: str):
@@ -177,6 +183,14 @@ def test_a_deadline_in_the_past_fails_the_parent_with_one_sentence(client, make_
     assert state.type is StateType.FAILED
     assert "has passed" in state.message
     assert "Traceback" not in state.message
+
+
+def test_a_tracker_with_wrong_options_is_refused_before_anything_of_the_run_is_written(client, make_spec):
+    spec = make_spec(run_id="tracked", trackers={"tensorboard": {"dir": "board"}})
+    state = final_state(client, trigger(client, spec))
+    assert state.type is StateType.FAILED
+    assert "trackers.tensorboard: got an unexpected keyword argument 'dir'; it takes: folder" in state.message
+    assert read_history(open_log(spec).reload()).next_slot == 0
 
 
 @pytest.mark.parametrize("pools", [{"on_demand": "segment/typo"}, {"spot": [{"deployment": "segment/typo"}]}])

@@ -19,7 +19,7 @@ from segue.runlog.log import RunLog
 from tests.flows.test_runs import final_state, live_attempt, start, until
 from tests.support.run_processes import wait_for_processes_of_runs
 
-pytestmark = [pytest.mark.prefect, pytest.mark.matrix, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.prefect, pytest.mark.matrix]
 
 PACED = {
     "steps": 3000,
@@ -72,6 +72,7 @@ def test_an_attempt_trains_on_while_the_store_is_full_for_longer_than_its_heartb
     assert history.committed_step == spec.steps
 
 
+@pytest.mark.soak
 def test_a_trainer_that_dies_while_the_store_is_away_costs_only_its_uncommitted_work(client, make_spec, place):
     spec, runlog, parent = begin(client, make_spec, place, "store-away")
     _, beat = until(lambda: live_attempt(runlog, past_step=500), what="the segment")

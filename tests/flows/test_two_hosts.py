@@ -28,7 +28,7 @@ from tests.flows.test_runs import final_state, live_attempt, segment_runs, start
 from tests.support.final_states import state_at_end
 from tests.support.hosts import BRIDGE_ADDRESS, HostsUnavailableError, Network
 
-pytestmark = [pytest.mark.prefect, pytest.mark.matrix, pytest.mark.timeout(420)]
+pytestmark = [pytest.mark.prefect, pytest.mark.matrix]
 
 NAMES = ("host-a", "host-b")
 STEPS = 4000
@@ -86,6 +86,7 @@ def hosts(network, stack, client):
     return hosts
 
 
+@pytest.mark.soak
 def test_a_host_that_was_cut_off_is_fenced_when_it_returns_and_the_run_ends_elsewhere(
     client, hosts, bucket, make_spec, fork_server
 ):

@@ -26,7 +26,12 @@ def nothing_is_left():
 
 
 def children() -> list[psutil.Process]:
-    return [each for each in psutil.Process().children() if "--early" in each.cmdline()]
+    """The trainers that were started early. One that shows no command line of its own yet is waited for."""
+    while True:
+        found = [each for each in psutil.Process().children() if each.status() != psutil.STATUS_ZOMBIE]
+        if not any(each.cmdline() in ([], psutil.Process().cmdline()) for each in found):
+            return [each for each in found if "--early" in each.cmdline()]
+        time.sleep(0.01)
 
 
 def blocked_signals(process: psutil.Process) -> int:

@@ -15,7 +15,7 @@ import pytest
 REPO = Path(__file__).parents[2]
 SOURCES = ("pyproject.toml", "README.md", "LICENSE", "segue", "flows", "tasks", "deployments")
 
-pytestmark = [pytest.mark.matrix, pytest.mark.prefect, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.matrix, pytest.mark.prefect]
 
 
 @pytest.fixture(scope="module")

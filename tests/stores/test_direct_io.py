@@ -21,10 +21,11 @@ SIZES = [
     PAGE_BYTES,
     PAGE_BYTES + 1,
     3 * PAGE_BYTES + 512,
-    READ_BYTES - 1,
-    READ_BYTES,
     READ_BYTES + 1,
-    2 * READ_BYTES + PAGE_BYTES + 13,
+    *(
+        pytest.param(size_bytes, marks=pytest.mark.matrix)
+        for size_bytes in (READ_BYTES - 1, READ_BYTES, 2 * READ_BYTES + PAGE_BYTES + 13)
+    ),
 ]
 STARTS = [0, 1, 512, PAGE_BYTES, PAGE_BYTES + 1]
 

@@ -20,6 +20,8 @@ class Desk:
         self.folder, self._monkeypatch, self._capsys = folder, monkeypatch, capsys
         monkeypatch.chdir(folder)
         monkeypatch.setenv("COLUMNS", "80")
+        monkeypatch.setenv("AWS_ACCESS_KEY_ID", "nobody")
+        monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "nothing")
 
     def write(self, name: str, text: str) -> str:
         (self.folder / name).parent.mkdir(exist_ok=True)

@@ -112,7 +112,7 @@ class RanksForkServer:
         *,
         ranks: int,
         observer: Observer | None = None,
-        limit_seconds: float = 90.0,
+        limit_seconds: float = 240.0,
         environment: Mapping[str, str] | None = None,
     ) -> SegmentReport:
         """Decide and make one attempt, to the end of all its processes."""

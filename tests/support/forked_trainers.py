@@ -52,7 +52,7 @@ class ForkServer:
         spec: RunSpec,
         *,
         observer: Callable[[int, RunLog, SegmentPlan], bool] | None = None,
-        limit_seconds: float = 60.0,
+        limit_seconds: float = 240.0,
         environment: Mapping[str, str] | None = None,
     ) -> SegmentReport:
         """Decide and make one attempt; `observer(pid, log, plan)` is called until it returns True."""

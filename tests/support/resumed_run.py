@@ -45,10 +45,10 @@ def train(fork_server: ForkServer, store: Path) -> Resumed:
             "run_id": "nightly",
             "recipe": "segue.testing.recipes:tiny",
             "steps": 60,
-            "config": {"pause_seconds": 0.02},  # So that each save is over before the next is due.
+            "config": {"pause_seconds": 0.04},  # So that each save is over before the one after the next is due.
             "threads": 1,
             "store": {"url": str(store)},
-            "checkpoints": {"every_steps": 10},
+            "checkpoints": {"every_steps": 10, "staging_buffers": 2},
             "liveness": {"heartbeat_seconds": 0.05},
         }
     )

@@ -9,7 +9,8 @@ import torch
 
 from segue.checkpoints.loading.snapshot import read_checkpoint
 from segue.continuity.fingerprints import batch_fingerprint
-from segue.data.loader import Feed, seed_all
+from segue.data.loader import Feed
+from segue.data.streams import seed_all
 from segue.runlog.history import read_history
 from segue.runlog.log import RunLog
 from segue.trainer.workloads.step import do_step
@@ -30,7 +31,7 @@ def even_here(steps: int, **config: object) -> Done:
     feed = Feed(recipe.data, recipe="even", seed=0)
     marks = {}
     for step, batch in enumerate(itertools.islice(feed.batches(0), steps), start=1):
-        do_step(recipe, batch.content, step=step)
+        do_step(recipe, [batch.content], step=step)
         marks[step] = batch_fingerprint(batch.ids)
     return Done({name: p.detach() for name, p in recipe.model.named_parameters()}, marks)
 

@@ -103,7 +103,6 @@ def test_with_a_cloud_the_notice_comes_through_its_service_and_the_next_machine_
 
 @pytest.mark.matrix
 @pytest.mark.prefect
-@pytest.mark.timeout(600)
 def test_the_demo_shows_a_kill_a_notice_and_an_escalation_and_ends_like_the_undisturbed_run(tmp_path):
     command = [
         str(Path(sys.executable).with_name("segue")),

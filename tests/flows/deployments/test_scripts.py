@@ -25,7 +25,7 @@ from tests.support.stretched_time import late_seconds
 
 log = logging.getLogger(__name__)
 
-pytestmark = [pytest.mark.prefect, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.prefect
 
 STEPS = 280
 RECIPE = {"steps": STEPS, "config": {"pause_seconds": 0.04}, "checkpoints": {"every_steps": 40}, "grace_seconds": 3}
@@ -122,6 +122,7 @@ def why_not(player: Player, undisturbed: dict[str, str]) -> list[str]:
     return [promise for promise, is_kept in held.items() if not is_kept]
 
 
+@pytest.mark.soak
 @pytest.mark.matrix
 def test_every_script_of_preemptions_is_on_time_and_ends_in_the_undisturbed_state(lanes, make_spec, undisturbed):
     scripts = [drawn(seed) for seed in range(4)]

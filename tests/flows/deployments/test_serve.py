@@ -34,7 +34,7 @@ from tests.flows.conftest import REPO
 from tests.flows.test_recovery import the_parents
 from tests.flows.test_runs import LONG, artifacts, final_state, live_attempt, until
 
-pytestmark = [pytest.mark.prefect, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.prefect
 
 SEGUE = Path(sys.executable).with_name("segue")
 POOL = "served"
@@ -146,6 +146,7 @@ def engines_of(flow_run_id: UUID) -> list[int]:
     return found
 
 
+@pytest.mark.soak
 @pytest.mark.matrix
 def test_two_runs_are_served_at_once_by_one_process(stack, client, pool, make_spec, tmp_path):
     with serving(stack, client, tmp_path) as serve:
@@ -199,6 +200,7 @@ def test_a_cancelled_run_is_stopped_and_the_others_go_on(stack, client, pool, ma
         assert len(read_history(kept_log.reload()).attempts) == 1
 
 
+@pytest.mark.soak
 @pytest.mark.matrix
 def test_a_run_that_is_one_too_many_waits_and_recovery_does_not(stack, client, pool, make_spec, tmp_path):
     with serving(stack, client, tmp_path, runs=1):
@@ -217,6 +219,7 @@ def test_a_run_that_is_one_too_many_waits_and_recovery_does_not(stack, client, p
         assert final_state(client, second).type is StateType.COMPLETED
 
 
+@pytest.mark.soak
 @pytest.mark.matrix
 def test_whatever_a_run_started_in_the_process_ends_with_it(stack, client, pool, make_spec, tmp_path):
     with serving(stack, client, tmp_path) as serve:
@@ -229,6 +232,7 @@ def test_whatever_a_run_started_in_the_process_ends_with_it(stack, client, pool,
         until(lambda: serve.num_threads() <= threads[0], what="the end of the later runs' threads")
 
 
+@pytest.mark.soak
 @pytest.mark.matrix
 def test_a_parent_whose_job_differs_gets_a_process_of_its_own(stack, client, pool, make_spec, tmp_path):
     with serving(stack, client, tmp_path) as serve:

@@ -121,6 +121,7 @@ def test_a_second_command_in_the_folder_has_a_stack_of_its_own_which_ends_when_t
         assert client.api_healthcheck() is None
 
 
+@pytest.mark.soak
 @pytest.mark.matrix
 @pytest.mark.prefect
 def test_sigterm_ends_a_run_in_a_plain_folder_and_all_it_started_after_a_last_checkpoint(tmp_path):

@@ -18,7 +18,7 @@ from segue.runlog.history import read_history
 from tests.flows.test_runs import ended_segments, final_state, live_attempt, start, until
 from tests.support.run_processes import NO_RUN, flow_run_of
 
-pytestmark = [pytest.mark.prefect, pytest.mark.matrix, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.prefect, pytest.mark.matrix]
 
 LONG = {"steps": 6000, "config": {"pause_seconds": 0.005}, "checkpoints": {"every_steps": 500}, "threads": 1}
 
