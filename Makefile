@@ -34,7 +34,7 @@ matrix-units: setup
 matrix-flows: setup
 	$(BIN)/python -m pytest -m 'matrix and not soak' -n 2 --dist loadfile --no-loadscope-reorder --max-worker-restart 0 --durations 20 tests/packaging tests/flows
 
-# About half an hour, on a machine that does nothing else; neither of the two above runs it.
+# About three quarters of an hour, on a machine that does nothing else; neither of the two above runs it.
 soak: setup
 	$(BIN)/python -m pytest -m soak
 

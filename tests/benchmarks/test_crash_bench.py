@@ -35,7 +35,7 @@ ROOT = Path(__file__).parents[2]
 KEYS = {"kills", "commits_lost", "torn_visible", "final_identical", "orphans_left", "stores", "seconds", "problems"}
 
 
-@pytest.mark.matrix
+@pytest.mark.soak
 def test_kills_on_both_stores_lose_nothing_and_change_no_bit():
     lines, kills = [], 12
     report = measure(Options(kills=kills, steps=120), say=lines.append)

@@ -44,6 +44,7 @@ def test_every_policy_has_its_figures(report):
         assert row["cost_vs_optimum_low"] <= row["cost_vs_optimum"] <= row["cost_vs_optimum_high"]
 
 
+@pytest.mark.matrix
 def test_where_spot_always_is_or_never_the_optimum_is_known(report):
     # Three times as dear where spot is there to the end; nothing else to be had where it is not.
     assert report["on_demand"]["by_trace"] == {"a22-always": 3.0, "a22-never": 1.0}

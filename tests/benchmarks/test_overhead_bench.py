@@ -8,7 +8,7 @@ from benchmarks.overhead import measure
 from benchmarks.overhead.command import MOST
 
 
-@pytest.mark.matrix
+@pytest.mark.soak
 def test_every_loop_trains_in_a_process_of_its_own_and_has_its_figures(monkeypatch):
     monkeypatch.setattr(measure, "SIZES", (measure.Size("small", 16, 60), measure.Size("large", 32, 60)))
     said = []

@@ -190,7 +190,7 @@ def test_an_attempt_that_is_alive_after_all_loses_its_upload_and_nothing_else(fo
     assert_every_usable_checkpoint_reads_back(spec)
 
 
-@pytest.mark.parametrize("operation", ["drop_unfinished", "delete", pytest.param("list", marks=pytest.mark.matrix)])
+@pytest.mark.parametrize("operation", ["drop_unfinished", "delete", pytest.param("list", marks=pytest.mark.soak)])
 def test_a_store_that_does_not_let_us_tidy_does_not_stop_the_run(killed, spec, operation):
     left = leave(killed, ORPHANS + HALF_WRITTEN)
     report = train_here(spec, fails=lambda op, key: op == operation and "attempts" in key)

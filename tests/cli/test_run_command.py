@@ -145,6 +145,7 @@ def test_ctrl_c_and_sigterm_end_a_command_alike_and_show_how_to_resume(signum, c
     assert ended.stderr == "Run the same command with --run-id mine to resume the run.\n"
 
 
+@pytest.mark.matrix
 def test_a_server_that_does_not_answer_leaves_no_run_in_the_store(place, closed_port):
     place.set("PREFECT_API_URL", f"http://127.0.0.1:{closed_port}/api")
     outcome = place.run("run", TINY, "--steps", "5", "--run-id", "tiny")

@@ -140,7 +140,7 @@ def test_a_trainer_in_which_no_thread_runs_writes_its_stacks_and_is_killed_after
     assert segment.report.note == "the trainer was killed by SIGKILL without a report"
 
 
-@pytest.mark.matrix
+@pytest.mark.soak
 def test_a_trainer_in_which_no_thread_runs_is_hung_and_not_preempted(start):
     config = {"how": "hold", "at_step": 300, "pause_seconds": 0.01}  # Its first heartbeat comes before.
     segment = start(**LONG | {"recipe": STUCK, "config": config})

@@ -75,6 +75,7 @@ def answers(url: str) -> bool:
         return False
 
 
+@pytest.mark.soak
 def test_all_runs_finish_and_are_completed_though_the_server_was_gone_for_minutes(server, make_spec):
     with get_client(sync_client=True) as client:
         # One ends in the outage, one loses its trainer in it, one trains through it.

@@ -164,7 +164,7 @@ def test_a_request_for_spot_that_is_given_up_shows_why(client, make_spec):
 
 
 @pytest.mark.prefect
-@pytest.mark.matrix
+@pytest.mark.soak
 def test_a_run_that_waits_for_on_demand_says_so_stays_queued_and_ends_late(client, make_spec):
     client.update_work_pool("on-demand", WorkPoolUpdate(is_paused=True))
     try:

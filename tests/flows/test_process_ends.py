@@ -95,6 +95,7 @@ def test_a_recipe_that_always_runs_out_of_memory_fails_the_run_and_never_buys_on
     assert [(r.stop_reason, r.capacity) for r in reports] == [(StopReason.OUT_OF_MEMORY, Capacity.SPOT)] * 2
 
 
+@pytest.mark.soak
 def test_a_sigterm_after_a_recall_leaves_only_its_own_time(client, make_spec, tmp_path):
     brake = tmp_path / "brake"
     config = {"brake": str(brake), "brake_seconds": 1.0, "pause_seconds": 0.005}

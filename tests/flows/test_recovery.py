@@ -267,7 +267,7 @@ def test_a_cancelled_parent_stops_the_run_and_is_not_started_again(client, make_
     assert client.read_flow_run(first).state.type is StateType.CANCELLED
 
 
-@pytest.mark.matrix
+@pytest.mark.soak
 def test_a_run_that_ended_while_prefect_was_away_gets_its_state_from_the_log(client, make_spec, recover):
     spec = make_spec(run_id="ended-unseen", **LONG | {"steps": 200})
     runlog, first = start(client, spec)
@@ -351,7 +351,7 @@ def test_a_cancelled_run_that_is_started_again_and_waits_for_a_worker_is_not_end
     assert final_state(client, again).type is StateType.COMPLETED
 
 
-@pytest.mark.matrix
+@pytest.mark.soak
 def test_the_deployed_schedule_starts_a_killed_parent_again_without_a_person(own_stack, make_spec, caplog):
     deploy = [sys.executable, "-m", "prefect", "--no-prompt", "deploy", "--name", "recover"]
     environment = own_stack.environment() | {"SEGUE_HOME": str(REPO)}

@@ -45,6 +45,7 @@ def make_program(program, make_spec, tmp_path, monkeypatch):
     return make
 
 
+@pytest.mark.soak
 def test_a_killed_trainer_that_accumulates_ends_with_the_weights_of_one_without_segue(
     fork_server, program, make_program, open_log, tmp_path
 ):

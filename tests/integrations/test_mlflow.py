@@ -102,6 +102,7 @@ def send_slowly(store: str, uri: str, experiment: str) -> None:
     Mirror(read_resumed(Path(store)).log, tracker).update()
 
 
+@pytest.mark.soak
 def test_each_step_is_there_once_though_the_sender_is_killed_in_the_middle_again_and_again(resumed, server):
     context, chosen = mp.get_context("forkserver"), random.Random(7)
     kills, before = 0, 0

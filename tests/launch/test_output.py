@@ -40,6 +40,7 @@ def wait_for(path: Path, process: subprocess.Popen) -> None:
         time.sleep(0.02)
 
 
+@pytest.mark.matrix
 def test_a_process_whose_reader_is_gone_prints_on(tmp_path):
     process, done = speaker(tmp_path, lines=5_000)  # Eight pipes full.
     process.stdout.close()
@@ -47,6 +48,7 @@ def test_a_process_whose_reader_is_gone_prints_on(tmp_path):
     assert process.wait(60) == 0
 
 
+@pytest.mark.matrix
 def test_a_process_whose_reader_does_not_read_prints_on(tmp_path):
     process, done = speaker(tmp_path, lines=2_000)
     wait_for(done, process)

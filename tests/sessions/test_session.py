@@ -56,7 +56,7 @@ def test_outside_a_segment_the_program_runs_bare(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGKILL, pytest.param(signal.SIGTERM, marks=pytest.mark.matrix)])
 def test_a_program_that_is_stopped_goes_on_bit_for_bit(fork_server, make_program, open_log, number):
     undisturbed = make_program("--steps", "400", run_id="whole", steps=400)
     whole = open_log(undisturbed)
@@ -84,6 +84,7 @@ def test_a_notice_is_told_to_the_function_that_asked_for_it(fork_server, make_pr
     assert (tmp_path / "notes").read_text() == "sigterm"
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("forgotten", ["generator", "optimizer"])
 def test_state_that_is_not_tracked_breaks_the_resume(fork_server, make_program, open_log, forgotten):
     spec = make_program("--steps", "400", "--pause-seconds", "0.05", "--forget", forgotten, steps=400)

@@ -263,6 +263,7 @@ def test_a_long_log_on_s3_is_the_same_from_its_records_and_from_its_pack(moto_ur
     assert RunLog(store, "run").reload().slots == log.slots
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("mode", ["legacy", "standard", "adaptive"])
 def test_requests_that_are_repeated_leave_the_random_streams_of_the_recipe_alone(
     wire: Wire, monkeypatch: pytest.MonkeyPatch, mode: str

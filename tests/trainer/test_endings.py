@@ -93,6 +93,7 @@ def test_a_recall_through_the_store_commits_and_ends_as_bound(fork_server, make_
     assert report.checkpoint.step == report.to_step
 
 
+@pytest.mark.matrix
 def test_an_attempt_stops_before_its_wall_clock_bound(fork_server, make_spec, open_log):
     spec = make_spec(**(SLOW | {"checkpoints": {"every_steps": 50}}))
     runlog = open_log(spec)
@@ -110,6 +111,7 @@ def test_an_attempt_stops_before_its_wall_clock_bound(fork_server, make_spec, op
     assert 1.0 < (last_commit.written_at - claim.written_at).total_seconds() < 2.5 + 1.5
 
 
+@pytest.mark.matrix
 def test_an_orphaned_trainer_commits_and_ends(fork_server, make_spec, open_log, tmp_path):
     import subprocess
     import sys

@@ -124,6 +124,7 @@ def test_the_first_notice_is_the_reason_and_the_nearest_deadline_the_notice(trai
     assert report.checkpoint.step == 7
 
 
+@pytest.mark.matrix
 def test_a_kill_that_is_announced_while_an_orphan_waits_for_its_store_leaves_time_for_the_report(
     train, make_spec, board
 ):

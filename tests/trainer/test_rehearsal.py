@@ -42,6 +42,7 @@ def until(asked, *, then):
     return observer
 
 
+@pytest.mark.matrix
 def test_state_that_was_not_registered_stops_the_run_at_its_first_commit(fork_server, make_spec, open_log, tmp_path):
     spec = drilled(make_spec, tmp_path, "unregistered_counter", rehearsal="stop")
     runlog = open_log(spec)

@@ -175,10 +175,10 @@ def test_a_cancelled_run_is_stopped_and_the_others_go_on(stack, client, pool, ma
             until(lambda one=one: live_attempt(one, past_step=60), what="the segment")
         client.set_flow_run_state(flow_run_id, Cancelling(), force=True)
         state = until(lambda: over(client, flow_run_id), what="the cancelled parent", limit_seconds=15)
-        assert (state.type, state.message) == (
-            StateType.CANCELLED,
-            "the run is stopped: the parent's flow run was cancelled",
-        )
+        assert state.type is StateType.CANCELLED
+        # The parent saw its own cancellation, or the end of the segment, whichever came first.
+        sentences = ("the run is stopped: the parent's flow run was cancelled", "segment 0 was cancelled; start")
+        assert state.message.startswith(sentences), state.message
         # It was recalled, or saw the cancellation itself, whichever came first. It committed either way.
         wanted = (StopReason.BOUND, StopReason.CANCELLED)
         (report,) = until(
@@ -244,7 +244,7 @@ def test_a_parent_whose_job_differs_gets_a_process_of_its_own(stack, client, poo
         assert any(f"its working_dir is {tmp_path}; `segue serve` was started in {REPO}" in text for text in said)
 
 
-@pytest.mark.matrix
+@pytest.mark.soak
 def test_runs_go_on_when_their_process_ends_and_is_started_again(own_stack, make_spec, tmp_path):
     stack = own_stack
     worker = stack.services["worker-parents"]

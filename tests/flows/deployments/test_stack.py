@@ -106,7 +106,7 @@ def test_the_write_ahead_log_of_the_server_stays_while_connections_come_and_go(s
             assert path.stat().st_ino == file
 
 
-@pytest.mark.matrix
+@pytest.mark.soak
 @pytest.mark.prefect
 def test_a_second_command_in_the_folder_has_a_stack_of_its_own_which_ends_when_that_command_is_killed(stack):
     command = [sys.executable, "-c", OWNER, str(stack.folder)]

@@ -40,6 +40,7 @@ def waiting(stack, option: str) -> list[psutil.Process]:
     return found
 
 
+@pytest.mark.soak
 def test_the_next_segment_starts_in_the_processes_that_waited_and_belongs_to_its_flow_run(client, own_stack, make_spec):
     spec = make_spec(run_id="warm", **LONG)
     runlog, parent = start(client, spec)

@@ -46,6 +46,7 @@ def test_a_model_that_is_spread_in_an_unsupported_way_is_refused_by_name(attempt
     assert why in report.failure.message
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("recipe", ["thawing", pytest.param("twice_updated", marks=pytest.mark.matrix)])
 def test_parameters_that_are_trained_later_or_again_are_restored(attempt, recipe):
     whole, undisturbed = attempt(recipe)

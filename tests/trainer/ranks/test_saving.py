@@ -169,6 +169,7 @@ def test_with_a_damaged_fast_disk_each_shard_is_read_from_the_store(sharded_run)
     assert all(torch.equal(found[name], tensor) for name, tensor in whole.items())
 
 
+@pytest.mark.matrix
 def test_a_sharded_checkpoint_is_exported_as_whole_tensors(sharded_run, tmp_path):
     _, runlog = sharded_run
     write_export(runlog, read_history(runlog).newest, file_format=ExportFormat.TORCH, folder=tmp_path / "out")
