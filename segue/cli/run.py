@@ -100,8 +100,7 @@ def _checked(spec: RunSpec, *, accept_drift: bool) -> RunLog:
         require_program(spec.program.command)
     build = import_build(spec.recipe) if spec.recipe is not None else None
     runlog = check_start(spec, clock=SystemClock(), accept_drift=accept_drift)
-    if build is not None:
-        refuse_changed_code(runlog, spec, build)
+    refuse_changed_code(runlog, spec, build)
     return runlog
 
 

@@ -42,17 +42,18 @@ def code_hashes(roots: Iterable[Any], *, home: str) -> dict[str, str]:
         elif isinstance(found, types.FunctionType):
             # Two functions of one name, such as two lambdas of one line, are distinguished by what they do.
             name = f"{found.__module__}.{found.__qualname__}"
-            hashes[name] = _merged(
-                hashes.get(name), xxhash.xxh3_64_hexdigest(_bytes_of(found.__code__, doc=found.__doc__))
+            hashes[name] = merged(
+                hashes.get(name), xxhash.xxh3_64_hexdigest(bytes_of(found.__code__, doc=found.__doc__))
             )
             values = repr([(read, value) for read, value in _globals_read(found) if _is_setting(read, value)])
             if values != "[]":
-                hashes[GLOBALS + name] = _merged(hashes.get(GLOBALS + name), xxhash.xxh3_64_hexdigest(values.encode()))
+                hashes[GLOBALS + name] = merged(hashes.get(GLOBALS + name), xxhash.xxh3_64_hexdigest(values.encode()))
             waiting.extend(_called(found))
     return dict(sorted(hashes.items()))  # By name: the order of the walk may be that of addresses.
 
 
-def _merged(before: str | None, new: str) -> str:
+def merged(before: str | None, new: str) -> str:
+    """One value for all hashes of one name, in whatever order they were found."""
     return new if before in (None, new) else ",".join(sorted({*str(before).split(","), new}))
 
 
@@ -70,12 +71,12 @@ def _is_setting(name: str, value: Any) -> bool:
     return isinstance(value, PLAIN) and is_telling(name, value)
 
 
-def _bytes_of(code: types.CodeType, *, doc: str | None = None) -> bytes:
+def bytes_of(code: types.CodeType, *, doc: str | None = None) -> bytes:
     """What of a code object decides what it does."""
     consts: list[bytes] = []
     for number, const in enumerate(code.co_consts):
         if isinstance(const, types.CodeType):
-            consts.append(_bytes_of(const))
+            consts.append(bytes_of(const))
         elif number == 0 and doc is not None and const == doc:
             consts.append(b"doc")
         elif isinstance(const, frozenset):

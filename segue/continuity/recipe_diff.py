@@ -17,7 +17,7 @@ MODEL = "setup.model"
 HYPERPARAMETERS = "setup.hyperparameters"
 """Plain values of everything the recipe is made of, as built."""
 CODE = "setup.code"
-"""The user's functions and classes, by bytecode."""
+"""The user's functions and classes, by bytecode; of a program, its files."""
 DATA = "setup.data"
 """Arrays and long lists of the data set, large ones sampled."""
 BINDING = "setup.binding"
@@ -25,7 +25,7 @@ BINDING = "setup.binding"
 NEXT_BATCHES = "data.next"
 """The samples of the next four batches."""
 CONFIG = "setup.config"
-"""What the run spec passes to the recipe. A change of it has been accepted before (`--accept-drift`)."""
+"""What the run spec passes to the recipe or the program. A change of it has been accepted before (`--accept-drift`)."""
 UNTRACKED = "loose"
 """Untracked state: values that training changed and no state_dict holds. They explain a replay that differs."""
 
@@ -134,7 +134,7 @@ def untracked_changes(committed: Mapping[str, Any], live: Mapping[str, Any]) -> 
 _MEANINGS = {
     MODEL: "the model's modules or tensors changed",
     HYPERPARAMETERS: "a setting changed",
-    CODE: "the recipe's code changed",
+    CODE: "the code changed",
     DATA: "the content of the data set changed",
     BINDING: "the optimizer holds other tensors than before",
     NEXT_BATCHES: "the next batches have other samples",

@@ -8,9 +8,11 @@ from __future__ import annotations
 import json
 import platform
 from collections.abc import Collection, Mapping
+from pathlib import Path
 from typing import Any
 
 from segue.continuity.code_hash import GLOBALS, code_hashes
+from segue.continuity.program_code import program_hashes
 from segue.continuity.recipe_diff import CODE, CONFIG
 from segue.errors import CodeChangedError, MissingObjectError
 from segue.recipe import Build
@@ -20,8 +22,8 @@ from segue.spec import RunSpec
 from segue.stores.base import StoreReadError
 
 
-def refuse_changed_code(runlog: RunLog, spec: RunSpec, build: Build) -> None:
-    """Compare the functions and classes that `build` leads to with those of the run's newest checkpoint.
+def refuse_changed_code(runlog: RunLog, spec: RunSpec, build: Build | None) -> None:
+    """Compare the code that `build`, or a program's command, leads to with that of the run's newest checkpoint.
 
     Only names on both sides count: what objects hold is not known before `build` is called. Nothing is compared when
     the change was accepted, came with another config, or when Python's version or damage leaves nothing to compare; the
@@ -37,10 +39,9 @@ def refuse_changed_code(runlog: RunLog, spec: RunSpec, build: Build) -> None:
     if newest.manifest.environment.python != ".".join(platform.python_version_tuple()[:2]):
         return
     committed = _setup_of(runlog, newest)
-    if committed is None or committed.get(CONFIG) != _as_committed(spec.config):
+    if committed is None or committed.get(CONFIG) != _as_committed(spec):
         return
-    home = str(build.__module__).partition(".")[0]
-    changed = _changed(committed.get(CODE, {}), code_hashes([build], home=home))
+    changed = _changed(committed.get(CODE, {}), _hashes_now(spec, build))
     if changed:
         raise CodeChangedError(run_id=spec.run_id, step=newest.manifest.step, names=tuple(changed))
 
@@ -56,7 +57,15 @@ def _setup_of(runlog: RunLog, checkpoint: Checkpoint) -> Mapping[str, Any] | Non
     return components if isinstance(components, dict) else None
 
 
-def _as_committed(config: Mapping[str, Any]) -> dict[str, str]:
+def _hashes_now(spec: RunSpec, build: Build | None) -> Mapping[str, str]:
+    if spec.program is not None:
+        return program_hashes(spec.program.command, folder=Path.cwd())
+    assert build is not None
+    return code_hashes([build], home=str(build.__module__).partition(".")[0])
+
+
+def _as_committed(spec: RunSpec) -> dict[str, str]:
+    config = {"command": list(spec.program.command)} if spec.program is not None else spec.config
     return {name: json.dumps(value, sort_keys=True) for name, value in config.items()}
 
 

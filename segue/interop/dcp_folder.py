@@ -70,6 +70,8 @@ def optimizer_by_names(state: Mapping[str, Any], groups: list[list[str]]) -> dic
     if [len(group) for group in numbers] != [len(group) for group in groups]:
         return dict(state)
     names = dict(zip(chain.from_iterable(numbers), chain.from_iterable(groups), strict=True))
+    if len(set(names.values())) < len(names):
+        return dict(state)  # Parameters of a module that is not tracked have no name.
     return {
         "state": {names[number]: slots for number, slots in state["state"].items()},
         "param_groups": [

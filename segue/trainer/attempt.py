@@ -54,6 +54,7 @@ from segue.trainer.workloads.base import Steps, Workload, driven
 from segue.trainer.workloads.components import Component
 from segue.trainer.workloads.live_recipe import LiveRecipe
 from segue.trainer.workloads.live_session import LiveSession
+from segue.trainer.workloads.program_record import ProgramRecord
 from segue.trainer.workloads.script import run_command
 from segue.trainer.workloads.state import same_on_every_rank
 
@@ -201,7 +202,7 @@ class Attempt:
     def _run_program(self, program: ProgramSpec, opened: ExitStack) -> SegmentReport:
         owner = _ProgramOwner(self, opened)
         try:
-            session = self._session(owner)
+            session = self._session(owner, record=ProgramRecord(program.command))
         except Exception as error:
             return self._ended_early(error)
         seed_all(self.context.spec.seed)
@@ -217,7 +218,7 @@ class Attempt:
         """
         with ExitStack() as opened:
             owner = _ProgramOwner(self, opened)
-            session = self._session(owner, keeps_goal=False)
+            session = self._session(owner)
             raised: BaseException | None = None
             try:
                 with hosted(session):
@@ -229,9 +230,9 @@ class Attempt:
             if raised is not None:
                 raise raised
 
-    def _session(self, owner: _ProgramOwner, *, keeps_goal: bool = True) -> LiveSession:
+    def _session(self, owner: _ProgramOwner, *, record: ProgramRecord | None = None) -> LiveSession:
         self._resume.find(at_most=self.context.plan.at_most)
-        return LiveSession(self.context.spec, owner, keeps_goal=keeps_goal)
+        return LiveSession(self.context.spec, owner, record=record)
 
     def _conclude(
         self, session: LiveSession, owner: _ProgramOwner, raised: BaseException | None, *, is_raised_again: bool = False

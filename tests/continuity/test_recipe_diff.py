@@ -29,7 +29,7 @@ from segue.data.streams import seed_all
 from segue.recipe import Recipe
 from segue.testing.recipes import tiny
 from segue.trainer.workloads.components import Progress
-from segue.trainer.workloads.recipe_record import binding, next_batches, setup_components
+from segue.trainer.workloads.recipe_record import binding, named_parameters, next_batches, setup_components
 
 
 def captured(recipe, *, config=None, build=tiny, samples_seen=0):
@@ -227,7 +227,7 @@ def test_binding_names_the_live_parameters_in_order_and_the_tied_ones():
     model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
     model[1].weight = model[0].weight
     optimizer = torch.optim.SGD([{"params": [model[1].bias]}, {"params": [model[0].weight]}], lr=0.1)
-    found = binding(model, {"optimizer": optimizer})
+    found = binding(named_parameters(model), {"optimizer": optimizer})
     assert found == {"groups": [["1.bias"], ["0.weight"]], "tied": {"1.weight": "0.weight"}}
 
 

@@ -72,7 +72,7 @@ def test_a_program_that_is_stopped_goes_on_bit_for_bit(fork_server, make_program
     verdict = read_history(runlog.reload()).attempts[1].verdict
     assert (verdict.kind, verdict.findings) == (VerdictKind.EXACT, ())
     assert verdict.rows_compared > 0
-    assert verdict.not_compared == ("code and settings", "which samples a batch has", "the content of batches")
+    assert verdict.not_compared == ("the data set", "which samples a batch has", "the content of batches")
     assert verdict.sentence.endswith("; not compared: " + ", ".join(verdict.not_compared))
     assert state_at_end(read_history(runlog)) == state_at_end(read_history(whole.reload()))
 

@@ -26,8 +26,7 @@ from segue.trainer.ranks.collectives import Ranks
 from segue.trainer.ranks.consensus import combined
 from segue.trainer.ranks.ddp import bare, spread, spread_again
 from segue.trainer.workloads.base import StepDue, StepMade
-from segue.trainer.workloads.components import Component, Progress
-from segue.trainer.workloads.early_stop import Stopper
+from segue.trainer.workloads.components import Component, Progress, Stopper
 from segue.trainer.workloads.epoch_scheduler import warn_of_epochs
 from segue.trainer.workloads.recipe_record import setup_components
 from segue.trainer.workloads.state import (

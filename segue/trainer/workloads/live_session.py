@@ -27,6 +27,7 @@ from segue.trainer.workloads.components import Component, Progress
 from segue.trainer.workloads.folder import Folder
 from segue.trainer.workloads.measures import Measures, PendingGradients
 from segue.trainer.workloads.owner import AttemptEnded, Owner
+from segue.trainer.workloads.program_record import ProgramRecord
 from segue.trainer.workloads.state import PROGRESS, RNG_PREFIX, changed_by_optimizer, rng_components
 from segue.trainer.workloads.tracked import AsStored, Epoch, Variable, components_of_object
 
@@ -39,9 +40,10 @@ _GRADIENTS, _EPOCH, _FOLDER = "gradients", "epoch", "folder"
 class LiveSession:
     """The tracked objects of one program in this process, and its steps. The host of its session."""
 
-    def __init__(self, spec: RunSpec, owner: Owner, *, keeps_goal: bool = True) -> None:
-        """With `keeps_goal=False` a later attempt may train on, with a later goal, when the program's is reached."""
-        self._spec, self._owner, self._keeps_goal = spec, owner, keeps_goal
+    def __init__(self, spec: RunSpec, owner: Owner, *, record: ProgramRecord | None) -> None:
+        """Without a record, of a script that was started by hand: its setup is not compared, and a later attempt may
+        train on, with a later goal, when the script's is reached."""
+        self._spec, self._owner, self._record = spec, owner, record
         self.progress = Progress()
         self.components: dict[str, Component] = {PROGRESS: self.progress}
         owner.restore(self.components)
@@ -72,6 +74,8 @@ class LiveSession:
 
     def track(self, objects: Mapping[str, Any]) -> None:
         for name, target in objects.items():
+            if self._record is not None:
+                self._record.add(name, target)
             self._add(name, components_of_object(name, target), call=f"run.track({name}=...)")
             self._objects[name] = target
 
@@ -124,7 +128,7 @@ class LiveSession:
             self.progress.finish_reason = self.progress.finish_reason or reason
 
     def _finish_at_goal(self, reason: str) -> None:
-        self.progress.is_finish_kept = self._keeps_goal
+        self.progress.is_finish_kept = self._record is not None
         self.finish(reason)
 
     @property
@@ -313,6 +317,8 @@ class LiveSession:
             # No epoch is left that would call run.batches again.
             self.components |= {name: AsStored() for name in self._owner.stored if name not in self.components}
         self.components |= {_GRADIENTS: PendingGradients(self._measures)} | rng_components(Ranks(), held)
+        if self._record is not None:
+            self.components |= self._record.components(self._objects)
         # Everything, the random streams last: what the program did until here may have changed any of it.
         self._owner.restore(self.components)
         steps = self._steps = self._owner.begin(self)

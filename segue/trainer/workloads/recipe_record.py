@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -62,7 +62,7 @@ def setup_components(
     fixed = {
         MODEL: _described(bare(recipe.model)),
         HYPERPARAMETERS: {path: _plain(value) for path, value in found.plain.items() if is_telling(path, value)}
-        | {name: value for each in recipe.optimizers.items() for name, value in _of_optimizer(*each).items()}
+        | {name: value for each in recipe.optimizers.items() for name, value in settings_of_optimizer(*each).items()}
         | _of_order(feed.order),
         CODE: kinds | code_hashes([build, *code, *classes], home=str(build.__module__).partition(".")[0]),
         CONFIG: {name: json.dumps(value, sort_keys=True) for name, value in config.items()},
@@ -70,17 +70,24 @@ def setup_components(
     }
     found.forget()
     looked: dict[str, Callable[[], Any]] = {name: lambda tree=tree: tree for name, tree in fixed.items()}  # type: ignore[misc]
-    looked[BINDING] = lambda: binding(bare(recipe.model), recipe.optimizers)
+    looked[BINDING] = lambda: binding(named_parameters(bare(recipe.model)), recipe.optimizers)
     looked[NEXT_BATCHES] = lambda: next_batches(feed.order, progress.samples_seen)
     looked[UNTRACKED] = lambda: _untracked(found)
     return {name: Looked(look) for name, look in looked.items()}
 
 
-def binding(model: nn.Module, optimizers: Mapping[str, torch.optim.Optimizer]) -> dict[str, Any]:
-    """Which of the model's live parameters each group of an optimizer holds, and which names share one tensor."""
+def named_parameters(module: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
+    """Its live parameters by name, one that has several names under each."""
+    yield from module.named_parameters(remove_duplicate=False)
+
+
+def binding(
+    named: Iterable[tuple[str, nn.Parameter]], optimizers: Mapping[str, torch.optim.Optimizer]
+) -> dict[str, Any]:
+    """Which of the named live parameters each group of an optimizer holds, and which names share one tensor."""
     names: dict[int, str] = {}
     tied: dict[str, str] = {}
-    for name, parameter in model.named_parameters(remove_duplicate=False):
+    for name, parameter in named:
         first = names.setdefault(id(parameter), name)
         if first != name:
             tied[name] = first
@@ -130,11 +137,12 @@ def _inspected(recipe: Recipe) -> Inspection:
 
 
 def _described(model: nn.Module) -> dict[str, Any]:
-    modules = {name: _in_words(module) for name, module in model.named_modules()}
+    modules = {name: in_words(module) for name, module in model.named_modules()}
     return {"modules": modules, "tensors": {name: _spec(p) for name, p in model.state_dict(keep_vars=True).items()}}
 
 
-def _in_words(module: nn.Module) -> str:
+def in_words(module: nn.Module) -> str:
+    """Its class, and a hash of its settings as it prints them."""
     name, text = type(module).__qualname__, module.extra_repr()
     if not is_telling("", text):
         text = "" if " at 0x" in text else xxhash.xxh3_64_hexdigest(text.encode())
@@ -147,7 +155,8 @@ def _spec(tensor: Any) -> str:
     return f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"
 
 
-def _of_optimizer(component: str, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+def settings_of_optimizer(component: str, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    """Its class and the settings of each of its groups, by path."""
     found: dict[str, Any] = {component: type(optimizer).__qualname__}
     for number, group in enumerate(optimizer.param_groups):
         settings = Inspection()

@@ -27,10 +27,10 @@ from segue.trainer.workloads.components import (
     Progress,
     PythonRng,
     StatefulComponent,
+    Stopper,
     TorchRng,
     UnsavedBuffers,
 )
-from segue.trainer.workloads.early_stop import Stopper
 
 PROGRESS, EARLY_STOP = "progress", "early_stop"
 RNG_PREFIX = "rng."

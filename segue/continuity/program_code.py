@@ -1,0 +1,104 @@
+"""Hashes of the code of a program: its script and the modules of the user's that it imports, read from their files.
+
+By bytecode, as for recipes, so that comments, docstrings and formatting do not count. Nothing is run or imported: which
+module a file imports is found by its import statements. Comparable between processes of the same Python version.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import os
+import types
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import xxhash
+
+from segue.continuity.code_hash import bytes_of, merged
+
+_MOST_FILES = 500
+"""Files that are read of one program; a larger one is compared as far as these."""
+
+
+def program_hashes(command: Sequence[str], *, folder: Path) -> dict[str, str]:
+    """A hash for each function of a program and for what each of its files and classes does outside of functions.
+
+    The names are those of files, relative to where they were found, and of functions. Modules count that lie beside the
+    script, in `folder` (where the command runs) or on PYTHONPATH, as far as import statements lead to them; installed
+    packages do not. A file that cannot be read or compiled is left out: running it will say why.
+    """
+    is_module = command[1] == "-m"
+    beside = folder if is_module else (folder / command[1]).resolve().parent
+    on_path = (Path(entry) for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry)
+    places = list(dict.fromkeys((beside, folder, *on_path)))
+    waiting = _files_of(command[2], places, runs=True) if is_module else [((folder / command[1]).resolve(), beside)]
+    read: set[Path] = set()
+    hashes: dict[str, str] = {}
+    while waiting and len(read) < _MOST_FILES:
+        file, place = waiting.pop(0)
+        if file in read:
+            continue
+        read.add(file)
+        try:
+            tree = ast.parse(file.read_bytes())
+        except (OSError, SyntaxError, ValueError):
+            continue
+        for name, code in _parts(compile(_without_docstrings(tree), "", "exec", dont_inherit=True)):
+            whole = ": ".join(filter(None, (file.relative_to(place).as_posix(), name)))
+            hashes[whole] = merged(hashes.get(whole), xxhash.xxh3_64_hexdigest(bytes_of(code)))
+        for module in _imported(tree, file=file, place=place):
+            waiting += _files_of(module, places)
+    return dict(sorted(hashes.items()))
+
+
+def _files_of(module: str, places: Sequence[Path], *, runs: bool = False) -> list[tuple[Path, Path]]:
+    """The files that an import of this module runs, with the place that each was found in. `runs`: as a program."""
+    parts = module.split(".")
+    if parts[0] == "segue":
+        return []
+    found = []
+    for place in places:
+        base = place.joinpath(*parts)
+        packages = [place.joinpath(*parts[: number + 1], "__init__.py") for number in range(len(parts))]
+        itself = [base.with_suffix(".py"), *([base / "__main__.py"] if runs else [])]
+        files = [file for file in (*packages, *itself) if file.is_file()]
+        if any(file in (packages[-1], *itself) for file in files) or base.is_dir():
+            found += [(file, place) for file in files]
+            break
+    return found
+
+
+def _imported(tree: ast.Module, *, file: Path, place: Path) -> Iterator[str]:
+    """Full names of the modules that a file's import statements name, and of what they may take out of packages."""
+    package = file.relative_to(place).parent.parts
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            above = package[: max(len(package) - node.level + 1, 0)] if node.level else ()
+            start = ".".join((*above, *([node.module] if node.module else [])))
+            if start:
+                yield start
+            yield from (".".join(filter(None, (start, alias.name))) for alias in node.names if alias.name != "*")
+
+
+def _without_docstrings(tree: ast.Module) -> ast.Module:
+    kinds = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
+    for node in [node for node in ast.walk(tree) if isinstance(node, kinds)]:
+        if ast.get_docstring(node, clean=False) is not None:
+            first, *rest = node.body
+            node.body = rest or [ast.copy_location(ast.Pass(), first)]
+    return tree
+
+
+def _parts(code: types.CodeType, name: str = "") -> Iterator[tuple[str, types.CodeType]]:
+    """Code outside of functions with nothing but itself, and each function with all that is defined in it."""
+    if code.co_flags & inspect.CO_OPTIMIZED:
+        yield name, code
+        return
+    inner = [const for const in code.co_consts if isinstance(const, types.CodeType)]
+    consts = tuple(const.co_qualname if isinstance(const, types.CodeType) else const for const in code.co_consts)
+    yield name, code.replace(co_consts=consts)
+    for each in inner:
+        yield from _parts(each, each.co_qualname)

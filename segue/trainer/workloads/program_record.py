@@ -1,0 +1,63 @@
+"""The setup of a program, recorded in each checkpoint to be compared at a resume, never restored.
+
+As much of a recipe's setup as a program shows: its code, and the modules and optimizers that it tracks.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from segue.continuity.program_code import program_hashes
+from segue.continuity.recipe_diff import BINDING, CODE, CONFIG, HYPERPARAMETERS, MODEL
+from segue.trainer.workloads.components import Component
+from segue.trainer.workloads.recipe_record import Looked, binding, in_words, named_parameters, settings_of_optimizer
+
+
+class ProgramRecord:
+    """What is known of a program's setup before it makes a step."""
+
+    def __init__(self, command: Sequence[str]) -> None:
+        self._command = list(command)
+        self._modules: dict[str, str] = {}
+        self._settings: dict[str, Any] = {}
+
+    def add(self, name: str, target: Any) -> None:
+        """Note a tracked object as the program built it; to be called before its state is restored."""
+        if isinstance(target, nn.Module):
+            described = ((".".join(filter(None, (name, path))), module) for path, module in target.named_modules())
+            self._modules |= {path: in_words(module) for path, module in described}
+        elif isinstance(target, torch.optim.Optimizer):
+            # Learning rates are compared in each step, and a program may compute them from its step.
+            found = settings_of_optimizer(name, target).items()
+            self._settings |= {path: value for path, value in found if not path.endswith((".lr", ".initial_lr"))}
+
+    def components(self, objects: Mapping[str, Any]) -> dict[str, Component]:
+        """The setup by the names of `segue.continuity.recipe_diff`; `objects` are all that the program tracks."""
+        fixed: dict[str, Any] = {
+            CODE: program_hashes(self._command, folder=Path.cwd()),
+            CONFIG: {"command": json.dumps(self._command)},
+            MODEL: {"modules": self._modules},
+            HYPERPARAMETERS: self._settings,
+        }
+        found: dict[str, Component] = {name: Looked(partial(_same, tree)) for name, tree in fixed.items()}
+        optimizers = {name: each for name, each in objects.items() if isinstance(each, torch.optim.Optimizer)}
+        return found | {BINDING: Looked(lambda: binding(_parameters(objects), optimizers))}
+
+
+def _parameters(objects: Mapping[str, Any]) -> Iterator[tuple[str, nn.Parameter]]:
+    """All live parameters; those of `model` have the names that they have in an exported checkpoint."""
+    for name, each in objects.items():
+        if isinstance(each, nn.Module):
+            start = "" if name == "model" else f"{name}."
+            yield from ((start + path, parameter) for path, parameter in named_parameters(each))
+
+
+def _same(tree: Any) -> Any:
+    return tree
