@@ -77,7 +77,7 @@ def test_a_machine_that_is_taken_back_in_its_second_segment_is_followed_by_anoth
     assert [run.state.name for run in ended_segments(client, "taken-back")] == ["Preempted", "Completed"]
 
 
-@pytest.mark.matrix
+@pytest.mark.soak
 def test_a_machine_that_dies_at_a_planned_end_is_replaced(client, make_spec):
     spec = make_spec(run_id="dies-at-the-end", **PLANNED)
     runlog, parent = start(client, spec)

@@ -60,6 +60,7 @@ def parents(client, run_id: str):
     return [run for run in client.read_flow_runs(flow_run_filter=wanted) if run.name == run_id]
 
 
+@pytest.mark.soak
 def test_an_attempt_trains_on_while_the_store_is_full_for_longer_than_its_heartbeat_timeout(client, make_spec, place):
     spec, runlog, parent = begin(client, make_spec, place, "full-store")
     until(lambda: live_attempt(runlog, past_step=300), what="the segment")

@@ -65,7 +65,7 @@ def test_state_that_was_not_registered_stops_the_run_at_its_first_commit(fork_se
     )
 
 
-@pytest.mark.matrix
+@pytest.mark.soak
 def test_with_warn_a_broken_rehearsal_does_not_stop_the_run_and_a_passed_one_is_not_repeated(
     fork_server, make_spec, open_log, tmp_path
 ):
