@@ -325,7 +325,7 @@ def is_users_file(file: str) -> bool:
 def installed_folders() -> tuple[str, ...]:
     """Folders of Python's own modules and of installed packages."""
     paths = sysconfig.get_paths()
-    return (paths["purelib"], paths["platlib"], paths["stdlib"], *site.getsitepackages())
+    return (paths["purelib"], paths["platlib"], paths["stdlib"], *site.getsitepackages(), site.getusersitepackages())
 
 
 def short_path(file: Path) -> Path:

@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import ast
 import inspect
-import os
+import sys
 import types
+import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import xxhash
 
 from segue.continuity.code_hash import bytes_of, merged
+from segue.recipe import installed_folders
 
 _MOST_FILES = 500
 """Files that are read of one program; a larger one is compared as far as these."""
@@ -25,13 +27,14 @@ def program_hashes(command: Sequence[str], *, folder: Path) -> dict[str, str]:
     """A hash for each function of a program and for what each of its files and classes does outside of functions.
 
     The names are those of files, relative to where they were found, and of functions. Modules count that lie beside the
-    script, in `folder` (where the command runs) or on PYTHONPATH, as far as import statements lead to them; installed
-    packages do not. A file that cannot be read or compiled is left out: running it will say why.
+    script, in `folder` (where the command runs) or on this process's path, as far as import statements lead to them;
+    installed packages do not. A file that cannot be read or compiled is left out: running it will say why.
     """
     is_module = command[1] == "-m"
     beside = folder if is_module else (folder / command[1]).resolve().parent
-    on_path = (Path(entry) for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry)
-    places = list(dict.fromkeys((beside, folder, *on_path)))
+    on_path = (Path(entry) for entry in sys.path if entry)
+    own = (place for place in on_path if not any(place.is_relative_to(each) for each in installed_folders()))
+    places = list(dict.fromkeys((beside, folder, *own)))
     waiting = _files_of(command[2], places, runs=True) if is_module else [((folder / command[1]).resolve(), beside)]
     read: set[Path] = set()
     hashes: dict[str, str] = {}
@@ -41,10 +44,10 @@ def program_hashes(command: Sequence[str], *, folder: Path) -> dict[str, str]:
             continue
         read.add(file)
         try:
-            tree = ast.parse(file.read_bytes())
+            tree, compiled = _compiled(file)
         except (OSError, SyntaxError, ValueError):
             continue
-        for name, code in _parts(compile(_without_docstrings(tree), "", "exec", dont_inherit=True)):
+        for name, code in _parts(compiled):
             whole = ": ".join(filter(None, (file.relative_to(place).as_posix(), name)))
             hashes[whole] = merged(hashes.get(whole), xxhash.xxh3_64_hexdigest(bytes_of(code)))
         for module in _imported(tree, file=file, place=place):
@@ -81,6 +84,14 @@ def _imported(tree: ast.Module, *, file: Path, place: Path) -> Iterator[str]:
             if start:
                 yield start
             yield from (".".join(filter(None, (start, alias.name))) for alias in node.names if alias.name != "*")
+
+
+def _compiled(file: Path) -> tuple[ast.Module, types.CodeType]:
+    """The file without its docstrings, parsed and compiled. Warnings are left to its import, which gives them too."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        tree = _without_docstrings(ast.parse(file.read_bytes()))
+        return tree, compile(tree, "", "exec", dont_inherit=True)
 
 
 def _without_docstrings(tree: ast.Module) -> ast.Module:

@@ -1,6 +1,6 @@
 """The setup of a run, compared between a checkpoint and the process that resumes from it. Pure.
 
-The setup is what a recipe is before it has any state: modules, settings, code, data, and what comes next.
+The setup is what a recipe or a program is before it has any state: modules, settings, code, data, and what comes next.
 """
 
 from __future__ import annotations

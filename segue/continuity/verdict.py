@@ -7,7 +7,7 @@ from collections.abc import Collection, Container, Sequence
 from typing import NamedTuple
 
 from segue.checkpoints.format.digests import Digests, owners
-from segue.continuity.recipe_diff import CODE, CONFIG, DATA, NOT_STATE, UNTRACKED, SetupChanges
+from segue.continuity.recipe_diff import CODE, CONFIG, DATA, HYPERPARAMETERS, NOT_STATE, UNTRACKED, SetupChanges
 from segue.records import Finding, Verdict, VerdictKind, WitnessRow
 
 EXACT_CHANNELS = ("batch_fingerprint", "streams", "input_fingerprint", "lr", "loss_scale")
@@ -104,7 +104,8 @@ def _not_compared(committed: Digests, pairs: Sequence[tuple[WitnessRow, WitnessR
     """What a resume of this training code cannot show: programs and frameworks hand over less than recipes."""
     rows = [row for row, _ in pairs]
     is_seen = {
-        "code and settings": CODE in committed.components,
+        "the code": CODE in committed.components,
+        "settings": HYPERPARAMETERS in committed.components,
         "the data set": DATA in committed.components,
         "which samples a batch has": not rows or any(row.batch_fingerprint for row in rows),
         "the content of batches": not rows or any(row.input_fingerprint for row in rows),

@@ -114,6 +114,38 @@ def test_code_that_changed_is_refused_by_the_command_with_both_ways_on(trained):
     assert "Fix: undo the change, or pass --accept setup.code to resume with it." in message
 
 
+PROGRAM = """
+import torch, segue
+model = torch.nn.Linear(4, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+def loss_of(x):
+    return model(x).square().mean()
+
+with segue.session() as run:
+    run.track(model=model, optimizer=optimizer)
+    for step in run.steps(8):
+        loss = loss_of(torch.randn(8, 4))
+        loss.backward()
+        optimizer.step()
+        run.report(loss=loss)
+"""
+
+
+@pytest.mark.matrix
+def test_a_program_that_changed_is_refused_before_anything_starts(place, monkeypatch):
+    place.write("train.py", PROGRAM)
+    monkeypatch.chdir(place.folder)
+    store = str(place.folder / "store")
+    program = {"command": ["python", "train.py"]}
+    spec = RunSpec.parse({"run_id": "own", "program": program, "steps": 8, "store": {"url": store}}, source="a test")
+    assert run_here(spec, open_run(spec, clock=SystemClock())).action == "finished"
+    place.write("train.py", PROGRAM.replace("square", "abs"))
+    message = place.refused("run", "--run-id", "own", "--steps", "8", "--store", store, "--", "python", "train.py")
+    assert "run own: the code has changed since the checkpoint at step 8: train.py: loss_of." in message
+    assert "Fix: undo the change, or pass --accept setup.code to resume with it." in message
+
+
 def test_only_a_part_of_the_setup_can_be_accepted(place):
     message = place.refused("run", TINY, "--steps", "5", "--accept", "setup.code", "--accept", "code")
     assert "continuity.accept.1: " in message

@@ -117,13 +117,17 @@ def test_a_module_is_found_as_python_finds_it(hashes, tmp_path, monkeypatch):
     there = tmp_path / "there"
     there.mkdir()
     (there / "losses_of_path.py").write_text("X = 1")
-    monkeypatch.setenv("PYTHONPATH", str(there))
+    monkeypatch.syspath_prepend(there)
     assert "losses_of_path.py" in hashes(command=("python", "-m", "parts"))
 
 
+def test_what_python_warns_of_is_left_to_the_import(hashes):
+    assert "helper.py" in hashes({"helper.py": "WARNED = 1 is 1, '\\d'\n"})  # A warning is an error in tests.
+
+
 def test_a_file_that_is_no_python_or_gone_is_left_to_its_run(hashes):
-    without = hashes({"helper.py": "print 'for Python 2'"})
-    assert "helper.py" not in without
+    without = hashes({"helper.py": "print 'for Python 2'", "late.py": "return 1"})
+    assert without.keys().isdisjoint({"helper.py", "late.py"})
     assert "model.py" in without
     assert hashes(command=("python", "gone.py")) == {}
     assert hashes(command=("python", "-m", "torch.distributed.run")) == {}

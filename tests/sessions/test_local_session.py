@@ -80,6 +80,7 @@ def test_a_script_that_is_killed_and_interrupted_ends_like_the_bare_one(start, h
         StopReason.FINISHED,
     ]
     assert [attempt.verdict.kind for attempt in seen.attempts[1:]] == [VerdictKind.EXACT, VerdictKind.EXACT]
+    assert seen.attempts[1].verdict.not_compared[:3] == ("the code", "settings", "the data set")
     assert seen.last_reports()[1].lost_steps == 0
 
 

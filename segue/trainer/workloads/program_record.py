@@ -41,11 +41,12 @@ class ProgramRecord:
     def components(self, objects: Mapping[str, Any]) -> dict[str, Component]:
         """The setup by the names of `segue.continuity.recipe_diff`; `objects` are all that the program tracks."""
         fixed: dict[str, Any] = {
-            CODE: program_hashes(self._command, folder=Path.cwd()),
             CONFIG: {"command": json.dumps(self._command)},
             MODEL: {"modules": self._modules},
             HYPERPARAMETERS: self._settings,
         }
+        if code := program_hashes(self._command, folder=Path.cwd()):
+            fixed[CODE] = code  # An installed program has none of the user's, and the verdict says so.
         found: dict[str, Component] = {name: Looked(partial(_same, tree)) for name, tree in fixed.items()}
         optimizers = {name: each for name, each in objects.items() if isinstance(each, torch.optim.Optimizer)}
         return found | {BINDING: Looked(lambda: binding(_parameters(objects), optimizers))}
