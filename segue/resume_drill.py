@@ -212,10 +212,10 @@ def _final(history: History, spec: RunSpec, *, why: str, output: _Output) -> Che
         failure = _failure(history)
         if failure is None:
             # Processes that end without a report leave nothing but what they printed.
-            raise DrillFailedError(recipe=spec.workload, why=why, traceback="\n".join(output.last))
+            raise DrillFailedError(workload=spec.workload, why=why, traceback="\n".join(output.last))
         if not _is_raised(failure):
-            raise DrillFailedError(recipe=spec.workload, why=failure.message, fix="")
-        raise DrillFailedError(recipe=spec.workload, why=_in_words(failure), traceback=failure.traceback)
+            raise DrillFailedError(workload=spec.workload, why=failure.message, fix="")
+        raise DrillFailedError(workload=spec.workload, why=_in_words(failure), traceback=failure.traceback)
     return newest
 
 

@@ -15,6 +15,7 @@ from segue.controller.steps import open_run
 from segue.runlog.log import RunLog
 from segue.spec import RunSpec
 from segue.testing.metadata import NO_SERVICE
+from tests.support.forked_ranks import RanksForkServer
 from tests.support.forked_trainers import ForkServer
 
 TOGETHER = {"stores": "s3"}
@@ -49,6 +50,12 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 def fork_server() -> ForkServer:
     """Trainer processes that start quickly: forked from a process that has imported torch."""
     return ForkServer()
+
+
+@pytest.fixture(scope="session")
+def ranks_fork_server(fork_server: ForkServer) -> RanksForkServer:
+    """Attempts of several ranks, forked from a process that has imported torch."""
+    return RanksForkServer(fork_server)
 
 
 @pytest.fixture

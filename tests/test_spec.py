@@ -242,11 +242,6 @@ def test_all_wrong_fields_are_reported_at_once():
             "anomalies: a batch of a program",
         ),
         ({"program": {"command": ["python", "t.py"]}, "config": {"lr": 1}}, "config: a program has no config"),
-        (
-            {"program": {"command": ["python", "t.py"]}, "segment": {"epochs": 1}},
-            "the epochs of a program are not known",
-        ),
-        ({"program": {"command": ["python", "t.py"]}, "ranks": 2}, "ranks: a program trains in one process"),
     ],
 )
 def test_a_program_is_a_python_command_and_takes_the_place_of_a_recipe(fields, sentence):

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from segue.cli.options import Json, Workload, with_workload
+from segue.cli.options import Json, RankCount, Workload, with_workload
 from segue.errors import COMMAND_LINE, DrillFailedError
 from segue.reports.console import console, errors, show_json
 from segue.spec import RunSpec, read_toml
@@ -23,6 +23,7 @@ def drill(
         Path | None, typer.Option(help=r"TOML run spec; its \[config] table is the argument of the recipe's function.")
     ] = None,
     steps: Annotated[int, typer.Option(min=12, help="Optimizer steps of each of the two runs.")] = 90,
+    ranks: RankCount = None,
     kills: Annotated[int, typer.Option(min=1, help="Number of SIGKILLs in the second run.")] = 2,
     as_json: Json = False,
 ) -> None:
@@ -32,6 +33,8 @@ def drill(
     1: not proven, or it fails without a kill. 2: the drill could not start as asked.
     """
     fields = with_workload(read_toml(config) if config else {}, workload) | {"run_id": "drill", "steps": steps}
+    if ranks is not None:
+        fields["ranks"] = ranks
     spec = RunSpec.parse(fields, source=str(config) if config else COMMAND_LINE)
     # Torch takes seconds to import: what can be refused without it has been refused by now.
     from segue.resume_drill import drill_spec

@@ -94,6 +94,9 @@ Workload = Annotated[
 ]
 
 
+RankCount = Annotated[int | None, typer.Option("--ranks", min=1, help="Processes that train together, by torchrun.")]
+
+
 def with_workload(fields: Mapping[str, Any], words: list[str] | None) -> dict[str, Any]:
     """The fields of a run spec with what is to be trained: one word is a recipe, several are a program's command."""
     if not words:

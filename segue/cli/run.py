@@ -15,7 +15,7 @@ import typer
 from segue.cli.durations import parse_deadline
 from segue.cli.forks import begin_with, parse_source
 from segue.cli.interrupts import ends_cleanly
-from segue.cli.options import Workload, require_prefect, with_workload, workload_name
+from segue.cli.options import RankCount, Workload, require_prefect, with_workload, workload_name
 from segue.clock import SystemClock
 from segue.controller.recovery import forget_parent, register_start, withdraw_start
 from segue.controller.steps import check_start, open_run
@@ -39,6 +39,7 @@ def run(
     run_id: Annotated[str | None, typer.Option(help="Name of the run; an existing run is resumed.")] = None,
     steps: Annotated[int | None, typer.Option(help="Optimizer steps to the goal.")] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of weights, data order and every random stream.")] = None,
+    ranks: RankCount = None,
     deadline: Annotated[str | None, typer.Option(help="Deadline: +2h, 06:00, or an ISO time.")] = None,
     store: Annotated[str | None, typer.Option(help="Folder, file:///folder or s3://bucket/prefix.")] = None,
     endpoint_url: Annotated[str | None, typer.Option(help="S3 endpoint other than AWS's.")] = None,
@@ -61,7 +62,7 @@ def run(
     Exit code 0: the goal is reached. 1: the run ended before it. 2: it could not be started as requested.
     """
     fields = read_toml(config) if config else {}
-    fields = with_workload(fields, workload) | _given(run_id=run_id, steps=steps, seed=seed)
+    fields = with_workload(fields, workload) | _given(run_id=run_id, steps=steps, seed=seed, ranks=ranks)
     is_named = "run_id" in fields
     fields.setdefault("run_id", _default_run_id(workload_name(fields)))
     if deadline is not None:

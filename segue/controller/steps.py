@@ -9,7 +9,7 @@ import logging
 from contextlib import suppress
 
 from segue.clock import Clock
-from segue.errors import DriftError, LogMovedError, MissingObjectError, RunOverError
+from segue.errors import DriftError, LogMovedError, MissingObjectError, RanksChangedError, RunOverError
 from segue.launch import memory
 from segue.notices.recall import recall
 from segue.policy.broken_resumes import SET_ASIDE, to_set_aside
@@ -70,6 +70,7 @@ def check_start(spec: RunSpec, *, clock: Clock, accept_drift: bool = False, know
         StoreUnreachableError: the store cannot be written, or has no reliable put-if-absent.
         DeadlinePassedError: the deadline of a new run, or a new deadline, is in the past.
         DriftError: the run was started with another recipe, config, seed or goal, and `accept_drift` is off.
+        RanksChangedError: the run trains a program, and another number of ranks made its newest checkpoint.
     """
     store = open_store(spec.store)
     runlog = RunLog(store, spec.run_id, clock=clock)
@@ -89,6 +90,11 @@ def check_start(spec: RunSpec, *, clock: Clock, accept_drift: bool = False, know
     history = read_history(runlog)
     if history.spec is not None and not accept_drift:
         _refuse_drift(history.spec, spec)
+    if spec.program is not None and spec.ranks is not None and history.newest is not None:
+        newest = history.newest.manifest
+        if newest.environment.world_size != spec.ranks:
+            before = newest.environment.world_size
+            raise RanksChangedError(run_id=spec.run_id, step=newest.step, before=before, now=spec.ranks)
     return runlog
 
 

@@ -136,7 +136,7 @@ class LossError(SegueError):
 
 
 class DrillFailedError(SegueError):
-    """A drill could not be made: the recipe does not reach its goal even without a kill.
+    """A drill could not be made: the recipe or program does not reach its goal even without a kill.
 
     `traceback` is that of the user's code, if it raised.
     """
@@ -144,14 +144,14 @@ class DrillFailedError(SegueError):
     def __init__(
         self,
         *,
-        recipe: str,
+        workload: str,
         why: str,
-        fix: str = "correct the recipe, then run the drill again.",
+        fix: str = "correct that, then run the drill again.",
         traceback: str = "",
     ) -> None:
-        self.recipe, self.why, self.traceback = recipe, why, traceback
+        self.workload, self.why, self.traceback = workload, why, traceback
         super().__init__(
-            f"no drill of {recipe} was made, because the recipe fails without a kill: {why.rstrip('.')}.",
+            f"no drill of {workload} was made, because it fails without a kill: {why.rstrip('.')}.",
             fix=fix or None,
         )
 

@@ -75,6 +75,18 @@ class DriftError(UsageError):
         )
 
 
+class RanksChangedError(UsageError):
+    """A program is being resumed on another number of ranks than made its newest checkpoint."""
+
+    def __init__(self, *, run_id: str, step: int, before: int, now: int) -> None:
+        self.run_id, self.step, self.before, self.now = run_id, step, before, now
+        super().__init__(
+            f"run {run_id}: {before} ranks made the checkpoint at step {step}, and there are {now} now. "
+            "What each rank of a program has for itself cannot be divided again.",
+            fix=f"go on with ranks = {before}, or begin another run.",
+        )
+
+
 class CodeChangedError(UsageError):
     """A run is being resumed with other code than its newest checkpoint was made with."""
 

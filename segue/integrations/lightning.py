@@ -14,7 +14,7 @@ import torch
 from lightning.pytorch.plugins import CheckpointIO
 
 from segue.sessions import Session, host_here
-from segue.trainer.workloads.resumable import ResumableLoader
+from segue.trainer.programs.resumable import ResumableLoader
 
 __all__ = ["ResumableLoader", "SegueCallback"]
 

@@ -89,7 +89,7 @@ class RunSpec(FiniteValue, Record):
             raise PydanticCustomError("recipe_or_program", text)
         return recipe
 
-    @field_validator("config", "ranks", "anomalies", "segment")
+    @field_validator("config", "anomalies")
     @classmethod
     def _fits_a_program(cls, value: Any, info: ValidationInfo) -> Any:
         why = _unfit_for_a_program(value) if info.data.get("program") is not None else None
@@ -172,9 +172,6 @@ def _unfit_for_a_program(value: object) -> str | None:
     """Why a setting cannot be kept for a program, whose loop and data are not segue's; None where it can."""
     if isinstance(value, dict):
         return "a program has no config; give it options in its command" if value else None
-    if isinstance(value, AnomalySpec):
-        is_skip = "skip" in (value.non_finite, value.spikes)
-        return "a batch of a program cannot be skipped; use rollback" if is_skip else None
-    if isinstance(value, SegmentSpec):
-        return "the epochs of a program are not known; use steps or hours" if value.epochs is not None else None
-    return "a program trains in one process; several need a recipe" if value != 1 else None
+    assert isinstance(value, AnomalySpec)
+    is_skip = "skip" in (value.non_finite, value.spikes)
+    return "a batch of a program cannot be skipped; use rollback" if is_skip else None

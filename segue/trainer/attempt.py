@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 
@@ -22,7 +22,6 @@ from segue.errors import (
     FencedError,
     MachineTooSmallError,
     RankLostError,
-    SessionError,
     StoreUnreachableError,
     WriterDiedError,
 )
@@ -33,8 +32,7 @@ from segue.notices.watchers import Search, Watcher, watchers_of, watching
 from segue.process import Parent, ProcessRef
 from segue.records import Environment, SegmentReport, StopReason
 from segue.runlog.log import RunLog
-from segue.sessions import hosted
-from segue.spec import ProgramSpec, RunSpec, StoreSpec
+from segue.spec import RunSpec, StoreSpec
 from segue.stores import LocalStore
 from segue.stores.base import Store, StoreReadError, StoreWriteError
 from segue.stores.retry import patiently
@@ -46,17 +44,14 @@ from segue.trainer.health.failures import stop_reason
 from segue.trainer.health.heartbeat import HeartbeatThread
 from segue.trainer.health.watchdog import Watchdog
 from segue.trainer.loop import TrainingLoop
+from segue.trainer.program_attempt import ProgramAttempt
+from segue.trainer.programs.live_session import LiveSession
 from segue.trainer.ranks.collectives import Ranks
 from segue.trainer.ranks.group import local_rank, meet
 from segue.trainer.reporting import report_ended, report_without_training, starting
 from segue.trainer.resume import Resume
-from segue.trainer.workloads.base import Steps, Workload, driven
-from segue.trainer.workloads.components import Component
+from segue.trainer.workloads.base import Workload, driven
 from segue.trainer.workloads.live_recipe import LiveRecipe
-from segue.trainer.workloads.live_session import LiveSession
-from segue.trainer.workloads.program_record import ProgramRecord
-from segue.trainer.workloads.script import run_command
-from segue.trainer.workloads.state import same_on_every_rank
 
 log = logging.getLogger(__name__)
 
@@ -127,7 +122,8 @@ def _claimed(
     spec = assignment.spec
     device = prepare_device(spec, local_rank=local_rank())
     started_at = clock.monotonic()
-    group = meet(device, wait_seconds=spec.liveness.rank_seconds, clock=clock)
+    wait_seconds, is_program = spec.liveness.rank_seconds, spec.program is not None
+    group = meet(device, wait_seconds=wait_seconds, clock=clock, is_program=is_program)
     environment = environment_of(device, world_size=group.ranks.count)
     fast = _fast_tier(spec)
     with closing(group), group.shared_failure():
@@ -188,27 +184,7 @@ class Attempt:
         """Do everything from the build to the report. Raises what `run_attempt` raises."""
         program = self.context.spec.program
         with ExitStack() as opened:
-            return self._run_recipe(opened) if program is None else self._run_program(program, opened)
-
-    def _run_recipe(self, opened: ExitStack) -> SegmentReport:
-        try:
-            with self.context.group.shared_failure():
-                live = self._restored()
-        except (Exception, SystemExit) as error:
-            return self._ended_early(error)
-        loop = self._loop(live, opened, is_same_everywhere=same_on_every_rank(live.recipe))
-        return loop.run(lambda: driven(loop.steps(), live.make_step))
-
-    def _run_program(self, program: ProgramSpec, opened: ExitStack) -> SegmentReport:
-        owner = _ProgramOwner(self, opened)
-        try:
-            session = self._session(owner, record=ProgramRecord(program.command))
-        except Exception as error:
-            return self._ended_early(error)
-        seed_all(self.context.spec.seed)
-        with hosted(session):
-            raised = run_command(program.command)
-        return self._conclude(session, owner, raised)
+            return self._run_recipe(opened) if program is None else self._of_program(opened).run(program)
 
     @contextmanager
     def hosting(self) -> Iterator[LiveSession]:
@@ -216,50 +192,25 @@ class Attempt:
 
         What the block raises, and what ends the attempt with a failure, is reported and raised.
         """
-        with ExitStack() as opened:
-            owner = _ProgramOwner(self, opened)
-            session = self._session(owner)
-            raised: BaseException | None = None
-            try:
-                with hosted(session):
-                    yield session
-            except BaseException as error:
-                raised = error
-            self._conclude(session, owner, raised, is_raised_again=True)
-            raised = raised or session.error
-            if raised is not None:
-                raise raised
+        with ExitStack() as opened, self._of_program(opened).hosting() as session:
+            yield session
 
-    def _session(self, owner: _ProgramOwner, *, record: ProgramRecord | None = None) -> LiveSession:
-        self._resume.find(at_most=self.context.plan.at_most)
-        return LiveSession(self.context.spec, owner, record=record)
+    def _of_program(self, opened: ExitStack) -> ProgramAttempt:
+        def begin(live: Workload) -> TrainingLoop:
+            self.context.ranks.limit_waiting()
+            _wait_for(self._shards)
+            return self._loop(live, opened)
 
-    def _conclude(
-        self, session: LiveSession, owner: _ProgramOwner, raised: BaseException | None, *, is_raised_again: bool = False
-    ) -> SegmentReport:
-        if owner.loop is None:
-            what = "the program ended before its first step: it made no step in a loop of segue.session()."
-            fix = "train in `for step in run.steps(n):`, where `run = segue.session()`."
-            return self._ended_early(raised or SessionError(what=what, fix=fix))
-        return owner.loop.run(lambda: session.conclude(raised), shows_failure=not is_raised_again)
+        return ProgramAttempt(self.context, self._resume, begin=begin, ended_early=self._ended_early)
 
-    def begin_program(self, live: Workload, opened: ExitStack) -> TrainingLoop:
-        """The training loop of a program, which has tracked all its objects."""
-        _wait_for(self._shards)
-        return self._loop(live, opened)
-
-    def restore(self, components: Mapping[str, Component]) -> None:
-        """Put the selected checkpoint's state into these components, if there is one."""
-        self._resume.restore(components)
-
-    @property
-    def stored(self) -> Collection[str]:
-        """Names of the components that the selected checkpoint holds."""
-        return self._resume.stored
-
-    def evaluating(self) -> AbstractContextManager[None]:
-        """A block in which the user's code evaluates: no step is made, and nothing hangs."""
-        return self.context.activity.evaluating()
+    def _run_recipe(self, opened: ExitStack) -> SegmentReport:
+        try:
+            with self.context.group.shared_failure():
+                live = self._restored()
+        except (Exception, SystemExit) as error:
+            return self._ended_early(error)
+        loop = self._loop(live, opened)
+        return loop.run(lambda: driven(loop.steps(), live.make_step))
 
     def _ended_early(self, error: BaseException) -> SegmentReport:
         """The report of an attempt that ended before its first step, with this error; some are raised again."""
@@ -289,16 +240,14 @@ class Attempt:
         _wait_for(self._shards)
         return live
 
-    def _loop(
-        self, live: Workload, opened: ExitStack, *, is_same_everywhere: Callable[[str], bool] = lambda _: True
-    ) -> TrainingLoop:
+    def _loop(self, live: Workload, opened: ExitStack) -> TrainingLoop:
         """The training loop, with what it saves through; heartbeat and watchdog report it from now on."""
         ranks = self.context.ranks
         staging = opened.enter_context(
             closing(
                 StagingArea(
                     staging_buffers=self.context.spec.checkpoints.staging_buffers,
-                    partition=Partition(ranks.rank, ranks.count, is_same_everywhere=is_same_everywhere),
+                    partition=Partition(ranks.rank, ranks.count, is_same_everywhere=live.is_same_everywhere),
                 )
             )
         )
@@ -324,35 +273,6 @@ class Attempt:
             clock=context.clock,
             commits=context.ranks.is_leader,
         )
-
-
-@dataclass
-class _ProgramOwner:
-    """What a program's session asks of its attempt."""
-
-    attempt: Attempt
-    opened: ExitStack
-    loop: TrainingLoop | None = None
-
-    def restore(self, components: Mapping[str, Component]) -> None:
-        self.attempt.restore(components)
-
-    @property
-    def stored(self) -> Collection[str]:
-        return self.attempt.stored
-
-    def begin(self, live: Workload) -> Steps:
-        self.loop = self.attempt.begin_program(live, self.opened)
-        return self.loop.steps()
-
-    def is_stopping(self, step: int) -> bool:
-        return self.loop is not None and self.loop.is_stopping(step)
-
-    def wants_state(self, step: int, *, goal: float) -> bool:
-        return step >= goal or (self.loop is not None and self.loop.wants_state(step))
-
-    def evaluating(self) -> AbstractContextManager[None]:
-        return self.attempt.evaluating()
 
 
 def _claim(runlog: RunLog, assignment: Assignment, environment: Environment, ranks: Ranks) -> Claim:

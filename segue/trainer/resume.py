@@ -88,6 +88,11 @@ class Resume:
         """Names of the components that the selected checkpoint holds."""
         return self._source.snapshot.skeletons if self._source is not None else ()
 
+    @property
+    def stored_ranks(self) -> int | None:
+        """How many ranks made the selected checkpoint; None without one."""
+        return self._source.checkpoint.manifest.environment.world_size if self._source is not None else None
+
     def restore(self, components: Mapping[str, Component]) -> None:
         """Restore the live objects from the selected checkpoint, in order, the random streams last."""
         if self._source is None:

@@ -167,6 +167,14 @@ def test_a_program_that_cannot_be_trained_is_told_why(fork_server, make_spec, op
     assert sentence in report.failure.message
 
 
+def test_segments_cannot_end_after_epochs_where_a_program_counts_none(fork_server, make_spec, open_log, tmp_path):
+    script = tmp_path / "train.py"
+    script.write_text("import segue\nrun = segue.session()\nfor n in run.steps(): run.report(loss=1)")
+    spec = make_spec(recipe=None, program={"command": ["python", str(script)]}, segment={"epochs": 1})
+    report = fork_server.run_attempt(open_log(spec), spec)
+    assert "a program with run.steps() counts none. Fix: let it loop over run.epochs(n)" in report.failure.message
+
+
 @pytest.mark.parametrize(
     ("loop", "to_step"),
     [

@@ -204,3 +204,12 @@ def test_a_wrong_loop_is_told_why(fork_server, make_spec, open_log, tmp_path, so
     report = fork_server.run_attempt(open_log(spec), spec)
     assert report.stop_reason is StopReason.FAILED
     assert sentence in report.failure.message
+
+
+def test_segments_end_after_epochs_where_a_program_counts_them(fork_server, make_program, open_log):
+    spec = make_program("--epochs", "4", segment={"epochs": 2}, steps=100)
+    runlog = open_log(spec)
+    first, second = (fork_server.run_attempt(runlog, spec) for _ in range(2))
+    assert (first.stop_reason, first.to_step, first.lost_steps) == (StopReason.BOUND, 16, 0)
+    assert (second.stop_reason, second.from_step, second.to_step) == (StopReason.FINISHED, 16, 32)
+    assert read_history(runlog.reload()).attempts[1].verdict.kind is VerdictKind.EXACT

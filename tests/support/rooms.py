@@ -19,6 +19,7 @@ ROOMS: tuple[tuple[str, ...], ...] = (
     ("planning", "run", "integrations", "local_session"),
     ("interop", "reports", "resume_drill", "local_attempt"),
     ("trainer", "controller"),
+    ("trainer.programs",),
     ("trainer.workloads",),
     ("trainer.ranks",),
     ("trainer.health",),

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Collection
+
 from segue.checkpoints.format.layout import TensorSlice
 
 _SEPARATOR = "@"
+_OF_RANK = re.compile(rf"{_SEPARATOR}(\d+)$")
 
 
 def slice_name(tensor_slice: TensorSlice) -> str:
@@ -23,3 +27,11 @@ def is_of_rank(name: str, rank: int) -> bool:
         return False
     _, separator, rest = name.partition(f"{_SEPARATOR}{rank}")
     return bool(separator) and (not rest or rest.startswith("."))
+
+
+def rank_of(component: str, components: Collection[str]) -> int | None:
+    """The rank that a component belongs to, by the names of all components of a state; None: all ranks share it."""
+    found = _OF_RANK.search(component)
+    if found is not None:
+        return int(found[1])
+    return 0 if of_rank(component, 1) in components else None

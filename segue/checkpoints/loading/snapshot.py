@@ -7,6 +7,7 @@ import torch
 from segue.checkpoints.format.digests import Digests, owners
 from segue.checkpoints.format.dtensor import view_of_slice
 from segue.checkpoints.format.gc_pause import paused_collector
+from segue.checkpoints.format.names import rank_of
 from segue.checkpoints.format.snapshot import Snapshot, digest
 from segue.checkpoints.format.state_tree import decode_tree
 from segue.checkpoints.loading.assemble import whole_tensors
@@ -52,8 +53,12 @@ def snapshot_of(stored: Stored) -> Snapshot:
 
 def committed_as(live: Snapshot, stored: Snapshot) -> Digests:
     """What the live state of one rank should be, from a checkpoint that any number of ranks stored."""
-    streams = ("rng.",)  # Each rank compares its own.
-    names = [name for name in stored.skeletons if name in live.skeletons or not name.startswith(streams)]
+    # Each rank compares its own; with another number of ranks, some have no streams in the checkpoint.
+    names = [
+        name
+        for name in stored.skeletons
+        if name in live.skeletons or not (name.startswith("rng.") or rank_of(name, stored.skeletons) is not None)
+    ]
     tensors = {}
     for name, tensor in live.tensors.items():
         live_slice = live.slices.get(name)

@@ -64,7 +64,10 @@ class Partition:
         if self._rank == 0:
             return RankState(stored, dict(skeletons), slices, partition_hash)
         used = {owner for _, owner in owners(stored, skeletons)}
-        own_skeletons = {name: skeleton for name, skeleton in skeletons.items() if name in used}
+        # A component of this rank alone may have no tensor.
+        own_skeletons = {
+            name: skeleton for name, skeleton in skeletons.items() if name in used or is_of_rank(name, self._rank)
+        }
         return RankState(stored, own_skeletons, slices, partition_hash)
 
     def _own(self, live: Mapping[str, torch.Tensor]) -> tuple[frozenset[str], str]:

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import os
 from datetime import timedelta
+from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed import distributed_c10d
 
 from segue.launch.rendezvous import RANKS_VARIABLE
 
@@ -60,29 +62,50 @@ class Ranks:
 
 
 class TorchRanks(Ranks):
-    """Processes that torchrun started."""
+    """Processes that torchrun started. Their process group is a recipe's: torch's default one."""
 
     def __init__(self, device: torch.device, *, wait_seconds: float) -> None:
         """Wait for the other ranks. `wait_seconds` is the timeout for a rank, here and in every collective."""
         self.rank, self.count = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
         self.wait_seconds = wait_seconds
+        self._join(device)
+
+    def _join(self, device: torch.device) -> None:
         backend = "gloo" if device.type == "cpu" else "cpu:gloo,cuda:nccl"
-        dist.init_process_group(backend, timeout=timedelta(seconds=wait_seconds))
+        dist.init_process_group(backend, timeout=timedelta(seconds=self.wait_seconds))
 
     def gather(self, data: bytes) -> list[bytes]:
         mine = torch.frombuffer(bytearray(data), dtype=torch.uint8)
         found = [torch.empty_like(mine) for _ in range(self.count)]
-        dist.all_gather(found, mine)
+        self._all_gather(found, mine)
         return [bytes(tensor.numpy()) for tensor in found]
 
+    def _all_gather(self, found: list[torch.Tensor], mine: torch.Tensor) -> None:
+        dist.all_gather(found, mine)
+
     def limit_waiting(self) -> None:
-        """Apply the timeout also to process groups that the recipe made, whose default is half an hour."""
-        groups = dist.distributed_c10d._world.pg_map  # torch has no public way to list all groups.
+        """Apply the timeout also to process groups that the user's code made, whose default is half an hour."""
+        groups = distributed_c10d._world.pg_map  # torch has no public way to list all groups.
         for group in list(groups):
-            dist.distributed_c10d._set_pg_timeout(timedelta(seconds=self.wait_seconds), group)
+            distributed_c10d._set_pg_timeout(timedelta(seconds=self.wait_seconds), group)
 
     def close(self) -> None:
         dist.destroy_process_group()
+
+
+class RanksOfProgram(TorchRanks):
+    """The same for a program, which makes and destroys torch's default process group itself: a group beside it."""
+
+    def _join(self, device: torch.device) -> None:
+        store = distributed_c10d.PrefixStore("segue/ranks", connected(wait_seconds=self.wait_seconds))
+        timeout = timedelta(seconds=self.wait_seconds)
+        self._group: Any = distributed_c10d.ProcessGroupGloo(store, self.rank, self.count, timeout)
+
+    def _all_gather(self, found: list[torch.Tensor], mine: torch.Tensor) -> None:
+        self._group.allgather([found], [mine]).wait()
+
+    def close(self) -> None:
+        return  # The group ends with the process; the program's own are the program's.
 
 
 def is_one_of_several() -> bool:
@@ -90,18 +113,23 @@ def is_one_of_several() -> bool:
     return RANKS_VARIABLE in os.environ
 
 
+def connected(*, wait_seconds: float) -> Any:
+    """A connection of its own to the key-value store that torchrun hosts for the ranks."""
+    return dist.TCPStore(  # type: ignore[attr-defined]
+        os.environ["MASTER_ADDR"],
+        int(os.environ["MASTER_PORT"]),
+        is_master=False,
+        wait_for_workers=False,
+        timeout=timedelta(seconds=wait_seconds),
+    )
+
+
 class Exchange:
     """A key-value store that the ranks share, usable at any time and from any thread; torchrun hosts it."""
 
     def __init__(self, *, wait_seconds: float) -> None:
         # A separate connection: the process group's is blocked while a thread waits for a key.
-        self._notes = dist.TCPStore(  # type: ignore[attr-defined]
-            os.environ["MASTER_ADDR"],
-            int(os.environ["MASTER_PORT"]),
-            is_master=False,
-            wait_for_workers=False,
-            timeout=timedelta(seconds=wait_seconds),
-        )
+        self._notes = connected(wait_seconds=wait_seconds)
 
     def put(self, key: str, text: str) -> None:
         self._notes.set(f"segue/{key}", text)

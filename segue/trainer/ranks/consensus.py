@@ -15,7 +15,6 @@ from segue.trainer.ranks.collectives import Ranks
 
 _STOPS = (None, StopReason.FINISHED, StopReason.BOUND, StopReason.NOTICE)
 _VOTE = struct.Struct("<B??16sd")
-_SHARE = struct.Struct("<dddd16s")
 _SAME_RELATIVE = 1e-6
 
 
@@ -73,8 +72,10 @@ def agree(ranks: Ranks, vote: Vote) -> Vote:
     return merged([Vote.unpack(data) for data in ranks.gather(vote.pack())])
 
 
-def combined(ranks: Ranks, outcome: Outcome, *, weight: float, fingerprint: str) -> tuple[Outcome, str]:
-    """Outcome and input fingerprint of the whole batch, from those of each rank's share of it.
+def combined(
+    ranks: Ranks, outcome: Outcome, *, weight: float, fingerprints: Sequence[str]
+) -> tuple[Outcome, tuple[str, ...]]:
+    """Outcome and fingerprints of the whole batch, from those of each rank's share of it.
 
     The loss is the mean over the batch; each rank's loss is the mean over its share. The sum is in the order of the
     ranks, so that the same shares give the same bits.
@@ -83,16 +84,21 @@ def combined(ranks: Ranks, outcome: Outcome, *, weight: float, fingerprint: str)
         RankDriftError: gradients or weights are not the same on all ranks after the step.
     """
     if ranks.count == 1:
-        return outcome, fingerprint
-    own = _SHARE.pack(outcome.loss, weight, outcome.grad_norm, outcome.param_norm, fingerprint.encode())
-    shares = [_SHARE.unpack(data) for data in ranks.gather(own)]
+        return outcome, tuple(fingerprints)
+    packing = struct.Struct("<dddd" + "16s" * len(fingerprints))
+    encoded = (each.encode() for each in fingerprints)
+    own = packing.pack(outcome.loss, weight, outcome.grad_norm, outcome.param_norm, *encoded)
+    shares = [packing.unpack(data) for data in ranks.gather(own)]
     _refuse_drift(shares)
-    whole = sum(share[0] * share[1] for share in shares if share[1]) / ranks.count
-    seen = xxhash.xxh3_64()
-    for share in shares:
-        if share[1]:
-            seen.update(share[4])
-    return outcome._replace(loss=whole), seen.hexdigest()
+    used = [share for share in shares if share[1]]
+    whole = sum(share[0] * share[1] for share in used) / ranks.count
+    return outcome._replace(loss=whole), tuple(map(_one_of, *(share[4:] for share in used)))
+
+
+def _one_of(*fingerprints: bytes) -> str:
+    """One fingerprint of several; none of none."""
+    seen = b"".join(fingerprints)
+    return xxhash.xxh3_64_hexdigest(seen) if any(seen) else ""
 
 
 def _refuse_drift(shares: Sequence[tuple[Any, ...]]) -> None:

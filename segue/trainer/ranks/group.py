@@ -10,7 +10,7 @@ import torch
 from segue.checkpoints.saving.ranked_writer import RankedWriter
 from segue.checkpoints.saving.writer_client import ShardWriter
 from segue.clock import Clock
-from segue.trainer.ranks.collectives import Exchange, Ranks, TorchRanks, is_one_of_several
+from segue.trainer.ranks.collectives import Exchange, Ranks, RanksOfProgram, TorchRanks, is_one_of_several
 from segue.trainer.ranks.failures import RankFailures
 
 
@@ -42,8 +42,8 @@ class RankGroup:
 class SeveralRanks(RankGroup):
     """The group of several processes that torchrun started."""
 
-    def __init__(self, device: torch.device, *, wait_seconds: float, clock: Clock) -> None:
-        self.ranks = TorchRanks(device, wait_seconds=wait_seconds)
+    def __init__(self, device: torch.device, *, wait_seconds: float, clock: Clock, is_program: bool) -> None:
+        self.ranks = (RanksOfProgram if is_program else TorchRanks)(device, wait_seconds=wait_seconds)
         self._wait_seconds = wait_seconds
         self._failures = RankFailures(
             Exchange(wait_seconds=wait_seconds),
@@ -77,13 +77,15 @@ class SeveralRanks(RankGroup):
         self.ranks.close()
 
 
-def meet(device: torch.device, *, wait_seconds: float, clock: Clock) -> RankGroup:
-    """The group of this process. Blocks until all its ranks have joined.
+def meet(device: torch.device, *, wait_seconds: float, clock: Clock, is_program: bool = False) -> RankGroup:
+    """The group of this process. Blocks until all its ranks have joined. A program makes torch's own groups itself.
 
     Raises:
         RuntimeError: a rank did not join within `wait_seconds`.
     """
-    return SeveralRanks(device, wait_seconds=wait_seconds, clock=clock) if is_one_of_several() else RankGroup()
+    if not is_one_of_several():
+        return RankGroup()
+    return SeveralRanks(device, wait_seconds=wait_seconds, clock=clock, is_program=is_program)
 
 
 def local_rank() -> int | None:

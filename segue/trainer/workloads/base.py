@@ -78,6 +78,10 @@ class Workload(Protocol):
         """Whether its state can be captured at this safe point."""
         ...
 
+    def is_same_everywhere(self, tensor: str) -> bool:
+        """Whether all ranks hold the same values of this tensor of the state; if not, rank 0's are the run's."""
+        ...
+
     @property
     def wants_save(self) -> bool:
         """Whether the user's code asks for a save at this safe point."""

@@ -36,6 +36,7 @@ from segue.trainer.workloads.state import (
     components_of,
     held_by_optimizers,
     restore_all,
+    same_on_every_rank,
     unchanged,
 )
 from segue.trainer.workloads.step import do_step
@@ -75,6 +76,7 @@ class LiveRecipe:
         )
         self.components |= setup_components(self.recipe, self.feed, self.progress, build=build, config=spec.config)
         self._name, self._device, self._ranks = spec.recipe_path, device, ranks
+        self._is_same_everywhere = same_on_every_rank(self.recipe)
         self._drawn: Iterator[Group] = iter(())
         self._evaluated: tuple[int, float] | None = None
         """The newest step that was evaluated, and its metric."""
@@ -103,6 +105,9 @@ class LiveRecipe:
             RecipeError: the recipe has already spread the model, in a way that is not supported.
         """
         self.recipe = spread(self.recipe, self._ranks, self._device, name=self._name)
+
+    def is_same_everywhere(self, tensor: str) -> bool:
+        return self._is_same_everywhere(tensor)
 
     @property
     def has_metric(self) -> bool:
@@ -215,7 +220,8 @@ class LiveRecipe:
             before_update=before_update,
         )
         weight = sum(group.weights) / len(group.weights)
-        outcome, seen = combined(self._ranks, result.outcome, weight=weight, fingerprint=prelude.input_fingerprint)
+        fingerprints = (prelude.input_fingerprint,)
+        outcome, (seen,) = combined(self._ranks, result.outcome, weight=weight, fingerprints=fingerprints)
         return WitnessRow(**(prelude._asdict() | {"input_fingerprint": seen}), **outcome._asdict()), result.parts
 
     def advance(self, start: int, count: int) -> None:

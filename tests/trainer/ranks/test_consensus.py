@@ -97,21 +97,21 @@ def share_of(loss, weight, fingerprint, **norms):
             sent.append(data)
             return [data, data]
 
-    combined(Recorded(), outcome_of(loss, **norms), weight=weight, fingerprint=fingerprint)
+    combined(Recorded(), outcome_of(loss, **norms), weight=weight, fingerprints=(fingerprint,))
     return sent[0]
 
 
 def test_the_combined_loss_is_the_mean_over_the_samples_not_over_the_ranks():
     """Ten samples on three ranks: 3, 3 and 4 of them, so that weights are 0.9, 0.9 and 1.2."""
     ranks = AnsweredRanks(share_of(2.0, 0.9, "b" * 16), share_of(4.0, 1.2, "c" * 16))
-    outcome, _ = combined(ranks, outcome_of(1.0), weight=0.9, fingerprint="a" * 16)
+    outcome, _ = combined(ranks, outcome_of(1.0), weight=0.9, fingerprints=("a" * 16,))
     assert math.isclose(outcome.loss, (3 * 1.0 + 3 * 2.0 + 4 * 4.0) / 10)
 
 
 def test_a_rank_without_samples_has_no_influence_even_where_its_loss_is_nan():
     ranks = AnsweredRanks(share_of(3.0, 2.0, "b" * 16))
-    outcome, fingerprint = combined(ranks, outcome_of(math.nan), weight=0.0, fingerprint="a" * 16)
-    _, other = combined(ranks, outcome_of(0.5), weight=0.0, fingerprint="c" * 16)
+    outcome, fingerprint = combined(ranks, outcome_of(math.nan), weight=0.0, fingerprints=("a" * 16,))
+    _, other = combined(ranks, outcome_of(0.5), weight=0.0, fingerprints=("c" * 16,))
     assert outcome.loss == 3.0
     assert fingerprint == other
 
@@ -119,7 +119,7 @@ def test_a_rank_without_samples_has_no_influence_even_where_its_loss_is_nan():
 def test_the_fingerprint_of_the_batch_depends_on_each_ranks_share_and_their_order():
     def fingerprint_of(first, second):
         ranks = AnsweredRanks(share_of(1.0, 1.0, second))
-        return combined(ranks, outcome_of(1.0), weight=1.0, fingerprint=first)[1]
+        return combined(ranks, outcome_of(1.0), weight=1.0, fingerprints=(first,))[1]
 
     a, b, c = "a" * 16, "b" * 16, "c" * 16
     assert len({fingerprint_of(a, b), fingerprint_of(b, a), fingerprint_of(a, c), fingerprint_of(c, b)}) == 4
@@ -127,19 +127,19 @@ def test_the_fingerprint_of_the_batch_depends_on_each_ranks_share_and_their_orde
 
 def test_the_outcome_of_a_single_rank_does_not_change():
     outcome = outcome_of(0.1)
-    assert combined(Ranks(), outcome, weight=1.0, fingerprint="mine") == (outcome, "mine")
+    assert combined(Ranks(), outcome, weight=1.0, fingerprints=("mine",)) == (outcome, ("mine",))
 
 
 @pytest.mark.parametrize("norms", [{"grad_norm": 2.001}, {"param_norm": 3.001}, {"grad_norm": math.nan}])
 def test_ranks_whose_weights_or_gradients_are_not_the_same_are_stopped(norms):
     ranks = AnsweredRanks(share_of(1.0, 1.0, "b" * 16, **norms))
     with pytest.raises(RankDriftError, match="of rank 1"):
-        combined(ranks, outcome_of(1.0), weight=1.0, fingerprint="a" * 16)
+        combined(ranks, outcome_of(1.0), weight=1.0, fingerprints=("a" * 16,))
 
 
 def test_ranks_that_all_overflow_are_not_taken_for_different():
     ranks = AnsweredRanks(share_of(1.0, 1.0, "b" * 16, grad_norm=math.nan))
-    outcome, _ = combined(ranks, outcome_of(1.0, grad_norm=math.nan), weight=1.0, fingerprint="a" * 16)
+    outcome, _ = combined(ranks, outcome_of(1.0, grad_norm=math.nan), weight=1.0, fingerprints=("a" * 16,))
     assert outcome.loss == 1.0
 
 

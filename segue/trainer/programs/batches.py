@@ -15,8 +15,8 @@ from segue.data.passes import Drawn, LoaderPasses, Passes, RepeatedPasses
 from segue.data.streams import streams_kept
 from segue.errors import SessionError
 from segue.recipe import Stateful, in_words
+from segue.trainer.programs.sampler_state import streams_and_counters
 from segue.trainer.ranks.collectives import Ranks
-from segue.trainer.workloads.sampler_state import streams_and_counters
 from segue.trainer.workloads.state import RNG_PREFIX, rng_components
 
 _NONE = np.zeros(0, np.uint64)
@@ -59,7 +59,9 @@ class Batches:
         Raises:
             SessionError: the loader cannot be resumed; names what would make it so.
         """
-        self._source, self._length = _source_of(loader, seed=seed), _length_of(loader)
+        self._source = _source_of(loader, seed=seed)
+        self.length = _length_of(loader)
+        """Batches of a pass; None where the loader does not know."""
         self._is_within = self._is_restored = False
         self.passes = 0
         """Passes that have ended."""
@@ -78,7 +80,7 @@ class Batches:
     @property
     def left(self) -> int | None:
         """Batches left of the current pass, or of the next one; None where the loader does not know."""
-        return None if self._length is None else self._length - self.batches
+        return None if self.length is None else self.length - self.batches
 
     def leave(self) -> None:
         """End a pass that was left before its end, unless it is still to be continued after a resume."""
@@ -92,7 +94,7 @@ class Batches:
             SessionError: it has one.
         """
         if next(batches, None) is not None:
-            what = f"the loader has a length of {self._length} batches, and gives more."
+            what = f"the loader has a length of {self.length} batches, and gives more."
             raise SessionError(what=what, fix="correct __len__ of its sampler, which a safe point relies on.")
 
     def one_pass(self, *, fetch_with: Mapping[str, Any] = MappingProxyType({})) -> Iterator[SessionBatch]:

@@ -16,6 +16,7 @@ from torch import nn
 
 from segue.continuity.program_code import program_hashes
 from segue.continuity.recipe_diff import BINDING, CODE, CONFIG, HYPERPARAMETERS, MODEL
+from segue.trainer.ranks.ddp import bare
 from segue.trainer.workloads.components import Component
 from segue.trainer.workloads.recipe_record import Looked, binding, in_words, named_parameters, settings_of_optimizer
 
@@ -31,7 +32,8 @@ class ProgramRecord:
     def add(self, name: str, target: Any) -> None:
         """Note a tracked object as the program built it; to be called before its state is restored."""
         if isinstance(target, nn.Module):
-            described = ((".".join(filter(None, (name, path))), module) for path, module in target.named_modules())
+            modules = bare(target).named_modules()
+            described = ((".".join(filter(None, (name, path))), module) for path, module in modules)
             self._modules |= {path: in_words(module) for path, module in described}
         elif isinstance(target, torch.optim.Optimizer):
             # Learning rates are compared in each step, and a program may compute them from its step.
@@ -57,7 +59,7 @@ def _parameters(objects: Mapping[str, Any]) -> Iterator[tuple[str, nn.Parameter]
     for name, each in objects.items():
         if isinstance(each, nn.Module):
             start = "" if name == "model" else f"{name}."
-            yield from ((start + path, parameter) for path, parameter in named_parameters(each))
+            yield from ((start + path, parameter) for path, parameter in named_parameters(bare(each)))
 
 
 def _same(tree: Any) -> Any:

@@ -10,10 +10,9 @@ import torch
 from torch import nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from segue.continuity.verdict import Prelude
 from segue.curves.schema import NO_METRICS
 from segue.errors import SessionError
-from segue.records import WitnessRow
+from segue.trainer.ranks.consensus import Outcome
 from segue.trainer.ranks.ddp import parameter_norm, total_norm
 
 
@@ -73,28 +72,28 @@ class Measures:
             metrics={name: _number(value) for name, value in metrics.items()} if metrics else NO_METRICS,
         )
 
-    def row(self, prelude: Prelude) -> tuple[WitnessRow, Mapping[str, float]]:
-        """The row of the step that was made, and its further metrics.
+    def outcome(self, step: int) -> tuple[Outcome, Mapping[str, float]]:
+        """The numbers of the step that was made, and its further metrics.
 
         Raises:
             SessionError: nothing was reported.
         """
         if self._reported is None:
-            what = f"step {prelude.step} reported nothing."
-            raise SessionError(what=what, fix="call run.report(loss=loss) once in each iteration.")
+            what = f"step {step} reported nothing."
+            fix = "call run.report(loss=loss) once in each iteration, with several ranks on each of them."
+            raise SessionError(what=what, fix=fix)
         loss, rates, grad_norm, metrics = self._reported
         if rates is None:
             used = self._rates
             rates = tuple(rate for each in self.optimizers.values() for rate in used.get(id(each), _rates_of(each)))
-        row = WitnessRow(
-            **prelude._asdict(),
+        outcome = Outcome(
             loss=loss,
             grad_norm=math.hypot(*map(float, self._grad_norms)) if grad_norm is None else grad_norm,
             param_norm=float(parameter_norm(self._parameters)) if self._parameters else 0.0,
             lr=rates,
             loss_scale=float(self._scaler.get_scale()) if self._scaler is not None else None,
         )
-        return row, metrics
+        return outcome, metrics
 
     def pending_gradients(self) -> dict[str, torch.Tensor]:
         """Gradients that no optimizer has used yet, because they are accumulated over several iterations."""
@@ -102,20 +101,20 @@ class Measures:
             f"{name}.{number}": parameter.grad
             for name, optimizer in self.optimizers.items()
             if name in self._tracked and id(optimizer) not in self._rates
-            for number, parameter in enumerate(_parameters_of(optimizer))
+            for number, parameter in enumerate(parameters_of(optimizer))
             if parameter.grad is not None
         }
 
     def restore_gradients(self, gradients: Mapping[str, torch.Tensor]) -> None:
         for name, optimizer in self.optimizers.items():
-            for number, parameter in enumerate(_parameters_of(optimizer) if name in self._tracked else ()):
+            for number, parameter in enumerate(parameters_of(optimizer) if name in self._tracked else ()):
                 gradient = gradients.get(f"{name}.{number}")
                 parameter.grad = None if gradient is None else gradient.to(parameter.device)
 
     def _after_update(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         if any(optimizer is each for each in self.optimizers.values()):
             self._rates[id(optimizer)] = _rates_of(optimizer)
-            found = [p.grad for p in _parameters_of(optimizer) if p.grad is not None]
+            found = [p.grad for p in parameters_of(optimizer) if p.grad is not None]
             self._grad_norms.append(total_norm(found))
 
 
@@ -132,7 +131,8 @@ class PendingGradients:
         self._measures.restore_gradients(tree)
 
 
-def _parameters_of(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
+def parameters_of(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
+    """The parameters of all its groups."""
     return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 

@@ -6,6 +6,7 @@ from collections.abc import Collection, Mapping
 from contextlib import AbstractContextManager
 from typing import Protocol
 
+from segue.trainer.ranks.collectives import Ranks
 from segue.trainer.workloads.base import Steps, Workload
 from segue.trainer.workloads.components import Component
 
@@ -16,6 +17,11 @@ class AttemptEnded(SystemExit):
 
 class Owner(Protocol):
     """The attempt that trains the program."""
+
+    @property
+    def ranks(self) -> Ranks:
+        """The ranks that train together."""
+        ...
 
     def restore(self, components: Mapping[str, Component]) -> None:
         """Put the checkpoint's state into these, if there is one."""

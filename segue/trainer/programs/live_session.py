@@ -13,23 +13,25 @@ from typing import Any
 import numpy as np
 from torch import nn
 
+from segue.checkpoints.format.names import rank_of
 from segue.continuity.fingerprints import batch_fingerprint, input_fingerprint, streams_fingerprint
 from segue.continuity.recipe_diff import NOT_STATE
 from segue.continuity.verdict import Prelude
 from segue.data.streams import streams_kept
 from segue.errors import SessionError
-from segue.records import Notice, StopReason
+from segue.records import Notice, StopReason, WitnessRow
 from segue.spec import RunSpec
-from segue.trainer.ranks.collectives import Ranks
+from segue.trainer.programs.batches import Batches, SessionBatch
+from segue.trainer.programs.folder import Folder
+from segue.trainer.programs.measures import Measures, PendingGradients
+from segue.trainer.programs.on_ranks import named_on, refuse_changing_sums, same_on_every_rank
+from segue.trainer.programs.owner import AttemptEnded, Owner
+from segue.trainer.programs.program_record import ProgramRecord
+from segue.trainer.programs.tracked import AsStored, Epoch, Variable, components_of_object
+from segue.trainer.ranks.consensus import combined
 from segue.trainer.workloads.base import StepDue, StepMade, Steps
-from segue.trainer.workloads.batches import Batches, SessionBatch
 from segue.trainer.workloads.components import Component, Progress
-from segue.trainer.workloads.folder import Folder
-from segue.trainer.workloads.measures import Measures, PendingGradients
-from segue.trainer.workloads.owner import AttemptEnded, Owner
-from segue.trainer.workloads.program_record import ProgramRecord
 from segue.trainer.workloads.state import PROGRESS, RNG_PREFIX, changed_by_optimizer, rng_components
-from segue.trainer.workloads.tracked import AsStored, Epoch, Variable, components_of_object
 
 log = logging.getLogger(__name__)
 
@@ -59,6 +61,7 @@ class LiveSession:
         self._batch: SessionBatch | None = None
         self._epoch: Epoch | None = None
         self._loop, self._goal = "", math.inf
+        self._is_same_everywhere: Callable[[str], bool] = lambda _: False
         self._has_own_code_run = False
         self.on_notice: Callable[[Notice], None] | None = None
         self._metric: float | None = None
@@ -76,7 +79,8 @@ class LiveSession:
         for name, target in objects.items():
             if self._record is not None:
                 self._record.add(name, target)
-            self._add(name, components_of_object(name, target), call=f"run.track({name}=...)")
+            refuse_changing_sums(name, target, self._owner.ranks)
+            self._add(name, components_of_object(name, target), call=f"run.track({name}=...)", target=target)
             self._objects[name] = target
 
     def track_variables(self, namespace: dict[str, Any], names: tuple[str, ...]) -> None:
@@ -102,6 +106,9 @@ class LiveSession:
         self._measured |= objects
 
     def restore_folder(self, path: Path) -> Path | None:
+        if self._owner.ranks.count > 1:
+            what = f"run.restore_folder() on {self._owner.ranks.count} ranks: a folder is committed by one process."
+            raise SessionError(what=what, fix="train with ranks = 1, or track the model and the optimizer themselves.")
         if self._folder is None:
             self._folder = Folder()
             self._add(_FOLDER, {_FOLDER: self._folder}, call="run.restore_folder()")
@@ -115,7 +122,7 @@ class LiveSession:
 
     @property
     def should_save(self) -> bool:
-        return self._owner.wants_state(self._steps_so_far, goal=self._goal)
+        return self._folder is not None and self._owner.wants_state(self._steps_so_far, goal=self._goal)
 
     @property
     def can_save(self) -> bool:
@@ -133,7 +140,9 @@ class LiveSession:
 
     @property
     def should_stop(self) -> bool:
-        return self._finish_reason is not None or self._owner.is_stopping(self._steps_so_far)
+        if self._finish_reason is not None or self._owner.ranks.count > 1:
+            return self._finish_reason is not None  # Of a notice, each rank hears at another moment.
+        return self._owner.is_stopping(self._steps_so_far)
 
     @property
     def goal(self) -> int:
@@ -155,8 +164,8 @@ class LiveSession:
 
     def epochs(self, numbers: range) -> Iterator[int]:
         """The epochs that are left. Their batches are the steps."""
+        epoch = self._epoch = self._epoch or Epoch()
         self._enter("run.epochs()", goal=math.inf)
-        epoch = self._epoch = Epoch()
         self._add(_EPOCH, {_EPOCH: epoch}, call="run.epochs()")
         while self.reason is None and self._finish_reason is None and epoch.index < len(numbers):
             step = self._steps_so_far
@@ -223,7 +232,11 @@ class LiveSession:
         return self._epoch.index if self._epoch is not None else 0
 
     def steps_to_epoch(self, epoch: int) -> float:
-        return math.inf
+        loaders = [batches for _, batches in self._loaders.values()]
+        if len(loaders) != 1:
+            return math.inf
+        left, length = loaders[0].left, loaders[0].length
+        return math.inf if left is None or length is None else left + (epoch - self.epoch - 1) * length
 
     def begin(self, *, is_resumed: bool) -> None:
         return
@@ -241,7 +254,10 @@ class LiveSession:
     def changed_by_optimizer(self) -> frozenset[int]:
         return frozenset().union(*map(changed_by_optimizer, self._measures.optimizers.values()))
 
-    def _add(self, name: str, found: dict[str, Component], *, call: str) -> None:
+    def is_same_everywhere(self, tensor: str) -> bool:
+        return self._is_same_everywhere(tensor)
+
+    def _add(self, name: str, found: dict[str, Component], *, call: str, target: Any = None) -> None:
         if self._steps is not None:
             raise SessionError(what=f"{call} came after the first step.", fix="call it before the loop.")
         # A dot in a name would make it look like a part of another component, and the reserved are not compared.
@@ -249,13 +265,17 @@ class LiveSession:
         if taken or not name.isidentifier():
             what = f"{call}: the name {(taken or [name])[0]!r} is taken or is no plain name."
             raise SessionError(what=what, fix="give it another name.")
-        self.components |= found
-        self._owner.restore(found)
+        named = named_on(self._owner.ranks, target, found)
+        self.components |= named
+        self._owner.restore(named)
 
     def _enter(self, loop: str, *, goal: float) -> None:
         if self._loop:
             what = f"{loop} was called after {self._loop}."
             raise SessionError(what=what, fix="use one loop over run.steps() or run.epochs() for the whole training.")
+        if self._epoch is None and self._spec.segment.epochs is not None:
+            what = f"segments end after epochs (segment.epochs), and a program with {loop} counts none."
+            raise SessionError(what=what, fix="let it loop over run.epochs(n), or use segment.steps or segment.hours.")
         self._loop, self._goal = loop, goal
         if self._spec.steps < goal < math.inf:
             log.warning("the run ends before the program's goal steps=%d goal=%d", self._spec.steps, goal)
@@ -263,6 +283,10 @@ class LiveSession:
     def _leave(self) -> None:
         if self.reason is not StopReason.FINISHED:
             raise AttemptEnded(0)
+
+    def _stored_of_this_rank(self) -> Iterator[str]:
+        stored, rank = self._owner.stored, self._owner.ranks.rank
+        return (name for name in stored if rank_of(name, stored) in (None, rank))
 
     @property
     def _steps_so_far(self) -> int:
@@ -311,12 +335,15 @@ class LiveSession:
         return True
 
     def _first_due(self) -> StepDue:
+        ranks = self._owner.ranks
         self._measures.watch(self._objects, measured=self._measured)
         held = nn.ModuleList(each for each in self._objects.values() if isinstance(each, nn.Module))
         if self._finish_reason is not None or self.progress.finish_reason is not None:
             # No epoch is left that would call run.batches again.
-            self.components |= {name: AsStored() for name in self._owner.stored if name not in self.components}
-        self.components |= {_GRADIENTS: PendingGradients(self._measures)} | rng_components(Ranks(), held)
+            self.components |= {name: AsStored() for name in self._stored_of_this_rank() if name not in self.components}
+        pending: dict[str, Component] = {_GRADIENTS: PendingGradients(self._measures)}
+        self.components |= named_on(ranks, None, pending) | rng_components(ranks, held)
+        self._is_same_everywhere = same_on_every_rank(self._objects)
         if self._record is not None:
             self.components |= self._record.components(self._objects)
         # Everything, the random streams last: what the program did until here may have changed any of it.
@@ -344,16 +371,22 @@ class LiveSession:
         step = self.progress.step + 1
         if not with_fingerprints:
             return Prelude(step, "", "", None)
-        streams = {name: c.capture() for name, c in self.components.items() if name.startswith(RNG_PREFIX)}
+        held = {name: c.capture() for name, c in self.components.items() if name.startswith(RNG_PREFIX)}
         ids = batch_fingerprint(batch.ids) if batch is not None and len(batch.ids) else ""
         content = input_fingerprint(batch.content) if batch is not None else ""
-        return Prelude(step, ids, content, streams_fingerprint(streams))
+        # As in the rows of a recipe, which are the same on every rank.
+        streams = streams_fingerprint(held) if self._owner.ranks.count == 1 else None
+        return Prelude(step, ids, content, streams)
 
     def _closed(self) -> StepMade | None:
         prelude, batch = self._prelude, self._batch
         if prelude is None:
             return None
-        row, metrics = self._measures.row(prelude)
+        outcome, metrics = self._measures.outcome(prelude.step)
+        fingerprints = (prelude.batch_fingerprint, prelude.input_fingerprint)
+        outcome, (samples, content) = combined(self._owner.ranks, outcome, weight=1.0, fingerprints=fingerprints)
+        prelude = prelude._replace(batch_fingerprint=samples, input_fingerprint=content)
+        row = WitnessRow(**prelude._asdict(), **outcome._asdict())
         self._prelude = self._batch = None
         ids = batch.ids if batch is not None else _NO_IDS
         # Where the samples of a step are not known, it counts as one.

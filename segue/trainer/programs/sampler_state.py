@@ -11,10 +11,10 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, Sampler, TensorDataset
 
+from segue.trainer.programs.tracked import NumpyGenerator, TorchGenerator
 from segue.trainer.ranks.collectives import Ranks
 from segue.trainer.workloads.components import Component, PythonRng
 from segue.trainer.workloads.state import rng_components
-from segue.trainer.workloads.tracked import NumpyGenerator, TorchGenerator
 
 _MOST_DEPTH = 4
 _PLAIN = (bool, int, float, str)

@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 from segue.checkpoints.format.state_tree import decode_tree, encode_tree
+from segue.trainer.programs.batches import Batches
 from segue.trainer.ranks.collectives import Ranks
-from segue.trainer.workloads.batches import Batches
 from segue.trainer.workloads.state import rng_components
 
 

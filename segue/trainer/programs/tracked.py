@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader
 from segue.checkpoints.format.state_tree import encode_tree
 from segue.errors import SessionError, UnsupportedStateError
 from segue.recipe import Stateful, in_words
+from segue.trainer.ranks.ddp import bare
 from segue.trainer.workloads.components import (
     Component,
     ModelModes,
@@ -147,6 +148,7 @@ def components_of_object(name: str, target: Any) -> dict[str, Component]:
 def _of_module(name: str, module: nn.Module) -> Iterator[tuple[str, Component]]:
     # The names of a recipe's components, so that the model of a session is exported and compared like that of a recipe.
     modes, buffers = ("modes", "buffers") if name == "model" else (f"{name}.modes", f"{name}.buffers")
+    module = bare(module)
     yield name, ModelState(module)
     yield modes, ModelModes(module)
     unsaved = UnsavedBuffers(module)

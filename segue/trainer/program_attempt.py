@@ -1,0 +1,118 @@
+"""The part of an attempt that trains a program: it runs the command, and hosts its session."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+
+from segue.data.loader import stream_seed
+from segue.data.streams import seed_all
+from segue.errors import RanksChangedError, SessionError
+from segue.records import SegmentReport
+from segue.sessions import hosted
+from segue.spec import ProgramSpec
+from segue.trainer.context import AttemptContext
+from segue.trainer.loop import TrainingLoop
+from segue.trainer.programs.live_session import LiveSession
+from segue.trainer.programs.program_record import ProgramRecord
+from segue.trainer.programs.script import run_command
+from segue.trainer.ranks.collectives import Ranks
+from segue.trainer.resume import Resume
+from segue.trainer.workloads.base import Steps, Workload
+from segue.trainer.workloads.components import Component
+
+
+class ProgramAttempt:
+    """One attempt of a program, from its claim to its report. The owner of the program's session."""
+
+    def __init__(
+        self,
+        context: AttemptContext,
+        resume: Resume,
+        *,
+        begin: Callable[[Workload], TrainingLoop],
+        ended_early: Callable[[BaseException], SegmentReport],
+    ) -> None:
+        """`begin` makes the training loop of the tracked objects, `ended_early` the report of an attempt without one,
+        from the error that ended it."""
+        self._context, self._resume = context, resume
+        self._begin, self._ended_early = begin, ended_early
+        self._loop: TrainingLoop | None = None
+
+    def run(self, program: ProgramSpec) -> SegmentReport:
+        """Run the command to its end, or to that of the attempt."""
+        try:
+            with self._context.group.shared_failure():
+                session = self._session(ProgramRecord(program.command))
+        except Exception as error:
+            return self._ended_early(error)
+        seed, ranks = self._context.spec.seed, self.ranks
+        # As in processes that torchrun starts without segue, ranks that do not seed their streams draw other numbers.
+        seed_all(stream_seed(seed, rank=ranks.rank, step=0) if ranks.rank else seed)
+        with hosted(session):
+            raised = run_command(program.command)
+        return self._conclude(session, raised)
+
+    @contextmanager
+    def hosting(self) -> Iterator[LiveSession]:
+        """The session of a program that runs here already; the attempt ends with the block.
+
+        What the block raises, and what ends the attempt with a failure, is reported and raised.
+        """
+        session = self._session(None)
+        raised: BaseException | None = None
+        try:
+            with hosted(session):
+                yield session
+        except BaseException as error:
+            raised = error
+        self._conclude(session, raised, is_raised_again=True)
+        raised = raised or session.error
+        if raised is not None:
+            raise raised
+
+    @property
+    def ranks(self) -> Ranks:
+        return self._context.ranks
+
+    def restore(self, components: Mapping[str, Component]) -> None:
+        self._resume.restore(components)
+
+    @property
+    def stored(self) -> Collection[str]:
+        return self._resume.stored
+
+    def begin(self, live: Workload) -> Steps:
+        self._loop = self._begin(live)
+        return self._loop.steps()
+
+    def is_stopping(self, step: int) -> bool:
+        return self._loop is not None and self._loop.is_stopping(step)
+
+    def wants_state(self, step: int, *, goal: float) -> bool:
+        return step >= goal or (self._loop is not None and self._loop.wants_state(step))
+
+    def evaluating(self) -> AbstractContextManager[None]:
+        return self._context.activity.evaluating()
+
+    def _session(self, record: ProgramRecord | None) -> LiveSession:
+        parent = self._resume.find(at_most=self._context.plan.at_most)
+        stored, count, spec = self._resume.stored_ranks, self.ranks.count, self._context.spec
+        if parent is not None and stored is not None and stored != count:
+            raise RanksChangedError(run_id=spec.run_id, step=parent.step, before=stored, now=count)
+        return LiveSession(spec, self, record=record)
+
+    def _conclude(
+        self, session: LiveSession, raised: BaseException | None, *, is_raised_again: bool = False
+    ) -> SegmentReport:
+        if self._loop is not None:
+            return self._loop.run(lambda: session.conclude(raised), shows_failure=not is_raised_again)
+        try:
+            with self._context.group.shared_failure():
+                if raised is not None:
+                    raise raised
+                what = "the program ended before its first step: it made no step in a loop of segue.session()."
+                fix = "train in `for step in run.steps(n):`, where `run = segue.session()`."
+                raise SessionError(what=what, fix=fix)
+        except BaseException as error:
+            return self._ended_early(error)

@@ -1,0 +1,107 @@
+"""Programs on several ranks: each rank goes on with what it had, and the run ends as without an interruption."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+import pytest
+
+from segue.clock import SystemClock
+from segue.controller.steps import check_start
+from segue.errors import RanksChangedError
+from segue.records import StopReason, VerdictKind
+from segue.runlog.history import read_history
+from tests.support.final_states import state_at_end
+
+PROGRAM = Path(__file__).parents[1] / "programs/ranked_loop.py"
+STEPS = 200
+
+
+@pytest.fixture
+def make_program(make_spec):
+    """A run of the program with these options; an epoch has 10 steps on two ranks."""
+
+    def make(*options, **fields):
+        command = ["python", str(PROGRAM), *map(str, options)]
+        common = {"recipe": None, "program": {"command": command}, "steps": STEPS, "ranks": 2}
+        return make_spec(**common | {"liveness": {"heartbeat_seconds": 0.05, "rank_seconds": 20}} | fields)
+
+    return make
+
+
+def stop(rank, number):
+    """Send a signal to a rank once a checkpoint within an epoch can be verified."""
+
+    def observer(group, log, plan):
+        if not any(checkpoint.rows and checkpoint.manifest.step > 10 for checkpoint in read_history(log).checkpoints):
+            return False
+        group.signal(rank, number)
+        return True
+
+    return observer
+
+
+@pytest.mark.parametrize(
+    ("number", "rank", "options"),
+    [
+        (signal.SIGKILL, 1, ()),
+        pytest.param(signal.SIGTERM, 0, (), marks=pytest.mark.matrix),
+        pytest.param(signal.SIGTERM, 1, ("--sharded",), marks=pytest.mark.matrix),
+    ],
+)
+def test_a_program_on_two_ranks_goes_on_bit_for_bit(ranks_fork_server, make_program, open_log, number, rank, options):
+    checkpoints = {"every_steps": 7, "staging_buffers": 2}
+    undisturbed = make_program(*options, run_id="whole", checkpoints=checkpoints)
+    whole = open_log(undisturbed)
+    assert ranks_fork_server.run_attempt(whole, undisturbed, ranks=2).stop_reason is StopReason.FINISHED
+    spec = make_program(*options, run_id="stopped", checkpoints=checkpoints)
+    slow = make_program(*options, "--pause-seconds", 0.05, run_id="stopped", checkpoints=checkpoints)
+    runlog = open_log(slow)
+    first = ranks_fork_server.run_attempt(runlog, slow, ranks=2, observer=stop(rank, number))
+    assert first.stop_reason is (StopReason.LOST if number == signal.SIGKILL else StopReason.NOTICE)
+    second = ranks_fork_server.run_attempt(runlog, spec, ranks=2)
+    assert second.stop_reason is StopReason.FINISHED
+    assert 10 < second.from_step < STEPS
+    verdict = read_history(runlog.reload()).attempts[1].verdict
+    assert (verdict.kind, verdict.findings) == (VerdictKind.EXACT, ())
+    assert verdict.rows_compared > 0
+    assert verdict.not_compared == ("the data set", "random streams in the steps")
+    assert state_at_end(read_history(runlog)) == state_at_end(read_history(whole.reload()))
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        (("--raise-at", 1, 5), "ArithmeticError on rank 1: this rank raises here"),
+        (("--silent-rank", 1), "SessionError on rank 1: step 1 reported nothing"),
+        (("--drifting-rank", 1), "RankDriftError: "),
+    ],
+)
+def test_what_one_rank_does_wrong_is_the_report_of_all(ranks_fork_server, make_program, open_log, options, sentence):
+    spec = make_program(*options)
+    report = ranks_fork_server.run_attempt(open_log(spec), spec, ranks=2)
+    assert report.stop_reason is StopReason.FAILED
+    assert sentence in f"{report.failure.type}: {report.failure.message}"
+
+
+@pytest.mark.matrix
+def test_ddp_whose_sums_change_their_order_is_refused_where_that_matters(ranks_fork_server, make_program, open_log):
+    spec = make_program("--default-buckets", "--epochs", 1, steps=5)
+    report = ranks_fork_server.run_attempt(open_log(spec), spec, ranks=3)
+    assert report.stop_reason is StopReason.FAILED
+    assert "find_unused_parameters=True" in report.failure.message
+    two = make_program("--default-buckets", "--epochs", 1, run_id="two", steps=5)
+    assert ranks_fork_server.run_attempt(open_log(two), two, ranks=2).stop_reason is StopReason.FINISHED
+
+
+def test_another_number_of_ranks_is_refused_before_and_in_the_attempt(ranks_fork_server, make_program, open_log):
+    first = make_program("--epochs", 1, steps=6)
+    ranks_fork_server.run_attempt(open_log(first), first, ranks=2)
+    later = make_program("--epochs", 1, steps=9)
+    with pytest.raises(RanksChangedError, match="2 ranks made the checkpoint at step 6, and there are 3 now"):
+        check_start(later.model_copy(update={"ranks": 3}), clock=SystemClock(), accept_drift=True)
+    report = ranks_fork_server.run_attempt(open_log(first), later, ranks=3)
+    assert report.stop_reason is StopReason.FAILED
+    assert "go on with ranks = 2" in report.failure.message
