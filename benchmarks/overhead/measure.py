@@ -1,39 +1,50 @@
-"""Whole processes, interleaved: what a step costs under segue, over the same step without it, and how much later the
+"""Whole processes that take turns: what a step costs under segue, over the same step without it, and how much later the
 first one comes."""
 
 from __future__ import annotations
 
-import json
+import os
+import signal
 import statistics
 import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from benchmarks.common.child import child_environment
 from benchmarks.overhead import peers, training
+from benchmarks.overhead.turns import Training, Turns
 from segue.clock import SystemClock
 from segue.controller.steps import decide_next, open_run
 from segue.launch.assignment import Assignment
 from segue.launch.launcher import launch
-from segue.spec import RunSpec
+from segue.spec import LivenessSpec, RunSpec
 
 Say = Callable[[str], None]
 
 
 class Size(NamedTuple):
-    """One size of model, and how many of its steps are measured."""
+    """One size of model, and how many of its steps are a turn."""
 
     name: str
     width: int
-    steps: int
+    turn_steps: int
 
 
-SIZES = (Size("small", 448, 1_200), Size("large", 1_600, 240))
-_SKIPPED = 0.25
-"""Share of the steps that do not count: the first ones allocate, and segue then makes its first checkpoint."""
+SIZES = (Size("small", 448, 80), Size("large", 1_600, 10))
+TURNS = 24
+_SKIPPED = 4
+"""Turns that do not count: the first steps allocate, and segue then makes its first checkpoint."""
+_ALLOCATOR = {
+    "MALLOC_MMAP_THRESHOLD_": str(2**30),
+    "MALLOC_TRIM_THRESHOLD_": str(2**32),
+    "MALLOC_TOP_PAD_": str(2**28),
+}
+"""glibc keeps the memory that a step has freed. By default it depends on what else a process holds whether freed memory
+goes back to the system, and then every step pays for its pages again: up to a third of a bare step in some of them."""
 _SAMPLES = 16_385
 """One more than a power of four."""
 _SECONDS_TO_SAVE = 1e6
@@ -43,18 +54,20 @@ _SECONDS_TO_SAVE = 1e6
 class Run(NamedTuple):
     """What one process needed."""
 
-    step_seconds: float
+    seconds: float
+    """For all turns that count."""
     startup_seconds: float
 
 
 def measure(rounds: int, *, say: Say) -> dict[str, Any]:
-    """Ratios as medians over rounds, in each of which every loop runs once."""
+    """Ratios as medians over rounds. In each of them every loop is a process, and they take turns."""
+    os.environ.update(_ALLOCATOR)  # Of all processes that are started from here on.
     found: dict[tuple[str, str], list[Run]] = {}
     for number in range(rounds):
         for size in SIZES:
-            for name, run in _LOOPS.items():
-                say(f"round {number + 1} of {rounds}: {size.name}, {name}")
-                found.setdefault((size.name, name), []).append(run(size))
+            say(f"round {number + 1} of {rounds}: {size.name}")
+            for name, run in _one_round(size, first=number).items():
+                found.setdefault((size.name, name), []).append(run)
     report: dict[str, Any] = {"rounds": rounds, "samples": _SAMPLES}
     for name, bare in _OVER.items():
         figures = {
@@ -69,80 +82,121 @@ def measure(rounds: int, *, say: Say) -> dict[str, Any]:
         report[name] = figures
     for name in ("bare_loader", "bare"):
         report[name] = {
-            f"{size.name}_step_ms": round(1e3 * statistics.median(r.step_seconds for r in found[size.name, name]), 3)
+            f"{size.name}_step_ms": round(
+                1e3 * statistics.median(run.seconds for run in found[size.name, name]) / _counted_steps(size), 3
+            )
             for size in SIZES
         }
     return report
 
 
+def _one_round(size: Size, *, first: int) -> dict[str, Run]:
+    """Every loop once, in an order that begins with another one in each round."""
+    names = [*_LOOPS][first % len(_LOOPS) :] + [*_LOOPS][: first % len(_LOOPS)]
+    with tempfile.TemporaryDirectory() as folder, ExitStack() as opened:
+        trainings: dict[str, Loop] = {}
+        turns = {name: Turns(Path(folder, name)) for name in names}
+        for name in names:  # One after the other, so that each starts on a machine that does nothing else.
+            trainings[name] = _LOOPS[name](size, Path(folder, name))
+            opened.callback(trainings[name].kill)
+            turns[name].stop_after_turn(trainings[name])
+        for _ in range(TURNS - 1):
+            for name in names:
+                turns[name].go_on(trainings[name])
+                turns[name].stop_after_turn(trainings[name])
+        return {name: _ended(turns[name], trainings[name]) for name in names}
+
+
+def _ended(turns: Turns, training: Loop) -> Run:
+    turns.go_on(training)
+    code = training.wait()
+    assert code == 0, f"a training process ended with exit code {code}"
+    startup_seconds, seconds = turns.notes()
+    return Run(sum(seconds[_SKIPPED:]), startup_seconds)
+
+
 def _median_ratio(mine: list[Run], others: list[Run]) -> float:
-    return round(statistics.median(a.step_seconds / b.step_seconds for a, b in zip(mine, others, strict=True)), 4)
+    return round(statistics.median(a.seconds / b.seconds for a, b in zip(mine, others, strict=True)), 4)
 
 
-def _bare(size: Size, *options: str) -> Run:
-    return _process(training.__file__, size, *options)
+def _counted_steps(size: Size) -> int:
+    return size.turn_steps * (TURNS - _SKIPPED)
 
 
-def _peer(size: Size, framework: str) -> Run:
-    return _process(peers.__file__, size, "--framework", framework)
+def _steps(size: Size) -> int:
+    return size.turn_steps * TURNS + 1  # The last turn ends where another step begins.
 
 
-def _process(script: str, size: Size, *options: str) -> Run:
-    with tempfile.TemporaryDirectory() as folder:
-        stamps = Path(folder, "stamps.json")
-        command = [sys.executable, script, *_options(size, stamps), *options]
-        quiet = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-        subprocess.run(command, check=True, env=child_environment(), cwd=folder, **quiet)  # type: ignore[call-overload]
-        return _read(stamps)
+class Loop(Training, Protocol):
+    """A process that trains in one of the loops."""
+
+    def wait(self) -> int | None: ...
+
+    def kill(self) -> None: ...
 
 
-def _under_segue(size: Size, *, is_program: bool) -> Run:
-    with tempfile.TemporaryDirectory() as folder:
-        stamps = Path(folder, "stamps.json")
-        what: dict[str, Any] = {"program": {"command": ["python", training.__file__, *_options(size, stamps)]}}
-        if not is_program:
-            config = {"width": size.width, "samples": _SAMPLES, "stamps": str(stamps)}
-            what = {"recipe": f"{training.__name__}:build", "config": config}
-        spec = RunSpec.parse(
-            {
-                "run_id": "overhead",
-                "steps": size.steps,
-                "threads": 1,
-                "store": {"url": str(Path(folder, "store"))},
-                "checkpoints": {"every_seconds": _SECONDS_TO_SAVE, "max_work_at_risk_seconds": _SECONDS_TO_SAVE},
-                "continuity": {"rehearsal": "off"},
-            }
-            | what
-        )
-        clock = SystemClock()
-        runlog = open_run(spec, clock=clock)
-        plan = decide_next(runlog, spec, clock=clock).plan
-        assert plan is not None
-        code = launch(Assignment(spec=spec, plan=plan), on_line=lambda _: None).wait()
-        assert code == 0, f"the trainer ended with exit code {code}"
-        return _read(stamps)
+class _Script(subprocess.Popen[bytes]):
+    """A process that runs a script."""
+
+    def freeze(self) -> None:
+        """Stop it, and return when it has stopped or ended."""
+        self.send_signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, self.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
+
+    def thaw(self) -> None:
+        self.send_signal(signal.SIGCONT)
 
 
-def _options(size: Size, stamps: Path) -> list[str]:
-    numbers = ["--steps", str(size.steps), "--width", str(size.width), "--samples", str(_SAMPLES)]
-    return [*numbers, "--stamps", str(stamps)]
+def _bare(size: Size, folder: Path, *options: str) -> Loop:
+    return _script(training.__file__, size, folder, *options)
 
 
-def _read(stamps: Path) -> Run:
-    noted = json.loads(stamps.read_text())
-    times = noted["stamps"]
-    first = int(len(times) * _SKIPPED)
-    counted = times[first:]
-    return Run((counted[-1] - counted[0]) / (len(counted) - 1), times[1] - noted["started"])
+def _peer(size: Size, folder: Path, framework: str) -> Loop:
+    return _script(peers.__file__, size, folder, "--framework", framework)
 
 
-_LOOPS: dict[str, Callable[[Size], Run]] = {
-    "bare_loader": lambda size: _bare(size, "--loader"),
-    "recipe": lambda size: _under_segue(size, is_program=False),
+def _script(script: str, size: Size, folder: Path, *options: str) -> Loop:
+    command, no = [sys.executable, script, *_options(size, folder), *options], subprocess.DEVNULL
+    return _Script(command, env=child_environment(), cwd=folder, stdin=no, stdout=no, stderr=no)
+
+
+def _under_segue(size: Size, folder: Path, *, is_program: bool) -> Loop:
+    what: dict[str, Any] = {"program": {"command": ["python", training.__file__, *_options(size, folder)]}}
+    if not is_program:
+        config = {"width": size.width, "samples": _SAMPLES, "turns": str(folder), "turn_steps": size.turn_steps}
+        what = {"recipe": f"{training.__name__}:build", "config": config}
+    spec = RunSpec.parse(
+        {
+            "run_id": "overhead",
+            "steps": _steps(size),
+            "threads": 1,
+            "store": {"url": str(folder / "store")},
+            "checkpoints": {"every_seconds": _SECONDS_TO_SAVE, "max_work_at_risk_seconds": _SECONDS_TO_SAVE},
+            # A stopped process finds its next heartbeat due as soon as it goes on.
+            "liveness": {"heartbeat_seconds": LivenessSpec().heartbeat_seconds * len(_LOOPS)},
+            "continuity": {"rehearsal": "off"},
+        }
+        | what
+    )
+    clock = SystemClock()
+    runlog = open_run(spec, clock=clock)
+    plan = decide_next(runlog, spec, clock=clock).plan
+    assert plan is not None
+    return launch(Assignment(spec=spec, plan=plan), on_line=lambda _: None)
+
+
+def _options(size: Size, folder: Path) -> list[str]:
+    numbers = {"steps": _steps(size), "width": size.width, "samples": _SAMPLES, "turn-steps": size.turn_steps}
+    return [*(word for name, number in numbers.items() for word in (f"--{name}", str(number))), "--turns", str(folder)]
+
+
+_LOOPS: dict[str, Callable[[Size, Path], Loop]] = {
+    "bare_loader": lambda size, folder: _bare(size, folder, "--loader"),
+    "recipe": lambda size, folder: _under_segue(size, folder, is_program=False),
     "bare": _bare,
-    "session": lambda size: _under_segue(size, is_program=True),
-    "lightning": lambda size: _peer(size, "lightning"),
-    "accelerate": lambda size: _peer(size, "accelerate"),
+    "session": lambda size, folder: _under_segue(size, folder, is_program=True),
+    "lightning": lambda size, folder: _peer(size, folder, "lightning"),
+    "accelerate": lambda size, folder: _peer(size, folder, "accelerate"),
 }
 _OVER = {"recipe": "bare_loader", "session": "bare", "lightning": "bare_loader", "accelerate": "bare_loader"}
 """Each loop with the bare one that draws its batches in the same way."""

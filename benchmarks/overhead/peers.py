@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import argparse
 import warnings
 from typing import Any
 
 import torch
 
-from benchmarks.overhead.training import loss, note_into, parts
+from benchmarks.overhead.training import loss, options, parts, take_turns
 
 
 def train_with_lightning(steps: int, width: int, samples: int) -> None:
@@ -59,17 +58,14 @@ def train_with_accelerate(steps: int, width: int, samples: int) -> None:
 
 def main() -> None:
     """Train in the loop of one framework."""
-    parser = argparse.ArgumentParser()
-    for name in ("steps", "width", "samples"):
-        parser.add_argument(f"--{name}", type=int, required=True)
-    parser.add_argument("--stamps", required=True)
+    parser = options()
     parser.add_argument("--framework", choices=("lightning", "accelerate"), required=True)
-    options = parser.parse_args()
+    given = parser.parse_args()
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
-    note_into(options.stamps)
-    train = train_with_lightning if options.framework == "lightning" else train_with_accelerate
-    train(options.steps, options.width, options.samples)
+    take_turns(given.turns, given.turn_steps)
+    train = train_with_lightning if given.framework == "lightning" else train_with_accelerate
+    train(given.steps, given.width, given.samples)
 
 
 if __name__ == "__main__":

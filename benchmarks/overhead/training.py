@@ -1,33 +1,29 @@
 """One training in four loops: bare and under segue, with a data loader and with batches that are drawn by hand.
 
-Every loop calls the same `loss`, which notes the time: a step is what lies between two calls, so everything that a loop
-does between them counts. The times are written to a file when the process ends.
+Every loop calls the same `loss`, which counts the steps: a step is what lies between two calls, so everything that a
+loop does between them counts. After each turn of some steps the process waits for its next one.
 """
 
 from __future__ import annotations
 
 import argparse
-import atexit
-import json
-import os
-import time
 from pathlib import Path
 from typing import Any
 
-import psutil
 import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import segue
+from benchmarks.overhead.turns import Counter
 
 FEATURES, BATCH = 64, 64
-_STAMPS: list[float] = []
+_counters: list[Counter] = []
 
 
 def build(config: dict[str, Any]) -> segue.Recipe:
-    """The recipe. Config: width, samples, stamps (a file)."""
-    note_into(config["stamps"])
+    """The recipe. Config: width, samples, turns (a folder), turn_steps."""
+    take_turns(config["turns"], config["turn_steps"])
     model, optimizer, data = parts(config["width"], config["samples"])
     return segue.Recipe(model=model, optimizer=optimizer, data=data, loss=loss)
 
@@ -51,15 +47,23 @@ def data_of(samples: int) -> tuple[Tensor, Tensor]:
 
 
 def loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
-    """The loss of a batch; notes the time."""
-    _STAMPS.append(time.time())
+    """The loss of a batch; counts the step."""
+    _counters[0].step_begins()
     return nn.functional.mse_loss(model(batch[0]), batch[1])
 
 
-def note_into(path: str) -> None:
-    """Write the times of all steps and the start of this process into a file when it ends."""
-    started = psutil.Process(os.getpid()).create_time()
-    atexit.register(lambda: Path(path).write_text(json.dumps({"started": started, "stamps": _STAMPS})))
+def take_turns(folder: str, steps: int) -> None:
+    """Train in turns of so many steps."""
+    _counters.append(Counter(Path(folder), steps=steps))
+
+
+def options() -> argparse.ArgumentParser:
+    """The options of every loop that is a script."""
+    parser = argparse.ArgumentParser()
+    for name in ("steps", "width", "samples", "turn-steps"):
+        parser.add_argument(f"--{name}", type=int, required=True)
+    parser.add_argument("--turns", required=True)
+    return parser
 
 
 def update(model: nn.Module, optimizer: torch.optim.Optimizer, batch: tuple[Tensor, Tensor]) -> float:
@@ -73,28 +77,25 @@ def update(model: nn.Module, optimizer: torch.optim.Optimizer, batch: tuple[Tens
 
 def main() -> None:
     """The bare loops, and the session's: the same script, which runs bare outside a segment."""
-    parser = argparse.ArgumentParser()
-    for name in ("steps", "width", "samples"):
-        parser.add_argument(f"--{name}", type=int, required=True)
-    parser.add_argument("--stamps", required=True)
+    parser = options()
     parser.add_argument("--loader", action="store_true")
-    options = parser.parse_args()
+    given = parser.parse_args()
     torch.set_num_threads(1)
-    note_into(options.stamps)
-    model, optimizer, loader = parts(options.width, options.samples)
-    if options.loader:
+    take_turns(given.turns, given.turn_steps)
+    model, optimizer, loader = parts(given.width, given.samples)
+    if given.loader:
         done = 0
-        while done < options.steps:
+        while done < given.steps:
             for batch in loader:
                 update(model, optimizer, batch)
                 done += 1
-                if done == options.steps:
+                if done == given.steps:
                     return
-    inputs, targets = data_of(options.samples)
+    inputs, targets = data_of(given.samples)
     with segue.session() as run:
         run.track(model=model, optimizer=optimizer)
-        for _ in run.steps(options.steps):
-            chosen = torch.randint(options.samples, (BATCH,))
+        for _ in run.steps(given.steps):
+            chosen = torch.randint(given.samples, (BATCH,))
             run.report(loss=update(model, optimizer, (inputs[chosen], targets[chosen])))
 
 

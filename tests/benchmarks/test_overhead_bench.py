@@ -2,31 +2,61 @@
 
 from __future__ import annotations
 
+import sys
+
+import psutil
 import pytest
 
+from benchmarks.common.child import child_environment
 from benchmarks.overhead import measure
 from benchmarks.overhead.command import MOST
+from benchmarks.overhead.turns import Turns
 
 
 @pytest.mark.soak
 def test_every_loop_trains_in_a_process_of_its_own_and_has_its_figures(monkeypatch):
-    monkeypatch.setattr(measure, "SIZES", (measure.Size("small", 16, 60), measure.Size("large", 32, 60)))
+    monkeypatch.setattr(measure, "SIZES", (measure.Size("small", 16, 10), measure.Size("large", 32, 10)))
     said = []
     found = measure.measure(1, say=said.append)
-    assert said[0] == "round 1 of 1: small, bare_loader"
-    assert len(said) == 12
+    assert said == ["round 1 of 1: small", "round 1 of 1: large"]
     for name, key in MOST:
         assert isinstance(found[name][key], float)
     for name in ("lightning", "accelerate"):
         assert found[name]["large_x_bare"] > 0
     for name in ("bare_loader", "bare"):
         assert 0 < found[name]["small_step_ms"] < 1000
-    # Two steps before the first counted one: a loop that noted nothing would have failed.
     assert found["recipe"]["small_x_bare"] > 0
 
 
-def test_a_step_is_what_lies_between_two_notes_and_the_first_ones_do_not_count(tmp_path):
-    stamps = tmp_path / "stamps.json"
-    stamps.write_text('{"started": 1.0, "stamps": [3.0, 4.0, 5.0, 5.5, 6.0, 6.5, 7.0, 7.5]}')
-    run = measure._read(stamps)
-    assert (run.step_seconds, run.startup_seconds) == (0.5, 3.0)
+_TRAINER = """
+import sys, time
+from pathlib import Path
+from benchmarks.overhead.turns import Counter
+counter = Counter(Path(sys.argv[1]), steps=2)
+for _ in range(5):
+    counter.step_begins()
+    time.sleep(0.01)
+"""
+
+
+def test_a_process_makes_one_turn_at_a_time_and_is_stopped_between_them(tmp_path):
+    turns = Turns(tmp_path / "turns")
+    command = [sys.executable, "-c", _TRAINER, str(tmp_path / "turns")]
+    training = measure._Script(command, env=child_environment())
+    turns.stop_after_turn(training)
+    assert psutil.Process(training.pid).status() == psutil.STATUS_STOPPED
+    turns.go_on(training)
+    turns.stop_after_turn(training)
+    turns.go_on(training)
+    assert training.wait() == 0
+    startup_seconds, seconds = turns.notes()
+    assert startup_seconds > 0
+    assert len(seconds) == 2
+    assert all(each >= 0.02 for each in seconds)
+
+
+def test_a_process_that_ends_within_a_turn_is_no_endless_wait(tmp_path):
+    turns = Turns(tmp_path / "turns")
+    training = measure._Script([sys.executable, "-c", "raise SystemExit(3)"])
+    with pytest.raises(RuntimeError, match="exit code 3 before its last turn"):
+        turns.stop_after_turn(training)
