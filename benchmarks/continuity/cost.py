@@ -22,7 +22,7 @@ from segue.checkpoints.saving.writer_client import InlineWriter
 from segue.clock import SystemClock
 from segue.continuity.fingerprints import batch_fingerprint, input_fingerprint, streams_fingerprint
 from segue.continuity.verdict import Prelude
-from segue.continuity.witness import Witness
+from segue.continuity.witness import NORMS_EVERY_STEPS, Witness
 from segue.curves.schema import Curve
 from segue.data.loader import Batch, Feed
 from segue.data.streams import seed_all
@@ -38,6 +38,7 @@ from segue.trainer.attempt import run_attempt
 from segue.trainer.workloads.components import Progress
 from segue.trainer.workloads.state import RNG_PREFIX, capture, components_of
 from segue.trainer.workloads.step import do_step
+from segue.trainer.workloads.step_result import row_of
 
 STEP_SECONDS = 0.020
 COMMIT_EVERY_STEPS = 100
@@ -143,9 +144,10 @@ class _Witnessed:
         started = time.monotonic()
         if self._progress.step % (2 * _WITNESS_STEPS) == 0:
             self._witness.open(self._progress.step)
-        prelude = self._prelude(step, batch) if self._witness.wants(step) else Prelude(step, "", "", None)
-        outcome = do_step(self._recipe, [batch.content], step=step).outcome
-        row = WitnessRow(**prelude._asdict(), **outcome._asdict())
+        is_kept = self._witness.wants(step)
+        prelude = self._prelude(step, batch) if is_kept else Prelude(step, "", "", None)
+        with_norms = is_kept or step % NORMS_EVERY_STEPS == 0
+        row = row_of(prelude, do_step(self._recipe, [batch.content], step=step, with_norms=with_norms).outcome)
         self._progress.step = step
         self._progress.samples_seen += len(batch.ids)
         self._witness.add(row)

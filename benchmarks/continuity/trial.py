@@ -17,12 +17,13 @@ from segue.checkpoints.format.snapshot import Snapshot, take
 from segue.checkpoints.format.state_tree import decode_tree
 from segue.checkpoints.saving.writer_client import InlineWriter
 from segue.clock import SystemClock
+from segue.continuity.witness import StepRow
 from segue.data.loader import Feed
 from segue.errors import BrokenResumeError
 from segue.launch.assignment import Assignment
 from segue.notices.board import NO_KILL_COMING_SECONDS, NoticeBoard
 from segue.recipe import Recipe, built_recipe
-from segue.records import Capacity, CheckpointRef, SegmentPlan, SegmentReport, WitnessRow
+from segue.records import Capacity, CheckpointRef, SegmentPlan, SegmentReport
 from segue.runlog.history import History, read_history
 from segue.runlog.log import RunLog
 from segue.spec import RunSpec
@@ -203,7 +204,7 @@ def _faulty(fault: Fault, live: Live, watched: Watched, board: _Board) -> Iterat
             if fault.checked is not None:
                 fault.checked(live)
 
-        def add_replayed(self, row: WitnessRow) -> None:
+        def add_replayed(self, row: StepRow) -> None:
             watched.losses[row.step] = row.loss
             board.farthest = replace(board.progress)
             super().add_replayed(row)

@@ -10,7 +10,8 @@ from collections.abc import Sequence
 from statistics import median
 from typing import Literal, NamedTuple
 
-from segue.records import Anomaly, Skip, WitnessRow
+from segue.continuity.witness import StepRow
+from segue.records import Anomaly, Skip
 from segue.spec import AnomalySpec
 
 LEAST_LOSS_SCALE = 1e-4
@@ -37,7 +38,7 @@ class Symptom(NamedTuple):
         return Anomaly(step=step, batch=batch, sample_ids=tuple(sample_ids[:MOST_SAMPLE_IDS]), **self._asdict())
 
 
-def symptom(row: WitnessRow, *, spec: AnomalySpec, recent_losses: Sequence[float]) -> Symptom | None:
+def symptom(row: StepRow, *, spec: AnomalySpec, recent_losses: Sequence[float]) -> Symptom | None:
     """What is wrong with a step; None when nothing is, or the spec turns the check off.
 
     `recent_losses` are those of the steps before it, at most `spike_window_steps`. Spikes are judged once there are
@@ -72,15 +73,19 @@ def with_loss(recent_losses: tuple[float, ...], loss: float, *, spec: AnomalySpe
     return (*recent_losses, loss)[-spec.spike_window_steps :]
 
 
-def _not_finite(row: WitnessRow) -> Symptom | None:
+def _not_finite(row: StepRow) -> Symptom | None:
     # In the order of cause and effect. A scaler skips steps with such gradients as intended: they are no anomaly.
-    watched: list[tuple[Literal["loss", "grad_norm", "param_norm"], float]] = [("loss", row.loss)]
+    watched: list[tuple[Literal["loss", "grad_norm", "param_norm"], float | None]] = [("loss", row.loss)]
     if row.loss_scale is None:
         watched.append(("grad_norm", row.grad_norm))
     watched.append(("param_norm", row.param_norm))
     for channel, value in watched:
-        if not math.isfinite(value):
+        if value is not None and not math.isfinite(value):
             return Symptom("non_finite", channel, value)
-    if row.loss_scale is not None and row.loss_scale < LEAST_LOSS_SCALE and not math.isfinite(row.grad_norm):
+    if row.loss_scale is not None and row.loss_scale < LEAST_LOSS_SCALE and not _is_finite(row.grad_norm):
         return Symptom("non_finite", "loss_scale", row.loss_scale, LEAST_LOSS_SCALE)
     return None
+
+
+def _is_finite(norm: float | None) -> bool:
+    return norm is None or math.isfinite(norm)

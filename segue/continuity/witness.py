@@ -2,7 +2,31 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from segue.records import WitnessRow
+
+NORMS_EVERY_STEPS = 10
+"""Norms are measured at every such step, besides those that are compared: reading all weights and gradients takes
+several per cent of a step on a CPU."""
+
+
+class StepRow(NamedTuple):
+    """The outcome of one step. Norms are None where they were not measured."""
+
+    step: int
+    batch_fingerprint: str
+    input_fingerprint: str
+    streams: dict[str, str] | None
+    loss: float
+    grad_norm: float | None
+    param_norm: float | None
+    lr: tuple[float, ...]
+    loss_scale: float | None
+
+    def as_witness(self) -> WitnessRow:
+        """The same as a record; its norms must be measured."""
+        return WitnessRow.model_validate(self._asdict())
 
 
 class Witness:
@@ -21,11 +45,15 @@ class Witness:
         """Whether the row of a step will be kept."""
         return any(len(rows) < self._width and step == start + len(rows) + 1 for start, rows in self._windows.items())
 
-    def add(self, row: WitnessRow) -> None:
+    def add(self, row: StepRow) -> None:
         """Add one step's row to every window that still wants it."""
-        for step, rows in self._windows.items():
-            if len(rows) < self._width and row.step == step + len(rows) + 1:
-                rows.append(row)
+        wanting = [
+            rows for step, rows in self._windows.items() if len(rows) < self._width and row.step == step + len(rows) + 1
+        ]
+        if wanting:
+            kept = row.as_witness()
+            for rows in wanting:
+                rows.append(kept)
 
     def is_full(self, step: int) -> bool:
         """Whether the window of `step` has all its rows, or is not being kept."""

@@ -68,7 +68,8 @@ def repeats(frame: pd.DataFrame, history: History) -> pd.DataFrame:
     found = accepted.merge(known, on=["attempt_id", "step"])
     for channel in _CHANNELS:
         pairs = zip(found[channel], found[f"{channel}_before"], strict=True)
-        found[f"{channel}_difference"] = [_difference(after, before) for after, before in pairs]
+        is_each_step = channel == "loss"
+        found[f"{channel}_difference"] = [_difference(*pair, is_each_step=is_each_step) for pair in pairs]
         # No tolerance is zero: zero times infinity would be NaN.
         found[f"{channel}_allowed"] = found["allowed"] * TOLERANCES[channel]
     columns = ["step", "attempt_id", "recorded_by", "changes", "lr", "lr_before"]
@@ -138,8 +139,11 @@ def _environments(history: History) -> dict[str, Environment]:
     return {attempt.claim.attempt_id: attempt.claim.environment for attempt in history.attempts}
 
 
-def _difference(after: float, before: float) -> float:
+def _difference(after: float, before: float, *, is_each_step: bool) -> float:
+    """The relative difference; none where one of them was not measured, as norms are not at each step."""
     if after == before or (math.isnan(after) and math.isnan(before)):
+        return 0.0
+    if not is_each_step and (math.isnan(after) or math.isnan(before)):
         return 0.0
     if not math.isfinite(after) or not math.isfinite(before):
         return math.inf

@@ -14,7 +14,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from segue.records import WitnessRow
+from segue.continuity.witness import StepRow
 
 SCHEMA = pa.schema(
     [
@@ -86,7 +86,7 @@ class Curve:
 
     def add(
         self,
-        row: WitnessRow,
+        row: StepRow,
         *,
         epoch: int,
         samples_seen: int,
@@ -95,19 +95,16 @@ class Curve:
         metrics: Mapping[str, float] = NO_METRICS,
     ) -> None:
         """Add the row of one step. `metrics` get columns of their own: NaN in the rows of steps without them."""
-        values = {
-            "step": row.step,
-            "epoch": epoch,
-            "samples_seen": samples_seen,
-            "loss": row.loss,
-            "grad_norm": row.grad_norm,
-            "param_norm": row.param_norm,
-            "lr": row.lr[0] if row.lr else 0.0,
-            "step_seconds": step_seconds,
-            "wall_time": round(wall_time.timestamp() * 1e6),
-        }
-        for name, value in values.items():
-            self._columns[name].append(value)
+        columns = self._columns
+        columns["step"].append(row.step)
+        columns["epoch"].append(epoch)
+        columns["samples_seen"].append(samples_seen)
+        columns["loss"].append(row.loss)
+        columns["grad_norm"].append(math.nan if row.grad_norm is None else row.grad_norm)
+        columns["param_norm"].append(math.nan if row.param_norm is None else row.param_norm)
+        columns["lr"].append(row.lr[0] if row.lr else 0.0)
+        columns["step_seconds"].append(step_seconds)
+        columns["wall_time"].append(round(wall_time.timestamp() * 1e6))
         if metrics or self._metrics:
             self._add_metrics(metrics)
 

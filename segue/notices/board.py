@@ -102,6 +102,11 @@ class NoticeBoard:
         """Record that the provider recommends to save soon."""
         self._hints[kind] = self._clock.monotonic()
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether it holds neither a notice nor a hint."""
+        return not self._left and not self._hints
+
     def take_hints(self) -> list[Notice]:
         """The hints since the last call, without a known end: their grace period is infinite."""
         taken = [(kind, self._hints.pop(kind)) for kind in list(self._hints)]

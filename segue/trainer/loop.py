@@ -15,7 +15,7 @@ from segue.checkpoints.saving.committer import SealJob, Writer
 from segue.checkpoints.saving.staging import StagingArea
 from segue.continuity import anomalies
 from segue.continuity.verdict import Prelude
-from segue.continuity.witness import Witness
+from segue.continuity.witness import NORMS_EVERY_STEPS, Witness
 from segue.curves.schema import Curve
 from segue.errors import (
     BrokenResumeError,
@@ -48,6 +48,10 @@ from segue.trainer.workloads.base import StepDue, StepMade, Steps, Workload
 
 log = logging.getLogger(__name__)
 
+_QUIET_SECONDS = 0.02
+"""How long after a safe point at which nothing was due the next ones are not looked at closely."""
+_NOTHING = Vote()
+
 _SomeSteps = Generator[StepDue, StepMade | None, None]
 _OneStep = Generator[StepDue, StepMade | None, bool]
 """Returns whether the step was made."""
@@ -79,6 +83,10 @@ class TrainingLoop:
         due = is_due(context.assignment, history, ranks=self._ranks.count)
         self._rehearsal = ResumeRehearsal(context.assignment, context.runlog, is_due=due)
         self._has_waited_for_state = False
+        self._look_again_at = self._look_again_step = 0.0
+        """When, and at which step, the next vote is a full one at the latest."""
+        self._made: StepMade | None = None
+        """The last step."""
         self._notices = NoticeResponse(context, live, self._saving)
         self._pace = Pace(context.clock)
         self._time_left = TimeLeft(
@@ -202,6 +210,32 @@ class TrainingLoop:
 
     def _vote(self) -> Vote:
         """What all ranks do at this safe point. A notice at one rank is on the board of every rank afterwards."""
+        if self._is_quiet:
+            return _NOTHING
+        agreed = self._vote_in_full()
+        self._look_again_at = self._clock.monotonic() + (0.0 if agreed.save else _QUIET_SECONDS)
+        plan = self._context.plan
+        ends = [step for step in (plan.stop_at_step, self._spec.steps, self._saving.next_step) if step is not None]
+        self._look_again_step = 0.0 if plan.stop_at_epoch is not None else min(ends)
+        return agreed
+
+    @property
+    def _is_quiet(self) -> bool:
+        """Whether nothing can be due at this safe point: nothing happened since the last full vote, which was just now.
+
+        Short steps would otherwise cost more in votes than in anything else. Ranks always vote, because all must.
+        """
+        progress = self._progress
+        return (
+            progress.step < self._look_again_step
+            and self._clock.monotonic() < self._look_again_at
+            and self._ranks.count == 1
+            and progress.finish_reason is None
+            and self._board.is_empty
+            and not self._live.wants_save
+        )
+
+    def _vote_in_full(self) -> Vote:
         self._writer.raise_failure()
         seen = self._board.nearest()
         stop = self._stop_rule.reason() if self._ranks.is_leader else None
@@ -223,17 +257,20 @@ class TrainingLoop:
         return agreed
 
     def _save(self, *, evaluate: bool, is_last: bool = False) -> None:
+        self._refuse_poisoned_weights()
         self._saving.save(evaluate=evaluate, is_last=is_last)
         self._witness.open(self._progress.step)
 
     def _step(self, *, counts: bool) -> _OneStep:
         """One step, or none. With `counts=False` it only gives a witness row after the last commit, for a replay."""
         started = self._clock.monotonic()
-        made = yield StepDue(self._needs_fingerprints, self._check, self._saving.barrier)
+        compares = self._needs_fingerprints
+        made = yield StepDue(compares, compares or self._measures_norms, self._check, self._saving.barrier)
         if made is None:
             return False
         row = made.row
         self._refuse_poison(made)
+        self._made = made
         self._live.advance(made.start, made.samples)
         self._context.group.step = row.step
         self._context.activity.step_done(row.step)
@@ -258,17 +295,37 @@ class TrainingLoop:
 
     def is_stopping(self, step: int) -> bool:
         """Whether the attempt would stop at a safe point that followed this many steps."""
-        return self._reporter.is_ending or self._stop_rule.reason(step) is not None
+        is_stopping = self._reporter.is_ending or self._stop_rule.reason(step) is not None
+        self._look_again_at = 0.0 if is_stopping else self._look_again_at
+        return is_stopping
 
     def wants_state(self, step: int) -> bool:
         """Whether it would save or stop at a safe point that followed this many steps."""
         if self._reporter.is_ending:
             return False  # What follows the last commit is not kept.
-        return self._stop_rule.reason(step) is not None or (not self._resume.is_pending and self._saving.is_due(step))
+        wants = self._stop_rule.reason(step) is not None or (not self._resume.is_pending and self._saving.is_due(step))
+        self._look_again_at = 0.0 if wants else self._look_again_at
+        return wants
 
     @property
     def _needs_fingerprints(self) -> bool:
         return self._resume.is_pending or self._witness.wants(self._progress.step + 1)
+
+    @property
+    def _measures_norms(self) -> bool:
+        """Whether the next step's norms are measured although no row is compared with it.
+
+        At each step where they show that the ranks agree, or which batch is to be skipped.
+        """
+        is_always = self._ranks.count > 1 or self._spec.anomalies.non_finite == "skip"
+        return is_always or (self._progress.step + 1) % NORMS_EVERY_STEPS == 0
+
+    def _refuse_poisoned_weights(self) -> None:
+        """Raise where the last step's norms were not measured and its update has spoiled the weights."""
+        made = self._made
+        if made is not None and made.row.param_norm is None and self._spec.anomalies.non_finite != "off":
+            row = made.row._replace(param_norm=self._live.parameter_norm())
+            self._refuse_poison(made._replace(row=row))
 
     def _refuse_poison(self, made: StepMade) -> None:
         """Raise before the row becomes a witness: a replay would otherwise have to reproduce the anomaly."""

@@ -70,7 +70,7 @@ def rehearse(assignment: Assignment, runlog: RunLog, checkpoint: Checkpoint) -> 
         for _ in witness:
             group = next(groups)
             row, _ = recipe.step(group, recipe.prelude(group))
-            rows.append(row)
+            rows.append(row.as_witness())
             recipe.advance(group.start, group.samples)
     return judge(
         committed=stored.digests,

@@ -14,6 +14,7 @@ from segue.checkpoints.loading.snapshot import committed_as
 from segue.checkpoints.saving.writer_client import ShardWriter
 from segue.continuity.recipe_diff import SetupChanges, setup_changes, untracked_changes
 from segue.continuity.verdict import Prelude, digest_findings, judge, prelude_findings, state_findings
+from segue.continuity.witness import StepRow
 from segue.errors import BrokenResumeError, MissingObjectError
 from segue.records import CheckpointRef, Environment, Finding, Heartbeat, Verdict, VerdictKind, WitnessRow
 from segue.runlog import keys
@@ -176,7 +177,7 @@ class Resume:
         }
         return state_findings(Digests(digests, tensors), live)
 
-    def add_replayed(self, row: WitnessRow) -> None:
+    def add_replayed(self, row: StepRow) -> None:
         """Add the row of one replayed step; settles the verdict after the last expected row.
 
         Raises:
@@ -184,7 +185,7 @@ class Resume:
         """
         if not self.is_pending:
             return
-        self._replay.append(row)
+        self._replay.append(row.as_witness())
         if row.step >= self._last_witnessed:
             self.settle()
 

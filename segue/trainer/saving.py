@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from dataclasses import dataclass
 
 from torch.optim.optimizer import register_optimizer_step_pre_hook
@@ -123,6 +124,12 @@ class Saving:
             self.request()
         step = self._progress.step if step is None else step
         return step != self.saved_step and (self._is_owed or self._has_interval_passed(step))
+
+    @property
+    def next_step(self) -> float:
+        """The step at which a save is due whatever the time; infinite without one."""
+        every = self.cadence.every_steps
+        return math.inf if every is None else (self.saved_step // every + 1) * every
 
     def request(self) -> None:
         """Make a save due now, unless this very step was already submitted."""

@@ -8,7 +8,7 @@ import pytest
 
 from segue.checkpoints.format.digests import Digests, TensorDigest
 from segue.continuity.verdict import judge
-from segue.continuity.witness import Witness
+from segue.continuity.witness import StepRow, Witness
 from segue.records import VerdictKind, WitnessRow
 
 TENSORS = {
@@ -30,6 +30,10 @@ def row(step: int, **changes: object) -> WitnessRow:
         "input_fingerprint": f"input{step}",
     }
     return WitnessRow(**(fields | changes))
+
+
+def made(step: int) -> StepRow:
+    return StepRow(**row(step).model_dump())
 
 
 def verdict(*, replay, witness=None, restored=SAME, changes=()):
@@ -117,12 +121,12 @@ def test_the_witness_gives_each_window_once_and_only_steps_in_a_row():
     witness = Witness(3)
     witness.open(10)
     for step in (11, 12):
-        witness.add(row(step))
+        witness.add(made(step))
     assert witness.take_full() == []
     assert [r.step for r in witness.unsealed_rows()] == [11, 12]
-    witness.add(row(14))
+    witness.add(made(14))
     assert witness.take_full() == []
-    witness.add(row(13))
+    witness.add(made(13))
     assert [(step, [r.step for r in rows]) for step, rows in witness.take_full()] == [(10, [11, 12, 13])]
     assert witness.take_full() == []
     assert [r.step for r in witness.unsealed_rows()] == [11, 12, 13]
@@ -131,7 +135,7 @@ def test_the_witness_gives_each_window_once_and_only_steps_in_a_row():
 def test_a_window_cut_short_is_given_out_with_what_it_has():
     witness = Witness(8)
     witness.open(10)
-    witness.add(row(11))
+    witness.add(made(11))
     assert [(step, len(rows)) for step, rows in witness.take_rest()] == [(10, 1)]
     assert witness.take_rest() == []
 

@@ -19,7 +19,7 @@ from segue.continuity.recipe_diff import NOT_STATE
 from segue.continuity.verdict import Prelude
 from segue.data.streams import streams_kept
 from segue.errors import SessionError
-from segue.records import Notice, StopReason, WitnessRow
+from segue.records import Notice, StopReason
 from segue.spec import RunSpec
 from segue.trainer.programs.batches import Batches, SessionBatch
 from segue.trainer.programs.folder import Folder
@@ -32,6 +32,7 @@ from segue.trainer.ranks.consensus import combined
 from segue.trainer.workloads.base import StepDue, StepMade, Steps
 from segue.trainer.workloads.components import Component, Progress
 from segue.trainer.workloads.state import PROGRESS, RNG_PREFIX, changed_by_optimizer, rng_components
+from segue.trainer.workloads.step_result import row_of
 
 log = logging.getLogger(__name__)
 
@@ -251,6 +252,9 @@ class LiveSession:
         self.progress.step += 1
         self.progress.samples_seen = start + count
 
+    def parameter_norm(self) -> float:
+        return self._measures.parameter_norm()
+
     def changed_by_optimizer(self) -> frozenset[int]:
         return frozenset().union(*map(changed_by_optimizer, self._measures.optimizers.values()))
 
@@ -365,7 +369,7 @@ class LiveSession:
             self.error = error
             raise
         self._prelude, self._batch = prelude, batch
-        self._measures.begin()
+        self._measures.begin(with_norms=self._due.needs_norms)
 
     def _prelude_of(self, batch: SessionBatch | None, *, with_fingerprints: bool) -> Prelude:
         step = self.progress.step + 1
@@ -383,10 +387,11 @@ class LiveSession:
         if prelude is None:
             return None
         outcome, metrics = self._measures.outcome(prelude.step)
-        fingerprints = (prelude.batch_fingerprint, prelude.input_fingerprint)
-        outcome, (samples, content) = combined(self._owner.ranks, outcome, weight=1.0, fingerprints=fingerprints)
-        prelude = prelude._replace(batch_fingerprint=samples, input_fingerprint=content)
-        row = WitnessRow(**prelude._asdict(), **outcome._asdict())
+        if self._owner.ranks.count > 1:
+            fingerprints = (prelude.batch_fingerprint, prelude.input_fingerprint)
+            outcome, (samples, content) = combined(self._owner.ranks, outcome, weight=1.0, fingerprints=fingerprints)
+            prelude = prelude._replace(batch_fingerprint=samples, input_fingerprint=content)
+        row = row_of(prelude, outcome)
         self._prelude = self._batch = None
         ids = batch.ids if batch is not None else _NO_IDS
         # Where the samples of a step are not known, it counts as one.

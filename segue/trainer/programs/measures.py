@@ -33,6 +33,7 @@ class Measures:
         self._scaler: torch.amp.GradScaler | None = None
         self._reported: _Reported | None = None
         self._grad_norms: list[torch.Tensor] = []
+        self._with_norms = False
         self._rates: dict[int, tuple[float, ...]] = {}
         """The learning rates with which optimizers made this step, by the optimizer's id."""
         self._hook = register_optimizer_step_post_hook(self._after_update)
@@ -55,8 +56,9 @@ class Measures:
         }
         self._scaler = next((each for each in objects.values() if isinstance(each, torch.amp.GradScaler)), None)
 
-    def begin(self) -> None:
-        """A step begins."""
+    def begin(self, *, with_norms: bool) -> None:
+        """A step begins. Without `with_norms` only those are known that the program reports itself."""
+        self._with_norms = with_norms
         self._reported, self._grad_norms = None, []
         self._rates = {}
 
@@ -83,17 +85,23 @@ class Measures:
             fix = "call run.report(loss=loss) once in each iteration, with several ranks on each of them."
             raise SessionError(what=what, fix=fix)
         loss, rates, grad_norm, metrics = self._reported
+        if grad_norm is None and self._with_norms:
+            grad_norm = math.hypot(*map(float, self._grad_norms))
         if rates is None:
             used = self._rates
             rates = tuple(rate for each in self.optimizers.values() for rate in used.get(id(each), _rates_of(each)))
         outcome = Outcome(
             loss=loss,
-            grad_norm=math.hypot(*map(float, self._grad_norms)) if grad_norm is None else grad_norm,
-            param_norm=float(parameter_norm(self._parameters)) if self._parameters else 0.0,
+            grad_norm=grad_norm,
+            param_norm=self.parameter_norm() if self._with_norms else None,
             lr=rates,
             loss_scale=float(self._scaler.get_scale()) if self._scaler is not None else None,
         )
         return outcome, metrics
+
+    def parameter_norm(self) -> float:
+        """Norm of all parameters of the measured modules."""
+        return float(parameter_norm(self._parameters)) if self._parameters else 0.0
 
     def pending_gradients(self) -> dict[str, torch.Tensor]:
         """Gradients that no optimizer has used yet, because they are accumulated over several iterations."""
@@ -114,8 +122,9 @@ class Measures:
     def _after_update(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         if any(optimizer is each for each in self.optimizers.values()):
             self._rates[id(optimizer)] = _rates_of(optimizer)
-            found = [p.grad for p in parameters_of(optimizer) if p.grad is not None]
-            self._grad_norms.append(total_norm(found))
+            if self._with_norms:
+                found = [p.grad for p in parameters_of(optimizer) if p.grad is not None]
+                self._grad_norms.append(total_norm(found))
 
 
 class PendingGradients:

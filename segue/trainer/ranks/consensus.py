@@ -22,8 +22,9 @@ class Outcome(NamedTuple):
     """Numbers of one step, in full precision."""
 
     loss: float
-    grad_norm: float
-    param_norm: float
+    grad_norm: float | None
+    """None where it was not measured, which is only so on one rank."""
+    param_norm: float | None
     lr: tuple[float, ...]
     loss_scale: float | None
 
@@ -69,6 +70,8 @@ def merged(votes: Sequence[Vote]) -> Vote:
 
 def agree(ranks: Ranks, vote: Vote) -> Vote:
     """The result of all ranks' votes. Every rank must call it at every safe point."""
+    if ranks.count == 1:
+        return merged([vote])
     return merged([Vote.unpack(data) for data in ranks.gather(vote.pack())])
 
 

@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 from segue.continuity.verdict import Prelude
+from segue.continuity.witness import StepRow
 from segue.curves.schema import NO_METRICS
 from segue.data.order import Ids
-from segue.records import Notice, StopReason, WitnessRow
+from segue.records import Notice, StopReason
 from segue.trainer.workloads.components import Component, Progress
 
 
@@ -28,6 +29,8 @@ class StepDue:
 
     needs_fingerprints: bool
     """Whether its row is a witness, or is compared with one."""
+    needs_norms: bool
+    """Whether its row needs the norms of gradient and parameters."""
     check: Check
     """To be called before the step is made; raises where a resume differs, and the step must not be made then."""
     before_update: Callable[[], None]
@@ -37,7 +40,7 @@ class StepDue:
 class StepMade(NamedTuple):
     """One step that was made. Its position does not count yet: the attempt may refuse the step."""
 
-    row: WitnessRow
+    row: StepRow
     start: int
     """Position of its first sample."""
     samples: int
@@ -119,6 +122,10 @@ class Workload(Protocol):
 
     def evaluate(self) -> float:
         """The user's metric. Training state is afterwards as before."""
+        ...
+
+    def parameter_norm(self) -> float:
+        """Norm of all parameters that are trained."""
         ...
 
     def changed_by_optimizer(self) -> frozenset[int]:

@@ -15,16 +15,17 @@ import torch
 from segue.checkpoints.format.snapshot import Snapshot
 from segue.continuity.fingerprints import batch_fingerprint, input_fingerprint, streams_fingerprint
 from segue.continuity.verdict import Prelude
+from segue.continuity.witness import StepRow
 from segue.data.groups import Group, grouped
 from segue.data.loader import Feed
 from segue.data.streams import seed_all
 from segue.errors import RecipeError
 from segue.recipe import built_recipe, import_build
-from segue.records import Notice, Skip, WitnessRow
+from segue.records import Notice, Skip
 from segue.spec import MOST_WITNESS_STEPS, RunSpec
 from segue.trainer.ranks.collectives import Ranks
 from segue.trainer.ranks.consensus import combined
-from segue.trainer.ranks.ddp import bare, spread, spread_again
+from segue.trainer.ranks.ddp import bare, parameter_norm, spread, spread_again
 from segue.trainer.workloads.base import StepDue, StepMade
 from segue.trainer.workloads.components import Component, Progress, Stopper
 from segue.trainer.workloads.epoch_scheduler import warn_of_epochs
@@ -40,7 +41,7 @@ from segue.trainer.workloads.state import (
     unchanged,
 )
 from segue.trainer.workloads.step import do_step
-from segue.trainer.workloads.step_result import to_device
+from segue.trainer.workloads.step_result import row_of, to_device
 
 log = logging.getLogger(__name__)
 
@@ -150,6 +151,9 @@ class LiveRecipe:
             model.eval()
             return float(self.recipe.evaluate(model))
 
+    def parameter_norm(self) -> float:
+        return float(parameter_norm([parameter.detach() for parameter in held_by_optimizers(self.recipe)]))
+
     def changed_by_optimizer(self) -> frozenset[int]:
         return frozenset().union(*map(changed_by_optimizer, self.recipe.optimizers.values()))
 
@@ -158,7 +162,7 @@ class LiveRecipe:
         group = next(self._drawn)
         prelude = self.prelude(group, with_fingerprints=due.needs_fingerprints)
         due.check(prelude)
-        row, metrics = self.step(group, prelude, before_update=due.before_update)
+        row, metrics = self.step(group, prelude, before_update=due.before_update, with_norms=due.needs_norms)
         return StepMade(row, group.start, group.samples, group.ids, self.feed.order.epoch_of(group.start), metrics)
 
     def finish_step(self, made: StepMade, *, evaluating: Callable[[], AbstractContextManager[None]]) -> StepMade:
@@ -204,8 +208,13 @@ class LiveRecipe:
         return Prelude(step, batch_fingerprint(group.ids), input_fingerprint(contents), streams)
 
     def step(
-        self, group: Group, prelude: Prelude, *, before_update: Callable[[], None] = lambda: None
-    ) -> tuple[WitnessRow, dict[str, float]]:
+        self,
+        group: Group,
+        prelude: Prelude,
+        *,
+        before_update: Callable[[], None] = lambda: None,
+        with_norms: bool = True,
+    ) -> tuple[StepRow, dict[str, float]]:
         """Do one optimizer step; return its row, the same on every rank, and the parts of its loss.
 
         The position does not change.
@@ -218,11 +227,12 @@ class LiveRecipe:
             weights=group.weights,
             ends_epoch=self.feed.order.is_epoch_over(group.start + group.samples),
             before_update=before_update,
+            with_norms=with_norms,
         )
         weight = sum(group.weights) / len(group.weights)
         fingerprints = (prelude.input_fingerprint,)
         outcome, (seen,) = combined(self._ranks, result.outcome, weight=weight, fingerprints=fingerprints)
-        return WitnessRow(**(prelude._asdict() | {"input_fingerprint": seen}), **outcome._asdict()), result.parts
+        return row_of(prelude._replace(input_fingerprint=seen), outcome), result.parts
 
     def advance(self, start: int, count: int) -> None:
         """Move the position past a step that counts."""

@@ -20,7 +20,13 @@ from segue.trainer.workloads.step_result import StepResult, follow, rates_of
 
 
 def do_own_step(
-    recipe: Recipe, content: Any, *, step: int, ends_epoch: bool, before_update: Callable[[], None]
+    recipe: Recipe,
+    content: Any,
+    *,
+    step: int,
+    ends_epoch: bool,
+    before_update: Callable[[], None],
+    with_norms: bool = True,
 ) -> StepResult:
     """Call the recipe's `step` on a batch, then its schedulers and `after_step`.
 
@@ -32,14 +38,16 @@ def do_own_step(
     """
     assert recipe.step is not None
     loss_scale = float(recipe.scaler.get_scale()) if recipe.scaler is not None else None
-    with _watched(recipe, before_update) as seen:
+    measures = with_norms or recipe.gives_metrics
+    with _watched(recipe, before_update, with_norms=measures) as seen:
         value = recipe.step(recipe.model, content, recipe.optimizer)
     loss, parts = _numbers(value)
-    grad_norm = math.hypot(*map(float, seen.norms))
+    grad_norm = math.hypot(*map(float, seen.norms)) if measures else None
     rates = tuple(rate for each in recipe.optimizers.values() for rate in seen.rates.get(id(each), rates_of(each)))
-    follow(recipe, step=step, ends_epoch=ends_epoch, metrics={"loss": loss, "grad_norm": grad_norm} | parts)
-    with torch.no_grad():
-        param_norm = float(parameter_norm([parameter.detach() for parameter in held_by_optimizers(recipe)]))
+    metrics = {"loss": loss} | ({} if grad_norm is None else {"grad_norm": grad_norm}) | parts
+    follow(recipe, step=step, ends_epoch=ends_epoch, metrics=metrics)
+    held = held_by_optimizers(recipe) if with_norms else []
+    param_norm = float(parameter_norm([parameter.detach() for parameter in held])) if with_norms else None
     return StepResult(Outcome(loss, grad_norm, param_norm, rates, loss_scale), parts)
 
 
@@ -52,15 +60,16 @@ class _Seen:
 
 
 @contextmanager
-def _watched(recipe: Recipe, before_update: Callable[[], None]) -> Iterator[_Seen]:
+def _watched(recipe: Recipe, before_update: Callable[[], None], *, with_norms: bool) -> Iterator[_Seen]:
     seen = _Seen()
     # What wraps an optimizer has it in `optimizer`, and the one within makes the updates.
     own = {id(getattr(each, "optimizer", each)): id(each) for each in recipe.optimizers.values()}
 
     def after(optimizer: torch.optim.Optimizer, *_: Any) -> None:
         if id(optimizer) in own:
-            gradients = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
-            seen.norms.append(total_norm(gradients))
+            if with_norms:
+                gradients = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+                seen.norms.append(total_norm(gradients))
             seen.rates[own[id(optimizer)]] = rates_of(optimizer)
 
     hooks = (

@@ -24,19 +24,22 @@ def do_step(
     weights: Sequence[float] | None = None,
     ends_epoch: bool = False,
     before_update: Callable[[], None] = lambda: None,
+    with_norms: bool = True,
 ) -> StepResult:
     """Forward and backward for each batch, then clip, update, schedule; `step` is the global step this makes.
 
     The gradient is the mean over the batches. `before_update` is called when it is there, also if a scaler then skips
-    the update. With several ranks the gradient becomes the mean over them; `weights`, one for each batch, make it the
-    mean over their samples.
+    the update. Without `with_norms` no norm is measured that the recipe does not use itself. With several ranks the
+    gradient becomes the mean over them; `weights`, one for each batch, make it the mean over their samples.
 
     Raises:
         LossError: the loss function returned no scalar tensor with a gradient; no parameter was changed.
     """
     if recipe.step is not None:
         (content,) = batches
-        return do_own_step(recipe, content, step=step, ends_epoch=ends_epoch, before_update=before_update)
+        return do_own_step(
+            recipe, content, step=step, ends_epoch=ends_epoch, before_update=before_update, with_norms=with_norms
+        )
     (optimizer,) = recipe.optimizers.values()
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     optimizer.zero_grad(set_to_none=True)
@@ -55,9 +58,12 @@ def do_step(
     if scaler is not None:
         scaler.unscale_(optimizer)
     as_in_model = _in_order_of_model(recipe, parameters)
-    grad_norm = total_norm([p.grad for p in as_in_model if p.grad is not None])
+    norm: torch.Tensor | None = None
+    if with_norms or recipe.clip_grad_norm is not None or recipe.gives_metrics:
+        norm = total_norm([p.grad for p in as_in_model if p.grad is not None])
     if recipe.clip_grad_norm is not None:
-        torch.nn.utils.clip_grads_with_norm_(as_in_model, recipe.clip_grad_norm, grad_norm)
+        assert norm is not None
+        torch.nn.utils.clip_grads_with_norm_(as_in_model, recipe.clip_grad_norm, norm)
     before_update()
     lr = rates_of(optimizer)
     if scaler is not None:
@@ -66,11 +72,11 @@ def do_step(
     else:
         optimizer.step()
     loss_value, part_values = _mean(losses, weights), _means(parts)
-    metrics = {"loss": loss_value, "grad_norm": float(grad_norm)} | part_values
+    grad_norm = None if norm is None else float(norm)
+    metrics = {"loss": loss_value} | ({} if grad_norm is None else {"grad_norm": grad_norm}) | part_values
     follow(recipe, step=step, ends_epoch=ends_epoch, metrics=metrics)
-    with torch.no_grad():
-        param_norm = parameter_norm([p.detach() for p in parameters])
-    return StepResult(Outcome(loss_value, float(grad_norm), float(param_norm), lr, loss_scale), part_values)
+    param_norm = float(parameter_norm([p.detach() for p in parameters])) if with_norms else None
+    return StepResult(Outcome(loss_value, grad_norm, param_norm, lr, loss_scale), part_values)
 
 
 def _mean(losses: Sequence[torch.Tensor], weights: Sequence[float]) -> float:

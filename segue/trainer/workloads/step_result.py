@@ -7,6 +7,8 @@ from typing import Any, NamedTuple
 
 import torch
 
+from segue.continuity.verdict import Prelude
+from segue.continuity.witness import StepRow
 from segue.recipe import Recipe
 from segue.trainer.ranks.consensus import Outcome
 
@@ -17,6 +19,12 @@ class StepResult(NamedTuple):
     outcome: Outcome
     parts: dict[str, float]
     """Parts of the loss, by name, if the recipe returns a dict; the mean over the step's batches."""
+
+
+def row_of(prelude: Prelude, outcome: Outcome) -> StepRow:
+    """The row of a step."""
+    loss, grad_norm, param_norm, lr, loss_scale = outcome
+    return StepRow(*prelude, loss, grad_norm, param_norm, lr, loss_scale)
 
 
 def rates_of(optimizer: torch.optim.Optimizer) -> tuple[float, ...]:
