@@ -26,6 +26,7 @@ from segue.errors import (
     SessionError,
     WorkAtRiskError,
 )
+from segue.policy.anomalies import anomalies_of
 from segue.records import (
     CodeFailure,
     Heartbeat,
@@ -37,20 +38,16 @@ from segue.runlog.history import read_history
 from segue.stores.base import StoreReadError, StoreWriteError
 from segue.trainer.context import AttemptContext
 from segue.trainer.health.failures import failure_of, stop_reason
-from segue.trainer.ranks.consensus import Vote, agree
 from segue.trainer.rehearsal import ResumeRehearsal, is_due
 from segue.trainer.reporting import AttemptReporter
 from segue.trainer.resume import Resume
+from segue.trainer.safe_points import SafePoints
 from segue.trainer.saving import Saving, life_on
 from segue.trainer.stopping import NoticeResponse, StopRule
 from segue.trainer.time_left import REPORT_SECONDS, Pace, TimeLeft
 from segue.trainer.workloads.base import StepDue, StepMade, Steps, Workload
 
 log = logging.getLogger(__name__)
-
-_QUIET_SECONDS = 0.02
-"""How long after a safe point at which nothing was due the next ones are not looked at closely."""
-_NOTHING = Vote()
 
 _SomeSteps = Generator[StepDue, StepMade | None, None]
 _OneStep = Generator[StepDue, StepMade | None, bool]
@@ -64,10 +61,13 @@ class TrainingLoop:
         self, context: AttemptContext, live: Workload, *, resume: Resume, staging: StagingArea, writer: Writer
     ) -> None:
         self._context, self._live, self._resume, self._writer = context, live, resume, writer
-        self._spec, self._ranks, self._board = context.spec, context.ranks, context.board
+        self._spec, self._ranks = context.spec, context.ranks
         self._progress, self._clock = live.progress, context.clock
         history = read_history(context.runlog)
         self._witness = Witness(self._spec.continuity.witness_steps)
+        # They show that the ranks agree, and which batch is the first with bad gradients.
+        is_careful = self._spec.anomalies.non_finite == "skip" or bool(anomalies_of(history.fresh_reports))
+        self._always_measures_norms = is_careful or self._ranks.count > 1
         self._curve = _curve_of(context, from_step=live.progress.step)
         self._saving = Saving(
             self._spec.checkpoints,
@@ -82,9 +82,6 @@ class TrainingLoop:
         )
         due = is_due(context.assignment, history, ranks=self._ranks.count)
         self._rehearsal = ResumeRehearsal(context.assignment, context.runlog, is_due=due)
-        self._has_waited_for_state = False
-        self._look_again_at = self._look_again_step = 0.0
-        """When, and at which step, the next vote is a full one at the latest."""
         self._made: StepMade | None = None
         """The last step."""
         self._notices = NoticeResponse(context, live, self._saving)
@@ -97,6 +94,15 @@ class TrainingLoop:
             clock=context.clock,
         )
         self._stop_rule = StopRule(context, live, time_left=self._time_left, pace=self._pace, writer=writer)
+        self._safe_points = SafePoints(
+            context,
+            live,
+            resume=resume,
+            writer=writer,
+            saving=self._saving,
+            stop_rule=self._stop_rule,
+            notices=self._notices,
+        )
         self._reporter = AttemptReporter(
             context=context,
             progress=live.progress,
@@ -193,7 +199,7 @@ class TrainingLoop:
             raise
 
     def _train(self) -> Steps:
-        while (vote := self._vote()).stop is None:
+        while (vote := self._safe_points.vote()).stop is None:
             if vote.save and vote.is_busy:
                 self._saving.delay()
             elif vote.save:
@@ -207,54 +213,6 @@ class TrainingLoop:
         self._context.activity.ending()
         yield from self._end(vote.stop)
         return vote.stop
-
-    def _vote(self) -> Vote:
-        """What all ranks do at this safe point. A notice at one rank is on the board of every rank afterwards."""
-        if self._is_quiet:
-            return _NOTHING
-        agreed = self._vote_in_full()
-        self._look_again_at = self._clock.monotonic() + (0.0 if agreed.save else _QUIET_SECONDS)
-        plan = self._context.plan
-        ends = [step for step in (plan.stop_at_step, self._spec.steps, self._saving.next_step) if step is not None]
-        self._look_again_step = 0.0 if plan.stop_at_epoch is not None else min(ends)
-        return agreed
-
-    @property
-    def _is_quiet(self) -> bool:
-        """Whether nothing can be due at this safe point: nothing happened since the last full vote, which was just now.
-
-        Short steps would otherwise cost more in votes than in anything else. Ranks always vote, because all must.
-        """
-        progress = self._progress
-        return (
-            progress.step < self._look_again_step
-            and self._clock.monotonic() < self._look_again_at
-            and self._ranks.count == 1
-            and progress.finish_reason is None
-            and self._board.is_empty
-            and not self._live.wants_save
-        )
-
-    def _vote_in_full(self) -> Vote:
-        self._writer.raise_failure()
-        seen = self._board.nearest()
-        stop = self._stop_rule.reason() if self._ranks.is_leader else None
-        can_save = self._live.can_save
-        is_early = stop is not None and stop is not StopReason.FINISHED
-        if is_early and not can_save and not self._has_waited_for_state:
-            # One step more, after which a framework writes its state.
-            self._has_waited_for_state, stop, seen = True, None, None
-        if stop is None:
-            self._notices.follow_hints()
-        may_save = stop is None and can_save and self._ranks.is_leader and not self._resume.is_pending
-        save = may_save and self._saving.is_due()
-        agreed = agree(self._ranks, Vote(stop, save, is_busy=not self._saving.has_room, notice=seen))
-        if agreed.notice is not None:
-            # All ranks stop now, so the source may not withdraw it any more.
-            self._board.hold()
-            kind, seconds_left = agreed.notice
-            self._board.leave(kind, grace_seconds=seconds_left)
-        return agreed
 
     def _save(self, *, evaluate: bool, is_last: bool = False) -> None:
         self._refuse_poisoned_weights()
@@ -295,17 +253,13 @@ class TrainingLoop:
 
     def is_stopping(self, step: int) -> bool:
         """Whether the attempt would stop at a safe point that followed this many steps."""
-        is_stopping = self._reporter.is_ending or self._stop_rule.reason(step) is not None
-        self._look_again_at = 0.0 if is_stopping else self._look_again_at
-        return is_stopping
+        return self._reporter.is_ending or self._safe_points.stops_at(step)
 
     def wants_state(self, step: int) -> bool:
         """Whether it would save or stop at a safe point that followed this many steps."""
         if self._reporter.is_ending:
             return False  # What follows the last commit is not kept.
-        wants = self._stop_rule.reason(step) is not None or (not self._resume.is_pending and self._saving.is_due(step))
-        self._look_again_at = 0.0 if wants else self._look_again_at
-        return wants
+        return self._safe_points.stops_at(step) or self._safe_points.saves_at(step)
 
     @property
     def _needs_fingerprints(self) -> bool:
@@ -313,12 +267,8 @@ class TrainingLoop:
 
     @property
     def _measures_norms(self) -> bool:
-        """Whether the next step's norms are measured although no row is compared with it.
-
-        At each step where they show that the ranks agree, or which batch is to be skipped.
-        """
-        is_always = self._ranks.count > 1 or self._spec.anomalies.non_finite == "skip"
-        return is_always or (self._progress.step + 1) % NORMS_EVERY_STEPS == 0
+        """Whether the next step's norms are measured although no row is compared with it."""
+        return self._always_measures_norms or (self._progress.step + 1) % NORMS_EVERY_STEPS == 0
 
     def _refuse_poisoned_weights(self) -> None:
         """Raise where the last step's norms were not measured and its update has spoiled the weights."""

@@ -16,7 +16,7 @@ from segue.recipe import Recipe
 from segue.testing.recipes import tiny
 from tests.recipes.ranked import even
 
-OWN = {"goes_bad", "sample", "marker", "fine_until_it_raised", "scaler", "workers", "notice_at_step"}
+OWN = {"goes_bad", "sample", "marker", "fine_until_it_raised", "scaler", "workers", "notice_at_step", "unclipped"}
 MARK = 99.0
 """By what a loss knows the bad sample: its first feature."""
 
@@ -29,7 +29,7 @@ def sample_at_step(step: int) -> int:
 
 def build(config: dict[str, Any]) -> Recipe:
     """Config: goes_bad (how), sample (on which), marker (a file; for what happens once), scaler, workers,
-    notice_at_step, fine_until_it_raised (a file: it raises once, after step 19, and goes bad from then on).
+    notice_at_step, unclipped, fine_until_it_raised (a file: it raises once, after step 19, and goes bad from then on).
 
     An epoch has 32 batches.
     """
@@ -38,6 +38,8 @@ def build(config: dict[str, Any]) -> Recipe:
         recipe.data.dataset.tensors[0][config["sample"], 0] = MARK
     if config.get("scaler"):
         recipe.scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+    if config.get("unclipped"):
+        recipe.clip_grad_norm = None
     if config.get("workers"):
         # Trainers that the fork_server starts are daemons, which may have no children.
         multiprocessing.current_process()._config["daemon"] = False

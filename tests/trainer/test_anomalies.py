@@ -186,6 +186,17 @@ def test_a_gradient_that_is_not_finite_is_an_anomaly_unless_a_scaler_handles_it(
     assert (report.stop_reason, report.anomaly) == (FINISHED, None)
 
 
+def test_after_a_rollback_the_first_batch_with_bad_gradients_is_named(fork_server, begin):
+    spec, runlog = begin("gradient", config={"unclipped": True}, checkpoints={"every_steps": 20})
+    first, *others = (fork_server.run_attempt(runlog, spec).anomaly for _ in range(3))
+    assert (first.step, first.channel) == (BAD_STEP + 1, "loss")  # Norms were not measured at the step before.
+    for anomaly in others:
+        assert (anomaly.step, anomaly.channel, anomaly.batch) == (BAD_STEP, "grad_norm", BAD_BATCH)
+    decision = decide_next(runlog, spec, clock=SystemClock())
+    assert decision.action == "failed"
+    assert "at step 13, samples 384 to 415 of the order; the same batch had bad numbers again" in decision.reason
+
+
 def test_an_attempt_that_has_just_resumed_finds_the_spike_again_and_its_batch_is_then_skipped(
     fork_server, begin, state_without_the_batch
 ):

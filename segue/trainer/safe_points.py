@@ -1,0 +1,103 @@
+"""The safe point between two steps: what all ranks do there, and how often that question is asked in full."""
+
+from __future__ import annotations
+
+from segue.checkpoints.saving.committer import Writer
+from segue.records import StopReason
+from segue.trainer.context import AttemptContext
+from segue.trainer.ranks.consensus import Vote, agree
+from segue.trainer.resume import Resume
+from segue.trainer.saving import Saving
+from segue.trainer.stopping import NoticeResponse, StopRule
+from segue.trainer.workloads.base import Workload
+
+_QUIET_SECONDS = 0.02
+"""How long after a safe point at which nothing was due the next ones are not looked at closely."""
+_NOTHING = Vote()
+
+
+class SafePoints:
+    """Asks at each safe point whether to stop, to save or to go on."""
+
+    def __init__(
+        self,
+        context: AttemptContext,
+        live: Workload,
+        *,
+        resume: Resume,
+        writer: Writer,
+        saving: Saving,
+        stop_rule: StopRule,
+        notices: NoticeResponse,
+    ) -> None:
+        self._context, self._live, self._resume, self._writer = context, live, resume, writer
+        self._saving, self._stop_rule, self._notices = saving, stop_rule, notices
+        self._has_waited_for_state = False
+        self._full_at_seconds = self._full_at_step = 0.0
+        """When, and at which step, the next vote is a full one at the latest."""
+
+    def vote(self) -> Vote:
+        """What all ranks do now. A notice at one rank is on the board of every rank afterwards.
+
+        Raises:
+            FencedError, StoreWriteError: what the writer failed with since the last vote.
+        """
+        if self._is_quiet:
+            return _NOTHING
+        agreed = self._vote_in_full()
+        context = self._context
+        self._full_at_seconds = context.clock.monotonic() + (0.0 if agreed.save else _QUIET_SECONDS)
+        ends = (context.plan.stop_at_step, context.spec.steps, self._saving.next_step)
+        is_any_step = context.plan.stop_at_epoch is not None
+        self._full_at_step = 0.0 if is_any_step else min(step for step in ends if step is not None)
+        return agreed
+
+    def stops_at(self, step: int) -> bool:
+        """Whether the attempt would stop at a safe point that followed this many steps; the next vote is full then."""
+        stops = self._stop_rule.reason(step) is not None
+        self._full_at_seconds = 0.0 if stops else self._full_at_seconds
+        return stops
+
+    def saves_at(self, step: int) -> bool:
+        """The same for a save that is due there."""
+        saves = not self._resume.is_pending and self._saving.is_due(step)
+        self._full_at_seconds = 0.0 if saves else self._full_at_seconds
+        return saves
+
+    @property
+    def _is_quiet(self) -> bool:
+        """Whether nothing can be due at this safe point: nothing happened since the last full vote, which was just now.
+
+        Short steps would otherwise cost more in votes than in anything else. Ranks always vote, because all must.
+        """
+        progress = self._live.progress
+        return (
+            progress.step < self._full_at_step
+            and self._context.clock.monotonic() < self._full_at_seconds
+            and self._context.ranks.count == 1
+            and progress.finish_reason is None
+            and self._context.board.is_empty
+            and not self._live.wants_save
+        )
+
+    def _vote_in_full(self) -> Vote:
+        self._writer.raise_failure()
+        ranks, board = self._context.ranks, self._context.board
+        seen = board.nearest()
+        stop = self._stop_rule.reason() if ranks.is_leader else None
+        can_save = self._live.can_save
+        is_early = stop is not None and stop is not StopReason.FINISHED
+        if is_early and not can_save and not self._has_waited_for_state:
+            # One step more, after which a framework writes its state.
+            self._has_waited_for_state, stop, seen = True, None, None
+        if stop is None:
+            self._notices.follow_hints()
+        may_save = stop is None and can_save and ranks.is_leader and not self._resume.is_pending
+        save = may_save and self._saving.is_due()
+        agreed = agree(ranks, Vote(stop, save, is_busy=not self._saving.has_room, notice=seen))
+        if agreed.notice is not None:
+            # All ranks stop now, so the source may not withdraw it any more.
+            board.hold()
+            kind, seconds_left = agreed.notice
+            board.leave(kind, grace_seconds=seconds_left)
+        return agreed
