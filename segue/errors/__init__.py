@@ -19,6 +19,7 @@ from segue.errors.checkpoints import (
     WeightsFileError,
     WeightsMismatchError,
 )
+from segue.errors.data import DataChangedError, DataUnreadableError
 from segue.errors.storage import (
     BadKeyError,
     CheckpointError,
@@ -85,6 +86,8 @@ __all__ = [
     "CorruptShardError",
     "DamagedCheckpointError",
     "DamagedRecordError",
+    "DataChangedError",
+    "DataUnreadableError",
     "DeadlinePassedError",
     "DriftError",
     "DrillFailedError",

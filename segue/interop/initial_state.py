@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from segue.data.files import recipe_config
 from segue.data.loader import Feed
 from segue.data.streams import seed_all
 from segue.errors import RecipeError
@@ -75,9 +76,11 @@ def built(build: Build, spec: RunSpec) -> Recipe:
 
     Raises:
         RecipeError: it cannot be built; names the user's line.
+        DataChangedError, DataUnreadableError: a file of the run's data is not as it was, or could not be read.
     """
+    config = recipe_config(spec)
     try:
-        return built_recipe(build, spec.config)
+        return built_recipe(build, config)
     except RecipeError:
         raise
     except Exception as error:

@@ -1,5 +1,6 @@
 """The specification of a run."""
 
+from segue.spec.data import DataFile, DataSpec
 from segue.spec.policy import PolicySpec
 from segue.spec.run import RunSpec
 from segue.spec.section import RENAMED, read_toml
@@ -21,6 +22,8 @@ __all__ = [
     "AnomalySpec",
     "CheckpointSpec",
     "ContinuitySpec",
+    "DataFile",
+    "DataSpec",
     "LivenessSpec",
     "OnAnomaly",
     "PolicySpec",

@@ -17,6 +17,7 @@ from segue.errors import DeadlinePassedError, SpecError
 from segue.parsing import parsed
 from segue.pool_prices import PoolSpec
 from segue.records import FiniteValue, Record
+from segue.spec.data import DataSpec
 from segue.spec.policy import PolicySpec
 from segue.spec.section import read_toml, warn_of_old_names
 from segue.spec.sections import (
@@ -68,6 +69,9 @@ class RunSpec(FiniteValue, Record):
         description="Metadata services to watch for termination notices: aws, gce, azure; None: that of the platform, "
         "found at the start of an attempt. Signals, recall and notice_file are always watched.",
     )
+    data: DataSpec | None = Field(
+        None, description="Files that a recipe gets as config['data'], checked by hash before each segment."
+    )
     store: StoreSpec = StoreSpec()
     checkpoints: CheckpointSpec = CheckpointSpec()
     continuity: ContinuitySpec = ContinuitySpec()
@@ -96,6 +100,17 @@ class RunSpec(FiniteValue, Record):
         if why is not None:
             raise PydanticCustomError("unfit_for_a_program", why)
         return value
+
+    @field_validator("data")
+    @classmethod
+    def _reaches_a_recipe(cls, data: DataSpec | None, info: ValidationInfo) -> DataSpec | None:
+        if data is not None and info.data.get("program") is not None:
+            raise PydanticCustomError(
+                "unfit_for_a_program", "a program has no config; give it its files in its command"
+            )
+        if data is not None and "data" in info.data.get("config", {}):
+            raise PydanticCustomError("data_twice", "config.data is where the recipe gets these files; remove it there")
+        return data
 
     @field_validator("trackers")
     @classmethod
@@ -164,6 +179,8 @@ class RunSpec(FiniteValue, Record):
         }
         for key, value in sorted(self.config.items()):
             names[f"config.{key}"] = json.dumps(value, sort_keys=True)
+        for file in self.data.files if self.data is not None else ():
+            names[f"data.{file.path}"] = file.sha256
         names["config"] = hashlib.sha256(config.encode()).hexdigest()[:12]
         return names
 

@@ -7,7 +7,7 @@ import re
 import traceback
 from collections.abc import Iterator
 
-from segue.errors import HungRankError, RankFailedError, SegueError
+from segue.errors import DataUnreadableError, HungRankError, RankFailedError, SegueError
 from segue.launch.memory import MemoryKills
 from segue.records import CodeFailure, StopReason
 
@@ -63,7 +63,7 @@ def is_transient(error: BaseException) -> bool:
     An error that names a wrong path or a missing right is not transient. Of other libraries' errors, the ones count
     that their types call a connection, a time-out or an unavailable service.
     """
-    if isinstance(error, SegueError):
+    if isinstance(error, SegueError) and not isinstance(error, DataUnreadableError):
         return isinstance(error, RankFailedError) and error.is_transient
     if is_dead_worker(str(error)):
         return True

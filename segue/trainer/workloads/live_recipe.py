@@ -16,6 +16,7 @@ from segue.checkpoints.format.snapshot import Snapshot
 from segue.continuity.fingerprints import batch_fingerprint, input_fingerprint, streams_fingerprint
 from segue.continuity.verdict import Prelude
 from segue.continuity.witness import StepRow
+from segue.data.files import recipe_config
 from segue.data.groups import Group, grouped
 from segue.data.loader import Feed
 from segue.data.streams import seed_all
@@ -54,10 +55,12 @@ class LiveRecipe:
 
         Raises:
             RecipeError: there is no such recipe, or it builds something that cannot be trained.
+            DataChangedError, DataUnreadableError: a file of the run's data is not as it was, or could not be read.
         """
         build = import_build(spec.recipe_path)
+        config = recipe_config(spec)  # Before the streams are seeded: what reads over a network may draw from them.
         seed_all(spec.seed)
-        self.recipe = built_recipe(build, spec.config)
+        self.recipe = built_recipe(build, config)
         if self.recipe.step is not None and ranks.count > 1:
             why = f"its own step cannot be split over {ranks.count} ranks."
             fix = "train with ranks = 1, or return a loss and leave the step to segue."

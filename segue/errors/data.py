@@ -1,0 +1,28 @@
+"""Errors about the data of a run."""
+
+from __future__ import annotations
+
+from segue.errors.base import SegueError
+
+
+class DataChangedError(SegueError):
+    """A file has other content than when the run began."""
+
+    exit_code = 2
+
+    def __init__(self, *, path: str, expected: str, found: str) -> None:
+        self.path, self.expected, self.found = path, expected, found
+        super().__init__(
+            f"{path} has changed since the run began: its SHA-256 was {expected[:12]}... and is {found[:12]}... now.",
+            fix="put the file back as it was, or start a new run with the new file.",
+        )
+
+
+class DataUnreadableError(SegueError):
+    """A file of the data could not be read."""
+
+    exit_code = 2
+
+    def __init__(self, *, path: str, why: str) -> None:
+        self.path, self.why = path, why
+        super().__init__(f"{path} could not be read: {why}.", fix="check the path, the network and your access.")

@@ -1,0 +1,30 @@
+"""The files that a run trains on, and what proves that every segment reads the same ones."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from segue.records import FiniteValue
+
+
+class DataFile(FiniteValue):
+    """One file and its content."""
+
+    path: str = Field(min_length=1, description="Absolute path, or URL that fsspec can read, e.g. s3://bucket/key.")
+    sha256: str = Field(pattern=r"^[0-9a-f]{64}$", description="SHA-256 of its bytes.")
+    size_bytes: int = Field(ge=0, description="Number of its bytes.")
+    rows: int | None = Field(None, ge=0, description="Number of its rows, where its format tells.")
+
+
+class DataSpec(FiniteValue):
+    """The files of a run. It never holds credentials; s3fs finds them as boto3 does."""
+
+    files: tuple[DataFile, ...] = Field(
+        min_length=1, description="Files with their hashes, in order; checked before each segment trains on them."
+    )
+    endpoint_url: str | None = Field(
+        None, pattern=r"^https?://[^/\s]+", description="S3 endpoint of s3:// files, e.g. http://127.0.0.1:9000."
+    )
+    cache_folder: str | None = Field(
+        None, description="Folder for copies of remote files; None: segue/data in the user's cache folder."
+    )
