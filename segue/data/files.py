@@ -12,9 +12,10 @@ from pathlib import Path, PurePosixPath
 from typing import IO, Any
 
 from segue.errors import DataChangedError, DataUnreadableError, MissingExtraError
-from segue.spec import DataFile, DataSpec, RunSpec
+from segue.spec import DataAccess, DataFile, DataSpec, RunSpec
 
 _BLOCK_BYTES = 4 * 2**20
+_DEFAULT = DataAccess()
 
 
 def is_remote(path: str) -> bool:
@@ -36,6 +37,44 @@ def checked_copies(data: DataSpec) -> list[Path]:
     return [_checked_copy(file, data) for file in data.files]
 
 
+def find(pattern: str, access: DataAccess = _DEFAULT) -> list[str]:
+    """The files that a path, a glob, or a folder that ends with '/' stands for, sorted; none if there are none.
+
+    Of folders, files that begin with '_' or '.', such as _SUCCESS, are left out.
+
+    Raises:
+        DataUnreadableError: what is there could not be listed.
+        MissingExtraError: s3fs is not installed.
+    """
+    with readable(pattern):
+        system = file_system(pattern, access)
+        found = system.glob(f"{pattern}**" if pattern.endswith("/") else pattern, detail=True)
+    files = [name for name, info in found.items() if info["type"] == "file" and name.rpartition("/")[2][0] not in "_."]
+    return sorted(system.unstrip_protocol(name) if is_remote(pattern) else name for name in files)
+
+
+def fetch(path: str, access: DataAccess = _DEFAULT) -> tuple[DataFile, Path]:
+    """What a file holds now, and where it is on this machine: a remote one is copied into the cache folder.
+
+    Raises:
+        DataUnreadableError: it is missing, could not be read, or was written to meanwhile.
+        MissingExtraError: s3fs is not installed.
+    """
+    with readable(path):
+        system = file_system(path, access)
+        before = system.ukey(path)
+        if is_remote(path):
+            with _temporary(_cache_folder(access)) as copy:
+                sha256 = hash_of(path, access, into=copy)
+                local = Path(copy.name).replace(_cached(path, sha256, access))
+        else:
+            local = Path(path)
+            sha256 = hash_of(path)
+        if system.ukey(path) != before:
+            raise DataUnreadableError(path=path, why="it was written to while it was read")
+    return DataFile(path=path, sha256=sha256, size_bytes=local.stat().st_size), local
+
+
 def recipe_config(spec: RunSpec) -> dict[str, Any]:
     """What a recipe is built with: the spec's config, and with data its files as `data`, a list of paths.
 
@@ -47,21 +86,21 @@ def recipe_config(spec: RunSpec) -> dict[str, Any]:
     )
 
 
-def _checked_copy(file: DataFile, data: DataSpec) -> Path:
+def _checked_copy(file: DataFile, access: DataAccess) -> Path:
     if not is_remote(file.path):
         path = Path(file.path.removeprefix("file://"))
-        _check(file, hash_of(str(path), data))
+        _check(file, hash_of(str(path), access))
         return path
-    folder = _cache_folder(data)
-    kept = folder / (file.sha256 + "".join(PurePosixPath(file.path).suffixes[-2:]))
-    with _lock(folder / f"{file.sha256}.lock"):  # Ranks and runs of one machine copy it once.
-        if kept.exists() and hash_of(str(kept), data) == file.sha256:
+    kept = _cached(file.path, file.sha256, access)
+    with _lock(kept.with_name(f"{file.sha256}.lock")):  # Ranks and runs of one machine copy it once.
+        if kept.exists() and hash_of(str(kept)) == file.sha256:
             return kept
-        _copy(file, data, to=kept)
-    return kept
+        with _temporary(kept.parent) as copy:
+            _check(file, hash_of(file.path, access, into=copy))
+            return Path(copy.name).replace(kept)
 
 
-def hash_of(path: str, data: DataSpec | None = None, *, into: IO[bytes] | None = None) -> str:
+def hash_of(path: str, access: DataAccess = _DEFAULT, *, into: IO[bytes] | None = None) -> str:
     """SHA-256 of a file's bytes, in hexadecimal; with `into`, they are also written there.
 
     Raises:
@@ -69,16 +108,18 @@ def hash_of(path: str, data: DataSpec | None = None, *, into: IO[bytes] | None =
         MissingExtraError: s3fs is not installed.
     """
     hasher = hashlib.sha256()
-    with opened(path, data) as source:
+    with opened(path, access) as source:
         while block := source.read(_BLOCK_BYTES):
             hasher.update(block)
             if into is not None:
                 into.write(block)
+    if into is not None:
+        into.flush()
     return hasher.hexdigest()
 
 
 @contextmanager
-def opened(path: str, data: DataSpec | None = None) -> Iterator[IO[bytes]]:
+def opened(path: str, access: DataAccess = _DEFAULT) -> Iterator[IO[bytes]]:
     """A file for reading, wherever it is.
 
     Raises:
@@ -90,12 +131,12 @@ def opened(path: str, data: DataSpec | None = None) -> Iterator[IO[bytes]]:
             with Path(path.removeprefix("file://")).open("rb") as file:
                 yield file
             return
-        with file_system(path, data).open(path, "rb") as file:
+        with file_system(path, access).open(path, "rb") as file:
             yield file
 
 
-def file_system(path: str, data: DataSpec | None) -> Any:
-    """The fsspec file system of a remote path.
+def file_system(path: str, access: DataAccess) -> Any:
+    """The fsspec file system of a path.
 
     Raises:
         MissingExtraError: s3fs is not installed.
@@ -104,8 +145,9 @@ def file_system(path: str, data: DataSpec | None) -> Any:
         import fsspec
 
         is_s3 = path.startswith(("s3://", "s3a://"))
-        options = {"endpoint_url": data.endpoint_url} if is_s3 and data is not None and data.endpoint_url else {}
-        return fsspec.url_to_fs(path, **options)[0]
+        options = {"endpoint_url": access.endpoint_url} if is_s3 and access.endpoint_url else {}
+        # A process that lives for weeks must see the files that came since.
+        return fsspec.url_to_fs(path, use_listings_cache=False, **options)[0]
     except ImportError as error:
         raise MissingExtraError(extra="s3", needed_for=f"Reading {path}") from error
 
@@ -130,15 +172,19 @@ def _why(error: BaseException) -> str:
     return str(getattr(error, "strerror", None) or error).rstrip(".") or type(error).__name__
 
 
-def _copy(file: DataFile, data: DataSpec, *, to: Path) -> None:
-    with tempfile.NamedTemporaryFile(dir=to.parent, prefix=".copying-", delete=False) as copy:
+@contextmanager
+def _temporary(folder: Path) -> Iterator[IO[bytes]]:
+    """A new file there, which is gone after the block unless it was renamed."""
+    with tempfile.NamedTemporaryFile(dir=folder, prefix=".copying-", delete=False) as copy:
         try:
-            _check(file, hash_of(file.path, data, into=copy))
-            copy.flush()
-            Path(copy.name).replace(to)
-        except BaseException:
+            yield copy
+        finally:
             Path(copy.name).unlink(missing_ok=True)
-            raise
+
+
+def _cached(path: str, sha256: str, access: DataAccess) -> Path:
+    # The suffixes tell the format.
+    return _cache_folder(access) / (sha256 + "".join(PurePosixPath(path).suffixes[-2:]))
 
 
 def _check(file: DataFile, found: str) -> None:
@@ -146,9 +192,9 @@ def _check(file: DataFile, found: str) -> None:
         raise DataChangedError(path=file.path, expected=file.sha256, found=found)
 
 
-def _cache_folder(data: DataSpec) -> Path:
+def _cache_folder(access: DataAccess) -> Path:
     base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    folder = Path(data.cache_folder) if data.cache_folder else base / "segue" / "data"
+    folder = Path(access.cache_folder) if access.cache_folder else base / "segue" / "data"
     folder.mkdir(parents=True, exist_ok=True)
     return folder
 

@@ -19,7 +19,7 @@ from segue.errors.checkpoints import (
     WeightsFileError,
     WeightsMismatchError,
 )
-from segue.errors.data import DataChangedError, DataUnreadableError
+from segue.errors.data import DataChangedError, DataUnreadableError, NoDataError
 from segue.errors.storage import (
     BadKeyError,
     CheckpointError,
@@ -105,6 +105,7 @@ __all__ = [
     "MissingObjectError",
     "MissingShardError",
     "NoCheckpointError",
+    "NoDataError",
     "NoMetricError",
     "NoResumeError",
     "OrchestratorError",

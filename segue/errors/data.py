@@ -18,6 +18,16 @@ class DataChangedError(SegueError):
         )
 
 
+class NoDataError(SegueError):
+    """A slot has no window of data: files are missing, or there are none at all."""
+
+    exit_code = 2
+
+    def __init__(self, *, what: str, where: tuple[str, ...]) -> None:
+        self.what, self.where = what, where
+        super().__init__(f"{what}: {', '.join(where)}.", fix="wait for the files, or correct [data] in retrain.toml.")
+
+
 class DataUnreadableError(SegueError):
     """A file of the data could not be read."""
 

@@ -1,6 +1,6 @@
 """The specification of a run."""
 
-from segue.spec.data import DataFile, DataSpec
+from segue.spec.data import DataAccess, DataFile, DataSpec
 from segue.spec.policy import PolicySpec
 from segue.spec.run import RunSpec
 from segue.spec.section import RENAMED, read_toml
@@ -22,6 +22,7 @@ __all__ = [
     "AnomalySpec",
     "CheckpointSpec",
     "ContinuitySpec",
+    "DataAccess",
     "DataFile",
     "DataSpec",
     "LivenessSpec",

@@ -16,15 +16,20 @@ class DataFile(FiniteValue):
     rows: int | None = Field(None, ge=0, description="Number of its rows, where its format tells.")
 
 
-class DataSpec(FiniteValue):
-    """The files of a run. It never holds credentials; s3fs finds them as boto3 does."""
+class DataAccess(FiniteValue):
+    """How files are reached. It never holds credentials; s3fs finds them as boto3 does."""
 
-    files: tuple[DataFile, ...] = Field(
-        min_length=1, description="Files with their hashes, in order; checked before each segment trains on them."
-    )
     endpoint_url: str | None = Field(
         None, pattern=r"^https?://[^/\s]+", description="S3 endpoint of s3:// files, e.g. http://127.0.0.1:9000."
     )
     cache_folder: str | None = Field(
         None, description="Folder for copies of remote files; None: segue/data in the user's cache folder."
+    )
+
+
+class DataSpec(DataAccess):
+    """The files of a run."""
+
+    files: tuple[DataFile, ...] = Field(
+        min_length=1, description="Files with their hashes, in order; checked before each segment trains on them."
     )

@@ -109,7 +109,7 @@ class RunSpec(FiniteValue, Record):
                 "unfit_for_a_program", "a program has no config; give it its files in its command"
             )
         if data is not None and "data" in info.data.get("config", {}):
-            raise PydanticCustomError("data_twice", "config.data is where the recipe gets these files; remove it there")
+            raise PydanticCustomError("data", "config.data is where the recipe gets these files; remove it there")
         return data
 
     @field_validator("trackers")

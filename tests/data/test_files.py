@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 from pathlib import Path
 
-import boto3
 import numpy as np
 import pandas as pd
 import pytest
@@ -26,16 +25,6 @@ def described(path: str, content: bytes) -> DataFile:
 
 def spec_of(*files: DataFile, **fields) -> DataSpec:
     return DataSpec(files=files, **fields)
-
-
-@pytest.fixture
-def bucket(moto_url):
-    """A new bucket on a real S3 server."""
-    client = boto3.client("s3", endpoint_url=moto_url)
-    names = {each["Name"] for each in client.list_buckets()["Buckets"]}
-    name = f"lake-{len(names)}"
-    client.create_bucket(Bucket=name)
-    return client, name
 
 
 def test_local_files_stay_where_they_are_in_the_order_of_the_spec(tmp_path):
@@ -68,12 +57,12 @@ def test_what_cannot_be_read_is_named_with_the_reason(path, why):
         checked_copies(spec_of(described(path, b"")))
 
 
-def test_an_object_is_copied_once_and_then_read_from_the_cache(bucket, moto_url, tmp_path):
-    client, name = bucket
+def test_an_object_is_copied_once_and_then_read_from_the_cache(bucket, tmp_path):
+    client, name, url = bucket
     content = np.random.default_rng(0).bytes(9_000_000)
     client.put_object(Bucket=name, Key="2026/may.csv.gz", Body=content)
     data = spec_of(
-        described(f"s3://{name}/2026/may.csv.gz", content), endpoint_url=moto_url, cache_folder=str(tmp_path / "cache")
+        described(f"s3://{name}/2026/may.csv.gz", content), endpoint_url=url, cache_folder=str(tmp_path / "cache")
     )
     (copy,) = checked_copies(data)
     assert copy.read_bytes() == content
@@ -85,11 +74,11 @@ def test_an_object_is_copied_once_and_then_read_from_the_cache(bucket, moto_url,
         checked_copies(data)
 
 
-def test_an_object_that_has_changed_is_refused_and_leaves_no_copy(bucket, moto_url, tmp_path):
-    client, name = bucket
+def test_an_object_that_has_changed_is_refused_and_leaves_no_copy(bucket, tmp_path):
+    client, name, url = bucket
     client.put_object(Bucket=name, Key="may.csv", Body=b"new")
     folder = tmp_path / "cache"
-    data = spec_of(described(f"s3://{name}/may.csv", b"old"), endpoint_url=moto_url, cache_folder=str(folder))
+    data = spec_of(described(f"s3://{name}/may.csv", b"old"), endpoint_url=url, cache_folder=str(folder))
     with pytest.raises(DataChangedError, match=f"s3://{name}/may.csv has changed"):
         checked_copies(data)
     assert [path.name for path in folder.iterdir() if path.suffix != ".lock"] == []

@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 import boto3
@@ -132,6 +133,23 @@ def bucket_at(endpoint_url: str) -> str:
     client.create_bucket(Bucket=bucket)
     client.close()
     return f"s3://{bucket}"
+
+
+class Bucket(NamedTuple):
+    """A bucket of moto's server, with a client for it."""
+
+    client: Any
+    name: str
+    url: str
+    """The endpoint."""
+
+
+@pytest.fixture
+def bucket(moto_url: str) -> Iterator[Bucket]:
+    """A new bucket, to put files into."""
+    client = boto3.client("s3", endpoint_url=moto_url)
+    yield Bucket(client, bucket_at(moto_url).removeprefix("s3://"), moto_url)
+    client.close()
 
 
 class Wire(ThreadingHTTPServer):

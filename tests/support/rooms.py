@@ -16,7 +16,7 @@ ROOMS: tuple[tuple[str, ...], ...] = (
     ("deployments",),
     ("flows",),
     ("tasks",),
-    ("planning", "run", "integrations", "local_session"),
+    ("planning", "run", "integrations", "local_session", "retraining"),
     ("interop", "reports", "resume_drill", "local_attempt"),
     ("trainer", "controller"),
     ("trainer.programs",),

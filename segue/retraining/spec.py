@@ -1,0 +1,129 @@
+"""The specification of a scheduled retraining: retrain.toml."""
+
+from __future__ import annotations
+
+import typing
+from datetime import date
+from pathlib import Path
+from typing import Self
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
+
+from pydantic import Field, ValidationInfo, field_validator
+from pydantic_core import PydanticCustomError
+
+from segue.parsing import parsed
+from segue.records import FiniteValue, Record
+from segue.retraining.periods import Unit
+from segue.spec import DataAccess, DataFile, read_toml
+
+
+class WindowSpec(DataAccess):
+    """Which files a slot trains on, and which it only evaluates with."""
+
+    files: str = Field(
+        min_length=1,
+        description="Where the files are: a path, a glob, or a folder or s3:// prefix ending with '/'; with `period`, "
+        "any of these may have fields of strftime, e.g. s3://lake/flights/%Y-%m.parquet.",
+    )
+    period: Unit | None = Field(
+        None,
+        validate_default=True,
+        description="Period that the files are divided by: hour, day, week, month; None: each file is one.",
+    )
+    window: typing.Literal["sliding", "growing"] = Field("sliding", description="Whether old periods are left out.")
+    periods: int | None = Field(
+        None, validate_default=True, ge=1, description="Periods to train on, of a sliding window."
+    )
+    since: date | None = Field(None, validate_default=True, description="Day in the first period of a growing window.")
+    held_back_periods: int = Field(1, ge=0, description="Newest periods that only the evaluation sees.")
+    delay_hours: float = Field(
+        0.0, ge=0, description="Hours after its end from which a period counts as complete, so that its files are due."
+    )
+    on_missing: typing.Literal["stop", "warn"] = Field(
+        "stop", description="Reaction to a period without files: stop before anything is bought, or train without it."
+    )
+
+    @field_validator("period")
+    @classmethod
+    def _tells_what_the_fields_are(cls, period: Unit | None, info: ValidationInfo) -> Unit | None:
+        if period is None and "%" in info.data.get("files", ""):
+            raise PydanticCustomError("window", "required where files has fields of strftime: hour, day, week or month")
+        return period
+
+    @field_validator("periods")
+    @classmethod
+    def _has_a_length(cls, periods: int | None, info: ValidationInfo) -> int | None:
+        if periods is None and info.data.get("window") == "sliding":
+            raise PydanticCustomError("window", "required for a sliding window: how many periods to train on")
+        return periods
+
+    @field_validator("since")
+    @classmethod
+    def _has_a_begin(cls, since: date | None, info: ValidationInfo) -> date | None:
+        if since is None and info.data.get("window") == "growing" and info.data.get("period") is not None:
+            raise PydanticCustomError("window", "required for a growing window of periods: a day in its first one")
+        return since
+
+
+class RetrainSpec(Record):
+    """A scheduled retraining."""
+
+    name: str = Field(
+        pattern=r"^[a-z0-9][a-z0-9._-]{0,39}$", description="Name of the model; its runs are name-<period of the slot>."
+    )
+    timezone: str = Field("UTC", description="Time zone of schedule and periods, e.g. Europe/Berlin.")
+    data: WindowSpec
+
+    @field_validator("timezone")
+    @classmethod
+    def _is_known(cls, name: str) -> str:
+        try:
+            ZoneInfo(name)
+        except (ZoneInfoNotFoundError, ValueError):
+            raise PydanticCustomError("timezone", "must be a time zone, e.g. Europe/Berlin") from None
+        return name
+
+    @property
+    def zone(self) -> ZoneInfo:
+        """The time zone."""
+        return ZoneInfo(self.timezone)
+
+    @classmethod
+    def from_toml(cls, path: Path) -> Self:
+        """Read a TOML file.
+
+        Raises:
+            SpecError: the file cannot be read, is not TOML, or has wrong fields.
+        """
+        return parsed(cls, read_toml(path), source=str(path))
+
+
+class WindowFile(DataFile):
+    """A file of a window."""
+
+    period: str = Field(description="Name of its period, or the file's own name where there are none.")
+    is_held_back: bool = Field(description="Whether only the evaluation sees it.")
+
+
+class MissingPeriod(FiniteValue):
+    """A period without files."""
+
+    period: str
+    pattern: str = Field(description="Where its files should have been.")
+
+
+class Window(Record):
+    """The data of one slot: what it was when the slot was planned."""
+
+    files: tuple[WindowFile, ...] = Field(description="By period, oldest first, and by path.")
+    missing: tuple[MissingPeriod, ...] = Field((), description="Periods of the window that had no files.")
+
+    @property
+    def training(self) -> tuple[WindowFile, ...]:
+        """The files to train on."""
+        return tuple(file for file in self.files if not file.is_held_back)
+
+    @property
+    def held_back(self) -> tuple[WindowFile, ...]:
+        """The files of the evaluation."""
+        return tuple(file for file in self.files if file.is_held_back)

@@ -1,0 +1,139 @@
+"""The window of a slot: which files belong to it, what they hold, and what has changed since the slot before."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from datetime import datetime, time, timedelta
+from pathlib import Path
+from typing import NamedTuple
+
+from segue.data.files import fetch, find, is_remote
+from segue.data.frames import count_rows
+from segue.errors import NoDataError
+from segue.retraining.periods import Period, newest_complete, period_at, periods_until
+from segue.retraining.spec import MissingPeriod, RetrainSpec, Window, WindowFile, WindowSpec
+from segue.spec import DataAccess
+
+_FETCHED_AT_ONCE = 4
+
+Find = Callable[[str], Sequence[str]]
+"""Lists the files that a pattern stands for."""
+
+
+class Place(NamedTuple):
+    """A file of a window."""
+
+    path: str
+    period: str
+    is_held_back: bool
+
+
+class Chosen(NamedTuple):
+    """The files of a window, before any is read."""
+
+    files: tuple[Place, ...]
+    missing: tuple[MissingPeriod, ...]
+
+
+def window_of(spec: RetrainSpec, slot: datetime) -> tuple[Window, dict[str, Path]]:
+    """The window of a slot, and where each of its files is on this machine, by its path. Every file is read once.
+
+    Raises:
+        NoDataError: no files to train on, none to evaluate with, or a period has none and `on_missing` is stop.
+        DataUnreadableError: a file could not be read, is damaged, or is being written to.
+        MissingExtraError: s3fs is not installed.
+    """
+    chosen = choose(spec, slot, find=lambda pattern: find(pattern, spec.data))
+    with ThreadPoolExecutor(_FETCHED_AT_ONCE) as pool:
+        fetched = list(pool.map(lambda place: _described(place, spec.data), chosen.files))
+    window = Window(files=tuple(file for file, _ in fetched), missing=chosen.missing)
+    return window, {file.path: local for file, local in fetched}
+
+
+def choose(spec: RetrainSpec, slot: datetime, *, find: Find) -> Chosen:
+    """The files of a slot.
+
+    Raises:
+        NoDataError: no files to train on, none to evaluate with, or a period has none and `on_missing` is stop.
+    """
+    data = spec.data
+    if data.period is None:
+        chosen = Chosen(tuple(_by_file(data, find)), ())
+    else:
+        chosen = _by_period(data, _periods_of(spec, slot), find)
+    patterns = tuple(each.pattern for each in chosen.missing) or (data.files,)
+    if chosen.missing and data.on_missing == "stop":
+        raise NoDataError(what="files are missing", where=patterns)
+    if all(place.is_held_back for place in chosen.files):
+        raise NoDataError(what="there are no files to train on", where=patterns)
+    if data.held_back_periods and not any(place.is_held_back for place in chosen.files):
+        raise NoDataError(what="there are no files to evaluate with", where=patterns)
+    return chosen
+
+
+def changes_since(before: Window, now: Window) -> tuple[str, ...]:
+    """What is different in the periods that both windows cover, in sentences: late files, and other content."""
+    earlier, current = ({file.path: file for file in window.files} for window in (before, now))
+    missing = {each.period for each in before.missing}
+    covered = {file.period for file in before.files}
+    changes = []
+    for file in now.files:
+        known = earlier.get(file.path)
+        if known is not None and known.sha256 != file.sha256:
+            rows = "" if known.rows == file.rows else f" ({known.rows} rows then, {file.rows} now)"
+            changes.append(f"{file.path} has other content than in the window before{rows}")
+        elif known is None and file.period in missing:
+            changes.append(f"{file.path} is late: the window before had no files of {file.period}")
+        elif known is None and file.period in covered:
+            changes.append(f"{file.path} is late: the window before had other files of {file.period} only")
+    still = {file.period for file in now.files}
+    gone = (path for path, file in earlier.items() if path not in current and file.period in still)
+    return (*changes, *(f"{path} is gone since the window before" for path in gone))
+
+
+def _periods_of(spec: RetrainSpec, slot: datetime) -> Sequence[Period]:
+    data, unit = spec.data, spec.data.period
+    assert unit is not None
+    last = newest_complete(slot, unit, spec.zone, delay=timedelta(hours=data.delay_hours))
+    if data.window == "sliding":
+        return periods_until(last, count=(data.periods or 0) + data.held_back_periods)
+    assert data.since is not None
+    return periods_until(last, since=period_at(datetime.combine(data.since, time(), spec.zone), unit, spec.zone))
+
+
+def _by_period(data: WindowSpec, periods: Sequence[Period], find: Find) -> Chosen:
+    files: list[Place] = []
+    missing: list[MissingPeriod] = []
+    for number, period in enumerate(periods):
+        pattern = _absolute(period.place(data.files))
+        is_held_back = number >= len(periods) - data.held_back_periods
+        found = [Place(path, period.name, is_held_back) for path in find(pattern)]
+        files += found
+        missing += [] if found else [MissingPeriod(period=period.name, pattern=pattern)]
+    return Chosen(tuple(files), tuple(missing))
+
+
+def _by_file(data: WindowSpec, find: Find) -> Iterable[Place]:
+    paths = find(_absolute(data.files))
+    held_back = len(paths) - data.held_back_periods
+    first = 0 if data.periods is None or data.window == "growing" else max(held_back - data.periods, 0)
+    return (
+        Place(path, path.rpartition("/")[2], number >= held_back)
+        for number, path in enumerate(paths[first:], start=first)
+    )
+
+
+def _described(place: Place, access: DataAccess) -> tuple[WindowFile, Path]:
+    file, local = fetch(place.path, access)
+    rows = count_rows(local, name=place.path)
+    known = file.model_dump() | {"rows": rows, "period": place.period, "is_held_back": place.is_held_back}
+    return WindowFile.model_validate(known), local
+
+
+def _absolute(pattern: str) -> str:
+    """Segments run in other folders than the flow that chose their files."""
+    if is_remote(pattern):
+        return pattern
+    path = pattern.removeprefix("file://")
+    return str(Path.cwd() / path) + ("/" if path.endswith("/") else "")

@@ -1,0 +1,3 @@
+from tests.stores.conftest import aws_keys, bucket, moto_url
+
+__all__ = ["aws_keys", "bucket", "moto_url"]
