@@ -224,7 +224,7 @@ def test_all_wrong_fields_are_reported_at_once():
         RunSpec.parse({"steps": "many", "checkpoints": {"kep": 1}}, source="run.toml")
     assert len(caught.value.problems) == 4
     message = str(caught.value)
-    assert message.startswith("run.toml is not a valid run spec: ")
+    assert message.startswith("run.toml is not valid: ")
     assert "run_id: required field is missing" in message
     assert "recipe: give either a recipe, as package.module:function, or a program" in message
     assert "\n" not in message

@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     import pandas as pd
 
 _ANALYTICS = "GX_ANALYTICS_ENABLED"
-_SITE = "curve"
+SITE = "curve"
+"""Name of the site of Data Docs."""
 _MOST_SHOWN = 20
 _WARNED_OF_AT_IMPORT = ("module 'sre_(constants|parse)' is deprecated",)
 
@@ -52,7 +53,7 @@ def validate(
         MissingExtraError: great-expectations is not installed.
         OutputError: `docs` cannot be written.
     """
-    with _context(docs) as (gx, context):
+    with ephemeral_context(docs, needed_for="The check of a loss curve") as (gx, context):
         source = context.data_sources.add_pandas(run_id)
         definitions, batches = [], {}
         for name, (frame, expected) in frames.items():
@@ -74,7 +75,7 @@ def validate(
             for found in next(iter(run.run_results.values())).results:
                 outcomes[found.expectation_config.meta["name"]] = _outcome(found, frame)
         if docs is not None:
-            context.build_data_docs(site_names=[_SITE])
+            context.build_data_docs(site_names=[SITE])
     return outcomes
 
 
@@ -110,9 +111,15 @@ def _plain(value: Any) -> str:
 
 
 @contextmanager
-def _context(docs: Path | None) -> Iterator[tuple[Any, Any]]:
+def ephemeral_context(docs: Path | None, *, needed_for: str) -> Iterator[tuple[Any, Any]]:
+    """The package and a context of it that is gone after the block; `build_data_docs(site_names=[SITE])` fills `docs`.
+
+    Raises:
+        MissingExtraError: great-expectations is not installed; it names what it is needed for.
+        OutputError: `docs` cannot be written.
+    """
     with _without_analytics(), _without_info_logs():
-        gx = _import()
+        gx = _import(needed_for)
         from great_expectations.data_context.data_context.context_factory import project_manager
         from great_expectations.data_context.types.base import ProgressBarsConfig
         from great_expectations.exceptions.exceptions import DataContextRequiredError
@@ -125,14 +132,14 @@ def _context(docs: Path | None) -> Iterator[tuple[Any, Any]]:
             context = gx.get_context(mode="ephemeral")
             context.variables.progress_bars = ProgressBarsConfig(globally=False, metric_calculations=False)
             if docs is not None:
-                context.add_data_docs_site(_SITE, _site(docs))
+                context.add_data_docs_site(SITE, _site(docs))
             yield gx, context
         finally:
             # A notebook's own context stays the current one.
             project_manager.set_project(before)
 
 
-def _import() -> Any:
+def _import(needed_for: str) -> Any:
     with warnings.catch_warnings():
         # From its own and its plotting library's imports; no user of segue could fix them.
         for text in _WARNED_OF_AT_IMPORT:
@@ -141,7 +148,7 @@ def _import() -> Any:
             import great_expectations as gx
             import great_expectations.expectations
         except ImportError:
-            raise MissingExtraError(extra="data", needed_for="The check of a loss curve") from None
+            raise MissingExtraError(extra="data", needed_for=needed_for) from None
     return gx
 
 

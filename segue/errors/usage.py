@@ -20,7 +20,7 @@ class SpecError(UsageError):
 
     def __init__(self, *, source: str, problems: tuple[str, ...]) -> None:
         self.source, self.problems = source, problems
-        where = source if source == COMMAND_LINE else f"{source} is not a valid run spec"
+        where = source if source == COMMAND_LINE else f"{source} is not valid"
         what = "options; --help describes them" if source == COMMAND_LINE else "fields"
         super().__init__(f"{where}: {'; '.join(problems).rstrip('.')}.", fix=f"correct these {what}.")
 

@@ -65,6 +65,30 @@ class WindowSpec(DataAccess):
         return since
 
 
+class GateSpec(FiniteValue):
+    """What the data of a slot must be like before anything is bought."""
+
+    suite: str | None = Field(
+        None, description="File with a suite of Great Expectations, beside retrain.toml; None: no expectations."
+    )
+    on_failure: typing.Literal["stop", "warn"] = Field(
+        "stop", description="Reaction to unmet expectations: stop, or train and record them."
+    )
+    time_column: str | None = Field(
+        None, description="Column with the time of each row, for max_age_hours: a time, or text in ISO 8601."
+    )
+    max_age_hours: float | None = Field(None, gt=0, description="Greatest age of the newest row at the slot's time.")
+    min_rows_share: float | None = Field(
+        None, gt=0, description="Least number of rows of a period, as a share of the mean of the window's periods."
+    )
+    max_rows_share: float | None = Field(None, gt=0, description="Greatest number of them, as the same share.")
+    max_psi: float | None = Field(
+        None, gt=0, description="Greatest population stability index of a column against the window before."
+    )
+    max_ks: float | None = Field(None, gt=0, le=1, description="Greatest Kolmogorov-Smirnov distance of a column.")
+    drift_columns: tuple[str, ...] | None = Field(None, description="Columns to compute drift for; None: all.")
+
+
 class RetrainSpec(Record):
     """A scheduled retraining."""
 
@@ -73,6 +97,7 @@ class RetrainSpec(Record):
     )
     timezone: str = Field("UTC", description="Time zone of schedule and periods, e.g. Europe/Berlin.")
     data: WindowSpec
+    gate: GateSpec = GateSpec()
 
     @field_validator("timezone")
     @classmethod

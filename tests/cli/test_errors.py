@@ -140,12 +140,12 @@ def test_what_is_wrong_on_the_command_line_is_told_as_that(place, command):
 )
 def test_a_wrong_run_spec_is_refused_by_the_name_of_the_field(desk, text, said):
     message = desk.refused("drill", TINY, "--config", desk.write("run.toml", text))
-    assert message.startswith("segue: run.toml is not a valid run spec: ")
+    assert message.startswith("segue: run.toml is not valid: ")
     assert said in message
 
 
 def test_a_run_spec_that_is_not_there_is_refused_by_its_name(desk):
-    assert "nowhere.toml is not a valid run spec: the file cannot be read" in desk.refused(
+    assert "nowhere.toml is not valid: the file cannot be read" in desk.refused(
         "drill", TINY, "--config", "nowhere.toml"
     )
 

@@ -1,0 +1,215 @@
+"""The check of a window before anything is bought: a suite of the user's, and what segue computes of the files.
+
+Expectations are evaluated over all rows, and a column at a time, so memory holds the columns of one expectation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from pydantic import Field
+
+from segue.curves.great_expectations import SITE, ephemeral_context
+from segue.records import FiniteValue, Record
+from segue.retraining.columns import Columns, columns_of
+from segue.retraining.measures import derived
+from segue.retraining.profile import ColumnProfile, profile_of
+from segue.retraining.spec import RetrainSpec, Window
+from segue.retraining.suite import Expectation, by_columns, read_suite
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+_MOST_PLACES = 10
+_SOURCE = "data"
+_NEEDED_FOR = "The check of the data"
+
+
+class Finding(FiniteValue):
+    """An expectation that is not met."""
+
+    expectation: str = Field(description="Its name in Great Expectations, e.g. expect_column_values_to_not_be_null.")
+    about: str = Field(description="Its columns, or the measure that segue computed: files, rows, age or drift.")
+    is_warning: bool = Field(description="Whether it does not stop the slot.")
+    observed: str = Field(description="What was found instead, in words.")
+    places: tuple[str, ...] = Field((), description="The first rows at fault: file and row, or what the row is about.")
+
+    @property
+    def sentence(self) -> str:
+        """The finding in words."""
+        where = f" ({'; '.join(self.places[:3])})" if self.places else ""
+        return f"{self.about}: {self.expectation} is not met: {self.observed}{where}"
+
+
+class GateResult(Record):
+    """What the check of a window found."""
+
+    outcome: Literal["passed", "warned", "failed"]
+    expectations: int = Field(ge=0, description="Number of expectations that were evaluated.")
+    rows: int = Field(ge=0, description="Number of rows they were evaluated over.")
+    findings: tuple[Finding, ...] = ()
+    profiles: dict[str, ColumnProfile] = Field(
+        default_factory=dict, description="Distribution of each column, for the drift of the next slot."
+    )
+
+
+def check_window(
+    spec: RetrainSpec,
+    window: Window,
+    local: Mapping[str, Path],
+    *,
+    slot: datetime,
+    folder: Path,
+    before: tuple[Window, GateResult] | None = None,
+    docs: Path | None = None,
+) -> GateResult:
+    """Evaluate every expectation of `spec.gate`. `folder` holds retrain.toml, and `before` is the slot before.
+
+    With `docs`, Data Docs are written into that folder; open its `index.html`.
+
+    Raises:
+        DataUnreadableError: a file is damaged.
+        MissingExtraError: great-expectations is not installed.
+        OutputError: `docs` cannot be written.
+        SpecError: the suite cannot be read, or holds something else than expectations.
+    """
+    known = {file.path for file in before[0].files} if before is not None else set()
+    new = {file.path for file in window.files} - known or {file.path for file in window.files}
+    with columns_of(window.files, local) as columns, ephemeral_context(docs, needed_for=_NEEDED_FOR) as (gx, context):
+        suite = read_suite(folder / spec.gate.suite, gx) if spec.gate.suite is not None else ()
+        validator = _Validator(context)
+        found = [*_of_suite(suite, columns, validator)]
+        profiles = before[1].profiles if before is not None else {}
+        for measure in derived(spec.gate, columns, window, slot=slot, new=columns.only(new), before=profiles):
+            made = tuple(getattr(gx.expectations, name)(**arguments) for name, arguments in measure.expected)
+            results = validator.validate(measure.frame, made)
+            subjects = [str(each) for each in measure.frame.iloc[:, 0]]
+            found += [_finding(each, measure.name, subjects.__getitem__, is_warning=False) for each in results]
+        if docs is not None:
+            validator.write_docs(name=spec.name, run_name=slot.isoformat(timespec="minutes"))
+        findings = tuple(each for each in found if each is not None)
+        return GateResult(
+            outcome=_outcome(spec, findings),
+            expectations=len(found),
+            rows=columns.rows,
+            findings=findings,
+            profiles={name: profile_of(columns.read([name])[name]) for name in columns.names},
+        )
+
+
+def _outcome(spec: RetrainSpec, findings: Sequence[Finding]) -> Literal["passed", "warned", "failed"]:
+    stops = any(not each.is_warning for each in findings) and spec.gate.on_failure == "stop"
+    return "failed" if stops else "warned" if findings else "passed"
+
+
+def _of_suite(suite: Sequence[Expectation], columns: Columns, validator: _Validator) -> Iterator[Finding | None]:
+    """The finding of each expectation, or None where it is met."""
+    for names, expectations in by_columns(suite).items():
+        missing = [name for name in names or () if name not in columns.names]
+        if missing:
+            observed = f"the data has no column {', '.join(missing)}"
+            yield from (_unmet(each, names or (), observed) for each in expectations)
+        elif names == ():
+            for each in expectations:
+                frame = columns.count() if each.counts_rows else columns.outline()
+                yield _finding(validator.validate(frame, [each.made])[0], "the table", str, each.is_warning)
+        else:
+            frame = columns.read(columns.names if names is None else names)
+            results = validator.validate(frame, [each.made for each in expectations])
+            for each, result in zip(expectations, results, strict=True):
+                about = ", ".join(names or ("rows with a condition",))
+                yield _finding(result, about, columns.place_of, each.is_warning)
+
+
+def _finding(result: Any, about: str, place_of: Callable[[int], str], is_warning: bool) -> Finding | None:
+    if result.success:
+        return None
+    found = result.result
+    rows = [row for row in found.get("partial_unexpected_index_list") or () if isinstance(row, int)]
+    return Finding(
+        expectation=result.expectation_config.type,
+        about=about,
+        is_warning=is_warning,
+        observed=_observed(result),
+        places=tuple(place_of(row) for row in rows[:_MOST_PLACES]),
+    )
+
+
+def _observed(result: Any) -> str:
+    found = result.result
+    if not found:  # It could not be evaluated; Great Expectations keeps the exception.
+        return f"it could not be evaluated: {_reason(result.exception_info)}"
+    if "unexpected_count" not in found:
+        return f"observed {found.get('observed_value')}"
+    shown = ", ".join(dict.fromkeys(str(value) for value in found.get("partial_unexpected_list", ())[:3]))
+    return f"{found['unexpected_count']} of {found['element_count']} rows, e.g. {shown}"
+
+
+def _reason(exceptions: Any) -> str:
+    """The message in what Great Expectations keeps of an exception: a dict, or a dict of them by metric."""
+    if not isinstance(exceptions, dict):
+        return str(exceptions)
+    message = exceptions.get("exception_message")
+    return str(message) if message else "; ".join(dict.fromkeys(map(_reason, exceptions.values())))
+
+
+def _unmet(expectation: Expectation, names: Sequence[str], observed: str) -> Finding:
+    return Finding(
+        expectation=expectation.kind, about=", ".join(names), is_warning=expectation.is_warning, observed=observed
+    )
+
+
+class _Validator:
+    """Evaluates expectations of frames, and keeps the results for the Data Docs."""
+
+    def __init__(self, context: Any) -> None:
+        self._context = context
+        self._results: list[Any] = []
+
+    def validate(self, frame: pd.DataFrame, expectations: Sequence[Any]) -> list[Any]:
+        """The results, in the order of the expectations."""
+        source = self._context.data_sources.add_pandas(_SOURCE)
+        try:
+            whole = source.add_dataframe_asset(_SOURCE).add_batch_definition_whole_dataframe(_SOURCE)
+            batch = whole.get_batch(batch_parameters={"dataframe": frame})
+            # With more than a summary, many rows at fault would take minutes.
+            options = {"result_format": "SUMMARY", "partial_unexpected_count": _MOST_PLACES}
+            results = [batch.validate(each, result_format=options) for each in expectations]
+        finally:
+            self._context.data_sources.delete(_SOURCE)  # It would keep the frame.
+        self._results += results
+        return results
+
+    def write_docs(self, *, name: str, run_name: str) -> None:
+        """All results as one page of Data Docs, with its index."""
+        from great_expectations.core.expectation_validation_result import ExpectationSuiteValidationResult
+        from great_expectations.core.run_identifier import RunIdentifier
+        from great_expectations.data_context.types.resource_identifiers import (
+            ExpectationSuiteIdentifier,
+            ValidationResultIdentifier,
+        )
+
+        met = sum(bool(each.success) for each in self._results)
+        count = len(self._results)
+        result = ExpectationSuiteValidationResult(
+            success=met == count,
+            results=self._results,
+            suite_name=name,
+            statistics={
+                "evaluated_expectations": count,
+                "successful_expectations": met,
+                "unsuccessful_expectations": count - met,
+                "success_percent": 100 * met / count if count else 100.0,
+            },
+            meta={"run_id": {"run_name": run_name}},
+        )
+        key = ValidationResultIdentifier(
+            expectation_suite_identifier=ExpectationSuiteIdentifier(name=name),
+            run_id=RunIdentifier(run_name=run_name),
+            batch_identifier=_SOURCE,
+        )
+        self._context.validation_results_store.set(key, result)
+        self._context.build_data_docs(site_names=[SITE])

@@ -1,0 +1,94 @@
+"""What segue computes of a window, as small frames with the expectations of retrain.toml: files alike, number of rows,
+age, drift."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from segue.retraining.columns import Columns
+from segue.retraining.profile import ColumnProfile, drift_of
+from segue.retraining.spec import GateSpec, Window
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+Arguments = Mapping[str, Any]
+
+
+class Derived(NamedTuple):
+    """A frame of measures, and what is expected of them: classes of expectations with their arguments."""
+
+    name: str
+    frame: pd.DataFrame
+    """Its first column says what a row is about."""
+    expected: tuple[tuple[str, Arguments], ...]
+
+
+def derived(
+    spec: GateSpec,
+    columns: Columns,
+    window: Window,
+    *,
+    slot: datetime,
+    new: Columns,
+    before: Mapping[str, ColumnProfile],
+) -> Iterator[Derived]:
+    """The frames of a window. `before` are profiles of the window before, by column, and none at the first slot; the
+    drift is that of the `new` rows.
+
+    Raises:
+        DataUnreadableError: a file is damaged.
+    """
+    import pandas as pd
+
+    unlike = columns.mismatches()
+    between, inside = "ExpectColumnValuesToBeBetween", "ExpectColumnValuesToBeInSet"
+    files = pd.DataFrame({"files": unlike or ["all files"], "alike": [not unlike] * max(len(unlike), 1)})
+    yield Derived("files", files, ((inside, {"column": "alike", "value_set": [True]}),))
+    limits = {"min_value": spec.min_rows_share, "max_value": spec.max_rows_share}
+    if any(limit is not None for limit in limits.values()):
+        yield Derived("rows", _rows_by_period(window), ((between, {"column": "share", **limits}),))
+    if spec.max_age_hours is not None and spec.time_column is not None:
+        known = ("ExpectColumnValuesToNotBeNull", {"column": "age_hours"})
+        young = (between, {"column": "age_hours", "max_value": spec.max_age_hours})
+        yield Derived("age", _age(columns, spec.time_column, slot), (known, young))
+    drifts = {"psi": spec.max_psi, "ks": spec.max_ks}
+    if before and any(limit is not None for limit in drifts.values()):
+        expected = tuple(
+            (between, {"column": name, "max_value": limit}) for name, limit in drifts.items() if limit is not None
+        )
+        yield Derived("drift", _drifts(spec, new, before), expected)
+
+
+def _rows_by_period(window: Window) -> pd.DataFrame:
+    import pandas as pd
+
+    rows: dict[str, int] = {}
+    for file in window.files:
+        rows[file.period] = rows.get(file.period, 0) + (file.rows or 0)
+    mean = sum(rows.values()) / len(rows)
+    shares = [count / mean if mean else 0.0 for count in rows.values()]
+    return pd.DataFrame({"period": [*rows], "rows": [*rows.values()], "share": shares})
+
+
+def _age(columns: Columns, name: str, slot: datetime) -> pd.DataFrame:
+    import pandas as pd
+
+    held = columns.read([name])[name] if name in columns.names else pd.Series()
+    times = pd.to_datetime(held, utc=True, errors="coerce", format="ISO8601")
+    hours = (pd.Timestamp(slot).tz_convert(UTC) - times.max()).total_seconds() / 3600 if times.notna().any() else None
+    return pd.DataFrame({"column": [name], "age_hours": pd.Series([hours], dtype="float64")})
+
+
+def _drifts(spec: GateSpec, columns: Columns, before: Mapping[str, ColumnProfile]) -> pd.DataFrame:
+    import pandas as pd
+
+    wanted = [
+        name for name in columns.names if name in before and (spec.drift_columns is None or name in spec.drift_columns)
+    ]
+    found = {name: drift_of(columns.read([name])[name], before[name]) for name in wanted}
+    known = {name: drift for name, drift in found.items() if drift is not None}
+    psi, ks = [drift.psi for drift in known.values()], [drift.ks for drift in known.values()]
+    return pd.DataFrame({"column": [*known], "psi": psi, "ks": pd.Series(ks, dtype="float64")})

@@ -1,0 +1,136 @@
+"""What a column of a window looks like, and how far new rows are from it: the metrics of drift."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+from pydantic import Field
+
+from segue.records import FiniteValue
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+_EDGES, _BINS = 100, 10
+_MOST_VALUES = 100
+_SAMPLED = 100_000
+"""Numbers that edges are chosen by, evenly spaced. The shares between edges are those of all."""
+_LEAST_SHARE = 1e-4
+"""An empty bin counts as this share; its logarithm would be infinite."""
+
+Kind = Literal["numbers", "values", "other"]
+
+
+class ColumnProfile(FiniteValue):
+    """The distribution of one column."""
+
+    kind: Kind = Field(description="Numbers, values of which some repeat, or neither: no drift is computed.")
+    rows: int = Field(ge=0)
+    null_share: float = Field(ge=0, le=1)
+    edges: tuple[float, ...] = Field((), description="Quantiles of numbers, each once, in order.")
+    cumulative: tuple[float, ...] = Field((), description="Share of the numbers that are at most the edge.")
+    shares: dict[str, float] = Field(default_factory=dict, description="Share of each of the most frequent values.")
+
+
+class Drift(NamedTuple):
+    """How far new rows are from a profile."""
+
+    psi: float
+    """Population stability index over ten bins or the most frequent values, with nulls as a bin of their own.
+    Below 0.1 is usually called stable, above 0.25 changed (Siddiqi, Credit Risk Scorecards, 2006)."""
+    ks: float | None
+    """Kolmogorov-Smirnov distance of numbers: the largest difference of the two cumulative distributions."""
+
+
+def profile_of(column: pd.Series) -> ColumnProfile:
+    """The distribution of a column."""
+    rows = len(column)
+    present = column.dropna()
+    null_share = 1 - len(present) / rows if rows else 0.0
+    kind = _kind_of(present)
+    if kind == "numbers":
+        edges, cumulative = _distribution(_finite(present))
+        return ColumnProfile(kind=kind, rows=rows, null_share=null_share, edges=edges, cumulative=cumulative)
+    shares = _shares(present) if kind == "values" else {}
+    return ColumnProfile(kind=kind, rows=rows, null_share=null_share, shares=shares)
+
+
+def drift_of(column: pd.Series, before: ColumnProfile) -> Drift | None:
+    """How far a column is from its profile; None where the profile has no distribution, or a kind of its own."""
+    present = column.dropna()
+    if before.kind == "other" or not len(column):
+        return None
+    if len(present) and _kind_of(present) != before.kind:
+        return Drift(math.inf, None)
+    null_share = 1 - len(present) / len(column)
+    if before.kind == "values":
+        now = _shares(present)
+        names = before.shares.keys()
+        then = [*before.shares.values(), 1 - sum(before.shares.values())]
+        here = [now.get(name, 0.0) for name in names]
+        return Drift(_stability(then, [*here, 1 - sum(here)], before.null_share, null_share), None)
+    numbers = _finite(present)
+    now_cumulative = _cumulative(numbers, np.array(before.edges)) if len(numbers) else np.zeros(len(before.edges))
+    ks = float(np.abs(now_cumulative - np.array(before.cumulative)).max(initial=0.0))
+    then_bins, here_bins = (_bins(each) for each in (np.array(before.cumulative), now_cumulative))
+    return Drift(_stability(then_bins, here_bins, before.null_share, null_share), ks)
+
+
+def _kind_of(present: pd.Series) -> Kind:
+    import pandas as pd
+
+    if pd.api.types.is_bool_dtype(present) or isinstance(present.dtype, pd.CategoricalDtype):
+        return "values"
+    if pd.api.types.is_numeric_dtype(present):
+        return "numbers"
+    return "values" if pd.api.types.is_string_dtype(present) else "other"
+
+
+def _finite(present: pd.Series) -> npt.NDArray[np.float64]:
+    numbers = present.to_numpy(np.float64)
+    finite: npt.NDArray[np.float64] = numbers[np.isfinite(numbers)]
+    return finite
+
+
+def _distribution(numbers: npt.NDArray[np.float64]) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    if not len(numbers):
+        return (), ()
+    some = numbers[:: max(len(numbers) // _SAMPLED, 1)]
+    edges = np.unique(np.quantile(some, np.linspace(0, 1, _EDGES + 1), method="inverted_cdf"))
+    return tuple(map(float, edges)), tuple(map(float, _cumulative(numbers, edges)))
+
+
+def _cumulative(numbers: npt.NDArray[np.float64], edges: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    counts = np.bincount(np.searchsorted(edges, numbers, side="left"), minlength=len(edges) + 1)
+    cumulative: npt.NDArray[np.float64] = np.cumsum(counts)[: len(edges)] / len(numbers)
+    return cumulative
+
+
+def _bins(cumulative: npt.NDArray[np.float64]) -> list[float]:
+    """Shares of about ten bins: between edges, and beyond the last one."""
+    picked = cumulative[:: max(len(cumulative) // _BINS, 1)]
+    return [float(each) for each in np.diff(np.concatenate([[0.0], picked, [1.0]]))]
+
+
+def _shares(present: pd.Series) -> dict[str, float]:
+    counts = present.astype(str).value_counts(normalize=True).head(_MOST_VALUES)
+    return {str(name): float(share) for name, share in counts.items()}
+
+
+def _stability(then: list[float], now: list[float], null_then: float, null_now: float) -> float:
+    shares = zip(
+        [*(share * (1 - null_then) for share in then), null_then],
+        [*(share * (1 - null_now) for share in now), null_now],
+        strict=True,
+    )
+    floored = [(max(a, _LEAST_SHARE), max(b, _LEAST_SHARE)) for a, b in shares]
+    return sum((b - a) * math.log(b / a) for a, b in floored)
+
+
+def profiles_by_name(frame: pd.DataFrame) -> Mapping[str, ColumnProfile]:
+    """The profile of each column."""
+    return {str(name): profile_of(frame[name]) for name in frame.columns}
