@@ -248,7 +248,7 @@ class LocalStack:
     def _wait_until(self, is_ready: Callable[[], bool], *, name: str) -> None:
         give_up_at = time.monotonic() + _START_SECONDS
         while not is_ready():
-            dead = next((service for service, process in self._services.items() if not process.is_running()), None)
+            dead = next((service for service, process in self._services.items() if not _is_alive(process)), None)
             if dead is not None:
                 raise self._has_ended(dead)
             if time.monotonic() > give_up_at:
@@ -259,6 +259,14 @@ class LocalStack:
     def _has_ended(self, name: str) -> OrchestratorError:
         what = f"the local Prefect's {name} ended at its start."
         return OrchestratorError(what=what, fix=f"Its output is in {self.logs / name}.log.")
+
+
+def _is_alive(process: psutil.Process) -> bool:
+    # The supervisor need not have taken note of its end yet.
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
 
 
 def free_port(wanted: int) -> int:

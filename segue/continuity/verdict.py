@@ -39,7 +39,7 @@ _CAUSES = {
     "loss": ("model or randomness", "the loss differs on the same batch: weights, a random stream or the code changed"),
     "grad_norm": (
         "model or randomness",
-        "the gradient norm differs at the same loss: the loss or clipping code changed",
+        "the gradient norm differs at the same loss: the loss or clipping code changed, or reads what is not tracked",
     ),
     "param_norm": (
         "optimizer",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,8 +10,12 @@ from typing import Any
 
 import torch
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers.trainer import TRAINER_STATE_NAME
 
 from segue.sessions import Session, host_here
+
+_TIMES = ("_runtime", "_per_second")
+"""Ends of the names of metrics that are measured by the clock, so that no two runs have the same."""
 
 
 class SegueCallback(TrainerCallback):
@@ -30,8 +35,11 @@ class SegueCallback(TrainerCallback):
         self._steps: Iterator[int] = iter(())
         self._losses: list[torch.Tensor] = []
         self._handles: list[Any] = []
-        self._asked_for: Path | None = None
-        """A folder that the Trainer writes only for the run."""
+        self._extra: Path | None = None
+        """A folder that the Trainer wrote only for the run."""
+        self._is_asking = False
+        self._limit: int | None = None
+        """`save_total_limit` of the user, while the Trainer writes a folder only for the run."""
         self.checkpoint: str | None = None
         """The folder from which to resume, once the Trainer is there; None in a new run."""
 
@@ -57,9 +65,8 @@ class SegueCallback(TrainerCallback):
         """The safe point."""
         next(self._steps, None)
         self._losses.clear()
-        if self._asked_for is not None:
-            shutil.rmtree(self._asked_for, ignore_errors=True)  # It is committed, and the user did not ask for it.
-            self._asked_for = None
+        self._end_asking(args)
+        self._remove_extra(state)
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """Report the step; have the Trainer write its folder where the run needs it."""
@@ -84,7 +91,12 @@ class SegueCallback(TrainerCallback):
 
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """Hand the folder over."""
-        self._run.commit_folder(self._folder_of(args, state))
+        folder = self._folder_of(args, state)
+        if not self._is_asking and folder == self._extra:
+            self._extra = None  # At the end of an epoch the Trainer writes the same folder again, for the user.
+        self._end_asking(args)
+        if self._run.is_active:
+            self._run.commit_folder(folder, instead={TRAINER_STATE_NAME: _without_times(folder / TRAINER_STATE_NAME)})
 
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
@@ -93,13 +105,26 @@ class SegueCallback(TrainerCallback):
         if self._run.goal is not None and state.global_step < self._run.goal and not self._run.should_stop:
             self._run.finish(f"the Trainer ended at step {state.global_step}")
         next(self._steps, None)
+        self._remove_extra(state)
         for handle in self._handles:
             handle.remove()
 
     def _ask_for_folder(self, args: TrainingArguments, state: TrainerState, control: TrainerControl) -> None:
         if not control.should_save:
-            self._asked_for = self._folder_of(args, state)
+            self._extra, self._is_asking = self._folder_of(args, state), True
+            # Folders of the user's would be deleted for this one.
+            self._limit, args.save_total_limit = args.save_total_limit, None
         control.should_save = True
+
+    def _end_asking(self, args: TrainingArguments) -> None:
+        if self._is_asking:
+            self._is_asking, args.save_total_limit = False, self._limit
+
+    def _remove_extra(self, state: TrainerState) -> None:
+        """Delete what was written for the run and is committed, unless it is the best: the Trainer may load that."""
+        if self._extra is not None and self._extra != Path(state.best_model_checkpoint or ""):
+            shutil.rmtree(self._extra, ignore_errors=True)
+        self._extra = None
 
     @staticmethod
     def _folder_of(args: TrainingArguments, state: TrainerState) -> Path:
@@ -109,3 +134,12 @@ class SegueCallback(TrainerCallback):
         loss = output.get("loss") if isinstance(output, dict) else getattr(output, "loss", None)
         if model.training and isinstance(loss, torch.Tensor):
             self._losses.append(loss.detach())
+
+
+def _without_times(file: Path) -> bytes:
+    """The Trainer's state without the metrics that the clock measured."""
+    state = json.loads(file.read_text(encoding="utf-8"))
+    state["log_history"] = [
+        {name: value for name, value in entry.items() if not name.endswith(_TIMES)} for entry in state["log_history"]
+    ]
+    return (json.dumps(state, indent=2, sort_keys=True) + "\n").encode()

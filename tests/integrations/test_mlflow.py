@@ -125,7 +125,9 @@ def test_each_step_is_there_once_though_the_sender_is_killed_in_the_middle_again
     assert rows.keys() == METRICS
     frame = segue.curve(resumed.log)
     for name in METRICS:
-        assert rows[name] == list(zip(range(1, 61), frame[name], strict=True)), name
+        measured = frame[frame[name].notna()]
+        assert rows[name] == list(zip(measured["step"], measured[name], strict=True)), name
+        assert len(measured) >= 6
     assert server.select("SELECT count(*) FROM runs WHERE name = 'nightly'") == [(1,)]
 
 

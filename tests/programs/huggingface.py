@@ -44,6 +44,7 @@ def main() -> None:
     parser.add_argument("--epochs", type=float, default=5)
     parser.add_argument("--accumulate", type=int, default=1)
     parser.add_argument("--stop-early", action="store_true")
+    parser.add_argument("--load-best", choices=("epoch", "best"), help="when the Trainer saves")
     parser.add_argument("--hang-at", type=int, default=-1)
     parser.add_argument("--save-to", default="")
     options = parser.parse_args()
@@ -51,6 +52,9 @@ def main() -> None:
     shape = {"vocab_size": 20, "n_positions": 12, "n_embd": 16, "n_layer": 1, "n_head": 2}
     model = GPT2LMHeadModel(GPT2Config(**shape, bos_token_id=0, eos_token_id=0))
     early = {"eval_strategy": "epoch", "metric_for_best_model": "loss", "load_best_model_at_end": True}
+    if options.load_best:  # The best one is the first.
+        best = {"load_best_model_at_end": True, "metric_for_best_model": "loss", "greater_is_better": True}
+        early |= best | {"save_total_limit": 3}
     arguments = TrainingArguments(
         output_dir="huggingface",
         num_train_epochs=options.epochs,
@@ -58,11 +62,11 @@ def main() -> None:
         gradient_accumulation_steps=options.accumulate,
         learning_rate=1e-3,
         logging_steps=7,
-        save_strategy="epoch" if options.stop_early else "no",
+        save_strategy=options.load_best or ("epoch" if options.stop_early else "no"),
         report_to=[],
         use_cpu=True,
         disable_tqdm=True,
-        **(early if options.stop_early else {}),
+        **(early if options.stop_early or options.load_best else {}),
     )
     callback = SegueCallback()
     callbacks = [Hang(options.hang_at), callback]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +22,13 @@ class Folder:
         self.path: Path | None = None
         self.step = 0
         """Number of steps after which the folder was written."""
+        self._instead: Mapping[str, bytes] = {}
         self._restored: dict[str, torch.Tensor] = {}
 
     def capture(self) -> Any:
-        return {} if self.path is None else {"files": _files(self.path)}
+        if self.path is None:
+            return {}
+        return {"files": _files(self.path) | {name: _tensor(content) for name, content in self._instead.items()}}
 
     def restore(self, tree: Any) -> None:
         self._restored = tree.get("files", {})
@@ -42,10 +46,10 @@ class Folder:
             file = path / name
             file.parent.mkdir(parents=True, exist_ok=True)
             file.write_bytes(content.numpy().tobytes())
-        self._restored, self.path = {}, path
+        self._restored, self.path, self._instead = {}, path, {}
         return path
 
-    def take(self, path: Path, *, step: int) -> None:
+    def take(self, path: Path, *, step: int, instead: Mapping[str, bytes]) -> None:
         """The folder holds the state after this many steps from now on.
 
         Raises:
@@ -54,7 +58,7 @@ class Folder:
         if not path.is_dir() or not _files(path):
             raise SessionError(what=f"run.commit_folder({str(path)!r}): {_lack(path)}.", fix="write it before.")
         (path / _MARKER).touch()
-        self.path, self.step = path, step
+        self.path, self.step, self._instead = path, step, instead
 
 
 def _files(folder: Path) -> dict[str, torch.Tensor]:
@@ -66,6 +70,10 @@ def _content(file: Path) -> torch.Tensor:
     size = file.stat().st_size
     # Mapped privately: a file that is deleted or replaced until it is saved stays readable.
     return torch.from_file(str(file), shared=False, size=size, dtype=torch.uint8) if size else torch.empty(0).byte()
+
+
+def _tensor(content: bytes) -> torch.Tensor:
+    return torch.frombuffer(bytearray(content), dtype=torch.uint8) if content else torch.empty(0).byte()
 
 
 def _empty(path: Path) -> None:

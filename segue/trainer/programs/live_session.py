@@ -115,11 +115,11 @@ class LiveSession:
             self._add(_FOLDER, {_FOLDER: self._folder}, call="run.restore_folder()")
         return self._folder.write_to(path)
 
-    def commit_folder(self, path: Path) -> None:
+    def commit_folder(self, path: Path, *, instead: Mapping[str, bytes]) -> None:
         if self._folder is None:
             what = "run.commit_folder() without run.restore_folder() before the loop."
             raise SessionError(what=what, fix="call run.restore_folder(path), which gives the folder back in a resume.")
-        self._folder.take(path, step=self._steps_so_far)
+        self._folder.take(path, step=self._steps_so_far, instead=instead)
 
     @property
     def should_save(self) -> bool:
