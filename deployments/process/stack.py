@@ -264,7 +264,7 @@ class LocalStack:
 def _is_alive(process: psutil.Process) -> bool:
     # The supervisor need not have taken note of its end yet.
     try:
-        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+        return bool(process.is_running()) and process.status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return False
 
