@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -121,11 +122,15 @@ def test_the_trainers_own_folders_stay_as_they_are_without_segue_and_the_best_on
 
 
 @pytest.mark.parametrize("program", ["huggingface"], indirect=True)
-def test_two_runs_that_evaluate_commit_the_same_folder(fork_server, make_program, open_log):
-    digests = []
-    for run_id in ("one", "other"):
-        spec = make_program("--load-best", "epoch").model_copy(update={"run_id": run_id})
-        runlog = open_log(spec)
-        fork_server.run_attempt(runlog, spec)
-        digests.append(read_history(runlog.reload()).newest.manifest.components["folder"])
-    assert digests[0] == digests[1]
+def test_what_the_clock_measured_is_not_committed_because_no_two_runs_would_be_identical(
+    fork_server, make_program, open_log, tmp_path
+):
+    spec = make_program("--load-best", "epoch")
+    fork_server.run_attempt(open_log(spec), spec)
+    folder = segue.load_checkpoint(spec.run_id, store=spec.store)["folder"]
+    state = json.loads(folder["files"]["trainer_state.json"].numpy().tobytes())
+    names = {name for entry in state["log_history"] for name in entry}
+    assert {"loss", "eval_loss"} <= names
+    assert [name for name in names if name.endswith(("_runtime", "_per_second"))] == []
+    kept = json.loads((tmp_path / "huggingface" / "checkpoint-40" / "trainer_state.json").read_text())
+    assert "eval_runtime" in {name for entry in kept["log_history"] for name in entry}  # The user's file has them.
