@@ -19,7 +19,15 @@ from segue.errors.checkpoints import (
     WeightsFileError,
     WeightsMismatchError,
 )
-from segue.errors.data import DataChangedError, DataUnreadableError, NoDataError
+from segue.errors.data import (
+    DataChangedError,
+    DataUnreadableError,
+    ModelChangedError,
+    NoDataError,
+    ScoresError,
+    UnknownModelError,
+    UnknownVersionError,
+)
 from segue.errors.storage import (
     BadKeyError,
     CheckpointError,
@@ -104,6 +112,7 @@ __all__ = [
     "MissingExtraError",
     "MissingObjectError",
     "MissingShardError",
+    "ModelChangedError",
     "NoCheckpointError",
     "NoDataError",
     "NoMetricError",
@@ -125,6 +134,7 @@ __all__ = [
     "RunBegunError",
     "RunNotFoundError",
     "RunOverError",
+    "ScoresError",
     "SegueError",
     "SessionError",
     "SpecError",
@@ -135,7 +145,9 @@ __all__ = [
     "TraceError",
     "TrackerError",
     "TruncatedShardError",
+    "UnknownModelError",
     "UnknownStepError",
+    "UnknownVersionError",
     "UnsupportedStateError",
     "UsageError",
     "WeightsFileError",

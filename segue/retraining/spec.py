@@ -89,6 +89,26 @@ class GateSpec(FiniteValue):
     drift_columns: tuple[str, ...] | None = Field(None, description="Columns to compute drift for; None: all.")
 
 
+class EvaluationSpec(FiniteValue):
+    """When a candidate takes the place of the model in service. Shares are of the metric of the model in service."""
+
+    scores: str = Field(
+        pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$",
+        description="Function of a model and a frame, as package.module:function, that returns an array by metric: a "
+        "number for each row, of which less is better.",
+    )
+    metric: str | None = Field(None, description="The metric that decides; None: the first.")
+    min_gain: float = Field(
+        0.0, description="Least gain of that metric, as a share: the lower end of its 95 % interval must reach it."
+    )
+    guards: dict[str, float] = Field(
+        default_factory=dict, description="Other metrics, and by which share each may be worse at most."
+    )
+    groups: tuple[str, ...] = Field((), description="Columns whose values are subgroups that are compared, too.")
+    max_group_loss: float = Field(0.05, ge=0, description="By which share the metric of a subgroup may be worse.")
+    min_group_rows: int = Field(100, gt=0, description="Smaller subgroups say too little, and are left out.")
+
+
 class RetrainSpec(Record):
     """A scheduled retraining."""
 
@@ -98,6 +118,7 @@ class RetrainSpec(Record):
     timezone: str = Field("UTC", description="Time zone of schedule and periods, e.g. Europe/Berlin.")
     data: WindowSpec
     gate: GateSpec = GateSpec()
+    evaluation: EvaluationSpec | None = Field(None, description="None: every candidate is promoted.")
 
     @field_validator("timezone")
     @classmethod

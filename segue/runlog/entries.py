@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Annotated, Literal
 
 import crc32c
-from pydantic import AwareDatetime, Field, TypeAdapter, ValidationError
+from pydantic import AwareDatetime, Field, JsonValue, TypeAdapter, ValidationError
 from pydantic_core import PydanticSerializationError
 
 from segue.errors import DamagedRecordError
@@ -143,6 +143,13 @@ class PruneEntry(Entry):
     slots: tuple[int, ...]
 
 
+class ModelEntry(Entry):
+    """A candidate of a retraining, or another version in service: `segue/retraining/model_record.py`."""
+
+    kind: Literal["model"] = "model"
+    record: dict[str, JsonValue]
+
+
 AnyEntry = Annotated[
     OpenEntry
     | DecisionEntry
@@ -154,7 +161,8 @@ AnyEntry = Annotated[
     | ReportEntry
     | HandoverEntry
     | QuarantineEntry
-    | PruneEntry,
+    | PruneEntry
+    | ModelEntry,
     Field(discriminator="kind"),
 ]
 

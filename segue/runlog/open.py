@@ -7,6 +7,7 @@ from pathlib import Path
 
 from segue.clock import Clock
 from segue.errors import BadKeyError, MissingObjectError, RunNotFoundError, StoreUnreachableError
+from segue.runlog import keys
 from segue.runlog.history import History, read_history
 from segue.runlog.log import RunLog
 from segue.spec import RunSpec, StoreSpec
@@ -56,7 +57,7 @@ def known_runs(store: StoreSpec | str | Path = DEFAULT_STORE) -> Iterator[tuple[
     """
     opened = open_store(store)
     try:
-        for name in opened.folders():
+        for name in filter(keys.is_run_folder, opened.folders()):
             log = RunLog(opened, name)
             history = read_history(log.reload())
             if history.next_slot:

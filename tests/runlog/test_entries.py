@@ -36,6 +36,7 @@ from segue.runlog.entries import (
     DrillEntry,
     Entry,
     HandoverEntry,
+    ModelEntry,
     OpenEntry,
     PruneEntry,
     QuarantineEntry,
@@ -92,6 +93,7 @@ ENTRIES: list[Entry] = [
     HandoverEntry(**COMMON, standby="spare4", deployment="a/b", segment=1, attempt=2, reason="r", numbers={"c": 0.1}),
     QuarantineEntry(**COMMON, slot=7, checkpoint=REF, reason="flipped"),
     PruneEntry(**COMMON, slots=(1, 2, 3)),
+    ModelEntry(**COMMON, record={"kind": "choice", "version": 1, "shares": [0.5, None]}),
 ]  # fmt: skip
 SMALL = PruneEntry(**COMMON, slots=(1,))
 NO_RECORDS = [b"", b"{}", b"null", b"1", b"[]", b'"x"', b"\xff\xfe", b"[" * 100_000, b'{"a":' * 100_000, b"1" * 5_000]
