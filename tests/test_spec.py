@@ -250,6 +250,29 @@ def test_a_program_is_a_python_command_and_takes_the_place_of_a_recipe(fields, s
     assert sentence in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("fields", "sentence"),
+    [
+        (
+            {"program": {"command": ["python", "t.py"]}},
+            "data: a program has no config; give it its files",
+        ),
+        ({"recipe": "a:b", "config": {"data": 1}}, "data: config.data is where the recipe gets these files"),
+        ({"recipe": "a:b", "data": {"files": []}}, "data.files: "),
+        (
+            {"recipe": "a:b", "data": {"files": [{"path": "a", "sha256": "0", "size_bytes": 1}]}},
+            "data.files.0.sha256: ",
+        ),
+    ],
+)
+def test_data_that_reaches_no_recipe_is_refused(fields, sentence):
+    files = {"files": [{"path": "/lake/may.csv", "sha256": "0" * 64, "size_bytes": 1}]}
+    with pytest.raises(SpecError) as caught:
+        RunSpec.parse({"run_id": "nightly", "steps": 3, "data": files} | fields)
+    assert sentence in str(caught.value)
+    assert "0" * 64 not in str(caught.value)  # Not the whole list of files.
+
+
 def test_a_spec_says_what_it_trains():
     program = RunSpec.parse(
         {"run_id": "n", "steps": 3, "program": {"command": ["python3.11", "t.py", "--name", "a b"]}}

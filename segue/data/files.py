@@ -40,7 +40,7 @@ def checked_copies(data: DataSpec) -> list[Path]:
 def find(pattern: str, access: DataAccess = _DEFAULT) -> list[str]:
     """The files that a path, a glob, or a folder that ends with '/' stands for, sorted; none if there are none.
 
-    Of folders, files that begin with '_' or '.', such as _SUCCESS, are left out.
+    Files whose names begin with '_' or '.', such as _SUCCESS, are left out.
 
     Raises:
         DataUnreadableError: what is there could not be listed.

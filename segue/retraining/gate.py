@@ -76,8 +76,9 @@ def check_window(
         OutputError: `docs` cannot be written.
         SpecError: the suite cannot be read, or holds something else than expectations.
     """
-    known = {file.path for file in before[0].files} if before is not None else set()
-    new = {file.path for file in window.files} - known or {file.path for file in window.files}
+    known = {file.sha256 for file in before[0].files} if before is not None else set()
+    paths = {file.path for file in window.files}
+    new = {file.path for file in window.files if file.sha256 not in known} or paths
     with columns_of(window.files, local) as columns, ephemeral_context(docs, needed_for=_NEEDED_FOR) as (gx, context):
         suite = read_suite(folder / spec.gate.suite, gx) if spec.gate.suite is not None else ()
         validator = _Validator(context)

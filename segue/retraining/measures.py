@@ -3,12 +3,13 @@ age, drift."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from segue.retraining.columns import Columns
-from segue.retraining.profile import ColumnProfile, drift_of
+from segue.retraining.profile import ColumnProfile, Drift, drift_of
 from segue.retraining.spec import GateSpec, Window
 
 if TYPE_CHECKING:
@@ -90,5 +91,7 @@ def _drifts(spec: GateSpec, columns: Columns, before: Mapping[str, ColumnProfile
     ]
     found = {name: drift_of(columns.read([name])[name], before[name]) for name in wanted}
     known = {name: drift for name, drift in found.items() if drift is not None}
+    # A column that is asked for and is not there has drifted as far as can be.
+    known |= {name: Drift(math.inf, None) for name in spec.drift_columns or () if name not in columns.names}
     psi, ks = [drift.psi for drift in known.values()], [drift.ks for drift in known.values()]
     return pd.DataFrame({"column": [*known], "psi": psi, "ks": pd.Series(ks, dtype="float64")})

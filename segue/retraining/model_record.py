@@ -12,7 +12,7 @@ from segue.retraining.spec import Window
 
 
 class Weights(FiniteValue):
-    """A copy of a candidate's weights in the store, which no retention prunes."""
+    """Where the weights of a candidate are in the store."""
 
     key: str
     sha256: str

@@ -66,11 +66,6 @@ class Models:
             raise UnknownVersionError(name=self.name, version=number, known=tuple(known))
         return known[number]
 
-    @property
-    def newest(self) -> Candidate | None:
-        """The candidate of the last slot, promoted or not."""
-        return next(reversed(self.candidates.values()), None)
-
 
 class ModelsLog:
     """The versions of one model in a store."""

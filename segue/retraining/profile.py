@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
@@ -129,8 +128,3 @@ def _stability(then: list[float], now: list[float], null_then: float, null_now: 
     )
     floored = [(max(a, _LEAST_SHARE), max(b, _LEAST_SHARE)) for a, b in shares]
     return sum((b - a) * math.log(b / a) for a, b in floored)
-
-
-def profiles_by_name(frame: pd.DataFrame) -> Mapping[str, ColumnProfile]:
-    """The profile of each column."""
-    return {str(name): profile_of(frame[name]) for name in frame.columns}

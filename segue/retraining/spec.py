@@ -77,7 +77,9 @@ class GateSpec(FiniteValue):
     time_column: str | None = Field(
         None, description="Column with the time of each row, for max_age_hours: a time, or text in ISO 8601."
     )
-    max_age_hours: float | None = Field(None, gt=0, description="Greatest age of the newest row at the slot's time.")
+    max_age_hours: float | None = Field(
+        None, gt=0, description="Greatest age of the newest row at the slot's time; needs time_column."
+    )
     min_rows_share: float | None = Field(
         None, gt=0, description="Least number of rows of a period, as a share of the mean of the window's periods."
     )
@@ -87,6 +89,13 @@ class GateSpec(FiniteValue):
     )
     max_ks: float | None = Field(None, gt=0, le=1, description="Greatest Kolmogorov-Smirnov distance of a column.")
     drift_columns: tuple[str, ...] | None = Field(None, description="Columns to compute drift for; None: all.")
+
+    @field_validator("max_age_hours")
+    @classmethod
+    def _is_of_a_column(cls, hours: float | None, info: ValidationInfo) -> float | None:
+        if hours is not None and info.data.get("time_column") is None:
+            raise PydanticCustomError("window", "needs gate.time_column, the column with the time of each row")
+        return hours
 
 
 class EvaluationSpec(FiniteValue):

@@ -14,18 +14,13 @@ def run_prefix(run_id: str) -> str:
 
 
 def model_folder(name: str) -> str:
-    """Folder of a model's log and weights. No run can have this name."""
+    """Folder of a model's log. No run can have this name."""
     return f"_model-{name}"
 
 
 def is_run_folder(name: str) -> bool:
     """Whether a top-level folder may be a run's."""
     return not name.startswith("_")
-
-
-def weights_key(name: str, sha256: str) -> str:
-    """Key of the weights of a version of a model."""
-    return f"{model_folder(name)}/weights/{sha256}.safetensors"
 
 
 def log_prefix(run_id: str) -> str:

@@ -105,9 +105,7 @@ class RunSpec(FiniteValue, Record):
     @classmethod
     def _reaches_a_recipe(cls, data: DataSpec | None, info: ValidationInfo) -> DataSpec | None:
         if data is not None and info.data.get("program") is not None:
-            raise PydanticCustomError(
-                "unfit_for_a_program", "a program has no config; give it its files in its command"
-            )
+            raise PydanticCustomError("data", "a program has no config; give it its files in its command")
         if data is not None and "data" in info.data.get("config", {}):
             raise PydanticCustomError("data", "config.data is where the recipe gets these files; remove it there")
         return data

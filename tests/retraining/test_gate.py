@@ -182,6 +182,28 @@ def test_new_rows_that_drift_from_the_window_before_are_named_by_column(lake):
     ]
 
 
+def test_the_drift_of_a_file_that_was_replaced_is_that_of_its_new_rows(lake):
+    lake.suite()
+    for month in (4, 5, 6):
+        lake.write(month, month_of(month, rows=2000))
+    limits = {"max_psi": 0.25, "drift_columns": ["delay"]}
+    before = lake.check(**limits)
+    lake.write(5, month_of(5, rows=2000, shift=60))
+    assert [each.about for each in lake.check(before=before, **limits)[1].findings] == ["drift"]
+
+
+def test_a_drift_column_that_is_not_there_is_named(lake):
+    lake.suite()
+    limits = {"max_psi": 100.0, "drift_columns": ["delay", "delya"]}
+    _, found = lake.check(before=lake.check(**limits), **limits)
+    assert [(each.about, each.places) for each in found.findings] == [("drift", ("delya",))]
+
+
+def test_an_age_needs_the_column_that_it_is_of(lake):
+    with pytest.raises(SpecError, match=r"gate.max_age_hours: needs gate.time_column"):
+        lake.check(max_age_hours=24)
+
+
 def test_data_docs_show_every_expectation_on_one_page(lake, tmp_path):
     lake.suite(*SUITE, expect("column_values_to_be_between", column="delay", max_value=-1000))
     lake.check(docs=tmp_path / "docs")

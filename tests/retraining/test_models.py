@@ -46,7 +46,7 @@ def log(store) -> ModelsLog:
 
 
 def test_a_model_without_candidates_is_none(log):
-    assert (log.read().in_service, log.read().candidates, log.read().newest) == (None, {}, None)
+    assert (log.read().in_service, log.read().before, log.read().candidates) == (None, None, {})
     with pytest.raises(UnknownModelError, match="there is no model 'flights' in "):
         log.require()
 

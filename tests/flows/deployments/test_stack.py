@@ -16,7 +16,7 @@ import yaml
 from prefect.client.orchestration import get_client
 from segue.deployments.process.follow import require_deployments
 from segue.deployments.process.registration import POOLS, TEMPLATES
-from segue.deployments.process.stack import free_port
+from segue.deployments.process.stack import _is_alive, free_port
 
 from segue.errors import OrchestratorError
 from segue.records import StopReason
@@ -56,6 +56,15 @@ def test_a_busy_port_picks_another():
         busy.listen()
         taken = busy.getsockname()[1]
         assert free_port(taken) not in (taken, 0)
+
+
+def test_a_service_that_has_ended_is_not_alive_although_nobody_took_note_of_it():
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as service:
+        process = psutil.Process(service.pid)
+        assert _is_alive(process)
+        service.kill()
+        until(lambda: process.status() == psutil.STATUS_ZOMBIE, what="its end")
+        assert not _is_alive(process)
 
 
 def test_the_repositorys_deployments_are_those_that_init_writes_with_another_nightly_recipe():
