@@ -22,6 +22,7 @@ from pydantic import ValidationError
 from segue.tasks.prefect_api import SILENCE
 from segue.tasks.recovery import recover_run
 from segue.tasks.segment_states import settle_left
+from segue.tasks.slot_recovery import is_slot, recover_slot
 
 from segue.clock import SystemClock
 from segue.controller.recovery import OrphanWatch
@@ -73,6 +74,9 @@ def recover_store(
         return [], [str(error)]
     for record in dead:
         try:
+            if is_slot(record):
+                done.append(f"{record.run_id}: {recover_slot(client, opened, record, take_over=take_over)}")
+                continue
             runlog = RunLog(opened, record.run_id, clock=clock).reload()
             what, _ = recover_run(client, runlog, record, clock=clock, take_over=take_over)
         except (SegueError, ObjectNotFound, *SILENCE) as error:

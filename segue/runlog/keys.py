@@ -18,6 +18,16 @@ def model_folder(name: str) -> str:
     return f"_model-{name}"
 
 
+def model_file(name: str, folder: str, file: str) -> str:
+    """A file of a version or a slot of a model."""
+    return f"{model_folder(name)}/{folder}/{file}"
+
+
+def docs_prefix(model: str, stamp: str) -> str:
+    """Where the Data Docs of a slot are."""
+    return f"{model_folder(model)}/slots/{stamp}/docs/"
+
+
 def is_run_folder(name: str) -> bool:
     """Whether a top-level folder may be a run's."""
     return not name.startswith("_")

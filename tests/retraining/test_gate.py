@@ -11,7 +11,7 @@ import pytest
 
 from segue.errors import SpecError
 from segue.parsing import parsed
-from segue.retraining.gate import check_window
+from segue.retraining.gate.check import check_window
 from segue.retraining.spec import RetrainSpec
 from segue.retraining.window import window_of
 

@@ -9,10 +9,8 @@ from threading import Barrier
 import pytest
 
 from segue.errors import ModelChangedError, UnknownModelError, UnknownVersionError
-from segue.retraining.gate import GateResult
-from segue.retraining.model_record import Candidate, Weights
+from segue.retraining.model_record import Artifact, Candidate
 from segue.retraining.models import ModelsLog
-from segue.retraining.spec import Window
 from segue.runlog.open import known_runs
 from segue.stores import open_store
 from segue.testing.faulty_store import FaultyStore
@@ -24,9 +22,7 @@ def candidate(number: int, *, compared_with: int | None = None, promoted: bool =
         run_id=f"flights-2013-{number:02}",
         step=100,
         attempt_id="seg000-a1-e1",
-        weights=Weights(key="weights", sha256="0" * 64, size_bytes=1),
-        window=Window(files=()),
-        gate=GateResult(outcome="passed", expectations=0, rows=0),
+        weights=Artifact(key="weights", sha256="0" * 64, size_bytes=1),
         compared_with=compared_with,
         is_promoted=promoted,
         why="better" if promoted else "no better",

@@ -14,11 +14,11 @@ from pydantic import Field
 
 from segue.curves.great_expectations import SITE, ephemeral_context
 from segue.records import FiniteValue, Record
-from segue.retraining.columns import Columns, columns_of
-from segue.retraining.measures import derived
-from segue.retraining.profile import ColumnProfile, profile_of
+from segue.retraining.gate.columns import Columns, columns_of
+from segue.retraining.gate.measures import derived
+from segue.retraining.gate.profile import ColumnProfile, profile_of
+from segue.retraining.gate.suite import Expectation, by_columns, read_suite
 from segue.retraining.spec import RetrainSpec, Window
-from segue.retraining.suite import Expectation, by_columns, read_suite
 
 if TYPE_CHECKING:
     import pandas as pd
