@@ -8,12 +8,15 @@ from uuid import UUID
 
 from prefect.client.orchestration import SyncPrefectClient
 from prefect.client.schemas.actions import DeploymentScheduleCreate
+from prefect.client.schemas.objects import State
 from prefect.exceptions import ObjectNotFound
 from prefect.states import Scheduled
 from prefect.utilities.callables import parameter_schema
 from segue.flows.retrain import retrain
-from segue.tasks.schedule import require_cron
+from segue.tasks.prefect_api import SILENCE, require_silence
+from segue.tasks.retraining.schedule import require_cron
 
+from segue.clock import SystemClock
 from segue.errors import OrchestratorError
 from segue.retraining.slots import run_id_of
 from segue.retraining.spec import RetrainSpec
@@ -21,6 +24,7 @@ from segue.retraining.spec import RetrainSpec
 FLOW = "retrain"
 ENTRYPOINT = "segue.flows.retrain.retrain"
 POOL = "parents"
+_LOOK_SECONDS = 1.0
 
 
 def deploy(client: SyncPrefectClient, spec: RetrainSpec, *, file: str, working_dir: Path, active: bool) -> UUID:
@@ -75,3 +79,20 @@ def start_slot(client: SyncPrefectClient, spec: RetrainSpec, slot: datetime) -> 
         tags=["segue", run_id_of(spec, slot)],
     )
     return run.id
+
+
+def wait_for(client: SyncPrefectClient, flow_run_id: UUID) -> State:
+    """The final state of a flow run. Waits for it, also while the server does not answer.
+
+    Raises:
+        OrchestratorError: the server refuses to answer.
+    """
+    while True:
+        try:
+            state = client.read_flow_run(flow_run_id).state
+        except SILENCE as error:
+            require_silence(error)
+            state = None
+        if state is not None and state.is_final():
+            return state
+        SystemClock().sleep(_LOOK_SECONDS)

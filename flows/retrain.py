@@ -14,7 +14,7 @@ from segue.flows.slot import SKIPPED, SlotRunner
 from segue.tasks.parent_clock import parent_clock
 from segue.tasks.prefect_api import DUPLICATE
 from segue.tasks.quiet_logs import quieten
-from segue.tasks.schedule import ticks
+from segue.tasks.retraining.schedule import ticks
 
 from segue.errors import ParentAliveError, SegueError, StoreError
 from segue.launch.output import survive_broken_output

@@ -14,11 +14,11 @@ from prefect.runtime import flow_run
 from prefect.states import Cancelled, Completed, Failed
 from segue.flows.train import train
 from segue.tasks.curve import check_curve
-from segue.tasks.model_events import announce
 from segue.tasks.parent_clock import as_parent, parent_clock
 from segue.tasks.prefect_api import DUPLICATE, is_cancelled
 from segue.tasks.recovery import known_server_id
-from segue.tasks.retraining import (
+from segue.tasks.retraining.events import announce
+from segue.tasks.retraining.slot import (
     begin_with_version,
     check_data,
     choose_window,

@@ -6,7 +6,7 @@ import sys
 
 import typer
 
-from segue.cli import checkpoints, curve, plan, simulate
+from segue.cli import checkpoints, curve, data, models, plan, retrain, simulate
 from segue.cli.demo import bench, demo
 from segue.cli.drill import drill
 from segue.cli.init import init
@@ -30,6 +30,9 @@ for command in (init, drill, plan.plan, simulate.simulate, run, runs, status, st
     app.command()(command)
 app.add_typer(checkpoints.app)
 app.add_typer(curve.app)
+app.add_typer(data.app)
+app.add_typer(retrain.app)
+app.add_typer(models.app)
 app.command()(demo)
 app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []})(bench)
 

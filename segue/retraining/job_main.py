@@ -21,7 +21,7 @@ from segue.recipe import import_build
 from segue.reports.cost import cost_report
 from segue.reports.summary import late_seconds_at_end
 from segue.retraining.artifacts import PROGRAM, WEIGHTS, get_artifact, program_bytes, put_artifact, weights_bytes
-from segue.retraining.evaluation import compare, decide
+from segue.retraining.evaluation import Promotion, compare, decide
 from segue.retraining.jobs import JOB, BeginJob, EvaluateJob, JobResult
 from segue.retraining.model_record import Candidate, Comparison, SlotStart, Training
 from segue.retraining.models import ModelsLog
@@ -78,14 +78,16 @@ def evaluated(job: EvaluateJob) -> Candidate:
         "registry": spec.publish.mlflow,
         "compared_with": models.in_service,
     }
-    if spec.evaluation is None:
-        return Candidate(**facts, is_promoted=True, why="nothing is evaluated: retrain.toml has no [evaluation]")
     before = None if models.in_service is None else models.version(models.in_service)
     candidate = Candidate(**facts, is_promoted=False, why="")
-    comparisons = _comparisons(spec, start, runlog.store, candidate, before)
-    promotion = decide(spec.evaluation, comparisons)
-    facts |= {"comparisons": comparisons, "is_promoted": promotion.is_promoted, "why": promotion.why}
-    return Candidate(**facts)
+    if spec.evaluation is None:
+        promotion = Promotion(is_promoted=True, why="nothing is evaluated: retrain.toml has no [evaluation]")
+    else:
+        facts["comparisons"] = _comparisons(spec, start, runlog.store, candidate, before)
+        promotion = decide(spec.evaluation, facts["comparisons"])
+    if before is not None and before.slot > start.slot:  # By a backfill of an earlier slot.
+        promotion = Promotion(is_promoted=False, why=f"version {models.in_service} was trained for a later slot")
+    return Candidate(**facts, is_promoted=promotion.is_promoted, why=promotion.why)
 
 
 def _comparisons(
@@ -145,7 +147,7 @@ def _begun(job: BeginJob) -> JobResult:
     run, version = _run_of(job.start), job.start.start_version
     assert version is not None
     store = open_log(run).store
-    candidate = ModelsLog(store, job.spec.name).require().version(version)
+    candidate = ModelsLog(store, job.spec.name).read().version(version)
     with tempfile.TemporaryDirectory(prefix="segue-weights-") as folder:
         file = Path(folder, f"version-{version}.safetensors")
         file.write_bytes(get_artifact(store, candidate.weights))

@@ -13,8 +13,8 @@ from datetime import datetime
 from typing import NamedTuple
 
 from segue.clock import Clock
-from segue.errors import ModelChangedError, UnknownModelError, UnknownVersionError
-from segue.retraining.model_record import DONE, RECORD, Candidate, Choice, ModelRecord, SlotEnd, SlotStart
+from segue.errors import ModelChangedError, UnknownVersionError
+from segue.retraining.model_record import DONE, IN_WORDS, RECORD, Candidate, Choice, ModelRecord, SlotEnd, SlotStart
 from segue.runlog import keys
 from segue.runlog.entries import Entry, ModelEntry
 from segue.runlog.log import RunLog, Stamp
@@ -50,6 +50,11 @@ class SlotState:
     def is_open(self) -> bool:
         """Whether it was started and has not ended."""
         return self.end is None
+
+    @property
+    def outcome_in_words(self) -> str:
+        """Its outcome; `open` while it has none."""
+        return IN_WORDS[self.end.outcome] if self.end is not None else "open"
 
     @property
     def is_done(self) -> bool:
@@ -120,17 +125,6 @@ class ModelsLog:
         """
         self._log.reload()
         return _models(self.name, self._log)
-
-    def require(self) -> Models:
-        """The same.
-
-        Raises:
-            UnknownModelError: there is no candidate of this name.
-        """
-        models = self.read()
-        if not models.events:
-            raise UnknownModelError(name=self.name, store=self.store.url)
-        return models
 
     def add(self, candidate: Candidate) -> Models:
         """Record a candidate, and put it into service if it is promoted. A slot and run are recorded once.
@@ -205,6 +199,15 @@ class ModelsLog:
         with suppress(_RecordedError):
             self._log.append(build)
         return self.read()
+
+
+def model_names(store: Store) -> list[str]:
+    """The names of the models of a store.
+
+    Raises:
+        StoreReadError: the store could not be read.
+    """
+    return [name for folder in store.folders() if (name := keys.model_of(folder)) is not None]
 
 
 class _RecordedError(Exception):

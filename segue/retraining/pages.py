@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from zoneinfo import ZoneInfo
+from datetime import UTC, tzinfo
 
 from segue.reports.cost import money
-from segue.retraining.gate.check import GateResult
-from segue.retraining.model_record import IN_WORDS, Candidate, Comparison, Interval, SlotStart
+from segue.retraining.gate.record import GateResult
+from segue.retraining.model_record import Candidate, Comparison, Interval, SlotStart
 from segue.retraining.models import Models, SlotState
 from segue.retraining.spec import Window
 from segue.units import duration
@@ -16,7 +16,7 @@ _MOST_FINDINGS = 30
 _MOST_FILES = 40
 
 
-def card(models: Models, number: int, *, zone: ZoneInfo) -> str:
+def card(models: Models, number: int, *, zone: tzinfo = UTC) -> str:
     """The model card of a version."""
     version = models.version(number)
     start = models.slots[version.slot].start
@@ -104,7 +104,7 @@ def gate_lines(gate: GateResult) -> Iterator[str]:
         yield f"and {len(gate.findings) - _MOST_FINDINGS} more."
 
 
-def gate_page(start: SlotStart, *, name: str, zone: ZoneInfo, docs: str | None) -> str:
+def gate_page(start: SlotStart, *, name: str, zone: tzinfo, docs: str | None) -> str:
     """The check of a slot's window."""
     gate = start.gate
     verdict = {"passed": "Data passed", "warned": "Data passed with warnings", "failed": "Data refused"}[gate.outcome]
@@ -117,7 +117,7 @@ def gate_page(start: SlotStart, *, name: str, zone: ZoneInfo, docs: str | None) 
     return "\n".join([*lines, *window_lines(start.window, start.changes)]) + "\n"
 
 
-def history_page(models: Models, *, zone: ZoneInfo) -> str:
+def history_page(models: Models, *, zone: tzinfo) -> str:
     """All slots, versions and promotions of a model, newest first."""
     now = f"version {models.in_service} is in service" if models.in_service is not None else "none is in service"
     lines = [
@@ -139,11 +139,10 @@ def history_page(models: Models, *, zone: ZoneInfo) -> str:
     return "\n".join([*lines, *reversed(rows)]) + "\n"
 
 
-def _slot_row(state: SlotState, zone: ZoneInfo) -> str:
-    outcome = IN_WORDS[state.end.outcome] if state.end is not None else "open"
+def _slot_row(state: SlotState, zone: tzinfo) -> str:
     why = _cell(state.end.why) if state.end is not None else ""
     version = state.version if state.version is not None else "-"
-    return f"| {state.slot.astimezone(zone):%Y-%m-%d %H:%M %Z} | {outcome} | {version} | {why} |"
+    return f"| {state.slot.astimezone(zone):%Y-%m-%d %H:%M %Z} | {state.outcome_in_words} | {version} | {why} |"
 
 
 def _training_rows(version: Candidate) -> Iterator[tuple[str, str]]:

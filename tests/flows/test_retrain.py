@@ -11,7 +11,7 @@ from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterKey
 from segue.deployments.retraining import deploy, start_slot
 
 from tests.flows.conftest import REPO
-from tests.support.monthly import Monthly, slot_of_month
+from tests.retraining.monthly import Monthly, slot_of_month
 
 pytestmark = pytest.mark.prefect
 

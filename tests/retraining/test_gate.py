@@ -65,6 +65,7 @@ class Lake:
             "name": "flights",
             "data": {"files": f"{self.folder}/{files}", "period": "month", "periods": 2},
             "gate": {"suite": "suite.json"} | gate,
+            "run": {"recipe": "train:build", "steps": 10},
         }
         spec = parsed(RetrainSpec, fields, source="retrain.toml")
         window, local = window_of(spec, slot)

@@ -15,8 +15,9 @@ from segue.tasks.run_artifact import artifact_key
 
 from segue.errors import ModelChangedError
 from segue.retraining.artifacts import CARD, put_artifact
-from segue.retraining.gate.check import GateResult, check_window
+from segue.retraining.gate.check import check_window
 from segue.retraining.gate.docs import store_docs
+from segue.retraining.gate.record import GateResult
 from segue.retraining.jobs import BeginJob, EvaluateJob, run_job
 from segue.retraining.model_record import SlotStart
 from segue.retraining.models import Models, ModelsLog
