@@ -6,11 +6,12 @@ import sys
 
 import typer
 
-from segue.cli import checkpoints, curve, data, models, plan, retrain, simulate
+from segue.cli import checkpoints, curve, plan, simulate
 from segue.cli.demo import bench, demo
 from segue.cli.drill import drill
 from segue.cli.init import init
 from segue.cli.recover import recover
+from segue.cli.retraining import data, models, retrain
 from segue.cli.run import run
 from segue.cli.serve import serve
 from segue.cli.status import runs, status, stop

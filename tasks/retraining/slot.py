@@ -14,16 +14,16 @@ from segue.tasks.parent_clock import as_parent
 from segue.tasks.run_artifact import artifact_key
 
 from segue.errors import ModelChangedError
-from segue.retraining.artifacts import CARD, put_artifact
 from segue.retraining.gate.check import check_window
 from segue.retraining.gate.docs import store_docs
 from segue.retraining.gate.record import GateResult
-from segue.retraining.jobs import BeginJob, EvaluateJob, run_job
 from segue.retraining.model_record import SlotStart
 from segue.retraining.models import Models, ModelsLog
 from segue.retraining.pages import card, gate_page, history_page
 from segue.retraining.slots import run_id_of, stamp_of, store_of
 from segue.retraining.spec import RetrainSpec, Window
+from segue.retraining.versions.artifacts import CARD, put_artifact
+from segue.retraining.versions.jobs import BeginJob, EvaluateJob, run_job
 from segue.retraining.window import window_of
 from segue.stores import open_store
 

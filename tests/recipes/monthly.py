@@ -19,7 +19,15 @@ def model(config: dict[str, Any]) -> nn.Module:
     return nn.Linear(1, 1)
 
 
-def build(config: dict[str, Any]) -> Recipe:
+def wide(config: dict[str, Any]) -> nn.Module:
+    return nn.Sequential(nn.Linear(1, 4), nn.ReLU(), nn.Linear(4, 1))
+
+
+def build_wide(config: dict[str, Any]) -> Recipe:
+    return build(config, model=wide)
+
+
+def build(config: dict[str, Any], model: Any = model) -> Recipe:
     """Config: lr (0.1), pause_seconds (0) for each step."""
     frame = pd.concat([pd.read_parquet(path) for path in config["data"]])
     points = torch.tensor(frame[["x", "y"]].to_numpy(np.float32))
@@ -50,3 +58,7 @@ def example() -> tuple[torch.Tensor]:
 
 def dies(module: Any, frame: pd.DataFrame) -> dict[str, Any]:
     os._exit(7)
+
+
+def wrong(module: Any, frame: pd.DataFrame) -> dict[str, Any]:
+    return {"x": 1 / 0}

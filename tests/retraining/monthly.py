@@ -14,6 +14,7 @@ import toml
 from segue.retraining.models import Models, ModelsLog
 from segue.retraining.spec import RetrainSpec
 from segue.stores import open_store
+from tests.support.forked_trainers import ForkServer
 
 EXPECTATIONS = [{"type": "expect_column_values_to_not_be_null", "kwargs": {"column": "y"}}]
 
@@ -25,6 +26,9 @@ def slot_of_month(month: int) -> datetime:
 
 class Monthly:
     """A data lake in a folder, with a schedule that trains on the two months before the newest, and evaluates on it."""
+
+    trainers: ForkServer
+    """Starts the trainers of its slots, where a test has one."""
 
     def __init__(self, folder: Path, **fields: Any) -> None:
         self.folder = folder

@@ -11,7 +11,7 @@ import pytest
 from segue.errors import ModelChangedError, UnknownModelError, UnknownVersionError
 from segue.retraining.model_record import Artifact, Candidate
 from segue.retraining.models import ModelsLog
-from segue.retraining.serving import known_model
+from segue.retraining.versions.serving import known_model
 from segue.runlog.open import known_runs
 from segue.stores import open_store
 from segue.testing.faulty_store import FaultyStore

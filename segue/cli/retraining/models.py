@@ -13,7 +13,7 @@ from segue.reports.tables import rows_table
 from segue.retraining.diff import differences
 from segue.retraining.models import Models, ModelsLog, model_names
 from segue.retraining.pages import card, version_status
-from segue.retraining.serving import known_model, place_of, require_in_service
+from segue.retraining.versions.serving import known_model, place_of, require_in_service
 from segue.spec import StoreSpec
 from segue.stores import open_store
 from segue.stores.base import Store as OpenedStore

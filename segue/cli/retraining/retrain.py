@@ -16,9 +16,9 @@ from segue.errors import COMMAND_LINE, SpecError
 from segue.reports.console import console, errors, show_json
 from segue.reports.tables import rows_table
 from segue.retraining.models import SlotState
-from segue.retraining.serving import model_or_empty
 from segue.retraining.slots import run_id_of, slot_at, store_of
 from segue.retraining.spec import RetrainSpec
+from segue.retraining.versions.serving import model_or_empty
 from segue.stores import open_store
 
 if TYPE_CHECKING:

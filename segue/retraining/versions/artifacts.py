@@ -117,7 +117,10 @@ def program_bytes(model: torch.nn.Module, example: tuple[Any, ...]) -> bytes:
 
 
 def program_of(data: bytes) -> ExportedProgram:
-    """The program in what `program_bytes` made."""
+    """The program in what `program_bytes` made.
+
+    torch.export's own format may hold code, so these bytes must be known to be those that were published.
+    """
     import torch
 
     program: ExportedProgram = torch.export.load(io.BytesIO(data))

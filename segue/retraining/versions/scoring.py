@@ -12,9 +12,9 @@ from torch import nn
 
 from segue.errors import PublishError, RecipeError, ScoresError
 from segue.recipe import import_build, users_line
-from segue.retraining.artifacts import get_artifact, program_of, state_of
 from segue.retraining.evaluation import Scores, checked_scores
 from segue.retraining.model_record import Candidate
+from segue.retraining.versions.artifacts import get_artifact, program_of, state_of
 from segue.stores.base import Store
 
 if TYPE_CHECKING:

@@ -14,8 +14,8 @@ from segue.errors import (
     StoreUnreachableError,
     UnknownModelError,
 )
-from segue.retraining.artifacts import get_artifact, program_of, state_of
 from segue.retraining.models import Models, ModelsLog
+from segue.retraining.versions.artifacts import get_artifact, program_of, state_of
 from segue.runlog.open import DEFAULT_STORE
 from segue.spec import StoreSpec
 from segue.stores import StoreReadError, open_store
@@ -47,8 +47,8 @@ def load_model(
     """The weights of the version in service, or of another one, as the model's `state_dict()` of CPU tensors.
 
     With `form="program"` the program of torch.export, if the version was published with one: its `module()` is called
-    without any code of yours. The bytes are those that were published, by their SHA-256. No retention prunes them, and
-    nothing is written.
+    without any code of yours. Its format may hold code: load it only from a store that others cannot write. The bytes
+    are those that were published, by their SHA-256. No retention prunes them, and nothing is written.
 
     Raises:
         UnknownModelError, UnknownVersionError: there is no such model or version.

@@ -1,4 +1,4 @@
-"""The process that publishes and evaluates a candidate: `python -m segue.retraining.job_main JOB RESULT`."""
+"""The process that publishes and evaluates a candidate: `python -m segue.retraining.versions.job_main JOB RESULT`."""
 
 from __future__ import annotations
 
@@ -20,13 +20,20 @@ from segue.interop.load import choose_checkpoint, read_verified
 from segue.recipe import import_build
 from segue.reports.cost import cost_report
 from segue.reports.summary import late_seconds_at_end
-from segue.retraining.artifacts import PROGRAM, WEIGHTS, get_artifact, program_bytes, put_artifact, weights_bytes
 from segue.retraining.evaluation import Promotion, compare, decide
-from segue.retraining.jobs import JOB, BeginJob, EvaluateJob, JobResult
 from segue.retraining.model_record import Candidate, Comparison, SlotStart, Training
 from segue.retraining.models import ModelsLog
-from segue.retraining.scoring import built_model, called, published_model, scores_of
 from segue.retraining.spec import RetrainSpec
+from segue.retraining.versions.artifacts import (
+    PROGRAM,
+    WEIGHTS,
+    get_artifact,
+    program_bytes,
+    put_artifact,
+    weights_bytes,
+)
+from segue.retraining.versions.jobs import JOB, BeginJob, EvaluateJob, JobResult
+from segue.retraining.versions.scoring import built_model, called, published_model, scores_of
 from segue.runlog.history import Checkpoint, History, read_history
 from segue.runlog.log import RunLog
 from segue.runlog.open import open_log

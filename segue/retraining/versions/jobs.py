@@ -23,7 +23,7 @@ from segue.retraining.spec import RetrainSpec
 log = logging.getLogger(__name__)
 
 _LINES_KEPT = 15
-MODULE = "segue.retraining.job_main"
+MODULE = "segue.retraining.versions.job_main"
 
 
 class EvaluateJob(Record):

@@ -13,7 +13,7 @@ import typer
 
 from segue.cli.interrupts import ends_cleanly
 from segue.cli.options import Json, writing
-from segue.cli.retrain import DEFAULT, File, moment
+from segue.cli.retraining.retrain import DEFAULT, File, moment
 from segue.clock import SystemClock
 from segue.data.files import fetch, find
 from segue.data.frames import count_rows
@@ -21,9 +21,9 @@ from segue.errors import COMMAND_LINE, NoDataError, NoDocsError, SpecError
 from segue.reports.console import console, errors, show_json
 from segue.reports.tables import rows_table
 from segue.retraining.gate.docs import fetch_docs
-from segue.retraining.serving import model_or_empty
 from segue.retraining.slots import slot_at, store_of
 from segue.retraining.spec import RetrainSpec, WindowFile
+from segue.retraining.versions.serving import model_or_empty
 from segue.retraining.window import window_of
 from segue.spec import DataAccess
 from segue.stores import open_store
