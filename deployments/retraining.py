@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import datetime
+from datetime import datetime, tzinfo
 from pathlib import Path
 from uuid import UUID
 
@@ -15,9 +15,12 @@ from prefect.utilities.callables import parameter_schema
 from segue.flows.retrain import retrain
 from segue.tasks.prefect_api import SILENCE, require_silence
 from segue.tasks.retraining.schedule import require_cron
+from segue.tasks.run_artifact import LiveArtifact, artifact_key
 
 from segue.clock import SystemClock
 from segue.errors import OrchestratorError
+from segue.retraining.models import Models
+from segue.retraining.pages import history_page
 from segue.retraining.slots import run_id_of
 from segue.retraining.spec import RetrainSpec
 
@@ -96,3 +99,13 @@ def wait_for(client: SyncPrefectClient, flow_run_id: UUID) -> State:
         if state is not None and state.is_final():
             return state
         SystemClock().sleep(_LOOK_SECONDS)
+
+
+def publish_history(client: SyncPrefectClient, models: Models, *, zone: tzinfo) -> None:
+    """Publish a model's history, after a person has changed what is in service.
+
+    Raises:
+        httpx.HTTPError, PrefectHTTPStatusError: it was not published; the next slot does it.
+    """
+    artifact = LiveArtifact(artifact_key(f"model-{models.name}"), kind="markdown")
+    artifact.write(client, history_page(models, zone=zone), description=f"History of {models.name}")

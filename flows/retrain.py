@@ -68,7 +68,7 @@ def _slot(given: datetime | str | None) -> datetime:
 def _skip_missed(spec: RetrainSpec, runner: SlotRunner, slot: datetime) -> State[Any] | None:
     """Leave missed slots out, or run them first. The state of this slot if it is one of them and is left out."""
     log, now = runner.log, parent_clock().now()
-    is_of_schedule = slot in ticks(spec, since=slot - timedelta(minutes=1), until=slot)
+    is_of_schedule = slot in ticks(spec, since=slot - timedelta(seconds=1), until=slot)
     is_missed = is_of_schedule and bool(ticks(spec, since=slot, until=now))
     known = log.read().slots
     missed = missed_slots(known, ticks(spec, since=max(known, default=slot), until=slot), until=slot)

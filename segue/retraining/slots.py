@@ -17,18 +17,23 @@ _HEARTBEAT = "_slot-"
 
 
 def slot_at(moment: datetime) -> datetime:
-    """The slot of a moment: its minute, in UTC."""
-    return moment.astimezone(UTC).replace(second=0, microsecond=0)
+    """The slot of a moment: its second, in UTC."""
+    return moment.astimezone(UTC).replace(microsecond=0)
 
 
 def stamp_of(slot: datetime) -> str:
-    """The slot in names, e.g. 20130701t0600; in UTC, so that the hour that a clock repeats in autumn has two."""
-    return slot.astimezone(UTC).strftime(_STAMP)
+    """The slot in names, e.g. 20130701t0600, with seconds where there are any.
+
+    It is in UTC, in which no hour comes twice.
+    """
+    utc = slot.astimezone(UTC)
+    return utc.strftime(_STAMP + "%S" if utc.second else _STAMP)
 
 
 def slot_of(stamp: str) -> datetime:
     """The slot that `stamp_of` named."""
-    return datetime.strptime(stamp, _STAMP).replace(tzinfo=UTC)
+    is_short = len(stamp) == len("20130701t0600")
+    return datetime.strptime(stamp, _STAMP if is_short else _STAMP + "%S").replace(tzinfo=UTC)
 
 
 def run_id_of(spec: RetrainSpec, slot: datetime) -> str:

@@ -87,7 +87,12 @@ def check(file: File = DEFAULT, slot: Slot = None, as_json: Json = False) -> Non
     before = (known.window, known.gate) if known is not None else None
     gate = check_window(spec, window, local, slot=when, folder=file.absolute().parent, before=before)
     rows = [
-        {"about": each.about, "expectation": each.expectation, "found": each.observed, "where": "; ".join(each.places)}
+        {
+            "about": each.about,
+            "expectation": each.expectation,
+            "found": each.observed,
+            "where": "; ".join(each.places[:3]),
+        }
         for each in gate.findings
     ]
     if as_json:

@@ -93,7 +93,7 @@ def backfill(
 
     require_cron(spec)
     first, last = (moment(text, spec, option=option) for text, option in ((since, "--from"), (until, "--to")))
-    found = ticks(spec, since=first - timedelta(minutes=1), until=min(last, slot_at(SystemClock().now())))
+    found = ticks(spec, since=first - timedelta(seconds=1), until=min(last, slot_at(SystemClock().now())))
     if not found:
         problem = f"--from, --to: the schedule {spec.schedule!r} has no slot between them that is not in the future"
         raise SpecError(source=COMMAND_LINE, problems=(problem,))

@@ -114,9 +114,13 @@ def _observed(result: Any) -> str:
     if not found:  # It could not be evaluated; Great Expectations keeps the exception.
         return f"it could not be evaluated: {_reason(result.exception_info)}"
     if "unexpected_count" not in found:
-        return f"observed {found.get('observed_value')}"
-    shown = ", ".join(dict.fromkeys(str(value) for value in found.get("partial_unexpected_list", ())[:3]))
+        return f"observed {_shown(found.get('observed_value'))}"
+    shown = ", ".join(dict.fromkeys(_shown(value) for value in found.get("partial_unexpected_list", ())[:3]))
     return f"{found['unexpected_count']} of {found['element_count']} rows, e.g. {shown}"
+
+
+def _shown(value: object) -> str:
+    return f"{value:.6g}" if isinstance(value, float) else str(value)
 
 
 def _reason(exceptions: Any) -> str:
