@@ -61,7 +61,7 @@ def show(
         candidate, start = models.version(number), models.slots[models.version(number).slot].start
         data = start.model_dump(mode="json", exclude={"run": True, "gate": {"profiles"}}) if start is not None else None
         status = version_status(models, number)
-        show_json({"version": number, "status": status, "slot": data} | candidate.model_dump(mode="json"))
+        show_json({"version": number, "status": status, "data": data} | candidate.model_dump(mode="json"))
         return
     console.print(card(models, number), markup=False, soft_wrap=True, end="")
 
