@@ -8,7 +8,7 @@ import typer
 
 from segue.cli.options import Endpoint, Json, Store
 from segue.errors import COMMAND_LINE, SpecError
-from segue.reports.console import console, show_json
+from segue.reports.console import console, errors, show_json
 from segue.reports.tables import rows_table
 from segue.retraining.diff import differences
 from segue.retraining.models import Models, ModelsLog, model_names
@@ -129,6 +129,20 @@ def _choose(store: OpenedStore, name: str, version: int, *, why: str) -> None:
     known_model(store, name)
     models = ModelsLog(store, name).choose(version, why=why)
     console.print(f"version {models.in_service} of {name} is in service", markup=False)
+    _mirror(models, store)
+
+
+def _mirror(models: Models, store: OpenedStore) -> None:
+    registries = [version.registry for version in models.candidates.values() if version.registry is not None]
+    if not registries:
+        return
+    from segue.retraining.versions.registry import mirror
+
+    try:
+        mirror(registries[-1], models, store)
+    except Exception as error:  # mlflow raises many types; the choice is recorded all the same.
+        reason = f"{type(error).__name__}: {error}"
+        errors.print(f"the registry was not changed: {reason}. Fix: it follows after the next slot.", markup=False)
 
 
 def _chosen(name: str, version: int | None, store: str, endpoint_url: str | None) -> tuple[Models, int]:
