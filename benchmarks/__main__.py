@@ -13,6 +13,7 @@ from benchmarks.chaos.command import chaos
 from benchmarks.common.terminal import leave_as_on_ctrl_c, progress
 from benchmarks.continuity.command import continuity
 from benchmarks.crash.command import crash
+from benchmarks.datacheck.command import datacheck
 from benchmarks.deadline.command import deadline
 from benchmarks.overhead.command import overhead
 from benchmarks.turnaround.command import turnaround
@@ -57,6 +58,7 @@ def parse_size(text: str) -> int:
 app.command()(chaos)
 app.command()(crash)
 app.command()(continuity)
+app.command()(datacheck)
 app.command()(deadline)
 app.command()(overhead)
 app.command()(turnaround)

@@ -19,6 +19,8 @@ _ANALYTICS = "GX_ANALYTICS_ENABLED"
 SITE = "curve"
 """Name of the site of Data Docs."""
 _MOST_SHOWN = 20
+_CHATTY = ("great_expectations", "great_expectations.data_context.types.base")
+"""The second has a level of its own."""
 _WARNED_OF_AT_IMPORT = ("module 'sre_(constants|parse)' is deprecated",)
 
 
@@ -168,13 +170,15 @@ def _without_analytics() -> Iterator[None]:
 @contextmanager
 def _without_info_logs() -> Iterator[None]:
     """Without its log lines about its own folders; warnings still come through."""
-    logger = logging.getLogger("great_expectations")
-    before = logger.level
-    logger.setLevel(logging.WARNING)
+    loggers = [logging.getLogger(name) for name in _CHATTY]
+    before = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.WARNING)
     try:
         yield
     finally:
-        logger.setLevel(before)
+        for logger, level in zip(loggers, before, strict=True):
+            logger.setLevel(level)
 
 
 def _site(folder: Path) -> dict[str, Any]:

@@ -1,0 +1,1 @@
+"""How long the check of a window of data takes, and how much memory."""
