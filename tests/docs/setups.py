@@ -160,13 +160,14 @@ def nightly_run(folder: Path, request: pytest.FixtureRequest) -> Names:
 
 
 def data_files(folder: Path, request: pytest.FixtureRequest) -> Names:
-    """Parquet files beside the recipe, of the columns that the page names."""
+    """Parquet files with the columns that the page names, as a segment gives them to the recipe."""
     import pandas as pd
 
-    for month in ("01", "02"):
+    paths = [str(folder / f"2026-{month}.parquet") for month in ("01", "02")]
+    for path in paths:
         values = torch.linspace(0, 1, 64).numpy()
-        pd.DataFrame({"distance": values, "delay": 2 * values}).to_parquet(folder / f"2026-{month}.parquet")
-    return {}
+        pd.DataFrame({"distance": values, "delay": 2 * values}).to_parquet(path)
+    return {"config": {"data": paths}}
 
 
 def _samples(count: int) -> TensorDataset:

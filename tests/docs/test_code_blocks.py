@@ -88,7 +88,7 @@ def test_the_python_of_a_page_runs_from_top_to_bottom(page, folder, request):
             namespace.pop("build", None)
             exec(code, namespace)
             if "build" in namespace:
-                use_all_of(namespace["build"]({}))
+                use_all_of(namespace["build"](namespace.get("config", {})))
 
 
 def use_all_of(recipe: segue.Recipe) -> None:
@@ -178,7 +178,9 @@ def test_the_setups_are_those_that_the_pages_use():
 
 def test_a_block_is_found_with_its_line_its_file_and_its_comment(tmp_path):
     page = tmp_path / "page.md"
-    page.write_text("# A\n\n<!-- test: setup=some -->\n```python\n# train.py\nx = 1\n```\n\n```console\n$ a \\\n  b\nc\n```\n")
+    page.write_text(
+        "# A\n\n<!-- test: setup=some -->\n```python\n# train.py\nx = 1\n```\n\n```console\n$ a \\\n  b\nc\n```\n"
+    )
     (first, second) = blocks(page)
     assert (first.line, first.file, first.setup, first.language) == (5, "train.py", "some", "python")
     assert (second.commands, second.comment) == (["a    b"], "")
