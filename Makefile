@@ -48,8 +48,8 @@ TYPED := build/types
 types: setup
 	rm -rf $(TYPED) && mkdir -p $(TYPED)/segue
 	ln -s $(CURDIR)/segue/* $(CURDIR)/flows $(CURDIR)/tasks $(CURDIR)/deployments $(TYPED)/segue/
-	ln -s $(CURDIR)/benchmarks $(CURDIR)/examples $(TYPED)/
-	cd $(TYPED) && nice -n 10 $(abspath $(BIN))/mypy --config-file $(CURDIR)/pyproject.toml --cache-dir $(CURDIR)/.mypy_cache -p segue -p benchmarks
+	ln -s $(CURDIR)/benchmarks $(CURDIR)/examples $(CURDIR)/website $(TYPED)/
+	cd $(TYPED) && nice -n 10 $(abspath $(BIN))/mypy --config-file $(CURDIR)/pyproject.toml --cache-dir $(CURDIR)/.mypy_cache -p segue -p benchmarks -p website
 
 format: setup
 	$(BIN)/ruff format .

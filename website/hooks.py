@@ -1,4 +1,4 @@
-"""A hook for mkdocs: README, CHANGELOG and CONTRIBUTING as pages, and what only the repository can show as plain text."""
+"""A hook for mkdocs: README, CHANGELOG and CONTRIBUTING as pages; what only the repository has becomes plain text."""
 
 from __future__ import annotations
 

@@ -140,9 +140,8 @@ def _more(path: str) -> str:
 def type_text(field: FieldInfo) -> str:
     """A field's type and range in words."""
     extra = field.json_schema_extra
-    words = (
-        ", ".join(map(str, extra["enum"])) if isinstance(extra, dict) and "enum" in extra else _words(field.annotation)
-    )
+    names = extra.get("enum") if isinstance(extra, dict) else None
+    words = ", ".join(str(name) for name in names) if isinstance(names, list) else _words(field.annotation)
     bounds = [f"{sign} {bound:,}" for bound, sign in _bounds(field) if bound < 2**60]
     return f"{words} {' and '.join(bounds)}" if bounds else words
 

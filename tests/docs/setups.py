@@ -100,7 +100,7 @@ def engine(folder: Path, request: pytest.FixtureRequest) -> Names:
             self.model = nn.Linear(2, 1)
 
         def step(self) -> float:
-            return float(self.model(torch.ones(2)))
+            return self.model(torch.ones(2)).item()
 
         def save_checkpoint(self, name: str) -> None:
             Path(name).mkdir(exist_ok=True)
@@ -134,11 +134,14 @@ def lightning_module(folder: Path, request: pytest.FixtureRequest) -> Names:
 
     from tests.programs.lightning_module import Module, Noisy
 
+    class Trained(Module):
+        validation_step = lightning.LightningModule.validation_step  # As in a module without one.
+
     quiet = {"accelerator": "cpu", "logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
     trainer = partial(lightning.Trainer, enable_model_summary=False, **quiet)
     named = type("lightning", (), {"Trainer": staticmethod(trainer)})
     loader = DataLoader(Noisy(), batch_size=6, shuffle=True)
-    return {"lightning": named, "model": Module(hang_at=-1), "loader": loader}
+    return {"lightning": named, "model": Trained(hang_at=-1), "loader": loader}
 
 
 def nightly_run(folder: Path, request: pytest.FixtureRequest) -> Names:

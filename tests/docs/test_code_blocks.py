@@ -22,20 +22,26 @@ import segue
 from segue.clock import SystemClock
 from segue.records import Notice
 from tests.docs import setups
-from tests.docs.blocks import PAGES, Block, blocks
+from tests.docs.blocks import PAGES, blocks
 
 CHECKED = {"python", "toml", "json", "yaml", "console", "sh"}
 OUTPUT = {"text", "diff"}
 """What is no code: output, and changes, which tests/examples compares with the examples themselves."""
 MOST_NOT_RUN = 1
-LONG = ("frameworks.md",)
-"""Pages whose blocks take longer than five seconds, as whole frameworks are imported."""
+WHOLE_FRAMEWORKS = [
+    pytest.mark.matrix,
+    pytest.mark.filterwarnings("ignore:`isinstance.treespec, LeafSpec.` is deprecated:FutureWarning"),
+]
+"""For the page about them: their imports take longer than five seconds; Lightning uses what torch has deprecated."""
 LEAST = {"run_id": "page", "steps": 100}
 
 
 def with_blocks(language: str) -> list[Any]:
     found = [page for page in PAGES if any(blocks(page, language=language))]
-    return [pytest.param(page, id=page.name, marks=[pytest.mark.matrix] * (page.name in LONG)) for page in found]
+    return [
+        pytest.param(page, id=page.name, marks=WHOLE_FRAMEWORKS if page.name == "frameworks.md" else [])
+        for page in found
+    ]
 
 
 def each(language: str) -> list[Any]:

@@ -96,8 +96,9 @@ def test_what_is_for_tests_alone_is_not_on_the_site(site):
 
 
 def test_a_link_to_a_page_beside_docs_and_one_to_a_source_file_are_understood():
-    text = "[a](../CONTRIBUTING.md#rules) [`b`](../segue/run.py) [c](../segue/run.py) [d](run-spec.md)\n```\n[e](../f)\n```\n"
-    expected = "[a](contributing.md#rules) `b` `segue/run.py` [d](run-spec.md)\n```\n[e](../f)\n```\n"
+    code = "\n```\n[e](../f)\n```\n"
+    text = "[a](../CONTRIBUTING.md#rules) [`b`](../segue/run.py) [c](../segue/run.py) [d](run-spec.md)" + code
+    expected = "[a](contributing.md#rules) `b` `segue/run.py` [d](run-spec.md)" + code
     assert as_on_the_site(text, folder="docs") == expected
 
 
