@@ -40,14 +40,20 @@ def as_on_the_site(text: str, *, folder: str) -> str:
         if "://" in target or target.startswith("mailto:"):
             return link[0]
         path = _normal(PurePosixPath(folder) / target)
-        if path in PAGES:
-            return f"[{label}]({PAGES[path]}{anchor})"
-        if path.startswith("docs/"):
-            return f"[{label}]({path.removeprefix('docs/')}{anchor})"
+        page = PAGES.get(path) or path.removeprefix("docs/")
+        if page != path or path in PAGES:
+            # A file's name says where the page is in the repository; on the site its title does.
+            shown = title_of(ROOT / path) if label.removeprefix("docs/") == target.removeprefix("docs/") else label
+            return f"[{shown}]({page}{anchor})"
         return label if label.startswith("`") else f"`{path}`"
 
     parts = re.split(r"(^```.*?^```$)", _TEST_COMMENT.sub("", text), flags=re.MULTILINE | re.DOTALL)
     return "".join(part if part.startswith("```") else _LINK.sub(moved, part) for part in parts)
+
+
+def title_of(path: Path) -> str:
+    """The title of a page, without its explanation after a colon."""
+    return path.read_text().partition("\n")[0].removeprefix("# ").partition(":")[0]
 
 
 def _normal(path: PurePosixPath) -> str:

@@ -102,6 +102,11 @@ def test_a_link_to_a_page_beside_docs_and_one_to_a_source_file_are_understood():
     assert as_on_the_site(text, folder="docs") == expected
 
 
+def test_a_link_that_shows_the_name_of_a_page_shows_its_title_on_the_site():
+    assert as_on_the_site("[s3.md](s3.md#endpoints)", folder="docs") == "[Stores on S3](s3.md#endpoints)"
+    assert as_on_the_site("[docs/programs.md](docs/programs.md)", folder="") == "[Programs](programs.md)"
+
+
 def test_the_readme_is_one_screen():
     lines = (ROOT / "README.md").read_text().splitlines()
     assert len(lines) <= LONGEST_README
