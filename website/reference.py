@@ -1,74 +1,43 @@
-"""The generated reference: the tables of docs/run-spec.md from RunSpec, and docs/commands.md from the command line.
+"""The generated reference: tables of fields in pages that ask for them, and docs/commands.md from the command line.
 
-`python -m website.reference` writes both; `make docs` does so before it builds the site. They are committed, so that
-they can be read in the repository, and a test compares them with the code.
+Tables are written between `<!-- fields of module:Class: begin -->` and `<!-- fields: end -->`.
+`python -m website.reference` writes all, as `make docs` does before it builds the site. What is generated is committed,
+so that it can be read in the repository, and a test compares it with the code.
 """
 
 from __future__ import annotations
 
 import html
-import json
+import importlib
 import re
-import types
-import typing
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from annotated_types import Ge, Gt, Le, Lt
-from pydantic import AwareDatetime, BaseModel
-from pydantic.fields import FieldInfo
 from typer.cli import get_docs_for_click
 from typer.main import get_command
 
-from segue.spec import RunSpec
+from website.fields import fields_text
 
 DOCS = Path(__file__).parents[1] / "docs"
-BEGIN, END = "<!-- generated from RunSpec by website/reference.py: begin -->", "<!-- generated: end -->"
-
-MORE = {
-    "recipe": "recipes.md",
-    "program": "programs.md",
-    "program.command": "programs.md",
-    "notices": "operations.md#termination-notices",
-    "ranks": "ranks.md",
-    "data": "your-data.md",
-    "store": "s3.md",
-    "checkpoints": "checkpoints.md",
-    "continuity": "continuity.md",
-    "continuity.rehearsal": "continuity.md#resume-rehearsal",
-    "continuity.accept": "continuity.md#setup",
-    "anomalies": "continuity.md#non-finite-values-and-spikes",
-    "policy": "deadline.md",
-    "policy.handover": "operations.md#return-to-spot",
-    "liveness": "operations.md#failed-attempts",
-    "liveness.rank_seconds": "ranks.md#when-a-rank-fails",
-    "pools": "deadline.md#several-spot-pools",
-    "segment": "how-it-works.md#planned-ends",
-    "trackers": "trackers.md",
-}
-"""The page about a table or a field."""
 
 OLD_COMMANDS = ("segue curve seam",)
 """Old names of commands, which still work."""
 
-_WORDS = {str: "text", int: "integer", float: "number", bool: "true or false", AwareDatetime: "time"}
+_TABLES = re.compile(r"(<!-- fields of ([\w.]+):(\w+): begin -->\n).*?(<!-- fields: end -->)", re.DOTALL)
 _COMMANDS = """# Commands
 
 Every command of `segue`, as `--help` shows it. An expected error prints one paragraph that ends with the fix, and sets
 an exit code other than 0. The commands of `segue bench` are in [benchmarks.md](benchmarks.md)."""
 
 
-def run_spec_page(page: str) -> str:
-    """docs/run-spec.md with its tables as the code gives them now."""
-    before, _, rest = page.partition(BEGIN)
-    _, _, after = rest.partition(END)
-    return f"{before}{BEGIN}\n\n{fields_text()}\n{END}{after}"
+def page_with_tables(page: str) -> str:
+    """A page with its tables of fields as the code gives them now; unchanged if it has none."""
 
+    def written(found: re.Match[str]) -> str:
+        model = getattr(importlib.import_module(found[2]), found[3])
+        return f"{found[1]}\n{fields_text(model)}\n{found[4]}"
 
-def fields_text() -> str:
-    """Every field of a run spec: one table for the fields outside of tables, and one for each table."""
-    return "\n".join(_section(RunSpec, path="", repeated=False))
+    return _TABLES.sub(written, page)
 
 
 def commands_page() -> str:
@@ -83,12 +52,12 @@ def commands_page() -> str:
 
 
 def write() -> list[Path]:
-    """Write both pages; those whose text changed."""
-    page = DOCS / "run-spec.md"
-    texts = {page: run_spec_page(page.read_text()), DOCS / "commands.md": commands_page()}
-    changed = [path for path, text in texts.items() if not path.exists() or path.read_text() != text]
-    for path in changed:
-        path.write_text(texts[path])
+    """Write what is generated; the pages whose text changed."""
+    texts = {page: page_with_tables(page.read_text()) for page in sorted(DOCS.glob("*.md"))}
+    texts[DOCS / "commands.md"] = commands_page()
+    changed = [page for page, text in texts.items() if not page.exists() or page.read_text() != text]
+    for page in changed:
+        page.write_text(texts[page])
     return changed
 
 
@@ -103,105 +72,6 @@ def _without_noise(section: str) -> str:
     text = re.sub(r"\n\*\*Options\*\*:\s*\Z", "", text)
     text = re.sub(r"^\*\*Usage\*\*:\n\n```console\n\$ ", "```text\n", text, flags=re.MULTILINE)
     return re.sub(r"\{(\w+)\}", lambda match: match[1].upper(), text.strip())  # An argument, as `--help` shows it.
-
-
-def _section(model: type[BaseModel], *, path: str, repeated: bool) -> Iterator[str]:
-    inner: list[tuple[str, type[BaseModel], bool]] = []
-    rows = []
-    for name, field in model.model_fields.items():
-        if name == "schema_version":
-            continue
-        below = _models_in(field.annotation)
-        inner += [(f"{path}{name}", each, _is_many(field.annotation)) for each in below]
-        if not below or path:  # A table of the run spec has a heading of its own; one within it has a row as well.
-            rows.append(_row(f"{path}{name}", field))
-    if path:
-        yield from (f"## `{'[[' if repeated else '['}{path[:-1]}{']]' if repeated else ']'}`", "")
-        yield from (_first_paragraph(model.__doc__) + _more(path[:-1]), "")
-    yield from ("| field | type | default | meaning |", "| --- | --- | --- | --- |", *rows, "")
-    for below_path, each, is_many in inner:
-        yield from _section(each, path=f"{below_path}.", repeated=is_many)
-
-
-def _row(path: str, field: FieldInfo) -> str:
-    given = (f"`{path}`", type_text(field), _default(field), _linked(field.description or "") + _more(path))
-    return "| " + " | ".join(cell.replace("|", "\\|") for cell in given) + " |"
-
-
-def _linked(text: str) -> str:
-    return re.sub(r"docs/([\w-]+\.md)", r"[\1](\1)", text)
-
-
-def _more(path: str) -> str:
-    page = MORE.get(path)
-    return f" See [{page.partition('#')[0]}]({page})." if page is not None else ""
-
-
-def type_text(field: FieldInfo) -> str:
-    """A field's type and range in words."""
-    extra = field.json_schema_extra
-    names = extra.get("enum") if isinstance(extra, dict) else None
-    words = ", ".join(str(name) for name in names) if isinstance(names, list) else _words(field.annotation)
-    bounds = [f"{sign} {bound:,}" for bound, sign in _bounds(field) if bound < 2**60]
-    return f"{words} {' and '.join(bounds)}" if bounds else words
-
-
-def _bounds(field: FieldInfo) -> Iterator[tuple[Any, str]]:
-    for rule in field.metadata:
-        match rule:
-            case Gt(gt):
-                yield gt, ">"
-            case Ge(ge):
-                yield ge, ">="
-            case Lt(lt):
-                yield lt, "<"
-            case Le(le):
-                yield le, "<="
-
-
-def _words(annotation: Any) -> str:
-    origin, inner = typing.get_origin(annotation), typing.get_args(annotation)
-    if origin is typing.Annotated:
-        return _words(inner[0])
-    if origin is typing.Literal:
-        return ", ".join(str(value) for value in inner)
-    if origin in (types.UnionType, typing.Union):
-        return _words(next(part for part in inner if part is not type(None)))
-    if origin is tuple:
-        return "list of tables" if _models_in(inner[0]) else f"list of {_words(inner[0])}"
-    if origin is dict:
-        return "table"
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        return "table"
-    return _WORDS[annotation]
-
-
-def _default(field: FieldInfo) -> str:
-    """A default as TOML has it; none is a field that is left out."""
-    if field.is_required():
-        return "required"
-    value = field.get_default(call_default_factory=True)
-    if value is None:
-        return "none"
-    plain = [each.model_dump(exclude_none=True) for each in value] if _models_in(field.annotation) else value
-    return f"`{json.dumps(plain)}`"
-
-
-def _models_in(annotation: Any) -> list[type[BaseModel]]:
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        return [annotation]
-    found = [each for part in typing.get_args(annotation) for each in _models_in(part)]
-    return list(dict.fromkeys(found))
-
-
-def _is_many(annotation: Any) -> bool:
-    if typing.get_origin(annotation) is tuple:
-        return True
-    return any(_is_many(part) for part in typing.get_args(annotation))
-
-
-def _first_paragraph(text: str | None) -> str:
-    return " ".join((text or "").strip().split("\n\n")[0].split())
 
 
 if __name__ == "__main__":

@@ -20,6 +20,7 @@ import yaml
 
 import segue
 from segue.clock import SystemClock
+from segue.errors import SpecError
 from segue.records import Notice
 from tests.docs import setups
 from tests.docs.blocks import PAGES, blocks
@@ -122,13 +123,24 @@ def test_a_toml_block_is_a_run_spec_or_a_part_of_one(block, tmp_path):
     given = tomllib.loads(block.text)
     assert given, "an empty block"
     if block.read_as is not None:
-        module, _, name = block.read_as.partition(":")
-        path = tmp_path / "block.toml"
-        path.write_text(block.text)
-        getattr(importlib.import_module(module), name).from_toml(path)
+        read_as(block.read_as, block.text, tmp_path)
         return
     least = LEAST if "program" in given else LEAST | {"recipe": "train:build"}
     segue.RunSpec.parse(least | given, source=block.place)
+
+
+def read_as(path: str, text: str, folder: Path) -> Any:
+    """Read a file with this text by the class at module:Class."""
+    module, _, name = path.partition(":")
+    (folder / "block.toml").write_text(text)
+    return getattr(importlib.import_module(module), name).from_toml(folder / "block.toml")
+
+
+def test_a_toml_block_of_another_kind_is_read_by_the_class_that_its_comment_names(tmp_path):
+    text = 'run_id = "a"\nrecipe = "train:build"\nsteps = 3\n'
+    assert read_as("segue.spec:RunSpec", text, tmp_path).steps == 3
+    with pytest.raises(SpecError, match="stepz"):
+        read_as("segue.spec:RunSpec", text + "stepz = 4\n", tmp_path)
 
 
 @pytest.mark.parametrize("block", each("json"))

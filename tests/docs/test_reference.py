@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,14 +13,19 @@ from segue.cli.main import app
 from segue.policies import POLICIES
 from segue.spec import RunSpec
 from website import reference
-from website.reference import DOCS, MORE, OLD_COMMANDS, commands_page, run_spec_page, type_text
+from website.fields import MORE, fields_text, type_text
+from website.reference import DOCS, OLD_COMMANDS, commands_page, page_with_tables
 
 REMEDY = "the reference is not what the code gives. Fix: run `make docs` and commit the page"
 
 
-def test_the_page_of_the_run_spec_is_what_its_fields_give():
-    page = (DOCS / "run-spec.md").read_text()
-    assert page == run_spec_page(page), REMEDY
+@pytest.mark.parametrize("page", sorted(DOCS.glob("*.md")), ids=lambda page: page.name)
+def test_the_tables_of_fields_on_a_page_are_what_the_code_gives(page):
+    assert page.read_text() == page_with_tables(page.read_text()), REMEDY
+
+
+def test_the_page_of_the_run_spec_has_its_fields():
+    assert fields_text(RunSpec) in (DOCS / "run-spec.md").read_text()
 
 
 def test_the_page_of_commands_is_what_the_command_line_gives():
@@ -59,17 +63,17 @@ def test_types_and_ranges_are_in_words():
     assert policy == ", ".join(POLICIES)
 
 
-@pytest.mark.parametrize("page", MORE.values())
+@pytest.mark.parametrize("page", [page for pages in MORE.values() for page in pages.values()])
 def test_the_pages_that_the_reference_points_to_exist(page):
     assert (DOCS / page.partition("#")[0]).is_file()
 
 
 def test_writing_the_reference_changes_nothing_where_it_is_up_to_date(tmp_path, monkeypatch):
-    for name in ("run-spec.md", "commands.md"):
-        (tmp_path / name).write_text((DOCS / name).read_text())
+    for page in DOCS.glob("*.md"):
+        (tmp_path / page.name).write_text(page.read_text())
     monkeypatch.setattr(reference, "DOCS", tmp_path)
     assert reference.write() == []
-    page: Path = tmp_path / "run-spec.md"
+    page = tmp_path / "run-spec.md"
     page.write_text(page.read_text().replace("Goal:", "Aim:"))
     assert reference.write() == [page]
     assert page.read_text() == (DOCS / "run-spec.md").read_text()
