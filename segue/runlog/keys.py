@@ -13,9 +13,27 @@ def run_prefix(run_id: str) -> str:
     return f"{run_id}/"
 
 
+_MODEL = "_model-"
+
+
 def model_folder(name: str) -> str:
     """Folder of a model's log. No run can have this name."""
-    return f"_model-{name}"
+    return f"{_MODEL}{name}"
+
+
+def model_of(folder: str) -> str | None:
+    """The model whose log a top-level folder holds; None for any other folder."""
+    return folder.removeprefix(_MODEL) if folder.startswith(_MODEL) else None
+
+
+def model_file(name: str, folder: str, file: str) -> str:
+    """A file of a version or a slot of a model."""
+    return f"{model_folder(name)}/{folder}/{file}"
+
+
+def docs_prefix(model: str, stamp: str) -> str:
+    """Where the Data Docs of a slot are."""
+    return f"{model_folder(model)}/slots/{stamp}/docs/"
 
 
 def is_run_folder(name: str) -> bool:

@@ -22,6 +22,8 @@ TYPES = ("Completed", "Failed", "Crashed", "Cancelled", "Cancelling", "Scheduled
 ROOMS = ("segue.flows.", "segue.tasks.", "segue.deployments.")
 UNSEEN = {"Crashed / deleted"}
 """What a parent notes about a flow run that was deleted; no server has such a state."""
+PROSE = {"without a segment", "and the other states of a parent"}
+"""What rows say besides the names of states."""
 PREFECT = {"Late", "Pending", "Running"}
 """States that Prefect itself sets."""
 
@@ -32,7 +34,7 @@ def shown() -> set[str]:
     for page in PAGES:
         for table in re.findall(r"^\| state \| meaning \|.*\n(?:\|.*\n)+", page.read_text(), re.MULTILINE):
             states = [row.strip("|").split(" | ")[0] for row in table.splitlines()[2:]]
-            found |= {each.strip() for state in states for each in state.split(",")} - {"without a segment"}
+            found |= {each.strip() for state in states for each in state.split(",")} - PROSE
     return found
 
 
@@ -42,9 +44,12 @@ def given() -> Iterator[str]:
         if not name.startswith(ROOMS):
             continue
         for node in ast.walk(tree):
-            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in TYPES:
-                named = next((word.value for word in node.keywords if word.arg == "name"), None)
-                yield from (titled(node.func.id, each) for each in names_of(named, name))
+            if not isinstance(node, ast.Call):
+                continue
+            # Also where the type is passed on: end(Completed, name=...).
+            kinds = [each.id for each in (node.func, *node.args) if isinstance(each, ast.Name) and each.id in TYPES]
+            named = next((word.value for word in node.keywords if word.arg == "name"), None)
+            yield from (titled(kind, each) for kind in kinds for each in names_of(named, name))
 
 
 def names_of(node: ast.expr | None, module: str) -> list[str | None]:
@@ -93,5 +98,5 @@ def test_every_state_of_a_segment_or_a_parent_says_what_to_do():
     page = (ROOT / "docs/operations.md").read_text()
     rows = re.findall(r"^\| state \| meaning \| what to do \|\n\|.*\n((?:\|.*\n)+)", page, re.MULTILINE)
     cells = [[cell.strip() for cell in row.strip("|").split(" | ")] for table in rows for row in table.splitlines()]
-    assert len(rows) == 3
+    assert len(rows) == 4
     assert [row for row in cells if len(row) != 3 or not all(row)] == []

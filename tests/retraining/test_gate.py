@@ -11,7 +11,7 @@ import pytest
 
 from segue.errors import SpecError
 from segue.parsing import parsed
-from segue.retraining.gate import check_window
+from segue.retraining.gate.check import check_window
 from segue.retraining.spec import RetrainSpec
 from segue.retraining.window import window_of
 
@@ -65,6 +65,7 @@ class Lake:
             "name": "flights",
             "data": {"files": f"{self.folder}/{files}", "period": "month", "periods": 2},
             "gate": {"suite": "suite.json"} | gate,
+            "run": {"recipe": "train:build", "steps": 10},
         }
         spec = parsed(RetrainSpec, fields, source="retrain.toml")
         window, local = window_of(spec, slot)

@@ -9,10 +9,9 @@ from threading import Barrier
 import pytest
 
 from segue.errors import ModelChangedError, UnknownModelError, UnknownVersionError
-from segue.retraining.gate import GateResult
-from segue.retraining.model_record import Candidate, Weights
+from segue.retraining.model_record import Artifact, Candidate
 from segue.retraining.models import ModelsLog
-from segue.retraining.spec import Window
+from segue.retraining.versions.serving import known_model
 from segue.runlog.open import known_runs
 from segue.stores import open_store
 from segue.testing.faulty_store import FaultyStore
@@ -24,9 +23,7 @@ def candidate(number: int, *, compared_with: int | None = None, promoted: bool =
         run_id=f"flights-2013-{number:02}",
         step=100,
         attempt_id="seg000-a1-e1",
-        weights=Weights(key="weights", sha256="0" * 64, size_bytes=1),
-        window=Window(files=()),
-        gate=GateResult(outcome="passed", expectations=0, rows=0),
+        weights=Artifact(key="weights", sha256="0" * 64, size_bytes=1),
         compared_with=compared_with,
         is_promoted=promoted,
         why="better" if promoted else "no better",
@@ -48,7 +45,7 @@ def log(store) -> ModelsLog:
 def test_a_model_without_candidates_is_none(log):
     assert (log.read().in_service, log.read().before, log.read().candidates) == (None, None, {})
     with pytest.raises(UnknownModelError, match="there is no model 'flights' in "):
-        log.require()
+        known_model(log.store, "flights")
 
 
 def test_a_promoted_candidate_is_in_service_and_one_that_is_not_is_kept(log, store):
@@ -56,7 +53,7 @@ def test_a_promoted_candidate_is_in_service_and_one_that_is_not_is_kept(log, sto
     assert log.add(candidate(2, promoted=False)).in_service == 1
     models = log.add(candidate(3, compared_with=1))
     assert (models.in_service, models.before, [*models.candidates]) == (3, 1, [1, 2, 3])
-    assert ModelsLog(store, "flights").require() == models
+    assert ModelsLog(store, "flights").read() == models
     assert ModelsLog(store, "trains").read().in_service is None
 
 
@@ -103,7 +100,7 @@ def test_of_promotions_at_the_same_moment_one_succeeds_and_the_others_are_told(s
 
     with ThreadPoolExecutor(count) as pool:
         promoted = list(pool.map(promote, range(1, count + 1)))
-    models = ModelsLog(store, "flights").require()
+    models = ModelsLog(store, "flights").read()
     assert promoted.count(True) == len(models.candidates) == 1
     assert models.candidates[1].run_id == f"flights-2013-{promoted.index(True) + 1:02}"
 
@@ -111,7 +108,7 @@ def test_of_promotions_at_the_same_moment_one_succeeds_and_the_others_are_told(s
 def test_refused_candidates_at_the_same_moment_are_all_kept(store):
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(lambda n: ModelsLog(store, "flights").add(candidate(n, promoted=False)), range(1, 9)))
-    models = ModelsLog(store, "flights").require()
+    models = ModelsLog(store, "flights").read()
     assert {each.run_id for each in models.candidates.values()} == {f"flights-2013-{n:02}" for n in range(1, 9)}
 
 
@@ -121,7 +118,7 @@ def test_a_promotion_whose_answer_was_lost_is_recorded_once(store):
         store, fails=lambda method, key: method == "put_if_absent" and next(failing, False), after=True
     )
     assert ModelsLog(faulty, "flights").add(candidate(1)).in_service == 1
-    assert [*ModelsLog(store, "flights").require().candidates] == [1]
+    assert [*ModelsLog(store, "flights").read().candidates] == [1]
 
 
 def test_models_are_no_runs(log, store):

@@ -15,10 +15,12 @@ from segue.retraining.window import changes_since, window_of
 JULY = datetime(2013, 7, 3, 6, tzinfo=UTC)
 AUGUST = datetime(2013, 8, 3, 6, tzinfo=UTC)
 
+RUN = {"recipe": "train:build", "steps": 10}
+
 
 def spec_of(folder, **data) -> RetrainSpec:
     common = {"files": f"{folder}/flights-%Y-%m.parquet", "period": "month", "periods": 2}
-    return parsed(RetrainSpec, {"name": "flights", "data": common | data}, source="retrain.toml")
+    return parsed(RetrainSpec, {"name": "flights", "data": common | data, "run": RUN}, source="retrain.toml")
 
 
 def write(folder, *months: int, rows: int = 5) -> None:

@@ -8,8 +8,8 @@ from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from segue.retraining.columns import Columns
-from segue.retraining.profile import ColumnProfile, Drift, drift_of
+from segue.retraining.gate.columns import Columns
+from segue.retraining.gate.profile import ColumnProfile, Drift, drift_of
 from segue.retraining.spec import GateSpec, Window
 
 if TYPE_CHECKING:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from pydantic import Field
 
-from segue.records import FiniteValue
+from segue.retraining.gate.record import ColumnProfile, Kind
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -20,19 +19,6 @@ _SAMPLED = 100_000
 """Numbers that edges are chosen by, evenly spaced. The shares between edges are those of all."""
 _LEAST_SHARE = 1e-4
 """An empty bin counts as this share; its logarithm would be infinite."""
-
-Kind = Literal["numbers", "values", "other"]
-
-
-class ColumnProfile(FiniteValue):
-    """The distribution of one column."""
-
-    kind: Kind = Field(description="Numbers, values of which some repeat, or neither: no drift is computed.")
-    rows: int = Field(ge=0)
-    null_share: float = Field(ge=0, le=1)
-    edges: tuple[float, ...] = Field((), description="Quantiles of numbers, each once, in order.")
-    cumulative: tuple[float, ...] = Field((), description="Share of the numbers that are at most the edge.")
-    shares: dict[str, float] = Field(default_factory=dict, description="Share of each of the most frequent values.")
 
 
 class Drift(NamedTuple):

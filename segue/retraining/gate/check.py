@@ -10,15 +10,13 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from pydantic import Field
-
 from segue.curves.great_expectations import SITE, ephemeral_context
-from segue.records import FiniteValue, Record
-from segue.retraining.columns import Columns, columns_of
-from segue.retraining.measures import derived
-from segue.retraining.profile import ColumnProfile, profile_of
+from segue.retraining.gate.columns import Columns, columns_of
+from segue.retraining.gate.measures import derived
+from segue.retraining.gate.profile import profile_of
+from segue.retraining.gate.record import Finding, GateResult
+from segue.retraining.gate.suite import Expectation, by_columns, read_suite
 from segue.retraining.spec import RetrainSpec, Window
-from segue.retraining.suite import Expectation, by_columns, read_suite
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -26,34 +24,6 @@ if TYPE_CHECKING:
 _MOST_PLACES = 10
 _SOURCE = "data"
 _NEEDED_FOR = "The check of the data"
-
-
-class Finding(FiniteValue):
-    """An expectation that is not met."""
-
-    expectation: str = Field(description="Its name in Great Expectations, e.g. expect_column_values_to_not_be_null.")
-    about: str = Field(description="Its columns, or the measure that segue computed: files, rows, age or drift.")
-    is_warning: bool = Field(description="Whether it does not stop the slot.")
-    observed: str = Field(description="What was found instead, in words.")
-    places: tuple[str, ...] = Field((), description="The first rows at fault: file and row, or what the row is about.")
-
-    @property
-    def sentence(self) -> str:
-        """The finding in words."""
-        where = f" ({'; '.join(self.places[:3])})" if self.places else ""
-        return f"{self.about}: {self.expectation} is not met: {self.observed}{where}"
-
-
-class GateResult(Record):
-    """What the check of a window found."""
-
-    outcome: Literal["passed", "warned", "failed"]
-    expectations: int = Field(ge=0, description="Number of expectations that were evaluated.")
-    rows: int = Field(ge=0, description="Number of rows they were evaluated over.")
-    findings: tuple[Finding, ...] = ()
-    profiles: dict[str, ColumnProfile] = Field(
-        default_factory=dict, description="Distribution of each column, for the drift of the next slot."
-    )
 
 
 def check_window(
@@ -144,9 +114,13 @@ def _observed(result: Any) -> str:
     if not found:  # It could not be evaluated; Great Expectations keeps the exception.
         return f"it could not be evaluated: {_reason(result.exception_info)}"
     if "unexpected_count" not in found:
-        return f"observed {found.get('observed_value')}"
-    shown = ", ".join(dict.fromkeys(str(value) for value in found.get("partial_unexpected_list", ())[:3]))
+        return f"observed {_shown(found.get('observed_value'))}"
+    shown = ", ".join(dict.fromkeys(_shown(value) for value in found.get("partial_unexpected_list", ())[:3]))
     return f"{found['unexpected_count']} of {found['element_count']} rows, e.g. {shown}"
+
+
+def _shown(value: object) -> str:
+    return f"{value:.6g}" if isinstance(value, float) else str(value)
 
 
 def _reason(exceptions: Any) -> str:

@@ -1,0 +1,231 @@
+"""The demo of scheduled retraining: six monthly slots on real flights, as if the files arrived one after the other."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import threading
+import time
+from collections.abc import Callable
+from contextlib import ExitStack, chdir
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from prefect.client.orchestration import SyncPrefectClient
+from prefect.client.schemas.objects import State
+from segue.deployments.process.demo import DemoFailedError
+from segue.deployments.process.follow import open_client
+from segue.deployments.process.stack import LocalStack
+from segue.deployments.retraining import deploy, publish_history, start_slot, wait_for
+
+from segue.clock import SystemClock
+from segue.reports.console import console, errors
+from segue.reports.tables import rows_table
+from segue.retraining.gate.docs import fetch_docs
+from segue.retraining.models import ModelsLog
+from segue.retraining.slots import run_id_of, slot_at, store_of
+from segue.retraining.spec import RetrainSpec
+from segue.retraining.versions.serving import load_model
+from segue.runlog.history import read_history
+from segue.runlog.last_heartbeat import last_heartbeat
+from segue.runlog.log import RunLog
+from segue.stores import open_store
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+_EXAMPLE = "examples/retraining"
+_READY_WITHIN_HOURS = 0.08
+_KILL_AT_STEP = 1000
+_FIRST_MONTHS = (1, 2)
+_LOOK_SECONDS = 0.2
+
+
+class Delivery(NamedTuple):
+    """A month whose file arrives, and what its slot has to show."""
+
+    month: int
+    says: str
+    outcome: str
+    """Name of the flow run's state."""
+    is_spoiled: bool = False
+    is_preempted: bool = False
+    corrects: int | None = None
+    """Earlier month whose file arrives again, as it should have been."""
+
+
+DELIVERIES = (
+    Delivery(3, "the first model", "Promoted"),
+    Delivery(4, "a model that is no better", "NotPromoted"),
+    Delivery(5, "a better model, whose spot machine fails during training", "Promoted", is_preempted=True),
+    Delivery(6, "a faulty export: missing values and swapped columns", "DataGate", is_spoiled=True),
+    Delivery(7, "the export of June is corrected, late", "Promoted", corrects=6),
+    Delivery(8, "one more month", ""),
+)
+_NAMES = ("", "January", "February", "March", "April", "May", "June", "July", "August")
+
+
+class Slot(NamedTuple):
+    """A slot that the demo has run."""
+
+    delivery: Delivery
+    at: datetime
+    state: State
+    seconds: float
+
+
+def run_retrain_demo(folder: Path, *, home: Path, keep: bool) -> None:
+    """Everything from an empty folder to six slots, a rollback, and where to look at them. `home` is the repository.
+
+    Raises:
+        DemoFailedError: a slot did not end as it should.
+        OrchestratorError: the local Prefect did not come up.
+    """
+    started = time.monotonic()
+    with ExitStack() as ending:
+        stack = LocalStack(folder.absolute(), home=home, say=lambda text: errors.print(f"[dim]{text}[/]"))
+        ending.callback(stack.stop)
+        with chdir(home):  # Where the example's package can be imported.
+            stack.start()
+            console.print(f"[dim]up in {time.monotonic() - started:.0f} s; Prefect UI: {stack.url}[/]")
+            with stack.settings(), open_client() as client:
+                demo = RetrainDemo(client, folder.absolute() / "retrain-demo", home=home)
+                demo.run()
+                demo.show(url=stack.url, seconds=time.monotonic() - started)
+            if keep:
+                console.print("server and workers stay up; Ctrl-C ends them")
+                threading.Event().wait()
+
+
+class RetrainDemo:
+    """Six slots of the example on a Prefect that runs."""
+
+    def __init__(self, client: SyncPrefectClient, folder: Path, *, home: Path) -> None:
+        shutil.rmtree(folder, ignore_errors=True)
+        self._client, self._folder, self._home = client, folder, home
+        self._lake, self.file = folder / "lake", folder / "retrain.toml"
+        self._write_spec()
+        self.spec = RetrainSpec.from_toml(self.file)
+        self.store = open_store(store_of(self.spec))
+        self.log = ModelsLog(self.store, self.spec.name)
+        self.slots: list[Slot] = []
+
+    def run(self) -> None:
+        """Deploy the schedule, deliver month after month, run its slot, and roll the last promotion back.
+
+        Raises:
+            DemoFailedError: a slot did not end as it should.
+        """
+        deploy(self._client, self.spec, file=str(self.file), working_dir=self._home, active=True)
+        console.print(f"deployed retrain/{self.spec.name}, schedule {self.spec.schedule} ({self.spec.timezone})")
+        for month in _FIRST_MONTHS:
+            self._deliver(month)
+        for delivery in DELIVERIES:
+            self.slots.append(self._slot(delivery))
+        self._roll_back()
+
+    def show(self, *, url: str, seconds: float) -> None:
+        """Print what became of the slots, and where to look."""
+        models = self.log.read()
+        console.print(rows_table([self._row(slot) for slot in self.slots]))
+        docs = fetch_docs(self.store, self._newest_docs(), self._folder / "data-docs")
+        weights = load_model(self.spec.name, store=store_of(self.spec))
+        rows = {
+            "in service": f"version {models.in_service} of {len(models.candidates)}, after a rollback",
+            "segue.load_model": f"{len(weights)} tensors",
+            "Data Docs": docs,
+            "model": f"{url}/artifacts/key/segue-model-{self.spec.name}",
+            "deployment": f"{url}/deployments",
+            "runs": f"{url}/runs",
+            "demo": f"{seconds:.0f} s",
+        }
+        for name, value in rows.items():
+            console.print(f"{name:<18} {value}", markup=False, soft_wrap=True)
+
+    def _slot(self, delivery: Delivery) -> Slot:
+        if delivery.corrects is not None:
+            self._deliver(delivery.corrects)
+        self._deliver(delivery.month, is_spoiled=delivery.is_spoiled)
+        console.rule(f"{_NAMES[delivery.month]}: {delivery.says}", align="left")
+        started, at = time.monotonic(), slot_at(SystemClock().now())
+        flow_run_id = start_slot(self._client, self.spec, at)
+        if delivery.is_preempted:
+            self._kill_trainer(run_id_of(self.spec, at))
+        state = wait_for(self._client, flow_run_id)
+        slot = Slot(delivery, at, state, time.monotonic() - started)
+        console.print(f"  {state.name}: {state.message}", markup=False, soft_wrap=True)
+        self._require(slot)
+        return slot
+
+    def _require(self, slot: Slot) -> None:
+        name, wanted = slot.state.name, slot.delivery.outcome
+        if wanted and name != wanted:
+            raise DemoFailedError(f"the slot of {_NAMES[slot.delivery.month]} ended as {name}, not as {wanted}.")
+        if not slot.delivery.is_preempted:
+            return
+        version = self.log.read().slots[slot.at].version
+        training = self.log.read().version(version or 0).training
+        if training.preemptions != 1 or training.verdicts != {"exact": 1}:
+            raise DemoFailedError("the run of May was not preempted once and resumed exactly.")
+        if training.late_seconds is None or training.late_seconds > 0:
+            raise DemoFailedError("the run of May was late: this machine is very busy.")
+        console.print(f"  preempted once, resume exact, {-training.late_seconds:.0f} s before its deadline")
+
+    def _kill_trainer(self, run_id: str) -> None:
+        runlog = RunLog(self.store, run_id)
+        while True:
+            history = read_history(runlog)
+            plan = history.open_plan
+            attempt = history.attempt_of(plan.segment, plan.attempt) if plan is not None else None
+            beat = last_heartbeat(runlog, attempt)
+            if beat is not None and beat.phase == "training" and beat.step >= _KILL_AT_STEP:
+                os.kill(beat.trainer_pid, signal.SIGKILL)
+                console.print(f"  step {beat.step}: the spot machine fails (SIGKILL to the trainer)")
+                return
+            if history.is_over:
+                raise DemoFailedError("the run of May ended before its machine could fail.")
+            time.sleep(_LOOK_SECONDS)
+
+    def _roll_back(self) -> None:
+        console.rule("a person rolls the last promotion back", align="left")
+        models = self.log.read()
+        if models.before is None:
+            raise DemoFailedError("no second version was promoted.")
+        self.log.choose(models.before, why="complaints from the airport in the demo")
+        publish_history(self._client, self.log.read(), zone=self.spec.zone)
+        console.print(f"  version {models.in_service} -> version {models.before}")
+
+    def _deliver(self, month: int, *, is_spoiled: bool = False) -> None:
+        from examples.retraining.months import month_of, spoiled, write_month
+
+        change: Callable[[pd.DataFrame], pd.DataFrame] = spoiled if is_spoiled else lambda frame: frame
+        write_month(change(month_of(month)), month, self._lake)
+
+    def _write_spec(self) -> None:
+        """The example's retrain.toml, with the demo's own folders, and a deadline that a person can wait for."""
+        example = self._home / _EXAMPLE
+        shutil.copytree(example / "expectations", self._folder / "expectations")
+        text = (example / "retrain.toml").read_text(encoding="utf-8")
+        text = text.replace(".segue/lake/", f"{self._lake}/")
+        text = text.replace("ready_within_hours = 4", f"ready_within_hours = {_READY_WITHIN_HOURS}")
+        store, liveness = self._folder / "store", "heartbeat_seconds = 0.5\nheartbeat_timeout_seconds = 10"
+        text += (
+            f'\n[run.store]\nurl = "{store}"\n\n[run.liveness]\n{liveness}\n\n[run.policy]\nchangeover_seconds = 15\n'
+        )
+        self.file.write_text(text, encoding="utf-8")
+
+    def _newest_docs(self) -> str:
+        places = [state.start.docs for state in self.log.read().slots.values() if state.start is not None]
+        return [place for place in places if place is not None][-1]
+
+    def _row(self, slot: Slot) -> dict[str, object]:
+        state = self.log.read().slots[slot.at]
+        return {
+            "file": _NAMES[slot.delivery.month],
+            "run": run_id_of(self.spec, slot.at),
+            "outcome": state.outcome_in_words,
+            "version": state.version,
+            "seconds": round(slot.seconds),
+        }

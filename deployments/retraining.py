@@ -1,0 +1,111 @@
+"""Deployments of scheduled retrainings, one for each model, made from its retrain.toml."""
+
+from __future__ import annotations
+
+from datetime import datetime, tzinfo
+from pathlib import Path
+from uuid import UUID
+
+from prefect.client.orchestration import SyncPrefectClient
+from prefect.client.schemas.actions import DeploymentScheduleCreate
+from prefect.client.schemas.objects import State
+from prefect.exceptions import ObjectNotFound
+from prefect.states import Scheduled
+from prefect.utilities.callables import parameter_schema
+from segue.flows.retrain import retrain
+from segue.tasks.prefect_api import SILENCE, require_silence
+from segue.tasks.retraining.schedule import require_cron
+from segue.tasks.run_artifact import LiveArtifact, artifact_key
+
+from segue.clock import SystemClock
+from segue.errors import OrchestratorError
+from segue.retraining.models import Models
+from segue.retraining.pages import history_page
+from segue.retraining.slots import run_id_of
+from segue.retraining.spec import RetrainSpec
+
+FLOW = "retrain"
+ENTRYPOINT = "segue.flows.retrain.retrain"
+POOL = "parents"
+_LOOK_SECONDS = 1.0
+
+
+def deploy(client: SyncPrefectClient, spec: RetrainSpec, *, file: str, working_dir: Path, active: bool) -> UUID:
+    """Create or update the deployment `retrain/NAME` on the pool `parents`, with its schedule. Returns its id.
+
+    `file` is the path of retrain.toml in `working_dir`, in which the flow runs.
+
+    Raises:
+        OrchestratorError: there is no pool `parents`.
+        SpecError: the schedule is no cron expression.
+    """
+    schedules = []
+    if spec.schedule is not None:
+        schedules = [DeploymentScheduleCreate(schedule=require_cron(spec), active=active, slug=spec.name)]
+    try:
+        client.read_work_pool(POOL)
+    except ObjectNotFound:
+        fix = "create the pools: sh deployments/create-pools.sh, which `segue init` writes."
+        raise OrchestratorError(what=f"there is no work pool {POOL!r} on this Prefect server.", fix=fix) from None
+    return client.create_deployment(
+        flow_id=client.create_flow(retrain),
+        name=spec.name,
+        entrypoint=ENTRYPOINT,
+        work_pool_name=POOL,
+        description=f"Retrains {spec.name} on its schedule.",
+        tags=["segue"],
+        job_variables={"working_dir": str(working_dir)},
+        parameters={"file": file},
+        schedules=schedules,
+        parameter_openapi_schema=parameter_schema(retrain).model_dump_for_openapi(),
+        enforce_parameter_schema=True,
+    )
+
+
+def start_slot(client: SyncPrefectClient, spec: RetrainSpec, slot: datetime) -> UUID:
+    """Create a flow run of the deployment for this slot. Returns its id.
+
+    Raises:
+        OrchestratorError: the retraining has no deployment on this server.
+    """
+    try:
+        deployment = client.read_deployment_by_name(f"{FLOW}/{spec.name}")
+    except ObjectNotFound:
+        raise OrchestratorError(
+            what=f"there is no deployment {FLOW}/{spec.name} on this Prefect server.", fix="run `segue retrain deploy`."
+        ) from None
+    run = client.create_flow_run_from_deployment(
+        deployment.id,
+        parameters=deployment.parameters | {"slot": slot.isoformat()},
+        state=Scheduled(),
+        name=run_id_of(spec, slot),
+        tags=["segue", run_id_of(spec, slot)],
+    )
+    return run.id
+
+
+def wait_for(client: SyncPrefectClient, flow_run_id: UUID) -> State:
+    """The final state of a flow run. Waits for it, also while the server does not answer.
+
+    Raises:
+        OrchestratorError: the server refuses to answer.
+    """
+    while True:
+        try:
+            state = client.read_flow_run(flow_run_id).state
+        except SILENCE as error:
+            require_silence(error)
+            state = None
+        if state is not None and state.is_final():
+            return state
+        SystemClock().sleep(_LOOK_SECONDS)
+
+
+def publish_history(client: SyncPrefectClient, models: Models, *, zone: tzinfo) -> None:
+    """Publish a model's history, after a person has changed what is in service.
+
+    Raises:
+        httpx.HTTPError, PrefectHTTPStatusError: it was not published; the next slot does it.
+    """
+    artifact = LiveArtifact(artifact_key(f"model-{models.name}"), kind="markdown")
+    artifact.write(client, history_page(models, zone=zone), description=f"History of {models.name}")

@@ -1,0 +1,178 @@
+"""`segue models`: the versions of the models that schedules train, and which of them is in service."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from segue.cli.options import Endpoint, Json, Store
+from segue.errors import COMMAND_LINE, SpecError
+from segue.reports.console import console, show_json
+from segue.reports.tables import rows_table
+from segue.retraining.diff import differences
+from segue.retraining.models import Models, ModelsLog, model_names
+from segue.retraining.pages import card, version_status
+from segue.retraining.versions.serving import known_model, place_of, require_in_service
+from segue.spec import StoreSpec
+from segue.stores import open_store
+from segue.stores.base import Store as OpenedStore
+
+app = typer.Typer(
+    name="models",
+    help="Versions of the models that schedules train: list, compare, promote, roll back.",
+    no_args_is_help=True,
+)
+
+Name = Annotated[str, typer.Argument(help="Name of the model, as in retrain.toml.")]
+Version = Annotated[int | None, typer.Option(help="Number of the version; the one in service by default.")]
+Why = Annotated[str, typer.Option(help="Reason, for the model's history.")]
+
+
+@app.command("ls")
+def list_models(
+    name: Annotated[str | None, typer.Argument(help="Model whose versions are listed; without it, all models.")] = None,
+    store: Store = ".segue/store",
+    endpoint_url: Endpoint = None,
+    as_json: Json = False,
+) -> None:
+    """List the models of a store, or the versions of one model."""
+    opened = _open(store, endpoint_url)
+    if name is None:
+        rows = [_model_row(known_model(opened, each)) for each in model_names(opened)]
+        _show({"store": opened.url, "models": rows}, rows, as_json=as_json)
+        return
+    models = known_model(opened, name)
+    rows = [_version_row(models, number) for number in models.candidates]
+    _show({"model": name, "in_service": models.in_service, "versions": rows}, rows, as_json=as_json)
+
+
+@app.command()
+def show(
+    name: Name,
+    version: Version = None,
+    store: Store = ".segue/store",
+    endpoint_url: Endpoint = None,
+    as_json: Json = False,
+) -> None:
+    """Show the card of a version: data, check, metrics, cost, resumes, hashes, and the checkpoint it comes from."""
+    models, number = _chosen(name, version, store, endpoint_url)
+    if as_json:
+        candidate, start = models.version(number), models.slots[models.version(number).slot].start
+        data = start.model_dump(mode="json", exclude={"run": True, "gate": {"profiles"}}) if start is not None else None
+        status = version_status(models, number)
+        show_json({"version": number, "status": status, "slot": data} | candidate.model_dump(mode="json"))
+        return
+    console.print(card(models, number), markup=False, soft_wrap=True, end="")
+
+
+@app.command()
+def diff(
+    name: Name,
+    one: int,
+    other: int,
+    store: Store = ".segue/store",
+    endpoint_url: Endpoint = None,
+    as_json: Json = False,
+) -> None:
+    """Show in what two versions differ: data, configuration, code, metrics, cost."""
+    models = known_model(_open(store, endpoint_url), name)
+    named = {"one": f"version {one}", "other": f"version {other}"}
+    found = differences(models, one, other)
+    rows: list[dict[str, Any]] = [{"": each.what, named["one"]: each.one, named["other"]: each.other} for each in found]
+    _show({"model": name, "differences": [each._asdict() for each in found]}, rows, as_json=as_json)
+
+
+@app.command()
+def promote(
+    name: Name,
+    version: Annotated[int, typer.Argument(help="Number of the version.")],
+    why: Why,
+    store: Store = ".segue/store",
+    endpoint_url: Endpoint = None,
+) -> None:
+    """Put a version into service by hand, whatever its evaluation said."""
+    _choose(_open(store, endpoint_url), name, version, why=why)
+
+
+@app.command()
+def rollback(name: Name, why: Why, store: Store = ".segue/store", endpoint_url: Endpoint = None) -> None:
+    """Put the version into service that was there before the present one."""
+    opened = _open(store, endpoint_url)
+    models = known_model(opened, name)
+    if models.before is None:
+        problem = f"{name}: no other version was in service before; promote one: segue models promote"
+        raise SpecError(source=COMMAND_LINE, problems=(problem,))
+    _choose(opened, name, models.before, why=why)
+
+
+@app.command("serve-path")
+def serve_path(
+    name: Name,
+    version: Version = None,
+    program: Annotated[bool, typer.Option("--program", help="The program of torch.export, not the weights.")] = False,
+    store: Store = ".segue/store",
+    endpoint_url: Endpoint = None,
+) -> None:
+    """Print where the weights of the version in service are: a path or a URL, for the program that serves them."""
+    opened = _open(store, endpoint_url)
+    models, number = _chosen(name, version, store, endpoint_url)
+    candidate = models.version(number)
+    if program and candidate.program is None:
+        problem = f"--program: version {number} was published without one; set publish.example in retrain.toml"
+        raise SpecError(source=COMMAND_LINE, problems=(problem,))
+    artifact = candidate.program if program and candidate.program is not None else candidate.weights
+    console.print(place_of(opened, artifact.key), markup=False, soft_wrap=True)
+
+
+def _choose(store: OpenedStore, name: str, version: int, *, why: str) -> None:
+    known_model(store, name)
+    models = ModelsLog(store, name).choose(version, why=why)
+    console.print(f"version {models.in_service} of {name} is in service", markup=False)
+
+
+def _chosen(name: str, version: int | None, store: str, endpoint_url: str | None) -> tuple[Models, int]:
+    models = known_model(_open(store, endpoint_url), name)
+    number = version if version is not None else require_in_service(models)
+    models.version(number)
+    return models, number
+
+
+def _open(store: str, endpoint_url: str | None) -> OpenedStore:
+    return open_store(StoreSpec.parse({"url": store, "endpoint_url": endpoint_url}, source=COMMAND_LINE))
+
+
+def _model_row(models: Models) -> dict[str, Any]:
+    last = [*models.slots.values()][-1] if models.slots else None
+    outcome = "-" if last is None else last.outcome_in_words
+    since = [event.at for event in models.events if event.in_service == models.in_service]
+    return {
+        "model": models.name,
+        "in service": models.in_service,
+        "since": since[0].isoformat(timespec="minutes") if since and models.in_service is not None else None,
+        "versions": len(models.candidates),
+        "last slot": last.slot.isoformat(timespec="minutes") if last is not None else None,
+        "outcome": outcome,
+    }
+
+
+def _version_row(models: Models, number: int) -> dict[str, Any]:
+    version = models.version(number)
+    first = version.comparisons[0] if version.comparisons else None
+    return {
+        "version": number,
+        "slot": version.slot.isoformat(timespec="minutes"),
+        "status": version_status(models, number),
+        "metric": f"{first.metric} {first.candidate.value:.4g}" if first is not None else None,
+        "gain": f"{100 * first.gain.value:+.2f} %" if first is not None and first.gain is not None else None,
+        "why": version.why,
+    }
+
+
+def _show(facts: dict[str, Any], rows: list[dict[str, Any]], *, as_json: bool) -> None:
+    if as_json:
+        show_json(facts)
+    elif rows:
+        console.print(rows_table(rows))
+    else:
+        console.print("none")

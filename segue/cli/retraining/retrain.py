@@ -1,0 +1,164 @@
+"""`segue retrain`: deploy a scheduled retraining, start or backfill its slots, and show what became of them."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from segue.cli.interrupts import ends_cleanly
+from segue.cli.options import Json, require_prefect
+from segue.cli.server import require_lasting_server, server
+from segue.clock import SystemClock
+from segue.errors import COMMAND_LINE, SpecError
+from segue.reports.console import console, errors, show_json
+from segue.reports.tables import rows_table
+from segue.retraining.models import SlotState
+from segue.retraining.slots import run_id_of, slot_at, store_of
+from segue.retraining.spec import RetrainSpec
+from segue.retraining.versions.serving import model_or_empty
+from segue.stores import open_store
+
+if TYPE_CHECKING:
+    from prefect.client.orchestration import SyncPrefectClient
+
+app = typer.Typer(
+    name="retrain",
+    help="Scheduled retraining: deploy it, start or backfill slots, show their history.",
+    no_args_is_help=True,
+)
+
+File = Annotated[Path, typer.Argument(help="The specification of the retraining.")]
+DEFAULT = Path("retrain.toml")
+_NEXT = timedelta(days=400)
+_SHOWN_NEXT = 3
+
+
+@app.command()
+def deploy(
+    file: File = DEFAULT,
+    paused: Annotated[bool, typer.Option("--paused", help="Create the schedule without starting it.")] = False,
+) -> None:
+    """Create or update the deployment of a retraining, with its schedule, on the pool `parents`.
+
+    Flow runs start in this folder: it must exist on the machines of that pool. Exit code 0.
+    """
+    spec = RetrainSpec.from_toml(file)
+    require_prefect("retrain")
+    from segue.deployments.process.follow import open_client, require_server
+    from segue.deployments.retraining import deploy as deploy_here
+    from segue.tasks.retraining.schedule import ticks
+
+    require_lasting_server("segue retrain deploy")
+    require_server()
+    with open_client() as client:
+        deploy_here(client, spec, file=str(file), working_dir=Path.cwd(), active=not paused)
+    now = SystemClock().now()
+    following = ticks(spec, since=now, until=now + _NEXT)[:_SHOWN_NEXT]
+    when = ", ".join(f"{tick.astimezone(spec.zone):%Y-%m-%d %H:%M %Z}" for tick in following) or "by hand only"
+    console.print(f"deployed retrain/{spec.name}; next slots: {when}", markup=False, soft_wrap=True)
+
+
+@app.command()
+def start(
+    file: File = DEFAULT,
+    slot: Annotated[
+        str | None, typer.Option(help="Time to train for, as an ISO time; without a zone, in that of the schedule.")
+    ] = None,
+) -> None:
+    """Start one slot, by default for now, and follow it to its end. A slot that is done is left as it is.
+
+    Exit code 0: it trained a candidate, or was left out. 1: it did not. 2: it could not be started as asked.
+    """
+    spec = RetrainSpec.from_toml(file)
+    chosen = moment(slot, spec, option="--slot") if slot is not None else slot_at(SystemClock().now())
+    _run_all(spec, file, [chosen])
+
+
+@app.command()
+def backfill(
+    file: File = DEFAULT,
+    since: Annotated[str, typer.Option("--from", help="First time, as an ISO date or time.")] = "",
+    until: Annotated[str, typer.Option("--to", help="Last time, as an ISO date or time; included.")] = "",
+) -> None:
+    """Run the slots of the schedule between two times, one after the other. Slots that are done are left as they are.
+
+    Exit code 0: every slot trained a candidate, now or before. 1: some did not.
+    """
+    spec = RetrainSpec.from_toml(file)
+    require_prefect("retrain")
+    from segue.tasks.retraining.schedule import require_cron, ticks
+
+    require_cron(spec)
+    first, last = (moment(text, spec, option=option) for text, option in ((since, "--from"), (until, "--to")))
+    found = ticks(spec, since=first - timedelta(seconds=1), until=min(last, slot_at(SystemClock().now())))
+    if not found:
+        problem = f"--from, --to: the schedule {spec.schedule!r} has no slot between them that is not in the future"
+        raise SpecError(source=COMMAND_LINE, problems=(problem,))
+    _run_all(spec, file, list(found))
+
+
+@app.command()
+def slots(file: File = DEFAULT, as_json: Json = False) -> None:
+    """Show what became of every slot of a retraining."""
+    spec = RetrainSpec.from_toml(file)
+    store = open_store(store_of(spec))
+    rows = [_row(spec, state) for state in model_or_empty(store, spec.name).slots.values()]
+    if as_json:
+        show_json({"model": spec.name, "slots": rows})
+    else:
+        console.print(rows_table(rows) if rows else "no slot was started yet")
+
+
+def _row(spec: RetrainSpec, state: SlotState) -> dict[str, object]:
+    return {
+        "slot": f"{state.slot.astimezone(spec.zone):%Y-%m-%d %H:%M %Z}",
+        "run": run_id_of(spec, state.slot),
+        "outcome": state.outcome_in_words,
+        "version": state.version,
+        "why": state.end.why if state.end is not None else None,
+    }
+
+
+def _run_all(spec: RetrainSpec, file: Path, wanted: list[datetime]) -> None:
+    require_prefect("retrain")
+    from segue.deployments.process.follow import open_client
+
+    failed = 0
+    with (
+        ends_cleanly(hint="The slot goes on where a server still runs; start it again otherwise."),
+        server() as is_local,
+        open_client() as client,
+    ):
+        for slot in wanted:
+            failed += not _run(client, spec, file, slot, is_local=is_local)
+    if failed:
+        raise typer.Exit(1)
+
+
+def _run(client: SyncPrefectClient, spec: RetrainSpec, file: Path, slot: datetime, *, is_local: bool) -> bool:
+    from segue.deployments.retraining import deploy, start_slot, wait_for
+
+    if is_local:
+        deploy(client, spec, file=str(file), working_dir=Path.cwd(), active=False)
+    name = run_id_of(spec, slot)
+    with errors.status(f"{name} ..."):
+        state = wait_for(client, start_slot(client, spec, slot))
+    console.print(f"{name}: {state.name}. {state.message or ''}", markup=False, soft_wrap=True)
+    return state.is_completed()
+
+
+def moment(text: str, spec: RetrainSpec, *, option: str) -> datetime:
+    """The slot that an option names; a time without a zone is one of the schedule's zone.
+
+    Raises:
+        SpecError: it is no ISO time.
+    """
+    try:
+        found = datetime.fromisoformat(text)
+    except ValueError:
+        problem = f"{option}: {text!r} is no ISO time, e.g. 2013-07-01 or 2013-07-01T06:00"
+        raise SpecError(source=COMMAND_LINE, problems=(problem,)) from None
+    return slot_at(found if found.tzinfo is not None else found.replace(tzinfo=spec.zone))

@@ -1,0 +1,52 @@
+"""The Prefect server that a command works with: the configured one, or one of its own on this machine."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from segue.errors import OrchestratorError
+from segue.reports.console import errors
+
+_FOLDER = Path(".segue")
+
+
+@contextmanager
+def server() -> Iterator[bool]:
+    """A block with a Prefect server: the one of PREFECT_API_URL, or a local one with pools that ends with the block.
+
+    The value is true for a local one.
+
+    Raises:
+        OrchestratorError: the local one did not come up.
+    """
+    from prefect.settings import PREFECT_API_URL
+
+    from segue.deployments.process.stack import LocalStack
+
+    if PREFECT_API_URL.value():
+        yield False
+        return
+    stack = LocalStack(_FOLDER, home=Path.cwd(), say=lambda text: errors.print(f"[dim]{text}[/]"))
+    try:
+        stack.start()
+        with stack.settings():
+            yield True
+    finally:
+        stack.stop()
+
+
+def require_lasting_server(what: str) -> None:
+    """Refuse what makes no sense with a server that ends with this command.
+
+    Raises:
+        OrchestratorError: no server is configured.
+    """
+    from prefect.settings import PREFECT_API_URL
+
+    if not PREFECT_API_URL.value():
+        raise OrchestratorError(
+            what=f"{what} needs a Prefect server that outlives this command.",
+            fix="set PREFECT_API_URL, for example to that of a server started with `prefect server start`.",
+        )

@@ -1,0 +1,56 @@
+"""What is different between two versions of a model. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple
+
+from segue.retraining.model_record import Candidate, SlotStart
+from segue.retraining.models import Models
+from segue.retraining.spec import WindowFile
+
+
+class Difference(NamedTuple):
+    """One thing in which two versions differ; None where a version does not have it."""
+
+    what: str
+    one: str | None
+    other: str | None
+
+
+def differences(models: Models, one: int, other: int) -> list[Difference]:
+    """Everything in which two versions differ: slot, run, data, check of the data, configuration, code, metrics, cost.
+
+    Raises:
+        UnknownVersionError: there is no such version.
+    """
+    facts = [dict(_facts(models.version(number), models)) for number in (one, other)]
+    names = dict.fromkeys([*facts[0], *facts[1]])
+    pairs = (Difference(name, facts[0].get(name), facts[1].get(name)) for name in names)
+    return [pair for pair in pairs if pair.one != pair.other]
+
+
+def _facts(version: Candidate, models: Models) -> Iterator[tuple[str, str]]:
+    start = models.slots[version.slot].start
+    yield "slot", version.slot.isoformat(timespec="minutes")
+    yield "run", version.run_id
+    yield "step", str(version.step)
+    if start is not None:
+        yield from _data_facts(start)
+    yield from ((f"config.{name}", repr(value)) for name, value in sorted(version.config.items()))
+    yield from ((f"hash of {name}", value) for name, value in sorted(version.training.hashes.items()))
+    yield from ((each.metric, f"{each.candidate.value:.4g}") for each in version.comparisons)
+    yield "cost", f"{version.training.cost:.4g} {version.training.currency}".strip()
+    yield "preemptions", str(version.training.preemptions)
+    yield "weights", version.weights.sha256[:16]
+
+
+def _data_facts(start: SlotStart) -> Iterator[tuple[str, str]]:
+    yield "begins with", "scratch" if start.start_version is None else f"version {start.start_version}"
+    yield "check of the data", f"{start.gate.outcome}, {len(start.gate.findings)} findings"
+    yield "rows", str(sum(file.rows or 0 for file in start.window.training))
+    yield from ((f"file {path}", text) for path, text in _files(start.window.files).items())
+
+
+def _files(files: tuple[WindowFile, ...]) -> Mapping[str, str]:
+    return {file.path: f"{'evaluation' if file.is_held_back else 'training'} {file.sha256[:12]}" for file in files}

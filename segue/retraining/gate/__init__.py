@@ -1,0 +1,1 @@
+"""The check of a window of data before anything is bought."""

@@ -1,0 +1,45 @@
+"""Data Docs of a slot's check in the store, and back."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from segue.errors import NoDocsError
+from segue.runlog import keys
+from segue.stores.base import Store, is_key
+from segue.stores.parallel import read_each
+
+_MOST_FILE_BYTES = 64 * 2**20
+
+
+def store_docs(store: Store, model: str, stamp: str, folder: Path) -> str:
+    """Store every file of a site below the slot's prefix; returns the prefix. Files that are there are replaced.
+
+    Raises:
+        StoreWriteError: some may be missing; a retry is safe.
+    """
+    prefix = keys.docs_prefix(model, stamp)
+    for path in sorted(folder.rglob("*")):
+        key = prefix + path.relative_to(folder).as_posix()
+        if path.is_file() and is_key(key):
+            store.put(key, path.read_bytes(), durable=False)
+    return prefix
+
+
+def fetch_docs(store: Store, prefix: str, into: Path) -> Path:
+    """Write a site of the store into a folder; returns its first page.
+
+    Raises:
+        NoDocsError: the store holds none there.
+        StoreReadError: the store could not be read.
+    """
+    listed = store.list_objects(prefix)
+    for key, data in read_each(store, listed, most_bytes=_MOST_FILE_BYTES):
+        if data is None:
+            continue
+        path = into / key.removeprefix(prefix)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(data)
+    if not (into / "index.html").is_file():
+        raise NoDocsError(where=f"{prefix} in {store.url}")
+    return into / "index.html"

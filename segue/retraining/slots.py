@@ -1,0 +1,114 @@
+"""Slots of a schedule: their names, their runs, and what happens where they overlap. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+from segue.retraining.models import SlotState
+from segue.retraining.spec import RetrainSpec, Window
+from segue.spec import DataFile, DataSpec, RunSpec, StoreSpec
+
+_MOST_MISSED = 100
+_STAMP = "%Y%m%dt%H%M"
+_HEARTBEAT = "_slot-"
+
+
+def slot_at(moment: datetime) -> datetime:
+    """The slot of a moment: its second, in UTC."""
+    return moment.astimezone(UTC).replace(microsecond=0)
+
+
+def stamp_of(slot: datetime) -> str:
+    """The slot in names, e.g. 20130701t0600, with seconds where there are any.
+
+    It is in UTC, in which no hour comes twice.
+    """
+    utc = slot.astimezone(UTC)
+    return utc.strftime(_STAMP + "%S" if utc.second else _STAMP)
+
+
+def slot_of(stamp: str) -> datetime:
+    """The slot that `stamp_of` named."""
+    is_short = len(stamp) == len("20130701t0600")
+    return datetime.strptime(stamp, _STAMP if is_short else _STAMP + "%S").replace(tzinfo=UTC)
+
+
+def run_id_of(spec: RetrainSpec, slot: datetime) -> str:
+    """The run of a slot: however often the slot is started, it is one run."""
+    return f"{spec.name}-{stamp_of(slot)}"
+
+
+def run_of(spec: RetrainSpec, slot: datetime, window: Window | None, *, now: datetime) -> RunSpec:
+    """The run of a slot on the files of its window. A deadline that has passed is none: the run then costs least.
+
+    A store in a relative folder is one in the current folder.
+    """
+    deadline = slot + timedelta(hours=spec.ready_within_hours) if spec.ready_within_hours is not None else None
+    fields = spec.run | {"run_id": run_id_of(spec, slot)}
+    if deadline is not None and deadline > now:
+        fields["deadline"] = deadline.isoformat()
+    run = RunSpec.parse(fields, source="retrain.toml")
+    updates: dict[str, object] = {"store": _absolute(run.store)}
+    if window is not None:
+        known = DataFile.model_fields.keys()
+        files = tuple(DataFile(**file.model_dump(include=set(known))) for file in window.training)
+        access = spec.data.model_dump(include={"endpoint_url", "cache_folder"})
+        updates["data"] = DataSpec(files=files, **access)
+    return run.model_copy(update=updates)
+
+
+def store_of(spec: RetrainSpec) -> StoreSpec:
+    """The store of the model, which is that of its runs."""
+    return run_of(spec, datetime(2000, 1, 1, tzinfo=UTC), None, now=datetime(2001, 1, 1, tzinfo=UTC)).store
+
+
+def missed_slots(
+    slots: Mapping[datetime, SlotState], ticks: Iterable[datetime], *, until: datetime
+) -> tuple[datetime, ...]:
+    """The ticks of the schedule after the newest recorded slot and before this one, oldest first, 100 at most."""
+    earlier = [slot for slot in slots if slot < until]
+    if not earlier:
+        return ()
+    return tuple(tick for tick in ticks if max(earlier) < tick < until)[-_MOST_MISSED:]
+
+
+def heartbeat_of(model: str, slot: datetime) -> str:
+    """Name of a slot's heartbeat among those of parents. No run can have it."""
+    return f"{_HEARTBEAT}{model}-{stamp_of(slot)}"
+
+
+def model_and_slot_of(heartbeat: str) -> tuple[str, datetime] | None:
+    """The model and the slot of a heartbeat's name; None for that of a run's parent."""
+    model, _, stamp = heartbeat.removeprefix(_HEARTBEAT).rpartition("-")
+    return (model, slot_of(stamp)) if heartbeat.startswith(_HEARTBEAT) else None
+
+
+class Overlap(NamedTuple):
+    """What a slot does about earlier ones that are not done."""
+
+    action: Literal["go", "wait", "skip", "supersede"]
+    why: str = ""
+
+
+def overlap_of(spec: RetrainSpec, slot: datetime, others: Iterable[datetime]) -> Overlap:
+    """What a slot does, given the other slots that are being run now. Later ones are not waited for."""
+    earlier = sorted(other for other in others if other < slot)
+    if not earlier:
+        return Overlap("go")
+    names = ", ".join(run_id_of(spec, each) for each in earlier)
+    match spec.overlap:
+        case "skip":
+            return Overlap("skip", f"{names} is not done, and overlap is skip")
+        case "supersede":
+            return Overlap("supersede", f"superseded by {run_id_of(spec, slot)}")
+        case "queue":
+            return Overlap("wait", f"waiting for {names}")
+
+
+def _absolute(store: StoreSpec) -> StoreSpec:
+    if "://" in store.url:
+        return store
+    return store.model_copy(update={"url": str(Path(store.url).expanduser().absolute())})

@@ -1,0 +1,172 @@
+"""The process that publishes and evaluates a candidate: `python -m segue.retraining.versions.job_main JOB RESULT`."""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+import traceback
+from collections import Counter
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from segue.continuity.recipe_diff import CODE
+from segue.data.files import checked_copies
+from segue.data.frames import read_frame
+from segue.errors import PublishError, RunBegunError, SegueError
+from segue.interop.export_files import plain_state
+from segue.interop.import_weights import import_weights
+from segue.interop.load import choose_checkpoint, read_verified
+from segue.recipe import import_build
+from segue.reports.cost import cost_report
+from segue.reports.summary import late_seconds_at_end
+from segue.retraining.evaluation import Promotion, compare, decide
+from segue.retraining.model_record import Candidate, Comparison, SlotStart, Training
+from segue.retraining.models import ModelsLog
+from segue.retraining.spec import RetrainSpec
+from segue.retraining.versions.artifacts import (
+    PROGRAM,
+    WEIGHTS,
+    get_artifact,
+    program_bytes,
+    put_artifact,
+    weights_bytes,
+)
+from segue.retraining.versions.jobs import JOB, BeginJob, EvaluateJob, JobResult
+from segue.retraining.versions.scoring import built_model, called, published_model, scores_of
+from segue.runlog.history import Checkpoint, History, read_history
+from segue.runlog.log import RunLog
+from segue.runlog.open import open_log
+from segue.spec import DataSpec, RunSpec
+from segue.stores.base import Store
+
+
+def main() -> None:
+    """Read the job, do it, and write the result. An error is a result, too."""
+    request, result = map(Path, sys.argv[1:])
+    job = JOB.validate_json(request.read_bytes())
+    try:
+        done = JobResult(candidate=evaluated(job)) if isinstance(job, EvaluateJob) else _begun(job)
+    except SegueError as error:
+        done = JobResult(error=str(error))
+    except Exception as error:  # The user's code may raise anything; the flow shows it.
+        done = JobResult(error=f"{type(error).__name__}: {error}", traceback=traceback.format_exc())
+    result.write_text(done.model_dump_json())
+
+
+def evaluated(job: EvaluateJob) -> Candidate:
+    """What the slot's run has trained, as a candidate that was compared with the version in service now.
+
+    Its files are in the store, and nothing refers to them yet.
+
+    Raises:
+        SegueError: it cannot be published or compared.
+    """
+    spec, start = job.spec, job.start
+    run = _run_of(start)
+    runlog = open_log(run).reload()
+    history = read_history(runlog)
+    step = "best" if spec.publish.checkpoint == "best" else None
+    checkpoint = choose_checkpoint(history, run_id=run.run_id, step=step, take_quarantined=False)  # type: ignore[arg-type]
+    state = _component(spec, runlog, checkpoint)
+    data = weights_bytes(state, component=spec.publish.component)
+    weights = put_artifact(runlog.store, spec.name, WEIGHTS, data)
+    program = _program(spec, run, state)
+    models = ModelsLog(runlog.store, spec.name).read()
+    facts: dict[str, Any] = {
+        "slot": start.slot,
+        "run_id": run.run_id,
+        "step": checkpoint.manifest.step,
+        "attempt_id": checkpoint.ref.attempt_id,
+        "weights": weights,
+        "program": None if program is None else put_artifact(runlog.store, spec.name, PROGRAM, program),
+        "config": run.config,
+        "training": _training(run, history, checkpoint),
+        "registry": spec.publish.mlflow,
+        "compared_with": models.in_service,
+    }
+    before = None if models.in_service is None else models.version(models.in_service)
+    candidate = Candidate(**facts, is_promoted=False, why="")
+    if spec.evaluation is None:
+        promotion = Promotion(is_promoted=True, why="nothing is evaluated: retrain.toml has no [evaluation]")
+    else:
+        facts["comparisons"] = _comparisons(spec, start, runlog.store, candidate, before)
+        promotion = decide(spec.evaluation, facts["comparisons"])
+    if before is not None and before.slot > start.slot:  # By a backfill of an earlier slot.
+        promotion = Promotion(is_promoted=False, why=f"version {models.in_service} was trained for a later slot")
+    return Candidate(**facts, is_promoted=promotion.is_promoted, why=promotion.why)
+
+
+def _comparisons(
+    spec: RetrainSpec, start: SlotStart, store: Store, candidate: Candidate, before: Candidate | None
+) -> tuple[Comparison, ...]:
+    assert spec.evaluation is not None
+    assert spec.publish.model is not None
+    access = spec.data.model_dump(include={"endpoint_url", "cache_folder"})
+    held_back = DataSpec(files=start.window.held_back, **access)
+    # The same files as when the slot was planned, by their hashes.
+    frame = read_frame(checked_copies(held_back))
+    function, model = spec.evaluation.scores, spec.publish.model
+    mine = scores_of(function, published_model(model, candidate, store), frame)
+    theirs = None if before is None else scores_of(function, published_model(model, before, store), frame)
+    return compare(spec.evaluation, frame, mine, theirs, seed=int(start.slot.timestamp()))
+
+
+def _component(spec: RetrainSpec, runlog: RunLog, checkpoint: Checkpoint) -> dict[str, Any]:
+    found = dict(plain_state(read_verified(runlog, checkpoint)))
+    if spec.publish.component not in found:
+        why = f"the checkpoint has no such component; it has {', '.join(found)}"
+        raise PublishError(what=f"component {spec.publish.component}", why=why)
+    state = found[spec.publish.component]
+    if not isinstance(state, dict):
+        raise PublishError(what=f"component {spec.publish.component}", why="it is no state dict")
+    return state
+
+
+def _program(spec: RetrainSpec, run: RunSpec, state: dict[str, Any]) -> bytes | None:
+    if spec.publish.example is None or spec.publish.model is None:
+        return None
+    example = called(import_build(spec.publish.example), name=spec.publish.example)
+    if not isinstance(example, tuple):
+        raise PublishError(what=spec.publish.example, why=f"it returned a {type(example).__name__}, not a tuple")
+    return program_bytes(built_model(spec.publish.model, run.config, state), example)
+
+
+def _training(run: RunSpec, history: History, checkpoint: Checkpoint) -> Training:
+    cost = cost_report(run, history)
+    verdicts = Counter(attempt.verdict.kind.value for attempt in history.attempts if attempt.verdict is not None)
+    components = checkpoint.manifest.components
+    hashes = {"config": run.identity()["config"]} | ({"code": components[CODE]} if CODE in components else {})
+    return Training(
+        segments=len(history.last_reports()),
+        preemptions=cost.preemptions,
+        verdicts=dict(verdicts),
+        cost=cost.cost,
+        currency=cost.currency,
+        saved_share=cost.saved_share,
+        late_seconds=late_seconds_at_end(history),
+        hashes=hashes,
+    )
+
+
+def _begun(job: BeginJob) -> JobResult:
+    """The weights of the version that the slot begins with, as its run's first checkpoint; once."""
+    run, version = _run_of(job.start), job.start.start_version
+    assert version is not None
+    store = open_log(run).store
+    candidate = ModelsLog(store, job.spec.name).read().version(version)
+    with tempfile.TemporaryDirectory(prefix="segue-weights-") as folder:
+        file = Path(folder, f"version-{version}.safetensors")
+        file.write_bytes(get_artifact(store, candidate.weights))
+        with suppress(RunBegunError):  # By an earlier start of the slot.
+            import_weights(run, file)
+    return JobResult()
+
+
+def _run_of(start: SlotStart) -> RunSpec:
+    assert start.run is not None  # A slot whose data was refused trains nothing.
+    return start.run
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,90 @@
+"""The scores of a version on rows that it did not train on, by the user's own functions. Needs torch."""
+
+from __future__ import annotations
+
+import inspect
+import traceback
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from segue.errors import PublishError, RecipeError, ScoresError
+from segue.recipe import import_build, users_line
+from segue.retraining.evaluation import Scores, checked_scores
+from segue.retraining.model_record import Candidate
+from segue.retraining.versions.artifacts import get_artifact, program_of, state_of
+from segue.stores.base import Store
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+def built_model(function: str, config: Mapping[str, Any], state: Mapping[str, Any]) -> nn.Module:
+    """The user's model with these weights, for evaluation.
+
+    Raises:
+        RecipeError: there is no such function.
+        PublishError: the function raised, returned no module, or the weights are of another model.
+    """
+    # It is imported as a recipe's function is.
+    model = called(import_build(function), dict(config), name=function)
+    if not isinstance(model, nn.Module):
+        raise PublishError(what=function, why=f"it returned a {type(model).__name__}, not a torch.nn.Module")
+    try:
+        model.load_state_dict(dict(state))
+    except RuntimeError as error:
+        lines = [line.strip() for line in str(error).splitlines()[1:4]]
+        raise PublishError(what=function, why=f"the weights do not fit its model: {' '.join(lines)}") from None
+    return model.eval()
+
+
+def called(function: Callable[..., Any], *arguments: Any, name: str) -> Any:
+    """What the user's function returns.
+
+    Raises:
+        PublishError: it raised; names the line.
+    """
+    try:
+        return function(*arguments)
+    except Exception as error:
+        place = users_line("".join(traceback.format_exception(error)))
+        why = f"it raised {type(error).__name__}: {error}{f' ({place})' if place else ''}"
+        raise PublishError(what=name, why=why) from error
+
+
+def published_model(function: str, version: Candidate, store: Store) -> Callable[..., Any]:
+    """A version's model as it was published: its program if it has one, which no change of the user's code touches.
+
+    Raises:
+        DamagedVersionError: its file is damaged.
+        PublishError, RecipeError: the user's function gives no model for its weights.
+        StoreReadError: the store could not be read.
+    """
+    if version.program is not None:
+        module: nn.Module = program_of(get_artifact(store, version.program)).module()
+        return module
+    return built_model(function, version.config, state_of(get_artifact(store, version.weights)))
+
+
+def scores_of(function: str, model: Callable[..., Any], frame: pd.DataFrame) -> Scores:
+    """What the user's function says of a model, by metric: a number for each row.
+
+    Raises:
+        ScoresError: there is no such function, it raised, or did not return that.
+    """
+    try:
+        score = import_build(function)
+    except RecipeError as error:
+        raise ScoresError(function=function, why=str(error)) from None
+    if not inspect.isroutine(score) and not callable(score):
+        raise ScoresError(function=function, why="it is no function")
+    try:
+        with torch.no_grad():
+            scores: Any = score(model, frame)  # type: ignore[call-arg, arg-type]
+    except Exception as error:
+        place = users_line("".join(traceback.format_exception(error)))
+        why = f"it raised {type(error).__name__}: {error}{f' ({place})' if place else ''}"
+        raise ScoresError(function=function, why=why) from error
+    return checked_scores(scores, rows=len(frame), function=function)

@@ -1,0 +1,116 @@
+"""The version in service, for programs that serve it."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, overload
+
+from segue.errors import (
+    BadKeyError,
+    MissingObjectError,
+    NoProgramError,
+    NotInServiceError,
+    StoreUnreachableError,
+    UnknownModelError,
+)
+from segue.retraining.models import Models, ModelsLog
+from segue.retraining.versions.artifacts import get_artifact, program_of, state_of
+from segue.runlog.open import DEFAULT_STORE
+from segue.spec import StoreSpec
+from segue.stores import StoreReadError, open_store
+from segue.stores.base import Store, StoreGoneError
+
+if TYPE_CHECKING:
+    from torch.export import ExportedProgram
+
+
+@overload
+def load_model(
+    name: str,
+    *,
+    store: StoreSpec | str | Path = ...,
+    version: int | None = ...,
+    form: Literal["weights"] = ...,
+) -> OrderedDict[str, Any]: ...
+@overload
+def load_model(
+    name: str, *, store: StoreSpec | str | Path = ..., version: int | None = ..., form: Literal["program"]
+) -> ExportedProgram: ...
+def load_model(
+    name: str,
+    *,
+    store: StoreSpec | str | Path = DEFAULT_STORE,
+    version: int | None = None,
+    form: Literal["weights", "program"] = "weights",
+) -> OrderedDict[str, Any] | ExportedProgram:
+    """The weights of the version in service, or of another one, as the model's `state_dict()` of CPU tensors.
+
+    With `form="program"` the program of torch.export, if the version was published with one: its `module()` is called
+    without any code of yours. Its format may hold code: load it only from a store that others cannot write. The bytes
+    are those that were published, by their SHA-256. No retention prunes them, and nothing is written.
+
+    Raises:
+        UnknownModelError, UnknownVersionError: there is no such model or version.
+        NotInServiceError: none of its versions is in service, and none was named.
+        NoProgramError: the version was published without a program.
+        DamagedVersionError: its file is damaged.
+        StoreUnreachableError, StoreReadError: the store cannot be read.
+    """
+    opened = open_store(store)
+    models = known_model(opened, name)
+    number = version if version is not None else require_in_service(models)
+    candidate = models.version(number)
+    if form == "weights":
+        return state_of(get_artifact(opened, candidate.weights))
+    if candidate.program is None:
+        raise NoProgramError(name=name, version=number)
+    return program_of(get_artifact(opened, candidate.program))
+
+
+def known_model(store: Store, name: str) -> Models:
+    """The versions of a model. Nothing is written.
+
+    Raises:
+        UnknownModelError: the store has none of this name.
+        StoreUnreachableError: the store cannot be read.
+    """
+    try:
+        models = ModelsLog(store, name).read()
+    except (BadKeyError, MissingObjectError, StoreGoneError):
+        raise UnknownModelError(name=name, store=store.url) from None
+    except StoreReadError as error:
+        fix = "check --store, --endpoint-url, the network and your access."
+        raise StoreUnreachableError(url=store.url, why=f"it cannot be read ({error.why}).", fix=fix) from None
+    if not models.events and not models.slots:
+        raise UnknownModelError(name=name, store=store.url)
+    return models
+
+
+def model_or_empty(store: Store, name: str) -> Models:
+    """The versions and slots of a model; without any while the store has none of this name.
+
+    Raises:
+        StoreUnreachableError: the store cannot be read.
+    """
+    try:
+        return known_model(store, name)
+    except UnknownModelError:
+        return Models(name, (), {})
+
+
+def require_in_service(models: Models) -> int:
+    """The number of the version in service.
+
+    Raises:
+        NotInServiceError: there is none.
+    """
+    if models.in_service is None:
+        raise NotInServiceError(name=models.name)
+    return models.in_service
+
+
+def place_of(store: Store, key: str) -> str:
+    """Where a file of the store is, for other programs: a path, or a URL."""
+    url = store.url.removeprefix("file://").rstrip("/")
+    return f"{url}/{key}"

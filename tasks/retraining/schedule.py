@@ -1,0 +1,51 @@
+"""The schedule of a retraining: its ticks as Prefect's scheduler computes them."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import UTC, datetime
+
+from prefect.client.schemas.schedules import CronSchedule
+from pydantic import ValidationError
+
+from segue.errors import SpecError
+from segue.retraining.slots import slot_at
+from segue.retraining.spec import RetrainSpec
+
+_MOST_TICKS = 10_000
+
+
+def ticks(spec: RetrainSpec, *, since: datetime, until: datetime) -> tuple[datetime, ...]:
+    """The times of the schedule after `since` and up to `until`, in UTC; none without a schedule.
+
+    They are those of Prefect's scheduler, daylight saving time included: a time that the clock shows twice has one
+    tick, and a time that it leaves out has the tick an hour before.
+
+    Raises:
+        SpecError: the schedule is no cron expression.
+    """
+    if spec.schedule is None or until <= since:
+        return ()
+    require_cron(spec)
+    # The server's own class: the client's has no ticks.
+    from prefect.server.schemas.schedules import CronSchedule as ServerSchedule
+
+    schedule = ServerSchedule(cron=spec.schedule, timezone=spec.timezone)
+    found = asyncio.run(schedule.get_dates(n=_MOST_TICKS, start=since.astimezone(UTC), end=until.astimezone(UTC)))
+    return tuple(slot for slot in map(slot_at, found) if since < slot <= until)
+
+
+def require_cron(spec: RetrainSpec) -> CronSchedule:
+    """The schedule, as Prefect takes it.
+
+    Raises:
+        SpecError: there is none, or it is no cron expression.
+    """
+    if spec.schedule is None:
+        problem = 'schedule: required for a deployment with a schedule, e.g. "0 6 2 * *"'
+        raise SpecError(source="retrain.toml", problems=(problem,))
+    try:
+        return CronSchedule(cron=spec.schedule, timezone=spec.timezone)
+    except ValidationError:
+        problem = f'schedule: {spec.schedule!r} is no cron expression; give five fields, e.g. "0 6 2 * *"'
+        raise SpecError(source="retrain.toml", problems=(problem,)) from None

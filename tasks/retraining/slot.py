@@ -1,0 +1,120 @@
+"""Tasks of a slot: choose its window, check it, begin with a version, evaluate what it trained, publish the pages."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Mapping
+from datetime import datetime
+from pathlib import Path
+
+from prefect import get_run_logger, task
+from prefect.artifacts import create_markdown_artifact
+from prefect.cache_policies import NO_CACHE
+from segue.tasks.parent_clock import as_parent
+from segue.tasks.run_artifact import artifact_key
+
+from segue.errors import ModelChangedError
+from segue.retraining.gate.check import check_window
+from segue.retraining.gate.docs import store_docs
+from segue.retraining.gate.record import GateResult
+from segue.retraining.model_record import SlotStart
+from segue.retraining.models import Models, ModelsLog
+from segue.retraining.pages import card, gate_page, history_page
+from segue.retraining.slots import run_id_of, stamp_of, store_of
+from segue.retraining.spec import RetrainSpec, Window
+from segue.retraining.versions.artifacts import CARD, put_artifact
+from segue.retraining.versions.jobs import BeginJob, EvaluateJob, run_job
+from segue.retraining.window import window_of
+from segue.stores import open_store
+
+_MOST_COMPARISONS = 10
+
+
+@task(name="choose-window", retries=0, cache_policy=NO_CACHE)
+def choose_window(spec: RetrainSpec, slot: datetime) -> tuple[Window, dict[str, Path]]:
+    """The files of a slot with their hashes and rows, and where each is on this machine."""
+    window, local = window_of(spec, slot)
+    log = get_run_logger()
+    for missing in window.missing:
+        log.warning("no files period=%s pattern=%s", missing.period, missing.pattern)
+    rows = sum(file.rows or 0 for file in window.files)
+    log.info("window chosen files=%d rows=%d held_back=%d", len(window.files), rows, len(window.held_back))
+    return window, local
+
+
+@task(name="check-data", retries=0, cache_policy=NO_CACHE)
+def check_data(
+    spec: RetrainSpec,
+    slot: datetime,
+    window: Window,
+    local: Mapping[str, Path],
+    *,
+    folder: Path,
+    before: SlotStart | None,
+) -> tuple[GateResult, str]:
+    """Evaluate the expectations of a slot's data. Returns what was found, and where its Data Docs are in the store.
+
+    `folder` holds retrain.toml and the suite.
+    """
+    store = open_store(store_of(spec))
+    known = (before.window, before.gate) if before is not None else None
+    with tempfile.TemporaryDirectory(prefix="segue-docs-") as temporary:
+        docs = Path(temporary, "docs")
+        gate = check_window(spec, window, local, slot=slot, folder=folder, before=known, docs=docs)
+        place = as_parent(lambda: store_docs(store, spec.name, stamp_of(slot), docs), what="Data Docs")
+    for finding in gate.findings:
+        get_run_logger().warning("expectation not met: %s", finding.sentence)
+    return gate, place
+
+
+@task(name="publish-data-check", retries=0, cache_policy=NO_CACHE)
+def publish_data_check(spec: RetrainSpec, start: SlotStart) -> None:
+    """Publish what the check of a slot's data found, as the artifact `segue-model-NAME-data`."""
+    text = gate_page(start, name=spec.name, zone=spec.zone, docs=start.docs)
+    key = artifact_key(f"model-{spec.name}-data")
+    create_markdown_artifact(text, key=key, description=f"Check of the data of {run_id_of(spec, start.slot)}")
+
+
+@task(name="begin-with-version", retries=0, cache_policy=NO_CACHE)
+def begin_with_version(spec: RetrainSpec, start: SlotStart) -> None:
+    """Make the weights of the version in service the first checkpoint of the slot's run."""
+    what = f"begin with version {start.start_version}"
+    run_job(BeginJob(spec=spec, start=start), what=what, on_line=get_run_logger().info)
+
+
+@task(name="evaluate-candidate", retries=0, cache_policy=NO_CACHE)
+def evaluate_candidate(spec: RetrainSpec, start: SlotStart) -> Models:
+    """Publish what the slot's run trained, compare it with the version in service, and promote it if it is better.
+
+    The promotion is one record that is written only while that version is still in service; otherwise the candidate is
+    compared again.
+    """
+    log, logger = ModelsLog(open_store(store_of(spec)), spec.name), get_run_logger()
+    what = f"evaluation of {run_id_of(spec, start.slot)}"
+    for is_last in (*[False] * (_MOST_COMPARISONS - 1), True):
+        candidate = run_job(EvaluateJob(spec=spec, start=start), what=what, on_line=logger.info).candidate
+        assert candidate is not None
+        try:
+            models = as_parent(lambda found=candidate: log.add(found), what="candidate")  # type: ignore[misc]
+        except ModelChangedError as error:
+            if is_last:
+                raise
+            logger.info("comparing again reason=%s", error)
+            continue
+        logger.info("candidate recorded promoted=%s reason=%s", candidate.is_promoted, candidate.why)
+        break
+    return models
+
+
+@task(name="publish-model", retries=0, cache_policy=NO_CACHE)
+def publish_model(spec: RetrainSpec, version: int | None = None) -> None:
+    """Publish a model's history, and the card of a version as an artifact and as a file beside its weights."""
+    store = open_store(store_of(spec))
+    models = ModelsLog(store, spec.name).read()
+    if version is not None:
+        text, folder = card(models, version, zone=spec.zone), models.version(version).weights.key.split("/")[1]
+        put_artifact(store, spec.name, CARD, text.encode(), folder=folder)
+        key = artifact_key(f"model-{spec.name}-card")
+        create_markdown_artifact(text, key=key, description=f"Card of {spec.name}, version {version}")
+    key = artifact_key(f"model-{spec.name}")
+    create_markdown_artifact(history_page(models, zone=spec.zone), key=key, description=f"History of {spec.name}")

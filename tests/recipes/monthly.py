@@ -1,0 +1,64 @@
+"""A recipe of a scheduled retraining: one line through the points of parquet files, and what its evaluation needs."""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from segue import Recipe
+
+
+def model(config: dict[str, Any]) -> nn.Module:
+    return nn.Linear(1, 1)
+
+
+def wide(config: dict[str, Any]) -> nn.Module:
+    return nn.Sequential(nn.Linear(1, 4), nn.ReLU(), nn.Linear(4, 1))
+
+
+def build_wide(config: dict[str, Any]) -> Recipe:
+    return build(config, model=wide)
+
+
+def build(config: dict[str, Any], model: Any = model) -> Recipe:
+    """Config: lr (0.1), pause_seconds (0) for each step."""
+    frame = pd.concat([pd.read_parquet(path) for path in config["data"]])
+    points = torch.tensor(frame[["x", "y"]].to_numpy(np.float32))
+    net = model(config)
+    pause_seconds = float(config.get("pause_seconds", 0.0))
+
+    def loss(module: nn.Module, batch: Any) -> torch.Tensor:
+        time.sleep(pause_seconds)
+        return nn.functional.mse_loss(module(batch[0][:, :1]), batch[0][:, 1:])
+
+    return Recipe(
+        model=net,
+        optimizer=torch.optim.SGD(net.parameters(), lr=float(config.get("lr", 0.1))),
+        data=DataLoader(TensorDataset(points), batch_size=20, shuffle=True),
+        loss=loss,
+    )
+
+
+def scores(module: Any, frame: pd.DataFrame) -> dict[str, Any]:
+    found = module(torch.tensor(frame[["x"]].to_numpy(np.float32)))[:, 0].numpy()
+    errors = np.abs(found - frame["y"].to_numpy(np.float32))
+    return {"absolute_error": errors, "squared_error": errors**2}
+
+
+def example() -> tuple[torch.Tensor]:
+    return (torch.zeros(2, 1),)
+
+
+def dies(module: Any, frame: pd.DataFrame) -> dict[str, Any]:
+    os._exit(7)
+
+
+def wrong(module: Any, frame: pd.DataFrame) -> dict[str, Any]:
+    return {"x": 1 / 0}
