@@ -20,7 +20,6 @@ MORE = {
     "RunSpec": {
         "recipe": "recipes.md",
         "program": "programs.md",
-        "program.command": "programs.md",
         "notices": "operations.md#termination-notices",
         "ranks": "ranks.md",
         "data": "your-data.md",
