@@ -23,6 +23,7 @@ from segue.tasks.retraining.slot import (
     check_data,
     choose_window,
     evaluate_candidate,
+    mirror_registry,
     publish_data_check,
     publish_model,
 )
@@ -167,6 +168,8 @@ class SlotRunner:
         assert slot_state.version is not None
         version = models.version(slot_state.version)
         publish_model(self._spec, slot_state.version, return_state=True)
+        if self._spec.publish.mlflow is not None:
+            mirror_registry(self._spec, return_state=True)  # A registry that is away must not fail the slot.
         outcome: SlotOutcome = "promoted" if version.is_promoted else "not_promoted"
         why = f"version {slot_state.version}: {version.why}"
         return self._end(start.slot, outcome, why, Completed, name=PROMOTED if version.is_promoted else NOT_PROMOTED)

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from contextlib import ExitStack, chdir
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from prefect.client.orchestration import SyncPrefectClient
 from prefect.client.schemas.objects import State
@@ -33,14 +33,15 @@ from segue.runlog.last_heartbeat import last_heartbeat
 from segue.runlog.log import RunLog
 from segue.stores import open_store
 
-if TYPE_CHECKING:
-    import pandas as pd
-
 _EXAMPLE = "examples/retraining"
 _READY_WITHIN_HOURS = 0.08
 _KILL_AT_STEP = 1000
 _FIRST_MONTHS = (1, 2)
 _LOOK_SECONDS = 0.2
+
+
+WriteMonth = Callable[[int, Path, bool], object]
+"""Writes the file of a month into a folder; spoiled, if the last is true."""
 
 
 class Delivery(NamedTuple):
@@ -76,7 +77,7 @@ class Slot(NamedTuple):
     seconds: float
 
 
-def run_retrain_demo(folder: Path, *, home: Path, keep: bool) -> None:
+def run_retrain_demo(folder: Path, *, home: Path, keep: bool, write_month: WriteMonth) -> None:
     """Everything from an empty folder to six slots, a rollback, and where to look at them. `home` is the repository.
 
     Raises:
@@ -91,7 +92,7 @@ def run_retrain_demo(folder: Path, *, home: Path, keep: bool) -> None:
             stack.start()
             console.print(f"[dim]up in {time.monotonic() - started:.0f} s; Prefect UI: {stack.url}[/]")
             with stack.settings(), open_client() as client:
-                demo = RetrainDemo(client, folder.absolute() / "retrain-demo", home=home)
+                demo = RetrainDemo(client, folder.absolute() / "retrain-demo", home=home, write_month=write_month)
                 demo.run()
                 demo.show(url=stack.url, seconds=time.monotonic() - started)
             if keep:
@@ -102,9 +103,10 @@ def run_retrain_demo(folder: Path, *, home: Path, keep: bool) -> None:
 class RetrainDemo:
     """Six slots of the example on a Prefect that runs."""
 
-    def __init__(self, client: SyncPrefectClient, folder: Path, *, home: Path) -> None:
+    def __init__(self, client: SyncPrefectClient, folder: Path, *, home: Path, write_month: WriteMonth) -> None:
         shutil.rmtree(folder, ignore_errors=True)
         self._client, self._folder, self._home = client, folder, home
+        self._write_month = write_month
         self._lake, self.file = folder / "lake", folder / "retrain.toml"
         self._write_spec()
         self.spec = RetrainSpec.from_toml(self.file)
@@ -198,10 +200,7 @@ class RetrainDemo:
         console.print(f"  version {models.in_service} -> version {models.before}")
 
     def _deliver(self, month: int, *, is_spoiled: bool = False) -> None:
-        from examples.retraining.months import month_of, spoiled, write_month
-
-        change: Callable[[pd.DataFrame], pd.DataFrame] = spoiled if is_spoiled else lambda frame: frame
-        write_month(change(month_of(month)), month, self._lake)
+        self._write_month(month, self._lake, is_spoiled)
 
     def _write_spec(self) -> None:
         """The example's retrain.toml, with the demo's own folders, and a deadline that a person can wait for."""

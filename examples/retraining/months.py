@@ -32,3 +32,9 @@ def spoiled(frame: pd.DataFrame) -> pd.DataFrame:
     bad.loc[::10, "dep_delay"] = None
     bad["sched_dep_time"], bad["distance"] = frame["distance"], frame["sched_dep_time"]
     return bad
+
+
+def deliver(month: int, folder: Path, is_spoiled: bool) -> Path:
+    """Write the file of a month into a folder, as it is or after a faulty export."""
+    frame = month_of(month)
+    return write_month(spoiled(frame) if is_spoiled else frame, month, folder)

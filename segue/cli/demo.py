@@ -40,9 +40,10 @@ def demo(
     require_checkout("examples", command="demo")
     with ends_cleanly(hint="The demo was interrupted; everything it had started has ended."):
         if retraining:
+            from examples.retraining.months import deliver
             from segue.deployments.process.retrain_demo import run_retrain_demo
 
-            run_retrain_demo(folder, home=_ROOT, keep=keep)
+            run_retrain_demo(folder, home=_ROOT, keep=keep, write_month=deliver)
         else:
             from segue.deployments.process.demo import run_demo
 

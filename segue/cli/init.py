@@ -15,6 +15,7 @@ from segue.reports.console import console
 FILES = {
     "train.py": "train.py",
     "run.toml": "run.toml",
+    "retrain.toml": "retrain.toml",
     "prefect.yaml": "prefect.yaml",
     "deployments/process.json": "process.json",
     "deployments/create-pools.sh": "create-pools.sh",
@@ -26,7 +27,7 @@ FILES = {
 def init(
     diff: Annotated[bool, typer.Option("--diff", help="Show what differs from this version; write nothing.")] = False,
 ) -> None:
-    """Write an example recipe, a run spec, Prefect deployments and a CI step into this folder.
+    """Write an example recipe, a run spec, a retraining, Prefect deployments and a CI step into this folder.
 
     Files that exist are kept. Exit code 0.
     """

@@ -23,7 +23,7 @@ from segue.retraining.pages import card, gate_page, history_page
 from segue.retraining.slots import run_id_of, stamp_of, store_of
 from segue.retraining.spec import RetrainSpec, Window
 from segue.retraining.versions.artifacts import CARD, put_artifact
-from segue.retraining.versions.jobs import BeginJob, EvaluateJob, run_job
+from segue.retraining.versions.jobs import BeginJob, EvaluateJob, MirrorJob, run_job
 from segue.retraining.window import window_of
 from segue.stores import open_store
 
@@ -118,3 +118,12 @@ def publish_model(spec: RetrainSpec, version: int | None = None) -> None:
         create_markdown_artifact(text, key=key, description=f"Card of {spec.name}, version {version}")
     key = artifact_key(f"model-{spec.name}")
     create_markdown_artifact(history_page(models, zone=spec.zone), key=key, description=f"History of {spec.name}")
+
+
+@task(name="mirror-registry", retries=0, cache_policy=NO_CACHE)
+def mirror_registry(spec: RetrainSpec) -> None:
+    """Register the model's versions in the MLflow registry that the spec names, and point its alias at the right one.
+
+    What fails now is made up for after the next slot.
+    """
+    run_job(MirrorJob(spec=spec), what="mirror of the registry", on_line=get_run_logger().info)

@@ -36,7 +36,8 @@ class Monthly:
         self.store_folder = folder / "store"
         (folder / "expectations").mkdir(parents=True)
         (folder / "expectations/points.json").write_text(json.dumps({"name": "points", "expectations": EXPECTATIONS}))
-        self.write_spec(**fields)
+        self._always = fields
+        self.write_spec()
 
     def write_spec(self, **fields: Any) -> None:
         """Write retrain.toml; tables are merged with the usual ones."""
@@ -57,10 +58,10 @@ class Monthly:
                 "continuity": {"rehearsal": "off"},
             },
         }
-        for name, value in fields.items():
+        for name, value in (self._always | fields).items():
             there = usual.get(name)
-            usual[name] = there | value if isinstance(there, dict) and isinstance(value, dict) else value
-        self.file.write_text(toml.dumps({name: value for name, value in usual.items() if value is not None}))
+            usual[name] = _given(there | value) if isinstance(there, dict) and isinstance(value, dict) else value
+        self.file.write_text(toml.dumps(_given(usual)))
 
     def write(self, *months: int, slope: float = 2.0, rows: int = 200, nulls: int = 0) -> None:
         """Write the files of months: points near a line of this slope through the origin."""
@@ -77,8 +78,13 @@ class Monthly:
 
     @property
     def log(self) -> ModelsLog:
-        return ModelsLog(open_store(self.store_folder), "points")
+        return ModelsLog(open_store(self.store_folder), self.spec.name)
 
     @property
     def models(self) -> Models:
         return self.log.read()
+
+
+def _given(fields: dict[str, Any]) -> dict[str, Any]:
+    """TOML has no null."""
+    return {name: value for name, value in fields.items() if value is not None}

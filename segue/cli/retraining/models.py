@@ -8,7 +8,7 @@ import typer
 
 from segue.cli.options import Endpoint, Json, Store
 from segue.errors import COMMAND_LINE, SpecError
-from segue.reports.console import console, show_json
+from segue.reports.console import console, errors, show_json
 from segue.reports.tables import rows_table
 from segue.retraining.diff import differences
 from segue.retraining.models import Models, ModelsLog, model_names
@@ -61,7 +61,7 @@ def show(
         candidate, start = models.version(number), models.slots[models.version(number).slot].start
         data = start.model_dump(mode="json", exclude={"run": True, "gate": {"profiles"}}) if start is not None else None
         status = version_status(models, number)
-        show_json({"version": number, "status": status, "slot": data} | candidate.model_dump(mode="json"))
+        show_json({"version": number, "status": status, "data": data} | candidate.model_dump(mode="json"))
         return
     console.print(card(models, number), markup=False, soft_wrap=True, end="")
 
@@ -129,6 +129,20 @@ def _choose(store: OpenedStore, name: str, version: int, *, why: str) -> None:
     known_model(store, name)
     models = ModelsLog(store, name).choose(version, why=why)
     console.print(f"version {models.in_service} of {name} is in service", markup=False)
+    _mirror(models, store)
+
+
+def _mirror(models: Models, store: OpenedStore) -> None:
+    registries = [version.registry for version in models.candidates.values() if version.registry is not None]
+    if not registries:
+        return
+    from segue.retraining.versions.registry import mirror
+
+    try:
+        mirror(registries[-1], models, store)
+    except Exception as error:  # mlflow raises many types; the choice is recorded all the same.
+        reason = f"{type(error).__name__}: {error}"
+        errors.print(f"the registry was not changed: {reason}. Fix: it follows after the next slot.", markup=False)
 
 
 def _chosen(name: str, version: int | None, store: str, endpoint_url: str | None) -> tuple[Models, int]:

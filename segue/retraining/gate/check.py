@@ -6,7 +6,7 @@ Expectations are evaluated over all rows, and a column at a time, so memory hold
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from datetime import datetime
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -60,7 +60,7 @@ def check_window(
             subjects = [str(each) for each in measure.frame.iloc[:, 0]]
             found += [_finding(each, measure.name, subjects.__getitem__, is_warning=False) for each in results]
         if docs is not None:
-            validator.write_docs(name=spec.name, run_name=slot.isoformat(timespec="minutes"))
+            validator.write_docs(name=spec.name, run_name=f"{slot.astimezone(UTC):%Y-%m-%dT%H%MZ}")
         findings = tuple(each for each in found if each is not None)
         return GateResult(
             outcome=_outcome(spec, findings),

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from segue.errors import NoDocsError
 from segue.runlog import keys
-from segue.stores.base import Store, is_key
+from segue.stores.base import Store
 from segue.stores.parallel import read_each
 
 _MOST_FILE_BYTES = 64 * 2**20
@@ -20,9 +20,8 @@ def store_docs(store: Store, model: str, stamp: str, folder: Path) -> str:
     """
     prefix = keys.docs_prefix(model, stamp)
     for path in sorted(folder.rglob("*")):
-        key = prefix + path.relative_to(folder).as_posix()
-        if path.is_file() and is_key(key):
-            store.put(key, path.read_bytes(), durable=False)
+        if path.is_file():
+            store.put(prefix + path.relative_to(folder).as_posix(), path.read_bytes(), durable=False)
     return prefix
 
 

@@ -23,6 +23,7 @@ from segue.reports.summary import late_seconds_at_end
 from segue.retraining.evaluation import Promotion, compare, decide
 from segue.retraining.model_record import Candidate, Comparison, SlotStart, Training
 from segue.retraining.models import ModelsLog
+from segue.retraining.slots import store_of
 from segue.retraining.spec import RetrainSpec
 from segue.retraining.versions.artifacts import (
     PROGRAM,
@@ -32,12 +33,14 @@ from segue.retraining.versions.artifacts import (
     put_artifact,
     weights_bytes,
 )
-from segue.retraining.versions.jobs import JOB, BeginJob, EvaluateJob, JobResult
+from segue.retraining.versions.jobs import JOB, AnyJob, BeginJob, EvaluateJob, JobResult, MirrorJob
+from segue.retraining.versions.registry import mirror
 from segue.retraining.versions.scoring import built_model, called, published_model, scores_of
 from segue.runlog.history import Checkpoint, History, read_history
 from segue.runlog.log import RunLog
 from segue.runlog.open import open_log
 from segue.spec import DataSpec, RunSpec
+from segue.stores import open_store
 from segue.stores.base import Store
 
 
@@ -46,12 +49,18 @@ def main() -> None:
     request, result = map(Path, sys.argv[1:])
     job = JOB.validate_json(request.read_bytes())
     try:
-        done = JobResult(candidate=evaluated(job)) if isinstance(job, EvaluateJob) else _begun(job)
+        done = _done(job)
     except SegueError as error:
         done = JobResult(error=str(error))
     except Exception as error:  # The user's code may raise anything; the flow shows it.
         done = JobResult(error=f"{type(error).__name__}: {error}", traceback=traceback.format_exc())
     result.write_text(done.model_dump_json())
+
+
+def _done(job: AnyJob) -> JobResult:
+    if isinstance(job, EvaluateJob):
+        return JobResult(candidate=evaluated(job))
+    return _begun(job) if isinstance(job, BeginJob) else _mirrored(job)
 
 
 def evaluated(job: EvaluateJob) -> Candidate:
@@ -160,6 +169,13 @@ def _begun(job: BeginJob) -> JobResult:
         file.write_bytes(get_artifact(store, candidate.weights))
         with suppress(RunBegunError):  # By an earlier start of the slot.
             import_weights(run, file)
+    return JobResult()
+
+
+def _mirrored(job: MirrorJob) -> JobResult:
+    registry, store = job.spec.publish.mlflow, open_store(store_of(job.spec))
+    assert registry is not None
+    mirror(registry, ModelsLog(store, job.spec.name).read(), store)
     return JobResult()
 
 

@@ -42,8 +42,15 @@ class BeginJob(Record):
     start: SlotStart
 
 
-Job = Annotated[EvaluateJob | BeginJob, Field(discriminator="kind")]
-JOB: TypeAdapter[EvaluateJob | BeginJob] = TypeAdapter(Job)
+class MirrorJob(Record):
+    """Bring the model registry up to date."""
+
+    kind: Literal["mirror"] = "mirror"
+    spec: RetrainSpec
+
+
+AnyJob = EvaluateJob | BeginJob | MirrorJob
+JOB: TypeAdapter[AnyJob] = TypeAdapter(Annotated[AnyJob, Field(discriminator="kind")])
 
 
 class JobResult(Record):
@@ -54,7 +61,7 @@ class JobResult(Record):
     traceback: str = ""
 
 
-def run_job(job: EvaluateJob | BeginJob, *, what: str, on_line: Callable[[str], None]) -> JobResult:
+def run_job(job: AnyJob, *, what: str, on_line: Callable[[str], None]) -> JobResult:
     """Run a job and wait for it; `on_line` gets each line that its process prints.
 
     Raises:

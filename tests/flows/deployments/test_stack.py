@@ -20,6 +20,7 @@ from segue.deployments.process.stack import _is_alive, free_port
 
 from segue.errors import OrchestratorError
 from segue.records import StopReason
+from segue.retraining.spec import RetrainSpec
 from segue.runlog.history import read_history
 from segue.runlog.log import RunLog
 from segue.stores import open_store
@@ -67,13 +68,16 @@ def test_a_service_that_has_ended_is_not_alive_although_nobody_took_note_of_it()
         assert not _is_alive(process)
 
 
-def test_the_repositorys_deployments_are_those_that_init_writes_with_another_nightly_recipe():
+def test_the_repositorys_deployments_are_those_that_init_writes_with_another_retraining():
     written = yaml.safe_load((TEMPLATES / "prefect.yaml").read_text(encoding="utf-8"))
     own = yaml.safe_load((REPO / "prefect.yaml").read_text())
-    for document in (written, own):
-        nightly = next(found for found in document["deployments"] if found["name"] == "nightly")
-        nightly["parameters"] = nightly["description"] = None
-    assert own == written
+    assert own["deployments"][:-1] == written["deployments"][:-1]
+    for document, folder in ((written, TEMPLATES), (own, REPO)):
+        retraining = document["deployments"][-1]
+        spec = RetrainSpec.from_toml(Path(str(folder / retraining["parameters"]["file"])))
+        schedule = retraining["schedules"][0]
+        assert retraining["name"] == spec.name
+        assert (schedule["cron"], schedule["timezone"]) == (spec.schedule, spec.timezone)
 
 
 @pytest.mark.prefect
