@@ -3,13 +3,14 @@
 # make test   sets everything up and runs lint, types and the tests; 5 minutes on two cores
 # make matrix the longer tests: many seeds, many kills, whole processes, the wheel
 # make soak   the longest tests, and whole benchmarks
+# make docs   writes the generated reference and builds the docs site: build/site/index.html
 VENV   ?= .venv
 PYTHON ?= python3
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
 # Several of these are also names of folders.
-.PHONY: demo retrain-demo test units flows matrix matrix-units matrix-flows soak lint types format setup clean
+.PHONY: demo retrain-demo test units flows matrix matrix-units matrix-flows soak lint types format docs setup clean
 
 demo: setup
 	$(BIN)/segue demo
@@ -51,12 +52,18 @@ TYPED := build/types
 types: setup
 	rm -rf $(TYPED) && mkdir -p $(TYPED)/segue
 	ln -s $(CURDIR)/segue/* $(CURDIR)/flows $(CURDIR)/tasks $(CURDIR)/deployments $(TYPED)/segue/
-	ln -s $(CURDIR)/benchmarks $(CURDIR)/examples $(TYPED)/
-	cd $(TYPED) && nice -n 10 $(abspath $(BIN))/mypy --config-file $(CURDIR)/pyproject.toml --cache-dir $(CURDIR)/.mypy_cache -p segue -p benchmarks
+	ln -s $(CURDIR)/benchmarks $(CURDIR)/examples $(CURDIR)/website $(TYPED)/
+	cd $(TYPED) && nice -n 10 $(abspath $(BIN))/mypy --config-file $(CURDIR)/pyproject.toml --cache-dir $(CURDIR)/.mypy_cache -p segue -p benchmarks -p website
 
 format: setup
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
+
+# The variable silences a message of the theme about its successor.
+docs: setup
+	$(BIN)/python -m website.reference
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	@echo "the site is in build/site; with search: $(BIN)/python -m http.server --directory build/site --bind 127.0.0.1"
 
 setup: $(STAMP)
 
@@ -64,7 +71,7 @@ $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "segue needs Python 3.11 or newer; this is $$($(PYTHON) --version). Try: make PYTHON=python3.12"; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 	@echo "installing pinned dependencies into $(VENV) (a few minutes the first time)"
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[s3,prefect,data,dev]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[s3,prefect,data,docs,dev]'
 	@touch $(STAMP)
 
 clean:

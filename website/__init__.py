@@ -1,0 +1,1 @@
+"""What builds the docs site: the generated reference, and a hook for mkdocs."""

@@ -1,0 +1,78 @@
+"""The generated reference: tables of fields in pages that ask for them, and docs/commands.md from the command line.
+
+Tables are written between `<!-- fields of module:Class: begin -->` and `<!-- fields: end -->`.
+`python -m website.reference` writes all, as `make docs` does before it builds the site. What is generated is committed,
+so that it can be read in the repository, and a test compares it with the code.
+"""
+
+from __future__ import annotations
+
+import html
+import importlib
+import re
+from pathlib import Path
+from typing import Any
+
+from typer.cli import get_docs_for_click
+from typer.main import get_command
+
+from website.fields import fields_text
+
+DOCS = Path(__file__).parents[1] / "docs"
+
+OLD_COMMANDS = ("segue curve seam",)
+"""Old names of commands, which still work."""
+
+_TABLES = re.compile(r"(<!-- fields of ([\w.]+):(\w+): begin -->\n).*?(<!-- fields: end -->)", re.DOTALL)
+_COMMANDS = """# Commands
+
+Every command of `segue`, as `--help` shows it. An expected error prints one paragraph that ends with the fix, and sets
+an exit code other than 0. The commands of `segue bench` are in [benchmarks.md](benchmarks.md)."""
+
+
+def page_with_tables(page: str) -> str:
+    """A page with its tables of fields as the code gives them now; unchanged if it has none."""
+
+    def written(found: re.Match[str]) -> str:
+        model = getattr(importlib.import_module(found[2]), found[3])
+        return f"{found[1]}\n{fields_text(model)}\n{found[4]}"
+
+    return _TABLES.sub(written, page)
+
+
+def commands_page() -> str:
+    """docs/commands.md: every command with its arguments and options."""
+    from segue.cli.main import app
+
+    command = get_command(app)
+    text = get_docs_for_click(obj=command, ctx=_context(command), name="segue")
+    sections = re.split(r"\n(?=##+ `)", html.unescape(text))[1:]
+    kept = (each for each in sections if each.split("`")[1] not in OLD_COMMANDS)
+    return "\n\n".join((_COMMANDS, *(_without_noise(each) for each in kept))) + "\n"
+
+
+def write() -> list[Path]:
+    """Write what is generated; the pages whose text changed."""
+    texts = {page: page_with_tables(page.read_text()) for page in sorted(DOCS.glob("*.md"))}
+    texts[DOCS / "commands.md"] = commands_page()
+    changed = [page for page, text in texts.items() if not page.exists() or page.read_text() != text]
+    for page in changed:
+        page.write_text(texts[page])
+    return changed
+
+
+def _context(command: Any) -> Any:
+    return command.context_class(command, info_name="segue")
+
+
+def _without_noise(section: str) -> str:
+    """A command as typer documents it, without what every command has, and without the list of a group's commands."""
+    text = re.sub(r"^\* `--help`: .*\n?", "", section, flags=re.MULTILINE)
+    text = re.sub(r"\n\*\*Commands\*\*:\n.*", "", text, flags=re.DOTALL)
+    text = re.sub(r"\n\*\*Options\*\*:\s*\Z", "", text)
+    text = re.sub(r"^\*\*Usage\*\*:\n\n```console\n\$ ", "```text\n", text, flags=re.MULTILINE)
+    return re.sub(r"\{(\w+)\}", lambda match: match[1].upper(), text.strip())  # An argument, as `--help` shows it.
+
+
+if __name__ == "__main__":
+    write()
