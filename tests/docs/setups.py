@@ -18,7 +18,11 @@ from torch.utils.data import DataLoader, TensorDataset
 import segue
 from segue.clock import SystemClock
 from segue.controller.steps import open_run
+from segue.retraining.model_record import Candidate
+from segue.retraining.models import ModelsLog
+from segue.retraining.versions.artifacts import PROGRAM, WEIGHTS, program_bytes, put_artifact, weights_bytes
 from segue.spec import RunSpec
+from segue.stores import open_store
 
 Names = dict[str, Any]
 
@@ -211,3 +215,38 @@ def _hook(request: pytest.FixtureRequest) -> str:
 
     request.addfinalizer(stop)
     return f"http://127.0.0.1:{server.server_port}/"
+
+
+def retraining(folder: Path, request: pytest.FixtureRequest) -> Names:
+    """The user's own network, and what turns rows of a frame into its inputs and targets."""
+
+    def column(name: str) -> Any:
+        return lambda frame: torch.tensor(frame[[name]].to_numpy(), dtype=torch.float32)
+
+    return data_files(folder, request) | {
+        "Net": lambda width: nn.Sequential(nn.Linear(1, width), nn.ReLU(), nn.Linear(width, 1)),
+        "inputs": column("distance"),
+        "delays": column("delay"),
+        "mse": nn.functional.mse_loss,
+        "DataLoader": DataLoader,
+        "TensorDataset": TensorDataset,
+    }
+
+
+def published(folder: Path, request: pytest.FixtureRequest) -> Names:
+    """A model `flights` in the store `models` of the folder, with a version in service that has a program."""
+    store, net = open_store(folder / "models"), nn.Linear(1, 1)
+    store.check()
+    program = program_bytes(net.eval(), (torch.zeros(2, 1),))
+    version = Candidate(
+        slot=SystemClock().now(),
+        run_id="flights-20260101t0600",
+        step=20,
+        attempt_id="seg000-a1-e1",
+        weights=put_artifact(store, "flights", WEIGHTS, weights_bytes(net.state_dict(), component="model")),
+        program=put_artifact(store, "flights", PROGRAM, program),
+        is_promoted=True,
+        why="no model was in service",
+    )
+    ModelsLog(store, "flights").add(version)
+    return {}
