@@ -185,11 +185,11 @@ class SlotRunner:
                 self._clock.sleep(self._look_seconds)
 
     def _ended_without_goal(self, slot: datetime, state: State[Any]) -> State[Any]:
-        if state.is_crashed():
-            return state  # The slot stays open: recovery starts it again.
-        outcome: SlotOutcome = "cancelled" if state.is_cancelled() else "failed"
-        self._finish(slot, outcome, state.message or state.name or outcome)
-        return state
+        if not state.is_crashed():  # Otherwise the slot stays open: recovery starts it again.
+            outcome: SlotOutcome = "cancelled" if state.is_cancelled() else "failed"
+            self._finish(slot, outcome, state.message or state.name or outcome)
+        # A new one: Prefect would sum up the state of another flow run as "1/1 states failed".
+        return State(type=state.type, name=state.name, message=state.message)
 
     def _wait_for_turn(self, slot: datetime) -> State[Any] | None:
         """Wait for earlier slots as the spec says. The state of this one if it is left out."""
