@@ -164,7 +164,8 @@ class RetrainSpec(Record):
     """A scheduled retraining."""
 
     name: str = Field(
-        pattern=r"^[a-z0-9][a-z0-9._-]{0,39}$", description="Name of the model; its runs are NAME-<time of the slot>."
+        pattern=r"^[a-z0-9][a-z0-9._-]{0,39}$",
+        description="Name of the model; its runs are NAME-TIME, the slot's time in UTC: flights-20130701t1000.",
     )
     timezone: str = Field("UTC", description="Time zone of schedule and periods, e.g. Europe/Berlin.")
     schedule: str | None = Field(

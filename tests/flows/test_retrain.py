@@ -139,6 +139,7 @@ def test_a_slot_that_is_done_is_left_as_it_is_and_a_slot_runs_once_at_a_time(cli
     assert "is done" in again.message
 
 
+@pytest.mark.soak
 @pytest.mark.matrix
 def test_a_slot_waits_for_the_one_before_it(client, monthly):
     monthly.write(1, 2, 3, 4)
@@ -153,6 +154,7 @@ def test_a_slot_waits_for_the_one_before_it(client, monthly):
     assert candidates[2].compared_with == 1
 
 
+@pytest.mark.soak
 @pytest.mark.matrix
 def test_a_slot_may_leave_itself_out_while_the_one_before_trains(client, monthly):
     monthly.write(1, 2, 3, 4)
@@ -236,7 +238,10 @@ def test_a_cancelled_slot_stops_its_run_at_a_checkpoint_and_can_be_started_again
 
 
 @pytest.mark.matrix
-@pytest.mark.parametrize(("missed", "expected"), [("skip", ["skipped", "skipped"]), ("run", ["promoted", None])])
+@pytest.mark.parametrize(
+    ("missed", "expected"),
+    [("skip", ["skipped", "skipped"]), pytest.param("run", ["promoted", None], marks=pytest.mark.soak)],
+)
 def test_slots_that_no_worker_started_are_left_out_or_run_in_order(client, monthly, missed, expected):
     monthly.write(1, 2, 3, 4)
     monthly.write_spec(missed=missed)
@@ -256,6 +261,7 @@ def test_slots_that_no_worker_started_are_left_out_or_run_in_order(client, month
         assert [each.slot for each in monthly.models.candidates.values()] == [slot_of_month(4), slot_of_month(5)]
 
 
+@pytest.mark.soak
 @pytest.mark.matrix
 def test_a_backfill_runs_the_slots_of_the_schedule_in_order_once(client, monthly, stack):
     monthly.write(1, 2, 3, 4, 5)
@@ -271,6 +277,7 @@ def test_a_backfill_runs_the_slots_of_the_schedule_in_order_once(client, monthly
     assert [each.slot for each in monthly.models.candidates.values()] == [slot_of_month(4), slot_of_month(5)]
 
 
+@pytest.mark.soak
 @pytest.mark.matrix
 def test_the_schedule_starts_a_slot_by_itself_with_a_deadline(client, monthly):
     monthly.write(1, 2, 3)
@@ -287,6 +294,7 @@ def test_the_schedule_starts_a_slot_by_itself_with_a_deadline(client, monthly):
     assert Path(monthly.file).exists()
 
 
+@pytest.mark.soak
 @pytest.mark.matrix
 @pytest.mark.parametrize(
     ("fields", "message"),
