@@ -20,7 +20,7 @@ Scores = Mapping[str, npt.NDArray[np.float64]]
 
 _RESAMPLES = 1_000
 _MOST_UNITS = 10_000
-"""With more rows, means of equal numbers of random rows are drawn in place of rows: the intervals stay the same."""
+"""With more rows, groups of random rows are drawn in place of rows: the intervals stay the same."""
 _INTERVAL = (2.5, 97.5)
 
 
@@ -131,25 +131,26 @@ def _comparison(
 class _Resamples(NamedTuple):
     """How often each unit of rows is drawn in each resample."""
 
-    order: npt.NDArray[np.int64]
-    units: int
+    unit_of: npt.NDArray[np.int64]
+    """The unit of each row."""
+    sizes: npt.NDArray[np.float64]
+    """Number of rows of each unit."""
     counts: npt.NDArray[np.float64]
-    """By resample and unit; each row sums to 1."""
+    """By resample and unit."""
 
     def means(self, values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
         """The mean in each resample; of the same rows for every array of values."""
-        size = len(values) // self.units
-        units = values[self.order[: size * self.units]].reshape(self.units, size).mean(axis=1)
-        means: npt.NDArray[np.float64] = self.counts @ units
+        sums = np.bincount(self.unit_of, weights=values, minlength=len(self.sizes))
+        means: npt.NDArray[np.float64] = (self.counts @ sums) / (self.counts @ self.sizes)
         return means
 
 
 def _weights(rows: int, *, seed: int) -> _Resamples:
     random = np.random.default_rng(seed)
     units = min(rows, _MOST_UNITS)
-    order = random.permutation(rows)
-    counts = random.multinomial(units, np.full(units, 1 / units), size=_RESAMPLES) / units
-    return _Resamples(order, units, counts)
+    unit_of = random.permutation(rows) % units
+    counts = random.multinomial(units, np.full(units, 1 / units), size=_RESAMPLES).astype(np.float64)
+    return _Resamples(unit_of, np.bincount(unit_of, minlength=units).astype(np.float64), counts)
 
 
 def _groups(spec: EvaluationSpec, frame: pd.DataFrame) -> dict[str, npt.NDArray[np.bool_]]:

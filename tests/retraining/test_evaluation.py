@@ -93,6 +93,18 @@ def test_the_interval_of_many_rows_has_the_width_that_their_spread_gives():
     assert width == pytest.approx(2 * 1.96 * values.std() / np.sqrt(len(values)), rel=0.1)
 
 
+@pytest.mark.parametrize("rows", [300, 10_000, 19_999, 28_000])
+def test_every_row_counts_in_the_interval(rows):
+    # Rows that differ by their place: an interval of some of them only would not hold the mean of all.
+    errors = np.zeros(rows)
+    errors[-rows // 4 :] = 1.0
+    for seed in range(3):
+        frame = pd.DataFrame({"x": range(rows)})
+        (found,) = compare(EvaluationSpec(scores="a:b"), frame, {"error": errors}, None, seed=seed)
+        middle = (found.candidate.low + found.candidate.high) / 2
+        assert middle == pytest.approx(errors.mean(), abs=0.2 * (found.candidate.high - found.candidate.low))
+
+
 def test_the_same_scores_give_the_same_intervals():
     scores = {"mae": errors(10)}
     assert judged(spec_of(), scores, scores)[0] == judged(spec_of(), scores, scores)[0]
