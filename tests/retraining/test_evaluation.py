@@ -95,14 +95,12 @@ def test_the_interval_of_many_rows_has_the_width_that_their_spread_gives():
 
 @pytest.mark.parametrize("rows", [300, 10_000, 19_999, 28_000])
 def test_every_row_counts_in_the_interval(rows):
-    # Rows that differ by their place: an interval of some of them only would not hold the mean of all.
-    errors = np.zeros(rows)
-    errors[-rows // 4 :] = 1.0
-    for seed in range(3):
-        frame = pd.DataFrame({"x": range(rows)})
-        (found,) = compare(EvaluationSpec(scores="a:b"), frame, {"error": errors}, None, seed=seed)
-        middle = (found.candidate.low + found.candidate.high) / 2
-        assert middle == pytest.approx(errors.mean(), abs=0.2 * (found.candidate.high - found.candidate.low))
+    scores = np.zeros(rows)
+    scores[-1] = 1.0  # The only row with an error: an interval of some of the rows only would not know of it.
+    for seed in range(20):
+        frame = pd.DataFrame(index=range(rows))
+        (found,) = compare(spec_of(), frame, {"mae": scores}, None, seed=seed)
+        assert found.candidate.high > 0
 
 
 def test_the_same_scores_give_the_same_intervals():
