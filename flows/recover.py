@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from contextlib import chdir
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -99,7 +100,7 @@ def known_stores(client: SyncPrefectClient) -> list[StoreSpec]:
     """The stores of this server's parents and retrainings, each once."""
     found: dict[str, StoreSpec] = {}
     for run in [*_flow_runs(client, "train"), *_flow_runs(client, "retrain")]:
-        store = _store_of(run)
+        store = _store_of(client, run)
         if store is not None:
             found.setdefault(store.model_dump_json(), store)
     return list(found.values())
@@ -115,12 +116,22 @@ def _flow_runs(client: SyncPrefectClient, flow_name: str) -> list[FlowRun]:
     )
 
 
-def _store_of(run: FlowRun) -> StoreSpec | None:
+def _store_of(client: SyncPrefectClient, run: FlowRun) -> StoreSpec | None:
     """The store in a flow run's parameters; None where they were wrong, so that it was refused."""
     spec, file = run.parameters.get("spec"), run.parameters.get("file")
     try:
         if isinstance(file, str):
-            return store_of(RetrainSpec.from_toml(Path(file)))
+            with chdir(_folder_of(client, run)):
+                return store_of(RetrainSpec.from_toml(Path(file)))
         return StoreSpec.model_validate(spec.get("store", {}) if isinstance(spec, dict) else None)
-    except (ValidationError, SpecError):
+    except (ValidationError, SpecError, OSError):
         return None
+
+
+def _folder_of(client: SyncPrefectClient, run: FlowRun) -> Path:
+    """The folder in which the flow runs of a deployment start, if it names one."""
+    try:
+        deployment = client.read_deployment(run.deployment_id) if run.deployment_id is not None else None
+    except ObjectNotFound:
+        deployment = None
+    return Path((deployment.job_variables or {}).get("working_dir") or ".") if deployment is not None else Path()

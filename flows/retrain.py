@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 from prefect import flow, get_run_logger
-from prefect.client.schemas.objects import State
 from prefect.runtime import flow_run
-from prefect.states import Cancelled, Completed, Failed
-from segue.flows.slot import SKIPPED, SlotRunner
+from prefect.states import Cancelled, Failed
+from segue.flows.slot import SlotRunner
 from segue.tasks.parent_clock import parent_clock
 from segue.tasks.prefect_api import DUPLICATE
 from segue.tasks.quiet_logs import quieten
 from segue.tasks.retraining.schedule import ticks
 
-from segue.errors import ParentAliveError, SegueError, StoreError
+from segue.errors import ParentAliveError, SegueError
 from segue.launch.output import survive_broken_output
-from segue.retraining.model_record import SlotEnd
 from segue.retraining.slots import missed_slots, run_id_of, slot_at
 from segue.retraining.spec import RetrainSpec
+from segue.stores.base import StoreReadError, StoreWriteError
 
 _MISSED = "no worker started it while it was the newest slot"
 
@@ -48,12 +48,19 @@ def retrain(file: str = "retrain.toml", *, slot: datetime | None = None) -> Any:
         runner = SlotRunner(spec, folder=Path(file).absolute().parent, logger=get_run_logger())
         runner.require_store()
         mine = _slot(slot)
-        if slot is None and (skipped := _skip_missed(spec, runner, mine)) is not None:
-            return skipped
-        return runner.run(mine)
+        missed: Sequence[datetime] = ()
+        if slot is None:
+            missed, is_missed = _missed(spec, runner, mine)
+            if spec.missed == "skip":
+                for earlier in missed:
+                    runner.leave_out(earlier, why=_MISSED)
+                missed = ()
+                if is_missed:
+                    return runner.leave_out(mine, why=_MISSED)
+        return runner.run(mine, after=missed)
     except ParentAliveError as error:
         return Cancelled(name=DUPLICATE, message=str(error))
-    except StoreError:
+    except (StoreReadError, StoreWriteError):
         raise  # The slot stays open: recovery starts it again when the store is back.
     except SegueError as error:
         return Failed(message=str(error))
@@ -65,21 +72,11 @@ def _slot(given: datetime | str | None) -> datetime:
     return slot_at(given or flow_run.scheduled_start_time or parent_clock().now())
 
 
-def _skip_missed(spec: RetrainSpec, runner: SlotRunner, slot: datetime) -> State[Any] | None:
-    """Leave missed slots out, or run them first. The state of this slot if it is one of them and is left out."""
-    log, now = runner.log, parent_clock().now()
+def _missed(spec: RetrainSpec, runner: SlotRunner, slot: datetime) -> tuple[Sequence[datetime], bool]:
+    """The slots of the schedule before this one that no flow run has begun, and whether this one is missed itself."""
+    now, known = parent_clock().now(), runner.log.read().slots
+    taken = {*known, *runner.turns.living()}
     is_of_schedule = slot in ticks(spec, since=slot - timedelta(seconds=1), until=slot)
-    is_missed = is_of_schedule and bool(ticks(spec, since=slot, until=now))
-    known = log.read().slots
-    missed = missed_slots(known, ticks(spec, since=max(known, default=slot), until=slot), until=slot)
-    if spec.missed == "run":
-        for earlier in missed:
-            try:
-                runner.run(earlier)
-            except ParentAliveError:
-                continue  # Another flow run has it.
-        return None
-    for earlier in (*missed, *([slot] if is_missed else [])):
-        log.end_slot(SlotEnd(slot=earlier, outcome="skipped", why=_MISSED))
-        get_run_logger().warning("slot left out slot=%s reason=%s", earlier.isoformat(), _MISSED)
-    return Completed(name=SKIPPED, message=f"{run_id_of(spec, slot)}: {_MISSED}") if is_missed else None
+    is_missed = is_of_schedule and slot not in taken and bool(ticks(spec, since=slot, until=now))
+    all_ticks = ticks(spec, since=max(known, default=slot), until=slot)
+    return [tick for tick in missed_slots(known, all_ticks, until=slot) if tick not in taken], is_missed

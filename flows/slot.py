@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -27,18 +27,18 @@ from segue.tasks.retraining.slot import (
     publish_data_check,
     publish_model,
 )
+from segue.tasks.retraining.turns import Turns, stop_run
 
-from segue.controller.recovery import Life, OrphanWatch, ParentHeartbeat
-from segue.controller.steps import request_stop
-from segue.errors import NoDataError, ParentAliveError, RunOverError, SegueError, StoreError
+from segue.controller.recovery import ParentHeartbeat
+from segue.errors import NoDataError, ParentAliveError, SegueError, SlotEndedError, StoreError
 from segue.retraining.model_record import SlotEnd, SlotOutcome, SlotStart
 from segue.retraining.models import ModelsLog, SlotState
-from segue.retraining.slots import heartbeat_of, model_and_slot_of, overlap_of, run_id_of, run_of, store_of
+from segue.retraining.slots import heartbeat_of, run_id_of, run_of, store_of
 from segue.retraining.spec import RetrainSpec
 from segue.retraining.window import changes_since
-from segue.runlog.history import read_history
+from segue.runlog.history import History, read_history
 from segue.runlog.open import open_log
-from segue.runlog.parents import parents, read_parent
+from segue.runlog.parents import read_parent
 from segue.spec import RunSpec
 from segue.stores import open_store
 
@@ -47,8 +47,6 @@ Logger = logging.Logger | logging.LoggerAdapter[Any]
 PROMOTED, NOT_PROMOTED, SKIPPED, SUPERSEDED = "Promoted", "NotPromoted", "Skipped", "Superseded"
 DATA_GATE, NO_DATA = "DataGate", "NoData"
 """Names of the states of slots."""
-
-_LOOK_SECONDS, _REMOTE_LOOK_SECONDS = 1.0, 5.0
 
 
 class SlotRunner:
@@ -60,6 +58,7 @@ class SlotRunner:
         self._clock = parent_clock()
         self._store = open_store(store_of(spec))
         self.log = ModelsLog(self._store, spec.name, clock=self._clock)
+        self.turns = Turns(spec, self._store, self.log, clock=self._clock, logger=logger)
 
     def require_store(self) -> None:
         """Check that the store can be written.
@@ -69,25 +68,33 @@ class SlotRunner:
         """
         self._store.check()
 
-    def run(self, slot: datetime) -> State[Any]:
+    def run(self, slot: datetime, *, after: Sequence[datetime] = ()) -> State[Any]:
         """Run a slot to its end, when its turn has come; a slot that has trained a candidate is left as it is.
+
+        The slots in `after` were missed, and are run first.
 
         Raises:
             ParentAliveError: another flow run has this slot.
-            SegueError: the slot could not be run; what it has done so far is kept.
+            StoreError: the store cannot be used; the slot stays open, and recovery starts it again.
         """
         heartbeat = self._heartbeat(slot)
-        heartbeat.take_over()
-        try:
-            with heartbeat.beating():
+        as_parent(heartbeat.take_over, what="heartbeat of the slot")
+        with heartbeat.beating():
+            try:
+                for earlier in after:
+                    self._adopt(earlier)
                 state = self._run_or_fail(slot)
-        except BaseException:
-            if self._end_if_cancelled(slot):
-                heartbeat.close()
-            raise
+            except BaseException:
+                self._end_if_cancelled(slot)
+                raise
         if not state.is_crashed():
             heartbeat.close()
         return state
+
+    def leave_out(self, slot: datetime, *, why: str) -> State[Any]:
+        """End a slot that is not run."""
+        self._logger.warning("slot left out slot=%s reason=%s", slot.isoformat(), why)
+        return self._end(slot, "skipped", why, Completed, name=SKIPPED)
 
     def _run_or_fail(self, slot: datetime) -> State[Any]:
         try:
@@ -101,24 +108,35 @@ class SlotRunner:
         known = self.log.read().slots.get(slot)
         if known is not None and known.is_done:
             return _done(known, run_id_of(self._spec, slot))
-        skipped = self._wait_for_turn(slot)
-        if skipped is not None:
-            return skipped
+        has_begun = known is not None and known.is_open and known.start is not None
+        why = self.turns.wait(slot, has_begun=has_begun, adopt=self._adopt)
+        if why is not None:
+            return self._end(slot, "skipped", why, Completed, name=SKIPPED)
         try:
             start = self._begun_before(known) or self._planned(slot)
         except NoDataError as error:
             return self._end(slot, "no_data", str(error), Failed, name=NO_DATA)
         if start.run is None:
-            why = "; ".join(finding.sentence for finding in start.gate.findings[:3] if not finding.is_warning)
-            return self._end(slot, "data_gate", why, Failed, name=DATA_GATE)
-        return self._trained(start)
+            refused = [finding.sentence for finding in start.gate.findings if not finding.is_warning]
+            return self._end(slot, "data_gate", "; ".join(refused[:3]), Failed, name=DATA_GATE)
+        try:
+            return self._trained(start, start.run)
+        except SlotEndedError:
+            return _superseded(start.run.run_id)
 
     def _begun_before(self, known: SlotState | None) -> SlotStart | None:
-        """The recorded start of a slot that goes on with it, with the same window and the same run; None without."""
+        """The recorded start of a slot that goes on with it, with the same window and the same run; None without.
+
+        A slot that has ended and has no checkpoint begins anew, with the settings and the data of now.
+        """
         if known is None or known.start is None or known.start.run is None:
             return None
-        start = known.start
-        return start if known.is_open else as_parent(lambda: self.log.open_slot(start), what="slot")
+        start, run = known.start, known.start.run
+        if known.is_open:
+            return start
+        if not self._history(run).committed_step:
+            return None
+        return as_parent(lambda: self.log.open_slot(start), what="slot")
 
     def _planned(self, slot: datetime) -> SlotStart:
         """The slot's window, checked; recorded before anything is bought.
@@ -133,7 +151,7 @@ class SlotRunner:
         before = models.window_before(slot)
         gate, docs = check_data(spec, slot, window, local, folder=self._folder, before=before)
         is_accepted = gate.outcome != "failed"
-        start = SlotStart(
+        planned = SlotStart(
             slot=slot,
             window=window,
             changes=changes_since(before.window, window) if before is not None else (),
@@ -142,28 +160,28 @@ class SlotRunner:
             run=run_of(spec, slot, window, now=self._clock.now()) if is_accepted else None,
             start_version=models.in_service if is_accepted and spec.start_from == "in_service" else None,
         )
-        start = as_parent(lambda: self.log.open_slot(start), what="slot")
+        start = as_parent(lambda: self.log.open_slot(planned), what="slot")
         for change in start.changes:
             self._logger.warning("data changed: %s", change)
         publish_data_check(spec, start, return_state=True)  # A failed artifact must not fail the slot.
         return start
 
-    def _trained(self, start: SlotStart) -> State[Any]:
-        assert start.run is not None
-        run = start.run
-        if start.start_version is not None:
-            begin_with_version(self._spec, start)
+    def _trained(self, start: SlotStart, planned: RunSpec) -> State[Any]:
+        history = self._history(planned)
+        run = self._in_time(planned, history)
+        if start.start_version is not None and not history.has_trained:
+            begin_with_version(self._spec, start.model_copy(update={"run": run}))
+        # A stop after this is not undone: by a person, or by a later slot.
+        asked_at = self._history(run).next_slot
         if self._is_superseded(start.slot):
             return _superseded(run.run_id)
-        if not read_history(open_log(run).reload()).next_slot and run.deadline and run.deadline <= self._clock.now():
-            run = run.model_copy(update={"deadline": None})  # It passed before the run began, which costs least then.
-        state = self._train(run)
+        state = self._train(run, asked_at=asked_at, accept_drift=not history.committed_step)
         if self._is_superseded(start.slot):
             return _superseded(run.run_id)
         if not state.is_completed():
             return self._ended_without_goal(start.slot, state)
         check_curve(run, return_state=True)  # Its findings are in its artifact; they do not fail the slot.
-        models = evaluate_candidate(self._spec, start)
+        models = evaluate_candidate(self._spec, start.model_copy(update={"run": run}))
         slot_state = models.slots[start.slot]
         assert slot_state.version is not None
         version = models.version(slot_state.version)
@@ -174,15 +192,30 @@ class SlotRunner:
         why = f"version {slot_state.version}: {version.why}"
         return self._end(start.slot, outcome, why, Completed, name=PROMOTED if version.is_promoted else NOT_PROMOTED)
 
-    def _train(self, run: RunSpec) -> State[Any]:
+    def _in_time(self, run: RunSpec, history: History) -> RunSpec:
+        """The run with a deadline that it can begin with: one that had passed before it began is none."""
+        if history.spec is not None:
+            return run.model_copy(update={"deadline": history.spec.deadline})
+        is_past = run.deadline is not None and run.deadline <= self._clock.now()
+        return run.model_copy(update={"deadline": None}) if is_past else run
+
+    def _train(self, run: RunSpec, *, asked_at: int, accept_drift: bool) -> State[Any]:
         while True:
-            state: Any = train(run, return_state=True)
-            if state.name != DUPLICATE:
+            state: Any = train(run, accept_drift=accept_drift, requested_at_slot=asked_at, return_state=True)
+            if state.is_completed() or state.is_crashed():
                 return state  # type: ignore[no-any-return]
-            # Recovery started a parent of its own: wait until it has ended, then take its result.
-            self._logger.info("waiting for the run's other parent run=%s", run.run_id)
+            # While its start is on record, the run has, or will have, another parent: after an outage of the store, or
+            # where recovery was faster. That one is waited for, and its result taken.
+            if self._history(run).is_over or read_parent(self._store, run.run_id) is None:
+                if state.name != DUPLICATE:
+                    return state  # type: ignore[no-any-return]
+                continue
+            self._logger.info("waiting for another parent of the run run=%s", run.run_id)
             while (record := read_parent(self._store, run.run_id)) is not None and not record.has_left:
-                self._clock.sleep(self._look_seconds)
+                self._clock.sleep(self.turns.look_seconds)
+
+    def _history(self, run: RunSpec) -> History:
+        return as_parent(lambda: read_history(open_log(run).reload()), what="log of the run")
 
     def _ended_without_goal(self, slot: datetime, state: State[Any]) -> State[Any]:
         if not state.is_crashed():  # Otherwise the slot stays open: recovery starts it again.
@@ -191,75 +224,29 @@ class SlotRunner:
         # A new one: Prefect would sum up the state of another flow run as "1/1 states failed".
         return State(type=state.type, name=state.name, message=state.message)
 
-    def _wait_for_turn(self, slot: datetime) -> State[Any] | None:
-        """Wait for earlier slots as the spec says. The state of this one if it is left out."""
-        watch, said = OrphanWatch(self._store, clock=self._clock), ""
-        while True:
-            lives = self._lives_before(slot, watch)
-            for other in [other for other, life in lives.items() if life is Life.DEAD]:
-                self._adopt(other)
-            if Life.UNKNOWN not in lives.values():
-                overlap = overlap_of(self._spec, slot, [other for other, life in lives.items() if life is Life.ALIVE])
-                if overlap.action == "go":
-                    return None
-                if overlap.action == "skip":
-                    return self._end(slot, "skipped", overlap.why, Completed, name=SKIPPED)
-                if overlap.action == "supersede":
-                    self._supersede(lives, why=overlap.why)
-                if overlap.why != said:
-                    self._logger.info("%s", overlap.why)
-                    said = overlap.why
-            self._clock.sleep(self._look_seconds)
-
-    def _lives_before(self, slot: datetime, watch: OrphanWatch) -> dict[datetime, Life]:
-        """The earlier slots of this model that are being run, and whether the flow run of each is alive."""
-        found = {}
-        for record in parents(self._store):
-            known = model_and_slot_of(record.run_id)
-            if known is not None and known[0] == self._spec.name and known[1] < slot:
-                found[known[1]] = watch.judge(record)
-        return found
-
     def _adopt(self, slot: datetime) -> None:
-        """Run an earlier slot whose flow run has died, before this one."""
-        self._logger.warning("going on with an earlier slot whose flow run has died slot=%s", slot.isoformat())
+        """Run an earlier slot before this one: it was missed, or its flow run has died."""
+        self._logger.warning("an earlier slot is run first slot=%s", slot.isoformat())
         try:
             self.run(slot)
         except ParentAliveError:
-            return  # Recovery was faster.
+            return  # Another flow run has it.
         except StoreError:
             raise
-        except SegueError as error:
+        except Exception as error:
+            # Any exception: what an earlier slot fails with must not end this one, too.
             self._logger.warning("the earlier slot could not be run reason=%s", error)
-            self._finish(slot, "failed", str(error))
+            self._finish(slot, "failed", f"{type(error).__name__}: {error}")
 
-    def _supersede(self, slots: Iterable[datetime], *, why: str) -> None:
-        for state in (self.log.read().slots.get(slot) for slot in slots):
-            if state is None or not state.is_open or state.start is None:
-                continue  # Its data is being checked; asked again in a moment.
-            as_parent(lambda slot=state.slot: self._finish(slot, "superseded", why), what="slot")  # type: ignore[misc]
-            if state.start.run is not None:
-                self._stop_run(state.start, why=why)
-
-    def _stop_run(self, start: SlotStart, *, why: str) -> None:
-        assert start.run is not None
-        runlog = open_log(start.run).reload()
-        if runlog.next_slot:
-            try:
-                request_stop(runlog, reason=why)
-            except RunOverError:
-                return  # It has ended already.
-
-    def _end_if_cancelled(self, slot: datetime) -> bool:
-        """After a cancellation by a person: stop the run at a checkpoint, and end the slot. Whether it was that."""
+    def _end_if_cancelled(self, slot: datetime) -> None:
+        """After a cancellation by a person: stop the run at a checkpoint, and end the slot."""
         if not flow_run.id or not is_cancelled(UUID(str(flow_run.id))):
-            return False
+            return
         why = "its flow run was cancelled"
         known = self.log.read().slots.get(slot)
         if known is not None and known.start is not None and known.start.run is not None:
-            self._stop_run(known.start, why=why)
+            stop_run(known.start, why=why)
         self._finish(slot, "cancelled", why)
-        return True
 
     def _is_superseded(self, slot: datetime) -> bool:
         end = self.log.read().slots[slot].end
@@ -272,8 +259,9 @@ class SlotRunner:
         return made(name=name, message=f"{run_id_of(self._spec, slot)}: {why}")
 
     def _finish(self, slot: datetime, outcome: SlotOutcome, why: str) -> None:
-        end = SlotEnd(slot=slot, outcome=outcome, why=why)
-        models = as_parent(lambda: self.log.end_slot(end), what="slot")
+        models = as_parent(lambda: self.log.end_slot(SlotEnd(slot=slot, outcome=outcome, why=why)), what="slot")
+        end = models.slots[slot].end
+        assert end is not None  # That of another process, if it was faster.
         publish_model(self._spec, return_state=True)
         announce(self._spec, models, end, log_id=self.log.log_id, logger=self._logger)
 
@@ -283,10 +271,6 @@ class SlotRunner:
         facts: dict[str, Any] = {"flow_run_id": str(flow_run.id) if flow_run.id else None}
         facts["server_id"] = known_server_id()
         return ParentHeartbeat(self._store, run.model_copy(update={"run_id": name}), clock=self._clock, **facts)
-
-    @property
-    def _look_seconds(self) -> float:
-        return _REMOTE_LOOK_SECONDS if self._store.is_remote else _LOOK_SECONDS
 
 
 def _done(known: SlotState, name: str) -> State[Any]:

@@ -113,7 +113,7 @@ def recover_run(
     runs = [run for run in parents if run.state is None or run.state.name != DUPLICATE]
     if history.spec is None or (history.is_over and not (runs and _starts_it_again(runs[0], runlog))):
         return _end(client, runlog, dead, runs, clock=clock), None
-    if runs and will_start(runs[0], dead, now=clock.now(), limit_seconds=_start_seconds(client, runs[0])):
+    if runs and will_start(runs[0], dead, now=clock.now(), limit_seconds=start_seconds(client, runs[0])):
         return "a start of its parent is queued", runs[0].id
     holder = next((run for run in runs if str(run.id) == dead.flow_run_id), runs[0] if runs else None)
     if holder is not None and _is_cancelled(holder):
@@ -197,7 +197,8 @@ def will_start(run: FlowRun, dead: ParentRecord, *, now: datetime, limit_seconds
     return is_new and now - run.state.timestamp < timedelta(seconds=limit_seconds)
 
 
-def _start_seconds(client: SyncPrefectClient, run: FlowRun) -> float:
+def start_seconds(client: SyncPrefectClient, run: FlowRun) -> float:
+    """How long a flow run that a worker has taken may need until its first heartbeat."""
     if run.state is not None and run.state.is_running():
         return _PROCESS_START_SECONDS
     try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -35,6 +36,15 @@ def server() -> Iterator[bool]:
             yield True
     finally:
         stack.stop()
+
+
+def has_server() -> bool:
+    """Whether Prefect is installed, and a server is configured."""
+    if importlib.util.find_spec("prefect") is None:
+        return False
+    from prefect.settings import PREFECT_API_URL
+
+    return bool(PREFECT_API_URL.value())
 
 
 def require_lasting_server(what: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from segue.errors.base import SegueError
+from segue.errors.storage import StoreError
 
 
 class UnknownModelError(SegueError):
@@ -111,3 +112,19 @@ class NoDocsError(SegueError):
     def __init__(self, *, where: str) -> None:
         self.where = where
         super().__init__(f"there are no Data Docs at {where}.", fix="name a slot whose data was checked: --slot.")
+
+
+class SlotEndedError(SegueError):
+    """A slot has ended, superseded or cancelled, before its candidate was recorded."""
+
+    def __init__(self, *, outcome: str) -> None:
+        self.outcome = outcome
+        super().__init__(f"the slot has ended as {outcome}, so its candidate is not recorded.", fix="none needed.")
+
+
+class RetrainStoreError(StoreError):
+    """The process that evaluates and publishes a candidate could not use the store."""
+
+    def __init__(self, *, what: str, why: str) -> None:
+        self.what, self.why = what, why
+        super().__init__(f"{what}: {why}", fix="none needed; it is done again when the store is back.")

@@ -158,7 +158,7 @@ def _groups(spec: EvaluationSpec, frame: pd.DataFrame) -> dict[str, npt.NDArray[
     for column in spec.groups:
         for value, count in frame[column].value_counts().items():
             if count >= spec.min_group_rows:
-                found[f"{column}={value}"] = (frame[column] == value).to_numpy(np.bool_)
+                found[f"{column}={value}"] = (frame[column] == value).fillna(False).to_numpy(np.bool_)
     return found
 
 

@@ -13,7 +13,7 @@ from datetime import datetime
 from typing import NamedTuple
 
 from segue.clock import Clock
-from segue.errors import ModelChangedError, UnknownVersionError
+from segue.errors import ModelChangedError, SlotEndedError, UnknownVersionError
 from segue.retraining.model_record import DONE, IN_WORDS, RECORD, Candidate, Choice, ModelRecord, SlotEnd, SlotStart
 from segue.runlog import keys
 from segue.runlog.entries import Entry, ModelEntry
@@ -83,9 +83,13 @@ class Models:
 
     @property
     def before(self) -> int | None:
-        """The version that was in service before the present one: where a rollback leads."""
-        earlier = [event.in_service for event in self.events if event.in_service != self.in_service]
-        return earlier[-1] if earlier else None
+        """The version that was in service before the present one first was: where a rollback leads."""
+        earlier: int | None = None
+        for event in self.events:
+            if event.in_service == self.in_service:
+                return earlier
+            earlier = event.in_service
+        return None
 
     def window_before(self, slot: datetime) -> SlotStart | None:
         """The newest earlier slot whose data was accepted: what the next one's data is compared with."""
@@ -132,10 +136,14 @@ class ModelsLog:
         Raises:
             ModelChangedError: another version is in service than the one that it was compared with, so the comparison
                 says nothing; compare again.
+            SlotEndedError: its slot was superseded or cancelled meanwhile.
             StoreWriteError, StoreReadError: it is not known whether it was recorded; a retry is safe.
         """
 
         def check(models: Models) -> None:
+            known = models.slots.get(candidate.slot)
+            if known is not None and known.end is not None:
+                raise SlotEndedError(outcome=known.outcome_in_words)
             if candidate.is_promoted and models.in_service != candidate.compared_with:
                 raise ModelChangedError(
                     name=self.name, compared_with=candidate.compared_with, in_service=models.in_service

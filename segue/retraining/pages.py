@@ -7,7 +7,7 @@ from datetime import UTC, tzinfo
 
 from segue.reports.cost import money
 from segue.retraining.gate.record import GateResult
-from segue.retraining.model_record import Candidate, Comparison, Interval, SlotStart
+from segue.retraining.model_record import Candidate, Choice, Comparison, Interval, SlotStart
 from segue.retraining.models import Models, SlotState
 from segue.retraining.spec import Window
 from segue.units import duration
@@ -132,7 +132,7 @@ def history_page(models: Models, *, zone: tzinfo) -> str:
     lines += ["", "## In service", "", "| since | version | why |", "|---|---|---|"]
     before, rows = None, []
     for event in models.events:
-        if event.in_service != before:
+        if event.in_service != before or isinstance(event.record, Choice):
             why = _cell(event.record.why)
             rows.append(f"| {event.at.astimezone(zone):%Y-%m-%d %H:%M %Z} | {event.in_service} | {why} |")
             before = event.in_service
@@ -147,8 +147,7 @@ def _slot_row(state: SlotState, zone: tzinfo) -> str:
 
 def _training_rows(version: Candidate) -> Iterator[tuple[str, str]]:
     training = version.training
-    saved = f", saved {training.saved_share:.0%} against on-demand" if training.saved_share is not None else ""
-    yield "cost", f"{money(training.cost, training.currency)}{saved}"
+    yield "cost", f"{money(training.cost, training.currency)}{_compared_cost(training.saved_share)}"
     yield "segments", f"{training.segments}, {training.preemptions} preemptions"
     verdicts = ", ".join(f"{count} {kind}" for kind, count in training.verdicts.items())
     yield "resumes", verdicts or "none"
@@ -156,6 +155,13 @@ def _training_rows(version: Candidate) -> Iterator[tuple[str, str]]:
         side = "late" if training.late_seconds > 0 else "early"
         yield "deadline", f"{duration(abs(training.late_seconds))} {side}"
     yield from ((f"hash of {name}", f"`{value}`") for name, value in training.hashes.items())
+
+
+def _compared_cost(saved_share: float | None) -> str:
+    if saved_share is None:
+        return ""
+    side = "less" if saved_share >= 0 else "more"
+    return f", {abs(saved_share):.0%} {side} than on-demand alone"
 
 
 def _beginning(start: SlotStart | None) -> str:

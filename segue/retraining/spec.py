@@ -53,6 +53,8 @@ class WindowSpec(DataAccess):
     def _tells_what_the_fields_are(cls, period: Unit | None, info: ValidationInfo) -> Unit | None:
         if period is None and "%" in info.data.get("files", ""):
             raise PydanticCustomError("window", "required where files has fields of strftime: hour, day, week or month")
+        if period is not None and "%" not in info.data.get("files", "%"):
+            raise PydanticCustomError("window", "needs fields of strftime in files that name the period, e.g. %Y-%m")
         return period
 
     @field_validator("periods")
@@ -129,6 +131,14 @@ class RegistrySpec(FiniteValue):
     tracking_uri: str = Field(description="MLflow server, e.g. http://mlflow:5000. It never holds credentials.")
     name: str | None = Field(None, description="Name of the registered model; None: the name of the model here.")
     alias: str = Field("champion", description="Alias of the version in service.")
+
+    @field_validator("tracking_uri")
+    @classmethod
+    def _holds_no_credentials(cls, uri: str) -> str:
+        if "@" in uri.partition("://")[2].partition("/")[0]:
+            text = "holds credentials, which would be stored; give them by MLFLOW_TRACKING_USERNAME and _PASSWORD"
+            raise PydanticCustomError("credentials", text)
+        return uri
 
 
 class PublishSpec(FiniteValue):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime, time, timedelta
@@ -10,7 +11,7 @@ from typing import NamedTuple
 
 from segue.data.files import fetch, find, is_remote
 from segue.data.frames import count_rows
-from segue.errors import NoDataError
+from segue.errors import NoDataError, SpecError
 from segue.retraining.periods import Period, newest_complete, period_at, periods_until
 from segue.retraining.spec import MissingPeriod, RetrainSpec, Window, WindowFile, WindowSpec
 from segue.spec import DataAccess
@@ -48,6 +49,9 @@ def window_of(spec: RetrainSpec, slot: datetime) -> tuple[Window, dict[str, Path
     with ThreadPoolExecutor(_FETCHED_AT_ONCE) as pool:
         fetched = list(pool.map(lambda place: _described(place, spec.data), chosen.files))
     window = Window(files=tuple(file for file, _ in fetched), missing=chosen.missing)
+    for what, files in (("train on", window.training), ("evaluate with", window.held_back)):
+        if files and not any(file.rows for file in files):
+            raise NoDataError(what=f"there are no rows to {what}", where=tuple(file.path for file in files))
     return window, {file.path: local for file, local in fetched}
 
 
@@ -56,12 +60,17 @@ def choose(spec: RetrainSpec, slot: datetime, *, find: Find) -> Chosen:
 
     Raises:
         NoDataError: no files to train on, none to evaluate with, or a period has none and `on_missing` is stop.
+        SpecError: the fields of strftime do not tell the periods apart.
     """
     data = spec.data
     if data.period is None:
         chosen = Chosen(tuple(_by_file(data, find)), ())
     else:
         chosen = _by_period(data, _periods_of(spec, slot), find)
+    twice = [path for path, count in Counter(place.path for place in chosen.files).items() if count > 1]
+    if twice:
+        problem = f"data.files: {twice[0]} is a file of several periods; name each {data.period} by fields of strftime"
+        raise SpecError(source="retrain.toml", problems=(problem,))
     patterns = tuple(each.pattern for each in chosen.missing) or (data.files,)
     if chosen.missing and data.on_missing == "stop":
         raise NoDataError(what="files are missing", where=patterns)

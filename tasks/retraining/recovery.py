@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import datetime
 from uuid import UUID
 
 from prefect.client.orchestration import SyncPrefectClient
@@ -9,12 +10,15 @@ from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterTags
 from prefect.client.schemas.objects import FlowRun
 from prefect.client.schemas.sorting import FlowRunSort
 from prefect.exceptions import ObjectNotFound
-from prefect.states import Scheduled
+from prefect.states import Crashed, Scheduled
 from segue.tasks.prefect_api import is_by_a_person
-from segue.tasks.recovery import known_server_id
+from segue.tasks.recovery import known_server_id, start_seconds, will_start
+from segue.tasks.retraining.turns import stop_run
 
+from segue.clock import SystemClock
 from segue.errors import OrchestratorError
 from segue.records import ParentRecord
+from segue.retraining.model_record import SlotEnd, SlotOutcome
 from segue.retraining.models import ModelsLog
 from segue.retraining.slots import model_and_slot_of
 from segue.runlog.parents import remove_parent
@@ -31,38 +35,52 @@ def is_slot(record: ParentRecord) -> bool:
 def recover_slot(client: SyncPrefectClient, store: Store, dead: ParentRecord, *, take_over: bool = False) -> str:
     """Start the flow run of a slot again. Returns what was done. Safe at any time, from several processes.
 
-    A slot that was started again five times without coming to its end is given up, and a person is needed.
+    A slot that was started again five times without coming to its end has failed.
 
     Raises:
-        OrchestratorError: it cannot be started again.
+        OrchestratorError: it cannot be started again; a person is needed.
         StoreReadError, StoreWriteError: a retry is safe.
     """
     known = model_and_slot_of(dead.run_id)
     assert known is not None
-    model, slot = known
-    state = ModelsLog(store, model).read().slots.get(slot)
+    log, slot = ModelsLog(store, known[0]), known[1]
+    state = log.read().slots.get(slot)
     if state is not None and not state.is_open:
         remove_parent(store, dead)
         return "it had ended"
     if dead.server_id and dead.server_id != known_server_id() and not take_over:
         return "its flow run was on another Prefect server; `segue recover --take-over` starts it here"
     if dead.flow_run_id is None:
-        remove_parent(store, dead)
+        why = "its process has died, and it had no flow run to start again"
+        _end(log, dead, slot, outcome="failed", why=why)
         return "it was started by hand, and is not started again"
     before = _read(client, dead)
+    if before.state is not None and is_by_a_person(before.state):
+        _end(log, dead, slot, outcome="cancelled", why="its flow run was cancelled")
+        return "its flow run was cancelled"
     restarts = client.read_flow_runs(
         flow_run_filter=FlowRunFilter(tags=FlowRunFilterTags(all_=["segue", dead.run_id])),
         sort=FlowRunSort.EXPECTED_START_TIME_DESC,
     )
-    if before.state is not None and is_by_a_person(before.state):
-        remove_parent(store, dead)
-        return "its flow run was cancelled"
-    if restarts and (restarts[0].state is None or not restarts[0].state.is_final()) and restarts[0].id != before.id:
+    newest = restarts[0] if restarts else None
+    now = SystemClock().now()
+    if newest is not None and will_start(newest, dead, now=now, limit_seconds=start_seconds(client, newest)):
         return "it will be started"
     if len(restarts) >= _MOST_RESTARTS:
+        why = f"its flow run died {len(restarts) + 1} times"
+        _end(log, dead, slot, outcome="failed", why=why)
         fix = "read the log of its newest flow run, correct the cause, and start the slot again: `segue retrain start`."
-        raise OrchestratorError(what=f"the slot was started again {len(restarts)} times, and died each time.", fix=fix)
-    return _start_again(client, before, dead, slot.isoformat())
+        raise OrchestratorError(what=f"the slot has failed: {why}.", fix=fix)
+    _start_again(client, before, dead, slot=slot, number=len(restarts))
+    return "its flow run was started again"
+
+
+def _end(log: ModelsLog, dead: ParentRecord, slot: datetime, *, outcome: SlotOutcome, why: str) -> None:
+    state = log.read().slots.get(slot)
+    if state is not None and state.start is not None and state.start.run is not None:
+        stop_run(state.start, why=why)
+    log.end_slot(SlotEnd(slot=slot, outcome=outcome, why=why))
+    remove_parent(log.store, dead)
 
 
 def _read(client: SyncPrefectClient, dead: ParentRecord) -> FlowRun:
@@ -74,16 +92,20 @@ def _read(client: SyncPrefectClient, dead: ParentRecord) -> FlowRun:
         ) from None
 
 
-def _start_again(client: SyncPrefectClient, before: FlowRun, dead: ParentRecord, slot: str) -> str:
+def _start_again(
+    client: SyncPrefectClient, before: FlowRun, dead: ParentRecord, slot: datetime, *, number: int
+) -> None:
     if before.deployment_id is None:
         fix = "deploy the retraining: `segue retrain deploy`, and start the slot again."
         raise OrchestratorError(what=f"the flow run of {dead.run_id} has no deployment.", fix=fix)
+    if before.state is not None and not before.state.is_final():
+        message = "its process has died; another flow run goes on with the slot"
+        client.set_flow_run_state(before.id, Crashed(name="ParentLost", message=message), force=True)
     client.create_flow_run_from_deployment(
         before.deployment_id,
-        parameters=before.parameters | {"slot": slot},
+        parameters=before.parameters | {"slot": slot.isoformat()},
         state=Scheduled(),
         name=before.name,
         tags=["segue", dead.run_id],
-        idempotency_key=f"{dead.run_id}:{dead.parent_id}",
+        idempotency_key=f"{dead.run_id}:{dead.parent_id}:{number}",
     )
-    return "its flow run was started again"

@@ -90,6 +90,9 @@ def evaluate_candidate(spec: RetrainSpec, start: SlotStart) -> Models:
     compared again.
     """
     log, logger = ModelsLog(open_store(store_of(spec)), spec.name), get_run_logger()
+    known = as_parent(log.read, what="log of the model")
+    if known.slots[start.slot].version is not None:
+        return known  # By an earlier start of the slot, which died before it could end it.
     what = f"evaluation of {run_id_of(spec, start.slot)}"
     for is_last in (*[False] * (_MOST_COMPARISONS - 1), True):
         candidate = run_job(EvaluateJob(spec=spec, start=start), what=what, on_line=logger.info).candidate

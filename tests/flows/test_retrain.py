@@ -32,6 +32,7 @@ from tests.retraining.monthly import Monthly, slot_of_month
 pytestmark = pytest.mark.prefect
 
 LIMIT_SECONDS = 300
+SEGUE = str(Path(sys.executable).parent / "segue")
 LONG = {"steps": 600, "config": {"pause_seconds": 0.02}}
 
 
@@ -103,7 +104,7 @@ def outcomes(monthly: Monthly) -> list[str | None]:
     return [state.end.outcome if state.end else None for state in monthly.models.slots.values()]
 
 
-def test_a_slot_trains_and_promotes_and_bad_data_buys_nothing(client, monthly):
+def test_a_slot_trains_and_promotes_and_bad_data_buys_nothing(client, monthly, stack):
     name = monthly.spec.name
     monthly.write(1, 2, 3)
     first = final_state(client, started(client, monthly, 4))
@@ -123,6 +124,10 @@ def test_a_slot_trains_and_promotes_and_bad_data_buys_nothing(client, monthly):
     assert len(until(lambda: events(client, "segue.data.refused", model=name), what="the event")) == 1
     assert "version 1 is in service" in artifact(client, f"segue-model-{name}")
     assert f"{name}-20130401t0600" in artifact(client, f"segue-model-{name}-card")
+    # A person who changes what is in service sees it there at once.
+    command = [SEGUE, "models", "promote", name, "1", "--why", "by hand", "--store", str(monthly.store_folder)]
+    subprocess.run(command, env=os.environ | {"PREFECT_API_URL": stack.api_url}, check=True, capture_output=True)
+    assert "by hand" in artifact(client, f"segue-model-{name}")
 
 
 @pytest.mark.matrix
@@ -266,7 +271,7 @@ def test_slots_that_no_worker_started_are_left_out_or_run_in_order(client, month
 def test_a_backfill_runs_the_slots_of_the_schedule_in_order_once(client, monthly, stack):
     monthly.write(1, 2, 3, 4, 5)
     deploy(client, monthly.spec, file=str(monthly.file), working_dir=REPO, active=False)
-    command = [str(Path(sys.executable).parent / "segue"), "retrain", "backfill", str(monthly.file)]
+    command = [SEGUE, "retrain", "backfill", str(monthly.file)]
     options = ["--from", "2013-04-01", "--to", "2013-05-31"]
     environment = os.environ | {"PREFECT_API_URL": stack.api_url}
     for _ in range(2):

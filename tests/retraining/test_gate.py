@@ -101,7 +101,7 @@ def test_rows_at_fault_are_named_by_file_and_row(lake):
         ("expect_column_values_to_be_in_set", "carrier", ("flights-2013-05.parquet, row 11",)),
     ]
     where = "(flights-2013-05.parquet, row 7)"
-    observed = "is not met: 1 of 60 rows, e.g. 5000.0"
+    observed = "is not met: 1 of 60 rows, e.g. 5000"
     assert sentences(found)[1] == f"delay: expect_column_values_to_be_between {observed} {where}"
 
 

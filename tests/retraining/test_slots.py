@@ -8,7 +8,7 @@ from zoneinfo import ZoneInfo
 import pytest
 from segue.tasks.retraining.schedule import require_cron, ticks
 
-from segue.errors import SpecError
+from segue.errors import NoDataError, SlotEndedError, SpecError
 from segue.retraining.gate.record import GateResult
 from segue.retraining.model_record import SlotEnd, SlotStart
 from segue.retraining.models import ModelsLog
@@ -27,6 +27,7 @@ from segue.retraining.spec import RetrainSpec, Window
 from segue.retraining.window import window_of
 from segue.stores import open_store
 from tests.retraining.monthly import Monthly, slot_of_month
+from tests.retraining.test_models import candidate as candidate_at
 
 PASSED = GateResult(outcome="passed", expectations=1, rows=1)
 
@@ -171,6 +172,27 @@ def test_a_slot_has_one_outcome_until_it_is_begun_again(monthly):
     assert log.read().slots[slot_of_month(4)].end.outcome == "superseded"
 
 
+def test_a_file_that_belongs_to_several_periods_is_refused(monthly):
+    monthly.write(1, 2, 3)
+    spec = spec_with(monthly, data={"period": "day"})
+    with pytest.raises(SpecError, match=r"2013-03.parquet is a file of several periods; name each day by fields"):
+        window_of(spec, slot_of_month(4))
+
+
+def test_a_window_without_rows_is_no_data(monthly):
+    monthly.write(1, 2)
+    monthly.write(3, rows=0)
+    with pytest.raises(NoDataError, match="there are no rows to evaluate with: .*2013-03.parquet"):
+        window_of(monthly.spec, slot_of_month(4))
+
+
+def test_a_candidate_of_a_slot_that_was_superseded_is_not_recorded(monthly):
+    log = log_with(monthly, (4, "superseded"))
+    with pytest.raises(SlotEndedError, match="the slot has ended as superseded"):
+        log.add(candidate_at(4).model_copy(update={"slot": slot_of_month(4)}))
+    assert log.read().candidates == {}
+
+
 def test_the_window_before_is_the_newest_earlier_one_that_was_accepted(monthly):
     log = log_with(monthly)
     run = run_of(monthly.spec, slot_of_month(4), None, now=slot_of_month(4))
@@ -192,6 +214,8 @@ def test_the_window_before_is_the_newest_earlier_one_that_was_accepted(monthly):
         ({"publish": {"model": None}}, "evaluation: needs publish.model"),
         ({"data": {"held_back_periods": 0}}, "evaluation: needs data.held_back_periods"),
         ({"overlap": "cancel"}, "overlap"),
+        ({"data": {"files": "lake/*.parquet"}}, "data.period: needs fields of strftime in files"),
+        ({"publish": {"model": "a:b", "mlflow": {"tracking_uri": "http://me:word@host"}}}, "holds credentials"),
         ({"publish": {"model": None, "example": "a:b"}, "evaluation": None}, "publish.example: needs publish.model"),
     ],
 )

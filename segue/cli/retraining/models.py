@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from datetime import UTC
 from typing import Annotated, Any
 
 import typer
 
 from segue.cli.options import Endpoint, Json, Store
+from segue.cli.server import has_server
 from segue.errors import COMMAND_LINE, SpecError
 from segue.reports.console import console, errors, show_json
 from segue.reports.tables import rows_table
@@ -130,6 +132,23 @@ def _choose(store: OpenedStore, name: str, version: int, *, why: str) -> None:
     models = ModelsLog(store, name).choose(version, why=why)
     console.print(f"version {models.in_service} of {name} is in service", markup=False)
     _mirror(models, store)
+    if has_server():
+        _publish(models)
+
+
+def _publish(models: Models) -> None:
+    from segue.deployments.process.follow import open_client
+    from segue.deployments.retraining import publish_history
+    from segue.tasks.prefect_api import SILENCE
+
+    try:
+        with open_client() as client:
+            publish_history(client, models, zone=UTC)
+    except SILENCE as error:
+        reason = type(error).__name__
+        errors.print(
+            f"the page in Prefect was not changed: {reason}. Fix: it follows after the next slot.", markup=False
+        )
 
 
 def _mirror(models: Models, store: OpenedStore) -> None:

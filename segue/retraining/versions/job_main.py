@@ -41,7 +41,7 @@ from segue.runlog.log import RunLog
 from segue.runlog.open import open_log
 from segue.spec import DataSpec, RunSpec
 from segue.stores import open_store
-from segue.stores.base import Store
+from segue.stores.base import Store, StoreReadError, StoreWriteError
 
 
 def main() -> None:
@@ -50,6 +50,8 @@ def main() -> None:
     job = JOB.validate_json(request.read_bytes())
     try:
         done = _done(job)
+    except (StoreReadError, StoreWriteError) as error:
+        done = JobResult(error=str(error), is_of_the_store=True)
     except SegueError as error:
         done = JobResult(error=str(error))
     except Exception as error:  # The user's code may raise anything; the flow shows it.

@@ -15,7 +15,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, TypeAdapter, ValidationError
 
-from segue.errors import RetrainJobError
+from segue.errors import RetrainJobError, RetrainStoreError
 from segue.records import Record
 from segue.retraining.model_record import Candidate, SlotStart
 from segue.retraining.spec import RetrainSpec
@@ -59,6 +59,7 @@ class JobResult(Record):
     candidate: Candidate | None = None
     error: str | None = Field(None, description="Why it failed, in one sentence; None: it succeeded.")
     traceback: str = ""
+    is_of_the_store: bool = Field(False, description="Whether the store failed, so that it is worth doing again.")
 
 
 def run_job(job: AnyJob, *, what: str, on_line: Callable[[str], None]) -> JobResult:
@@ -66,6 +67,7 @@ def run_job(job: AnyJob, *, what: str, on_line: Callable[[str], None]) -> JobRes
 
     Raises:
         RetrainJobError: it failed; nothing was promoted.
+        RetrainStoreError: the store failed.
     """
     with tempfile.TemporaryDirectory(prefix="segue-job-") as folder:
         request, result = Path(folder, "job.json"), Path(folder, "result.json")
@@ -76,6 +78,8 @@ def run_job(job: AnyJob, *, what: str, on_line: Callable[[str], None]) -> JobRes
         except (OSError, ValidationError):
             why = f"its process ended without a result; it printed: {' | '.join(last) or 'nothing'}"
             raise RetrainJobError(what=what, why=why) from None
+    if found.error is not None and found.is_of_the_store:
+        raise RetrainStoreError(what=what, why=found.error)
     if found.error is not None:
         raise RetrainJobError(what=what, why=found.error, traceback=found.traceback)
     return found
