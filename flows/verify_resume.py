@@ -102,7 +102,7 @@ def _train_to_its_end(spec: RunSpec) -> tuple[History, str | None]:
     known = as_parent(lambda: _history_of(spec), what="log")
     if known is not None and known.is_over:
         return known, None
-    state: State[Any] = train(spec, return_state=True)
+    state: Any = train(spec, return_state=True)
     if state.name == DUPLICATE:
         _await_end(spec)
     history = as_parent(lambda: read_history(open_log(spec)), what="log")

@@ -35,7 +35,7 @@ def judge_verification(runs: DrillRuns, found: Found, *, kinds: Sequence[Disturb
     resumes = (*own, *resumes_of(found.disturbed, found.hits))
     unfinished = _unfinished(runs, found)
     differ = () if unfinished else _differing(found)
-    problems = (*_unfinished_problems(unfinished), *problems_of(resumes, differ))
+    problems = problems_of(resumes, differ) or _unfinished_problems(unfinished)
     outcome, reason = _outcome(found, resumes, differ, unfinished=unfinished, kinds=kinds)
     if outcome is Outcome.NOT_PROVEN and not unfinished:
         problems = (Problem(component="verification", sentence=reason, fix=_fix_of_proof(found, differ)),)

@@ -33,8 +33,8 @@ class DrillRuns:
         and no bound of preemptions, so both runs stay on spot. Experiment trackers get neither of them.
         """
         base = f"{_short(spec.run_id)}-verify-{slot.astimezone(UTC):%Y%m%dt%H%M%S}"
-        policy = {"name": "spot_only", "parameters": {}, "max_preemptions": None}
-        common = {"deadline": None, "policy": spec.policy.model_copy(update=policy), "trackers": {}}
+        policy: dict[str, object] = {"name": "spot_only", "parameters": {}, "max_preemptions": None}
+        common: dict[str, object] = {"deadline": None, "policy": spec.policy.model_copy(update=policy), "trackers": {}}
         undisturbed = spec.model_copy(update=common | {"run_id": f"{base}-undisturbed"})
         continuity = spec.continuity.model_copy(update={"disturbable": True})
         disturbed = undisturbed.model_copy(update={"run_id": f"{base}-disturbed", "continuity": continuity})
