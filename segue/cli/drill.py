@@ -61,6 +61,9 @@ def drill(
     own_store = spec.store.model_copy(update={"url": store}) if store is not None else None
     began = SystemClock().now()
     junit = junit or (Path(_JUNIT_FILE) if ci else None)
+    if junit is not None:
+        with writing(junit):  # Not after minutes of training.
+            junit.parent.mkdir(parents=True, exist_ok=True)
     try:
         report = _drilled(spec, kills, notices, store=own_store, is_plain=ci)
     except DrillFailedError as error:

@@ -33,8 +33,13 @@ class DrillReport(Record):
     def passed(self) -> bool:
         """Resumes were made after each kind of disturbance, and all of them continued the run."""
         was_disturbed = self.kills + self.notices > 0 and not self.missed
-        has_resumed = bool(self.resumes)
-        return was_disturbed and self.identical and has_resumed and all(resume.is_sound for resume in self.resumes)
+        is_sound = bool(self.resumes) and all(resume.is_sound for resume in self.resumes)
+        return was_disturbed and self.identical and is_sound and not self._lacks_replay
+
+    @property
+    def _lacks_replay(self) -> bool:
+        """Whether a run was killed, and after no kill a step could be compared. After a notice none can."""
+        return self.kills > 0 and not any(resume.verdict.rows_compared for resume in self.resumes)
 
     @property
     def is_broken(self) -> bool:
@@ -70,4 +75,7 @@ class DrillReport(Record):
         if self.missed:
             kinds = " and no ".join(kind.value for kind in self.missed)
             found.append(Problem(component="drill", sentence=f"no {kinds} hit the run before it ended", fix=_ROOM))
+        if not found and self._lacks_replay:
+            fix = "set continuity.witness_steps above 0, and checkpoints.every_steps above that."
+            found.append(Problem(component="run", sentence="no step could be replayed after a kill", fix=fix))
         return tuple(found)
