@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from segue.notices.disturbance import DisturbanceKind
-from segue.records import VerdictKind
+from segue.records import Capacity, VerdictKind
 from segue.reports.cost import cost_report
 from segue.runlog.history import History
 from segue.spec import RunSpec
@@ -155,6 +155,8 @@ def _environments_differ(found: Found) -> tuple[str, ...]:
 def _fix_of_proof(found: Found, differ: Sequence[str]) -> str:
     if differ and _environments_differ(found):
         return "let one spot pool of equal machines run the verification (pools.spot), and set threads."
+    if not any(attempt.claim.capacity is Capacity.SPOT for attempt in found.disturbed.attempts):
+        return "name a spot pool that is cheaper than on-demand (pools.spot_price): the run never trained on spot."
     if not found.hits:
         return (
             "raise steps, so that the run lasts a minute or more on spot, or save more often (checkpoints.every_steps)."

@@ -22,7 +22,7 @@ from segue.stores import open_store
 from segue.verification.record import Outcome
 from segue.verification.runs import DrillRuns
 from segue.verification.verifications import VerificationsLog
-from tests.flows.test_live_run import versions
+from tests.flows.test_live_run import deploy_notify, notified, versions
 from tests.flows.test_runs import final_state, live_attempt, until
 from tests.verification.drills import sound
 
@@ -105,7 +105,10 @@ def fast(tmp_path):
     return {"fast_folder": str(tmp_path / "fast")}
 
 
-def test_a_recipe_that_loses_state_is_red_with_the_component_an_event_and_its_evidence(client, make_spec, tmp_path):
+def test_a_recipe_that_loses_state_is_red_with_the_component_an_event_and_its_evidence(
+    client, stack, make_spec, tmp_path
+):
+    deploy_notify(stack)
     earlier = sound(slot=SLOT).model_copy(update={"run_id": "lossy"})
     store = open_store(make_spec().store)
     store.check()
@@ -130,6 +133,9 @@ def test_a_recipe_that_loses_state_is_red_with_the_component_an_event_and_its_ev
     (event,) = until(lambda: events(client, "lossy"), what="the event")
     assert (event.event, event.payload["component"]) == ("segue.verify.failed", "optimizer")
     assert (event.payload["run"], event.payload["verdict"]) == ("lossy", "broken")
+    (told,) = until(lambda: notified(client, "lossy"), what="the flow run of the automation")
+    assert told.state.message.startswith("lossy did not pass its verification: not continuous: ")
+    assert "Fix: let optimizer" in told.state.message
     kept = [item.key for item in open_store(spec.store).list_objects(f"{found.disturbed}/attempts/")]
     assert any(key.endswith(".safetensors") for key in kept), "the evidence stays"
 

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from segue.notices.disturbance import DisturbanceKind
-from segue.records import CheckpointRef, Environment, Manifest, StopReason, Verdict, VerdictKind, WitnessRow
+from segue.records import Capacity, CheckpointRef, Environment, Manifest, StopReason, Verdict, VerdictKind, WitnessRow
 from segue.runlog.entries import CommitEntry, DecisionEntry, SealEntry, VerdictEntry
 from segue.spec import RunSpec
 from segue.verification.judgement import Found, judge_verification
@@ -42,9 +42,10 @@ class Run:
         is_sealed: bool = True,
         state: Mapping[str, str] = STATE,
         environment: Environment = ENVIRONMENT,
+        capacity: Capacity = Capacity.SPOT,
     ) -> CheckpointRef:
         book = self.book
-        plan = book.plan()
+        plan = book.plan(capacity)
         name = book.claim(plan, environment=environment)
         if verdict is not None:
             book.write(VerdictEntry, attempt_id=name, parent=plan.parent, verdict=verdict)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from segue.records import Finding, StopReason, Verdict, VerdictKind
+from segue.records import Capacity, Finding, StopReason, Verdict, VerdictKind
 from segue.verification.comparison import ENDED_EARLY, NOTHING_RECORDED
 from segue.verification.record import Outcome
 from tests.support.histories import ENVIRONMENT
@@ -134,3 +134,10 @@ def test_a_failed_rehearsal_is_not_continuous():
 
 def test_a_record_is_the_same_after_a_round_trip():
     assert type(sound()).model_validate_json(sound().model_dump_json()) == sound()
+
+
+def test_a_run_that_never_trained_on_spot_says_how_it_would(pair):
+    pair.disturbed.finish(capacity=Capacity.ON_DEMAND)
+    found = pair.judge()
+    assert found.outcome is Outcome.NOT_PROVEN
+    assert found.problems[0].fix.startswith("name a spot pool that is cheaper than on-demand")
