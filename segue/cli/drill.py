@@ -49,7 +49,7 @@ def drill(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Train a recipe or a program twice, once with kills and resumes, and compare the two final states bit for bit.
+    """Train a recipe or a program twice, once with kills or notices, and compare the two final states bit for bit.
 
     Exit code 0: every resume verified and the final states identical. 3: a resume is broken or the states differ.
     1: not proven, or it fails without a kill. 2: the drill could not start as asked.
@@ -68,7 +68,7 @@ def drill(
         report = _drilled(spec, kills, notices, store=own_store, is_plain=ci)
     except DrillFailedError as error:
         _show_traceback(error.traceback)
-        _write_error(junit, error, workload=spec.workload, began=began)
+        _write_error(junit, error, workload=spec.workload, began=began, ci=ci)
         raise
     if report.failure is not None:
         _show_traceback(report.failure.traceback)
@@ -78,7 +78,9 @@ def drill(
         _show(report)
     _write(report, junit, began=began)
     if ci:
-        _summarize(report)
+        from segue.verification.junit import summary_of
+
+        _summarize(summary_of(report))
     if not report.passed:
         raise typer.Exit(3 if report.is_broken else 1)
 
@@ -121,24 +123,26 @@ def _write(report: DrillReport, path: Path | None, *, began: datetime) -> None:
             path.write_bytes(junit_of(report, at=began))
 
 
-def _write_error(path: Path | None, error: DrillFailedError, *, workload: str, began: datetime) -> None:
+def _write_error(path: Path | None, error: DrillFailedError, *, workload: str, began: datetime, ci: bool) -> None:
+    fix = error.fix or "see the output of the command."
     if path is not None:
         from segue.verification.junit import junit_of_error
 
         seconds = (SystemClock().now() - began).total_seconds()
-        fix = error.fix or "see the output of the command."
         with writing(path):
             path.write_bytes(junit_of_error(workload, error.why, fix=fix, at=began, seconds=seconds))
+    if ci:
+        from segue.verification.junit import summary_of_error
+
+        _summarize(summary_of_error(workload, error.why, fix=fix))
 
 
-def _summarize(report: DrillReport) -> None:
-    """Append the drill to the page of the job, where the CI system has one."""
+def _summarize(text: str) -> None:
+    """Append a text to the page of the job, where the CI system has one."""
     named = os.environ.get(_SUMMARY_VARIABLE)
     if named:
-        from segue.verification.junit import summary_of
-
         with writing(Path(named)), Path(named).open("a", encoding="utf-8") as page:
-            page.write(summary_of(report))
+            page.write(text)
 
 
 def _show_traceback(text: str) -> None:

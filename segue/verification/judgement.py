@@ -53,7 +53,7 @@ def judge_verification(runs: DrillRuns, found: Found, *, kinds: Sequence[Disturb
         disturbed=runs.disturbed.run_id,
         outcome=outcome,
         reason=reason,
-        is_conclusive=found.undisturbed.is_over and found.disturbed.is_over,
+        is_conclusive=not unfinished or outcome is Outcome.NOT_CONTINUOUS,
         verdict=worst(resumes),
         identical=not unfinished and not differ,
         kills=made.count(DisturbanceKind.KILL),

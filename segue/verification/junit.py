@@ -90,6 +90,11 @@ def summary_of(report: DrillReport) -> str:
     return "\n".join(lines).rstrip() + "\n"
 
 
+def summary_of_error(workload: str, message: str, *, fix: str) -> str:
+    """A drill that could not be made, in Markdown."""
+    return f"### segue drill: not made\n\n`{workload}` fails without a kill: {message.rstrip('.')}. Fix: {fix}\n"
+
+
 def _row(number: int, resume: Resume) -> str:
     said = resume.sentence.replace("|", "\\|")
     return f"| {number} | {resume.step} | {resume.after} | {said} |"

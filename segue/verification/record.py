@@ -34,7 +34,9 @@ class Verification(Record):
     disturbed: str = Field(description="Run id of the disturbed run.")
     outcome: Outcome
     reason: str = Field(description="The outcome in one sentence.")
-    is_conclusive: bool = Field(description="Whether both runs are over; if not, the same verification can go on.")
+    is_conclusive: bool = Field(
+        description="Whether both runs have finished, or a resume is broken; else it can go on."
+    )
     verdict: VerdictKind = Field(description="Worst verdict of the resumes that could be compared; unverified if none.")
     identical: bool = Field(description="Every component of the two final checkpoints is equal bit for bit.")
     kills: int = Field(0, ge=0, description="Kills that ended an attempt on spot.")

@@ -61,13 +61,15 @@ def test_a_red_drill_keeps_its_runs_in_the_store_and_has_a_failure_with_the_fix(
 
 
 @pytest.mark.matrix
-def test_a_recipe_that_fails_undisturbed_is_an_error_in_the_xml(desk: Desk):
+def test_a_recipe_that_fails_undisturbed_is_an_error_in_the_xml(desk: Desk, monkeypatch):
+    monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(desk.folder / "summary.md"))
     desk.write("run.toml", "[config]\nraise_at_step = 5\n")
     outcome = desk.run("drill", TINY, "--config", "run.toml", "--steps", "60", "--ci")
     assert (outcome.code, outcome.out) == (1, "")
     suite = suite_of(desk.folder / "segue-drill.xml")
     assert (suite.attrib["tests"], suite.attrib["errors"], suite.attrib["failures"]) == ("1", "1", "0")
     assert "ArithmeticError" in suite.find("testcase/error").attrib["message"]
+    assert (desk.folder / "summary.md").read_text().startswith("### segue drill: not made\n")
 
 
 @pytest.mark.matrix

@@ -7,7 +7,7 @@ import threading
 import pytest
 
 from segue.clock import SystemClock
-from segue.controller.disturbed import DisturbedTrainer
+from segue.controller.disturbed import DisturbedTrainer, look_seconds
 from segue.controller.supervision import supervising
 from segue.notices.disturbance import Disturbance, DisturbanceKind, request_disturbance, requested_disturbance
 from segue.records import StopReason
@@ -80,6 +80,12 @@ def test_only_segments_of_a_drill_look_for_requests(make_spec, open_log, is_dril
     with supervising(spec, plan, Recorder(), notices=list, clock=CLOCK):
         names = {thread.name for thread in threading.enumerate()}
     assert ("segue-supervisor-drill" in names) is is_drill
+
+
+def test_a_remote_store_is_asked_once_a_heartbeat(make_spec):
+    near = make_spec(liveness={"heartbeat_seconds": 2.0})
+    far = near.model_copy(update={"store": near.store.model_copy(update={"url": "s3://bucket/models"})})
+    assert (look_seconds(near), look_seconds(far)) == (0.0, 2.0)
 
 
 @pytest.mark.matrix

@@ -123,6 +123,14 @@ def test_a_run_that_does_not_finish_proves_nothing_and_can_go_on():
     pair.undisturbed.end("failed", "ValueError: no such column")
     found = pair.judge()
     assert found.reason == "the undisturbed run did not finish: failed: ValueError: no such column"
+    pair.undisturbed.finish()
+    pair.disturbed.attempt(StopReason.LOST, commit=40, hit=KILL)
+    pair.disturbed.attempt(StopReason.FAILED, commit=60, verdict=EXACT)
+    pair.disturbed.end("failed", "ValueError: no such column")
+    found = pair.judge()
+    assert found.reason == "the disturbed run did not finish: failed: ValueError: no such column"
+    assert not found.is_conclusive
+    assert found.problems[0].fix.endswith("start the verification's flow run again: it goes on.")
 
 
 def test_a_failed_rehearsal_is_not_continuous():
