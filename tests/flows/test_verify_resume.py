@@ -140,6 +140,15 @@ def test_a_recipe_that_loses_state_is_red_with_the_component_an_event_and_its_ev
     assert any(key.endswith(".safetensors") for key in kept), "the evidence stays"
 
 
+def test_many_disturbances_at_random_moments_all_hit_and_leave_the_same_final_state(client, make_spec):
+    spec = make_spec(run_id="stormy", **LASTS | {"steps": 3000})
+    state = final_state(client, verify(client, spec, kills=3, notices=2).id, limit_seconds=600)
+    assert state.type is StateType.COMPLETED, state.message
+    (found,) = recorded(spec)
+    assert (found.kills, found.notices, found.identical) == (3, 2, True)
+    assert [resume.after for resume in found.resumes].count("kill") == 3
+
+
 def test_a_verification_whose_process_was_killed_goes_on_with_the_same_two_runs(client, make_spec):
     spec = make_spec(run_id="restarted-check", **LASTS)
     runs = DrillRuns.of(spec, slot=SLOT)
