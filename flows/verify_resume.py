@@ -1,32 +1,134 @@
-"""Flow `verify-resume`, the drill: kill and resume a run, and fail when it differs from an undisturbed one."""
+"""Flow `verify-resume`: train a run twice on its own pools and store, once with kills and notices, and compare."""
 
 from __future__ import annotations
 
-from prefect import flow, task
-from prefect.artifacts import create_markdown_artifact
-from prefect.cache_policies import NO_CACHE
+import random
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+from prefect import flow
 from prefect.client.schemas.objects import State
+from prefect.runtime import flow_run
 from prefect.states import Completed, Failed
-from segue.tasks.run_artifact import artifact_key
+from pydantic import NonNegativeInt
+from segue.flows.train import train
+from segue.tasks.continuity import publish_verification, record_verification, tidy_verification
+from segue.tasks.parent_clock import as_parent, parent_clock
+from segue.tasks.prefect_api import DUPLICATE
+from segue.tasks.quiet_logs import quieten
 
-from segue.resume_drill import DrillReport, drill_spec
+from segue.errors import SegueError
+from segue.notices.disturbance import DisturbanceKind
+from segue.runlog.history import History, read_history
+from segue.runlog.open import open_log
 from segue.spec import RunSpec
+from segue.stores import open_store
+from segue.stores.base import StoreGoneError
+from segue.verification.disturber import Disturber, disturbing, latency_seconds
+from segue.verification.moments import Pace, moments
+from segue.verification.page import headline
+from segue.verification.record import Outcome, Verification
+from segue.verification.runs import DrillRuns
+from segue.verification.verifications import VerificationsLog
+
+_LOOK_SECONDS = 1.0
 
 
-@flow(name="verify-resume", flow_run_name="verify-{spec.run_id}", retries=0, persist_result=False)
-def verify_resume(spec: RunSpec, *, kills: int = 2) -> State[DrillReport]:
-    """Train `spec` twice, once with kills, and compare the final states bit for bit. Does not use the run's store."""
-    report = drill_recipe(spec, kills)
-    message = f"{report.verdict}: {report.kills} kills, identical={report.identical}, {report.ended}"
-    return Completed(message=message) if report.passed else Failed(name="NotContinuous", message=message)
+@flow(
+    name="verify-resume",
+    flow_run_name="verify-{spec.run_id}",
+    retries=0,
+    validate_parameters=True,
+    persist_result=False,
+)
+def verify_resume(
+    spec: RunSpec, *, kills: NonNegativeInt = 1, notices: NonNegativeInt = 1, slot: datetime | None = None
+) -> Any:
+    """Train `spec` twice on its own spot pools and store, disturb the second run, and compare the final states.
+
+    The two runs are named after the scheduled time, so that this flow run, started again, goes on with them; so does
+    another one with that time as its `slot`. Disturbed is at random moments after the first commit: by SIGKILL of the
+    trainer `kills` times, and by a termination notice `notices` times.
+    """
+    quieten()
+    kinds = [DisturbanceKind.KILL] * kills + [DisturbanceKind.NOTICE] * notices
+    if not kinds:
+        return Failed(message="Nothing would be disturbed. Fix: set kills or notices above 0.")
+    runs = DrillRuns.of(spec, slot=_slot(slot))
+    try:
+        history = _recorded(runs) or _verified(runs, kinds)
+        # The returned states are ignored: the outcome is recorded, and must not change with what follows.
+        publish_verification(spec, history, return_state=True)
+        tidy_verification(spec, history, return_state=True)
+        return _state_of(history)
+    except SegueError as error:
+        return Failed(name="NotProven", message=str(error))
 
 
-@task(name="drill", retries=0, cache_policy=NO_CACHE)
-def drill_recipe(spec: RunSpec, kills: int) -> DrillReport:
-    """Run the drill and publish its result as an artifact."""
-    report = drill_spec(spec, kills=kills)
-    identical = "identical to" if report.identical else "different from"
-    lines = [f"**{spec.workload}**: {report.verdict}; final state {identical} the undisturbed run's", ""]
-    lines += [f"* resume {number}: {verdict.sentence}" for number, verdict in enumerate(report.verdicts, 1)]
-    create_markdown_artifact("\n".join(lines), key=artifact_key(f"{spec.run_id}-drill"), description="Resume drill")
-    return report
+def _slot(given: datetime | None) -> datetime:
+    due: datetime = given or flow_run.scheduled_start_time or datetime.now(UTC)
+    return (due if due.tzinfo is not None else due.replace(tzinfo=UTC)).astimezone(UTC).replace(microsecond=0)
+
+
+def _recorded(runs: DrillRuns) -> tuple[Verification, ...]:
+    """The verifications up to the one of this slot, if it was made before; else none."""
+    log = VerificationsLog(open_store(runs.spec.store), runs.spec.run_id)
+
+    def read() -> tuple[Verification, ...]:
+        try:
+            return log.read()
+        except StoreGoneError:
+            return ()  # There is no store yet.
+
+    history = as_parent(read, what="log of the verifications")
+    known = [number for number, one in enumerate(history, 1) if one.slot == runs.slot and one.is_conclusive]
+    return history[: known[0]] if known else ()
+
+
+def _verified(runs: DrillRuns, kinds: Sequence[DisturbanceKind]) -> tuple[Verification, ...]:
+    undisturbed, said = _train_to_its_end(runs.undisturbed)
+    if said is None and undisturbed.is_finished(runs.undisturbed):
+        pace, chance = Pace.of(undisturbed), random.Random(runs.disturbed.run_id)
+        planned = moments(kinds, pace, latency_seconds=latency_seconds(runs.disturbed), chance=chance)
+        disturber = Disturber(open_log(runs.disturbed), runs.disturbed, planned, clock=parent_clock())
+        with disturbing(disturber, runs.disturbed):
+            _, said = _train_to_its_end(runs.disturbed)
+    return record_verification(runs, kinds, said=said)
+
+
+def _train_to_its_end(spec: RunSpec) -> tuple[History, str | None]:
+    """Train a run, or go on with it; its history, and what its parent said when it could not bring it to an end."""
+    known = as_parent(lambda: _history_of(spec), what="log")
+    if known is not None and known.is_over and (known.is_finished(spec) or known.decisions[-1].action == "broken"):
+        return known, None  # A run that failed goes on: the cause may have been corrected.
+    state: Any = train(spec, return_state=True)
+    if state.name == DUPLICATE:
+        _await_end(spec)
+    history = as_parent(lambda: read_history(open_log(spec)), what="log")
+    return history, None if history.is_over else state.message
+
+
+def _history_of(spec: RunSpec) -> History | None:
+    try:
+        return read_history(open_log(spec))
+    except StoreGoneError:
+        return None  # There is no store yet: the parent creates it.
+
+
+def _await_end(spec: RunSpec) -> None:
+    """Wait for a run that another parent drives: one that `recover` started, when an earlier flow run had died."""
+    runlog, clock = open_log(spec), parent_clock()
+    while not as_parent(lambda: read_history(runlog), what="log").is_over:
+        clock.sleep(_LOOK_SECONDS)
+
+
+def _state_of(history: Sequence[Verification]) -> State[Any]:
+    newest, message = history[-1], headline(history, now=parent_clock().now())
+    match newest.outcome:
+        case Outcome.PASSED:
+            return Completed(message=message)
+        case Outcome.NOT_CONTINUOUS:
+            return Failed(name="NotContinuous", message=message)
+        case Outcome.NOT_PROVEN:
+            return Failed(name="NotProven", message=message)

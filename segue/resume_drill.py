@@ -1,36 +1,44 @@
-"""The drill: train once without interruption, once with SIGKILLs, and compare the two final states bit for bit."""
+"""The drill: train once undisturbed, once with SIGKILLs and notices, and compare the two final states bit for bit."""
 
 from __future__ import annotations
 
 import logging
 import random
+import shutil
 import tempfile
+import uuid
 from collections import deque
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pydantic import Field
-
 from segue.clock import Clock, SystemClock
-from segue.continuity.recipe_diff import UNTRACKED
 from segue.controller.local_run import run_here
 from segue.controller.steps import open_run
 from segue.errors import DrillFailedError
 from segue.launch.launcher import Trainer
 from segue.launch.output import Line
+from segue.notices.disturbance import DisturbanceKind
+from segue.policy.decide import Decision
 from segue.recipe import import_build, users_line
-from segue.records import CodeFailure, Record, SegmentPlan, Verdict, VerdictKind
+from segue.records import CodeFailure, SegmentPlan
 from segue.runlog.history import Checkpoint, History, read_history
 from segue.runlog.log import RunLog
 from segue.sessions import require_program
-from segue.spec import CheckpointSpec, LivenessSpec, RunSpec, StoreSpec
+from segue.spec import RunSpec, StoreSpec
+from segue.stores import LocalStore, StoreReadError, StoreWriteError, open_store
+from segue.verification.comparison import differing, resumes_of, worst
+from segue.verification.drill_report import DrillReport
+from segue.verification.local_disturber import LocalDisturber, Target
+
+__all__ = ["DrillReport", "drill", "drill_spec"]
 
 log = logging.getLogger(__name__)
 
 _LINES_KEPT = 20
+_HEARTBEAT_SECONDS = 0.2
 _BUDGETS = ("max_failures", "max_transient_failures", "max_out_of_memory", "max_hung")
 
 Progress = Callable[[str, int], None]
@@ -39,27 +47,6 @@ Progress = Callable[[str, int], None]
 
 def _no_progress(run: str, step: int) -> None:
     return
-
-
-class DrillReport(Record):
-    """What a drill found."""
-
-    recipe: str
-    steps: int
-    kills: int = Field(description="Kills that really hit a training attempt.")
-    identical: bool = Field(description="Every component of the two final checkpoints is equal bit for bit.")
-    verdict: VerdictKind = Field(description="The worst verdict of all resumes; unverified when none was needed.")
-    verdicts: tuple[Verdict, ...]
-    differing: tuple[str, ...] = Field((), description="Components in which the two final checkpoints differ.")
-    ended: str = Field(description="Why the killed run ended; anything but finished is itself a finding.")
-    failure: CodeFailure | None = Field(None, description="What the recipe raised in the killed run, if it did.")
-    seconds: float
-
-    @property
-    def passed(self) -> bool:
-        """Resumes were made and all of them continued the run."""
-        good = (VerdictKind.EXACT, VerdictKind.EQUIVALENT)
-        return self.kills > 0 and self.identical and self.verdict in good
 
 
 class _Output:
@@ -83,49 +70,10 @@ class _Observer:
         self.progress(read_history(runlog).committed_step)
 
 
-@dataclass
-class _Killer:
-    """Kills the trainer once each of its targets is committed, at a random moment at which there is a witness.
-
-    Near a target the trainer runs in slices of milliseconds, and is killed between two of them if its newest commit is
-    sealed: a fast recipe can then neither slip through nor be hit between a commit and its seal, where a kill proves
-    less. What it computes does not depend on how it is sliced.
-    """
-
-    targets: list[int]
-    chance: random.Random
-    every_steps: int
-    progress: Callable[[int], None]
-    kills: int = 0
-
-    def __call__(self, trainer: Trainer, runlog: RunLog, plan: SegmentPlan) -> None:
-        history = read_history(runlog)
-        self.progress(history.committed_step)
-        is_claimed = history.attempt_of(plan.segment, plan.attempt) is not None
-        if not self.targets or not is_claimed or history.committed_step < self.targets[0] - self.every_steps:
-            return
-        trainer.freeze()
-        while not self._is_due(runlog, plan):
-            trainer.thaw()
-            SystemClock().sleep(self.chance.uniform(0.001, 0.004))
-            if trainer.poll() is not None:
-                return
-            trainer.freeze()
-        del self.targets[0]
-        trainer.kill()
-        self.kills += 1
-
-    def _is_due(self, runlog: RunLog, plan: SegmentPlan) -> bool:
-        history = read_history(runlog)
-        newest = history.newest
-        if newest is None or newest.manifest.step < self.targets[0] or not newest.rows:
-            return False
-        attempt = history.attempt_of(plan.segment, plan.attempt)
-        return attempt is not None and newest.ref in attempt.commits
-
-
-def drill(recipe: str, *, config: Mapping[str, Any] | None = None, steps: int = 90, kills: int = 2) -> DrillReport:
-    """Train `recipe` twice for `steps` steps, once with `kills` SIGKILLs, and compare the two final states.
+def drill(
+    recipe: str, *, config: Mapping[str, Any] | None = None, steps: int = 90, kills: int = 2, notices: int = 0
+) -> DrillReport:
+    """Train `recipe` twice for `steps` steps, once with so many SIGKILLs and notices, and compare the two final states.
 
     `recipe` is package.module:function, found from the current folder; `config` is what the function gets. Both runs
     use processes and a temporary folder of their own. Blocks until both have ended; see `DrillReport.passed`.
@@ -135,18 +83,27 @@ def drill(recipe: str, *, config: Mapping[str, Any] | None = None, steps: int = 
         DrillFailedError: the recipe does not reach its goal even without a kill; shows what it raised, and where.
     """
     fields = {"run_id": "drill", "recipe": recipe, "steps": steps, "config": dict(config or {})}
-    return drill_spec(RunSpec.parse(fields, source="the call of segue.drill"), kills=kills)
+    return drill_spec(RunSpec.parse(fields, source="the call of segue.drill"), kills=kills, notices=notices)
 
 
 def drill_spec(
-    spec: RunSpec, *, kills: int, progress: Progress = _no_progress, folder: Path | None = None
+    spec: RunSpec,
+    *,
+    kills: int,
+    notices: int = 0,
+    progress: Progress = _no_progress,
+    folder: Path | None = None,
+    store: StoreSpec | None = None,
 ) -> DrillReport:
-    """Run `spec` twice, the second time with `kills` SIGKILLs, and report whether the resumes continued the run.
+    """Run `spec` twice, the second time with kills and notices, and report whether the resumes continued the run.
 
-    Works in `folder` (a temporary one by default), never in the spec's own store.
+    Both runs have the spec's own settings; they save at least so often that a commit is before and after each
+    disturbance. They work in `folder` (a temporary one by default), or below a prefix of their own in `store`, which is
+    emptied again when the drill has passed; never in the spec's own runs.
 
     Raises:
         RecipeError, ProgramError: there is no such recipe or program; nothing was started.
+        StoreUnreachableError: the store cannot be used; nothing was started.
         DrillFailedError: it does not reach its goal even without a kill.
     """
     if spec.program is not None:
@@ -155,55 +112,87 @@ def drill_spec(
         import_build(spec.recipe_path)
     clock: Clock = SystemClock()
     started = clock.monotonic()
-    with _folder(folder) as where:
-        reference = _prepared(spec, Path(where), "reference", kills=kills)
+    kinds = [DisturbanceKind.KILL] * kills + [DisturbanceKind.NOTICE] * notices
+    with _place(spec, folder, store) as place:
+        reference = _prepared(spec, place, "reference", count=len(kinds))
         runlog = open_run(reference, clock=clock)
         output = _Output()
         ended = run_here(reference, runlog, on_line=output, watch=_Observer(lambda step: progress("reference", step)))
         whole = _final(read_history(runlog), reference, why=ended.reason, output=output)
 
-        killed = _prepared(spec, Path(where), "killed", kills=kills)
+        killed = _prepared(spec, place, "killed", count=len(kinds))
         runlog = open_run(killed, clock=clock)
-        every = _interval(spec, kills)
-        targets = [every * (n + 1) for n in range(kills)]
-        killer = _Killer(targets, random.Random(spec.seed), every, lambda step: progress("killed", step))
-        ended = run_here(killed, runlog, on_line=_Output(), watch=killer)
+        disturber = LocalDisturber(
+            _targets(spec, kinds),
+            chance=random.Random(spec.seed),
+            every_steps=killed.checkpoints.every_steps or 1,
+            progress=lambda step: progress("killed", step),
+        )
+        ended = run_here(killed, runlog, on_line=_Output(), watch=disturber)
         history = read_history(runlog)
-    verdicts = tuple(attempt.verdict for attempt in history.attempts if attempt.verdict is not None)
+        hits = disturber.hits(history)
+        report = _report(spec, kinds, whole=whole, history=history, ended=ended, hits=hits)
+        place.keep_if(store is not None and not report.passed)
+    facts = {"seconds": round(clock.monotonic() - started, 2), "kept": place.kept}
+    return report.model_copy(update=facts)
+
+
+def _report(
+    spec: RunSpec,
+    kinds: Sequence[DisturbanceKind],
+    *,
+    whole: Checkpoint,
+    history: History,
+    ended: Decision,
+    hits: Mapping[str, DisturbanceKind],
+) -> DrillReport:
+    made = list(hits.values())
+    resumes = resumes_of(history, hits)
     finished = history.newest if ended.action == "finished" else None
-    differing = _differing(whole, finished) if finished else ()
+    differ = differing(whole, finished) if finished else ()
     failure = _failure(history) if ended.action == "failed" else None
     return DrillReport(
         recipe=spec.workload,
         steps=spec.steps,
-        kills=killer.kills,
-        identical=finished is not None and not differing,
-        verdict=_worst(verdicts),
-        verdicts=verdicts,
-        differing=differing,
+        kills=made.count(DisturbanceKind.KILL),
+        notices=made.count(DisturbanceKind.NOTICE),
+        missed=tuple(kind for kind in dict.fromkeys(kinds) if kind not in made),
+        identical=finished is not None and not differ,
+        verdict=worst(resumes),
+        verdicts=tuple(resume.verdict for resume in resumes),
+        resumes=resumes,
+        differing=differ,
         ended="finished" if finished is not None else f"{ended.action}: {_in_words(failure) or ended.reason}",
         failure=failure,
-        seconds=round(clock.monotonic() - started, 2),
+        seconds=0.0,
     )
 
 
-def _prepared(spec: RunSpec, folder: Path, name: str, *, kills: int) -> RunSpec:
+def _prepared(spec: RunSpec, place: Place, name: str, *, count: int) -> RunSpec:
+    given = spec.checkpoints
+    every = min(given.every_steps or spec.steps, _interval(spec, count))
+    liveness = {"heartbeat_seconds": min(_HEARTBEAT_SECONDS, spec.liveness.heartbeat_seconds)}
     return spec.model_copy(
         update={
             "run_id": name,
-            "store": StoreSpec(url=str(folder)),
+            "store": place.store,
             "deadline": None,
-            "checkpoints": CheckpointSpec(every_steps=_interval(spec, kills), keep=spec.checkpoints.keep),
-            "liveness": LivenessSpec(heartbeat_seconds=0.2),
+            "checkpoints": given.model_copy(update={"every_steps": every, "fast_folder": place.fast_folder}),
+            "liveness": spec.liveness.model_copy(update=liveness),
             "continuity": spec.continuity.model_copy(update={"rehearsal": "off"}),  # This is one.
             "policy": spec.policy.model_copy(update=dict.fromkeys(_BUDGETS, 1)),
         }
     )
 
 
-def _interval(spec: RunSpec, kills: int) -> int:
-    # Room for a commit before each kill and one after the last.
-    return max(spec.steps // (kills + 2), 1)
+def _interval(spec: RunSpec, count: int) -> int:
+    # Room for a commit before each disturbance and one after the last.
+    return max(spec.steps // (count + 2), 1)
+
+
+def _targets(spec: RunSpec, kinds: Sequence[DisturbanceKind]) -> list[Target]:
+    order = random.Random(spec.seed).sample(list(kinds), len(kinds))
+    return [Target(_interval(spec, len(kinds)) * number, kind) for number, kind in enumerate(order, 1)]
 
 
 def _final(history: History, spec: RunSpec, *, why: str, output: _Output) -> Checkpoint:
@@ -241,19 +230,46 @@ def _in_words(failure: CodeFailure | None) -> str:
     return f"{failure.type} at {place}: {message}" if place else f"{failure.type}: {message}"
 
 
-def _differing(one: Checkpoint, other: Checkpoint) -> tuple[str, ...]:
-    names = one.manifest.components.keys() | other.manifest.components.keys()
-    pairs = ((name, one.manifest.components.get(name), other.manifest.components.get(name)) for name in names)
-    return tuple(sorted(name for name, before, after in pairs if before != after and name != UNTRACKED))
+class Place:
+    """Where the two runs of a drill work: a store, and a folder below the spec's own fast folder."""
+
+    def __init__(self, store: StoreSpec, fast_folder: str | None) -> None:
+        self.store, self.fast_folder = store, fast_folder
+        self.kept: str | None = None
+
+    def keep_if(self, is_kept: bool) -> None:
+        """Whether what is in the store stays there."""
+        self.kept = open_store(self.store).url if is_kept else None
 
 
-def _worst(verdicts: tuple[Verdict, ...]) -> VerdictKind:
-    order = (VerdictKind.BROKEN, VerdictKind.UNVERIFIED, VerdictKind.EQUIVALENT, VerdictKind.EXACT)
-    return min((verdict.kind for verdict in verdicts), key=order.index, default=VerdictKind.UNVERIFIED)
+@contextmanager
+def _place(spec: RunSpec, folder: Path | None, store: StoreSpec | None) -> Iterator[Place]:
+    name = f"segue-drill-{uuid.uuid4().hex[:12]}"
+    fast = spec.checkpoints.fast_folder
+    with ExitStack() as stack:
+        if store is not None:
+            place = Place(store.model_copy(update={"url": f"{store.url.rstrip('/')}/{name}"}), None)
+            stack.callback(_empty, place)
+        elif folder is not None:
+            folder.mkdir(parents=True, exist_ok=True)
+            place = Place(StoreSpec(url=str(folder)), None)
+        else:
+            place = Place(StoreSpec(url=stack.enter_context(tempfile.TemporaryDirectory(prefix=f"{name}-"))), None)
+        if fast is not None:
+            place.fast_folder = str(Path(fast) / name)
+            stack.callback(shutil.rmtree, place.fast_folder, ignore_errors=True)
+        yield place
 
 
-def _folder(folder: Path | None) -> AbstractContextManager[str]:
-    if folder is None:
-        return tempfile.TemporaryDirectory(prefix="segue-drill-")
-    folder.mkdir(parents=True, exist_ok=True)
-    return nullcontext(str(folder))
+def _empty(place: Place) -> None:
+    """Remove what the drill stored, unless it is kept. What cannot be removed stays, and is named."""
+    if place.kept is not None:
+        return
+    opened = open_store(place.store)
+    try:
+        opened.delete([item.key for item in opened.list_objects("")])
+    except (StoreReadError, StoreWriteError) as error:
+        log.warning("objects of the drill stay behind reason=%s", error)
+        return
+    if isinstance(opened, LocalStore):
+        shutil.rmtree(opened.root, ignore_errors=True)

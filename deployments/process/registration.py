@@ -24,6 +24,9 @@ from prefect.utilities.callables import parameter_schema
 TEMPLATES = files("segue.deployments") / "templates"
 POOLS = ("spot", "on-demand", "parents")
 
+_ALSO_BY_HAND = ("verify-resume",)
+"""Deployments with a schedule that a person starts, too."""
+
 UNFINISHED = (StateType.SCHEDULED, StateType.PENDING, StateType.RUNNING, StateType.PAUSED, StateType.CANCELLING)
 """States of flow runs that have not ended."""
 
@@ -42,7 +45,10 @@ class Registered:
 
 
 def read_deployments(text: str) -> list[Registered]:
-    """The deployments of a prefect.yaml that run when they are asked to; those with a schedule are left out."""
+    """The deployments of a prefect.yaml that run when they are asked to, without their schedules and parameters.
+
+    Those that only a schedule starts are left out.
+    """
     return [
         Registered(
             name=found["name"],
@@ -53,7 +59,7 @@ def read_deployments(text: str) -> list[Registered]:
             command=found["work_pool"].get("job_variables", {}).get("command"),
         )
         for found in yaml.safe_load(text)["deployments"]
-        if "schedules" not in found
+        if "schedules" not in found or found["name"] in _ALSO_BY_HAND
     ]
 
 

@@ -1,33 +1,55 @@
-"""`segue drill`: kill a training, resume it, and compare the result with an uninterrupted run."""
+"""`segue drill`: disturb a training, resume it, and compare the result with an undisturbed run."""
 
 from __future__ import annotations
 
+import os
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from segue.cli.options import Json, RankCount, Workload, with_workload
+from segue.cli.options import Json, RankCount, Workload, with_workload, writing
+from segue.clock import SystemClock
 from segue.errors import COMMAND_LINE, DrillFailedError
 from segue.reports.console import console, errors, show_json
-from segue.spec import RunSpec, read_toml
+from segue.spec import RunSpec, StoreSpec, read_toml
 
 if TYPE_CHECKING:
-    from segue.resume_drill import DrillReport
+    from segue.verification.drill_report import DrillReport
+
+_JUNIT_FILE = "segue-drill.xml"
+_SUMMARY_VARIABLE = "GITHUB_STEP_SUMMARY"
 
 
 def drill(
     workload: Workload = None,
     config: Annotated[
-        Path | None, typer.Option(help=r"TOML run spec; its \[config] table is the argument of the recipe's function.")
+        Path | None,
+        typer.Option(
+            help=r"TOML run spec, whose settings both runs keep; its \[config] table is the argument of the recipe."
+        ),
     ] = None,
     steps: Annotated[int, typer.Option(min=12, help="Optimizer steps of each of the two runs.")] = 90,
     ranks: RankCount = None,
     kills: Annotated[int, typer.Option(min=1, help="Number of SIGKILLs in the second run.")] = 2,
+    notices: Annotated[int, typer.Option(min=0, help="Number of termination notices in the second run.")] = 0,
+    store: Annotated[
+        str | None,
+        typer.Option(
+            help="Store in which both runs work, below a prefix of their own; the default is a temporary folder."
+        ),
+    ] = None,
+    ci: Annotated[
+        bool, typer.Option("--ci", help="Plain output, JUnit XML, and a summary for the job's page on GitHub.")
+    ] = False,
+    junit: Annotated[
+        Path | None, typer.Option(help=f"File for the JUnit XML; with --ci the default is {_JUNIT_FILE}.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
-    """Train a recipe or a program twice, once with kills and resumes, and compare the two final states bit for bit.
+    """Train a recipe or a program twice, once with kills or notices, and compare the two final states bit for bit.
 
     Exit code 0: every resume verified and the final states identical. 3: a resume is broken or the states differ.
     1: not proven, or it fails without a kill. 2: the drill could not start as asked.
@@ -36,47 +58,91 @@ def drill(
     if ranks is not None:
         fields["ranks"] = ranks
     spec = RunSpec.parse(fields, source=str(config) if config else COMMAND_LINE)
-    # Torch takes seconds to import: what can be refused without it has been refused by now.
-    from segue.resume_drill import drill_spec
-
-    columns = (TextColumn("{task.description:>9}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=errors, transient=True, disable=not errors.is_terminal) as bars:
-        tasks = {name: bars.add_task(name, total=steps) for name in ("reference", "killed")}
-
-        def show(name: str, committed: int) -> None:
-            bars.update(tasks[name], completed=committed)
-
-        try:
-            report = drill_spec(spec, kills=kills, progress=show)
-        except DrillFailedError as error:
-            _show_traceback(error.traceback)
-            raise
+    own_store = spec.store.model_copy(update={"url": store}) if store is not None else None
+    began = SystemClock().now()
+    junit = junit or (Path(_JUNIT_FILE) if ci else None)
+    if junit is not None:
+        with writing(junit):  # Not after minutes of training.
+            junit.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        report = _drilled(spec, kills, notices, store=own_store, is_plain=ci)
+    except DrillFailedError as error:
+        _show_traceback(error.traceback)
+        _write_error(junit, error, workload=spec.workload, began=began, ci=ci)
+        raise
     if report.failure is not None:
         _show_traceback(report.failure.traceback)
     if as_json:
         show_json(report.model_dump(mode="json"))
     else:
         _show(report)
+    _write(report, junit, began=began)
+    if ci:
+        from segue.verification.junit import summary_of
+
+        _summarize(summary_of(report))
     if not report.passed:
-        broken = report.verdict == "broken" or not report.identical
-        raise typer.Exit(3 if broken else 1)
+        raise typer.Exit(3 if report.is_broken else 1)
+
+
+def _drilled(spec: RunSpec, kills: int, notices: int, *, store: StoreSpec | None, is_plain: bool) -> DrillReport:
+    # Torch takes seconds to import: what can be refused without it has been refused by now.
+    from segue.resume_drill import drill_spec
+
+    columns = (TextColumn("{task.description:>9}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    is_hidden = is_plain or not errors.is_terminal
+    with Progress(*columns, console=errors, transient=True, disable=is_hidden) as bars:
+        tasks = {name: bars.add_task(name, total=spec.steps) for name in ("reference", "killed")}
+
+        def show(name: str, committed: int) -> None:
+            bars.update(tasks[name], completed=committed)
+
+        return drill_spec(spec, kills=kills, notices=notices, progress=show, store=store)
 
 
 def _show(report: DrillReport) -> None:
-    for number, verdict in enumerate(report.verdicts, 1):
-        console.print(f"resume {number}: {verdict.sentence}", markup=False, soft_wrap=True)
-    if not report.kills:
-        # Commits, witness steps and the kill need some room.
-        outcome = "the run had ended before it could be killed, so no resume was tried. Fix: raise --steps"
-        console.print(f"not proven: {outcome}.", markup=False, soft_wrap=True)
+    for number, resume in enumerate(report.resumes, 1):
+        console.print(f"resume {number}: {resume.sentence}", markup=False, soft_wrap=True)
+    if not report.kills and not report.notices:
+        console.print(f"not proven: {report.outcome}. Fix: raise --steps.", markup=False, soft_wrap=True)
         return
-    if report.ended != "finished":
-        outcome = f"the killed run did not finish ({report.ended.rstrip('.')})"
-    elif report.identical:
-        outcome = "the final state is identical to that of the uninterrupted run"
-    else:
-        outcome = f"the final state differs from that of the uninterrupted run in {', '.join(report.differing)}"
-    console.print(f"after {report.kills} kills {outcome}; verdict: {report.verdict}", markup=False, soft_wrap=True)
+    after = f"after {report.disturbances} {report.outcome}; verdict: {report.verdict}"
+    console.print(after, markup=False, soft_wrap=True)
+    for problem in report.problems:
+        text = f"{problem.sentence.rstrip('.')}. Fix: {problem.fix}"
+        console.print(text, markup=False, soft_wrap=True)
+    if report.kept is not None:
+        console.print(f"both runs are kept in {report.kept}", markup=False, soft_wrap=True)
+
+
+def _write(report: DrillReport, path: Path | None, *, began: datetime) -> None:
+    if path is not None:
+        from segue.verification.junit import junit_of
+
+        with writing(path):
+            path.write_bytes(junit_of(report, at=began))
+
+
+def _write_error(path: Path | None, error: DrillFailedError, *, workload: str, began: datetime, ci: bool) -> None:
+    fix = error.fix or "see the output of the command."
+    if path is not None:
+        from segue.verification.junit import junit_of_error
+
+        seconds = (SystemClock().now() - began).total_seconds()
+        with writing(path):
+            path.write_bytes(junit_of_error(workload, error.why, fix=fix, at=began, seconds=seconds))
+    if ci:
+        from segue.verification.junit import summary_of_error
+
+        _summarize(summary_of_error(workload, error.why, fix=fix))
+
+
+def _summarize(text: str) -> None:
+    """Append a text to the page of the job, where the CI system has one."""
+    named = os.environ.get(_SUMMARY_VARIABLE)
+    if named:
+        with writing(Path(named)), Path(named).open("a", encoding="utf-8") as page:
+            page.write(text)
 
 
 def _show_traceback(text: str) -> None:

@@ -231,7 +231,9 @@ class _Segment:
         spec, clock = self._spec, self._clock
         self._relay.attach(trainer)
         kills = RecentKills()
-        with supervising(spec, plan, trainer, notices=self._relay.given, clock=clock) as supervision:
+        with supervising(
+            spec, plan, trainer, notices=self._relay.given, give_notice=self._relay.give, clock=clock
+        ) as supervision:
             while (code := trainer.poll()) is None:
                 clock.sleep(_POLL_SECONDS)
                 kills.look(clock.monotonic())

@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from segue.clock import Clock
+from segue.controller.disturbed import DisturbedTrainer
 from segue.errors import SegueError
 from segue.launch.launcher import Trainer
 from segue.process import ProcessRef
@@ -55,14 +56,22 @@ def supervising(
     *,
     notices: Callable[[], Iterable[signal.Signals]],
     clock: Clock,
+    give_notice: Callable[[], None] | None = None,
 ) -> Iterator[Supervision]:
-    """Supervise a trainer, from a thread of its own, until the block ends. `notices` were passed on to it."""
+    """Supervise a trainer, from a thread of its own, until the block ends. `notices` were passed on to it.
+
+    A disturbance of a drill that is a notice is given by `give_notice`; None: to the trainer itself.
+    """
     supervisor = _Supervisor(spec, plan, trainer, notices, clock)
+    looks = {"supervisor": supervisor.look, "supervisor-log": supervisor.look_at_log}
+    if spec.continuity.disturbable:
+        disturbed = DisturbedTrainer(spec, plan, trainer, give_notice=give_notice or trainer.give_notice, clock=clock)
+        looks["supervisor-drill"] = disturbed.look
     stop = threading.Event()
     threads = [
         threading.Thread(target=_repeat, args=(look, stop), name=f"segue-{name}", daemon=True)
-        # Two threads: a store that hangs must not delay the end of a trainer that ignores a notice.
-        for name, look in (("supervisor", supervisor.look), ("supervisor-log", supervisor.look_at_log))
+        # Several threads: a store that hangs must not delay the end of a trainer that ignores a notice.
+        for name, look in looks.items()
     ]
     for thread in threads:
         thread.start()

@@ -150,6 +150,13 @@ class ModelEntry(Entry):
     record: dict[str, JsonValue]
 
 
+class VerificationEntry(Entry):
+    """The outcome of a scheduled verification: `segue/verification/record.py`."""
+
+    kind: Literal["verification"] = "verification"
+    record: dict[str, JsonValue]
+
+
 AnyEntry = Annotated[
     OpenEntry
     | DecisionEntry
@@ -162,7 +169,8 @@ AnyEntry = Annotated[
     | HandoverEntry
     | QuarantineEntry
     | PruneEntry
-    | ModelEntry,
+    | ModelEntry
+    | VerificationEntry,
     Field(discriminator="kind"),
 ]
 

@@ -36,6 +36,11 @@ def docs_prefix(model: str, stamp: str) -> str:
     return f"{model_folder(model)}/slots/{stamp}/docs/"
 
 
+def verifications_folder(run_id: str) -> str:
+    """Folder of the log of a run's scheduled verifications. No run can have this name."""
+    return f"_verify-{run_id}"
+
+
 def is_run_folder(name: str) -> bool:
     """Whether a top-level folder may be a run's."""
     return not name.startswith("_")
@@ -122,6 +127,11 @@ def heartbeat_key(run_id: str, attempt: str) -> str:
 def recall_key(run_id: str, attempt: str) -> str:
     """Key of an object whose existence requests that the attempt commits and ends."""
     return f"{run_id}/attempts/{attempt}/recall.json"
+
+
+def disturbance_key(run_id: str, attempt: str) -> str:
+    """Key of the request to kill the attempt's trainer or to give it a notice; only drills read it."""
+    return f"{run_id}/attempts/{attempt}/drill.json"
 
 
 PARENTS_PREFIX = ".parents/"

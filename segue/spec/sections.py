@@ -100,6 +100,11 @@ class ContinuitySpec(Section):
     accept: tuple[
         typing.Literal["setup.model", "setup.hyperparameters", "setup.code", "setup.data", "setup.binding"], ...
     ] = Field((), description="Parts of the setup that were changed intentionally since the checkpoint.")
+    disturbable: bool = Field(
+        False,
+        description="Whether segments kill their trainer, or give it a notice, when an object in the store requests "
+        "it; set by the flow verify-resume in the run that it disturbs.",
+    )
 
 
 OnAnomaly = typing.Literal["off", "rollback", "skip"]

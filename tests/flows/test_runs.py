@@ -200,15 +200,3 @@ def test_a_pool_without_a_deployment_is_refused_before_anything_starts(client, m
     assert state.type is StateType.FAILED
     assert "there is no deployment 'segment/typo' on the Prefect server. Fix: run `prefect" in state.message
     assert segment_runs(client, "typo") == []
-
-
-@pytest.mark.matrix
-def test_the_drill_as_a_flow_passes_on_a_sound_recipe(client, make_spec):
-    deployment = client.read_deployment_by_name("verify-resume/verify-resume")
-    spec = make_spec(run_id="sound", steps=60)
-    run = client.create_flow_run_from_deployment(
-        deployment.id, parameters={"spec": spec.model_dump(mode="json"), "kills": 1}
-    )
-    state = final_state(client, run.id)
-    assert state.type is StateType.COMPLETED, state.message
-    assert state.message.startswith("exact: 1 kills, identical=True")

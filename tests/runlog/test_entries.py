@@ -43,6 +43,7 @@ from segue.runlog.entries import (
     ReportEntry,
     SealEntry,
     VerdictEntry,
+    VerificationEntry,
     decode,
     encode,
 )
@@ -94,6 +95,7 @@ ENTRIES: list[Entry] = [
     QuarantineEntry(**COMMON, slot=7, checkpoint=REF, reason="flipped"),
     PruneEntry(**COMMON, slots=(1, 2, 3)),
     ModelEntry(**COMMON, record={"kind": "choice", "version": 1, "shares": [0.5, None]}),
+    VerificationEntry(**COMMON, record={"outcome": "passed", "kills": 1, "differing": []}),
 ]  # fmt: skip
 SMALL = PruneEntry(**COMMON, slots=(1,))
 NO_RECORDS = [b"", b"{}", b"null", b"1", b"[]", b'"x"', b"\xff\xfe", b"[" * 100_000, b'{"a":' * 100_000, b"1" * 5_000]

@@ -90,11 +90,11 @@ class Logbook:
         self.write(DecisionEntry, plan=made, action="run", reason="the test says so")
         return made
 
-    def claim(self, plan: SegmentPlan, *, segment_pid: int = 2**22) -> str:
+    def claim(self, plan: SegmentPlan, *, segment_pid: int = 2**22, environment: Environment = ENVIRONMENT) -> str:
         self._epoch += 1
         name = keys.attempt_id(plan.segment, plan.attempt, self._epoch)
         facts = {"attempt_id": name, "segment": plan.segment, "attempt": plan.attempt, "capacity": plan.capacity}
-        machine = {"host": "h", "trainer_pid": 1, "segment_pid": segment_pid, "environment": ENVIRONMENT}
+        machine = {"host": "h", "trainer_pid": 1, "segment_pid": segment_pid, "environment": environment}
         self.write(ClaimEntry, epoch=self._epoch, **facts, **machine)
         return name
 

@@ -1,0 +1,56 @@
+"""What is removed of a verification that passed. Of one that did not, everything stays as evidence."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+from segue.runlog import keys
+from segue.runlog.entries import Entry, PruneEntry
+from segue.runlog.history import read_history
+from segue.runlog.log import RunLog, Stamp
+from segue.stores.base import Store
+from segue.verification.record import Verification
+
+log = logging.getLogger(__name__)
+
+_EARLIER_LOOKED_AT = 5
+"""Of how many earlier verifications leftovers are searched; later verifications did that for the ones before."""
+
+
+def tidy(store: Store, history: Sequence[Verification], newest: Verification) -> None:
+    """Remove the checkpoints of a verification that passed, and the runs of those before it that passed.
+
+    The logs and loss curves of the newest one stay. A second call removes what the first one left behind.
+
+    Raises:
+        StoreReadError, StoreWriteError: some of it is still there; a retry is safe.
+    """
+    if not newest.is_green:
+        return
+    for run_id in (newest.undisturbed, newest.disturbed):
+        _drop_checkpoints(store, run_id)
+    earlier = [one for one in history if one.slot < newest.slot and one.is_green]
+    for one in earlier[-_EARLIER_LOOKED_AT:]:
+        for run_id in (one.undisturbed, one.disturbed):
+            _drop(store, keys.run_prefix(run_id))
+
+
+def _drop_checkpoints(store: Store, run_id: str) -> None:
+    runlog = RunLog(store, run_id).reload()
+    slots = tuple(c.ref.slot for c in read_history(runlog).checkpoints if not c.is_pruned)
+    if slots:
+
+        def build(stamp: Stamp) -> Entry:
+            return PruneEntry.model_validate(stamp(epoch=0) | {"slots": slots})
+
+        # Recorded before it is done: a reader then never mistakes a pruned checkpoint for a damaged one.
+        runlog.append(build)
+    _drop(store, keys.attempts_prefix(run_id))
+
+
+def _drop(store: Store, prefix: str) -> None:
+    found = [item.key for item in store.list_objects(prefix)]
+    if found:
+        store.delete(found)
+        log.info("removed of a verification objects=%d prefix=%s", len(found), prefix)

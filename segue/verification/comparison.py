@@ -1,0 +1,121 @@
+"""What a drill compares: the resumes of the disturbed run, and the final states of both runs. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from pydantic import Field
+
+from segue.continuity.recipe_diff import UNTRACKED
+from segue.notices.disturbance import DisturbanceKind
+from segue.records import FiniteValue, Value, Verdict, VerdictKind
+from segue.runlog.entries import VerdictEntry
+from segue.runlog.history import Attempt, Checkpoint, History
+
+_PROVEN = (VerdictKind.EXACT, VerdictKind.EQUIVALENT)
+_ORDER = (VerdictKind.BROKEN, VerdictKind.UNVERIFIED, VerdictKind.EQUIVALENT, VerdictKind.EXACT)
+
+NOTHING_RECORDED = "no step after the checkpoint was recorded when the attempt before ended"
+ENDED_EARLY = "the attempt was ended before a step was replayed"
+
+
+class Problem(FiniteValue):
+    """One reason why a drill did not pass, and what to do about it."""
+
+    component: str
+    sentence: str
+    fix: str
+
+
+class Resume(Value):
+    """One resume of a drill, with its verdict."""
+
+    after: str = Field(description="What ended the attempt before: kill, notice, or a reason of the pool's own.")
+    step: int = Field(ge=0, description="Step of the checkpoint from which it resumed.")
+    verdict: Verdict
+    excuse: str | None = Field(None, description="Why no step could be compared; None where one was, or had to be.")
+
+    @property
+    def is_sound(self) -> bool:
+        """Whether nothing speaks against it. What could not be replayed is covered by the comparison at the end."""
+        kind = self.verdict.kind
+        return kind in _PROVEN or (kind is VerdictKind.UNVERIFIED and self.excuse is not None)
+
+    @property
+    def sentence(self) -> str:
+        """The verdict in words, with the excuse."""
+        return self.verdict.sentence + (f" ({self.excuse})" if self.excuse is not None else "")
+
+
+def resumes_of(history: History, hits: Mapping[str, DisturbanceKind]) -> tuple[Resume, ...]:
+    """Every resume of a run; `hits` has the disturbances by the attempt that each of them ended."""
+    numbers = {attempt.claim.attempt_id: number for number, attempt in enumerate(history.attempts)}
+    found = []
+    for entry in history.resumes:
+        number = numbers.get(entry.attempt_id, 0)
+        before = history.attempts[number - 1] if number else None
+        after = _cause(before, hits) if before is not None else "start"
+        excuse = _excuse(history, entry) if entry.verdict.kind is VerdictKind.UNVERIFIED else None
+        found.append(Resume(after=after, step=entry.parent.step, verdict=entry.verdict, excuse=excuse))
+    return tuple(found)
+
+
+def _cause(attempt: Attempt, hits: Mapping[str, DisturbanceKind]) -> str:
+    hit = hits.get(attempt.claim.attempt_id)
+    if hit is not None:
+        return hit.value
+    return attempt.report.stop_reason.in_words if attempt.report is not None else "unknown"
+
+
+def _excuse(history: History, entry: VerdictEntry) -> str | None:
+    checkpoint = history.checkpoint(entry.parent)
+    if entry.verdict.rows_compared:
+        return None
+    if checkpoint is not None and not checkpoint.rows:
+        return NOTHING_RECORDED
+    attempt = history.attempt_named(entry.attempt_id)
+    report = attempt.report if attempt is not None else None
+    return ENDED_EARLY if report is not None and report.stop_reason.is_preemption else None
+
+
+def differing(one: Checkpoint, other: Checkpoint) -> tuple[str, ...]:
+    """Names of the components in which two checkpoints differ."""
+    names = one.manifest.components.keys() | other.manifest.components.keys()
+    pairs = ((name, one.manifest.components.get(name), other.manifest.components.get(name)) for name in names)
+    return tuple(sorted(name for name, before, after in pairs if before != after and name != UNTRACKED))
+
+
+def worst(resumes: Sequence[Resume]) -> VerdictKind:
+    """The worst verdict of the resumes that could be compared; unverified when none could."""
+    kinds = (resume.verdict.kind for resume in resumes if resume.excuse is None)
+    return min(kinds, key=_ORDER.index, default=VerdictKind.UNVERIFIED)
+
+
+def problems_of(resumes: Sequence[Resume], components: Sequence[str]) -> tuple[Problem, ...]:
+    """The resumes that are not sound, then the components that differ at the end, each once with its fix."""
+    found: dict[str, Problem] = {}
+    for resume in resumes:
+        if resume.is_sound:
+            continue
+        first = resume.verdict.findings[0] if resume.verdict.findings else None
+        component = first.component if first is not None else "run"
+        where = f"the resume from step {resume.step} after a {resume.after} is {resume.verdict.sentence}"
+        found.setdefault(component, Problem(component=component, sentence=where, fix=_fix_of(component)))
+    for component in components:
+        said = f"{component} differs at the end from that of the undisturbed run"
+        found.setdefault(component, Problem(component=component, sentence=said, fix=_fix_of(component)))
+    return tuple(found.values())
+
+
+def _fix_of(component: str) -> str:
+    again = "then run `segue drill`, which shows the same in minutes"
+    if component == "run":
+        return "set continuity.witness_steps above 0 and leave continuity.accept empty, so that steps are compared."
+    if component.startswith(("setup.", "data")):
+        return f"let the recipe build {component} the same way in every process, from config and seed alone; {again}."
+    if component.startswith("rng."):
+        return f"draw random numbers from the streams of torch, numpy and random only after the restore; {again}."
+    return (
+        f"let {component} take back all of its state: add what is missing to Recipe.extra or run.track(), or correct "
+        f"its load_state_dict; {again}."
+    )

@@ -1,0 +1,121 @@
+"""Disturbing a run through its store, while its parent trains it: requests that the segments carry out."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+from segue.clock import Clock
+from segue.notices.disturbance import Disturbance, DisturbanceKind, request_disturbance, requested_disturbance
+from segue.records import Capacity, StopReason
+from segue.runlog.history import History, read_history
+from segue.runlog.last_heartbeat import last_heartbeat
+from segue.runlog.log import RunLog
+from segue.spec import RunSpec
+from segue.verification.moments import Moment
+
+log = logging.getLogger(__name__)
+
+_LOOK_SECONDS = 0.25
+_SEGMENT_LOOKS_SECONDS = 0.5
+"""How often a segment looks for a request, on a store of its own machine."""
+_END_SECONDS = 1.5
+"""From the request's arrival at the segment to the end of the trainer, or the notice in it."""
+
+_ENDS_AS = {DisturbanceKind.KILL: StopReason.LOST, DisturbanceKind.NOTICE: StopReason.NOTICE}
+
+
+def latency_seconds(spec: RunSpec) -> float:
+    """The longest usual time from the step of a moment to the end of the attempt."""
+    beat = spec.liveness.heartbeat_seconds
+    return beat + 2 * max(beat if spec.store.is_remote else 0.0, _SEGMENT_LOOKS_SECONDS) + _END_SECONDS
+
+
+class Disturber:
+    """Requests each disturbance when its moment has come; what was requested before it existed counts."""
+
+    def __init__(self, runlog: RunLog, spec: RunSpec, moments: Sequence[Moment], *, clock: Clock) -> None:
+        self._runlog, self._spec, self._clock = runlog, spec, clock
+        self._moments = list(moments)
+        self._requests: dict[str, DisturbanceKind | None] = {}
+        self._seen: tuple[str, float] | None = None
+
+    def hits(self, history: History) -> dict[str, DisturbanceKind]:
+        """The disturbances that ended an attempt on spot, by its id, in order.
+
+        Raises:
+            StoreReadError: the store could not be read.
+        """
+        found = {}
+        for attempt in history.attempts:
+            kind, report = (
+                self._request_of(attempt.claim.attempt_id, is_over=attempt.report is not None),
+                attempt.report,
+            )
+            if kind is None or report is None or report.capacity is not Capacity.SPOT:
+                continue
+            if report.stop_reason is _ENDS_AS[kind]:
+                found[attempt.claim.attempt_id] = kind
+        return found
+
+    def look(self) -> None:
+        """Check once whether a disturbance is due, and request it.
+
+        Raises:
+            StoreReadError, StoreWriteError: look again later.
+        """
+        history = read_history(self._runlog)
+        plan = history.open_plan
+        attempt = history.attempt_of(plan.segment, plan.attempt) if plan is not None else None
+        # Before the first commit there is nothing to resume from.
+        if attempt is None or history.newest is None or attempt.claim.capacity is not Capacity.SPOT:
+            return
+        attempt_id = attempt.claim.attempt_id
+        done = len(self.hits(history))
+        if done >= len(self._moments) or self._request_of(attempt_id, is_over=False) is not None:
+            return
+        moment, beat = self._moments[done], last_heartbeat(self._runlog, attempt)
+        if max(beat.step if beat is not None else 0, history.committed_step) < moment.step:
+            return
+        at = self._clock.monotonic()
+        if self._seen is None or self._seen[0] != attempt_id:
+            self._seen = attempt_id, at
+        if at - self._seen[1] < moment.delay_seconds:
+            return
+        log.info("disturbing the run kind=%s attempt=%s from_step=%d", moment.kind, attempt_id, moment.step)
+        request = Disturbance(kind=moment.kind, requested_at=self._clock.now())
+        request_disturbance(self._runlog.store, request, run_id=self._spec.run_id, attempt_id=attempt_id)
+
+    def _request_of(self, attempt_id: str, *, is_over: bool) -> DisturbanceKind | None:
+        known = self._requests.get(attempt_id)
+        if known is None and attempt_id not in self._requests:
+            found = requested_disturbance(self._runlog.store, run_id=self._spec.run_id, attempt_id=attempt_id)
+            known = found.kind if found is not None else None
+            if known is not None or is_over:
+                self._requests[attempt_id] = known
+        return known
+
+
+@contextmanager
+def disturbing(disturber: Disturber, spec: RunSpec) -> Iterator[None]:
+    """Disturb a run from a thread of its own, until the block ends."""
+    stop = threading.Event()
+    pause = max(spec.liveness.heartbeat_seconds if spec.store.is_remote else 0.0, _LOOK_SECONDS)
+
+    def work() -> None:
+        while not stop.wait(pause):
+            try:
+                disturber.look()
+            except Exception as error:
+                # Any exception: without this thread nothing would be disturbed, and nothing proven.
+                log.warning("the run could not be disturbed reason=%s", error)
+
+    thread = threading.Thread(target=work, name="segue-disturber", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join(pause + 1)

@@ -1,0 +1,81 @@
+"""What `segue drill` reports: one undisturbed run and one with kills and notices, on one machine."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from segue.notices.disturbance import DisturbanceKind
+from segue.records import CodeFailure, Record, Verdict, VerdictKind
+from segue.verification.comparison import Problem, Resume, problems_of
+
+_ROOM = "raise --steps: commits, the steps after them and the disturbances need some room."
+
+
+class DrillReport(Record):
+    """What a drill found."""
+
+    recipe: str
+    steps: int
+    kills: int = Field(description="Kills that really hit a training attempt.")
+    notices: int = Field(0, description="Notices that really ended a training attempt.")
+    missed: tuple[DisturbanceKind, ...] = Field((), description="Kinds of disturbances that were asked for; none hit.")
+    identical: bool = Field(description="Every component of the two final checkpoints is equal bit for bit.")
+    verdict: VerdictKind = Field(description="Worst verdict of the resumes that could be compared; unverified if none.")
+    verdicts: tuple[Verdict, ...]
+    resumes: tuple[Resume, ...] = Field((), description="The resumes with their verdicts, in order.")
+    differing: tuple[str, ...] = Field((), description="Components in which the two final checkpoints differ.")
+    ended: str = Field(description="Why the disturbed run ended; anything but finished is itself a finding.")
+    failure: CodeFailure | None = Field(None, description="What the recipe raised in the disturbed run, if it did.")
+    kept: str | None = Field(None, description="Store in which both runs were kept; None: they were removed.")
+    seconds: float
+
+    @property
+    def passed(self) -> bool:
+        """Resumes were made after each kind of disturbance, and all of them continued the run."""
+        was_disturbed = self.kills + self.notices > 0 and not self.missed
+        is_sound = bool(self.resumes) and all(resume.is_sound for resume in self.resumes)
+        return was_disturbed and self.identical and is_sound and not self._lacks_replay
+
+    @property
+    def _lacks_replay(self) -> bool:
+        """Whether a run was killed, and after no kill a step could be compared. After a notice none can."""
+        return self.kills > 0 and not any(resume.verdict.rows_compared for resume in self.resumes)
+
+    @property
+    def is_broken(self) -> bool:
+        """Whether a resume is broken or the final states differ; else a drill that did not pass proves nothing."""
+        return self.verdict is VerdictKind.BROKEN or not self.identical
+
+    @property
+    def disturbances(self) -> str:
+        """The disturbances in words: 2 kills and 1 notice."""
+        counts = {"kill": self.kills} | ({"notice": self.notices} if self.notices else {})
+        return " and ".join(f"{count} {name}{'' if count == 1 else 's'}" for name, count in counts.items())
+
+    @property
+    def outcome(self) -> str:
+        """How the two runs compare, in one sentence."""
+        if not self.kills and not self.notices:
+            return "the run had ended before it could be disturbed, so no resume was tried"
+        if self.ended != "finished":
+            return f"the disturbed run did not finish ({self.ended.rstrip('.')})"
+        if self.identical:
+            return "the final state is identical to that of the uninterrupted run"
+        return f"the final state differs from that of the uninterrupted run in {', '.join(self.differing)}"
+
+    @property
+    def problems(self) -> tuple[Problem, ...]:
+        """Why it did not pass, each with what to do."""
+        if self.passed:
+            return ()
+        found = list(problems_of(self.resumes, self.differing))
+        if self.ended != "finished" and not found and self.kills + self.notices:
+            fix = "correct what the recipe raises after a resume; its traceback is in the output."
+            found.append(Problem(component="run", sentence=self.outcome, fix=fix))
+        if self.missed:
+            kinds = " and no ".join(kind.value for kind in self.missed)
+            found.append(Problem(component="drill", sentence=f"no {kinds} hit the run before it ended", fix=_ROOM))
+        if not found and self._lacks_replay:
+            fix = "set continuity.witness_steps above 0, and checkpoints.every_steps above that."
+            found.append(Problem(component="run", sentence="no step could be replayed after a kill", fix=fix))
+        return tuple(found)

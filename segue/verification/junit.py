@@ -1,0 +1,100 @@
+"""A drill as JUnit XML, which CI systems read: one test case for each resume, and one for the final state."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import datetime
+from typing import NamedTuple
+from xml.etree import ElementTree
+
+from segue.records import VerdictKind
+from segue.verification.comparison import Problem, Resume, problems_of
+from segue.verification.drill_report import DrillReport
+
+_SUITE = "segue drill"
+
+
+class _Case(NamedTuple):
+    name: str
+    output: str
+    problems: tuple[Problem, ...] = ()
+    is_error: bool = False
+    """Whether it could not be made, in place of failed."""
+
+
+def junit_of(report: DrillReport, *, at: datetime) -> bytes:
+    """The XML of a drill that was made; `at` is when it began."""
+    return _document(report.recipe, list(_cases(report)), seconds=report.seconds, at=at)
+
+
+def junit_of_error(workload: str, message: str, *, fix: str, at: datetime, seconds: float) -> bytes:
+    """The XML of a drill that could not be made: its undisturbed run fails."""
+    problem = Problem(component="undisturbed run", sentence=message, fix=fix)
+    return _document(workload, [_Case("undisturbed run", "", (problem,), is_error=True)], seconds=seconds, at=at)
+
+
+def _cases(report: DrillReport) -> Iterator[_Case]:
+    for number, resume in enumerate(report.resumes, 1):
+        name = f"resume {number}: from step {resume.step} after a {resume.after}"
+        yield _Case(name, resume.sentence, problems_of([resume], ()))
+    found = [p for p in report.problems if p not in problems_of(report.resumes, ())]
+    if not report.identical and not found:
+        # The component is named by a resume: the comparison has failed all the same.
+        found = list(problems_of((), report.differing)) or list(report.problems[:1])
+    yield _Case("identity", f"after {report.disturbances} {report.outcome}", tuple(found))
+
+
+def _document(workload: str, cases: list[_Case], *, seconds: float, at: datetime) -> bytes:
+    errors = sum(bool(case.problems) and case.is_error for case in cases)
+    failures = sum(bool(case.problems) and not case.is_error for case in cases)
+    counts = {"tests": str(len(cases)), "failures": str(failures), "errors": str(errors), "skipped": "0"}
+    time = {"time": f"{seconds:.3f}"}
+    root = ElementTree.Element("testsuites", {"name": _SUITE} | counts | time)
+    stamp = at.strftime("%Y-%m-%dT%H:%M:%S")
+    suite = ElementTree.SubElement(root, "testsuite", {"name": _clean(workload)} | counts | time | {"timestamp": stamp})
+    for case in cases:
+        facts = {"classname": _clean(f"segue.drill.{workload}"), "name": _clean(case.name)}
+        # Only the whole drill is timed. The last case has its time, so that the times add up.
+        element = ElementTree.SubElement(suite, "testcase", facts | (time if case is cases[-1] else {"time": "0.000"}))
+        if case.problems:
+            first = case.problems[0]
+            kind = {"message": _clean(first.sentence), "type": _clean(first.component)}
+            problem = ElementTree.SubElement(element, "error" if case.is_error else "failure", kind)
+            problem.text = _clean("\n".join(f"{p.sentence.rstrip('.')}. Fix: {p.fix}" for p in case.problems))
+        if case.output:
+            ElementTree.SubElement(element, "system-out").text = _clean(case.output)
+    ElementTree.indent(root)
+    text: bytes = ElementTree.tostring(root, encoding="utf-8", xml_declaration=True)
+    return text + b"\n"
+
+
+def _clean(text: str) -> str:
+    """Without the characters that XML 1.0 does not permit: a traceback may quote any of them."""
+    return "".join(letter if letter in "\t\n\r" or _is_permitted(ord(letter)) else "?" for letter in text)
+
+
+def _is_permitted(code: int) -> bool:
+    return 0x20 <= code <= 0xD7FF or 0xE000 <= code <= 0xFFFD or code >= 0x10000
+
+
+def summary_of(report: DrillReport) -> str:
+    """The drill in Markdown, for the page of a CI job."""
+    mark = "passed" if report.passed else ("failed" if report.is_broken else "not proven")
+    lines = [f"### segue drill: {mark}", ""]
+    lines += [f"`{report.recipe}`, {report.steps} steps: after {report.disturbances} {report.outcome}.", ""]
+    lines += ["| resume | from step | after | verdict |", "| --- | --- | --- | --- |"]
+    lines += [_row(number, resume) for number, resume in enumerate(report.resumes, 1)]
+    lines += ["", *(f"* {p.sentence.rstrip('.')}. Fix: {p.fix}" for p in report.problems)]
+    if report.verdict is VerdictKind.EQUIVALENT:
+        lines += ["* The resumes are equal within tolerances only, because the environment differs."]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def summary_of_error(workload: str, message: str, *, fix: str) -> str:
+    """A drill that could not be made, in Markdown."""
+    return f"### segue drill: not made\n\n`{workload}` fails without a kill: {message.rstrip('.')}. Fix: {fix}\n"
+
+
+def _row(number: int, resume: Resume) -> str:
+    said = resume.sentence.replace("|", "\\|")
+    return f"| {number} | {resume.step} | {resume.after} | {said} |"

@@ -1,0 +1,104 @@
+"""Disturbing a run on this machine: SIGKILL or SIGTERM of its trainer, close to a commit."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from segue.clock import SystemClock
+from segue.launch.launcher import Trainer
+from segue.notices.disturbance import DisturbanceKind
+from segue.records import SegmentPlan, StopReason
+from segue.runlog.history import History, read_history
+from segue.runlog.log import RunLog
+
+_ENDS_AS = {DisturbanceKind.KILL: StopReason.LOST, DisturbanceKind.NOTICE: StopReason.NOTICE}
+
+
+_SAVES_UNSEALED = 2
+"""How many saves a kill waits for one that is sealed: a run that saves more often than it seals may have none."""
+
+
+class Target(NamedTuple):
+    """A disturbance after this step is committed."""
+
+    step: int
+    kind: DisturbanceKind
+
+
+class LocalDisturber:
+    """Ends the trainer once each of its targets is committed, at a random moment: by a kill or by a notice.
+
+    Near a target the trainer runs in slices of milliseconds, and is ended between two of them: a fast recipe can then
+    not slip through. It is killed where its newest commit is sealed, because a kill between a commit and its seal
+    proves less. What it computes does not depend on how it is sliced.
+    """
+
+    def __init__(
+        self,
+        targets: Sequence[Target],
+        *,
+        chance: random.Random,
+        every_steps: int,
+        progress: Callable[[int], None],
+    ) -> None:
+        self._targets, self._chance, self._every_steps = list(targets), chance, every_steps
+        self._progress = progress
+        self._made: dict[str, Target] = {}
+
+    def __call__(self, trainer: Trainer, runlog: RunLog, plan: SegmentPlan) -> None:
+        history = read_history(runlog)
+        self._progress(history.committed_step)
+        attempt = history.attempt_of(plan.segment, plan.attempt)
+        if attempt is None or attempt.claim.attempt_id in self._made:
+            return
+        self._repeat_missed(history)
+        if not self._targets:
+            return
+        target = self._targets[0]
+        if history.committed_step < target.step - self._every_steps:
+            return
+        trainer.freeze()
+        latest = target.step + _SAVES_UNSEALED * self._every_steps
+        while not _is_due(runlog, plan, target, latest=latest):
+            trainer.thaw()
+            SystemClock().sleep(self._chance.uniform(0.001, 0.004))
+            if trainer.poll() is not None:
+                return
+            trainer.freeze()
+        del self._targets[0]
+        self._made[attempt.claim.attempt_id] = target
+        if target.kind is DisturbanceKind.KILL:
+            trainer.kill()
+        else:
+            trainer.give_notice()
+            trainer.thaw()
+
+    def _repeat_missed(self, history: History) -> None:
+        """Make a disturbance again that came too late: its attempt had already reached a planned end."""
+        last = next(reversed(self._made), None)
+        if last is None or last in self.hits(history):
+            return
+        self._targets.insert(0, self._made.pop(last))
+
+    def hits(self, history: History) -> dict[str, DisturbanceKind]:
+        """The disturbances that ended an attempt, by its id."""
+        named = ((attempt_id, made.kind, history.attempt_named(attempt_id)) for attempt_id, made in self._made.items())
+        return {
+            attempt_id: kind
+            for attempt_id, kind, attempt in named
+            if attempt is not None and attempt.report is not None and attempt.report.stop_reason is _ENDS_AS[kind]
+        }
+
+
+def _is_due(runlog: RunLog, plan: SegmentPlan, target: Target, *, latest: int) -> bool:
+    history = read_history(runlog)
+    newest = history.newest
+    if newest is None or newest.manifest.step < target.step:
+        return False
+    is_sealed = bool(newest.rows) or newest.manifest.step >= latest
+    if target.kind is DisturbanceKind.KILL and not is_sealed:
+        return False
+    attempt = history.attempt_of(plan.segment, plan.attempt)
+    return attempt is not None and newest.ref in attempt.commits

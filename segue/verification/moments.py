@@ -1,0 +1,68 @@
+"""When a verification disturbs its run: at random moments, one in each of as many equal parts of the run. Pure."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, Self
+
+from segue.notices.disturbance import DisturbanceKind
+from segue.runlog.history import History
+
+
+class Moment(NamedTuple):
+    """When an attempt is to be ended: so long after the run was seen at a step."""
+
+    kind: DisturbanceKind
+    step: int
+    delay_seconds: float
+
+
+@dataclass(frozen=True)
+class Pace:
+    """How the undisturbed run went."""
+
+    first_commit_step: int
+    last_step: int
+    step_seconds: float
+    save_interval_seconds: float
+
+    @classmethod
+    def of(cls, history: History) -> Self:
+        """The pace of a run that is over."""
+        reports = history.last_reports()
+        seconds, steps = sum(r.train_seconds for r in reports), sum(r.train_steps for r in reports)
+        saves = [checkpoint.manifest.step for checkpoint in history.checkpoints]
+        return cls(
+            first_commit_step=min(saves, default=0),
+            last_step=history.committed_step,
+            step_seconds=seconds / steps if steps else 0.0,
+            save_interval_seconds=seconds / max(len(saves), 1),
+        )
+
+
+def moments(
+    kinds: Sequence[DisturbanceKind], pace: Pace, *, latency_seconds: float, chance: random.Random
+) -> tuple[Moment, ...]:
+    """One moment for each kind, in random order, after the first commit and early enough to hit.
+
+    Steps are seen at heartbeats only. The delay spreads the moments over what happens between two of them: saves, the
+    time between a commit and its seal, evaluations. A request takes `latency_seconds` until it is carried out.
+    """
+    order = chance.sample(list(kinds), len(kinds))
+    count = max(len(order), 1)
+    between = (pace.last_step - pace.first_commit_step) * pace.step_seconds
+    longest_delay = min(pace.save_interval_seconds, between / (4 * count))
+    reserved = math.ceil((latency_seconds + longest_delay) / pace.step_seconds) if pace.step_seconds else 1
+    last = max(pace.last_step - reserved, pace.first_commit_step)
+    part = (last - pace.first_commit_step) / count
+    return tuple(
+        Moment(
+            kind,
+            pace.first_commit_step + int(part * (number + chance.random())),
+            chance.uniform(0.0, longest_delay),
+        )
+        for number, kind in enumerate(order)
+    )

@@ -1,0 +1,60 @@
+"""The log of a run's verifications in its store: a log like a run's, one record a slot and put-if-absent."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import suppress
+
+from segue.clock import Clock
+from segue.runlog import keys
+from segue.runlog.entries import Entry, VerificationEntry
+from segue.runlog.log import RunLog, Stamp
+from segue.stores.base import Store
+from segue.verification.record import Verification, newest_of_each
+
+
+class VerificationsLog:
+    """The verifications of one run's spec in a store."""
+
+    def __init__(self, store: Store, run_id: str, *, clock: Clock | None = None) -> None:
+        self.store, self.run_id = store, run_id
+        self._log = RunLog(store, keys.verifications_folder(run_id), clock=clock)
+
+    @property
+    def log_id(self) -> str:
+        """What tells this log from every other; empty while it has no record."""
+        return self._log.log_id
+
+    def read(self) -> tuple[Verification, ...]:
+        """The verifications, oldest first, one for each time of the schedule.
+
+        Raises:
+            StoreReadError: the store could not be read.
+        """
+        self._log.reload()
+        return newest_of_each(tuple(self._records()))
+
+    def add(self, verification: Verification) -> tuple[Verification, ...]:
+        """Record a verification, unless the newest of its time is the same; all of them.
+
+        Raises:
+            StoreWriteError, StoreReadError: it is not known whether it was recorded; a retry is safe.
+        """
+
+        def build(stamp: Stamp) -> Entry:
+            if verification in newest_of_each(tuple(self._records())):
+                raise _RecordedError
+            return VerificationEntry.model_validate(stamp(epoch=0) | {"record": verification.model_dump(mode="json")})
+
+        with suppress(_RecordedError):
+            self._log.append(build)
+        return self.read()
+
+    def _records(self) -> Iterator[Verification]:
+        for slot in self._log.slots:
+            if isinstance(slot.entry, VerificationEntry):
+                yield Verification.model_validate(slot.entry.record)
+
+
+class _RecordedError(Exception):
+    """The verification is recorded already."""
