@@ -19,6 +19,7 @@ from segue.errors.checkpoints import (
     WeightsFileError,
     WeightsMismatchError,
 )
+from segue.errors.costs import BudgetError, PriceSourceError
 from segue.errors.data import (
     DataChangedError,
     DataUnreadableError,
@@ -88,6 +89,7 @@ __all__ = [
     "COMMAND_LINE",
     "BadKeyError",
     "BrokenResumeError",
+    "BudgetError",
     "CheckoutNeededError",
     "CheckpointError",
     "CodeChangedError",
@@ -121,6 +123,7 @@ __all__ = [
     "OutputError",
     "ParentAliveError",
     "PoisonedStepError",
+    "PriceSourceError",
     "ProgramError",
     "PrunedCheckpointError",
     "QuarantinedCheckpointError",

@@ -38,10 +38,12 @@ from segue.runlog.entries import (
     HandoverEntry,
     ModelEntry,
     OpenEntry,
+    PricesEntry,
     PruneEntry,
     QuarantineEntry,
     ReportEntry,
     SealEntry,
+    SpendingEntry,
     VerdictEntry,
     decode,
     encode,
@@ -93,6 +95,8 @@ ENTRIES: list[Entry] = [
     HandoverEntry(**COMMON, standby="spare4", deployment="a/b", segment=1, attempt=2, reason="r", numbers={"c": 0.1}),
     QuarantineEntry(**COMMON, slot=7, checkpoint=REF, reason="flipped"),
     PruneEntry(**COMMON, slots=(1, 2, 3)),
+    PricesEntry(**COMMON, source="file: prices.toml", prices={"segment/spot": 0.42}, taken_at=COMMON["written_at"]),
+    SpendingEntry(**COMMON, month="2026-11", others_cost=12.5, standby_cost=0.5, standby_month_cost=0.25),
     ModelEntry(**COMMON, record={"kind": "choice", "version": 1, "shares": [0.5, None]}),
 ]  # fmt: skip
 SMALL = PruneEntry(**COMMON, slots=(1,))
