@@ -48,7 +48,7 @@ def costs(
     zone = parsed(BudgetSpec, {"time_zone": time_zone}, source=COMMAND_LINE).zone
     only = None if month is None else _month(month, zone)
     found = _charges(StoreSpec.parse({"url": store, "endpoint_url": endpoint_url}, source=COMMAND_LINE), only)
-    rows = {By.RUN: by_run, By.SLOT: by_slot, By.MONTH: lambda runs: by_month(runs, zone)}[by](found)
+    rows = by_month(found, zone) if by is By.MONTH else by_slot(found) if by is By.SLOT else by_run(found)
     sums = totals(rows)
     if as_json:
         facts: dict[str, Any] = {"store": store, "by": by.value, "month": month, "time_zone": time_zone}

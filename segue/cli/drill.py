@@ -33,6 +33,9 @@ def drill(
     1: not proven, or it fails without a kill. 2: the drill could not start as asked.
     """
     fields = with_workload(read_toml(config) if config else {}, workload) | {"run_id": "drill", "steps": steps}
+    fields.pop("budget", None)  # A drill buys nothing.
+    if isinstance(fields.get("pools"), dict):
+        fields["pools"] = {name: value for name, value in fields["pools"].items() if name != "prices"}
     if ranks is not None:
         fields["ranks"] = ranks
     spec = RunSpec.parse(fields, source=str(config) if config else COMMAND_LINE)

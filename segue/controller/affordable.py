@@ -12,20 +12,22 @@ from segue.runlog.log import RunLog
 from segue.spec import RunSpec
 
 
-def refuse_cost(runlog: RunLog, spec: RunSpec, history: History, *, clock: Clock) -> None:
+def refuse_cost(runlog: RunLog | None, spec: RunSpec, history: History, *, clock: Clock) -> None:
     """Return only if the prices of the run are known, and its budget pays for a start. Nothing is written.
 
-    A run that goes on is not judged by its budget: its next decision does that, and ends it.
+    A run that goes on is not judged by its budget: its next decision does that, and ends it. Without a log the store is
+    new, so nothing was spent.
 
     Raises:
         PriceSourceError: no prices of the run are known, and their source does not give them.
         BudgetError: the run begins, or begins again, and its budget pays for no attempt, or not for the run.
     """
     history = with_prices_to_start(spec, history, clock=clock)
-    has_begun = bool(history.decisions) and not history.is_over
+    has_begun = any(entry.action == "run" for entry in history.decisions) and not history.is_over
     if has_begun or not spec.budget.is_cap:
         return
-    history = with_spending_to_start(runlog, spec, history, clock=clock)
+    if runlog is not None:
+        history = with_spending_to_start(runlog, spec, history, clock=clock)
     first = decide(spec, history, now=clock.now())
     if first.action == "budget":
         fix = 'raise the budget, make the run cheaper, or set budget.on_exceeded = "warn".'

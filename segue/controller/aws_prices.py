@@ -13,6 +13,7 @@ try:
     import boto3
     import botocore.config
     import botocore.exceptions
+    import botocore.parsers
 
     from segue.stores.botocore_random import use_own_random_stream
 except ImportError:
@@ -55,15 +56,16 @@ def _newest_price(market: str, pools: PoolSpec) -> float:
             # From now on: AWS gives the price that holds, with the time since which it does.
             StartTime=SystemClock().now(),
         )
-        newest = max(answer["SpotPriceHistory"], key=lambda item: item["Timestamp"], default=None)
+        newest = max(answer.get("SpotPriceHistory", ()), key=lambda item: item["Timestamp"], default=None)
     except botocore.exceptions.NoCredentialsError:
         fix = "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, a profile, or the machine's role."
         raise _error(pools, "boto3 finds no AWS credentials", fix) from None
     except botocore.exceptions.ClientError as error:
         why = f"AWS refuses the price history of {market} ({error.response['Error'].get('Code', 'unknown')})"
         raise _error(pools, why, "allow ec2:DescribeSpotPriceHistory, and check the market's name.") from None
-    except (botocore.exceptions.BotoCoreError, KeyError, TypeError) as error:
-        raise _error(pools, f"AWS gives no price history of {market} ({error})", "check the network.") from None
+    except (botocore.exceptions.BotoCoreError, botocore.parsers.ResponseParserError, ValueError) as error:
+        why = f"AWS gives no price history of {market} ({str(error)[:200]})"
+        raise _error(pools, why, "check the network, and AWS_ENDPOINT_URL if it is set.") from None
     price = _as_price(newest)
     if price is None:
         fix = "check the instance type and the zone, e.g. with `aws ec2 describe-spot-price-history`."

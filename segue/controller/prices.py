@@ -52,6 +52,17 @@ def read_prices(pools: PoolSpec) -> dict[str, float]:
     return _checked(_parsed(text, pools), pools)
 
 
+def at_current_prices(spec: RunSpec) -> RunSpec:
+    """The spec with its pools at the prices that their source gives now; the same one without a source.
+
+    Raises:
+        PriceSourceError: as for `read_prices`.
+    """
+    if spec.pools.prices is None:
+        return spec
+    return spec.model_copy(update={"pools": spec.pools.at(read_prices(spec.pools))})
+
+
 def with_prices_to_start(spec: RunSpec, history: History, *, clock: Clock) -> History:
     """The history of a run that is about to start, with current prices where its log has none.
 

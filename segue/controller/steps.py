@@ -81,14 +81,11 @@ def check_start(spec: RunSpec, *, clock: Clock, accept_drift: bool = False, know
     """
     store = open_store(spec.store)
     runlog = RunLog(store, spec.run_id, clock=clock)
-    if spec.deadline is not None and spec.deadline <= clock.now():
+    is_new = not known_slots and _is_new_store(runlog)
+    if is_new:
         # Before the store's check, which creates the folder: a request that is refused must leave nothing behind.
-        try:
-            _refuse_past_deadline(runlog, spec, clock)
-        except StoreGoneError:
-            spec.require_future_deadline(clock.now())  # There is no store yet, so the run is new.
-        except (StoreReadError, MissingObjectError):
-            pass  # The check below names what is wrong.
+        spec.require_future_deadline(clock.now())
+        refuse_cost(None, spec, History(), clock=clock)
     if known_slots and runlog.reload().next_slot < known_slots:
         why = f"the log of {spec.run_id} had {known_slots} records and has {runlog.next_slot} now"
         raise StoreGoneError(url=store.url, why=why)
@@ -102,7 +99,8 @@ def check_start(spec: RunSpec, *, clock: Clock, accept_drift: bool = False, know
         if newest.environment.world_size != spec.ranks:
             before = newest.environment.world_size
             raise RanksChangedError(run_id=spec.run_id, step=newest.step, before=before, now=spec.ranks)
-    refuse_cost(runlog, spec, history, clock=clock)
+    if not is_new:
+        refuse_cost(runlog, spec, history, clock=clock)
     return runlog
 
 
@@ -252,6 +250,16 @@ def _tidy(runlog: RunLog) -> None:
 def _is_void(history: History, plan: SegmentPlan) -> bool:
     """Whether an import was decided and never began. A trainer that took its plan would train other weights."""
     return history.is_import(plan.segment, plan.attempt) and history.attempt_of(plan.segment, plan.attempt) is None
+
+
+def _is_new_store(runlog: RunLog) -> bool:
+    try:
+        runlog.reload()
+    except StoreGoneError:
+        return True
+    except (StoreReadError, MissingObjectError):
+        pass  # The store's check names what is wrong.
+    return False
 
 
 def _refuse_past_deadline(runlog: RunLog, spec: RunSpec, clock: Clock) -> None:

@@ -142,6 +142,8 @@ def _planned(
 def _is_over(spec: RunSpec, history: History) -> Decision | None:
     if history.is_finished(spec):
         why = f"; the training code ended the run there: {history.finish_reason}" if history.finish_reason else ""
+        if any(entry.plan is not None and entry.plan.ignores_deadline for entry in history.decisions):
+            why += "; the budget did not pay for the on-demand that the deadline required"
         return Decision("finished", f"step {history.committed_step} is committed{why}")
     last = history.fresh_reports[-1] if history.fresh_reports else None
     if last is not None and last.stop_reason is StopReason.CANCELLED:

@@ -3,7 +3,7 @@
 All numbers follow from the log, except the cost of standbys, which their status objects report.
 
 Paid time is an attempt's time from its claim to its end, according to its report. The provider also bills the boot
-before the claim, which no report measures. An attempt has the price that held when it was decided: `segue.policy.spending`.
+before the claim, which no report measures. An attempt has the price that held when it was decided.
 """
 
 from __future__ import annotations
