@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from segue.clock import SystemClock
-from segue.controller.prices import at_current_prices
+from segue.controller.costs.prices import at_current_prices
 from segue.errors import RunNotFoundError
 from segue.policies import POLICIES
 from segue.runlog.history import History

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from segue.cli.options import Endpoint, Json, Store
-from segue.controller.spending import charges_in_store
+from segue.controller.costs.spending import charges_in_store
 from segue.errors import COMMAND_LINE, SpecError
 from segue.parsing import parsed
 from segue.policy.spending import Month, month_named

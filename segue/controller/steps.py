@@ -9,9 +9,9 @@ import logging
 from contextlib import suppress
 
 from segue.clock import Clock
-from segue.controller.affordable import refuse_cost
-from segue.controller.prices import refresh_prices
-from segue.controller.spending import refresh_spending
+from segue.controller.costs.affordable import refuse_cost
+from segue.controller.costs.prices import refresh_prices
+from segue.controller.costs.spending import refresh_spending
 from segue.errors import DriftError, LogMovedError, MissingObjectError, RanksChangedError, RunOverError
 from segue.launch import memory
 from segue.notices.recall import recall

@@ -51,12 +51,12 @@ class CostRow:
     def row(self) -> dict[str, object]:
         """The line for people."""
         times = {capacity.value: duration(self.seconds_on(capacity)) for capacity in Capacity}
-        return self.names | times | {"cost": money(self.cost, self.currency)}
+        return {**self.names, **times, "cost": money(self.cost, self.currency)}
 
     def facts(self) -> dict[str, object]:
         """The line for programs."""
         times = {f"{capacity.name.lower()}_seconds": round(self.seconds_on(capacity), 3) for capacity in Capacity}
-        return self.names | times | {"cost": round(self.cost, 6), "currency": self.currency}
+        return {**self.names, **times, "cost": round(self.cost, 6), "currency": self.currency}
 
 
 def by_run(runs: Iterable[RunCharges]) -> list[CostRow]:
@@ -85,7 +85,13 @@ def by_slot(runs: Iterable[RunCharges]) -> list[CostRow]:
     for currency in dict.fromkeys(one.currency for one in others):
         of_it = [one for one in others if one.currency == currency]
         charges = [charge for one in of_it for charge in one.charges]
-        rows.append(CostRow({"model": "other runs", "slot": "-", "state": f"{len(of_it)} runs"}, charges, currency))
+        rows.append(
+            CostRow(
+                {"model": "other runs", "slot": "-", "state": f"{len(of_it)} run{'s' if len(of_it) > 1 else ''}"},
+                charges,
+                currency,
+            )
+        )
     return rows
 
 

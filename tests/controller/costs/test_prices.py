@@ -11,9 +11,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from segue.controller import prices as prices_module
-from segue.controller.command_output import CommandFailedError, output_of
-from segue.controller.prices import at_current_prices, read_prices
+from segue.controller.costs import prices as prices_module
+from segue.controller.costs.command_output import CommandFailedError, output_of
+from segue.controller.costs.prices import at_current_prices, read_prices
 from segue.controller.steps import check_start, decide_next, declare_lost, open_run
 from segue.errors import PriceSourceError
 from segue.pool_prices import PoolSpec

@@ -9,7 +9,7 @@ from contextlib import contextmanager, suppress
 
 import pytest
 
-from segue.controller.prices import read_prices
+from segue.controller.costs.prices import read_prices
 from segue.errors import PriceSourceError, SpecError
 from segue.pool_prices import PoolSpec
 from segue.spec import RunSpec

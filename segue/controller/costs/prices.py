@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from segue.clock import Clock
-from segue.controller.command_output import CommandFailedError, output_of
+from segue.controller.costs.command_output import CommandFailedError, output_of
 from segue.errors import LogMovedError, PriceSourceError
 from segue.pool_prices import PoolSpec, PriceSource
 from segue.runlog.entries import Entry, PricesEntry
@@ -45,7 +45,7 @@ def read_prices(pools: PoolSpec) -> dict[str, float]:
     if source is None:
         return {}
     if source.kind == "aws":
-        from segue.controller.aws_prices import spot_prices
+        from segue.controller.costs.aws import spot_prices
 
         return spot_prices(pools) | {pools.on_demand: pools.on_demand_price}
     text = _file(source, pools) if source.kind == "file" else _command_output(source, pools)
