@@ -148,14 +148,13 @@ def reason_to_end(spec: RunSpec, history: History, here: Situation, purse: Purse
 
 
 def warning_of(spec: RunSpec, purse: Purse) -> str:
-    """What is wrong with a budget that only warns; empty where nothing is."""
-    if spec.budget.on_exceeded != "warn":
-        return ""
-    if purse.left <= 0:
+    """What is wrong with a budget although the run goes on; empty where nothing is."""
+    if purse.left <= 0:  # A cap would have ended the run.
         return f"the budget is exceeded: {purse.in_words()}"
-    if purse.expected_cost is not None and purse.expected_cost > purse.left:
-        return f"the budget will be exceeded: {purse.shortage()}"
-    return ""
+    if purse.expected_cost is None or purse.expected_cost <= purse.left:
+        return ""
+    end = "will not last to the goal" if spec.budget.is_cap else "will be exceeded"
+    return f"the budget {end}: {purse.shortage()}"
 
 
 def forbids_on_demand(spec: RunSpec, purse: Purse) -> bool:

@@ -70,7 +70,8 @@ def decide(spec: RunSpec, history: History, *, now: datetime) -> Decision:
         return Decision("budget", spent, numbers=numbers)
     most = budget.bound_seconds(spec, purse, price=price)
     plan, reasons = _planned(spec, history, here, chosen, most)
-    warning = budget.warning_of(spec, purse) if purse is not None else ""
+    # Where the deadline gave way, the reason names the money already.
+    warning = budget.warning_of(spec, purse) if purse is not None and spec is asked else ""
     reason = "; ".join(part for part in (*reasons, warning) if part)
     plan = plan.model_copy(update={"ignores_deadline": spec is not asked})
     return Decision(action="run", reason=reason, plan=plan, numbers=numbers, warning=warning)

@@ -150,7 +150,7 @@ def _without_margin(view: RunView, late_seconds: float) -> float:
 
 
 def _budget(view: RunView) -> Iterator[RunEvent]:
-    """The end of the run for lack of money, the deadline given up for it, and a budget that only warns."""
+    """The end of the run for lack of money, the deadline given up for it, and once that the budget will not suffice."""
     has_warned = False
     for entry in view.history.decisions:
         left, expected = entry.numbers.get("budget_left"), entry.numbers.get("expected_cost")
@@ -161,7 +161,7 @@ def _budget(view: RunView) -> Iterator[RunEvent]:
         elif entry.plan is not None and entry.plan.ignores_deadline:
             sentence = f"segment {entry.plan.segment}: {entry.reason}"
             yield RunEvent(BUDGET, f"budget:{entry.entry_id}", entry.written_at, sentence, facts)
-        elif is_short and view.spec.budget.on_exceeded == "warn" and not has_warned:
+        elif is_short and not has_warned:
             has_warned = True
             yield RunEvent(BUDGET, "budget:warned", entry.written_at, entry.reason, facts)
 

@@ -154,6 +154,13 @@ def test_warn_buys_on_and_says_so():
     assert later.reason.endswith(later.warning)
 
 
+def test_a_cap_that_will_not_last_to_the_goal_is_known_at_the_first_decision():
+    first = run(0.5).ask()
+    assert first.warning.startswith("the budget will not last to the goal: 1.")
+    assert first.reason.endswith(first.warning)
+    assert run(5.0).ask().warning == ""
+
+
 def near_deadline(budget: float) -> Logbook:
     """100 minutes of work and 105 minutes: only on-demand meets the deadline, and it costs 5.05."""
     return run(budget, deadline_in=105 * 60.0, liveness={"heartbeat_timeout_seconds": 30})
