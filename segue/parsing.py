@@ -48,7 +48,8 @@ def _what_is_wrong(model: type[BaseModel], item: Any) -> str:
     match item["type"]:
         case "extra_forbidden":
             return _unknown_field(str(where[-1]), known=_fields_at(model, where[:-1]))
-        case "recipe_or_program" | "tracker" | "window" | "data" | "prices":  # The options of a tracker may be secret.
+        # Not what was given: the options of a tracker or a command may be secret.
+        case "recipe_or_program" | "tracker" | "window" | "data" | "prices" | "budget":
             return str(item["msg"])
         case "missing":
             return "required field is missing"

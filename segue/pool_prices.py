@@ -97,10 +97,15 @@ class PoolSpec(FiniteValue):
         return prices.strip()
 
     @model_validator(mode="after")
-    def _knows_on_demand(self) -> Self:
+    def _fits_its_source(self) -> Self:
         source = self.price_source
-        if source is not None and source.kind == "aws" and "on_demand_price" not in self.model_fields_set:
+        is_aws = source is not None and source.kind == "aws"
+        if is_aws and "on_demand_price" not in self.model_fields_set:
             raise PydanticCustomError("prices", "prices of AWS are those of spot; set on_demand_price too")
+        if not is_aws and any(pool.market is not None for pool in self.spot):
+            raise PydanticCustomError(
+                "prices", "a spot pool has a market, which only prices = 'aws' reads; set that too"
+            )
         return self
 
     @property

@@ -10,8 +10,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from segue.cli.options import Json, RankCount, Workload, with_workload
 from segue.errors import COMMAND_LINE, DrillFailedError
+from segue.pool_prices import PoolSpec
 from segue.reports.console import console, errors, show_json
-from segue.spec import RunSpec, read_toml
+from segue.spec import BudgetSpec, RunSpec, read_toml
 
 if TYPE_CHECKING:
     from segue.resume_drill import DrillReport
@@ -33,12 +34,11 @@ def drill(
     1: not proven, or it fails without a kill. 2: the drill could not start as asked.
     """
     fields = with_workload(read_toml(config) if config else {}, workload) | {"run_id": "drill", "steps": steps}
-    fields.pop("budget", None)  # A drill buys nothing.
-    if isinstance(fields.get("pools"), dict):
-        fields["pools"] = {name: value for name, value in fields["pools"].items() if name != "prices"}
     if ranks is not None:
         fields["ranks"] = ranks
     spec = RunSpec.parse(fields, source=str(config) if config else COMMAND_LINE)
+    # It buys nothing: neither a budget nor the user's source of prices is any of its business.
+    spec = spec.model_copy(update={"pools": PoolSpec(), "budget": BudgetSpec()})
     # Torch takes seconds to import: what can be refused without it has been refused by now.
     from segue.resume_drill import drill_spec
 

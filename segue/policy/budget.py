@@ -138,7 +138,7 @@ def reason_to_end(spec: RunSpec, history: History, here: Situation, purse: Purse
     step = _step_seconds(spec, history, here)
     needed = here.expected_changeover_seconds + _SAVES_OF_AN_ATTEMPT * ((here.save_seconds or 0.0) + step)
     end = f"step {history.committed_step} of {spec.steps} is committed{_deadline_lost(spec)}"
-    if purse.affordable_seconds(price) < needed:
+    if purse.affordable_seconds(price) <= needed:
         least = f"one more attempt takes {duration(needed)}, which cost {purse.money(needed * price / HOUR)}"
         return f"the budget is used up: {purse.in_words()}, and {least}; {end}"
     expected = purse.expected_cost

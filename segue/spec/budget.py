@@ -5,9 +5,9 @@ from __future__ import annotations
 import typing
 import zoneinfo
 from datetime import UTC, tzinfo
-from typing import Annotated, Any
+from typing import Annotated, Any, Self
 
-from pydantic import BeforeValidator, Field, field_validator
+from pydantic import BeforeValidator, Field, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
 from segue.records import FiniteValue
@@ -37,6 +37,12 @@ class BudgetSpec(FiniteValue):
         except (zoneinfo.ZoneInfoNotFoundError, ValueError, OSError):
             raise PydanticCustomError("time_zone", "must be a time zone, e.g. UTC or Europe/Berlin") from None
         return name
+
+    @model_validator(mode="after")
+    def _caps_something(self) -> Self:
+        if not self.is_set and self.on_exceeded != "stop":
+            raise PydanticCustomError("budget", "on_exceeded does nothing without a cap; set per_run or per_month")
+        return self
 
     @property
     def zone(self) -> tzinfo:

@@ -136,8 +136,10 @@ def test_status_shows_the_budget_and_the_prices_that_hold(trained, desk, tmp_pat
     assert facts["cost"]["cost"] == 1.0
 
 
+@pytest.mark.matrix
 def test_a_drill_buys_nothing_and_asks_for_no_prices(desk):
-    text = '[budget]\nper_run = 0.001\n[pools]\nprices = "cmd: touch asked; exit 1"\n'
-    outcome = desk.run("drill", "nowhere:build", "--config", desk.write("run.toml", text))
-    assert "recipe 'nowhere:build'" in outcome.err
+    text = 'budget = 0.001\n[pools]\nprices = "cmd: touch asked; exit 1"\n'
+    command = ("drill", TINY, "--config", desk.write("run.toml", text), "--steps", "40", "--kills", "1")
+    outcome = desk.run(*command)
+    assert (outcome.code, "verdict: exact" in outcome.out) == (0, True), outcome
     assert not (desk.folder / "asked").exists()

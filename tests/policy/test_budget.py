@@ -42,6 +42,8 @@ def test_a_number_is_a_cap_of_the_run():
     assert not make_spec().budget.is_set
     with pytest.raises(SpecError, match=r"budget\.per_run: input should be greater than 0"):
         make_spec(budget=0)
+    with pytest.raises(SpecError, match="on_exceeded does nothing without a cap"):
+        make_spec(budget={"on_exceeded": "refuse"})
     with pytest.raises(SpecError, match=r"budget\.time_zone: must be a time zone"):
         make_spec(budget={"per_month": 1, "time_zone": "Mars"})
 
@@ -79,6 +81,12 @@ def test_the_run_ends_when_the_rest_pays_for_no_attempt(left_seconds, ends):
     book = run(1800 / HOUR)
     spend(book, 1800 - left_seconds, commit=10)
     assert (book.ask().action == "budget") is ends
+
+
+def test_no_money_ends_the_run_also_where_a_start_is_said_to_take_no_time():
+    book = run(0.5, policy={"changeover_seconds": 0})
+    book.attempt(LOST, seconds=1800)
+    assert book.ask().action == "budget"
 
 
 def test_the_end_says_what_was_spent_and_where_the_run_stands():
