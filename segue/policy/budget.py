@@ -86,18 +86,19 @@ class Purse:
         return money(amount, self.currency)
 
 
-def purse_of(
-    spec: RunSpec, history: History, here: Situation, *, now: datetime, live_seconds: float = 0.0
-) -> Purse | None:
-    """What the budget of a run leaves now; None without a budget.
+def purse_of(spec: RunSpec, history: History, here: Situation, *, now: datetime) -> Purse | None:
+    """What the budget of a run leaves now; None without a budget."""
+    caps = caps_of(spec, history, now=now)
+    return Purse(caps, expected_cost(spec, history, here, now=now), spec.pools.currency) if caps else None
+
+
+def caps_of(spec: RunSpec, history: History, *, now: datetime, live_seconds: float = 0.0) -> tuple[Cap, ...]:
+    """The caps of a run's budget and what was spent of each; none without a budget.
 
     `live_seconds` is the time that an attempt without a report has had its machine.
     """
-    budget = spec.budget
-    if not budget.is_set:
-        return None
+    budget, known, month = spec.budget, history.spending, month_of(now, spec.budget.zone)
     charges = charges_of(spec, history, live_seconds=live_seconds)
-    known, month = history.spending, month_of(now, budget.zone)
     caps = []
     if budget.per_run is not None:
         standbys = known.standby_cost if known is not None else 0.0
@@ -108,7 +109,7 @@ def purse_of(
             spent += known.others_cost + known.standby_month_cost
         left_seconds = (month.ends_at - now).total_seconds()
         caps.append(Cap(budget.per_month, spent, f"all runs in {month.name}", renewed_in_seconds=left_seconds))
-    return Purse(tuple(caps), expected_cost(spec, history, here, now=now), spec.pools.currency)
+    return tuple(caps)
 
 
 def expected_cost(spec: RunSpec, history: History, here: Situation, *, now: datetime) -> float | None:

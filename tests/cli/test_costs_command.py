@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from datetime import UTC, datetime
 
 import pytest
@@ -131,7 +132,9 @@ def test_status_shows_the_budget_and_the_prices_that_hold(trained, desk, tmp_pat
     pools = PRICES | {"prices": f"file: {prices}"}
     run = trained("capped", begin, 2, commit=50, budget=40.0, pools=pools)
     facts = desk.told("status", "capped", "--store", run.spec.store.url)
-    assert facts["budget"].startswith("1.00 EUR of 40.00 EUR for the run are spent; ")
+    spent, _, expected = facts["budget"].partition("; ")
+    assert spent == "1.00 EUR of 40.00 EUR for the run are spent"
+    assert re.fullmatch(r"at the last decision 0\.\d+ EUR were expected for the rest", expected)
     assert facts["prices"] == "segment/spot 0.5, segment/on-demand 2 EUR (2026-11-03 02:00 UTC)"
     assert facts["cost"]["cost"] == 1.0
 
