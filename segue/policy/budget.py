@@ -21,6 +21,9 @@ from segue.units import duration, money
 _SAVES_OF_AN_ATTEMPT = 3
 """An attempt that cannot make this many steps and saves after its start is not worth its start."""
 
+_END_SECONDS, _END_SHARE = 5.0, 0.05
+"""What of the time is kept for the end of an attempt, after its last commit: the smaller of seconds and share."""
+
 
 @dataclass(frozen=True)
 class Cap:
@@ -172,7 +175,11 @@ def without_deadline(spec: RunSpec, here: Situation) -> tuple[RunSpec, Situation
 
 def bound_seconds(spec: RunSpec, purse: Purse | None, *, price: float) -> float | None:
     """How long an attempt at this price per hour may run; None: the budget does not limit it."""
-    return purse.affordable_seconds(price) if purse is not None and spec.budget.is_cap else None
+    if purse is None or not spec.budget.is_cap:
+        return None
+    seconds = purse.affordable_seconds(price)
+    # An attempt commits before its bound; its report and the end of its process come after that.
+    return seconds - min(_END_SECONDS, _END_SHARE * seconds)
 
 
 def _plan_share(spec: RunSpec, history: History, here: Situation, *, now: datetime) -> float | None:

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.prefect
 
 HOUR = 3600.0
 FACTS = {
-    "steps": 200,
+    "steps": 300,
     "config": {"pause_seconds": 0.06},
     "pools": {"spot_price": HOUR, "on_demand_price": 3 * HOUR},
     "policy": {"changeover_seconds": 0.5},
@@ -30,13 +30,13 @@ def test_the_state_names_the_budget():
 
 @pytest.mark.matrix
 def test_a_run_is_stopped_by_its_budget_and_goes_on_with_more_money(client, make_spec):
-    spec = make_spec(run_id="capped", budget=8.0, **FACTS)
+    spec = make_spec(run_id="capped", budget=12.0, **FACTS)
     runlog, parent = start(client, spec)
     state = final_state(client, parent)
     assert (state.type, state.name) == (StateType.FAILED, OUT_OF_BUDGET)
     assert state.message.startswith("the budget is used up: ")
     committed = read_history(runlog.reload()).committed_step
-    assert 0 < committed < 200
+    assert 0 < committed < 300
     until(lambda: "segue.budget" in events(client, "capped"), what="the event")
     more = make_spec(run_id="capped", budget=800.0, **FACTS)
     _, parent = start(client, more)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,6 +21,11 @@ from tests.support.histories import START, Logbook, make_spec
 SPOT, ON_DEMAND = Capacity.SPOT, Capacity.ON_DEMAND
 BOUND, LOST = StopReason.BOUND, StopReason.LOST
 HOUR = 3600.0
+
+
+def bound(seconds: float) -> Any:
+    """The bound of an attempt for which there is money for so many seconds: its end takes some of them."""
+    return pytest.approx(seconds - min(5, seconds / 20))
 
 
 def run(budget: object, **fields: object) -> Logbook:
@@ -56,23 +62,23 @@ def test_without_a_budget_nothing_bounds_an_attempt():
 
 def test_an_attempt_may_run_as_long_as_the_rest_of_the_money_pays_for_it():
     book = run(0.5)
-    assert book.ask().plan.max_seconds == pytest.approx(0.5 * HOUR)
+    assert book.ask().plan.max_seconds == bound(0.5 * HOUR)
     spend(book, 600, commit=10)
     decision = book.ask()
-    assert decision.plan.max_seconds == pytest.approx(0.5 * HOUR - 600)
+    assert decision.plan.max_seconds == bound(0.5 * HOUR - 600)
     assert decision.numbers["budget_left"] == pytest.approx(0.5 - 1 / 6, abs=1e-6)
 
 
 def test_on_demand_uses_the_money_up_faster():
     policy = {"name": "on_demand_only", "step_seconds": 60, "changeover_seconds": 60}
-    assert run(0.5, policy=policy).ask().plan.max_seconds == pytest.approx(0.5 * HOUR / 3)
+    assert run(0.5, policy=policy).ask().plan.max_seconds == bound(0.5 * HOUR / 3)
 
 
 def test_a_planned_end_before_the_money_is_used_up_stays_and_the_machine_is_kept_only_there():
     ends = {"segment": {"hours": 0.25}}
     kept, last = run(0.5, **ends).ask().plan, run(0.1, **ends).ask().plan
     assert (kept.max_seconds, kept.keeps_machine) == (900, True)
-    assert (last.max_seconds, last.keeps_machine) == (pytest.approx(360), False)
+    assert (last.max_seconds, last.keeps_machine) == (bound(360), False)
 
 
 # One more attempt takes a start of 60 s and three steps of 60 s: 240 s of spot.
@@ -109,7 +115,7 @@ def test_with_more_money_the_run_goes_on():
     book.write(OpenEntry, spec=more)
     decision = decide(more, book.history, now=book.now)
     assert (decision.action, decision.plan.parent.step) == ("run", 10)
-    assert decision.plan.max_seconds == pytest.approx(HOUR - 1740)
+    assert decision.plan.max_seconds == bound(HOUR - 1740)
 
 
 def test_a_goal_that_is_committed_ends_the_run_as_finished_whatever_it_has_cost():
@@ -204,7 +210,7 @@ def test_a_run_that_was_late_for_its_budget_says_so_at_its_end():
 def test_a_policy_that_never_uses_spot_stays_on_on_demand_until_the_money_is_used_up():
     policy = {"name": "on_demand_only", "step_seconds": 60, "changeover_seconds": 60}
     plan = run(1.0, deadline_in=105 * 60.0, policy=policy).ask().plan
-    assert (plan.capacity, plan.max_seconds) == (ON_DEMAND, pytest.approx(1200))
+    assert (plan.capacity, plan.max_seconds) == (ON_DEMAND, bound(1200))
 
 
 # --- the month ---------------------------------------------------------------------------------------------------
@@ -217,7 +223,7 @@ def others(book: Logbook, cost: float, *, month: str = "2026-01", **own: float) 
 def test_other_runs_of_the_month_count_against_its_cap():
     book = run({"per_month": 10.0})
     others(book, 9.5)
-    assert book.ask().plan.max_seconds == pytest.approx(0.5 * HOUR)
+    assert book.ask().plan.max_seconds == bound(0.5 * HOUR)
     others(book, 9.99)
     ended = book.ask()
     assert ended.action == "budget"
@@ -232,15 +238,15 @@ def test_what_others_spent_in_another_month_does_not_count():
 
 def test_the_smaller_of_two_caps_bounds_an_attempt():
     book = run({"per_run": 2.0, "per_month": 10.0})
-    assert book.ask().plan.max_seconds == pytest.approx(2 * HOUR)
+    assert book.ask().plan.max_seconds == bound(2 * HOUR)
     others(book, 9.0)
-    assert book.ask().plan.max_seconds == pytest.approx(1 * HOUR)
+    assert book.ask().plan.max_seconds == bound(1 * HOUR)
 
 
 def test_own_standbys_count():
     book = run({"per_run": 2.0})
     others(book, 0.0, standby_cost=0.5)
-    assert book.ask().plan.max_seconds == pytest.approx(1.5 * HOUR)
+    assert book.ask().plan.max_seconds == bound(1.5 * HOUR)
 
 
 def test_own_attempts_of_an_earlier_month_count_for_the_run_and_not_for_the_month():
@@ -262,7 +268,7 @@ def test_a_new_month_has_money_again():
     book = run({"per_month": 1.0})
     book.seconds = (datetime(2026, 1, 31, 23, 59, tzinfo=UTC) - START).total_seconds()
     others(book, 0.98)  # 72 s are left, and a minute until the new month.
-    assert book.ask().plan.max_seconds == pytest.approx(60 + HOUR)
+    assert book.ask().plan.max_seconds == bound(60 + HOUR)
     book.seconds -= 2 * 86400.0
     assert book.ask().action == "budget"
 
