@@ -31,6 +31,7 @@ _PATTERNS = {
     "recipe": ("must be package.module:function", "examples.flights:build, or -- python train.py for a program"),
     "deployment": ("must be a deployment, as flow/name", "segment/spot"),
     "on_demand": ("must be a deployment, as flow/name", "segment/on-demand"),
+    "market": ("must be an instance type and a zone", "g5.xlarge us-east-1a"),
     "endpoint_url": ("must be a URL", "http://127.0.0.1:9000"),
 }
 """What a text must be, and an example, by the name of the field."""
@@ -47,7 +48,8 @@ def _what_is_wrong(model: type[BaseModel], item: Any) -> str:
     match item["type"]:
         case "extra_forbidden":
             return _unknown_field(str(where[-1]), known=_fields_at(model, where[:-1]))
-        case "recipe_or_program" | "tracker" | "window" | "data":  # The options of a tracker may be secret.
+        # Not what was given: the options of a tracker or a command may be secret.
+        case "recipe_or_program" | "tracker" | "window" | "data" | "prices" | "budget":
             return str(item["msg"])
         case "missing":
             return "required field is missing"

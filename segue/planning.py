@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from segue.clock import SystemClock
+from segue.controller.costs.prices import at_current_prices
 from segue.errors import RunNotFoundError
 from segue.policies import POLICIES
 from segue.runlog.history import History
@@ -36,6 +37,7 @@ def plan(
         DeadlinePassedError, HopelessPlanError: the run cannot be done as asked, with the reason.
         SpecError: the time of a step is not known: give `step_seconds` or `policy.step_seconds`.
         StoreUnreachableError: the store cannot be read.
+        PriceSourceError: the source of current prices does not give them.
     """
     from segue.simulation.plan_ahead import plan_ahead
     from segue.simulation.traces import read_traces
@@ -45,7 +47,7 @@ def plan(
     except RunNotFoundError:
         history = History()
     return plan_ahead(
-        spec,
+        at_current_prices(spec),
         history,
         now=SystemClock().now(),
         traces=[] if traces is None else read_traces(traces),

@@ -2,15 +2,28 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
-from typing import Annotated, Any
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, NamedTuple, Self
 
-from pydantic import AfterValidator, BeforeValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field, ValidationInfo, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
 from segue.records import Capacity, FiniteValue
 
 _NAME = r"^[^/]+/[^/]+$"
+_MARKET = r"^[a-z0-9-]+\.[a-z0-9-]+ [a-z]{2}(-[a-z]+)+-\d[a-z0-9-]*[a-z]$"
+_SOURCE = re.compile(r"(file|cmd):\s*(\S.*)|aws(?::\s*(\S.*))?", re.DOTALL)
+AWS_CURRENCY = "USD"
+
+
+class PriceSource(NamedTuple):
+    """Where current prices come from."""
+
+    kind: Literal["file", "cmd", "aws"]
+    argument: str
+    """The file's path, the command, or the spot market of the pools without one of their own."""
 
 
 class SpotPool(FiniteValue):
@@ -18,6 +31,9 @@ class SpotPool(FiniteValue):
 
     deployment: str = Field(pattern=_NAME, description="Deployment that runs segments on this pool.")
     price: float | None = Field(None, gt=0, description="Price per hour, in `currency`; None: pools.spot_price.")
+    market: str | None = Field(
+        None, pattern=_MARKET, description="AWS spot market, for prices = 'aws': instance type and zone."
+    )
 
 
 def _as_list(given: Any) -> Any:
@@ -56,6 +72,65 @@ class PoolSpec(FiniteValue):
     spot_price: float = Field(1.0, gt=0, description="Spot price per hour, in `currency`.")
     on_demand_price: float = Field(3.0, gt=0, description="On-demand price per hour, in `currency`.")
     currency: str = Field("", max_length=12, description="Currency of all prices, as shown in reports.")
+    prices: str | None = Field(
+        None,
+        description="Source of current prices, which replace those above: 'file: PATH', 'cmd: COMMAND', or 'aws' with "
+        "the market of each spot pool; None: the prices above hold.",
+    )
+    prices_every_seconds: float = Field(
+        900.0, gt=0, description="Shortest time between two requests to the source of prices, in seconds."
+    )
+
+    @field_validator("prices")
+    @classmethod
+    def _is_a_source(cls, prices: str | None, info: ValidationInfo) -> str | None:
+        found = _SOURCE.fullmatch(prices.strip()) if prices is not None else None
+        if prices is None or not {"spot", "currency"} <= info.data.keys():
+            return prices
+        if found is None:
+            text = "must be 'file: PATH', 'cmd: COMMAND', 'aws', or 'aws: INSTANCE_TYPE ZONE'"
+            raise PydanticCustomError("prices", text)
+        if found[1] is None:
+            why = _why_no_market(found[3], info.data["spot"], info.data["currency"])
+            if why is not None:
+                raise PydanticCustomError("prices", "{why}", {"why": why})
+        return prices.strip()
+
+    @model_validator(mode="after")
+    def _fits_its_source(self) -> Self:
+        source = self.price_source
+        is_aws = source is not None and source.kind == "aws"
+        if is_aws and "on_demand_price" not in self.model_fields_set:
+            raise PydanticCustomError("prices", "prices of AWS are those of spot; set on_demand_price too")
+        if not is_aws and any(pool.market is not None for pool in self.spot):
+            raise PydanticCustomError(
+                "prices", "a spot pool has a market, which only prices = 'aws' reads; set that too"
+            )
+        return self
+
+    @property
+    def price_source(self) -> PriceSource | None:
+        """The source of current prices, taken apart; None where the listed prices hold."""
+        found = _SOURCE.fullmatch(self.prices) if self.prices is not None else None
+        if found is None:
+            return None
+        if found[1] is None:
+            return PriceSource("aws", found[3] or "")
+        return PriceSource("file" if found[1] == "file" else "cmd", found[2])
+
+    @property
+    def deployments(self) -> tuple[str, ...]:
+        """All deployments that run segments, on-demand last."""
+        return (*(pool.deployment for pool in self.spot), self.on_demand)
+
+    def at(self, prices: Mapping[str, float]) -> PoolSpec:
+        """These pools at the given prices by deployment; one that is not given keeps its own."""
+        spot = tuple(
+            pool.model_copy(update={"price": prices.get(pool.deployment, self.spot_pool_price(pool))})
+            for pool in self.spot
+        )
+        on_demand = prices.get(self.on_demand, self.on_demand_price)
+        return self.model_copy(update={"spot": spot, "on_demand_price": on_demand})
 
     @property
     def price_ratio(self) -> float:
@@ -75,3 +150,17 @@ class PoolSpec(FiniteValue):
             return self.on_demand_price
         listed = {pool.deployment: self.spot_pool_price(pool) for pool in self.spot}
         return listed.get(deployment, self.spot_price)
+
+
+def _why_no_market(shared: str | None, pools: tuple[SpotPool, ...], currency: str) -> str | None:
+    """Why AWS cannot be asked for the prices of these pools; None where it can."""
+    if shared is not None and re.fullmatch(_MARKET, shared) is None:
+        return f"{shared!r} must be an instance type and a zone, as in 'aws: g5.xlarge us-east-1a'"
+    without = [pool.deployment for pool in pools if pool.market is None] if shared is None else []
+    if without:
+        return f"no market is given for {' and '.join(without)}; set pools.spot.market, or 'aws: INSTANCE_TYPE ZONE'"
+    if currency not in ("", AWS_CURRENCY):
+        return (
+            f"prices of AWS are in {AWS_CURRENCY}, and pools.currency is {currency}; give all prices in {AWS_CURRENCY}"
+        )
+    return None

@@ -300,6 +300,9 @@ class SegmentPlan(Record):
     keeps_machine: bool = Field(
         False, description="Whether the machine is kept at a planned end, for the segment after this one."
     )
+    ignores_deadline: bool = Field(
+        False, description="Whether the attempt stays on spot although the deadline requires on-demand, for the budget."
+    )
 
 
 class CodeFailure(Value):

@@ -22,12 +22,13 @@ from segue.launch.launcher import Trainer
 from segue.launch.output import Line
 from segue.notices.disturbance import DisturbanceKind
 from segue.policy.decide import Decision
+from segue.pool_prices import PoolSpec
 from segue.recipe import import_build, users_line
 from segue.records import CodeFailure, SegmentPlan
 from segue.runlog.history import Checkpoint, History, read_history
 from segue.runlog.log import RunLog
 from segue.sessions import require_program
-from segue.spec import RunSpec, StoreSpec
+from segue.spec import BudgetSpec, RunSpec, StoreSpec
 from segue.stores import LocalStore, StoreReadError, StoreWriteError, open_store
 from segue.verification.comparison import differing, resumes_of, worst
 from segue.verification.drill_report import DrillReport
@@ -177,6 +178,9 @@ def _prepared(spec: RunSpec, place: Place, name: str, *, count: int) -> RunSpec:
             "run_id": name,
             "store": place.store,
             "deadline": None,
+            # It buys nothing: neither a budget nor the user's source of prices is any of its business.
+            "pools": PoolSpec(),
+            "budget": BudgetSpec(),
             "checkpoints": given.model_copy(update={"every_steps": every, "fast_folder": place.fast_folder}),
             "liveness": spec.liveness.model_copy(update=liveness),
             "continuity": spec.continuity.model_copy(update={"rehearsal": "off"}),  # This is one.

@@ -18,6 +18,12 @@ def duration(seconds: float) -> str:
     return f"{seconds / _HOUR:.1f} h" if length < 3 * _DAY else f"{seconds / _DAY:.1f} days"
 
 
+def money(amount: float, currency: str) -> str:
+    """An amount with its currency, in digits that show small amounts too."""
+    digits = 2 if abs(amount) >= 1 or not amount else 4
+    return f"{amount:.{digits}f} {currency}".strip()
+
+
 def size(count_bytes: float) -> str:
     """A number of bytes in the decimal unit that fits it, with two digits or more: 900 B, 28 kB, 3.4 GB."""
     value, units = float(count_bytes), ["B", "kB", "MB", "GB", "TB"]

@@ -11,6 +11,8 @@ from segue.units import duration
 
 LATE = "CompletedLate"
 """Name of the state of a run that reached its goal after its deadline."""
+OUT_OF_BUDGET = "OutOfBudget"
+"""Name of the state of a run whose money was used up before its goal."""
 
 
 def state_of_run(action: str, message: str, *, late_seconds: float | None = None) -> State[Any]:
@@ -26,4 +28,4 @@ def state_of_run(action: str, message: str, *, late_seconds: float | None = None
         return Completed(message=message)
     if action in ("stopped", "cancelled"):
         return Cancelled(message=message)
-    return Failed(name=action.capitalize(), message=message)
+    return Failed(name=OUT_OF_BUDGET if action == "budget" else action.capitalize(), message=message)

@@ -25,6 +25,7 @@ MORE = {
         "data": "your-data.md",
         "store": "s3.md",
         "checkpoints": "checkpoints.md",
+        "budget": "deadline.md#prices-and-budget",
         "continuity": "continuity.md",
         "continuity.rehearsal": "continuity.md#resume-rehearsal",
         "continuity.accept": "continuity.md#setup",

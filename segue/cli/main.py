@@ -7,6 +7,7 @@ import sys
 import typer
 
 from segue.cli import checkpoints, curve, plan, simulate
+from segue.cli.costs import costs
 from segue.cli.demo import bench, demo
 from segue.cli.drill import drill
 from segue.cli.init import init
@@ -27,7 +28,21 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-for command in (init, drill, plan.plan, simulate.simulate, run, runs, status, stop, track, recover, serve, worker):
+for command in (
+    init,
+    drill,
+    plan.plan,
+    simulate.simulate,
+    run,
+    runs,
+    status,
+    costs,
+    stop,
+    track,
+    recover,
+    serve,
+    worker,
+):
     app.command()(command)
 app.add_typer(checkpoints.app)
 app.add_typer(curve.app)

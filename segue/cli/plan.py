@@ -12,6 +12,7 @@ import typer
 from segue.cli.durations import parse_deadline, parse_seconds
 from segue.cli.options import Endpoint, Json, require_finite, writing
 from segue.clock import SystemClock
+from segue.controller.costs.prices import at_current_prices
 from segue.errors import COMMAND_LINE, RunNotFoundError, SpecError, StoreUnreachableError
 from segue.reports.console import console, show_json
 from segue.reports.forecast_text import forecast_lines, policy_row
@@ -80,7 +81,7 @@ def plan(
 
     history, notes = _history(given)
     made = plan_ahead(
-        given,
+        at_current_prices(given),
         history,
         now=now,
         traces=[] if traces == _PRIOR else read_traces(Path(traces)),

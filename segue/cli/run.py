@@ -38,6 +38,9 @@ def run(
     seed: Annotated[int | None, typer.Option(help="Seed of weights, data order and every random stream.")] = None,
     ranks: RankCount = None,
     deadline: Annotated[str | None, typer.Option(help="Deadline: +2h, 06:00, or an ISO time.")] = None,
+    budget: Annotated[
+        float | None, typer.Option(help="Most that the run may cost, in the currency of the pools; also for a resume.")
+    ] = None,
     store: Annotated[str | None, typer.Option(help="Folder, file:///folder or s3://bucket/prefix.")] = None,
     endpoint_url: Annotated[str | None, typer.Option(help="S3 endpoint other than AWS's.")] = None,
     from_: Annotated[
@@ -64,6 +67,8 @@ def run(
     fields.setdefault("run_id", _default_run_id(workload_name(fields)))
     if deadline is not None:
         fields["deadline"] = parse_deadline(deadline, now=SystemClock().now())
+    if budget is not None:
+        fields["budget"] = _table(fields, "budget") | {"per_run": budget}
     if store is not None or endpoint_url is not None:
         fields["store"] = _table(fields, "store") | _given(url=store, endpoint_url=endpoint_url)
     if accept:
@@ -170,7 +175,11 @@ def _default_run_id(name: str) -> str:
 
 
 def _absolute(spec: RunSpec) -> RunSpec:
-    # A worker may have another current folder, where a relative path would name another store.
+    # A worker may have another current folder, where a relative path would name another store or file.
+    source = spec.pools.price_source
+    if source is not None and source.kind == "file":
+        path = Path(source.argument).expanduser().absolute()
+        spec = spec.model_copy(update={"pools": spec.pools.model_copy(update={"prices": f"file: {path}"})})
     if is_url(spec.store.url):
         return spec
     url = str(Path(spec.store.url).expanduser().absolute())

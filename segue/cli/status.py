@@ -13,6 +13,7 @@ from segue.controller.standby_messages import held_by_standbys
 from segue.controller.steps import request_stop
 from segue.errors import COMMAND_LINE
 from segue.records import Heartbeat
+from segue.reports.budget_text import budget_facts
 from segue.reports.console import console, show_json
 from segue.reports.cost import cost_report
 from segue.reports.preemptions import preemptions
@@ -44,6 +45,7 @@ def status(run: str, store: Store = ".segue/store", endpoint_url: Endpoint = Non
         "last_decision": last.reason if last else None,
     }
     facts |= anomaly_facts(history) | _live_facts(beat, now=now)
+    facts |= budget_facts(spec, history, now=now, beat=beat) if spec else {}
     standbys = held_by_standbys(runlog.store, run)
     cost = cost_report(spec, history, live=live_of(beat, history), standbys=standbys) if spec else None
     taken = preemptions(spec, history, beat=beat) if spec else []

@@ -6,7 +6,8 @@ instead, so a lost status or command costs a standby, never the run.
 
 from __future__ import annotations
 
-from typing import Literal
+from datetime import datetime, timedelta
+from typing import Literal, NamedTuple
 
 from pydantic import AwareDatetime, Field
 
@@ -96,16 +97,37 @@ def newest_standby(store: Store, run_id: str) -> int | None:
     return max((number for number in listed if number is not None), default=None)
 
 
+class HeldStandby(NamedTuple):
+    """A standby that holds a machine, or held one until it left or took over the run."""
+
+    deployment: str
+    began_at: datetime
+    seconds: float
+
+
+def held_standbys(store: Store, run_id: str) -> list[HeldStandby]:
+    """The standbys of a run that had a machine, in their order.
+
+    Raises:
+        StoreReadError: the store could not be read.
+    """
+    newest, held = newest_standby(store, run_id), []
+    for number in range(0 if newest is None else newest + 1):
+        standby = keys.standby_id(number)
+        command, status = command_of(store, run_id, standby), status_of(store, run_id, standby)
+        if command is not None and status is not None:
+            began_at = status.beat_at - timedelta(seconds=status.held_seconds)
+            held.append(HeldStandby(command.deployment, began_at, status.held_seconds))
+    return held
+
+
 def held_by_standbys(store: Store, run_id: str) -> dict[str, float]:
     """Seconds for which the standbys of a run have held a machine, by pool, until they left or took over the run.
 
     Raises:
         StoreReadError: the store could not be read.
     """
-    newest, held = newest_standby(store, run_id), dict[str, float]()
-    for number in range(0 if newest is None else newest + 1):
-        standby = keys.standby_id(number)
-        command, status = command_of(store, run_id, standby), status_of(store, run_id, standby)
-        if command is not None and status is not None:
-            held[command.deployment] = held.get(command.deployment, 0.0) + status.held_seconds
+    held = dict[str, float]()
+    for standby in held_standbys(store, run_id):
+        held[standby.deployment] = held.get(standby.deployment, 0.0) + standby.seconds
     return held

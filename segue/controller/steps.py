@@ -9,6 +9,9 @@ import logging
 from contextlib import suppress
 
 from segue.clock import Clock
+from segue.controller.costs.affordable import refuse_cost
+from segue.controller.costs.prices import refresh_prices
+from segue.controller.costs.spending import refresh_spending
 from segue.errors import DriftError, LogMovedError, MissingObjectError, RanksChangedError, RunOverError
 from segue.launch import memory
 from segue.notices.recall import recall
@@ -48,7 +51,8 @@ def open_run(
     a queue for long. `requested_at_slot` is the log's next slot at the time of the request.
 
     Raises:
-        StoreUnreachableError, StoreGoneError, DeadlinePassedError, DriftError: as for `check_start`.
+        StoreUnreachableError, StoreGoneError, DeadlinePassedError, DriftError, PriceSourceError, BudgetError: as for
+            `check_start`.
     """
     runlog = check_start(spec, clock=clock, accept_drift=accept_drift, known_slots=requested_at_slot or 0)
     history = read_history(runlog)
@@ -56,6 +60,7 @@ def open_run(
     is_stopped_since = history.stop_slot is not None and history.stop_slot >= requested
     if not is_stopped_since and (history.spec != spec or history.stop is not None):
         runlog.append(lambda stamp: OpenEntry.model_validate(stamp(epoch=0) | {"spec": spec}))
+        refresh_prices(runlog, spec, read_history(runlog), clock=clock)
     return runlog
 
 
@@ -71,17 +76,16 @@ def check_start(spec: RunSpec, *, clock: Clock, accept_drift: bool = False, know
         DeadlinePassedError: the deadline of a new run, or a new deadline, is in the past.
         DriftError: the run was started with another recipe, config, seed or goal, and `accept_drift` is off.
         RanksChangedError: the run trains a program, and another number of ranks made its newest checkpoint.
+        PriceSourceError: no prices of the run are known, and their source does not give them.
+        BudgetError: the run begins, or begins again, and its budget pays for no attempt, or not for the run.
     """
     store = open_store(spec.store)
     runlog = RunLog(store, spec.run_id, clock=clock)
-    if spec.deadline is not None and spec.deadline <= clock.now():
+    is_new = not known_slots and _is_new_store(runlog)
+    if is_new:
         # Before the store's check, which creates the folder: a request that is refused must leave nothing behind.
-        try:
-            _refuse_past_deadline(runlog, spec, clock)
-        except StoreGoneError:
-            spec.require_future_deadline(clock.now())  # There is no store yet, so the run is new.
-        except (StoreReadError, MissingObjectError):
-            pass  # The check below names what is wrong.
+        spec.require_future_deadline(clock.now())
+        refuse_cost(None, spec, History(), clock=clock)
     if known_slots and runlog.reload().next_slot < known_slots:
         why = f"the log of {spec.run_id} had {known_slots} records and has {runlog.next_slot} now"
         raise StoreGoneError(url=store.url, why=why)
@@ -95,6 +99,8 @@ def check_start(spec: RunSpec, *, clock: Clock, accept_drift: bool = False, know
         if newest.environment.world_size != spec.ranks:
             before = newest.environment.world_size
             raise RanksChangedError(run_id=spec.run_id, step=newest.step, before=before, now=spec.ranks)
+    if not is_new:
+        refuse_cost(runlog, spec, history, clock=clock)
     return runlog
 
 
@@ -106,6 +112,7 @@ def decide_next(runlog: RunLog, spec: RunSpec, *, clock: Clock) -> Decision:
 
     Raises:
         StoreWriteError, StoreReadError: nothing was decided; a retry is safe.
+        PriceSourceError: no prices of the run are known, and their source does not give them.
     """
     known: int | None = None
     while True:
@@ -123,6 +130,8 @@ def decide_next(runlog: RunLog, spec: RunSpec, *, clock: Clock) -> Decision:
         if faulty is not None:
             _set_aside(runlog, faulty, history)
             continue
+        if refresh_prices(runlog, spec, history, clock=clock) or refresh_spending(runlog, spec, history, clock=clock):
+            continue
         last = history.decisions[-1] if history.decisions else None
         if last is not None and last.plan is None and last.action != "import" and len(history.decisions) > known:
             # Another parent ended the run at this moment. A new decision would start it again.
@@ -134,6 +143,8 @@ def decide_next(runlog: RunLog, spec: RunSpec, *, clock: Clock) -> Decision:
             runlog.append(lambda stamp, made=decision: _entry(made, stamp), at=history.next_slot)  # type: ignore[misc]
         except LogMovedError:
             continue  # Another parent or a fenced attempt has written to the log: decide again.
+        if decision.warning:
+            log.warning("%s", decision.warning)
         if decision.action == "finished":
             _tidy(runlog)
         return decision
@@ -239,6 +250,16 @@ def _tidy(runlog: RunLog) -> None:
 def _is_void(history: History, plan: SegmentPlan) -> bool:
     """Whether an import was decided and never began. A trainer that took its plan would train other weights."""
     return history.is_import(plan.segment, plan.attempt) and history.attempt_of(plan.segment, plan.attempt) is None
+
+
+def _is_new_store(runlog: RunLog) -> bool:
+    try:
+        runlog.reload()
+    except StoreGoneError:
+        return True
+    except (StoreReadError, MissingObjectError):
+        pass  # The store's check names what is wrong.
+    return False
 
 
 def _refuse_past_deadline(runlog: RunLog, spec: RunSpec, clock: Clock) -> None:

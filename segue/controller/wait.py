@@ -79,6 +79,8 @@ def await_report(
     Raises:
         StoreReadError, StoreWriteError: the store could not be used for longer than `period.patience_seconds`.
     """
+    if submitted.plan.ignores_deadline:
+        spec = spec.model_copy(update={"deadline": None})
     manager = None
     if with_standbys and submitted.plan.capacity is Capacity.ON_DEMAND:
         manager = StandbyManager(runlog, spec, submitted.plan, orchestrator=submitted.orchestrator, clock=clock)

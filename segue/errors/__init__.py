@@ -19,6 +19,7 @@ from segue.errors.checkpoints import (
     WeightsFileError,
     WeightsMismatchError,
 )
+from segue.errors.costs import BudgetError, PriceSourceError
 from segue.errors.data import (
     DataChangedError,
     DataUnreadableError,
@@ -98,6 +99,7 @@ __all__ = [
     "COMMAND_LINE",
     "BadKeyError",
     "BrokenResumeError",
+    "BudgetError",
     "CheckoutNeededError",
     "CheckpointError",
     "CodeChangedError",
@@ -135,6 +137,7 @@ __all__ = [
     "OutputError",
     "ParentAliveError",
     "PoisonedStepError",
+    "PriceSourceError",
     "ProgramError",
     "PrunedCheckpointError",
     "PublishError",

@@ -26,6 +26,7 @@ _STATUS: dict[str, Literal["finished", "stopped"]] = {
     "finished": "finished",
     "stopped": "stopped",
     "cancelled": "stopped",
+    "budget": "stopped",
 }
 """By the action of the last decision; any other is a failure."""
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING
 
-from segue.policy import clamp, failure_classes
+from segue.policy import budget, clamp, failure_classes
 from segue.policy.anomalies import reason_to_give_up, rollback_reason, skips_of
 from segue.policy.availability import preemptions
 from segue.policy.broken_resumes import next_recovery_step
@@ -14,8 +15,9 @@ from segue.policy.estimates import Situation, situation
 from segue.policy.handover import SPOT_AGAIN, handover_to
 from segue.policy.planned_ends import PlannedEnd, planned_end
 from segue.policy.pool_choice import PoolChoice, choose_pool
+from segue.policy.spending import pools_now
 from segue.records import Capacity, CheckpointRef, SegmentPlan, SegmentReport, StopReason
-from segue.runlog.entries import Action
+from segue.runlog.entries import Action, HandoverEntry
 from segue.runlog.history import History
 from segue.spec import RunSpec
 from segue.units import duration
@@ -32,6 +34,23 @@ class Decision:
     reason: str
     plan: SegmentPlan | None = None
     numbers: dict[str, float] = field(default_factory=dict)
+    warning: str = ""
+    """What is wrong with it, although the run goes on; also in the reason."""
+
+
+@dataclass(frozen=True)
+class _Choice:
+    """Where the next attempt is to run, and why."""
+
+    capacity: Capacity
+    why: str
+    pool: PoolChoice
+    """The spot pool, also where on-demand was chosen."""
+    ahead: Outlook | None = None
+    handover: HandoverEntry | None = None
+
+    def deployment(self, spec: RunSpec) -> str:
+        return self.pool.deployment if self.capacity is Capacity.SPOT else spec.pools.on_demand
 
 
 def decide(spec: RunSpec, history: History, *, now: datetime) -> Decision:
@@ -40,12 +59,52 @@ def decide(spec: RunSpec, history: History, *, now: datetime) -> Decision:
     if ended is not None:
         return ended
     here = situation(spec, history, now=now)
+    chosen, purse = _choose(spec, history, here, now), budget.purse_of(spec, history, here, now=now)
+    asked = spec
+    if purse is not None:
+        spec, here, chosen = _affordable(spec, history, here, chosen, purse, now=now)
+    price = pools_now(spec, history).price(chosen.capacity, chosen.deployment(spec))
+    numbers = _numbers(here, chosen.ahead) | (purse.numbers() if purse is not None else {})
+    spent = budget.reason_to_end(asked, history, here, purse, price=price) if purse is not None else None
+    if spent is not None:
+        return Decision("budget", spent, numbers=numbers)
+    most = budget.bound_seconds(spec, purse, price=price)
+    plan, reasons = _planned(spec, history, here, chosen, most)
+    # Where the deadline gave way, the reason names the money already.
+    warning = budget.warning_of(spec, purse) if purse is not None and spec is asked else ""
+    reason = "; ".join(part for part in (*reasons, warning) if part)
+    plan = plan.model_copy(update={"ignores_deadline": spec is not asked})
+    return Decision(action="run", reason=reason, plan=plan, numbers=numbers, warning=warning)
+
+
+def _choose(spec: RunSpec, history: History, here: Situation, now: datetime) -> _Choice:
     back = handover_to(history, here)
-    pool = PoolChoice(back.deployment) if back is not None else _kept_pool(spec, history)
-    pool = pool or choose_pool(spec, history, here, now=now)
-    capacity, why, ahead = (
-        (Capacity.SPOT, SPOT_AGAIN, None) if back is not None else _by_policy(spec, history, here, pool, now)
-    )
+    if back is not None:
+        return _Choice(Capacity.SPOT, SPOT_AGAIN, PoolChoice(back.deployment), handover=back)
+    pool = _kept_pool(spec, history) or choose_pool(spec, history, here, now=now)
+    capacity, why, ahead = _by_policy(spec, history, here, pool, now)
+    return _Choice(capacity, why, pool, ahead)
+
+
+def _affordable(
+    spec: RunSpec, history: History, here: Situation, chosen: _Choice, purse: budget.Purse, *, now: datetime
+) -> tuple[RunSpec, Situation, _Choice]:
+    """The choice, or spot as if there was no deadline where that is the only reason for on-demand beyond the budget."""
+    if chosen.capacity is Capacity.SPOT or not budget.forbids_on_demand(spec, purse):
+        return spec, here, chosen
+    free, there = budget.without_deadline(spec, here)
+    capacity, _, _ = _by_policy(free, history, there, chosen.pool, now)
+    if capacity is not Capacity.SPOT:
+        return spec, here, chosen
+    why = f"spot in spite of the deadline, because the budget wins: {purse.shortage()}"
+    return free, there, _Choice(capacity, why, chosen.pool)
+
+
+def _planned(
+    spec: RunSpec, history: History, here: Situation, chosen: _Choice, most_seconds: float | None
+) -> tuple[SegmentPlan, tuple[str, ...]]:
+    """The plan of the next attempt, and the parts of its reason. It may run for `most_seconds`, by the budget."""
+    capacity, back = chosen.capacity, chosen.handover
     recovery = next_recovery_step(history) if history.broken_resumes else None
     source = recovery.take if recovery else history.newest
     parent = source.ref if source else None
@@ -55,15 +114,16 @@ def decide(spec: RunSpec, history: History, *, now: datetime) -> Decision:
     is_last_resort = capacity is Capacity.ON_DEMAND
     end = planned_end(spec, here, source)
     bounds = [seconds for seconds in (_bound_seconds(spec, here, capacity), end.seconds) if seconds is not None]
-    wait = None if is_last_resort else _wait_seconds(spec, here, pool, ahead, is_booted=back is not None)
+    is_money_short = most_seconds is not None and most_seconds < min(bounds, default=math.inf)
+    wait = None if is_last_resort else _wait_seconds(spec, here, chosen.pool, chosen.ahead, is_booted=back is not None)
     plan = SegmentPlan(
         segment=segment,
         attempt=attempt,
         capacity=capacity,
-        deployment=pool.deployment if capacity is Capacity.SPOT else spec.pools.on_demand,
+        deployment=chosen.deployment(spec),
         parent=parent,
         at_most=parent if source is not history.newest else None,
-        max_seconds=min(bounds, default=None),
+        max_seconds=most_seconds if is_money_short else min(bounds, default=None),
         stop_at_step=end.step,
         stop_at_epoch=end.epoch,
         # A request for on-demand stays in its queue: withdrawn and made again, it would lose its place.
@@ -71,18 +131,20 @@ def decide(spec: RunSpec, history: History, *, now: datetime) -> Decision:
         skips=skips,
         standby=back.standby if back else None,
         delay_seconds=delay,
-        keeps_machine=end != PlannedEnd(),
+        # Nothing follows an end for lack of money.
+        keeps_machine=(end._replace(seconds=None) if is_money_short else end) != PlannedEnd(),
     )
     before = recovery.reason if recovery else rollback_reason(spec, history, skips=skips)
-    where = pool.why if capacity is Capacity.SPOT else ""
+    where = chosen.pool.why if capacity is Capacity.SPOT else ""
     later = f"retry in {duration(delay)}" if delay else ""
-    reason = "; ".join(part for part in (before, why, later, where) if part)
-    return Decision(action="run", reason=reason, plan=plan, numbers=_numbers(here, ahead))
+    return plan, (before or "", chosen.why, later, where)
 
 
 def _is_over(spec: RunSpec, history: History) -> Decision | None:
     if history.is_finished(spec):
         why = f"; the training code ended the run there: {history.finish_reason}" if history.finish_reason else ""
+        if any(entry.plan is not None and entry.plan.ignores_deadline for entry in history.decisions):
+            why += "; the budget did not pay for the on-demand that the deadline required"
         return Decision("finished", f"step {history.committed_step} is committed{why}")
     last = history.fresh_reports[-1] if history.fresh_reports else None
     if last is not None and last.stop_reason is StopReason.CANCELLED:
@@ -127,7 +189,7 @@ def _without_policy(spec: RunSpec, history: History, here: Situation) -> tuple[C
     bound, deaths = spec.policy.preemption_bound, preemptions(history)
     if bound is not None and deaths >= bound:
         return Capacity.ON_DEMAND, f"on-demand: {deaths} preemptions, and at most {bound} are allowed"
-    if spec.pools.price_ratio <= 1:
+    if pools_now(spec, history).price_ratio <= 1:
         return Capacity.ON_DEMAND, "on-demand: no spot pool is cheaper"
     if clamp.is_late(here):
         missing = here.changeover_seconds + (here.work_seconds or 0.0) - (here.remaining_seconds or 0.0)

@@ -15,6 +15,7 @@ from segue.policy.rules.heuristics import Capped, Policy
 from segue.policy.rules.plan import Plan
 from segue.policy.rules.registry import named_policy
 from segue.policy.rules.view import Floats, Intervals, Job, Mode, View
+from segue.policy.spending import pools_now
 from segue.records import Capacity
 from segue.runlog.history import History
 from segue.spec import RunSpec
@@ -43,7 +44,7 @@ def job_of(
         left = max(spec.steps - history.committed_step, 1)
         total = (spec.deadline - (first.written_at if first else now)).total_seconds()
         work = work / left * max(spec.steps - from_step, left)
-    pools = spec.pools
+    pools = pools_now(spec, history)
     price_ratio = (
         pools.price_ratio if deployment is None else pools.on_demand_price / pools.price(Capacity.SPOT, deployment)
     )

@@ -23,6 +23,8 @@ from datetime import datetime
 
 from segue.policy.availability import Interval, intervals
 from segue.policy.estimates import Situation
+from segue.policy.spending import pools_now
+from segue.pool_prices import PoolSpec
 from segue.runlog.history import History
 from segue.spec import RunSpec
 
@@ -72,13 +74,18 @@ class PoolChoice:
 
 def choose_pool(spec: RunSpec, history: History, here: Situation, *, now: datetime) -> PoolChoice:
     """The spot pool for the next attempt."""
-    listed = spec.pools.spot
-    if len(listed) == 1:
-        return PoolChoice(listed[0].deployment)
+    listed = pools_now(spec, history)
+    if len(listed.spot) == 1:
+        return PoolChoice(listed.spot[0].deployment)
+    pools = pools_of(listed, history, here, now=now)
+    return cheapest(pools, here=here, on_demand_price=listed.on_demand_price, now=now)
+
+
+def pools_of(listed: PoolSpec, history: History, here: Situation, *, now: datetime) -> list[Pool]:
+    """The spot pools as the run knows them."""
     observed = intervals(history)
-    prices = {pool.deployment: spec.pools.spot_pool_price(pool) for pool in listed}
-    pools = [pool_of(observed, name, price=price, here=here, now=now) for name, price in prices.items()]
-    return cheapest(pools, here=here, on_demand_price=spec.pools.on_demand_price, now=now)
+    prices = {pool.deployment: listed.spot_pool_price(pool) for pool in listed.spot}
+    return [pool_of(observed, name, price=price, here=here, now=now) for name, price in prices.items()]
 
 
 def cheapest(pools: list[Pool], *, here: Situation, on_demand_price: float, now: datetime) -> PoolChoice:
@@ -98,10 +105,15 @@ def cheapest(pools: list[Pool], *, here: Situation, on_demand_price: float, now:
 
 def cost_of_work(pool: Pool, *, here: Situation, on_demand_price: float) -> float:
     """The expected cost of an hour of useful work on a pool, waits included."""
+    paid = paid_per_hour_of_work(pool, here=here)
+    return paid + on_demand_price * _wait_share(here) * pool.wait_seconds / pool.life_seconds
+
+
+def paid_per_hour_of_work(pool: Pool, *, here: Situation) -> float:
+    """The money that an hour of useful work takes on a pool, with its starts and the work that deaths lose."""
     lost = here.at_risk_seconds / 2  # A death comes at any moment between two commits.
     kept = math.exp(-min(lost / pool.life_seconds, _MOST_DEATHS))
-    paid = pool.price * (1 + here.expected_changeover_seconds / pool.life_seconds) / kept
-    return paid + on_demand_price * _wait_share(here) * pool.wait_seconds / pool.life_seconds
+    return pool.price * (1 + here.expected_changeover_seconds / pool.life_seconds) / kept
 
 
 def pool_of(observed: tuple[Interval, ...], deployment: str, *, price: float, here: Situation, now: datetime) -> Pool:

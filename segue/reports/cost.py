@@ -3,7 +3,7 @@
 All numbers follow from the log, except the cost of standbys, which their status objects report.
 
 Paid time is an attempt's time from its claim to its end, according to its report. The provider also bills the boot
-before the claim, which no report measures. Prices are those of the given spec.
+before the claim, which no report measures. An attempt has the price that held when it was decided.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from typing import NamedTuple
 
 from pydantic import Field
 
+from segue.policy.spending import HOUR, charges_of, pools_now, price_of
 from segue.records import Capacity, SegmentReport, Value
 from segue.runlog.history import History
 from segue.spec import RunSpec
-from segue.units import duration
+from segue.units import duration, money
 
-_HOUR = 3600.0
 _SAME_SHARE = 0.005
 """Savings below this share are none: they would be shown as 0%."""
 
@@ -129,25 +129,22 @@ def cost_report(
     (`segue.controller.standby_messages.held_by_standbys`).
     """
     paid = _paid(history)
-    seconds = {capacity: history.seconds_on(capacity) for capacity in Capacity}
-    money_seconds = sum(report.seconds * _price(spec, report, history) for report in paid)
-    plan = history.open_plan
-    if live.seconds > 0 and plan is not None and not history.is_import(plan.segment, plan.attempt):
-        seconds[plan.capacity] += live.seconds
-        money_seconds += live.seconds * spec.pools.price(plan.capacity, plan.deployment)
-    held = standbys or {}
+    charges = charges_of(spec, history, live_seconds=live.seconds)
+    seconds = {capacity: sum(c.seconds for c in charges if c.capacity is capacity) for capacity in Capacity}
+    held, pools = standbys or {}, pools_now(spec, history)
     seconds[Capacity.SPOT] += sum(held.values())
-    money_seconds += sum(spent * spec.pools.price(Capacity.SPOT, deployment) for deployment, spent in held.items())
+    cost = sum(charge.cost for charge in charges)
+    cost += sum(spent * pools.price(Capacity.SPOT, deployment) for deployment, spent in held.items()) / HOUR
     rate = _step_seconds(paid, live)
     useful = _trained_steps(history, reached=live.step) * rate
-    alone = (useful + _usual_start(paid, live)) * spec.pools.on_demand_price
+    alone = (useful + _usual_start(paid, live)) * pools.on_demand_price
     return CostReport(
         spot_seconds=seconds[Capacity.SPOT],
         on_demand_seconds=seconds[Capacity.ON_DEMAND],
         standby_seconds=sum(held.values()),
-        cost=money_seconds / _HOUR,
+        cost=cost,
         useful_seconds=useful,
-        on_demand_cost=alone / _HOUR if useful else None,
+        on_demand_cost=alone / HOUR if useful else None,
         expected_share=next(
             (e.numbers["expected_cost_share"] for e in history.decisions if "expected_cost_share" in e.numbers), None
         ),
@@ -162,7 +159,7 @@ def cost_report(
 
 def lost_cost(spec: RunSpec, history: History, report: SegmentReport, *, step_seconds: float) -> float:
     """Money for the steps that an attempt made and lost, at its pool's price."""
-    return report.lost_steps * step_seconds * _price(spec, report, history) / _HOUR
+    return report.lost_steps * step_seconds * price_of(spec, history, report) / HOUR
 
 
 def usual_step_seconds(history: History, live: Live = NOT_LIVE) -> float:
@@ -170,19 +167,8 @@ def usual_step_seconds(history: History, live: Live = NOT_LIVE) -> float:
     return _step_seconds(_paid(history), live)
 
 
-def money(amount: float, currency: str) -> str:
-    """An amount with its currency, in digits that show small amounts too."""
-    digits = 2 if abs(amount) >= 1 or not amount else 4
-    return f"{amount:.{digits}f} {currency}".strip()
-
-
 def _paid(history: History) -> list[SegmentReport]:
     return [report for report in history.last_reports() if report.got_capacity]
-
-
-def _price(spec: RunSpec, report: SegmentReport, history: History) -> float:
-    plan = history.plan_of(report.segment, report.attempt)
-    return spec.pools.price(report.capacity, plan.deployment if plan is not None else "")
 
 
 def _step_seconds(paid: list[SegmentReport], live: Live) -> float:

@@ -11,6 +11,7 @@ from datetime import datetime
 from typing import Any, NamedTuple
 
 from segue.records import Heartbeat, VerdictKind
+from segue.reports.budget_text import budget_facts
 from segue.reports.cost import CostReport
 from segue.reports.lineage import lineage_rows
 from segue.reports.preemptions import preemptions
@@ -100,6 +101,7 @@ def facts(view: RunView) -> dict[str, str]:
     if beat is not None and beat.step_seconds:
         found["speed"] = f"{1 / beat.step_seconds:.3g} steps/s ({duration(beat.step_seconds)} a step)"
     found["paid"] = _paid(view)
+    found |= budget_facts(spec, history, now=view.now, beat=beat)
     if beat is not None:
         found["last heartbeat"] = _heartbeat(view, beat)
     verdict = next((attempt.verdict for attempt in reversed(history.attempts) if attempt.verdict is not None), None)

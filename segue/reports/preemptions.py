@@ -12,11 +12,11 @@ from pydantic import AwareDatetime, Field
 
 from segue.notices.board import NO_KILL_COMING_SECONDS
 from segue.records import Heartbeat, SegmentReport, Value
-from segue.reports.cost import lost_cost, money, usual_step_seconds
+from segue.reports.cost import lost_cost, usual_step_seconds
 from segue.reports.summary import live_of
 from segue.runlog.history import Attempt, History
 from segue.spec import RunSpec
-from segue.units import duration
+from segue.units import duration, money
 
 LastSave = Literal["made", "missed", "nothing to save"]
 

@@ -23,6 +23,8 @@ RESUME_BROKEN = "segue.resume.broken"
 AT_RISK = "segue.deadline.at-risk"
 LATE = "segue.late"
 FINISHED = "segue.finished"
+BUDGET = "segue.budget"
+STALE_PRICES = "segue.prices.stale"
 
 Fact = str | int | float | None
 
@@ -41,7 +43,8 @@ class RunEvent:
 
 def run_events(view: RunView) -> list[RunEvent]:
     """All events of a run up to now, in the order of their kinds."""
-    found = [*_preempted(view), *_escalated(view), *_broken(view), *_deadline(view), *_finished(view)]
+    found = [*_preempted(view), *_escalated(view), *_broken(view), *_deadline(view), *_budget(view)]
+    found += [*_prices(view), *_finished(view)]
     run = view.summary
     common: dict[str, Fact] = {
         "run": view.spec.run_id,
@@ -144,6 +147,31 @@ def _without_margin(view: RunView, late_seconds: float) -> float:
         return late_seconds
     share = view.spec.policy.margin_share
     return late_seconds - (finish_at - view.now).total_seconds() * share / (1 + share)
+
+
+def _budget(view: RunView) -> Iterator[RunEvent]:
+    """The end of the run for lack of money, the deadline given up for it, and once that the budget will not suffice."""
+    has_warned = False
+    for entry in view.history.decisions:
+        left, expected = entry.numbers.get("budget_left"), entry.numbers.get("expected_cost")
+        facts: dict[str, Fact] = {"budget_left": left, "expected_cost": expected, "currency": view.spec.pools.currency}
+        is_short = left is not None and (left <= 0 or (expected is not None and expected > left))
+        if entry.action == "budget":
+            yield RunEvent(BUDGET, f"budget:{entry.entry_id}", entry.written_at, entry.reason, facts)
+        elif entry.plan is not None and entry.plan.ignores_deadline:
+            sentence = f"segment {entry.plan.segment}: {entry.reason}"
+            yield RunEvent(BUDGET, f"budget:{entry.entry_id}", entry.written_at, sentence, facts)
+        elif is_short and not has_warned:
+            has_warned = True
+            yield RunEvent(BUDGET, "budget:warned", entry.written_at, entry.reason, facts)
+
+
+def _prices(view: RunView) -> Iterator[RunEvent]:
+    known = view.history.prices
+    if known is not None and known.problem is not None:
+        since = known.taken_at.isoformat(timespec="seconds")
+        sentence = f"prices of {since} go on to hold, because their source fails: {known.problem}"
+        yield RunEvent(STALE_PRICES, f"prices:{since}", known.written_at, sentence, {"source": known.source})
 
 
 def _finished(view: RunView) -> Iterator[RunEvent]:

@@ -38,8 +38,9 @@ class OpenEntry(Entry):
     spec: RunSpec
 
 
-Action = Literal["run", "import", "finished", "hopeless", "failed", "broken", "stopped", "cancelled"]
-"""`import`, `stopped` and `cancelled` are chosen by a person: a stop of the run, a cancelled segment."""
+Action = Literal["run", "import", "finished", "hopeless", "failed", "broken", "stopped", "cancelled", "budget"]
+"""`import`, `stopped` and `cancelled` are chosen by a person: a stop of the run, a cancelled segment. `budget`: the
+money that the run may cost is used up."""
 
 
 class DecisionEntry(Entry):
@@ -143,6 +144,28 @@ class PruneEntry(Entry):
     slots: tuple[int, ...]
 
 
+class PricesEntry(Entry):
+    """The prices that hold from here on, from the source that the run spec names."""
+
+    kind: Literal["prices"] = "prices"
+    source: str = Field(description="`pools.prices` of the run spec that was asked.")
+    prices: dict[str, float] = Field(description="Price per hour by deployment.")
+    taken_at: AwareDatetime = Field(description="When the source gave these prices.")
+    problem: str | None = Field(
+        None, description="Why the source gave none this time, so that the last known prices go on to hold."
+    )
+
+
+class SpendingEntry(Entry):
+    """What counts against the budget and is not in this run's log: other runs of the store, and own standbys."""
+
+    kind: Literal["spending"] = "spending"
+    month: str = Field(description="The calendar month, as 2026-11.")
+    others_cost: float = Field(ge=0, description="Cost of all other runs of the store in that month.")
+    standby_cost: float = Field(0.0, ge=0, description="Cost of this run's standbys so far.")
+    standby_month_cost: float = Field(0.0, ge=0, description="The part of it in that month.")
+
+
 class ModelEntry(Entry):
     """A candidate of a retraining, or another version in service: `segue/retraining/model_record.py`."""
 
@@ -169,6 +192,8 @@ AnyEntry = Annotated[
     | HandoverEntry
     | QuarantineEntry
     | PruneEntry
+    | PricesEntry
+    | SpendingEntry
     | ModelEntry
     | VerificationEntry,
     Field(discriminator="kind"),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, TypeVar
@@ -16,7 +16,15 @@ from segue.records import (
     Verdict,
     WitnessRow,
 )
-from segue.runlog.entries import ClaimEntry, DecisionEntry, DrillEntry, HandoverEntry, VerdictEntry
+from segue.runlog.entries import (
+    ClaimEntry,
+    DecisionEntry,
+    DrillEntry,
+    HandoverEntry,
+    PricesEntry,
+    SpendingEntry,
+    VerdictEntry,
+)
 from segue.runlog.log import Damage
 from segue.spec import RunSpec
 
@@ -63,6 +71,12 @@ class History:
     broken_drill: Verdict | None = None
     """Verdict of the newest of them, if it is broken and no later resume refutes it."""
     decisions: tuple[DecisionEntry, ...] = ()
+    decision_prices: tuple[Mapping[str, float], ...] = ()
+    """The prices by deployment that held at each of the decisions; empty where those of the run spec did."""
+    prices: PricesEntry | None = None
+    """The newest prices from the source that the run spec names."""
+    spending: SpendingEntry | None = None
+    """The newest of its kind."""
     handover: HandoverEntry | None = None
     """The newest hand-over, as long as no decision followed it."""
     handovers: tuple[HandoverEntry, ...] = ()
@@ -131,6 +145,10 @@ class History:
         """The first decision that planned an attempt."""
         return self._decisions_by_number.get((segment, attempt))
 
+    def prices_of(self, segment: int, attempt: int) -> Mapping[str, float]:
+        """The prices by deployment at which an attempt was decided; empty where those of the run spec held."""
+        return self._prices_by_number.get((segment, attempt), {})
+
     def is_import(self, segment: int, attempt: int) -> bool:
         """Whether an attempt was planned to import weights, not to train."""
         return (segment, attempt) in self._imports
@@ -186,6 +204,12 @@ class History:
     def _decisions_by_number(self) -> dict[tuple[int, int], DecisionEntry]:
         planned = ((entry.plan, entry) for entry in reversed(self.decisions) if entry.plan is not None)
         return {(plan.segment, plan.attempt): entry for plan, entry in planned}
+
+    @cached_property
+    def _prices_by_number(self) -> dict[tuple[int, int], Mapping[str, float]]:
+        planned = ((entry.plan, prices) for entry, prices in zip(self.decisions, self.decision_prices, strict=True))
+        numbered = (((plan.segment, plan.attempt), prices) for plan, prices in planned if plan is not None)
+        return dict(reversed(list(numbered)))
 
     @cached_property
     def _imports(self) -> frozenset[tuple[int, int]]:

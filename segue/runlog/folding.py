@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Generic, TypeVar
 
@@ -18,10 +18,12 @@ from segue.runlog.entries import (
     DrillEntry,
     HandoverEntry,
     OpenEntry,
+    PricesEntry,
     PruneEntry,
     QuarantineEntry,
     ReportEntry,
     SealEntry,
+    SpendingEntry,
     VerdictEntry,
 )
 from segue.runlog.facts import Attempt, Checkpoint, History
@@ -44,6 +46,9 @@ class Folding:
         self._resumes = _Grown[VerdictEntry]()
         self._resume_at: dict[str, int] = {}
         self._decisions = _Grown[DecisionEntry]()
+        self._decision_prices = _Grown[Mapping[str, float]]()
+        self._prices: PricesEntry | None = None
+        self._spending: SpendingEntry | None = None
         self._handovers = _Grown[HandoverEntry]()
         self._handover: HandoverEntry | None = None
         self._highest_epoch = 0
@@ -84,6 +89,8 @@ class Folding:
                 self._checkpoints.quarantine(entry.slot, entry.reason)
             case PruneEntry():
                 self._checkpoints.prune(entry.slots)
+            case PricesEntry() | SpendingEntry():
+                self._note_costs(entry)
         self._highest_epoch = max(self._highest_epoch, entry.epoch)
 
     def history(self, *, damage: tuple[Damage, ...], next_slot: int) -> History:
@@ -97,6 +104,9 @@ class Folding:
             drills=self._drills.read(),
             broken_drill=self._broken_drill,
             decisions=self._decisions.read(),
+            decision_prices=self._decision_prices.read(),
+            prices=self._prices,
+            spending=self._spending,
             handover=self._handover,
             handovers=self._handovers.read(),
             broken_resumes=self._broken_resumes,
@@ -112,6 +122,8 @@ class Folding:
 
     def _open(self, entry: OpenEntry) -> None:
         self._spec, self._is_over, self._stop = entry.spec, False, None
+        if self._prices is not None and self._prices.source != entry.spec.pools.prices:
+            self._prices = None
         if self._is_stopped:
             # A stop is recorded before the report of the attempt that it recalls.
             self._end_earlier_runs()
@@ -119,6 +131,7 @@ class Folding:
 
     def _decide(self, number: int, entry: DecisionEntry) -> None:
         self._decisions.append(entry)
+        self._decision_prices.append(self._prices.prices if self._prices is not None else {})
         self._handover = None
         self._is_over = entry.plan is None
         if self._stop is None and entry.action == "stopped":
@@ -126,6 +139,12 @@ class Folding:
         if self._is_over:
             self._end_earlier_runs()
             self._is_stopped = entry.action == "stopped"
+
+    def _note_costs(self, entry: PricesEntry | SpendingEntry) -> None:
+        if isinstance(entry, PricesEntry):
+            self._prices = entry
+        else:
+            self._spending = entry
 
     def _end_earlier_runs(self) -> None:
         """Everything so far belongs to runs that have ended; budgets count from here."""

@@ -57,15 +57,26 @@ def known_runs(store: StoreSpec | str | Path = DEFAULT_STORE) -> Iterator[tuple[
     """
     opened = open_store(store)
     try:
-        for name in filter(keys.is_run_folder, opened.folders()):
-            log = RunLog(opened, name)
-            history = read_history(log.reload())
-            if history.next_slot:
-                yield log, history
+        yield from runs_in(opened)
     except StoreReadError as error:
         raise _unreadable(opened, error) from None
     except MissingObjectError:
         return  # A folder or bucket that does not exist has no runs.
+
+
+def runs_in(store: Store, *, other_than: str | None = None) -> Iterator[tuple[RunLog, History]]:
+    """Every run of an open store but one, by name: its log and its history. Nothing is written.
+
+    Raises:
+        StoreReadError: the store could not be read.
+        MissingObjectError: its bucket does not exist.
+    """
+    for name in filter(keys.is_run_folder, store.folders()):
+        if name != other_than:
+            log = RunLog(store, name)
+            history = read_history(log.reload())
+            if history.next_slot:
+                yield log, history
 
 
 def _unreadable(store: Store, error: StoreReadError) -> StoreUnreachableError:

@@ -13,13 +13,14 @@ from segue.errors import HopelessPlanError, SpecError
 from segue.policy import clamp, estimates, feasibility
 from segue.policy.estimates import Situation
 from segue.policy.rules.view import Job
+from segue.policy.spending import charges_of
 from segue.runlog.history import History
 from segue.simulation import forecast
 from segue.simulation.comparison import Rows, synthetic_rows, traced_rows
 from segue.simulation.forecast import Forecast, Sample, without_measures
 from segue.simulation.traces import Trace
 from segue.spec import RunSpec
-from segue.units import duration
+from segue.units import duration, money
 
 PRIOR = "prior"
 """The name of synthetic traces from published hazards."""
@@ -84,7 +85,7 @@ def plan_ahead(
     rows, found = _rows(given, job, runs=runs, seed=seed)
     expected = forecast.forecast(spec, here, rows, job=job, lost_seconds=lost)
     moments = forecast.latest_moments(spec, here)
-    found += _notes_on(spec, expected, job)
+    found += _notes_on(spec, asked.history, expected, job)
     if spec.pools.price_ratio <= 1:
         found += ("no spot pool is cheaper than on-demand",)
     elif not clamp.permits_spot(here):
@@ -124,9 +125,13 @@ def _asked(spec: RunSpec, history: History, seconds: float | None, *, now: datet
     return _Asked(spec, history, here, now, rate, basis)
 
 
-def _notes_on(spec: RunSpec, expected: Forecast, job: Job) -> tuple[str, ...]:
+def _notes_on(spec: RunSpec, history: History, expected: Forecast, job: Job) -> tuple[str, ...]:
     """What limits the figures."""
     notes: tuple[str, ...] = ()
+    cap, cost = spec.budget.per_run, expected.policies[0].cost
+    left = None if cap is None else cap - sum(charge.cost for charge in charges_of(spec, history))
+    if left is not None and cost > left:
+        notes += (f"the budget has {money(left, spec.pools.currency)} left, which does not pay for the expected cost",)
     if spec.deadline is None and expected.on_demand_share > 0:
         notes += (
             f"without a deadline a run waits for spot; {expected.on_demand_share:.0%} of the simulated runs had too "

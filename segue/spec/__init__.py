@@ -1,5 +1,6 @@
 """The specification of a run."""
 
+from segue.spec.budget import BudgetSpec, OnExceeded
 from segue.spec.data import DataAccess, DataFile, DataSpec
 from segue.spec.policy import PolicySpec
 from segue.spec.run import RunSpec
@@ -20,6 +21,7 @@ __all__ = [
     "MOST_WITNESS_STEPS",
     "RENAMED",
     "AnomalySpec",
+    "BudgetSpec",
     "CheckpointSpec",
     "ContinuitySpec",
     "DataAccess",
@@ -27,6 +29,7 @@ __all__ = [
     "DataSpec",
     "LivenessSpec",
     "OnAnomaly",
+    "OnExceeded",
     "PolicySpec",
     "ProgramSpec",
     "RunSpec",

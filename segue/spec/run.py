@@ -17,6 +17,7 @@ from segue.errors import DeadlinePassedError, SpecError
 from segue.parsing import parsed
 from segue.pool_prices import PoolSpec
 from segue.records import FiniteValue, Record
+from segue.spec.budget import Budget, BudgetSpec
 from segue.spec.data import DataSpec
 from segue.spec.policy import PolicySpec
 from segue.spec.section import read_toml, warn_of_old_names
@@ -79,6 +80,7 @@ class RunSpec(FiniteValue, Record):
     policy: PolicySpec = PolicySpec()
     liveness: LivenessSpec = LivenessSpec()
     pools: PoolSpec = PoolSpec()
+    budget: Budget = BudgetSpec()
     segment: SegmentSpec = SegmentSpec()
     trackers: dict[str, TrackerOptions] = Field(
         default_factory=dict,

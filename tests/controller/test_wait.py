@@ -520,3 +520,12 @@ def test_a_wait_with_bounded_patience_raises_what_the_store_raises(watch):
     with pytest.raises(StoreReadError):
         await_report(log, run.spec, submitted, clock=run.clock, period=Period(patience_seconds=20.0))
     assert 20 < run.clock.monotonic() < 25
+
+
+def test_an_attempt_that_ignores_the_deadline_for_the_budget_is_not_recalled(tight):
+    run = tight()
+    plan, claim = run.started()
+    run.beats_on(claim)
+    run.reports(200, plan, claim, StopReason.FINISHED)
+    assert run.wait(plan.model_copy(update={"ignores_deadline": True})).stop_reason is StopReason.FINISHED
+    assert run.recalls == []

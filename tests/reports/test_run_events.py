@@ -9,8 +9,19 @@ import pytest
 from segue.records import Capacity, Finding, Notice, StopReason, Verdict, VerdictKind
 from segue.reports.cost import cost_report
 from segue.reports.page import RunView
-from segue.reports.run_events import AT_RISK, ESCALATED, FINISHED, LATE, PREEMPTED, RESUME_BROKEN, RunEvent, run_events
-from segue.runlog.entries import DrillEntry
+from segue.reports.run_events import (
+    AT_RISK,
+    BUDGET,
+    ESCALATED,
+    FINISHED,
+    LATE,
+    PREEMPTED,
+    RESUME_BROKEN,
+    STALE_PRICES,
+    RunEvent,
+    run_events,
+)
+from segue.runlog.entries import DrillEntry, PricesEntry
 from tests.support.histories import START, Logbook, make_spec
 
 SPOT, ON_DEMAND = Capacity.SPOT, Capacity.ON_DEMAND
@@ -146,3 +157,50 @@ def test_a_run_that_failed_has_not_finished_and_is_not_late_any_more():
     assert book.decide().action == "failed"
     book.seconds = 10_000
     assert names_of(book) == []
+
+
+def test_the_end_for_lack_of_money_is_told():
+    book = logbook(budget=0.5)
+    book.attempt(LOST, seconds=1790.0)
+    decision = book.decide()
+    event = [event for event in events_of(book) if event.name == BUDGET][-1]
+    assert (event.sentence, event.key) == (decision.reason, f"budget:{book.history.decisions[-1].entry_id}")
+    assert event.facts["budget_left"] == pytest.approx(0.0028, abs=1e-3)
+
+
+@pytest.mark.parametrize("action", ["warn", "stop"])
+def test_a_budget_that_will_not_suffice_is_told_once(action):
+    book = logbook(budget={"per_run": 1.7, "on_exceeded": action})
+    for _ in range(3):
+        book.report(book.decide().plan, LOST, attempt_id=None, seconds=900.0)
+    assert names_of(book).count(BUDGET) == 1
+
+
+def test_a_budget_that_suffices_is_not_told():
+    book = logbook(budget=50.0)
+    book.decide()
+    assert names_of(book) == []
+
+
+def test_a_deadline_that_gives_way_to_the_budget_is_told():
+    book = logbook(budget=4.0, deadline_in=6200.0)
+    plan = book.decide().plan
+    assert plan.ignores_deadline
+    (event,) = [event for event in events_of(book) if event.name == BUDGET]
+    assert event.sentence.startswith("segment 0: spot in spite of the deadline, because the budget wins: ")
+
+
+def test_prices_that_are_not_renewed_are_told_once_for_each_outage():
+    book = logbook(pools={"prices": "file: prices.toml"})
+    facts = {"source": "file: prices.toml", "prices": {"segment/spot": 1.0}, "taken_at": START}
+    book.write(PricesEntry, **facts)
+    assert names_of(book) == []
+    keys = []
+    for seconds in (900, 1800):
+        book.seconds = seconds
+        book.write(PricesEntry, **facts, problem="the command ended with code 3")
+        (event,) = events_of(book)
+        keys.append(event.key)
+        assert event.name == STALE_PRICES
+        assert event.sentence.endswith("because their source fails: the command ended with code 3")
+    assert keys == ["prices:2026-01-01T00:00:00+00:00"] * 2

@@ -182,7 +182,7 @@ def test_a_file_that_belongs_to_several_periods_is_refused(monthly):
 def test_a_window_without_rows_is_no_data(monthly):
     monthly.write(1, 2)
     monthly.write(3, rows=0)
-    with pytest.raises(NoDataError, match="there are no rows to evaluate with: .*2013-03.parquet"):
+    with pytest.raises(NoDataError, match=r"there are no rows to evaluate with: .*2013-03\.parquet"):
         window_of(monthly.spec, slot_of_month(4))
 
 

@@ -32,10 +32,12 @@ from segue.runlog.entries import (
     DrillEntry,
     HandoverEntry,
     OpenEntry,
+    PricesEntry,
     PruneEntry,
     QuarantineEntry,
     ReportEntry,
     SealEntry,
+    SpendingEntry,
     VerdictEntry,
     encode,
 )
@@ -48,7 +50,10 @@ from tests.support.whole_fold import whole_fold
 
 AT = datetime(2026, 1, 1, tzinfo=UTC)
 HERE = Environment(torch="2", device="cpu", instruction_set="AVX2", threads=1)
-SPECS = tuple(RunSpec.parse({"run_id": "r", "recipe": "a.b:c", "steps": steps}) for steps in (10, 20))
+SPECS = tuple(
+    RunSpec.parse({"run_id": "r", "recipe": "a.b:c", "steps": steps, "pools": {"prices": prices}})
+    for steps, prices in ((10, None), (20, None), (20, "file: a"), (20, "file: b"))
+)
 
 slots = st.integers(0, 12)
 attempts = st.sampled_from(["a-e1", "a-e2", "a-e3"])
@@ -114,6 +119,13 @@ entries = st.one_of(
         rows=st.lists(st.builds(row, st.integers(1, 3)), max_size=2).map(tuple),
     ),
     of_kind(VerdictEntry, attempt_id=attempts, parent=refs, verdict=verdicts),
+    of_kind(
+        PricesEntry,
+        source=st.sampled_from(["file: a", "file: b"]),
+        prices=st.dictionaries(st.just("segment/spot"), st.sampled_from([1.0, 2.0])),
+        taken_at=st.just(AT),
+    ),
+    of_kind(SpendingEntry, month=st.just("2026-01"), others_cost=st.sampled_from([0.0, 1.0])),
     of_kind(DrillEntry, checkpoint=refs, verdict=verdicts, seconds=st.just(1)),
     of_kind(
         ReportEntry,

@@ -6,7 +6,7 @@ the tests compare both.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from segue.records import CheckpointRef, SegmentReport, Verdict, VerdictKind, WitnessRow
 from segue.runlog.entries import (
@@ -16,10 +16,12 @@ from segue.runlog.entries import (
     DrillEntry,
     HandoverEntry,
     OpenEntry,
+    PricesEntry,
     PruneEntry,
     QuarantineEntry,
     ReportEntry,
     SealEntry,
+    SpendingEntry,
     VerdictEntry,
 )
 from segue.runlog.history import Attempt, Checkpoint, History
@@ -78,6 +80,9 @@ def whole_fold(slots: Sequence[Slot], *, damage: tuple[Damage, ...] = (), next_s
         drills=tuple(slot.entry for slot in slots if slot.number > ended and isinstance(slot.entry, DrillEntry)),
         broken_drill=_broken_drill(slots, ended),
         decisions=tuple(slot.entry for slot in slots if isinstance(slot.entry, DecisionEntry)),
+        decision_prices=tuple(_prices_before(slots)),
+        prices=_prices(slots),
+        spending=next((s.entry for s in reversed(slots) if isinstance(s.entry, SpendingEntry)), None),
         is_over=_is_over(slots),
         stop=stop[1] if stop is not None else None,
         stop_slot=stop[0] if stop is not None else None,
@@ -90,6 +95,26 @@ def whole_fold(slots: Sequence[Slot], *, damage: tuple[Damage, ...] = (), next_s
         named_damage=frozenset(quarantined),
         next_slot=next_slot,
     )
+
+
+def _prices(slots: Sequence[Slot]) -> PricesEntry | None:
+    """The newest prices, unless the run was opened since with another source."""
+    relevant = [slot.entry for slot in slots if isinstance(slot.entry, (PricesEntry, OpenEntry))]
+    at = max((at for at, entry in enumerate(relevant) if isinstance(entry, PricesEntry)), default=None)
+    if at is None:
+        return None
+    newest, later = relevant[at], relevant[at + 1 :]
+    assert isinstance(newest, PricesEntry)
+    is_kept = all(isinstance(entry, OpenEntry) and entry.spec.pools.prices == newest.source for entry in later)
+    return newest if is_kept else None
+
+
+def _prices_before(slots: Sequence[Slot]) -> Iterable[Mapping[str, float]]:
+    """The prices that held at each decision."""
+    for number, slot in enumerate(slots):
+        if isinstance(slot.entry, DecisionEntry):
+            held = _prices(slots[:number])
+            yield held.prices if held is not None else {}
 
 
 def _plans_before(slots: Sequence[Slot], ended: int) -> Iterable[tuple[int, int]]:

@@ -1,0 +1,82 @@
+"""`segue costs`: what the runs of a store have cost."""
+
+from __future__ import annotations
+
+import re
+from datetime import tzinfo
+from enum import StrEnum
+from typing import Annotated, Any
+
+import typer
+
+from segue.cli.options import Endpoint, Json, Store
+from segue.controller.costs.spending import charges_in_store
+from segue.errors import COMMAND_LINE, SpecError
+from segue.parsing import parsed
+from segue.policy.spending import Month, month_named
+from segue.reports.console import console, show_json
+from segue.reports.spending import RunCharges, by_month, by_run, by_slot, totals
+from segue.reports.summary import state_of
+from segue.reports.tables import rows_table
+from segue.runlog.open import known_runs
+from segue.spec import BudgetSpec, StoreSpec
+from segue.units import money
+
+
+class By(StrEnum):
+    """What each line of the report is about."""
+
+    RUN = "run"
+    SLOT = "slot"
+    MONTH = "month"
+
+
+def costs(
+    by: Annotated[By, typer.Option(help="A line for each run, slot of a retrained model, or calendar month.")] = By.RUN,
+    month: Annotated[
+        str | None, typer.Option(help="Only what falls into this calendar month: 2026-11; default: all.")
+    ] = None,
+    time_zone: Annotated[str, typer.Option(help="Time zone in which months begin and end: Europe/Berlin.")] = "UTC",
+    store: Store = ".segue/store",
+    endpoint_url: Endpoint = None,
+    as_json: Json = False,
+) -> None:
+    """Show what the runs of a store have cost: time on spot and on-demand, and money, with what trains now.
+
+    Each attempt counts from its claim to its end, at the price that held when it was decided.
+    """
+    zone = parsed(BudgetSpec, {"time_zone": time_zone}, source=COMMAND_LINE).zone
+    only = None if month is None else _month(month, zone)
+    found = _charges(StoreSpec.parse({"url": store, "endpoint_url": endpoint_url}, source=COMMAND_LINE), only)
+    rows = by_month(found, zone) if by is By.MONTH else by_slot(found) if by is By.SLOT else by_run(found)
+    sums = totals(rows)
+    if as_json:
+        facts: dict[str, Any] = {"store": store, "by": by.value, "month": month, "time_zone": time_zone}
+        lines = [row.facts() for row in rows]
+        show_json(facts | {"rows": lines, "totals": {name: round(cost, 6) for name, cost in sums.items()}})
+        return
+    if not rows:
+        console.print(f"There are no costs in {store}.", markup=False)
+        return
+    console.print(rows_table([row.row() for row in rows]))
+    total = " and ".join(money(cost, currency) for currency, cost in sums.items())
+    console.print(f"total{'' if month is None else f' of {month}'}: {total}", markup=False)
+
+
+def _charges(store: StoreSpec, only: Month | None) -> list[RunCharges]:
+    found = []
+    for runlog, history in known_runs(store):
+        if history.spec is None:
+            continue
+        charges = charges_in_store(runlog, history)
+        found.append(RunCharges(runlog.run_id, state_of(history), history.spec.pools.currency, charges))
+    if only is None:
+        return found
+    return [part for part in (one.within(only) for one in found) if part.charges]
+
+
+def _month(text: str, zone: tzinfo) -> Month:
+    found = re.fullmatch(r"(\d{4})-(\d{2})", text)
+    if found is None or not 1 <= int(found[2]) <= 12 or not 1 <= int(found[1]) < 9999:
+        raise SpecError(source=COMMAND_LINE, problems=(f"--month: must be a month (got {text!r}); example: 2026-11",))
+    return month_named(int(found[1]), int(found[2]), zone)

@@ -1,0 +1,34 @@
+"""Whether a run can be paid, before anything is bought."""
+
+from __future__ import annotations
+
+from segue.clock import Clock
+from segue.controller.costs.prices import with_prices_to_start
+from segue.controller.costs.spending import with_spending_to_start
+from segue.errors import BudgetError
+from segue.policy.decide import decide
+from segue.runlog.history import History
+from segue.runlog.log import RunLog
+from segue.spec import RunSpec
+
+
+def refuse_cost(runlog: RunLog | None, spec: RunSpec, history: History, *, clock: Clock) -> None:
+    """Return only if the prices of the run are known, and its budget pays for a start. Nothing is written.
+
+    A run that goes on is not judged by its budget: its next decision does that, and ends it. Without a log the store is
+    new, so nothing was spent.
+
+    Raises:
+        PriceSourceError: no prices of the run are known, and their source does not give them.
+        BudgetError: the run begins, or begins again, and its budget pays for no attempt, or not for the run.
+    """
+    history = with_prices_to_start(spec, history, clock=clock)
+    has_begun = any(entry.action == "run" for entry in history.decisions) and not history.is_over
+    if has_begun or not spec.budget.is_cap:
+        return
+    if runlog is not None:
+        history = with_spending_to_start(runlog, spec, history, clock=clock)
+    first = decide(spec, history, now=clock.now())
+    if first.action == "budget":
+        fix = 'raise the budget, make the run cheaper, or set budget.on_exceeded = "warn".'
+        raise BudgetError(run_id=spec.run_id, why=first.reason, fix=fix)

@@ -1,0 +1,179 @@
+"""Current prices from the source that a run spec names: a file, a command, or the price history of AWS.
+
+A file and a command give TOML or JSON with the price per hour by deployment. The answers are put into the run's log,
+so that decisions depend on the log alone. Without any known prices a failing source is an error; later the last known
+prices go on to hold.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import tomllib
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from datetime import datetime
+from pathlib import Path
+from typing import Any, cast
+
+from segue.clock import Clock
+from segue.controller.costs.command_output import CommandFailedError, output_of
+from segue.errors import LogMovedError, PriceSourceError
+from segue.pool_prices import PoolSpec, PriceSource
+from segue.runlog.entries import Entry, PricesEntry
+from segue.runlog.history import History, read_history
+from segue.runlog.log import RunLog, Stamp
+from segue.spec import RunSpec
+
+log = logging.getLogger(__name__)
+
+COMMAND_SECONDS = 30.0
+_LARGEST_BYTES = 1 << 20
+_SHAPE = 'it must be TOML or JSON with a price for each deployment, as in {"segment/spot": 0.42}'
+
+
+def read_prices(pools: PoolSpec) -> dict[str, float]:
+    """The current price per hour of each deployment; empty without a source of prices.
+
+    A command has 30 s. AWS knows no on-demand prices: `on_demand_price` is used.
+
+    Raises:
+        PriceSourceError: the source fails, does not answer in time, or gives no price for one of the deployments.
+    """
+    source = pools.price_source
+    if source is None:
+        return {}
+    if source.kind == "aws":
+        from segue.controller.costs.aws import spot_prices
+
+        return spot_prices(pools) | {pools.on_demand: pools.on_demand_price}
+    text = _file(source, pools) if source.kind == "file" else _command_output(source, pools)
+    return _checked(_parsed(text, pools), pools)
+
+
+def at_current_prices(spec: RunSpec) -> RunSpec:
+    """The spec with its pools at the prices that their source gives now; the same one without a source.
+
+    Raises:
+        PriceSourceError: as for `read_prices`.
+    """
+    if spec.pools.prices is None:
+        return spec
+    return spec.model_copy(update={"pools": spec.pools.at(read_prices(spec.pools))})
+
+
+def with_prices_to_start(spec: RunSpec, history: History, *, clock: Clock) -> History:
+    """The history of a run that is about to start, with current prices where its log has none.
+
+    Raises:
+        PriceSourceError: as for `read_prices`.
+    """
+    if spec.pools.prices is None or _known(spec, history) is not None:
+        return history
+    now = clock.now()
+    return replace(history, prices=PricesEntry(entry_id="", written_at=now, **_facts(spec, now)))
+
+
+def refresh_prices(runlog: RunLog, spec: RunSpec, history: History, *, clock: Clock) -> bool:
+    """Put current prices into the log if the known ones are old; whether the log has changed.
+
+    A source that fails leaves the last known prices, with the reason in the log.
+
+    Raises:
+        PriceSourceError: no prices are known, and the source fails.
+        StoreWriteError, StoreReadError: a retry is safe.
+    """
+    known, now = _known(spec, history), clock.now()
+    if spec.pools.prices is None:
+        return False
+    if known is not None and (now - known.written_at).total_seconds() < spec.pools.prices_every_seconds:
+        return False
+    facts = _facts(spec, now) if known is None else _renewed(spec, known, now)
+    return append_at(runlog, history, lambda stamp: PricesEntry.model_validate(stamp(epoch=0) | facts))
+
+
+def append_at(runlog: RunLog, history: History, build: Callable[[Stamp], Entry]) -> bool:
+    """Append a record if the log is as in `history`; True either way: the log has changed."""
+    try:
+        runlog.append(build, at=history.next_slot)
+    except LogMovedError:
+        read_history(runlog)  # Another process came first: its records count.
+    return True
+
+
+def _renewed(spec: RunSpec, known: PricesEntry, now: datetime) -> dict[str, Any]:
+    try:
+        return _facts(spec, now)
+    except PriceSourceError as error:
+        log.warning("prices not renewed, those of %s go on to hold reason=%s", known.taken_at.isoformat(), error)
+        facts = {"source": known.source, "prices": known.prices, "taken_at": known.taken_at}
+        return facts | {"problem": error.why}
+
+
+def _known(spec: RunSpec, history: History) -> PricesEntry | None:
+    """The newest prices in the log, if they are from the spec's source and complete."""
+    known = history.prices
+    if known is None or known.source != spec.pools.prices:
+        return None
+    return known if set(spec.pools.deployments) <= set(known.prices) else None
+
+
+def _facts(spec: RunSpec, now: datetime) -> dict[str, Any]:
+    return {"source": spec.pools.prices, "prices": read_prices(spec.pools), "taken_at": now}
+
+
+def _file(source: PriceSource, pools: PoolSpec) -> str:
+    path = Path(source.argument).expanduser()
+    try:
+        with path.open("rb") as file:
+            data = file.read(_LARGEST_BYTES + 1)
+    except OSError as error:
+        why = f"the file cannot be read ({error.strerror or error})"
+        raise _error(pools, why, "check the path; it counts from the folder in which the run is started.") from None
+    return _text(data, pools)
+
+
+def _command_output(source: PriceSource, pools: PoolSpec) -> str:
+    try:
+        data = output_of(source.argument, timeout_seconds=COMMAND_SECONDS, most_bytes=_LARGEST_BYTES + 1)
+    except CommandFailedError as error:
+        raise _error(pools, error.why, "run the command by hand in the folder of the run, and correct it.") from None
+    return _text(data, pools)
+
+
+def _text(data: bytes, pools: PoolSpec) -> str:
+    if len(data) > _LARGEST_BYTES:
+        raise _error(pools, f"the answer is longer than {_LARGEST_BYTES} bytes", _SHAPE + ".")
+    return data.decode("utf-8", "replace")
+
+
+def _parsed(text: str, pools: PoolSpec) -> Mapping[str, Any]:
+    try:
+        found = json.loads(text) if text.lstrip().startswith("{") else tomllib.loads(text)
+    except (ValueError, RecursionError) as error:  # Both parsers raise ValueErrors.
+        raise _error(pools, f"the answer {text[:60]!r} cannot be read ({error})", _SHAPE + ".") from None
+    return cast("Mapping[str, Any]", found)
+
+
+def _checked(given: Mapping[str, Any], pools: PoolSpec) -> dict[str, float]:
+    """The prices of these pools among those given; other deployments may be listed too."""
+    missing = [name for name in pools.deployments if name not in given]
+    if missing:
+        there = f"it has {', '.join(map(repr, given))}" if given else "it is empty"
+        why = f"the answer has no price for {' and '.join(missing)} ({there[:200]})"
+        raise _error(pools, why, "name each deployment of [pools], with its price per hour.")
+    wrong = {name: given[name] for name in pools.deployments if not _is_price(given[name])}
+    if wrong:
+        shown = ", ".join(f"{name} = {value!r}"[:80] for name, value in wrong.items())
+        raise _error(pools, f"no prices above 0: {shown}", "give numbers, per hour.")
+    return {name: float(given[name]) for name in pools.deployments}
+
+
+def _is_price(value: object) -> bool:
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return is_number and 0 < cast("float", value) < math.inf
+
+
+def _error(pools: PoolSpec, why: str, fix: str) -> PriceSourceError:
+    return PriceSourceError(source=pools.prices or "", why=why, fix=fix)

@@ -1,0 +1,206 @@
+"""What the budget permits: how long an attempt may run, and when none can be paid any more. Pure.
+
+The budget is a cap and wins over the deadline: on-demand that cannot be paid to the end is not bought for the
+deadline's sake, and the run goes on on spot, late. The margin on the work is for time and not counted as money.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from datetime import datetime
+from itertools import takewhile
+
+from segue.policy import clamp
+from segue.policy.estimates import Situation
+from segue.policy.pool_choice import paid_per_hour_of_work, pools_of
+from segue.policy.spending import HOUR, charges_of, month_of, pools_now
+from segue.runlog.history import History
+from segue.spec import RunSpec
+from segue.units import duration, money
+
+_SAVES_OF_AN_ATTEMPT = 3
+"""An attempt that cannot make this many steps and saves after its start is not worth its start."""
+
+_END_SECONDS, _END_SHARE = 5.0, 0.05
+"""What of the time is kept for the end of an attempt, after its last commit: the smaller of seconds and share."""
+
+
+@dataclass(frozen=True)
+class Cap:
+    """One cap of the budget, and what was spent of it."""
+
+    limit: float
+    spent: float
+    whose: str
+    """Whose spending counts, in words."""
+    renewed_in_seconds: float | None = None
+    """Until the cap begins anew; None: never."""
+
+    @property
+    def left(self) -> float:
+        return self.limit - self.spent
+
+    def affordable_seconds(self, price: float) -> float:
+        """How long a machine at this price per hour can be paid."""
+        seconds = max(self.left, 0.0) / price * HOUR
+        if self.renewed_in_seconds is None or seconds < self.renewed_in_seconds:
+            return seconds
+        return self.renewed_in_seconds + self.limit / price * HOUR
+
+
+@dataclass(frozen=True)
+class Purse:
+    """All caps of a run's budget, and what the rest of the run is expected to cost."""
+
+    caps: tuple[Cap, ...]
+    expected_cost: float | None
+    """From here to the goal; None while a step is unmeasured."""
+    currency: str = ""
+
+    @property
+    def tightest(self) -> Cap:
+        return min(self.caps, key=lambda cap: cap.left)
+
+    @property
+    def left(self) -> float:
+        return self.tightest.left
+
+    def affordable_seconds(self, price: float) -> float:
+        return min(cap.affordable_seconds(price) for cap in self.caps)
+
+    def numbers(self) -> dict[str, float]:
+        """The numbers for a decision."""
+        expected = {} if self.expected_cost is None else {"expected_cost": round(self.expected_cost, 6)}
+        return {"budget_left": round(self.left, 6)} | expected
+
+    def in_words(self) -> str:
+        """What was spent of which cap."""
+        cap = self.tightest
+        limit = money(cap.limit, self.currency)
+        return f"{money(cap.spent, self.currency)} of {limit} for {cap.whose} are spent"
+
+    def shortage(self) -> str:
+        """What the rest is expected to cost, and what is left for it; empty while that is not known."""
+        if self.expected_cost is None:
+            return ""
+        return f"{self.money(self.expected_cost)} are expected for the rest, and {self.money(self.left)} are left"
+
+    def money(self, amount: float) -> str:
+        return money(amount, self.currency)
+
+
+def purse_of(spec: RunSpec, history: History, here: Situation, *, now: datetime) -> Purse | None:
+    """What the budget of a run leaves now; None without a budget."""
+    caps = caps_of(spec, history, now=now)
+    return Purse(caps, expected_cost(spec, history, here, now=now), spec.pools.currency) if caps else None
+
+
+def caps_of(spec: RunSpec, history: History, *, now: datetime, live_seconds: float = 0.0) -> tuple[Cap, ...]:
+    """The caps of a run's budget and what was spent of each; none without a budget.
+
+    `live_seconds` is the time that an attempt without a report has had its machine.
+    """
+    budget, known, month = spec.budget, history.spending, month_of(now, spec.budget.zone)
+    charges = charges_of(spec, history, live_seconds=live_seconds)
+    caps = []
+    if budget.per_run is not None:
+        standbys = known.standby_cost if known is not None else 0.0
+        caps.append(Cap(budget.per_run, sum(charge.cost for charge in charges) + standbys, "the run"))
+    if budget.per_month is not None:
+        spent = sum(charge.cost_in(month) for charge in charges)
+        if known is not None and known.month == month.name:
+            spent += known.others_cost + known.standby_month_cost
+        left_seconds = (month.ends_at - now).total_seconds()
+        caps.append(Cap(budget.per_month, spent, f"all runs in {month.name}", renewed_in_seconds=left_seconds))
+    return tuple(caps)
+
+
+def expected_cost(spec: RunSpec, history: History, here: Situation, *, now: datetime) -> float | None:
+    """What the rest of the run is expected to cost; None while a step is unmeasured.
+
+    With a deadline it is PLAN's expectation over what spot may do, whichever policy decides; without one, spot with the
+    starts and the lost work that its preemptions cost.
+    """
+    if here.work_seconds is None:
+        return None
+    pools = pools_now(spec, history)
+    work = here.work_seconds / (1 + spec.policy.margin_share)
+    alone = (work + here.expected_changeover_seconds) * pools.on_demand_price / HOUR
+    if spec.policy.name == "on_demand_only" or pools.price_ratio <= 1 or not clamp.permits_spot(here):
+        return alone
+    if here.remaining_seconds is not None:
+        share = _plan_share(spec, history, here, now=now)
+        return alone if share is None else share * alone
+    known = pools_of(pools, history, here, now=now)
+    return min(paid_per_hour_of_work(pool, here=here) for pool in known) * work / HOUR
+
+
+def reason_to_end(spec: RunSpec, history: History, here: Situation, purse: Purse, *, price: float) -> str | None:
+    """Why the budget ends the run here; None where it pays for one more attempt at this price per hour."""
+    if not spec.budget.is_cap:
+        return None
+    step = _step_seconds(spec, history, here)
+    needed = here.expected_changeover_seconds + _SAVES_OF_AN_ATTEMPT * ((here.save_seconds or 0.0) + step)
+    end = f"step {history.committed_step} of {spec.steps} is committed{_deadline_lost(spec)}"
+    if purse.affordable_seconds(price) <= needed:
+        least = f"one more attempt takes {duration(needed)}, which cost {purse.money(needed * price / HOUR)}"
+        return f"the budget is used up: {purse.in_words()}, and {least}; {end}"
+    expected = purse.expected_cost
+    if spec.budget.on_exceeded != "refuse" or expected is None or _was_admitted(history) or expected <= purse.left:
+        return None
+    return f"refused: {purse.shortage()} ({purse.in_words()}); {end}"
+
+
+def warning_of(spec: RunSpec, purse: Purse) -> str:
+    """What is wrong with a budget although the run goes on; empty where nothing is."""
+    if purse.left <= 0:  # A cap would have ended the run.
+        return f"the budget is exceeded: {purse.in_words()}"
+    if purse.expected_cost is None or purse.expected_cost <= purse.left:
+        return ""
+    end = "will not last to the goal" if spec.budget.is_cap else "will be exceeded"
+    return f"the budget {end}: {purse.shortage()}"
+
+
+def forbids_on_demand(spec: RunSpec, purse: Purse) -> bool:
+    """Whether on-demand to the goal cannot be paid, so that the deadline is no reason to buy it."""
+    is_asked = spec.deadline is not None and spec.budget.is_cap
+    return is_asked and purse.expected_cost is not None and purse.expected_cost > purse.left
+
+
+def without_deadline(spec: RunSpec, here: Situation) -> tuple[RunSpec, Situation]:
+    """The same run as if it had no deadline."""
+    free = spec.model_copy(update={"deadline": None})
+    return free, replace(here, remaining_seconds=None, probe_seconds=None)
+
+
+def bound_seconds(spec: RunSpec, purse: Purse | None, *, price: float) -> float | None:
+    """How long an attempt at this price per hour may run; None: the budget does not limit it."""
+    if purse is None or not spec.budget.is_cap:
+        return None
+    seconds = purse.affordable_seconds(price)
+    # An attempt commits before its bound; its report and the end of its process come after that.
+    return seconds - min(_END_SECONDS, _END_SHARE * seconds)
+
+
+def _plan_share(spec: RunSpec, history: History, here: Situation, *, now: datetime) -> float | None:
+    from segue.policy.outlook import outlook  # Only here: it loads NumPy.
+
+    if spec.policy.name != "plan":
+        spec = spec.model_copy(update={"policy": spec.policy.model_copy(update={"name": "plan", "parameters": {}})})
+    ahead = outlook(spec, history, here, now=now)
+    return ahead.cost_share if ahead is not None else None
+
+
+def _was_admitted(history: History) -> bool:
+    """Whether an attempt was bought with a known expectation, since the run was last started."""
+    since = takewhile(lambda entry: entry.plan is not None, reversed(history.decisions))
+    return any("expected_cost" in entry.numbers for entry in since)
+
+
+def _step_seconds(spec: RunSpec, history: History, here: Situation) -> float:
+    left = spec.steps - history.committed_step
+    return (here.work_seconds or 0.0) / max(left, 1)
+
+
+def _deadline_lost(spec: RunSpec) -> str:
+    return "" if spec.deadline is None else "; the budget wins over the deadline"

@@ -1,0 +1,129 @@
+"""What a run has cost, attempt by attempt, and in which month. Pure.
+
+An attempt is charged from its claim to its end, at the price that held when it was decided: `pools.prices` names the
+source of current prices, and the log has what it answered.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta, tzinfo
+
+from segue.pool_prices import PoolSpec
+from segue.records import Capacity, SegmentReport
+from segue.runlog.history import History
+from segue.spec import RunSpec
+
+HOUR = 3600.0
+
+
+@dataclass(frozen=True)
+class Charge:
+    """Time with a machine at a price per hour."""
+
+    capacity: Capacity
+    began_at: datetime
+    seconds: float
+    price: float
+
+    @property
+    def cost(self) -> float:
+        return self.seconds * self.price / HOUR
+
+    @property
+    def ended_at(self) -> datetime:
+        return self.began_at + timedelta(seconds=self.seconds)
+
+    def cost_in(self, month: Month) -> float:
+        """The part of the cost that falls into a month."""
+        return self.within(month).cost
+
+    def within(self, month: Month) -> Charge:
+        """The part of the time that falls into a month; none of it may."""
+        begins_at = max(self.began_at, month.begins_at)
+        inside = (min(self.ended_at, month.ends_at) - begins_at).total_seconds()
+        return replace(self, began_at=begins_at, seconds=max(inside, 0.0))
+
+
+@dataclass(frozen=True)
+class Month:
+    """A calendar month of one time zone."""
+
+    name: str
+    """As in 2026-11."""
+    begins_at: datetime
+    ends_at: datetime
+
+
+def month_of(moment: datetime, zone: tzinfo) -> Month:
+    """The calendar month of a moment."""
+    there = moment.astimezone(zone)
+    return month_named(there.year, there.month, zone)
+
+
+def month_named(year: int, number: int, zone: tzinfo) -> Month:
+    """The calendar month of a year by its number, from 1 to 12."""
+    begins_at = datetime(year, number, 1, tzinfo=zone)
+    ends_at = datetime(year + number // 12, number % 12 + 1, 1, tzinfo=zone)
+    # In UTC: a difference of two times in one zone would not count the hour of its summer time.
+    return Month(f"{begins_at:%Y-%m}", begins_at.astimezone(UTC), ends_at.astimezone(UTC))
+
+
+def months_of(charges: Iterable[Charge], zone: tzinfo) -> list[Month]:
+    """The months in which any of the charges falls, oldest first."""
+    found: dict[str, Month] = {}
+    for charge in charges:
+        month = month_of(charge.began_at, zone)
+        found[month.name] = month
+        while month.ends_at < charge.ended_at:
+            month = month_of(month.ends_at, zone)
+            found[month.name] = month
+    return [found[name] for name in sorted(found)]
+
+
+def pools_now(spec: RunSpec, history: History) -> PoolSpec:
+    """The pools at the prices that hold now: the newest in the log, or those of the run spec."""
+    is_known = spec.pools.prices is not None and history.prices is not None
+    return history.once(_at_newest_prices, spec) if is_known else spec.pools
+
+
+def _at_newest_prices(spec: RunSpec, history: History) -> PoolSpec:
+    assert history.prices is not None
+    return spec.pools.at(history.prices.prices)
+
+
+def price_of(spec: RunSpec, history: History, report: SegmentReport) -> float:
+    """Price per hour at which a reported attempt is charged."""
+    return _price_of(spec, history, report.segment, report.attempt, report.capacity)
+
+
+def charges_of(spec: RunSpec, history: History, *, live_seconds: float = 0.0) -> list[Charge]:
+    """What the attempts of a run have cost, in their order; without its standbys.
+
+    `live_seconds` is the time that an attempt without a report has had its machine, by its heartbeat.
+    """
+    found = []
+    for report in history.last_reports():
+        if report.got_capacity and report.seconds > 0:
+            began_at = _began_at(history, report.segment, report.attempt)
+            price = price_of(spec, history, report)
+            found.append(Charge(report.capacity, began_at, report.seconds, price))
+    plan = history.open_plan
+    if live_seconds > 0 and plan is not None and not history.is_import(plan.segment, plan.attempt):
+        price = _price_of(spec, history, plan.segment, plan.attempt, plan.capacity)
+        found.append(Charge(plan.capacity, _began_at(history, plan.segment, plan.attempt), live_seconds, price))
+    return found
+
+
+def _price_of(spec: RunSpec, history: History, segment: int, attempt: int, capacity: Capacity) -> float:
+    plan = history.plan_of(segment, attempt)
+    deployment = plan.deployment if plan is not None else ""
+    given = history.prices_of(segment, attempt).get(deployment)
+    return spec.pools.price(capacity, deployment) if given is None else given
+
+
+def _began_at(history: History, segment: int, attempt: int) -> datetime:
+    claimed, decided = history.attempt_of(segment, attempt), history.decision_of(segment, attempt)
+    entry = claimed.claim if claimed is not None else decided
+    return entry.written_at if entry is not None else history.decisions[0].written_at

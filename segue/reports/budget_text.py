@@ -1,0 +1,31 @@
+"""A run's budget and its current prices, as people read them. Pure."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+from segue.policy.budget import Purse, caps_of
+from segue.records import Heartbeat
+from segue.reports.summary import live_of
+from segue.runlog.history import History
+from segue.spec import RunSpec
+from segue.units import money
+
+
+def budget_facts(spec: RunSpec, history: History, *, now: datetime, beat: Heartbeat | None = None) -> dict[str, str]:
+    """What was spent of the budget, and the prices that hold; empty for a run with neither."""
+    found = {}
+    caps = caps_of(spec, history, now=now, live_seconds=live_of(beat, history).seconds)
+    if caps:
+        # As the last decision expected it: PLAN's tables are too much work for a page that is refreshed all the time.
+        expected = history.decisions[-1].numbers.get("expected_cost") if history.decisions else None
+        found["budget"] = Purse(caps, expected, spec.pools.currency).in_words()
+        if expected is not None and not history.is_over:
+            rest = money(expected, spec.pools.currency)
+            found["budget"] += f"; at the last decision {rest} were expected for the rest"
+    known = history.prices
+    if known is not None and spec.pools.prices is not None:
+        listed = ", ".join(f"{name} {price:g}" for name, price in known.prices.items())
+        trouble = f"; the source fails: {known.problem}" if known.problem is not None else ""
+        found["prices"] = f"{listed} {spec.pools.currency}".strip() + f" ({known.taken_at:%Y-%m-%d %H:%M %Z}){trouble}"
+    return found
