@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from datetime import UTC, tzinfo
 
-from segue.reports.cost import money
 from segue.retraining.gate.record import GateResult
 from segue.retraining.model_record import Candidate, Choice, Comparison, Interval, SlotStart
 from segue.retraining.models import Models, SlotState
 from segue.retraining.spec import Window
-from segue.units import duration
+from segue.units import duration, money
 
 _MOST_FINDINGS = 30
 _MOST_FILES = 40

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import datetime
 
-from segue.reports.cost import money
-from segue.units import duration
+from segue.units import duration, money
 from segue.verification.record import Verification, green
 
 _SHOWN = 20
