@@ -26,7 +26,7 @@ from segue.tasks.segment_states import settle_left
 from segue.clock import SystemClock
 from segue.controller.recovery import OrphanWatch
 from segue.errors import SegueError
-from segue.runlog.log import RunLog
+from segue.runlog.open import log_in
 from segue.spec import StoreSpec
 from segue.stores import open_store
 from segue.stores.base import StoreGoneError
@@ -73,7 +73,7 @@ def recover_store(
         return [], [str(error)]
     for record in dead:
         try:
-            runlog = RunLog(opened, record.run_id, clock=clock).reload()
+            runlog = log_in(opened, record.run_id, store, clock=clock).reload()
             what, _ = recover_run(client, runlog, record, clock=clock, take_over=take_over)
         except (SegueError, ObjectNotFound, *SILENCE) as error:
             troubles.append(f"{record.run_id}: {error}")
@@ -81,7 +81,7 @@ def recover_store(
         log.info("run recovered run=%s what=%s", record.run_id, what)
         done.append(f"{record.run_id}: {what}")
     try:
-        settled, unsettled = settle_left(client, opened, url=store.url, clock=clock)
+        settled, unsettled = settle_left(client, opened, spec=store, clock=clock)
     except SILENCE as error:
         settled, unsettled = [], [f"the states of segments were not set from their logs: {error}"]
     return done + settled, troubles + unsettled
