@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
+import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
-
-from pydantic_core import PydanticCustomError
+from urllib.parse import quote
 
 _CREDENTIALS = re.compile(r"[A-Za-z][\w+.-]+:(//?)[^/\s?#@]*@")
 """Of a URL of any scheme, also where its slashes are forgotten."""
@@ -21,6 +22,9 @@ _TOKEN_OF = {"access", "api", "auth", "bearer", "refresh", "session", "hf", "tra
 _REFERENCE = re.compile(r"(env|file):.+")
 _LEAST_LENGTH = 8
 _WORDS = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])|[0-9]+")
+
+_IN_TEXT = re.compile(r"([A-Za-z][\w+.-]+:(?://?))[^/\s@'\"]+@")
+HIDDEN = "(hidden)"
 
 _WHERE_TO = "read it in the training code from a variable or a mounted file"
 
@@ -37,6 +41,8 @@ def without_credentials(url: str) -> str:
         PydanticCustomError: it holds credentials.
     """
     if holds_credentials(url):
+        from pydantic_core import PydanticCustomError  # Not at the top: the writer process starts without pydantic.
+
         text = "holds credentials, which would be stored; give them by variables, a profile or the machine's role"
         raise PydanticCustomError("secret", text)
     return url
@@ -44,7 +50,38 @@ def without_credentials(url: str) -> str:
 
 def masked(text: str) -> str:
     """The text without what stands before the @ of URLs in it."""
-    return re.sub(r"(//?)[^/\s@'\"]+@", r"\1...@", text)
+    return _IN_TEXT.sub(r"\1...@", text)
+
+
+def redacted(text: str) -> str:
+    """The text without credentials of URLs, and without secrets of this process's environment.
+
+    Those are the values of variables whose names say so, also where they are quoted or escaped.
+    """
+    text = _KNOWN_FORMS.sub(HIDDEN, masked(text))
+    for secret in _secrets_of(tuple(os.environ.items())):
+        text = text.replace(secret, HIDDEN)
+    return text
+
+
+@functools.lru_cache(maxsize=4)
+def _secrets_of(environment: tuple[tuple[str, str], ...]) -> tuple[str, ...]:
+    """The forms in which secrets of an environment may appear in a line of text, the longest first."""
+    lines = {
+        line
+        for name, value in environment
+        if _is_given(value) and _is_secret_variable(name)
+        for line in (value, *value.splitlines())
+        if len(line) >= _LEAST_LENGTH
+    }
+    forms = {form for line in lines for form in (line, repr(line)[1:-1], quote(line), quote(line, safe=""))}
+    return tuple(sorted(forms, key=len, reverse=True))
+
+
+def _is_secret_variable(name: str) -> bool:
+    words = [word.lower() for word in _WORDS.findall(name)]
+    is_place = words[-1:] in (["file"], ["path"], ["dir"], ["folder"])
+    return not is_place and (names_secret(name) or words[-1:] in (["token"], ["key"]))
 
 
 def names_secret(name: str) -> bool:
