@@ -73,8 +73,8 @@ def survive_broken_output(owner: ProcessRef | None = None) -> None:
 class Relay:
     """Reads a process's output as fast as it is written, and passes lines on at a limited rate.
 
-    Secrets of this process's environment are hidden in them. Of a line that was redrawn with carriage returns, as progress bars are, the last state is shown. Lines beyond
-    20 a second, after the first 500, are dropped and counted.
+    Secrets of this process's environment are hidden in them. Of a line that was redrawn with carriage returns, as
+    progress bars are, the last state is shown. Lines beyond 20 a second, after the first 500, are dropped and counted.
     """
 
     def __init__(self, stream: IO[bytes], on_line: OnLine) -> None:

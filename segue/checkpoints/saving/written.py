@@ -74,9 +74,12 @@ class PreparedCommit:
 
     @classmethod
     def decode(cls, data: bytes) -> Self | None:
-        """What `encode` wrote; None if the bytes are damaged."""
+        """What `encode` wrote; None if the bytes are damaged, or of somebody else."""
         head, body = data[:_HEAD_BYTES], data[_HEAD_BYTES:]
         if head != _HEAD % crc32c.crc32c(body):
             return None
-        content = json.loads(body)
-        return cls(content["facts"], Written.from_json(content["written"]), content["partition_hash"])
+        try:
+            content = json.loads(body)
+            return cls(dict(content["facts"]), Written.from_json(content["written"]), str(content["partition_hash"]))
+        except (ValueError, TypeError, LookupError, AttributeError, RecursionError):
+            return None
