@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import json
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,10 +18,12 @@ _KNOWN_FORMS = re.compile(
 )
 _SECRET_WORDS = {"password", "passwd", "passphrase", "secret", "credential", "credentials", "apikey"}
 _SECRET_PAIRS = {(first, "key") for first in ("api", "access", "private", "secret", "auth", "signing")}
+_SECRET_PAIRS |= {("auth", "string")}
 _TOKEN_OF = {"access", "api", "auth", "bearer", "refresh", "session", "hf", "tracking", "wandb"}
 """What comes before `token` in the name of a secret; `pad_token` and `eos_token` are none."""
 _REFERENCE = re.compile(r"(env|file):.+")
 _LEAST_LENGTH = 8
+_LEAST_KEY_LENGTH = 16
 _WORDS = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])|[0-9]+")
 
 _IN_TEXT = re.compile(r"([A-Za-z][\w+.-]+:(?://?))[^/\s@'\"]+@")
@@ -70,18 +73,26 @@ def _secrets_of(environment: tuple[tuple[str, str], ...]) -> tuple[str, ...]:
     lines = {
         line
         for name, value in environment
-        if _is_given(value) and _is_secret_variable(name)
+        if _is_given(value) and _is_secret_variable(name, value)
         for line in (value, *value.splitlines())
         if len(line) >= _LEAST_LENGTH
     }
-    forms = {form for line in lines for form in (line, repr(line)[1:-1], quote(line), quote(line, safe=""))}
+    forms = {form for line in lines for form in (line, *_written_forms(line))}
     return tuple(sorted(forms, key=len, reverse=True))
 
 
-def _is_secret_variable(name: str) -> bool:
+def _written_forms(text: str) -> tuple[str, ...]:
+    """A text as Python, JSON and URLs write it."""
+    in_json = (json.dumps(text)[1:-1], json.dumps(text, ensure_ascii=False)[1:-1])
+    return (repr(text)[1:-1], *in_json, quote(text), quote(text, safe=""))
+
+
+def _is_secret_variable(name: str, value: str) -> bool:
     words = [word.lower() for word in _WORDS.findall(name)]
-    is_place = words[-1:] in (["file"], ["path"], ["dir"], ["folder"])
-    return not is_place and (names_secret(name) or words[-1:] in (["token"], ["key"]))
+    if words[-1:] in (["file"], ["path"], ["dir"], ["folder"]):
+        return False
+    # Keys of other kinds, such as that of a table, are words, and words must stay readable.
+    return names_secret(name) or (words[-1:] in (["token"], ["key"]) and len(value) >= _LEAST_KEY_LENGTH)
 
 
 def names_secret(name: str) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import subprocess
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
@@ -14,6 +15,7 @@ from segue.errors import (
     ForgedRecordError,
     NothingTrustedError,
     ReplayedRecordError,
+    SigningKeyError,
     SigningKeyNeededError,
     UnsignedLogError,
 )
@@ -189,6 +191,20 @@ def test_records_cut_off_at_the_end_are_noticed_by_whoever_read_them_and_only_th
         with pytest.raises(StoreGoneError, match=r"record 3 .* is gone"):
             look()
     assert numbers(signed(store, key).reload()) == [0, 1, 2], "a new reader cannot know: docs/security.md says so"
+
+
+def test_with_the_public_key_a_log_is_verified_and_not_written(store, tmp_path):
+    private = new_key(tmp_path / "private", kind="ed25519")
+    signed(store, private, records=2)
+    made = ["openssl", "pkey", "-in", tmp_path / "private", "-pubout", "-out", tmp_path / "public"]
+    subprocess.run(made, check=True, capture_output=True)
+    log = signed(store, f"file:{tmp_path / 'public'}").reload()
+    assert numbers(log) == [0, 1]
+    with pytest.raises(SigningKeyError, match="a public key only verifies"):
+        log.append(note(2))
+    put(store, 2, record(store, 1))
+    with pytest.raises(ReplayedRecordError):
+        log.refresh()
 
 
 def test_a_signed_log_is_not_read_without_the_key(store, key):
