@@ -32,7 +32,7 @@ from segue.controller.recovery import OrphanWatch
 from segue.errors import SegueError, SpecError
 from segue.retraining.slots import store_of
 from segue.retraining.spec import RetrainSpec
-from segue.runlog.log import RunLog
+from segue.runlog.open import log_in
 from segue.spec import StoreSpec
 from segue.stores import open_store
 from segue.stores.base import StoreGoneError
@@ -80,9 +80,9 @@ def recover_store(
     for record in dead:
         try:
             if is_slot(record):
-                done.append(f"{record.run_id}: {recover_slot(client, opened, record, take_over=take_over)}")
+                done.append(f"{record.run_id}: {recover_slot(client, store, record, take_over=take_over)}")
                 continue
-            runlog = RunLog(opened, record.run_id, clock=clock).reload()
+            runlog = log_in(opened, record.run_id, store, clock=clock).reload()
             what, _ = recover_run(client, runlog, record, clock=clock, take_over=take_over)
         except (SegueError, ObjectNotFound, *SILENCE) as error:
             troubles.append(f"{record.run_id}: {error}")
@@ -90,7 +90,7 @@ def recover_store(
         log.info("run recovered run=%s what=%s", record.run_id, what)
         done.append(f"{record.run_id}: {what}")
     try:
-        settled, unsettled = settle_left(client, opened, url=store.url, clock=clock)
+        settled, unsettled = settle_left(client, opened, spec=store, clock=clock)
     except SILENCE as error:
         settled, unsettled = [], [f"the states of segments were not set from their logs: {error}"]
     return done + settled, troubles + unsettled

@@ -56,8 +56,9 @@ class SlotRunner:
         """`folder` holds retrain.toml."""
         self._spec, self._folder, self._logger = spec, folder, logger
         self._clock = parent_clock()
-        self._store = open_store(store_of(spec))
-        self.log = ModelsLog(self._store, spec.name, clock=self._clock)
+        place = store_of(spec)
+        self._store = open_store(place)
+        self.log = ModelsLog(self._store, spec.name, spec=place, clock=self._clock)
         self.turns = Turns(spec, self._store, self.log, clock=self._clock, logger=logger)
 
     def require_store(self) -> None:

@@ -73,7 +73,7 @@ def _slot(given: datetime | None) -> datetime:
 
 def _recorded(runs: DrillRuns) -> tuple[Verification, ...]:
     """The verifications up to the one of this slot, if it was made before; else none."""
-    log = VerificationsLog(open_store(runs.spec.store), runs.spec.run_id)
+    log = VerificationsLog(open_store(runs.spec.store), runs.spec.run_id, spec=runs.spec.store)
 
     def read() -> tuple[Verification, ...]:
         try:

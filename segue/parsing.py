@@ -8,6 +8,7 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
+from segue.credentials import masked, names_secret
 from segue.errors import SpecError
 
 _Model = typing.TypeVar("_Model", bound=BaseModel)
@@ -44,12 +45,12 @@ def _problem(model: type[BaseModel], item: Any) -> str:
 
 def _what_is_wrong(model: type[BaseModel], item: Any) -> str:
     """In one form: what is wrong (got the value); the remedy."""
-    where, given = item["loc"], repr(item["input"])
+    where, given = item["loc"], _shown(item["loc"], item["input"])
     match item["type"]:
         case "extra_forbidden":
             return _unknown_field(str(where[-1]), known=_fields_at(model, where[:-1]))
         # Not what was given: the options of a tracker or a command may be secret.
-        case "recipe_or_program" | "tracker" | "window" | "data" | "prices" | "budget":
+        case "recipe_or_program" | "tracker" | "window" | "data" | "prices" | "budget" | "secret":
             return str(item["msg"])
         case "missing":
             return "required field is missing"
@@ -67,6 +68,11 @@ def _what_is_wrong(model: type[BaseModel], item: Any) -> str:
         case "invalid-json-value" | "finite_number" if where[0] == "config":
             return f"must be a JSON value (got {given}); use a string"
     return f"{item['msg'][0].lower()}{item['msg'][1:]} (got {given})"
+
+
+def _shown(where: tuple[int | str, ...], value: object) -> str:
+    """A value as messages show it: nothing of one that may be secret."""
+    return "a value that is not shown" if any(names_secret(str(name)) for name in where) else masked(repr(value))
 
 
 def _unknown_field(name: str, *, known: list[str]) -> str:

@@ -10,9 +10,9 @@ import hashlib
 import re
 from datetime import datetime
 from enum import StrEnum
-from typing import Literal
+from typing import Any, Literal
 
-from pydantic import AwareDatetime, BaseModel, ConfigDict, Field
+from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, field_serializer
 
 from segue.shard import Shard
 
@@ -37,7 +37,8 @@ class FiniteValue(Value):
     """A part of a run spec, whose numbers are finite; measured values, such as a loss, may be nan."""
 
     # JSON has no infinity: the log and Prefect would return it as a string, and no policy can plan with it.
-    model_config = ConfigDict(allow_inf_nan=False)
+    # A URL with a password that is refused must not be in the error that refuses it.
+    model_config = ConfigDict(allow_inf_nan=False, hide_input_in_errors=True)
 
 
 class Record(Value):
@@ -163,6 +164,10 @@ class Manifest(Value):
     metric: float | None = Field(None, description="The user's metric at this step; None if it was not evaluated.")
     imported_from: WeightsFile | None = Field(None, description="File of the imported weights; None: trained here.")
     forked_from: Fork | None = Field(None, description="Checkpoint of another run; None: of this run alone.")
+
+    @field_serializer("shards")
+    def _shards_as_json(self, shards: tuple[Shard, ...]) -> list[dict[str, Any]]:
+        return [shard.to_json() for shard in shards]
 
     @property
     def size_bytes(self) -> int:

@@ -18,15 +18,19 @@ class Shard:
     size_bytes: Annotated[int, Ge(0)]
     chunk_bytes: Annotated[int, Gt(0)]
     chunk_crc32c: tuple[int, ...]
+    chunk_sha256: tuple[str, ...] = ()
+    """SHA-256 of each chunk, where the manifest is signed: a checksum shows accidents, not forgery."""
 
     __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
     """As a field of a record it is validated like one."""
 
     def to_json(self) -> dict[str, Any]:
-        """As plain data, for another process."""
-        return asdict(self)
+        """As plain data, for another process and for manifests."""
+        # Left out where there are none: older versions refuse a record with a field that they do not know.
+        return {name: value for name, value in asdict(self).items() if name != "chunk_sha256" or value}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Self:
         """From the data of `to_json`; nothing is checked."""
-        return cls(**(dict(data) | {"chunk_crc32c": tuple(data["chunk_crc32c"])}))
+        lists = {name: tuple(data.get(name, ())) for name in ("chunk_crc32c", "chunk_sha256")}
+        return cls(**(dict(data) | lists))

@@ -55,7 +55,7 @@ def record_verification(
     found = as_parent(lambda: _found(runs, said), what="logs of the two runs")
     outcome = judge_verification(runs, found, kinds=kinds)
     get_run_logger().info("verification judged outcome=%s reason=%s", outcome.outcome, outcome.reason)
-    log = VerificationsLog(open_store(runs.spec.store), runs.spec.run_id, clock=parent_clock())
+    log = VerificationsLog(open_store(runs.spec.store), runs.spec.run_id, spec=runs.spec.store, clock=parent_clock())
     return as_parent(lambda: log.add(outcome), what="record of the verification")
 
 
@@ -71,7 +71,7 @@ def publish_verification(spec: RunSpec, history: Sequence[Verification]) -> None
     """Send the event of the newest verification, once, and publish the page `segue-<run>-verify`."""
     clock, logger = parent_clock(), get_run_logger()
     store = open_store(spec.store)
-    log = VerificationsLog(store, spec.run_id)
+    log = VerificationsLog(store, spec.run_id, spec=spec.store)
     as_parent(log.read, what="log of the verifications")
     run_id, task_id = (UUID(str(known)) if known else None for known in (flow_run.id, task_run.id))
     announcer = Announcer(spec.run_id, log_id=log.log_id, flow_run_id=run_id, logger=logger)
@@ -99,6 +99,6 @@ def publish_verification(spec: RunSpec, history: Sequence[Verification]) -> None
 def tidy_verification(spec: RunSpec, history: Sequence[Verification]) -> None:
     """Remove the checkpoints of a verification that passed. What cannot be removed is left to the next one."""
     try:
-        tidy(open_store(spec.store), history, history[-1])
+        tidy(open_store(spec.store), history, history[-1], spec=spec.store)
     except (StoreReadError, StoreWriteError) as error:
         get_run_logger().warning("objects of the verification stay behind reason=%s", error)

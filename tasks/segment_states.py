@@ -30,9 +30,9 @@ from segue.records import SegmentPlan, SegmentReport
 from segue.runlog.entries import ReportEntry
 from segue.runlog.history import Attempt, History, read_history
 from segue.runlog.log import RunLog
-from segue.runlog.open import open_log
+from segue.runlog.open import log_in, open_log
 from segue.runlog.parents import read_parent
-from segue.spec import RunSpec
+from segue.spec import RunSpec, StoreSpec
 from segue.stores.base import Store, StoreReadError
 
 log = logging.getLogger(__name__)
@@ -63,21 +63,23 @@ def settle_segments(client: SyncPrefectClient, runlog: RunLog, *, now: datetime)
     return _settle(client, runlog, _unfinished(client, FlowRunFilter(state=_UNFINISHED, tags=tags)), now=now)
 
 
-def settle_left(client: SyncPrefectClient, store: Store, *, url: str, clock: Clock) -> tuple[list[str], list[str]]:
+def settle_left(
+    client: SyncPrefectClient, store: Store, *, spec: StoreSpec, clock: Clock
+) -> tuple[list[str], list[str]]:
     """Set the missed states of segments that no parent will look at. Returns what was set, and what failed.
 
-    This concerns the runs of the store at `url` that have no parent's record, or several unfinished segments.
+    This concerns the runs of the store, named by `spec`, that have no parent's record, or several unfinished segments.
     """
     by_run: defaultdict[str, list[FlowRun]] = defaultdict(list)
     for run in _unfinished(client, FlowRunFilter(state=_UNFINISHED)):
-        if store_of(run) == url:
+        if store_of(run) == spec.url:
             by_run[str(run.parameters["spec"].get("run_id"))].append(run)
     done, troubles = [], []
     for run_id, runs in by_run.items():
         try:
             if len(runs) < 2 and read_parent(store, run_id) is not None:
                 continue
-            settled = _settle(client, RunLog(store, run_id, clock=clock).reload(), runs, now=clock.now())
+            settled = _settle(client, log_in(store, run_id, spec, clock=clock).reload(), runs, now=clock.now())
         except (SegueError, ObjectNotFound, *SILENCE) as error:
             troubles.append(f"{run_id}: the states of its segments were not set from its log: {error}")
             continue

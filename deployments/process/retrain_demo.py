@@ -111,7 +111,7 @@ class RetrainDemo:
         self._write_spec()
         self.spec = RetrainSpec.from_toml(self.file)
         self.store = open_store(store_of(self.spec))
-        self.log = ModelsLog(self.store, self.spec.name)
+        self.log = ModelsLog(self.store, self.spec.name, spec=store_of(self.spec))
         self.slots: list[Slot] = []
 
     def run(self) -> None:

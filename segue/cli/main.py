@@ -6,11 +6,12 @@ import sys
 
 import typer
 
-from segue.cli import checkpoints, curve, plan, simulate
-from segue.cli.costs import costs
+from segue.cli import checkpoints, curve
 from segue.cli.demo import bench, demo
 from segue.cli.drill import drill
 from segue.cli.init import init
+from segue.cli.planning import plan, simulate
+from segue.cli.planning.costs import costs
 from segue.cli.recover import recover
 from segue.cli.retraining import data, models, retrain
 from segue.cli.run import run

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import math
+import os
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -21,6 +22,8 @@ from segue.spec import StoreSpec
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")]
 Store = Annotated[str, typer.Option(help="Store of the run: a folder, file:///folder or s3://bucket/prefix.")]
+SIGNING_KEY_FROM = "SEGUE_SIGNING_KEY_FROM"
+"""Names the reference to the key of signed logs, for commands that read no run spec."""
 Endpoint = Annotated[str | None, typer.Option(help="S3 endpoint URL; the default is AWS.")]
 
 
@@ -43,9 +46,20 @@ def read_run(run: str, *, store: str, endpoint_url: str | None) -> tuple[RunLog,
     Raises:
         SpecError: the endpoint is not a URL.
         RunNotFoundError: the store holds no such run.
+        SigningKeyNeededError: the run's log is signed, and the variable names no key.
         StoreUnreachableError: the store cannot be read.
     """
-    return find_run(run, StoreSpec.parse({"url": store, "endpoint_url": endpoint_url}, source=COMMAND_LINE))
+    return find_run(run, store_named(store, endpoint_url=endpoint_url))
+
+
+def store_named(url: str, *, endpoint_url: str | None) -> StoreSpec:
+    """The store that a command without a run spec names, with the signing key that a variable names for it.
+
+    Raises:
+        SpecError: the URL, the endpoint or the reference to the key is not valid.
+    """
+    named = {"url": url, "endpoint_url": endpoint_url, "signing_key": os.environ.get(SIGNING_KEY_FROM)}
+    return StoreSpec.parse(named, source=COMMAND_LINE)
 
 
 @contextlib.contextmanager

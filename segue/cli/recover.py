@@ -6,10 +6,9 @@ from typing import Annotated
 
 import typer
 
-from segue.cli.options import Endpoint, require_prefect
-from segue.errors import COMMAND_LINE, OrchestratorError
+from segue.cli.options import Endpoint, require_prefect, store_named
+from segue.errors import OrchestratorError
 from segue.reports.console import console
-from segue.spec import StoreSpec
 
 
 def recover(
@@ -36,7 +35,7 @@ def recover(
         raise OrchestratorError(
             what="recover needs the Prefect server that ran the parents.", fix="set PREFECT_API_URL to its address."
         )
-    given = [StoreSpec.parse({"url": url, "endpoint_url": endpoint_url}, source=COMMAND_LINE) for url in store or ()]
+    given = [store_named(url, endpoint_url=endpoint_url) for url in store or ()]
     done: list[str] = []
     troubles: list[str] = []
     require_server()

@@ -7,11 +7,10 @@ from typing import Annotated, Any
 
 import typer
 
-from segue.cli.options import Endpoint, Json, Store, read_run
+from segue.cli.options import Endpoint, Json, Store, read_run, store_named
 from segue.clock import SystemClock
 from segue.controller.standby_messages import held_by_standbys
 from segue.controller.steps import request_stop
-from segue.errors import COMMAND_LINE
 from segue.records import Heartbeat
 from segue.reports.budget_text import budget_facts
 from segue.reports.console import console, show_json
@@ -24,7 +23,6 @@ from segue.runlog.last_heartbeat import last_heartbeat
 from segue.runlog.log import RunLog
 from segue.runlog.open import known_runs
 from segue.runlog.parents import read_parent
-from segue.spec import StoreSpec
 
 
 def status(run: str, store: Store = ".segue/store", endpoint_url: Endpoint = None, as_json: Json = False) -> None:
@@ -74,7 +72,7 @@ def status(run: str, store: Store = ".segue/store", endpoint_url: Endpoint = Non
 
 def runs(store: Store = ".segue/store", endpoint_url: Endpoint = None, as_json: Json = False) -> None:
     """List the runs of a store: state, step, early or late, cost."""
-    spec = StoreSpec.parse({"url": store, "endpoint_url": endpoint_url}, source=COMMAND_LINE)
+    spec = store_named(store, endpoint_url=endpoint_url)
     now = SystemClock().now()
     found = []
     for runlog, history in known_runs(spec):

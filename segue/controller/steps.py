@@ -28,11 +28,12 @@ from segue.records import (
 )
 from segue.runlog import keys
 from segue.runlog.entries import DecisionEntry, Entry, OpenEntry, QuarantineEntry, ReportEntry, VerdictEntry
-from segue.runlog.history import Checkpoint, History, read_history
+from segue.runlog.history import Checkpoint, History, read_history, require_trusted
 from segue.runlog.last_heartbeat import last_heartbeat
 from segue.runlog.log import RunLog, Stamp
+from segue.runlog.open import open_log
 from segue.spec import RunSpec
-from segue.stores import StoreReadError, open_store
+from segue.stores import StoreReadError
 from segue.stores.base import StoreGoneError, StoreWriteError
 
 log = logging.getLogger(__name__)
@@ -72,6 +73,10 @@ def check_start(spec: RunSpec, *, clock: Clock, accept_drift: bool = False, know
 
     Raises:
         StoreGoneError: the log has fewer slots than `known_slots`.
+        SpecError: the spec holds credentials.
+        SigningKeyError: the key that the spec names cannot be used.
+        ForgedRecordError, ReplayedRecordError, BrokenChainError, UnsignedLogError, SigningKeyNeededError: the log is
+            not what this key signed.
         StoreUnreachableError: the store cannot be written, or has no reliable put-if-absent.
         DeadlinePassedError: the deadline of a new run, or a new deadline, is in the past.
         DriftError: the run was started with another recipe, config, seed or goal, and `accept_drift` is off.
@@ -79,8 +84,9 @@ def check_start(spec: RunSpec, *, clock: Clock, accept_drift: bool = False, know
         PriceSourceError: no prices of the run are known, and their source does not give them.
         BudgetError: the run begins, or begins again, and its budget pays for no attempt, or not for the run.
     """
-    store = open_store(spec.store)
-    runlog = RunLog(store, spec.run_id, clock=clock)
+    spec.require_no_secrets()
+    runlog = open_log(spec, clock=clock)
+    store = runlog.store
     is_new = not known_slots and _is_new_store(runlog)
     if is_new:
         # Before the store's check, which creates the folder: a request that is refused must leave nothing behind.
@@ -113,6 +119,7 @@ def decide_next(runlog: RunLog, spec: RunSpec, *, clock: Clock) -> Decision:
     Raises:
         StoreWriteError, StoreReadError: nothing was decided; a retry is safe.
         PriceSourceError: no prices of the run are known, and their source does not give them.
+        NothingTrustedError: the log is signed, and its checkpoints were spoiled.
     """
     known: int | None = None
     while True:
@@ -132,6 +139,7 @@ def decide_next(runlog: RunLog, spec: RunSpec, *, clock: Clock) -> Decision:
             continue
         if refresh_prices(runlog, spec, history, clock=clock) or refresh_spending(runlog, spec, history, clock=clock):
             continue
+        require_trusted(runlog, history, has_checkpoint=bool(history.usable))
         last = history.decisions[-1] if history.decisions else None
         if last is not None and last.plan is None and last.action != "import" and len(history.decisions) > known:
             # Another parent ended the run at this moment. A new decision would start it again.

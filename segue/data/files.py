@@ -43,13 +43,16 @@ def find(pattern: str, access: DataAccess = _DEFAULT) -> list[str]:
     Files whose names begin with '_' or '.', such as _SUCCESS, are left out.
 
     Raises:
-        DataUnreadableError: what is there could not be listed.
+        DataUnreadableError: what is there could not be listed, or a file's name is not safe to open.
         MissingExtraError: s3fs is not installed.
     """
     with readable(pattern):
         system = file_system(pattern, access)
         found = system.glob(f"{pattern}**" if pattern.endswith("/") else pattern, detail=True)
     files = [name for name, info in found.items() if info["type"] == "file" and name.rpartition("/")[2][0] not in "_."]
+    odd = next((name for name in files if "::" in name), None)
+    if odd is not None:  # fsspec would open another file system for it.
+        raise DataUnreadableError(path=odd, why="its name contains '::'")
     return sorted(system.unstrip_protocol(name) if is_remote(pattern) else name for name in files)
 
 

@@ -12,6 +12,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from segue.credentials import redacted
 from segue.errors import MissingExtraError
 from segue.integrations.tracker import CommittedRow, TrackedEnd, TrackedRun
 
@@ -173,7 +174,7 @@ def _failure_of(command: Sequence[str]) -> str | None:
         return f"it took longer than {_MODEL_SECONDS:.0f} s"
     if done.returncode == 0:
         return None
-    return (done.stderr.strip().splitlines() or [f"its process ended with {done.returncode}"])[-1]
+    return redacted((done.stderr.strip().splitlines() or [f"its process ended with {done.returncode}"])[-1])
 
 
 def _milliseconds(at: datetime) -> int:

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from segue.clock import SystemClock
+from segue.credentials import redacted
 from segue.errors import SegueError, SpecError, TrackerError
 from segue.runlog.log import RunLog
 from segue.runlog.open import open_log
@@ -167,7 +168,7 @@ class _Feed(threading.Thread):
         try:
             self._mirror.update()
         except Exception as error:  # Whatever a tracker's client raises: the run goes on.
-            trouble = f"{type(error).__name__}: {error}"
+            trouble = redacted(f"{type(error).__name__}: {error}")
             if trouble != self._trouble:
                 log.warning("tracker failed, tried again later name=%s reason=%s", self._tracker_name, trouble)
             self._trouble = trouble
@@ -190,5 +191,5 @@ def send(runlog: RunLog, tracker: Tracker) -> int:
     except SegueError:
         raise
     except Exception as error:
-        raise TrackerError(sent_step=mirror.sent_step, why=f"{type(error).__name__}: {error}") from error
+        raise TrackerError(sent_step=mirror.sent_step, why=redacted(f"{type(error).__name__}: {error}")) from error
     return mirror.sent_step

@@ -95,7 +95,7 @@ def commit_first(runlog: RunLog, state: FirstCheckpoint, staged: Staged, *, cloc
     started_at = clock.monotonic()
     claim = claim_run(runlog, Assignment(spec=state.spec, plan=plan), environment=state.environment)
     with _alive(runlog, state.spec, claim, clock=clock, step=state.step):
-        save = Save(runlog.run_id, claim.attempt_id, state.step)
+        save = Save(runlog.run_id, claim.attempt_id, state.step, is_signed=runlog.is_signed)
         written = patiently(partial(InlineWriter([runlog.store]).write, staged, save), what="checkpoint")
         manifest = Manifest(
             step=state.step,

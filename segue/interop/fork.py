@@ -19,10 +19,9 @@ from segue.interop.first_checkpoint import FirstCheckpoint, commit_first, requir
 from segue.interop.load import choose_checkpoint, read_verified
 from segue.records import CheckpointRef, Fork, Value
 from segue.runlog.history import Checkpoint, History, read_history
-from segue.runlog.log import RunLog
-from segue.runlog.open import find_run
+from segue.runlog.open import find_run, open_log
 from segue.spec import RunSpec
-from segue.stores import StoreReadError, open_store
+from segue.stores import StoreReadError
 
 if TYPE_CHECKING:
     from segue.checkpoints.format.snapshot import Snapshot
@@ -79,7 +78,7 @@ def fork_run(
     """
     progress, clock = progress or no_progress, clock or SystemClock()
     with suppress(StoreReadError, MissingObjectError):  # Opening the run gives the better error about the store.
-        history = read_history(RunLog(open_store(spec.store), spec.run_id))
+        history = read_history(open_log(spec))
         known = _same_fork(spec.run_id, history, source, step, reset)
         if known is not None:
             return known

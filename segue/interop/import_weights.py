@@ -24,9 +24,9 @@ from segue.records import (
     WeightsFile,
 )
 from segue.runlog.history import read_history
-from segue.runlog.log import RunLog
+from segue.runlog.open import open_log
 from segue.spec import RunSpec
-from segue.stores import StoreReadError, open_store
+from segue.stores import StoreReadError
 
 log = logging.getLogger(__name__)
 
@@ -73,7 +73,7 @@ def import_weights(
         raise SpecError(source=COMMAND_LINE, problems=(problem,))
     path = require_weights_file(file)
     with suppress(StoreReadError, MissingObjectError):  # Opening the run gives the better error about the store.
-        require_unbegun(read_history(RunLog(open_store(spec.store), spec.run_id)), run_id=spec.run_id)
+        require_unbegun(read_history(open_log(spec)), run_id=spec.run_id)
     # Torch takes seconds to import: what can be refused without it has been refused by now.
     progress("loading torch")
     from segue.checkpoints.saving.staging import StagingArea

@@ -18,6 +18,7 @@ from contextlib import suppress
 from typing import IO, NamedTuple
 
 from segue.clock import SystemClock
+from segue.credentials import redacted
 from segue.process import Parent, ProcessRef
 
 log = logging.getLogger(__name__)
@@ -72,8 +73,8 @@ def survive_broken_output(owner: ProcessRef | None = None) -> None:
 class Relay:
     """Reads a process's output as fast as it is written, and passes lines on at a limited rate.
 
-    Of a line that was redrawn with carriage returns, as progress bars are, the last state is shown. Lines beyond
-    20 a second, after the first 500, are dropped and counted.
+    Secrets of this process's environment are hidden in them. Of a line that was redrawn with carriage returns, as
+    progress bars are, the last state is shown. Lines beyond 20 a second, after the first 500, are dropped and counted.
     """
 
     def __init__(self, stream: IO[bytes], on_line: OnLine) -> None:
@@ -144,7 +145,7 @@ class Relay:
 
     def _pass_on(self, text: str) -> None:
         try:
-            self._on_line(line_of(text))
+            self._on_line(line_of(redacted(text)))
         except (Exception, SystemExit):
             # Any exception, and the SystemExit of a console whose pipe broke: a line that cannot be shown must
             # neither end the trainer, which would block at a full pipe, nor the process that watches it.

@@ -18,6 +18,8 @@ from segue.retraining.model_record import DONE, IN_WORDS, RECORD, Candidate, Cho
 from segue.runlog import keys
 from segue.runlog.entries import Entry, ModelEntry
 from segue.runlog.log import RunLog, Stamp
+from segue.runlog.open import log_in
+from segue.spec import StoreSpec
 from segue.stores.base import Store
 
 
@@ -112,9 +114,10 @@ class Models:
 class ModelsLog:
     """The versions of one model in a store."""
 
-    def __init__(self, store: Store, name: str, *, clock: Clock | None = None) -> None:
+    def __init__(self, store: Store, name: str, *, spec: StoreSpec | None = None, clock: Clock | None = None) -> None:
+        """`spec` is that of the store; its key signs the records, and is needed to read signed ones."""
         self.store, self.name = store, name
-        self._log = RunLog(store, keys.model_folder(name), clock=clock)
+        self._log = log_in(store, keys.model_folder(name), spec or StoreSpec(), clock=clock)
 
     @property
     def log_id(self) -> str:

@@ -206,12 +206,7 @@ _HEAD_BYTES = len(_HEAD % 0)
 
 def encode(entry: Entry) -> bytes:
     """JSON, with a checksum of the entry's bytes before it, so that a flipped bit that still parses is detected."""
-    try:
-        body = entry.model_dump_json().encode()
-    except PydanticSerializationError:
-        # Surrogates, from a file name that is not UTF-8: a traceback with one must not cost the report.
-        body = type(entry).model_validate(_in_whole_characters(entry.model_dump())).model_dump_json().encode()
-    return _HEAD % crc32c.crc32c(body) + body + b"}"
+    return framed(body_of(entry))
 
 
 def decode(data: bytes, *, key: str) -> AnyEntry:
@@ -220,10 +215,42 @@ def decode(data: bytes, *, key: str) -> AnyEntry:
     Raises:
         DamagedRecordError: the bytes are not what `encode` wrote.
     """
+    return parse(unframed(data, key=key), key=key)
+
+
+def body_of(entry: Entry) -> bytes:
+    """The entry as JSON."""
+    try:
+        return entry.model_dump_json().encode()
+    except PydanticSerializationError:
+        # Surrogates, from a file name that is not UTF-8: a traceback with one must not cost the report.
+        return type(entry).model_validate(_in_whole_characters(entry.model_dump())).model_dump_json().encode()
+
+
+def framed(body: bytes) -> bytes:
+    """A record's body, which is the entry and perhaps its signature, with the checksum before it."""
+    return _HEAD % crc32c.crc32c(body) + body + b"}"
+
+
+def unframed(data: bytes, *, key: str) -> bytes:
+    """The body of a record.
+
+    Raises:
+        DamagedRecordError: the bytes are not what `framed` made.
+    """
     if not is_intact(data):
         raise DamagedRecordError(key=key, why="its checksum does not match its bytes")
+    return data[_HEAD_BYTES:-1]
+
+
+def parse(body: bytes, *, key: str) -> AnyEntry:
+    """The entry of a body without signature.
+
+    Raises:
+        DamagedRecordError: it is none, or one of a newer version.
+    """
     try:
-        return _ADAPTER.validate_json(data[_HEAD_BYTES:-1])
+        return _ADAPTER.validate_json(body)
     except ValidationError as error:
         version = _newest_version(error)
         why = (

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from segue.errors import NothingTrustedError
 from segue.runlog.facts import Attempt, Checkpoint, History
 from segue.runlog.folding import Folding
 from segue.runlog.log import Damage, RunLog, Slot
 
-__all__ = ["Attempt", "Checkpoint", "History", "fold", "read_history"]
+__all__ = ["Attempt", "Checkpoint", "History", "fold", "read_history", "require_trusted"]
 
 
 def read_history(log: RunLog) -> History:
@@ -24,6 +25,17 @@ def read_history(log: RunLog) -> History:
             # A record that was read after later ones changes what they mean: everything is folded again.
             kept = log.kept = _Kept(Folding(), log.repairs)
         return kept.brought_up(log)
+
+
+def require_trusted(log: RunLog, history: History, *, has_checkpoint: bool) -> None:
+    """Pass unless a signed run would begin at step 0 again: where its checkpoints were spoiled, a person decides.
+
+    Raises:
+        NothingTrustedError: the log is signed, has checkpoints or unreadable records, and no checkpoint to resume from.
+    """
+    if log.is_signed and not has_checkpoint and (history.checkpoints or history.damage):
+        counts = {"checkpoints": len(history.checkpoints), "unreadable": len(history.damage)}
+        raise NothingTrustedError(run_id=log.run_id, **counts)
 
 
 def fold(slots: Sequence[Slot], *, damage: tuple[Damage, ...] = (), next_slot: int = 0) -> History:

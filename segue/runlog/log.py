@@ -10,11 +10,22 @@ from datetime import UTC, datetime
 from typing import Protocol
 
 from segue.clock import Clock, SystemClock
-from segue.errors import FencedError, LogMovedError, MissingObjectError
+from segue.errors import (
+    BrokenChainError,
+    DamagedRecordError,
+    FencedError,
+    ForgedRecordError,
+    LogMovedError,
+    MissingObjectError,
+    NothingTrustedError,
+    ReplayedRecordError,
+)
 from segue.runlog import keys
-from segue.runlog.entries import Entry, decode, encode
+from segue.runlog.entries import Entry, body_of, encode, framed
 from segue.runlog.packs import Packs
+from segue.runlog.signatures import SignatureChain
 from segue.runlog.slots import Damage, Slot, Slots
+from segue.signing import Signer
 from segue.stores.base import ObjectInfo, Store, StoreGoneError, StoreReadError, StoreWriteError
 from segue.stores.parallel import read_each
 
@@ -38,9 +49,12 @@ class RunLog:
 
     A writer appends at the slot after the last one it has read; if that slot is taken, it reads on. So the writer of
     each record has read all records before it, which makes the log linear without locks or clocks.
+
+    With a signer, every record is signed and verified; one that is not signed for its place raises an error, and
+    nothing that was read with it is used.
     """
 
-    def __init__(self, store: Store, run_id: str, *, clock: Clock | None = None) -> None:
+    def __init__(self, store: Store, run_id: str, *, clock: Clock | None = None, signer: Signer | None = None) -> None:
         self.store, self.run_id = store, run_id
         self.lock = threading.RLock()
         """Held while the log is read or appended to."""
@@ -48,7 +62,8 @@ class RunLog:
         """What `read_history` folded so far."""
         self._clock = clock or SystemClock()
         self._packs = Packs(store, run_id)
-        self._slots = Slots(run_id)
+        self._chain = SignatureChain(run_id, signer)
+        self._slots = Slots(run_id, self._chain)
         self._is_listed = False
         self._unsure: dict[bytes, Entry] = {}
         """Records that were sent without an answer, by their content."""
@@ -94,6 +109,11 @@ class RunLog:
         return first.entry.entry_id if first is not None else ""
 
     @property
+    def is_signed(self) -> bool:
+        """Whether its records are signed."""
+        return self._chain.is_signed
+
+    @property
     def highest_epoch(self) -> int:
         """The highest claim epoch in any record."""
         return self._slots.highest_epoch
@@ -105,6 +125,8 @@ class RunLog:
 
         Raises:
             StoreReadError: the store could not be read.
+            ForgedRecordError, ReplayedRecordError, BrokenChainError, UnsignedLogError, SigningKeyNeededError: a record
+                is not what the log's key signed for its slot.
         """
         with self.lock:  # Listed under it too: a record that another thread appends meanwhile would seem to be lost.
             if self.next_slot == 0:
@@ -166,10 +188,16 @@ class RunLog:
             content = _content(built)
             entry = self._unsure.setdefault(content, built)
             landed = None if entry is built else self._slot_with(entry.entry_id)
-            slot = landed or self._write(number, encode(entry))
+            slot = landed or self._write(number, self._signed(entry, number))
             del self._unsure[content]
             if slot is not None:
                 return slot
+
+    def _signed(self, entry: Entry, number: int) -> bytes:
+        if self.is_signed and number and not self._slots:
+            # Which log this is, and what the record follows, is not known.
+            raise NothingTrustedError(run_id=self.run_id, checkpoints=0, unreadable=number)
+        return framed(self._chain.signed(body_of(entry), slot=number, entry_id=entry.entry_id))
 
     def _require_last_slot(self) -> None:
         """Refuse to append to a log that was replaced or emptied since it was read: its slots would look free."""
@@ -203,7 +231,10 @@ class RunLog:
             raise StoreWriteError(url=self.store.url, key=key, why=why) from None
         if not is_ours:
             return None
-        return self._slots.add(number, decode(data, key=key))
+        slot = self._slots.decode(number, data)
+        if slot is None:
+            raise DamagedRecordError(key=key, why="it cannot be read as it was written")
+        return slot
 
     def _holds(self, key: str, data: bytes) -> bool:
         try:
@@ -235,9 +266,12 @@ class RunLog:
         packs = self._packs.find()
         if packs and self._read_tail():
             log_id = self._pack_id
-            for number, data in self._packs.read(packs.get(log_id, ()), log_id=log_id):
-                if number not in self._slots:
-                    self._slots.decode(number, data)
+            try:
+                for number, data in self._packs.read(packs.get(log_id, ()), log_id=log_id):
+                    if number not in self._slots:
+                        self._slots.decode(number, data)
+            except (ForgedRecordError, ReplayedRecordError, BrokenChainError) as error:
+                log.warning("pack with a forged record ignored reason=%s", error)  # The record itself is read instead.
 
     def _read_slots(self, numbers: Iterable[int], sizes: dict[int, int]) -> None:
         named = {keys.log_key(self.run_id, number): number for number in numbers}

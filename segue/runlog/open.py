@@ -2,17 +2,28 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from pathlib import Path
 
 from segue.clock import Clock
-from segue.errors import BadKeyError, MissingObjectError, RunNotFoundError, StoreUnreachableError
+from segue.errors import (
+    BadKeyError,
+    MissingObjectError,
+    RunNotFoundError,
+    SigningKeyNeededError,
+    StoreUnreachableError,
+    UnsignedLogError,
+)
 from segue.runlog import keys
 from segue.runlog.history import History, read_history
 from segue.runlog.log import RunLog
+from segue.signing import open_signer
 from segue.spec import RunSpec, StoreSpec
 from segue.stores import StoreReadError, open_store
 from segue.stores.base import Store, StoreGoneError
+
+logger = logging.getLogger(__name__)
 
 DEFAULT_STORE = ".segue/store"
 
@@ -22,8 +33,19 @@ def open_log(spec: RunSpec, *, clock: Clock | None = None) -> RunLog:
 
     Raises:
         StoreUnreachableError: the store's URL is not valid.
+        SigningKeyError: the key that the spec names cannot be used.
     """
-    return RunLog(open_store(spec.store), spec.run_id, clock=clock)
+    return log_in(open_store(spec.store), spec.run_id, spec.store, clock=clock)
+
+
+def log_in(store: Store, run_id: str, spec: StoreSpec | str | Path, *, clock: Clock | None = None) -> RunLog:
+    """The log of a run in an opened store, signed as the store's spec says. Nothing is read or written yet.
+
+    Raises:
+        SigningKeyError: the key that the spec names cannot be used.
+    """
+    reference = spec.signing_key if isinstance(spec, StoreSpec) else None
+    return RunLog(store, run_id, clock=clock, signer=open_signer(reference) if reference is not None else None)
 
 
 def find_run(run_id: str, store: StoreSpec | str | Path = DEFAULT_STORE) -> tuple[RunLog, History]:
@@ -34,7 +56,7 @@ def find_run(run_id: str, store: StoreSpec | str | Path = DEFAULT_STORE) -> tupl
         StoreUnreachableError: the store cannot be read.
     """
     opened = open_store(store)
-    log = RunLog(opened, run_id)
+    log = log_in(opened, run_id, store)
     try:
         history = read_history(log.reload())
         if history.next_slot == 0:
@@ -57,26 +79,35 @@ def known_runs(store: StoreSpec | str | Path = DEFAULT_STORE) -> Iterator[tuple[
     """
     opened = open_store(store)
     try:
-        yield from runs_in(opened)
+        yield from runs_in(opened, store)
     except StoreReadError as error:
         raise _unreadable(opened, error) from None
     except MissingObjectError:
         return  # A folder or bucket that does not exist has no runs.
 
 
-def runs_in(store: Store, *, other_than: str | None = None) -> Iterator[tuple[RunLog, History]]:
+def runs_in(
+    opened: Store, store: StoreSpec | str | Path, *, other_than: str | None = None
+) -> Iterator[tuple[RunLog, History]]:
     """Every run of an open store but one, by name: its log and its history. Nothing is written.
+
+    Runs that need another signing key are left out, with a warning.
 
     Raises:
         StoreReadError: the store could not be read.
         MissingObjectError: its bucket does not exist.
     """
-    for name in filter(keys.is_run_folder, store.folders()):
-        if name != other_than:
-            log = RunLog(store, name)
+    for name in filter(keys.is_run_folder, opened.folders()):
+        if name == other_than:
+            continue
+        log = log_in(opened, name, store)
+        try:
             history = read_history(log.reload())
-            if history.next_slot:
-                yield log, history
+        except (SigningKeyNeededError, UnsignedLogError) as error:
+            logger.warning("run left out run=%s reason=%s", name, error)
+            continue
+        if history.next_slot:
+            yield log, history
 
 
 def _unreadable(store: Store, error: StoreReadError) -> StoreUnreachableError:

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 from segue.errors import DamagedRecordError
 from segue.runlog import keys
-from segue.runlog.entries import AnyEntry, decode
+from segue.runlog.entries import AnyEntry, parse, unframed
+from segue.runlog.signatures import SignatureChain
 
 
 @dataclass(frozen=True)
@@ -30,8 +31,8 @@ class Damage:
 class Slots:
     """Readable and damaged slots of one run's log, in whatever order they are read. Not safe for several threads."""
 
-    def __init__(self, run_id: str) -> None:
-        self._run_id = run_id
+    def __init__(self, run_id: str, chain: SignatureChain) -> None:
+        self._run_id, self._chain = run_id, chain
         self._readable: dict[int, Slot] = {}
         self._in_order: list[Slot] = []
         self._damage: dict[int, Damage] = {}
@@ -72,12 +73,20 @@ class Slots:
         self.end = max(self.end, number + 1)
         return slot
 
-    def decode(self, number: int, data: bytes) -> None:
-        """Add a slot by its bytes, which may be damaged."""
+    def decode(self, number: int, data: bytes) -> Slot | None:
+        """Add a slot by its bytes; None where they are damaged.
+
+        Raises:
+            ForgedRecordError, ReplayedRecordError, BrokenChainError, UnsignedLogError, SigningKeyNeededError: they are
+                sound, and not what the log's key signed for this slot. Nothing was added.
+        """
+        key = keys.log_key(self._run_id, number)
         try:
-            self.add(number, decode(data, key=keys.log_key(self._run_id, number)))
+            entry = self._chain.verified(unframed(data, key=key), slot=number)
+            return self.add(number, parse(entry, key=key))
         except DamagedRecordError as error:
             self.add_damage(number, error.why)
+            return None
 
     def add_damage(self, number: int, why: str) -> None:
         self._damage[number] = Damage(number, keys.log_key(self._run_id, number), why)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
+from segue.credentials import without_credentials
 from segue.records import FiniteValue
 
 
@@ -25,6 +26,11 @@ class DataAccess(FiniteValue):
     cache_folder: str | None = Field(
         None, description="Folder for copies of remote files; None: segue/data in the user's cache folder."
     )
+
+    @field_validator("endpoint_url")
+    @classmethod
+    def _has_no_credentials(cls, url: str | None) -> str | None:
+        return url if url is None else without_credentials(url)
 
 
 class DataSpec(DataAccess):

@@ -13,6 +13,7 @@ from typing import Any, Self
 from pydantic import AwareDatetime, Field, JsonValue, ValidationInfo, field_validator
 from pydantic_core import PydanticCustomError
 
+from segue.credentials import secrets_in
 from segue.errors import DeadlinePassedError, SpecError
 from segue.parsing import parsed
 from segue.pool_prices import PoolSpec
@@ -168,6 +169,16 @@ class RunSpec(FiniteValue, Record):
             raise DeadlinePassedError(
                 deadline=self.deadline.isoformat(timespec="seconds"), now=now.isoformat(timespec="seconds")
             )
+
+    def require_no_secrets(self) -> None:
+        """Check that the spec holds no credentials, as far as names and forms show: it is stored, and shown.
+
+        Raises:
+            SpecError: it does; names the fields, not their values.
+        """
+        problems = secrets_in(self.model_dump(mode="json"))
+        if problems:
+            raise SpecError(source=f"the spec of run {self.run_id!r}", problems=problems)
 
     def identity(self) -> dict[str, str]:
         """The fields that define what is trained; a change in them is drift."""

@@ -10,8 +10,10 @@ from typing import Self
 from pydantic import Field, field_validator
 from pydantic_core import PydanticCustomError
 
+from segue.credentials import without_credentials
 from segue.parsing import parsed
 from segue.records import FiniteValue
+from segue.signing import REFERENCE
 from segue.spec.section import Section
 
 _REMOTE_LOOK_SECONDS, _REMOTE_LOOK_HEARTBEATS = 10.0, 5
@@ -29,6 +31,30 @@ class StoreSpec(FiniteValue):
         None, pattern=r"^https?://[^/\s]+", description="S3 endpoint, e.g. http://127.0.0.1:9000; None: AWS."
     )
     region: str | None = Field(None, description="S3 region; None: the one that boto3 finds.")
+    signing_key: str | None = Field(
+        None,
+        # Left out where there is none: older versions refuse a record with a field that they do not know.
+        exclude_if=lambda reference: reference is None,
+        description="Reference to the key that signs the log and checkpoints: env:NAME or file:/path; None: unsigned.",
+    )
+
+    @field_validator("url")
+    @classmethod
+    def _has_no_credentials(cls, url: str) -> str:
+        return without_credentials(url)
+
+    @field_validator("endpoint_url")
+    @classmethod
+    def _endpoint_has_no_credentials(cls, url: str | None) -> str | None:
+        return url if url is None else without_credentials(url)
+
+    @field_validator("signing_key")
+    @classmethod
+    def _is_reference(cls, reference: str | None) -> str | None:
+        if reference is not None and not REFERENCE.fullmatch(reference):
+            text = "must be env:NAME or file:/path; the key itself does not belong here, where it would be stored"
+            raise PydanticCustomError("secret", text)
+        return reference
 
     @property
     def is_remote(self) -> bool:

@@ -6,6 +6,8 @@ import re
 
 from pydantic import JsonValue
 
+from segue.credentials import holds_credentials
+
 TrackerOptions = dict[str, JsonValue]
 
 TRACKERS = {
@@ -15,7 +17,6 @@ TRACKERS = {
 """The trackers that segue has, and where each is."""
 
 _PATH = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
-_URL_WITH_CREDENTIALS = re.compile(r"\w+://[^/\s@]+@")
 
 
 def why_no_tracker(name: str, options: TrackerOptions) -> str | None:
@@ -23,6 +24,6 @@ def why_no_tracker(name: str, options: TrackerOptions) -> str | None:
     if name not in TRACKERS and not _PATH.fullmatch(name):
         return f"{name!r} is no tracker; use {', '.join(TRACKERS)}, or your own as package.module:factory"
     for option, value in options.items():
-        if isinstance(value, str) and _URL_WITH_CREDENTIALS.match(value):
+        if isinstance(value, str) and holds_credentials(value):
             return f"{name}.{option} holds credentials, which would be stored; give them by environment variables"
     return None

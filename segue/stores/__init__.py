@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
 
+from segue.credentials import holds_credentials, masked
 from segue.errors import StoreUnreachableError
 from segue.stores.base import ObjectInfo, Store, StoreReadError, StoreWriteError
 from segue.stores.local import LocalStore
@@ -42,10 +43,10 @@ def open_url(url: str, *, endpoint_url: str | None = None, region: str | None = 
         return LocalStore(Path(url))
     parts = urlsplit(url)
     fix = "give a folder, file:///folder or s3://bucket/prefix."
-    if "@" in parts.netloc:
+    if "@" in parts.netloc or any(holds_credentials(given) for given in (url, endpoint_url or "")):
         # The text before the @ may be a secret, and a store's URL is part of every message.
-        shown = f"{parts.scheme}://...@{parts.netloc.rpartition('@')[2]}{parts.path}"
-        raise StoreUnreachableError(url=shown, why="the URL may not contain credentials; boto3 finds them.", fix=fix)
+        why = "the URL and the endpoint may not contain credentials; boto3 finds them."
+        raise StoreUnreachableError(url=masked(url), why=why, fix=fix)
     if parts.scheme not in {"s3", "file"}:
         raise StoreUnreachableError(url=url, why=f"{parts.scheme}:// is not a supported kind of store.", fix=fix)
     if not url.startswith(f"{url.partition(':')[0]}://"):

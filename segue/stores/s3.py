@@ -42,6 +42,8 @@ _CONNECT_TIMEOUT = timedelta(seconds=5)
 _PART_BYTES = 16 * 2**20
 _PARTS_AT_ONCE = 8
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")
+_FORBIDDEN = 403
+"""S3's answer to a question about the whole bucket, where a policy permits only what is below a prefix."""
 _MOST_PARTS = 9_000
 """S3 takes 10,000."""
 
@@ -84,6 +86,8 @@ class S3Store:
         config: S3Config = {
             "region": session.region_name or _DEFAULT_REGION,
             "unsigned_payload": not is_payload_exposed(endpoint_url),
+            # One request for each object: some servers ask for the right to delete in the whole bucket otherwise.
+            "disable_bulk_delete": True,
         }
         client: ClientConfig = {"timeout": _CLIENT_TIMEOUT, "connect_timeout": _CONNECT_TIMEOUT}
         if endpoint_url is not None:
@@ -183,10 +187,13 @@ class S3Store:
             raise StoreReadError(url=self.url, key=prefix, why=type(error).__name__) from None
 
     def check(self) -> None:
+        refusal: StoreUnreachableError | None = None
         try:
             self._client().head_bucket(Bucket=self.bucket)
         except botocore.exceptions.ClientError as error:
-            raise self._unreachable(error) from None
+            refusal = self._unreachable(error)
+            if error.response.get("ResponseMetadata", {}).get("HTTPStatusCode") != _FORBIDDEN:
+                raise refusal from None
         except (ValueError, botocore.exceptions.ParamValidationError):
             raise StoreUnreachableError(
                 url=self.url,
@@ -199,7 +206,13 @@ class S3Store:
                 why=f"no answer ({type(error).__name__}).",
                 fix=f"check the endpoint ({self._endpoint_url or 'AWS'}), the network and the region.",
             ) from None
-        check_by_writing(self)
+        try:
+            check_by_writing(self)
+        except StoreUnreachableError as error:
+            if refusal is None:
+                raise
+            why = f"{error.why.removesuffix('.')}, and {refusal.why}"
+            raise StoreUnreachableError(url=self.url, why=why, fix=refusal.fix or "") from None
 
     def _client(self) -> Any:
         config = botocore.config.Config(
@@ -225,6 +238,21 @@ class S3Store:
             why, fix = f"the bucket answered {status}.", "check the endpoint and the region."
         return StoreUnreachableError(url=self.url, why=why, fix=fix)
 
+    def _is_absent(self, key: str) -> bool:
+        """Whether a listing shows that there is no such object.
+
+        S3 says so by itself only to those who may list the whole bucket; to others it denies access.
+        """
+        if key.endswith("/"):
+            return False  # A listing was denied.
+        folder = key.rpartition("/")[0] or None
+        try:
+            pages = obstore.list(self._store, folder, offset=key[:-1])
+            following = next((item["path"] for page in pages for item in page), None)
+        except (obstore.exceptions.BaseError, FileNotFoundError):
+            return False
+        return following != key
+
     def _reading(self, key: str) -> AbstractContextManager[None]:
         return self._translated(key, StoreReadError, missing=MissingObjectError(key=key))
 
@@ -243,6 +271,8 @@ class S3Store:
         except FileNotFoundError:
             raise missing from None
         except (obstore.exceptions.PermissionDeniedError, obstore.exceptions.UnauthenticatedError):
+            if failure is StoreReadError and self._is_absent(key):
+                raise missing from None
             # The server's answer can quote the request, so it is not passed on.
             raise failure(url=self.url, key=key, why="access denied or credentials expired") from None
         except obstore.exceptions.BaseError as error:

@@ -39,7 +39,7 @@ def claim_run(runlog: RunLog, assignment: Assignment, *, environment: Environmen
     patiently(runlog.reload, what="log")
 
     def build(stamp: Stamp) -> Entry:
-        _refuse_stale(read_history(runlog), assignment)
+        _refuse_stale(read_history(runlog), assignment, is_signed=runlog.is_signed)
         # A slot that cannot be read may have held a claim, so it counts as one.
         epoch = runlog.highest_epoch + len(runlog.damage) + 1
         return ClaimEntry.model_validate(
@@ -63,7 +63,7 @@ def claim_run(runlog: RunLog, assignment: Assignment, *, environment: Environmen
     return Claim(attempt_id=entry.attempt_id, epoch=entry.epoch, slot=slot.number)
 
 
-def _refuse_stale(history: History, assignment: Assignment) -> None:
+def _refuse_stale(history: History, assignment: Assignment, *, is_signed: bool) -> None:
     plan = assignment.plan
     key = (plan.segment, plan.attempt)
     if history.stop is not None:
@@ -72,6 +72,9 @@ def _refuse_stale(history: History, assignment: Assignment) -> None:
     if decided and (decided[-1].segment, decided[-1].attempt) != key:
         newer = f"segment {decided[-1].segment} attempt {decided[-1].attempt} was decided later"
         raise StalePlanError(segment=plan.segment, attempt=plan.attempt, why=newer)
+    if is_signed and not decided:
+        gone = "the signed log has no decision of it, so its end was cut off"
+        raise StalePlanError(segment=plan.segment, attempt=plan.attempt, why=gone)
     if history.report_of(*key) is not None:
         raise StalePlanError(segment=plan.segment, attempt=plan.attempt, why="its end is already reported")
     if history.attempt_of(*key) is not None:

@@ -8,7 +8,9 @@ from collections.abc import Sequence
 from segue.runlog import keys
 from segue.runlog.entries import Entry, PruneEntry
 from segue.runlog.history import read_history
-from segue.runlog.log import RunLog, Stamp
+from segue.runlog.log import Stamp
+from segue.runlog.open import log_in
+from segue.spec import StoreSpec
 from segue.stores.base import Store
 from segue.verification.record import Verification
 
@@ -18,7 +20,7 @@ _EARLIER_LOOKED_AT = 5
 """Of how many earlier verifications leftovers are searched; later verifications did that for the ones before."""
 
 
-def tidy(store: Store, history: Sequence[Verification], newest: Verification) -> None:
+def tidy(store: Store, history: Sequence[Verification], newest: Verification, *, spec: StoreSpec | None = None) -> None:
     """Remove the checkpoints of a verification that passed, and the runs of those before it that passed.
 
     The logs and loss curves of the newest one stay. A second call removes what the first one left behind.
@@ -29,15 +31,15 @@ def tidy(store: Store, history: Sequence[Verification], newest: Verification) ->
     if not newest.is_green:
         return
     for run_id in (newest.undisturbed, newest.disturbed):
-        _drop_checkpoints(store, run_id)
+        _drop_checkpoints(store, run_id, spec or StoreSpec())
     earlier = [one for one in history if one.slot < newest.slot and one.is_green]
     for one in earlier[-_EARLIER_LOOKED_AT:]:
         for run_id in (one.undisturbed, one.disturbed):
             _drop(store, keys.run_prefix(run_id))
 
 
-def _drop_checkpoints(store: Store, run_id: str) -> None:
-    runlog = RunLog(store, run_id).reload()
+def _drop_checkpoints(store: Store, run_id: str, spec: StoreSpec) -> None:
+    runlog = log_in(store, run_id, spec).reload()
     slots = tuple(c.ref.slot for c in read_history(runlog).checkpoints if not c.is_pruned)
     if slots:
 

@@ -8,7 +8,9 @@ from contextlib import suppress
 from segue.clock import Clock
 from segue.runlog import keys
 from segue.runlog.entries import Entry, VerificationEntry
-from segue.runlog.log import RunLog, Stamp
+from segue.runlog.log import Stamp
+from segue.runlog.open import log_in
+from segue.spec import StoreSpec
 from segue.stores.base import Store
 from segue.verification.record import Verification, newest_of_each
 
@@ -16,9 +18,10 @@ from segue.verification.record import Verification, newest_of_each
 class VerificationsLog:
     """The verifications of one run's spec in a store."""
 
-    def __init__(self, store: Store, run_id: str, *, clock: Clock | None = None) -> None:
+    def __init__(self, store: Store, run_id: str, *, spec: StoreSpec | None = None, clock: Clock | None = None) -> None:
+        """`spec` is that of the store; its key signs the records, and is needed to read signed ones."""
         self.store, self.run_id = store, run_id
-        self._log = RunLog(store, keys.verifications_folder(run_id), clock=clock)
+        self._log = log_in(store, keys.verifications_folder(run_id), spec or StoreSpec(), clock=clock)
 
     @property
     def log_id(self) -> str:

@@ -22,7 +22,8 @@ from segue.retraining.model_record import SlotEnd, SlotOutcome
 from segue.retraining.models import ModelsLog
 from segue.retraining.slots import model_and_slot_of
 from segue.runlog.parents import remove_parent
-from segue.stores.base import Store
+from segue.spec import StoreSpec
+from segue.stores import open_store
 
 _MOST_RESTARTS = 5
 
@@ -32,7 +33,7 @@ def is_slot(record: ParentRecord) -> bool:
     return model_and_slot_of(record.run_id) is not None
 
 
-def recover_slot(client: SyncPrefectClient, store: Store, dead: ParentRecord, *, take_over: bool = False) -> str:
+def recover_slot(client: SyncPrefectClient, place: StoreSpec, dead: ParentRecord, *, take_over: bool = False) -> str:
     """Start the flow run of a slot again. Returns what was done. Safe at any time, from several processes.
 
     A slot that was started again five times without coming to its end has failed.
@@ -43,7 +44,8 @@ def recover_slot(client: SyncPrefectClient, store: Store, dead: ParentRecord, *,
     """
     known = model_and_slot_of(dead.run_id)
     assert known is not None
-    log, slot = ModelsLog(store, known[0]), known[1]
+    store, slot = open_store(place), known[1]
+    log = ModelsLog(store, known[0], spec=place)
     state = log.read().slots.get(slot)
     if state is not None and not state.is_open:
         remove_parent(store, dead)

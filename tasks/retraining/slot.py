@@ -89,7 +89,8 @@ def evaluate_candidate(spec: RetrainSpec, start: SlotStart) -> Models:
     The promotion is one record that is written only while that version is still in service; otherwise the candidate is
     compared again.
     """
-    log, logger = ModelsLog(open_store(store_of(spec)), spec.name), get_run_logger()
+    place, logger = store_of(spec), get_run_logger()
+    log = ModelsLog(open_store(place), spec.name, spec=place)
     known = as_parent(log.read, what="log of the model")
     if known.slots[start.slot].version is not None:
         return known  # By an earlier start of the slot, which died before it could end it.
@@ -112,8 +113,9 @@ def evaluate_candidate(spec: RetrainSpec, start: SlotStart) -> Models:
 @task(name="publish-model", retries=0, cache_policy=NO_CACHE)
 def publish_model(spec: RetrainSpec, version: int | None = None) -> None:
     """Publish a model's history, and the card of a version as an artifact and as a file beside its weights."""
-    store = open_store(store_of(spec))
-    models = ModelsLog(store, spec.name).read()
+    place = store_of(spec)
+    store = open_store(place)
+    models = ModelsLog(store, spec.name, spec=place).read()
     if version is not None:
         text, folder = card(models, version, zone=spec.zone), models.version(version).weights.key.split("/")[1]
         put_artifact(store, spec.name, CARD, text.encode(), folder=folder)

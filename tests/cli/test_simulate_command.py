@@ -11,7 +11,7 @@ from typer.main import get_command
 from typer.testing import CliRunner
 
 from segue.cli.main import app
-from segue.cli.simulate import Known
+from segue.cli.planning.simulate import Known
 from segue.policy.rules.view import Knowledge
 from segue.testing.clock import FakeClock
 from tests.cli.test_errors import Place

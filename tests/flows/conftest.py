@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -29,15 +29,25 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalStack]:
 
 
 @pytest.fixture
-def own_stack(tmp_path: Path) -> Iterator[LocalStack]:
+def own_stack_at(tmp_path: Path) -> Callable[[], Iterator[LocalStack]]:
+    """What starts `own_stack`, for tests that change the environment before."""
+
+    def started() -> Iterator[LocalStack]:
+        stack = LocalStack(tmp_path / "prefect", home=REPO, say=lambda text: None, wanted_port=0)
+        try:
+            stack.start()
+            with stack.settings():
+                yield stack
+        finally:
+            stack.stop()
+
+    return started
+
+
+@pytest.fixture
+def own_stack(own_stack_at: Callable[[], Iterator[LocalStack]]) -> Iterator[LocalStack]:
     """A Prefect of the test's own, whose server and workers it may kill."""
-    stack = LocalStack(tmp_path / "prefect", home=REPO, say=lambda text: None, wanted_port=0)
-    try:
-        stack.start()
-        with stack.settings():
-            yield stack
-    finally:
-        stack.stop()
+    yield from own_stack_at()
 
 
 @pytest.fixture(autouse=True)

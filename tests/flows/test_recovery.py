@@ -33,6 +33,7 @@ from segue.process import ProcessRef
 from segue.records import ParentRecord, StopReason
 from segue.runlog.history import read_history
 from segue.runlog.parents import parents, read_parent
+from segue.spec import StoreSpec
 from segue.testing.clock import FakeClock
 from tests.flows.test_runs import LONG, ended_segments, final_state, live_attempt, segment_runs, start, until
 
@@ -297,7 +298,9 @@ def test_a_segment_that_ended_while_prefect_was_away_gets_its_state_from_the_log
     assert parents(runlog.store) == []
     # Also when nothing is left of its parent.
     client.set_flow_run_state(run.id, Running(), force=True)
-    assert settle_left(client, runlog.store, url="another", clock=FakeClock(now + timedelta(hours=1))) == ([], [])
+    assert settle_left(
+        client, runlog.store, spec=StoreSpec(url="another"), clock=FakeClock(now + timedelta(hours=1))
+    ) == ([], [])
     monkeypatch.setattr(SystemClock, "now", lambda self: now + timedelta(minutes=2))
     done = [f"{spec.run_id}: states of its segments were set from its log"]
     assert recover_store(client, spec.store) == (done, [])
@@ -318,9 +321,9 @@ def test_a_segment_that_never_claimed_its_attempt_is_not_pending_for_ever(client
         (run,) = segment_runs(client, spec.run_id)
         client.set_flow_run_state(run.id, Pending(), force=True)  # As the worker did that has died.
         later = FakeClock(SystemClock().now() + timedelta(minutes=2))
-        assert settle_left(client, runlog.store, url=spec.store.url, clock=later) == ([], []), "it may still start"
+        assert settle_left(client, runlog.store, spec=spec.store, clock=later) == ([], []), "it may still start"
         declare_lost(runlog, plan, why="its flow run ended as Lost without a report")
-        done, troubles = settle_left(client, runlog.store, url=spec.store.url, clock=later)
+        done, troubles = settle_left(client, runlog.store, spec=spec.store, clock=later)
     finally:
         client.update_work_pool("spot", WorkPoolUpdate(is_paused=False))
     assert (len(done), troubles) == (1, [])

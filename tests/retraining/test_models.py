@@ -45,7 +45,7 @@ def log(store) -> ModelsLog:
 def test_a_model_without_candidates_is_none(log):
     assert (log.read().in_service, log.read().before, log.read().candidates) == (None, None, {})
     with pytest.raises(UnknownModelError, match="there is no model 'flights' in "):
-        known_model(log.store, "flights")
+        known_model(log.store.url, "flights")
 
 
 def test_a_promoted_candidate_is_in_service_and_one_that_is_not_is_kept(log, store):

@@ -73,8 +73,14 @@ def moto_url(aws_keys: None, tmp_path_factory: pytest.TempPathFactory) -> Iterat
 
 
 @pytest.fixture(scope="session")
-def radosgw_url(aws_keys: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def radosgw_url(radosgw_config: Path) -> str:
     """A one-node Ceph object gateway: real signatures, a second opinion on conditional puts."""
+    return RADOSGW_URL
+
+
+@pytest.fixture(scope="session")
+def radosgw_config(aws_keys: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """The configuration of the gateway while it runs, for its administration."""
     default = Path(__file__).parents[3] / "shared" / "tools" / "radosgw.sh"
     script = Path(os.environ.get("SEGUE_RADOSGW_SCRIPT", default))
     if not script.is_file():
@@ -85,12 +91,12 @@ def radosgw_url(aws_keys: None, tmp_path_factory: pytest.TempPathFactory) -> Ite
         yield from _radosgw(script, tmp_path_factory.mktemp("radosgw"))
 
 
-def _radosgw(script: Path, state: Path) -> Iterator[str]:
+def _radosgw(script: Path, state: Path) -> Iterator[Path]:
     environment = os.environ | {"RADOSGW_DIR": str(state / "ceph")}
     try:
         if not (_is_up(script, state, environment) or _is_up(script, state, environment)):
             pytest.skip(f"radosgw did not start, twice: {(state / 'output').read_text()[-500:]}")
-        yield RADOSGW_URL
+        yield state / "ceph" / "ceph.conf"
     finally:
         pids = [int(file.read_text()) for file in (state / "ceph" / "run").glob("*.pid")]
         subprocess.run(["bash", script, "down"], env=environment, timeout=30, check=True)

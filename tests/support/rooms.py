@@ -39,10 +39,10 @@ ROOMS: tuple[tuple[str, ...], ...] = (
     ("sessions",),
     ("data", "recipe"),
     ("spec",),
-    ("parsing", "pool_prices", "policies"),
+    ("parsing", "pool_prices", "policies", "signing"),
     ("errors",),
     ("records",),
-    ("clock", "process", "shard", "units"),
+    ("clock", "credentials", "process", "shard", "units"),
 )
 """Top to bottom. A room imports those below it, and none of its own line or above."""
 APART = ("testing",)

@@ -39,6 +39,8 @@ def refuse_absurd(manifest: Manifest) -> None:
             raise _malformed(shard.key, f"claims chunks of {shard.chunk_bytes} bytes, not {low} to {high}")
         if len(shard.chunk_crc32c) != -(-shard.size_bytes // shard.chunk_bytes):
             raise _malformed(shard.key, "has a different number of checksums than chunks")
+        if shard.chunk_sha256 and len(shard.chunk_sha256) != len(shard.chunk_crc32c):
+            raise _malformed(shard.key, "has a different number of hashes than chunks")
         if shard.key.endswith(".json") and shard.size_bytes > MOST_INDEX_BYTES:
             raise _malformed(shard.key, f"claims {shard.size_bytes} bytes, more than {MOST_INDEX_BYTES}")
 

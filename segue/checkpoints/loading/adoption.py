@@ -34,6 +34,8 @@ def adopt_last_save(runlog: RunLog, *, epoch: int) -> CheckpointRef | None:
         FencedError: a newer claim exists.
         StoreReadError, StoreWriteError: a retry is safe.
     """
+    if runlog.is_signed:
+        return None  # What is beside the shards is not signed.
     history = read_history(runlog)
     if history.damage or history.broken_resumes:
         # A record that cannot be read may hold this commit, its quarantine, or a broken verdict; and after broken

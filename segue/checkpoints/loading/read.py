@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -26,6 +27,7 @@ from segue.checkpoints.format.limits import refuse_absurd, refuse_larger_than_me
 from segue.errors import (
     CheckpointError,
     CorruptShardError,
+    ForgedShardError,
     MalformedCheckpointError,
     MissingObjectError,
     MissingShardError,
@@ -168,6 +170,10 @@ def _read_chunk(store: Store, key: str, shard: Shard, number: int, memory: memor
     expected = shard.chunk_crc32c[number]
     if count != len(chunk) or found != expected:
         raise CorruptShardError(key=shard.key, chunk=number, expected=expected, found=found)
+    if shard.chunk_sha256:
+        signed, sha256 = shard.chunk_sha256[number], hashlib.sha256(chunk).hexdigest()
+        if signed != sha256:
+            raise ForgedShardError(key=shard.key, chunk=number, expected=signed, found=sha256)
 
 
 def _slice(tensor: str, shape: list[int], offsets: list[int]) -> TensorSlice:

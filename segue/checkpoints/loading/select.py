@@ -18,7 +18,7 @@ from segue.errors import CheckpointError
 from segue.records import CheckpointRef
 from segue.runlog import keys
 from segue.runlog.entries import Entry, QuarantineEntry
-from segue.runlog.history import Checkpoint, read_history
+from segue.runlog.history import Checkpoint, read_history, require_trusted
 from segue.runlog.log import RunLog, Stamp
 from segue.stores.base import Store, StoreReadError, StoreWriteError
 from segue.stores.retry import patiently
@@ -69,6 +69,7 @@ def newest_valid(
     Raises:
         FencedError: a newer claim exists.
         StoreReadError: the store could not be read; trying again is safe.
+        NothingTrustedError: the log is signed, and none of its checkpoints can be used.
     """
     leads = readers is None or readers.is_leader
     if leads:
@@ -81,6 +82,7 @@ def newest_valid(
         slot = str(newest_first.pop(0)) if leads and newest_first else ""
         slot = slot if readers is None else readers.first_of(slot)
         if not slot:
+            require_trusted(runlog, read_history(runlog), has_checkpoint=False)
             return None
         checkpoint = _at(runlog, int(slot))
         found = patiently(partial(_read, runlog, checkpoint, fast), what="checkpoint")

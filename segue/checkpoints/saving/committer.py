@@ -230,8 +230,16 @@ class Writer:
         if self._written is None or self._written[0] != job.step:
             # First: a save that is complete but for its record may be adopted, and its curve must have no gap then.
             self._put_curve(job)
+            is_signed = self._runlog.is_signed
+            # Without facts there is no prepared commit, which another writer of the store could forge.
+            facts = {} if is_signed else self._facts(job)
             save = Save(
-                self._runlog.run_id, self._attempt_id, job.step, base_step=self._base_step, facts=self._facts(job)
+                self._runlog.run_id,
+                self._attempt_id,
+                job.step,
+                base_step=self._base_step,
+                facts=facts,
+                is_signed=is_signed,
             )
             self._written = (job.step, self._shards.write(job.staged, save))
         return self._written[1]

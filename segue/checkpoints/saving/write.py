@@ -6,6 +6,7 @@ type, shape and digest of each tensor. No torch here: the writer process runs th
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
 from collections.abc import Mapping, Sequence
@@ -62,7 +63,7 @@ def write_checkpoint(
             shard_file, _ = without(same, shard_file, shard_layout)
 
         def describe() -> tuple[Digests, Shard, dict[str, Shard], memoryview]:
-            digests, own = hashing.result(), _shard(shard_name, shard_file)
+            digests, own = hashing.result(), _shard(shard_name, shard_file, is_signed=save.is_signed)
             homes = {n: base.homes[n] if base is not None and n in same else own for n in digests.tensors}
             index = _index(skeletons, digests, homes=homes, own=own, slices=shard_layout.slices)
             return digests, own, homes, memoryview(index)
@@ -72,7 +73,7 @@ def write_checkpoint(
         digests, own, homes, index = describing.result()
     index_name = keys.state_name(*where, try_number=try_number)
     _put(tiers, f"{save.run_id}/{index_name}", index)
-    shards = (own, _shard(index_name, index))
+    shards = (own, _shard(index_name, index, is_signed=save.is_signed))
     earlier = {shard.key: shard for shard in homes.values() if shard is not own}
     since_full = base.saves_since_full + 1 if base is not None and same else 0
     written = Written(
@@ -92,6 +93,12 @@ def checksums(blob: bytes | memoryview) -> tuple[int, ...]:
     """crc32c of each chunk."""
     view = memoryview(blob)
     return tuple(crc32c.crc32c(view[start : start + CHUNK_BYTES]) for start in range(0, len(view), CHUNK_BYTES))
+
+
+def hashes(blob: memoryview) -> tuple[str, ...]:
+    """SHA-256 of each chunk."""
+    starts = range(0, len(blob), CHUNK_BYTES)
+    return tuple(hashlib.sha256(blob[start : start + CHUNK_BYTES]).hexdigest() for start in starts)
 
 
 def _put(tiers: Sequence[Store], key: str, data: memoryview) -> None:
@@ -128,5 +135,8 @@ def _index(
     return b'{"skeletons":{' + states + b"}," + lists[1:]
 
 
-def _shard(name: str, blob: memoryview) -> Shard:
-    return Shard(key=name, size_bytes=len(blob), chunk_bytes=CHUNK_BYTES, chunk_crc32c=checksums(blob))
+def _shard(name: str, blob: memoryview, *, is_signed: bool) -> Shard:
+    sha256 = hashes(blob) if is_signed else ()
+    return Shard(
+        key=name, size_bytes=len(blob), chunk_bytes=CHUNK_BYTES, chunk_crc32c=checksums(blob), chunk_sha256=sha256
+    )

@@ -221,7 +221,7 @@ class ProcessWriter:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
         self._channel = ours
         self._known.clear()
-        ipc.send(ours, {"kind": "stores", "stores": [spec.model_dump(mode="json") for spec in self._stores]})
+        ipc.send(ours, {"kind": "stores", "stores": [_address(spec) for spec in self._stores]})
 
     def _ask(self, staged: Staged, skeletons: Mapping[str, bytes], save: Save) -> dict[str, Any] | None:
         assert self._channel is not None
@@ -261,3 +261,8 @@ def _skeletons(staged: Staged) -> dict[str, bytes]:
     found = as_json(staged.skeletons)
     refuse_too_large_index(found, staged.layout)
     return found
+
+
+def _address(spec: StoreSpec) -> dict[str, str | None]:
+    """What `open_url` needs; the key is used where records are written."""
+    return {"url": spec.url, "endpoint_url": spec.endpoint_url, "region": spec.region}

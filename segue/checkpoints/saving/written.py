@@ -30,6 +30,8 @@ class Save:
     """Step of the committed save to whose tensors this one may refer; None: it stores every tensor."""
     facts: Mapping[str, Any] = field(default_factory=dict)
     """The fields of its manifest that are known before it is written, as JSON values."""
+    is_signed: bool = False
+    """Whether its manifest will be signed, and so has a SHA-256 of each chunk."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +48,7 @@ class Written:
 
     def to_json(self) -> dict[str, Any]:
         """As plain data, for another process."""
-        return asdict(self)
+        return asdict(self) | {"shards": [shard.to_json() for shard in self.shards]}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Self:
@@ -72,9 +74,12 @@ class PreparedCommit:
 
     @classmethod
     def decode(cls, data: bytes) -> Self | None:
-        """What `encode` wrote; None if the bytes are damaged."""
+        """What `encode` wrote; None if the bytes are damaged, or of somebody else."""
         head, body = data[:_HEAD_BYTES], data[_HEAD_BYTES:]
         if head != _HEAD % crc32c.crc32c(body):
             return None
-        content = json.loads(body)
-        return cls(content["facts"], Written.from_json(content["written"]), content["partition_hash"])
+        try:
+            content = json.loads(body)
+            return cls(dict(content["facts"]), Written.from_json(content["written"]), str(content["partition_hash"]))
+        except (ValueError, TypeError, LookupError, AttributeError, RecursionError):
+            return None

@@ -83,7 +83,7 @@ def check(file: File = DEFAULT, slot: Slot = None, as_json: Json = False) -> Non
     spec = RetrainSpec.from_toml(file)
     when = moment(slot, spec, option="--slot") if slot is not None else slot_at(SystemClock().now())
     window, local = window_of(spec, when)
-    known = model_or_empty(open_store(store_of(spec)), spec.name).window_before(when)
+    known = model_or_empty(store_of(spec), spec.name).window_before(when)
     before = (known.window, known.gate) if known is not None else None
     gate = check_window(spec, window, local, slot=when, folder=file.absolute().parent, before=before)
     rows = [
@@ -116,7 +116,7 @@ def docs(
     """Serve the Data Docs of a slot's check on this machine until Ctrl-C, or write them into a folder."""
     spec = RetrainSpec.from_toml(file)
     store = open_store(store_of(spec))
-    slots = model_or_empty(store, spec.name).slots
+    slots = model_or_empty(store_of(spec), spec.name).slots
     wanted = moment(slot, spec, option="--slot") if slot is not None else None
     starts = [state.start for when, state in slots.items() if state.start is not None and wanted in (None, when)]
     places = [start.docs for start in starts if start.docs is not None]

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from segue.cli.options import Endpoint, Json, Store
+from segue.cli.options import Endpoint, Json, Store, store_named
 from segue.cli.server import has_server
 from segue.errors import COMMAND_LINE, SpecError
 from segue.reports.console import console, errors, show_json
@@ -39,12 +39,13 @@ def list_models(
     as_json: Json = False,
 ) -> None:
     """List the models of a store, or the versions of one model."""
-    opened = _open(store, endpoint_url)
+    place = store_named(store, endpoint_url=endpoint_url)
     if name is None:
-        rows = [_model_row(known_model(opened, each)) for each in model_names(opened)]
+        opened = open_store(place)
+        rows = [_model_row(known_model(place, each)) for each in model_names(opened)]
         _show({"store": opened.url, "models": rows}, rows, as_json=as_json)
         return
-    models = known_model(opened, name)
+    models = known_model(place, name)
     rows = [_version_row(models, number) for number in models.candidates]
     _show({"model": name, "in_service": models.in_service, "versions": rows}, rows, as_json=as_json)
 
@@ -78,7 +79,7 @@ def diff(
     as_json: Json = False,
 ) -> None:
     """Show in what two versions differ: data, configuration, code, metrics, cost."""
-    models = known_model(_open(store, endpoint_url), name)
+    models = known_model(store_named(store, endpoint_url=endpoint_url), name)
     named = {"one": f"version {one}", "other": f"version {other}"}
     found = differences(models, one, other)
     rows: list[dict[str, Any]] = [{"": each.what, named["one"]: each.one, named["other"]: each.other} for each in found]
@@ -94,18 +95,18 @@ def promote(
     endpoint_url: Endpoint = None,
 ) -> None:
     """Put a version into service by hand, whatever its evaluation said."""
-    _choose(_open(store, endpoint_url), name, version, why=why)
+    _choose(store_named(store, endpoint_url=endpoint_url), name, version, why=why)
 
 
 @app.command()
 def rollback(name: Name, why: Why, store: Store = ".segue/store", endpoint_url: Endpoint = None) -> None:
     """Put the version into service that was there before the present one."""
-    opened = _open(store, endpoint_url)
-    models = known_model(opened, name)
+    place = store_named(store, endpoint_url=endpoint_url)
+    models = known_model(place, name)
     if models.before is None:
         problem = f"{name}: no other version was in service before; promote one: segue models promote"
         raise SpecError(source=COMMAND_LINE, problems=(problem,))
-    _choose(opened, name, models.before, why=why)
+    _choose(place, name, models.before, why=why)
 
 
 @app.command("serve-path")
@@ -117,19 +118,21 @@ def serve_path(
     endpoint_url: Endpoint = None,
 ) -> None:
     """Print where the weights of the version in service are: a path or a URL, for the program that serves them."""
-    opened = _open(store, endpoint_url)
     models, number = _chosen(name, version, store, endpoint_url)
     candidate = models.version(number)
     if program and candidate.program is None:
         problem = f"--program: version {number} was published without one; set publish.example in retrain.toml"
         raise SpecError(source=COMMAND_LINE, problems=(problem,))
     artifact = candidate.program if program and candidate.program is not None else candidate.weights
-    console.print(place_of(opened, artifact.key), markup=False, soft_wrap=True)
+    console.print(
+        place_of(open_store(store_named(store, endpoint_url=endpoint_url)), artifact.key), markup=False, soft_wrap=True
+    )
 
 
-def _choose(store: OpenedStore, name: str, version: int, *, why: str) -> None:
-    known_model(store, name)
-    models = ModelsLog(store, name).choose(version, why=why)
+def _choose(place: StoreSpec, name: str, version: int, *, why: str) -> None:
+    known_model(place, name)
+    store = open_store(place)
+    models = ModelsLog(store, name, spec=place).choose(version, why=why)
     console.print(f"version {models.in_service} of {name} is in service", markup=False)
     _mirror(models, store)
     if has_server():
@@ -165,14 +168,10 @@ def _mirror(models: Models, store: OpenedStore) -> None:
 
 
 def _chosen(name: str, version: int | None, store: str, endpoint_url: str | None) -> tuple[Models, int]:
-    models = known_model(_open(store, endpoint_url), name)
+    models = known_model(store_named(store, endpoint_url=endpoint_url), name)
     number = version if version is not None else require_in_service(models)
     models.version(number)
     return models, number
-
-
-def _open(store: str, endpoint_url: str | None) -> OpenedStore:
-    return open_store(StoreSpec.parse({"url": store, "endpoint_url": endpoint_url}, source=COMMAND_LINE))
 
 
 def _model_row(models: Models) -> dict[str, Any]:

@@ -19,7 +19,6 @@ from segue.retraining.models import SlotState
 from segue.retraining.slots import run_id_of, slot_at, store_of
 from segue.retraining.spec import RetrainSpec
 from segue.retraining.versions.serving import model_or_empty
-from segue.stores import open_store
 
 if TYPE_CHECKING:
     from prefect.client.orchestration import SyncPrefectClient
@@ -104,8 +103,7 @@ def backfill(
 def slots(file: File = DEFAULT, as_json: Json = False) -> None:
     """Show what became of every slot of a retraining."""
     spec = RetrainSpec.from_toml(file)
-    store = open_store(store_of(spec))
-    rows = [_row(spec, state) for state in model_or_empty(store, spec.name).slots.values()]
+    rows = [_row(spec, state) for state in model_or_empty(store_of(spec), spec.name).slots.values()]
     if as_json:
         show_json({"model": spec.name, "slots": rows})
     else:

@@ -89,7 +89,7 @@ def refresh_spending(runlog: RunLog, spec: RunSpec, history: History, *, clock: 
 def _facts(runlog: RunLog, spec: RunSpec, history: History, clock: Clock) -> dict[str, Any]:
     month, others = month_of(clock.now(), spec.budget.zone), list[Charge]()
     if spec.budget.per_month is not None:
-        for log, its in runs_in(runlog.store, other_than=runlog.run_id):
+        for log, its in runs_in(runlog.store, spec.store, other_than=runlog.run_id):
             others += charges_in_store(log, its)
     standbys = standby_charges(runlog.store, runlog.run_id, spec, history)
     return {

@@ -83,7 +83,7 @@ def evaluated(job: EvaluateJob) -> Candidate:
     data = weights_bytes(state, component=spec.publish.component)
     weights = put_artifact(runlog.store, spec.name, WEIGHTS, data)
     program = _program(spec, run, state)
-    models = ModelsLog(runlog.store, spec.name).read()
+    models = ModelsLog(runlog.store, spec.name, spec=run.store).read()
     facts: dict[str, Any] = {
         "slot": start.slot,
         "run_id": run.run_id,
@@ -165,7 +165,7 @@ def _begun(job: BeginJob) -> JobResult:
     run, version = _run_of(job.start), job.start.start_version
     assert version is not None
     store = open_log(run).store
-    candidate = ModelsLog(store, job.spec.name).read().version(version)
+    candidate = ModelsLog(store, job.spec.name, spec=run.store).read().version(version)
     with tempfile.TemporaryDirectory(prefix="segue-weights-") as folder:
         file = Path(folder, f"version-{version}.safetensors")
         file.write_bytes(get_artifact(store, candidate.weights))
@@ -175,9 +175,10 @@ def _begun(job: BeginJob) -> JobResult:
 
 
 def _mirrored(job: MirrorJob) -> JobResult:
-    registry, store = job.spec.publish.mlflow, open_store(store_of(job.spec))
+    registry, place = job.spec.publish.mlflow, store_of(job.spec)
     assert registry is not None
-    mirror(registry, ModelsLog(store, job.spec.name).read(), store)
+    store = open_store(place)
+    mirror(registry, ModelsLog(store, job.spec.name, spec=place).read(), store)
     return JobResult()
 
 

@@ -58,7 +58,7 @@ def load_model(
         StoreUnreachableError, StoreReadError: the store cannot be read.
     """
     opened = open_store(store)
-    models = known_model(opened, name)
+    models = known_model(store, name)
     number = version if version is not None else require_in_service(models)
     candidate = models.version(number)
     if form == "weights":
@@ -68,26 +68,27 @@ def load_model(
     return program_of(get_artifact(opened, candidate.program))
 
 
-def known_model(store: Store, name: str) -> Models:
-    """The versions of a model. Nothing is written.
+def known_model(store: StoreSpec | str | Path, name: str) -> Models:
+    """The versions of a model of a store. Nothing is written.
 
     Raises:
         UnknownModelError: the store has none of this name.
         StoreUnreachableError: the store cannot be read.
     """
+    opened = open_store(store)
     try:
-        models = ModelsLog(store, name).read()
+        models = ModelsLog(opened, name, spec=store if isinstance(store, StoreSpec) else None).read()
     except (BadKeyError, MissingObjectError, StoreGoneError):
-        raise UnknownModelError(name=name, store=store.url) from None
+        raise UnknownModelError(name=name, store=opened.url) from None
     except StoreReadError as error:
         fix = "check --store, --endpoint-url, the network and your access."
-        raise StoreUnreachableError(url=store.url, why=f"it cannot be read ({error.why}).", fix=fix) from None
+        raise StoreUnreachableError(url=opened.url, why=f"it cannot be read ({error.why}).", fix=fix) from None
     if not models.events and not models.slots:
-        raise UnknownModelError(name=name, store=store.url)
+        raise UnknownModelError(name=name, store=opened.url)
     return models
 
 
-def model_or_empty(store: Store, name: str) -> Models:
+def model_or_empty(store: StoreSpec | str | Path, name: str) -> Models:
     """The versions and slots of a model; without any while the store has none of this name.
 
     Raises:

@@ -7,6 +7,7 @@ import re
 import traceback
 from collections.abc import Iterator
 
+from segue.credentials import redacted
 from segue.errors import DataUnreadableError, HungRankError, RankFailedError, SegueError
 from segue.launch.memory import MemoryKills
 from segue.records import CodeFailure, StopReason
@@ -49,12 +50,21 @@ def stop_reason(error: BaseException, *, kills_before: MemoryKills) -> StopReaso
 
 
 def failure_of(error: BaseException) -> CodeFailure:
-    """The failure as a person sees it: the traceback of the recipe's code, or the sentence of a segue error."""
+    """The failure as a person sees it: the traceback of the recipe's code, or the sentence of a segue error.
+
+    It is stored, so secrets of the environment are hidden in it.
+    """
     if isinstance(error, RankFailedError):
         name = f"{error.type_name} on rank {error.rank}"
-        return CodeFailure(type=name, message=error.message, traceback=error.traceback, is_transient=error.is_transient)
+        message, shown = redacted(error.message), redacted(error.traceback)
+        return CodeFailure(type=name, message=message, traceback=shown, is_transient=error.is_transient)
     shown = str(error) if isinstance(error, SegueError) else "".join(traceback.format_exception(error))
-    return CodeFailure(type=type(error).__name__, message=str(error), traceback=shown, is_transient=is_transient(error))
+    return CodeFailure(
+        type=type(error).__name__,
+        message=redacted(str(error)),
+        traceback=redacted(shown),
+        is_transient=is_transient(error),
+    )
 
 
 def is_transient(error: BaseException) -> bool:

@@ -1,0 +1,101 @@
+"""Errors of signatures: keys, and records or shards that were not written with the key."""
+
+from __future__ import annotations
+
+from segue.errors.base import SegueError, UsageError
+from segue.errors.storage import CheckpointError
+
+_STOP_FIX = (
+    "find out who can write to the store. When that is settled, move the object out of the log and start the run "
+    "again; see docs/security.md."
+)
+
+
+class SigningKeyError(UsageError):
+    """A signing key cannot be used."""
+
+    def __init__(self, *, reference: str, why: str, fix: str) -> None:
+        self.reference, self.why = reference, why
+        super().__init__(f"signing key {reference}: {why}.", fix=fix)
+
+
+class BadSignatureError(SegueError):
+    """A signature is not that of these bytes under this key."""
+
+    def __init__(self, *, why: str, key_id: str) -> None:
+        self.why, self.key_id = why, key_id
+        super().__init__(f"{why} (key {key_id}).", fix="do not use the bytes; find out who wrote them.")
+
+
+class SigningKeyNeededError(UsageError):
+    """A run's log is signed, and no key was given to check it with."""
+
+    def __init__(self, *, run_id: str) -> None:
+        self.run_id = run_id
+        super().__init__(
+            f"the log of {run_id} is signed, and no signing key was given.",
+            fix="set [store] signing_key in the run spec, or for commands without one the variable "
+            "SEGUE_SIGNING_KEY_FROM, to env:NAME or file:/path.",
+        )
+
+
+class UnsignedLogError(UsageError):
+    """A signing key was given, and the run's log is not signed."""
+
+    def __init__(self, *, run_id: str, key: str) -> None:
+        self.run_id, self.key = run_id, key
+        super().__init__(
+            f"a signing key was given, and {key} of the log of {run_id} is not signed.",
+            fix="begin a run with another id; if this run was never signed, leave out signing_key to continue it.",
+        )
+
+
+class ForgedRecordError(SegueError):
+    """A record of a signed log was not written with the log's key."""
+
+    def __init__(self, *, key: str, slot: int, why: str) -> None:
+        self.key, self.slot, self.why = key, slot, why
+        super().__init__(f"{key} is forged: {why}. Nothing of it was used.", fix=_STOP_FIX)
+
+
+class ReplayedRecordError(SegueError):
+    """A record of a signed log is a copy of one from another slot, run or log."""
+
+    def __init__(self, *, key: str, slot: int, signed_for: str) -> None:
+        self.key, self.slot, self.signed_for = key, slot, signed_for
+        super().__init__(f"{key} is a copy: it was signed for {signed_for}. Nothing of it was used.", fix=_STOP_FIX)
+
+
+class BrokenChainError(SegueError):
+    """A record of a signed log is not the one that a later record follows."""
+
+    def __init__(self, *, key: str, slot: int, later_slot: int) -> None:
+        self.key, self.slot, self.later_slot = key, slot, later_slot
+        super().__init__(
+            f"{key} was replaced: record {later_slot} of the log was written after another record {slot}.",
+            fix=_STOP_FIX,
+        )
+
+
+class ForgedShardError(CheckpointError):
+    """A shard's bytes have the checksum of its manifest, and another hash: they were replaced on purpose."""
+
+    def __init__(self, *, key: str, chunk: int, expected: str, found: str) -> None:
+        self.key, self.chunk, self.expected, self.found = key, chunk, expected, found
+        super().__init__(
+            f"{key} chunk {chunk} is forged: SHA-256 {found[:12]}..., signed manifest {expected[:12]}... "
+            "The checkpoint is quarantined.",
+            fix="find out who can write to the store; the checkpoint before it is used.",
+        )
+
+
+class NothingTrustedError(SegueError):
+    """A signed run has checkpoints or unreadable records, and no checkpoint that can be used."""
+
+    def __init__(self, *, run_id: str, checkpoints: int, unreadable: int) -> None:
+        self.run_id, self.checkpoints, self.unreadable = run_id, checkpoints, unreadable
+        super().__init__(
+            f"run {run_id} has {checkpoints} checkpoints and {unreadable} unreadable records in its signed log, and no "
+            "checkpoint that can be used. It does not begin at step 0 again by itself.",
+            fix="restore the objects from the bucket's versions, or begin a run with another id.",
+        )
