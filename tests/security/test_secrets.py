@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import uuid
 
@@ -22,7 +23,8 @@ from segue.runlog.history import read_history
 from segue.spec import DataSpec, StoreSpec
 from segue.stores import open_store
 
-HIDDEN_VALUE = "s3cr3t-" + uuid.uuid4().hex
+HIDDEN_VALUE = "s3cr3t-" + hashlib.sha256(b"a value that is hidden").hexdigest()[:32]
+"""The same in every process: tests are named after it."""
 
 
 SECRET_NAMES = """password db_password dbPassword api_key API-KEY apikey secretKey access_token hf_token token authToken
