@@ -8,11 +8,20 @@ from threading import Barrier
 
 import pytest
 
-from segue.errors import ModelChangedError, UnknownModelError, UnknownVersionError
+from segue.errors import (
+    ForgedRecordError,
+    ModelChangedError,
+    ReplayedRecordError,
+    SigningKeyNeededError,
+    UnknownModelError,
+    UnknownVersionError,
+)
 from segue.retraining.model_record import Artifact, Candidate
 from segue.retraining.models import ModelsLog
 from segue.retraining.versions.serving import known_model
+from segue.runlog import keys
 from segue.runlog.open import known_runs
+from segue.spec import StoreSpec
 from segue.stores import open_store
 from segue.testing.faulty_store import FaultyStore
 
@@ -125,3 +134,34 @@ def test_models_are_no_runs(log, store):
     log.add(candidate(1))
     assert store.folders() == ["_model-flights"]
     assert list(known_runs(store.url)) == []
+
+
+@pytest.fixture
+def signed(store, monkeypatch) -> StoreSpec:
+    monkeypatch.setenv("SEGUE_TEST_KEY", "0123456789abcdef" * 4)
+    return StoreSpec(url=store.url, signing_key="env:SEGUE_TEST_KEY")
+
+
+def test_a_signed_log_of_a_model_is_read_with_its_key_only(store, signed):
+    ModelsLog(store, "flights", spec=signed).add(candidate(1))
+    assert ModelsLog(store, "flights", spec=signed).read().in_service == 1
+    with pytest.raises(SigningKeyNeededError):
+        ModelsLog(store, "flights").read()
+
+
+def test_a_forged_version_in_a_signed_log_is_refused(store, signed):
+    ModelsLog(store, "flights", spec=signed).add(candidate(1))
+    ModelsLog(store, "forged").add(candidate(2))
+    key = keys.log_key(keys.model_folder("flights"), 1)
+    assert store.put_if_absent(key, store.get(keys.log_key(keys.model_folder("forged"), 0)))
+    with pytest.raises(ForgedRecordError):
+        ModelsLog(store, "flights", spec=signed).read()
+
+
+def test_a_version_of_another_models_signed_log_is_not_replayed(store, signed):
+    ModelsLog(store, "flights", spec=signed).add(candidate(1))
+    ModelsLog(store, "boats", spec=signed).add(candidate(2))
+    key = keys.log_key(keys.model_folder("flights"), 1)
+    assert store.put_if_absent(key, store.get(keys.log_key(keys.model_folder("boats"), 0)))
+    with pytest.raises(ReplayedRecordError):
+        ModelsLog(store, "flights", spec=signed).read()
