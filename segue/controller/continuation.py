@@ -122,6 +122,8 @@ def _kept_by(history: History, plan: SegmentPlan) -> Attempt | None:
     decision = history.decision_of(last.claim.segment, last.claim.attempt)
     if decision is None or decision.plan is None or last.report is None:
         return None
+    if last.report not in history.fresh_reports:
+        return None  # The run was ended since then, and is started again: that machine was given back.
     return last if keeps_machine(decision.plan, last.report) and _fits(plan, decision.plan) else None
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from segue.controller.continuation import NextTrainer, await_claim, await_plan
-from segue.controller.steps import decide_next, request_stop
+from segue.controller.steps import decide_next, open_run, request_stop
 from segue.launch.assignment import Assignment
 from segue.records import Capacity, StopReason
 from segue.runlog.entries import DecisionEntry
@@ -169,3 +169,13 @@ def test_a_next_trainer_that_is_not_used_is_ended(kept):
     made.prepare()
     made.close()
     assert unused.given == ["killed"]
+
+
+def test_a_run_that_was_stopped_and_is_started_again_gets_a_machine_of_its_own(kept):
+    request_stop(kept.log, reason="by a person")
+    open_run(kept.spec, clock=kept.clock)
+    kept.log.reload()
+    plan = kept.plan_with()
+    began = kept.clock.monotonic()
+    assert kept.await_claim(plan) is None
+    assert kept.clock.monotonic() == began  # The machine of before was given back, so nothing is waited for.
