@@ -186,7 +186,6 @@ class SlotRunner:
         slot_state = models.slots[start.slot]
         assert slot_state.version is not None
         version = models.version(slot_state.version)
-        publish_model(self._spec, slot_state.version, return_state=True)
         if self._spec.publish.mlflow is not None:
             mirror_registry(self._spec, return_state=True)  # A registry that is away must not fail the slot.
         outcome: SlotOutcome = "promoted" if version.is_promoted else "not_promoted"
@@ -263,7 +262,7 @@ class SlotRunner:
         models = as_parent(lambda: self.log.end_slot(SlotEnd(slot=slot, outcome=outcome, why=why)), what="slot")
         end = models.slots[slot].end
         assert end is not None  # That of another process, if it was faster.
-        publish_model(self._spec, return_state=True)
+        publish_model(self._spec, models.slots[slot].version, return_state=True)
         announce(self._spec, models, end, log_id=self.log.log_id, logger=self._logger)
 
     def _heartbeat(self, slot: datetime) -> ParentHeartbeat:

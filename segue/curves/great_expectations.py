@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 _ANALYTICS = "GX_ANALYTICS_ENABLED"
-SITE = "curve"
+SITE = "segue"
 """Name of the site of Data Docs."""
 _MOST_SHOWN = 20
 _CHATTY = ("great_expectations", "great_expectations.data_context.types.base")

@@ -7,20 +7,29 @@ import shutil
 import subprocess
 import time
 from pathlib import Path
+from uuid import UUID
 
 import pytest
 from prefect.client.orchestration import get_client
+from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterKey
 from segue.deployments.process.retrain_demo import DELIVERIES, RetrainDemo
 
 from examples.retraining.months import deliver
 from segue.retraining.gate.docs import fetch_docs
+from segue.retraining.slots import run_id_of
 from tests.flows.conftest import REPO
 
 pytestmark = [pytest.mark.prefect, pytest.mark.matrix, pytest.mark.soak]
 
 CHROMIUM = shutil.which("chromium")
 FLAGS = ("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run")
-QUIET = ("--disable-background-networking", "--disable-component-update", "--disable-sync", "--hide-scrollbars")
+QUIET = (
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--hide-scrollbars",
+    "--force-prefers-reduced-motion",
+)
 MOST_SECONDS = 8 * 60
 
 
@@ -34,7 +43,8 @@ def test_six_monthly_slots_end_as_they_should_and_the_ui_shows_them(own_stack, t
         demo.show(url=own_stack.url, seconds=time.monotonic() - started)
         deployment = client.read_deployment_by_name("retrain/flights")
         assert [schedule.active for schedule in deployment.schedules] == [True]
-        preempted = demo.spec.name + "-" + names_of(demo)[2]
+        preempted = run_id_of(demo.spec, demo.slots[2].at)
+        artifacts = {key: newest(client, key) for key in ("segue-model-flights", f"segue-{preempted}")}
     names = [slot.state.name for slot in demo.slots]
     assert [name for name, delivery in zip(names, DELIVERIES, strict=True) if delivery.outcome] == [
         delivery.outcome for delivery in DELIVERIES if delivery.outcome
@@ -43,24 +53,25 @@ def test_six_monthly_slots_end_as_they_should_and_the_ui_shows_them(own_stack, t
     assert models.in_service == models.before or models.events[-1].record.kind == "choice"
     if CHROMIUM is None:
         pytest.skip("chromium is not installed: the pages were not opened")
-    docs = fetch_docs(demo.store, demo.log.read().slots[demo.slots[3].at].start.docs, tmp_path / "docs")
+    fetch_docs(demo.store, demo.log.read().slots[demo.slots[3].at].start.docs, tmp_path / "docs")
+    validation = next((tmp_path / "docs" / "validations").rglob("*.html"))
     pages = {
-        "history": (f"{own_stack.url}/artifacts/key/segue-model-flights", "rolls back"),
-        "runs": (f"{own_stack.url}/runs", "flights-"),
-        "deployment": (f"{own_stack.url}/deployments/deployment/{deployment.id}", "flights"),
-        "run": (f"{own_stack.url}/artifacts/key/segue-{preempted}", "on time"),
-        "data-docs": (docs.as_uri(), "Data Docs"),
+        "history": f"{own_stack.url}/artifacts/artifact/{artifacts['segue-model-flights']}",
+        "run": f"{own_stack.url}/artifacts/artifact/{artifacts[f'segue-{preempted}']}",
+        "runs": f"{own_stack.url}/runs",
+        "deployment": f"{own_stack.url}/deployments/deployment/{deployment.id}",
+        "data-docs": validation.as_uri(),
     }
     folder = Path(os.environ.get("SEGUE_SCREENSHOTS", tmp_path / "screenshots"))
-    for name, (url, _) in pages.items():
+    for name, url in pages.items():
         screenshot(url, folder / f"{name}.png")
         assert (folder / f"{name}.png").stat().st_size > 10_000
 
 
-def names_of(demo: RetrainDemo) -> list[str]:
-    from segue.retraining.slots import stamp_of
-
-    return [stamp_of(slot.at) for slot in demo.slots]
+def newest(client, key: str) -> UUID:
+    """The newest version of an artifact."""
+    found = client.read_artifacts(artifact_filter=ArtifactFilter(key=ArtifactFilterKey(any_=[key])))
+    return max(found, key=lambda each: each.updated).id
 
 
 def screenshot(url: str, file: Path) -> None:
