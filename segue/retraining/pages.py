@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterator, Sequence
 from datetime import UTC, tzinfo
 
@@ -13,6 +14,8 @@ from segue.units import duration, money
 
 _MOST_FINDINGS = 30
 _MOST_FILES = 40
+_WIDEST = 60
+"""Characters of a reason in a table of the history."""
 
 
 def card(models: Models, number: int, *, zone: tzinfo = UTC) -> str:
@@ -132,14 +135,14 @@ def history_page(models: Models, *, zone: tzinfo) -> str:
     before, rows = None, []
     for event in models.events:
         if event.in_service != before or isinstance(event.record, Choice):
-            why = _cell(event.record.why)
+            why = _short(event.record.why)
             rows.append(f"| {event.at.astimezone(zone):%Y-%m-%d %H:%M %Z} | {event.in_service} | {why} |")
             before = event.in_service
     return "\n".join([*lines, *reversed(rows)]) + "\n"
 
 
 def _slot_row(state: SlotState, zone: tzinfo) -> str:
-    why = _cell(state.end.why) if state.end is not None else ""
+    why = _short(state.end.why) if state.end is not None else ""
     version = state.version if state.version is not None else "-"
     return f"| {state.slot.astimezone(zone):%Y-%m-%d %H:%M %Z} | {state.outcome_in_words} | {version} | {why} |"
 
@@ -174,6 +177,11 @@ def _interval(interval: Interval, *, as_percent: bool = False) -> str:
         return f"{100 * value:+.2f} %" if as_percent else f"{value:.4g}"
 
     return f"{shown(interval.value)} ({shown(interval.low)} to {shown(interval.high)})"
+
+
+def _short(text: str) -> str:
+    """The beginning of a reason: Prefect cuts off what is wider than the page. Cards and states have all of it."""
+    return _cell(textwrap.shorten(text, _WIDEST, placeholder=" ..."))
 
 
 def _cell(text: str) -> str:
