@@ -128,7 +128,7 @@ class SlotRunner:
     def _begun_before(self, known: SlotState | None) -> SlotStart | None:
         """The recorded start of a slot that goes on with it, with the same window and the same run; None without.
 
-        A slot that has ended and has no checkpoint begins anew, with the settings and the data of now.
+        A slot that has ended and has no checkpoint begins again, with the settings and the data of now.
         """
         if known is None or known.start is None or known.start.run is None:
             return None

@@ -34,7 +34,7 @@ class Cap:
     whose: str
     """Whose spending counts, in words."""
     renewed_in_seconds: float | None = None
-    """Until the cap begins anew; None: never."""
+    """Seconds until the cap starts again from zero; None: never."""
 
     @property
     def left(self) -> float:
