@@ -141,12 +141,15 @@ def scalars(folder: Path) -> dict[str, list[tuple[int, float]]]:
     return {name: [(event.step, event.value) for event in shown.Scalars(name)] for name in shown.Tags()["scalars"]}
 
 
-def send_slowly(resumed_store: str, folder: str) -> None:
+def send_slowly(resumed_store: str, folder: str, steps: int | None) -> None:
+    """Send a step at a time; after so many `steps`, wait without end."""
     from tests.support.resumed_run import read_resumed
 
     class Slow(TensorBoardTracker):
         def log(self, rows):
-            for row in rows:
+            for sent, row in enumerate(rows):
+                while sent == steps:
+                    time.sleep(1)
                 super().log([row])
                 time.sleep(0.01)
 
@@ -158,7 +161,9 @@ def test_tensorboard_shows_each_step_once_though_its_writer_is_killed_again_and_
     folder = tmp_path / "board"
     context = mp.get_context("forkserver")
     for kill in range(4):
-        writer = context.Process(target=send_slowly, args=(str(resumed.store), str(folder)))
+        # One that is to be killed never comes to its end, however late this process is.
+        steps = 12 if kill < 3 else None
+        writer = context.Process(target=send_slowly, args=(str(resumed.store), str(folder), steps))
         writer.start()
         before = newest_step(folder)
         while writer.is_alive() and newest_step(folder) < before + 8:
