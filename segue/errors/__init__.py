@@ -25,6 +25,7 @@ from segue.errors.data import (
     DataUnreadableError,
     NoDataError,
 )
+from segue.errors.machine import AcceleratorGoneError, MachineError, MachineTooSmallError
 from segue.errors.retraining import (
     DamagedVersionError,
     ModelChangedError,
@@ -57,7 +58,6 @@ from segue.errors.storage import (
     DamagedRecordError,
     FencedError,
     LogMovedError,
-    MachineTooSmallError,
     MalformedCheckpointError,
     MissingObjectError,
     MissingShardError,
@@ -76,12 +76,14 @@ from segue.errors.training import (
     HungRankError,
     LossError,
     MetadataServiceError,
+    NonDeterministicOperationError,
     PoisonedStepError,
     RankDriftError,
     RankFailedError,
     RankLostError,
     RankMismatchError,
     RehearsalError,
+    StructureChangedError,
     TrackerError,
 )
 from segue.errors.usage import (
@@ -108,6 +110,7 @@ from segue.errors.usage import (
 
 __all__ = [
     "COMMAND_LINE",
+    "AcceleratorGoneError",
     "BadKeyError",
     "BadSignatureError",
     "BrokenChainError",
@@ -134,6 +137,7 @@ __all__ = [
     "HungRankError",
     "LogMovedError",
     "LossError",
+    "MachineError",
     "MachineTooSmallError",
     "MalformedCheckpointError",
     "MetadataServiceError",
@@ -147,6 +151,7 @@ __all__ = [
     "NoMetricError",
     "NoProgramError",
     "NoResumeError",
+    "NonDeterministicOperationError",
     "NotInServiceError",
     "NothingTrustedError",
     "OrchestratorError",
@@ -182,6 +187,7 @@ __all__ = [
     "StateTooLargeError",
     "StoreError",
     "StoreUnreachableError",
+    "StructureChangedError",
     "TraceError",
     "TrackerError",
     "TruncatedShardError",

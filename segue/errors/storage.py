@@ -124,27 +124,15 @@ class MalformedCheckpointError(CheckpointError):
         super().__init__(f"{key}: {why}. {_NEXT}", fix=_NEXT_FIX)
 
 
-class MachineTooSmallError(SegueError):
-    """A sound checkpoint does not fit into this machine's memory."""
-
-    def __init__(self, *, key: str, needed_bytes: int, memory_bytes: int) -> None:
-        self.key, self.needed_bytes, self.memory_bytes = key, needed_bytes, memory_bytes
-        super().__init__(
-            f"{key} has {needed_bytes / 1e9:.1f} GB, and this machine {memory_bytes / 1e9:.1f} GB of memory. "
-            "The checkpoint stays as it is.",
-            fix="resume on a machine with more memory.",
-        )
-
-
 class UnsupportedStateError(SegueError):
     """A value in the state has no safe representation."""
 
-    def __init__(self, *, path: str, type_name: str) -> None:
+    def __init__(self, *, path: str, type_name: str, fix: str = "give the object a state_dict() of those") -> None:
         self.path, self.type_name = path, type_name
         super().__init__(
             f"{path}: cannot store a {type_name}. Checkpoints hold tensors, arrays, numbers, strings, lists, tuples "
             "and dicts, never pickles.",
-            fix="give the object a state_dict() of those.",
+            fix=f"{fix}.",
         )
 
 

@@ -15,17 +15,15 @@ class BrokenResumeError(SegueError):
 
     exit_code = 3
 
-    def __init__(self, *, component: str, detail: str) -> None:
+    def __init__(self, *, component: str, detail: str, fix: str = "") -> None:
         # The finding of a lost component begins with the same words.
         self.component, self.detail = component, detail.removeprefix(f"{component} was not restored: ").rstrip(".")
-        # Settings, code and data are not restored from a checkpoint but built again, and compared with it.
-        is_built = component.startswith(("setup.", "data"))
-        what = "differs from the checkpoint" if is_built else "was not restored"
+        is_lost = detail.startswith(f"{component} was not restored")
+        what = f"{component} was not restored ({self.detail})" if is_lost else f"{component}: {self.detail}"
         super().__init__(
-            f"Resume verification failed: {component} {what} ({self.detail}). No checkpoint was written "
-            f"after the resume. Fix {component}, then start the run again."
+            f"Resume verification failed: {what}. No checkpoint was written after the resume.",
+            fix=f"{fix or f'correct {component}'}; then start the run again.",
         )
-        self.fix = f"fix {component}, then start the run again."
 
 
 class RehearsalError(SegueError):
@@ -33,12 +31,41 @@ class RehearsalError(SegueError):
 
     exit_code = 3
 
-    def __init__(self, *, sentence: str) -> None:
+    def __init__(self, *, sentence: str, fix: str = "") -> None:
         self.sentence = sentence
         super().__init__(
             "Resume rehearsal failed: a fresh process restored the first checkpoint but did not reproduce the next "
             f"steps ({sentence.rstrip('.')}).",
-            fix='add the object to Recipe.extra and start a new run, or set continuity.rehearsal = "warn".',
+            fix=f'{fix or "add the object to Recipe.extra"}; start a new run, or set continuity.rehearsal = "warn".',
+        )
+
+
+class StructureChangedError(SegueError):
+    """The model or an optimizer is built differently than a resume would build it; no checkpoint holds the change."""
+
+    def __init__(self, *, changes: tuple[str, ...], step: int, saved_step: int) -> None:
+        self.changes, self.step, self.saved_step = changes, step, saved_step
+        more = f"; and {len(changes) - 3} more" if len(changes) > 3 else ""
+        kept = f"the run keeps its checkpoints up to step {saved_step}" if saved_step else "there was no checkpoint yet"
+        super().__init__(
+            f"The structure changed during training, and a resume would build it without the change: "
+            f"{'; '.join(changes[:3])}{more}. Nothing was saved at step {step}; {kept}.",
+            fix="build the structure of the whole run from the start (in `build`, or before `run.track`), and freeze "
+            "parameters by requires_grad_(False), which is saved; or end the run before the change and start a new one "
+            "from its weights (segue checkpoints export and import).",
+        )
+
+
+class NonDeterministicOperationError(SegueError):
+    """The run asks for deterministic kernels, and an operation of the recipe has none."""
+
+    def __init__(self, *, operation: str, where: str) -> None:
+        self.operation, self.where = operation, where
+        place = f" at {where}" if where else ""
+        super().__init__(
+            f"{operation}{place} has no deterministic kernel, and only such kernels are allowed (deterministic = true "
+            "in the run spec, or torch.use_deterministic_algorithms in the recipe).",
+            fix="replace the operation, or remove deterministic: resumes are then compared within the measured noise.",
         )
 
 

@@ -1,4 +1,4 @@
-"""The device, the threads, and the environment that must be equal for a replay to match bit for bit."""
+"""The device, the threads, the kernels, and the environment that must be equal for a replay to match bit for bit."""
 
 from __future__ import annotations
 
@@ -8,23 +8,46 @@ from pathlib import Path
 
 import torch
 
-from segue.errors import SpecError
+from segue.errors import AcceleratorGoneError, SpecError
+from segue.launch.determinism import DETERMINISTIC_VARIABLES
 from segue.records import Environment
+from segue.runlog.history import History
 from segue.spec import RunSpec
+from segue.trainer.accelerator_facts import accelerator_facts, device_name
+from segue.trainer.ranks.group import local_rank_count
+
+
+def use_deterministic_kernels() -> None:
+    """Limit this process, and what it starts, to deterministic kernels. Call it before anything is computed.
+
+    An operation without such a kernel raises from then on.
+    """
+    for name, value in DETERMINISTIC_VARIABLES.items():
+        os.environ.setdefault(name, value)
+    allow_deterministic_alone()
+
+
+def allow_deterministic_alone() -> None:
+    """Let torch choose deterministic kernels alone; the libraries below it go on as they are."""
+    torch.use_deterministic_algorithms(True)
+    torch.backends.cudnn.deterministic = True
+    torch.backends.cudnn.benchmark = False
 
 
 def prepare_device(spec: RunSpec, *, local_rank: int | None = None) -> torch.device:
-    """Set the thread count and return the requested device; each of several ranks gets its own accelerator.
+    """Set kernels and thread count, and return the requested device; each of several ranks gets its own accelerator.
 
     Raises:
         SpecError: the requested accelerator is not available.
     """
+    if spec.deterministic:
+        use_deterministic_kernels()
     if spec.threads is not None:
         torch.set_num_threads(spec.threads)
     name = ("cuda" if torch.cuda.is_available() else "cpu") if spec.device == "auto" else spec.device
     if local_rank is not None and name == "cuda":
         name = f"cuda:{local_rank}"
-    local_ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1")) if local_rank is not None else 1
+    local_ranks = local_rank_count() if local_rank is not None else 1
     if name.startswith("cuda") and local_ranks > torch.cuda.device_count():
         found = torch.cuda.device_count()
         problem = f"ranks: {local_ranks} ranks need {local_ranks} accelerators, and this machine has {found}"
@@ -40,6 +63,23 @@ def prepare_device(spec: RunSpec, *, local_rank: int | None = None) -> torch.dev
     return device
 
 
+def refuse_lost_accelerator(spec: RunSpec, history: History, *, device: torch.device) -> None:
+    """Pass unless the device was left to choose, the run has trained on an accelerator, and there is none now.
+
+    A machine whose driver has failed looks like one without an accelerator. Training there would take many times as
+    long, and no resume could be compared.
+
+    Raises:
+        AcceleratorGoneError: another machine has to go on.
+    """
+    if spec.device != "auto" or device.type != "cpu":
+        return
+    devices = (attempt.claim.environment.device for attempt in reversed(history.attempts))
+    used = next((name for name in devices if name != "cpu"), None)
+    if used is not None:
+        raise AcceleratorGoneError(device=used, host=platform.node())
+
+
 def _processor() -> str:
     try:
         lines = Path("/proc/cpuinfo").read_text(errors="replace").splitlines()
@@ -49,15 +89,17 @@ def _processor() -> str:
     return next(names, platform.processor())
 
 
-def environment_of(device: torch.device, *, world_size: int = 1) -> Environment:
+def environment_of(device: torch.device, *, world_size: int = 1, is_deterministic: bool = False) -> Environment:
     """This process's environment."""
     return Environment(
         torch=torch.__version__,
         python=".".join(platform.python_version_tuple()[:2]),
-        device="cpu" if device.type == "cpu" else torch.cuda.get_device_name(device),
+        device=device_name(device),
         instruction_set=torch.backends.cpu.get_cpu_capability(),
         processor=_processor(),
         threads=torch.get_num_threads(),
         world_size=world_size,
         arithmetic=2,
+        deterministic=is_deterministic,
+        **accelerator_facts(device),
     )

@@ -15,6 +15,7 @@ from segue.records import StopReason, VerdictKind
 from segue.runlog.history import read_history
 from segue.spec import StoreSpec
 from segue.stores import LocalStore
+from segue.verification.comparison import differing
 from tests.support.manifests import manifest_of
 
 
@@ -129,7 +130,8 @@ def test_a_run_with_frozen_weights_stores_a_quarter_and_ends_the_same(fork_serve
     fork_server.run_to_the_end(runlog, thin)
     history = read_history(runlog.reload())
     assert history.attempts[-1].verdict.kind is VerdictKind.EXACT
-    assert history.newest.manifest.components == read_history(open_log(whole)).newest.manifest.components
+    # Not what is only recorded: values outside the components, such as an iterator that this attempt has moved.
+    assert differing(history.newest, read_history(open_log(whole)).newest) == ()
     sizes = [(c.manifest.saves_since_full, c.manifest.new_bytes) for c in history.checkpoints]
     full_bytes = max(new_bytes for since_full, new_bytes in sizes if since_full == 0)
     assert all(full_bytes >= 3.5 * new_bytes for since_full, new_bytes in sizes if since_full)

@@ -118,12 +118,14 @@ def test_a_conjugate_tensor_has_a_digest_too():
     assert digest(take(tree, copy=False)) == digest(take(plain, copy=False))
 
 
-def trained(make):
+def trained(make, *, device="cpu"):
     """A model that has done a step, its optimizer, and a function that does one more."""
     torch.manual_seed(3)
-    model = torch.nn.Sequential(torch.nn.Linear(64, 512), torch.nn.BatchNorm1d(512), torch.nn.Linear(512, 64))
+    model = torch.nn.Sequential(torch.nn.Linear(64, 512), torch.nn.BatchNorm1d(512), torch.nn.Linear(512, 64)).to(
+        device
+    )
     optimizer = make(model.parameters())
-    features = torch.randn(16, 64)
+    features = torch.randn(16, 64, device=device)
 
     def gradients():
         optimizer.zero_grad()
@@ -148,19 +150,23 @@ def test_overlapped_staging_holds_the_safe_point_though_the_optimizer_steps_righ
     model, optimizer, gradients = trained(make)
     state = [value for slots in optimizer.state.values() for value in slots.values()]
     deferred = addresses([*model.parameters(), *(value for value in state if isinstance(value, torch.Tensor))])
-    area = StagingArea()
-    for _ in range(3):
+    train_overlapped(StagingArea(), model, optimizer, gradients, deferred=deferred, rounds=3)
+
+
+def train_overlapped(area, model, optimizer, gradients, *, deferred, rounds, before=lambda: None):
+    """So many steps, each right after a copy began; each copy holds what was there when it began."""
+    for _ in range(rounds):
         tree = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
         expected = take(tree)
+        before()
         staged = area.begin(tree, deferred=deferred)
         gradients()
         staged.barrier()
         optimizer.step()
         staged.wait()
         assert not staged.is_torn
-        assert {n: staged_bytes(staged, n) for n in expected.tensors} == {
-            n: raw(tensor) for n, tensor in expected.tensors.items()
-        }
+        held = {name: staged_bytes(staged, name) for name in expected.tensors}
+        assert held == {name: raw(tensor) for name, tensor in expected.tensors.items()}
         area.release(staged)
 
 

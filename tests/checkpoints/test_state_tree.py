@@ -9,6 +9,8 @@ from collections import OrderedDict
 import numpy as np
 import pytest
 import torch
+from torch import nn
+from torch.testing._internal.two_tensor import TwoTensor
 
 from segue.checkpoints.format.snapshot import digest, take
 from segue.checkpoints.format.state_tree import decode_tree, encode_tree
@@ -109,6 +111,16 @@ def test_what_is_not_data_is_refused_by_its_path(tree, path):
     with pytest.raises(UnsupportedStateError) as caught:
         there_and_back(tree)
     assert caught.value.path == path
+
+
+@pytest.mark.parametrize("wrapped", [lambda t: t, nn.Parameter])
+def test_a_tensor_that_is_made_of_other_tensors_is_refused_by_its_path(wrapped):
+    held = wrapped(TwoTensor(torch.zeros(3), torch.ones(3)))
+    for tree in ({"w": held}, {"w": held, "b": torch.zeros(1)}, {"state": [held]}):
+        with pytest.raises(UnsupportedStateError, match="tensor of the class TwoTensor") as caught:
+            take({"model": tree})
+        assert caught.value.path.startswith("model.")
+        assert "tensors of which it is made" in caught.value.fix
 
 
 def test_a_snapshot_does_not_change_when_training_goes_on():

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import xxhash
 
@@ -31,12 +32,39 @@ def hash_bytes(data: bytes | memoryview) -> str:
 
 
 def digests_of(skeletons: Mapping[str, bytes], tensors: Mapping[str, TensorDigest]) -> Digests:
-    """Digests of the components: each covers its skeleton as JSON and the digests of its tensors, by name."""
-    hashers = {name: xxhash.xxh3_128(skeleton) for name, skeleton in skeletons.items()}
+    """Digests of the components: each covers its skeleton as JSON and the digests of its tensors, by name.
+
+    The order of a mapping's items does not count: where it comes from a set, it is another in each process.
+    """
+    hashers = {name: xxhash.xxh3_128(_in_one_order(skeleton)) for name, skeleton in skeletons.items()}
     for name, owner in owners(tensors, skeletons):
         dtype, shape, digest = tensors[name]
         hashers[owner].update(f"{name}:{dtype}{list(shape)}{digest}".encode())
     return Digests(components={name: hasher.hexdigest() for name, hasher in hashers.items()}, tensors=tensors)
+
+
+_UNORDERED = ("$tensors", "$pairs", "$counter")
+"""Tags of mappings whose items the skeleton keeps in a list."""
+
+
+def _in_one_order(skeleton: bytes) -> bytes:
+    if b"{" not in skeleton:
+        return skeleton
+    return json.dumps(_sorted(json.loads(skeleton)), sort_keys=True, separators=(",", ":")).encode()
+
+
+def _sorted(tree: Any) -> Any:
+    if isinstance(tree, list):
+        return [_sorted(item) for item in tree]
+    if not isinstance(tree, dict):
+        return tree
+    found = {key: _sorted(value) for key, value in tree.items()}
+    for tag in _UNORDERED:
+        if tag in found and len(found) == 1:
+            # Of tensors, the path and the names; of others, pairs of key and value.
+            path, items = found[tag] if tag == "$tensors" else ("", found[tag])
+            found = {tag: [path, sorted(items, key=repr)]}
+    return found
 
 
 def owners(tensor_names: Iterable[str], components: Iterable[str]) -> Iterable[tuple[str, str]]:

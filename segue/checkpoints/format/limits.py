@@ -65,9 +65,24 @@ def refuse_larger_than_memory(shard: Shard) -> None:
     Raises:
         MachineTooSmallError: it does not. The checkpoint is sound, so it is not quarantined.
     """
-    memory_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    if shard.size_bytes > memory_bytes:
-        raise MachineTooSmallError(key=shard.key, needed_bytes=shard.size_bytes, memory_bytes=memory_bytes)
+    refuse_more_than(_machine_bytes(), shard.size_bytes, key=shard.key)
+
+
+def refuse_more_than(memory_bytes: int | None, needed_bytes: int, *, key: str) -> None:
+    """Check before a byte is read that what has to be read fits into a limit of memory; None is no limit.
+
+    A process that exceeds it is killed by the kernel, attempt after attempt, and nobody learns why.
+
+    Raises:
+        MachineTooSmallError: it does not.
+    """
+    memory_bytes = min(_machine_bytes(), memory_bytes) if memory_bytes is not None else _machine_bytes()
+    if needed_bytes > memory_bytes:
+        raise MachineTooSmallError(key=key, needed_bytes=needed_bytes, memory_bytes=memory_bytes)
+
+
+def _machine_bytes() -> int:
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def _malformed(key: str, why: str) -> MalformedCheckpointError:

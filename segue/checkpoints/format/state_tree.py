@@ -23,6 +23,9 @@ _STORABLE = frozenset(getattr(torch, name) for name in DTYPES)
 _TAG = "$"
 """Begins an encoded value's key. A user's dict with such a key is written as pairs, to keep the two apart."""
 
+_FIX = (
+    "give the object a state_dict() that returns the tensors of which it is made, or their values as one plain tensor"
+)
 _PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
 _dtype_of = operator.attrgetter("dtype")
 _layout_of = operator.attrgetter("layout")
@@ -41,8 +44,7 @@ def encode_tree(tree: Any, *, path: str, tensors: dict[str, torch.Tensor]) -> Js
     if isinstance(tree, str):
         return tree if type(tree) is str else str.__str__(tree)  # As of an enumeration of strings.
     if isinstance(tree, torch.Tensor):
-        if not is_storable(tree):
-            raise UnsupportedStateError(path=path, type_name=f"{tree.layout} tensor of {tree.dtype}")
+        _refuse_unstorable(tree, path)
         return {f"{_TAG}tensor": _put(tree, path, tensors)}
     if isinstance(tree, np.ndarray):
         return _encode_array(tree, path=path, tensors=tensors)
@@ -59,15 +61,37 @@ def encode_tree(tree: Any, *, path: str, tensors: dict[str, torch.Tensor]) -> Js
     if isinstance(tree, Mapping):
         return _encode_mapping(tree, path=path, tensors=tensors)
     if type(tree) in (list, tuple, set):
-        items = sorted(tree, key=repr) if isinstance(tree, set) else tree
+        items = _in_order(tree, path=path) if isinstance(tree, set) else tree
         encoded = [encode_tree(item, path=f"{path}.{n}", tensors=tensors) for n, item in enumerate(items)]
         return encoded if isinstance(tree, list) else {f"{_TAG}{type(tree).__name__}": encoded}
     raise UnsupportedStateError(path=path, type_name=type(tree).__qualname__)
 
 
+def _refuse_unstorable(tensor: torch.Tensor, path: str) -> None:
+    if is_made_of_others(tensor):
+        raise UnsupportedStateError(path=path, type_name=f"tensor of the class {type(tensor).__name__}", fix=_FIX)
+    if not is_storable(tensor):
+        raise UnsupportedStateError(path=path, type_name=f"{tensor.layout} tensor of {tensor.dtype}")
+
+
+def _in_order(items: set[Any], *, path: str) -> list[Any]:
+    """The items of a set in an order that does not depend on the process."""
+    for item in items:  # First: what is no data may raise when it is shown.
+        encode_tree(item, path=path, tensors={})
+    return sorted(items, key=repr)
+
+
 def is_storable(tensor: torch.Tensor) -> bool:
-    """Whether a checkpoint can hold it: neither sparse nor quantized."""
-    return tensor.dtype in _STORABLE and tensor.layout is torch.strided
+    """Whether a checkpoint can hold it: neither sparse nor quantized, nor made of other tensors."""
+    return tensor.dtype in _STORABLE and tensor.layout is torch.strided and not is_made_of_others(tensor)
+
+
+def is_made_of_others(tensor: torch.Tensor) -> bool:
+    """Whether its values are in other tensors that it wraps, as those of quantized weights are.
+
+    Only its class knows how they become values. A sharded tensor counts as its slice.
+    """
+    return hasattr(type(tensor), "__tensor_flatten__") and type(tensor) not in sharded_types()
 
 
 def decode_tree(json_tree: Json, tensors: Mapping[str, torch.Tensor]) -> Any:
@@ -106,12 +130,12 @@ def _put(tensor: torch.Tensor, path: str, tensors: dict[str, torch.Tensor]) -> s
 def _encode_mapping(tree: Mapping[Any, Any], *, path: str, tensors: dict[str, torch.Tensor]) -> Json:
     if (many := _encode_tensors(tree, path, tensors)) is not None:
         return many
+    for key in tree:  # First: a key of another type may raise when it is shown in a path.
+        if not isinstance(key, (str, int, float)):
+            raise UnsupportedStateError(path=path, type_name=f"dict with a {type(key).__qualname__} key")
     encoded = [(key, encode_tree(value, path=f"{path}.{key}", tensors=tensors)) for key, value in tree.items()]
     if all(type(key) is str and not key.startswith(_TAG) for key in tree):
         return dict(encoded)
-    for key in tree:
-        if not isinstance(key, (str, int, float)):
-            raise UnsupportedStateError(path=path, type_name=f"dict with a {type(key).__qualname__} key")
     return {f"{_TAG}pairs": [[key, value] for key, value in encoded]}
 
 

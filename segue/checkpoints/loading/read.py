@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import crc32c
 
 from segue.checkpoints.format.base import Base
-from segue.checkpoints.format.digests import Digests, TensorDigest
+from segue.checkpoints.format.digests import Digests, TensorDigest, digests_of
 from segue.checkpoints.format.gc_pause import paused_collector
 from segue.checkpoints.format.layout import (
     LENGTH_BYTES,
@@ -94,7 +94,8 @@ def read_stored(tiers: Sequence[Store], *, run_id: str, manifest: Manifest) -> S
         raise MalformedCheckpointError(
             key="manifest", why=f"its components differ from those of the stored state: {odd}"
         )
-    digests = Digests(components=manifest.components, tensors=expected)
+    # Not those of the manifest: an older version hashed mappings in another order.
+    digests = digests_of({name: json.dumps(tree).encode() for name, tree in skeletons.items()}, expected)
     return Stored(skeletons, tensors, digests, Base(expected, homes, manifest.saves_since_full), slices)
 
 

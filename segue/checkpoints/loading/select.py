@@ -10,6 +10,7 @@ from typing import Protocol
 
 from segue.checkpoints.format.base import Base
 from segue.checkpoints.format.digests import Digests
+from segue.checkpoints.format.limits import refuse_more_than
 from segue.checkpoints.format.snapshot import Snapshot
 from segue.checkpoints.loading.adoption import adopt_last_save
 from segue.checkpoints.loading.read import read_stored
@@ -56,6 +57,7 @@ def newest_valid(
     at_most: CheckpointRef | None = None,
     fast: Sequence[Store] = (),
     readers: Readers | None = None,
+    memory_bytes: int | None = None,
 ) -> Restorable | None:
     """The newest checkpoint of the run that verifies, read whole; None when there is none to take.
 
@@ -65,11 +67,13 @@ def newest_valid(
 
     Every checkpoint that does not verify, and every slot of the log that cannot be read, is named in the log by a
     quarantine record before the next one is tried. Several ranks take the same one: the newest that all could read.
+    `memory_bytes` is what this process may use, as far as that is limited.
 
     Raises:
         FencedError: a newer claim exists.
         StoreReadError: the store could not be read; trying again is safe.
         NothingTrustedError: the log is signed, and none of its checkpoints can be used.
+        MachineTooSmallError: this machine, or its container, has too little memory for the newest one.
     """
     leads = readers is None or readers.is_leader
     if leads:
@@ -85,6 +89,8 @@ def newest_valid(
             require_trusted(runlog, read_history(runlog), has_checkpoint=False)
             return None
         checkpoint = _at(runlog, int(slot))
+        manifest = checkpoint.manifest
+        refuse_more_than(memory_bytes, manifest.size_bytes, key=f"the checkpoint of step {manifest.step}")
         found = patiently(partial(_read, runlog, checkpoint, fast), what="checkpoint")
         damage = "" if isinstance(found, Restorable) else str(found)
         if readers is not None:

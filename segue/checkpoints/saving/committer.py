@@ -15,7 +15,7 @@ from segue.checkpoints.saving.writer_client import ShardWriter
 from segue.checkpoints.saving.written import Save, Written
 from segue.clock import Clock
 from segue.errors import FencedError, WriterDiedError
-from segue.records import CheckpointRef, Environment, Manifest, WitnessRow
+from segue.records import CheckpointRef, Environment, Finding, Manifest, WitnessRow
 from segue.runlog import keys
 from segue.runlog.entries import CommitEntry, Entry, SealEntry
 from segue.runlog.log import RunLog, Stamp
@@ -64,6 +64,8 @@ class SaveJob:
     metric: float | None
     curve: Sequence[CurvePart]
     """The parts of the loss curve that are new since the save before."""
+    untracked: tuple[Finding, ...] = ()
+    """State outside the components, where it is seen for the first time."""
 
 
 @dataclass(frozen=True)
@@ -92,8 +94,13 @@ class Writer:
         base_step: int | None,
         clock: Clock,
         commits: bool = True,
+        require: Callable[[], None] = lambda: None,
     ) -> None:
-        """With `commits=False` another rank commits the shards that this one makes durable."""
+        """With `commits=False` another rank commits the shards that this one makes durable.
+
+        `require` is called before each commit, with the log read up to it; what it raises ends the writer's work.
+        """
+        self._require = require
         self._runlog, self._shards, self._pruner, self._release = runlog, shards, pruner, release
         self._clock = clock
         self._attempt_id, self._epoch, self._parent = attempt_id, epoch, parent
@@ -259,8 +266,10 @@ class Writer:
         manifest = Manifest.model_validate({**self._facts(job), **vars(written)})
 
         def build(stamp: Stamp) -> Entry:
+            self._require()
             common = stamp(epoch=self._epoch)
-            return CommitEntry.model_validate(common | {"attempt_id": self._attempt_id, "manifest": manifest})
+            facts = {"attempt_id": self._attempt_id, "manifest": manifest, "untracked": job.untracked}
+            return CommitEntry.model_validate(common | facts)
 
         # Commit last: a record in the log is the only thing readers look for.
         slot = self._runlog.append(build, epoch=self._epoch)

@@ -18,13 +18,13 @@ import torch
 from segue.checkpoints.format.gc_pause import paused_collector
 from segue.checkpoints.format.layout import PAGE_BYTES, ShardLayout, TensorSpec, layout_of
 from segue.checkpoints.format.state_tree import Json, encode_tree
+from segue.checkpoints.saving.accelerator import Accelerator, Copy, Pair, TorchAccelerator
 from segue.checkpoints.saving.copy_cpu import Copier, copy_all
-from segue.checkpoints.saving.copy_cuda import Pair, by_device, copy_on_side_stream, pin, synchronise, unpin
 from segue.checkpoints.saving.partition import Partition, RankState
 from segue.checkpoints.saving.shared_memory import StagingBuffer
 
-_LOOKS, _MOST_LOOKED_AT = 64, 256
-"""How many values are compared at the barrier, and of how many tensors, the largest."""
+_LOOKS, _MOST_LOOKED_AT, _MOST_ON_DEVICE = 64, 256, 32
+"""How many values are compared at the barrier, and of how many tensors, the largest; on a device each is a kernel."""
 
 _shape_of = operator.attrgetter("shape")
 _dtype_of = operator.attrgetter("dtype")
@@ -38,13 +38,14 @@ class _Late:
     version: int
     looks: torch.Tensor | None
     """A few of its values at the safe point."""
+    is_on_device: bool = False
 
     def has_changed(self) -> bool:
         """Whether it was changed: by its version, which every change known to torch increments, and for changes
-        through `.data`, which torch does not see, by a few of its values."""
+        through `.data`, which torch does not see, by a few of its values. Those on a device are compared later."""
         if self.live._version != self.version:
             return True
-        return self.looks is not None and not torch.equal(_looks_at(self.live), self.looks)
+        return self.looks is not None and not self.is_on_device and not torch.equal(_looks_at(self.live), self.looks)
 
 
 @dataclass
@@ -61,17 +62,21 @@ class Staged:
     _late: list[_Late] = field(default_factory=list)
     _copied: threading.Event = field(default_factory=threading.Event)
     _passed: threading.Event = field(default_factory=threading.Event)
-    _device_copied: Sequence[torch.cuda.Event] = ()
+    _device_copies: Sequence[Copy] = ()
+    _device_looks: list[tuple[torch.Tensor, torch.Tensor]] = field(default_factory=list)
+    """A few values of tensors on a device: at the safe point, and at the barrier."""
 
     def barrier(self) -> None:
         """Block until the live tensors are copied; to be called before anything changes them."""
         if self._passed.is_set():
             return
         self._copied.wait()
-        for copied in self._device_copied:
-            # The host goes on: only later work of the device waits.
-            torch.cuda.current_stream(copied.device).wait_event(copied)
+        for copy in self._device_copies:
+            copy.hold_back_device()
         self.is_torn = self.is_torn or any(late.has_changed() for late in self._late)
+        # Looking waits for no device. What the training thread launches from here on comes after.
+        on_device = [late for late in self._late if late.is_on_device and not self.is_torn]
+        self._device_looks = [(late.looks, _looks_at(late.live)) for late in on_device if late.looks is not None]
         self._late = []
         self._passed.set()
 
@@ -79,11 +84,13 @@ class Staged:
         """Block until all is copied and the barrier has decided whether it is torn."""
         self._copied.wait()
         self._passed.wait()
-        for copied in self._device_copied:
-            copied.synchronize()
+        for copy in self._device_copies:
+            copy.wait()
+        self.is_torn = self.is_torn or any(not torch.equal(*looks) for looks in self._device_looks)
+        self._device_looks = []
 
 
-@dataclass(frozen=True)
+@dataclass
 class _Plan:
     """A layout in one staging buffer, and the views that fill it."""
 
@@ -94,8 +101,11 @@ class _Plan:
     names: list[str]
     shapes: list[torch.Size]
     dtypes: list[torch.dtype]
-    on_device: bool
-    """Whether any of it is copied by an accelerator."""
+    device: torch.device | None
+    """That of the first tensor that an accelerator holds; None where all are in the host's memory."""
+    accelerator: Accelerator
+    is_locked: bool | None = None
+    """Whether the device copies directly into the staging buffer; None: not tried yet."""
 
     def fits(self, live: Mapping[str, torch.Tensor]) -> bool:
         """Whether the state still has the same tensors."""
@@ -108,19 +118,42 @@ class _Plan:
 
     def fill(self, live: list[torch.Tensor]) -> None:
         """Copy everything; all is done on return."""
-        if self.on_device:
-            copy_all(self.views, live, non_blocking=True)
-            synchronise(live)
-        else:
+        if self.device is None:
             self.copier.copy(live)
+            return
+        self.accelerator.drain(live)  # What runs on other streams may change the state, too.
+        copy_all(self.views, live, non_blocking=True)
+        self.accelerator.drain(live)
+
+    def get_ready(self) -> None:
+        """Touch the memory, and lock it where a device copies into it."""
+        memory = torch.frombuffer(self.staging_buffer.memory, dtype=torch.uint8)
+        memory[len(self.layout.head) :].zero_()
+        self.lock()
+
+    def lock(self) -> None:
+        """Lock the memory, unless that was tried or no device copies into it."""
+        if self.device is not None and self.is_locked is None:
+            memory = torch.frombuffer(self.staging_buffer.memory, dtype=torch.uint8)
+            self.is_locked = self.accelerator.lock_pages(memory, device=self.device)
+
+    def close(self) -> None:
+        """Free the memory."""
+        if self.is_locked:
+            self.accelerator.unlock_pages(torch.frombuffer(self.staging_buffer.memory, dtype=torch.uint8))
+            self.is_locked = None
+        self.staging_buffer.close()
 
 
 class StagingArea:
     """One or two staging buffers, laid out for a state, and laid out again when the state gets other tensors."""
 
-    def __init__(self, *, staging_buffers: int = 1, partition: Partition | None = None) -> None:
-        """`partition` selects what this rank stores; without one, everything."""
+    def __init__(
+        self, *, staging_buffers: int = 1, partition: Partition | None = None, accelerator: Accelerator | None = None
+    ) -> None:
+        """`partition` selects what this rank stores; without one, everything. `accelerator`: torch's by default."""
         self._partition = partition or Partition()
+        self._accelerator = accelerator or TorchAccelerator()
         self._free = list(range(staging_buffers))
         self._plans: dict[int, _Plan] = {}
         self._lock = threading.Lock()
@@ -167,13 +200,14 @@ class StagingArea:
         is_late = [tensor.data_ptr() in deferred for tensor in live]
         now = [pair for pair, late in zip(pairs, is_late, strict=True) if not late]
         later = [pair for pair, late in zip(pairs, is_late, strict=True) if late]
-        copy_all([view for view, _ in now], [tensor for _, tensor in now], non_blocking=plan.on_device)
-        synchronise([tensor for _, tensor in now])
-        staged._late = _guarded([tensor for _, tensor in later])
-        on_device = [pair for pair in later if pair[1].is_cuda]
-        if on_device:
-            staged._device_copied = [copy_on_side_stream(of_device) for of_device in by_device(on_device)]
-        on_host = [pair for pair in later if not pair[1].is_cuda]
+        device = self._accelerator
+        if plan.device is not None:
+            device.drain(live)  # What runs on other streams may change the state, too.
+        copy_all([view for view, _ in now], [tensor for _, tensor in now], non_blocking=plan.device is not None)
+        device.drain([tensor for _, tensor in now])
+        staged._late = _guarded([tensor for _, tensor in later], device)
+        staged._device_copies = device.copy_aside([pair for pair in later if device.has(pair[1])])
+        on_host = [pair for pair in later if not device.has(pair[1])]
         threading.Thread(target=_copy_late, args=(staged, on_host), name="segue-stage", daemon=True).start()
         return staged
 
@@ -187,8 +221,7 @@ class StagingArea:
         if self._warming is not None:
             self._warming.join()
         for plan in self._plans.values():
-            unpin(plan.views)
-            plan.staging_buffer.close()
+            plan.close()
         self._plans.clear()
 
     def _start(self, trees: Mapping[str, Any]) -> tuple[Staged, _Plan, list[torch.Tensor]]:
@@ -197,6 +230,7 @@ class StagingArea:
             self._warming.join()
             self._warming = None
         plan = self._plan_for(self._free[-1], state)
+        plan.lock()
         with self._lock:
             self._free.remove(plan.staging_buffer.number)
         staged = Staged(plan.staging_buffer, plan.layout, state.skeletons, state.partition_hash)
@@ -212,13 +246,12 @@ class StagingArea:
         if plan is not None and plan.fits(state.tensors) and plan.layout.slices == state.slices:
             return plan
         if plan is not None:
-            unpin(plan.views)
-            plan.staging_buffer.close()
-        self._plans[number] = _laid_out(number, state)
+            plan.close()
+        self._plans[number] = _laid_out(number, state, self._accelerator)
         return self._plans[number]
 
 
-def _laid_out(number: int, state: RankState) -> _Plan:
+def _laid_out(number: int, state: RankState, accelerator: Accelerator) -> _Plan:
     live = state.tensors
     specs = {name: TensorSpec(str(t.dtype).removeprefix("torch."), tuple(t.shape)) for name, t in live.items()}
     layout = replace(layout_of(specs), slices=state.slices)
@@ -226,9 +259,6 @@ def _laid_out(number: int, state: RankState) -> _Plan:
     staging_buffer = StagingBuffer(number=number, size_bytes=whole_pages)
     staging_buffer.memory[: len(layout.head)] = layout.head
     whole = torch.frombuffer(staging_buffer.memory, dtype=torch.uint8)
-    on_device = any(tensor.is_cuda for tensor in live.values())
-    if on_device:
-        pin(whole)
     views = []
     for name, tensor in live.items():
         _, start, size_bytes = layout.placed[name]
@@ -241,19 +271,24 @@ def _laid_out(number: int, state: RankState) -> _Plan:
         names=list(live),
         shapes=[tensor.shape for tensor in live.values()],
         dtypes=[tensor.dtype for tensor in live.values()],
-        on_device=on_device,
+        device=next((tensor.device for tensor in live.values() if accelerator.has(tensor)), None),
+        accelerator=accelerator,
     )
 
 
 def _touch(plans: Sequence[_Plan]) -> None:
     for plan in plans:
-        torch.frombuffer(plan.staging_buffer.memory, dtype=torch.uint8)[len(plan.layout.head) :].zero_()
+        plan.get_ready()
 
 
-def _guarded(tensors: list[torch.Tensor]) -> list[_Late]:
-    shown = [tensor for tensor in tensors if not tensor.is_cuda and tensor.is_contiguous() and not tensor.is_conj()]
-    largest = {id(tensor) for tensor in heapq.nlargest(_MOST_LOOKED_AT, shown, key=torch.Tensor.numel)}
-    return [_Late(t, t._version, _looks_at(t) if id(t) in largest else None) for t in tensors]
+def _guarded(tensors: list[torch.Tensor], accelerator: Accelerator) -> list[_Late]:
+    shown = [tensor for tensor in tensors if tensor.is_contiguous() and not tensor.is_conj()]
+    on_device = [accelerator.has(tensor) for tensor in shown]
+    largest: set[int] = set()
+    for count, is_there in ((_MOST_LOOKED_AT, False), (_MOST_ON_DEVICE, True)):
+        group = [tensor for tensor, is_on in zip(shown, on_device, strict=True) if is_on is is_there]
+        largest |= {id(tensor) for tensor in heapq.nlargest(count, group, key=torch.Tensor.numel)}
+    return [_Late(t, t._version, _looks_at(t) if id(t) in largest else None, accelerator.has(t)) for t in tensors]
 
 
 def _looks_at(tensor: torch.Tensor) -> torch.Tensor:

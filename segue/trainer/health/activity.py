@@ -9,7 +9,7 @@ from typing import Literal, NamedTuple
 from segue.clock import Clock
 from segue.spec import RunSpec
 
-Kind = Literal["starting", "training", "evaluating", "ending"]
+Kind = Literal["starting", "training", "evaluating", "waiting", "ending"]
 _ENOUGH_STEPS = 3
 """Steps until the usual step time is known: the first ones compile and allocate."""
 
@@ -42,8 +42,9 @@ class Activity:
             self._done += 1
             self._training_seconds += at - self._last_at
         self._last_at = at
+        self._number += 1
         # The steps after the last save do not make an attempt that ends one that trains again.
-        self._set("ending" if self.mark.kind == "ending" else "training", step)
+        self.mark = Mark("ending" if self.mark.kind == "ending" else "training", self._number, step)
 
     @contextmanager
     def evaluating(self) -> Iterator[None]:
@@ -57,6 +58,21 @@ class Activity:
             self.longest_evaluation_seconds = max(self.longest_evaluation_seconds or 0.0, now - began)
             self._last_at = now if self._last_at is not None else None
             self._set(before)
+
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        """Another process is waited for, which builds the recipe, until the block ends."""
+        before = self.mark.kind
+        self._set("waiting")
+        try:
+            yield
+        finally:
+            self._last_at = None  # The wait is no part of a step.
+            self._set(before)
+
+    def goes_on(self) -> None:
+        """What is waited for is known to be under way still."""
+        self._set(self.mark.kind)
 
     def ending(self) -> None:
         """Only the last checkpoint and the report are left."""
@@ -74,7 +90,7 @@ class Activity:
         least = max(live.hang_seconds, live.rank_seconds + live.hang_seconds if ranks > 1 else 0.0)
         first = max(live.first_step_seconds, least)
         match self.mark.kind:
-            case "starting":
+            case "starting" | "waiting":
                 return first
             case "evaluating":
                 longest = self.longest_evaluation_seconds
@@ -84,6 +100,6 @@ class Activity:
         usual = self.usual_step_seconds
         return first if usual is None else max(live.hang_factor * usual, least)
 
-    def _set(self, kind: Kind, step: int | None = None) -> None:
+    def _set(self, kind: Kind) -> None:
         self._number += 1
-        self.mark = Mark(kind, self._number, self.mark.step if step is None else step)
+        self.mark = Mark(kind, self._number, self.mark.step)

@@ -8,9 +8,18 @@ import traceback
 from collections.abc import Iterator
 
 from segue.credentials import redacted
-from segue.errors import DataUnreadableError, HungRankError, RankFailedError, SegueError
+from segue.errors import (
+    DataUnreadableError,
+    HungRankError,
+    NonDeterministicOperationError,
+    RankFailedError,
+    RehearsalError,
+    SegueError,
+)
 from segue.launch.memory import MemoryKills
+from segue.recipe import users_line
 from segue.records import CodeFailure, StopReason
+from segue.user_objects import attribute, text_of
 
 _PERMANENT_TYPES = (
     FileNotFoundError,
@@ -31,9 +40,36 @@ _OUT_OF_MEMORY_MESSAGE = re.compile(
     r"|CUDA error: out of memory|CU(BLAS|DNN)_STATUS_ALLOC_FAILED"
 )
 """For these conditions there is no type of their own, only a message."""
+_DEVICE_ERRORS = frozenset({46, 100, 101, 214, 220, 802, 999})
+"""Codes of CUDA for a device that is unavailable, absent or invalid, for memory or a link with an error that cannot be
+corrected, for a system that is not ready, and for what the driver itself does not know (a device that fell off the
+bus). Source: cudaError in the CUDA Runtime API."""
+_DEVICE_MESSAGE = re.compile(
+    r"CUDA error: (uncorrectable (ECC|NVLink) error|no CUDA-capable device|invalid device ordinal|unknown error"
+    r"|CUDA-capable device\(s\) is/are busy or unavailable|system not yet initialized)"
+)
+"""The same, where torch gives no code."""
 _NETWORK_TYPE = re.compile(r"Timeout|TimedOut|Connect|Network|Transport|Incomplete|Throttl|Unavailable|ServerError")
 _DEAD_WORKER = re.compile(r"DataLoader worker \(pid.*(exited unexpectedly|killed by signal)")
 """torch has no type for this condition, only a RuntimeError with this message."""
+
+
+_NO_KERNEL = re.compile(
+    r"(?P<name>\S+)( with \S+)? does not have a deterministic implementation"
+    r"|Deterministic behavior was enabled with .* but this operation is not deterministic because it uses (?P<by>\w+)"
+)
+"""The same for an operation without a deterministic kernel."""
+
+
+def without_traceback(error: BaseException) -> SegueError | None:
+    """The sentence that says more than the traceback of the user's code; None where the traceback is needed."""
+    if isinstance(error, RehearsalError):
+        return error
+    found = _NO_KERNEL.search(text_of(error)) if isinstance(error, RuntimeError) else None
+    if found is None:
+        return None
+    where = users_line("".join(traceback.format_exception(error)))
+    return NonDeterministicOperationError(operation=found["name"] or f"an operation of {found['by']}", where=where)
 
 
 def stop_reason(error: BaseException, *, kills_before: MemoryKills) -> StopReason:
@@ -42,11 +78,22 @@ def stop_reason(error: BaseException, *, kills_before: MemoryKills) -> StopReaso
         return StopReason.HUNG
     if _is_out_of_memory(error):
         return StopReason.OUT_OF_MEMORY
+    if any(map(_is_of_device, _chain(error))):
+        return StopReason.LOST
     # The kernel may have killed a worker of the data loader instead of this process.
-    is_worker = is_dead_worker(str(error))
+    is_worker = is_dead_worker(text_of(error))
     if kills_before.has_grown_to(MemoryKills.now(), was_killed=is_worker):
         return StopReason.OUT_OF_MEMORY
     return StopReason.FAILED
+
+
+def _is_of_device(error: BaseException) -> bool:
+    """Whether a device has failed, and not the code that used it: another machine can make the same step."""
+    name = error.type_name if isinstance(error, RankFailedError) else type(error).__name__
+    code = attribute(error, "error_code")
+    if name == "AcceleratorError" and isinstance(code, int):
+        return code in _DEVICE_ERRORS
+    return name == "AcceleratorError" and _DEVICE_MESSAGE.search(text_of(error)) is not None
 
 
 def failure_of(error: BaseException) -> CodeFailure:
@@ -58,10 +105,11 @@ def failure_of(error: BaseException) -> CodeFailure:
         name = f"{error.type_name} on rank {error.rank}"
         message, shown = redacted(error.message), redacted(error.traceback)
         return CodeFailure(type=name, message=message, traceback=shown, is_transient=error.is_transient)
-    shown = str(error) if isinstance(error, SegueError) else "".join(traceback.format_exception(error))
+    message = text_of(error)
+    shown = message if isinstance(error, SegueError) else "".join(traceback.format_exception(error))
     return CodeFailure(
         type=type(error).__name__,
-        message=redacted(str(error)),
+        message=redacted(message),
         traceback=redacted(shown),
         is_transient=is_transient(error),
     )
@@ -75,7 +123,7 @@ def is_transient(error: BaseException) -> bool:
     """
     if isinstance(error, SegueError) and not isinstance(error, DataUnreadableError):
         return isinstance(error, RankFailedError) and error.is_transient
-    if is_dead_worker(str(error)):
+    if is_dead_worker(text_of(error)):
         return True
     return any(_is_transient_alone(each) for each in _chain(error))
 
@@ -103,7 +151,7 @@ def _is_out_of_memory_alone(error: BaseException) -> bool:
         return error.errno == errno.ENOMEM  # As of a fork for which there is no memory.
     if any(kind.__name__ in _OUT_OF_MEMORY_TYPES for kind in type(error).__mro__):
         return True
-    return isinstance(error, RuntimeError) and _OUT_OF_MEMORY_MESSAGE.search(str(error)) is not None
+    return isinstance(error, RuntimeError) and _OUT_OF_MEMORY_MESSAGE.search(text_of(error)) is not None
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:

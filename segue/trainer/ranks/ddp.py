@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from dataclasses import replace
 
 import torch
@@ -13,8 +14,13 @@ from segue.errors import RecipeError
 from segue.recipe import Recipe
 from segue.trainer.ranks.collectives import Ranks
 
+_NAMED_PARAMETERS, _NAMED_MODULES = nn.Module.named_parameters, nn.Module.named_modules
 _COARSE = (torch.bfloat16, torch.float16)
 _PLAIN = (torch.Tensor, nn.Parameter)
+_layout_of = operator.attrgetter("layout")
+_SURELY_WITHIN = 0.9
+"""Share of a limit below which the factor of a clip rounds to no less than 1 in any type: bf16 has two to three digits.
+"""
 
 
 def spread(recipe: Recipe, ranks: Ranks, device: torch.device, *, name: str) -> Recipe:
@@ -54,8 +60,50 @@ def bare(model: nn.Module) -> nn.Module:
     return model.module if isinstance(model, DistributedDataParallel) else model
 
 
+def parameters_of(model: nn.Module) -> list[nn.Parameter]:
+    """What `model.parameters()` yields, in its order and in a fraction of its time; one that is shared, repeatedly."""
+    if type(model).parameters is not nn.Module.parameters or type(model).named_parameters is not _NAMED_PARAMETERS:
+        return list(model.parameters())
+    found: list[nn.Parameter] = []
+    seen: set[nn.Module] = set()
+    pending: list[nn.Module | None] = [model]
+    while pending:
+        module = pending.pop()
+        if module is None or module in seen:
+            continue
+        if type(module).named_modules is not _NAMED_MODULES or type(module._parameters) is not dict:
+            return list(model.parameters())  # This one walks in a way of its own.
+        seen.add(module)
+        for parameter in module._parameters.values():
+            if parameter is not None:
+                found.append(parameter)  # noqa: PERF401 - a comprehension is one more call for each module
+        pending += reversed(module._modules.values())
+    return found
+
+
+def norm_and_clip(parameters: list[torch.Tensor], *, limit: float | None) -> torch.Tensor:
+    """Norm of the gradients of these parameters together; then they are scaled down to `limit`.
+
+    To the bit what `torch.nn.utils.clip_grad_norm_` returns and leaves. Where some are sharded, every rank must call
+    it.
+    """
+    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+    if not _are_plain_and_alike(gradients):
+        norm = total_norm(gradients)
+        if limit is not None:
+            torch.nn.utils.clip_grads_with_norm_(parameters, limit, norm)
+        return norm
+    norm = _norm_of_norms(gradients)
+    # A factor of 1 changes no bit. An accelerator's norm is not read here: that would wait for it.
+    if limit is not None and not (norm.device.type == "cpu" and float(norm) < _SURELY_WITHIN * limit):
+        with torch.no_grad():
+            torch._foreach_mul_(gradients, torch.clamp(limit / (norm + 1e-6), max=1.0))
+    return norm
+
+
 def total_norm(tensors: list[torch.Tensor]) -> torch.Tensor:
     """Euclidean norm of all tensors together. Where some are sharded, every rank must call it."""
+    tensors = stored_values(tensors)
     if _are_plain_and_alike(tensors):
         return _norm_of_norms(tensors)
     sharded = [tensor for tensor in tensors if is_sharded(tensor)] if sharded_types() else []
@@ -67,9 +115,19 @@ def total_norm(tensors: list[torch.Tensor]) -> torch.Tensor:
     return norm
 
 
+def stored_values(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+    """The tensors, with the stored values of a sparse one in its place; torch measures no norm of sparse tensors.
+
+    A gradient may store the same row several times, which are to be summed before they are squared.
+    """
+    if {torch.strided}.issuperset(map(_layout_of, tensors)):
+        return tensors
+    return [tensor if tensor.layout is torch.strided else tensor.detach().coalesce().values() for tensor in tensors]
+
+
 def _are_plain_and_alike(tensors: list[torch.Tensor]) -> bool:
-    kinds = {(type(tensor), tensor.dtype, tensor.device) for tensor in tensors}
-    return len(kinds) == 1 and type(tensors[0]) in _PLAIN
+    kinds = {(type(tensor), tensor.dtype, tensor.device, tensor.layout) for tensor in tensors}
+    return len(kinds) == 1 and type(tensors[0]) in _PLAIN and tensors[0].layout is torch.strided
 
 
 def _norm_of_norms(tensors: list[torch.Tensor]) -> torch.Tensor:
@@ -79,6 +137,7 @@ def _norm_of_norms(tensors: list[torch.Tensor]) -> torch.Tensor:
         return norm
 
 
+@torch.no_grad()
 def parameter_norm(parameters: list[torch.Tensor]) -> torch.Tensor:
     """Euclidean norm of the parameters, summed at least in fp32: three digits (bf16) hide a lost optimizer state."""
     if _are_plain_and_alike(parameters) and parameters[0].dtype not in _COARSE:

@@ -21,7 +21,7 @@ from segue.clock import Clock
 from segue.errors import (
     FencedError,
     HungRankError,
-    MachineTooSmallError,
+    MachineError,
     RankFailedError,
     RankLostError,
     SegueError,
@@ -31,6 +31,7 @@ from segue.process import ProcessRef
 from segue.records import Value
 from segue.stores.base import StoreReadError, StoreWriteError
 from segue.trainer.health.failures import is_transient
+from segue.user_objects import text_of
 
 log = logging.getLogger(__name__)
 
@@ -38,7 +39,7 @@ _SETTLE_SECONDS = 5.0
 """How long ranks that noticed the end of an attempt wait for each other's published ending."""
 
 _POLL_SECONDS = 0.05
-_STORAGE_OR_MACHINE = (StoreReadError, StoreWriteError, WriterDiedError, MachineTooSmallError, FencedError)
+_STORAGE_OR_MACHINE = (StoreReadError, StoreWriteError, WriterDiedError, MachineError, FencedError)
 
 
 class RankEnding(Value):
@@ -112,7 +113,7 @@ class RankFailures:
             is_cause=not is_broken_collective(error),
             is_code=not isinstance(error, _STORAGE_OR_MACHINE),
             type_name=type(error).__name__,
-            message=str(error),
+            message=text_of(error),
             traceback="".join(traceback.format_exception(error)),
             is_transient=is_transient(error),
         )

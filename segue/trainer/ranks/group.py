@@ -91,3 +91,8 @@ def meet(device: torch.device, *, wait_seconds: float, clock: Clock, is_program:
 def local_rank() -> int | None:
     """This process's rank on its machine; None when it trains alone."""
     return int(os.environ["LOCAL_RANK"]) if is_one_of_several() else None
+
+
+def local_rank_count() -> int:
+    """Ranks on this machine, as torchrun has started them."""
+    return int(os.environ.get("LOCAL_WORLD_SIZE", "1"))

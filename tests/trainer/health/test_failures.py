@@ -5,8 +5,11 @@ from __future__ import annotations
 import errno
 
 import pytest
+import torch
 
+from segue.clock import SystemClock
 from segue.controller.local_run import run_here
+from segue.controller.steps import decide_next
 from segue.errors import RankFailedError, RecipeError
 from segue.launch.memory import MemoryKills
 from segue.records import StopReason
@@ -84,6 +87,52 @@ def test_messages_without_a_type_of_their_own_say_that_memory_is_used_up(message
     error = RuntimeError(message)
     on_a_rank = RankFailedError(rank=1, type_name="RuntimeError", message=message, traceback="", is_transient=False)
     assert [stop_reason(each, kills_before=NO_KILLS) for each in (error, on_a_rank)] == [reason, reason]
+
+
+def device_error(message, code):
+    error = torch.AcceleratorError(message)
+    if code is not None:
+        error.error_code = code
+    return error
+
+
+@pytest.mark.parametrize(
+    ("message", "code", "reason"),
+    [
+        ("CUDA error: uncorrectable ECC error encountered", 214, StopReason.LOST),
+        ("CUDA error: uncorrectable ECC error encountered", None, StopReason.LOST),
+        ("CUDA error: unknown error", 999, StopReason.LOST),
+        ("CUDA error: CUDA-capable device(s) is/are busy or unavailable", None, StopReason.LOST),
+        ("CUDA error: device-side assert triggered", 710, StopReason.FAILED),
+        ("CUDA error: an illegal memory access was encountered", 700, StopReason.FAILED),
+        ("CUDA error: out of memory", 2, StopReason.OUT_OF_MEMORY),
+    ],
+)
+def test_a_device_that_failed_is_the_machines_fault_and_what_a_kernel_did_is_the_codes(message, code, reason):
+    error = device_error(message, code)
+    caught = raised_from(RuntimeError("the step failed"), error)
+    assert [stop_reason(each, kills_before=NO_KILLS) for each in (error, caught)] == [reason, reason]
+    on_rank = RankFailedError(rank=1, type_name="AcceleratorError", message=message, traceback="", is_transient=False)
+    assert stop_reason(on_rank, kills_before=NO_KILLS) is reason
+    if code is not None:
+        assert stop_reason(RuntimeError(message), kills_before=NO_KILLS) is not StopReason.LOST, "of no device"
+
+
+def test_after_a_device_failed_the_run_goes_on_elsewhere_and_the_report_says_why(fork_server, make_spec, open_log):
+    spec = make_spec(recipe=STUCK, config={"how": "device", "at_step": 15})
+    runlog = open_log(spec)
+    report = fork_server.run_attempt(runlog, spec)
+    assert (report.stop_reason, report.failure.type) == (StopReason.LOST, "AcceleratorError")
+    assert "uncorrectable ECC" in report.failure.message
+    assert decide_next(runlog, spec, clock=SystemClock()).action == "run"
+
+
+def test_a_device_that_fails_in_the_copy_of_a_save_is_reported_too(fork_server, make_spec, open_log):
+    checkpoints = {"every_steps": 10, "every_seconds": None}
+    spec = make_spec(recipe=STUCK, config={"how": "copies", "at_step": 15}, checkpoints=checkpoints, steps=100_000)
+    report = fork_server.run_attempt(open_log(spec), spec)
+    assert (report.stop_reason, report.failure.type) == (StopReason.LOST, "AcceleratorError")
+    assert report.checkpoint.step == 10
 
 
 def test_a_kill_that_the_group_counted_makes_any_failure_out_of_memory(monkeypatch):

@@ -215,5 +215,8 @@ def test_a_resume_that_is_broken_on_one_rank_is_broken_for_all_and_names_the_los
     assert history.committed_step == 10
     verdict = history.attempts[-1].verdict
     assert verdict.kind is VerdictKind.BROKEN
-    assert (verdict.findings[0].component, verdict.findings[0].channel) == (component or "model or randomness", channel)
+    assert (verdict.findings[0].component, verdict.findings[0].channel) == (
+        component or "outside the checkpoint",
+        channel,
+    )
     assert (len(history.resumes), len(history.reports)) == (1, 2)

@@ -1,0 +1,93 @@
+"""A device that is a thread: it copies late and in any order, as an accelerator may, and shows what relies on luck."""
+
+from __future__ import annotations
+
+import queue
+import random
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from segue.checkpoints.saving.accelerator import Copy, Pair
+
+
+@dataclass
+class _Work:
+    run: Callable[[], object]
+    done: threading.Event = field(default_factory=threading.Event)
+
+    def hold_back_device(self) -> None:
+        # The tensors of this device are changed by the caller's thread, so that is what has to wait.
+        self.done.wait()
+
+    def wait(self) -> None:
+        self.done.wait()
+
+
+class ThreadedDevice:
+    """An `Accelerator` whose memory is that of the tensors that were put on it, and whose streams are one thread.
+
+    `delay_seconds` pass before each piece of work; copies of one call are made in an order that `seed` draws.
+    """
+
+    def __init__(self, *, delay_seconds: float = 0.0, seed: int = 0, can_lock: bool = True) -> None:
+        self.delay_seconds, self.can_lock = delay_seconds, can_lock
+        self.locked: list[int] = []
+        """Bytes of each range of pages that is locked."""
+        self.lock_calls = 0
+        self.threads: set[str] = set()
+        """Names of the threads that locked pages."""
+        self._random = random.Random(seed)
+        self._held: dict[int, torch.UntypedStorage] = {}
+        self._queue: queue.Queue[_Work | None] = queue.Queue()
+        self._thread = threading.Thread(target=self._serve, name="threaded-device", daemon=True)
+        self._thread.start()
+
+    def put(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Let the tensor be on this device from now on."""
+        storage = tensor.untyped_storage()
+        self._held[storage.data_ptr()] = storage
+        return tensor
+
+    def launch(self, work: Callable[[], object]) -> None:
+        """Queue work on a stream beside the caller's."""
+        self._queue.put(_Work(work))
+
+    def close(self) -> None:
+        """End the thread, after all queued work."""
+        self._queue.put(None)
+        self._thread.join()
+
+    def has(self, tensor: torch.Tensor) -> bool:
+        return tensor.untyped_storage().data_ptr() in self._held
+
+    def drain(self, tensors: Sequence[torch.Tensor]) -> None:
+        if any(map(self.has, tensors)):
+            last = _Work(lambda: None)
+            self._queue.put(last)
+            last.wait()
+
+    def copy_aside(self, pairs: Sequence[Pair]) -> list[Copy]:
+        works = [_Work(lambda view=view, tensor=tensor: view.copy_(tensor.detach())) for view, tensor in pairs]  # type: ignore[misc]
+        for work in self._random.sample(works, len(works)):
+            self._queue.put(work)
+        return list(works)
+
+    def lock_pages(self, memory: torch.Tensor, *, device: torch.device) -> bool:
+        self.lock_calls += 1
+        self.threads.add(threading.current_thread().name)
+        if self.can_lock:
+            self.locked.append(memory.nbytes)
+        return self.can_lock
+
+    def unlock_pages(self, memory: torch.Tensor) -> None:
+        self.locked.remove(memory.nbytes)
+
+    def _serve(self) -> None:
+        while (work := self._queue.get()) is not None:
+            time.sleep(self.delay_seconds)
+            work.run()
+            work.done.set()

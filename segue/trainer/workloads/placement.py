@@ -1,0 +1,85 @@
+"""Moving what takes part in a step to the attempt's device. What the user has placed or spread stays where it is."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from segue.checkpoints.format.dtensor import is_sharded
+from segue.recipe import Recipe
+from segue.user_objects import attribute, has
+
+_COUNTER = "step"
+"""The one slot of torch's optimizers that stays in host memory, unless the optimizer is fused or capturable."""
+
+
+def place(recipe: Recipe, device: torch.device) -> None:
+    """Move model, loss, what is in `extra`, and the state that optimizers have from the start.
+
+    Modules that are on an accelerator already, sharded, or spread over devices are left alone.
+    """
+    if device.type == "cpu":
+        return
+    for module in (recipe.model, recipe.loss, recipe.step, *recipe.extra.values()):
+        if isinstance(module, nn.Module) and not is_placed(module):
+            module.to(device)
+    others = (value for value in recipe.extra.values() if isinstance(value, torch.optim.Optimizer))
+    for optimizer in (*recipe.optimizers.values(), *others):
+        _place_state(optimizer)
+
+
+def is_placed(module: nn.Module) -> bool:
+    """Whether its user has decided where it is: on an accelerator, sharded over ranks, or on several devices."""
+    tensors = [*module.parameters(), *module.buffers()]
+    return attribute(module, "hf_device_map") is not None or any(
+        is_sharded(tensor) or tensor.device.type not in ("cpu", "meta") for tensor in tensors
+    )
+
+
+def to_device(content: Any, device: torch.device) -> Any:
+    """A batch with its tensors on `device`; collections keep their type.
+
+    An object with a `to` of its own, as a batch of a graph library is, is asked to move itself.
+    """
+    if device.type == "cpu":
+        return content
+    if isinstance(content, torch.Tensor):
+        return content.to(device, non_blocking=True)
+    if isinstance(content, Mapping) and not has(content, "to"):
+        return _like(content, {key: to_device(value, device) for key, value in content.items()})
+    if isinstance(content, tuple) and attribute(content, "_fields") is not None:
+        return type(content)(*(to_device(item, device) for item in content))
+    if isinstance(content, (list, tuple)):
+        return type(content)(to_device(item, device) for item in content)
+    if has(content, "to"):
+        return content.to(device)
+    if dataclasses.is_dataclass(content) and not isinstance(content, type):
+        given = [each.name for each in dataclasses.fields(content) if each.init]
+        return dataclasses.replace(content, **{name: to_device(getattr(content, name), device) for name in given})
+    return content
+
+
+def _like(mapping: Mapping[Any, Any], values: dict[Any, Any]) -> Any:
+    if isinstance(mapping, defaultdict):
+        return defaultdict(mapping.default_factory, values)
+    return type(mapping)(values)  # type: ignore[call-arg]
+
+
+def _place_state(optimizer: torch.optim.Optimizer) -> None:
+    for group, parameter in _held(optimizer):
+        slots = optimizer.state.get(parameter, {})
+        for name, value in slots.items():
+            stays = name == _COUNTER and not (group.get("capturable") or group.get("fused"))
+            if isinstance(value, torch.Tensor) and not stays and not is_sharded(value):
+                slots[name] = value.to(parameter.device)
+
+
+def _held(optimizer: torch.optim.Optimizer) -> Iterator[tuple[dict[str, Any], torch.Tensor]]:
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            yield group, parameter

@@ -1,0 +1,162 @@
+"""Staging from a device: the bytes of the safe point, whatever the streams of the device do meanwhile."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import statistics
+import time
+
+import pytest
+import torch
+
+from segue.checkpoints.saving.accelerator import TorchAccelerator
+from segue.checkpoints.saving.staging import StagingArea
+from tests.checkpoints.test_staging import (
+    ODD,
+    OPTIMIZERS,
+    addresses,
+    assert_holds,
+    begin_and_wait,
+    raw,
+    staged_bytes,
+    train_overlapped,
+    trained,
+    tree_of,
+)
+
+MIB = 2**20
+
+
+def sleep(cycles=50_000_000):
+    """Keep the device's current stream busy."""
+    if torch.cuda.is_available():
+        torch.cuda._sleep(cycles)
+
+
+def test_tensors_of_every_kind_are_copied_before_they_are_overwritten(device):
+    names = [name for name in ODD if name not in ("uint64", "overlapping itself")]
+    tensors = {name: ODD[name].detach().to(device) for name in names}
+    expected = {name: tensor.clone().cpu() for name, tensor in tensors.items()}
+    tensors["on the processor"] = expected["on the processor"] = torch.arange(5.0)
+    staged = StagingArea().take(tree_of(tensors))
+    for name in names:
+        tensors[name].zero_()
+    assert {n: staged_bytes(staged, f"model.state.{n}") for n in expected} == {n: raw(t) for n, t in expected.items()}
+
+
+@pytest.mark.only_cuda
+def test_pages_are_locked_and_copied_at_the_speed_of_locked_memory(device):
+    live = {f"w{n}": torch.randn(16 * MIB, device=device) for n in range(8)}
+    area = StagingArea()
+    area.prepare(tree_of(live))
+    pinned = torch.empty(sum(t.numel() for t in live.values()), pin_memory=True)
+    flat = torch.cat([t.reshape(-1) for t in live.values()])
+    ours, torchs = [], []
+    for _ in range(5):
+        torchs.append(timed(lambda: pinned.copy_(flat, non_blocking=True)))
+        staged = None
+
+        def save():
+            nonlocal staged
+            staged = area.take(tree_of(live))
+
+        ours.append(timed(save))
+        area.release(staged)
+    assert statistics.median(torchs) >= 0.9 * 0.8 * statistics.median(ours), (ours, torchs)
+    area.close()
+
+
+def timed(work):
+    torch.cuda.synchronize()
+    began = time.perf_counter()
+    work()
+    torch.cuda.synchronize()
+    return time.perf_counter() - began
+
+
+@pytest.mark.only_cuda
+def test_where_locking_is_refused_one_warning_is_given_the_next_kernel_runs_and_bytes_are_equal(device, caplog):
+    memory, accelerator = torch.zeros(4 * MIB, dtype=torch.uint8), TorchAccelerator()
+    assert accelerator.lock_pages(memory, device=device)
+    with caplog.at_level(logging.WARNING):
+        assert not accelerator.lock_pages(memory, device=device), "the range is registered already"
+    assert "refused to lock" in caplog.text
+    assert torch.ones(3, device=device).sum().item() == 3
+    accelerator.unlock_pages(memory)
+
+
+@pytest.mark.parametrize("is_overlapped", [False, True])
+@pytest.mark.only_cuda
+def test_a_write_on_another_stream_belongs_to_the_safe_point(device, is_overlapped):
+    average, side = torch.zeros(MIB, device=device), torch.cuda.Stream()
+    torch.cuda.synchronize()
+    with torch.cuda.stream(side):
+        sleep()
+        average.fill_(1.0)
+    area = StagingArea()
+    tree = tree_of({"average": average})
+    staged = begin_and_wait(area, tree, addresses([average])) if is_overlapped else area.take(tree)
+    assert_holds(staged, {"average": torch.ones(MIB)})
+
+
+@pytest.mark.parametrize("make", OPTIMIZERS.values(), ids=OPTIMIZERS)
+def test_an_overlapped_copy_holds_the_safe_point_though_the_next_step_follows_at_once(device, make):
+    model, optimizer, gradients = trained(make, device=device)
+    slots = [value for each in optimizer.state.values() for value in each.values() if isinstance(value, torch.Tensor)]
+    live = [*model.parameters(), *slots]
+    area = StagingArea()
+    train_overlapped(
+        area, model, optimizer, gradients, deferred=addresses(live), rounds=40, before=lambda: sleep(1_000_000)
+    )
+    area.close()
+
+
+def test_a_write_that_moves_no_version_is_seen(device):
+    parameter = torch.zeros(MIB, device=device)
+    area = StagingArea()
+    staged = area.begin(tree_of({"p": parameter}), deferred=addresses([parameter]))
+    parameter.data.add_(1)
+    staged.barrier()
+    staged.wait()
+    assert staged.is_torn
+
+
+@pytest.mark.only_cuda
+def test_a_replay_of_a_recorded_graph_before_the_barrier_is_seen(device):
+    parameter = torch.zeros(MIB, device=device)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        parameter.add_(1)
+    parameter.zero_()
+    torch.cuda.synchronize()
+    staged = StagingArea().begin(tree_of({"p": parameter}), deferred=addresses([parameter]))
+    graph.replay()
+    staged.barrier()
+    staged.wait()
+    assert staged.is_torn
+
+
+@pytest.mark.only_cuda
+def test_an_optimizer_that_runs_within_backward_on_another_stream_is_awaited(device):
+    side, parameter = torch.cuda.Stream(), torch.zeros(MIB, device=device)
+    for _ in range(20):
+        with torch.cuda.stream(side):
+            sleep(5_000_000)
+            parameter.add_(1)
+        staged = StagingArea().take(tree_of({"p": parameter}))
+        torch.cuda.synchronize()
+        assert_holds(staged, {"p": parameter.cpu()})
+
+
+def test_a_tensor_that_is_freed_after_the_copy_began_is_copied_as_it_was(device):
+    live = torch.full((4 * MIB,), 3.0, device=device)
+    sleep()
+    staged = StagingArea().begin(tree_of({"p": live}), deferred=addresses([live]))
+    del live
+    gc.collect()
+    others = [torch.zeros(4 * MIB, device=device) for _ in range(4)]
+    staged.barrier()
+    staged.wait()
+    assert len(others) == 4
+    assert_holds(staged, {"p": torch.full((4 * MIB,), 3.0)})
