@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import importlib
-import inspect
+import random
 import re
 import site
 import sys
 import sysconfig
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
 from segue.errors import RecipeError
+from segue.user_objects import attribute, can_be_called, has, has_parameter, needed_arguments, takes_metric, text_of
 
 if TYPE_CHECKING:  # Torch takes seconds to import, and a wrong path can be refused without it.
     import torch
@@ -71,7 +72,8 @@ class Recipe:
     accumulate: int = 1
     """Batches that make one step: the gradient is the mean of theirs. The last step of an epoch may have fewer."""
     scheduler: Any = None
-    """Stepped once after every step, or after every epoch; several by name are all stepped."""
+    """Stepped once after every step, or after every epoch; several by name are all stepped. One whose `step` needs a
+    metric (`ReduceLROnPlateau`) is stepped with the number of `evaluate`, whenever `evaluate_every` has it made."""
     scheduler_every: Literal["step", "epoch"] | None = None
     """What the scheduler counts; None: steps, with a warning where it looks as if it were meant to count epochs."""
     scaler: torch.amp.GradScaler | None = None
@@ -85,8 +87,9 @@ class Recipe:
     """Ends the run after so many passes over the data, if its goal in steps is not reached before."""
     clip_grad_norm: float | None = None
     """Largest norm of the gradient, as `torch.nn.utils.clip_grad_norm_(model.parameters(), ...)` clips it."""
-    extra: Mapping[str, Stateful] = field(default_factory=dict)
-    """EMA, curriculum, further optimizers: anything with `state_dict` and `load_state_dict`."""
+    extra: Mapping[str, Any] = field(default_factory=dict)
+    """EMA, curriculum, further optimizers: anything with `state_dict` and `load_state_dict`; also a dict of plain
+    values and tensors, restored in place, and random generators of torch, NumPy and Python."""
     after_step: Callable[..., None] | None = None
     """Called with the global step after each optimizer step, to update what is in `extra`; with `metrics=`, a dict of
     the step's loss, its parts and the gradient norm, if it has a parameter of that name."""
@@ -98,6 +101,8 @@ class Recipe:
     time is left. What it raises is logged. It must not touch training state."""
     gives_metrics: bool = field(init=False, default=False, repr=False)
     """Whether `after_step` gets the metrics."""
+    by_metric: frozenset[str] = field(init=False, default=frozenset(), repr=False)
+    """Names of the schedulers whose `step` takes a metric."""
 
     @property
     def optimizers(self) -> dict[str, torch.optim.Optimizer]:
@@ -110,7 +115,8 @@ class Recipe:
         return {} if self.scheduler is None else _named("scheduler", self.scheduler)
 
     def __post_init__(self) -> None:
-        self.gives_metrics = self.after_step is not None and _has_parameter(self.after_step, "metrics")
+        self.gives_metrics = self.after_step is not None and has_parameter(self.after_step, "metrics")
+        self.by_metric = frozenset(name for name, each in self.schedulers.items() if takes_metric(each))
 
 
 Build = Callable[[dict[str, Any]], Recipe]
@@ -137,9 +143,9 @@ def import_build(path: str) -> Build:
         except (Exception, SystemExit) as error:
             # Importing runs the user's module, which may raise anything; for the command it is one condition.
             place = users_line("".join(traceback.format_exception(error)))
-            why = f"importing it{f' ({place})' if place else ''} raised {type(error).__name__}: {error}."
+            why = f"importing it{f' ({place})' if place else ''} raised {type(error).__name__}: {text_of(error)}."
             raise RecipeError(recipe=path, why=why, fix="correct the module.") from error
-    build = getattr(module, function_name, None)
+    build = attribute(module, function_name)
     if not callable(build):
         why = f"module {module_name!r} has no function {function_name!r}."
         raise RecipeError(recipe=path, why=why, fix=RecipeError.PATH_FIX)
@@ -154,15 +160,16 @@ def built_recipe(build: Build, config: Mapping[str, Any]) -> Recipe:
     Raises:
         RecipeError: `build` takes no config, did not return a Recipe, or a field has a wrong type.
     """
-    path = f"{getattr(build, '__module__', '?')}:{getattr(build, '__qualname__', repr(build))}"
+    path = f"{attribute(build, '__module__', '?')}:{attribute(build, '__qualname__', type(build).__name__)}"
     name = path.rpartition(":")[2].rpartition(".")[2]
-    if not _can_be_called(build, {}):
+    if not can_be_called(build, {}):
         why = f"{name} cannot be called with one argument, and segue calls {name}(config)."
         raise RecipeError(recipe=path, why=why, fix=f"Fix: define it as `def {name}(config)`; config is a dict.")
     recipe: object = build(dict(config))
     if not isinstance(recipe, Recipe):
         fix = "Fix: return segue.Recipe(model=..., optimizer=..., data=..., loss=...)."
         raise RecipeError(recipe=path, why=f"{name} returned {in_words(recipe)}, not a segue.Recipe.", fix=fix)
+    recipe.__post_init__()  # Its fields may have been set since it was made.
     problems = list(_problems(recipe))
     if problems:
         why = " ".join(f"{field} is {in_words(getattr(recipe, field))}: {what}." for field, what, _ in problems)
@@ -185,12 +192,12 @@ def _problems(recipe: Recipe) -> Iterator[tuple[str, str, str]]:
         value, is_optional = getattr(recipe, name), name != "loss" or recipe.step is not None
         if not callable(value) and not (is_optional and value is None):
             yield name, "not a function", f"{name}=the function itself, not what it returns"
-    for scheduler in recipe.schedulers.values():
-        yield from _problems_of_scheduler(scheduler)
+    for name, scheduler in recipe.schedulers.items():
+        yield from _problems_of_scheduler(name, scheduler, recipe)
     if recipe.step is not None:
         yield from _problems_with_step(recipe)
     yield from _problems_of_numbers(recipe)
-    if recipe.scaler is not None and not _has(recipe.scaler, "scale", "unscale_", "step", "update", "state_dict"):
+    if recipe.scaler is not None and not has(recipe.scaler, "scale", "unscale_", "step", "update", "state_dict"):
         yield "scaler", "not a torch.amp.GradScaler", 'scaler=torch.amp.GradScaler("cuda")'
     clip = recipe.clip_grad_norm
     if clip is not None and (isinstance(clip, bool) or not isinstance(clip, (int, float)) or not clip > 0):
@@ -199,9 +206,20 @@ def _problems(recipe: Recipe) -> Iterator[tuple[str, str, str]]:
         yield "extra", "not a dict", 'extra={"ema": ema}'
         return
     for name, value in recipe.extra.items():
-        if not isinstance(name, str) or isinstance(value, type) or not isinstance(value, Stateful):
+        if not isinstance(name, str) or not (_is_plain(value) or has(value, "state_dict", "load_state_dict")):
             what = f"its item {name!r} ({in_words(value)}) has no state_dict and load_state_dict"
-            yield "extra", what, f"give what extra[{name!r}] holds these two methods"
+            fix = f"give what extra[{name!r}] holds these two methods, or keep its values in a dict and pass that"
+            yield "extra", what, fix
+
+
+def _is_plain(value: object) -> bool:
+    """Whether it is a dict of values or a random generator, which segue can save without a state_dict."""
+    import numpy as np
+    import torch
+
+    return type(value) is dict or isinstance(
+        value, (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)
+    )
 
 
 def _problems_of_optimizers(recipe: Recipe) -> Iterator[tuple[str, str, str]]:
@@ -215,15 +233,18 @@ def _problems_of_optimizers(recipe: Recipe) -> Iterator[tuple[str, str, str]]:
             yield "optimizer", "there is no step that uses them", "step=a function of model, batch and optimizer"
     for name, optimizer in recipe.optimizers.items():
         # By what a step calls and a checkpoint needs: some optimizers wrap another one and inherit from nothing.
-        if not _has(optimizer, "param_groups", "zero_grad", "step", "state_dict", "load_state_dict"):
-            what = f"{name} is {in_words(optimizer)}, " if isinstance(given, Mapping) else ""
+        what = f"{name} is {in_words(optimizer)}, " if isinstance(given, Mapping) else ""
+        if not has(optimizer, "zero_grad", "step", "state_dict", "load_state_dict") or not _has_groups(optimizer):
             yield "optimizer", f"{what}not a torch.optim.Optimizer", example
+        elif recipe.step is None and (needed := needed_arguments(optimizer.step)):
+            what += f"its step needs {_listed(needed)}, and segue calls optimizer.step() itself"
+            yield "optimizer", what, _CLOSURE_FIX
 
 
 def _problems_with_step(recipe: Recipe) -> Iterator[tuple[str, str, str]]:
     if recipe.loss is not None:
         yield "loss", "step makes the whole step", "leave out loss or step"
-    if recipe.accumulate != 1:
+    if _is_count(recipe.accumulate) and recipe.accumulate != 1:
         yield "accumulate", "step makes the whole step", "accumulate in step, over the parts of a larger batch"
     if recipe.clip_grad_norm is not None:
         yield "clip_grad_norm", "step makes the whole step", "clip in step"
@@ -239,11 +260,11 @@ def _problems_of_numbers(recipe: Recipe) -> Iterator[tuple[str, str, str]]:
     if recipe.epochs is not None and not _is_count(recipe.epochs):
         yield "epochs", "not a number of epochs", "epochs=10, or leave it out"
     every = recipe.evaluate_every
-    if every is not None and every != "epoch" and not _is_count(every):
+    if every is not None and not _is_word(every, "epoch") and not _is_count(every):
         yield "evaluate_every", "neither a number of steps nor 'epoch'", 'evaluate_every=500 or "epoch"'
     if every is not None and recipe.evaluate is None:
         yield "evaluate_every", "there is no evaluate to call", "evaluate=a function that takes the model"
-    if recipe.scheduler_every not in (None, "step", "epoch"):
+    if recipe.scheduler_every is not None and not _is_word(recipe.scheduler_every, "step", "epoch"):
         yield "scheduler_every", "neither 'step' nor 'epoch'", 'scheduler_every="epoch", or leave it out'
     if recipe.early_stop is not None and not isinstance(recipe.early_stop, EarlyStop):
         yield "early_stop", "not a segue.EarlyStop", "early_stop=segue.EarlyStop(patience=3)"
@@ -251,40 +272,50 @@ def _problems_of_numbers(recipe: Recipe) -> Iterator[tuple[str, str, str]]:
         yield "early_stop", "there is no evaluate_every that it could follow", 'evaluate_every="epoch"'
 
 
+def _is_word(value: object, *words: str) -> bool:
+    # Of other types `==` may raise, or give an array.
+    return isinstance(value, str) and value in words
+
+
 def _is_count(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value >= 1
 
 
-def _problems_of_scheduler(scheduler: Any) -> Iterator[tuple[str, str, str]]:
-    if scheduler is None:
+def _problems_of_scheduler(name: str, scheduler: Any, recipe: Recipe) -> Iterator[tuple[str, str, str]]:
+    several = isinstance(recipe.scheduler, Mapping)
+    which = f"{name} is {in_words(scheduler)}, " if several else ""
+    missing = [method for method in ("step", "state_dict", "load_state_dict") if not has(scheduler, method)]
+    if missing:
+        yield "scheduler", f"{which}without {_listed(missing)}", _SCHEDULER_FIX
         return
-    if not _has(scheduler, "step", "state_dict", "load_state_dict"):
-        fix = "scheduler=a torch.optim.lr_scheduler, or an object with step, state_dict and load_state_dict"
-        yield "scheduler", "without step, state_dict or load_state_dict", fix
-    elif not _can_be_called(scheduler.step):
-        fix = "scheduler=one whose step() takes no metric; step others in after_step and put them into extra"
-        yield "scheduler", "its step needs an argument, and segue calls scheduler.step() after every step", fix
+    needed = needed_arguments(scheduler.step)
+    if name in recipe.by_metric:
+        if recipe.evaluate is None or recipe.evaluate_every is None:
+            what = f"{which}its step needs {_listed(needed)}, and no evaluate_every has evaluate called for it"
+            fix = 'evaluate=a function of the model that returns that number, with evaluate_every="epoch" or steps'
+            yield "scheduler", what, fix
+    elif needed:
+        fix = "scheduler=one whose step() needs no argument, or one argument called metric; step others in after_step "
+        what = f"{which}its step needs {_listed(needed)}, and segue calls scheduler.step() after every step"
+        yield "scheduler", what, f"{fix}and put them into extra"
 
 
-def _has(value: object, *names: str) -> bool:
-    return not isinstance(value, type) and all(hasattr(value, name) for name in names)
+_CLOSURE_FIX = (
+    "give `step` in place of `loss`: a function of model, batch and optimizer that returns optimizer.step(closure), "
+    "where closure() clears the gradients, computes the loss, calls backward() and returns the loss"
+)
+_SCHEDULER_FIX = (
+    "scheduler=a torch.optim.lr_scheduler, or an object with step(), state_dict(), which returns all that step "
+    "changes as a dict of plain values, and load_state_dict(state), which puts that back"
+)
 
 
-def _has_parameter(function: Callable[..., Any], name: str) -> bool:
-    try:
-        return name in inspect.signature(function).parameters
-    except (TypeError, ValueError):
-        return False  # Not a function, which is refused elsewhere, or built in without a signature.
+def _listed(names: Sequence[str]) -> str:
+    return " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
 
 
-def _can_be_called(function: Callable[..., Any], *arguments: Any) -> bool:
-    try:
-        inspect.signature(function).bind(*arguments)
-    except TypeError:
-        return False
-    except ValueError:
-        return True  # Built in, without a signature.
-    return True
+def _has_groups(optimizer: Any) -> bool:
+    return not isinstance(optimizer, type) and isinstance(attribute(optimizer, "param_groups"), (list, tuple))
 
 
 def in_words(value: object) -> str:

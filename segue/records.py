@@ -99,6 +99,11 @@ class CheckpointRef(Value):
     attempt_id: str
 
 
+def _of_accelerator(default: Any, description: str) -> Any:
+    """A field that only environments with an accelerator have; the records of others stay as they were."""
+    return Field(default, exclude_if=lambda value: value == default, description=description)
+
+
 class Environment(Value):
     """The software and hardware that must be equal for a replay to match bit for bit."""
 
@@ -112,6 +117,20 @@ class Environment(Value):
     arithmetic: int = Field(
         1, ge=1, description="How segue itself computes: 1 sums the gradient norm by parameter group, 2 by model order."
     )
+    deterministic: bool = Field(
+        False,
+        # Left out where it is not set: names of environments stay as they were, and older versions read the record.
+        exclude_if=lambda is_set: not is_set,
+        description="Whether torch was limited to deterministic kernels, which may compute other bits.",
+    )
+
+    device_processors: int = _of_accelerator(
+        0, "Multiprocessors of the accelerator; masks of dropout depend on it. Parts of one device share its name."
+    )
+    driver: str = _of_accelerator("", "Version of the accelerator's driver.")
+    libraries: str = _of_accelerator("", "Versions of CUDA, cuDNN and NCCL, or of their counterparts.")
+    reduced_precision: str = _of_accelerator("", "Which products torch may round, as to TF32.")
+    kernel_choice: str = _of_accelerator("", "How kernels are chosen: by timing them, or by rule.")
 
     def differs_from(self, other: Environment) -> tuple[str, ...]:
         """Names of the fields that differ; bitwise comparison is valid when there are none."""
@@ -181,6 +200,14 @@ class Manifest(Value):
         return None if self.imported_from is None else f"imported from {self.imported_from.name}"
 
 
+class StateMark(Value):
+    """One part of the state after a step, as a few bytes: large tensors are sampled evenly."""
+
+    digest: str = Field(description="Hash of its values, bit for bit.")
+    plain: str = Field(description="Hash of its values that are no floating-point numbers, and of all shapes.")
+    norm: float | None = Field(None, description="L2 norm of its finite floating-point values; None: it has none.")
+
+
 class WitnessRow(Value):
     """The outcome of one step, in full precision."""
 
@@ -194,6 +221,9 @@ class WitnessRow(Value):
     input_fingerprint: str = Field(description="Hash of the batch's bytes; empty where it is not needed.")
     streams: dict[str, str] | None = Field(
         None, description="Hash of each random stream after the batch was drawn; None where it is not needed."
+    )
+    state: dict[str, StateMark] | None = Field(
+        None, description="The parts of the state after the step, by name; None except in the last row of a witness."
     )
 
 
@@ -212,7 +242,13 @@ class Finding(Value):
     component: str = Field(description="Component that was lost or differs: optimizer, rng.torch, data order, ...")
     channel: str = Field(description="Measurement that shows it: digest, loss, grad_norm, ...")
     step: int | None = Field(None, description="First step that differs; None if found before any step.")
-    sentence: str = Field(description="One sentence on which a person can act.")
+    sentence: str = Field(description="What differs, with the evidence.")
+    fix: str = Field("", description="What to do about it; empty in records of older versions.")
+
+    @property
+    def with_fix(self) -> str:
+        """The sentence, followed by what to do."""
+        return f"{self.sentence}. Fix: {self.fix}" if self.fix else self.sentence
 
 
 class Verdict(Value):
@@ -224,16 +260,23 @@ class Verdict(Value):
     rows_compared: int = Field(0, ge=0, description="Steps replayed and compared with the sealed witness.")
     environment_changes: tuple[str, ...] = ()
     not_compared: tuple[str, ...] = Field((), description="What the training code does not show; it proves nothing.")
+    noise: dict[str, float] = Field(
+        default_factory=dict,
+        exclude_if=lambda noise: not noise,
+        description="Largest relative difference by channel between replays from one state, as far as it was measured: "
+        "the tolerances follow from it. Empty: kernels are deterministic as far as is known.",
+    )
 
     @property
     def sentence(self) -> str:
         """The verdict in words."""
         if self.findings:
-            return f"{self.kind}: {self.findings[0].sentence}"
+            return f"{self.kind}: {self.findings[0].with_fix}"
         changed = f"; environment differs in {', '.join(self.environment_changes)}" if self.environment_changes else ""
         unknown = f"; not compared: {', '.join(self.not_compared)}" if self.not_compared else ""
         counts = f"{self.components_compared} components and {self.rows_compared} steps compared"
-        return f"{self.kind}: {counts}{changed}{unknown}"
+        noisy = "; within the noise of kernels that are not deterministic" if self.noise else ""
+        return f"{self.kind}: {counts}{noisy}{changed}{unknown}"
 
 
 class Skip(Value):

@@ -11,25 +11,31 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import reduce
+from operator import or_
 from pathlib import Path
 from typing import Any
 
 from segue.clock import Clock, SystemClock
+from segue.continuity.noise import Noise, noise_of, unreproducible_of
 from segue.controller.local_run import run_here
 from segue.controller.steps import open_run
 from segue.errors import DrillFailedError
+from segue.launch.assignment import Assignment
 from segue.launch.launcher import Trainer
 from segue.launch.output import Line
 from segue.notices.disturbance import DisturbanceKind
 from segue.policy.decide import Decision
 from segue.pool_prices import PoolSpec
 from segue.recipe import import_build, users_line
-from segue.records import CodeFailure, SegmentPlan
+from segue.records import CodeFailure, SegmentPlan, VerdictKind
 from segue.runlog.history import Checkpoint, History, read_history
 from segue.runlog.log import RunLog
+from segue.runlog.open import open_log
 from segue.sessions import require_program
 from segue.spec import BudgetSpec, RunSpec, StoreSpec
 from segue.stores import LocalStore, StoreReadError, StoreWriteError, open_store
+from segue.trainer.replays.fresh import FreshProcesses, ReplayRequest
 from segue.verification.comparison import differing, resumes_of, worst
 from segue.verification.drill_report import DrillReport
 from segue.verification.local_disturber import LocalDisturber, Target
@@ -39,6 +45,8 @@ __all__ = ["DrillReport", "drill", "drill_spec"]
 log = logging.getLogger(__name__)
 
 _LINES_KEPT = 20
+_LONGEST_WAIT_SECONDS = 900.0
+_DISTURBED = "killed"
 _HEARTBEAT_SECONDS = 0.2
 _BUDGETS = ("max_failures", "max_transient_failures", "max_out_of_memory", "max_hung")
 
@@ -121,7 +129,7 @@ def drill_spec(
         ended = run_here(reference, runlog, on_line=output, watch=_Observer(lambda step: progress("reference", step)))
         whole = _final(read_history(runlog), reference, why=ended.reason, output=output)
 
-        killed = _prepared(spec, place, "killed", count=len(kinds))
+        killed = _prepared(spec, place, _DISTURBED, count=len(kinds))
         runlog = open_run(killed, clock=clock)
         disturber = LocalDisturber(
             _targets(spec, kinds),
@@ -133,6 +141,8 @@ def drill_spec(
         history = read_history(runlog)
         hits = disturber.hits(history)
         report = _report(spec, kinds, whole=whole, history=history, ended=ended, hits=hits)
+        if report.differing and not report.noise and report.verdict is not VerdictKind.BROKEN:
+            report = _with_noise(report, reference, clock=clock)
         place.keep_if(store is not None and not report.passed)
     facts = {"seconds": round(clock.monotonic() - started, 2), "kept": place.kept}
     return report.model_copy(update=facts)
@@ -152,6 +162,9 @@ def _report(
     finished = history.newest if ended.action == "finished" else None
     differ = differing(whole, finished) if finished else ()
     failure = _failure(history) if ended.action == "failed" else None
+    measured = (Noise(resume.verdict.noise) for resume in resumes)
+    noise = dict(reduce(or_, measured, Noise(history.rehearsed_noise)).floats)
+    unreproducible = next(filter(None, (unreproducible_of(resume.verdict) for resume in resumes)), None)
     return DrillReport(
         recipe=spec.workload,
         steps=spec.steps,
@@ -165,12 +178,37 @@ def _report(
         differing=differ,
         ended="finished" if finished is not None else f"{ended.action}: {_in_words(failure) or ended.reason}",
         failure=failure,
+        noise=noise,
+        unreproducible=unreproducible,
         seconds=0.0,
     )
 
 
+def _with_noise(report: DrillReport, reference: RunSpec, *, clock: Clock) -> DrillReport:
+    """The report, with what replays of the undisturbed run show about the difference of the final states."""
+    if reference.recipe is None or report.unreproducible is not None:
+        return report
+    runlog = open_log(reference, clock=clock)
+    history = read_history(runlog)
+    checkpoint = next((each for each in reversed(history.usable) if each.rows), None)
+    plan = next((entry.plan for entry in reversed(history.decisions) if entry.plan is not None), None)
+    if checkpoint is None or plan is None:
+        return report
+    assignment = Assignment(spec=reference, plan=plan)
+    request = ReplayRequest(assignment=assignment, checkpoint=checkpoint.ref, steps=len(checkpoint.rows))
+    give_up_at = clock.monotonic() + _LONGEST_WAIT_SECONDS
+    made = FreshProcesses(request, lambda: clock.monotonic() < give_up_at, clock).replays(own=None)
+    found = noise_of(checkpoint.rows, (), made.rows, is_whole=False, unit=made.unit)
+    is_exact = report.verdict is VerdictKind.EXACT
+    verdict = VerdictKind.EQUIVALENT if found.floats and is_exact else report.verdict
+    facts = {"noise": dict(found.floats), "unreproducible": found.unreproducible, "verdict": verdict}
+    return report.model_copy(update=facts)
+
+
 def _prepared(spec: RunSpec, place: Place, name: str, *, count: int) -> RunSpec:
     given = spec.checkpoints
+    # A drill is a rehearsal. Only with one may fresh processes be asked whether a difference is noise.
+    rehearsal = "warn" if name == _DISTURBED and spec.continuity.rehearsal != "off" else "off"
     every = min(given.every_steps or spec.steps, _interval(spec, count))
     liveness = {"heartbeat_seconds": min(_HEARTBEAT_SECONDS, spec.liveness.heartbeat_seconds)}
     return spec.model_copy(
@@ -183,7 +221,7 @@ def _prepared(spec: RunSpec, place: Place, name: str, *, count: int) -> RunSpec:
             "budget": BudgetSpec(),
             "checkpoints": given.model_copy(update={"every_steps": every, "fast_folder": place.fast_folder}),
             "liveness": spec.liveness.model_copy(update=liveness),
-            "continuity": spec.continuity.model_copy(update={"rehearsal": "off"}),  # This is one.
+            "continuity": spec.continuity.model_copy(update={"rehearsal": rehearsal}),
             "policy": spec.policy.model_copy(update=dict.fromkeys(_BUDGETS, 1)),
         }
     )

@@ -15,7 +15,9 @@ from segue.records import Heartbeat
 from segue.reports.budget_text import budget_facts
 from segue.reports.console import console, show_json
 from segue.reports.cost import cost_report
+from segue.reports.page import finding_lines
 from segue.reports.preemptions import preemptions
+from segue.reports.rehearsal_text import rehearsal_text
 from segue.reports.summary import live_of, summarize
 from segue.reports.tables import anomaly_facts, decision_rows, rows_table, segment_rows, segments_table
 from segue.runlog.history import History
@@ -42,6 +44,8 @@ def status(run: str, store: Store = ".segue/store", endpoint_url: Endpoint = Non
         "deadline": spec.deadline.isoformat(timespec="seconds") if spec and spec.deadline else None,
         "last_decision": last.reason if last else None,
     }
+    rehearsal = rehearsal_text(spec, history)
+    facts |= {"rehearsal": rehearsal} if rehearsal is not None else {}
     facts |= anomaly_facts(history) | _live_facts(beat, now=now)
     facts |= budget_facts(spec, history, now=now, beat=beat) if spec else {}
     standbys = held_by_standbys(runlog.store, run)
@@ -54,6 +58,7 @@ def status(run: str, store: Store = ".segue/store", endpoint_url: Endpoint = Non
             "preemptions": [one.facts() for one in taken],
             "decisions": decision_rows(history),
             "cost": cost.numbers() if cost else None,
+            "findings": list(finding_lines(history)),
             "damage": damage,
         }
         show_json(facts | tables)
@@ -66,6 +71,8 @@ def status(run: str, store: Store = ".segue/store", endpoint_url: Endpoint = Non
         console.print(rows_table([one.row(spec.pools.currency) for one in taken]))
     for name, value in cost.rows().items() if cost and history.attempts else ():
         console.print(f"{name:>21}  {value}", markup=False)
+    for line in finding_lines(history):
+        console.print(line, markup=False, soft_wrap=True)
     for item in damage:
         console.print(f"damaged: {item['key']}: {item['why']}", markup=False, style="red")
 

@@ -44,7 +44,8 @@ def symptom(row: StepRow, *, spec: AnomalySpec, recent_losses: Sequence[float]) 
     `recent_losses` are those of the steps before it, at most `spike_window_steps`. Spikes are judged once there are
     that many.
     """
-    if spec.non_finite != "off":
+    is_finite = row.loss_scale is None and math.isfinite(row.loss + (row.grad_norm or 0.0) + (row.param_norm or 0.0))
+    if not is_finite and spec.non_finite != "off":
         found = _not_finite(row)
         if found is not None:
             return found

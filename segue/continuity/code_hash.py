@@ -11,16 +11,16 @@ import inspect
 import sys
 import types
 from collections.abc import Iterable, Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import xxhash
 
 from segue.continuity.object_walk import PLAIN, is_telling
+from segue.continuity.recipe_diff import GLOBALS
+from segue.credentials import names_secret
 from segue.recipe import installed_folders
-
-GLOBALS = "globals of "
-"""First words of the name of the hash of global values that a function reads; they may be the machine's."""
 
 
 def code_hashes(roots: Iterable[Any], *, home: str) -> dict[str, str]:
@@ -33,7 +33,7 @@ def code_hashes(roots: Iterable[Any], *, home: str) -> dict[str, str]:
     seen: set[int] = set()
     while waiting:
         found = waiting.pop()
-        if id(found) in seen or not _is_users(found, home=home):
+        if id(found) in seen or not is_users(found, home=home):
             continue
         seen.add(id(found))
         if isinstance(found, type):
@@ -45,9 +45,10 @@ def code_hashes(roots: Iterable[Any], *, home: str) -> dict[str, str]:
             hashes[name] = merged(
                 hashes.get(name), xxhash.xxh3_64_hexdigest(bytes_of(found.__code__, doc=found.__doc__))
             )
-            values = repr([(read, value) for read, value in _globals_read(found) if _is_setting(read, value)])
-            if values != "[]":
-                hashes[GLOBALS + name] = merged(hashes.get(GLOBALS + name), xxhash.xxh3_64_hexdigest(values.encode()))
+            for read, value in _settings_read(found, home=home):
+                path = f"{GLOBALS}{name}.{read}"
+                if not names_secret(read):
+                    hashes[path] = merged(hashes.get(path), _shown(value))
             waiting.extend(_called(found))
     return dict(sorted(hashes.items()))  # By name: the order of the walk may be that of addresses.
 
@@ -65,6 +66,25 @@ def _functions_of(owner: type) -> Iterator[Any]:
             yield from (part for part in (value.fget, value.fset) if part is not None)
         else:
             yield inspect.getattr_static(value, "__wrapped__", value)
+
+
+def _settings_read(function: types.FunctionType, *, home: str) -> Iterator[tuple[str, Any]]:
+    """Plain global values that a function reads, and those of the user's modules that it reads by their names."""
+    names = {name for code in codes_of(function.__code__) for name in code.co_names}
+    for read, value in _globals_read(function):
+        if isinstance(value, types.ModuleType):
+            if is_users_module(value, home=home):
+                held = ((name, vars(value)[name]) for name in sorted(names) if name in vars(value))
+                yield from ((f"{read}.{name}", inner) for name, inner in held if _is_setting(name, inner))
+        elif _is_setting(read, value):
+            yield read, value
+
+
+def _shown(value: Any) -> str:
+    """A number as it is; of anything else a hash, because it may be long or confidential."""
+    if isinstance(value, (bool, int, float)):
+        return repr(value)
+    return xxhash.xxh3_64_hexdigest(repr(value).encode())
 
 
 def _is_setting(name: str, value: Any) -> bool:
@@ -87,16 +107,17 @@ def bytes_of(code: types.CodeType, *, doc: str | None = None) -> bytes:
     return b"\0".join(parts)
 
 
-def _codes(code: types.CodeType) -> Iterator[types.CodeType]:
+def codes_of(code: types.CodeType) -> Iterator[types.CodeType]:
+    """A code object and those of the functions within it."""
     yield code
     for const in code.co_consts:
         if isinstance(const, types.CodeType):
-            yield from _codes(const)
+            yield from codes_of(const)
 
 
 def _globals_read(function: types.FunctionType) -> list[tuple[str, Any]]:
     """Global names of the module that a function reads and does not itself set, with their values."""
-    names = {name for code in _codes(function.__code__) for name in code.co_names}
+    names = {name for code in codes_of(function.__code__) for name in code.co_names}
     known = function.__globals__
     return [(name, known[name]) for name in sorted(names - _globals_set(function)) if name in known]
 
@@ -105,14 +126,14 @@ def _globals_set(function: types.FunctionType) -> set[str]:
     """Global names that a function sets: state, not settings."""
     return {
         str(instruction.argval)
-        for code in _codes(function.__code__)
+        for code in codes_of(function.__code__)
         for instruction in dis.get_instructions(code)
         if instruction.opname == "STORE_GLOBAL"
     }
 
 
 def _called(function: types.FunctionType) -> Iterator[Any]:
-    names = {name for code in _codes(function.__code__) for name in code.co_names}
+    names = {name for code in codes_of(function.__code__) for name in code.co_names}
     for _, value in _globals_read(function):
         if isinstance(value, types.ModuleType):
             yield from (vars(value)[name] for name in names if name in vars(value))
@@ -126,14 +147,25 @@ def _called(function: types.FunctionType) -> Iterator[Any]:
         yield value if isinstance(value, (type, types.FunctionType)) else type(value)
 
 
-def _is_users(found: Any, *, home: str) -> bool:
+def is_users(found: Any, *, home: str) -> bool:
+    """Whether a function or class is of the user's own code."""
     if not isinstance(found, (type, types.FunctionType)):
         return False
-    top = str(found.__module__).partition(".")[0]
+    return _is_users_module(str(found.__module__), home)
+
+
+def is_users_module(module: types.ModuleType, *, home: str) -> bool:
+    """Whether a module is of the user's own code."""
+    return _is_users_module(module.__name__, home)
+
+
+@cache
+def _is_users_module(name: str, home: str) -> bool:
+    top = name.partition(".")[0]
     if top == home:
         return True
     if top in sys.stdlib_module_names or top in ("torch", "numpy", "segue"):
         return False
-    file = getattr(sys.modules.get(found.__module__), "__file__", None)
+    file = getattr(sys.modules.get(name), "__file__", None)
     # Without a file it was typed in, or generated by a program of the user's.
     return file is None or not any(Path(file).is_relative_to(folder) for folder in installed_folders())

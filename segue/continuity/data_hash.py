@@ -20,11 +20,14 @@ import xxhash
 
 from segue.checkpoints.format.snapshot import raw_bytes
 from segue.continuity.object_walk import PLAIN, Leaf
+from segue.continuity.process_values import ANY_ORDER
 
 WHOLE_BYTES = 64 * 2**20
 """Largest array that is read whole, in about ten milliseconds."""
 _BLOCK_BYTES = 16 * 2**10
 _ITEMS = 10_000
+_MOST_PERMUTED = 200_000
+"""Longest collection of which all items are hashed, so that it can be recognized in another order."""
 
 
 def data_hashes(leaves: Iterable[Leaf]) -> dict[str, str]:
@@ -37,6 +40,9 @@ def data_hashes(leaves: Iterable[Leaf]) -> dict[str, str]:
         except (TypeError, ValueError, RuntimeError):
             continue  # Of a kind that cannot be read like this; the witness compares what is drawn of it.
         hashes[leaf.path] = hasher.hexdigest()
+        if isinstance(leaf.value, (list, tuple, deque)) and len(leaf.value) <= _MOST_PERMUTED:
+            # A list of what was in a set has another order in each process.
+            hashes[f"{leaf.path}{ANY_ORDER}"] = _in_any_order(leaf.value)
     return hashes
 
 
@@ -66,6 +72,18 @@ def _feed(value: Any, hasher: Any, *, depth: int) -> None:
         hasher.update(str(len(value)).encode())
         for number in range(0, len(value), max(len(value) // _ITEMS, 1)):
             _feed(value[number], hasher, depth=depth + 1)
+
+
+def _in_any_order(items: Any) -> str:
+    total = 0
+    for item in list(items):
+        if type(item) is str:
+            total += xxhash.xxh3_64_intdigest(item.encode("utf-8", "replace"))
+            continue
+        hasher = xxhash.xxh3_64()
+        _feed(item, hasher, depth=1)
+        total += hasher.intdigest()
+    return f"{total % 2**64:016x}"
 
 
 def _is_plain(item: Any) -> bool:

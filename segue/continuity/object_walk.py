@@ -1,4 +1,4 @@
-"""A walk through a recipe's objects: plain values, arrays, code and random streams, each with the path to it.
+"""A walk through a recipe's objects: plain values, arrays and code, each with the path to it.
 
 Read-only: it calls nothing of the user's, fetches no sample and draws no random number.
 """
@@ -19,16 +19,19 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import PurePath
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
 
+from segue.user_objects import default_arguments
+
 PLAIN = (bool, int, float, str, bytes, type(None))
-_PLAIN_TYPES = frozenset(PLAIN)
 LONG_ITEMS = 256
 """A sequence with more items is one leaf: data, not settings."""
 
+STREAMS = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)
+"""Generators of random numbers."""
 _DEEPEST = 8
 _MOST_OBJECTS = 20_000
 _SKIPPED = (
@@ -40,11 +43,11 @@ _SKIPPED = (
     threading.Thread,
     type(os.environ),
     io.IOBase,
+    *STREAMS,
 )
 _OF_ONE_PROCESS = frozenset({"multiprocessing", "concurrent", "subprocess", "socket", "threading", "_thread", "queue"})
 """Modules whose objects belong to one process."""
 _MOST_PLAIN = 20_000
-_STREAMS = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)
 
 
 @dataclass(frozen=True)
@@ -53,14 +56,6 @@ class Leaf:
 
     path: str
     value: Any
-
-
-class Holder(NamedTuple):
-    """An object, and the plain values that it held."""
-
-    path: str
-    value: Any
-    plain: dict[str, Any]
 
 
 @dataclass
@@ -72,10 +67,6 @@ class Inspection:
     """Tensors, arrays, frames and long sequences."""
     code: list[Leaf] = field(default_factory=list)
     """Functions and classes."""
-    streams: list[Leaf] = field(default_factory=list)
-    """Random generators of the user's own."""
-    holders: list[Holder] = field(default_factory=list)
-    """Every object that was taken apart, to be compared later."""
     _seen: dict[int, Any] = field(default_factory=dict)
     """Visited objects by id; held, because a new object could get the id of a freed one."""
 
@@ -95,9 +86,7 @@ class Inspection:
             return
         elif len(self._seen) < _MOST_OBJECTS:
             self._seen[id(value)] = value
-            if isinstance(value, _STREAMS):
-                self.streams.append(Leaf(path, value))
-            elif _is_data(value):
+            if _is_data(value):
                 self.arrays.append(Leaf(path, value))
             else:
                 self._take_apart(path, value, depth)
@@ -107,32 +96,8 @@ class Inspection:
             self.code.append(Leaf(path, value))
         elif not isinstance(value, (*_MAPPINGS, list, tuple, set, frozenset, types.MethodType, functools.partial)):
             self.code.append(Leaf(path, type(value)))
-        self.hold(path, value)
         for name, part in parts_of(value):
             self._take(f"{path}.{name}" if path else name, part, depth + 1)
-
-    def forget(self) -> None:
-        """Keep only what `changed` and the streams need, so that other objects can be freed."""
-        self._seen, self.arrays, self.code = {}, [], []
-
-    def hold(self, path: str, value: Any) -> None:
-        """Remember the plain values that an object holds now. Of torch's own, only modules keep any in no state."""
-        is_torchs = type(value).__module__.startswith("torch.") and not isinstance(value, torch.nn.Module)
-        if not isinstance(value, type) and not is_torchs:
-            self.holders.append(Holder(path, value, plain_parts(value)))
-
-    def changed(self) -> dict[str, Any]:
-        """Plain values that changed since the walk, or are new, by their paths.
-
-        Walks no deeper, because every save calls it.
-        """
-        return {
-            f"{holder.path}.{name}": value
-            for holder in self.holders
-            for name, value in plain_parts(holder.value).items()
-            if (before := holder.plain.get(name, holder)) is not value
-            and not (type(before) is type(value) and before == value)
-        }
 
 
 def parts_of(value: Any) -> Iterator[tuple[str, Any]]:
@@ -155,7 +120,7 @@ def parts_of(value: Any) -> Iterator[tuple[str, Any]]:
         yield from settings_of(value)
         yield from (part for held in (value._buffers, value._parameters, value._modules) for part in held.items())
     elif not isinstance(value, type):
-        yield from _attributes(value)
+        yield from attributes_of(value)
 
 
 _MAPPINGS = (dict, types.MappingProxyType)
@@ -165,15 +130,6 @@ def _is_telling_key(key: Any) -> bool:
     if isinstance(key, str):
         return len(key) <= 100 and not _OF_PLACE.search(key)
     return isinstance(key, int) and abs(key) < 10**9
-
-
-def plain_parts(value: Any) -> dict[str, Any]:
-    """The plain values among what an object directly holds."""
-    if isinstance(value, torch.nn.Module):
-        # There may be thousands of them, and most of what they hold is torch's.
-        held = value.__dict__.items()
-        return {name: part for name, part in held if type(part) in _PLAIN_TYPES and name not in _OF_MODULES}
-    return {name: part for name, part in parts_of(value) if type(part) in _PLAIN_TYPES}
 
 
 def settings_of(module: torch.nn.Module) -> Iterator[tuple[str, Any]]:
@@ -231,7 +187,7 @@ def _is_data(value: Any) -> bool:
 
 
 def _parts_of_function(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
-    yield "defaults", dict(enumerate(function.__defaults__ or ())) | (function.__kwdefaults__ or {})
+    yield "defaults", default_arguments(function)
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
         try:
             yield name, cell.cell_contents
@@ -239,7 +195,8 @@ def _parts_of_function(function: types.FunctionType) -> Iterator[tuple[str, Any]
             continue  # Not bound yet.
 
 
-def _attributes(value: Any) -> Iterator[tuple[str, Any]]:
+def attributes_of(value: Any) -> Iterator[tuple[str, Any]]:
+    """The attributes of one object, those in slots included, without a class of the user's having a say."""
     try:
         # Not through a class of the user's, which may load something.
         held = object.__getattribute__(value, "__dict__")
@@ -250,5 +207,8 @@ def _attributes(value: Any) -> Iterator[tuple[str, Any]]:
         slots = owner.__dict__.get("__slots__", ())
         for name in (slots,) if isinstance(slots, str) else slots:
             found = inspect.getattr_static(value, name, None)
-            if isinstance(found, types.MemberDescriptorType) and hasattr(value, name):
-                yield name, getattr(value, name)
+            if isinstance(found, types.MemberDescriptorType):
+                try:
+                    yield name, found.__get__(value)
+                except AttributeError:
+                    continue  # Not set.

@@ -6,10 +6,11 @@ The setup is what a recipe or a program is before it has any state: modules, set
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from segue.continuity.process_values import ANY_ORDER, Change, belongs_to_process
 from segue.records import Finding
 
 MODEL = "setup.model"
@@ -24,11 +25,19 @@ BINDING = "setup.binding"
 """Which live parameters the optimizer holds."""
 NEXT_BATCHES = "data.next"
 """The samples of the next four batches."""
+MACHINE = "setup.machine"
+"""The part of it with facts about the process and its machine, by which a value that follows from them is known."""
 CONFIG = "setup.config"
 """What the run spec passes to the recipe or the program. A change of it has been accepted before (`--accept-drift`)."""
 UNTRACKED = "loose"
-"""Untracked state: values that training changed and no state_dict holds. They explain a replay that differs."""
+"""Untracked state: values that training changed and no component holds. They explain a replay that differs."""
+VALUES = "values"
+"""The part of it with the marks of these values, by path."""
+SURROUNDINGS = "setup.surroundings"
+"""The part of it about what code reads while it runs: environment variables, files, global settings of libraries."""
 
+GLOBALS = "globals of "
+"""First words of the name of each global value that a function reads; it may be the machine's."""
 CHANNEL = "setup"
 """The channel of findings about the setup."""
 
@@ -61,8 +70,11 @@ def setup_changes(
     *,
     environment_changes: Collection[str],
     accept: Collection[str] = (),
+    process_values: Collection[str] = (),
 ) -> SetupChanges:
     """Compare two setups, each component by itself.
+
+    `process_values` are the values, as component and path, that are known to be another in each process.
 
     A checkpoint without a setup gives no findings. With another version of torch or Python, entries that only one side
     has are not compared, and with another Python no code: the versions decide which entries and which bytecode exist.
@@ -70,16 +82,38 @@ def setup_changes(
     other_versions = not set(_OF_VERSIONS).isdisjoint(environment_changes)
     other_config = CONFIG in committed and committed[CONFIG] != live.get(CONFIG)
     found: dict[str, list[Finding]] = {"findings": [], "accepted": [], "noted": []}
-    for component in COMPARED:
+    # What training changes is state: how it begins is no setting, and the replay shows whether it matters.
+    states = tuple(committed.get(UNTRACKED, {}).get(VALUES, {}))
+    committed, live = _with_parts(committed), _with_parts(live)
+    for component in (*COMPARED, SURROUNDINGS):
         if component not in committed or component not in live:
             continue
         if component == CODE and "python" in environment_changes:
             continue
-        changes = differences(committed[component], live[component], both_only=other_versions)
+        changes = list(_changes(committed[component], live[component], both_only=other_versions))
+        if component == CODE:  # Which values a function reads is part of its code; older checkpoints have them as one.
+            changes = [
+                each for each in changes if not (each.path.startswith(GLOBALS) and _ABSENT in (each.before, each.now))
+            ]
+        if component == SURROUNDINGS:  # A file that only this process has read by now says nothing.
+            changes = [each for each in changes if each.before is not _ABSENT or not each.path.startswith("file ")]
+        renamed = _renamed(committed[component], live[component])
+        changes = [each for each in changes if not each.path.endswith(ANY_ORDER) and not renamed.search(each.path)]
+        machines = (committed.get(MACHINE, {}), live.get(MACHINE, {}))
+        own = belongs_to_process(
+            component,
+            changes,
+            known=process_values,
+            machines=machines,
+            permuted=_permuted(committed[component], live[component]),
+            has_names=component == HYPERPARAMETERS,
+        )
+        own |= {each.path for each in changes if _is_below(each.path, states)}
         for noted in (False, True):
-            these = [change for change in changes if _is_only_noted(component, change) is noted]
+            these = [each for each in changes if (each.path in own or _is_only_noted(component, each.path)) is noted]
             if these:
-                finding = Finding(component=component, channel=CHANNEL, sentence=_sentence(component, these))
+                sentence = _sentence(component, [change.text for change in these])
+                finding = Finding(component=component, channel=CHANNEL, sentence=sentence)
                 is_meant = other_config or component in accept
                 if component == NEXT_BATCHES:  # They follow from the settings and the data.
                     is_meant = any(other.component in (HYPERPARAMETERS, DATA) for other in found["accepted"])
@@ -87,48 +121,70 @@ def setup_changes(
     return SetupChanges(**{name: tuple(these) for name, these in found.items()})
 
 
-def _is_only_noted(component: str, change: str) -> bool:
+def _is_below(path: str, places: Collection[str]) -> bool:
+    """Whether a value is at one of these places, or a part of what is there."""
+    parts = path.split(".")
+    return any(".".join(parts[:count]) in places for count in range(1, len(parts) + 1))
+
+
+def _with_parts(setup: Mapping[str, Any]) -> Mapping[str, Any]:
+    recorded = setup.get(UNTRACKED, {})
+    return {**setup, **{name: recorded[name] for name in (SURROUNDINGS, MACHINE) if name in recorded}}
+
+
+def _renamed(before: Any, now: Any) -> re.Pattern[str]:
+    """Paths that an older version of segue wrote under another name, so that they cannot be compared."""
+    if not isinstance(before, dict) or not isinstance(now, dict):
+        return _NO_PATH
+    is_numbered = any(_NUMBERED_DEFAULT.search(path) and path not in now for path in before)
+    return _DEFAULT if is_numbered else _NO_PATH
+
+
+_DEFAULT, _NUMBERED_DEFAULT, _NO_PATH = (re.compile(text) for text in (r"\.defaults\.", r"\.defaults\.\d", r"(?!)"))
+"""Default arguments have their names in a path; older checkpoints have their numbers."""
+
+
+def _permuted(before: Any, now: Any) -> list[str]:
+    """Of long collections there are two hashes: equal ones of the items in any order."""
+    if not isinstance(before, dict) or not isinstance(now, dict):
+        return []
+    found = (path.removesuffix(ANY_ORDER) for path in before if path.endswith(ANY_ORDER))
+    return [path for path in found if before[f"{path}{ANY_ORDER}"] == now.get(f"{path}{ANY_ORDER}")]
+
+
+def _is_only_noted(component: str, path: str) -> bool:
     """Whether a difference is not judged alone: values of objects that handle samples, or are called after steps."""
-    return (component == HYPERPARAMETERS and change.startswith(_OF_HANDLERS)) or (
-        component == CODE and change.startswith((*_OF_HANDLERS, "globals of "))
-    )
+    if component == CODE:
+        return path.startswith((*_OF_HANDLERS, GLOBALS))
+    return component == SURROUNDINGS or (component == HYPERPARAMETERS and path.startswith(_OF_HANDLERS))
 
 
 _OF_HANDLERS = ("data.dataset.", "data.collate_fn.", "data.worker_init_fn.", "after_step.")
 
 
-def differences(before: Any, now: Any, *, both_only: bool = False, path: str = "") -> list[str]:
+def differences(before: Any, now: Any, *, both_only: bool = False) -> list[str]:
     """What differs between two trees of plain data, each by its path, with both values."""
+    return [change.text for change in _changes(before, now, both_only=both_only)]
+
+
+def differing_paths(committed: Mapping[str, Any], live: Mapping[str, Any]) -> tuple[str, ...]:
+    """What differs between the setups of two processes that built the same recipe: component and path of each value."""
+    names = (name for name in (MODEL, HYPERPARAMETERS, CODE, DATA) if name in committed and name in live)
+    return tuple(f"{name} {each.path}" for name in names for each in _changes(committed[name], live[name]))
+
+
+def _changes(before: Any, now: Any, *, both_only: bool = False, path: str = "") -> Iterator[Change]:
     if isinstance(before, dict) and isinstance(now, dict):
-        found = []
         for key in sorted(before.keys() | now.keys()):
             if both_only and (key not in before or key not in now):
                 continue
             below = f"{path}.{key}" if path else key
-            one, other = before.get(key, _ABSENT), now.get(key, _ABSENT)
-            found += differences(one, other, both_only=both_only, path=below)
-        return found
-    if isinstance(before, list) and isinstance(now, list) and len(before) == len(now):
-        pairs = enumerate(zip(before, now, strict=True))
-        return [
-            text
-            for number, (one, other) in pairs
-            for text in differences(one, other, both_only=both_only, path=f"{path}.{number}" if path else str(number))
-        ]
-    if type(before) is type(now) and before == now:
-        return []
-    return [f"{path or 'its value'} was {_short(before)}, now {_short(now)}"]
-
-
-def untracked_changes(committed: Mapping[str, Any], live: Mapping[str, Any]) -> str:
-    """Which untracked values differ from those at the commit, in words; empty when none does."""
-    changes = differences(committed.get(UNTRACKED, {}), live.get(UNTRACKED, {}))
-    if not changes:
-        return ""
-    # Only what has changed since the recipe was built is kept.
-    shown = [change.removesuffix(_ABSENT) + "as built" if change.endswith(_ABSENT) else change for change in changes]
-    more = f" and {len(changes) - _MOST_SHOWN} more" if len(changes) > _MOST_SHOWN else ""
-    return f"untracked state was not restored (values in no state_dict: {'; '.join(shown[:_MOST_SHOWN])}{more})"
+            yield from _changes(before.get(key, _ABSENT), now.get(key, _ABSENT), both_only=both_only, path=below)
+    elif isinstance(before, list) and isinstance(now, list) and len(before) == len(now):
+        for number, (one, other) in enumerate(zip(before, now, strict=True)):
+            yield from _changes(one, other, both_only=both_only, path=f"{path}.{number}" if path else str(number))
+    elif type(before) is not type(now) or before != now:
+        yield Change(path, before, now, f"{path or 'its value'} was {_short(before)}, now {_short(now)}")
 
 
 _MEANINGS = {
@@ -138,16 +194,14 @@ _MEANINGS = {
     DATA: "the content of the data set changed",
     BINDING: "the optimizer holds other tensors than before",
     NEXT_BATCHES: "the next batches have other samples",
+    SURROUNDINGS: "what the code reads while it runs changed",
 }
 
 
 def _sentence(component: str, changes: list[str]) -> str:
     shown = [_in_words(change) for change in changes[:_MOST_SHOWN]]
     more = f" and {len(changes) - _MOST_SHOWN} more" if len(changes) > _MOST_SHOWN else ""
-    fix = (
-        f"; undo the change, or accept it by naming {component} in continuity.accept" if component in CHANGEABLE else ""
-    )
-    return f"{_MEANINGS[component]}: {'; '.join(shown)}{more}{fix}"
+    return f"{_MEANINGS[component]}: {'; '.join(shown)}{more}"
 
 
 def _in_words(change: str) -> str:

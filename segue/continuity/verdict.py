@@ -3,48 +3,73 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Container, Sequence
-from typing import NamedTuple
+from collections.abc import Collection, Container, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 from segue.checkpoints.format.digests import Digests, owners
-from segue.continuity.recipe_diff import CODE, CONFIG, DATA, HYPERPARAMETERS, NOT_STATE, UNTRACKED, SetupChanges
-from segue.records import Finding, Verdict, VerdictKind, WitnessRow
+from segue.continuity.differences import STATE
+from segue.continuity.naming import (
+    CONTENT,
+    METRIC,
+    ORDER,
+    OUTSIDE,
+    SCALE,
+    SCHEDULE,
+    UNREGISTERED,
+    UPDATE,
+    explained,
+    with_causes,
+    with_fix,
+)
+from segue.continuity.noise import NONE, Noise, rounding_of, tolerances
+from segue.continuity.recipe_diff import (
+    CODE,
+    CONFIG,
+    DATA,
+    HYPERPARAMETERS,
+    NOT_STATE,
+    UNTRACKED,
+    SetupChanges,
+)
+from segue.records import Finding, StateMark, Verdict, VerdictKind, WitnessRow
 
 EXACT_CHANNELS = ("batch_fingerprint", "streams", "input_fingerprint", "lr", "loss_scale")
 """Channels that are equal on every machine: they do not depend on the order of sums."""
 
-TOLERANCES = {"loss": 1e-4, "grad_norm": 1e-3, "param_norm": 1e-4}
+TOLERANCES = {"loss": 1e-4, "grad_norm": 1e-3, "param_norm": 1e-3}
 """Largest relative difference if the environment changed (fp32, at most 8 steps; see docs/continuity.md)."""
 
-UNREGISTERED = "unregistered state"
-"""The component of values that training changes and no state_dict holds."""
+STATE_TOLERANCE, _STATE_FLOOR = 5e-3, 1e-6
+"""The same for the norms of the parts of the state after the replayed steps."""
 
-_WORLD_SIZE = "world_size"
+NO_TOLERANCES: Mapping[str, float] = MappingProxyType({})
+"""Those of kernels that are deterministic."""
+
+_WORLD_SIZE, _DEVICE = "world_size", "device"
+_OF_DEVICE = frozenset({_DEVICE, "device_processors", "reduced_precision"})
+ACCELERATOR_STREAMS = ("rng.cuda",)
+_SAME_DEVICE = "resume on the same type of device, where a resume must be proven"
 
 FLOORS = {"loss": 1e-6, "grad_norm": 1e-6, "param_norm": 0.0}
 """Absolute differences below these are rounding: a loss near 0 is the difference of larger terms."""
 
 _CAUSES = {
     "batch_fingerprint": (
-        "data order",
+        ORDER,
         "the batch has other samples: the data position or the shuffle was not restored",
     ),
     "streams": ("randomness", "a random stream has another state after the batch was drawn"),
     "input_fingerprint": (
-        "data content",
+        CONTENT,
         "the batch has the same samples with other content: the data set or its transforms changed",
     ),
-    "lr": ("scheduler", "the learning rate differs: the scheduler or the optimizer's param_groups were not restored"),
-    "loss_scale": ("scaler", "the loss scale differs: the gradient scaler was not restored"),
-    "loss": ("model or randomness", "the loss differs on the same batch: weights, a random stream or the code changed"),
-    "grad_norm": (
-        "model or randomness",
-        "the gradient norm differs at the same loss: the loss or clipping code changed, or reads what is not tracked",
-    ),
-    "param_norm": (
-        "optimizer",
-        "the parameter norm differs after the same gradient: the optimizer's state was not restored",
-    ),
+    "lr": (SCHEDULE, "the learning rate differs"),
+    "loss_scale": (SCALE, "the loss scale differs"),
+    "loss": (OUTSIDE, "the loss differs on the same batch, with the same weights"),
+    "grad_norm": (OUTSIDE, "the gradient norm differs at the same loss"),
+    "param_norm": (UPDATE, "the parameter norm differs after the same gradient"),
+    "state": (OUTSIDE, "the state differs after the same steps"),
 }
 """In the order of cause and effect inside a step: the first channel that differs is the one to name."""
 
@@ -66,8 +91,10 @@ def judge(
     replay: Sequence[WitnessRow],
     environment_changes: tuple[str, ...],
     setup: SetupChanges = SetupChanges(),  # noqa: B008 - frozen
-    untracked: str = "",
+    untracked: Sequence[Finding] = (),
     early: tuple[Finding, ...] = (),
+    metric: tuple[Finding, ...] = (),
+    noise: Noise = NONE,
 ) -> Verdict:
     """Whether a resume continued the run.
 
@@ -75,21 +102,33 @@ def judge(
     the rows of the steps that followed the commit, `replay` the same steps as the resumed attempt made them. Rows are
     matched by step; a row that only one side has is not compared, and `rows_compared` counts those that were. `setup`
     are the differences between the recipe and the checkpoint's: after an accepted change, rows that differ prove
-    nothing. `untracked` names changed values that no state_dict holds: they may explain rows that differ. `early` has
-    the findings about a step that was therefore not made.
+    nothing. `untracked` are findings about values that no component holds and that are not as they were at the commit:
+    they may explain rows that differ. `early` has the findings about a step that was therefore not made, `metric` those
+    about the user's metric, evaluated again. `noise` is what replays from one state differ in anyway.
     """
     pairs = _pairs(witness, replay)
-    before_steps = (*digest_findings(committed, restored), *setup.findings)
-    of_rows = _explained(early or _row_findings_of(pairs, environment_changes), untracked, setup.noted)
-    honest = _of_randomness(environment_changes)
-    is_other = any(finding.channel not in honest for finding in of_rows)
-    findings = (*before_steps, *(setup.accepted if is_other else ()), *of_rows)
-    if before_steps or (is_other and not setup.accepted):
+    found = digest_findings(committed, restored, environment_changes=environment_changes)
+    before_steps = (*map(with_fix, found), *map(with_fix, setup.findings))
+    allowed = tolerances(noise.floats, witness)
+    # Rows decide before what differs at a later step, and the metric last: it follows from all else.
+    of_rows = _row_findings_of(pairs, environment_changes, allowed) or early or metric
+    is_unreproducible = noise.unreproducible is not None and bool(of_rows)
+    if noise.unreproducible is not None and of_rows:
+        of_rows = (with_causes(noise.unreproducible, untracked=untracked, noted=setup.noted),)
+    else:
+        compared = committed.components.keys()
+        of_rows = explained(of_rows, untracked=untracked, noted=setup.noted, compared=compared)
+    # Training goes on unchanged where only the metric differs, and no lost state explains it.
+    proves_nothing = (*_of_randomness(environment_changes), *(() if _is_lost(of_rows) else (METRIC,)))
+    is_other = any(finding.channel not in proves_nothing for finding in of_rows)
+    unmatched = _streams_of_another_device(committed, restored, environment_changes)
+    findings = (*before_steps, *(setup.accepted if is_other else ()), *of_rows, *unmatched)
+    if before_steps or (is_other and not setup.accepted and not is_unreproducible):
         kind = VerdictKind.BROKEN
     elif findings or not pairs:
         kind = VerdictKind.UNVERIFIED
     else:
-        kind = VerdictKind.EQUIVALENT if environment_changes else VerdictKind.EXACT
+        kind = VerdictKind.EQUIVALENT if environment_changes or noise.floats else VerdictKind.EXACT
     return Verdict(
         kind=kind,
         findings=findings,
@@ -97,7 +136,12 @@ def judge(
         rows_compared=len(pairs),
         environment_changes=environment_changes,
         not_compared=_not_compared(committed, pairs),
+        noise=dict(noise.floats),
     )
+
+
+def _is_lost(findings: Sequence[Finding]) -> bool:
+    return any(finding.component == UNREGISTERED for finding in findings)
 
 
 def _not_compared(committed: Digests, pairs: Sequence[tuple[WitnessRow, WitnessRow]]) -> tuple[str, ...]:
@@ -114,11 +158,17 @@ def _not_compared(committed: Digests, pairs: Sequence[tuple[WitnessRow, WitnessR
     return tuple(name for name, is_known in is_seen.items() if not is_known)
 
 
-def digest_findings(committed: Digests, restored: Digests) -> tuple[Finding, ...]:
-    """One finding for each component whose live state is not the committed one."""
+def digest_findings(
+    committed: Digests, restored: Digests, *, environment_changes: Container[str] = ()
+) -> tuple[Finding, ...]:
+    """One finding for each component whose live state is not the committed one.
+
+    Another device has none of the streams of the one before; that loses nothing by itself.
+    """
     findings: list[Finding] = []
+    unmatched = _unmatched_streams(committed, restored) if _DEVICE in environment_changes else ()
     for component, expected in committed.components.items():
-        if component in NOT_STATE or restored.components.get(component) == expected:
+        if component in NOT_STATE or component in unmatched or restored.components.get(component) == expected:
             continue
         findings.append(
             Finding(
@@ -135,6 +185,24 @@ def digest_findings(committed: Digests, restored: Digests) -> tuple[Finding, ...
         if name not in committed.components and name not in NOT_STATE and not name.startswith("rng.")
     ]
     return tuple(findings)
+
+
+def _unmatched_streams(committed: Digests, restored: Digests) -> tuple[str, ...]:
+    return tuple(
+        name for name in ACCELERATOR_STREAMS if name in committed.components and name not in restored.components
+    )
+
+
+def _streams_of_another_device(
+    committed: Digests, restored: Digests, environment_changes: Container[str]
+) -> tuple[Finding, ...]:
+    if _DEVICE not in environment_changes:
+        return ()
+    why = "this device has no such stream: what the recipe draws on the device are other numbers from here on"
+    return tuple(
+        Finding(component=name, channel="device", sentence=f"{name} was not restored: {why}", fix=_SAME_DEVICE)
+        for name in _unmatched_streams(committed, restored)
+    )
 
 
 def state_findings(committed: Digests, live: Digests) -> tuple[Finding, ...]:
@@ -154,57 +222,60 @@ def prelude_findings(
 
 
 def row_findings(
-    pairs: Sequence[tuple[WitnessRow, WitnessRow | Prelude]], *, exact: bool, skip: Container[str] = ()
+    pairs: Sequence[tuple[WitnessRow, WitnessRow | Prelude]],
+    *,
+    exact: bool,
+    skip: Container[str] = (),
+    allowed: Mapping[str, float] = NO_TOLERANCES,
 ) -> tuple[Finding, ...]:
     """The first channel that differs at the first step that differs; later ones follow from it."""
     for expected, found in pairs:
         for channel, (component, meaning) in _CAUSES.items():
             if channel in skip:
                 continue
-            before, after = getattr(expected, channel), getattr(found, channel)
-            if _agree(channel, before, after, exact=exact):
+            before: Any = getattr(expected, channel)
+            after: Any = getattr(found, channel)
+            if _agree(channel, before, after, exact=exact, allowed=allowed):
                 continue
+            named = component
             if channel == "streams":
-                stream, before, after = _of_first_stream(before, after)
+                named, before, after = _of_first_stream(before, after)
             sentence = f"{meaning} (step {expected.step}, {channel} was {_show(before)}, now {_show(after)})"
-            named = stream if channel == "streams" else component
+            if channel == "state":
+                named, sentence = _of_parts(before, after, exact=exact, allowed=allowed)
             return (Finding(component=named, channel=channel, step=expected.step, sentence=sentence),)
     return ()
 
 
-def _explained(findings: tuple[Finding, ...], untracked: str, noted: Sequence[Finding]) -> tuple[Finding, ...]:
-    """The findings with a cause that no digest shows: where all digests agree, a loss differs for another reason."""
-    if not findings or not (untracked or noted):
-        return findings
-    first = findings[0]
-    causes = [*(finding.sentence for finding in noted), *([untracked] if untracked else [])]
-    named = noted[0].component if noted else UNREGISTERED
-    component = named if first.component == _CAUSES["loss"][0] else first.component
-    explained = first.model_copy(update={"component": component, "sentence": "; ".join((first.sentence, *causes))})
-    return (explained, *findings[1:])
-
-
 def _row_findings_of(
-    pairs: Sequence[tuple[WitnessRow, WitnessRow]], environment_changes: tuple[str, ...]
+    pairs: Sequence[tuple[WitnessRow, WitnessRow]], environment_changes: tuple[str, ...], allowed: Mapping[str, float]
 ) -> tuple[Finding, ...]:
     exact, skip = not environment_changes, _not_comparable(environment_changes)
     honest = _of_randomness(environment_changes)
     # A permitted difference would hide wrong samples of a later step. The loss scale follows from the gradients.
     after_all = row_findings(pairs, exact=exact, skip=(*skip, *honest, "loss_scale")) if honest else ()
-    return after_all or row_findings(pairs, exact=exact, skip=skip)
+    return after_all or row_findings(pairs, exact=exact, skip=skip, allowed=allowed)
 
 
 def _not_comparable(environment_changes: Collection[str]) -> tuple[str, ...]:
     # How much a kernel draws from a stream depends on its instructions.
     streams = ("streams",) if set(environment_changes) - {"threads"} else ()
-    # Each rank hashes its own part of a batch, and the parts changed. The batch fingerprint still compares the samples.
-    return (*streams, "input_fingerprint") if _WORLD_SIZE in environment_changes else streams
+    # Each rank hashes its own part of a batch and marks its own part of the state, and the parts changed. The batch
+    # fingerprint still compares the samples.
+    return (*streams, "input_fingerprint", "state") if _WORLD_SIZE in environment_changes else streams
 
 
-def _of_randomness(environment_changes: Container[str]) -> tuple[str, ...]:
-    """Channels that another number of ranks may change: dropout and batch statistics depend on which rank has which
-    samples. Equal values prove something; different values prove nothing."""
-    return (*TOLERANCES, "loss_scale") if _WORLD_SIZE in environment_changes else ()
+def _of_randomness(environment_changes: Collection[str]) -> tuple[str, ...]:
+    """Channels that another number of ranks or another device may change. Equal values prove something; different ones
+    prove nothing.
+
+    Dropout and batch statistics depend on which rank has which samples, masks of dropout on the number of the device's
+    processors, and sums in bf16 and TF32 on the order of its additions.
+    """
+    if _WORLD_SIZE in environment_changes:
+        return (*TOLERANCES, "loss_scale")
+    is_other_device = not _OF_DEVICE.isdisjoint(environment_changes)
+    return (*TOLERANCES, "loss_scale", STATE) if is_other_device else ()
 
 
 def _pairs(witness: Sequence[WitnessRow], replay: Sequence[WitnessRow]) -> list[tuple[WitnessRow, WitnessRow]]:
@@ -218,14 +289,61 @@ def _of_first_stream(before: dict[str, str], after: dict[str, str]) -> tuple[str
     return name, before[name], after.get(name, "absent")
 
 
-def _agree(channel: str, before: object, after: object, *, exact: bool) -> bool:
-    if channel == "streams" and (before is None or after is None):
+def _of_parts(
+    before: dict[str, StateMark], after: dict[str, StateMark], *, exact: bool, allowed: Mapping[str, float]
+) -> tuple[str, str]:
+    """The component to name, and the sentence, where the parts of the state differ after the replay."""
+    compared = _compared_parts(before, after, exact=exact)
+    parts = [name for name in compared if not _is_same_part(before[name], after[name], exact, _of_part(name, allowed))]
+    # What only holds results differs for another reason than what steps are made of.
+    chosen = min(parts, key=lambda name: (name == "model", name.startswith("optimizer")))
+    sentence = (
+        f"{' and '.join(parts[:4])}: the values after the replayed steps differ, although loss and norms are equal; "
+        "the code that updates them has changed, or depends on state outside the checkpoint"
+    )
+    return chosen.partition(": ")[0], sentence
+
+
+def _compared_parts(before: dict[str, StateMark], after: dict[str, StateMark], *, exact: bool) -> list[str]:
+    # How much a kernel draws from a stream depends on its instructions.
+    return [name for name in before if name in after and (exact or not name.startswith("rng."))]
+
+
+def _of_part(name: str, allowed: Mapping[str, float]) -> float:
+    """The tolerance that noise gives the norm of a part of the state; 0.0 without noise."""
+    return allowed.get(f"{STATE}.{name}", allowed.get(STATE, 0.0))
+
+
+def _is_same_part(before: StateMark, after: StateMark, exact: bool, allowed: float) -> bool:
+    if before.digest == after.digest:
+        return True
+    if before.plain != after.plain or (exact and not allowed):
+        return False
+    one, other = before.norm or 0.0, after.norm or 0.0
+    if math.isclose(one, other, rel_tol=allowed):
+        return True
+    return not exact and math.isclose(one, other, rel_tol=STATE_TOLERANCE, abs_tol=_STATE_FLOOR)
+
+
+def _agree(channel: str, before: object, after: object, *, exact: bool, allowed: Mapping[str, float]) -> bool:
+    if channel in ("streams", "state") and (before is None or after is None):
         return True  # Not every row has them.
+    if channel == "state":
+        assert isinstance(before, dict)
+        assert isinstance(after, dict)
+        names = _compared_parts(before, after, exact=exact)
+        return all(_is_same_part(before[name], after[name], exact, _of_part(name, allowed)) for name in names)
     if channel in EXACT_CHANNELS or not isinstance(before, float) or not isinstance(after, float):
         return before == after
     if before == after or (math.isnan(before) and math.isnan(after)):
         return True
-    return not exact and math.isclose(before, after, rel_tol=TOLERANCES[channel], abs_tol=FLOORS[channel])
+    if channel in allowed and math.isclose(before, after, rel_tol=allowed[channel]):
+        return True
+    if exact:
+        return False
+    # A norm of bf16 gradients is one of bf16 numbers, whose distance is larger than the tolerance.
+    tolerance = max(TOLERANCES[channel], rounding_of((before, after)))
+    return math.isclose(before, after, rel_tol=tolerance, abs_tol=FLOORS[channel])
 
 
 def _what_differs(component: str, committed: Digests, restored: Digests) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from segue.records import WitnessRow
+from segue.records import StateMark, WitnessRow
 
 NORMS_EVERY_STEPS = 10
 """Norms are measured at every such step, besides those that are compared: reading all weights and gradients takes
@@ -23,6 +23,7 @@ class StepRow(NamedTuple):
     param_norm: float | None
     lr: tuple[float, ...]
     loss_scale: float | None
+    state: dict[str, StateMark] | None = None
 
     def as_witness(self) -> WitnessRow:
         """The same as a record; its norms must be measured."""
@@ -43,13 +44,19 @@ class Witness:
 
     def wants(self, step: int) -> bool:
         """Whether the row of a step will be kept."""
-        return any(len(rows) < self._width and step == start + len(rows) + 1 for start, rows in self._windows.items())
+        if not self._windows:
+            return False
+        return any(self._is_next(step, start, rows) for start, rows in self._windows.items())
+
+    def completes(self, step: int) -> bool:
+        """Whether the row of a step is the last one of a window; it has the marks of the state, too."""
+        return any(step == start + self._width for start in self._windows)
 
     def add(self, row: StepRow) -> None:
         """Add one step's row to every window that still wants it."""
-        wanting = [
-            rows for step, rows in self._windows.items() if len(rows) < self._width and row.step == step + len(rows) + 1
-        ]
+        if not self._windows:
+            return
+        wanting = [rows for start, rows in self._windows.items() if self._is_next(row.step, start, rows)]
         if wanting:
             kept = row.as_witness()
             for rows in wanting:
@@ -61,6 +68,8 @@ class Witness:
 
     def take_full(self) -> list[tuple[int, tuple[WitnessRow, ...]]]:
         """Complete windows, each returned once."""
+        if not self._windows:
+            return []
         full = [step for step, rows in self._windows.items() if len(rows) >= self._width]
         if full:
             self._newest_full = {step: tuple(self._windows.pop(step)) for step in full}
@@ -71,6 +80,9 @@ class Witness:
         rest = [(step, tuple(rows)) for step, rows in self._windows.items() if rows]
         self._windows.clear()
         return rest
+
+    def _is_next(self, step: int, start: int, rows: list[WitnessRow]) -> bool:
+        return len(rows) < self._width and step == start + len(rows) + 1
 
     def unsealed_rows(self) -> tuple[WitnessRow, ...]:
         """The rows so far for saves whose seal may not be written yet, by step."""

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
-from functools import cached_property
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 
@@ -13,37 +11,27 @@ from segue.data.loader import Batch, Feed
 from segue.data.order import Ids
 
 
-@dataclass(frozen=True)
-class Group:
+class Group(NamedTuple):
     """The batches of one step, all of one epoch."""
 
-    batches: tuple[Batch, ...]
+    start: int
+    """Position of its first sample."""
+    samples: int
+    """How many positions it takes up."""
+    ids: Ids
+    """The samples of all its batches."""
+    contents: list[Any]
+    """The collated samples of each batch."""
+    weights: list[float]
+    """The weight of this rank's mean of each batch."""
 
-    @property
-    def start(self) -> int:
-        """Position of its first sample."""
-        return self.batches[0].start
-
-    @property
-    def samples(self) -> int:
-        """How many positions it takes up."""
-        last = self.batches[-1]
-        return last.start + len(last.ids) - self.start
-
-    @cached_property
-    def ids(self) -> Ids:
-        """The samples of all its batches."""
-        return self.batches[0].ids if len(self.batches) == 1 else np.concatenate([each.ids for each in self.batches])
-
-    @property
-    def contents(self) -> list[Any]:
-        """The collated samples of each batch."""
-        return [batch.content for batch in self.batches]
-
-    @property
-    def weights(self) -> list[float]:
-        """The weight of this rank's mean of each batch."""
-        return [batch.weight for batch in self.batches]
+    @classmethod
+    def of(cls, batches: Sequence[Batch]) -> Self:
+        """The group of batches that follow one another."""
+        first, last = batches[0], batches[-1]
+        ids = first.ids if first is last else np.concatenate([batch.ids for batch in batches])
+        samples = last.start + len(last.ids) - first.start
+        return cls(first.start, samples, ids, [b.content for b in batches], [b.weight for b in batches])
 
 
 def grouped(feed: Feed, samples_seen: int, *, count: int) -> Iterator[Group]:
@@ -52,5 +40,5 @@ def grouped(feed: Feed, samples_seen: int, *, count: int) -> Iterator[Group]:
     for batch in feed.batches(samples_seen):
         group.append(batch)
         if len(group) == count or feed.order.is_epoch_over(batch.start + len(batch.ids)):
-            yield Group(tuple(group))
+            yield Group.of(group)
             group = []

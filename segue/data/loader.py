@@ -15,6 +15,7 @@ from segue.data.sampled import Draws, SampledOrder, has_own_sampler
 from segue.data.streams import seed_all
 from segue.errors import RecipeError
 from segue.records import Skip
+from segue.user_objects import attribute
 
 
 class Batch(NamedTuple):
@@ -153,7 +154,7 @@ class _Planned(Dataset[Any]):
 
 def samples_of(dataset: Dataset[Any], ids: list[int]) -> list[Any]:
     """The samples with these indices: at once where the data set can, one after the other where not."""
-    many = getattr(dataset, "__getitems__", None)
+    many = attribute(dataset, "__getitems__")
     return many(ids) if many is not None else [dataset[index] for index in ids]
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
 import numpy as np
 import numpy.typing as npt
@@ -23,6 +23,8 @@ _ROUNDS = 6
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
 _MIX_2 = np.uint64(0x94D049BB133111EB)
+_MIXES = ((np.uint64(30), _MIX_1), (np.uint64(27), _MIX_2))
+_LAST_SHIFT = np.uint64(31)
 _BLOCK_SAMPLES, _BLOCKS_KEPT = 32_768, 4
 """How many positions are permuted at once: for one batch alone, the calls cost far more than the arithmetic."""
 
@@ -36,11 +38,11 @@ def mix(values: Ids) -> Ids:
 
 def _mix_in_place(z: Ids, scratch: Ids) -> None:
     np.add(z, _GOLDEN, out=z)  # Arrays of integers wrap around without a warning.
-    for shift, factor in ((30, _MIX_1), (27, _MIX_2)):
-        np.right_shift(z, np.uint64(shift), out=scratch)
+    for shift, factor in _MIXES:
+        np.right_shift(z, shift, out=scratch)
         np.bitwise_xor(z, scratch, out=z)
         np.multiply(z, factor, out=z)
-    np.right_shift(z, np.uint64(31), out=scratch)
+    np.right_shift(z, _LAST_SHIFT, out=scratch)
     np.bitwise_xor(z, scratch, out=z)
 
 
@@ -61,10 +63,14 @@ def shuffled(positions: Ids, *, count: int, seed: int, epoch: int) -> Ids:
 
 
 @lru_cache(_BLOCKS_KEPT)
-def _block(number: int, *, size: int, stop: int, count: int, seed: int, epoch: int) -> Ids:
-    """The sample ids at `size` positions of a shuffled epoch that ends at `stop`. Not writable: it is shared."""
+def _block(number: int, size: int, stop: int, epoch: tuple[int, int, int]) -> Ids:
+    """The sample ids at `size` positions of a shuffled epoch that ends at `stop`. Not writable: it is shared.
+
+    `epoch` are the number of samples, the seed and the number of the epoch.
+    """
     positions = np.arange(number * size, min((number + 1) * size, stop), dtype=np.uint64)
-    ids = shuffled(positions, count=count, seed=seed, epoch=epoch)
+    count, seed, which = epoch
+    ids = shuffled(positions, count=count, seed=seed, epoch=which)
     ids.flags.writeable = False
     return ids
 
@@ -99,7 +105,7 @@ class SampleOrder:
     skips: tuple[Skip, ...] = ()
     """Skipped stretches. Positions include them, so no other batch moves."""
 
-    @property
+    @cached_property
     def samples_per_epoch(self) -> int:
         """Samples that one pass uses; fewer than `count` where a short last batch is dropped."""
         return self.count - self.count % self.batch_size if self.drop_last else self.count
@@ -129,7 +135,9 @@ class SampleOrder:
 
     def is_epoch_over(self, samples_seen: int) -> bool:
         """Whether no batch is left of the pass to which the last sample before this position belongs."""
-        return samples_seen % self.samples_per_epoch == 0 or next(self.rest_of_epoch(samples_seen), None) is None
+        if not self.skips or samples_seen % self.samples_per_epoch == 0:
+            return samples_seen % self.samples_per_epoch == 0
+        return next(self.rest_of_epoch(samples_seen), None) is None
 
     def rest_of_epoch(self, samples_seen: int) -> Iterator[int]:
         """Start positions of the remaining batches of a pass, without skipped ones."""
@@ -141,6 +149,8 @@ class SampleOrder:
 
     def is_skipped(self, samples_seen: int) -> bool:
         """Whether the batch that begins there is skipped: it is, with any sample in a skipped stretch."""
+        if not self.skips:
+            return False
         length = self.batch_length(samples_seen)
         return any(skip.overlaps(samples_seen, length) for skip in self.skips)
 
@@ -161,9 +171,12 @@ class SampleOrder:
             return np.arange(start, stop, dtype=np.uint64)
         size = max(_BLOCK_SAMPLES, 2 * self.batch_size)
         first, last = start // size, (stop - 1) // size
-        limits = {"size": size, "stop": self.samples_per_epoch, "count": self.count}
-        blocks = [_block(n, **limits, seed=self.seed, epoch=epoch) for n in range(first, last + 1)]
-        ids = blocks[0] if len(blocks) == 1 else np.concatenate(blocks)
+        # By position: each call looks its arguments up in a cache, at every step.
+        limits = (size, self.samples_per_epoch, (self.count, self.seed, epoch))
+        if first == last:
+            ids = _block(first, *limits)
+        else:
+            ids = np.concatenate([_block(number, *limits) for number in range(first, last + 1)])
         return ids[start - first * size : stop - first * size]
 
     def at(self, numbers: Ids) -> Ids:

@@ -24,6 +24,7 @@ from torch.utils.data.distributed import DistributedSampler
 from segue.data.order import Ids, SampleOrder, mix
 from segue.data.streams import seed_all, streams_kept
 from segue.errors import RecipeError
+from segue.user_objects import attribute, has
 
 _EPOCHS_KEPT = 2
 _MOST_SEED = 2**63 - 1
@@ -55,7 +56,7 @@ class Draws:
         if isinstance(self.sampler, DistributedSampler):
             fix = "use shuffle=True: segue splits each batch over the ranks itself."
             raise RecipeError(recipe=recipe, why=f"its DataLoader's {name} draws the part of one rank.", fix=fix)
-        if not hasattr(self.sampler, "__len__"):
+        if attribute(self.sampler, "__len__") is None:
             why = f"its DataLoader's {name} has no length, so it may have no end."
             raise RecipeError(recipe=recipe, why=why, fix="give it a __len__, and let its __iter__ end.")
         first, again = self._epoch(0), self._epoch(0)
@@ -88,7 +89,7 @@ class Draws:
         sampler: Any = copy.copy(self.sampler)  # What it counts in its attributes is not kept.
         with streams_kept(), _seeded(_generators(sampler), seed):
             seed_all(seed)
-            if hasattr(sampler, "set_epoch"):
+            if has(sampler, "set_epoch"):
                 sampler.set_epoch(number)
             return list(sampler)
 
@@ -151,7 +152,7 @@ def has_own_sampler(loader: DataLoader[Any]) -> bool:
 
 def _generators(sampler: Any, depth: int = 4) -> Iterator[Any]:
     """The random generators that a sampler and the samplers in it hold."""
-    for value in vars(sampler).values() if hasattr(sampler, "__dict__") else ():
+    for value in attribute(sampler, "__dict__", {}).values():
         if isinstance(value, (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)):
             yield value
         elif isinstance(value, (Sampler, BatchSampler)) and depth:

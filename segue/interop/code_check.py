@@ -11,9 +11,9 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
-from segue.continuity.code_hash import GLOBALS, code_hashes
+from segue.continuity.code_hash import code_hashes
 from segue.continuity.program_code import program_hashes
-from segue.continuity.recipe_diff import CODE, CONFIG
+from segue.continuity.recipe_diff import CODE, CONFIG, GLOBALS
 from segue.errors import CodeChangedError, MissingObjectError
 from segue.recipe import Build
 from segue.runlog.history import Checkpoint, read_history

@@ -19,6 +19,7 @@ from segue.spec import RunSpec
 from segue.trainer.environment import environment_of, prepare_device
 from segue.trainer.workloads.components import Progress
 from segue.trainer.workloads.state import capture, components_of
+from segue.user_objects import text_of
 
 _ACCELERATOR_STREAMS = "rng.cuda"
 
@@ -65,7 +66,7 @@ def first_state(spec: RunSpec, path: Path, *, step: int, partial: bool, progress
         step=step,
         samples_seen=position.samples_seen,
         epoch=order.epoch_of(position.samples_seen),
-        environment=environment_of(device),
+        environment=environment_of(device, is_deterministic=spec.deterministic),
         trees=trees,
     )
     return FirstState(first, weights.file, fit, tuple(_notes(recipe, fit)))
@@ -85,7 +86,7 @@ def built(build: Build, spec: RunSpec) -> Recipe:
         raise
     except Exception as error:
         place = users_line("".join(traceback.format_exception(error)))
-        why = f"building it{f' ({place})' if place else ''} raised {type(error).__name__}: {error}."
+        why = f"building it{f' ({place})' if place else ''} raised {type(error).__name__}: {text_of(error)}."
         raise RecipeError(recipe=spec.recipe_path, why=why, fix="correct it, then do this again.") from error
 
 

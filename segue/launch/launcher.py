@@ -6,12 +6,14 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
 
 from segue.launch.assignment import Assignment
 from segue.launch.child import ChildProcess, end_leftovers
+from segue.launch.determinism import trainer_environment
 from segue.launch.output import OnLine
 from segue.launch.rendezvous import RANKS_VARIABLE, LaunchFolder
 from segue.spec import RunSpec
@@ -79,14 +81,18 @@ def launch_standby(spec: RunSpec, *, on_line: OnLine | None = None) -> StandbyTr
     """Start a run's trainer before there is an assignment for it."""
     count = spec.ranks or _accelerators()
     folder = LaunchFolder.make_standby(spec)
-    return RanksTrainer(folder, count, on_line=on_line) if count > 1 else StandbyProcess(folder, on_line=on_line)
+    env = trainer_environment(is_deterministic=spec.deterministic)
+    if count > 1:
+        return RanksTrainer(folder, count, on_line=on_line, env=env)
+    return StandbyProcess(folder, on_line=on_line, env=env)
 
 
 def launch(assignment: Assignment, *, on_line: OnLine | None = None) -> Trainer:
     """Start the trainer of an assignment; `on_line` is called with each line that it writes."""
     count = assignment.spec.ranks or _accelerators()
     if count > 1:
-        return RanksTrainer(LaunchFolder.make(assignment), count, on_line=on_line)
+        env = trainer_environment(is_deterministic=assignment.spec.deterministic)
+        return RanksTrainer(LaunchFolder.make(assignment), count, on_line=on_line, env=env)
     return ProcessTrainer(assignment, on_line=on_line)
 
 
@@ -97,7 +103,8 @@ class ProcessTrainer:
         self, assignment: Assignment, *, on_line: OnLine | None = None, child: ChildProcess | None = None
     ) -> None:
         """Start it, unless it is `child`: a process that waits for its assignment."""
-        self._child = child or ChildProcess(TRAINER_COMMAND, has_stdin=True, has_output=on_line is not None)
+        env = trainer_environment(is_deterministic=assignment.spec.deterministic)
+        self._child = child or ChildProcess(TRAINER_COMMAND, has_stdin=True, has_output=on_line is not None, env=env)
         self._child.give(assignment.model_dump_json())
         self._child.relay_to(on_line)
 
@@ -130,9 +137,11 @@ class ProcessTrainer:
 class StandbyProcess(ProcessTrainer):
     """The same, with a folder through which it gets its assignment."""
 
-    def __init__(self, folder: LaunchFolder, *, on_line: OnLine | None = None) -> None:
+    def __init__(
+        self, folder: LaunchFolder, *, on_line: OnLine | None = None, env: Mapping[str, str] | None = None
+    ) -> None:
         self._folder = folder
-        self._child = ChildProcess([*TRAINER_COMMAND, str(folder.path)], has_output=on_line is not None)
+        self._child = ChildProcess([*TRAINER_COMMAND, str(folder.path)], has_output=on_line is not None, env=env)
         self._child.relay_to(on_line)
 
     def is_booted(self) -> bool:
@@ -151,14 +160,16 @@ class StandbyProcess(ProcessTrainer):
 class RanksTrainer:
     """Several processes on this machine that train together, started by torchrun."""
 
-    def __init__(self, folder: LaunchFolder, count: int, *, on_line: OnLine | None = None) -> None:
+    def __init__(
+        self, folder: LaunchFolder, count: int, *, on_line: OnLine | None = None, env: Mapping[str, str] | None = None
+    ) -> None:
         self._folder, self._count = folder, count
         self._ended_with: int | None = None
         torchrun = [sys.executable, "-m", "segue.launch.torchrun", "--standalone", "--local-addr", _LOOPBACK]
         how_many = ["--nproc-per-node", str(count), "--max-restarts", "0"]
         ranks = [*TRAINER_COMMAND[1:], str(self._folder.path)]
         command, has_output = [*torchrun, *how_many, *ranks], on_line is not None
-        self._child = ChildProcess(command, has_output=has_output, env=_environment(count))
+        self._child = ChildProcess(command, has_output=has_output, env=_environment(count, env or os.environ))
         self._child.relay_to(on_line)
 
     def is_booted(self) -> bool:
@@ -211,8 +222,8 @@ class RanksTrainer:
         return self._ended_with
 
 
-def _environment(count: int) -> dict[str, str]:
-    env = os.environ | {RANKS_VARIABLE: str(count)}
+def _environment(count: int, given: Mapping[str, str]) -> dict[str, str]:
+    env = {**given, RANKS_VARIABLE: str(count)}
     # torchrun would give each rank one thread.
     env.setdefault("OMP_NUM_THREADS", str(max((os.cpu_count() or 1) // count, 1)))
     # DistributedDataParallel would warn each rank about searching for unused parameters, which is intended.

@@ -15,6 +15,7 @@ from segue.policy.estimates import Situation, situation
 from segue.policy.handover import SPOT_AGAIN, handover_to
 from segue.policy.planned_ends import PlannedEnd, planned_end
 from segue.policy.pool_choice import PoolChoice, choose_pool
+from segue.policy.rehearsals import verdict_to_stop
 from segue.policy.spending import pools_now
 from segue.records import Capacity, CheckpointRef, SegmentPlan, SegmentReport, StopReason
 from segue.runlog.entries import Action, HandoverEntry
@@ -24,6 +25,11 @@ from segue.units import duration
 
 if TYPE_CHECKING:
     from segue.policy.outlook import Outlook
+
+_NOTHING_LEFT = (
+    "the goal is committed, so starting the run again proves nothing more. Fix: begin a new run with the fixed "
+    'recipe, or set continuity.rehearsal = "warn" to take the result as it is'
+)
 
 
 @dataclass(frozen=True)
@@ -151,8 +157,10 @@ def _is_over(spec: RunSpec, history: History) -> Decision | None:
         return Decision("cancelled", f"segment {last.segment} was cancelled; start the run again to resume it")
     if history.broken_resumes and next_recovery_step(history) is None:
         return Decision("broken", history.broken_resumes[-1].verdict.findings[0].sentence)
-    if history.broken_drill is not None and spec.continuity.rehearsal == "stop":
-        return Decision("broken", f"resume rehearsal failed: {history.broken_drill.findings[0].sentence}")
+    untrusted = verdict_to_stop(spec, history)
+    if untrusted is not None:
+        again = "" if history.drills else f"; {_NOTHING_LEFT}"
+        return Decision("broken", f"resume rehearsal failed: {untrusted.findings[0].sentence}{again}")
     gone_bad = reason_to_give_up(spec, history)
     if gone_bad is not None:
         return Decision("failed", gone_bad)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from segue.errors import DataChangedError
+from segue.errors import DataChangedError, StructureChangedError
 from segue.records import SegmentReport, StopReason, VerdictKind
 from segue.runlog.history import History
 from segue.spec import RunSpec
@@ -43,6 +43,15 @@ CLASSES = (
         what="was given other data than before",
         fix="put the file back as it was, then start the run again; or start a new run with the new file",
         is_of=lambda report: report.failure is not None and report.failure.type == DataChangedError.__name__,
+        budget=lambda _: 1,
+        first_seconds=0.0,
+        longest_seconds=0.0,
+    ),
+    FailureClass(
+        name="structure changed",
+        what="changed the structure of its model or optimizer",
+        fix="correct the {kind}, then start the run again",
+        is_of=lambda report: report.failure is not None and report.failure.type == StructureChangedError.__name__,
         budget=lambda _: 1,
         first_seconds=0.0,
         longest_seconds=0.0,

@@ -15,6 +15,7 @@ from segue.reports.budget_text import budget_facts
 from segue.reports.cost import CostReport
 from segue.reports.lineage import lineage_rows
 from segue.reports.preemptions import preemptions
+from segue.reports.rehearsal_text import rehearsal_text
 from segue.reports.summary import RunSummary, live_of, summarize
 from segue.reports.tables import segment_rows
 from segue.runlog.entries import DecisionEntry
@@ -106,6 +107,9 @@ def facts(view: RunView) -> dict[str, str]:
         found["last heartbeat"] = _heartbeat(view, beat)
     verdict = next((attempt.verdict for attempt in reversed(history.attempts) if attempt.verdict is not None), None)
     found["last resume"] = verdict.sentence if verdict is not None else "none judged yet"
+    rehearsal = rehearsal_text(spec, history)
+    if rehearsal is not None:
+        found["rehearsal"] = rehearsal
     found["last decision"] = history.decisions[-1].reason if history.decisions else "none yet"
     if not history.is_over:
         found["as of"] = f"{view.now:%Y-%m-%d %H:%M:%S %Z}"
@@ -120,9 +124,10 @@ def finding_lines(history: History) -> list[str]:
         if verdict is None or verdict.kind is VerdictKind.EXACT:
             continue
         claim = attempt.claim
-        texts = [finding.sentence for finding in verdict.findings] or [verdict.sentence]
+        texts = [finding.with_fix for finding in verdict.findings] or [verdict.sentence]
         lines.append(f"segment {claim.segment} attempt {claim.attempt}, {verdict.kind}: {' '.join(texts)}")
     drills = (drill for drill in history.drills if drill.verdict.kind is not VerdictKind.EXACT)
+    lines += [f"state outside the checkpoint: {finding.with_fix}" for finding in history.untracked]
     return lines + [f"rehearsal from step {drill.checkpoint.step}, {drill.verdict.sentence}" for drill in drills]
 
 

@@ -13,6 +13,7 @@ from segue.records import (
     Capacity,
     CheckpointRef,
     Environment,
+    Finding,
     Manifest,
     Record,
     SegmentPlan,
@@ -74,6 +75,9 @@ class CommitEntry(Entry):
     kind: Literal["commit"] = "commit"
     attempt_id: str
     manifest: Manifest
+    untracked: tuple[Finding, ...] = Field(
+        (), description="State that training has changed and no component holds, when it was first seen."
+    )
 
 
 class SealEntry(Entry):
@@ -104,6 +108,9 @@ class DrillEntry(Entry):
     checkpoint: CheckpointRef
     verdict: Verdict
     seconds: float = Field(ge=0, description="Seconds from the start of the rehearsal's process to the verdict.")
+    process_values: tuple[str, ...] = Field(
+        (), description="Values of the setup that are another in each process, by component and path."
+    )
 
 
 class ReportEntry(Entry):

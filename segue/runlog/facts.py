@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 from segue.records import (
     Capacity,
     CheckpointRef,
+    Finding,
     Manifest,
     SegmentPlan,
     SegmentReport,
@@ -69,7 +70,14 @@ class History:
     drills: tuple[DrillEntry, ...] = ()
     """Resume rehearsals since the last decision that ended the run."""
     broken_drill: Verdict | None = None
-    """Verdict of the newest of them, if it is broken and no later resume refutes it."""
+    """Verdict of the newest rehearsal, also of one before the run was started again, if it is broken and no later
+    resume refutes it."""
+    rehearsed_noise: Mapping[str, float] = field(default_factory=dict)
+    """Largest relative difference by channel between replays from one state, as rehearsals have measured it."""
+    process_values: frozenset[str] = frozenset()
+    """Values of the setup that rehearsals have found to be another in each process, by component and path."""
+    untracked: tuple[Finding, ...] = ()
+    """State that training changes and no component holds, as the commits have reported it."""
     decisions: tuple[DecisionEntry, ...] = ()
     decision_prices: tuple[Mapping[str, float], ...] = ()
     """The prices by deployment that held at each of the decisions; empty where those of the run spec did."""
@@ -109,6 +117,17 @@ class History:
         return self.newest.manifest.step if self.newest else 0
 
     def is_finished(self, spec: RunSpec) -> bool:
+        """Whether the goal is committed, or the last step of training code that ended the run before it.
+
+        Not where a broken rehearsal speaks against the run, or has ended it.
+        """
+        if self.broken_drill is not None and spec.continuity.rehearsal == "stop":
+            return False
+        if self.is_over and self.decisions and self.decisions[-1].action == "broken":
+            return False
+        return self.is_committed(spec)
+
+    def is_committed(self, spec: RunSpec) -> bool:
         """Whether the goal is committed, or the last step of training code that ended the run before it."""
         return self.committed_step >= spec.steps or self.finish_reason is not None
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Generic, TypeVar
 
-from segue.records import CheckpointRef, SegmentReport, Verdict, VerdictKind, WitnessRow
+from segue.records import CheckpointRef, Finding, SegmentReport, Verdict, VerdictKind, WitnessRow
 from segue.runlog.entries import (
     ClaimEntry,
     CommitEntry,
@@ -58,6 +58,9 @@ class Folding:
         self._earlier_plans: frozenset[tuple[int, int]] = frozenset()
         self._drills = _Grown[DrillEntry]()
         self._broken_drill: Verdict | None = None
+        self._untracked: dict[str, Finding] = {}
+        self._process_values: frozenset[str] = frozenset()
+        self._rehearsed_noise: dict[str, float] = {}
         self._broken_resumes: tuple[VerdictEntry, ...] = ()
 
     def add(self, slot: Slot) -> None:
@@ -77,8 +80,7 @@ class Folding:
             case VerdictEntry():
                 self._judge(entry)
             case DrillEntry():
-                self._drills.append(entry)
-                self._broken_drill = entry.verdict if entry.verdict.kind is VerdictKind.BROKEN else None
+                self._rehearse(entry)
             case ReportEntry():
                 self._reports.append(entry.report)
                 self._attempts.report(entry.report)
@@ -93,6 +95,13 @@ class Folding:
                 self._note_costs(entry)
         self._highest_epoch = max(self._highest_epoch, entry.epoch)
 
+    def _rehearse(self, entry: DrillEntry) -> None:
+        self._drills.append(entry)
+        self._process_values |= set(entry.process_values)
+        known = self._rehearsed_noise
+        self._rehearsed_noise = known | {n: max(v, known.get(n, 0.0)) for n, v in entry.verdict.noise.items()}
+        self._broken_drill = entry.verdict if entry.verdict.kind is VerdictKind.BROKEN else None
+
     def history(self, *, damage: tuple[Damage, ...], next_slot: int) -> History:
         """The history of what was added. Later records do not change it."""
         return History(
@@ -103,6 +112,9 @@ class Folding:
             resumes=self._resumes.read(),
             drills=self._drills.read(),
             broken_drill=self._broken_drill,
+            untracked=tuple(self._untracked.values()),
+            process_values=self._process_values,
+            rehearsed_noise=self._rehearsed_noise,
             decisions=self._decisions.read(),
             decision_prices=self._decision_prices.read(),
             prices=self._prices,
@@ -152,7 +164,7 @@ class Folding:
         plans = (entry.plan for entry in self._decisions.read())
         self._earlier_plans = frozenset((plan.segment, plan.attempt) for plan in plans if plan is not None)
         self._drills = _Grown()
-        self._broken_drill, self._broken_resumes = None, ()
+        self._broken_resumes = ()
 
     def _commit(self, number: int, entry: CommitEntry) -> None:
         """Add a checkpoint, unless the epoch is lower than an earlier one.
@@ -164,6 +176,8 @@ class Folding:
         ref = CheckpointRef(slot=number, step=entry.manifest.step, attempt_id=entry.attempt_id)
         self._checkpoints.commit(Checkpoint(ref=ref, manifest=entry.manifest))
         self._attempts.commit(ref)
+        for finding in entry.untracked:
+            self._untracked.setdefault(finding.sentence.partition(":")[0], finding)
         # An attempt commits only after its verdict, so a commit shows that earlier broken verdicts are resolved.
         self._broken_resumes = ()
 

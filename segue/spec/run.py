@@ -56,6 +56,13 @@ class RunSpec(FiniteValue, Record):
     threads: int | None = Field(
         None, ge=1, description="Intra-op threads; None: torch's default. Set it to compare runs across machines."
     )
+    deterministic: bool = Field(
+        False,
+        # Left out where it is not set: older versions refuse a record with a field that they do not know.
+        exclude_if=lambda is_set: not is_set,
+        description="Whether only deterministic kernels are used, so that resumes are equal bit for bit; slower, and "
+        "an operation without such a kernel ends the run.",
+    )
     device: str = Field("auto", description="Device: auto, cpu or cuda; auto: cuda if there is an accelerator.")
     ranks: int | None = Field(
         1, ge=1, le=1024, description="Processes that train together on one machine; None: one per accelerator."

@@ -6,7 +6,7 @@ import json
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 
@@ -20,7 +20,7 @@ from segue.data.loader import stream_seed
 from segue.data.streams import seed_all
 from segue.errors import (
     FencedError,
-    MachineTooSmallError,
+    MachineError,
     RankLostError,
     StoreUnreachableError,
     WriterDiedError,
@@ -31,6 +31,7 @@ from segue.notices.board import NoticeBoard
 from segue.notices.watchers import Search, Watcher, watchers_of, watching
 from segue.process import Parent, ProcessRef
 from segue.records import Environment, SegmentReport, StopReason
+from segue.runlog.history import read_history
 from segue.runlog.log import RunLog
 from segue.spec import RunSpec, StoreSpec
 from segue.stores import LocalStore
@@ -38,9 +39,9 @@ from segue.stores.base import Store, StoreReadError, StoreWriteError
 from segue.stores.retry import patiently
 from segue.trainer.claim import Claim, claim_run
 from segue.trainer.context import AttemptContext
-from segue.trainer.environment import environment_of, prepare_device
+from segue.trainer.environment import environment_of, prepare_device, refuse_lost_accelerator
 from segue.trainer.health.activity import Activity
-from segue.trainer.health.failures import stop_reason
+from segue.trainer.health.failures import stop_reason, without_traceback
 from segue.trainer.health.heartbeat import HeartbeatThread
 from segue.trainer.health.watchdog import Watchdog
 from segue.trainer.loop import TrainingLoop
@@ -48,6 +49,8 @@ from segue.trainer.program_attempt import ProgramAttempt
 from segue.trainer.programs.live_session import LiveSession
 from segue.trainer.ranks.collectives import Ranks
 from segue.trainer.ranks.group import local_rank, meet
+from segue.trainer.rehearsal import refuse_after_broken
+from segue.trainer.replays.opinion import SecondOpinion, may_ask
 from segue.trainer.reporting import report_ended, report_without_training, starting
 from segue.trainer.resume import Resume
 from segue.trainer.workloads.base import Workload, driven
@@ -124,9 +127,10 @@ def _claimed(
     started_at = clock.monotonic()
     wait_seconds, is_program = spec.liveness.rank_seconds, spec.program is not None
     group = meet(device, wait_seconds=wait_seconds, clock=clock, is_program=is_program)
-    environment = environment_of(device, world_size=group.ranks.count)
+    environment = environment_of(device, world_size=group.ranks.count, is_deterministic=spec.deterministic)
     fast = _fast_tier(spec)
     with closing(group), group.shared_failure():
+        refuse_lost_accelerator(spec, read_history(runlog), device=device)
         # Started before the recipe is built, so that both get ready at the same time.
         stores = [*(StoreSpec(url=store.url) for store in fast), spec.store]
         shards = group.writer(shards or ProcessWriter(stores, rank=group.ranks.rank))
@@ -197,6 +201,7 @@ class Attempt:
 
     def _of_program(self, opened: ExitStack) -> ProgramAttempt:
         def begin(live: Workload) -> TrainingLoop:
+            self._read_environment()
             self.context.ranks.limit_waiting()
             _wait_for(self._shards)
             return self._loop(live, opened)
@@ -219,17 +224,24 @@ class Attempt:
             return report_without_training(context, StopReason.FENCED, error)
         if isinstance(error, RankLostError):
             return report_without_training(context, StopReason.LOST, error)
-        if isinstance(error, (StoreReadError, StoreWriteError, WriterDiedError, MachineTooSmallError)):
+        if isinstance(error, (StoreReadError, StoreWriteError, WriterDiedError, MachineError)):
             raise error  # A fault of storage or machine, not of the recipe: no report, so it is declared lost.
         # Building and loading run the user's code. Its exception belongs in the report, where a person sees it.
-        log.error("the attempt could not begin to train", exc_info=error)
-        return report_without_training(context, stop_reason(error, kills_before=context.kills.before), error)
+        refusal = without_traceback(error)
+        if refusal is not None:
+            log.error("the attempt could not begin to train reason=%s", refusal)
+        else:
+            log.error("the attempt could not begin to train", exc_info=error)
+        reason = stop_reason(error, kills_before=context.kills.before)
+        return report_without_training(context, reason, refusal or error)
 
     def _restored(self) -> LiveRecipe:
         context = self.context
         spec, ranks = context.spec, context.ranks
-        parent = self._resume.find(at_most=context.plan.at_most)
+        parent = self._resume.find(at_most=context.plan.at_most, memory_bytes=context.memory_share_bytes)
         live = LiveRecipe(spec, device=context.device, ranks=ranks, skips=context.plan.skips)
+        self._read_environment()
+        self._resume.opinion = SecondOpinion(self.context) if ranks.count == 1 and may_ask(context.assignment) else None
         if ranks.rank:
             # The seed of this rank's streams until stored ones are restored. The leader continues the run's streams.
             seed_all(stream_seed(spec.seed, rank=ranks.rank, step=parent.step if parent else 0))
@@ -239,6 +251,15 @@ class Attempt:
         ranks.limit_waiting()
         _wait_for(self._shards)
         return live
+
+    def _read_environment(self) -> None:
+        """Read it again after the build: the number of threads, and the choice of kernels, are the recipe's to set."""
+        context = self.context
+        environment = environment_of(
+            context.device, world_size=context.ranks.count, is_deterministic=context.spec.deterministic
+        )
+        self.context = replace(context, environment=environment)
+        self._resume.environment = environment
 
     def _loop(self, live: Workload, opened: ExitStack) -> TrainingLoop:
         """The training loop, with what it saves through; heartbeat and watchdog report it from now on."""
@@ -272,6 +293,7 @@ class Attempt:
             base_step=self._resume.offer_base(self._shards) if checkpoints.full_every > 1 else None,
             clock=context.clock,
             commits=context.ranks.is_leader,
+            require=partial(refuse_after_broken, context.assignment, context.runlog),
         )
 
 

@@ -16,7 +16,7 @@ from segue.spec import RunSpec
 from segue.trainer.claim import Claim
 from segue.trainer.health.activity import Activity
 from segue.trainer.ranks.collectives import Ranks
-from segue.trainer.ranks.group import RankGroup
+from segue.trainer.ranks.group import RankGroup, local_rank_count
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,6 +49,12 @@ class AttemptContext:
     @property
     def ranks(self) -> Ranks:
         return self.group.ranks
+
+    @property
+    def memory_share_bytes(self) -> int | None:
+        """This rank's part of the memory limit, which all ranks on this machine share; None without a limit."""
+        limit = self.memory_limit_bytes
+        return None if limit is None else limit // (local_rank_count() if self.ranks.count > 1 else 1)
 
     @property
     def seconds(self) -> float:

@@ -15,7 +15,7 @@ from segue.checkpoints.saving.committer import SealJob, Writer
 from segue.checkpoints.saving.staging import StagingArea
 from segue.continuity import anomalies
 from segue.continuity.verdict import Prelude
-from segue.continuity.witness import NORMS_EVERY_STEPS, Witness
+from segue.continuity.witness import NORMS_EVERY_STEPS, StepRow, Witness
 from segue.curves.schema import Curve
 from segue.errors import (
     BrokenResumeError,
@@ -23,6 +23,7 @@ from segue.errors import (
     HungRankError,
     PoisonedStepError,
     RankLostError,
+    RehearsalError,
     SessionError,
     WorkAtRiskError,
 )
@@ -37,7 +38,7 @@ from segue.records import (
 from segue.runlog.history import read_history
 from segue.stores.base import StoreReadError, StoreWriteError
 from segue.trainer.context import AttemptContext
-from segue.trainer.health.failures import failure_of, stop_reason
+from segue.trainer.health.failures import failure_of, stop_reason, without_traceback
 from segue.trainer.rehearsal import ResumeRehearsal, is_due
 from segue.trainer.reporting import AttemptReporter
 from segue.trainer.resume import Resume
@@ -81,7 +82,7 @@ class TrainingLoop:
             leads=self._ranks.is_leader,
         )
         due = is_due(context.assignment, history, ranks=self._ranks.count)
-        self._rehearsal = ResumeRehearsal(context.assignment, context.runlog, is_due=due)
+        self._rehearsal = ResumeRehearsal(context.assignment, context.runlog, is_due=due, clock=context.clock)
         self._made: StepMade | None = None
         """The last step."""
         self._notices = NoticeResponse(context, live, self._saving)
@@ -158,14 +159,25 @@ class TrainingLoop:
         except (Exception, SystemExit) as error:
             # The user's code raised, in a step, a transform or a metric. The state may be half changed, so it is not
             # saved. Saves that the writer already has are complete and may still be committed.
-            log.log(log_level, "the training code raised step=%d", self._progress.step, exc_info=error)
-            return self._failed(error)
+            refusal = without_traceback(error)
+            if refusal is not None:
+                log.log(log_level, "the attempt ends step=%d reason=%s", self._progress.step, refusal)
+            else:
+                log.log(log_level, "the training code raised step=%d", self._progress.step, exc_info=error)
+            return self._failed(refusal or error)
 
     def _failed(self, error: BaseException) -> SegmentReport:
         self._context.activity.ending()
-        # A rank that hangs may never write its part of a save.
-        patience = REPORT_SECONDS if isinstance(error, HungRankError) else self._spec.grace_seconds
-        self._writer.wait(patience)
+        if isinstance(error, RehearsalError):
+            self._writer.give_up()  # Nothing is committed after that verdict.
+        else:
+            # A rank that hangs may never write its part of a save.
+            seconds = REPORT_SECONDS if isinstance(error, HungRankError) else self._spec.grace_seconds
+            try:
+                self._writer.wait(seconds)
+            except RuntimeError as of_writer:
+                # A device that fails a step fails the copy of the save before it, too; the step is what to report.
+                log.warning("the save that was under way is not complete reason=%s", of_writer)
         reason = stop_reason(error, kills_before=self._context.kills.before)
         return self._reporter.append(self._reporter.report(reason, failure=failure_of(error)))
 
@@ -188,7 +200,8 @@ class TrainingLoop:
         """
         self._live.begin(is_resumed=self._resume.parent is not None)
         self._resume.leave_out(self._live.left_out())
-        self._resume.check_state(self._live.components)
+        is_measured = self._live.has_metric and not self._live.is_metric_known
+        self._resume.check_state(self._live.components, evaluate=self._evaluate if is_measured else None)
         try:
             return (yield from self._train())
         except PoisonedStepError as error:
@@ -226,8 +239,8 @@ class TrainingLoop:
         made = yield StepDue(compares, compares or self._measures_norms, self._check, self._saving.barrier)
         if made is None:
             return False
-        row = made.row
         self._refuse_poison(made)
+        row = self._with_state(made.row)
         self._made = made
         self._live.advance(made.start, made.samples)
         self._context.group.step = row.step
@@ -247,6 +260,17 @@ class TrainingLoop:
             if counts:
                 self._rehearsal.begin(state_bytes=self._writer.last_size_bytes or 0)
         return True
+
+    def _evaluate(self) -> float:
+        with self._context.activity.evaluating():
+            return self._live.evaluate()
+
+    def _with_state(self, row: StepRow) -> StepRow:
+        """The row with the marks of the state, where it is the last of a witness or is compared with such a row."""
+        is_last = self._witness.completes(row.step) or self._resume.wants_state(row.step)
+        if not is_last or not self._ranks.is_leader or self._live.structure_changes():
+            return row  # The next save refuses a structure that no resume can build.
+        return row._replace(state=self._live.state_marks())
 
     def _check(self, prelude: Prelude, *, compare_state: bool = True) -> None:
         self._resume.before_step(self._live.components, prelude, compare_state=compare_state)
@@ -303,7 +327,7 @@ class TrainingLoop:
     def _end(self, reason: StopReason) -> _SomeSteps:
         """Make the last commit and, where there is time, its witness."""
         self._saving.barrier()
-        while self._resume.is_pending and self._may_step():
+        while self._resume.is_pending and not self._resume.is_undecided and self._may_step():
             yield from self._step(counts=True)
         # Where time ends the replay early, the rows so far decide: nothing can be committed without a verdict.
         self._resume.settle()
@@ -312,13 +336,15 @@ class TrainingLoop:
         is_new = reached.step > self._saving.saved_step
         if is_new and not self._live.can_save:
             self._miss_state(reason)
-        elif is_new and self._has_time_to_save():
+        elif is_new and not self._resume.is_pending and self._has_time_to_save():
             self._save(evaluate=reason is StopReason.FINISHED, is_last=True)
         yield from self._add_witness(reached.step)
         self._drain()
         # The witness steps are not part of the run: the next attempt does them again.
         self._progress.step, self._progress.samples_seen = reached.step, reached.samples_seen
         self._progress.finish_reason = reached.finish_reason
+        if reason is StopReason.FINISHED:
+            self._rehearsal.wait(may_wait=self._may_wait)
 
     def _miss_state(self, reason: StopReason) -> None:
         """The attempt ends at a step whose state the program did not hand over."""
@@ -338,7 +364,8 @@ class TrainingLoop:
     def _add_witness(self, saved: int) -> _SomeSteps:
         """The steps after the last commit whose rows a resume replays; their state is not kept."""
         try:
-            while not self._witness.is_full(saved) and self._may_step():
+            # An evaluation may take longer than the time that is left, so the rows end at the first that needs one.
+            while not self._witness.is_full(saved) and not self._live.awaits_metric and self._may_step():
                 yield from self._step(counts=False)
         except FencedError:
             raise
@@ -356,6 +383,12 @@ class TrainingLoop:
             step_seconds=self._pace.step_seconds, save_seconds=self._writer.last_save_seconds
         )
         return self._ranks.leader_decides(has_time and not self._progress.is_finished(self._spec.steps))
+
+    def _may_wait(self) -> bool:
+        """Whether the end of the attempt may wait for a rehearsal: neither after a notice nor beyond its bound."""
+        left = self._time_left.bound_seconds_left
+        self._context.activity.goes_on()
+        return self._context.board.first_kind is None and (left is None or left > REPORT_SECONDS)
 
     def _has_time_to_save(self) -> bool:
         if not self._ranks.leader_decides(self._notices.is_worth_saving()):

@@ -96,8 +96,9 @@ class ProgramAttempt:
         return self._context.activity.evaluating()
 
     def _session(self, record: ProgramRecord | None) -> LiveSession:
-        parent = self._resume.find(at_most=self._context.plan.at_most)
-        stored, count, spec = self._resume.stored_ranks, self.ranks.count, self._context.spec
+        context = self._context
+        parent = self._resume.find(at_most=context.plan.at_most, memory_bytes=context.memory_share_bytes)
+        stored, count, spec = self._resume.stored_ranks, self.ranks.count, context.spec
         if parent is not None and stored is not None and stored != count:
             raise RanksChangedError(run_id=spec.run_id, step=parent.step, before=stored, now=count)
         return LiveSession(spec, self, record=record)

@@ -3,45 +3,54 @@
 from __future__ import annotations
 
 import logging
-import math
 import os
 import subprocess
 import sys
-import tempfile
-from pathlib import Path
+from collections.abc import Callable
 
-import torch
-
+from segue.clock import Clock
 from segue.errors import RehearsalError
 from segue.launch.assignment import Assignment, ExitCode
-from segue.records import VerdictKind
+from segue.policy import rehearsals
+from segue.records import Finding, Verdict, VerdictKind
+from segue.runlog.entries import DrillEntry, Entry
 from segue.runlog.history import History, read_history
-from segue.runlog.log import RunLog
+from segue.runlog.log import RunLog, Stamp
 from segue.stores.retry import patiently
+from segue.trainer.replays.fresh import start
+from segue.trainer.replays.process import why_no_room
 
 log = logging.getLogger(__name__)
 
-_OF_FREE_MEMORY = 0.5
-"""Share of the free memory that a second copy of the state may take."""
+_LOOK_SECONDS = 0.05
+_NOT_HELD_FIX = "prove a resume with `segue drill` or the verify-resume deployment, on a machine with more memory"
+LONGEST_WAIT_SECONDS = 900.0
+"""How long a run that has reached its goal waits for a rehearsal that is under way."""
 
 
 def is_due(assignment: Assignment, history: History, *, ranks: int) -> bool:
-    """Whether this attempt should rehearse: no resume of the run was replayed yet, by a rehearsal or by an attempt.
+    """Whether this attempt should rehearse."""
+    return rehearsals.is_due(assignment.spec, history, ranks=ranks)
 
-    Runs with several ranks do not rehearse, because it would need as many processes again; nor do programs, because a
-    second process would do again all that the program does besides training.
+
+def refuse_after_broken(assignment: Assignment, runlog: RunLog) -> None:
+    """Pass unless a rehearsal ends the run: nothing is committed after its verdict.
+
+    Raises:
+        RehearsalError: a fresh process did not continue the run, and `continuity.rehearsal` is `stop`.
+        StoreReadError: the log could not be read.
     """
-    continuity = assignment.spec.continuity
-    if continuity.rehearsal == "off" or not continuity.witness_steps or ranks > 1 or assignment.spec.recipe is None:
-        return False
-    return not history.drills and not any(entry.verdict.rows_compared for entry in history.resumes)
+    broken = rehearsals.verdict_to_stop(assignment.spec, read_history(runlog))
+    if broken is not None:
+        finding = broken.findings[0]
+        raise RehearsalError(sentence=finding.sentence, fix=finding.fix)
 
 
 class ResumeRehearsal:
     """At most one rehearsal per attempt. Its process ends with the trainer."""
 
-    def __init__(self, assignment: Assignment, runlog: RunLog, *, is_due: bool) -> None:
-        self._assignment, self._runlog, self._is_due = assignment, runlog, is_due
+    def __init__(self, assignment: Assignment, runlog: RunLog, *, is_due: bool, clock: Clock) -> None:
+        self._assignment, self._runlog, self._is_due, self._clock = assignment, runlog, is_due, clock
         self._process: subprocess.Popen[bytes] | None = None
 
     def begin(self, *, state_bytes: int) -> None:
@@ -49,21 +58,28 @@ class ResumeRehearsal:
         if not self._is_due:
             return
         self._is_due = False
-        if not _has_room(state_bytes):
-            log.warning(
-                "resume rehearsal skipped: too little memory for a second copy of the state bytes=%d", state_bytes
-            )
+        if (why := why_no_room(state_bytes)) != "":
+            self._note_not_held(why)
             return
-        command = [sys.executable, "-m", "segue.trainer.rehearsal_main"]
-        env = os.environ | {"SEGUE_REHEARSAL": "1"}
-        command.append(str(os.getpid()))
+        command = [sys.executable, "-m", "segue.trainer.rehearsal_main", str(os.getpid())]
         try:
-            with tempfile.TemporaryFile() as file:
-                file.write(self._assignment.model_dump_json().encode())
-                file.seek(0)
-                self._process = subprocess.Popen(command, stdin=file, env=env)
+            self._process = start(command, self._assignment.model_dump_json())
         except OSError as error:
             log.warning("resume rehearsal skipped: its process could not be started reason=%s", error)
+
+    def _note_not_held(self, why: str) -> None:
+        """Put into the log that nobody has rehearsed a resume, so that status and page say so."""
+        log.warning("the resume rehearsal is not held reason=%s", why)
+        newest = patiently(lambda: read_history(self._runlog), what="log").newest
+        if newest is None:
+            return
+        finding = Finding(component="rehearsal", channel="memory", sentence=f"not held: {why}", fix=_NOT_HELD_FIX)
+        facts = {"checkpoint": newest.ref, "verdict": Verdict(kind=VerdictKind.UNVERIFIED, findings=(finding,))}
+
+        def build(stamp: Stamp) -> Entry:
+            return DrillEntry.model_validate(stamp(epoch=0) | facts | {"seconds": 0.0})
+
+        patiently(lambda: self._runlog.append(build), what="drill")
 
     def check(self) -> None:
         """Read the outcome of the rehearsal, if it has ended.
@@ -74,12 +90,25 @@ class ResumeRehearsal:
         if self._process is None or (code := self._process.poll()) is None:
             return
         self.close()
-        if code != ExitCode.BROKEN:
+        if code == ExitCode.BROKEN:
+            patiently(lambda: refuse_after_broken(self._assignment, self._runlog), what="log")
+
+    def wait(self, *, may_wait: Callable[[], bool]) -> None:
+        """Block until a rehearsal that is under way has ended; at most so long, and while `may_wait` says so.
+
+        Raises:
+            RehearsalError: as `check` does.
+        """
+        self.check()
+        if self._process is None:
             return
-        drills = patiently(lambda: read_history(self._runlog), what="log").drills
-        broken = next((entry.verdict for entry in drills if entry.verdict.kind is VerdictKind.BROKEN), None)
-        if broken is not None and self._assignment.spec.continuity.rehearsal == "stop":
-            raise RehearsalError(sentence=broken.findings[0].sentence)
+        log.info("waiting for the resume rehearsal, because the run counts as finished only after its verdict")
+        give_up_at = self._clock.monotonic() + LONGEST_WAIT_SECONDS
+        while self._process is not None and may_wait() and self._clock.monotonic() < give_up_at:
+            self._clock.sleep(_LOOK_SECONDS)
+            self.check()
+        if self._process is not None:
+            log.warning("the resume rehearsal had no verdict when the attempt ended")
 
     def close(self) -> None:
         """End the rehearsal's process."""
@@ -88,38 +117,3 @@ class ResumeRehearsal:
         process, self._process = self._process, None
         process.kill()
         process.wait()
-
-
-def _has_room(state_bytes: int) -> bool:
-    if torch.cuda.is_available() and torch.cuda.memory_allocated():
-        free, _ = torch.cuda.mem_get_info()
-        if torch.cuda.max_memory_allocated() > _OF_FREE_MEMORY * free:
-            return False
-    return max(state_bytes, _own_bytes()) <= _OF_FREE_MEMORY * min(_free_bytes(), _left_to_container())
-
-
-def _own_bytes() -> int:
-    """Resident memory of this process: the rehearsal's process loads the same data set."""
-    try:
-        pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
-    except OSError:
-        return 0
-    return pages * os.sysconf("SC_PAGE_SIZE")
-
-
-def _free_bytes() -> float:
-    try:
-        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
-    except OSError:
-        return math.inf  # This system does not report its free memory.
-    kilobytes = (int(line.split()[1]) for line in lines if line.startswith("MemAvailable:"))
-    return next((1024.0 * found for found in kilobytes), math.inf)
-
-
-def _left_to_container() -> float:
-    folder = Path("/sys/fs/cgroup")
-    try:
-        limit, used = ((folder / name).read_text(encoding="ascii").strip() for name in ("memory.max", "memory.current"))
-    except OSError:
-        return math.inf
-    return math.inf if limit == "max" else float(int(limit) - int(used))

@@ -1,86 +1,94 @@
 """The process of a resume rehearsal: it restores the newest sealed checkpoint and does its next steps again.
 
-It finds state that a recipe forgot to register before the first preemption does. It writes only its verdict, and ends
-with the trainer that started it.
+It finds state that a recipe forgot to register before the first preemption does. Where its steps differ from those of
+the trainer, further fresh processes make them too: what differs among those is noise, and no loss of state. It writes
+only its verdict, and ends with the trainer that started it.
 """
 
 from __future__ import annotations
 
 import logging
-import os
-import signal
 import sys
-from contextlib import suppress
+from contextlib import nullcontext
 from itertools import takewhile
-from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from segue.checkpoints.format.snapshot import digest, take
-from segue.checkpoints.loading.read import read_stored
-from segue.checkpoints.loading.snapshot import snapshot_of
+from segue.checkpoints.loading.copies import copied
 from segue.clock import Clock, SystemClock
-from segue.continuity.recipe_diff import SetupChanges, setup_changes, untracked_changes
-from segue.continuity.verdict import digest_findings, judge
+from segue.continuity.noise import FIX, NONE, Noise, in_words
+from segue.continuity.verdict import judge
 from segue.errors import CheckpointError, SegueError
 from segue.launch.assignment import Assignment, ExitCode
-from segue.process import Parent, end_with
-from segue.records import Finding, Verdict, VerdictKind, WitnessRow
+from segue.records import Finding, Verdict, VerdictKind
 from segue.runlog.entries import DrillEntry, Entry
 from segue.runlog.history import Checkpoint, read_history
 from segue.runlog.log import RunLog, Stamp
 from segue.runlog.open import open_log
+from segue.stores.local import LocalStore
 from segue.stores.retry import patiently
-from segue.trainer.environment import environment_of, prepare_device
-from segue.trainer.ranks.collectives import Ranks
-from segue.trainer.workloads.live_recipe import LiveRecipe
-from segue.trainer.workloads.state import capture
+from segue.trainer.replays.fresh import FreshProcesses, ReplayRequest
+from segue.trainer.replays.measurement import measured_noise
+from segue.trainer.replays.process import begin_beside, leave
+from segue.trainer.replays.replay import replay
+from segue.user_objects import text_of
 
 log = logging.getLogger("segue.rehearsal")
 
-_NICENESS = 10
 _LOOK_SECONDS = 0.2
 _TRIES = 3
-_POLL_SECONDS = 1.0
+_RAISED_FIX = 'give each process its own ports, files and locks, or set continuity.rehearsal = "off"'
 
 
-def rehearse(assignment: Assignment, runlog: RunLog, checkpoint: Checkpoint) -> Verdict:
+class Rehearsed(NamedTuple):
+    """What a rehearsal has found out."""
+
+    verdict: Verdict
+    process_values: tuple[str, ...] = ()
+    """Values of the setup that this process has otherwise than the trainer, though both built the same recipe."""
+    is_complete: bool = True
+    """Whether all processes answered that were asked."""
+
+
+def rehearse(
+    assignment: Assignment, runlog: RunLog, checkpoint: Checkpoint, *, clock: Clock, copy: LocalStore | None = None
+) -> Rehearsed:
     """Restore a checkpoint into a newly built recipe, replay its witness, and judge; nothing is written.
+
+    `copy` is a store with the files of the checkpoint, which may be pruned at any time.
 
     Raises:
         CheckpointError, StoreReadError: the checkpoint cannot be read.
     """
-    spec = assignment.spec
-    device = prepare_device(spec)
-    changes = checkpoint.manifest.environment.differs_from(environment_of(device))
-    stored = read_stored([runlog.store], run_id=runlog.run_id, manifest=checkpoint.manifest)
-    snapshot = snapshot_of(stored)
-    recipe = LiveRecipe(spec, device=device, ranks=Ranks(), skips=assignment.plan.skips).restore(snapshot)
-    groups = recipe.groups()
-    live = take(capture(recipe.components), copy=False)
-    restored = digest(live)
-    found = setup_changes(snapshot.skeletons, live.skeletons, environment_changes=changes)
-    # The code and config are the same as in the trainer. A difference in the setup comes from this process, so it only
-    # explains rows that differ.
-    setup = SetupChanges(noted=(*found.findings, *found.accepted, *found.noted))
-    untracked = untracked_changes(snapshot.skeletons, live.skeletons)
-    rows: list[WitnessRow] = []
-    left_out = recipe.left_out()
-    witness = tuple(takewhile(lambda row: row.batch_fingerprint not in left_out, checkpoint.rows))
-    if not digest_findings(stored.digests, restored):
-        for _ in witness:
-            group = next(groups)
-            row, _ = recipe.step(group, recipe.prelude(group))
-            rows.append(row.as_witness())
-            recipe.advance(group.start, group.samples)
-    return judge(
-        committed=stored.digests,
-        restored=restored,
-        witness=witness,
-        replay=rows,
-        environment_changes=changes,
-        setup=setup,
-        untracked=untracked,
-    )
+    made = replay(assignment, runlog, checkpoint, steps=len(checkpoint.rows), copy=copy)
+    witness = tuple(takewhile(lambda row: row.batch_fingerprint not in made.left_out, checkpoint.rows))
+    rows = made.rows[: len(witness)]
+
+    def judged(noise: Noise) -> Verdict:
+        return judge(
+            committed=made.committed,
+            restored=made.restored,
+            witness=witness,
+            replay=rows,
+            environment_changes=made.environment_changes,
+            setup=made.setup,
+            untracked=made.untracked,
+            noise=noise,
+        )
+
+    verdict = judged(NONE)
+    if verdict.kind is not VerdictKind.BROKEN or not rows:
+        return Rehearsed(verdict, made.process_values)
+    log.info("replay differs from the witness; fresh processes repeat it step=%d", checkpoint.manifest.step)
+    folder = str(copy.root) if copy is not None else None
+    request = ReplayRequest(assignment=assignment, checkpoint=checkpoint.ref, steps=len(rows), copy_folder=folder)
+    # It ends with the trainer, which decides how long the answer is waited for.
+    processes = FreshProcesses(request, lambda: True, clock)
+    noise, is_complete = measured_noise(processes, witness, rows, is_attempt_fresh=True, is_lost=bool(made.untracked))
+    verdict = judged(noise)
+    if verdict.kind is VerdictKind.BROKEN and not is_complete and not made.untracked:
+        verdict = verdict.model_copy(update={"kind": VerdictKind.UNVERIFIED})
+        log.warning("the rehearsal proves nothing: no other process could repeat the steps that differ")
+    return Rehearsed(verdict, made.process_values, is_complete)
 
 
 def main() -> int:
@@ -88,60 +96,76 @@ def main() -> int:
 
     The first argument is the process id of the trainer: this process ends with it.
     """
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    os.nice(_NICENESS)
     clock: Clock = SystemClock()
     started = clock.monotonic()
-    with suppress(OSError):
-        # If memory runs out, the kernel must kill this process before the trainer.
-        Path("/proc/self/oom_score_adj").write_text("1000", encoding="ascii")
     assignment = Assignment.model_validate_json(sys.stdin.buffer.read())
-    end_with(Parent(int(sys.argv[1])), poll_seconds=_POLL_SECONDS)
+    begin_beside(int(sys.argv[1]))
     spec = assignment.spec
     prefix = f"{spec.run_id} resume rehearsal"
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format=f"%(levelname)s {prefix} | %(message)s")
     runlog = open_log(spec, clock=clock)
     try:
-        checkpoint, verdict = _newest_judged(assignment, runlog, clock)
+        checkpoint, found = _newest_judged(assignment, runlog, clock)
         seconds = clock.monotonic() - started
-        patiently(lambda: runlog.append(_entry(checkpoint, verdict, seconds)), what="drill")
+        patiently(lambda: runlog.append(_entry(checkpoint, found, seconds)), what="drill")
     except SegueError as error:
         log.warning("resume rehearsal could not be done reason=%s", error)
         return error.exit_code
+    verdict = found.verdict
     is_broken = verdict.kind is VerdictKind.BROKEN
     level = logging.ERROR if is_broken else logging.INFO
     log.log(level, "judged step=%d seconds=%.1f verdict=%s", checkpoint.manifest.step, seconds, verdict.sentence)
+    if verdict.noise:
+        log.warning("%s. Fix: %s.", in_words(verdict.noise), FIX)
     return ExitCode.BROKEN if is_broken else 0
 
 
-def _newest_judged(assignment: Assignment, runlog: RunLog, clock: Clock) -> tuple[Checkpoint, Verdict]:
-    """Judge the newest checkpoint that has a witness; another is tried when it was pruned meanwhile.
+def _newest_judged(assignment: Assignment, runlog: RunLog, clock: Clock) -> tuple[Checkpoint, Rehearsed]:
+    """Judge the newest checkpoint that has a witness.
+
+    Where retention has pruned it before all replays were made, a newer one is judged, from a copy.
 
     Raises:
         CheckpointError, StoreReadError: none could be read.
+        StoreWriteError: there is no room for a copy.
     """
     for tries_left in reversed(range(_TRIES)):
         checkpoint = _newest_sealed(runlog, clock)
+        is_first = tries_left == _TRIES - 1
         try:
-            return checkpoint, _judged(assignment, runlog, checkpoint)
+            with (
+                nullcontext()
+                if is_first
+                else copied(runlog.store, run_id=runlog.run_id, manifest=checkpoint.manifest) as copy
+            ):
+                found = _judged(assignment, runlog, checkpoint, clock, copy)
         except CheckpointError:
             if not tries_left:
                 raise
-    raise AssertionError("unreachable")
+            continue
+        if found.is_complete or not is_first or not _is_pruned(runlog, checkpoint):
+            break
+    return checkpoint, found
 
 
-def _judged(assignment: Assignment, runlog: RunLog, checkpoint: Checkpoint) -> Verdict:
+def _is_pruned(runlog: RunLog, checkpoint: Checkpoint) -> bool:
+    usable = patiently(lambda: read_history(runlog), what="log").usable
+    return all(each.ref != checkpoint.ref for each in usable)
+
+
+def _judged(
+    assignment: Assignment, runlog: RunLog, checkpoint: Checkpoint, clock: Clock, copy: LocalStore | None
+) -> Rehearsed:
     try:
-        return rehearse(assignment, runlog, checkpoint)
+        return rehearse(assignment, runlog, checkpoint, clock=clock, copy=copy)
     except SegueError:
         raise
     except (Exception, SystemExit) as error:
         # A recipe may not work in two processes at once, because it locks a file or binds a port.
         log.warning("the recipe raised in the resume rehearsal", exc_info=error)
-        why = f"a second process could not run the recipe next to the trainer: {type(error).__name__}: {error}"
-        return Verdict(
-            kind=VerdictKind.UNVERIFIED, findings=(Finding(component="recipe", channel="raised", sentence=why),)
-        )
+        why = f"a second process could not run the recipe next to the trainer: {type(error).__name__}: {text_of(error)}"
+        finding = Finding(component="recipe", channel="raised", sentence=why, fix=_RAISED_FIX)
+        return Rehearsed(Verdict(kind=VerdictKind.UNVERIFIED, findings=(finding,)))
 
 
 def _newest_sealed(runlog: RunLog, clock: Clock) -> Checkpoint:
@@ -154,13 +178,13 @@ def _newest_sealed(runlog: RunLog, clock: Clock) -> Checkpoint:
         clock.sleep(_LOOK_SECONDS)
 
 
-def _entry(checkpoint: Checkpoint, verdict: Verdict, seconds: float) -> Any:
+def _entry(checkpoint: Checkpoint, found: Rehearsed, seconds: float) -> Any:
     def build(stamp: Stamp) -> Entry:
-        facts = {"checkpoint": checkpoint.ref, "verdict": verdict, "seconds": round(seconds, 2)}
-        return DrillEntry.model_validate(stamp(epoch=0) | facts)
+        facts = {"verdict": found.verdict, "process_values": found.process_values, "seconds": round(seconds, 2)}
+        return DrillEntry.model_validate(stamp(epoch=0) | facts | {"checkpoint": checkpoint.ref})
 
     return build
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    leave(main())

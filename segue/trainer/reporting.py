@@ -21,6 +21,7 @@ from segue.trainer.saving import Saving
 from segue.trainer.stopping import StopRule
 from segue.trainer.time_left import Pace, TimeLeft
 from segue.trainer.workloads.components import Progress
+from segue.user_objects import text_of
 
 log = logging.getLogger(__name__)
 
@@ -163,7 +164,7 @@ def report_without_training(context: AttemptContext, reason: StopReason, error: 
         FencedError: a newer claim exists, and `reason` is another one.
     """
     failure = None if reason in (StopReason.FENCED, StopReason.LOST) else failure_of(error)
-    return report_ended(context, reason, failure, str(error))
+    return report_ended(context, reason, failure, text_of(error))
 
 
 def report_ended(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from itertools import dropwhile, takewhile
 
@@ -12,19 +12,25 @@ from segue.checkpoints.format.snapshot import Snapshot, digest, take
 from segue.checkpoints.loading.select import Restorable, newest_valid
 from segue.checkpoints.loading.snapshot import committed_as
 from segue.checkpoints.saving.writer_client import ShardWriter
-from segue.continuity.recipe_diff import SetupChanges, setup_changes, untracked_changes
+from segue.continuity.differences import CONTENT, FLOATS, STATE
+from segue.continuity.noise import FIX, NONE, Noise, in_words, known_noise, noise_of_attempts
+from segue.continuity.recipe_diff import UNTRACKED, SetupChanges, setup_changes
 from segue.continuity.verdict import Prelude, digest_findings, judge, prelude_findings, state_findings
 from segue.continuity.witness import StepRow
 from segue.errors import BrokenResumeError, MissingObjectError
 from segue.records import CheckpointRef, Environment, Finding, Heartbeat, Verdict, VerdictKind, WitnessRow
 from segue.runlog import keys
 from segue.runlog.entries import Entry, VerdictEntry
+from segue.runlog.history import History, read_history
 from segue.runlog.log import RunLog, Stamp
 from segue.stores.base import Store, StoreReadError
 from segue.stores.retry import patiently
 from segue.trainer.claim import Claim
 from segue.trainer.ranks.collectives import Ranks
+from segue.trainer.replays.metric import MetricCheck
+from segue.trainer.replays.opinion import SecondOpinion
 from segue.trainer.workloads.components import Component
+from segue.trainer.workloads.outside import OutsideState
 from segue.trainer.workloads.state import capture, restore_all
 
 log = logging.getLogger(__name__)
@@ -46,8 +52,14 @@ class Resume:
         fast: Sequence[Store] = (),
         ranks: Ranks | None = None,
     ) -> None:
-        self._runlog, self._claim, self._environment, self._fast = runlog, claim, environment, fast
-        self._accept, self._setup, self._untracked = accept, SetupChanges(), ""
+        self._runlog, self._claim, self._fast = runlog, claim, fast
+        self.environment = environment
+        """That of this process; known only after the recipe was built, which may change it."""
+        self.opinion: SecondOpinion | None = None
+        """Whom to ask before a resume is called broken; None: nobody."""
+        self._accept, self._setup = accept, SetupChanges()
+        self._untracked: tuple[Finding, ...] = ()
+        self._metric = MetricCheck()
         self._early: tuple[Finding, ...] = ()
         self.is_order_of_sums_relevant = True
         """Whether the run's numbers depend on the order in which the gradient norm is summed."""
@@ -60,6 +72,8 @@ class Resume:
         self._last_witnessed = 0
         self._replay: list[WitnessRow] = []
         self.verdict: Verdict | None = None
+        self.is_undecided = False
+        """Whether a notice left no time to find out what a difference means; there is no verdict then."""
 
     @property
     def parent(self) -> CheckpointRef | None:
@@ -71,16 +85,22 @@ class Resume:
         """Whether the verdict is still missing; nothing may be committed before it."""
         return self._source is not None and self.verdict is None
 
-    def find(self, *, at_most: CheckpointRef | None = None) -> CheckpointRef | None:
+    def find(self, *, at_most: CheckpointRef | None = None, memory_bytes: int | None = None) -> CheckpointRef | None:
         """Select the newest valid checkpoint that is not newer than `at_most`, and verify its bytes.
 
         Raises:
             FencedError: a newer claim exists.
+            MachineTooSmallError: it needs more than `memory_bytes`.
             StoreReadError: the store could not be read.
         """
         readers = self._ranks if self._ranks.count > 1 else None
         self._source = newest_valid(
-            self._runlog, epoch=self._claim.epoch, at_most=at_most, fast=self._fast, readers=readers
+            self._runlog,
+            epoch=self._claim.epoch,
+            at_most=at_most,
+            fast=self._fast,
+            readers=readers,
+            memory_bytes=memory_bytes,
         )
         return self.parent
 
@@ -116,8 +136,11 @@ class Resume:
         """Expect no row from the first of these batches on: the attempt before trained on them, this one skips them."""
         self._left_out = batch_fingerprints
 
-    def check_state(self, components: Mapping[str, Component]) -> None:
+    def check_state(self, components: Mapping[str, Component], *, evaluate: Callable[[], float] | None = None) -> None:
         """Compare the live state with the committed one, immediately before the first batch is drawn.
+
+        `evaluate` computes the user's metric, which is compared with that of the commit; None: there is none. What it
+        changes in the state is restored again.
 
         Raises:
             BrokenResumeError: a component differs from the commit; the verdict is in the log.
@@ -127,15 +150,22 @@ class Resume:
         log.info("state restored step=%d components=%d", self._source.checkpoint.manifest.step, len(components))
         live = take(capture({n: c for n, c in components.items() if not self._is_left_out(n)}), copy=False)
         self._committed, self._restored = self._committed_digests(live), digest(live)
-        self._compare_setup(live)
+        self._compare_setup(live, components)
+        is_lost = bool(self._lost_state() or self._setup.findings)
+        if evaluate is not None and self._ranks.all(not is_lost) and not self._environment_changes:
+            self._metric.compare(evaluate, components, source=self._source, ranks=self._ranks)
         # The bytes are not needed from here on; a large model would otherwise be held twice.
         self._source = replace(self._source, snapshot=Snapshot({}, {}))
         self._witness = self._comparable_rows() if self._ranks.is_leader else ()
         last = self._ranks.gather_texts(str(max((row.step for row in self._witness), default=0)))[0]
         self._last_witnessed = int(last)
-        is_lost = bool(digest_findings(self._committed, self._restored) or self._setup.findings)
         if not self._ranks.all(not is_lost) or not self._last_witnessed:
             self.settle()
+
+    def _lost_state(self) -> tuple[Finding, ...]:
+        assert self._committed is not None
+        assert self._restored is not None
+        return digest_findings(self._committed, self._restored, environment_changes=self._environment_changes)
 
     def _is_left_out(self, component: str) -> bool:
         """Whether the run begins, as a fork, with this component as built: the other run's state of it is not there."""
@@ -177,6 +207,10 @@ class Resume:
         }
         return state_findings(Digests(digests, tensors), live)
 
+    def wants_state(self, step: int) -> bool:
+        """Whether the row of this step is compared with one that has marks of the state."""
+        return self.is_pending and any(row.step == step and row.state is not None for row in self._witness)
+
     def add_replayed(self, row: StepRow) -> None:
         """Add the row of one replayed step; settles the verdict after the last expected row.
 
@@ -198,7 +232,58 @@ class Resume:
         if self._source is None or self._restored is None or self._committed is None or self.verdict is not None:
             return
         manifest = self._source.checkpoint.manifest
-        verdict = judge(
+        noise = known_noise(self._history(), self.environment) if self._ranks.is_leader else NONE
+        verdict = self._judged(noise)
+        if self.opinion is not None and _may_be_noise(verdict):
+            found = self.opinion.noise(
+                self._source.checkpoint,
+                witness=self._witness,
+                attempt=self._replay,
+                is_whole=not self._early,
+                is_noisy=bool(noise.floats),
+                is_lost=bool(self._untracked),
+            )
+            self.is_undecided = found is None
+            if found is None:
+                log.warning(
+                    "the resume is not judged: a notice came before fresh processes could repeat the steps; the next "
+                    "attempt judges it"
+                )
+                return
+            verdict = self._judged(noise | found)
+        elif self.opinion is None and self._ranks.is_leader and _may_be_noise(verdict):
+            verdict = self._judged(noise | self._noise_of_earlier_attempts())
+        verdict = self._of_all_ranks(verdict)
+        self.verdict = verdict
+        if self._ranks.is_leader:
+            self._append(verdict, self._source.checkpoint.ref)
+        is_broken = verdict.kind is VerdictKind.BROKEN
+        # What is broken, and the fix, is in the error that ends the attempt, and is shown once.
+        log.info("resume judged step=%d verdict=%s", manifest.step, verdict.kind if is_broken else verdict.sentence)
+        if is_broken:
+            finding = verdict.findings[0]
+            raise BrokenResumeError(component=finding.component, detail=finding.sentence, fix=finding.fix)
+
+    def _noise_of_earlier_attempts(self) -> Noise:
+        """What attempts from the same checkpoint differ in: after a first broken resume there is a second one."""
+        assert self._source is not None
+        if self._early or self._environment_changes:
+            return NONE
+        own, parent = self._claim.attempt_id, self._source.checkpoint.ref
+        entries = [each for each in self._history().resumes if each.parent == parent and each.attempt_id != own]
+        earlier = [each.replay for each in entries if each.replay and not each.verdict.environment_changes]
+        found = noise_of_attempts(self._witness, self._replay, earlier, is_lost=bool(self._untracked))
+        if found.floats:
+            log.warning("%s; tolerances follow from that. Fix: %s", in_words(found.floats), FIX)
+        return found
+
+    def _history(self) -> History:
+        return patiently(lambda: read_history(self._runlog), what="log")
+
+    def _judged(self, noise: Noise) -> Verdict:
+        assert self._committed is not None
+        assert self._restored is not None
+        return judge(
             committed=self._committed,
             restored=self._restored,
             witness=self._witness,
@@ -207,33 +292,42 @@ class Resume:
             setup=self._setup,
             untracked=self._untracked,
             early=self._early,
+            metric=self._metric.findings(noise),
+            noise=noise,
         )
-        verdict = self._of_all_ranks(verdict)
-        self.verdict = verdict
-        if self._ranks.is_leader:
-            self._append(verdict, self._source.checkpoint.ref)
-        log.info("resume judged step=%d verdict=%s", manifest.step, verdict.sentence)
-        if verdict.kind is VerdictKind.BROKEN:
-            finding = verdict.findings[0]
-            raise BrokenResumeError(component=finding.component, detail=finding.sentence)
 
     @property
     def _environment_changes(self) -> tuple[str, ...]:
         assert self._source is not None
-        changes = self._source.checkpoint.manifest.environment.differs_from(self._environment)
+        changes = self._source.checkpoint.manifest.environment.differs_from(self.environment)
         return tuple(name for name in changes if name != "arithmetic" or self.is_order_of_sums_relevant)
 
-    def _compare_setup(self, live: Snapshot) -> None:
+    def _compare_setup(self, live: Snapshot, components: Mapping[str, Component]) -> None:
         assert self._source is not None
         if not self._ranks.is_leader:
             return  # The stored setup is the leader's; that of another rank may hold its own rank number.
         committed = self._source.snapshot.skeletons
-        self._setup = setup_changes(
-            committed, live.skeletons, environment_changes=self._environment_changes, accept=self._accept
-        )
-        self._untracked = untracked_changes(committed, live.skeletons)
+        known = self._history().process_values
+        self._setup = self._setup_changes(live, known)
+        if self._setup.findings and self.opinion is not None:
+            own = self.opinion.process_values(self._source.checkpoint, live.skeletons)
+            self._setup = self._setup_changes(live, (*known, *own))
+        outside = components.get(UNTRACKED)
+        if isinstance(outside, OutsideState):
+            self._untracked = outside.lost(committed.get(UNTRACKED, {}))
+            self._setup = replace(self._setup, noted=(*self._setup.noted, *outside.of_process()))
         for finding in self._setup.accepted:
             log.info("accepted change component=%s detail=%s", finding.component, finding.sentence)
+
+    def _setup_changes(self, live: Snapshot, process_values: Collection[str]) -> SetupChanges:
+        assert self._source is not None
+        return setup_changes(
+            self._source.snapshot.skeletons,
+            live.skeletons,
+            environment_changes=self._environment_changes,
+            accept=self._accept,
+            process_values=process_values,
+        )
 
     def _committed_digests(self, live: Snapshot) -> Digests:
         assert self._source is not None
@@ -281,3 +375,9 @@ class Resume:
         first = checkpoint.manifest.step + 1
         rows = dropwhile(lambda row: row.step < first, beat.rows)
         return tuple(row for number, row in enumerate(rows) if row.step == first + number)
+
+
+def _may_be_noise(verdict: Verdict) -> bool:
+    """Whether only replayed steps speak against a resume: kernels or a recipe may not compute the same twice."""
+    steps = (*FLOATS, *CONTENT, STATE)
+    return verdict.kind is VerdictKind.BROKEN and all(finding.channel in steps for finding in verdict.findings)

@@ -11,8 +11,10 @@ from segue.trainer.saving import Saving
 from segue.trainer.stopping import NoticeResponse, StopRule
 from segue.trainer.workloads.base import Workload
 
-_QUIET_SECONDS = 0.02
-"""How long after a safe point at which nothing was due the next ones are not looked at closely."""
+_LEAST_QUIET_SECONDS, _MOST_QUIET_SECONDS = 0.02, 0.2
+_QUIET_SHARE = 0.02
+"""How long after a safe point at which nothing was due the next ones are not looked at closely: this share of the time
+until something is due by the clock."""
 _NOTHING = Vote()
 
 
@@ -46,7 +48,7 @@ class SafePoints:
             return _NOTHING
         agreed = self._vote_in_full()
         context = self._context
-        self._full_at_seconds = context.clock.monotonic() + (0.0 if agreed.save else _QUIET_SECONDS)
+        self._full_at_seconds = context.clock.monotonic() + (0.0 if agreed.save else self._quiet_seconds)
         ends = (context.plan.stop_at_step, context.spec.steps, self._saving.next_step)
         is_any_step = context.plan.stop_at_epoch is not None
         self._full_at_step = 0.0 if is_any_step else min(step for step in ends if step is not None)
@@ -63,6 +65,11 @@ class SafePoints:
         saves = not self._resume.is_pending and self._saving.is_due(step)
         self._full_at_seconds = 0.0 if saves else self._full_at_seconds
         return saves
+
+    @property
+    def _quiet_seconds(self) -> float:
+        left = min(self._stop_rule.seconds_to_bound, self._saving.seconds_to_next)
+        return min(max(_QUIET_SHARE * left, _LEAST_QUIET_SECONDS), _MOST_QUIET_SECONDS)
 
     @property
     def _is_quiet(self) -> bool:

@@ -12,7 +12,7 @@ from segue.checkpoints.saving.committer import SaveJob, Writer
 from segue.checkpoints.saving.staging import Staged, StagingArea
 from segue.clock import Clock
 from segue.curves.schema import Curve
-from segue.errors import WorkAtRiskError
+from segue.errors import StructureChangedError, WorkAtRiskError
 from segue.policy.save_interval import (
     Cadence,
     CostMeter,
@@ -86,7 +86,9 @@ class Saving:
 
         Raises:
             UnsupportedStateError: the state holds something that is not data.
+            StructureChangedError: the first step has changed what no resume would change again.
         """
+        self._refuse_changed_structure()
         self._staging.prepare(capture(self._components))
 
     def barrier(self) -> None:
@@ -131,6 +133,12 @@ class Saving:
         every = self.cadence.every_steps
         return math.inf if every is None else (self.saved_step // every + 1) * every
 
+    @property
+    def seconds_to_next(self) -> float:
+        """Seconds until a save is due by the time; infinite where only steps count."""
+        seconds = self.cadence.interval_seconds
+        return math.inf if seconds is None else self._saved_at + seconds - self._clock.monotonic()
+
     def request(self) -> None:
         """Make a save due now, unless this very step was already submitted."""
         self._is_owed = self._is_owed or self._progress.step != self.saved_step
@@ -141,12 +149,20 @@ class Saving:
         self._is_delaying = True
 
     def save(self, *, evaluate: bool, is_last: bool = False) -> None:
-        """Submit this safe point to the writer; a staging buffer must be free."""
+        """Submit this safe point to the writer; a staging buffer must be free.
+
+        Raises:
+            StructureChangedError: the state could not be restored into what a resume builds; nothing was submitted.
+        """
         self.barrier()
+        self._refuse_changed_structure()
         evaluate = evaluate or self._live.is_metric_known
         metric = self._evaluate() if evaluate and self._live.has_metric else None
         progress, started = self._progress, self._clock.monotonic()
         trees = capture(self._components)
+        untracked = self._live.look_outside(trees)
+        for finding in untracked:
+            log.warning("state outside the checkpoint changes in training: %s. Fix: %s.", finding.sentence, finding.fix)
         if self._spec.staging == "overlapped" and not is_last and not self._has_torn:
             staged = self._late = self._staging.begin(trees, deferred=self._live.changed_by_optimizer())
         else:
@@ -163,6 +179,7 @@ class Saving:
                 epoch=self._live.epoch,
                 metric=metric,
                 curve=self._curve.take(),
+                untracked=untracked,
             )
         )
 
@@ -239,6 +256,10 @@ class Saving:
             up_seconds = life.up_seconds + self._clock.monotonic() - self._started_at
             life = Life(up_seconds, life.preemptions)
         return interval_seconds(self._meter.estimate, life=life, max_work_at_risk_seconds=spec.max_work_at_risk_seconds)
+
+    def _refuse_changed_structure(self) -> None:
+        if changes := self._live.structure_changes():
+            raise StructureChangedError(changes=changes, step=self._progress.step, saved_step=self.saved_step)
 
     def _evaluate(self) -> float:
         with self._activity.evaluating():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 
 from segue.checkpoints.saving.committer import Writer
 from segue.records import StopReason
@@ -39,6 +40,12 @@ class StopRule:
             step_seconds=self._pace.step_seconds, save_seconds=self._writer.last_save_seconds
         )
         return StopReason.BOUND if is_near else None
+
+    @property
+    def seconds_to_bound(self) -> float:
+        """Seconds to the bound of the attempt; infinite without one."""
+        left = self._time_left.bound_seconds_left
+        return math.inf if left is None else left
 
     def seconds_to_planned_end(self) -> float | None:
         """Seconds to the planned end at the measured pace; None without one before the goal, or before it is known."""

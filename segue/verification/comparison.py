@@ -6,12 +6,14 @@ from collections.abc import Mapping, Sequence
 
 from pydantic import Field
 
-from segue.continuity.recipe_diff import UNTRACKED
+from segue.continuity.recipe_diff import BINDING, NEXT_BATCHES, NOT_STATE
 from segue.notices.disturbance import DisturbanceKind
 from segue.records import FiniteValue, Value, Verdict, VerdictKind
 from segue.runlog.entries import VerdictEntry
 from segue.runlog.history import Attempt, Checkpoint, History
 
+_NOT_STATE = NOT_STATE - {NEXT_BATCHES, BINDING}
+_WITHOUT_FLOATS = ("modes",)
 _PROVEN = (VerdictKind.EXACT, VerdictKind.EQUIVALENT)
 _ORDER = (VerdictKind.BROKEN, VerdictKind.UNVERIFIED, VerdictKind.EQUIVALENT, VerdictKind.EXACT)
 
@@ -79,10 +81,18 @@ def _excuse(history: History, entry: VerdictEntry) -> str | None:
 
 
 def differing(one: Checkpoint, other: Checkpoint) -> tuple[str, ...]:
-    """Names of the components in which two checkpoints differ."""
+    """Names of the components in which two checkpoints differ.
+
+    Settings that may be the process's own are no state; the samples that come next are.
+    """
     names = one.manifest.components.keys() | other.manifest.components.keys()
     pairs = ((name, one.manifest.components.get(name), other.manifest.components.get(name)) for name in names)
-    return tuple(sorted(name for name, before, after in pairs if before != after and name != UNTRACKED))
+    return tuple(sorted(name for name, before, after in pairs if before != after and name not in _NOT_STATE))
+
+
+def has_noise(component: str) -> bool:
+    """Whether noise of kernels can be what makes a component differ: it holds floats that steps compute."""
+    return component not in _WITHOUT_FLOATS and not component.startswith(("rng.", "data.", "setup."))
 
 
 def worst(resumes: Sequence[Resume]) -> VerdictKind:
@@ -99,23 +109,27 @@ def problems_of(resumes: Sequence[Resume], components: Sequence[str]) -> tuple[P
             continue
         first = resume.verdict.findings[0] if resume.verdict.findings else None
         component = first.component if first is not None else "run"
-        where = f"the resume from step {resume.step} after a {resume.after} is {resume.verdict.sentence}"
-        found.setdefault(component, Problem(component=component, sentence=where, fix=_fix_of(component)))
+        said = f"{resume.verdict.kind}: {first.sentence}" if first is not None else resume.verdict.sentence
+        where = f"the resume from step {resume.step} after a {resume.after} is {said}"
+        fix = f"{first.fix}; {_AGAIN}" if first is not None and first.fix else _fix_of(component)
+        found.setdefault(component, Problem(component=component, sentence=where, fix=fix))
     for component in components:
         said = f"{component} differs at the end from that of the undisturbed run"
         found.setdefault(component, Problem(component=component, sentence=said, fix=_fix_of(component)))
     return tuple(found.values())
 
 
+_AGAIN = "then run `segue drill`, which shows the same in minutes"
+
+
 def _fix_of(component: str) -> str:
-    again = "then run `segue drill`, which shows the same in minutes"
     if component == "run":
         return "set continuity.witness_steps above 0 and leave continuity.accept empty, so that steps are compared."
     if component.startswith(("setup.", "data")):
-        return f"let the recipe build {component} the same way in every process, from config and seed alone; {again}."
+        return f"let the recipe build {component} the same way in every process, from config and seed alone; {_AGAIN}."
     if component.startswith("rng."):
-        return f"draw random numbers from the streams of torch, numpy and random only after the restore; {again}."
+        return f"draw random numbers from the streams of torch, numpy and random only after the restore; {_AGAIN}."
     return (
         f"let {component} take back all of its state: add what is missing to Recipe.extra or run.track(), or correct "
-        f"its load_state_dict; {again}."
+        f"its load_state_dict; {_AGAIN}."
     )

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pydantic import Field
 
 from segue.notices.disturbance import DisturbanceKind
-from segue.records import CodeFailure, Record, Verdict, VerdictKind
-from segue.verification.comparison import Problem, Resume, problems_of
+from segue.records import CodeFailure, Finding, Record, Verdict, VerdictKind
+from segue.verification.comparison import Problem, Resume, has_noise, problems_of
 
 _ROOM = "raise --steps: commits, the steps after them and the disturbances need some room."
 
@@ -24,6 +24,14 @@ class DrillReport(Record):
     verdicts: tuple[Verdict, ...]
     resumes: tuple[Resume, ...] = Field((), description="The resumes with their verdicts, in order.")
     differing: tuple[str, ...] = Field((), description="Components in which the two final checkpoints differ.")
+    noise: dict[str, float] = Field(
+        default_factory=dict,
+        description="Largest relative difference by channel between replays from one state, where kernels are not "
+        "deterministic: the final states then differ without a loss. Empty: no such difference was seen.",
+    )
+    unreproducible: Finding | None = Field(
+        None, description="What of the recipe each process does differently, so that nothing can be proven."
+    )
     ended: str = Field(description="Why the disturbed run ended; anything but finished is itself a finding.")
     failure: CodeFailure | None = Field(None, description="What the recipe raised in the disturbed run, if it did.")
     kept: str | None = Field(None, description="Store in which both runs were kept; None: they were removed.")
@@ -34,7 +42,13 @@ class DrillReport(Record):
         """Resumes were made after each kind of disturbance, and all of them continued the run."""
         was_disturbed = self.kills + self.notices > 0 and not self.missed
         is_sound = bool(self.resumes) and all(resume.is_sound for resume in self.resumes)
-        return was_disturbed and self.identical and is_sound and not self._lacks_replay
+        return was_disturbed and self.ends_alike and is_sound and not self._lacks_replay
+
+    @property
+    def ends_alike(self) -> bool:
+        """Whether the final states are equal, or differ only because kernels are not deterministic."""
+        is_noisy = bool(self.noise) and self.ended == "finished" and all(map(has_noise, self.differing))
+        return self.unreproducible is None and (self.identical or is_noisy)
 
     @property
     def _lacks_replay(self) -> bool:
@@ -44,7 +58,7 @@ class DrillReport(Record):
     @property
     def is_broken(self) -> bool:
         """Whether a resume is broken or the final states differ; else a drill that did not pass proves nothing."""
-        return self.verdict is VerdictKind.BROKEN or not self.identical
+        return self.verdict is VerdictKind.BROKEN or not (self.ends_alike or self.unreproducible is not None)
 
     @property
     def disturbances(self) -> str:
@@ -61,6 +75,10 @@ class DrillReport(Record):
             return f"the disturbed run did not finish ({self.ended.rstrip('.')})"
         if self.identical:
             return "the final state is identical to that of the uninterrupted run"
+        if self.unreproducible is not None:
+            return "the final states cannot be compared, because the recipe is not reproducible"
+        if self.noise and self.ends_alike:
+            return "the final states cannot be compared bit for bit, because kernels are not deterministic"
         return f"the final state differs from that of the uninterrupted run in {', '.join(self.differing)}"
 
     @property
@@ -68,7 +86,11 @@ class DrillReport(Record):
         """Why it did not pass, each with what to do."""
         if self.passed:
             return ()
-        found = list(problems_of(self.resumes, self.differing))
+        is_explained = (self.ends_alike and not self.identical) or self.unreproducible is not None
+        found = list(problems_of(self.resumes, () if is_explained else self.differing))
+        own = self.unreproducible
+        if own is not None and all(one.component != own.component for one in found):
+            found.append(Problem(component=own.component, sentence=own.sentence, fix=own.fix))
         if self.ended != "finished" and not found and self.kills + self.notices:
             fix = "correct what the recipe raises after a resume; its traceback is in the output."
             found.append(Problem(component="run", sentence=self.outcome, fix=fix))

@@ -10,7 +10,7 @@ from segue.records import Capacity, VerdictKind
 from segue.reports.cost import cost_report
 from segue.runlog.history import History
 from segue.spec import RunSpec
-from segue.verification.comparison import Problem, Resume, differing, problems_of, resumes_of, worst
+from segue.verification.comparison import Problem, Resume, differing, has_noise, problems_of, resumes_of, worst
 from segue.verification.record import Outcome, Verification
 from segue.verification.runs import DrillRuns, own_preemptions
 
@@ -35,7 +35,8 @@ def judge_verification(runs: DrillRuns, found: Found, *, kinds: Sequence[Disturb
     resumes = (*own, *resumes_of(found.disturbed, found.hits))
     unfinished = _unfinished(runs, found)
     differ = () if unfinished else _differing(found)
-    problems = problems_of(resumes, differ) or _unfinished_problems(unfinished)
+    unexplained = () if _is_noise(found, differ) else differ
+    problems = problems_of(resumes, unexplained) or _unfinished_problems(unfinished)
     outcome, reason = _outcome(found, resumes, differ, unfinished=unfinished, kinds=kinds)
     if outcome is Outcome.NOT_PROVEN and not unfinished:
         problems = (Problem(component="verification", sentence=reason, fix=_fix_of_proof(found, differ)),)
@@ -85,7 +86,7 @@ def _outcome(
         is_broken = any(_action(history) == "broken" for history in (found.undisturbed, found.disturbed))
         return Outcome.NOT_CONTINUOUS if is_broken else Outcome.NOT_PROVEN, f"the {which} run did not finish: {why}"
     missed = [_ASKED[kind] for kind in dict.fromkeys(kinds) if kind not in found.hits.values()]
-    if differ:
+    if differ and not _is_noise(found, differ):
         changed = _environments_differ(found)
         if changed:
             where = ", ".join(changed)
@@ -96,20 +97,24 @@ def _outcome(
     doubtful = next((resume for resume in resumes if not resume.is_sound), None)
     if doubtful is not None:
         return Outcome.NOT_PROVEN, f"the resume from step {doubtful.step} is {doubtful.sentence}"
-    return Outcome.PASSED, _passed(found, resumes)
+    return Outcome.PASSED, _passed(found, resumes, differ)
 
 
-def _passed(found: Found, resumes: Sequence[Resume]) -> str:
+def _passed(found: Found, resumes: Sequence[Resume], differ: Sequence[str]) -> str:
     made = list(found.hits.values())
     counts = [
         f"{count} {kind.value}{'' if count == 1 else 's'}" for kind in DisturbanceKind if (count := made.count(kind))
     ]
-    said = f"after {' and '.join(counts)} the final state is identical to that of the undisturbed run"
+    after = f"after {' and '.join(counts)}"
+    said = f"{after} the final state is identical to that of the undisturbed run"
+    if differ:
+        said = f"{after} every resume is within the noise of kernels that are not deterministic"
     replayed = sum(resume.excuse is None for resume in resumes)
     said += f"; {replayed} of {len(resumes)} resumes were replayed"
     if worst(resumes) is VerdictKind.EQUIVALENT:
         changes = dict.fromkeys(name for resume in resumes for name in resume.verdict.environment_changes)
-        said += f", within tolerances only, because the machines differ in {', '.join(changes)}"
+        if changes:
+            said += f", within tolerances only, because the machines differ in {', '.join(changes)}"
     return said
 
 
@@ -144,6 +149,13 @@ def _unfinished_problems(unfinished: Mapping[str, str]) -> tuple[Problem, ...]:
 def _differing(found: Found) -> tuple[str, ...]:
     one, other = found.undisturbed.newest, found.disturbed.newest
     return differing(one, other) if one is not None and other is not None else ("checkpoint",)
+
+
+def _is_noise(found: Found, differ: Sequence[str]) -> bool:
+    """Whether replays of the disturbed run from one state differ: two runs then do, without a loss of state."""
+    history = found.disturbed
+    is_noisy = bool(history.rehearsed_noise) or any(entry.verdict.noise for entry in history.resumes)
+    return is_noisy and all(map(has_noise, differ))
 
 
 def _environments_differ(found: Found) -> tuple[str, ...]:

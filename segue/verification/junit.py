@@ -38,7 +38,7 @@ def _cases(report: DrillReport) -> Iterator[_Case]:
         name = f"resume {number}: from step {resume.step} after a {resume.after}"
         yield _Case(name, resume.sentence, problems_of([resume], ()))
     found = [p for p in report.problems if p not in problems_of(report.resumes, ())]
-    if not report.identical and not found:
+    if not report.ends_alike and not found:
         # The component is named by a resume: the comparison has failed all the same.
         found = list(problems_of((), report.differing)) or list(report.problems[:1])
     yield _Case("identity", f"after {report.disturbances} {report.outcome}", tuple(found))

@@ -52,7 +52,7 @@ def hashes_of_code(text, name="made_up_recipe"):
     ("old", "new", "changed"),
     [
         ("return 2 * x", "return 3 * x", {"helper"}),
-        ("SMOOTHING = 0.1", "SMOOTHING = 0.2", {"globals of Net.forward"}),
+        ("SMOOTHING = 0.1", "SMOOTHING = 0.2", {"globals of Net.forward.SMOOTHING"}),
         ("helper(x) + SMOOTHING", "helper(x) - SMOOTHING", {"Net.forward"}),
         ("* math.pi", "/ math.pi", {"loss"}),
         ("_calls += 1", "_calls += 2", {"loss"}),
@@ -66,7 +66,7 @@ def test_code_is_told_by_what_it_does(old, new, changed):
     before = hashes_of_code(CODE_TEXT)
     now = hashes_of_code(CODE_TEXT.replace(old, new.replace("\\n", "\n")))
     names = {f"made_up_recipe.{name}" for name in ("build", "helper", "Net.forward", "loss")}
-    assert set(before) == names | {"globals of made_up_recipe.Net.forward"}
+    assert set(before) == names | {"globals of made_up_recipe.Net.forward.SMOOTHING"}
     assert {name.replace("made_up_recipe.", "") for name in before if before[name] != now[name]} == changed
 
 

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import pytest
 from torch import nn
 
+from segue.continuity.naming import UNREGISTERED
 from segue.records import StopReason, VerdictKind
 from segue.runlog.history import read_history
 from tests.recipes.public_bugs import BUGS
@@ -14,20 +15,29 @@ from tests.recipes.public_bugs import BUGS
 # Where it was reported, what it does (tests/public_bugs), component named, channel, first step that differs.
 FOUND = [
     ("mosaicml/composer#1376", "scaler_made_after_the_load", "scaler", "digest", None),
-    ("facebookresearch/metaseq#3", "growth_counter_not_saved", "scaler", "loss_scale", 15),
+    ("facebookresearch/metaseq#3", "growth_counter_not_saved", UNREGISTERED, "loss_scale", 15),
     ("KempnerInstitute/KempnerForge#115", "moments_filled_into_a_fresh_optimizer", "optimizer", "digest", None),
     ("m2lines/Samudra#313", "average_started_anew", "extra.average", "digest", None),
     ("atomistic-machine-learning/schnetpack#785", "average_loaded_as_the_weights", "model", "digest", None),
     ("karpathy/nanoGPT#325", "prefix_of_compile_and_not_strict", "model", "digest", None),
     ("torch-points3d/torch-points3d#630", "scheduler_resets_the_rate", "optimizer", "digest", None),
-    ("huggingface/nanotron#256", "schedule_from_the_current_rate", "scheduler", "lr", 12),
+    ("huggingface/nanotron#256", "schedule_from_the_current_rate", UNREGISTERED, "lr", 12),
     ("pytorch/pytorch#1489", "parameters_in_another_order", "setup.binding", "setup", None),
-    ("TensorAuto/OpenTau#185", "masters_rebuilt_from_bf16", "optimizer", "param_norm", 11),
+    ("TensorAuto/OpenTau#185", "masters_rebuilt_from_bf16", UNREGISTERED, "param_norm", 11),
     ("huggingface/accelerate#1204", "tie_lost", "modes", "digest", None),
-    ("modelscope/ms-swift#9935", "seeded_at_the_first_batch", "rng.torch", "streams", None),
-    ("ai2cm/ace#690", "generator_of_the_data_set", "data content", "input_fingerprint", None),
+    ("modelscope/ms-swift#9935", "seeded_at_the_first_batch", UNREGISTERED, "streams", None),
+    ("ai2cm/ace#690", "generator_of_the_data_set", UNREGISTERED, "input_fingerprint", None),
     ("huggingface/transformers#25956", "batch_size_found_anew", "setup.hyperparameters", "setup", None),
 ]
+
+NAMED = {
+    "growth_counter_not_saved": "scaler (NoCounter): _growth_tracker",
+    "schedule_from_the_current_rate": "scheduler (FromCurrent): _base was 0.01, now None",
+    "masters_rebuilt_from_bf16": "optimizer (Masters): _masters",
+    "seeded_at_the_first_batch": "data.dataset.ready",
+    "generator_of_the_data_set": "data.dataset._generator",
+}
+"""What the sentence must name where no component holds the state."""
 
 # These cannot happen: what those projects forgot is a component of every checkpoint.
 OF_MODES = [
@@ -57,6 +67,8 @@ def test_a_bug_that_a_project_had_is_broken_and_named(
     assert verdict.kind is VerdictKind.BROKEN, source
     finding = verdict.findings[0]
     assert (finding.component, finding.channel, finding.step) == (component, channel, step)
+    assert NAMED.get(bug, "") in finding.sentence
+    assert finding.fix
     assert (report.stop_reason, report.failure.type) == (StopReason.FAILED, "BrokenResumeError")
     assert history.committed_step == 10
 

@@ -19,10 +19,8 @@ from segue.continuity.recipe_diff import (
     HYPERPARAMETERS,
     MODEL,
     NEXT_BATCHES,
-    UNTRACKED,
     differences,
     setup_changes,
-    untracked_changes,
 )
 from segue.data.loader import Feed
 from segue.data.streams import seed_all
@@ -167,13 +165,6 @@ def test_differences_name_the_path_and_tell_types_apart():
     assert differences({"a": 1}, {}) == ["a was 1, now absent"]
 
 
-def test_untracked_changes_name_what_is_in_no_state_dict():
-    assert untracked_changes({}, {UNTRACKED: {}}) == ""
-    assert untracked_changes({UNTRACKED: {"calls": 3}}, {UNTRACKED: {"calls": 3}}) == ""
-    told = untracked_changes({UNTRACKED: {"calls": 3}}, {UNTRACKED: {}})
-    assert told == "untracked state was not restored (values in no state_dict: calls was 3, now as built)"
-
-
 class Augmented(Dataset):
     """With a stream, a log counter and a time of its own."""
 
@@ -208,19 +199,7 @@ def test_times_and_made_up_names_are_no_settings_and_looking_draws_nothing():
     assert recipe.data.dataset.served == 0
     assert setup_changes(before, captured(augmented()), environment_changes=()).findings == ()
     assert before[HYPERPARAMETERS]["data.dataset.served"] == 0
-    assert before[UNTRACKED].keys() == {"data.dataset.noise"}
     assert not {"data.dataset.began_at", "data.dataset.name"} & before[HYPERPARAMETERS].keys()
-
-
-def test_what_training_changes_and_no_state_dict_holds_is_kept_as_untracked_state():
-    recipe = augmented()
-    feed = Feed(recipe.data, recipe="augmented", seed=0)
-    look = setup_components(recipe, feed, Progress(), build=augmented, config={})[UNTRACKED].capture
-    before = look()
-    recipe.data.dataset[0]
-    after = look()
-    assert (before.get("data.dataset.served"), after["data.dataset.served"]) == (None, 1)
-    assert before["data.dataset.noise"] != after["data.dataset.noise"]
 
 
 def test_binding_names_the_live_parameters_in_order_and_the_tied_ones():

@@ -7,9 +7,10 @@ import math
 import pytest
 
 from segue.checkpoints.format.digests import Digests, TensorDigest
+from segue.continuity.naming import OUTSIDE
 from segue.continuity.verdict import judge
 from segue.continuity.witness import StepRow, Witness
-from segue.records import VerdictKind, WitnessRow
+from segue.records import Finding, StateMark, VerdictKind, WitnessRow
 
 TENSORS = {
     "model.weight": TensorDigest(dtype="float32", shape=(2,), digest="a"),
@@ -36,9 +37,9 @@ def made(step: int) -> StepRow:
     return StepRow(**row(step).model_dump())
 
 
-def verdict(*, replay, witness=None, restored=SAME, changes=()):
+def verdict(*, replay, witness=None, restored=SAME, changes=(), **more):
     witness = [row(step) for step in range(11, 19)] if witness is None else witness
-    return judge(committed=SAME, restored=restored, witness=witness, replay=replay, environment_changes=changes)
+    return judge(committed=SAME, restored=restored, witness=witness, replay=replay, environment_changes=changes, **more)
 
 
 def test_a_replay_of_all_rows_is_exact():
@@ -62,10 +63,10 @@ def test_fewer_rows_prove_less_and_the_verdict_says_how_much():
         ("input_fingerprint", "other", "data content"),
         ("lr", (0.02,), "scheduler"),
         ("loss_scale", 2.0, "scaler"),
-        ("loss", math.nextafter(0.5, 1), "model or randomness"),
-        ("grad_norm", math.nextafter(2.0, 3), "model or randomness"),
+        ("loss", math.nextafter(0.5, 1), OUTSIDE),
+        ("grad_norm", math.nextafter(2.0, 3), OUTSIDE),
         ("param_norm", math.nextafter(7.0, 8), "optimizer"),
-        ("loss", math.nan, "model or randomness"),
+        ("loss", math.nan, OUTSIDE),
     ],
 )
 def test_one_bit_in_one_channel_is_broken_and_named(channel, value, component):
@@ -91,7 +92,8 @@ def test_a_nan_that_was_there_before_is_reproduced():
         ("loss", 0.5 * (1 + 1.1e-4), VerdictKind.BROKEN),
         ("grad_norm", 2.0 * (1 + 0.9e-3), VerdictKind.EQUIVALENT),
         ("grad_norm", 2.0 * (1 + 1.1e-3), VerdictKind.BROKEN),
-        ("param_norm", 7.0 * (1 + 1.1e-4), VerdictKind.BROKEN),
+        ("param_norm", 7.0 * (1 + 0.9e-3), VerdictKind.EQUIVALENT),
+        ("param_norm", 7.0 * (1 + 1.1e-3), VerdictKind.BROKEN),
         ("lr", (0.01 * (1 + 1e-9),), VerdictKind.BROKEN),
         ("batch_fingerprint", "other", VerdictKind.BROKEN),
     ],
@@ -161,3 +163,46 @@ def test_tensors_that_only_the_live_object_has_are_named():
     more = TENSORS | {"optimizer.state.2.exp_avg": TensorDigest(dtype="float32", shape=(2,), digest="d")}
     found = verdict(replay=[], restored=Digests(components=dict(SAME.components) | {"optimizer": "9"}, tensors=more))
     assert "1 tensors that the checkpoint lacks, e.g. optimizer.state.2.exp_avg" in found.findings[0].sentence
+
+
+METRIC_FINDING = Finding(component="evaluate", channel="evaluate", sentence="evaluate returns 1.0, and returned 2.0")
+
+
+def test_a_metric_that_differs_alone_is_unverified_and_broken_where_lost_state_explains_it():
+    replay = [row(step) for step in range(11, 19)]
+    alone = verdict(replay=replay, metric=(METRIC_FINDING,))
+    assert (alone.kind, alone.findings[0].component) == (VerdictKind.UNVERIFIED, "evaluate")
+    average = Finding(
+        component="unregistered state", channel="untracked", sentence="evaluate.average: changed", fix="x"
+    )
+    explained = verdict(replay=replay, metric=(METRIC_FINDING,), untracked=(average,))
+    assert (explained.kind, explained.findings[0].component) == (VerdictKind.BROKEN, "unregistered state")
+
+
+def test_a_row_that_differs_decides_before_what_differs_at_a_later_step():
+    early = (Finding(component="rng.python", channel="streams", step=12, sentence="a stream differs"),)
+    found = verdict(replay=[row(11, loss=0.6)], early=early)
+    assert (found.findings[0].channel, found.findings[0].step) == ("loss", 11)
+    assert verdict(replay=[row(11)], early=early).findings[0].component == "rng.python"
+
+
+def marked(*, norm=2.0, plain="p", digest="d"):
+    return {"extra.average": StateMark(digest=digest, plain=plain, norm=norm)}
+
+
+@pytest.mark.parametrize(
+    ("after", "changes", "kind"),
+    [
+        (marked(), (), VerdictKind.EXACT),
+        (marked(digest="e"), (), VerdictKind.BROKEN),
+        ({}, (), VerdictKind.EXACT),
+        (marked(digest="e", norm=2.001), ("threads",), VerdictKind.EQUIVALENT),
+        (marked(digest="e", norm=2.1), ("threads",), VerdictKind.BROKEN),
+        (marked(digest="e", plain="q"), ("threads",), VerdictKind.BROKEN),
+    ],
+)
+def test_the_state_after_the_replay_is_compared_bit_for_bit_or_by_its_norms(after, changes, kind):
+    found = verdict(witness=[row(11, state=marked())], replay=[row(11, state=after)], changes=changes)
+    assert found.kind is kind
+    if kind is VerdictKind.BROKEN:
+        assert (found.findings[0].component, found.findings[0].channel) == ("extra.average", "state")

@@ -116,3 +116,14 @@ def test_a_cancelled_segment_ends_the_run_and_the_next_start_goes_on():
 def test_only_lost_capacity_is_a_preemption():
     preemptions = {reason for reason in StopReason if reason.is_preemption}
     assert preemptions == {StopReason.NOTICE, StopReason.LOST}
+
+
+def test_an_attempt_that_changed_its_structure_is_not_made_again():
+    book = log()
+    said = "The structure changed during training: module act is new. Fix: build it from the start."
+    failure = CodeFailure(type="StructureChangedError", message=said, traceback=said)
+    book.attempt(StopReason.FAILED, SPOT, commit=10, to_step=19, failure=failure)
+    made = book.ask()
+    assert made.action == "failed"
+    assert made.reason.startswith("the recipe changed the structure of its model or optimizer in 1 attempts")
+    assert "module act is new" in made.reason

@@ -108,6 +108,17 @@ def _accelerator_full() -> None:
     raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB.")
 
 
+def _device_failed() -> None:
+    raise torch.AcceleratorError("CUDA error: uncorrectable ECC error encountered")
+
+
+def _copies_fail() -> None:
+    """From now on the device fails in each copy of a save, as it does after it has failed in a kernel."""
+    from segue.checkpoints.saving.staging import Staged
+
+    Staged.wait = lambda self: _device_failed()  # type: ignore[method-assign]
+
+
 def _allocate() -> None:
     torch.empty(1 << 50)  # More than any machine's address space gives.
 
@@ -148,6 +159,8 @@ WAYS: dict[str, Callable[[], None]] = {
     "hold": _hold_the_interpreter,
     "memory": _no_memory,
     "accelerator": _accelerator_full,
+    "device": _device_failed,
+    "copies": _copies_fail,
     "allocate": _allocate,
     "fork": _no_fork,
     "disk": _disk,

@@ -47,6 +47,7 @@ def test_while_a_segment_trains_the_headline_shows_punctuality_step_end_and_pool
         "paid": "0.9994 EUR; saved 2.00 EUR (67%) against on-demand alone",
         "last heartbeat": "2 s ago, segment 0 attempt 1 on h",
         "last resume": "none judged yet",
+        "rehearsal": "begins after the first sealed checkpoint",
         "last decision": book.history.decisions[-1].reason,
         "as of": "2026-01-01 01:00:00 UTC",
     }

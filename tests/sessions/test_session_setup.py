@@ -99,7 +99,7 @@ def test_a_changed_program_breaks_the_resume_and_is_named(resumed, file, old, ne
     found = [finding for finding in verdict.findings if finding.component == component]
     assert len(found) == 1
     assert named in found[0].sentence
-    assert f"accept it by naming {component} in continuity.accept" in found[0].sentence
+    assert f"accept it by naming {component} in continuity.accept" in found[0].fix
 
 
 def test_a_learning_rate_that_the_loop_sets_is_no_setting(resumed):

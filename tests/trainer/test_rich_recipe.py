@@ -17,7 +17,7 @@ from segue.errors import RecipeError
 from segue.recipe import EarlyStop, Recipe, built_recipe
 from segue.records import StopReason, VerdictKind
 from segue.runlog.history import read_history
-from segue.trainer.workloads.epoch_scheduler import warn_of_epochs
+from segue.trainer.workloads.epoch_scheduler import refuse_short_schedules, warn_of_epochs
 from segue.trainer.workloads.step import do_step
 from tests.recipes.rich import BATCH, SAMPLES, rich
 from tests.support.final_states import state_at_end
@@ -165,3 +165,59 @@ def test_a_scheduler_that_looks_like_one_of_epochs_is_warned_of(caplog, schedule
     optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.1)
     warn_of_epochs(scheduler(optimizer), steps_per_epoch=100)
     assert ("scheduler_every" in caplog.text) is is_warned
+
+
+def one_cycle(optimizer):
+    return torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.1, total_steps=10)
+
+
+def constant(optimizer):
+    return torch.optim.lr_scheduler.ConstantLR(optimizer, total_iters=2)
+
+
+SHORT = [
+    (one_cycle, 10),
+    (lambda o: torch.optim.lr_scheduler.ChainedScheduler([constant(o), one_cycle(o)]), 10),
+    (lambda o: torch.optim.lr_scheduler.SequentialLR(o, [constant(o), one_cycle(o)], [4]), 14),
+    (lambda o: torch.optim.lr_scheduler.SequentialLR(o, [one_cycle(o), constant(o)], [12]), 10),
+]
+
+
+@pytest.mark.parametrize(("scheduler", "most"), SHORT)
+def test_a_schedule_that_ends_before_the_run_is_refused_at_the_number_of_steps_at_which_torch_raises(scheduler, most):
+    def recipe():
+        model = nn.Linear(1, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        return Recipe(model=model, optimizer=optimizer, data=[], loss=print, scheduler=scheduler(optimizer))
+
+    stepped = recipe()
+    for _ in range(most):
+        stepped.optimizer.step()
+        stepped.scheduler.step()
+    stepped.optimizer.step()
+    with pytest.raises(ValueError, match="total"):
+        stepped.scheduler.step()
+    refuse_short_schedules(recipe(), name="mine:build", steps=most, steps_per_epoch=1)
+    with pytest.raises(RecipeError, match=r"recipe 'mine:build': its scheduler is a OneCycleLR of total_steps=10, and"):
+        refuse_short_schedules(recipe(), name="mine:build", steps=most + 1, steps_per_epoch=1)
+
+
+@pytest.mark.parametrize(
+    ("fields", "steps", "reached"),
+    [
+        ({}, 11, 11),
+        ({"scheduler_every": "epoch"}, 80, None),
+        ({"scheduler_every": "epoch"}, 88, 11),
+        ({"epochs": 1}, 1000, None),
+        ({"epochs": 2}, 1000, 16),
+    ],
+)
+def test_a_schedule_is_compared_with_what_the_run_counts(fields, steps, reached):
+    model = nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    recipe = Recipe(model=model, optimizer=optimizer, data=[], loss=print, scheduler=one_cycle(optimizer), **fields)
+    if reached is None:
+        refuse_short_schedules(recipe, name="mine:build", steps=steps, steps_per_epoch=8)
+        return
+    with pytest.raises(RecipeError, match=f"the run steps it {reached} times.*Fix: give it total_steps={reached}"):
+        refuse_short_schedules(recipe, name="mine:build", steps=steps, steps_per_epoch=8)

@@ -275,6 +275,8 @@ def saves(folder, clock, *, fails=lambda operation, key: False, **checkpoints):
             wants_save=False,
             epoch=0,
             changed_by_optimizer=lambda: changed_by_optimizer(recipe.optimizer),
+            look_outside=lambda trees: (),
+            structure_changes=lambda: (),
         ),
         curve=curve,
         staging=staging,

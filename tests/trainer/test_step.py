@@ -12,6 +12,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from segue.errors import LossError
 from segue.recipe import Recipe
 from segue.trainer.workloads.step import do_step
+from segue.trainer.workloads.step_result import numbers_of, together
 
 STEPS = 20
 
@@ -115,3 +116,11 @@ def test_a_loss_that_cannot_be_trained_on_is_refused_with_the_fix(loss, found, f
 def test_a_loss_of_one_element_is_accepted():
     recipe = recipe_of(lambda model, batch: squares(model, batch).reshape(1))
     assert do_step(recipe, [next(iter(recipe.data))], step=1).outcome.loss > 0
+
+
+def test_numbers_that_are_read_together_keep_every_bit():
+    third = torch.tensor(1.0) / 3
+    low = [third, third.bfloat16().reshape(1), third.half()]
+    assert together(low, torch.device("cpu")).tolist() == numbers_of(low) == [float(each) for each in low]
+    high = [third, third.double() / 7, torch.tensor(2**40 + 1), torch.tensor(True)]
+    assert together(high, torch.device("cpu")).tolist() == numbers_of(high) == [float(each) for each in high]

@@ -149,3 +149,16 @@ def test_a_run_that_never_trained_on_spot_says_how_it_would(pair):
     found = pair.judge()
     assert found.outcome is Outcome.NOT_PROVEN
     assert found.problems[0].fix.startswith("name a spot pool that is cheaper than on-demand")
+
+
+@pytest.mark.parametrize(
+    ("changed", "outcome"),
+    [({"model": "zz"}, Outcome.PASSED), ({"model": "zz", "rng.torch": "zz"}, Outcome.NOT_CONTINUOUS)],
+)
+def test_noise_of_kernels_excuses_final_weights_and_not_random_streams(pair, changed, outcome):
+    noisy = EXACT.model_copy(update={"kind": VerdictKind.EQUIVALENT, "noise": {"loss": 1e-7}})
+    pair.disturbed.attempt(StopReason.LOST, commit=50, hit=KILL)
+    pair.disturbed.finish(verdict=noisy, state=STATE | changed)
+    found = pair.judge()
+    assert found.outcome is outcome
+    assert ("within the noise of kernels" in found.reason) is (outcome is Outcome.PASSED)

@@ -120,3 +120,14 @@ def test_the_summary_is_markdown_with_a_row_for_each_resume():
     assert "Fix: raise --steps" in summary_of(MISSED)
     assert summary_of(BROKE).startswith("### segue drill: failed")
     assert summary_of(NEVER).startswith("### segue drill: not proven")
+
+
+@pytest.mark.parametrize(
+    ("differing", "is_passed"),
+    [(("model", "optimizer", "extra.ema", "progress"), True), (("model", "rng.torch"), False), (("data.next",), False)],
+)
+def test_noise_of_kernels_excuses_what_holds_floats_and_nothing_else(differing, is_passed):
+    noisy = report(identical=False, differing=differing, noise={"loss": 1e-7})
+    assert (noisy.passed, noisy.is_broken) == (is_passed, not is_passed)
+    assert ("because kernels are not deterministic" in noisy.outcome) is is_passed
+    assert [problem.component for problem in noisy.problems] == ([] if is_passed else list(differing))

@@ -18,6 +18,7 @@ from segue.recipe import Stateful, in_words
 from segue.trainer.programs.sampler_state import streams_and_counters
 from segue.trainer.ranks.collectives import Ranks
 from segue.trainer.workloads.state import RNG_PREFIX, rng_components
+from segue.user_objects import attribute, has
 
 _NONE = np.zeros(0, np.uint64)
 
@@ -124,6 +125,7 @@ class _OfSampler:
     def __init__(self, loader: DataLoader[Any], *, seed: int) -> None:
         self._passes = _passes_of(loader, seed=seed)
         self._streams = streams_and_counters(loader)
+        self._is_drawn_on_demand = isinstance(self._passes, LoaderPasses) and not loader.num_workers
         self._begun: dict[str, Any] = {}
         self._used, self._order = 0, ""
 
@@ -133,6 +135,7 @@ class _OfSampler:
         return self._noted(self._passes.begin(number))
 
     def rest(self, number: int) -> Iterator[SessionBatch]:
+        now = self._captured_own()
         for name, stream in self._streams.items():
             stream.restore(self._begun[name])
         drawn = self._passes.begin(number, skip=self._used)
@@ -146,16 +149,25 @@ class _OfSampler:
                 "from a random stream or a generator of its own"
             )
             raise SessionError(what=what, fix=f"{fix}.")
+        if self._is_drawn_on_demand:
+            # Training may have changed something there since the pass began. Workers draw ahead of it.
+            self._restore_own(now)
         return self._noted(drawn)
 
     def capture(self) -> Any:
         within = {"begun": self._begun, "used": self._used, "order": self._order} if self._begun else {}
-        own = {name: stream for name, stream in self._streams.items() if not name.startswith(RNG_PREFIX)}
-        return within | {"own": {name: stream.capture() for name, stream in own.items()}}
+        return within | {"own": self._captured_own()}
 
     def restore(self, tree: Any) -> None:
         self._begun, self._used, self._order = tree.get("begun", {}), tree.get("used", 0), tree.get("order", "")
-        for name, state in tree["own"].items():
+        self._restore_own(tree["own"])
+
+    def _captured_own(self) -> dict[str, Any]:
+        """Of the loader and its samplers, without the global streams."""
+        return {name: it.capture() for name, it in self._streams.items() if not name.startswith(RNG_PREFIX)}
+
+    def _restore_own(self, states: Mapping[str, Any]) -> None:
+        for name, state in states.items():
             if name in self._streams:
                 self._streams[name].restore(state)
 
@@ -200,20 +212,22 @@ def _source_of(loader: Any, *, seed: int) -> Source:
         raise SessionError(what=what, fix="give it a torch.utils.data.DataLoader, or an object with state_dict.")
     if not isinstance(loader.dataset, IterableDataset):
         return _OfSampler(loader, seed=seed)
-    if isinstance(loader.dataset, Stateful) and loader.num_workers == 0:
-        return _OfState(loader, loader.dataset)
+    dataset: Any = loader.dataset
+    is_stateful = has(dataset, "state_dict", "load_state_dict")
+    if is_stateful and loader.num_workers == 0:
+        return _OfState(loader, dataset)
     name = type(loader.dataset).__name__
-    why = "has no state" if not isinstance(loader.dataset, Stateful) else "has its state in worker processes"
+    why = "has no state" if not is_stateful else "has its state in worker processes"
     what = f"run.batches() got a DataLoader whose data set, the iterable {name}, {why}: it has no position to resume."
     raise SessionError(what=what, fix=f"{_WAYS_OUT}.")
 
 
 def _has_state(loader: Any) -> bool:
-    if isinstance(loader, type) or not isinstance(loader, Stateful):
+    if not has(loader, "state_dict", "load_state_dict"):
         return False
     if not type(loader).__module__.startswith("accelerate."):
         return True
-    return bool(getattr(loader, "use_stateful_dataloader", False))  # Else its two methods only raise.
+    return bool(attribute(loader, "use_stateful_dataloader", False))  # Else its two methods only raise.
 
 
 def _passes_of(loader: DataLoader[Any], *, seed: int) -> Passes:

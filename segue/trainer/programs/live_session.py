@@ -11,28 +11,33 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from torch import nn
 
 from segue.checkpoints.format.names import rank_of
 from segue.continuity.fingerprints import batch_fingerprint, input_fingerprint, streams_fingerprint
-from segue.continuity.recipe_diff import NOT_STATE
+from segue.continuity.recipe_diff import NOT_STATE, UNTRACKED
+from segue.continuity.state_marks import state_marks
 from segue.continuity.verdict import Prelude
 from segue.data.streams import streams_kept
 from segue.errors import SessionError
-from segue.records import Notice, StopReason
+from segue.records import Finding, Notice, StateMark, StopReason
 from segue.spec import RunSpec
 from segue.trainer.programs.batches import Batches, SessionBatch
 from segue.trainer.programs.folder import Folder
 from segue.trainer.programs.measures import Measures, PendingGradients
 from segue.trainer.programs.on_ranks import named_on, refuse_changing_sums, same_on_every_rank
+from segue.trainer.programs.outside import of_program
 from segue.trainer.programs.owner import AttemptEnded, Owner
 from segue.trainer.programs.program_record import ProgramRecord
 from segue.trainer.programs.tracked import AsStored, Epoch, Variable, components_of_object
 from segue.trainer.ranks.consensus import combined
 from segue.trainer.workloads.base import StepDue, StepMade, Steps
 from segue.trainer.workloads.components import Component, Progress
-from segue.trainer.workloads.state import PROGRESS, RNG_PREFIX, changed_by_optimizer, rng_components
+from segue.trainer.workloads.outside import OutsideState
+from segue.trainer.workloads.state import PROGRESS, RNG_PREFIX, changed_by_optimizer, marked_parts, rng_components
 from segue.trainer.workloads.step_result import row_of
+from segue.trainer.workloads.structure import Structure, structure_of_objects
 
 log = logging.getLogger(__name__)
 
@@ -51,6 +56,8 @@ class LiveSession:
         self.components: dict[str, Component] = {PROGRESS: self.progress}
         owner.restore(self.components)
         self._objects: dict[str, Any] = {}
+        self._variables: set[str] = set()
+        self._outside: OutsideState | None = None
         self._measured: dict[str, Any] = {}
         self._folder: Folder | None = None
         self._loaders: dict[int, tuple[Any, Batches]] = {}
@@ -63,7 +70,8 @@ class LiveSession:
         self._epoch: Epoch | None = None
         self._loop, self._goal = "", math.inf
         self._is_same_everywhere: Callable[[str], bool] = lambda _: False
-        self._has_own_code_run = False
+        self._has_own_code_run = self._has_asked_to_save = False
+        self._structure: Structure | None = None
         self.on_notice: Callable[[Notice], None] | None = None
         self._metric: float | None = None
         self._finish_reason: str | None = None
@@ -87,12 +95,13 @@ class LiveSession:
     def track_variables(self, namespace: dict[str, Any], names: tuple[str, ...]) -> None:
         for name in names:
             self._add(name, {name: Variable(namespace, name)}, call=f"run.track_variables(..., {name!r})")
+            self._variables.add(name)
 
     def batches(self, loader: Any) -> Callable[[], Iterator[tuple[int, Any]]]:
         known = self._loaders.get(id(loader))
         if known is None:
             batches = Batches(loader, seed=self._spec.seed)
-            name = f"batches_{len(self._loaders) + 1}" if self._loaders else "batches"
+            name = _name_of_loader(len(self._loaders))
             self._add(name, {name: batches}, call="run.batches(loader), for the first time")
             known = self._loaders[id(loader)] = (loader, batches)  # Kept: another loader could get its id.
         return partial(self._pass, known[1])
@@ -123,6 +132,7 @@ class LiveSession:
 
     @property
     def should_save(self) -> bool:
+        self._has_asked_to_save = True
         return self._folder is not None and self._owner.wants_state(self._steps_so_far, goal=self._goal)
 
     @property
@@ -213,6 +223,7 @@ class LiveSession:
         return self._metric is not None
 
     is_metric_known = True
+    awaits_metric = False
 
     @property
     def wants_save(self) -> bool:
@@ -249,8 +260,24 @@ class LiveSession:
         return frozenset()
 
     def advance(self, start: int, count: int) -> None:
+        if self._structure is not None:
+            self._structure.step_made()
         self.progress.step += 1
         self.progress.samples_seen = start + count
+
+    def look_outside(self, trees: dict[str, Any]) -> tuple[Finding, ...]:
+        return () if self._outside is None else self._outside.look(trees)
+
+    def state_marks(self) -> dict[str, StateMark]:
+        kinds: tuple[type, ...] = (nn.Module, torch.optim.Optimizer) if self._has_asked_to_save else (object,)
+        names = {name for name, each in self._objects.items() if isinstance(each, kinds)} | {"rng", "modes", "buffers"}
+        if not self._has_asked_to_save:
+            names |= self._variables
+        tracked = {name: c for name, c in self.components.items() if name.partition(".")[0] in names}
+        return state_marks(marked_parts(tracked))
+
+    def structure_changes(self) -> tuple[str, ...]:
+        return () if self._structure is None else self._structure.changes()
 
     def parameter_norm(self) -> float:
         return self._measures.parameter_norm()
@@ -352,12 +379,18 @@ class LiveSession:
             self.components |= self._record.components(self._objects)
         # Everything, the random streams last: what the program did until here may have changed any of it.
         self._owner.restore(self.components)
+        if ranks.is_leader:
+            self.components[UNTRACKED] = self._outside = of_program(self._objects, loaders=self._loaders_by_name())
+        self._structure = structure_of_objects(self._objects)
         steps = self._steps = self._owner.begin(self)
         due = next(steps)
         if self._finish_reason is None:
             return due
         self.progress.finish_reason = self._finish_reason
         return steps.send(None)
+
+    def _loaders_by_name(self) -> dict[str, Any]:
+        return {_name_of_loader(number): loader for number, (loader, _) in enumerate(self._loaders.values())}
 
     def _open(self, batch: SessionBatch | None) -> None:
         """Begin the step that is due."""
@@ -396,3 +429,8 @@ class LiveSession:
         ids = batch.ids if batch is not None else _NO_IDS
         # Where the samples of a step are not known, it counts as one.
         return StepMade(row, self.progress.samples_seen, max(len(ids), 1), ids, self.epoch, metrics)
+
+
+def _name_of_loader(number: int) -> str:
+    """The component of a loader, counted from 0."""
+    return f"batches_{number + 1}" if number else "batches"

@@ -11,10 +11,11 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, Sampler, TensorDataset
 
-from segue.trainer.programs.tracked import NumpyGenerator, TorchGenerator
 from segue.trainer.ranks.collectives import Ranks
 from segue.trainer.workloads.components import Component, PythonRng
 from segue.trainer.workloads.state import rng_components
+from segue.trainer.workloads.values import NumpyGenerator, TorchGenerator
+from segue.user_objects import attribute
 
 _MOST_DEPTH = 4
 _PLAIN = (bool, int, float, str)
@@ -50,15 +51,15 @@ def streams_and_counters(loader: DataLoader[Any]) -> dict[str, Component]:
 
 
 def _samplers(path: str, holder: Any, depth: int) -> Iterator[tuple[str, Any]]:
-    for name, value in getattr(holder, "__dict__", {}).items():
+    for name, value in attribute(holder, "__dict__", {}).items():
         is_sampler = isinstance(value, Sampler) or name.strip("_").endswith("sampler")
-        if depth and is_sampler and hasattr(value, "__dict__"):
+        if depth and is_sampler and attribute(value, "__dict__") is not None:
             yield f"{path}.{name}", value
             yield from _samplers(f"{path}.{name}", value, depth - 1)
 
 
 def _generators(path: str, holder: Any) -> dict[str, Component]:
-    streams = ((name, _stream_of(value)) for name, value in getattr(holder, "__dict__", {}).items())
+    streams = ((name, _stream_of(value)) for name, value in attribute(holder, "__dict__", {}).items())
     return {f"{path}.{name}": stream for name, stream in streams if stream is not None}
 
 

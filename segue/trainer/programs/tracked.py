@@ -2,48 +2,33 @@
 
 from __future__ import annotations
 
-import random
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 from torch import nn
 from torch.utils.data import DataLoader
 
 from segue.checkpoints.format.state_tree import encode_tree
 from segue.errors import SessionError, UnsupportedStateError
-from segue.recipe import Stateful, in_words
+from segue.recipe import in_words
 from segue.trainer.ranks.ddp import bare
 from segue.trainer.workloads.components import (
     Component,
     ModelModes,
     ModelState,
     OptimizerState,
-    PythonRng,
     StatefulComponent,
     UnsavedBuffers,
 )
+from segue.trainer.workloads.values import PlainValues, component_of_value, placed
+from segue.user_objects import has
 
 _LOADER_FIX = (
     "draw batches with a tracked generator, or give the loader a state of its own (torchdata's StatefulDataLoader), "
     "or write a recipe, whose data segue orders"
 )
-
-
-class PlainValues:
-    """A dict of plain values, restored in place."""
-
-    def __init__(self, values: dict[str, Any]) -> None:
-        self._values = values
-
-    def capture(self) -> Any:
-        return dict(self._values)
-
-    def restore(self, tree: Any) -> None:
-        self._values.clear()
-        self._values.update(tree)
 
 
 class Variable:
@@ -60,7 +45,7 @@ class Variable:
             self._namespace.pop(self._name, None)
             return
         live = self._namespace.get(self._name)
-        self._namespace[self._name] = _placed(tree["value"], live)
+        self._namespace[self._name] = placed(tree["value"], live)
 
 
 @dataclass
@@ -89,37 +74,6 @@ class Epoch:
         self.index = int(tree["index"])
 
 
-class TorchGenerator:
-    """A random generator of torch."""
-
-    def __init__(self, generator: torch.Generator) -> None:
-        self._generator = generator
-
-    def capture(self) -> Any:
-        return self._generator.get_state()
-
-    def restore(self, tree: Any) -> None:
-        self._generator.set_state(tree)
-
-
-class NumpyGenerator:
-    """A random generator of NumPy."""
-
-    def __init__(self, generator: np.random.Generator | np.random.RandomState) -> None:
-        self._generator = generator
-
-    def capture(self) -> Any:
-        if isinstance(self._generator, np.random.RandomState):
-            return self._generator.get_state(legacy=False)
-        return self._generator.bit_generator.state
-
-    def restore(self, tree: Any) -> None:
-        if isinstance(self._generator, np.random.RandomState):
-            self._generator.set_state(tree)
-        else:
-            self._generator.bit_generator.state = tree
-
-
 def components_of_object(name: str, target: Any) -> dict[str, Component]:
     """The components of one tracked object, the first one under its name.
 
@@ -130,15 +84,11 @@ def components_of_object(name: str, target: Any) -> dict[str, Component]:
         return dict(_of_module(name, target))
     if isinstance(target, torch.optim.Optimizer):
         return {name: OptimizerState(target)}
-    if isinstance(target, torch.Generator):
-        return {name: TorchGenerator(target)}
-    if isinstance(target, np.random.Generator | np.random.RandomState):
-        return {name: NumpyGenerator(target)}
-    if isinstance(target, random.Random):
-        return {name: PythonRng(target)}
     if type(target) is dict:
         return {name: _plain(name, target)}
-    if isinstance(target, type) or not isinstance(target, Stateful):
+    if (value := component_of_value(target)) is not None:
+        return {name: value}
+    if not has(target, "state_dict", "load_state_dict"):
         what = f"run.track({name}=...) got {in_words(target)}, which has no state_dict and load_state_dict."
         fix = _LOADER_FIX if isinstance(target, DataLoader) else "track the object that holds the state, or a dict"
         raise SessionError(what=what, fix=f"{fix}.")
@@ -154,17 +104,6 @@ def _of_module(name: str, module: nn.Module) -> Iterator[tuple[str, Component]]:
     unsaved = UnsavedBuffers(module)
     if unsaved.is_needed():
         yield buffers, unsaved
-
-
-def _placed(value: Any, live: Any) -> Any:
-    """A restored value on the devices of the live one."""
-    if isinstance(value, torch.Tensor):
-        return value.to(live.device) if isinstance(live, torch.Tensor) else value
-    if type(value) in (list, tuple) and isinstance(live, (list, tuple)) and len(value) == len(live):
-        return type(value)(map(_placed, value, live))
-    if isinstance(value, dict) and isinstance(live, Mapping):
-        return {key: _placed(item, live.get(key)) for key, item in value.items()}
-    return value
 
 
 def _plain(name: str, values: dict[str, Any]) -> Component:

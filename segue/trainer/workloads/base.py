@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from segue.continuity.verdict import Prelude
 from segue.continuity.witness import StepRow
 from segue.curves.schema import NO_METRICS
 from segue.data.order import Ids
-from segue.records import Notice, StopReason
+from segue.records import Finding, Notice, StateMark, StopReason
 from segue.trainer.workloads.components import Component, Progress
 
 
@@ -23,8 +22,7 @@ class Check(Protocol):
         ...
 
 
-@dataclass(frozen=True)
-class StepDue:
+class StepDue(NamedTuple):
     """One step that is to be made next."""
 
     needs_fingerprints: bool
@@ -112,6 +110,11 @@ class Workload(Protocol):
         """Called after a step that counts, when the position has moved past it; returns it with further metrics."""
         ...
 
+    @property
+    def awaits_metric(self) -> bool:
+        """Whether the next step's learning rates depend on an evaluation that `finish_step` did not make."""
+        ...
+
     def left_out(self) -> frozenset[str]:
         """Fingerprints of the batches near the current position that are skipped."""
         ...
@@ -122,6 +125,21 @@ class Workload(Protocol):
 
     def evaluate(self) -> float:
         """The user's metric. Training state is afterwards as before."""
+        ...
+
+    def look_outside(self, trees: dict[str, Any]) -> tuple[Finding, ...]:
+        """Findings about state that training has changed and none of these captured components holds, each once.
+
+        What is known of it is put among the `trees`.
+        """
+        ...
+
+    def state_marks(self) -> dict[str, StateMark]:
+        """Marks of the parts of the state, to be called when a step was made."""
+        ...
+
+    def structure_changes(self) -> tuple[str, ...]:
+        """What has changed in modules and optimizers that a resume would not build again, in words; at a safe point."""
         ...
 
     def parameter_norm(self) -> float:

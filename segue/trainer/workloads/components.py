@@ -11,10 +11,12 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
 
-from segue.checkpoints.format.dtensor import placed_like
+from segue.checkpoints.format.dtensor import is_sharded, placed_like
 from segue.checkpoints.format.state_tree import is_storable
 from segue.recipe import EarlyStop, Stateful
+from segue.trainer.workloads import buffers
 
 
 class Component(Protocol):
@@ -69,6 +71,8 @@ class StatefulComponent:
         return self._target.state_dict()
 
     def restore(self, tree: Any) -> None:
+        if isinstance(self._target, nn.Module) and isinstance(tree, Mapping):
+            buffers.fit(self._target, tree)
         # The live state is read only where ranks share tensors; elsewhere nothing has to be spread.
         self._target.load_state_dict(spread_like(tree, self._target.state_dict()) if self._is_spread else tree)
 
@@ -87,7 +91,11 @@ class OptimizerState:
         numbers = [number for group in tree["param_groups"] for number in group["params"]]
         held = dict(zip(numbers, parameters, strict=False))
         state = {number: _slot_like(slot, held.get(number)) for number, slot in tree["state"].items()}
+        held_in_groups = [
+            {n: v for n, v in group.items() if isinstance(v, torch.Tensor)} for group in self._optimizer.param_groups
+        ]
         self._optimizer.load_state_dict({**tree, "state": state})
+        _keep_tensors(self._optimizer.param_groups, held_in_groups)
         # torch casts what it loads to the parameter's type: fp32 state of a bf16 parameter would come back rounded.
         for number, slot in state.items():
             loaded = self._optimizer.state.get(held[number]) if number in held else None
@@ -95,21 +103,44 @@ class OptimizerState:
                 loaded |= {name: _typed_like(value, slot.get(name)) for name, value in loaded.items()}
 
 
+def _keep_tensors(groups: Sequence[dict[str, Any]], before: Sequence[Mapping[str, torch.Tensor]]) -> None:
+    """Put what was loaded into the tensors that the groups had: a recorded or compiled step reads those, as a rate."""
+    for group, live in zip(groups, before, strict=False):
+        for name, tensor in live.items():
+            loaded = group.get(name)
+            if isinstance(loaded, torch.Tensor) and loaded.shape == tensor.shape:
+                with torch.no_grad():
+                    tensor.copy_(loaded)
+                group[name] = tensor
+
+
 class ModelState:
     """Parameters and buffers, with the version numbers by which modules recognize an old state."""
 
     def __init__(self, model: nn.Module) -> None:
         self._model = model
+        state = model.state_dict()
+        self._built, self._modules = frozenset(state), frozenset(getattr(state, "_metadata", {}))
 
     def capture(self) -> Any:
         state = self._model.state_dict()
-        return {"state": dict(state), "metadata": dict(getattr(state, "_metadata", {}))}
+        # A module that the first forward pass creates is not there yet when a resume compares its state.
+        metadata = {name: each for name, each in getattr(state, "_metadata", {}).items() if name in self._modules}
+        tree = {"state": dict(state), "metadata": metadata}
+        if state.keys() == self._built:
+            return tree
+        late = [name for name in state if name not in self._built]  # In the order in which they were registered.
+        return tree | {"late": late, "gone": sorted(self._built - state.keys())}
 
     def restore(self, tree: Any) -> None:
+        buffers.fit(self._model, tree["state"], late=tree.get("late", ()), gone=tree.get("gone", ()))
         live = self._model.state_dict()
         state: OrderedDict[str, Any] = OrderedDict(spread_like(tree["state"], live))
         state._metadata = tree["metadata"]  # type: ignore[attr-defined]
         self._model.load_state_dict(state)
+
+    def parameter_names(self) -> frozenset[str]:
+        return frozenset(name for name, _ in self._model.named_parameters(remove_duplicate=False))
 
 
 class ModelModes:
@@ -117,15 +148,20 @@ class ModelModes:
 
     def __init__(self, model: nn.Module) -> None:
         self._model = model
+        self._awaited: dict[str, bool] = {}
+        """Modes of all modules, once some were restored that the first forward pass creates again."""
 
     def capture(self) -> Any:
+        training = {name: module.training for name, module in self._model.named_modules()}
         return {
-            "training": {name: module.training for name, module in self._model.named_modules()},
+            "training": {name: training.get(name, mode) for name, mode in self._awaited.items()} | training,
             "requires_grad": {name: parameter.requires_grad for name, parameter in self._model.named_parameters()},
         }
 
     def restore(self, tree: Any) -> None:
-        # The digests report a name that only one side has; an exception from here would not name it.
+        # The digests report a parameter that only one side has; an exception from here would not name it.
+        is_awaited = not tree["training"].keys() <= dict(self._model.named_modules()).keys()
+        self._awaited = tree["training"] if is_awaited else {}
         for name, module in self._model.named_modules():
             module.training = tree["training"].get(name, module.training)
         for name, parameter in self._model.named_parameters():
@@ -133,36 +169,75 @@ class ModelModes:
 
 
 class UnsavedBuffers:
-    """Buffers that no state_dict holds because the model can compute them; training changes some of them anyway."""
+    """Buffers that no state_dict holds, because the model can compute them, and training changes some of them anyway.
+
+    Also the buffers and trained parameters that a state_dict of the user's own leaves out.
+    """
 
     def __init__(self, model: nn.Module) -> None:
         self._model = model
+        self._left_out = frozenset(_left_out(model))
+        self._awaited: dict[str, torch.Tensor] = {}
+        """All buffers, once some were restored whose modules the first forward pass creates again."""
 
     def is_needed(self) -> bool:
         return any(True for _ in self._names())
 
     def capture(self) -> Any:
-        held = {at: self._model.get_submodule(at)._buffers for at, _ in self._names()}
-        found = {f"{at}.{name}" if at else name: held[at].get(name) for at, name in self._names()}
+        found = {_path(at, name): self._group(at, name).get(name) for at, name in self._names()}
         # A buffer that cannot be stored is left out: no state_dict held it, and no run must end because of it.
-        return {path: buffer for path, buffer in found.items() if buffer is not None and is_storable(buffer)}
+        live = {path: buffer for path, buffer in found.items() if buffer is not None and is_storable(buffer)}
+        return {path: live.get(path, buffer) for path, buffer in self._awaited.items()} | live
 
     @torch.no_grad()
     def restore(self, tree: Any) -> None:
+        there = {_path(at, name) for at, name in self._names()}
+        # A mask or a table that the first forward pass registers, perhaps in a module that it creates.
+        late = [path for path in tree if path not in there]
+        unplaced = [path for path in late if not buffers.register(self._model, path, tree[path], persistent=False)]
+        self._awaited = dict(tree) if unplaced else {}
         for at, name in self._names():
-            buffers = self._model.get_submodule(at)._buffers
-            live, saved = buffers.get(name), tree.get(f"{at}.{name}" if at else name)
+            held = self._group(at, name)
+            live, saved = held.get(name), tree.get(_path(at, name))
             if saved is None:
                 continue
             if live is not None and live.shape == saved.shape and live.dtype == saved.dtype:
                 live.copy_(saved)  # In place, so that objects that share the buffer still share it.
             else:
                 parameter = next(self._model.parameters(), saved)
-                buffers[name] = saved.to(parameter.device if live is None else live.device)
+                held[name] = saved.to(parameter.device if live is None else live.device)
+
+    def _group(self, at: str, name: str) -> dict[str, Any]:
+        module = self._model.get_submodule(at)
+        return module._parameters if name in module._parameters else module._buffers
 
     def _names(self) -> Iterator[tuple[str, str]]:
         for at, module in self._model.named_modules():
             yield from ((at, name) for name in sorted(module._non_persistent_buffers_set))
+        for path in sorted(self._left_out):
+            at, _, name = path.rpartition(".")
+            yield at, name
+
+
+def _path(at: str, name: str) -> str:
+    return f"{at}.{name}" if at else name
+
+
+def _left_out(model: nn.Module) -> Iterator[str]:
+    """Persistent buffers and trained parameters that are in the model's state_dict under no name."""
+    state = model.state_dict()
+    places = {value.untyped_storage().data_ptr() for value in state.values() if _has_storage(value)}
+    unsaved = {_path(at, n) for at, module in model.named_modules() for n in module._non_persistent_buffers_set}
+    trained = ((name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad)
+    for name, tensor in (*trained, *model.named_buffers()):
+        is_held = name in state or not _has_storage(tensor) or tensor.untyped_storage().data_ptr() in places
+        if not is_held and name not in unsaved:
+            yield name
+
+
+def _has_storage(value: Any) -> bool:
+    is_plain = isinstance(value, torch.Tensor) and value.layout is torch.strided and not is_sharded(value)
+    return is_plain and not is_lazy(value) and value.device.type != "meta" and value.numel() > 0
 
 
 class TorchRng:

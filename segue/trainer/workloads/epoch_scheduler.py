@@ -1,11 +1,22 @@
-"""A warning about schedulers that look as if they were meant to count epochs."""
+"""Schedulers whose length does not fit the run: a warning where one seems to count epochs, an error where it ends."""
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
 from typing import Any
 
-from torch.optim.lr_scheduler import ExponentialLR, MultiStepLR, StepLR
+from torch.optim.lr_scheduler import (
+    ChainedScheduler,
+    ExponentialLR,
+    MultiStepLR,
+    OneCycleLR,
+    SequentialLR,
+    StepLR,
+)
+
+from segue.errors import RecipeError
+from segue.recipe import Recipe
 
 log = logging.getLogger(__name__)
 
@@ -28,3 +39,37 @@ def warn_of_epochs(scheduler: Any, *, steps_per_epoch: int) -> None:
             kind.__name__,
             steps_per_epoch,
         )
+
+
+def refuse_short_schedules(recipe: Recipe, *, name: str, steps: int, steps_per_epoch: int) -> None:
+    """Refuse a scheduler that raises when it is stepped more often than it was built for, if the run would do that.
+
+    Raises:
+        RecipeError: names the scheduler, and how often the run steps it.
+    """
+    if recipe.epochs is not None:
+        steps = min(steps, recipe.epochs * steps_per_epoch)
+    unit = "epochs" if recipe.scheduler_every == "epoch" else "steps"
+    calls = steps // steps_per_epoch if unit == "epochs" else steps
+    for component, scheduler in recipe.schedulers.items():
+        for each, reached in _reached(scheduler, calls):
+            if isinstance(each, OneCycleLR) and reached > each.total_steps:
+                number = f"the run steps it {reached} times, once for each of its {unit}"
+                why = (
+                    f"its {component} is a OneCycleLR of total_steps={each.total_steps}, and {number}; it raises then."
+                )
+                fix = f"give it total_steps={reached}, or train for fewer steps."
+                raise RecipeError(recipe=name, why=why, fix=fix)
+
+
+def _reached(scheduler: Any, calls: int) -> Iterator[tuple[Any, int]]:
+    """A scheduler and those that it is made of, each with the count that it reaches after so many calls."""
+    if isinstance(scheduler, ChainedScheduler):
+        for each in scheduler._schedulers:
+            yield from _reached(each, calls)
+    elif isinstance(scheduler, SequentialLR):
+        starts, ends = (0, *scheduler._milestones), (*scheduler._milestones, calls + 1)
+        for each, start, end in zip(scheduler._schedulers, starts, ends, strict=True):
+            yield from _reached(each, max(min(calls, end - 1) - start, 0))
+    else:
+        yield scheduler, calls

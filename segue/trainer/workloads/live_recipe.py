@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection, Iterator
-from contextlib import AbstractContextManager
-from typing import Self
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any, Self
 
 import torch
 
 from segue.checkpoints.format.snapshot import Snapshot
 from segue.continuity.fingerprints import batch_fingerprint, input_fingerprint, streams_fingerprint
+from segue.continuity.recipe_diff import UNTRACKED
+from segue.continuity.state_marks import state_marks
 from segue.continuity.verdict import Prelude
 from segue.continuity.witness import StepRow
 from segue.data.files import recipe_config
@@ -22,14 +24,19 @@ from segue.data.loader import Feed
 from segue.data.streams import seed_all
 from segue.errors import RecipeError
 from segue.recipe import built_recipe, import_build
-from segue.records import Notice, Skip
+from segue.records import Finding, Notice, Skip, StateMark
 from segue.spec import MOST_WITNESS_STEPS, RunSpec
 from segue.trainer.ranks.collectives import Ranks
 from segue.trainer.ranks.consensus import combined
 from segue.trainer.ranks.ddp import bare, parameter_norm, spread, spread_again
 from segue.trainer.workloads.base import StepDue, StepMade
 from segue.trainer.workloads.components import Component, Progress, Stopper
-from segue.trainer.workloads.epoch_scheduler import warn_of_epochs
+from segue.trainer.workloads.epoch_scheduler import refuse_short_schedules, warn_of_epochs
+from segue.trainer.workloads.metric_schedulers import MetricSchedulers, shared_metric
+from segue.trainer.workloads.opened_files import watch_opened_files
+from segue.trainer.workloads.optimizer_groups import regrouped
+from segue.trainer.workloads.outside import of_recipe
+from segue.trainer.workloads.placement import place, to_device
 from segue.trainer.workloads.recipe_record import setup_components
 from segue.trainer.workloads.state import (
     EARLY_STOP,
@@ -37,12 +44,14 @@ from segue.trainer.workloads.state import (
     changed_by_optimizer,
     components_of,
     held_by_optimizers,
+    marked_parts,
     restore_all,
     same_on_every_rank,
     unchanged,
 )
-from segue.trainer.workloads.step import do_step
-from segue.trainer.workloads.step_result import row_of, to_device
+from segue.trainer.workloads.step import ParameterOrder, do_step
+from segue.trainer.workloads.step_result import row_of
+from segue.trainer.workloads.structure import structure_of
 
 log = logging.getLogger(__name__)
 
@@ -57,6 +66,7 @@ class LiveRecipe:
             RecipeError: there is no such recipe, or it builds something that cannot be trained.
             DataChangedError, DataUnreadableError: a file of the run's data is not as it was, or could not be read.
         """
+        watch_opened_files()
         build = import_build(spec.recipe_path)
         config = recipe_config(spec)  # Before the streams are seeded: what reads over a network may draw from them.
         seed_all(spec.seed)
@@ -65,7 +75,7 @@ class LiveRecipe:
             why = f"its own step cannot be split over {ranks.count} ranks."
             fix = "train with ranks = 1, or return a loss and leave the step to segue."
             raise RecipeError(recipe=spec.recipe_path, why=why, fix=fix)
-        self.recipe.model.to(device)
+        place(self.recipe, device)
         self.progress = Progress()
         self.feed = Feed(
             self.recipe.data,
@@ -76,16 +86,28 @@ class LiveRecipe:
             skips=tuple(skips),
         )
         self.components: dict[str, Component] = components_of(
-            self.recipe, self.progress, name=spec.recipe_path, ranks=ranks
+            self.recipe, self.progress, name=spec.recipe_path, ranks=ranks, device=device
         )
+        self._structure = structure_of(self.recipe)
+        self.components |= regrouped(self.recipe, self.components)
         self.components |= setup_components(self.recipe, self.feed, self.progress, build=build, config=spec.config)
+        self.outside = of_recipe(self.recipe, build=build) if ranks.is_leader else None
+        if self.outside is not None:
+            self.components[UNTRACKED] = self.outside
         self._name, self._device, self._ranks = spec.recipe_path, device, ranks
         self._is_same_everywhere = same_on_every_rank(self.recipe)
+        self._order = ParameterOrder()
         self._drawn: Iterator[Group] = iter(())
         self._evaluated: tuple[int, float] | None = None
         """The newest step that was evaluated, and its metric."""
+        self._changed_between_steps: set[str] = set()
+        """Parts of the state that `evaluate` or `on_epoch` has changed."""
         stopper = self.components.get(EARLY_STOP)
         self._stopper = stopper if isinstance(stopper, Stopper) else None
+        self._metric_schedulers = MetricSchedulers(self.recipe, ranks)
+        refuse_short_schedules(
+            self.recipe, name=spec.recipe_path, steps=spec.steps, steps_per_epoch=self.steps_per_epoch
+        )
         if self.recipe.scheduler_every is None:
             for scheduler in self.recipe.schedulers.values():
                 warn_of_epochs(scheduler, steps_per_epoch=self.steps_per_epoch)
@@ -150,9 +172,29 @@ class LiveRecipe:
             return self._evaluated[1]
         model = bare(self.recipe.model)
         # A metric that draws random numbers, or leaves the model in eval mode, must not change the run.
-        with unchanged(self.components), torch.no_grad():
+        with self._between_steps(), torch.no_grad():
             model.eval()
             return float(self.recipe.evaluate(model))
+
+    def state_marks(self) -> dict[str, StateMark]:
+        found = state_marks(marked_parts(self.components))
+        return {name: mark for name, mark in found.items() if name not in self._changed_between_steps}
+
+    def look_outside(self, trees: dict[str, Any]) -> tuple[Finding, ...]:
+        self._order.look_again()  # A resume from this save looks as well.
+        return () if self.outside is None else self.outside.look(trees)
+
+    @contextmanager
+    def _between_steps(self) -> Iterator[None]:
+        """A block of the user's code that a replay need not repeat; what it changes is not compared after one."""
+        before = self.state_marks()
+        with unchanged(self.components):
+            yield
+        after = self.state_marks()
+        self._changed_between_steps |= {name for name, mark in after.items() if before.get(name) != mark}
+
+    def structure_changes(self) -> tuple[str, ...]:
+        return self._structure.changes()
 
     def parameter_norm(self) -> float:
         return float(parameter_norm([parameter.detach() for parameter in held_by_optimizers(self.recipe)]))
@@ -171,22 +213,36 @@ class LiveRecipe:
     def finish_step(self, made: StepMade, *, evaluating: Callable[[], AbstractContextManager[None]]) -> StepMade:
         """What follows a step that counts: the evaluation that is due, an early stop, the end of an epoch."""
         order, seen = self.feed.order, self.progress.samples_seen
-        ends_epoch, epochs = order.is_epoch_over(seen), order.epoch_of(seen - 1) + 1
+        ends_epoch, is_due = order.is_epoch_over(seen), self._is_evaluation_due
+        if not ends_epoch and not is_due:
+            return made
+        epochs = order.epoch_of(seen - 1) + 1
         if ends_epoch and self.recipe.on_epoch is not None:
-            with unchanged(self.components):
+            with self._between_steps():
                 self.recipe.on_epoch(epochs - 1)
-        every = self.recipe.evaluate_every
-        is_due = ends_epoch if every == "epoch" else every is not None and self.progress.step % every == 0
         if is_due:
             with evaluating():
-                metric = self.evaluate()
+                metric = shared_metric(self.evaluate(), self._ranks)
             self._evaluated = (self.progress.step, metric)
+            self._metric_schedulers.step(metric)
             made = made._replace(metrics={**made.metrics, "evaluate": metric})
             if self._stopper is not None:
                 self.progress.finish_reason = self._stopper.judge(metric)
         if ends_epoch and self.recipe.epochs is not None and epochs >= self.recipe.epochs:
             self.progress.finish_reason = f"all {self.recipe.epochs} epochs are done"
         return made
+
+    @property
+    def _is_evaluation_due(self) -> bool:
+        """Whether `evaluate_every` asks for an evaluation after the steps so far."""
+        every = self.recipe.evaluate_every
+        if every == "epoch":
+            return self.feed.order.is_epoch_over(self.progress.samples_seen)
+        return every is not None and self.progress.step % every == 0
+
+    @property
+    def awaits_metric(self) -> bool:
+        return self._metric_schedulers.is_owed
 
     def groups(self) -> Iterator[Group]:
         """The batches of each step, from the current position on."""
@@ -222,6 +278,7 @@ class LiveRecipe:
 
         The position does not change.
         """
+        self._metric_schedulers.make_up(self.evaluate)
         self.recipe = spread_again(self.recipe, self._device)
         result = do_step(
             self.recipe,
@@ -231,7 +288,10 @@ class LiveRecipe:
             ends_epoch=self.feed.order.is_epoch_over(group.start + group.samples),
             before_update=before_update,
             with_norms=with_norms,
+            order=self._order,
         )
+        if self._ranks.count == 1:
+            return row_of(prelude, result.outcome), result.parts
         weight = sum(group.weights) / len(group.weights)
         fingerprints = (prelude.input_fingerprint,)
         outcome, (seen,) = combined(self._ranks, result.outcome, weight=weight, fingerprints=fingerprints)
@@ -243,3 +303,5 @@ class LiveRecipe:
             log.warning("samples skipped from=%d to=%d", self.progress.samples_seen, start - 1)
         self.progress.step += 1
         self.progress.samples_seen = start + count
+        self._structure.step_made()
+        self._metric_schedulers.step_made(is_evaluation_due=self._is_evaluation_due)

@@ -16,7 +16,8 @@ from segue.recipe import Recipe, in_words
 from segue.trainer.ranks.consensus import Outcome
 from segue.trainer.ranks.ddp import parameter_norm, total_norm
 from segue.trainer.workloads.state import held_by_optimizers
-from segue.trainer.workloads.step_result import StepResult, follow, rates_of
+from segue.trainer.workloads.step_result import StepResult, follow, numbers_of, rates_of
+from segue.user_objects import attribute
 
 
 def do_own_step(
@@ -42,12 +43,11 @@ def do_own_step(
     with _watched(recipe, before_update, with_norms=measures) as seen:
         value = recipe.step(recipe.model, content, recipe.optimizer)
     loss, parts = _numbers(value)
-    grad_norm = math.hypot(*map(float, seen.norms)) if measures else None
+    grad_norm = math.hypot(*numbers_of(seen.norms)) if measures else None
     rates = tuple(rate for each in recipe.optimizers.values() for rate in seen.rates.get(id(each), rates_of(each)))
     metrics = {"loss": loss} | ({} if grad_norm is None else {"grad_norm": grad_norm}) | parts
     follow(recipe, step=step, ends_epoch=ends_epoch, metrics=metrics)
-    held = held_by_optimizers(recipe) if with_norms else []
-    param_norm = float(parameter_norm([parameter.detach() for parameter in held])) if with_norms else None
+    param_norm = float(parameter_norm(held_by_optimizers(recipe))) if with_norms else None
     return StepResult(Outcome(loss, grad_norm, param_norm, rates, loss_scale), parts)
 
 
@@ -63,7 +63,7 @@ class _Seen:
 def _watched(recipe: Recipe, before_update: Callable[[], None], *, with_norms: bool) -> Iterator[_Seen]:
     seen = _Seen()
     # What wraps an optimizer has it in `optimizer`, and the one within makes the updates.
-    own = {id(getattr(each, "optimizer", each)): id(each) for each in recipe.optimizers.values()}
+    own = {id(attribute(each, "optimizer", each)): id(each) for each in recipe.optimizers.values()}
 
     def after(optimizer: torch.optim.Optimizer, *_: Any) -> None:
         if id(optimizer) in own:
@@ -86,16 +86,20 @@ def _watched(recipe: Recipe, before_update: Callable[[], None], *, with_norms: b
 def _numbers(value: Any) -> tuple[float, dict[str, float]]:
     """The loss, and its parts where `step` returns a dict: `loss`, or the sum of all."""
     if not isinstance(value, Mapping):
-        return _number(value), {}
-    parts = {str(name): _number(part) for name, part in value.items()}
+        return float(_usable(value)), {}
+    names, given = [str(name) for name in value], [_usable(part) for part in value.values()]
+    tensors = [part for part in given if isinstance(part, torch.Tensor)]
+    read = iter(numbers_of(tensors))
+    numbers = (next(read) if isinstance(part, torch.Tensor) else float(part) for part in given)
+    parts = dict(zip(names, numbers, strict=True))
     return parts.get("loss", sum(parts.values())), {name: part for name, part in parts.items() if name != "loss"}
 
 
-def _number(value: Any) -> float:
+def _usable(value: Any) -> torch.Tensor | float:
     if isinstance(value, torch.Tensor) and value.numel() == 1:
-        return float(value.detach())
+        return value.detach()
     if isinstance(value, (int, float)) and not isinstance(value, bool):
-        return float(value)
+        return value
     fix = "return the loss of the step, or a dict of losses, as tensors of one element or as numbers"
     found = f"a tensor of shape {list(value.shape)}" if isinstance(value, torch.Tensor) else in_words(value)
     raise LossError(loss="Recipe.step", found=found, fix=fix, needed="its row needs a number")

@@ -1,13 +1,12 @@
 """The setup of a run, recorded in each checkpoint to be compared at a resume, never restored.
 
-It is taken once, when the recipe has been built, because what training changes is state. Only the optimizer's tensors,
-the next samples and untracked state are looked at again at each save and each resume.
+It is taken once, when the recipe has been built, because what training changes is state. Only the optimizer's tensors
+and the next samples are looked at again at each save and each resume.
 """
 
 from __future__ import annotations
 
 import json
-import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
@@ -20,18 +19,16 @@ from torch.nn.parameter import is_lazy
 from segue.continuity.code_hash import code_hashes
 from segue.continuity.data_hash import data_hashes
 from segue.continuity.object_walk import Inspection, is_telling, settings_of
-from segue.continuity.recipe_diff import BINDING, CODE, CONFIG, DATA, HYPERPARAMETERS, MODEL, NEXT_BATCHES, UNTRACKED
+from segue.continuity.recipe_diff import BINDING, CODE, CONFIG, DATA, HYPERPARAMETERS, MODEL, NEXT_BATCHES
 from segue.data.loader import Feed
 from segue.data.order import SampleOrder
 from segue.data.sampled import has_own_sampler
 from segue.recipe import Recipe
 from segue.trainer.ranks.ddp import bare
 from segue.trainer.workloads.components import Component, Progress
-
-log = logging.getLogger(__name__)
+from segue.user_objects import settings_shown
 
 _BATCHES_AHEAD, _GLANCED = 4, 64
-_MOST_UNTRACKED = 500
 _OF_KERNELS = frozenset({"foreach", "fused", "capturable", "differentiable"})
 """How an optimizer computes; many recipes choose it by the device, so it is no hyperparameter."""
 
@@ -68,11 +65,9 @@ def setup_components(
         CONFIG: {name: json.dumps(value, sort_keys=True) for name, value in config.items()},
         DATA: {"samples": feed.order.count} | data,
     }
-    found.forget()
     looked: dict[str, Callable[[], Any]] = {name: lambda tree=tree: tree for name, tree in fixed.items()}  # type: ignore[misc]
     looked[BINDING] = lambda: binding(named_parameters(bare(recipe.model)), recipe.optimizers)
     looked[NEXT_BATCHES] = lambda: next_batches(feed.order, progress.samples_seen)
-    looked[UNTRACKED] = lambda: _untracked(found)
     return {name: Looked(look) for name, look in looked.items()}
 
 
@@ -112,7 +107,6 @@ def _inspected(recipe: Recipe) -> Inspection:
     found = Inspection()
     found.ignore([recipe, *bare(recipe.model).modules(), *recipe.model.parameters()])
     for name, module in bare(recipe.model).named_modules():
-        found.hold(f"model.{name}" if name else "model", module)
         for setting, value in settings_of(module):
             found.add(f"model.{name}.{setting}" if name else f"model.{setting}", value)
     found.add("clip_grad_norm", recipe.clip_grad_norm)
@@ -143,7 +137,7 @@ def _described(model: nn.Module) -> dict[str, Any]:
 
 def in_words(module: nn.Module) -> str:
     """Its class, and a hash of its settings as it prints them."""
-    name, text = type(module).__qualname__, module.extra_repr()
+    name, text = type(module).__qualname__, settings_shown(module)
     if not is_telling("", text):
         text = "" if " at 0x" in text else xxhash.xxh3_64_hexdigest(text.encode())
     return f"{name}({text})"
@@ -172,23 +166,3 @@ def _of_order(order: SampleOrder) -> dict[str, Any]:
 
 def _plain(value: Any) -> Any:
     return repr(value) if isinstance(value, bytes) else value
-
-
-def _untracked(built: Inspection) -> dict[str, Any]:
-    """Untracked state: plain values that training changed and no state_dict holds, and the user's random streams."""
-    try:
-        changed = {path: _plain(value) for path, value in built.changed().items() if is_telling(path, value)}
-        streams = {leaf.path: _hash_of_stream(leaf.value) for leaf in built.streams}
-    except Exception:
-        # Other threads may be changing the user's objects. Explanations must not end a run.
-        log.debug("untracked state not read at this save", exc_info=True)
-        return {}
-    return dict(list((changed | streams).items())[:_MOST_UNTRACKED])
-
-
-def _hash_of_stream(stream: Any) -> str:
-    state = stream.get_state() if hasattr(stream, "get_state") else getattr(stream, "bit_generator", stream)
-    if isinstance(state, torch.Tensor):
-        return xxhash.xxh3_64_hexdigest(state.numpy().tobytes())
-    text = state.getstate() if hasattr(state, "getstate") else getattr(state, "state", state)
-    return xxhash.xxh3_64_hexdigest(repr(text).encode())

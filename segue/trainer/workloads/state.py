@@ -12,7 +12,8 @@ from torch import nn
 from segue.checkpoints.format.dtensor import is_sharded, local_tensor
 from segue.checkpoints.format.names import of_rank
 from segue.checkpoints.format.snapshot import Snapshot
-from segue.checkpoints.format.state_tree import decode_tree
+from segue.checkpoints.format.state_tree import decode_tree, encode_tree
+from segue.continuity.recipe_diff import NOT_STATE
 from segue.errors import RecipeError
 from segue.recipe import Recipe
 from segue.trainer.ranks.collectives import Ranks
@@ -31,26 +32,37 @@ from segue.trainer.workloads.components import (
     TorchRng,
     UnsavedBuffers,
 )
+from segue.trainer.workloads.values import component_of_value
 
 PROGRESS, EARLY_STOP = "progress", "early_stop"
 RNG_PREFIX = "rng."
+BUFFERS = ": buffers"
+"""Follows the name of a model whose buffers are meant, and not its parameters."""
 
 
-def rng_components(ranks: Ranks, model: nn.Module) -> dict[str, Component]:
-    """Every global random stream that this process trains with, by names that distinguish the ranks."""
+def rng_components(ranks: Ranks, model: nn.Module, *, device: torch.device | None = None) -> dict[str, Component]:
+    """Every global random stream that this process trains with, by names that distinguish the ranks.
+
+    `device` is the one on which it computes; a model that is offloaded has no parameter there between steps.
+    """
     streams: dict[str, Component] = {"torch": TorchRng(), "python": PythonRng(), "numpy": NumpyRng()}
     # Only accelerators that hold the model: the next machine may have others, and no code drew from the idle ones.
-    devices = sorted({p.device for p in model.parameters() if p.is_cuda}, key=lambda device: device.index or 0)
+    used = {p.device for p in model.parameters() if p.is_cuda}
+    used |= {torch.device("cuda", device.index or 0)} if device is not None and device.type == "cuda" else set()
+    devices = sorted(used, key=lambda device: device.index or 0)
     if devices:
         streams["cuda"] = CudaRng(devices)
     return {of_rank(f"{RNG_PREFIX}{name}", ranks.rank): stream for name, stream in streams.items()}
 
 
-def components_of(recipe: Recipe, progress: Progress, *, name: str, ranks: Ranks | None = None) -> dict[str, Component]:
+def components_of(
+    recipe: Recipe, progress: Progress, *, name: str, ranks: Ranks | None = None, device: torch.device | None = None
+) -> dict[str, Component]:
     """All components of a recipe, in the order in which they are restored: the random streams come last.
 
     Raises:
         RecipeError: the optimizer trains tensors that are not parameters of the model.
+        UnsupportedStateError: a dict in `extra` holds something that is not data.
     """
     _check_binding(recipe, name=name)
     model = bare(recipe.model)
@@ -69,12 +81,16 @@ def components_of(recipe: Recipe, progress: Progress, *, name: str, ranks: Ranks
         components[EARLY_STOP] = Stopper(recipe.early_stop)
     for key, target in recipe.extra.items():
         # As for the recipe's own optimizer: before its first step no state of it shows how to spread the stored one.
-        if isinstance(target, torch.optim.Optimizer):
+        value = component_of_value(target)
+        if value is not None:
+            encode_tree(value.capture(), path=f"extra.{key}", tensors={})  # What cannot be saved is said now.
+            components[f"extra.{key}"] = value
+        elif isinstance(target, torch.optim.Optimizer):
             components[f"extra.{key}"] = OptimizerState(target)
         else:
             is_spread = any(map(is_sharded, model.parameters()))
             components[f"extra.{key}"] = StatefulComponent(target, is_spread=is_spread)
-    return components | {PROGRESS: progress} | rng_components(ranks or Ranks(), model)
+    return components | {PROGRESS: progress} | rng_components(ranks or Ranks(), model, device=device)
 
 
 def same_on_every_rank(recipe: Recipe) -> Callable[[str], bool]:
@@ -96,6 +112,25 @@ def unchanged(components: Mapping[str, Component]) -> Iterator[None]:
     finally:
         for name, component in guarded.items():
             component.restore(before[name])
+
+
+def marked_parts(components: Mapping[str, Component]) -> dict[str, Any]:
+    """The state trees whose marks are compared after a replay; parameters and buffers of a model are two.
+
+    Not the position, which the batches show, and not what is only recorded.
+    """
+    found: dict[str, Any] = {}
+    for name, component in components.items():
+        if name in NOT_STATE or name in (PROGRESS, EARLY_STOP):
+            continue
+        tree = component.capture()
+        if isinstance(component, ModelState):
+            state, trained = tree["state"], component.parameter_names()
+            found[name] = {key: value for key, value in state.items() if key in trained}
+            found[f"{name}{BUFFERS}"] = {key: value for key, value in state.items() if key not in trained}
+        else:
+            found[name] = tree
+    return found
 
 
 def capture(components: Mapping[str, Component]) -> dict[str, Any]:

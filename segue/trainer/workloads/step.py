@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,9 +12,35 @@ import torch
 from segue.errors import LossError
 from segue.recipe import Recipe, in_words, short_path
 from segue.trainer.ranks.consensus import Outcome
-from segue.trainer.ranks.ddp import bare, parameter_norm, total_norm
+from segue.trainer.ranks.ddp import bare, norm_and_clip, parameter_norm, parameters_of
 from segue.trainer.workloads.own_step import do_own_step
-from segue.trainer.workloads.step_result import StepResult, follow, rates_of
+from segue.trainer.workloads.step_result import StepResult, follow, numbers_of, rates_of
+from segue.user_objects import attribute
+
+
+class ParameterOrder:
+    """The optimizer's parameters in the order in which `clip_grad_norm_(model.parameters())` sums their norms.
+
+    Another order rounds to other bits. Parameters that only the model has are left out: no optimizer clears their
+    gradients, so they grow from step to step, and no checkpoint has them. The model is walked only if the optimizer has
+    other parameters than before, and after `look_again`.
+    """
+
+    def __init__(self) -> None:
+        self._held: list[torch.Tensor] = []
+        self._ordered: list[torch.Tensor] = []
+
+    def of(self, model: torch.nn.Module, held: list[torch.Tensor]) -> list[torch.Tensor]:
+        """The order of these parameters of the optimizer."""
+        if len(held) != len(self._held) or not all(map(operator.is_, held, self._held)):
+            left = {id(parameter): parameter for parameter in held}
+            first = [left.pop(id(parameter)) for parameter in parameters_of(bare(model)) if id(parameter) in left]
+            self._held, self._ordered = list(held), [*first, *left.values()]
+        return self._ordered
+
+    def look_again(self) -> None:
+        """Walk the model at the next step: a resume from this one would do so, too."""
+        self._held, self._ordered = [], []
 
 
 def do_step(
@@ -25,6 +52,7 @@ def do_step(
     ends_epoch: bool = False,
     before_update: Callable[[], None] = lambda: None,
     with_norms: bool = True,
+    order: ParameterOrder | None = None,
 ) -> StepResult:
     """Forward and backward for each batch, then clip, update, schedule; `step` is the global step this makes.
 
@@ -47,23 +75,21 @@ def do_step(
     loss_scale = float(scaler.get_scale()) if scaler is not None else None
     losses: list[torch.Tensor] = []
     parts: list[dict[str, torch.Tensor]] = []
-    weights = weights if weights is not None else [1.0] * len(batches)
+    weights = weights if weights is not None else (1.0,) * len(batches)
     for content, weight in zip(batches, weights, strict=True):
         loss, named = _parts(recipe.loss(recipe.model, content), recipe)
         share = weight / len(batches)
         weighted = loss if share == 1.0 else loss * share
         (scaler.scale(weighted) if scaler is not None else weighted).backward()  # type: ignore[no-untyped-call]
         losses.append(loss.detach())
-        parts.append(named)
+        if named:
+            parts.append(named)
     if scaler is not None:
         scaler.unscale_(optimizer)
-    as_in_model = _in_order_of_model(recipe, parameters)
-    norm: torch.Tensor | None = None
+    norms: list[torch.Tensor] = []
     if with_norms or recipe.clip_grad_norm is not None or recipe.gives_metrics:
-        norm = total_norm([p.grad for p in as_in_model if p.grad is not None])
-    if recipe.clip_grad_norm is not None:
-        assert norm is not None
-        torch.nn.utils.clip_grads_with_norm_(as_in_model, recipe.clip_grad_norm, norm)
+        ordered = (order or ParameterOrder()).of(recipe.model, parameters)
+        norms.append(norm_and_clip(ordered, limit=recipe.clip_grad_norm))
     before_update()
     lr = rates_of(optimizer)
     if scaler is not None:
@@ -71,24 +97,29 @@ def do_step(
         scaler.update()
     else:
         optimizer.step()
-    loss_value, part_values = _mean(losses, weights), _means(parts)
-    grad_norm = None if norm is None else float(norm)
+    # All in one read: each read waits for an accelerator.
+    numbers = numbers_of(losses + norms + [part for named in parts for part in named.values()])
+    loss_value = _mean(numbers[: len(losses)], weights)
+    grad_norm = numbers[len(losses)] if norms else None
+    part_values = _means(parts, numbers[len(losses) + len(norms) :]) if parts else {}
     metrics = {"loss": loss_value} | ({} if grad_norm is None else {"grad_norm": grad_norm}) | part_values
     follow(recipe, step=step, ends_epoch=ends_epoch, metrics=metrics)
-    param_norm = float(parameter_norm([p.detach() for p in parameters])) if with_norms else None
+    param_norm = float(parameter_norm(parameters)) if with_norms else None
     return StepResult(Outcome(loss_value, grad_norm, param_norm, lr, loss_scale), part_values)
 
 
-def _mean(losses: Sequence[torch.Tensor], weights: Sequence[float]) -> float:
+def _mean(losses: Sequence[float], weights: Sequence[float]) -> float:
     if len(losses) == 1:
-        return float(losses[0])
+        return losses[0]
     total = sum(weights)
-    return sum(float(loss) * weight for loss, weight in zip(losses, weights, strict=True)) / total if total else 0.0
+    return sum(loss * weight for loss, weight in zip(losses, weights, strict=True)) / total if total else 0.0
 
 
-def _means(parts: Sequence[dict[str, torch.Tensor]]) -> dict[str, float]:
-    names = dict.fromkeys(name for each in parts for name in each)
-    found = {name: [float(each[name]) for each in parts if name in each] for name in names}
+def _means(parts: Sequence[dict[str, torch.Tensor]], numbers: Sequence[float]) -> dict[str, float]:
+    """Of each part, by its name; `numbers` are their values in the same order."""
+    found: dict[str, list[float]] = {}
+    for name, number in zip((name for named in parts for name in named), numbers, strict=True):
+        found.setdefault(name, []).append(number)
     return {name: sum(values) / len(values) for name, values in found.items()}
 
 
@@ -101,17 +132,6 @@ def _parts(value: Any, recipe: Recipe) -> tuple[torch.Tensor, dict[str, torch.Te
     return _usable(total, recipe), {name: part.detach() for name, part in tensors.items() if name != "loss"}
 
 
-def _in_order_of_model(recipe: Recipe, parameters: list[torch.Tensor]) -> list[torch.Tensor]:
-    """The optimizer's parameters in the order in which `clip_grad_norm_(model.parameters())` sums their norms.
-
-    Another order rounds to other bits. Parameters that only the model has are left out: no optimizer clears their
-    gradients, so they grow from step to step, and no checkpoint has them.
-    """
-    held = {id(parameter): parameter for parameter in parameters}
-    first = [held.pop(id(parameter)) for parameter in bare(recipe.model).parameters() if id(parameter) in held]
-    return [*first, *held.values()]
-
-
 def _usable(loss: Any, recipe: Recipe) -> torch.Tensor:
     if isinstance(loss, torch.Tensor) and loss.numel() == 1 and loss.requires_grad:
         return loss
@@ -122,7 +142,7 @@ def _usable(loss: Any, recipe: Recipe) -> torch.Tensor:
             fix = "end the function with `return loss`"
         elif isinstance(loss, (int, float)):
             fix = "return the tensor, not loss.item() or float(loss)"
-        elif isinstance(getattr(loss, "loss", None), torch.Tensor):
+        elif isinstance(attribute(loss, "loss"), torch.Tensor):
             fix = "return its field .loss"
     elif loss.numel() != 1:
         found = f"a tensor of shape {list(loss.shape)}"
@@ -137,6 +157,6 @@ def _usable(loss: Any, recipe: Recipe) -> torch.Tensor:
 
 
 def _name_of(loss: Any) -> str:
-    code = getattr(loss, "__code__", None)
+    code = attribute(loss, "__code__")
     where = "" if code is None else f" ({short_path(Path(code.co_filename))}, line {code.co_firstlineno})"
     return f"Recipe.loss{where}"

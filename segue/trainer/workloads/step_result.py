@@ -1,9 +1,9 @@
-"""What every kind of step has in common: its result, what follows it, and its batch on the device."""
+"""What every kind of step has in common: its result, and what follows it."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 
@@ -11,6 +11,8 @@ from segue.continuity.verdict import Prelude
 from segue.continuity.witness import StepRow
 from segue.recipe import Recipe
 from segue.trainer.ranks.consensus import Outcome
+
+_WITHIN_FP32 = (torch.float32, torch.bfloat16, torch.float16)
 
 
 class StepResult(NamedTuple):
@@ -32,27 +34,27 @@ def rates_of(optimizer: torch.optim.Optimizer) -> tuple[float, ...]:
     return tuple(float(group["lr"]) for group in optimizer.param_groups)
 
 
+def numbers_of(tensors: Sequence[torch.Tensor]) -> list[float]:
+    """The values of tensors of one element. An accelerator is waited for once: its values are read together."""
+    for tensor in tensors:
+        if tensor.device.type != "cpu":
+            return together(tensors, tensor.device).tolist()
+    return [float(tensor) for tensor in tensors]
+
+
+def together(tensors: Sequence[torch.Tensor], device: torch.device) -> torch.Tensor:
+    """Tensors of one element as one on `device`, in a type that holds each value exactly."""
+    kind = torch.float32 if all(tensor.dtype in _WITHIN_FP32 for tensor in tensors) else torch.float64
+    return torch.stack([tensor.detach().reshape(()).to(device, kind) for tensor in tensors])
+
+
 def follow(recipe: Recipe, *, step: int, ends_epoch: bool, metrics: dict[str, float]) -> None:
-    """What follows an update: the schedulers, then the recipe's `after_step`."""
+    """What follows an update: the schedulers that take no metric, then the recipe's `after_step`."""
     if ends_epoch or recipe.scheduler_every != "epoch":
-        for scheduler in recipe.schedulers.values():
-            scheduler.step()
+        for name, scheduler in recipe.schedulers.items():
+            if name not in recipe.by_metric:
+                scheduler.step()
     if recipe.after_step is not None and recipe.gives_metrics:
         recipe.after_step(step, metrics=metrics)
     elif recipe.after_step is not None:
         recipe.after_step(step)
-
-
-def to_device(content: Any, device: torch.device) -> Any:
-    """A batch with its tensors on `device`; lists, tuples and mappings keep their type."""
-    if device.type == "cpu":
-        return content
-    if isinstance(content, torch.Tensor):
-        return content.to(device, non_blocking=True)
-    if isinstance(content, Mapping):
-        return type(content)({key: to_device(value, device) for key, value in content.items()})  # type: ignore[call-arg]
-    if isinstance(content, tuple) and hasattr(content, "_fields"):
-        return type(content)(*(to_device(item, device) for item in content))
-    if isinstance(content, (list, tuple)):
-        return type(content)(to_device(item, device) for item in content)
-    return content

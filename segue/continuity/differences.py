@@ -1,0 +1,96 @@
+"""How far two replays of the same steps lie apart, by channel. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from itertools import combinations
+
+from segue.records import StateMark, WitnessRow
+
+CONTENT = ("batch_fingerprint", "streams", "input_fingerprint", "lr", "loss_scale")
+"""Channels without rounding: noise does not excuse a difference in them."""
+FLOATS = ("loss", "grad_norm", "param_norm")
+STATE = "state"
+"""The channel of the state after the last step of a witness. Its noise is known by part: `state.optimizer`."""
+
+
+def spread(replays: Sequence[Sequence[WitnessRow]]) -> dict[str, float]:
+    """The largest relative difference between any two replays, by channel; channels without one are left out."""
+    found: dict[str, float] = {}
+    for one, other in combinations(replays, 2):
+        for name, value in differences(one, other).items():
+            found[name] = max(found.get(name, 0.0), value)
+    return found
+
+
+def differences(one: Sequence[WitnessRow], other: Sequence[WitnessRow]) -> dict[str, float]:
+    """The largest relative difference between the rows of equal steps, by channel."""
+    found: dict[str, float] = {}
+    for before, after in pairs_of(one, other):
+        values = [(name, relative(getattr(before, name), getattr(after, name))) for name in FLOATS]
+        values += _of_states(before.state, after.state)
+        for name, value in values:
+            if value is not None:
+                found[name] = max(found.get(name, 0.0), value)
+    return found
+
+
+def are_equal(one: Sequence[WitnessRow], other: Sequence[WitnessRow]) -> bool:
+    """Whether the rows of equal steps are equal bit for bit."""
+    return content_difference([one, other]) is None and not differences(one, other)
+
+
+def content_difference(replays: Sequence[Sequence[WitnessRow]]) -> tuple[str, int] | None:
+    """The first step and channel in which the content of any two replays differs."""
+    found = [
+        (before.step, number, channel)
+        for one, other in combinations(replays, 2)
+        for before, after in pairs_of(one, other)
+        for number, channel in enumerate((*CONTENT, STATE))
+        if is_other_content(channel, before, after)
+    ]
+    if not found:
+        return None
+    step, _, channel = min(found)
+    return channel, step
+
+
+def is_other_content(channel: str, before: WitnessRow, after: WitnessRow) -> bool:
+    """Whether two rows of one step differ in a channel of content, or in parts of the state that are no floats."""
+    one, other = getattr(before, channel), getattr(after, channel)
+    if one is None or other is None:
+        return False  # Not every row has it.
+    if channel == STATE:
+        return any(one[name].plain != other[name].plain for name in one if name in other)
+    return bool(one != other)
+
+
+def _of_states(
+    one: Mapping[str, StateMark] | None, other: Mapping[str, StateMark] | None
+) -> list[tuple[str, float | None]]:
+    if one is None or other is None:
+        return []
+    names = [name for name in one if name in other and one[name].digest != other[name].digest]
+    # Other values with the same norm are a difference too, below what the norm shows.
+    return [(f"{STATE}.{name}", relative(one[name].norm or 0.0, other[name].norm or 0.0) or 0.0) for name in names]
+
+
+def pairs_of(one: Sequence[WitnessRow], other: Sequence[WitnessRow]) -> list[tuple[WitnessRow, WitnessRow]]:
+    """The rows of equal steps."""
+    rows = {row.step: row for row in other}
+    return [(row, rows[row.step]) for row in one if row.step in rows]
+
+
+def relative(before: float, after: float) -> float | None:
+    """The relative difference; None where there is none."""
+    if before == after or (math.isnan(before) and math.isnan(after)):
+        return None
+    if not (math.isfinite(before) and math.isfinite(after)):
+        return math.inf
+    return abs(before - after) / max(abs(before), abs(after))
+
+
+def kind_of(channel: str) -> str:
+    """The channel without the name of a part."""
+    return channel.partition(".")[0]

@@ -1,0 +1,114 @@
+"""Values that belong to a process or its machine: another in each, and no part of what a run is. Pure.
+
+Run ids, temporary names, ports, counts of restarts, numbers of processors, the order of a set: a resume has others, and
+that alone loses nothing. Where such a value changes what is trained, the replayed steps show it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, NamedTuple
+
+ANY_ORDER = " in any order"
+"""Ends the path of a hash that does not depend on the order of a collection; the path without it does."""
+
+
+class Change(NamedTuple):
+    """One value of a setup that is not as at the commit."""
+
+    path: str
+    before: Any
+    now: Any
+    text: str
+    """The change in words."""
+
+
+_NAMES = re.compile(
+    r"(^|_)(restarts?|restart_count|resum\w*|attempts?|retr(y|ies)|jobs?|job_id|run_id|run_name|task_id|pod|workers?"
+    r"|num_workers|cpus?|cpu_count|cores?|n_jobs|nproc|threads?|tmp|tmpdir|temp_?dir|tempfile|scratch|cache_dir|log_?dir"
+    r"|session|session_id|token|rank|local_rank|world_size|instance|instance_id|machine|user|cwd|argv|boot\w*|load_?avg|uptime"
+    r"|free_memory|available_memory)$|^load$",
+    re.IGNORECASE,
+)
+"""Names that programs give to such values."""
+
+_DERIVED: tuple[Callable[[float], float], ...] = (
+    lambda n: n,
+    lambda n: n - 1,
+    lambda n: max(n - 1, 1),
+    lambda n: n + 1,
+    lambda n: n // 2,
+    lambda n: max(n // 2, 1),
+    lambda n: n * 2,
+    lambda n: min(n, 32),
+    lambda n: min(32, n + 4),
+    lambda n: min(n, 16),
+    lambda n: min(n, 8),
+)
+"""How programs compute numbers of threads and workers from the number of processors."""
+
+
+def belongs_to_process(
+    component: str,
+    changes: Sequence[Change],
+    *,
+    known: Collection[str],
+    machines: tuple[Mapping[str, Any], Mapping[str, Any]],
+    permuted: Collection[str],
+    has_names: bool,
+) -> frozenset[str]:
+    """Paths of the changes that say nothing about the run.
+
+    `known` are values that were another in a second process that built the same recipe; `machines` are the facts about
+    the machine of the commit and about this one. `permuted` are collections with the same items in another order.
+    `has_names`: the values are plain, and their names and values count.
+    """
+    own = {change.path for change in changes if f"{component} {change.path}" in known}
+    own |= {change.path for change in changes if change.path in permuted}
+    if has_names:
+        own |= _in_another_order(changes)
+        own |= {change.path for change in changes if _NAMES.search(_name(change.path))}
+        own |= {change.path for change in changes if _follows_from(change, *machines)}
+    return frozenset(own)
+
+
+def _name(path: str) -> str:
+    """The last part of a path that is no number."""
+    return next((part for part in reversed(path.split(".")) if not part.isdigit()), path)
+
+
+def _in_another_order(changes: Sequence[Change]) -> set[str]:
+    """Items of collections that hold the same values in another order, as the items of a set come in a list."""
+    groups: dict[str, list[Change]] = defaultdict(list)
+    for change in changes:
+        parent, _, item = change.path.rpartition(".")
+        if item.isdigit():
+            groups[parent].append(change)
+    return {change.path for items in groups.values() if _is_permuted(items) for change in items}
+
+
+def _is_permuted(items: Sequence[Change]) -> bool:
+    # Python's sets order strings by a hash that is another in each process, and numbers always alike.
+    if not all(isinstance(each.before, str) for each in items):
+        return False
+    return sorted(repr(each.before) for each in items) == sorted(repr(each.now) for each in items)
+
+
+def _follows_from(change: Change, before: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
+    """Whether a value follows in the same way from one fact about each machine."""
+    differing = ((before[name], now[name]) for name in before.keys() & now.keys() if before[name] != now[name])
+    return any(_follows(change, one, other) for one, other in differing)
+
+
+def _follows(change: Change, one: Any, other: Any) -> bool:
+    if all(map(_is_number, (change.before, change.now, one, other))):
+        return any(derived(one) == change.before and derived(other) == change.now for derived in _DERIVED)
+    if not all(isinstance(value, str) and value for value in (change.before, change.now, one, other)):
+        return False
+    return one in change.before and change.before.replace(one, other) == change.now
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)

@@ -1,0 +1,118 @@
+"""Marks of a state after a step: a few bytes for each part, by which a replay shows that the state came out the same.
+
+The rows of a witness hold what a step computes. What a step leaves behind and no later step of the window reads (batch
+statistics, an average, a mode, a scheduler's count) shows only here.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import defaultdict
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+import xxhash
+
+from segue.checkpoints.format.dtensor import local_tensor
+from segue.checkpoints.format.snapshot import raw_bytes
+from segue.checkpoints.format.state_tree import encode_tree
+from segue.errors import UnsupportedStateError
+from segue.records import StateMark
+
+WHOLE_ELEMENTS = 16_384
+"""A tensor with more elements is sampled evenly: what updates a tensor changes all of it, and reading gigabytes after
+each commit would cost more than the commit."""
+_SAMPLED = 4_096
+
+
+def state_marks(parts: Mapping[str, Any]) -> dict[str, StateMark]:
+    """A mark for each part of the state; `parts` are state trees by name. One that cannot be stored has no mark."""
+    found = {}
+    for name, tree in parts.items():
+        try:
+            found[name] = mark_of(tree)
+        except UnsupportedStateError:
+            continue  # The next save names it.
+    return found
+
+
+def mark_of(tree: Any) -> StateMark:
+    """The mark of one state tree.
+
+    Raises:
+        UnsupportedStateError: it holds something that is not data.
+    """
+    tensors: dict[str, torch.Tensor] = {}
+    skeleton = encode_tree(tree, path="", tensors=tensors)
+    numbers: list[float] = []
+    plain = xxhash.xxh3_64(json.dumps(_without_floats(skeleton, numbers), sort_keys=True).encode())
+    exact = xxhash.xxh3_64()
+    exact.update(repr(numbers).encode())
+    squares = [number * number for number in numbers]
+    for (dtype, _), group in _by_kind(tensors).items():
+        values = _values(group)
+        if dtype.is_floating_point or dtype.is_complex:
+            squares.append(_square(values))
+            exact.update(raw_bytes(values))
+        else:
+            plain.update(raw_bytes(values))
+    plain.update(repr([(name, str(t.dtype), tuple(t.shape)) for name, t in sorted(tensors.items())]).encode())
+    exact.update(plain.digest())
+    norm = math.sqrt(math.fsum(squares)) if squares else None
+    return StateMark(digest=exact.hexdigest(), plain=plain.hexdigest(), norm=norm)
+
+
+def _without_floats(tree: Any, numbers: list[float]) -> Any:
+    """The skeleton in one order, its floating-point numbers moved into `numbers`."""
+    if isinstance(tree, float):
+        numbers.append(tree)
+        return None
+    if isinstance(tree, list):
+        return [_without_floats(item, numbers) for item in tree]
+    if not isinstance(tree, dict):
+        return tree
+    if tree.keys() == {"$tensors"}:
+        return sorted(tree["$tensors"][1])
+    if tree.keys() == {"$pairs"}:
+        return [[key, _without_floats(value, numbers)] for key, value in sorted(tree["$pairs"], key=repr)]
+    return {key: _without_floats(tree[key], numbers) for key in sorted(tree)}
+
+
+def _by_kind(tensors: Mapping[str, torch.Tensor]) -> dict[tuple[torch.dtype, torch.device], list[torch.Tensor]]:
+    """Samples of all tensors, in the order of their names, by what can be joined."""
+    found: dict[tuple[torch.dtype, torch.device], list[torch.Tensor]] = defaultdict(list)
+    for name in sorted(tensors):
+        tensor = local_tensor(tensors[name]).detach()
+        found[tensor.dtype, tensor.device].append(_sampled(tensor))
+    return found
+
+
+def _sampled(tensor: torch.Tensor) -> torch.Tensor:
+    flat = tensor.resolve_conj().resolve_neg().reshape(-1)
+    if flat.numel() <= WHOLE_ELEMENTS:
+        return flat
+    # An odd stride, so that a matrix with an even number of columns is not sampled in one of them.
+    return flat[:: flat.numel() // _SAMPLED | 1]
+
+
+def _values(group: list[torch.Tensor]) -> torch.Tensor:
+    if group[0].element_size() == 1:  # Of some types of eight bits, torch joins none.
+        group = [tensor.contiguous().view(torch.uint8) for tensor in group]
+    joined = group[0] if len(group) == 1 else torch.cat(group)
+    return joined.cpu().contiguous()
+
+
+def _square(values: torch.Tensor) -> float:
+    """The sum of squares of the finite values."""
+    if values.dtype is torch.uint8:
+        return 0.0
+    norm = float(torch.linalg.vector_norm(values, dtype=_wide(values.dtype)))
+    if not math.isfinite(norm):
+        norm = float(torch.linalg.vector_norm(values[values.isfinite()], dtype=_wide(values.dtype)))
+    return norm * norm
+
+
+def _wide(dtype: torch.dtype) -> torch.dtype:
+    return torch.complex128 if dtype.is_complex else torch.float64

@@ -1,0 +1,1 @@
+"""State outside every component: what training changes and no state_dict holds."""

@@ -1,0 +1,101 @@
+"""What the components of a state hold, so that the same values elsewhere need no registration."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+
+from segue.checkpoints.format.dtensor import local_tensor
+from segue.continuity.object_walk import STREAMS
+from segue.continuity.untracked.marks import ARRAYS, Mark, mark_of, state_of_stream
+from segue.continuity.untracked.place import MODULE_VARIABLE, Leaf
+
+_MOST_ITEMS = 10_000
+
+
+@dataclass
+class Coverage:
+    """The contents of captured state trees, by component."""
+
+    leaves: Iterable[Leaf] = ()
+    """All values, by whose names the entries of a state_dict are told apart."""
+    _places: set[int] = field(default_factory=set)
+    """Addresses of the memory of all captured tensors and arrays."""
+    _contents: set[Mark] = field(default_factory=set)
+    """Marks of arrays and collections."""
+    _values: dict[str, dict[str, list[Any]]] = field(default_factory=dict)
+    """Plain values by component and name."""
+
+    def __post_init__(self) -> None:
+        self._known = {(leaf.root, _bare(leaf.path.rpartition(".")[2])) for leaf in self.leaves}
+
+    def add(self, component: str, tree: Any) -> None:
+        """Add what one component captured."""
+        values = self._values.setdefault(component, {})
+        for name, value in _nodes(tree, ""):
+            if isinstance(value, ARRAYS):
+                self._places.add(_address(value))
+                self._contents.add(mark_of(value))
+            elif isinstance(value, (Mapping, list, tuple, set)):
+                self._contents.add(mark_of(dict(value) if isinstance(value, Mapping) else value))
+            values.setdefault(_bare(name), []).append(value)
+
+    def has(self, leaf: Leaf, value: Any) -> bool:
+        """Whether a component captured this value: the same memory, the same content, or its owner's entry of it."""
+        if isinstance(value, STREAMS):
+            return mark_of(state_of_stream(value)) in self._contents
+        captured, name = self._values.get(leaf.root, {}), _bare(leaf.path.rpartition(".")[2])
+        if (name in captured and leaf.place != MODULE_VARIABLE) or self._has_array(value):
+            return True
+        if isinstance(value, _COLLECTIONS):
+            return mark_of(value) in self._contents or self._has_all_arrays_of(value)
+        if not isinstance(value, (int, float, str, bytes)) or isinstance(value, bool) or value in (0, 1):
+            return False  # Of values as common as these, others are equal by chance.
+        if not leaf.root.startswith("extra."):
+            return False
+        # Under another name, which is not that of something else there.
+        others = (held for other, held in captured.items() if (leaf.root, other) not in self._known)
+        return any(type(found) is type(value) and found == value for held in others for found in held)
+
+    def _has_array(self, value: Any) -> bool:
+        if not isinstance(value, ARRAYS):
+            return False
+        return (_address(value) or -1) in self._places or mark_of(value) in self._contents
+
+    def _has_all_arrays_of(self, collection: Any) -> bool:
+        """Of a collection of arrays, whatever the collection is that a component returns in its place."""
+        items = list(collection.values() if isinstance(collection, Mapping) else collection)[:_MOST_ITEMS]
+        return bool(items) and all(map(self._has_array, items))
+
+
+_COLLECTIONS = (Mapping, list, tuple, set, frozenset, deque)
+
+
+def _nodes(tree: Any, name: str) -> Iterator[tuple[str, Any]]:
+    """Every value of a state tree with its name, collections before their items."""
+    yield name, tree
+    if isinstance(tree, Mapping):
+        for key, value in list(tree.items())[:_MOST_ITEMS]:
+            yield from _nodes(value, str(key))
+    elif isinstance(tree, (list, tuple)):
+        for value in tree[:_MOST_ITEMS]:
+            yield from _nodes(value, name)
+
+
+def _bare(name: str) -> str:
+    return name.lstrip("_").lower()
+
+
+def _address(value: Any) -> int:
+    if isinstance(value, torch.Tensor):
+        tensor = local_tensor(value)
+        is_dense = tensor.layout is torch.strided and tensor.device.type != "meta"
+        return tensor.untyped_storage().data_ptr() if is_dense else 0
+    if isinstance(value, np.ndarray):
+        return int(value.__array_interface__["data"][0])
+    return 0

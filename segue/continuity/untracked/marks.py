@@ -1,0 +1,200 @@
+"""Marks of values: equal marks in two processes mean equal values. Nothing of the user's is called."""
+
+from __future__ import annotations
+
+import ctypes
+import io
+import itertools
+import operator
+import sys
+import types
+import warnings
+from array import array
+from collections import deque
+from collections.abc import Iterator
+from itertools import islice
+from typing import Any
+
+import numpy as np
+import torch
+import xxhash
+
+from segue.checkpoints.format.dtensor import local_tensor
+from segue.checkpoints.format.snapshot import raw_bytes
+from segue.continuity.object_walk import PLAIN, STREAMS
+
+Mark = bool | int | float | str | None
+"""A plain value itself, or the hash of anything larger."""
+
+ARRAYS = (torch.Tensor, np.ndarray, bytearray, memoryview, array)
+_WHOLE, _SAMPLED = 1 << 20, 1 << 16
+"""Elements of an array that are read: all of a smaller one, evenly spaced ones of a larger."""
+_MOST_ITEMS = 4096
+_MOST_DEPTH = 4
+_LONGEST = 100
+
+UNREADABLE = "unreadable"
+
+
+def mark_of(value: Any) -> Mark:
+    """The mark of a value."""
+    if isinstance(value, bool) or value is None:
+        return value
+    if type(value) in (int, float):
+        return value  # type: ignore[no-any-return]
+    if type(value) is str and len(value) <= _LONGEST:
+        return value
+    hasher = xxhash.xxh3_64()
+    try:
+        _feed(value, hasher, 0)
+    except (TypeError, ValueError, RuntimeError, OSError, BufferError):
+        return UNREADABLE
+    return f"#{hasher.hexdigest()}"
+
+
+def _feed(value: Any, hasher: Any, depth: int) -> None:
+    if isinstance(value, torch.Tensor):
+        _feed_tensor(value, hasher)
+    elif isinstance(value, np.ndarray):
+        _feed_array(value, hasher, depth)
+    elif isinstance(value, (bytes, bytearray, memoryview, array)):
+        hasher.update(memoryview(value).cast("B")[: _WHOLE * 4])
+    elif isinstance(value, (*PLAIN, complex, np.generic, range, slice)):
+        hasher.update(f"{value!r};".encode())
+    elif isinstance(value, STREAMS):
+        _feed(state_of_stream(value), hasher, depth)
+    elif isinstance(value, (dict, types.MappingProxyType, set, frozenset, list, tuple, deque)):
+        _feed_items(value, hasher, depth)
+    elif is_frame(value):
+        _feed_frame(value, hasher, depth)
+    elif isinstance(value, ctypes._SimpleCData | ctypes.Array):
+        hasher.update(bytes(value))
+    else:
+        hasher.update(_position(value).encode())
+
+
+def _feed_items(value: Any, hasher: Any, depth: int) -> None:
+    if isinstance(value, (dict, types.MappingProxyType)):
+        # In one order: that of a set would be another in each process.
+        items = sorted(((_name(key), item) for key, item in islice(list(value.items()), _MOST_ITEMS)), key=_first)
+        hasher.update(b"{")
+        for name, item in items:
+            hasher.update(name.encode())
+            _feed_within(item, hasher, depth)
+    elif isinstance(value, (set, frozenset)):
+        hasher.update(",".join(sorted(_name(item) for item in islice(list(value), _MOST_ITEMS))).encode())
+    else:
+        # By content alone: a state_dict may return the list of what is kept in a deque.
+        hasher.update(f"[{len(value)}".encode())
+        for item in islice(list(value), 0, None, max(len(value) // _MOST_ITEMS, 1)):
+            _feed_within(item, hasher, depth)
+
+
+def _feed_within(item: Any, hasher: Any, depth: int) -> None:
+    if depth < _MOST_DEPTH:
+        _feed(item, hasher, depth + 1)
+    else:
+        hasher.update(type(item).__qualname__.encode())
+
+
+def _first(pair: tuple[str, Any]) -> str:
+    return pair[0]
+
+
+def _name(item: Any) -> str:
+    return repr(item) if isinstance(item, (*PLAIN, np.generic)) or type(item) is tuple else type(item).__qualname__
+
+
+def _feed_tensor(tensor: torch.Tensor, hasher: Any) -> None:
+    tensor = local_tensor(tensor).detach()
+    hasher.update(f"{tensor.dtype}{tuple(tensor.shape)}".encode())
+    if tensor.layout is not torch.strided or tensor.is_quantized or tensor.device.type == "meta":
+        return
+    flat = tensor.resolve_conj().resolve_neg().reshape(-1)
+    if flat.numel() > _WHOLE:
+        flat = flat[:: flat.numel() // _SAMPLED | 1]
+    hasher.update(raw_bytes(flat.cpu().contiguous()))
+
+
+def _feed_array(value: np.ndarray[Any, Any], hasher: Any, depth: int) -> None:
+    hasher.update(f"{value.dtype}{value.shape}".encode())
+    if value.dtype.hasobject:
+        _feed(value.reshape(-1)[:_MOST_ITEMS].tolist(), hasher, depth)
+        return
+    flat = value.reshape(-1)
+    if flat.size > _WHOLE:
+        flat = flat[:: flat.size // _SAMPLED | 1]
+    hasher.update(np.ascontiguousarray(flat).view(np.uint8))
+
+
+def is_frame(value: Any) -> bool:
+    """Whether it is a table or a column of pandas."""
+    pandas = sys.modules.get("pandas")
+    return pandas is not None and isinstance(value, (pandas.DataFrame, pandas.Series, pandas.Index))
+
+
+def _feed_frame(value: Any, hasher: Any, depth: int) -> None:
+    pandas = sys.modules["pandas"]
+    hasher.update(f"{getattr(value, 'columns', '')}{len(value)}".encode())
+    rows = value[:: max(len(value) // _SAMPLED, 1)]
+    _feed(pandas.util.hash_pandas_object(rows).to_numpy(), hasher, depth)
+
+
+def state_of_stream(stream: Any) -> Any:
+    """The state of a random generator, as data."""
+    if isinstance(stream, torch.Generator):
+        return stream.get_state()
+    if isinstance(stream, np.random.Generator):
+        return stream.bit_generator.state
+    if isinstance(stream, np.random.RandomState):
+        return stream.get_state(legacy=False)
+    return stream.getstate()
+
+
+def is_iterator(value: Any) -> bool:
+    """Whether it is an iterator of Python's own, or a running generator function."""
+    if isinstance(value, types.GeneratorType):
+        return True
+    return isinstance(value, Iterator) and type(value).__module__ in ("builtins", "itertools")
+
+
+def _position(value: Any) -> str:
+    """How far an iterator has come."""
+    if isinstance(value, types.GeneratorType):
+        frame = value.gi_frame
+        if frame is None:
+            return "ended"
+        held = [(name, mark_of(item)) for name, item in frame.f_locals.items() if _is_position(item)]
+        return f"{frame.f_lasti} {held}"
+    if isinstance(value, (itertools.count, itertools.repeat)):
+        return repr(value)
+    if isinstance(value, io.IOBase):
+        return f"{value.tell()}"
+    if is_iterator(value):
+        left = operator.length_hint(value, -1)
+        return f"{left}" if left >= 0 else _reduced(value)
+    return f"{type(value).__module__}.{type(value).__qualname__}"
+
+
+def _is_position(item: Any) -> bool:
+    return isinstance(item, (*PLAIN, *ARRAYS, *STREAMS, list, dict, deque)) or is_iterator(item)
+
+
+def _reduced(value: Any) -> str:
+    """Of iterators that Python can copy: their number, or how many items are left in what they go through."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Copies of some will not be possible in later versions.
+        try:
+            parts = value.__reduce__()
+        except TypeError:
+            return UNREADABLE
+    found = []
+    for part in parts[1:]:
+        for each in part if isinstance(part, tuple) else (part,):
+            if isinstance(each, PLAIN):
+                found.append(repr(each))
+            elif isinstance(each, (list, tuple)):
+                found.append(str(len(each)))
+            elif is_iterator(each):
+                found.append(_position(each))
+    return " ".join(found)

@@ -1,0 +1,59 @@
+"""The process of one replay: `python -m segue.trainer.replays.main PARENT ANSWER` with a request on standard input.
+
+It writes the rows of the replayed steps, and the setup, to the file ANSWER, and ends with the process PARENT.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+from pathlib import Path
+
+from segue.clock import SystemClock
+from segue.errors import NonDeterministicOperationError, SegueError
+from segue.runlog.history import read_history
+from segue.runlog.open import open_log
+from segue.stores.local import LocalStore
+from segue.stores.retry import patiently
+from segue.trainer.environment import allow_deterministic_alone
+from segue.trainer.health.failures import without_traceback
+from segue.trainer.replays.fresh import ANSWER, Answer, ReplayRequest
+from segue.trainer.replays.process import begin_beside, leave
+from segue.trainer.replays.replay import replay
+
+log = logging.getLogger("segue.replay")
+
+
+def main() -> int:
+    """Replay what the request asks for; return the exit code."""
+    request = ReplayRequest.model_validate_json(sys.stdin.buffer.read())
+    begin_beside(int(sys.argv[1]))
+    spec = request.assignment.spec
+    line = f"%(levelname)s {spec.run_id} replay | %(message)s"
+    logging.basicConfig(level=logging.WARNING, stream=sys.stderr, format=line)
+    runlog = open_log(spec, clock=SystemClock())
+    checkpoint = patiently(lambda: read_history(runlog), what="log").checkpoint(request.checkpoint)
+    if checkpoint is None:
+        log.warning("the checkpoint to replay from is not in the log step=%d", request.checkpoint.step)
+        return 1
+    copy = LocalStore(Path(request.copy_folder)) if request.copy_folder is not None else None
+    if request.only_deterministic:
+        allow_deterministic_alone()
+    try:
+        made = replay(request.assignment, runlog, checkpoint, steps=request.steps, copy=copy, with_formats=True)
+        answer = Answer(made.rows, json.dumps(made.setup_trees), unit=made.unit)
+    except SegueError as error:
+        log.warning("replay could not be done reason=%s", error)
+        return error.exit_code
+    except (Exception, SystemExit) as error:
+        if not (request.only_deterministic and isinstance(without_traceback(error), NonDeterministicOperationError)):
+            log.warning("the recipe raised in a replay", exc_info=error)
+            return 1
+        answer = Answer((), "{}", is_refused=True)
+    Path(sys.argv[2]).write_bytes(ANSWER.dump_json(answer))
+    return 0
+
+
+if __name__ == "__main__":
+    leave(main())

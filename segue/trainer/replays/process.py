@@ -1,0 +1,91 @@
+"""A process beside the trainer that replays steps: its priority, its end, and whether there is memory for it."""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import signal
+import sys
+from contextlib import suppress
+from pathlib import Path
+from typing import NoReturn
+
+import torch
+
+from segue.process import Parent, end_with
+
+_NICENESS = 10
+_POLL_SECONDS = 1.0
+_OF_FREE_MEMORY = 0.5
+"""Share of the free memory that a second copy of the state may take."""
+_OF_FREE_ON_DEVICE = 0.9
+_CONTEXT_BYTES = 2**30
+"""What a process takes of a device besides its tensors: its context, and workspaces of libraries."""
+
+
+def begin_beside(parent_pid: int) -> None:
+    """Give way to the trainer, in computing time and in memory, and end with the process of this id."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    os.nice(_NICENESS)
+    with suppress(OSError):
+        # If memory runs out, the kernel must kill this process before the trainer.
+        Path("/proc/self/oom_score_adj").write_text("1000", encoding="ascii")
+    end_with(Parent(parent_pid), poll_seconds=_POLL_SECONDS)
+
+
+def leave(code: int) -> NoReturn:
+    """End this process at once: what it had to say is written, and a clean-up takes as long as some steps."""
+    logging.shutdown()
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError):
+            stream.flush()
+    os._exit(code)
+
+
+def why_no_room(state_bytes: int) -> str:
+    """Which memory is too small for a second copy of a state, and for what else its process loads; empty: none is."""
+    if torch.cuda.is_available() and torch.cuda.memory_allocated():
+        free, _ = torch.cuda.mem_get_info()
+        # What is reserved, not only what is allocated: a second process cannot use the rest.
+        needed = torch.cuda.max_memory_reserved() + _CONTEXT_BYTES
+        if needed > _OF_FREE_ON_DEVICE * free:
+            return f"the device has {free / 1e9:.1f} GB left, and a second process would take {needed / 1e9:.1f} GB"
+    needed, left = max(state_bytes, _own_bytes()), min(_free_bytes(), _left_to_container())
+    if needed <= _OF_FREE_MEMORY * left:
+        return ""
+    return f"{left / 1e9:.1f} GB of memory are left, and a second process would take {needed / 1e9:.1f} GB"
+
+
+def cap_device_memory(device: torch.device) -> None:
+    """Let this process fail for want of memory before the trainer beside it does."""
+    if device.type == "cuda":
+        free, total = torch.cuda.mem_get_info(device)
+        torch.cuda.set_per_process_memory_fraction(_OF_FREE_ON_DEVICE * free / total, device)
+
+
+def _own_bytes() -> int:
+    """Resident memory of this process: the other one loads the same data set."""
+    try:
+        pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
+    except OSError:
+        return 0
+    return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+def _free_bytes() -> float:
+    try:
+        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+    except OSError:
+        return math.inf  # This system does not report its free memory.
+    kilobytes = (int(line.split()[1]) for line in lines if line.startswith("MemAvailable:"))
+    return next((1024.0 * found for found in kilobytes), math.inf)
+
+
+def _left_to_container() -> float:
+    folder = Path("/sys/fs/cgroup")
+    try:
+        limit, used = ((folder / name).read_text(encoding="ascii").strip() for name in ("memory.max", "memory.current"))
+    except OSError:
+        return math.inf
+    return math.inf if limit == "max" else float(int(limit) - int(used))

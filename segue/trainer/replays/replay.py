@@ -1,0 +1,102 @@
+"""A replay: a checkpoint restored into a newly built recipe, and its next steps made again. Nothing is written."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from segue.checkpoints.format.digests import Digests
+from segue.checkpoints.format.snapshot import digest, take
+from segue.checkpoints.loading.read import read_stored
+from segue.checkpoints.loading.snapshot import snapshot_of
+from segue.continuity.noise import UNIT
+from segue.continuity.recipe_diff import COMPARED, UNTRACKED, SetupChanges, differing_paths, setup_changes
+from segue.continuity.verdict import digest_findings
+from segue.launch.assignment import Assignment
+from segue.records import Finding, WitnessRow
+from segue.runlog.history import Checkpoint
+from segue.runlog.log import RunLog
+from segue.stores.base import Store
+from segue.trainer.environment import environment_of, prepare_device
+from segue.trainer.ranks.collectives import Ranks
+from segue.trainer.replays.precision import noting_formats
+from segue.trainer.replays.process import cap_device_memory
+from segue.trainer.workloads.live_recipe import LiveRecipe
+from segue.trainer.workloads.state import capture
+
+
+@dataclass(frozen=True)
+class Replay:
+    """What a fresh process saw of a checkpoint and of the steps after it."""
+
+    committed: Digests
+    restored: Digests
+    setup: SetupChanges
+    setup_trees: dict[str, Any]
+    """The setup itself, by component."""
+    untracked: tuple[Finding, ...]
+    process_values: tuple[str, ...]
+    """Values of the setup that are another in this process: it built the same recipe as the one that trains."""
+    environment_changes: tuple[str, ...]
+    left_out: frozenset[str]
+    """Fingerprints of batches that this process skips: rows from the first of them on cannot be compared."""
+    rows: tuple[WitnessRow, ...]
+    """None where the state was not restored."""
+    unit: float
+    """How much one rounding may change a value, relatively, in the coarsest format that a step computes in."""
+
+
+def replay(
+    assignment: Assignment,
+    runlog: RunLog,
+    checkpoint: Checkpoint,
+    *,
+    steps: int,
+    copy: Store | None = None,
+    with_formats: bool = False,
+) -> Replay:
+    """Make so many steps from a checkpoint, in a recipe that is built for it. A store with a copy of it is read first.
+
+    With `with_formats`, one more step shows the number formats in which the recipe computes.
+
+    Raises:
+        CheckpointError, StoreReadError: the checkpoint cannot be read.
+    """
+    spec = assignment.spec
+    device = prepare_device(spec)
+    cap_device_memory(device)
+    tiers = [*([copy] if copy is not None else []), runlog.store]
+    stored = read_stored(tiers, run_id=runlog.run_id, manifest=checkpoint.manifest)
+    snapshot = snapshot_of(stored)
+    recipe = LiveRecipe(spec, device=device, ranks=Ranks(), skips=assignment.plan.skips).restore(snapshot)
+    # After the build: a recipe may set the number of threads.
+    changes = checkpoint.manifest.environment.differs_from(environment_of(device, is_deterministic=spec.deterministic))
+    groups = recipe.groups()
+    live = take(capture(recipe.components), copy=False)
+    restored = digest(live)
+    found = setup_changes(snapshot.skeletons, live.skeletons, environment_changes=changes)
+    # The code and config are the same as in the trainer. A difference in the setup comes from this process, so it only
+    # explains rows that differ.
+    assert recipe.outside is not None  # There is one rank.
+    setup = SetupChanges(noted=(*found.findings, *found.accepted, *found.noted, *recipe.outside.of_process()))
+    untracked = recipe.outside.lost(snapshot.skeletons.get(UNTRACKED, {}))
+    own = differing_paths(snapshot.skeletons, live.skeletons)
+    left_out = recipe.left_out()
+    rows: list[WitnessRow] = []
+    unit = UNIT
+    if not digest_findings(stored.digests, restored):
+        for number in range(1, steps + 1):
+            group = next(groups)
+            row, _ = recipe.step(group, recipe.prelude(group))
+            if number == steps:
+                row = row._replace(state=recipe.state_marks())
+            rows.append(row.as_witness())
+            recipe.advance(group.start, group.samples)
+        if with_formats and steps and recipe.progress.step < spec.steps:
+            # In a step of its own: no row that is compared is made any other way than in training.
+            with noting_formats() as formats:
+                group = next(groups)
+                recipe.step(group, recipe.prelude(group))
+            unit = formats.unit
+    trees = {name: live.skeletons[name] for name in COMPARED if name in live.skeletons}
+    return Replay(stored.digests, restored, setup, trees, untracked, own, changes, left_out, tuple(rows), unit)

@@ -1,0 +1,96 @@
+"""The files that the user's code opens to read, by any name that it makes up while it runs.
+
+Python tells an audit hook of every file that is opened (PEP 578). A hook cannot be removed, so there is one for the
+life of a process, and it does little once it knows enough files.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections import Counter
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from segue.credentials import names_secret
+from segue.recipe import installed_folders
+
+_MOST_FILES, _MOST_ALIKE = 64, 8
+"""Files of one folder with one suffix are most likely samples of one data set."""
+_MOST_FRAMES = 25
+_OF_CODE = (".py", ".pyc", ".pyi", ".so", ".dist-info", ".pth")
+_OF_SYSTEM = ("/proc/", "/sys/", "/dev/", "/run/", "/var/run/")
+_OF_SECRETS = (".pem", ".key", ".p12", ".crt", "_rsa", "_ed25519")
+
+_opened: dict[str, None] = {}
+_alike: Counter[tuple[str, str]] = Counter()
+_hooks: list[Any] = []
+
+
+def watch_opened_files() -> None:
+    """Note what the user's code opens from now on, in this process."""
+    if not _hooks:
+        _hooks.append(_hook)
+        sys.addaudithook(_hook)
+
+
+def opened_files() -> tuple[str, ...]:
+    """Paths of the first files that the user's code opened to read."""
+    return tuple(_opened)
+
+
+def _hook(event: str, args: tuple[Any, ...]) -> None:
+    if event == "open" and len(_opened) < _MOST_FILES:
+        # What a hook raises, the user's call raises.
+        with suppress(Exception):
+            _note(*args)
+
+
+def _note(path: Any, mode: Any, flags: Any) -> None:
+    name = os.fspath(path) if isinstance(path, os.PathLike) else path
+    if not isinstance(name, str) or name in _opened or not _is_read(mode, flags) or not _is_telling(name):
+        return
+    kind = (name.rpartition("/")[0], name.rpartition(".")[2])
+    if _alike[kind] < _MOST_ALIKE and _is_by_user(sys._getframe(2)):
+        _opened[name] = None
+        _alike[kind] += 1
+
+
+def _is_read(mode: Any, flags: Any) -> bool:
+    if isinstance(mode, str):
+        return not set(mode) & set("wax")
+    return isinstance(flags, int) and not flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_DIRECTORY)
+
+
+def _is_telling(path: str) -> bool:
+    is_of_system = path.startswith(_OF_SYSTEM) and not path.startswith("/dev/shm/")  # noqa: S108 - a name, not a place
+    name = path.rpartition("/")[2]
+    is_secret = name.startswith(".") or name.endswith(_OF_SECRETS) or names_secret(name)
+    return path.isprintable() and not is_of_system and not is_secret and not path.endswith(_OF_CODE)
+
+
+def _is_by_user(frame: Any) -> bool:
+    """Whether code of the user's is nearer to the call than code of segue's."""
+    for _ in range(_MOST_FRAMES):
+        if frame is None:
+            return False
+        owner = _owner_of(frame.f_code.co_filename)
+        if owner is not None:
+            return owner == "user"
+        frame = frame.f_back
+    return False
+
+
+@cache
+def _owner_of(file: str) -> str | None:
+    """Whose code a file has: of the user or of segue; None for Python itself and for other packages."""
+    if file.startswith("<"):
+        return None
+    if file.startswith(_OWN_FOLDER):
+        return "segue"
+    return None if file.startswith(installed_folders()) else "user"
+
+
+_OWN_FOLDER = str(Path(__file__).parents[2]) + os.sep

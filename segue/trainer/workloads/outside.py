@@ -1,0 +1,145 @@
+"""A recipe's state outside its components: what training changes and no state_dict holds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from torch.utils.data import DataLoader
+
+from segue.continuity.code_hash import code_hashes
+from segue.continuity.naming import PROCESS
+from segue.continuity.recipe_diff import MACHINE, SURROUNDINGS, UNTRACKED, VALUES
+from segue.continuity.untracked.marks import Mark, mark_of
+from segue.continuity.untracked.place import Leaf
+from segue.continuity.untracked.reach import Reach
+from segue.continuity.untracked.watch import Watch
+from segue.data.sampled import has_own_sampler
+from segue.recipe import Recipe
+from segue.records import Finding
+from segue.trainer.ranks.ddp import bare
+from segue.trainer.workloads.opened_files import opened_files
+from segue.trainer.workloads.surroundings import MOST_FILES, file_readers, machine, reader_of, surroundings
+
+_METRIC = "evaluate"
+_OF_STEPS = ("loss", "step", "after_step", "data.dataset", "data.collate_fn")
+
+
+class OutsideState:
+    """Recorded in each checkpoint and never restored: the values explain a replay that differs."""
+
+    def __init__(
+        self, walk: Callable[[], Reach], *, metric_code: Mapping[str, str] | None = None, is_program: bool = False
+    ) -> None:
+        """`walk` follows everything that the training code leads to; it is called now, and again at some saves.
+
+        `metric_code` has the hashes of the code of `evaluate`; None where there is none that could be called again.
+        """
+        self._opened: dict[str, Mark] = {}
+        """Files that were opened by names made up at run time, with their marks when that was first known."""
+        found = walk()
+        self._surroundings = surroundings(found.functions, found.files)
+        self._walk, self._metric_code = walk, dict(metric_code) if metric_code is not None else None
+        self._watch = Watch(self._reached, is_program=is_program)
+        self._saves = self._known = 0
+
+    def capture(self) -> Any:
+        self._add_opened_files()
+        around = {name: mark_of(read()) for name, read in self._surroundings.items()}
+        recorded = {VALUES: self._watch.changed(), SURROUNDINGS: around, MACHINE: machine()}
+        return recorded | ({_METRIC: self._metric_code} if self._metric_code is not None else {})
+
+    def restore(self, tree: Any) -> None:
+        """Nothing of it is put back, but what the attempt before has read is read by this one, too."""
+        for name in tree.get(SURROUNDINGS, {}):
+            read = reader_of(name) if name not in self._surroundings else None
+            if read is not None and mark_of(read()) is not None and len(self._opened) < MOST_FILES:
+                self._surroundings[name] = read
+                self._opened[name] = mark_of(read())
+
+    def look(self, trees: dict[str, Any]) -> tuple[Finding, ...]:
+        """Findings about what was changed and is in none of these captured components, each value once.
+
+        Everything is looked at again at the saves 1, 2, 4, 8, ...: a change shows soon, and thousands of saves cost no
+        more than a dozen. What is then recorded is put among the trees.
+        """
+        self._saves += 1
+        if self._saves & (self._saves - 1):
+            return ()
+        found = self._watch.look(trees)
+        trees[UNTRACKED] = self.capture()
+        return found
+
+    def lost(self, committed: Mapping[str, Any]) -> tuple[Finding, ...]:
+        """Findings about values that are not as they were at the commit; `committed` is what was captured there."""
+        values = committed.get(VALUES, {})
+        self._watch.known_before(values)
+        now = self._watch.marks_of(values)
+        lost = [path for path, mark in values.items() if path not in now or now[path] != mark]
+        return self._watch.findings_of(lost, before=values)
+
+    def of_process(self) -> tuple[Finding, ...]:
+        """A finding about values that nobody compares, because each process has its own."""
+        found = self._watch.of_process(_OF_STEPS)
+        return (Finding(component=PROCESS, channel="process", sentence=", ".join(found)),) if found else ()
+
+    def has_metric_of(self, committed: Mapping[str, Any]) -> bool:
+        """Whether `evaluate` is the code that it was at the commit."""
+        return self._metric_code is not None and committed.get(_METRIC) == self._metric_code
+
+    def _add_opened_files(self) -> None:
+        opened = opened_files()
+        if len(opened) > self._known:
+            self._known = len(opened)
+            found = {name: read for name, read in file_readers(opened).items() if name not in self._surroundings}
+            self._opened |= {name: mark_of(read()) for name, read in found.items()}
+            self._surroundings |= found
+
+    def _reached(self) -> Reach:
+        found = self._walk()
+        # A file that training writes may not have been there before.
+        self._surroundings = surroundings(found.functions, found.files) | self._surroundings
+        for name, read in self._surroundings.items():
+            if name in self._opened and mark_of(read()) == self._opened[name]:
+                continue  # Training only reads it.
+            found.leaves[name] = Leaf(name, "", SURROUNDINGS, name, "", read)
+        return found
+
+
+_OF_LOADERS = frozenset(vars(DataLoader([0]))) | {"_iterator"}  # type: ignore[arg-type]
+
+
+def parts_of_loader(loader: DataLoader[Any]) -> dict[str, Any]:
+    """What a loader calls, and what the user has put on it, by name."""
+    parts = {name: getattr(loader, name) for name in ("dataset", "collate_fn", "worker_init_fn")}
+    parts |= {name: getattr(loader, name) for name in vars(loader).keys() - _OF_LOADERS}
+    if has_own_sampler(loader):
+        parts["sampler"] = loader.batch_sampler if loader.batch_size is None else loader.sampler
+    return parts
+
+
+def of_recipe(recipe: Recipe, *, build: Callable[..., Any]) -> OutsideState:
+    """What lies outside the components of a recipe that was just built."""
+    home = str(build.__module__).partition(".")[0]
+    metric_code = code_hashes([recipe.evaluate], home=home) if recipe.evaluate is not None else None
+    return OutsideState(lambda: reached(recipe, home=home), metric_code=metric_code)
+
+
+def reached(recipe: Recipe, *, home: str) -> Reach:
+    """Everything that the objects and functions of a recipe lead to, what belongs to a component under its name."""
+    found = Reach(home)
+    model = bare(recipe.model)
+    found.own("recipe", [recipe])
+    found.own("model", model.modules())
+    components = {**recipe.optimizers, **recipe.schedulers, "scaler": recipe.scaler}
+    extra = {f"extra.{key}": target for key, target in recipe.extra.items()}
+    for name, target in {**components, **extra}.items():
+        found.own(name, [target])
+    # What `evaluate` reads is its own, so that a metric that differs can be told from steps that do.
+    fields = {**extra, **components, "model": model, "evaluate": recipe.evaluate, "loss": recipe.loss}
+    fields |= {"step": recipe.step, "after_step": recipe.after_step, "on_epoch": recipe.on_epoch}
+    fields |= {f"data.{name}": target for name, target in parts_of_loader(recipe.data).items()}
+    for name, target in fields.items():
+        if target is not None:
+            found.add(name, lambda target=target: target)  # type: ignore[misc]
+    return found

@@ -1,0 +1,200 @@
+"""The structure of a recipe or a program: its modules, tensors and groups, as a resume will build them again.
+
+A state_dict has values and no structure. A layer that is added in mid-run, or a weight that is pruned or replaced,
+cannot be restored from it. Such a change is found at the first save after it, by names and identities.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from segue.recipe import Recipe
+from segue.trainer.ranks.ddp import bare
+from segue.trainer.workloads.optimizer_groups import all_optimizers
+from segue.trainer.workloads.structure_shape import Groups, Shape, Watched, kept_buffers
+from segue.user_objects import attribute, settings_shown
+
+_FOREIGN = "a tensor that is no parameter of the model"
+
+
+class Structure:
+    """The structure of some modules and optimizers when this was made, to be compared with theirs at each save."""
+
+    def __init__(
+        self,
+        modules: Mapping[str, nn.Module],
+        optimizers: Mapping[str, Any],
+        *,
+        plain: Collection[str] = (),
+        are_groups_restored: bool = False,
+    ) -> None:
+        """`plain`: modules that are restored by their own `load_state_dict`, which knows no new buffers.
+
+        `are_groups_restored`: a resume binds each optimizer of torch to the parameters that it holds at the save.
+        """
+        self._roots, self._optimizers, self._are_groups_restored = dict(modules), dict(optimizers), are_groups_restored
+        self._plain = tuple(f"{name}." for name in plain)
+        self._built = Shape.of(self._roots, self._optimizers)
+        self._watched = self._watch(self._built)
+        self._has_settled = False
+
+    def step_made(self) -> None:
+        """Accept modules without state as they are after the first step: a resume makes a first step, too.
+
+        Some models create a cache or a table at their first forward pass.
+        """
+        if self._has_settled:
+            return
+        self._has_settled = True
+        if self._watched.is_unchanged():
+            return
+        built, now = self._built.modules, self._look().modules
+        is_kept = {name: name in now or bool(kept_buffers(module)) for name, module in built.items()}
+        kept = {name: now.get(name, module) for name, module in built.items() if is_kept[name]}
+        made = {name: module for name, module in now.items() if name not in built and not kept_buffers(module)}
+        self._built = self._built._replace(modules=kept | made)
+
+    def changes(self) -> tuple[str, ...]:
+        """What has changed that a resume would not build, in words."""
+        if self._watched.is_unchanged():
+            return ()
+        now = self._look()
+        changes = [*_of_modules(self._built, now)]
+        apart = tuple(f"{name}." for name, _ in changes)  # Their parameters need not be named as well.
+        found = [f"module {name} {what}" for name, what in changes]
+        tensors = (*_of_parameters(self._built, now), *_of_buffers(self._built, now, within=self._plain))
+        found += [f"{name} {what}" for name, what in tensors if not name.startswith(apart)]
+        if not now.is_spread:  # FSDP exchanges the whole tensors for the sharded ones by itself.
+            found += [f"{name} {what}" for name, what in _of_values(self._built, now) if not name.startswith(apart)]
+            found += self._of_groups(now)
+        if not found:
+            self._watched = self._watch(now)  # The next look is to be a short one again.
+        return tuple(found)
+
+    def _watch(self, shape: Shape) -> Watched:
+        return Watched.of(shape, self._optimizers, plain=self._plain)
+
+    def _look(self) -> Shape:
+        return Shape.of(self._roots, self._optimizers)
+
+    def _of_groups(self, now: Shape) -> Iterator[str]:
+        names = {id(parameter): name for name, parameter in reversed(now.parameters.items())}
+        for component, optimizer in self._optimizers.items():
+            before, held = self._built.groups[component], now.groups[component]
+            if _ids(before) == _ids(held):
+                continue
+            known = {id(parameter) for group in held for parameter in group}
+            is_restored = self._are_groups_restored and isinstance(optimizer, torch.optim.Optimizer)
+            if any(
+                isinstance(each, torch.Tensor) and id(each) not in known for each in attribute(optimizer, "state", ())
+            ):
+                yield f"{component} has state of parameters that it no longer holds, which torch cannot save"
+            elif not is_restored or not known <= names.keys():
+                yield f"{component} {_difference(before, held, names | self._built.names)}"
+
+
+def structure_of(recipe: Recipe) -> Structure:
+    """The structure of a recipe that was just built: its model, and the modules and optimizers in `extra`."""
+    modules = {f"extra.{key}": each for key, each in recipe.extra.items() if isinstance(each, nn.Module)}
+    return Structure(
+        {"": bare(recipe.model)} | {name: each for name, each in modules.items() if each is not recipe.model},
+        all_optimizers(recipe),
+        plain=modules,
+        are_groups_restored=True,
+    )
+
+
+def structure_of_objects(objects: Mapping[str, Any]) -> Structure:
+    """The structure of the modules and optimizers that a program tracks, by the names that it gave them."""
+    modules = {name: bare(each) for name, each in objects.items() if isinstance(each, nn.Module)}
+    optimizers = {name: each for name, each in objects.items() if isinstance(each, torch.optim.Optimizer)}
+    return Structure(modules, optimizers)
+
+
+def _of_modules(built: Shape, now: Shape) -> Iterator[tuple[str, str]]:
+    """Modules that are new, gone or of another kind, without those below them."""
+    found: list[tuple[str, str]] = []
+    done: tuple[str, ...] = ()
+    for name in dict.fromkeys((*built.modules, *now.modules)):
+        before, after = built.modules.get(name), now.modules.get(name)
+        if before is after or name.startswith(done):
+            continue
+        if before is not None and after is not None:
+            if _words(before) == _words(after):
+                continue
+            found.append((name, f"was {_words(before)}, now {_words(after)}"))
+        elif _is_layer(name, after if before is None else before, now.modules | built.modules):
+            found.append((name, "is gone" if after is None else f"({_words(after)}) is new"))
+        done = (*done, f"{name}.")
+    return iter(found)
+
+
+def _is_layer(name: str, module: nn.Module | None, modules: Mapping[str, nn.Module]) -> bool:
+    """Whether a resume would train otherwise without it: it has a state, or a container of torch calls all it holds.
+
+    Whether any other module of the user's makes and calls one more without a state is up to its own code, which is the
+    same after a resume.
+    """
+    parent = modules.get(name.rpartition(".")[0])
+    has_state = module is not None and any(map(_has_state, module.modules()))
+    return has_state or isinstance(parent, (nn.Sequential, nn.ModuleList, nn.ModuleDict))
+
+
+def _has_state(module: nn.Module) -> bool:
+    return bool(kept_buffers(module)) or any(True for _ in module.parameters(recurse=False))
+
+
+def _of_parameters(built: Shape, now: Shape) -> Iterator[tuple[str, str]]:
+    for name in dict.fromkeys((*built.parameters, *now.parameters)):
+        if (name in built.parameters) is not (name in now.parameters):
+            yield name, "is a new parameter" if name in now.parameters else "is no parameter any more"
+
+
+def _of_buffers(built: Shape, now: Shape, *, within: tuple[str, ...]) -> Iterator[tuple[str, str]]:
+    for name in sorted(built.buffers ^ now.buffers):
+        if name.startswith(within):
+            yield name, "is a new buffer" if name in now.buffers else "is no buffer any more"
+
+
+def _of_values(built: Shape, now: Shape) -> Iterator[tuple[str, str]]:
+    """Parameters of another type, shape or identity than a resume would build."""
+    held = {id(parameter) for groups in now.groups.values() for group in groups for parameter in group}
+    first_before, first_now = built.names, now.names
+    for name, parameter in now.parameters.items():
+        before = built.parameters.get(name)
+        if before is None:
+            continue
+        if built.specs.get(name, now.specs.get(name)) != now.specs.get(name):
+            yield name, f"was {built.specs[name]}, now {now.specs.get(name)}"
+        elif first_before[id(before)] != first_now[id(parameter)]:
+            other = first_now[id(parameter)]
+            yield name, f"is now one tensor with {other}" if other != name else "no longer shares its tensor"
+        elif before is not parameter and id(before) in held:
+            yield name, "was replaced by another tensor, and the optimizer holds the former one"
+
+
+def _difference(before: Groups, held: Groups, names: Mapping[int, str]) -> str:
+    former, present = ({id(each) for group in groups for each in group} for groups in (before, held))
+    added = [names.get(each, _FOREIGN) for each in present - former]
+    left = [names.get(each, _FOREIGN) for each in former - present]
+    said = [f"holds {_shown(added)} since"] * bool(added) + [f"no longer holds {_shown(left)}"] * bool(left)
+    return " and ".join(said) or f"has its parameters in other groups ({len(before)} as built, now {len(held)})"
+
+
+def _shown(names: list[str]) -> str:
+    names = sorted(names)
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+
+
+def _ids(groups: Groups) -> list[list[int]]:
+    return [[*map(id, group)] for group in groups]
+
+
+def _words(module: nn.Module) -> str:
+    """Its class, and its settings as it prints them."""
+    settings = settings_shown(module)
+    return f"{type(module).__qualname__}({'' if ' at 0x' in settings else settings})"
