@@ -66,11 +66,19 @@ def show(report: Mapping[str, Any], to: Console) -> None:
     """Print a row for each kind and each control, and what they come to."""
     to.print(_kinds_table(report["by_kind"]))
     to.print(_controls_table(report["by_control"]))
+    to.print(_axes_table(report))
+    foregone = report["foregone"]
     to.print(
-        f"faulty: {report['kinds']} kinds, {report['trials']} resumes; found {_percent(report['detected_share'])}, "
-        f"before the first step {_percent(report['detected_before_first_step_share'])} of kinds and "
-        f"{_percent(report['detected_before_first_step_trials_share'])} of resumes, "
-        f"named right {_percent(report['named_share'])}"
+        f"faulty: {report['kinds']} kinds; found {_percent(report['detected_share'])}, "
+        f"named right {_percent(report['named_share'])}, with advice {_percent(report['advised_share'])}; "
+        f"{foregone['kinds']} more that a component's own digest shows: found {_percent(foregone['detected_share'])}"
+    )
+    if report["levels"]:
+        to.print(_levels_table(report["levels"]))
+    to.print(
+        f"injected: {report['trials']} resumes; found before the first step "
+        f"{_percent(report['detected_before_first_step_share'])} of kinds and "
+        f"{_percent(report['detected_before_first_step_trials_share'])} of resumes"
     )
     to.print(
         f"clean: {report['clean']} resumes, {report['false_alarms']} false alarms; {report['sigkills']} SIGKILLs",
@@ -104,6 +112,31 @@ def _kinds_table(rows: Mapping[str, Mapping[str, Any]]) -> Table:
             _percent(row["smoothness_share"]),
             style="yellow" if is_missed else None,
         )
+    return table
+
+
+def _axes_table(report: Mapping[str, Any]) -> Table:
+    titles = ("kinds", "found", "named\nright", "with\nadvice", "at first\ncommit", "clean", "false\nalarms")
+    table = _table("axis", *titles)
+    for name, row in report["axes"].items():
+        shares = ("detected_share", "named_share", "advised_share", "named_at_first_commit_share")
+        is_short = bool(row["missed"] or row["false_alarms"])
+        table.add_row(
+            name,
+            str(row["kinds"]),
+            *(_percent(row.get(share)) for share in shares),
+            str(row["clean"]),
+            str(row["false_alarms"]),
+            style="yellow" if is_short else None,
+        )
+    return table
+
+
+def _levels_table(levels: Mapping[str, Any]) -> Table:
+    table = _table("unregistered state", "kinds", "found", "named\nright", "at first\ncommit")
+    for name, row in levels.items():
+        shares = ("detected_share", "named_share", "named_at_first_commit_share")
+        table.add_row(f"as a {name}", str(row["kinds"]), *(_percent(row[share]) for share in shares))
     return table
 
 

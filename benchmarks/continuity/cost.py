@@ -1,51 +1,51 @@
-"""What continuity costs a training step: seconds, by pairs of steps with and without it, and bytes in the store."""
+"""What continuity costs a training step: seconds, by pairs of steps with and without it, and bytes in the store.
+
+`python -m benchmarks.continuity.cost` measures nothing else.
+"""
 
 from __future__ import annotations
 
+import math
 import statistics
 import tempfile
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
-from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
-from benchmarks.continuity.recipes import build
+from benchmarks.continuity import recipes
+from benchmarks.continuity.step.parts import cost_by_part, plain
+from benchmarks.continuity.step.plain import PlainScript
+from benchmarks.continuity.step.stepwise import WITNESS_STEPS, Step, StepKind, attempt_by_steps
 from benchmarks.continuity.tasks import workplace
 from benchmarks.continuity.trial import RUN_ID, spec_of
 from segue.checkpoints.format.snapshot import digest, take
-from segue.checkpoints.saving.writer_client import InlineWriter
-from segue.clock import SystemClock
-from segue.continuity.fingerprints import batch_fingerprint, input_fingerprint, streams_fingerprint
-from segue.continuity.verdict import Prelude
-from segue.continuity.witness import NORMS_EVERY_STEPS, Witness
-from segue.curves.schema import Curve
-from segue.data.loader import Batch, Feed
 from segue.data.streams import seed_all
-from segue.launch.assignment import Assignment
-from segue.notices.board import NoticeBoard
 from segue.recipe import Recipe
-from segue.records import Capacity, Heartbeat, SegmentPlan, WitnessRow
+from segue.records import Heartbeat, WitnessRow
+from segue.reports.console import show_json
 from segue.runlog import keys
 from segue.runlog.entries import CommitEntry, SealEntry, encode
-from segue.runlog.log import RunLog
+from segue.spec import RunSpec
 from segue.stores import LocalStore
-from segue.trainer.attempt import run_attempt
-from segue.trainer.workloads.components import Progress
-from segue.trainer.workloads.state import RNG_PREFIX, capture, components_of
-from segue.trainer.workloads.step import do_step
-from segue.trainer.workloads.step_result import row_of
+from segue.trainer.workloads.live_recipe import LiveRecipe
+from segue.trainer.workloads.state import capture
+
+T = TypeVar("T")
 
 STEP_SECONDS = 0.020
 COMMIT_EVERY_STEPS = 100
-_WITNESS_STEPS = 8
+_MEASURED_COMMIT_EVERY = 32
+"""While steps are measured, so that a quarter of them bear witness."""
 _HEARTBEAT_SECONDS = 2.0
-_WARM_UP, _TRIES = 10, 30
-_FIRST_BATCH = 64
+_WARM_UP, _TRIES = 32, 30
+_PAIRS, _CURVE_STEPS = 1000, 1000
+_FIRST_BATCH, _BATCHES = 32, 100
+_RECIPE = "benchmarks.continuity.cost:build"
 
 
 @dataclass(frozen=True)
@@ -55,45 +55,61 @@ class Cost:
     step_seconds: float
     """Of a bare step."""
     step_overhead_seconds: float
-    """More than that, of a step that bears no witness."""
+    """More than that, of a step that bears no witness: the sum of all parts."""
     witness_seconds: float
     """More than a bare step, of one that does: eight after each commit."""
     digest_seconds: float
     """Of a whole state, once for each commit: in the writer process, and while restoring."""
     heartbeat_seconds: float
+    cost_by_part: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    """Of each part: microseconds of a plain and of a witness step, and bytes a step."""
+    paired_overhead_seconds: float | None = None
+    """The same as `step_overhead_seconds` by pairs of whole steps, a bare one and a real one in turn."""
+    paired_error_seconds: float | None = None
+    """Standard error of that."""
 
     @property
     def step_overhead_share(self) -> float:
         """Of a step of 20 ms, with a commit every 100 steps and a heartbeat every 2 s, all on one core."""
         rare = self.digest_seconds / COMMIT_EVERY_STEPS + self.heartbeat_seconds * STEP_SECONDS / _HEARTBEAT_SECONDS
-        share = _WITNESS_STEPS / COMMIT_EVERY_STEPS
+        share = WITNESS_STEPS / COMMIT_EVERY_STEPS
         steps = (1 - share) * self.step_overhead_seconds + share * self.witness_seconds
         return (steps + rare) / STEP_SECONDS
 
 
 def measure_cost(*, pairs: int) -> Cost:
-    """Time `pairs` of steps, one bare and one as segue does it, in turn, on the same batches."""
+    """Time `pairs` of steps in turn, one as a plain script does it and one of a real attempt."""
     torch.set_num_threads(1)
-    recipe, feed = _sized()
-    batches = feed.batches(0)
-    witnessed = _Witnessed(recipe)
-    bare: list[float] = []
-    differences: dict[bool, list[float]] = {False: [], True: []}
-    steps = (partial(_bare_step, recipe), witnessed.step)
-    for number in range(_WARM_UP + pairs):
-        batch, seconds = next(batches), [0.0, 0.0]
-        bears = witnessed.bears_witness
-        for which in (0, 1) if number % 2 else (1, 0):
-            seconds[which] = _seconds_of(partial(steps[which], batch))
-        if number >= _WARM_UP:
-            bare.append(seconds[0])
-            differences[bears].append(seconds[1] - seconds[0])
+    spec = measured_spec(_config_of_step(), steps=_WARM_UP + pairs)
+    bare, differences, digests = list[float](), dict[StepKind, list[float]](), list[float]()
+    script: PlainScript | None = None
+
+    def visit(live: LiveRecipe, make: Step) -> None:
+        nonlocal script
+        script = script or PlainScript(live.recipe)
+        step = live.progress.step + 1
+        if step % 2:
+            (_, bare_seconds), (kind, seconds) = _timed(script.step), _timed(make)
+        else:
+            (kind, seconds), (_, bare_seconds) = _timed(make), _timed(script.step)
+        if step > _WARM_UP:
+            bare.append(bare_seconds)
+            differences.setdefault(kind, []).append(seconds - bare_seconds)
+        if step == _WARM_UP:
+            digests.extend(_timed(lambda: digest(take(capture(live.components), copy=False)))[1] for _ in range(_TRIES))
+
+    attempt_by_steps(spec, visit)
+    parts = cost_by_part(spec, skipped=_WARM_UP, commit_every=COMMIT_EVERY_STEPS)
+    pairs_of = {kind: statistics.median(found) for kind, found in differences.items()}
     return Cost(
         step_seconds=statistics.median(bare),
-        step_overhead_seconds=max(statistics.median(differences[False]), 0.0),
-        witness_seconds=max(statistics.median(differences[True]), 0.0),
-        digest_seconds=statistics.median(_seconds_of(witnessed.digest) for _ in range(_TRIES)),
+        step_overhead_seconds=1e-6 * sum(part["plain_microseconds"] for part in parts.values()),
+        witness_seconds=1e-6 * sum(part["witness_microseconds"] for part in parts.values()),
+        digest_seconds=statistics.median(digests),
         heartbeat_seconds=_heartbeat_seconds(),
+        cost_by_part=parts,
+        paired_overhead_seconds=plain(pairs_of),
+        paired_error_seconds=_error_of_median(differences[StepKind.PLAIN]),
     )
 
 
@@ -103,20 +119,11 @@ def bytes_per_step(*, steps: int) -> dict[str, float]:
     `bytes_per_step` are its row of the loss curve and its share of the seals; what a commit's own record and all
     others add is given apart.
     """
-    spec = spec_of({"model": "flights"}, seed=0).model_copy(update={"steps": steps})
-    spec = spec.model_copy(
-        update={"checkpoints": spec.checkpoints.model_copy(update={"every_steps": COMMIT_EVERY_STEPS})}
-    )
-    with tempfile.TemporaryDirectory(prefix="segue-continuity-", dir=workplace()) as name:
-        store = LocalStore(Path(name)).create()
-        plan = SegmentPlan(segment=0, attempt=1, capacity=Capacity.SPOT, deployment="bench")
-        clock, runlog = SystemClock(), RunLog(store, RUN_ID)
-        assignment = Assignment(spec=spec, plan=plan)
-        run_attempt(assignment, runlog=runlog, board=NoticeBoard(clock), clock=clock, shards=InlineWriter([store]))
-        curve = sum(item.size_bytes for item in store.list_objects(f"{RUN_ID}/") if item.key.endswith(".parquet"))
-        entries = [slot.entry for slot in runlog.reload().slots]
-    seals = sum(len(encode(entry)) for entry in entries if isinstance(entry, SealEntry))
-    commits = sum(len(encode(entry)) for entry in entries if isinstance(entry, CommitEntry))
+    spec = measured_spec({"model": "flights"}, steps=steps, commit_every=COMMIT_EVERY_STEPS)
+    stored = attempt_by_steps(spec, lambda _, make: make())
+    curve = stored.curve_bytes
+    seals = sum(len(encode(entry)) for entry in stored.entries if isinstance(entry, SealEntry))
+    commits = sum(len(encode(entry)) for entry in stored.entries if isinstance(entry, CommitEntry))
     return {
         "bytes_per_step": round((curve + seals) / steps, 1),
         "curve_bytes_per_step": round(curve / steps, 1),
@@ -125,72 +132,40 @@ def bytes_per_step(*, steps: int) -> dict[str, float]:
     }
 
 
-class _Witnessed:
-    """A step as the training loop does it."""
-
-    def __init__(self, recipe: Recipe) -> None:
-        self._recipe, self._progress = recipe, Progress()
-        self._components = components_of(recipe, self._progress, name="bench")
-        self._witness = Witness(_WITNESS_STEPS)
-        self._curve = Curve(run="bench", segment=0, attempt=1, attempt_id="0", capacity="spot")
-
-    @property
-    def bears_witness(self) -> bool:
-        """Whether the next step does; every other eight, here."""
-        return self._progress.step % (2 * _WITNESS_STEPS) < _WITNESS_STEPS
-
-    def step(self, batch: Batch) -> None:
-        step = self._progress.step + 1
-        started = time.monotonic()
-        if self._progress.step % (2 * _WITNESS_STEPS) == 0:
-            self._witness.open(self._progress.step)
-        is_kept = self._witness.wants(step)
-        prelude = self._prelude(step, batch) if is_kept else Prelude(step, "", "", None)
-        with_norms = is_kept or step % NORMS_EVERY_STEPS == 0
-        row = row_of(prelude, do_step(self._recipe, [batch.content], step=step, with_norms=with_norms).outcome)
-        self._progress.step = step
-        self._progress.samples_seen += len(batch.ids)
-        self._witness.add(row)
-        self._witness.take_full()
-        seconds = time.monotonic() - started
-        self._curve.add(row, epoch=0, samples_seen=0, step_seconds=seconds, wall_time=datetime.now(UTC))
-
-    def _prelude(self, step: int, batch: Batch) -> Prelude:
-        held = {name: c.capture() for name, c in self._components.items() if name.startswith(RNG_PREFIX)}
-        streams = streams_fingerprint(held)
-        return Prelude(step, batch_fingerprint(batch.ids), input_fingerprint(batch.content), streams)
-
-    def digest(self) -> None:
-        digest(take(capture(self._components), copy=False))
+def build(config: dict[str, Any]) -> Recipe:
+    """A recipe of the matrix without its scaler, which a plain script would have to call, too."""
+    recipe = recipes.build(config)
+    recipe.scaler = None
+    return recipe
 
 
-def _bare_step(recipe: Recipe, batch: Batch) -> None:
-    """What a plain training script does with the same recipe."""
-    recipe.optimizer.zero_grad(set_to_none=True)
-    loss = recipe.loss(recipe.model, batch.content)
-    loss.backward()
-    if recipe.clip_grad_norm is not None:
-        torch.nn.utils.clip_grad_norm_(recipe.model.parameters(), recipe.clip_grad_norm)
-    recipe.optimizer.step()
-    recipe.scheduler.step()
-    if recipe.after_step is not None:
-        recipe.after_step(1)
-    float(loss.detach())
+def measured_spec(config: Mapping[str, Any], *, steps: int, commit_every: int = _MEASURED_COMMIT_EVERY) -> RunSpec:
+    """A run of the recipe of this module."""
+    spec = spec_of(config, seed=0)
+    # A save that is still being copied while the next step begins is measured by `bench checkpoint`.
+    saves = {"every_steps": commit_every, "staging": "blocking"}
+    changed = {"steps": steps, "checkpoints": spec.checkpoints.model_copy(update=saves)}
+    return spec.model_copy(update={**changed, "recipe": _RECIPE})
 
 
-def _sized() -> tuple[Recipe, Feed]:
-    """A recipe whose bare step takes about 20 ms here: its batch is as large as that needs."""
+def _config_of_step() -> dict[str, Any]:
+    """The config of a recipe whose plain step takes about 20 ms here: its batch is as large as that needs."""
     size = _FIRST_BATCH
     while True:
         seed_all(0)
-        recipe = build({"model": "digits", "batch_size": size, "samples": max(size, 1500), "optimizer": "adamw"})
-        recipe.scaler = None
-        feed = Feed(recipe.data, recipe="bench", seed=0)
-        batch = next(feed.batches(0))
-        seconds = statistics.median(_seconds_of(partial(_bare_step, recipe, batch)) for _ in range(_TRIES))
+        config = {"model": "text", "batch_size": size, "samples": max(size, 1500), "optimizer": "adamw"}
+        script = PlainScript(build(config))
+        seconds = statistics.median(_timed(script.step)[1] for _ in range(_TRIES))
         if seconds >= 0.8 * STEP_SECONDS or size >= 2048:
-            return recipe, feed
+            # Fewer batches to an epoch than any real run has would make the order of its samples look expensive.
+            return config | {"samples": _BATCHES * size}
         size = min(max(int(size * min(STEP_SECONDS / seconds, 4.0)), size + 8), 2048)
+
+
+def _error_of_median(found: Sequence[float]) -> float:
+    """Of values that are spread as a normal distribution is, judged by their quartiles."""
+    first, _, third = statistics.quantiles(found)
+    return 1.253 * (third - first) / 1.349 / math.sqrt(len(found))
 
 
 def _heartbeat_seconds() -> float:
@@ -219,10 +194,21 @@ def _heartbeat_seconds() -> float:
             )
             store.put(keys.heartbeat_key(RUN_ID, "0"), made.model_dump_json().encode(), durable=False)
 
-        return statistics.median(_seconds_of(beat) for _ in range(_TRIES))
+        return statistics.median(_timed(beat)[1] for _ in range(_TRIES))
 
 
-def _seconds_of(work: Callable[[], Any]) -> float:
+def _timed(work: Callable[[], T]) -> tuple[T, float]:
     started = time.perf_counter()
-    work()
-    return time.perf_counter() - started
+    found = work()
+    return found, time.perf_counter() - started
+
+
+def main() -> None:
+    """Measure the cost alone and print it as one JSON object."""
+    found = measure_cost(pairs=_PAIRS)
+    share = {"step_overhead_share": round(found.step_overhead_share, 5)}
+    show_json({**asdict(found), **share, **bytes_per_step(steps=_CURVE_STEPS)})
+
+
+if __name__ == "__main__":
+    main()

@@ -14,7 +14,7 @@ from segue.data.loader import Feed
 from segue.recipe import Recipe
 from segue.trainer.workloads.components import Component
 
-NAMED_REPLAY = frozenset({"model or randomness"})
+NAMED_REPLAY = frozenset({"outside the checkpoint"})
 SETUP_CODE = frozenset({"setup.code", "setup.hyperparameters", "setup.model"})
 CODE = NAMED_REPLAY | SETUP_CODE
 """What may be named when the code of a step changed."""
@@ -66,6 +66,8 @@ class Fault:
     """Right after the restore, before the digests are compared."""
     checked: Callable[[Live], None] | None = None
     """Right before the first batch is drawn, after the digests were compared."""
+    replayed: Callable[[Live], None] | None = None
+    """Right after the first replayed step: no comparison of digests comes after it before the steps are compared."""
     fed: Callable[[Feed], None] | None = None
     """The feed of the resumed attempt is changed."""
 
@@ -82,6 +84,11 @@ class Kind:
     """Features without which it changes nothing (`benchmarks.continuity.recipes.FEATURES`)."""
     config: Mapping[str, Any] = field(default_factory=dict)
     """Of both attempts."""
+
+    @property
+    def is_foregone(self) -> bool:
+        """Whether it edits what a component loads: that component's own digest is there to show it."""
+        return bool(self.fault.trees)
 
     def applies_to(self, features: frozenset[str]) -> bool:
         return self.needs <= features

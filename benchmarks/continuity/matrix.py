@@ -13,12 +13,18 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from typing import Any
 
+from benchmarks.continuity.blind.cases import cases
+from benchmarks.continuity.blind.measure import Rounds, resumes
+from benchmarks.continuity.blind.outcome import BlindOutcome
 from benchmarks.continuity.controls import CONTROLS
 from benchmarks.continuity.cost import bytes_per_step, measure_cost
 from benchmarks.continuity.kills import Kills
+from benchmarks.continuity.levels.measure import measure as measure_levels
+from benchmarks.continuity.levels.measure import names as level_names
 from benchmarks.continuity.recipes import MODELS, OPTIMIZERS
 from benchmarks.continuity.report import report_of
 from benchmarks.continuity.tasks import KINDS, CleanTask, FaultyTask, Outcome, Task, features_of, run_task
@@ -26,7 +32,7 @@ from benchmarks.continuity.tasks import KINDS, CleanTask, FaultyTask, Outcome, T
 _FIRST_STEP, _BETWEEN_STEPS = 57, 9
 """Resume points of faulty resumes: late enough for 50 losses before, and never where the sums of gradients are zero."""
 _KINDS_A_TASK = 24
-KIND_NAMES: tuple[str, ...] = tuple(kind.name for kind in KINDS)
+KIND_NAMES: tuple[str, ...] = (*(kind.name for kind in KINDS), *(case.name for case in cases()))
 
 
 @dataclass(frozen=True)
@@ -44,6 +50,10 @@ class Options:
     clean_seeds: int = 5
     clean_rounds: int = 7
     """Resumes in a row of each clean run."""
+    scripts: Rounds | None = field(default_factory=partial(Rounds, sound=16, alone=3, noisy=90, lost_every=1))
+    """How often training scripts as people write them are resumed; None: not at all."""
+    level_every: int | None = 1
+    """Of so many scripts that lose state one is also tried as a program and in a framework; None: none."""
     kills: int = 120
     pairs: int = 300
     """Pairs of steps to measure the cost by; 0: it is not measured."""
@@ -54,8 +64,8 @@ class Options:
 
 def quick(options: Options) -> Options:
     """One seed and one resume point, few kills."""
-    changed = {"seeds": 1, "points": 1, "clean_seeds": 1, "clean_rounds": 2, "kills": 6, "pairs": 100}
-    return Options(**(asdict(options) | changed))
+    fewer: dict[str, Any] = {"seeds": 1, "points": 1, "clean_seeds": 1, "clean_rounds": 2, "kills": 6, "pairs": 100}
+    return replace(options, **fewer, scripts=Rounds(), level_every=8)
 
 
 def measure(options: Options, *, say: Callable[[str], None]) -> dict[str, Any]:
@@ -66,6 +76,8 @@ def measure(options: Options, *, say: Callable[[str], None]) -> dict[str, Any]:
         for number, found in enumerate(_done(tasks, jobs=options.jobs), start=1):
             outcomes += found
             say(f"resumes: {len(outcomes)} made, {number} of {len(tasks)} runs")
+    scripts = _scripts(options, say=say)
+    levels = _levels(options, say=say)
     kills = Kills(kills=options.kills, seed=0, say=say).make() if options.kills else {}
     say("cost of a step")
     cost: dict[str, Any] = {}
@@ -76,6 +88,8 @@ def measure(options: Options, *, say: Callable[[str], None]) -> dict[str, Any]:
     return report_of(
         _chosen(options),
         outcomes,
+        scripts,
+        levels=levels,
         kills=kills,
         cost=cost,
         applicable={kind.name: _models_of(kind.name, options) for kind in _chosen(options)},
@@ -91,6 +105,19 @@ def passed(report: dict[str, Any]) -> bool:
 
 def _chosen(options: Options) -> tuple[Any, ...]:
     return tuple(kind for kind in KINDS if options.kinds is None or kind.name in options.kinds)
+
+
+def _scripts(options: Options, *, say: Callable[[str], None]) -> list[BlindOutcome]:
+    if options.scripts is None:
+        return []
+    return resumes((), rounds=options.scripts, jobs=options.jobs, names=options.kinds, say=say)
+
+
+def _levels(options: Options, *, say: Callable[[str], None]) -> dict[str, list[BlindOutcome]]:
+    if options.scripts is None or options.level_every is None:
+        return {}
+    chosen = [name for name in level_names() if options.kinds is None or name in options.kinds]
+    return measure_levels(chosen[:: options.level_every], jobs=options.jobs, say=say)
 
 
 def _models_of(name: str, options: Options) -> list[tuple[str, str]]:

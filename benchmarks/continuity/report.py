@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
+from benchmarks.continuity.axes import Trial, figures
+from benchmarks.continuity.blind.cases import Axis
+from benchmarks.continuity.blind.outcome import BlindOutcome
 from benchmarks.continuity.controls import CONTROLS
 from benchmarks.continuity.faults import Kind
 from benchmarks.continuity.tasks import Outcome
@@ -17,14 +21,19 @@ _BLIND_SHARE = 0.05
 def report_of(
     kinds: Sequence[Kind],
     outcomes: Sequence[Outcome],
+    scripts: Sequence[BlindOutcome] = (),
     *,
+    levels: Mapping[str, Sequence[BlindOutcome]] = MappingProxyType({}),
     kills: Mapping[str, Any],
     cost: Mapping[str, Any],
     applicable: Mapping[str, Sequence[tuple[str, str]]],
     seconds: float,
     jobs: int,
 ) -> dict[str, Any]:
-    """All figures. `applicable` are the pairs of model and optimizer in which a kind can change something."""
+    """All figures: of injected faults (`outcomes`) in detail, of `scripts` by axis.
+
+    `applicable` are the pairs of model and optimizer in which a kind can change something.
+    """
     names = {kind.name for kind in kinds}
     faulty = [outcome for outcome in outcomes if outcome.name in names]
     controls = {control.name for control in CONTROLS}
@@ -33,19 +42,17 @@ def report_of(
     tried = [row for row in rows.values() if row["trials"]]
     early = [row for row in tried if row["detected_before_first_step_share"] == 1.0]
     smooth = [row for row in tried if (row["smoothness_share"] or 0.0) < _BLIND_SHARE]
-    alarms = [o for o in clean if o.verdict == "broken"]
-    detected = [o for o in faulty if o.is_detected]
+    by_axis = figures([*_injected(kinds, faulty), *_controlled(clean), *trials_of(scripts)])
     return {
-        "kinds": len(tried),
+        **by_axis,
+        "levels": _levels(scripts, levels),
         "trials": len(faulty),
-        "detected_share": _share(o.is_detected for o in faulty),
         "detected_before_first_step_share": _of(len(early), len(tried)),
         "detected_before_first_step_trials_share": _share(_is_early(o) for o in faulty),
-        "named_share": _share(o.is_as_expected for o in detected),
         "faulty_commits": sum(o.commits for o in faulty),
         "missed_kinds": [name for name, row in rows.items() if row["trials"] and row["detected_share"] < 1],
-        "clean": len(clean) + kills.get("sigkill_resumes", 0),
-        "false_alarms": len(alarms) + kills.get("sigkill_false_alarms", 0),
+        "clean": by_axis["clean"] + kills.get("sigkill_resumes", 0),
+        "false_alarms": by_axis["false_alarms"] + kills.get("sigkill_false_alarms", 0),
         "clean_verdicts": dict(Counter(o.verdict for o in clean)),
         "clean_as_expected_share": _share(o.is_as_expected for o in clean),
         "sigkills": 0,
@@ -55,11 +62,78 @@ def report_of(
         **cost,
         "by_kind": rows,
         "by_control": _controls(clean),
-        "problems": [*_problems(kinds, outcomes), *kills.get("sigkill_problems", ())],
+        "problems": [
+            *_problems(kinds, outcomes),
+            *(f"{each.name}: {each.problem}" for each in scripts if each.problem),
+            *kills.get("sigkill_problems", ()),
+        ],
         "cores": len(os.sched_getaffinity(0)),
         "jobs": jobs,
         "trial_seconds": round(sum(o.seconds for o in outcomes) / len(outcomes), 3) if outcomes else None,
         "seconds": round(seconds, 1),
+    }
+
+
+def _injected(kinds: Sequence[Kind], faulty: Sequence[Outcome]) -> list[Trial]:
+    foregone = {kind.name for kind in kinds if kind.is_foregone}
+    return [
+        Trial(
+            kind=o.name,
+            axis="injected",
+            is_found=o.is_detected,
+            is_named=o.is_as_expected,
+            is_advised=o.is_advised,
+            is_foregone=o.name in foregone,
+        )
+        for o in faulty
+    ]
+
+
+def _controlled(clean: Sequence[Outcome]) -> list[Trial]:
+    return [Trial(kind=o.name, axis="sound", is_sound=True, is_found=o.verdict == "broken") for o in clean]
+
+
+def trials_of(scripts: Sequence[BlindOutcome]) -> list[Trial]:
+    """The resumes of training scripts, for the figures of their axes."""
+    return [
+        Trial(
+            kind=each.name,
+            axis=each.axis,
+            is_sound=each.is_sound,
+            is_found=each.is_found,
+            is_named=each.is_named,
+            is_advised=each.is_advised,
+            acts_after=each.acts_after,
+            is_named_at_commit=each.is_named_at_commit,
+            noise=each.noise,
+        )
+        for each in scripts
+    ]
+
+
+def _levels(scripts: Sequence[BlindOutcome], levels: Mapping[str, Sequence[BlindOutcome]]) -> dict[str, Any]:
+    """What is found of unregistered state at each level: of the same scripts, those whose loss acts on the replay."""
+    if not levels:
+        return {}
+    as_recipe = [o for o in scripts if o.axis == Axis.UNREGISTERED and not o.noise and o.acts_within_window]
+    resumed = ({o.name for o in made if not o.problem} for made in levels.values())
+    names = {o.name for o in as_recipe}.intersection(*resumed)
+    rows = {"recipe": as_recipe, **levels}
+    return {level: _of_level(made, names) for level, made in rows.items()}
+
+
+def _of_level(outcomes: Sequence[BlindOutcome], names: Collection[str]) -> dict[str, Any]:
+    tried, not_resumed = [o for o in outcomes if o.name in names], [o.name for o in outcomes if o.problem]
+    made = [o for o in tried if o.is_found or o.acts_after is not None]
+    return {
+        "kinds": len(made),
+        "detected_share": _share(o.is_found for o in made),
+        "named_share": _share(o.is_found and o.is_named for o in made),
+        "named_at_first_commit_share": _share(bool(o.is_named_at_commit) for o in made),
+        "missed": [o.name for o in made if not o.is_found],
+        "unnamed": [o.name for o in made if o.is_found and not o.is_named],
+        "kept": [o.name for o in tried if o not in made],
+        "not_resumed": not_resumed,
     }
 
 

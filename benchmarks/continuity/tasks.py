@@ -58,6 +58,8 @@ class Outcome:
     found_at: int | None = None
     """Step of the first finding; None: before the first step."""
     commits: int = 0
+    is_advised: bool = False
+    """Whether the first finding says what to do."""
     is_as_expected: bool = True
     """Of a control: exact, or what is right for it. Of a fault: the name is one of those that fit."""
     is_mean_worse: bool | None = None
@@ -181,13 +183,16 @@ def _outcome(
     task: Task, name: str, parent: CheckpointRef, old: Mapping[int, float], watched: Watched, *, seconds: float
 ) -> Outcome:
     last = watched.history.attempts[-1]
-    verdict, component, found_at = "none", None, None
+    verdict, component, found_at, fix = "none", None, None, ""
     if last.verdict is not None:
         verdict = last.verdict.kind.value
         if last.verdict.findings:
-            component, found_at = last.verdict.findings[0].component, last.verdict.findings[0].step
+            first = last.verdict.findings[0]
+            component, found_at, fix = first.component, first.step, first.fix
     elif watched.report is not None and watched.report.failure is not None:
-        verdict, component = _RAISED if watched.was_restored else _REFUSED, watched.report.failure.type
+        failure = watched.report.failure
+        verdict, component = _RAISED if watched.was_restored else _REFUSED, failure.type
+        fix = failure.message.partition("Fix:")[2]
     until = parent.step
     before, after = windows(
         {n: loss for n, loss in old.items() if n <= until} | watched.losses, parent_step=parent.step
@@ -203,6 +208,7 @@ def _outcome(
         component=component,
         found_at=found_at,
         commits=len(last.commits),
+        is_advised=bool(fix),
         is_mean_worse=is_mean_worse(before, after) if is_seen else None,
         has_outlier=has_outlier(before, after) if is_seen else None,
         seconds=seconds,

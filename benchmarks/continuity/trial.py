@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -48,6 +48,8 @@ class Watched:
 
     losses: dict[int, float] = field(default_factory=dict)
     older: dict[int, Snapshot] = field(default_factory=dict)
+    metric: float | None = None
+    """What `evaluate` gave at the end."""
     report: SegmentReport | None = None
     was_restored: bool = False
     history: History = field(default_factory=History)
@@ -71,16 +73,24 @@ class _Older(Mapping[int, Mapping[str, Any]]):
         return len(self.kept)
 
 
+def nothing(step: int) -> None:
+    """What is done at a safe point of an attempt that nobody waits for."""
+
+
 class _Board(NoticeBoard):
     """Gives notice at a step, so that an attempt ends in order there."""
 
-    def __init__(self, watched: Watched, *, stop_step: int) -> None:
+    def __init__(self, watched: Watched, *, stop_step: int, at_step: Callable[[int], None] = nothing) -> None:
         super().__init__(SystemClock())
-        self._watched, self._stop_step = watched, stop_step
+        self._watched, self._stop_step, self._at_step = watched, stop_step, at_step
         self.progress = Progress()
         self.farthest = Progress()
         """Position of the live objects; witness steps after the last commit count here."""
         self.components: Mapping[str, Component] = {}
+
+    @property
+    def is_empty(self) -> bool:
+        return False  # Every safe point is looked at closely: an attempt ends at its step.
 
     @property
     def first_kind(self) -> str | None:
@@ -88,6 +98,7 @@ class _Board(NoticeBoard):
         ago = self._stop_step - self.progress.step
         if ago in KEPT_AGO and ago not in self._watched.older:
             self._watched.older[ago] = take(capture(self.components))
+        self._at_step(self.progress.step)
         if ago <= 0:
             self.leave("bench", grace_seconds=NO_KILL_COMING_SECONDS)
         return super().first_kind
@@ -138,20 +149,36 @@ def make_attempt(
     parent: CheckpointRef | None = None,
     fault: Fault | None = None,
     older: Mapping[int, Snapshot] | None = None,
+    is_judged: bool = True,
+    goes_on: bool = True,
+    at_step: Callable[[int], None] = nothing,
+    measures: bool = False,
 ) -> Watched:
     """Make one attempt in the store `folder` until it has done `stop_step`, and watch it.
 
-    After a verdict `broken` the live objects are trained on without segue, so that there are losses to compare.
+    After a verdict `broken` the live objects are trained on without segue, so that there are losses to compare, unless
+    it is not to go on. What is not `is_judged` trains from the parent whatever was lost. `at_step` is called at
+    each safe point. What `measures` ends with a call of `evaluate`.
 
     Raises:
         NotApplicableError: the fault changes nothing here.
     """
     fault, watched = fault or Fault(), Watched()
-    board = _Board(watched, stop_step=stop_step)
     live = Live(recipe=None, older=_Older(older or {}), seed=spec.seed)  # type: ignore[arg-type]
-    plan = SegmentPlan(segment=segment, attempt=1, capacity=Capacity.SPOT, deployment="bench", parent=parent)
+
+    def watch(step: int) -> None:
+        at_step(step)
+        if measures and step >= stop_step and watched.metric is None and live.recipe.evaluate is not None:
+            live.recipe.model.eval()
+            watched.metric = live.recipe.evaluate(live.recipe.model)
+            live.recipe.model.train()
+
+    board = _Board(watched, stop_step=stop_step, at_step=watch)
+    plan = SegmentPlan(
+        segment=segment, attempt=1, capacity=Capacity.SPOT, deployment="bench", parent=parent, at_most=parent
+    )
     store = LocalStore(folder).create()
-    with edited(**fault.edit), _faulty(fault, live, watched, board) as feeds:
+    with edited(**fault.edit), _faulty(fault, live, watched, board, is_judged=is_judged) as feeds:
         with suppress(BrokenResumeError):
             watched.report = attempt.run_attempt(
                 Assignment(spec=spec, plan=plan),
@@ -160,14 +187,14 @@ def make_attempt(
                 clock=SystemClock(),
                 shards=InlineWriter([store]),
             )
-        if parent is not None and watched.was_restored:
+        if parent is not None and watched.was_restored and goes_on:
             _go_on(live.recipe, feeds[0], watched, seen=board.farthest, until_step=parent.step + AFTER_STEPS)
     watched.history = read_history(_log(folder))
     return watched
 
 
 @contextmanager
-def _faulty(fault: Fault, live: Live, watched: Watched, board: _Board) -> Iterator[list[Feed]]:
+def _faulty(fault: Fault, live: Live, watched: Watched, board: _Board, *, is_judged: bool) -> Iterator[list[Feed]]:
     """Let the attempt in this block meet the fault, and be watched."""
     feeds: list[Feed] = []
 
@@ -207,11 +234,28 @@ def _faulty(fault: Fault, live: Live, watched: Watched, board: _Board) -> Iterat
         def add_replayed(self, row: StepRow) -> None:
             watched.losses[row.step] = row.loss
             board.farthest = replace(board.progress)
+            was_pending, is_first = self.is_pending, len(watched.losses) == 1
             super().add_replayed(row)
+            if fault.replayed is not None and was_pending and is_first:
+                fault.replayed(live)
+
+    class UnjudgedResume(FaultyResume):
+        is_pending = False
+
+        def check_state(self, *args: Any, **names: Any) -> None:
+            board.farthest = replace(board.progress)
+            if fault.checked is not None:
+                fault.checked(live)
+
+        def add_replayed(self, row: StepRow) -> None:
+            watched.losses[row.step] = row.loss
+
+        def settle(self) -> None:
+            pass
 
     with (
         mock.patch.multiple(live_recipe, built_recipe=built, Feed=fed),
-        mock.patch.object(attempt, "Resume", FaultyResume),
+        mock.patch.object(attempt, "Resume", FaultyResume if is_judged else UnjudgedResume),
     ):
         yield feeds
 

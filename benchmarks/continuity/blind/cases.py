@@ -1,0 +1,134 @@
+"""Cases: training scripts as people write them, each with what a resume of it must say."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+from segue.continuity.naming import OUTSIDE
+from segue.continuity.naming import UNREGISTERED as STATE_OUTSIDE
+
+Build = Callable[[dict[str, Any]], Any]
+
+
+class Axis(StrEnum):
+    """What a case is an example of."""
+
+    UNREGISTERED = "unregistered"
+    PROCESS = "process values"
+    DRIFT = "drift"
+    LATE = "late"
+    SOUND = "sound"
+    NOISE = "non-determinism"
+
+
+ANY = "*"
+"""Among components: every one that is a name is right."""
+NO_NAMES = frozenset({None, OUTSIDE})
+UNREGISTERED = frozenset({STATE_OUTSIDE})
+"""Components that are right for state that no component holds. The finding must also name the object."""
+PARENT_STEP = 24
+"""The resume is from the checkpoint of this step."""
+SAVE_EVERY_STEPS = 12
+WINDOW_STEPS = 8
+"""Steps that a resume replays."""
+_SCRIPTS = "benchmarks.continuity.scripts"
+_MODULES = (
+    "functions",
+    "places",
+    "objects",
+    "containers",
+    "pipelines",
+    "networks",
+    "averages",
+    "training",
+    "process_values",
+    "drifts",
+    "late",
+    "moments",
+    "sound_logging",
+    "sound_state",
+    "sound_models",
+    "sound_process",
+    "noisy",
+)
+
+
+@dataclass(frozen=True)
+class Moment:
+    """An attempt about to begin, for a world that may change between attempts."""
+
+    attempt: int
+    """0: the first one; 1 and later: the resumed ones."""
+    folder: Path
+    """The temporary folder of the attempt's script; the same path for every attempt."""
+
+
+World = Callable[[Moment], None]
+
+
+@dataclass(frozen=True)
+class Case:
+    """A training script, and what a resume of it must say."""
+
+    name: str
+    axis: Axis
+    recipe: str
+    """Path of its `build`, which is a function of its own."""
+    names: tuple[str, ...] = ()
+    """Words of which the finding's sentence must contain one; empty: its component is name enough."""
+    components: frozenset[str] = UNREGISTERED
+    """Components that a finding may rightly name."""
+    window: int = WINDOW_STEPS
+    """Steps after the resume within which the fault acts."""
+    is_sound: bool = False
+    """Whether a resume loses nothing, so that `broken` is a false alarm."""
+    world: World | None = None
+    """Prepares the environment, files and global flags before each attempt."""
+    acts_on: str = "loss"
+    """What the lost state changes: `loss`, or `metric` for what `evaluate` returns."""
+    first_step: int = 1
+    """Steps after the resume at which it acts, where the loss does not show that."""
+    config: Mapping[str, Any] = field(default_factory=dict)
+    """What its `build` gets."""
+    threads: int = 1
+    is_alone: bool = False
+    """Whether each attempt runs in a new process, after a resume rehearsal."""
+    is_refused: bool = False
+    """Whether a clear refusal of the recipe is right as well."""
+
+    def names_rightly(self, component: str | None, sentence: str) -> bool:
+        """Whether a finding with this component and sentence tells a person where to look."""
+        is_right = component in self.components or (ANY in self.components and component not in NO_NAMES)
+        return is_right and (not self.names or any(name in sentence for name in self.names))
+
+
+_CASES: dict[str, Case] = {}
+
+
+def case(name: str, axis: Axis, *names: str, **fields: Any) -> Callable[[Build], Build]:
+    """Declare a recipe function as a case. A module that is loaded again declares the same cases."""
+
+    def declared(build: Build) -> Build:
+        recipe = f"{build.__module__}:{build.__name__}"
+        _CASES[name] = Case(name, axis, recipe, names, **fields)
+        return build
+
+    return declared
+
+
+def cases(*axes: Axis) -> tuple[Case, ...]:
+    """Every case of these axes; of all axes without any."""
+    for module in _MODULES:
+        importlib.import_module(f"{_SCRIPTS}.{module}")
+    found: Mapping[str, Case] = _CASES
+    return tuple(each for each in found.values() if not axes or each.axis in axes)
+
+
+def case_of(name: str) -> Case:
+    """The case with this name."""
+    return next(each for each in cases() if each.name == name)

@@ -1,0 +1,33 @@
+"""A script of the benchmark with a training loop of its own: `python program.py RECIPE`."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+
+import segue
+
+
+def main() -> None:
+    """Train what the recipe function returns, as a program would that was written without recipes."""
+    module, _, name = sys.argv[1].partition(":")
+    made = getattr(importlib.import_module(module), name)({})
+    model, optimizer, loss, after_step = made.model, made.optimizer, made.loss, made.after_step
+    with segue.session() as run:
+        schedulers = {"scheduler": made.scheduler} if made.scheduler is not None else {}
+        run.track(model=model, optimizer=optimizer, **schedulers, **made.extra)
+        batches = run.batches(made.data)
+        for step in run.steps():
+            value = loss(model, next(batches))
+            optimizer.zero_grad()
+            value.backward()
+            optimizer.step()
+            if made.scheduler is not None:
+                made.scheduler.step()
+            if after_step is not None:
+                after_step(step)
+            run.report(loss=value)
+
+
+if __name__ == "__main__":
+    main()
