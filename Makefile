@@ -2,6 +2,7 @@
 # make retrain-demo shows six monthly slots of a scheduled retraining on real data
 # make test   sets everything up and runs lint, types and the tests; 5 minutes on two cores
 # make matrix the longer tests: many seeds, many kills, whole processes, the wheel
+# make gpu    the tests that need a CUDA device
 # make soak   the longest tests, and whole benchmarks
 # make docs   writes the generated reference and builds the docs site: build/site/index.html
 VENV   ?= .venv
@@ -10,7 +11,7 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
 # Several of these are also names of folders.
-.PHONY: demo retrain-demo test units flows matrix matrix-units matrix-flows soak lint types format docs setup clean
+.PHONY: demo retrain-demo test units flows matrix matrix-units matrix-flows gpu soak lint types format docs setup clean
 
 demo: setup
 	$(BIN)/segue demo
@@ -42,6 +43,10 @@ matrix-flows: setup
 # About three quarters of an hour, on a machine that does nothing else; neither of the two above runs it.
 soak: setup
 	$(BIN)/python -m pytest -m soak
+
+# On one device, a few minutes. Elsewhere everything is skipped, with the reason.
+gpu: setup
+	$(BIN)/python -m pytest -m gpu --durations 10 tests/gpu tests/interop/test_import_weights.py
 
 lint: setup
 	$(BIN)/ruff format --check .

@@ -84,18 +84,52 @@ class NoState:
         return
 
 
+class HalfState(NoState):
+    def state_dict(self):
+        return {}
+
+
+class ByEpoch(HalfState):
+    def step(self, epoch):
+        return
+
+    def load_state_dict(self, state):
+        return
+
+
+class ByMetric(ByEpoch):
+    def step(self, *, val_loss):
+        return
+
+
 FLAT = sound()
+PLATEAU = torch.optim.lr_scheduler.ReduceLROnPlateau(FLAT.optimizer)
 WRONG = [
     ("model", nn.Linear, "model is the class Linear: not a torch.nn.Module. Fix: model=an instance of your nn.Module."),
     ("optimizer", torch.optim.SGD, "optimizer is the class SGD: not a torch.optim.Optimizer."),
     ("data", FLAT.data.dataset, "data is a TensorDataset: not a torch.utils.data.DataLoader. Fix: data=torch.utils"),
     ("loss", 3.0, "loss is a float: not a function. Fix: loss=the function itself, not what it returns."),
-    ("scheduler", NoState(), "scheduler is a NoState: without step, state_dict or load_state_dict."),
+    ("scheduler", NoState(), "scheduler is a NoState: without state_dict and load_state_dict. Fix: "),
     (
         "scheduler",
-        torch.optim.lr_scheduler.ReduceLROnPlateau(FLAT.optimizer),
-        "scheduler is a ReduceLROnPlateau: its step needs an argument, and segue calls scheduler.step()",
+        PLATEAU,
+        "scheduler is a ReduceLROnPlateau: its step needs metrics, and no evaluate_every has evaluate called for it.",
     ),
+    ("scheduler", HalfState(), "scheduler is a HalfState: without load_state_dict. Fix: scheduler=a torch.optim"),
+    (
+        "scheduler",
+        ByEpoch(),
+        "scheduler is a ByEpoch: its step needs epoch, and segue calls scheduler.step() after every",
+    ),
+    ("scheduler", ByMetric(), "scheduler is a ByMetric: its step needs val_loss, and no evaluate_every has evaluate"),
+    ("scheduler", torch.optim.lr_scheduler.StepLR, "scheduler is the class StepLR: without step, state_dict and load_"),
+    ("scheduler", {"a": NoState()}, "scheduler is a dict: scheduler.a is a NoState, without state_dict and load_state"),
+    (
+        "scheduler",
+        {"warm": torch.optim.lr_scheduler.StepLR(FLAT.optimizer, 5), "flat": PLATEAU},
+        "scheduler is a dict: scheduler.flat is a ReduceLROnPlateau, its step needs metrics, and no evaluate_every",
+    ),
+    ("optimizer", lambda: None, "optimizer is a function: not a torch.optim.Optimizer. Fix: optimizer=torch.optim"),
     ("scaler", 2.0, "scaler is a float: not a torch.amp.GradScaler."),
     ("evaluate", 0.5, "evaluate is a float: not a function."),
     ("after_step", "ema", "after_step is a str: not a function."),
@@ -109,6 +143,15 @@ WRONG = [
 @pytest.mark.parametrize(("field", "value", "words"), WRONG)
 def test_a_field_of_a_wrong_type_is_refused_by_its_name(field, value, words):
     assert words in refusal(lambda config: dataclasses.replace(sound(), **{field: value}))
+
+
+@pytest.mark.parametrize("scheduler", [PLATEAU, ByMetric(), {"warm": ByMetric(), "flat": PLATEAU}])
+def test_a_scheduler_that_needs_a_metric_is_taken_with_evaluations(scheduler):
+    fields = {"scheduler": scheduler, "evaluate": lambda model: 0.0}
+    with pytest.raises(RecipeError, match="no evaluate_every has evaluate called for it"):
+        built_recipe(lambda config: dataclasses.replace(sound(), **fields), {})
+    recipe = built_recipe(lambda config: dataclasses.replace(sound(), **fields, evaluate_every=5), {})
+    assert recipe.by_metric == recipe.schedulers.keys()
 
 
 def test_all_wrong_fields_are_named_at_once():

@@ -52,7 +52,7 @@ def test_a_red_drill_keeps_its_runs_in_the_store_and_has_a_failure_with_the_fix(
     outcome = desk.run("drill", *recipe, "--store", "mine", "--junit", "out/drill.xml")
     assert outcome.code == 3, outcome
     *_, fix, kept = outcome.out.splitlines()
-    assert "Fix: let optimizer take back all of its state" in fix
+    assert "Fix: restore all of optimizer in its load_state_dict" in fix
     place = Path(kept.removeprefix("both runs are kept in "))
     assert place.parent == desk.folder / "mine"
     assert open_store(place).folders() == ["killed", "reference"]

@@ -171,8 +171,8 @@ def exceeding(frame, history):
         ("loss", 1 + 1.1e-4, True),
         ("grad_norm", 1 + 0.9e-3, False),
         ("grad_norm", 1 + 1.1e-3, True),
-        ("param_norm", 1 + 0.9e-4, False),
-        ("param_norm", 1 + 1.1e-4, True),
+        ("param_norm", 1 + 0.9e-3, False),
+        ("param_norm", 1 + 1.1e-3, True),
         ("lr", 1 + 1e-15, True),
     ],
 )

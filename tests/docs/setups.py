@@ -44,7 +44,6 @@ def parts(folder: Path, request: pytest.FixtureRequest) -> Names:
 
     return {
         "model_and_data": _model_and_data,
-        "steps_per_epoch": 1,
         "held_out": _samples(64)[:],
         "ReduceLROnPlateau": ReduceLROnPlateau,
         "AveragedModel": AveragedModel,

@@ -106,12 +106,12 @@ def use_all_of(recipe: segue.Recipe) -> None:
     else:
         recipe.loss(recipe.model, batch).backward()
         recipe.optimizer.step()
-    for scheduler in recipe.schedulers.values():
-        scheduler.step()
+    with torch.no_grad():
+        metrics = [] if recipe.evaluate is None else [float(recipe.evaluate(recipe.model))]
+    for name, scheduler in recipe.schedulers.items():
+        scheduler.step(*(metrics if name in recipe.by_metric else []))
     if recipe.after_step is not None:
         recipe.after_step(1)
-    if recipe.evaluate is not None:
-        float(recipe.evaluate(recipe.model))
     if recipe.on_notice is not None:
         recipe.on_notice(Notice(kind="sigterm", received_at=SystemClock().now(), grace_seconds=25.0))
     for item in recipe.extra.values():

@@ -10,6 +10,7 @@ from prefect.client.orchestration import get_client
 from prefect.client.schemas.objects import StateType
 
 from segue.clock import SystemClock
+from segue.controller.continuation import _OFFER_SECONDS
 from segue.controller.steps import open_run
 from segue.records import StopReason, VerdictKind
 from segue.runlog.history import read_history
@@ -39,6 +40,14 @@ def machines(history):
     return [attempt.claim.flow_run_id for attempt in history.attempts]
 
 
+def late_claims(history):
+    """How many segments began later after their decision than the parent waits for a machine that is kept."""
+    decided = {(each.plan.segment, each.plan.attempt): each.written_at for each in history.decisions if each.plan}
+    claims = [attempt.claim for attempt in history.attempts[1:]]
+    waits = [(claim.written_at - decided[claim.segment, claim.attempt]).total_seconds() for claim in claims]
+    return sum(seconds >= 0.9 * _OFFER_SECONDS for seconds in waits)
+
+
 def test_segments_go_on_on_the_same_machine_and_end_as_an_undisturbed_run(client, make_spec, fork_server):
     undisturbed = make_spec(run_id="in-one-piece", **PLANNED | {"segment": {"count": 1}, "config": {}})
     reference = open_run(undisturbed, clock=SystemClock())
@@ -57,8 +66,10 @@ def test_segments_go_on_on_the_same_machine_and_end_as_an_undisturbed_run(client
     assert [attempt.verdict.kind for attempt in history.attempts[1:]] == [VerdictKind.EXACT] * 2
     assert len({attempt.claim.trainer_pid for attempt in history.attempts}) == 3, "each in a process of its own"
     assert state_at_end(history) == state_at_end(read_history(reference))
-    (run,) = ended_segments(client, "three-pieces")
-    assert (run.state.name, set(machines(history))) == ("Completed", {str(run.id)})
+    runs, late = ended_segments(client, "three-pieces"), late_claims(history)
+    assert len(runs) <= 1 + late, "another machine is asked only where the kept one did not answer in time"
+    assert "Completed" in {run.state.name for run in runs}
+    assert len(set(machines(history))) == 1 or late
 
 
 @pytest.mark.soak

@@ -120,7 +120,7 @@ def test_an_import_is_the_run_of_a_recipe_that_loads_the_weights_itself(fork_ser
     for spec in (imported, itself):
         fork_server.run_to_the_end(open_log(spec), spec)
         components = read_history(log_of(spec)).newest.manifest.components
-        digests.append({name: digest for name, digest in components.items() if not name.startswith("setup.")})
+        digests.append({name: components[name] for name in components if name != "loose" and name[:6] != "setup."})
     assert digests[0] == digests[1]
     assert {"model", "optimizer", "scheduler", "extra.average", "rng.torch", "progress"} <= digests[0].keys()
 

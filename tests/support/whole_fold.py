@@ -78,7 +78,7 @@ def whole_fold(slots: Sequence[Slot], *, damage: tuple[Damage, ...] = (), next_s
         reports=reports,
         resumes=tuple(resumes.values()),
         drills=tuple(slot.entry for slot in slots if slot.number > ended and isinstance(slot.entry, DrillEntry)),
-        broken_drill=_broken_drill(slots, ended),
+        broken_drill=_broken_drill(slots),
         decisions=tuple(slot.entry for slot in slots if isinstance(slot.entry, DecisionEntry)),
         decision_prices=tuple(_prices_before(slots)),
         prices=_prices(slots),
@@ -154,10 +154,10 @@ def _stop(slots: Sequence[Slot]) -> tuple[int, DecisionEntry] | None:
     return next((pair for pair in found if pair[1].action == "stopped"), None)
 
 
-def _broken_drill(slots: Sequence[Slot], ended: int) -> Verdict | None:
-    fresh = [slot.entry for slot in slots if slot.number > ended and isinstance(slot.entry, (DrillEntry, VerdictEntry))]
+def _broken_drill(slots: Sequence[Slot]) -> Verdict | None:
+    found = [slot.entry for slot in slots if isinstance(slot.entry, (DrillEntry, VerdictEntry))]
     proven = (VerdictKind.EXACT, VerdictKind.EQUIVALENT)
-    judged = [entry for entry in fresh if isinstance(entry, DrillEntry) or entry.verdict.kind in proven]
+    judged = [entry for entry in found if isinstance(entry, DrillEntry) or entry.verdict.kind in proven]
     newest = judged[-1] if judged else None  # A real resume that was verified refutes an earlier rehearsal.
     return newest.verdict if isinstance(newest, DrillEntry) and newest.verdict.kind is VerdictKind.BROKEN else None
 
