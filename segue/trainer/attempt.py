@@ -171,8 +171,7 @@ class Attempt:
             context.activity,
             context.board,
             report=partial(report_ended, context),
-            ranks=context.ranks.count,
-            is_leader=context.ranks.is_leader,
+            group=context.group,
             leave=leave,
         )
         self._resume = Resume(
@@ -202,7 +201,7 @@ class Attempt:
     def _of_program(self, opened: ExitStack) -> ProgramAttempt:
         def begin(live: Workload) -> TrainingLoop:
             self._read_environment()
-            self.context.ranks.limit_waiting()
+            self._wait_for_first_step()
             _wait_for(self._shards)
             return self._loop(live, opened)
 
@@ -248,9 +247,14 @@ class Attempt:
         self._resume.is_order_of_sums_relevant = live.depends_on_order_of_sums
         self._resume.restore(live.components)
         live.spread()
-        ranks.limit_waiting()
+        self._wait_for_first_step()
         _wait_for(self._shards)
         return live
+
+    def _wait_for_first_step(self) -> None:
+        """The first step compiles and connects, each rank at its own pace; the loop limits the later ones."""
+        liveness = self.context.spec.liveness
+        self.context.ranks.limit_waiting(max(liveness.first_step_seconds, liveness.rank_seconds))
 
     def _read_environment(self) -> None:
         """Read it again after the build: the number of threads, and the choice of kernels, are the recipe's to set."""

@@ -54,6 +54,12 @@ def main() -> int:
         folder.remove()  # No other process will remove it.
     if not is_one_of_several:
         return code
+    from segue.trainer.ranks.group import is_leaving  # It imports torch, which is loaded by now.
+
+    if is_leaving():
+        # The exit of Python would wait for the other ranks as well.
+        logging.shutdown()
+        os._exit(code if code == ExitCode.USAGE else 0)
     # torchrun ends the other ranks as soon as one fails, and they may still have a report to write. After a usage error
     # no rank has begun, so those that wait for this one must end.
     return code if code == ExitCode.USAGE else 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 import time
 from dataclasses import replace
 from functools import partial
@@ -69,6 +70,36 @@ def noisy(config: dict[str, Any]) -> Recipe:
         return recipe.evaluate(model)
 
     return replace(recipe, after_step=after_step, evaluate=evaluate)
+
+
+def unanswered(config: dict[str, Any]) -> Recipe:
+    """The even recipe, in which ranks wait in a call that never returns, as for the accelerator of a rank that is gone.
+
+    Config: rank; how: `raise` (it stays alive, because it cannot leave its group), `die`, or `late`, when it takes
+    `seconds` for its first step, and the others wait in a collective.
+    """
+    recipe = even({})
+    own, how = int(os.environ.get("RANK", "0")) == config["rank"], config["how"]
+
+    def after_step(step: int) -> None:
+        if how == "late":
+            return
+        if step == 15 and not own:
+            threading.Event().wait()
+        if step == 15 and how == "die":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if step == 15:
+            torch.distributed.destroy_process_group = threading.Event().wait  # type: ignore[assignment]
+            raise ArithmeticError("told to raise here")
+
+    def loss(model: nn.Module, batch: Any) -> torch.Tensor:
+        if how == "late" and own and not seen:
+            time.sleep(config["seconds"])
+        seen.append(True)
+        return recipe.loss(model, batch)
+
+    seen: list[bool] = []
+    return replace(recipe, after_step=after_step, loss=loss)
 
 
 def forgetful(config: dict[str, Any]) -> Recipe:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from typing import Any
 
@@ -59,3 +60,30 @@ def wrapped_inside(config: dict[str, Any]) -> Recipe:
     recipe = even(config)
     model = nn.Sequential(nn.parallel.DistributedDataParallel(recipe.model))
     return replace(recipe, model=model)
+
+
+def checkpointed(config: dict[str, Any]) -> Recipe:
+    """The even recipe with activation checkpointing. Config: use_reentrant, is_wrapped (in a DDP of its own)."""
+    recipe = even({})
+    inner = recipe.model
+
+    def loss(model: nn.Module, batch: Any) -> torch.Tensor:
+        x, y = batch
+        return nn.functional.mse_loss(model(x), y)
+
+    class Checkpointed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = inner
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            x = x.requires_grad_()
+            for _ in range(2):  # Used twice, as layers that are shared are.
+                found = torch.utils.checkpoint.checkpoint(self.inner, x, use_reentrant=config["use_reentrant"])
+            return found
+
+    model: nn.Module = Checkpointed()
+    if config.get("is_wrapped") and "RANK" in os.environ:
+        model = nn.parallel.DistributedDataParallel(model, static_graph=True)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    return replace(recipe, model=model, optimizer=optimizer, scheduler=None, loss=loss)

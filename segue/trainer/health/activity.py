@@ -88,7 +88,8 @@ class Activity:
         live = spec.liveness
         # Ranks that wait for another one end by themselves, and then name that rank.
         least = max(live.hang_seconds, live.rank_seconds + live.hang_seconds if ranks > 1 else 0.0)
-        first = max(live.first_step_seconds, least)
+        # Ranks wait for each other's first step for that long, too.
+        first = max(live.first_step_seconds + (live.hang_seconds if ranks > 1 else 0.0), least)
         match self.mark.kind:
             case "starting" | "waiting":
                 return first
@@ -99,6 +100,13 @@ class Activity:
                 return first + spec.checkpoints.max_work_at_risk_seconds
         usual = self.usual_step_seconds
         return first if usual is None else max(live.hang_factor * usual, least)
+
+    def rank_limit_seconds(self, spec: RunSpec) -> float:
+        """How long the mark may stay as it is while this rank may be waiting for another one."""
+        usual, live = self.usual_step_seconds, spec.liveness
+        if self.mark.kind != "training" or usual is None:
+            return max(live.first_step_seconds, live.rank_seconds)
+        return max(live.hang_factor * usual, live.rank_seconds)
 
     def _set(self, kind: Kind) -> None:
         self._number += 1

@@ -15,13 +15,18 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Protocol
 
+from segue.errors import RankLostError, SegueError
 from segue.launch.assignment import ExitCode
+from segue.launch.memory import MemoryKills
 from segue.notices.board import NoticeBoard
 from segue.process import Parent
 from segue.records import CodeFailure, StopReason
 from segue.spec import RunSpec
 from segue.trainer.health.activity import Activity
+from segue.trainer.health.failures import failure_of, stop_reason
+from segue.user_objects import text_of
 
 log = logging.getLogger(__name__)
 
@@ -32,11 +37,39 @@ _MOST_GRACE_SECONDS = 30.0
 """How long after a notice a trainer is left alone in any case."""
 _REPORT_SECONDS = 15.0
 """How long the report of a trainer that hangs may take."""
+_NOTICE_SECONDS = 5.0
+"""How long the training thread may take to notice that another rank has ended, before its collectives are ended."""
 _BEHIND_LEADER_SECONDS = 60.0
 """How much later than the leader another rank ends itself: the leader writes the report."""
 
 Report = Callable[[StopReason, CodeFailure | None, str], object]
 """Writes the attempt's report."""
+
+
+class Peers(Protocol):
+    """The ranks that train together."""
+
+    @property
+    def count(self) -> int: ...
+
+    @property
+    def is_leader(self) -> bool: ...
+
+    def break_off(self) -> None:
+        """End the collectives in which this rank waits for an accelerator."""
+
+
+class Group(Protocol):
+    """What is known here of the other ranks."""
+
+    @property
+    def ranks(self) -> Peers: ...
+
+    def ended_elsewhere(self) -> SegueError | None:
+        """What has ended the attempt at another rank, as long as the training thread here has not noticed."""
+
+    def take_over(self) -> bool | None:
+        """End the attempt here, unless the training thread does (None); whether this rank has to write the report."""
 
 
 class Watchdog:
@@ -49,14 +82,13 @@ class Watchdog:
         board: NoticeBoard,
         *,
         report: Report,
-        ranks: int,
-        is_leader: bool,
+        group: Group,
         leave: Callable[[int], None],
     ) -> None:
         """`report` writes the attempt's report; `leave` is called with the exit code just before the end."""
         self._spec, self._activity, self._board = spec, activity, board
         self.report = report
-        self._ranks, self._is_leader, self._leave = ranks, is_leader, leave
+        self._group, self._leave = group, leave
         self._parent = Parent()
         self._stop = threading.Event()
 
@@ -72,14 +104,19 @@ class Watchdog:
             thread.join()
 
     def _watch(self) -> None:
-        activity, seen, stood_seconds, noticed_seconds = self._activity, None, 0.0, 0.0
+        activity, ranks, seen = self._activity, self._group.ranks, None
+        stood_seconds = noticed_seconds = ended_seconds = 0.0
         while not self._stop.wait(_POLL_SECONDS):
             # Counted in polls, not by the clock: while the whole process is suspended, nothing hangs.
             stood_seconds = stood_seconds + _POLL_SECONDS if activity.mark == seen else 0.0
             seen = activity.mark
-            limit = activity.limit_seconds(self._spec, ranks=self._ranks)
-            if not self._is_leader:
+            limit = activity.limit_seconds(self._spec, ranks=ranks.count)
+            if not ranks.is_leader:
                 limit += _BEHIND_LEADER_SECONDS
+            if ranks.count > 1:
+                if stood_seconds > activity.rank_limit_seconds(self._spec):
+                    ranks.break_off()  # Those that wait raise, and then name the rank that does not.
+                ended_seconds = self._heed_others(ended_seconds)
             if stood_seconds > limit:
                 doing = "" if seen.kind == "training" else f" while {seen.kind}"
                 self._end(StopReason.HUNG, f"no step for {stood_seconds:.0f} s after step {seen.step}{doing}")
@@ -87,18 +124,42 @@ class Watchdog:
             noticed_seconds = 0.0 if left is None else noticed_seconds + _POLL_SECONDS
             # A provider's deadline may seem past, where this machine's clock is wrong.
             had_time = noticed_seconds > min(self._spec.grace_seconds, _MOST_GRACE_SECONDS)
-            if left is not None and left < -_OVERDUE_SECONDS and had_time and not self._stop.is_set():
+            is_overdue = left is not None and left < -_OVERDUE_SECONDS and had_time
+            # The signal by which torchrun ends the other ranks when one is gone is no notice.
+            if is_overdue and not ended_seconds and not self._stop.is_set():
                 notice = self._board.read()
                 assert notice is not None
                 why = f"it did not reach a safe point within the {notice.grace_seconds:.0f} s of the notice"
                 self._end(StopReason.NOTICE, f"{why} ({notice.kind}) after step {seen.step}")
 
-    def _end(self, reason: StopReason, why: str) -> None:
+    def _heed_others(self, seconds: float) -> float:
+        """Do not let this rank wait for another one that has ended; returns for how long that has been known.
+
+        The training thread notices by itself, unless it waits for an accelerator that waits for that rank.
+        """
+        ended = self._group.ended_elsewhere()
+        if ended is None:
+            return 0.0
+        if seconds <= _NOTICE_SECONDS < seconds + _POLL_SECONDS:
+            self._group.ranks.break_off()
+        # Until then, what was saved before may still be committed.
+        if seconds > self._spec.grace_seconds + _OVERDUE_SECONDS and (reports := self._group.take_over()) is not None:
+            is_lost = isinstance(ended, RankLostError)
+            reason = StopReason.LOST if is_lost else stop_reason(ended, kills_before=MemoryKills.now())
+            self._end(reason, text_of(ended), failure=None if is_lost else failure_of(ended), reports=reports)
+        return seconds + _POLL_SECONDS
+
+    def _end(
+        self, reason: StopReason, why: str, *, failure: CodeFailure | None = None, reports: bool | None = None
+    ) -> None:
         """Report, and end this process with everything it started. Does not return."""
         stacks = stacks_of_all_threads()
         log.error("trainer ended by its watchdog reason=%s\n%s", why, stacks)
-        if self._is_leader and not self._activity.is_reported:
-            failure = CodeFailure(type="Hang", message=why, traceback=stacks) if reason is StopReason.HUNG else None
+        if reports is None:
+            reports = self._group.ranks.is_leader
+        if reports and not self._activity.is_reported:
+            if reason is StopReason.HUNG and failure is None:
+                failure = CodeFailure(type="Hang", message=why, traceback=stacks)
             writing = threading.Thread(target=self.report, args=(reason, failure, why), daemon=True)
             writing.start()
             writing.join(_REPORT_SECONDS)

@@ -6,6 +6,7 @@ collectives on the CPU distribute, so that no rank waits for an accelerator.
 
 from __future__ import annotations
 
+import logging
 import os
 from datetime import timedelta
 from typing import Any
@@ -15,6 +16,8 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
 from segue.launch.rendezvous import RANKS_VARIABLE
+
+log = logging.getLogger(__name__)
 
 
 class Ranks:
@@ -54,8 +57,11 @@ class Ranks:
         """The first text, by rank, that is not empty. Every rank must call it."""
         return next((found for found in self.gather_texts(text) if found), "")
 
-    def limit_waiting(self) -> None:
-        """Apply the timeout of ranks to every collective."""
+    def limit_waiting(self, seconds: float) -> None:
+        """Let no collective wait for another rank any longer than this."""
+
+    def break_off(self) -> None:
+        """End the collectives that wait for the accelerator of another rank: the calls that wait for them raise."""
 
     def close(self) -> None:
         """Leave the group."""
@@ -68,6 +74,9 @@ class TorchRanks(Ranks):
         """Wait for the other ranks. `wait_seconds` is the timeout for a rank, here and in every collective."""
         self.rank, self.count = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
         self.wait_seconds = wait_seconds
+        self._is_on_host = device.type == "cpu"
+        # Otherwise NCCL's own watchdog ends every rank that is well when one is not, before any could say why.
+        os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")
         self._join(device)
 
     def _join(self, device: torch.device) -> None:
@@ -83,14 +92,24 @@ class TorchRanks(Ranks):
     def _all_gather(self, found: list[torch.Tensor], mine: torch.Tensor) -> None:
         dist.all_gather(found, mine)
 
-    def limit_waiting(self) -> None:
-        """Apply the timeout also to process groups that the user's code made, whose default is half an hour."""
+    def limit_waiting(self, seconds: float) -> None:
+        """Apply it also to process groups that the user's code made, whose default is half an hour."""
         groups = distributed_c10d._world.pg_map  # torch has no public way to list all groups.
         for group in list(groups):
-            distributed_c10d._set_pg_timeout(timedelta(seconds=self.wait_seconds), group)
+            distributed_c10d._set_pg_timeout(timedelta(seconds=seconds), group)
+
+    def break_off(self) -> None:
+        """As above. Gloo, on the host, notices by itself when a rank is gone; it cannot be told to stop waiting."""
+        if self._is_on_host or not dist.is_initialized():
+            return
+        try:
+            distributed_c10d._abort_process_group()
+        except (RuntimeError, ValueError) as error:
+            log.warning("the groups of the ranks could not be aborted reason=%s", error)
 
     def close(self) -> None:
-        dist.destroy_process_group()
+        if dist.is_initialized():
+            dist.destroy_process_group()
 
 
 class RanksOfProgram(TorchRanks):
@@ -100,6 +119,10 @@ class RanksOfProgram(TorchRanks):
         store = distributed_c10d.PrefixStore("segue/ranks", connected(wait_seconds=self.wait_seconds))
         timeout = timedelta(seconds=self.wait_seconds)
         self._group: Any = distributed_c10d.ProcessGroupGloo(store, self.rank, self.count, timeout)
+
+    def limit_waiting(self, seconds: float) -> None:
+        super().limit_waiting(seconds)
+        self._group._set_default_timeout(timedelta(seconds=seconds))
 
     def _all_gather(self, found: list[torch.Tensor], mine: torch.Tensor) -> None:
         self._group.allgather([found], [mine]).wait()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import operator
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 
 import torch
@@ -15,6 +17,8 @@ from segue.recipe import Recipe
 from segue.trainer.ranks.collectives import Ranks
 
 _NAMED_PARAMETERS, _NAMED_MODULES = nn.Module.named_parameters, nn.Module.named_modules
+_USED_TWICE = "mark a variable ready only once"
+"""How torch's DDP says that it cannot tell when a gradient is complete."""
 _COARSE = (torch.bfloat16, torch.float16)
 _PLAIN = (torch.Tensor, nn.Parameter)
 _layout_of = operator.attrgetter("layout")
@@ -53,6 +57,26 @@ def spread_again(recipe: Recipe, device: torch.device) -> Recipe:
     if not isinstance(model, _Replicated) or _trained(model.module) == model.trained:
         return recipe
     return replace(recipe, model=_Replicated(model.module, device))
+
+
+@contextmanager
+def explaining(recipe: str) -> Iterator[None]:
+    """A step of several ranks, in which DDP's refusal of a parameter that is used twice says what to do.
+
+    Raises:
+        RecipeError: a parameter has two gradients in one backward pass.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        if _USED_TWICE not in str(error):
+            raise
+        why = "a parameter gets two gradients in one backward pass, as under reentrant activation checkpointing."
+        fix = (
+            "call torch.utils.checkpoint.checkpoint(..., use_reentrant=False), or wrap the model in build: "
+            "DistributedDataParallel(model, static_graph=True)."
+        )
+        raise RecipeError(recipe=recipe, why=why, fix=fix) from error
 
 
 def bare(model: nn.Module) -> nn.Module:

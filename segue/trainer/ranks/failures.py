@@ -95,6 +95,32 @@ class RankFailures:
                 raise
             raise self._cause(own) from error
 
+    def ended_elsewhere(self) -> SegueError | None:
+        """What has ended the attempt at another rank, as long as the training thread here has not noticed.
+
+        Called from the watchdog's thread.
+        """
+        if self._is_settled:
+            return None
+        endings, alive = self._look()
+        has_cause = any(ending.is_cause for ending in endings.values())
+        if self._is_settled or not (has_cause or not all(alive.values())):
+            return None
+        dead = tuple(rank for rank, is_alive in alive.items() if not is_alive)
+        return cause_of(endings, hung=(), silent=dead, waited_seconds=self._wait_seconds, step=self.step)
+
+    def take_over(self) -> bool | None:
+        """End the attempt from another thread than the one that trains; whether this rank has to write the report.
+
+        None: the training thread has noticed meanwhile, and ends it.
+        """
+        if self._is_settled:
+            return None
+        self._is_settled = True
+        endings, alive = self._look()
+        self._choose_reporter(endings, alive)
+        return self._rank == self.reporter
+
     def close(self) -> None:
         """Kill the ranks that hang: they would keep the machine and delay the next attempt."""
         if self._rank != self.reporter:
@@ -128,17 +154,26 @@ class RankFailures:
         if not has_cause and hung and len(hung) == len(silent):
             self.reporter = min(endings)
             self._hung = hung
-        elif not has_cause and not alive[0]:
+        else:
+            self._choose_reporter(endings, alive)
+        return cause_of(endings, hung=hung, silent=tuple(silent), waited_seconds=self._wait_seconds, step=self.step)
+
+    def _choose_reporter(self, endings: Mapping[int, RankEnding], alive: Mapping[int, bool]) -> None:
+        has_cause = any(ending.is_cause for ending in endings.values())
+        if not has_cause and not alive[0]:
             # Not the first rank with an ending: ranks look at different moments, and all must choose the same one.
             self.reporter = min(rank for rank, is_alive in alive.items() if is_alive)
-        return cause_of(endings, hung=hung, silent=tuple(silent), waited_seconds=self._wait_seconds, step=self.step)
+
+    def _look(self) -> tuple[dict[int, RankEnding], dict[int, bool]]:
+        """The endings that were published, and which ranks are alive or have published one."""
+        notes = {rank: self._notes.get(f"ending/{rank}") for rank in range(self._count)}
+        endings = {rank: RankEnding.model_validate_json(note) for rank, note in notes.items() if note is not None}
+        return endings, {rank: rank in endings or self._is_alive(rank) for rank in range(self._count)}
 
     def _wait_for_others(self) -> tuple[dict[int, RankEnding], dict[int, bool]]:
         give_up_at = self._clock.monotonic() + _SETTLE_SECONDS
         while True:
-            notes = {rank: self._notes.get(f"ending/{rank}") for rank in range(self._count)}
-            endings = {rank: RankEnding.model_validate_json(note) for rank, note in notes.items() if note is not None}
-            alive = {rank: rank in endings or self._is_alive(rank) for rank in range(self._count)}
+            endings, alive = self._look()
             has_cause = any(ending.is_cause for ending in endings.values())
             is_known = has_cause or not all(alive.values()) or len(endings) == self._count
             if is_known or self._clock.monotonic() >= give_up_at:

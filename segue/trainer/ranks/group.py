@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import os
+import threading
 from contextlib import AbstractContextManager, nullcontext
 
 import torch
@@ -10,8 +12,14 @@ import torch
 from segue.checkpoints.saving.ranked_writer import RankedWriter
 from segue.checkpoints.saving.writer_client import ShardWriter
 from segue.clock import Clock
+from segue.errors import SegueError
 from segue.trainer.ranks.collectives import Exchange, Ranks, RanksOfProgram, TorchRanks, is_one_of_several
 from segue.trainer.ranks.failures import RankFailures
+
+log = logging.getLogger(__name__)
+
+LEAVING = "segue-leave-ranks"
+_CLOSE_SECONDS = 10.0
 
 
 class RankGroup:
@@ -31,12 +39,23 @@ class RankGroup:
         """A block in which an exception at one rank ends all ranks."""
         return nullcontext()
 
+    def ended_elsewhere(self) -> SegueError | None:
+        """What has ended the attempt at another rank, as long as the training thread here has not noticed."""
+        return None
+
+    def take_over(self) -> bool | None:
+        """End the attempt from another thread than the one that trains; whether this rank has to write the report.
+
+        None: the training thread has noticed meanwhile, and ends it.
+        """
+        return True
+
     def writer(self, inner: ShardWriter) -> ShardWriter:
         """The writer of the attempt's checkpoints, over all ranks."""
         return inner
 
     def close(self) -> None:
-        """Leave the group."""
+        """Leave the group. Does not wait for a rank that is gone."""
 
 
 class SeveralRanks(RankGroup):
@@ -68,13 +87,24 @@ class SeveralRanks(RankGroup):
     def shared_failure(self) -> AbstractContextManager[None]:
         return self._failures.shared()
 
+    def ended_elsewhere(self) -> SegueError | None:
+        return self._failures.ended_elsewhere()
+
+    def take_over(self) -> bool | None:
+        return self._failures.take_over()
+
     def writer(self, inner: ShardWriter) -> ShardWriter:
         notes = Exchange(wait_seconds=self._wait_seconds)  # A separate connection: the writer's thread polls often.
         return RankedWriter(inner, rank=self.ranks.rank, count=self.ranks.count, notes=notes)
 
     def close(self) -> None:
         self._failures.close()
-        self.ranks.close()
+        leaving = threading.Thread(target=self.ranks.close, name=LEAVING, daemon=True)
+        leaving.start()
+        leaving.join(_CLOSE_SECONDS)
+        if leaving.is_alive():
+            log.warning("the other ranks do not leave their group; this process ends without them")
+            self.ranks.break_off()
 
 
 def meet(device: torch.device, *, wait_seconds: float, clock: Clock, is_program: bool = False) -> RankGroup:
@@ -86,6 +116,11 @@ def meet(device: torch.device, *, wait_seconds: float, clock: Clock, is_program:
     if not is_one_of_several():
         return RankGroup()
     return SeveralRanks(device, wait_seconds=wait_seconds, clock=clock, is_program=is_program)
+
+
+def is_leaving() -> bool:
+    """Whether this process still waits for others to leave their group; the exit of Python would wait without end."""
+    return any(thread.name == LEAVING for thread in threading.enumerate())
 
 
 def local_rank() -> int | None:

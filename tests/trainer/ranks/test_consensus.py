@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 from segue.errors import HungRankError, RankDriftError, RankFailedError, RankLostError
 from segue.records import StopReason
 from segue.trainer.ranks.collectives import Ranks
-from segue.trainer.ranks.consensus import Vote, agree, combined, merged
+from segue.trainer.ranks.consensus import Outcome, Vote, agree, combined, merged
 from segue.trainer.ranks.failures import RankEnding, cause_of, is_broken_collective
-from segue.trainer.workloads.step import Outcome
 
 FINISHED, BOUND, NOTICE = StopReason.FINISHED, StopReason.BOUND, StopReason.NOTICE
 NO_VOTE = Vote()

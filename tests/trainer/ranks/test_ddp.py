@@ -14,9 +14,9 @@ from segue.runlog.history import read_history
 def attempt(ranks_fork_server, make_spec, open_log):
     """Runs an attempt of two ranks of a recipe; returns the report and the log."""
 
-    def make(recipe, **config):
+    def make(recipe, *, run_id=None, **config):
         fields = {"steps": 20, "checkpoints": {"every_steps": 10}, "config": config}
-        run_id = "disturbed" if config else "undisturbed"
+        run_id = run_id or ("disturbed" if config else "undisturbed")
         spec = make_spec(run_id=run_id, recipe=f"tests.recipes.spread:{recipe}", **fields)
         runlog = open_log(spec)
         return ranks_fork_server.run_attempt(runlog, spec, ranks=2), runlog
@@ -44,6 +44,16 @@ def test_a_model_that_is_spread_in_an_unsupported_way_is_refused_by_name(attempt
     report, _ = attempt(recipe)
     assert (report.stop_reason, report.failure.type) == (StopReason.FAILED, "RecipeError"), report.failure
     assert why in report.failure.message
+
+
+@pytest.mark.matrix
+def test_reentrant_checkpointing_of_shared_layers_is_refused_with_the_ways_out_and_these_work(attempt):
+    report, _ = attempt("checkpointed", use_reentrant=True)
+    assert (report.stop_reason, report.failure.type) == (StopReason.FAILED, "RecipeError"), report.failure
+    assert "DistributedDataParallel(model, static_graph=True)" in report.failure.message
+    for way in ({"use_reentrant": False}, {"use_reentrant": True, "is_wrapped": True}):
+        report, _ = attempt("checkpointed", run_id=f"way{len(way)}", **way)
+        assert report.stop_reason is StopReason.FINISHED, report.failure
 
 
 @pytest.mark.matrix
