@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 
 import torch
 
-from segue.checkpoints.saving.accelerator import Copy, Pair
+from segue.checkpoints.saving.accelerator import Copy
+from segue.checkpoints.saving.gathering import Pair, gathered
 
 
 @dataclass
@@ -38,6 +39,8 @@ class ThreadedDevice:
         self.locked: list[int] = []
         """Bytes of each range of pages that is locked."""
         self.lock_calls = 0
+        self.copies = 0
+        """Copies that were made by `copy`."""
         self.threads: set[str] = set()
         """Names of the threads that locked pages."""
         self._random = random.Random(seed)
@@ -69,6 +72,12 @@ class ThreadedDevice:
             last = _Work(lambda: None)
             self._queue.put(last)
             last.wait()
+
+    def copy(self, pairs: Sequence[Pair]) -> None:
+        for view, tensor in gathered(pairs):
+            self.copies += 1
+            work = _Work(lambda view=view, tensor=tensor: view.copy_(tensor.detach()))  # type: ignore[misc]
+            self._queue.put(work)
 
     def copy_aside(self, pairs: Sequence[Pair]) -> list[Copy]:
         works = [_Work(lambda view=view, tensor=tensor: view.copy_(tensor.detach())) for view, tensor in pairs]  # type: ignore[misc]

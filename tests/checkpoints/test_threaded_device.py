@@ -7,6 +7,7 @@ import gc
 import pytest
 import torch
 
+from segue.checkpoints.saving.gathering import gathered
 from segue.checkpoints.saving.staging import StagingArea
 from segue.testing.threaded_device import ThreadedDevice
 from tests.checkpoints.test_staging import (
@@ -37,6 +38,40 @@ def test_tensors_of_every_kind_some_of_them_on_the_device_are_copied_before_they
     for tensor in tensors.values():
         tensor.zero_()
     assert_holds(staged, expected)
+
+
+def test_small_tensors_are_gathered_so_that_few_copies_are_made_and_large_ones_are_not(device):
+    kinds = [torch.float32, torch.bfloat16, torch.float64, torch.bool, torch.int64, torch.uint8]
+    tensors = {f"{number}": torch.randn(number % 40).to(kinds[number % 6]) for number in range(2000)}
+    tensors["nothing"], tensors["one"] = torch.zeros(3, 0), torch.tensor(2.5)
+    tensors["turned"] = torch.randn(30, 20).t()
+    tensors["large"] = torch.randn(2**19)
+    for tensor in tensors.values():
+        device.put(tensor)
+    expected = {name: tensor.clone() for name, tensor in tensors.items()}
+    staged = StagingArea(accelerator=device).take(tree_of(tensors))
+    assert_holds(staged, expected)
+    assert device.copies <= 4
+
+
+def test_what_is_gathered_stays_small_and_without_room_for_it_each_tensor_is_copied(monkeypatch):
+    apart = list(zip(torch.zeros(9, 20)[:, :10], torch.randn(9, 10), strict=True))
+    assert len(list(gathered(apart))) == 9
+    tensors, flat = torch.randn(300, 2**17), torch.zeros(300 * 2**17)  # Each half the limit of a small one.
+    pairs = list(zip(flat.split(2**17), tensors, strict=True))
+    sizes = []
+    for view, tensor in gathered(pairs):
+        sizes.append(tensor.nbytes)
+        view.copy_(tensor)
+    assert torch.equal(flat.view(300, -1), tensors)
+    assert max(sizes) <= 64 * 2**20
+    assert len(sizes) == 3
+
+    def refuse(*args, **kwargs):
+        raise torch.OutOfMemoryError("no room")
+
+    monkeypatch.setattr(torch, "empty", refuse)
+    assert len(list(gathered(pairs))) == 300
 
 
 @pytest.mark.parametrize("is_overlapped", [False, True])

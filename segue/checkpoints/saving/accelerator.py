@@ -12,10 +12,10 @@ from typing import Protocol
 
 import torch
 
+from segue.checkpoints.saving.gathering import Pair, gathered
+
 log = logging.getLogger(__name__)
 
-Pair = tuple[torch.Tensor, torch.Tensor]
-"""Destination and source."""
 _PIECE_BYTES = 2**30
 """Pages are locked in pieces: the call holds locks of the driver, and a step launches kernels meanwhile."""
 _WITHOUT_STREAMS = ("mps",)
@@ -44,6 +44,10 @@ class Accelerator(Protocol):
         """Block until all work that was queued on the devices of these tensors is done, on every stream."""
         ...
 
+    def copy(self, pairs: Sequence[Pair]) -> None:
+        """Queue copies of these tensors of theirs, after what is queued already."""
+        ...
+
     def copy_aside(self, pairs: Sequence[Pair]) -> list[Copy]:
         """Start copying these tensors, after what is queued on the current streams and beside what follows."""
         ...
@@ -69,6 +73,9 @@ class TorchAccelerator:
     def drain(self, tensors: Sequence[torch.Tensor]) -> None:
         for device in {tensor.device for tensor in tensors if self.has(tensor)}:
             torch.accelerator.synchronize(device)
+
+    def copy(self, pairs: Sequence[Pair]) -> None:
+        _copy(pairs)
 
     def copy_aside(self, pairs: Sequence[Pair]) -> list[Copy]:
         copies: list[Copy] = []
@@ -139,7 +146,7 @@ def _copy_on_side_stream(pairs: Sequence[Pair], device: torch.device) -> Copy:
 
 @torch.no_grad()
 def _copy(pairs: Sequence[Pair]) -> None:
-    for view, tensor in pairs:
+    for view, tensor in gathered(pairs):
         view.copy_(tensor, non_blocking=True)
 
 

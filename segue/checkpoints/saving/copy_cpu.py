@@ -50,10 +50,10 @@ class Copier:
 
 
 @torch.no_grad()
-def copy_all(views: Sequence[torch.Tensor], live: Sequence[torch.Tensor], *, non_blocking: bool = False) -> None:
+def copy_all(views: Sequence[torch.Tensor], live: Sequence[torch.Tensor]) -> None:
     """Copy each tensor into the view at its place, on this thread and torch's."""
     if live:
-        torch._foreach_copy_(list(views), list(live), non_blocking=non_blocking)
+        torch._foreach_copy_(list(views), list(live))
 
 
 def _even_runs(numbers: Sequence[int], sizes: Sequence[int], *, count: int) -> list[list[int]]:

@@ -18,8 +18,9 @@ import torch
 from segue.checkpoints.format.gc_pause import paused_collector
 from segue.checkpoints.format.layout import PAGE_BYTES, ShardLayout, TensorSpec, layout_of
 from segue.checkpoints.format.state_tree import Json, encode_tree
-from segue.checkpoints.saving.accelerator import Accelerator, Copy, Pair, TorchAccelerator
+from segue.checkpoints.saving.accelerator import Accelerator, Copy, TorchAccelerator
 from segue.checkpoints.saving.copy_cpu import Copier, copy_all
+from segue.checkpoints.saving.gathering import Pair
 from segue.checkpoints.saving.partition import Partition, RankState
 from segue.checkpoints.saving.shared_memory import StagingBuffer
 
@@ -122,8 +123,7 @@ class _Plan:
             self.copier.copy(live)
             return
         self.accelerator.drain(live)  # What runs on other streams may change the state, too.
-        copy_all(self.views, live, non_blocking=True)
-        self.accelerator.drain(live)
+        _copy_now(list(zip(self.views, live, strict=True)), self.accelerator)
 
     def get_ready(self) -> None:
         """Touch the memory, and lock it where a device copies into it."""
@@ -203,8 +203,7 @@ class StagingArea:
         device = self._accelerator
         if plan.device is not None:
             device.drain(live)  # What runs on other streams may change the state, too.
-        copy_all([view for view, _ in now], [tensor for _, tensor in now], non_blocking=plan.device is not None)
-        device.drain([tensor for _, tensor in now])
+        _copy_now(now, device)
         staged._late = _guarded([tensor for _, tensor in later], device)
         staged._device_copies = device.copy_aside([pair for pair in later if device.has(pair[1])])
         on_host = [pair for pair in later if not device.has(pair[1])]
@@ -294,6 +293,15 @@ def _guarded(tensors: list[torch.Tensor], accelerator: Accelerator) -> list[_Lat
 def _looks_at(tensor: torch.Tensor) -> torch.Tensor:
     stride = max(tensor.numel() // _LOOKS, 1)
     return tensor.detach().view(-1)[::stride].clone(memory_format=torch.contiguous_format).view(torch.uint8)
+
+
+def _copy_now(pairs: Sequence[Pair], accelerator: Accelerator) -> None:
+    """Copy these; all is done on return. The host copies its own while the devices do theirs."""
+    there = [pair for pair in pairs if accelerator.has(pair[1])]
+    here = [pair for pair in pairs if not accelerator.has(pair[1])] if there else pairs
+    accelerator.copy(there)
+    copy_all([view for view, _ in here], [tensor for _, tensor in here])
+    accelerator.drain([tensor for _, tensor in there])
 
 
 def _copy_late(staged: Staged, pairs: Sequence[Pair]) -> None:
