@@ -7,8 +7,11 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from itertools import dropwhile, takewhile
 
+import torch
+
 from segue.checkpoints.format.digests import Digests, owners
-from segue.checkpoints.format.snapshot import Snapshot, digest, take
+from segue.checkpoints.format.snapshot import Snapshot, take
+from segue.checkpoints.loading.live_digest import Looks, digest
 from segue.checkpoints.loading.select import Restorable, newest_valid
 from segue.checkpoints.loading.snapshot import committed_as
 from segue.checkpoints.saving.writer_client import ShardWriter
@@ -68,6 +71,7 @@ class Resume:
         self._source: Restorable | None = None
         self._restored: Digests | None = None
         self._witness: tuple[WitnessRow, ...] = ()
+        self._looks = Looks.at({})
         self._left_out: Collection[str] = ()
         self._last_witnessed = 0
         self._replay: list[WitnessRow] = []
@@ -148,8 +152,10 @@ class Resume:
         if self._source is None:
             return
         log.info("state restored step=%d components=%d", self._source.checkpoint.manifest.step, len(components))
-        live = take(capture({n: c for n, c in components.items() if not self._is_left_out(n)}), copy=False)
+        trees = capture({n: c for n, c in components.items() if not self._is_left_out(n)})
+        live = take(trees, copy=False, to_host=False)
         self._committed, self._restored = self._committed_digests(live), digest(live)
+        self._looks = Looks.at(_fixed(_on_device(live.tensors), components))
         self._compare_setup(live, components)
         is_lost = bool(self._lost_state() or self._setup.findings)
         if evaluate is not None and self._ranks.all(not is_lost) and not self._environment_changes:
@@ -200,12 +206,18 @@ class Resume:
         before = self._restored
         assert before is not None
         fixed = {name: c for name, c in components.items() if name in _CHANGED_BY_STEP and name in before.components}
-        live = digest(take(capture(fixed), copy=False))
+        live = self._digest_again(take(capture(fixed), copy=False, to_host=False), before)
         digests = {name: value for name, value in before.components.items() if name in fixed}
         tensors = {
             name: before.tensors[name] for name, owner in owners(before.tensors, before.components) if owner in fixed
         }
         return state_findings(Digests(digests, tensors), live)
+
+    def _digest_again(self, live: Snapshot, before: Digests) -> Digests:
+        """Digests of the same state a little later. What an accelerator holds is hashed only if it looks different."""
+        there = _on_device(live.tensors)
+        is_same = self._looks.finds_same(there)
+        return digest(live, known={name: before.tensors[name] for name in there} if is_same else None)
 
     def wants_state(self, step: int) -> bool:
         """Whether the row of this step is compared with one that has marks of the state."""
@@ -375,6 +387,15 @@ class Resume:
         first = checkpoint.manifest.step + 1
         rows = dropwhile(lambda row: row.step < first, beat.rows)
         return tuple(row for number, row in enumerate(rows) if row.step == first + number)
+
+
+def _on_device(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    return {name: tensor for name, tensor in tensors.items() if tensor.device.type != "cpu"}
+
+
+def _fixed(tensors: Mapping[str, torch.Tensor], components: Collection[str]) -> dict[str, torch.Tensor]:
+    """Those that only a step changes."""
+    return {name: tensors[name] for name, owner in owners(tensors, components) if owner in _CHANGED_BY_STEP}
 
 
 def _may_be_noise(verdict: Verdict) -> bool:

@@ -18,7 +18,7 @@ from segue.checkpoints.format.state_tree import Json, encode_tree
 
 @dataclass(frozen=True)
 class Snapshot:
-    """State as data. `tensors` are contiguous and on the CPU."""
+    """State as data. `tensors` are contiguous and on the CPU, unless they were taken otherwise."""
 
     skeletons: dict[str, Json]
     tensors: dict[str, torch.Tensor]
@@ -30,10 +30,11 @@ class Snapshot:
         return sum(tensor.nbytes for tensor in self.tensors.values())
 
 
-def take(components: Mapping[str, Any], *, copy: bool = True) -> Snapshot:
+def take(components: Mapping[str, Any], *, copy: bool = True, to_host: bool = True) -> Snapshot:
     """Copy the state trees of all components. Blocks for about one memory copy.
 
-    With `copy=False` CPU tensors are the live ones: only for digests taken before anything moves on.
+    With `copy=False` CPU tensors are the live ones, and with `to_host=False` those of accelerators as well: only for
+    digests taken before anything moves on.
 
     Raises:
         UnsupportedStateError: a component holds something that is not data.
@@ -47,7 +48,9 @@ def take(components: Mapping[str, Any], *, copy: bool = True) -> Snapshot:
             local_slice = slice_of(name, tensor)
             stored_name = slice_name(local_slice)
             slices[stored_name] = local_slice
-        tensors[stored_name] = _on_cpu(local_tensor(tensor), copy=copy)
+        local = local_tensor(tensor)
+        stays = not to_host and local.device.type != "cpu" and not (local.is_conj() or local.is_neg())
+        tensors[stored_name] = local.detach() if stays else _on_cpu(local, copy=copy)
     return Snapshot(skeletons, tensors, slices)
 
 

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from segue.checkpoints.format.digests import Digests
-from segue.checkpoints.format.snapshot import digest, take
+from segue.checkpoints.format.snapshot import take
+from segue.checkpoints.loading.live_digest import digest
 from segue.checkpoints.loading.read import read_stored
 from segue.checkpoints.loading.snapshot import snapshot_of
 from segue.continuity.noise import UNIT
@@ -72,7 +73,7 @@ def replay(
     # After the build: a recipe may set the number of threads.
     changes = checkpoint.manifest.environment.differs_from(environment_of(device, is_deterministic=spec.deterministic))
     groups = recipe.groups()
-    live = take(capture(recipe.components), copy=False)
+    live = take(capture(recipe.components), copy=False, to_host=False)
     restored = digest(live)
     found = setup_changes(snapshot.skeletons, live.skeletons, environment_changes=changes)
     # The code and config are the same as in the trainer. A difference in the setup comes from this process, so it only
