@@ -2,7 +2,7 @@
 # make retrain-demo shows six monthly slots of a scheduled retraining on real data
 # make test   sets everything up and runs lint, types and the tests; 5 minutes on two cores
 # make matrix the longer tests: many seeds, many kills, whole processes, the wheel
-# make gpu    the tests that need a CUDA device
+# make gpu    the tests and benchmarks that need a CUDA device
 # make soak   the longest tests, and whole benchmarks
 # make docs   writes the generated reference and builds the docs site: build/site/index.html
 VENV   ?= .venv
@@ -47,6 +47,7 @@ soak: setup
 # On one device, a few minutes. Elsewhere everything is skipped, with the reason.
 gpu: setup
 	$(BIN)/python -m pytest -m gpu --durations 10 tests/gpu tests/interop/test_import_weights.py
+	$(BIN)/python -m benchmarks.accelerator --json build/gpu.json
 
 lint: setup
 	$(BIN)/ruff format --check .
