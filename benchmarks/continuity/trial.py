@@ -33,7 +33,7 @@ from segue.trainer.resume import Resume
 from segue.trainer.workloads import live_recipe
 from segue.trainer.workloads.components import Component, Progress
 from segue.trainer.workloads.state import capture
-from segue.trainer.workloads.step import do_step
+from segue.trainer.workloads.steps.step import do_step
 
 RUN_ID = "run"
 _STEPS = 1_000_000

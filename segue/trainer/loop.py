@@ -13,7 +13,6 @@ from dataclasses import replace
 
 from segue.checkpoints.saving.committer import SealJob, Writer
 from segue.checkpoints.saving.staging import StagingArea
-from segue.continuity import anomalies
 from segue.continuity.verdict import Prelude
 from segue.continuity.witness import NORMS_EVERY_STEPS, StepRow, Witness
 from segue.curves.schema import Curve
@@ -32,7 +31,6 @@ from segue.records import (
     CodeFailure,
     Heartbeat,
     SegmentReport,
-    Skip,
     StopReason,
 )
 from segue.runlog.history import read_history
@@ -44,14 +42,15 @@ from segue.trainer.reporting import AttemptReporter
 from segue.trainer.resume import Resume
 from segue.trainer.safe_points import SafePoints
 from segue.trainer.saving import Saving, life_on
+from segue.trainer.step_records import StepRecords
 from segue.trainer.stopping import NoticeResponse, StopRule
 from segue.trainer.time_left import REPORT_SECONDS, Pace, TimeLeft
-from segue.trainer.workloads.base import StepDue, StepMade, Steps, Workload
+from segue.trainer.workloads.base import LateStep, StepDue, StepMade, Steps, Workload
 
 log = logging.getLogger(__name__)
 
-_SomeSteps = Generator[StepDue, StepMade | None, None]
-_OneStep = Generator[StepDue, StepMade | None, bool]
+_SomeSteps = Generator[StepDue, StepMade | LateStep | None, None]
+_OneStep = Generator[StepDue, StepMade | LateStep | None, bool]
 """Returns whether the step was made."""
 
 
@@ -65,15 +64,16 @@ class TrainingLoop:
         self._spec, self._ranks = context.spec, context.ranks
         self._progress, self._clock = live.progress, context.clock
         history = read_history(context.runlog)
-        self._witness = Witness(self._spec.continuity.witness_steps)
+        witness = self._witness = Witness(self._spec.continuity.witness_steps)
         # They show that the ranks agree, and which batch is the first with bad gradients.
         is_careful = self._spec.anomalies.non_finite == "skip" or bool(anomalies_of(history.fresh_reports))
         self._always_measures_norms = is_careful or self._ranks.count > 1
-        self._curve = _curve_of(context, from_step=live.progress.step)
+        curve = _curve_of(context, from_step=live.progress.step)
+        self._records = StepRecords(live, spec=self._spec.anomalies, resume=resume, witness=witness, curve=curve)
         self._saving = Saving(
             self._spec.checkpoints,
             live=live,
-            curve=self._curve,
+            curve=curve,
             staging=staging,
             writer=writer,
             life=life_on(context.plan.capacity, history),
@@ -83,8 +83,6 @@ class TrainingLoop:
         )
         due = is_due(context.assignment, history, ranks=self._ranks.count)
         self._rehearsal = ResumeRehearsal(context.assignment, context.runlog, is_due=due, clock=context.clock)
-        self._made: StepMade | None = None
-        """The last step."""
         self._notices = NoticeResponse(context, live, self._saving)
         self._pace = Pace(context.clock)
         self._time_left = TimeLeft(
@@ -112,7 +110,7 @@ class TrainingLoop:
             stop_rule=self._stop_rule,
             saving=self._saving,
             writer=writer,
-            witness=self._witness,
+            records=self._records,
         )
 
     def run(self, train: Callable[[], StopReason], *, shows_failure: bool = True) -> SegmentReport:
@@ -221,6 +219,7 @@ class TrainingLoop:
                 continue
             self._rehearsal.check()
             if self._progress.step == self._reporter.from_step + 1:
+                self._ranks.limit_waiting(self._spec.liveness.rank_seconds)
                 self._saving.prepare()
         self._reporter.is_ending = True
         self._context.activity.ending()
@@ -228,38 +227,63 @@ class TrainingLoop:
         return vote.stop
 
     def _save(self, *, evaluate: bool, is_last: bool = False) -> None:
-        self._refuse_poisoned_weights()
+        self._records.read()
+        self._records.refuse_poisoned_weights()
         self._saving.save(evaluate=evaluate, is_last=is_last)
         self._witness.open(self._progress.step)
 
     def _step(self, *, counts: bool) -> _OneStep:
         """One step, or none. With `counts=False` it only gives a witness row after the last commit, for a replay."""
-        started = self._clock.monotonic()
-        compares = self._needs_fingerprints
-        made = yield StepDue(compares, compares or self._measures_norms, self._check, self._saving.barrier)
+        started, before = self._clock.monotonic(), self._progress.samples_seen
+        made = yield from self._due(may_be_late=counts)
         if made is None:
             return False
-        self._refuse_poison(made)
-        row = self._with_state(made.row)
-        self._made = made
+        self._records.read()  # The numbers of the step before, where they came late.
+        row = None
+        if isinstance(made, StepMade):
+            self._records.refuse_poison(made)
+            row = self._with_state(made.row)
+        step = self._progress.step + 1
         self._live.advance(made.start, made.samples)
-        self._context.group.step = row.step
-        self._context.activity.step_done(row.step)
-        recent = self._progress.recent_losses
-        self._progress.recent_losses = anomalies.with_loss(recent, row.loss, spec=self._spec.anomalies)
-        self._reporter.loss = row.loss
-        self._witness.add(row)
-        self._resume.add_replayed(row)
+        self._context.group.step = step
+        self._context.activity.step_done(step)
+        if isinstance(made, StepMade) and row is not None:
+            self._records.add(made._replace(row=row))
         seconds = self._clock.monotonic() - started
         if counts:
-            made = self._live.finish_step(made, evaluating=self._context.activity.evaluating)
-            self._count(made, seconds)
-            self._saving.step_done(seconds)
+            self._count(made, samples_before=before, seconds=seconds)
         for sealed_step, rows in self._witness.take_full():
             self._writer.submit(SealJob(sealed_step, rows))
             if counts:
                 self._rehearsal.begin(state_bytes=self._writer.last_size_bytes or 0)
         return True
+
+    def _due(self, *, may_be_late: bool) -> Generator[StepDue, StepMade | LateStep | None, StepMade | LateStep | None]:
+        """Have a step made; None: there was none to make."""
+        compares = self._needs_fingerprints
+        due = StepDue(
+            needs_fingerprints=compares,
+            needs_norms=compares or self._measures_norms,
+            check=self._check,
+            before_update=self._saving.barrier,
+            may_be_late=may_be_late and not compares,
+        )
+        try:
+            return (yield due)
+        except Exception as error:
+            self._records.read_before(error)
+            raise
+
+    def _count(self, made: StepMade | LateStep, *, samples_before: int, seconds: float) -> None:
+        """What follows a step that counts."""
+        if isinstance(made, LateStep):
+            self._records.keep(made, samples_before=samples_before, seconds=seconds, ended_at=self._clock.now())
+        else:
+            made = self._live.finish_step(made, evaluating=self._context.activity.evaluating)
+            seen = self._progress.samples_seen
+            self._records.count(made, samples_seen=seen, seconds=seconds, ended_at=self._clock.now())
+        self._pace.step_done()
+        self._saving.step_done(seconds)
 
     def _evaluate(self) -> float:
         with self._context.activity.evaluating():
@@ -294,39 +318,10 @@ class TrainingLoop:
         """Whether the next step's norms are measured although no row is compared with it."""
         return self._always_measures_norms or (self._progress.step + 1) % NORMS_EVERY_STEPS == 0
 
-    def _refuse_poisoned_weights(self) -> None:
-        """Raise where the last step's norms were not measured and its update has spoiled the weights."""
-        made = self._made
-        if made is not None and made.row.param_norm is None and self._spec.anomalies.non_finite != "off":
-            row = made.row._replace(param_norm=self._live.parameter_norm())
-            self._refuse_poison(made._replace(row=row))
-
-    def _refuse_poison(self, made: StepMade) -> None:
-        """Raise before the row becomes a witness: a replay would otherwise have to reproduce the anomaly."""
-        row, spec, recent = made.row, self._spec.anomalies, self._progress.recent_losses
-        symptom = anomalies.symptom(row, spec=spec, recent_losses=recent)
-        if symptom is None:
-            return
-        # A replay with an anomaly where the run had none has lost some state; its batch is not the cause.
-        self._resume.add_replayed(row)
-        self._resume.settle()
-        where = Skip(samples_seen=made.start, sample_count=made.samples)
-        raise PoisonedStepError(anomaly=symptom.on(where, step=row.step, sample_ids=made.ids.tolist()))
-
-    def _count(self, made: StepMade, seconds: float) -> None:
-        self._pace.step_done()
-        self._curve.add(
-            made.row,
-            epoch=made.epoch,
-            samples_seen=self._progress.samples_seen,
-            metrics=made.metrics,
-            step_seconds=seconds,
-            wall_time=self._clock.now(),
-        )
-
     def _end(self, reason: StopReason) -> _SomeSteps:
         """Make the last commit and, where there is time, its witness."""
         self._saving.barrier()
+        self._records.read()
         while self._resume.is_pending and not self._resume.is_undecided and self._may_step():
             yield from self._step(counts=True)
         # Where time ends the replay early, the rows so far decide: nothing can be committed without a verdict.

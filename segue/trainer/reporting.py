@@ -7,7 +7,6 @@ import os
 from dataclasses import dataclass, field
 
 from segue.checkpoints.saving.committer import Writer
-from segue.continuity.witness import Witness
 from segue.launch.memory import in_words, limit_bytes, peak_bytes, unreclaimable_bytes
 from segue.records import CheckpointRef, CodeFailure, Heartbeat, SegmentReport, StopReason
 from segue.runlog.entries import Entry, ReportEntry
@@ -18,6 +17,7 @@ from segue.stores.retry import patiently
 from segue.trainer.context import AttemptContext
 from segue.trainer.health.failures import failure_of
 from segue.trainer.saving import Saving
+from segue.trainer.step_records import StepRecords
 from segue.trainer.stopping import StopRule
 from segue.trainer.time_left import Pace, TimeLeft
 from segue.trainer.workloads.components import Progress
@@ -37,9 +37,7 @@ class AttemptReporter:
     stop_rule: StopRule
     saving: Saving
     writer: Writer
-    witness: Witness
-    loss: float | None = None
-    """Loss of the newest step."""
+    records: StepRecords
     is_ending: bool = False
     from_step: int = field(init=False)
 
@@ -55,7 +53,7 @@ class AttemptReporter:
             counter=counter,
             phase="stopping" if self.is_ending else "training" if self.pace.train_steps else "restoring",
             step=self.progress.step,
-            loss=self.loss,
+            loss=self.records.loss,
             step_seconds=self.pace.step_seconds,
             last_commit_step=last_commit.step if last_commit else None,
             ends_in_seconds=self.stop_rule.seconds_to_planned_end(),
@@ -66,7 +64,7 @@ class AttemptReporter:
             peak_memory_bytes=peak_bytes(),
             memory_bytes=unreclaimable_bytes(),
             memory_limit_bytes=self.context.memory_limit_bytes,
-            rows=self.witness.unsealed_rows(),
+            rows=self.records.witness.unsealed_rows(),
             beat_at=self.context.clock.now(),
         )
 

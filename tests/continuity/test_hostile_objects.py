@@ -18,7 +18,7 @@ from segue.recipe import Recipe, built_recipe
 from segue.records import StopReason
 from segue.trainer.health.failures import failure_of, stop_reason
 from segue.trainer.programs.tracked import components_of_object
-from segue.trainer.workloads.step import do_step
+from segue.trainer.workloads.steps.step import do_step
 from tests.trainer.workloads.interrupted import assert_exact, killed_once, undisturbed
 
 ROWS = 4

@@ -13,7 +13,7 @@ from segue.data.loader import Feed
 from segue.data.streams import seed_all
 from segue.runlog.history import read_history
 from segue.runlog.log import RunLog
-from segue.trainer.workloads.step import do_step
+from segue.trainer.workloads.steps.step import do_step
 from tests.recipes.ranked import even
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from segue.trainer.ranks.ddp import norm_and_clip, parameter_norm, parameters_of, total_norm
-from segue.trainer.workloads.step import ParameterOrder
+from segue.trainer.workloads.steps.step import ParameterOrder
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])

@@ -17,7 +17,7 @@ from segue.integrations.mlflow_model import save_model
 from segue.recipe import built_recipe
 from segue.records import StopReason, VerdictKind
 from segue.runlog.history import read_history
-from segue.trainer.workloads.step import do_step
+from segue.trainer.workloads.steps.step import do_step
 from tests.recipes.adversarial import adversarial
 from tests.support.final_states import state_at_end
 from tests.support.observers import stop_when_proven

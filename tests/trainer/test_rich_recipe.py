@@ -18,7 +18,7 @@ from segue.recipe import EarlyStop, Recipe, built_recipe
 from segue.records import StopReason, VerdictKind
 from segue.runlog.history import read_history
 from segue.trainer.workloads.epoch_scheduler import refuse_short_schedules, warn_of_epochs
-from segue.trainer.workloads.step import do_step
+from segue.trainer.workloads.steps.step import do_step
 from tests.recipes.rich import BATCH, SAMPLES, rich
 from tests.support.final_states import state_at_end
 from tests.support.observers import stop_when_proven

@@ -40,7 +40,7 @@ from segue.trainer.health.activity import Activity
 from segue.trainer.saving import Saving
 from segue.trainer.workloads.components import Progress
 from segue.trainer.workloads.state import changed_by_optimizer, components_of
-from segue.trainer.workloads.step import do_step
+from segue.trainer.workloads.steps.step import do_step
 from tests.recipes.hard_to_copy import HABITS
 
 RISK = {"max_work_at_risk_seconds": 1800}

@@ -11,8 +11,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from segue.errors import LossError
 from segue.recipe import Recipe
-from segue.trainer.workloads.step import do_step
-from segue.trainer.workloads.step_result import numbers_of, together
+from segue.trainer.workloads.steps.numbers import sent, together
+from segue.trainer.workloads.steps.step import do_step
 
 STEPS = 20
 
@@ -121,6 +121,6 @@ def test_a_loss_of_one_element_is_accepted():
 def test_numbers_that_are_read_together_keep_every_bit():
     third = torch.tensor(1.0) / 3
     low = [third, third.bfloat16().reshape(1), third.half()]
-    assert together(low, torch.device("cpu")).tolist() == numbers_of(low) == [float(each) for each in low]
+    assert together(low, torch.device("cpu")).tolist() == sent(low).read() == [float(each) for each in low]
     high = [third, third.double() / 7, torch.tensor(2**40 + 1), torch.tensor(True)]
-    assert together(high, torch.device("cpu")).tolist() == numbers_of(high) == [float(each) for each in high]
+    assert together(high, torch.device("cpu")).tolist() == sent(high).read() == [float(each) for each in high]

@@ -30,8 +30,9 @@ from segue.trainer.health.activity import Activity
 from segue.trainer.safe_points import SafePoints
 from segue.trainer.saving import Saving
 from segue.trainer.time_left import Pace
-from segue.trainer.workloads import live_recipe, step
+from segue.trainer.workloads import live_recipe
 from segue.trainer.workloads.live_recipe import LiveRecipe
+from segue.trainer.workloads.steps import step, step_result
 
 _NORM, _STEP, _LOOP = "gradient norm and clip", "rest of the step", "rest of the loop"
 _TRAINING, _PLAIN_CLIP, _PLAIN_REST = "training", "a plain clip", "rest of a plain step"
@@ -41,8 +42,8 @@ _FUNCTIONS: dict[str, tuple[tuple[Any, str], ...]] = {
     "fingerprint of inputs": ((live_recipe, "input_fingerprint"),),
     "fingerprints of streams": ((live_recipe, "streams_fingerprint"), (LiveRecipe, "prelude")),
     _NORM: ((step, "norm_and_clip"), (step.ParameterOrder, "of")),
-    "parameter norm": ((step, "parameter_norm"),),
-    "numbers and row": ((step, "numbers_of"), (live_recipe, "row_of")),
+    "parameter norm": ((step_result, "parameter_norm"),),
+    "numbers and row": ((step_result, "sent"), (live_recipe, "row_of")),
     "state after the steps": ((LiveRecipe, "state_marks"),) if hasattr(LiveRecipe, "state_marks") else (),
     "anomalies": ((anomalies, "symptom"), (anomalies, "with_loss")),
     "witness rows": ((Witness, "wants"), (Witness, "add"), (Witness, "take_full")),

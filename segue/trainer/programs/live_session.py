@@ -19,6 +19,7 @@ from segue.continuity.fingerprints import batch_fingerprint, input_fingerprint, 
 from segue.continuity.recipe_diff import NOT_STATE, UNTRACKED
 from segue.continuity.state_marks import state_marks
 from segue.continuity.verdict import Prelude
+from segue.continuity.witness import StepRow
 from segue.data.streams import streams_kept
 from segue.errors import SessionError
 from segue.records import Finding, Notice, StateMark, StopReason
@@ -31,12 +32,13 @@ from segue.trainer.programs.outside import of_program
 from segue.trainer.programs.owner import AttemptEnded, Owner
 from segue.trainer.programs.program_record import ProgramRecord
 from segue.trainer.programs.tracked import AsStored, Epoch, Variable, components_of_object
-from segue.trainer.ranks.consensus import combined
-from segue.trainer.workloads.base import StepDue, StepMade, Steps
+from segue.trainer.ranks.collectives import Ranks
+from segue.trainer.ranks.consensus import Outcome, combined
+from segue.trainer.workloads.base import LateStep, StepDue, StepMade, Steps
 from segue.trainer.workloads.components import Component, Progress
 from segue.trainer.workloads.outside import OutsideState
 from segue.trainer.workloads.state import PROGRESS, RNG_PREFIX, changed_by_optimizer, marked_parts, rng_components
-from segue.trainer.workloads.step_result import row_of
+from segue.trainer.workloads.steps.step_result import row_of
 from segue.trainer.workloads.structure import Structure, structure_of_objects
 
 log = logging.getLogger(__name__)
@@ -415,20 +417,31 @@ class LiveSession:
         streams = streams_fingerprint(held) if self._owner.ranks.count == 1 else None
         return Prelude(step, ids, content, streams)
 
-    def _closed(self) -> StepMade | None:
-        prelude, batch = self._prelude, self._batch
+    def _closed(self) -> StepMade | LateStep | None:
+        prelude, batch, due, ranks = self._prelude, self._batch, self._due, self._owner.ranks
         if prelude is None:
             return None
-        outcome, metrics = self._measures.outcome(prelude.step)
-        if self._owner.ranks.count > 1:
-            fingerprints = (prelude.batch_fingerprint, prelude.input_fingerprint)
-            outcome, (samples, content) = combined(self._owner.ranks, outcome, weight=1.0, fingerprints=fingerprints)
-            prelude = prelude._replace(batch_fingerprint=samples, input_fingerprint=content)
-        row = row_of(prelude, outcome)
+        measured = self._measures.outcome(prelude.step)
         self._prelude = self._batch = None
         ids = batch.ids if batch is not None else _NO_IDS
         # Where the samples of a step are not known, it counts as one.
-        return StepMade(row, self.progress.samples_seen, max(len(ids), 1), ids, self.epoch, metrics)
+        start, samples, epoch = self.progress.samples_seen, max(len(ids), 1), self.epoch
+
+        def read() -> StepMade:
+            outcome, metrics = measured.read()
+            return StepMade(_row_on(ranks, prelude, outcome), start, samples, ids, epoch, metrics)
+
+        is_late = measured.is_late and due is not None and due.may_be_late and ranks.count == 1
+        return LateStep(start, samples, read) if is_late else read()
+
+
+def _row_on(ranks: Ranks, prelude: Prelude, outcome: Outcome) -> StepRow:
+    """The row of a step, the same on every rank."""
+    if ranks.count > 1:
+        fingerprints = (prelude.batch_fingerprint, prelude.input_fingerprint)
+        outcome, (samples, content) = combined(ranks, outcome, weight=1.0, fingerprints=fingerprints)
+        prelude = prelude._replace(batch_fingerprint=samples, input_fingerprint=content)
+    return row_of(prelude, outcome)
 
 
 def _name_of_loader(number: int) -> str:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from itertools import islice
 from typing import Any, NamedTuple
 
 import torch
@@ -14,13 +15,26 @@ from segue.curves.schema import NO_METRICS
 from segue.errors import SessionError
 from segue.trainer.ranks.consensus import Outcome
 from segue.trainer.ranks.ddp import parameter_norm, total_norm
+from segue.trainer.workloads.steps.numbers import Number, as_of_now, sent
+from segue.trainer.workloads.steps.step_result import rates_of, scale_of
 
 
 class _Reported(NamedTuple):
-    loss: float
-    lr: tuple[float, ...] | None
-    grad_norm: float | None
-    metrics: Mapping[str, float]
+    """What the program said of a step, as of then."""
+
+    loss: Number
+    lr: tuple[Number, ...] | None
+    grad_norm: Number | None
+    metrics: Mapping[str, Number]
+
+
+class Measured(NamedTuple):
+    """A step as it was measured."""
+
+    read: Callable[[], tuple[Outcome, Mapping[str, float]]]
+    """Waits for its numbers, and its further metrics."""
+    is_late: bool
+    """Whether an accelerator is still at work on them."""
 
 
 class Measures:
@@ -34,7 +48,7 @@ class Measures:
         self._reported: _Reported | None = None
         self._grad_norms: list[torch.Tensor] = []
         self._with_norms = False
-        self._rates: dict[int, tuple[float, ...]] = {}
+        self._rates: dict[int, list[Number]] = {}
         """The learning rates with which optimizers made this step, by the optimizer's id."""
         self._hook = register_optimizer_step_post_hook(self._after_update)
 
@@ -68,13 +82,13 @@ class Measures:
 
     def report(self, loss: Any, *, lr: Any, grad_norm: Any, metrics: Mapping[str, Any]) -> None:
         self._reported = _Reported(
-            loss=_number(loss),
-            lr=None if lr is None else tuple(map(_number, lr if isinstance(lr, Sequence) else (lr,))),
-            grad_norm=None if grad_norm is None else _number(grad_norm),
-            metrics={name: _number(value) for name, value in metrics.items()} if metrics else NO_METRICS,
+            loss=as_of_now(loss),
+            lr=None if lr is None else tuple(map(as_of_now, lr if isinstance(lr, Sequence) else (lr,))),
+            grad_norm=None if grad_norm is None else as_of_now(grad_norm),
+            metrics={name: as_of_now(value) for name, value in metrics.items()} if metrics else NO_METRICS,
         )
 
-    def outcome(self, step: int) -> tuple[Outcome, Mapping[str, float]]:
+    def outcome(self, step: int) -> Measured:
         """The numbers of the step that was made, and its further metrics.
 
         Raises:
@@ -85,23 +99,35 @@ class Measures:
             fix = "call run.report(loss=loss) once in each iteration, with several ranks on each of them."
             raise SessionError(what=what, fix=fix)
         loss, rates, grad_norm, metrics = self._reported
-        if grad_norm is None and self._with_norms:
-            grad_norm = math.hypot(*map(float, self._grad_norms))
         if rates is None:
             used = self._rates
-            rates = tuple(rate for each in self.optimizers.values() for rate in used.get(id(each), _rates_of(each)))
-        outcome = Outcome(
-            loss=loss,
-            grad_norm=grad_norm,
-            param_norm=self.parameter_norm() if self._with_norms else None,
-            lr=rates,
-            loss_scale=float(self._scaler.get_scale()) if self._scaler is not None else None,
-        )
-        return outcome, metrics
+            rates = tuple(rate for each in self.optimizers.values() for rate in used.get(id(each), rates_of(each)))
+        has_norms = self._with_norms and grad_norm is None
+        norms = self._grad_norms if has_norms else [] if grad_norm is None else [grad_norm]
+        weights = [self._norm_of_parameters()] if self._with_norms else []
+        scale = scale_of(self._scaler)
+        # All in one read: each read waits for an accelerator.
+        asked = sent([loss, *rates, *norms, *weights, *scale, *metrics.values()])
+
+        def read() -> tuple[Outcome, Mapping[str, float]]:
+            values = iter(asked.read())
+            outcome = Outcome(
+                loss=next(values),
+                lr=tuple(islice(values, len(rates))),
+                grad_norm=math.hypot(*islice(values, len(norms))) if norms or has_norms else None,
+                param_norm=next(values) if weights else None,
+                loss_scale=next(values) if scale else None,
+            )
+            return outcome, dict(zip(metrics, values, strict=True)) if metrics else NO_METRICS
+
+        return Measured(read, asked.is_late)
 
     def parameter_norm(self) -> float:
         """Norm of all parameters of the measured modules."""
-        return float(parameter_norm(self._parameters)) if self._parameters else 0.0
+        return float(self._norm_of_parameters())
+
+    def _norm_of_parameters(self) -> Number:
+        return parameter_norm(self._parameters) if self._parameters else 0.0
 
     def pending_gradients(self) -> dict[str, torch.Tensor]:
         """Gradients that no optimizer has used yet, because they are accumulated over several iterations."""
@@ -121,7 +147,7 @@ class Measures:
 
     def _after_update(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         if any(optimizer is each for each in self.optimizers.values()):
-            self._rates[id(optimizer)] = _rates_of(optimizer)
+            self._rates[id(optimizer)] = rates_of(optimizer)
             if self._with_norms:
                 found = [p.grad for p in parameters_of(optimizer) if p.grad is not None]
                 self._grad_norms.append(total_norm(found))
@@ -143,11 +169,3 @@ class PendingGradients:
 def parameters_of(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
     """The parameters of all its groups."""
     return [parameter for group in optimizer.param_groups for parameter in group["params"]]
-
-
-def _rates_of(optimizer: torch.optim.Optimizer) -> tuple[float, ...]:
-    return tuple(float(group["lr"]) for group in optimizer.param_groups)
-
-
-def _number(value: Any) -> float:
-    return float(value.item() if isinstance(value, torch.Tensor) else value)

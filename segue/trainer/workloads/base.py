@@ -33,6 +33,8 @@ class StepDue(NamedTuple):
     """To be called before the step is made; raises where a resume differs, and the step must not be made then."""
     before_update: Callable[[], None]
     """To be called when the gradient is there, before the state changes."""
+    may_be_late: bool = False
+    """Whether its numbers may be read a step later, where that saves a wait for an accelerator."""
 
 
 class StepMade(NamedTuple):
@@ -51,7 +53,17 @@ class StepMade(NamedTuple):
     """Further numbers for the loss curve, by name."""
 
 
-Steps = Generator[StepDue, StepMade | None, StopReason]
+class LateStep(NamedTuple):
+    """One step that was made, and whose numbers are still on their way from an accelerator."""
+
+    start: int
+    """Position of its first sample."""
+    samples: int
+    read: Callable[[], StepMade]
+    """Waits for its numbers. To be called once, at the latest before the next save."""
+
+
+Steps = Generator[StepDue, StepMade | LateStep | None, StopReason]
 """Yields each step that is due, is sent the step once it is made, and returns why the attempt ends.
 
 Sent None, it makes a safe point without a step: the training code has something to say there, or no step is left.
@@ -151,7 +163,7 @@ class Workload(Protocol):
         ...
 
 
-def driven(steps: Steps, make: Callable[[StepDue], StepMade]) -> StopReason:
+def driven(steps: Steps, make: Callable[[StepDue], StepMade | LateStep]) -> StopReason:
     """Make every step that is due; return why the attempt ends."""
     try:
         due = next(steps)

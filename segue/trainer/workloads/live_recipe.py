@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Self
 
 import torch
@@ -28,8 +28,8 @@ from segue.records import Finding, Notice, Skip, StateMark
 from segue.spec import MOST_WITNESS_STEPS, RunSpec
 from segue.trainer.ranks.collectives import Ranks
 from segue.trainer.ranks.consensus import combined
-from segue.trainer.ranks.ddp import bare, parameter_norm, spread, spread_again
-from segue.trainer.workloads.base import StepDue, StepMade
+from segue.trainer.ranks.ddp import bare, explaining, parameter_norm, spread, spread_again
+from segue.trainer.workloads.base import LateStep, StepDue, StepMade
 from segue.trainer.workloads.components import Component, Progress, Stopper
 from segue.trainer.workloads.epoch_scheduler import refuse_short_schedules, warn_of_epochs
 from segue.trainer.workloads.metric_schedulers import MetricSchedulers, shared_metric
@@ -49,8 +49,8 @@ from segue.trainer.workloads.state import (
     same_on_every_rank,
     unchanged,
 )
-from segue.trainer.workloads.step import ParameterOrder, do_step
-from segue.trainer.workloads.step_result import row_of
+from segue.trainer.workloads.steps.step import ParameterOrder, begin_step
+from segue.trainer.workloads.steps.step_result import StepBegun, row_of
 from segue.trainer.workloads.structure import structure_of
 
 log = logging.getLogger(__name__)
@@ -202,13 +202,20 @@ class LiveRecipe:
     def changed_by_optimizer(self) -> frozenset[int]:
         return frozenset().union(*map(changed_by_optimizer, self.recipe.optimizers.values()))
 
-    def make_step(self, due: StepDue) -> StepMade:
+    def make_step(self, due: StepDue) -> StepMade | LateStep:
         """Draw the next batches and do one optimizer step on them."""
         group = next(self._drawn)
         prelude = self.prelude(group, with_fingerprints=due.needs_fingerprints)
         due.check(prelude)
-        row, metrics = self.step(group, prelude, before_update=due.before_update, with_norms=due.needs_norms)
-        return StepMade(row, group.start, group.samples, group.ids, self.feed.order.epoch_of(group.start), metrics)
+        begun = self._begin_step(group, prelude, before_update=due.before_update, with_norms=due.needs_norms)
+
+        def read() -> StepMade:
+            row, metrics = self._read_step(group, prelude, begun)
+            return StepMade(row, group.start, group.samples, group.ids, self.feed.order.epoch_of(group.start), metrics)
+
+        if begun.is_late and due.may_be_late and self._ranks.count == 1 and not self._has_work_after(group):
+            return LateStep(group.start, group.samples, read)
+        return read()
 
     def finish_step(self, made: StepMade, *, evaluating: Callable[[], AbstractContextManager[None]]) -> StepMade:
         """What follows a step that counts: the evaluation that is due, an early stop, the end of an epoch."""
@@ -232,13 +239,21 @@ class LiveRecipe:
             self.progress.finish_reason = f"all {self.recipe.epochs} epochs are done"
         return made
 
+    def _has_work_after(self, group: Group) -> bool:
+        """Whether `finish_step` has something to do after the step with these batches."""
+        step, samples_seen = self.progress.step + 1, group.start + group.samples
+        return self.feed.order.is_epoch_over(samples_seen) or self._evaluates_after(step, samples_seen)
+
     @property
     def _is_evaluation_due(self) -> bool:
         """Whether `evaluate_every` asks for an evaluation after the steps so far."""
+        return self._evaluates_after(self.progress.step, self.progress.samples_seen)
+
+    def _evaluates_after(self, step: int, samples_seen: int) -> bool:
         every = self.recipe.evaluate_every
         if every == "epoch":
-            return self.feed.order.is_epoch_over(self.progress.samples_seen)
-        return every is not None and self.progress.step % every == 0
+            return self.feed.order.is_epoch_over(samples_seen)
+        return every is not None and step % every == 0
 
     @property
     def awaits_metric(self) -> bool:
@@ -278,18 +293,28 @@ class LiveRecipe:
 
         The position does not change.
         """
+        begun = self._begin_step(group, prelude, before_update=before_update, with_norms=with_norms)
+        return self._read_step(group, prelude, begun)
+
+    def _begin_step(
+        self, group: Group, prelude: Prelude, *, before_update: Callable[[], None], with_norms: bool
+    ) -> StepBegun:
         self._metric_schedulers.make_up(self.evaluate)
         self.recipe = spread_again(self.recipe, self._device)
-        result = do_step(
-            self.recipe,
-            [to_device(content, self._device) for content in group.contents],
-            step=prelude.step,
-            weights=group.weights,
-            ends_epoch=self.feed.order.is_epoch_over(group.start + group.samples),
-            before_update=before_update,
-            with_norms=with_norms,
-            order=self._order,
-        )
+        with explaining(self._name) if self._ranks.count > 1 else nullcontext():
+            return begin_step(
+                self.recipe,
+                [to_device(content, self._device) for content in group.contents],
+                step=prelude.step,
+                weights=group.weights,
+                ends_epoch=self.feed.order.is_epoch_over(group.start + group.samples),
+                before_update=before_update,
+                with_norms=with_norms,
+                order=self._order,
+            )
+
+    def _read_step(self, group: Group, prelude: Prelude, begun: StepBegun) -> tuple[StepRow, dict[str, float]]:
+        result = begun.read()
         if self._ranks.count == 1:
             return row_of(prelude, result.outcome), result.parts
         weight = sum(group.weights) / len(group.weights)

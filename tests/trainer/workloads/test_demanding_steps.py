@@ -12,7 +12,7 @@ from segue.data.streams import seed_all
 from segue.errors import RecipeError
 from segue.recipe import built_recipe
 from segue.trainer.ranks.ddp import total_norm
-from segue.trainer.workloads.step import do_step
+from segue.trainer.workloads.steps.step import do_step
 from tests.trainer.workloads.demanding import demanding
 from tests.trainer.workloads.interrupted import assert_exact, killed_once, undisturbed
 

@@ -13,14 +13,14 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from segue.errors import LossError
 from segue.recipe import Recipe, in_words
-from segue.trainer.ranks.consensus import Outcome
-from segue.trainer.ranks.ddp import parameter_norm, total_norm
+from segue.trainer.ranks.ddp import total_norm
 from segue.trainer.workloads.state import held_by_optimizers
-from segue.trainer.workloads.step_result import StepResult, follow, numbers_of, rates_of
+from segue.trainer.workloads.steps.numbers import Number
+from segue.trainer.workloads.steps.step_result import Shown, StepBegun, ended, rates_of, scale_of
 from segue.user_objects import attribute
 
 
-def do_own_step(
+def begin_own_step(
     recipe: Recipe,
     content: Any,
     *,
@@ -28,7 +28,7 @@ def do_own_step(
     ends_epoch: bool,
     before_update: Callable[[], None],
     with_norms: bool = True,
-) -> StepResult:
+) -> StepBegun:
     """Call the recipe's `step` on a batch, then its schedulers and `after_step`.
 
     The gradient norm is the one that each optimizer saw at its update, over all of them. `before_update` is called
@@ -38,17 +38,31 @@ def do_own_step(
         LossError: `step` returned no number.
     """
     assert recipe.step is not None
-    loss_scale = float(recipe.scaler.get_scale()) if recipe.scaler is not None else None
+    scale = scale_of(recipe.scaler)
     measures = with_norms or recipe.gives_metrics
     with _watched(recipe, before_update, with_norms=measures) as seen:
         value = recipe.step(recipe.model, content, recipe.optimizer)
-    loss, parts = _numbers(value)
-    grad_norm = math.hypot(*numbers_of(seen.norms)) if measures else None
-    rates = tuple(rate for each in recipe.optimizers.values() for rate in seen.rates.get(id(each), rates_of(each)))
-    metrics = {"loss": loss} | ({} if grad_norm is None else {"grad_norm": grad_norm}) | parts
-    follow(recipe, step=step, ends_epoch=ends_epoch, metrics=metrics)
-    param_norm = float(parameter_norm(held_by_optimizers(recipe))) if with_norms else None
-    return StepResult(Outcome(loss, grad_norm, param_norm, rates, loss_scale), parts)
+    names, given = _named(value)
+    rates = [rate for each in recipe.optimizers.values() for rate in seen.rates.get(id(each), rates_of(each))]
+
+    def shown(values: list[float]) -> Shown:
+        parts = dict(zip(names, values, strict=False))
+        loss = parts.get("loss", sum(parts.values()))
+        grad_norm = math.hypot(*values[len(names) :]) if measures else None
+        if not isinstance(value, Mapping):
+            return Shown(loss, grad_norm, {})
+        return Shown(loss, grad_norm, {name: part for name, part in parts.items() if name != "loss"})
+
+    return ended(
+        recipe,
+        [*given, *seen.norms],
+        shown,
+        step=step,
+        ends_epoch=ends_epoch,
+        rates=rates,
+        scale=scale,
+        measured=held_by_optimizers(recipe) if with_norms else None,
+    )
 
 
 @dataclass
@@ -56,7 +70,7 @@ class _Seen:
     """What the optimizers showed at their updates."""
 
     norms: list[torch.Tensor] = field(default_factory=list)
-    rates: dict[int, tuple[float, ...]] = field(default_factory=dict)
+    rates: dict[int, list[Number]] = field(default_factory=dict)
 
 
 @contextmanager
@@ -83,19 +97,14 @@ def _watched(recipe: Recipe, before_update: Callable[[], None], *, with_norms: b
             hook.remove()
 
 
-def _numbers(value: Any) -> tuple[float, dict[str, float]]:
-    """The loss, and its parts where `step` returns a dict: `loss`, or the sum of all."""
+def _named(value: Any) -> tuple[list[str], list[Number]]:
+    """The names of what `step` returns, and the numbers: the loss alone, or a dict with `loss`, or with its parts."""
     if not isinstance(value, Mapping):
-        return float(_usable(value)), {}
-    names, given = [str(name) for name in value], [_usable(part) for part in value.values()]
-    tensors = [part for part in given if isinstance(part, torch.Tensor)]
-    read = iter(numbers_of(tensors))
-    numbers = (next(read) if isinstance(part, torch.Tensor) else float(part) for part in given)
-    parts = dict(zip(names, numbers, strict=True))
-    return parts.get("loss", sum(parts.values())), {name: part for name, part in parts.items() if name != "loss"}
+        return ["loss"], [_usable(value)]
+    return [str(name) for name in value], [_usable(part) for part in value.values()]
 
 
-def _usable(value: Any) -> torch.Tensor | float:
+def _usable(value: Any) -> Number:
     if isinstance(value, torch.Tensor) and value.numel() == 1:
         return value.detach()
     if isinstance(value, (int, float)) and not isinstance(value, bool):

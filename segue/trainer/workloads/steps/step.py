@@ -11,10 +11,9 @@ import torch
 
 from segue.errors import LossError
 from segue.recipe import Recipe, in_words, short_path
-from segue.trainer.ranks.consensus import Outcome
-from segue.trainer.ranks.ddp import bare, norm_and_clip, parameter_norm, parameters_of
-from segue.trainer.workloads.own_step import do_own_step
-from segue.trainer.workloads.step_result import StepResult, follow, numbers_of, rates_of
+from segue.trainer.ranks.ddp import bare, norm_and_clip, parameters_of
+from segue.trainer.workloads.steps.own_step import begin_own_step
+from segue.trainer.workloads.steps.step_result import Shown, StepBegun, StepResult, ended, rates_of, scale_of
 from segue.user_objects import attribute
 
 
@@ -43,7 +42,12 @@ class ParameterOrder:
         self._held, self._ordered = [], []
 
 
-def do_step(
+def do_step(recipe: Recipe, batches: Sequence[Any], **options: Any) -> StepResult:
+    """`begin_step`, and its result at once."""
+    return begin_step(recipe, batches, **options).read()
+
+
+def begin_step(
     recipe: Recipe,
     batches: Sequence[Any],
     *,
@@ -53,8 +57,11 @@ def do_step(
     before_update: Callable[[], None] = lambda: None,
     with_norms: bool = True,
     order: ParameterOrder | None = None,
-) -> StepResult:
+) -> StepBegun:
     """Forward and backward for each batch, then clip, update, schedule; `step` is the global step this makes.
+
+    On return everything is done or queued on the accelerator, which is not waited for, unless the recipe does so
+    itself, or takes the step's metrics.
 
     The gradient is the mean over the batches. `before_update` is called when it is there, also if a scaler then skips
     the update. Without `with_norms` no norm is measured that the recipe does not use itself. With several ranks the
@@ -65,17 +72,59 @@ def do_step(
     """
     if recipe.step is not None:
         (content,) = batches
-        return do_own_step(
+        return begin_own_step(
             recipe, content, step=step, ends_epoch=ends_epoch, before_update=before_update, with_norms=with_norms
         )
     (optimizer,) = recipe.optimizers.values()
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     optimizer.zero_grad(set_to_none=True)
     scaler = recipe.scaler
-    loss_scale = float(scaler.get_scale()) if scaler is not None else None
+    scale = scale_of(scaler)
+    weights = weights if weights is not None else (1.0,) * len(batches)
+    losses, parts = _backward(recipe, batches, weights)
+    if scaler is not None:
+        scaler.unscale_(optimizer)
+    norms: list[torch.Tensor] = []
+    if with_norms or recipe.clip_grad_norm is not None or recipe.gives_metrics:
+        ordered = (order or ParameterOrder()).of(recipe.model, parameters)
+        norms.append(norm_and_clip(ordered, limit=recipe.clip_grad_norm))
+    before_update()
+    rates = rates_of(optimizer)
+    if scaler is not None:
+        scaler.step(optimizer)
+        scaler.update()
+    else:
+        optimizer.step()
+
+    # All in one read: each read waits for an accelerator.
+    asked = [*losses, *norms, *(part for named in parts for part in named.values())]
+
+    def shown(values: list[float]) -> Shown:
+        return Shown(
+            loss=_mean(values[: len(losses)], weights),
+            grad_norm=values[len(losses)] if norms else None,
+            parts=_means(parts, values[len(losses) + len(norms) :]) if parts else {},
+        )
+
+    return ended(
+        recipe,
+        asked,
+        shown,
+        step=step,
+        ends_epoch=ends_epoch,
+        rates=rates,
+        scale=scale,
+        measured=parameters if with_norms else None,
+    )
+
+
+def _backward(
+    recipe: Recipe, batches: Sequence[Any], weights: Sequence[float]
+) -> tuple[list[torch.Tensor], list[dict[str, torch.Tensor]]]:
+    """The loss of each batch, and the named parts of the losses that have some."""
     losses: list[torch.Tensor] = []
     parts: list[dict[str, torch.Tensor]] = []
-    weights = weights if weights is not None else (1.0,) * len(batches)
+    scaler = recipe.scaler
     for content, weight in zip(batches, weights, strict=True):
         loss, named = _parts(recipe.loss(recipe.model, content), recipe)
         share = weight / len(batches)
@@ -84,28 +133,7 @@ def do_step(
         losses.append(loss.detach())
         if named:
             parts.append(named)
-    if scaler is not None:
-        scaler.unscale_(optimizer)
-    norms: list[torch.Tensor] = []
-    if with_norms or recipe.clip_grad_norm is not None or recipe.gives_metrics:
-        ordered = (order or ParameterOrder()).of(recipe.model, parameters)
-        norms.append(norm_and_clip(ordered, limit=recipe.clip_grad_norm))
-    before_update()
-    lr = rates_of(optimizer)
-    if scaler is not None:
-        scaler.step(optimizer)
-        scaler.update()
-    else:
-        optimizer.step()
-    # All in one read: each read waits for an accelerator.
-    numbers = numbers_of(losses + norms + [part for named in parts for part in named.values()])
-    loss_value = _mean(numbers[: len(losses)], weights)
-    grad_norm = numbers[len(losses)] if norms else None
-    part_values = _means(parts, numbers[len(losses) + len(norms) :]) if parts else {}
-    metrics = {"loss": loss_value} | ({} if grad_norm is None else {"grad_norm": grad_norm}) | part_values
-    follow(recipe, step=step, ends_epoch=ends_epoch, metrics=metrics)
-    param_norm = float(parameter_norm(parameters)) if with_norms else None
-    return StepResult(Outcome(loss_value, grad_norm, param_norm, lr, loss_scale), part_values)
+    return losses, parts
 
 
 def _mean(losses: Sequence[float], weights: Sequence[float]) -> float:

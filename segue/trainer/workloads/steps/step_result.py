@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -11,8 +11,9 @@ from segue.continuity.verdict import Prelude
 from segue.continuity.witness import StepRow
 from segue.recipe import Recipe
 from segue.trainer.ranks.consensus import Outcome
-
-_WITHIN_FP32 = (torch.float32, torch.bfloat16, torch.float16)
+from segue.trainer.ranks.ddp import parameter_norm
+from segue.trainer.workloads.steps.numbers import Number, as_of_now, read_on_host, sent
+from segue.user_objects import attribute
 
 
 class StepResult(NamedTuple):
@@ -23,38 +24,92 @@ class StepResult(NamedTuple):
     """Parts of the loss, by name, if the recipe returns a dict; the mean over the step's batches."""
 
 
+class StepBegun(NamedTuple):
+    """A step that is made, as far as the host is concerned."""
+
+    read: Callable[[], StepResult]
+    """Waits for its numbers."""
+    is_late: bool
+    """Whether an accelerator is still at work on them."""
+
+
+class Shown(NamedTuple):
+    """What the training code showed in a step."""
+
+    loss: float
+    grad_norm: float | None
+    parts: dict[str, float]
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """The same by name, for the recipe's `after_step`."""
+        grad_norm = {} if self.grad_norm is None else {"grad_norm": self.grad_norm}
+        return {"loss": self.loss} | grad_norm | self.parts
+
+
 def row_of(prelude: Prelude, outcome: Outcome) -> StepRow:
     """The row of a step."""
     loss, grad_norm, param_norm, lr, loss_scale = outcome
     return StepRow(*prelude, loss, grad_norm, param_norm, lr, loss_scale)
 
 
-def rates_of(optimizer: torch.optim.Optimizer) -> tuple[float, ...]:
-    """The learning rate of each of its groups."""
-    return tuple(float(group["lr"]) for group in optimizer.param_groups)
+def rates_of(optimizer: torch.optim.Optimizer) -> list[Number]:
+    """The learning rate of each of its groups, as of now."""
+    return [as_of_now(group["lr"]) for group in optimizer.param_groups]
 
 
-def numbers_of(tensors: Sequence[torch.Tensor]) -> list[float]:
-    """The values of tensors of one element. An accelerator is waited for once: its values are read together."""
-    for tensor in tensors:
-        if tensor.device.type != "cpu":
-            return together(tensors, tensor.device).tolist()
-    return [float(tensor) for tensor in tensors]
+def scale_of(scaler: torch.amp.GradScaler | None) -> list[Number]:
+    """The loss scale, as of now; empty without a scaler."""
+    if scaler is None:
+        return []
+    # `get_scale` waits for the accelerator. The tensor is missing before the first use of a scaler, or if it is off.
+    scale = attribute(scaler, "_scale")
+    return [as_of_now(scale) if isinstance(scale, torch.Tensor) else float(scaler.get_scale())]
 
 
-def together(tensors: Sequence[torch.Tensor], device: torch.device) -> torch.Tensor:
-    """Tensors of one element as one on `device`, in a type that holds each value exactly."""
-    kind = torch.float32 if all(tensor.dtype in _WITHIN_FP32 for tensor in tensors) else torch.float64
-    return torch.stack([tensor.detach().reshape(()).to(device, kind) for tensor in tensors])
+def ended(
+    recipe: Recipe,
+    asked: Sequence[Number],
+    shown: Callable[[list[float]], Shown],
+    *,
+    step: int,
+    ends_epoch: bool,
+    rates: Sequence[Number],
+    scale: Sequence[Number],
+    measured: Sequence[torch.Tensor] | None,
+) -> StepBegun:
+    """What follows the update, and the reading of the step's numbers.
+
+    `asked` are what `shown` makes of them; `measured`: the parameters whose norm is measured, None for no norm. They
+    are read in one copy, and before `after_step` only where it takes them.
+    """
+    asked = [read_on_host(number) for number in asked]
+    early = shown(sent(asked).read()) if recipe.gives_metrics else None
+    follow(recipe, step=step, ends_epoch=ends_epoch, metrics=None if early is None else early.metrics)
+    norm = [] if measured is None else [parameter_norm(list(measured))]
+    late = sent([*rates, *scale, *norm, *(() if early is not None else asked)])
+
+    def read() -> StepResult:
+        values = late.read()
+        lr, values = tuple(values[: len(rates)]), values[len(rates) :]
+        loss_scale, values = (values[0], values[1:]) if scale else (None, values)
+        param_norm, values = (values[0], values[1:]) if norm else (None, values)
+        loss, grad_norm, parts = early if early is not None else shown(values)
+        return StepResult(Outcome(loss, grad_norm, param_norm, lr, loss_scale), parts)
+
+    return StepBegun(read, late.is_late)
 
 
-def follow(recipe: Recipe, *, step: int, ends_epoch: bool, metrics: dict[str, float]) -> None:
-    """What follows an update: the schedulers that take no metric, then the recipe's `after_step`."""
+def follow(recipe: Recipe, *, step: int, ends_epoch: bool, metrics: dict[str, float] | None) -> None:
+    """What follows an update: the schedulers that take no metric, then the recipe's `after_step`.
+
+    It gets the `metrics` where there are some.
+    """
     if ends_epoch or recipe.scheduler_every != "epoch":
         for name, scheduler in recipe.schedulers.items():
             if name not in recipe.by_metric:
                 scheduler.step()
-    if recipe.after_step is not None and recipe.gives_metrics:
+    if recipe.after_step is not None and metrics is not None:
         recipe.after_step(step, metrics=metrics)
     elif recipe.after_step is not None:
         recipe.after_step(step)

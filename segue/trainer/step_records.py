@@ -1,0 +1,126 @@
+"""What the numbers of each step are used for, as soon as they are here: an accelerator's come a step later."""
+
+from __future__ import annotations
+
+import logging
+from datetime import datetime
+from typing import NamedTuple
+
+from segue.continuity import anomalies
+from segue.continuity.witness import Witness
+from segue.curves.schema import Curve
+from segue.errors import PoisonedStepError
+from segue.records import Skip
+from segue.spec import AnomalySpec
+from segue.trainer.resume import Resume
+from segue.trainer.workloads.base import LateStep, StepMade, Workload
+
+log = logging.getLogger(__name__)
+
+
+class _Unread(NamedTuple):
+    """A step that counts already, and whose numbers are not here yet."""
+
+    late: LateStep
+    samples_before: int
+    """Position before it."""
+    samples_seen: int
+    seconds: float
+    ended_at: datetime
+
+
+class StepRecords:
+    """Refuses anomalous steps; adds the others to witness, replay and loss curve, in their order.
+
+    Nothing may be committed while a step is unread: `read` comes before each save and before the attempt's end.
+    """
+
+    def __init__(self, live: Workload, *, spec: AnomalySpec, resume: Resume, witness: Witness, curve: Curve) -> None:
+        self._live, self._progress, self._spec = live, live.progress, spec
+        self._resume, self.witness, self._curve = resume, witness, curve
+        self._newest: StepMade | None = None
+        self._unread: _Unread | None = None
+        self.loss: float | None = None
+        """Loss of the newest step that was read."""
+
+    def keep(self, late: LateStep, *, samples_before: int, seconds: float, ended_at: datetime) -> None:
+        """Read this step later; its position counts already."""
+        self._unread = _Unread(late, samples_before, self._progress.samples_seen, seconds, ended_at)
+
+    def read(self) -> None:
+        """Read the step that was kept, if there is one.
+
+        Raises:
+            PoisonedStepError: it is an anomaly; the position is the one before it.
+        """
+        if self._unread is None:
+            return
+        late, samples_before, samples_seen, seconds, ended_at = self._unread
+        self._unread = None
+        made = late.read()
+        try:
+            self.refuse_poison(made)
+        except PoisonedStepError:
+            self._progress.step, self._progress.samples_seen = made.row.step - 1, samples_before
+            raise
+        self.add(made)
+        self.count(made, samples_seen=samples_seen, seconds=seconds, ended_at=ended_at)
+
+    def read_before(self, error: BaseException) -> None:
+        """Read it although a later step raised `error`, which may be a consequence of what is in its numbers.
+
+        Raises:
+            PoisonedStepError: it is an anomaly, and `error` is no news.
+        """
+        try:
+            self.read()
+        except RuntimeError as of_device:
+            # Where the device has failed, nothing can be read from it; what the step raised says why.
+            log.debug("the numbers of the step before are lost error=%s raised=%r", of_device, error)
+
+    def refuse_poison(self, made: StepMade) -> None:
+        """Raise before the row becomes a witness: a replay would otherwise have to reproduce the anomaly.
+
+        Raises:
+            PoisonedStepError: the step is an anomaly.
+        """
+        row, recent = made.row, self._progress.recent_losses
+        symptom = anomalies.symptom(row, spec=self._spec, recent_losses=recent)
+        if symptom is None:
+            return
+        # A replay with an anomaly where the run had none has lost some state; its batch is not the cause.
+        self._resume.add_replayed(row)
+        self._resume.settle()
+        where = Skip(samples_seen=made.start, sample_count=made.samples)
+        raise PoisonedStepError(anomaly=symptom.on(where, step=row.step, sample_ids=made.ids.tolist()))
+
+    def refuse_poisoned_weights(self) -> None:
+        """Raise where the last step's norms were not measured and its update has spoiled the weights.
+
+        Raises:
+            PoisonedStepError: it has.
+        """
+        made = self._newest
+        if made is not None and made.row.param_norm is None and self._spec.non_finite != "off":
+            row = made.row._replace(param_norm=self._live.parameter_norm())
+            self.refuse_poison(made._replace(row=row))
+
+    def add(self, made: StepMade) -> None:
+        """Add a step that is no anomaly."""
+        row, self._newest = made.row, made
+        recent = self._progress.recent_losses
+        self._progress.recent_losses = anomalies.with_loss(recent, row.loss, spec=self._spec)
+        self.loss = row.loss
+        self.witness.add(row)
+        self._resume.add_replayed(row)
+
+    def count(self, made: StepMade, *, samples_seen: int, seconds: float, ended_at: datetime) -> None:
+        """Add it to the loss curve."""
+        self._curve.add(
+            made.row,
+            epoch=made.epoch,
+            samples_seen=samples_seen,
+            metrics=made.metrics,
+            step_seconds=seconds,
+            wall_time=ended_at,
+        )

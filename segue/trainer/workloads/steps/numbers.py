@@ -1,0 +1,71 @@
+"""Numbers of a step on their way to the host: all in one copy, which need not be waited for before the next step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import torch
+
+Number = torch.Tensor | float
+"""A tensor of one element, or its value."""
+_WITHIN_FP32 = (torch.float32, torch.bfloat16, torch.float16)
+_WITH_STREAMS = ("cuda", "xpu")
+
+
+class Numbers(NamedTuple):
+    """Values that were asked for together."""
+
+    read: Callable[[], list[float]]
+    """Waits until they are here, and returns them in the order in which they were asked for."""
+    is_late: bool
+    """Whether there is something to wait for."""
+
+
+def sent(numbers: Sequence[Number]) -> Numbers:
+    """Start copying these to the host. Later changes of the tensors do not change what is read."""
+    tensors = [number for number in numbers if isinstance(number, torch.Tensor)]
+    device = next((tensor.device for tensor in tensors if tensor.device.type != "cpu"), None)
+    if device is None:
+        values = [float(number) for number in numbers]
+        return Numbers(lambda: values, is_late=False)
+    copied = copy_to_host(together(tensors, device))
+
+    def read() -> list[float]:
+        found = iter(copied())
+        return [next(found) if isinstance(number, torch.Tensor) else number for number in numbers]
+
+    return Numbers(read, is_late=device.type in _WITH_STREAMS)
+
+
+def read_on_host(number: Number) -> Number:
+    """The number itself, unless it is in the memory of an accelerator."""
+    return number if isinstance(number, torch.Tensor) and number.device.type != "cpu" else float(number)
+
+
+def as_of_now(number: Number) -> Number:
+    """The number, apart from a tensor that may be changed in place."""
+    value = read_on_host(number)
+    return value.detach().clone() if isinstance(value, torch.Tensor) else value
+
+
+def together(tensors: Sequence[torch.Tensor], device: torch.device) -> torch.Tensor:
+    """Tensors of one element as one on `device`, in a type that holds each value exactly."""
+    kind = torch.float32 if all(tensor.dtype in _WITHIN_FP32 for tensor in tensors) else torch.float64
+    return torch.stack([tensor.detach().reshape(()).to(device, kind) for tensor in tensors])
+
+
+def copy_to_host(values: torch.Tensor) -> Callable[[], list[float]]:
+    """Start copying; what is returned waits for it. Where a device has no streams, the copy is made when it is read."""
+    if values.device.type not in _WITH_STREAMS:
+        return values.tolist
+    host = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
+    host.copy_(values, non_blocking=True)
+    copied = torch.Event(device=values.device, blocking=True)
+    copied.record()
+
+    def read() -> list[float]:
+        copied.synchronize()
+        return host.tolist()
+
+    return read
