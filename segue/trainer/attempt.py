@@ -10,6 +10,7 @@ from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 
+from segue.checkpoints.loading.own_slices import OwnSlices
 from segue.checkpoints.pruning import Pruner
 from segue.checkpoints.saving.committer import Writer
 from segue.checkpoints.saving.partition import Partition
@@ -237,8 +238,9 @@ class Attempt:
     def _restored(self) -> LiveRecipe:
         context = self.context
         spec, ranks = context.spec, context.ranks
-        parent = self._resume.find(at_most=context.plan.at_most, memory_bytes=context.memory_share_bytes)
         live = LiveRecipe(spec, device=context.device, ranks=ranks, skips=context.plan.skips)
+        own, memory_bytes = OwnSlices.of(live.recipe.model.parameters()), context.memory_share_bytes
+        parent = self._resume.find(at_most=context.plan.at_most, own=own, memory_bytes=memory_bytes)
         self._read_environment()
         self._resume.opinion = SecondOpinion(self.context) if ranks.count == 1 and may_ask(context.assignment) else None
         if ranks.rank:

@@ -10,10 +10,13 @@ from itertools import dropwhile, takewhile
 import torch
 
 from segue.checkpoints.format.digests import Digests, owners
+from segue.checkpoints.format.dtensor import SliceNotReadError
 from segue.checkpoints.format.snapshot import Snapshot, take
 from segue.checkpoints.loading.live_digest import Looks, digest
+from segue.checkpoints.loading.own_slices import OwnSlices
+from segue.checkpoints.loading.read import read_stored
 from segue.checkpoints.loading.select import Restorable, newest_valid
-from segue.checkpoints.loading.snapshot import committed_as
+from segue.checkpoints.loading.snapshot import committed_as, snapshot_of
 from segue.checkpoints.saving.writer_client import ShardWriter
 from segue.continuity.differences import CONTENT, FLOATS, STATE
 from segue.continuity.noise import FIX, NONE, Noise, in_words, known_noise, noise_of_attempts
@@ -89,8 +92,14 @@ class Resume:
         """Whether the verdict is still missing; nothing may be committed before it."""
         return self._source is not None and self.verdict is None
 
-    def find(self, *, at_most: CheckpointRef | None = None, memory_bytes: int | None = None) -> CheckpointRef | None:
-        """Select the newest valid checkpoint that is not newer than `at_most`, and verify its bytes.
+    def find(
+        self,
+        *,
+        at_most: CheckpointRef | None = None,
+        own: OwnSlices | None = None,
+        memory_bytes: int | None = None,
+    ) -> CheckpointRef | None:
+        """Select the newest valid checkpoint that is not newer than `at_most`, and verify its bytes, or those of `own`.
 
         Raises:
             FencedError: a newer claim exists.
@@ -104,6 +113,7 @@ class Resume:
             at_most=at_most,
             fast=self._fast,
             readers=readers,
+            own=own,
             memory_bytes=memory_bytes,
         )
         return self.parent
@@ -122,7 +132,14 @@ class Resume:
         """Restore the live objects from the selected checkpoint, in order, the random streams last."""
         if self._source is None:
             return
-        restore_all(components, self._source.snapshot)
+        try:
+            restore_all(components, self._source.snapshot)
+        except SliceNotReadError as error:
+            log.info("the state is sharded otherwise than the parameters are, and is read whole slice=%s", error)
+            manifest, tiers = self._source.checkpoint.manifest, [*self._fast, self._runlog.store]
+            stored = read_stored(tiers, run_id=self._runlog.run_id, manifest=manifest)
+            self._source = replace(self._source, snapshot=snapshot_of(stored))
+            restore_all(components, self._source.snapshot)
 
     def offer_base(self, shards: ShardWriter) -> int | None:
         """Make the restored checkpoint the base of the first incremental save; return its step, or None without one.

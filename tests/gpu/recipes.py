@@ -199,6 +199,34 @@ def precise(config: dict[str, Any]) -> Recipe:
     return _recipe(nn.Sequential(nn.Linear(WIDTH, 1024), nn.Tanh(), nn.Linear(1024, 1)))
 
 
+def spacious(config: dict[str, Any]) -> Recipe:
+    """Holds three quarters of what the device has left, so that no second process has room for as much."""
+    recipe = _recipe(nn.Linear(WIDTH, 1))
+    if torch.cuda.is_available():
+        held = torch.empty(int(0.75 * torch.cuda.mem_get_info()[0]), dtype=torch.uint8, device="cuda")
+        recipe.after_step = lambda step: held[:1].zero_()
+    return recipe
+
+
+def sharded(config: dict[str, Any]) -> Recipe:
+    """FSDP2 over a mesh of one. Config: reshard, offload."""
+    import torch.distributed as dist
+    from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
+
+    backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
+    if not dist.is_initialized():
+        dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    mesh = dist.init_device_mesh(device, (1,))
+    model = nn.Sequential(nn.Linear(WIDTH, 256), nn.GELU(), nn.Linear(256, 1))
+    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    offload = CPUOffloadPolicy() if config.get("offload") else OffloadPolicy()
+    reshard = bool(config.get("reshard", True))
+    for layer in (model[0], model[2], model):
+        fully_shard(layer, mesh=mesh, mp_policy=policy, offload_policy=offload, reshard_after_forward=reshard)
+    return _recipe(model)
+
+
 KINDS = {
     each.__name__: each
     for each in (
@@ -214,5 +242,7 @@ KINDS = {
         hungry,
         asserting,
         precise,
+        spacious,
+        sharded,
     )
 }

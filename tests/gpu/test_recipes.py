@@ -49,6 +49,15 @@ def test_a_resume_on_the_device_is_exact(resumed, on_device, kind):
     assert environment.device == (torch.cuda.get_device_name(0) if torch.cuda.is_available() else "cpu")
 
 
+@pytest.mark.parametrize("config", [{"reshard": True}, {"reshard": False}, {"offload": True}], ids=str)
+def test_a_sharded_model_of_one_rank_resumes_exactly(resumed, on_device, config):
+    if "offload" in config and not torch.cuda.is_available():
+        pytest.skip("parameters that are offloaded need a device")
+    _, verdict, report = resumed(on_device("sharded", config=config))
+    assert report.stop_reason is StopReason.FINISHED, report.failure
+    assert verdict.kind is VerdictKind.EXACT, verdict.sentence
+
+
 @pytest.mark.parametrize("kind", ["mlp", "cnn", "attention"])
 def test_with_deterministic_kernels_a_drill_ends_as_undisturbed(kind):
     report = drill(RECIPE, config={"kind": kind}, steps=80, kills=2)

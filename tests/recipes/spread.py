@@ -87,3 +87,22 @@ def checkpointed(config: dict[str, Any]) -> Recipe:
         model = nn.parallel.DistributedDataParallel(model, static_graph=True)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     return replace(recipe, model=model, optimizer=optimizer, scheduler=None, loss=loss)
+
+
+def sharded_twice(config: dict[str, Any]) -> Recipe:
+    """Two ranks. In `extra` is a matrix of the shape of the sharded model's first one, cut along the other side."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import Shard, distribute_tensor
+
+    recipe = even(config | {"sharded": True, "width": 12})
+    twin = nn.Module()
+    matrix = distribute_tensor(torch.arange(96.0).view(12, 8), init_device_mesh("cpu", (2,)), [Shard(1)])
+    twin.matrix = nn.Parameter(matrix, requires_grad=False)
+
+    def after_step(step: int) -> None:
+        assert recipe.after_step is not None
+        recipe.after_step(step)
+        with torch.no_grad():
+            twin.matrix.mul_(1.01)
+
+    return replace(recipe, extra={"twin": twin}, after_step=after_step)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Any, TypeGuard
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeGuard
 
 import torch
 
@@ -67,8 +68,39 @@ def is_first_holder(tensor: DTensor) -> bool:
     return all(at == 0 for placement, at in zip(tensor.placements, coordinate, strict=True) if placement.is_replicate())
 
 
+class SliceNotReadError(LookupError):
+    """A slice is asked for that was not read from the checkpoint."""
+
+
+class PartlyRead(NamedTuple):
+    """The slices of a tensor that were read, by where they begin."""
+
+    slices: Mapping[tuple[int, ...], torch.Tensor]
+
+
+def partly_read(
+    shape: tuple[int, ...], dtype: torch.dtype, slices: Mapping[tuple[int, ...], torch.Tensor]
+) -> torch.Tensor:
+    """A tensor of which only these slices are there. On torch's meta device nobody reads the others by mistake."""
+    tensor = torch.empty(shape, dtype=dtype, device="meta")
+    tensor._segue_slices = PartlyRead(slices)  # type: ignore[attr-defined]
+    return tensor
+
+
 def view_of_slice(tensor: torch.Tensor, tensor_slice: TensorSlice, shape: tuple[int, ...]) -> torch.Tensor:
-    """A view of the whole tensor's values in a slice of that shape."""
+    """A view of the whole tensor's values in a slice of that shape.
+
+    Raises:
+        SliceNotReadError: only other slices were read.
+    """
+    if tensor.is_meta:
+        read: PartlyRead = getattr(tensor, "_segue_slices", PartlyRead({}))
+        found = read.slices.get(tensor_slice.offsets)
+        if 0 in shape:
+            return torch.empty(shape, dtype=tensor.dtype)
+        if found is None or tuple(found.shape) != shape:
+            raise SliceNotReadError(f"{tensor_slice.tensor} at {tensor_slice.offsets}")
+        return found
     starts = zip(tensor_slice.offsets, shape, strict=True)
     return tensor[tuple(slice(start, start + length) for start, length in starts)]
 

@@ -9,7 +9,7 @@ from itertools import combinations
 
 import torch
 
-from segue.checkpoints.format.dtensor import view_of_slice
+from segue.checkpoints.format.dtensor import partly_read, view_of_slice
 from segue.checkpoints.format.layout import TensorSlice
 from segue.errors import MalformedCheckpointError
 
@@ -21,6 +21,8 @@ _Stored = tuple[TensorSlice, torch.Tensor]
 
 def whole_tensors(tensors: Mapping[str, torch.Tensor], slices: Mapping[str, TensorSlice]) -> dict[str, torch.Tensor]:
     """The tensors by the names they have in the state; those in `slices` are assembled.
+
+    A slice on the meta device was not read: its tensor is then one of which only the others are there.
 
     Raises:
         MalformedCheckpointError: the slices of a tensor overlap, or do not cover it.
@@ -52,6 +54,10 @@ def _assembled(name: str, stored: Sequence[_Stored]) -> torch.Tensor:
         _overlap(a, b) for a, b in combinations(stored, 2)
     ):
         raise _malformed(name, "its slices overlap or leave a hole")
+    if any(values.is_meta for _, values in stored):
+        # Other ranks have read the rest.
+        read = {tensor_slice.offsets: values for tensor_slice, values in stored if not values.is_meta}
+        return partly_read(shape, dtype, read)
     whole = torch.empty(shape, dtype=dtype)
     for tensor_slice, values in stored:
         view_of_slice(whole, tensor_slice, tuple(values.shape)).copy_(values)

@@ -5,10 +5,11 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from functools import partial
+from typing import Any, Protocol, TypeVar
 
 import crc32c
 
@@ -20,10 +21,11 @@ from segue.checkpoints.format.layout import (
     MalformedShardError,
     Placed,
     TensorSlice,
+    TensorSpec,
     head_bytes,
     read_layout,
 )
-from segue.checkpoints.format.limits import refuse_absurd, refuse_larger_than_memory
+from segue.checkpoints.format.limits import refuse_absurd, refuse_larger_than_memory, refuse_more_than
 from segue.errors import (
     CheckpointError,
     CorruptShardError,
@@ -56,16 +58,36 @@ class Stored:
     base: Base
     slices: Mapping[str, TensorSlice] = field(default_factory=dict)
     """Which of the tensors are slices of larger ones, each written by another rank."""
+    unread: Mapping[str, TensorDigest] = field(default_factory=dict)
+    """Slices that other ranks read."""
+
+
+class Selection(Protocol):
+    """What one of several ranks needs of a checkpoint."""
+
+    def others(self, slices: Mapping[str, TensorSlice], shapes: Mapping[str, tuple[int, ...]]) -> Collection[str]:
+        """The stored slices, by name, that other ranks read."""
 
 
 @paused_collector()
-def read_stored(tiers: Sequence[Store], *, run_id: str, manifest: Manifest) -> Stored:
+def read_stored(
+    tiers: Sequence[Store],
+    *,
+    run_id: str,
+    manifest: Manifest,
+    own: Selection | None = None,
+    memory_bytes: int | None = None,
+) -> Stored:
     """The state that a manifest names, every byte of it verified, from the first tier that has it whole.
+
+    With `own`, the chunks in which there are only slices of other ranks are neither read nor verified: each of these
+    does so with its own. `memory_bytes` is what this process may use, as far as that is limited.
 
     Raises:
         MissingShardError, TruncatedShardError, CorruptShardError, MalformedCheckpointError: it cannot be used;
             names the damage.
         StoreReadError: the store could not be read; nothing is known about the checkpoint.
+        MachineTooSmallError: what has to be read needs more memory; nothing but the index was read.
     """
     refuse_absurd(manifest)
     skeletons: dict[str, Any] = {}
@@ -83,12 +105,19 @@ def read_stored(tiers: Sequence[Store], *, run_id: str, manifest: Manifest) -> S
             slices |= {name: _slice(*place) for name, place in index.get("pieces", {}).items()}
         except (ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError) as error:
             raise MalformedCheckpointError(key=shard.key, why=f"cannot be parsed ({error!r})") from None
+    shapes = {name: expected[name].shape for name in slices if name in expected}
+    unread = (
+        frozenset(own.others(slices, shapes)) if own is not None and shapes.keys() == slices.keys() else frozenset()
+    )
+    needed_bytes = manifest.size_bytes - sum(TensorSpec(*expected[name][:2]).size_bytes for name in unread)
+    refuse_more_than(memory_bytes, needed_bytes, key=f"the checkpoint of step {manifest.step}")
     tensors: dict[str, tuple[Placed, memoryview]] = {}
     for shard in shard_files.values():
-        memory, placed = _from_first(tiers, run_id, shard, _placed)
-        wanted = {name: p for name, p in placed.items() if homes.get(name) is shard}
+        memory, placed = _from_first(tiers, run_id, shard, partial(_placed, unread=unread))
+        wanted = {name: p for name, p in placed.items() if homes.get(name) is shard and name not in unread}
         tensors |= {name: (p, data) for name, p, data in _tensors_of(memory, wanted)}
-    _check_tensors(tensors, expected, key=manifest.shards[0].key if manifest.shards else "manifest")
+    read = {name: digest for name, digest in expected.items() if name not in unread}
+    _check_tensors(tensors, read, key=manifest.shards[0].key if manifest.shards else "manifest")
     if skeletons.keys() != manifest.components.keys():
         odd = sorted(skeletons.keys() ^ manifest.components.keys())
         raise MalformedCheckpointError(
@@ -96,41 +125,60 @@ def read_stored(tiers: Sequence[Store], *, run_id: str, manifest: Manifest) -> S
         )
     # Not those of the manifest: an older version hashed mappings in another order.
     digests = digests_of({name: json.dumps(tree).encode() for name, tree in skeletons.items()}, expected)
-    return Stored(skeletons, tensors, digests, Base(expected, homes, manifest.saves_since_full), slices)
+    base = Base(expected, homes, manifest.saves_since_full)
+    return Stored(skeletons, tensors, digests, base, slices, {name: expected[name] for name in unread})
 
 
 class _Arriving:
-    """A shard on its way into memory."""
+    """A shard on its way into memory. Memory of what is never asked for is not taken."""
 
     def __init__(self, readers: ThreadPoolExecutor, store: Store, key: str, shard: Shard) -> None:
         self.shard, self._memory = shard, page_buffer(shard.size_bytes)
-        numbers = range(len(shard.chunk_crc32c))
-        self._chunks: list[Future[None]] = [
-            readers.submit(_read_chunk, store, key, shard, number, self._memory) for number in numbers
-        ]
+        self._submit = partial(readers.submit, _read_chunk, store, key, shard)
+        self._chunks: dict[int, Future[None]] = {}
+
+    def ask_for(self, start: int, stop: int) -> None:
+        """Fetch these bytes of the shard, with what else is in their chunks."""
+        size = self.shard.chunk_bytes
+        for number in range(start // size, -(-stop // size)):
+            if number not in self._chunks:
+                self._chunks[number] = self._submit(number, self._memory)
 
     def up_to(self, size_bytes: int) -> memoryview:
         """The shard's memory, once its first `size_bytes` have arrived and are verified."""
-        for chunk in self._chunks[: -(-size_bytes // self.shard.chunk_bytes)]:
-            chunk.result()
+        self.ask_for(0, size_bytes)
+        for number in range(-(-size_bytes // self.shard.chunk_bytes)):
+            self._chunks[number].result()
         return self._memory
 
     def whole(self) -> memoryview:
         """The shard's memory, once all of it has arrived and is verified."""
         return self.up_to(self.shard.size_bytes)
 
+    def asked_for(self) -> memoryview:
+        """The shard's memory, once everything that was asked for has arrived and is verified."""
+        for chunk in self._chunks.values():
+            chunk.result()
+        return self._memory
+
     def cancel(self) -> None:
         """Fetch no more chunks."""
-        for chunk in self._chunks:
+        for chunk in self._chunks.values():
             chunk.cancel()
 
 
-def _placed(arriving: _Arriving) -> Mapping[str, Placed]:
-    """Where a shard file's tensors are, read from its header while the rest arrives."""
+def _placed(arriving: _Arriving, *, unread: Collection[str]) -> Mapping[str, Placed]:
+    """Where a shard file's tensors are, read from its header while the rest arrives, or what of it is wanted."""
+    if not unread:
+        arriving.ask_for(0, arriving.shard.size_bytes)
     try:
-        return read_layout(arriving.up_to(head_bytes(arriving.up_to(LENGTH_BYTES)))).placed
+        placed = read_layout(arriving.up_to(head_bytes(arriving.up_to(LENGTH_BYTES)))).placed
     except MalformedShardError as error:
         raise MalformedCheckpointError(key=arriving.shard.key, why=f"cannot be parsed ({error})") from None
+    for name, (_, start, size_bytes) in placed.items():
+        if name not in unread and size_bytes:
+            arriving.ask_for(start, start + size_bytes)
+    return placed
 
 
 def _from_first(
@@ -156,7 +204,7 @@ def _read(store: Store, run_id: str, shard: Shard, use: Callable[[_Arriving], _F
             arriving = _Arriving(readers, store, key, shard)
             try:
                 found = use(arriving)
-                return arriving.whole(), found
+                return arriving.asked_for(), found
             finally:
                 arriving.cancel()
     except MissingObjectError:

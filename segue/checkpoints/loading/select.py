@@ -10,10 +10,9 @@ from typing import Protocol
 
 from segue.checkpoints.format.base import Base
 from segue.checkpoints.format.digests import Digests
-from segue.checkpoints.format.limits import refuse_more_than
 from segue.checkpoints.format.snapshot import Snapshot
 from segue.checkpoints.loading.adoption import adopt_last_save
-from segue.checkpoints.loading.read import read_stored
+from segue.checkpoints.loading.read import Selection, read_stored
 from segue.checkpoints.loading.snapshot import snapshot_of
 from segue.errors import CheckpointError
 from segue.records import CheckpointRef
@@ -57,6 +56,7 @@ def newest_valid(
     at_most: CheckpointRef | None = None,
     fast: Sequence[Store] = (),
     readers: Readers | None = None,
+    own: Selection | None = None,
     memory_bytes: int | None = None,
 ) -> Restorable | None:
     """The newest checkpoint of the run that verifies, read whole; None when there is none to take.
@@ -66,7 +66,8 @@ def newest_valid(
     are used where they match the committed bytes.
 
     Every checkpoint that does not verify, and every slot of the log that cannot be read, is named in the log by a
-    quarantine record before the next one is tried. Several ranks take the same one: the newest that all could read.
+    quarantine record before the next one is tried. Several ranks take the same one: the newest that all could read;
+    with `own`, each reads what it needs of it.
     `memory_bytes` is what this process may use, as far as that is limited.
 
     Raises:
@@ -89,9 +90,8 @@ def newest_valid(
             require_trusted(runlog, read_history(runlog), has_checkpoint=False)
             return None
         checkpoint = _at(runlog, int(slot))
-        manifest = checkpoint.manifest
-        refuse_more_than(memory_bytes, manifest.size_bytes, key=f"the checkpoint of step {manifest.step}")
-        found = patiently(partial(_read, runlog, checkpoint, fast), what="checkpoint")
+        read = partial(_read, runlog, checkpoint, fast, own=own, memory_bytes=memory_bytes)
+        found = patiently(read, what="checkpoint")
         damage = "" if isinstance(found, Restorable) else str(found)
         if readers is not None:
             damage = readers.first_of(damage)
@@ -118,9 +118,17 @@ def _at(runlog: RunLog, slot: int) -> Checkpoint:
     raise StoreReadError(url=runlog.store.url, key=keys.log_key(runlog.run_id, slot), why=why)
 
 
-def _read(runlog: RunLog, checkpoint: Checkpoint, fast: Sequence[Store]) -> Restorable | CheckpointError:
+def _read(
+    runlog: RunLog,
+    checkpoint: Checkpoint,
+    fast: Sequence[Store],
+    *,
+    own: Selection | None,
+    memory_bytes: int | None,
+) -> Restorable | CheckpointError:
+    tiers, manifest = [*fast, runlog.store], checkpoint.manifest
     try:
-        stored = read_stored([*fast, runlog.store], run_id=runlog.run_id, manifest=checkpoint.manifest)
+        stored = read_stored(tiers, run_id=runlog.run_id, manifest=manifest, own=own, memory_bytes=memory_bytes)
         return Restorable(checkpoint, snapshot_of(stored), stored.digests, stored.base)
     except CheckpointError as error:
         return error

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import torch
 
-from segue.checkpoints.format.digests import Digests, owners
+from segue.checkpoints.format.digests import Digests, TensorDigest, owners
 from segue.checkpoints.format.dtensor import view_of_slice
 from segue.checkpoints.format.gc_pause import paused_collector
 from segue.checkpoints.format.names import rank_of
-from segue.checkpoints.format.snapshot import Snapshot, digest
+from segue.checkpoints.format.snapshot import Snapshot
 from segue.checkpoints.format.state_tree import decode_tree
 from segue.checkpoints.loading.assemble import whole_tensors
+from segue.checkpoints.loading.live_digest import digest
 from segue.checkpoints.loading.read import Stored, read_stored
 from segue.errors import MalformedCheckpointError
 from segue.records import Manifest
@@ -42,6 +43,10 @@ def snapshot_of(stored: Stored) -> Snapshot:
         else torch.empty(placed.spec.shape, dtype=getattr(torch, placed.spec.dtype))
         for name, (placed, data) in stored.tensors.items()
     }
+    tensors |= {
+        name: torch.empty(shape, dtype=getattr(torch, dtype), device="meta")
+        for name, (dtype, shape, _) in stored.unread.items()
+    }
     tensors = whole_tensors(tensors, stored.slices)
     try:
         for skeleton in stored.skeletons.values():
@@ -71,4 +76,9 @@ def committed_as(live: Snapshot, stored: Snapshot) -> Digests:
     absent = stored.tensors.keys() - tensors.keys() - sliced
     owned = {name for name, owner in owners(stored.tensors, stored.skeletons) if owner in names}
     tensors |= {name: stored.tensors[name] for name in absent & owned}
-    return digest(Snapshot({name: stored.skeletons[name] for name in names}, tensors))
+    unread = {name: tensor for name, tensor in tensors.items() if tensor.is_meta}
+    known = {
+        name: TensorDigest(str(t.dtype).removeprefix("torch."), tuple(t.shape), "not read")
+        for name, t in unread.items()
+    }
+    return digest(Snapshot({name: stored.skeletons[name] for name in names}, tensors), known=known)

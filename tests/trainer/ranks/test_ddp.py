@@ -46,6 +46,19 @@ def test_a_model_that_is_spread_in_an_unsupported_way_is_refused_by_name(attempt
     assert why in report.failure.message
 
 
+def test_a_state_that_is_sharded_in_two_ways_is_restored_whole(attempt):
+    whole, undisturbed = attempt("sharded_twice")
+    assert whole.stop_reason is StopReason.FINISHED, whole.failure
+    first, _ = attempt("sharded_twice", at=[1, 13, "notice"])
+    assert first.stop_reason is StopReason.NOTICE, first.failure
+    last, runlog = attempt("sharded_twice", at=[1, 13, "notice"])
+    assert last.stop_reason is StopReason.FINISHED, last.failure
+    assert read_history(runlog).attempts[-1].verdict.kind is VerdictKind.EXACT
+    expected, found = final_state(undisturbed), final_state(runlog)
+    assert all(torch.equal(expected[name], found[name]) for name in expected)
+    assert found["extra.twin.matrix"][3, 3] == pytest.approx(27 * 1.01**20)
+
+
 @pytest.mark.matrix
 def test_reentrant_checkpointing_of_shared_layers_is_refused_with_the_ways_out_and_these_work(attempt):
     report, _ = attempt("checkpointed", use_reentrant=True)

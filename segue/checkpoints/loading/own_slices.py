@@ -1,0 +1,51 @@
+"""Which stored slices one of several ranks needs: a sharded state is read once by all ranks together, not once by each.
+
+A tensor of which only some slices were read is on torch's meta device, where its values cannot be read by mistake.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+
+from segue.checkpoints.format.dtensor import is_sharded, slice_of
+from segue.checkpoints.format.layout import TensorSlice
+
+
+class _Place(NamedTuple):
+    """Where a slice lies in its tensor."""
+
+    whole: tuple[int, ...]
+    offsets: tuple[int, ...]
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class OwnSlices:
+    """The places of this rank's slices. An optimizer's state is sharded as its parameters are."""
+
+    places: frozenset[_Place]
+
+    @classmethod
+    def of(cls, parameters: Iterable[torch.Tensor]) -> OwnSlices | None:
+        """Those of these parameters; None where none is sharded."""
+        places = set()
+        has_sharded = False
+        for parameter in parameters:
+            if is_sharded(parameter):
+                has_sharded = True
+                own, local = slice_of("parameter", parameter), parameter.to_local()
+                if local.numel():  # An empty slice is stored by nobody.
+                    places.add(_Place(own.shape, own.offsets, tuple(local.shape)))
+        return cls(frozenset(places)) if has_sharded else None
+
+    def others(self, slices: Mapping[str, TensorSlice], shapes: Mapping[str, tuple[int, ...]]) -> frozenset[str]:
+        """The stored slices, by name, that other ranks read; none where the state was sharded in another way."""
+        stored = {name: _Place(each.shape, each.offsets, shapes[name]) for name, each in slices.items()}
+        if not self.places <= set(stored.values()):
+            return frozenset()
+        wholes = {place.whole for place in self.places}
+        return frozenset(name for name, place in stored.items() if place.whole in wholes and place not in self.places)
