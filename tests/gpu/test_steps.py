@@ -15,6 +15,7 @@ KINDS = ["mlp", "averaged", "bf16"]
 
 
 def placed(kind, device):
+    torch.manual_seed(0)
     recipe = build({"kind": kind})
     for module in (recipe.model, recipe.loss, *recipe.extra.values()):
         if isinstance(module, nn.Module):

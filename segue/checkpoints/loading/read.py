@@ -134,7 +134,7 @@ class _Arriving:
 
     def __init__(self, readers: ThreadPoolExecutor, store: Store, key: str, shard: Shard) -> None:
         self.shard, self._memory = shard, page_buffer(shard.size_bytes)
-        self._submit = partial(readers.submit, _read_chunk, store, key, shard)
+        self._readers, self._read = readers, partial(_read_chunk, store, key, shard)
         self._chunks: dict[int, Future[None]] = {}
 
     def ask_for(self, start: int, stop: int) -> None:
@@ -142,7 +142,7 @@ class _Arriving:
         size = self.shard.chunk_bytes
         for number in range(start // size, -(-stop // size)):
             if number not in self._chunks:
-                self._chunks[number] = self._submit(number, self._memory)
+                self._chunks[number] = self._readers.submit(self._read, number, self._memory)
 
     def up_to(self, size_bytes: int) -> memoryview:
         """The shard's memory, once its first `size_bytes` have arrived and are verified."""

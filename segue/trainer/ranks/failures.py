@@ -75,6 +75,7 @@ class RankFailures:
         """Last step that this rank has done."""
         self._is_settled = False
         self._hung: tuple[int, ...] = ()
+        self._dead: tuple[int, ...] = ()
         notes.put(f"process/{rank}", str(ProcessRef.this()))
 
     @contextmanager
@@ -106,8 +107,9 @@ class RankFailures:
         has_cause = any(ending.is_cause for ending in endings.values())
         if self._is_settled or not (has_cause or not all(alive.values())):
             return None
-        dead = tuple(rank for rank, is_alive in alive.items() if not is_alive)
-        return cause_of(endings, hung=(), silent=dead, waited_seconds=self._wait_seconds, step=self.step)
+        # Those that were gone first: the others' watchdogs end them a little later.
+        self._dead = self._dead or tuple(rank for rank, is_alive in alive.items() if not is_alive)
+        return cause_of(endings, hung=(), silent=self._dead, waited_seconds=self._wait_seconds, step=self.step)
 
     def take_over(self) -> bool | None:
         """End the attempt from another thread than the one that trains; whether this rank has to write the report.
