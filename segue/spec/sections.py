@@ -174,7 +174,10 @@ class LivenessSpec(Section):
         300.0, gt=0, description="Rank timeout: longest wait of ranks for another one, in a step or while restoring."
     )
     first_step_seconds: float = Field(
-        1800.0, gt=0, description="Hang timeout until the first step, and of the first evaluation, in seconds."
+        1800.0,
+        gt=0,
+        description="Hang timeout until the first step, and of the first evaluation, in seconds; also the rank timeout "
+        "of the first step.",
     )
     hang_seconds: float = Field(
         120.0, gt=0, description="Hang timeout: an attempt without a step for this long in seconds is ended."

@@ -185,7 +185,9 @@ class TrainingLoop:
         Raises:
             FencedError: a newer claim exists.
         """
-        self._reporter.append(self._reporter.report(reason, failure=failure, note=note))
+        report = self._reporter.report(reason, failure=failure, note=note)
+        # torchrun signals the other ranks when one is gone; that signal is no notice from the provider.
+        self._reporter.append(report.model_copy(update={"notice": None}) if reason is StopReason.LOST else report)
 
     def describe(self, counter: int) -> Heartbeat:
         """The heartbeat with this counter; called from the heartbeat thread."""
@@ -271,7 +273,8 @@ class TrainingLoop:
         try:
             return (yield due)
         except Exception as error:
-            self._records.read_before(error)
+            if self._ranks.count == 1:  # The others do not come to exchange theirs.
+                self._records.read_before(error)
             raise
 
     def _count(self, made: StepMade | LateStep, *, samples_before: int, seconds: float) -> None:

@@ -431,7 +431,7 @@ class LiveSession:
             outcome, metrics = measured.read()
             return StepMade(_row_on(ranks, prelude, outcome), start, samples, ids, epoch, metrics)
 
-        is_late = measured.is_late and due is not None and due.may_be_late and ranks.count == 1
+        is_late = measured.is_late and due is not None and due.may_be_late
         return LateStep(start, samples, read) if is_late else read()
 
 

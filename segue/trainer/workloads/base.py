@@ -60,7 +60,7 @@ class LateStep(NamedTuple):
     """Position of its first sample."""
     samples: int
     read: Callable[[], StepMade]
-    """Waits for its numbers. To be called once, at the latest before the next save."""
+    """Waits for its numbers, and of several ranks for the others'. To be called once, before the next save."""
 
 
 Steps = Generator[StepDue, StepMade | LateStep | None, StopReason]

@@ -213,7 +213,7 @@ class LiveRecipe:
             row, metrics = self._read_step(group, prelude, begun)
             return StepMade(row, group.start, group.samples, group.ids, self.feed.order.epoch_of(group.start), metrics)
 
-        if begun.is_late and due.may_be_late and self._ranks.count == 1 and not self._has_work_after(group):
+        if begun.is_late and due.may_be_late and not self._has_work_after(group):
             return LateStep(group.start, group.samples, read)
         return read()
 

@@ -200,3 +200,45 @@ def test_a_step_that_raises_after_a_sound_one_is_reported_as_such(fork_server, m
     spec = make_spec(recipe=LATE, config={"inner": POISONED} | marker, steps=30)
     report = fork_server.run_attempt(open_log(spec), spec)
     assert (report.failure.type, report.to_step) == ("ArithmeticError", 18)
+
+
+RANKED, BAD_EVEN = "tests.recipes.ranked:even", "tests.recipes.poisoned:even_with_a_bad_sample"
+
+
+def test_ranks_exchange_late_numbers_as_they_do_others(ranks_fork_server, make_spec, open_log):
+    found = []
+    for is_late in (False, True):
+        config = {"inner": RANKED, "is_late": is_late}
+        spec = make_spec(
+            run_id="late" if is_late else "now", recipe=LATE, config=config, continuity={"witness_steps": 2}
+        )
+        log = open_log(spec)
+        stopping = spec.model_copy(update={"config": config | {"at": [1, 25, "notice"]}})
+        assert ranks_fork_server.run_attempt(log, stopping, ranks=2).stop_reason is StopReason.NOTICE
+        report = ranks_fork_server.run_attempt(log, spec, ranks=2)
+        assert report.stop_reason is StopReason.FINISHED, report.failure
+        history = read_history(log.reload())
+        assert history.attempts[1].verdict.kind is VerdictKind.EXACT
+        curve = segue.curve(log)
+        found.append((state_at_end(history), list(curve["loss"]), list(curve["grad_norm"])))
+    assert found[0] == found[1]
+
+
+@pytest.mark.matrix
+def test_of_several_ranks_a_poisoned_step_is_never_committed_either(ranks_fork_server, make_spec, open_log):
+    reports = []
+    for is_late in (False, True):
+        config = {"inner": BAD_EVEN, "is_late": is_late, "sample": 3}
+        spec = make_spec(
+            run_id="late" if is_late else "now", recipe=LATE, config=config, continuity={"witness_steps": 1}
+        )
+        log = open_log(spec)
+        reports.append(ranks_fork_server.run_attempt(log, spec, ranks=2))
+        assert read_history(log.reload()).committed_step <= reports[-1].to_step
+    now, late = reports
+    assert (late.failure.type, late.to_step) == ("PoisonedStepError", now.to_step)
+    assert (late.anomaly.step, late.anomaly.batch, late.anomaly.sample_ids) == (
+        now.anomaly.step,
+        now.anomaly.batch,
+        now.anomaly.sample_ids,
+    )
