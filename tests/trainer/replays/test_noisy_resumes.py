@@ -55,6 +55,20 @@ def test_a_resume_within_the_noise_of_kernels_is_equivalent_and_says_so_with_the
 
 
 @pytest.mark.matrix
+def test_where_rehearsals_are_off_the_second_attempt_from_a_checkpoint_knows_the_noise(fork_server, noisy, open_log):
+    spec = noisy("perturbed", config={"eps": 1e-6}, continuity={"rehearsal": "off"})
+    runlog = open_log(spec)
+    fork_server.run_attempt(runlog, spec, observer=stop_when_proven(signal.SIGKILL))
+    first = fork_server.run_attempt(runlog, spec)
+    assert first.failure.type == "BrokenResumeError", "one replay proves nothing about kernels"
+    second = fork_server.run_attempt(runlog, spec)
+    assert second.stop_reason is StopReason.FINISHED, second.failure
+    verdict = read_history(runlog.reload()).attempts[2].verdict
+    assert verdict.kind is VerdictKind.EQUIVALENT, verdict.sentence
+    assert 0 < max(verdict.noise.values()) < 1e-2
+
+
+@pytest.mark.matrix
 @pytest.mark.parametrize(
     ("kind", "channel"),
     [("unseeded_dropout", "loss"), ("unseeded_batch", "input_fingerprint"), ("wall_time", "input_fingerprint")],
