@@ -66,8 +66,11 @@ class CountedNotes(Notes, Protocol):
 class RankFailures:
     """How an attempt of several ranks ends, as one rank sees it."""
 
-    def __init__(self, notes: CountedNotes, *, rank: int, count: int, wait_seconds: float, clock: Clock) -> None:
-        self._notes, self._clock = notes, clock
+    def __init__(
+        self, notes: CountedNotes, *, watched: Notes, rank: int, count: int, wait_seconds: float, clock: Clock
+    ) -> None:
+        """`watched` are the same notes, for the watchdog's thread: by a connection that does not let it wait long."""
+        self._notes, self._watched, self._clock = notes, watched, clock
         self._rank, self._count, self._wait_seconds = rank, count, wait_seconds
         self.reporter = 0
         """The rank that writes the attempt's report: the first that can."""
@@ -103,12 +106,19 @@ class RankFailures:
         """
         if self._is_settled:
             return None
-        endings, alive = self._look()
+        try:
+            endings, alive = self._look(self._watched)
+            left = {rank for rank in alive if self._watched.get(f"left/{rank}") is not None}
+        except RuntimeError as error:
+            log.debug("nothing is known of the other ranks error=%s", error)
+            return None
         has_cause = any(ending.is_cause for ending in endings.values())
-        if self._is_settled or not (has_cause or not all(alive.values())):
+        # Without an ending, a process is gone because it crashed, or because it has left when all was done.
+        dead = tuple(rank for rank, is_alive in alive.items() if not is_alive and rank not in left)
+        if self._is_settled or not (has_cause or dead):
             return None
         # Those that were gone first: the others' watchdogs end them a little later.
-        self._dead = self._dead or tuple(rank for rank, is_alive in alive.items() if not is_alive)
+        self._dead = self._dead or dead
         return cause_of(endings, hung=(), silent=self._dead, waited_seconds=self._wait_seconds, step=self.step)
 
     def take_over(self) -> bool | None:
@@ -119,12 +129,18 @@ class RankFailures:
         if self._is_settled:
             return None
         self._is_settled = True
-        endings, alive = self._look()
-        self._choose_reporter(endings, alive)
+        try:
+            self._choose_reporter(*self._look(self._watched))
+        except RuntimeError as error:
+            log.debug("nothing is known of the other ranks error=%s", error)
         return self._rank == self.reporter
 
     def close(self) -> None:
-        """Kill the ranks that hang: they would keep the machine and delay the next attempt."""
+        """Leave, and kill the ranks that hang: they would keep the machine and delay the next attempt."""
+        try:
+            self._notes.put(f"left/{self._rank}", "")
+        except RuntimeError as error:
+            log.debug("the other ranks are gone, or what they share is error=%s", error)
         if self._rank != self.reporter:
             return
         for rank in self._hung:
@@ -166,24 +182,24 @@ class RankFailures:
             # Not the first rank with an ending: ranks look at different moments, and all must choose the same one.
             self.reporter = min(rank for rank, is_alive in alive.items() if is_alive)
 
-    def _look(self) -> tuple[dict[int, RankEnding], dict[int, bool]]:
+    def _look(self, notes: Notes) -> tuple[dict[int, RankEnding], dict[int, bool]]:
         """The endings that were published, and which ranks are alive or have published one."""
-        notes = {rank: self._notes.get(f"ending/{rank}") for rank in range(self._count)}
-        endings = {rank: RankEnding.model_validate_json(note) for rank, note in notes.items() if note is not None}
-        return endings, {rank: rank in endings or self._is_alive(rank) for rank in range(self._count)}
+        texts = {rank: notes.get(f"ending/{rank}") for rank in range(self._count)}
+        endings = {rank: RankEnding.model_validate_json(text) for rank, text in texts.items() if text is not None}
+        return endings, {rank: rank in endings or self._is_alive(rank, notes) for rank in range(self._count)}
 
     def _wait_for_others(self) -> tuple[dict[int, RankEnding], dict[int, bool]]:
         give_up_at = self._clock.monotonic() + _SETTLE_SECONDS
         while True:
-            endings, alive = self._look()
+            endings, alive = self._look(self._notes)
             has_cause = any(ending.is_cause for ending in endings.values())
             is_known = has_cause or not all(alive.values()) or len(endings) == self._count
             if is_known or self._clock.monotonic() >= give_up_at:
                 return endings, alive
             self._clock.sleep(_POLL_SECONDS)
 
-    def _is_alive(self, rank: int) -> bool:
-        process = self._notes.get(f"process/{rank}")
+    def _is_alive(self, rank: int, notes: Notes) -> bool:
+        process = notes.get(f"process/{rank}")
         return process is None or ProcessRef.parse(process).is_alive()
 
 

@@ -19,7 +19,7 @@ from segue.trainer.ranks.failures import RankFailures
 log = logging.getLogger(__name__)
 
 LEAVING = "segue-leave-ranks"
-_CLOSE_SECONDS = 10.0
+_CLOSE_SECONDS, _LOOK_SECONDS = 10.0, 5.0
 
 
 class RankGroup:
@@ -66,6 +66,7 @@ class SeveralRanks(RankGroup):
         self._wait_seconds = wait_seconds
         self._failures = RankFailures(
             Exchange(wait_seconds=wait_seconds),
+            watched=Exchange(wait_seconds=wait_seconds, answer_seconds=_LOOK_SECONDS),
             rank=self.ranks.rank,
             count=self.ranks.count,
             wait_seconds=wait_seconds,

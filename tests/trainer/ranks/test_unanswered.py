@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from datetime import timedelta
 
 import pytest
+from torch.distributed import DistStoreError
 
+from segue.clock import SystemClock
+from segue.errors import RankLostError
 from segue.launch.assignment import ExitCode
+from segue.process import ProcessRef
 from segue.records import StopReason
 from segue.runlog.entries import ClaimEntry, ReportEntry
 from segue.runlog.history import read_history
+from segue.trainer.ranks.failures import RankFailures
 
 GRACE_SECONDS = 2.0
 
@@ -67,3 +74,39 @@ def test_the_first_step_of_one_rank_may_take_longer_than_the_others_wait_later(e
     liveness = {"heartbeat_seconds": 0.05, "rank_seconds": 2.0, "first_step_seconds": 120.0}
     report, _, _ = end(1, "late", config={"seconds": 4.0}, liveness=liveness)
     assert (report.stop_reason, report.to_step) == (StopReason.FINISHED, 30), report
+
+
+class DictNotes(dict):
+    """Notes of ranks, in this process."""
+
+    def put(self, key, text):
+        self[key] = text
+
+    def count(self, key):
+        return len(self)
+
+
+@pytest.fixture
+def failures():
+    """What rank 0 knows of rank 1, whose process has ended."""
+    notes = DictNotes()
+    own = RankFailures(notes, watched=notes, rank=0, count=2, wait_seconds=1.0, clock=SystemClock())
+    gone = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    notes.put("process/1", str(ProcessRef.of(gone.pid)))
+    gone.kill()
+    gone.wait()
+    return own, notes
+
+
+def test_a_rank_that_left_when_all_was_done_is_not_taken_for_lost(failures):
+    own, notes = failures
+    assert isinstance(own.ended_elsewhere(), RankLostError)
+    notes.put("left/1", "")
+    assert own.ended_elsewhere() is None
+
+
+def test_where_the_shared_notes_are_gone_nothing_is_known_and_the_watchdog_goes_on(failures):
+    own, notes = failures
+    notes.get = lambda key: (_ for _ in ()).throw(DistStoreError("no answer"))
+    assert own.ended_elsewhere() is None
+    assert own.take_over() is True
