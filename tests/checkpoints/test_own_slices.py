@@ -121,7 +121,7 @@ def test_the_limit_of_memory_is_for_what_is_read(saved):
     most = int(0.6 * manifest.size_bytes)
     read_stored([LocalStore(folder)], run_id="run", manifest=manifest, own=own(0), memory_bytes=most)
     with pytest.raises(MachineTooSmallError):
-        read_stored([LocalStore(folder)], run_id="run", manifest=manifest, memory_bytes=most)
+        read_stored([LocalStore(folder)], run_id="run", manifest=manifest, own=own(0), memory_bytes=most // 2)
 
 
 def test_a_state_that_was_sharded_in_another_way_is_read_whole():

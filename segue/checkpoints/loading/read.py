@@ -81,7 +81,7 @@ def read_stored(
     """The state that a manifest names, every byte of it verified, from the first tier that has it whole.
 
     With `own`, the chunks in which there are only slices of other ranks are neither read nor verified: each of these
-    does so with its own. `memory_bytes` is what this process may use, as far as that is limited.
+    does so with its own. What has to be read must then fit into `memory_bytes`, as far as that is limited.
 
     Raises:
         MissingShardError, TruncatedShardError, CorruptShardError, MalformedCheckpointError: it cannot be used;
@@ -109,8 +109,9 @@ def read_stored(
     unread = (
         frozenset(own.others(slices, shapes)) if own is not None and shapes.keys() == slices.keys() else frozenset()
     )
-    needed_bytes = manifest.size_bytes - sum(TensorSpec(*expected[name][:2]).size_bytes for name in unread)
-    refuse_more_than(memory_bytes, needed_bytes, key=f"the checkpoint of step {manifest.step}")
+    if own is not None:
+        needed_bytes = manifest.size_bytes - sum(TensorSpec(*expected[name][:2]).size_bytes for name in unread)
+        refuse_more_than(memory_bytes, needed_bytes, key=f"the checkpoint of step {manifest.step}")
     tensors: dict[str, tuple[Placed, memoryview]] = {}
     for shard in shard_files.values():
         memory, placed = _from_first(tiers, run_id, shard, partial(_placed, unread=unread))

@@ -10,6 +10,7 @@ from typing import Protocol
 
 from segue.checkpoints.format.base import Base
 from segue.checkpoints.format.digests import Digests
+from segue.checkpoints.format.limits import refuse_more_than
 from segue.checkpoints.format.snapshot import Snapshot
 from segue.checkpoints.loading.adoption import adopt_last_save
 from segue.checkpoints.loading.read import Selection, read_stored
@@ -90,6 +91,9 @@ def newest_valid(
             require_trusted(runlog, read_history(runlog), has_checkpoint=False)
             return None
         checkpoint = _at(runlog, int(slot))
+        manifest = checkpoint.manifest
+        if own is None:  # Otherwise the index tells what has to be read.
+            refuse_more_than(memory_bytes, manifest.size_bytes, key=f"the checkpoint of step {manifest.step}")
         read = partial(_read, runlog, checkpoint, fast, own=own, memory_bytes=memory_bytes)
         found = patiently(read, what="checkpoint")
         damage = "" if isinstance(found, Restorable) else str(found)

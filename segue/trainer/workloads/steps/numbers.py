@@ -27,7 +27,7 @@ def sent(numbers: Sequence[Number]) -> Numbers:
     tensors = [number for number in numbers if isinstance(number, torch.Tensor)]
     device = next((tensor.device for tensor in tensors if tensor.device.type != "cpu"), None)
     if device is None:
-        values = [float(number) for number in numbers]
+        values = [_value(number) for number in numbers]
         return Numbers(lambda: values, is_late=False)
     copied = copy_to_host(together(tensors, device))
 
@@ -38,9 +38,13 @@ def sent(numbers: Sequence[Number]) -> Numbers:
     return Numbers(read, is_late=device.type in _WITH_STREAMS)
 
 
+def _value(number: Number) -> float:
+    return float(number.item() if isinstance(number, torch.Tensor) else number)
+
+
 def read_on_host(number: Number) -> Number:
     """The number itself, unless it is in the memory of an accelerator."""
-    return number if isinstance(number, torch.Tensor) and number.device.type != "cpu" else float(number)
+    return number if isinstance(number, torch.Tensor) and number.device.type != "cpu" else _value(number)
 
 
 def as_of_now(number: Number) -> Number:
