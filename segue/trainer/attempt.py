@@ -255,6 +255,7 @@ class Attempt:
 
     def _wait_for_first_step(self) -> None:
         """The first step compiles and connects, each rank at its own pace; the loop limits the later ones."""
+        self.context.activity.goes_on()
         liveness = self.context.spec.liveness
         self.context.ranks.limit_waiting(max(liveness.first_step_seconds, liveness.rank_seconds))
 

@@ -220,9 +220,11 @@ class TrainingLoop:
             if not (yield from self._step(counts=True)):
                 continue
             self._rehearsal.check()
-            if self._progress.step == self._reporter.from_step + 1:
-                self._ranks.limit_waiting(self._spec.liveness.rank_seconds)
+            done = self._progress.step - self._reporter.from_step
+            if done == 1:
                 self._saving.prepare()
+            if done == 2:  # The first may be queued only. Each rank compiles at its own pace.
+                self._ranks.limit_waiting(self._spec.liveness.rank_seconds)
         self._reporter.is_ending = True
         self._context.activity.ending()
         yield from self._end(vote.stop)
@@ -273,8 +275,7 @@ class TrainingLoop:
         try:
             return (yield due)
         except Exception as error:
-            if self._ranks.count == 1:  # The others do not come to exchange theirs.
-                self._records.read_before(error)
+            self._records.read_before(error, is_alone=self._ranks.count == 1)
             raise
 
     def _count(self, made: StepMade | LateStep, *, samples_before: int, seconds: float) -> None:

@@ -14,9 +14,8 @@ from segue.checkpoints.format.dtensor import SliceNotReadError
 from segue.checkpoints.format.snapshot import Snapshot, take
 from segue.checkpoints.loading.live_digest import Looks, digest
 from segue.checkpoints.loading.own_slices import OwnSlices
-from segue.checkpoints.loading.read import read_stored
 from segue.checkpoints.loading.select import Restorable, newest_valid
-from segue.checkpoints.loading.snapshot import committed_as, snapshot_of
+from segue.checkpoints.loading.snapshot import committed_as
 from segue.checkpoints.saving.writer_client import ShardWriter
 from segue.continuity.differences import CONTENT, FLOATS, STATE
 from segue.continuity.noise import FIX, NONE, Noise, in_words, known_noise, noise_of_attempts
@@ -74,6 +73,9 @@ class Resume:
         self._source: Restorable | None = None
         self._restored: Digests | None = None
         self._witness: tuple[WitnessRow, ...] = ()
+        self._own: OwnSlices | None = None
+        """What this rank has read of a sharded state; None: everything."""
+        self._memory_bytes: int | None = None
         self._looks = Looks.at({})
         self._left_out: Collection[str] = ()
         self._last_witnessed = 0
@@ -107,6 +109,7 @@ class Resume:
             StoreReadError: the store could not be read.
         """
         readers = self._ranks if self._ranks.count > 1 else None
+        self._own, self._memory_bytes = own, memory_bytes
         self._source = newest_valid(
             self._runlog,
             epoch=self._claim.epoch,
@@ -132,13 +135,16 @@ class Resume:
         """Restore the live objects from the selected checkpoint, in order, the random streams last."""
         if self._source is None:
             return
+        own, missing = self._own, ""
         try:
             restore_all(components, self._source.snapshot)
         except SliceNotReadError as error:
-            log.info("the state is sharded otherwise than the parameters are, and is read whole slice=%s", error)
-            manifest, tiers = self._source.checkpoint.manifest, [*self._fast, self._runlog.store]
-            stored = read_stored(tiers, run_id=self._runlog.run_id, manifest=manifest)
-            self._source = replace(self._source, snapshot=snapshot_of(stored))
+            missing = str(error)
+        if own is None or not (missing := self._ranks.first_of(missing)):
+            return
+        log.info("the state is sharded otherwise than it was, and is read whole slice=%s", missing)
+        self.find(at_most=self.parent, memory_bytes=self._memory_bytes)
+        if self._source is not None:
             restore_all(components, self._source.snapshot)
 
     def offer_base(self, shards: ShardWriter) -> int | None:

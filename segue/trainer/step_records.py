@@ -58,33 +58,47 @@ class StepRecords:
         late, samples_before, samples_seen, seconds, ended_at = self._unread
         self._unread = None
         made = late.read()
-        try:
-            self.refuse_poison(made)
-        except PoisonedStepError:
-            self._progress.step, self._progress.samples_seen = made.row.step - 1, samples_before
-            raise
+        self._refuse_late(made, samples_before)
         self.add(made)
         self.count(made, samples_seen=samples_seen, seconds=seconds, ended_at=ended_at)
 
-    def read_before(self, error: BaseException) -> None:
+    def read_before(self, error: BaseException, *, is_alone: bool) -> None:
         """Read it although a later step raised `error`, which may be a consequence of what is in its numbers.
+
+        Of several ranks (`is_alone` is false) each reads its own, because the others do not come to exchange theirs.
 
         Raises:
             PoisonedStepError: it is an anomaly, and `error` is no news.
         """
+        if self._unread is None:
+            return
+        late, samples_before, *_ = self._unread
+        self._unread = None
         try:
-            self.read()
+            made = late.read_alone()
         except RuntimeError as of_device:
             # Where the device has failed, nothing can be read from it; what the step raised says why.
             log.debug("the numbers of the step before are lost error=%s raised=%r", of_device, error)
+            return
+        # A spike is one of the whole batch.
+        self._refuse_late(made, samples_before, recent_losses=None if is_alone else ())
 
-    def refuse_poison(self, made: StepMade) -> None:
+    def _refuse_late(
+        self, made: StepMade, samples_before: int, *, recent_losses: tuple[float, ...] | None = None
+    ) -> None:
+        try:
+            self.refuse_poison(made, recent_losses=recent_losses)
+        except PoisonedStepError:
+            self._progress.step, self._progress.samples_seen = made.row.step - 1, samples_before
+            raise
+
+    def refuse_poison(self, made: StepMade, *, recent_losses: tuple[float, ...] | None = None) -> None:
         """Raise before the row becomes a witness: a replay would otherwise have to reproduce the anomaly.
 
         Raises:
             PoisonedStepError: the step is an anomaly.
         """
-        row, recent = made.row, self._progress.recent_losses
+        row, recent = made.row, self._progress.recent_losses if recent_losses is None else recent_losses
         symptom = anomalies.symptom(row, spec=self._spec, recent_losses=recent)
         if symptom is None:
             return

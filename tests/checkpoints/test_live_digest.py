@@ -60,7 +60,9 @@ def test_known_digests_are_taken_as_given():
     ],
 )
 def test_a_second_look_finds_a_change(change):
-    tensors = {"x": torch.randn(1000), "y": torch.tensor(3.0), "z": torch.randn(30, 40).t()}
+    big = torch.randn(100, 3)
+    odd = {"one": torch.zeros(10)[::9], "column": big[:, 1], "corner": big[:1, 0], "spread": torch.zeros(1).expand(5)}
+    tensors = {"x": torch.randn(1000), "y": torch.tensor(3.0), "z": torch.randn(30, 40).t(), **odd, "none": big[:0]}
     looks = Looks.at(tensors)
     assert looks.finds_same(dict(tensors))
     change(tensors)

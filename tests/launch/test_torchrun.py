@@ -108,3 +108,14 @@ def test_ranks_that_booted_as_a_standby_train_together_once_they_have_an_assignm
         trainer.kill()
         trainer.wait(30)
     assert read_history(runlog).attempts[0].claim.environment.world_size == 2
+
+
+@pytest.mark.matrix
+def test_a_rank_that_is_lost_is_named_before_torchrun_kills_the_others_though_these_wait_without_end(start, make_spec):
+    fields = {"ranks": 2, "recipe": "tests.recipes.ranked:unanswered", "steps": 30, "checkpoints": {"every_steps": 10}}
+    trainer, runlog, plan = start(make_spec(**fields, config={"rank": 1, "how": "die"}))
+    code = trainer.wait(90)
+    report = report_or_lost(runlog.reload(), plan, TrainerEnd(code))
+    assert report.stop_reason is StopReason.LOST
+    assert "rank 1 was lost" in report.note
+    assert report.attempt_id is not None

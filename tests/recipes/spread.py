@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -89,6 +90,11 @@ def checkpointed(config: dict[str, Any]) -> Recipe:
     return replace(recipe, model=model, optimizer=optimizer, scheduler=None, loss=loss)
 
 
+def sharded_once(config: dict[str, Any]) -> Recipe:
+    """Nothing but a sharded model."""
+    return even(config | {"sharded": True, "width": 12})
+
+
 def sharded_twice(config: dict[str, Any]) -> Recipe:
     """Two ranks. In `extra` is a matrix of the shape of the sharded model's first one, cut along the other side."""
     from torch.distributed.device_mesh import init_device_mesh
@@ -106,3 +112,18 @@ def sharded_twice(config: dict[str, Any]) -> Recipe:
             twin.matrix.mul_(1.01)
 
     return replace(recipe, extra={"twin": twin}, after_step=after_step)
+
+
+def shrinking(config: dict[str, Any]) -> Recipe:
+    """Sharded; its second layer, which is not trained, is left out where the file `marker` exists."""
+    recipe = even({"at": config.get("at")})
+    model = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 1))
+    model[2].requires_grad_(False)
+    if "RANK" in os.environ:
+        from torch.distributed.fsdp import fully_shard
+
+        left_out = set(model[2].parameters()) if Path(config["marker"]).exists() else None
+        fully_shard(model[0])
+        fully_shard(model, ignored_params=left_out)
+    optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-2)
+    return replace(recipe, model=model, optimizer=optimizer, scheduler=None)

@@ -87,6 +87,17 @@ def partly_read(
     return tensor
 
 
+def wholly_read(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor itself.
+
+    Raises:
+        SliceNotReadError: only some slices of it were read.
+    """
+    if isinstance(tensor, torch.Tensor) and hasattr(tensor, "_segue_slices"):
+        raise SliceNotReadError(f"a tensor of shape {tuple(tensor.shape)} that is no longer sharded")
+    return tensor
+
+
 def view_of_slice(tensor: torch.Tensor, tensor_slice: TensorSlice, shape: tuple[int, ...]) -> torch.Tensor:
     """A view of the whole tensor's values in a slice of that shape.
 
@@ -106,9 +117,13 @@ def view_of_slice(tensor: torch.Tensor, tensor_slice: TensorSlice, shape: tuple[
 
 
 def placed_like(tensor: torch.Tensor, live: torch.Tensor) -> torch.Tensor:
-    """A whole tensor's values, sharded over the ranks as `live` is; unchanged where `live` is not sharded."""
+    """A whole tensor's values, sharded over the ranks as `live` is; unchanged where `live` is not sharded.
+
+    Raises:
+        SliceNotReadError: only other slices of the tensor were read.
+    """
     if not is_sharded(live):
-        return tensor
+        return wholly_read(tensor)
     from torch.distributed.tensor import DTensor
 
     local = live.to_local()

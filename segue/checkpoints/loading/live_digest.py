@@ -31,7 +31,8 @@ def digest(
     device, found = accelerator or TorchAccelerator(), dict(known or {})
     asked = {name: tensor.detach() for name, tensor in live.tensors.items() if name not in found}
     there = {name: tensor for name, tensor in asked.items() if device.has(tensor) and tensor.nbytes}
-    hashes = {name: hash_bytes(raw_bytes(tensor)) for name, tensor in asked.items() if name not in there}
+    here = {name: tensor for name, tensor in asked.items() if name not in there}
+    hashes = {name: hash_bytes(raw_bytes(tensor) if tensor.nbytes else b"") for name, tensor in here.items()}
     hashes |= _hashes_on(device, there)
     found |= {
         name: TensorDigest(str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape), hashes[name])
@@ -69,7 +70,7 @@ class _Batch:
 
 def _hashes_of(tensors: Mapping[str, torch.Tensor], device: Accelerator) -> dict[str, str]:
     hashers = {name: xxhash.xxh3_128() for name in tensors}
-    with _locked_buffers(next(iter(tensors.values())).device, device) as buffers:
+    with _locked_buffers(next(iter(tensors.values())), device) as buffers:
         pending: Callable[[], None] | None = None
         for number, batch in enumerate(_batches(tensors)):
             hash_it = _copied(batch, buffers[number % 2], device, hashers)
@@ -126,12 +127,13 @@ def _parts(tensor: torch.Tensor) -> Sequence[torch.Tensor]:
 
 
 @contextmanager
-def _locked_buffers(device: torch.device, accelerator: Accelerator) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    both = torch.zeros(2, _BUFFER_BYTES, dtype=torch.uint8)
-    is_locked = accelerator.lock_pages(both.view(-1), device=device)
+def _locked_buffers(beside: torch.Tensor, accelerator: Accelerator) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    both = torch.zeros(2, _BUFFER_BYTES, dtype=torch.uint8, device="cpu")
+    is_locked = accelerator.lock_pages(both.view(-1), device=beside.device)
     try:
         yield both[0], both[1]
     finally:
+        accelerator.drain([beside])  # Where something was raised, a copy may be under way still.
         if is_locked:
             accelerator.unlock_pages(both.view(-1))
 
@@ -164,4 +166,5 @@ class Looks:
 
 def _shown(tensor: torch.Tensor) -> torch.Tensor:
     flat = tensor.detach().reshape(-1) if tensor.is_contiguous() else tensor.detach()[:1].reshape(-1)
-    return flat[:: max(flat.numel() // _SHOWN_VALUES, 1)].clone().view(torch.uint8)
+    shown = flat[:: max(flat.numel() // _SHOWN_VALUES, 1)]
+    return shown.clone(memory_format=torch.contiguous_format).view(torch.uint8)

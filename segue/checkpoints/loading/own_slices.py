@@ -47,5 +47,8 @@ class OwnSlices:
         stored = {name: _Place(each.shape, each.offsets, shapes[name]) for name, each in slices.items()}
         if not self.places <= set(stored.values()):
             return frozenset()
-        wholes = {place.whole for place in self.places}
-        return frozenset(name for name, place in stored.items() if place.whole in wholes and place not in self.places)
+        # Of a tensor without any of these places, nobody can tell which slices are whose.
+        mine = {slices[name].tensor for name, place in stored.items() if place in self.places}
+        return frozenset(
+            name for name, place in stored.items() if slices[name].tensor in mine and place not in self.places
+        )

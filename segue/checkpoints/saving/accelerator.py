@@ -6,6 +6,7 @@ Staging asks an `Accelerator` and nothing else about devices, so `segue.testing.
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -67,6 +68,11 @@ class Accelerator(Protocol):
 class TorchAccelerator:
     """What `torch.accelerator` offers for CUDA, XPU and others; pages are locked for CUDA alone."""
 
+    def __init__(self) -> None:
+        # One for each device: memory that is allocated on a stream stays reserved for it.
+        self._streams: dict[torch.device, torch.Stream] = {}
+        self._streams_lock = threading.Lock()
+
     def has(self, tensor: torch.Tensor) -> bool:
         return tensor.device.type not in ("cpu", "meta")
 
@@ -83,8 +89,13 @@ class TorchAccelerator:
             of_device = [pair for pair in pairs if pair[1].device == device]
             if device.type in _WITHOUT_STREAMS:
                 _copy(of_device)
+                torch.accelerator.synchronize(device)
             else:
-                copies.append(_copy_on_side_stream(of_device, device))
+                with self._streams_lock:
+                    if device not in self._streams:
+                        self._streams[device] = torch.Stream(device=device)
+                    side = self._streams[device]
+                copies.append(_copy_on_side_stream(of_device, device, side))
         return copies
 
     def lock_pages(self, memory: torch.Tensor, *, device: torch.device) -> bool:
@@ -132,8 +143,7 @@ class _OnSideStream:
         self.event.synchronize()
 
 
-def _copy_on_side_stream(pairs: Sequence[Pair], device: torch.device) -> Copy:
-    side = torch.Stream(device=device)
+def _copy_on_side_stream(pairs: Sequence[Pair], device: torch.device, side: torch.Stream) -> Copy:
     side.wait_stream(torch.accelerator.current_stream(device))
     with side:
         _copy(pairs)

@@ -13,6 +13,7 @@ Pair = tuple[torch.Tensor, torch.Tensor]
 """Destination in host memory, contiguous, and source on a device."""
 
 SMALL_BYTES = 2**20
+_BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _MOST_BYTES = 64 * 2**20
 """Device memory that a gathered copy takes."""
 
@@ -58,17 +59,22 @@ def _as_one(run: Sequence[Pair], size_bytes: int) -> Iterator[Pair]:
         return
     parts, start = [], 0
     for view, _ in run:
-        parts.append(buffer[start : start + view.nbytes].view(view.dtype).view(view.shape))
+        parts.append(buffer[start : start + view.nbytes].view(_BITS[view.element_size()]).view(view.shape))
         start += view.nbytes
-    torch._foreach_copy_(parts, [tensor for _, tensor in run])
+    torch._foreach_copy_(parts, [_bits(tensor) for _, tensor in run])
     yield _whole(run, size_bytes), buffer
+
+
+def _bits(tensor: torch.Tensor) -> torch.Tensor:
+    """The same memory as whole numbers: copies of several types at once are made by way of others, which lose bits."""
+    return tensor.detach().resolve_conj().resolve_neg().view(_BITS[tensor.element_size()])
 
 
 def _whole(run: Sequence[Pair], size_bytes: int) -> torch.Tensor:
     """The memory of all destinations of a run."""
     first = run[0][0]
     storage = first.untyped_storage()
-    memory = torch.empty(0, dtype=torch.uint8).set_(storage, 0, (storage.nbytes(),))  # type: ignore[call-overload]
+    memory = torch.empty(0, dtype=torch.uint8, device="cpu").set_(storage, 0, (storage.nbytes(),))  # type: ignore[call-overload]
     start = first.data_ptr() - storage.data_ptr()
     found: torch.Tensor = memory[start : start + size_bytes]
     return found

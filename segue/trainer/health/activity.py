@@ -103,10 +103,8 @@ class Activity:
 
     def rank_limit_seconds(self, spec: RunSpec) -> float:
         """How long the mark may stay as it is while this rank may be waiting for another one."""
-        usual, live = self.usual_step_seconds, spec.liveness
-        if self.mark.kind != "training" or usual is None:
-            return max(live.first_step_seconds, live.rank_seconds)
-        return max(live.hang_factor * usual, live.rank_seconds)
+        # Early enough for the others to say which rank it is, before this one counts as hung itself.
+        return self.limit_seconds(spec, ranks=2) - spec.liveness.hang_seconds / 2
 
     def _set(self, kind: Kind) -> None:
         self._number += 1

@@ -39,6 +39,8 @@ _REPORT_SECONDS = 15.0
 """How long the report of a trainer that hangs may take."""
 _NOTICE_SECONDS = 5.0
 """How long the training thread may take to notice that another rank has ended, before its collectives are ended."""
+_LOST_SECONDS = 10.0
+"""How long it may take to notice that one is lost, before this process ends itself."""
 _BEHIND_LEADER_SECONDS = 60.0
 """How much later than the leader another rank ends itself: the leader writes the report."""
 
@@ -55,15 +57,15 @@ class Peers(Protocol):
     @property
     def is_leader(self) -> bool: ...
 
-    def break_off(self) -> None:
-        """End the collectives in which this rank waits for an accelerator."""
-
 
 class Group(Protocol):
     """What is known here of the other ranks."""
 
     @property
     def ranks(self) -> Peers: ...
+
+    def break_off(self) -> None:
+        """End the collectives in which this rank waits for an accelerator, once; returns at once."""
 
     def ended_elsewhere(self) -> SegueError | None:
         """What has ended the attempt at another rank, as long as the training thread here has not noticed."""
@@ -115,7 +117,7 @@ class Watchdog:
                 limit += _BEHIND_LEADER_SECONDS
             if ranks.count > 1:
                 if stood_seconds > activity.rank_limit_seconds(self._spec):
-                    ranks.break_off()  # Those that wait raise, and then name the rank that does not.
+                    self._group.break_off()  # Those that wait raise, and then name the rank that does not.
                 ended_seconds = self._heed_others(ended_seconds)
             if stood_seconds > limit:
                 doing = "" if seen.kind == "training" else f" while {seen.kind}"
@@ -140,11 +142,13 @@ class Watchdog:
         ended = self._group.ended_elsewhere()
         if ended is None:
             return 0.0
-        if seconds <= _NOTICE_SECONDS < seconds + _POLL_SECONDS:
-            self._group.ranks.break_off()
-        # Until then, what was saved before may still be committed.
-        if seconds > self._spec.grace_seconds + _OVERDUE_SECONDS and (reports := self._group.take_over()) is not None:
-            is_lost = isinstance(ended, RankLostError)
+        if seconds > _NOTICE_SECONDS:
+            self._group.break_off()
+        is_lost = isinstance(ended, RankLostError)
+        # What was saved before may still be committed, unless a part of it is lost. torchrun kills the other ranks 30 s
+        # after one has crashed.
+        limit = _LOST_SECONDS if is_lost else self._spec.grace_seconds + _OVERDUE_SECONDS
+        if seconds > limit and (reports := self._group.take_over()) is not None:
             reason = StopReason.LOST if is_lost else stop_reason(ended, kills_before=MemoryKills.now())
             self._end(reason, text_of(ended), failure=None if is_lost else failure_of(ended), reports=reports)
         return seconds + _POLL_SECONDS

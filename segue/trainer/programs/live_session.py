@@ -427,12 +427,13 @@ class LiveSession:
         # Where the samples of a step are not known, it counts as one.
         start, samples, epoch = self.progress.samples_seen, max(len(ids), 1), self.epoch
 
-        def read() -> StepMade:
+        def read(*, alone: bool = False) -> StepMade:
             outcome, metrics = measured.read()
-            return StepMade(_row_on(ranks, prelude, outcome), start, samples, ids, epoch, metrics)
+            row = row_of(prelude, outcome) if alone else _row_on(ranks, prelude, outcome)
+            return StepMade(row, start, samples, ids, epoch, metrics)
 
         is_late = measured.is_late and due is not None and due.may_be_late
-        return LateStep(start, samples, read) if is_late else read()
+        return LateStep(start, samples, read, partial(read, alone=True)) if is_late else read()
 
 
 def _row_on(ranks: Ranks, prelude: Prelude, outcome: Outcome) -> StepRow:

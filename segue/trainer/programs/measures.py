@@ -103,7 +103,8 @@ class Measures:
             used = self._rates
             rates = tuple(rate for each in self.optimizers.values() for rate in used.get(id(each), rates_of(each)))
         has_norms = self._with_norms and grad_norm is None
-        norms = self._grad_norms if has_norms else [] if grad_norm is None else [grad_norm]
+        # A copy: the program may make another update before the numbers are read.
+        norms = list(self._grad_norms) if has_norms else [] if grad_norm is None else [grad_norm]
         weights = [self._norm_of_parameters()] if self._with_norms else []
         scale = scale_of(self._scaler)
         # All in one read: each read waits for an accelerator.

@@ -60,8 +60,16 @@ class Ranks:
     def limit_waiting(self, seconds: float) -> None:
         """Let no collective wait for another rank any longer than this."""
 
+    @property
+    def can_break_off(self) -> bool:
+        """Whether collectives that wait for another rank can be ended from another thread."""
+        return False
+
     def break_off(self) -> None:
-        """End the collectives that wait for the accelerator of another rank: the calls that wait for them raise."""
+        """End the collectives that wait for the accelerator of another rank: the calls that wait for them raise.
+
+        This itself may take as long as a collective may.
+        """
 
     def close(self) -> None:
         """Leave the group."""
@@ -98,10 +106,12 @@ class TorchRanks(Ranks):
         for group in list(groups):
             distributed_c10d._set_pg_timeout(timedelta(seconds=seconds), group)
 
+    @property
+    def can_break_off(self) -> bool:
+        # Gloo, on the host, notices by itself when a rank is gone; it cannot be told to stop waiting.
+        return not self._is_on_host and dist.is_initialized()
+
     def break_off(self) -> None:
-        """As above. Gloo, on the host, notices by itself when a rank is gone; it cannot be told to stop waiting."""
-        if self._is_on_host or not dist.is_initialized():
-            return
         try:
             distributed_c10d._abort_process_group()
         except (RuntimeError, ValueError) as error:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import signal
+import threading
 import traceback
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -76,7 +77,10 @@ class RankFailures:
         """The rank that writes the attempt's report: the first that can."""
         self.step = 0
         """Last step that this rank has done."""
-        self._is_settled = False
+        self.is_broken_off = False
+        """Whether this process has ended its collectives itself: what is raised then shows nothing but that."""
+        self._is_settled = self._is_taken_over = False
+        self._settling = threading.Lock()
         self._hung: tuple[int, ...] = ()
         self._dead: tuple[int, ...] = ()
         notes.put(f"process/{rank}", str(ProcessRef.this()))
@@ -91,9 +95,12 @@ class RankFailures:
         try:
             yield
         except BaseException as error:
-            if self._is_settled:
+            with self._settling:
+                was_settled, self._is_settled = self._is_settled, True
+            if self._is_taken_over:
+                threading.Event().wait()  # The watchdog is about to end this process, with the report.
+            if was_settled:
                 raise
-            self._is_settled = True
             own = self._publish(error)
             if own.is_cause:
                 raise
@@ -126,13 +133,25 @@ class RankFailures:
 
         None: the training thread has noticed meanwhile, and ends it.
         """
-        if self._is_settled:
-            return None
-        self._is_settled = True
+        with self._settling:
+            if self._is_settled:
+                return None
+            self._is_settled = self._is_taken_over = True
+        ending = RankEnding(
+            rank=self._rank,
+            order=self._count,
+            is_cause=False,
+            is_code=False,
+            type_name="",
+            message="it was ended because another rank had ended",
+            traceback="",
+        )
         try:
-            self._choose_reporter(*self._look(self._watched))
+            self._watched.put(f"ending/{self._rank}", ending.model_dump_json())
         except RuntimeError as error:
-            log.debug("nothing is known of the other ranks error=%s", error)
+            log.debug("the other ranks are gone, or what they share is error=%s", error)
+        # Of those that were gone first, as every rank sees it: others end from now on.
+        self.reporter = min(rank for rank in range(self._count) if rank not in self._dead) if 0 in self._dead else 0
         return self._rank == self.reporter
 
     def close(self) -> None:
@@ -154,7 +173,7 @@ class RankFailures:
         ending = RankEnding(
             rank=self._rank,
             order=self._notes.count("endings"),
-            is_cause=not is_broken_collective(error),
+            is_cause=not (self.is_broken_off or is_broken_collective(error)),
             is_code=not isinstance(error, _STORAGE_OR_MACHINE),
             type_name=type(error).__name__,
             message=text_of(error),

@@ -39,6 +39,9 @@ class RankGroup:
         """A block in which an exception at one rank ends all ranks."""
         return nullcontext()
 
+    def break_off(self) -> None:
+        """End the collectives in which this rank waits for an accelerator, once; returns at once."""
+
     def ended_elsewhere(self) -> SegueError | None:
         """What has ended the attempt at another rank, as long as the training thread here has not noticed."""
         return None
@@ -88,6 +91,13 @@ class SeveralRanks(RankGroup):
     def shared_failure(self) -> AbstractContextManager[None]:
         return self._failures.shared()
 
+    def break_off(self) -> None:
+        if self._failures.is_broken_off or not self.ranks.can_break_off:
+            return
+        self._failures.is_broken_off = True
+        log.warning("the collectives of this rank are aborted, because another one does not answer")
+        threading.Thread(target=self.ranks.break_off, name="segue-break-off", daemon=True).start()
+
     def ended_elsewhere(self) -> SegueError | None:
         return self._failures.ended_elsewhere()
 
@@ -105,7 +115,6 @@ class SeveralRanks(RankGroup):
         leaving.join(_CLOSE_SECONDS)
         if leaving.is_alive():
             log.warning("the other ranks do not leave their group; this process ends without them")
-            self.ranks.break_off()
 
 
 def meet(device: torch.device, *, wait_seconds: float, clock: Clock, is_program: bool = False) -> RankGroup:

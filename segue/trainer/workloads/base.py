@@ -61,6 +61,8 @@ class LateStep(NamedTuple):
     samples: int
     read: Callable[[], StepMade]
     """Waits for its numbers, and of several ranks for the others'. To be called once, before the next save."""
+    read_alone: Callable[[], StepMade]
+    """Waits for this rank's own numbers alone: for where another step has failed."""
 
 
 Steps = Generator[StepDue, StepMade | LateStep | None, StopReason]

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-from segue.checkpoints.format.dtensor import is_sharded, placed_like
+from segue.checkpoints.format.dtensor import is_sharded, placed_like, wholly_read
 from segue.checkpoints.format.state_tree import is_storable
 from segue.recipe import EarlyStop, Stateful
 from segue.trainer.workloads import buffers
@@ -297,18 +297,27 @@ def spread_like(tree: Any, live: Any) -> Any:
         return {key: spread_like(value, live.get(key)) for key, value in tree.items()}
     if isinstance(tree, (list, tuple)) and isinstance(live, (list, tuple)) and len(tree) == len(live):
         return type(tree)(spread_like(value, other) for value, other in zip(tree, live, strict=True))
-    return tree
+    return _wholly_read(tree)
 
 
 def _slot_like(slot: Any, parameter: torch.Tensor | None) -> Any:
     if parameter is None or not isinstance(slot, dict):
-        return slot
+        return _wholly_read(slot)
     return {
         key: placed_like(value, parameter)
         if isinstance(value, torch.Tensor) and value.shape == parameter.shape
-        else value
+        else _wholly_read(value)
         for key, value in slot.items()
     }
+
+
+def _wholly_read(tree: Any) -> Any:
+    """The tree itself, unless a rank has read only its slices of one of the tensors in it."""
+    if isinstance(tree, torch.Tensor):
+        return wholly_read(tree)
+    for value in tree.values() if isinstance(tree, dict) else tree if isinstance(tree, (list, tuple)) else ():
+        _wholly_read(value)
+    return tree
 
 
 def _typed_like(loaded: Any, saved: Any) -> Any:

@@ -148,7 +148,9 @@ class _Copies(Mapping[str, torch.Tensor]):
         self._tensors = tensors
 
     def __getitem__(self, name: str) -> torch.Tensor:
-        return self._tensors[name].clone()
+        found = self._tensors[name]
+        # Of a tensor that was read in part, each slice is copied when it is put in its place.
+        return found if found.is_meta else found.clone()
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._tensors)

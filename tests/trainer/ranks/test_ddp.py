@@ -46,17 +46,48 @@ def test_a_model_that_is_spread_in_an_unsupported_way_is_refused_by_name(attempt
     assert why in report.failure.message
 
 
-def test_a_state_that_is_sharded_in_two_ways_is_restored_whole(attempt):
-    whole, undisturbed = attempt("sharded_twice")
+@pytest.fixture
+def resumed(ranks_fork_server, make_spec, open_log):
+    """Stops a sharded run of two ranks at step 13 and resumes it; returns the report, the log and what it printed."""
+
+    def make(recipe, *, between=lambda: None, **config):
+        fields = {"steps": 20, "checkpoints": {"every_steps": 10}, "config": config | {"at": [1, 13, "notice"]}}
+        # A layer that is not sharded counts as another setting.
+        continuity = {"rehearsal": "off", "accept": ["setup.hyperparameters"]}
+        spec = make_spec(recipe=f"tests.recipes.spread:{recipe}", continuity=continuity, **fields)
+        runlog, printed = open_log(spec), []
+        first = ranks_fork_server.run_attempt(runlog, spec, ranks=2)
+        assert first.stop_reason is StopReason.NOTICE, first.failure
+        between()
+
+        def observer(group, log, plan):
+            printed.append(group.logs())
+            return False
+
+        report = ranks_fork_server.run_attempt(runlog, spec, ranks=2, observer=observer)
+        assert report.stop_reason is StopReason.FINISHED, report.failure
+        return runlog, printed[-1]
+
+    return make
+
+
+@pytest.mark.parametrize("recipe", ["sharded_twice", pytest.param("sharded_once", marks=pytest.mark.matrix)])
+def test_each_rank_reads_its_slices_once_and_the_resume_is_exact(attempt, resumed, recipe):
+    whole, undisturbed = attempt(recipe)
     assert whole.stop_reason is StopReason.FINISHED, whole.failure
-    first, _ = attempt("sharded_twice", at=[1, 13, "notice"])
-    assert first.stop_reason is StopReason.NOTICE, first.failure
-    last, runlog = attempt("sharded_twice", at=[1, 13, "notice"])
-    assert last.stop_reason is StopReason.FINISHED, last.failure
+    runlog, printed = resumed(recipe)
+    assert "state restored" in printed
+    assert "is read whole" not in printed
     assert read_history(runlog).attempts[-1].verdict.kind is VerdictKind.EXACT
     expected, found = final_state(undisturbed), final_state(runlog)
     assert all(torch.equal(expected[name], found[name]) for name in expected)
-    assert found["extra.twin.matrix"][3, 3] == pytest.approx(27 * 1.01**20)
+
+
+def test_a_state_that_is_sharded_no_longer_in_part_is_read_whole(resumed, tmp_path):
+    marker = tmp_path / "left-out"
+    runlog, printed = resumed("shrinking", between=marker.touch, marker=str(marker))
+    assert "is read whole" in printed
+    assert read_history(runlog).attempts[-1].verdict.kind is not VerdictKind.BROKEN
 
 
 @pytest.mark.matrix

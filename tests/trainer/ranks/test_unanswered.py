@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import threading
 from datetime import timedelta
 
 import pytest
@@ -110,3 +111,38 @@ def test_where_the_shared_notes_are_gone_nothing_is_known_and_the_watchdog_goes_
     notes.get = lambda key: (_ for _ in ()).throw(DistStoreError("no answer"))
     assert own.ended_elsewhere() is None
     assert own.take_over() is True
+
+
+def test_of_ranks_that_are_ended_one_after_the_other_the_first_one_left_reports(failures):
+    _, notes = failures
+    third = RankFailures(notes, watched=notes, rank=2, count=3, wait_seconds=1.0, clock=SystemClock())
+    second = RankFailures(notes, watched=notes, rank=1, count=3, wait_seconds=1.0, clock=SystemClock())
+    gone, notes["process/0"] = notes["process/1"], "1 1"
+    assert second.ended_elsewhere().ranks == third.ended_elsewhere().ranks == (0,)
+    assert second.take_over() is True
+    notes["process/1"] = gone
+    assert third.ended_elsewhere().ranks == (0,)
+    assert third.take_over() is False
+
+
+def test_what_is_raised_after_the_collectives_were_ended_here_is_no_cause(failures):
+    own, _ = failures
+    own.is_broken_off = True
+    with pytest.raises(RankLostError, match="rank 1 was lost"), own.shared():
+        raise ValueError("Default process group has not been initialized")
+
+
+def test_the_training_thread_waits_where_the_watchdog_ends_the_process(failures):
+    own, _ = failures
+    assert own.take_over() is True
+    ended = threading.Event()
+
+    def train():
+        try:
+            with own.shared():
+                raise ValueError("a broken collective")
+        finally:
+            ended.set()
+
+    threading.Thread(target=train, daemon=True).start()
+    assert not ended.wait(0.3)

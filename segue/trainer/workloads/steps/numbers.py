@@ -7,10 +7,14 @@ from typing import NamedTuple
 
 import torch
 
+from segue.checkpoints.format.dtensor import whole
+
 Number = torch.Tensor | float
 """A tensor of one element, or its value."""
 _WITHIN_FP32 = (torch.float32, torch.bfloat16, torch.float16)
 _WITH_STREAMS = ("cuda", "xpu")
+_ONE_BY_ONE = ("mps",)
+"""Devices without streams and without a type that holds every number."""
 
 
 class Numbers(NamedTuple):
@@ -24,9 +28,10 @@ class Numbers(NamedTuple):
 
 def sent(numbers: Sequence[Number]) -> Numbers:
     """Start copying these to the host. Later changes of the tensors do not change what is read."""
+    numbers = [whole(number) if isinstance(number, torch.Tensor) else number for number in numbers]
     tensors = [number for number in numbers if isinstance(number, torch.Tensor)]
     device = next((tensor.device for tensor in tensors if tensor.device.type != "cpu"), None)
-    if device is None:
+    if device is None or device.type in _ONE_BY_ONE:
         values = [_value(number) for number in numbers]
         return Numbers(lambda: values, is_late=False)
     copied = copy_to_host(together(tensors, device))
@@ -43,7 +48,8 @@ def _value(number: Number) -> float:
 
 
 def read_on_host(number: Number) -> Number:
-    """The number itself, unless it is in the memory of an accelerator."""
+    """The value, unless it is in the memory of an accelerator. Of a sharded number, all ranks must call this."""
+    number = whole(number) if isinstance(number, torch.Tensor) else number
     return number if isinstance(number, torch.Tensor) and number.device.type != "cpu" else _value(number)
 
 
@@ -63,10 +69,11 @@ def copy_to_host(values: torch.Tensor) -> Callable[[], list[float]]:
     """Start copying; what is returned waits for it. Where a device has no streams, the copy is made when it is read."""
     if values.device.type not in _WITH_STREAMS:
         return values.tolist
-    host = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
+    # A program may have made another device the one on which tensors are made.
+    host = torch.empty(values.shape, dtype=values.dtype, device="cpu", pin_memory=True)
     host.copy_(values, non_blocking=True)
     copied = torch.Event(device=values.device, blocking=True)
-    copied.record()
+    copied.record(torch.accelerator.current_stream(values.device))
 
     def read() -> list[float]:
         copied.synchronize()

@@ -83,7 +83,8 @@ def ended(
     `asked` are what `shown` makes of them; `measured`: the parameters whose norm is measured, None for no norm. They
     are read in one copy, and before `after_step` only where it takes them.
     """
-    asked = [read_on_host(number) for number in asked]
+    # The recipe's code may change in place what it gave, after its step.
+    asked = [(as_of_now if recipe.after_step is not None else read_on_host)(number) for number in asked]
     early = shown(sent(asked).read()) if recipe.gives_metrics else None
     follow(recipe, step=step, ends_epoch=ends_epoch, metrics=None if early is None else early.metrics)
     norm = [] if measured is None else [parameter_norm(list(measured))]
