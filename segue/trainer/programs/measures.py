@@ -81,11 +81,16 @@ class Measures:
         return self._reported is not None
 
     def report(self, loss: Any, *, lr: Any, grad_norm: Any, metrics: Mapping[str, Any]) -> None:
+        rates = None if lr is None else tuple(lr) if isinstance(lr, Sequence) else (lr,)
+        names = list(metrics)
+        given = as_of_now([loss, *metrics.values(), *([] if grad_norm is None else [grad_norm]), *(rates or ())])
+        kept = given[1 : 1 + len(names)]
+        rest = given[1 + len(names) :]
         self._reported = _Reported(
-            loss=as_of_now(loss),
-            lr=None if lr is None else tuple(map(as_of_now, lr if isinstance(lr, Sequence) else (lr,))),
-            grad_norm=None if grad_norm is None else as_of_now(grad_norm),
-            metrics={name: as_of_now(value) for name, value in metrics.items()} if metrics else NO_METRICS,
+            loss=given[0],
+            lr=None if rates is None else tuple(rest[len(rest) - len(rates) :]),
+            grad_norm=None if grad_norm is None else rest[0],
+            metrics=dict(zip(names, kept, strict=True)) if names else NO_METRICS,
         )
 
     def outcome(self, step: int) -> Measured:

@@ -209,15 +209,15 @@ class LiveRecipe:
         due.check(prelude)
         begun = self._begin_step(group, prelude, before_update=due.before_update, with_norms=due.needs_norms)
 
-        def made(row: StepRow, metrics: dict[str, float]) -> StepMade:
-            return StepMade(row, group.start, group.samples, group.ids, self.feed.order.epoch_of(group.start), metrics)
+        epoch = self.feed.order.epoch_of(group.start)
 
         def read() -> StepMade:
-            return made(*self._read_step(group, prelude, begun))
+            row, metrics = self._read_step(group, prelude, begun)
+            return StepMade(row, group.start, group.samples, group.ids, epoch, metrics)
 
         def read_alone() -> StepMade:
-            outcome, parts = begun.read()
-            return made(row_of(prelude, outcome), parts)
+            outcome, metrics = begun.read()
+            return StepMade(row_of(prelude, outcome), group.start, group.samples, group.ids, epoch, metrics)
 
         if begun.is_late and due.may_be_late and not self._has_work_after(group):
             return LateStep(group.start, group.samples, read, read_alone)

@@ -28,35 +28,38 @@ class Numbers(NamedTuple):
 
 def sent(numbers: Sequence[Number]) -> Numbers:
     """Start copying these to the host. Later changes of the tensors do not change what is read."""
-    numbers = [whole(number) if isinstance(number, torch.Tensor) else number for number in numbers]
-    tensors = [number for number in numbers if isinstance(number, torch.Tensor)]
-    device = next((tensor.device for tensor in tensors if tensor.device.type != "cpu"), None)
-    if device is None or device.type in _ONE_BY_ONE:
-        values = [_value(number) for number in numbers]
-        return Numbers(lambda: values, is_late=False)
+    there = [number for number in numbers if isinstance(number, torch.Tensor) and number.device.type != "cpu"]
+    if not there or there[0].device.type in _ONE_BY_ONE:
+        return Numbers([float(each.item() if isinstance(each, torch.Tensor) else each) for each in numbers].copy, False)
+    device = there[0].device
+    tensors = [whole(number) for number in numbers if isinstance(number, torch.Tensor)]
     copied = copy_to_host(together(tensors, device))
 
     def read() -> list[float]:
         found = iter(copied())
-        return [next(found) if isinstance(number, torch.Tensor) else number for number in numbers]
+        return [next(found) if isinstance(number, torch.Tensor) else float(number) for number in numbers]
 
     return Numbers(read, is_late=device.type in _WITH_STREAMS)
 
 
-def _value(number: Number) -> float:
-    return float(number.item() if isinstance(number, torch.Tensor) else number)
+def read_on_host(numbers: Sequence[Number]) -> list[Number]:
+    """The values, but for those that are in the memory of an accelerator."""
+    values = list(numbers)
+    for number, value in enumerate(numbers):
+        if not isinstance(value, torch.Tensor):
+            values[number] = float(value)
+        elif value.device.type == "cpu":
+            values[number] = float(value.item())
+    return values
 
 
-def read_on_host(number: Number) -> Number:
-    """The value, unless it is in the memory of an accelerator. Of a sharded number, all ranks must call this."""
-    number = whole(number) if isinstance(number, torch.Tensor) else number
-    return number if isinstance(number, torch.Tensor) and number.device.type != "cpu" else _value(number)
-
-
-def as_of_now(number: Number) -> Number:
-    """The number, apart from a tensor that may be changed in place."""
-    value = read_on_host(number)
-    return value.detach().clone() if isinstance(value, torch.Tensor) else value
+def as_of_now(numbers: Sequence[Number]) -> list[Number]:
+    """The numbers, apart from tensors that may be changed in place. Of sharded ones, all ranks must call this."""
+    values = read_on_host(numbers)
+    for number, value in enumerate(values):
+        if isinstance(value, torch.Tensor):
+            values[number] = whole(value).detach().clone()
+    return values
 
 
 def together(tensors: Sequence[torch.Tensor], device: torch.device) -> torch.Tensor:

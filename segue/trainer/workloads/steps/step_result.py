@@ -55,7 +55,7 @@ def row_of(prelude: Prelude, outcome: Outcome) -> StepRow:
 
 def rates_of(optimizer: torch.optim.Optimizer) -> list[Number]:
     """The learning rate of each of its groups, as of now."""
-    return [as_of_now(group["lr"]) for group in optimizer.param_groups]
+    return as_of_now([group["lr"] for group in optimizer.param_groups])
 
 
 def scale_of(scaler: torch.amp.GradScaler | None) -> list[Number]:
@@ -64,7 +64,7 @@ def scale_of(scaler: torch.amp.GradScaler | None) -> list[Number]:
         return []
     # `get_scale` waits for the accelerator. The tensor is missing before the first use of a scaler, or if it is off.
     scale = attribute(scaler, "_scale")
-    return [as_of_now(scale) if isinstance(scale, torch.Tensor) else float(scaler.get_scale())]
+    return as_of_now([scale if isinstance(scale, torch.Tensor) else scaler.get_scale()])
 
 
 def ended(
@@ -84,7 +84,7 @@ def ended(
     are read in one copy, and before `after_step` only where it takes them.
     """
     # The recipe's code may change in place what it gave, after its step.
-    asked = [(as_of_now if recipe.after_step is not None else read_on_host)(number) for number in asked]
+    asked = as_of_now(asked) if recipe.after_step is not None else read_on_host(asked)
     early = shown(sent(asked).read()) if recipe.gives_metrics else None
     follow(recipe, step=step, ends_epoch=ends_epoch, metrics=None if early is None else early.metrics)
     norm = [] if measured is None else [parameter_norm(list(measured))]
