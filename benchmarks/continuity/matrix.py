@@ -50,7 +50,9 @@ class Options:
     clean_seeds: int = 5
     clean_rounds: int = 7
     """Resumes in a row of each clean run."""
-    scripts: Rounds | None = field(default_factory=partial(Rounds, sound=16, alone=3, noisy=90, lost_every=1))
+    scripts: Rounds | None = field(
+        default_factory=partial(Rounds, sound=16, alone=3, alone_every=1, noisy=90, lost_every=1)
+    )
     """How often training scripts as people write them are resumed; None: not at all."""
     level_every: int | None = 1
     """Of so many scripts that lose state one is also tried as a program and in a framework; None: none."""
@@ -65,7 +67,7 @@ class Options:
 def quick(options: Options) -> Options:
     """One seed and one resume point, few kills."""
     fewer: dict[str, Any] = {"seeds": 1, "points": 1, "clean_seeds": 1, "clean_rounds": 2, "kills": 6, "pairs": 100}
-    return replace(options, **fewer, scripts=Rounds(), level_every=8)
+    return replace(options, **fewer, scripts=Rounds(), level_every=12)
 
 
 def measure(options: Options, *, say: Callable[[str], None]) -> dict[str, Any]:

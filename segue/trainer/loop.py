@@ -239,7 +239,13 @@ class TrainingLoop:
     def _step(self, *, counts: bool) -> _OneStep:
         """One step, or none. With `counts=False` it only gives a witness row after the last commit, for a replay."""
         started, before = self._clock.monotonic(), self._progress.samples_seen
-        made = yield from self._due(may_be_late=counts)
+        compares = self._needs_fingerprints
+        norms, may_be_late = compares or self._measures_norms, counts and not compares
+        try:
+            made = yield StepDue(compares, norms, self._check, self._saving.barrier, may_be_late)
+        except Exception as error:
+            self._records.read_before(error, is_alone=self._ranks.count == 1)
+            raise
         if made is None:
             return False
         self._records.read()  # The numbers of the step before, where they came late.
@@ -252,7 +258,7 @@ class TrainingLoop:
         self._context.group.step = step
         self._context.activity.step_done(step)
         if isinstance(made, StepMade) and row is not None:
-            self._records.add(made._replace(row=row))
+            self._records.add(made if row is made.row else made._replace(row=row))
         seconds = self._clock.monotonic() - started
         if counts:
             self._count(made, samples_before=before, seconds=seconds)
@@ -261,22 +267,6 @@ class TrainingLoop:
             if counts:
                 self._rehearsal.begin(state_bytes=self._writer.last_size_bytes or 0)
         return True
-
-    def _due(self, *, may_be_late: bool) -> Generator[StepDue, StepMade | LateStep | None, StepMade | LateStep | None]:
-        """Have a step made; None: there was none to make."""
-        compares = self._needs_fingerprints
-        due = StepDue(
-            needs_fingerprints=compares,
-            needs_norms=compares or self._measures_norms,
-            check=self._check,
-            before_update=self._saving.barrier,
-            may_be_late=may_be_late and not compares,
-        )
-        try:
-            return (yield due)
-        except Exception as error:
-            self._records.read_before(error, is_alone=self._ranks.count == 1)
-            raise
 
     def _count(self, made: StepMade | LateStep, *, samples_before: int, seconds: float) -> None:
         """What follows a step that counts."""

@@ -18,6 +18,6 @@ from benchmarks.continuity.report import trials_of
 
 if __name__ == "__main__":
     asked = [Axis(word) for word in sys.argv[1:]] or list(Axis)
-    made = resumes(asked, rounds=Rounds(), jobs=len(os.sched_getaffinity(0)))
+    made = resumes(asked, rounds=Rounds(alone_every=1), jobs=len(os.sched_getaffinity(0)))
     doubtful = [asdict(each) for each in made if each.is_alarm or each.problem or not (each.is_sound or each.is_named)]
     sys.stdout.write(json.dumps({**figures(trials_of(made)), "doubtful": doubtful}, indent=1) + "\n")

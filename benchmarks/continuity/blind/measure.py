@@ -26,6 +26,8 @@ class Rounds:
     """Resumes in a row of each script that looks suspicious."""
     alone: int = 1
     """The same where each round takes a process of its own."""
+    alone_every: int = 2
+    """Of so many sound scripts of that kind one is resumed at all."""
     noisy: int = 4
     """Clean resumes of each recipe with noise."""
     lost_every: int = 4
@@ -47,7 +49,9 @@ def resumes(
         for number, found in enumerate(_done(together, jobs=jobs), start=1):
             outcomes += found
             say(f"training scripts: {number} of {len(together)}")
-    if apart := [case.name for case in chosen if case.is_alone]:
+    apart = [case.name for case in chosen if case.is_alone and not case.is_sound]
+    sound = [case.name for case in chosen if case.is_alone and case.is_sound]
+    if apart := [*apart, *sound[:: 1 if names is not None else rounds.alone_every]]:
         say(f"training scripts that need processes of their own: {len(apart)}")
         outcomes += run_alone(apart, rounds=rounds.alone, jobs=jobs)
     return outcomes

@@ -43,7 +43,7 @@ _FUNCTIONS: dict[str, tuple[tuple[Any, str], ...]] = {
     "fingerprints of streams": ((live_recipe, "streams_fingerprint"), (LiveRecipe, "prelude")),
     _NORM: ((step, "norm_and_clip"), (step.ParameterOrder, "of")),
     "parameter norm": ((step_result, "parameter_norm"),),
-    "numbers and row": ((step_result, "sent"), (live_recipe, "row_of")),
+    "numbers and row": ((step_result, "on_host"), (step_result, "sent"), (live_recipe, "row_of")),
     "state after the steps": ((LiveRecipe, "state_marks"),) if hasattr(LiveRecipe, "state_marks") else (),
     "anomalies": ((anomalies, "symptom"), (anomalies, "with_loss")),
     "witness rows": ((Witness, "wants"), (Witness, "add"), (Witness, "take_full")),

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import nn
@@ -59,24 +59,27 @@ def spread_again(recipe: Recipe, device: torch.device) -> Recipe:
     return replace(recipe, model=_Replicated(model.module, device))
 
 
-@contextmanager
-def explaining(recipe: str) -> Iterator[None]:
+def explained(step: Callable[..., Any], *, recipe: str) -> Callable[..., Any]:
     """A step of several ranks, in which DDP's refusal of a parameter that is used twice says what to do.
 
     Raises:
         RecipeError: a parameter has two gradients in one backward pass.
     """
-    try:
-        yield
-    except RuntimeError as error:
-        if _USED_TWICE not in str(error):
-            raise
-        why = "a parameter gets two gradients in one backward pass, as under reentrant activation checkpointing."
-        fix = (
-            "call torch.utils.checkpoint.checkpoint(..., use_reentrant=False), or wrap the model in build: "
-            "DistributedDataParallel(model, static_graph=True)."
-        )
-        raise RecipeError(recipe=recipe, why=why, fix=fix) from error
+
+    def made(*args: Any, **options: Any) -> Any:
+        try:
+            return step(*args, **options)
+        except RuntimeError as error:
+            if _USED_TWICE not in str(error):
+                raise
+            why = "a parameter gets two gradients in one backward pass, as under reentrant activation checkpointing."
+            fix = (
+                "call torch.utils.checkpoint.checkpoint(..., use_reentrant=False), or wrap the model in build: "
+                "DistributedDataParallel(model, static_graph=True)."
+            )
+            raise RecipeError(recipe=recipe, why=why, fix=fix) from error
+
+    return made
 
 
 def bare(model: nn.Module) -> nn.Module:

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from typing import Any, Self
 
 import torch
@@ -28,7 +29,7 @@ from segue.records import Finding, Notice, Skip, StateMark
 from segue.spec import MOST_WITNESS_STEPS, RunSpec
 from segue.trainer.ranks.collectives import Ranks
 from segue.trainer.ranks.consensus import combined
-from segue.trainer.ranks.ddp import bare, explaining, parameter_norm, spread, spread_again
+from segue.trainer.ranks.ddp import bare, explained, parameter_norm, spread, spread_again
 from segue.trainer.workloads.base import LateStep, StepDue, StepMade
 from segue.trainer.workloads.components import Component, Progress, Stopper
 from segue.trainer.workloads.epoch_scheduler import refuse_short_schedules, warn_of_epochs
@@ -97,6 +98,9 @@ class LiveRecipe:
         self._name, self._device, self._ranks = spec.recipe_path, device, ranks
         self._is_same_everywhere = same_on_every_rank(self.recipe)
         self._order = ParameterOrder()
+        self._begin: Callable[..., StepBegun] = (
+            explained(begin_step, recipe=spec.recipe_path) if ranks.count > 1 else begin_step
+        )
         self._drawn: Iterator[Group] = iter(())
         self._evaluated: tuple[int, float] | None = None
         """The newest step that was evaluated, and its metric."""
@@ -208,20 +212,15 @@ class LiveRecipe:
         prelude = self.prelude(group, with_fingerprints=due.needs_fingerprints)
         due.check(prelude)
         begun = self._begin_step(group, prelude, before_update=due.before_update, with_norms=due.needs_norms)
-
-        epoch = self.feed.order.epoch_of(group.start)
-
-        def read() -> StepMade:
-            row, metrics = self._read_step(group, prelude, begun)
-            return StepMade(row, group.start, group.samples, group.ids, epoch, metrics)
-
-        def read_alone() -> StepMade:
-            outcome, metrics = begun.read()
-            return StepMade(row_of(prelude, outcome), group.start, group.samples, group.ids, epoch, metrics)
-
         if begun.is_late and due.may_be_late and not self._has_work_after(group):
+            read, read_alone = (partial(self._made, group, prelude, begun, ranks) for ranks in (self._ranks, Ranks()))
             return LateStep(group.start, group.samples, read, read_alone)
-        return read()
+        return self._made(group, prelude, begun, self._ranks)
+
+    def _made(self, group: Group, prelude: Prelude, begun: StepBegun, ranks: Ranks) -> StepMade:
+        """The step, with the numbers of these ranks."""
+        row, metrics = self._read_step(group, prelude, begun, ranks)
+        return StepMade(row, group.start, group.samples, group.ids, self.feed.order.epoch_of(group.start), metrics)
 
     def finish_step(self, made: StepMade, *, evaluating: Callable[[], AbstractContextManager[None]]) -> StepMade:
         """What follows a step that counts: the evaluation that is due, an early stop, the end of an epoch."""
@@ -300,32 +299,33 @@ class LiveRecipe:
         The position does not change.
         """
         begun = self._begin_step(group, prelude, before_update=before_update, with_norms=with_norms)
-        return self._read_step(group, prelude, begun)
+        return self._read_step(group, prelude, begun, self._ranks)
 
     def _begin_step(
         self, group: Group, prelude: Prelude, *, before_update: Callable[[], None], with_norms: bool
     ) -> StepBegun:
         self._metric_schedulers.make_up(self.evaluate)
         self.recipe = spread_again(self.recipe, self._device)
-        with explaining(self._name) if self._ranks.count > 1 else nullcontext():
-            return begin_step(
-                self.recipe,
-                [to_device(content, self._device) for content in group.contents],
-                step=prelude.step,
-                weights=group.weights,
-                ends_epoch=self.feed.order.is_epoch_over(group.start + group.samples),
-                before_update=before_update,
-                with_norms=with_norms,
-                order=self._order,
-            )
+        return self._begin(
+            self.recipe,
+            [to_device(content, self._device) for content in group.contents],
+            step=prelude.step,
+            weights=group.weights,
+            ends_epoch=self.feed.order.is_epoch_over(group.start + group.samples),
+            before_update=before_update,
+            with_norms=with_norms,
+            order=self._order,
+        )
 
-    def _read_step(self, group: Group, prelude: Prelude, begun: StepBegun) -> tuple[StepRow, dict[str, float]]:
-        result = begun.read()
-        if self._ranks.count == 1:
+    def _read_step(
+        self, group: Group, prelude: Prelude, begun: StepBegun, ranks: Ranks
+    ) -> tuple[StepRow, dict[str, float]]:
+        result = begun.result or begun.read()
+        if ranks.count == 1:
             return row_of(prelude, result.outcome), result.parts
         weight = sum(group.weights) / len(group.weights)
         fingerprints = (prelude.input_fingerprint,)
-        outcome, (seen,) = combined(self._ranks, result.outcome, weight=weight, fingerprints=fingerprints)
+        outcome, (seen,) = combined(ranks, result.outcome, weight=weight, fingerprints=fingerprints)
         return row_of(prelude._replace(input_fingerprint=seen), outcome), result.parts
 
     def advance(self, start: int, count: int) -> None:

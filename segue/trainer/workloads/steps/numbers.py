@@ -42,24 +42,27 @@ def sent(numbers: Sequence[Number]) -> Numbers:
     return Numbers(read, is_late=device.type in _WITH_STREAMS)
 
 
-def read_on_host(numbers: Sequence[Number]) -> list[Number]:
-    """The values, but for those that are in the memory of an accelerator."""
-    values = list(numbers)
-    for number, value in enumerate(numbers):
-        if not isinstance(value, torch.Tensor):
-            values[number] = float(value)
-        elif value.device.type == "cpu":
-            values[number] = float(value.item())
+def on_host(numbers: Sequence[Number]) -> list[float] | None:
+    """The values, where none of them is in the memory of an accelerator."""
+    values = []
+    for number in numbers:
+        if isinstance(number, torch.Tensor):
+            if number.device.type != "cpu":
+                return None
+            number = number.item()  # noqa: PLW2901 - once a step, and in every step
+        values.append(float(number))
     return values
 
 
 def as_of_now(numbers: Sequence[Number]) -> list[Number]:
     """The numbers, apart from tensors that may be changed in place. Of sharded ones, all ranks must call this."""
-    values = read_on_host(numbers)
-    for number, value in enumerate(values):
-        if isinstance(value, torch.Tensor):
-            values[number] = whole(value).detach().clone()
-    return values
+    return [number if type(number) is float else _apart(number) for number in numbers]
+
+
+def _apart(number: Number) -> Number:
+    if not isinstance(number, torch.Tensor):
+        return float(number)
+    return float(number.item()) if number.device.type == "cpu" else whole(number).detach().clone()
 
 
 def together(tensors: Sequence[torch.Tensor], device: torch.device) -> torch.Tensor:

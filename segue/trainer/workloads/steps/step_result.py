@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import islice
 from typing import NamedTuple
 
 import torch
@@ -12,7 +13,7 @@ from segue.continuity.witness import StepRow
 from segue.recipe import Recipe
 from segue.trainer.ranks.consensus import Outcome
 from segue.trainer.ranks.ddp import parameter_norm
-from segue.trainer.workloads.steps.numbers import Number, as_of_now, read_on_host, sent
+from segue.trainer.workloads.steps.numbers import Number, as_of_now, on_host, sent
 from segue.user_objects import attribute
 
 
@@ -27,10 +28,19 @@ class StepResult(NamedTuple):
 class StepBegun(NamedTuple):
     """A step that is made, as far as the host is concerned."""
 
-    read: Callable[[], StepResult]
-    """Waits for its numbers."""
-    is_late: bool
-    """Whether an accelerator is still at work on them."""
+    result: StepResult | None
+    """None: its numbers are in the memory of an accelerator."""
+    read_late: Callable[[], StepResult] | None = None
+    """Waits for them, then."""
+    is_late: bool = False
+    """Whether the accelerator may be still at work on them."""
+
+    def read(self) -> StepResult:
+        """Its result; waits for an accelerator."""
+        if self.result is not None:
+            return self.result
+        assert self.read_late is not None
+        return self.read_late()
 
 
 class Shown(NamedTuple):
@@ -76,29 +86,37 @@ def ended(
     ends_epoch: bool,
     rates: Sequence[Number],
     scale: Sequence[Number],
-    measured: Sequence[torch.Tensor] | None,
+    measured: list[torch.Tensor] | None,
 ) -> StepBegun:
     """What follows the update, and the reading of the step's numbers.
 
     `asked` are what `shown` makes of them; `measured`: the parameters whose norm is measured, None for no norm. They
     are read in one copy, and before `after_step` only where it takes them.
     """
-    # The recipe's code may change in place what it gave, after its step.
-    asked = as_of_now(asked) if recipe.after_step is not None else read_on_host(asked)
+    values = on_host(asked)
+    if values is not None:
+        seen = shown(values)
+        follow(recipe, step=step, ends_epoch=ends_epoch, metrics=seen.metrics if recipe.gives_metrics else None)
+        param_norm = None if measured is None else float(parameter_norm(measured))
+        loss_scale = float(scale[0]) if scale else None
+        outcome = Outcome(seen.loss, seen.grad_norm, param_norm, tuple(map(float, rates)), loss_scale)
+        return StepBegun(StepResult(outcome, seen.parts))
+    if recipe.after_step is not None:  # It may change in place what the recipe gave.
+        asked = as_of_now(asked)
     early = shown(sent(asked).read()) if recipe.gives_metrics else None
     follow(recipe, step=step, ends_epoch=ends_epoch, metrics=None if early is None else early.metrics)
-    norm = [] if measured is None else [parameter_norm(list(measured))]
+    norm = [] if measured is None else [parameter_norm(measured)]
     late = sent([*rates, *scale, *norm, *(() if early is not None else asked)])
 
     def read() -> StepResult:
-        values = late.read()
-        lr, values = tuple(values[: len(rates)]), values[len(rates) :]
-        loss_scale, values = (values[0], values[1:]) if scale else (None, values)
-        param_norm, values = (values[0], values[1:]) if norm else (None, values)
-        loss, grad_norm, parts = early if early is not None else shown(values)
-        return StepResult(Outcome(loss, grad_norm, param_norm, lr, loss_scale), parts)
+        found = iter(late.read())
+        own_rates, own_scale = list(islice(found, len(rates))), list(islice(found, len(scale)))
+        param_norm = next(found) if norm else None
+        seen = early if early is not None else shown(list(found))
+        outcome = Outcome(seen.loss, seen.grad_norm, param_norm, tuple(own_rates), own_scale[0] if own_scale else None)
+        return StepResult(outcome, seen.parts)
 
-    return StepBegun(read, late.is_late)
+    return StepBegun(None, read, late.is_late)
 
 
 def follow(recipe: Recipe, *, step: int, ends_epoch: bool, metrics: dict[str, float] | None) -> None:
