@@ -16,6 +16,10 @@ from segue.spec import DataAccess, DataFile, DataSpec, RunSpec
 
 _BLOCK_BYTES = 4 * 2**20
 _DEFAULT = DataAccess()
+_EXTRAS = {"s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs", "az": "azure", "abfs": "azure", "abfss": "azure"}
+"""The extra whose file system reads the URLs of a scheme: s3fs, gcsfs or adlfs."""
+_CLIENTS = ("botocore.", "aiobotocore.", "gcsfs.", "google.", "azure.", "aiohttp.")
+"""Packages below those, whose errors have no type in common with the rest."""
 
 
 def is_remote(path: str) -> bool:
@@ -32,7 +36,7 @@ def checked_copies(data: DataSpec) -> list[Path]:
     Raises:
         DataChangedError: a file has other content than when the run began.
         DataUnreadableError: a file is missing, or could not be read.
-        MissingExtraError: s3fs is not installed.
+        MissingExtraError: the package that reaches such files is not installed.
     """
     return [_checked_copy(file, data) for file in data.files]
 
@@ -44,7 +48,7 @@ def find(pattern: str, access: DataAccess = _DEFAULT) -> list[str]:
 
     Raises:
         DataUnreadableError: what is there could not be listed, or a file's name is not safe to open.
-        MissingExtraError: s3fs is not installed.
+        MissingExtraError: the package that reaches such files is not installed.
     """
     with readable(pattern):
         system = file_system(pattern, access)
@@ -53,7 +57,11 @@ def find(pattern: str, access: DataAccess = _DEFAULT) -> list[str]:
     odd = next((name for name in files if "::" in name), None)
     if odd is not None:  # fsspec would open another file system for it.
         raise DataUnreadableError(path=odd, why="its name contains '::'")
-    return sorted(system.unstrip_protocol(name) if is_remote(pattern) else name for name in files)
+    if not is_remote(pattern):
+        return sorted(files)
+    # With the scheme that was given: adlfs has several, and names only one of them.
+    scheme = pattern.partition("://")[0]
+    return sorted(f"{scheme}://{system.unstrip_protocol(name).partition('://')[2]}" for name in files)
 
 
 def fetch(path: str, access: DataAccess = _DEFAULT) -> tuple[DataFile, Path]:
@@ -61,7 +69,7 @@ def fetch(path: str, access: DataAccess = _DEFAULT) -> tuple[DataFile, Path]:
 
     Raises:
         DataUnreadableError: it is missing, could not be read, or was written to meanwhile.
-        MissingExtraError: s3fs is not installed.
+        MissingExtraError: the package that reaches such files is not installed.
     """
     with readable(path):
         system = file_system(path, access)
@@ -108,7 +116,7 @@ def hash_of(path: str, access: DataAccess = _DEFAULT, *, into: IO[bytes] | None 
 
     Raises:
         DataUnreadableError: it is missing, or could not be read.
-        MissingExtraError: s3fs is not installed.
+        MissingExtraError: the package that reaches such files is not installed.
     """
     hasher = hashlib.sha256()
     with opened(path, access) as source:
@@ -127,7 +135,7 @@ def opened(path: str, access: DataAccess = _DEFAULT) -> Iterator[IO[bytes]]:
 
     Raises:
         DataUnreadableError: it is missing, or could not be read; also where the block finds that out.
-        MissingExtraError: s3fs is not installed.
+        MissingExtraError: the package that reaches such files is not installed.
     """
     with readable(path):
         if not is_remote(path):
@@ -142,17 +150,17 @@ def file_system(path: str, access: DataAccess) -> Any:
     """The fsspec file system of a path.
 
     Raises:
-        MissingExtraError: s3fs is not installed.
+        MissingExtraError: the package that reaches such files is not installed.
     """
+    extra = _EXTRAS.get(path.partition("://")[0])
     try:
         import fsspec
 
-        is_s3 = path.startswith(("s3://", "s3a://"))
-        options = {"endpoint_url": access.endpoint_url} if is_s3 and access.endpoint_url else {}
+        options = {"endpoint_url": access.endpoint_url} if extra == "s3" and access.endpoint_url else {}
         # A process that lives for weeks must see the files that came since.
         return fsspec.url_to_fs(path, use_listings_cache=False, **options)[0]
     except ImportError as error:
-        raise MissingExtraError(extra="s3", needed_for=f"Reading {path}") from error
+        raise MissingExtraError(extra=extra or "s3", needed_for=f"Reading {path}") from error
 
 
 @contextmanager
@@ -163,8 +171,8 @@ def readable(path: str) -> Iterator[None]:
     except (OSError, ValueError) as error:  # fsspec raises a ValueError for a protocol that it does not know.
         raise DataUnreadableError(path=path, why=_why(error)) from error
     except Exception as error:
-        # What botocore raises before a request, such as for missing credentials, has no type in common with the rest.
-        if not type(error).__module__.startswith(("botocore.", "aiobotocore.")):
+        # Such as for missing credentials, before a request.
+        if not type(error).__module__.startswith(_CLIENTS):
             raise
         raise DataUnreadableError(path=path, why=_why(error)) from error
 

@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 from typing import ClassVar
 
 from segue.clock import Clock
+from segue.errors import MetadataServiceError
 from segue.notices.board import NoticeBoard
 from segue.notices.metadata import LINK_LOCAL, NOT_FOUND, OK, UNAUTHORIZED, Answer, MetadataService
 
@@ -19,6 +20,29 @@ _DISABLED_VARIABLE = "AWS_EC2_METADATA_DISABLED"
 _ACTIONS = frozenset({"stop", "terminate", "hibernate"})
 _TOKEN_SECONDS = 21600
 _INSTANCE_ID = re.compile(r"i-[0-9a-f]{8,}")
+
+
+def is_hop_limit_exceeded(environ: Mapping[str, str], *, timeout_seconds: float) -> bool | None:
+    """Whether the service answers, but its tokens do not arrive; None where no service of AWS is to be asked.
+
+    The hop limit holds for the answer with a token alone: other answers reach a container. Source: EC2's user guide,
+    "Configure the instance metadata options", `HttpPutResponseHopLimit`.
+    """
+    if environ.get(_DISABLED_VARIABLE, "").lower() == "true":
+        return None
+    service = MetadataService("AWS", environ.get(_ADDRESS_VARIABLE) or LINK_LOCAL)
+    try:
+        answer = service.request("/latest/meta-data/", headers={}, timeout_seconds=timeout_seconds)
+    except MetadataServiceError:
+        return None
+    if answer.status not in (OK, UNAUTHORIZED):
+        return None  # Other clouds have the same address.
+    lifetime = {"X-aws-ec2-metadata-token-ttl-seconds": "60"}
+    try:
+        service.request("/latest/api/token", method="PUT", headers=lifetime, timeout_seconds=timeout_seconds)
+    except MetadataServiceError:
+        return True
+    return False
 
 
 class AwsWatcher:

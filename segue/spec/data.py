@@ -18,7 +18,7 @@ class DataFile(FiniteValue):
 
 
 class DataAccess(FiniteValue):
-    """How files are reached. It never holds credentials; s3fs finds them as boto3 does."""
+    """How files are reached. It never holds credentials; s3fs, gcsfs and adlfs find them in the environment."""
 
     endpoint_url: str | None = Field(
         None, pattern=r"^https?://[^/\s]+", description="S3 endpoint of s3:// files, e.g. http://127.0.0.1:9000."

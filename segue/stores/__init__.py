@@ -1,11 +1,11 @@
-"""Stores of bytes: a local folder or an S3 bucket, behind one small contract."""
+"""Stores of bytes: a local folder, or a bucket on S3, Google Cloud or Azure, behind one small contract."""
 
 from __future__ import annotations
 
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING
-from urllib.parse import unquote, urlsplit
+from urllib.parse import SplitResult, unquote, urlsplit
 
 from segue.credentials import holds_credentials, masked
 from segue.errors import StoreUnreachableError
@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:")
 """One letter would be a Windows drive."""
+
+PLACES = "folder, file:///folder, s3://bucket/prefix, gs://bucket/prefix or az://container/prefix"
+"""What the URL of a store can be, for messages."""
 
 __all__ = ["LocalStore", "ObjectInfo", "Store", "StoreReadError", "StoreWriteError", "is_url", "open_store", "open_url"]
 
@@ -42,20 +45,40 @@ def open_url(url: str, *, endpoint_url: str | None = None, region: str | None = 
     if not is_url(url):
         return LocalStore(Path(url))
     parts = urlsplit(url)
-    fix = "give a folder, file:///folder or s3://bucket/prefix."
+    fix = f"give a {PLACES}."
     if "@" in parts.netloc or any(holds_credentials(given) for given in (url, endpoint_url or "")):
         # The text before the @ may be a secret, and a store's URL is part of every message.
-        why = "the URL and the endpoint may not contain credentials; boto3 finds them."
+        why = "the URL and the endpoint may not contain credentials; they come from the environment."
         raise StoreUnreachableError(url=masked(url), why=why, fix=fix)
-    if parts.scheme not in {"s3", "file"}:
+    if parts.scheme not in {"file", "s3", "gs", "az"}:
         raise StoreUnreachableError(url=url, why=f"{parts.scheme}:// is not a supported kind of store.", fix=fix)
     if not url.startswith(f"{url.partition(':')[0]}://"):
         why = f"{parts.scheme}: must be followed by two slashes."
         raise StoreUnreachableError(url=url, why=why, fix=f"{fix[:-1]}; a folder of that name is ./{url}")
-    if parts.scheme == "s3":
+    if parts.scheme == "file":
+        return _folder(parts, url, fix=fix)
+    return _bucket(parts.scheme, url, endpoint_url=endpoint_url, region=region)
+
+
+def _bucket(scheme: str, url: str, *, endpoint_url: str | None, region: str | None) -> Store:
+    """The store in a bucket. Each kind is imported where it is asked for: it needs an extra of its own."""
+    if scheme == "s3":
         from segue.stores import s3
 
         return s3.from_url(url, endpoint_url=endpoint_url, region=region)
+    if region is not None:
+        why = f"{scheme}:// has no region: a bucket's location is known to its cloud; only s3:// has one."
+        raise StoreUnreachableError(url=url, why=why, fix="leave out [store] region.")
+    if scheme == "gs":
+        from segue.stores import gcs
+
+        return gcs.from_url(url, endpoint_url=endpoint_url)
+    from segue.stores import azure
+
+    return azure.from_url(url, endpoint_url=endpoint_url)
+
+
+def _folder(parts: SplitResult, url: str, *, fix: str) -> LocalStore:
     if parts.netloc not in {"", "localhost"}:
         why = f"{parts.netloc!r} is the name of a machine in this URL, not a folder."
         raise StoreUnreachableError(url=url, why=why, fix=fix)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 import uuid
-from typing import NamedTuple, Protocol
+from datetime import datetime
+from typing import NamedTuple, Protocol, runtime_checkable
 
 from segue.errors import BadKeyError, MissingObjectError, StoreError, StoreUnreachableError
 
@@ -117,7 +118,7 @@ class Store(Protocol):
     def list_objects(self, prefix: str, *, after: str | None = None) -> list[ObjectInfo]:
         """All objects below a prefix that ends with '/', sorted by key; the empty prefix lists all.
 
-        With `after`, only those whose keys are greater; what comes before them costs nothing.
+        With `after`, only those whose keys are greater; what comes before them costs nothing, except on Azure.
 
         Objects of other programs, whose names cannot be keys of a store, are skipped.
 
@@ -145,7 +146,8 @@ class Store(Protocol):
     def drop_unfinished(self, prefix: str) -> None:
         """Remove unfinished writes of dead writers below a prefix that ends with '/': bytes that no reader can see.
 
-        A writer that is still alive gets a StoreWriteError and may retry.
+        A writer that is still alive gets a StoreWriteError and may retry. On Azure nothing is removed: what was not
+        committed cannot be, and expires after a week by itself.
 
         Raises:
             StoreReadError, StoreWriteError: some of it may still be there.
@@ -157,6 +159,41 @@ class Store(Protocol):
 
         Raises:
             StoreUnreachableError: with the reason and the fix.
+        """
+        ...
+
+
+@runtime_checkable
+class Examinable(Protocol):
+    """A store that can say more about itself than the contract asks for."""
+
+    def reach(self) -> None:
+        """Ask whether it is there, whatever rights there are in it. Answers within seconds.
+
+        Raises:
+            StoreUnreachableError: with the reason and the fix.
+        """
+        ...
+
+    def modified_at(self, key: str) -> datetime:
+        """When an object was written, by the clock of the store; some count whole seconds.
+
+        Raises:
+            MissingObjectError: there is none.
+            StoreReadError: the store could not be read.
+        """
+        ...
+
+
+@runtime_checkable
+class HasRules(Protocol):
+    """A store that shows what else than segue removes its objects. Not every kind of store can."""
+
+    def removed_by(self) -> str | None:
+        """What removes objects that nobody deletes, as far as can be seen; None where nothing does.
+
+        Raises:
+            StoreReadError: its rules could not be read.
         """
         ...
 
@@ -196,13 +233,43 @@ def checked_range(start: int, length: int) -> tuple[int, int]:
     return start, length
 
 
+def put_new(store: Store, key: str, data: bytes) -> bool:
+    """Whether `put_if_absent` created the object, also where its answer was lost and a retry found its own bytes.
+
+    `data` must be bytes that no other writer has.
+
+    Raises:
+        StoreWriteError, StoreReadError, MissingObjectError: it is not known.
+    """
+    return store.put_if_absent(key, data) or store.get(key) == data
+
+
 def check_by_writing(store: Store) -> None:
-    """The check that every store shares: of two puts to one new key, exactly one must succeed."""
+    """The check that every store shares: of two puts to one new key, exactly one must succeed. It leaves no object."""
     key = f".segue-check/{uuid.uuid4().hex}"
     try:
-        first, second = store.put_if_absent(key, b"first"), store.put_if_absent(key, b"second")
-        found = store.get(key)
+        _require_one_winner(store, key)
+    finally:
+        refused = _refused_deletion(store, key)
+    if refused is not None:
+        why = f"its objects cannot be deleted ({refused.why}); {key} stays."
+        raise StoreUnreachableError(url=store.url, why=why, fix="ask for the right to delete there.")
+
+
+def _refused_deletion(store: Store, key: str) -> StoreWriteError | None:
+    try:
         store.delete([key])
+    except StoreWriteError as error:
+        return error
+    return None
+
+
+def _require_one_winner(store: Store, key: str) -> None:
+    first = uuid.uuid4().hex.encode()
+    try:
+        is_created = put_new(store, key, first)
+        is_replaced = store.put_if_absent(key, b"second")
+        is_kept = store.get(key) == first
     except StoreWriteError as error:
         fix = "give a place you may write to, or ask for write access."
         raise StoreUnreachableError(url=store.url, why=f"it cannot be written ({error.why}).", fix=fix) from None
@@ -215,9 +282,9 @@ def check_by_writing(store: Store) -> None:
             why="an object that was just written is missing, so the run's log cannot be kept there.",
             fix="use a store that reads back what was written.",
         ) from None
-    if (first, second, found) != (True, False, b"first"):
+    if not is_created or is_replaced or not is_kept:
         raise StoreUnreachableError(
             url=store.url,
-            why="a put with `If-None-Match: *` overwrote an object, so the run's log cannot be kept there.",
-            fix="use AWS S3, a store with conditional puts, or a folder.",
+            why="a put on the condition that no object is there overwrote one, so the run's log cannot be kept there.",
+            fix="use AWS S3, Google Cloud, Azure, another store with conditional puts, or a folder.",
         )

@@ -8,6 +8,7 @@ import stat
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Self
 
@@ -29,6 +30,7 @@ from segue.stores.base import (
 _LARGE_BYTES = 2**20
 """From this size on a durable object is written without the page cache."""
 
+_IN_MEMORY = ("tmpfs", "ramfs")
 _TRIES = 100
 """How often a folder that other processes remove as empty is created again before that counts as an error."""
 
@@ -165,6 +167,17 @@ class LocalStore:
         self.create()
         check_by_writing(self)
 
+    def reach(self) -> None:
+        self.create()
+
+    def modified_at(self, key: str) -> datetime:
+        with self._reading(key):
+            return datetime.fromtimestamp(self._path(key).stat().st_mtime, UTC)
+
+    def removed_by(self) -> str | None:
+        kind = _file_system(self.root)
+        return f"the folder is on {kind}, which a restart of the machine empties" if kind in _IN_MEMORY else None
+
     def _path(self, key: str) -> Path:
         return self.root / checked_key(key)
 
@@ -248,6 +261,17 @@ def _write_small(path: Path, data: bytes | memoryview, *, durable: bool) -> None
         if durable:
             file.flush()
             os.fsync(file.fileno())
+
+
+def _file_system(folder: Path) -> str:
+    """The kind of the file system that a folder is on; empty where the system does not say."""
+    try:
+        lines = [line.split(" ") for line in Path("/proc/self/mounts").read_text().splitlines()]
+    except OSError:
+        return ""
+    places = ((Path(words[1].replace("\\040", " ")), words[2]) for words in lines)
+    above = [(len(place.parts), kind) for place, kind in places if folder.resolve().is_relative_to(place)]
+    return max(above, default=(0, ""))[1]
 
 
 def _raise_unless_gone(error: OSError) -> None:

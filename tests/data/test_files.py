@@ -84,6 +84,7 @@ def test_an_object_that_has_changed_is_refused_and_leaves_no_copy(bucket, tmp_pa
     assert [path.name for path in folder.iterdir() if path.suffix != ".lock"] == []
 
 
+@pytest.mark.matrix
 def test_a_bucket_that_cannot_be_reached_is_worth_a_retry(aws_keys, tmp_path):
     file = described("s3://lake/may.csv", b"")
     data = spec_of(file, endpoint_url="http://127.0.0.1:9", cache_folder=str(tmp_path))
@@ -98,6 +99,7 @@ def write_frame(path: Path, seed: int) -> bytes:
     return path.read_bytes()
 
 
+@pytest.mark.matrix
 def test_a_run_refuses_a_file_that_changed_between_segments_and_goes_on_when_it_is_back(
     fork_server, make_spec, open_log, tmp_path
 ):

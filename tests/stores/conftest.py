@@ -1,4 +1,4 @@
-"""Real stores to test against: a folder, moto's server, Ceph's radosgw, and a wire to S3 that can be tampered with."""
+"""Stores to test against: a folder, servers of three clouds' protocols, and a wire that can be tampered with."""
 
 from __future__ import annotations
 
@@ -28,13 +28,17 @@ import pytest
 
 from segue.spec import StoreSpec
 from segue.stores import Store, open_store
+from tests.support.clouds import azurite as azure
+from tests.support.clouds.gcs import FakeGcs
 
 ACCESS_KEY, SECRET_KEY = "test", "testtest"
+BUCKET = "models"
+"""Of the fake GCS and of Azurite, which live as long as the session; moto and radosgw have a new one each."""
 RADOSGW_URL = "http://127.0.0.1:4405"
 RADOSGW_PORTS = (4405, 4410)
 MOTO = "import sys; sys.setswitchinterval(60); from moto.server import main; main(['-H', '127.0.0.1', '-p', '0'])"
 """Its put-if-absent looks first and puts then: a switch of threads in between would let both of two writers win."""
-PLACES = ("local", "moto", pytest.param("radosgw", marks=(pytest.mark.radosgw, pytest.mark.matrix)))
+PLACES = ("local", "moto", "gcs", "azurite", pytest.param("radosgw", marks=(pytest.mark.radosgw, pytest.mark.matrix)))
 
 
 @pytest.fixture(scope="session")
@@ -115,13 +119,62 @@ def _is_up(script: Path, state: Path, environment: dict[str, str]) -> bool:
     return up.returncode == 0
 
 
+@pytest.fixture(scope="session")
+def gcs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FakeGcs]:
+    """A fake of Google Cloud Storage, and a key file for it in the environment; no way to the real one."""
+    folder = tmp_path_factory.mktemp("gcs")
+    with FakeGcs().serving() as server, pytest.MonkeyPatch.context() as patch:
+        for name in [name for name in os.environ if name.startswith("GOOGLE_")]:
+            patch.delenv(name)
+        patch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(server.write_key(folder / "key.json")))
+        patch.setenv("CLOUDSDK_CONFIG", str(folder / "none"))
+        patch.setenv("NO_GCE_CHECK", "true")
+        # Of gcsfs, which otherwise asks by gRPC of which kind a bucket is, and waits a minute for the answer.
+        patch.setenv("GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT", "false")
+        patch.setenv("STORAGE_EMULATOR_HOST", server.url)
+        yield server
+
+
+@pytest.fixture(scope="session")
+def gcs_url(gcs: FakeGcs) -> str:
+    return gcs.url
+
+
+@pytest.fixture(scope="session")
+def azurite_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The endpoint of Azurite, and its well-known key in the environment; no way to a real account."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name in [name for name in os.environ if name.startswith("AZURE_")]:
+            patch.delenv(name)
+        patch.setenv("AZURE_STORAGE_ACCOUNT_KEY", azure.KEY)
+        # Where a managed identity would be asked for a token.
+        patch.setenv("AZURE_MSI_ENDPOINT", "http://127.0.0.1:9/msi")
+        with azure.serving(tmp_path_factory.mktemp("azurite") / "output") as endpoint_url:
+            # Of adlfs, which takes no other endpoint with http://.
+            patch.setenv("AZURE_STORAGE_CONNECTION_STRING", azure.connection_string(endpoint_url))
+            yield endpoint_url
+
+
 @pytest.fixture
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> StoreSpec:
     """A fresh store of the kind that the test's parameter names."""
     if request.param == "local":
         return StoreSpec(url=str(tmp_path / "store"))
-    endpoint_url = request.getfixturevalue(f"{request.param}_url")
-    return StoreSpec(url=f"{bucket_at(endpoint_url)}/{uuid.uuid4().hex}/pre fix", endpoint_url=endpoint_url)
+    return place_at(request, request.param, prefix=f"{uuid.uuid4().hex}/pre fix")
+
+
+def place_at(request: pytest.FixtureRequest, server: str, *, prefix: str) -> StoreSpec:
+    """A prefix of a bucket on one of the servers, which is started if it is not up."""
+    endpoint_url = request.getfixturevalue(f"{server}_url")
+    if server == "gcs":
+        request.getfixturevalue("gcs").buckets.create(BUCKET)
+        bucket = f"gs://{BUCKET}"
+    elif server == "azurite":
+        azure.create_container(endpoint_url, BUCKET)
+        bucket = f"az://{BUCKET}"
+    else:
+        bucket = bucket_at(endpoint_url)
+    return StoreSpec(url=f"{bucket}/{prefix}", endpoint_url=endpoint_url)
 
 
 @pytest.fixture

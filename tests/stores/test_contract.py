@@ -1,4 +1,4 @@
-"""What every store promises, held against a folder and two S3 servers that share no code."""
+"""What every store promises, held against a folder and servers of three clouds' protocols that share no code."""
 
 from __future__ import annotations
 
@@ -163,6 +163,7 @@ def test_twenty_megabytes_come_back_byte_for_byte(store: Store) -> None:
     assert b"".join(parts) == blob
 
 
+@pytest.mark.matrix
 def test_a_listing_longer_than_a_page_is_whole(store: Store) -> None:
     names = [f"run/log/{number:08d}.json" for number in range(1100)]
     with ThreadPoolExecutor(8) as pool:
@@ -186,6 +187,23 @@ def test_of_two_racing_writers_exactly_one_wins_each_slot(store: Store, place: S
     for lane, (one, _) in enumerate(lanes):
         for slot in range(0, slots_a_lane, 10):
             assert store.get(slot_key(lane, slot)) == (b"writer 0" if one[slot] else b"writer 1")
+
+
+RACERS = 16
+
+
+def test_of_sixteen_racers_for_one_key_exactly_one_wins(store: Store, place: StoreSpec) -> None:
+    start = threading.Barrier(RACERS)
+
+    def run(number: int) -> bool:
+        own = open_store(place)
+        start.wait()
+        return own.put_if_absent("race/slot", f"racer {number}".encode())
+
+    with ThreadPoolExecutor(RACERS) as pool:
+        wins = list(pool.map(run, range(RACERS)))
+    assert wins.count(True) == 1
+    assert store.get("race/slot") == f"racer {wins.index(True)}".encode()
 
 
 def slot_key(lane: int, slot: int) -> str:

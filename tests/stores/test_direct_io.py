@@ -67,6 +67,7 @@ def test_what_is_written_is_what_a_plain_read_finds(folder: Path, size_bytes: in
     assert (folder / "file").read_bytes() == data
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("shift", [0, 512])
 @pytest.mark.parametrize("size_bytes", [WRITE_BYTES, WRITE_BYTES + 1, 2 * WRITE_BYTES + PAGE_BYTES + 13])
 def test_what_takes_several_writes_is_whole_too(folder: Path, size_bytes: int, shift: int) -> None:

@@ -108,6 +108,9 @@ def use(store: Store) -> None:
     write_parent(store, record)
     assert read_parent(store, run) is not None
     remove_parent(store, record)
+    rehearsed = ".segue-doctor-0123/rehearsal/log/00000000.json"
+    store.put_if_absent(rehearsed, b"{}")
+    store.delete([rehearsed])
 
 
 def _leave_unfinished(store: Any, key: str) -> None:

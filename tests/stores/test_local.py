@@ -266,11 +266,11 @@ def test_urls_of_folders_name_the_folder(tmp_path: Path, monkeypatch: pytest.Mon
 
 @pytest.mark.parametrize(
     "url",
-    ["file://relative/store", "gs://bucket/x", "https://host/x", "file://me:pass@host/x", "gs:bucket", "runs:2026/x"],
+    ["file://relative/store", "hdfs://bucket/x", "https://host/x", "file://me:pass@host/x", "gs:bucket", "runs:2026/x"],
 )
 def test_other_urls_are_refused_with_the_fix_and_without_their_secret(url: str) -> None:
     with pytest.raises(
-        StoreUnreachableError, match=r"Fix: give a folder, file:///folder or s3://bucket/prefix\."
+        StoreUnreachableError, match=r"Fix: give a folder, file:///folder, s3://bucket/prefix, gs://"
     ) as raised:
         open_store(url)
     assert "pass" not in str(raised.value)

@@ -25,7 +25,7 @@ from segue.runlog.entries import QuarantineEntry, encode
 from segue.runlog.log import RunLog
 from segue.runlog.packs import PACK_SLOTS
 from segue.spec import RunSpec, StoreSpec
-from segue.stores import ObjectInfo, StoreReadError, StoreWriteError, open_store, s3
+from segue.stores import ObjectInfo, StoreReadError, StoreWriteError, objects, open_store
 from segue.stores.base import check_by_writing
 from segue.stores.s3 import S3Store
 from tests.flows.test_runs import until
@@ -103,7 +103,7 @@ def test_an_endpoint_without_a_server_is_reported_as_not_answering(aws_keys: Non
 
 
 def test_a_server_that_dies_while_in_use_fails_reads_and_writes(wire: Wire, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(s3._RETRY, "max_retries", 1)
+    monkeypatch.setitem(objects.RETRY, "max_retries", 1)
     store = open_store(StoreSpec(url=bucket_at(wire.url), endpoint_url=wire.url))
     store.put("dies/a", b"x")
     wire.observer = lambda request: True
@@ -172,8 +172,8 @@ def test_a_server_that_ignores_if_none_match_is_refused(wire: Wire) -> None:
     bucket = bucket_at(wire.url)
     wire.observer = ignore
     error = refusal(bucket, wire.url)
-    assert "`If-None-Match: *` overwrote an object" in str(error)
-    assert "use AWS S3, a store with conditional puts, or a folder" in str(error)
+    assert "a put on the condition that no object is there overwrote one" in str(error)
+    assert "another store with conditional puts, or a folder" in str(error)
 
 
 class Careless:

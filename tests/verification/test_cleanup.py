@@ -61,6 +61,7 @@ def test_checkpoints_go_and_logs_stay_until_the_next_one_has_passed(train):
     assert objects(store, second.disturbed, "log"), "a second call changes nothing"
 
 
+@pytest.mark.matrix
 def test_one_that_did_not_pass_keeps_everything_also_when_a_later_one_passes(train):
     bad, good = red(), sound(slot=SLOT + WEEK)
     store = train(bad)

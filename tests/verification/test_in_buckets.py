@@ -1,11 +1,10 @@
-"""Drills and disturbances on S3: requests, records and cleanup through a remote store."""
+"""Drills and disturbances in buckets: requests, records and cleanup through a remote store."""
 
 from __future__ import annotations
 
 import time
 import uuid
 
-import boto3
 import pytest
 
 from segue.clock import SystemClock
@@ -19,22 +18,21 @@ from segue.verification.disturber import Disturber, disturbing
 from segue.verification.moments import Moment
 from segue.verification.verifications import VerificationsLog
 from tests.controller.test_supervision import Segment
-from tests.stores.conftest import aws_keys, moto_url
+from tests.stores.conftest import aws_keys, azurite_url, gcs, gcs_url, moto_url, place_at
 from tests.verification.drills import KILL, NOTICE, sound
 
-__all__ = ["aws_keys", "moto_url"]
+__all__ = ["aws_keys", "azurite_url", "gcs", "gcs_url", "moto_url"]
 
 pytestmark = pytest.mark.matrix
 LASTS = {"steps": 100_000, "config": {"pause_seconds": 0.01}, "checkpoints": {"every_steps": 50}}
 
 
 @pytest.fixture
-def bucket(moto_url: str) -> StoreSpec:
-    name = f"drills-{uuid.uuid4().hex[:8]}"
-    boto3.client("s3", endpoint_url=moto_url).create_bucket(Bucket=name)
-    return StoreSpec(url=f"s3://{name}/models", endpoint_url=moto_url)
+def bucket(request: pytest.FixtureRequest) -> StoreSpec:
+    return place_at(request, getattr(request, "param", "moto"), prefix=f"drills-{uuid.uuid4().hex[:8]}")
 
 
+@pytest.mark.parametrize("bucket", ["moto", "gcs", "azurite"], indirect=True)
 def test_a_drill_in_a_bucket_passes_and_leaves_nothing_there(make_spec, bucket):
     report = drill_spec(make_spec(steps=60), kills=1, store=bucket)
     assert (report.passed, report.kills, report.kept) == (True, 1, None), report

@@ -1,0 +1,21 @@
+"""Lifecycle rules of a bucket, as S3 returns them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+
+def removes(rule: Mapping[str, Any], prefix: str) -> bool:
+    """Whether a rule deletes objects below the prefix, or moves them to where they are not read at once. Pure.
+
+    Source: `GetBucketLifecycleConfiguration` of the S3 API. Rules about unfinished uploads and older
+    versions do no harm.
+    """
+    condition = rule.get("Filter", {})
+    both = condition.get("And", {})
+    has_tags = "Tag" in condition or bool(both.get("Tags"))  # segue sets none.
+    of = rule.get("Prefix") or condition.get("Prefix") or both.get("Prefix") or ""
+    acts = bool(rule.get("Expiration", {}).keys() & {"Days", "Date"}) or bool(rule.get("Transitions"))
+    overlaps = prefix.startswith(of) or of.startswith(prefix)
+    return rule.get("Status") == "Enabled" and not has_tags and acts and overlaps

@@ -1,0 +1,308 @@
+"""What stores in a bucket share, whatever the cloud: obstore moves the bytes, and its errors become a store's."""
+
+from __future__ import annotations
+
+import uuid
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, suppress
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
+from urllib.parse import urlsplit
+
+import obstore
+import obstore.exceptions
+
+from segue.errors import MissingObjectError, StoreError, StoreUnreachableError
+from segue.stores.base import (
+    ObjectInfo,
+    StoreReadError,
+    StoreWriteError,
+    check_by_writing,
+    checked_key,
+    checked_range,
+    is_key,
+)
+
+if TYPE_CHECKING:
+    from obstore.store import ClientConfig, RetryConfig
+    from obstore.store import ObjectStore as Obstore
+
+RETRY: RetryConfig = {"max_retries": 8, "retry_timeout": timedelta(seconds=60)}
+_FEW_RETRIES: RetryConfig = {"max_retries": 1, "retry_timeout": timedelta(seconds=10)}
+"""Of the check: a person waits for its answer."""
+CONNECT_TIMEOUT = timedelta(seconds=5)
+_CLIENT_TIMEOUT = timedelta(seconds=60)
+_PART_BYTES = 16 * 2**20
+_PARTS_AT_ONCE = 8
+_MOST_PARTS = 9_000
+"""S3 and GCS take 10,000, Azure 50,000."""
+_LOOPBACK = ("localhost", "127.0.0.1", "::1")
+
+
+class Place(NamedTuple):
+    """What the URL of a store in a bucket names."""
+
+    bucket: str
+    prefix: str
+
+
+def place_of(url: str, *, form: str) -> Place:
+    """The bucket and the prefix of a URL that has this form, such as s3://bucket/prefix.
+
+    Raises:
+        StoreUnreachableError: the URL is more or less than that.
+    """
+    parts = urlsplit(url)
+    fix = f"write it as {form}."
+    if not parts.netloc:
+        holder = urlsplit(form).netloc
+        raise StoreUnreachableError(url=url, why=f"the URL has no {holder}.", fix=fix)
+    if parts.query or parts.fragment:
+        raise StoreUnreachableError(url=url, why="the URL has a '?' or '#' after the prefix.", fix=fix)
+    return Place(parts.netloc, parts.path)
+
+
+def is_payload_exposed(endpoint_url: str | None) -> bool:
+    """Whether someone on the network path could read a request and change its bytes. Loopback has no such path."""
+    if endpoint_url is None:
+        return False
+    parts = urlsplit(endpoint_url)
+    return parts.scheme == "http" and parts.hostname not in _LOOPBACK
+
+
+def checked_endpoint(url: str, endpoint_url: str | None) -> str | None:
+    """The endpoint, if requests of a cloud whose signatures do not cover the bytes may travel to it.
+
+    Raises:
+        StoreUnreachableError: it is no URL, or `http://` and not on this machine.
+    """
+    if endpoint_url is not None and not endpoint_url.startswith(("http://", "https://")):
+        fix = "write it with https://."
+        raise StoreUnreachableError(url=url, why=f"the endpoint {endpoint_url!r} is not a URL.", fix=fix)
+    if is_payload_exposed(endpoint_url):
+        raise StoreUnreachableError(
+            url=url,
+            why=f"on the way to {endpoint_url} others could read the credentials and change the bytes.",
+            fix="give the endpoint with https://; http:// is for servers on 127.0.0.1.",
+        )
+    return endpoint_url
+
+
+def client_options(endpoint_url: str | None) -> ClientConfig:
+    """obstore's settings for requests to an endpoint."""
+    options: ClientConfig = {"timeout": _CLIENT_TIMEOUT, "connect_timeout": CONNECT_TIMEOUT}
+    if endpoint_url is not None:
+        options["allow_http"] = urlsplit(endpoint_url).scheme == "http"
+    return options
+
+
+class ObjectStore(ABC):
+    """Objects below `bucket/prefix`. A subclass says how its cloud is reached.
+
+    `put_if_absent` is a single conditional PUT and nothing else: not every store honours conditional multipart
+    uploads, and updates under a condition differ between stores.
+    """
+
+    scheme: ClassVar[str]
+    holder: ClassVar[str] = "bucket"
+    """What holds the objects, in the cloud's own word."""
+    cloud: ClassVar[str]
+    """Where it is without an endpoint."""
+    variables: ClassVar[str]
+    """Names of the variables that obstore reads."""
+
+    def __init__(self, *, bucket: str, prefix: str, endpoint_url: str | None) -> None:
+        self.bucket, self.prefix = bucket, prefix.strip("/")
+        self._endpoint_url = endpoint_url
+        try:
+            self._store = self._opened(RETRY)
+        except ValueError:
+            why, fix = f"{self.prefix!r} cannot be a prefix.", "use plain folder names between single slashes."
+            raise StoreUnreachableError(url=self.url, why=why, fix=fix) from None
+        except obstore.exceptions.BaseError:
+            # Its words are not passed on: they may quote a key.
+            why, fix = f"a setting for {self.cloud} in the environment is wrong.", f"check {self.variables}."
+            raise StoreUnreachableError(url=self.url, why=why, fix=fix) from None
+
+    @abstractmethod
+    def _opened(self, retry: RetryConfig) -> Obstore:
+        """The bucket in obstore. Nothing is requested yet.
+
+        Raises:
+            ValueError: the prefix cannot be one.
+            obstore.exceptions.BaseError: a variable in the environment has a wrong value.
+        """
+
+    @property
+    def url(self) -> str:
+        return "/".join(part for part in (f"{self.scheme}://{self.bucket}", self.prefix) if part)
+
+    @property
+    def is_remote(self) -> bool:
+        return True
+
+    def put_if_absent(self, key: str, data: bytes) -> bool:
+        with self._writing(key):
+            try:
+                obstore.put(self._store, checked_key(key), data, mode="create", use_multipart=False)
+            except obstore.exceptions.AlreadyExistsError:
+                return False
+        return True
+
+    def put(self, key: str, data: bytes | memoryview, *, durable: bool = True) -> None:
+        data = memoryview(data).cast("B")
+        part_bytes = max(_PART_BYTES, -(-len(data) // _MOST_PARTS))
+        with self._writing(key):
+            obstore.put(self._store, checked_key(key), data, chunk_size=part_bytes, max_concurrency=_PARTS_AT_ONCE)
+
+    def get(self, key: str) -> bytes:
+        with self._reading(key):
+            return bytes(obstore.get(self._store, checked_key(key)).bytes())
+
+    def get_range(self, key: str, start: int, length: int) -> bytes:
+        start, length = checked_range(start, length)
+        if length == 0:  # HTTP has no empty range.
+            self.size(key)
+            return b""
+        try:
+            with self._reading(key):
+                return bytes(obstore.get_range(self._store, checked_key(key), start=start, length=length))
+        except StoreReadError:
+            # A range that starts at the object's end is refused (416); only the size tells that apart from a failure.
+            if start < self.size(key):
+                raise
+            return b""
+
+    def read_into(self, key: str, start: int, into: memoryview) -> int:
+        data = self.get_range(key, start, len(into))
+        into[: len(data)] = data
+        return len(data)
+
+    def size(self, key: str) -> int:
+        with self._reading(key):
+            return int(obstore.head(self._store, checked_key(key))["size"])
+
+    def modified_at(self, key: str) -> datetime:
+        with self._reading(key):
+            return obstore.head(self._store, checked_key(key))["last_modified"]
+
+    def list_objects(self, prefix: str, *, after: str | None = None) -> list[ObjectInfo]:
+        folder = checked_key(prefix.rstrip("/")) if prefix else None
+        with self._reading(prefix or "/"):
+            found = [item for page in obstore.list(self._store, folder, offset=after) for item in page]
+        # Consoles create an empty object for a folder; it is listed under the folder's own name.
+        below = f"{folder}/" if folder else ""
+        keys = ((item["path"], int(item["size"])) for item in found if item["path"].startswith(below))
+        return sorted(ObjectInfo(key, size) for key, size in keys if is_key(key) and key > (after or ""))
+
+    def folders(self) -> list[str]:
+        with self._reading("/"):
+            prefixes = obstore.list_with_delimiter(self._store)["common_prefixes"]
+        names = (prefix.rstrip("/").rsplit("/", 1)[-1] for prefix in prefixes)
+        return sorted(name for name in names if not name.startswith("."))
+
+    def delete(self, keys: list[str]) -> None:
+        for key in keys:
+            with self._writing(key), suppress(FileNotFoundError):  # obstore's NotFoundError is one; gone is gone.
+                obstore.delete(self._store, checked_key(key))
+
+    @abstractmethod
+    def drop_unfinished(self, prefix: str) -> None: ...
+
+    def _unfinished_below(self, prefix: str) -> str:
+        """The prefix in the bucket below which `drop_unfinished` looks."""
+        return "/".join(part for part in (self.prefix, f"{checked_key(prefix.rstrip('/'))}/") if part)
+
+    def check(self) -> None:
+        error = self._first_write(self._opened(_FEW_RETRIES))
+        if error is not None:
+            raise self._unreachable(error)
+        check_by_writing(self)
+
+    def reach(self) -> None:
+        store = self._opened(_FEW_RETRIES)
+        try:
+            next(iter(obstore.list(store, chunk_size=1)), None)
+            error = None
+        except (obstore.exceptions.BaseError, FileNotFoundError):
+            # A listing that fails does not tell a missing right from a missing bucket. A write does.
+            error = self._first_write(store)
+        if error is not None and not isinstance(error, obstore.exceptions.PermissionDeniedError):
+            raise self._unreachable(error)
+
+    def _first_write(self, store: Obstore) -> Exception | None:
+        """What went wrong when a new object was put; it is removed again."""
+        key = f".segue-check/{uuid.uuid4().hex}"
+        try:
+            with suppress(obstore.exceptions.AlreadyExistsError):  # It is this one: only its first answer was lost.
+                obstore.put(store, key, b"", mode="create", use_multipart=False)
+        except (obstore.exceptions.BaseError, FileNotFoundError) as error:
+            return error
+        finally:
+            with suppress(obstore.exceptions.BaseError, FileNotFoundError):
+                obstore.delete(store, key)
+        return None
+
+    def _unreachable(self, error: Exception) -> StoreUnreachableError:
+        """Why the first request of the check failed."""
+        if isinstance(error, FileNotFoundError):
+            return self.missing_bucket()
+        if isinstance(error, obstore.exceptions.PermissionDeniedError | obstore.exceptions.UnauthenticatedError):
+            return self.denied_bucket("and their roles in it")
+        return StoreUnreachableError(
+            url=self.url,
+            why=f"the first write failed ({_cause(error)}).",
+            fix=f"check the {self.holder}'s name, the endpoint ({self._endpoint_url or self.cloud}) and the network.",
+        )
+
+    def missing_bucket(self) -> StoreUnreachableError:
+        why, fix = f"there is no {self.holder} {self.bucket!r}.", "create it, or correct [store] url."
+        return StoreUnreachableError(url=self.url, why=why, fix=fix)
+
+    def denied_bucket(self, else_check: str) -> StoreUnreachableError:
+        why, fix = f"the credentials give no access to the {self.holder}.", f"check them, {else_check}."
+        return StoreUnreachableError(url=self.url, why=why, fix=fix)
+
+    def _is_absent(self, key: str) -> bool:
+        """Whether a listing shows that there is no such object.
+
+        S3 and GCS say so by themselves only to those who may list the whole bucket; to others they deny access.
+        """
+        if key.endswith("/"):
+            return False  # A listing was denied.
+        folder = key.rpartition("/")[0] or None
+        try:
+            pages = obstore.list(self._store, folder, offset=key[:-1])
+            following = next((item["path"] for page in pages for item in page), None)
+        except (obstore.exceptions.BaseError, FileNotFoundError):
+            return False
+        return following != key
+
+    def _reading(self, key: str) -> AbstractContextManager[None]:
+        return self._translated(key, StoreReadError, missing=MissingObjectError(key=key))
+
+    def _writing(self, key: str) -> AbstractContextManager[None]:
+        missing = StoreWriteError(url=self.url, key=key, why=f"there is no such {self.holder}")
+        return self._translated(key, StoreWriteError, missing=missing)
+
+    @contextmanager
+    def _translated(
+        self, key: str, failure: Callable[..., StoreReadError | StoreWriteError], *, missing: StoreError
+    ) -> Iterator[None]:
+        try:
+            yield
+        except FileNotFoundError:
+            raise missing from None
+        except (obstore.exceptions.PermissionDeniedError, obstore.exceptions.UnauthenticatedError):
+            if failure is StoreReadError and self._is_absent(key):
+                raise missing from None
+            # The server's answer can quote the request, so it is not passed on.
+            raise failure(url=self.url, key=key, why="access denied or credentials expired") from None
+        except obstore.exceptions.BaseError as error:
+            raise failure(url=self.url, key=key, why=_cause(error)) from None
+
+
+def _cause(error: Exception) -> str:
+    """One line of an error's cause; after it come the server's answer and the debug form of the same."""
+    return str(error).split("\n", 1)[0].split(": <", 1)[0]

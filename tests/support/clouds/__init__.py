@@ -1,0 +1,1 @@
+"""Servers of the clouds for tests, on loopback."""

@@ -1,0 +1,1 @@
+"""Servers of Debian packages, for one test each."""
