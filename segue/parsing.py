@@ -50,11 +50,11 @@ def _what_is_wrong(model: type[BaseModel], item: Any) -> str:
         case "extra_forbidden":
             return _unknown_field(str(where[-1]), known=_fields_at(model, where[:-1]))
         # Not what was given: the options of a tracker or a command may be secret.
-        case "recipe_or_program" | "tracker" | "window" | "data" | "prices" | "budget" | "secret":
+        case "recipe_or_program" | "ray" | "tracker" | "window" | "data" | "prices" | "budget" | "secret":
             return str(item["msg"])
         case "missing":
             return "required field is missing"
-        case "string_pattern_mismatch" if where[-1] in _PATTERNS:
+        case "string_pattern_mismatch" if where[-1] in _PATTERNS and where[0] not in ("slurm", "ray"):
             rule, example = _PATTERNS[where[-1]]
             return f"{rule} (got {given}); example: {example}"
         case "timezone_aware":

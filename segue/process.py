@@ -51,7 +51,7 @@ class ProcessRef:
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """The reference that `str` was called on, in any process of this machine."""
+        """The reference that `str` was called on, in any process of this machine; means nothing on another one."""
         pid, _, start_ticks = text.partition(" ")
         return cls(int(pid), int(start_ticks) if start_ticks else None)
 

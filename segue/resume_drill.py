@@ -4,12 +4,8 @@ from __future__ import annotations
 
 import logging
 import random
-import shutil
-import tempfile
-import uuid
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from operator import or_
@@ -27,18 +23,19 @@ from segue.launch.output import Line
 from segue.notices.disturbance import DisturbanceKind
 from segue.policy.decide import Decision
 from segue.pool_prices import PoolSpec
-from segue.recipe import import_build, users_line
-from segue.records import CodeFailure, SegmentPlan, VerdictKind
+from segue.recipe import import_build
+from segue.records import SegmentPlan, VerdictKind
 from segue.runlog.history import Checkpoint, History, read_history
 from segue.runlog.log import RunLog
 from segue.runlog.open import open_log
 from segue.sessions import require_program
 from segue.spec import BudgetSpec, RunSpec, StoreSpec
-from segue.stores import LocalStore, StoreReadError, StoreWriteError, open_store
 from segue.trainer.replays.fresh import FreshProcesses, ReplayRequest
 from segue.verification.comparison import differing, resumes_of, worst
 from segue.verification.drill_report import DrillReport
+from segue.verification.failures import failure_in, failure_in_words, is_raised
 from segue.verification.local_disturber import LocalDisturber, Target
+from segue.verification.place import Place, scratch_place
 
 __all__ = ["DrillReport", "drill", "drill_spec"]
 
@@ -122,7 +119,7 @@ def drill_spec(
     clock: Clock = SystemClock()
     started = clock.monotonic()
     kinds = [DisturbanceKind.KILL] * kills + [DisturbanceKind.NOTICE] * notices
-    with _place(spec, folder, store) as place:
+    with scratch_place(spec, name="segue-drill", folder=folder, store=store) as place:
         reference = _prepared(spec, place, "reference", count=len(kinds))
         runlog = open_run(reference, clock=clock)
         output = _Output()
@@ -161,7 +158,7 @@ def _report(
     resumes = resumes_of(history, hits)
     finished = history.newest if ended.action == "finished" else None
     differ = differing(whole, finished) if finished else ()
-    failure = _failure(history) if ended.action == "failed" else None
+    failure = failure_in(history) if ended.action == "failed" else None
     measured = (Noise(resume.verdict.noise) for resume in resumes)
     noise = dict(reduce(or_, measured, Noise(history.rehearsed_noise)).floats)
     unreproducible = next(filter(None, (unreproducible_of(resume.verdict) for resume in resumes)), None)
@@ -176,7 +173,7 @@ def _report(
         verdicts=tuple(resume.verdict for resume in resumes),
         resumes=resumes,
         differing=differ,
-        ended="finished" if finished is not None else f"{ended.action}: {_in_words(failure) or ended.reason}",
+        ended="finished" if finished is not None else f"{ended.action}: {failure_in_words(failure) or ended.reason}",
         failure=failure,
         noise=noise,
         unreproducible=unreproducible,
@@ -240,78 +237,11 @@ def _targets(spec: RunSpec, kinds: Sequence[DisturbanceKind]) -> list[Target]:
 def _final(history: History, spec: RunSpec, *, why: str, output: _Output) -> Checkpoint:
     newest = history.newest
     if newest is None or not history.is_finished(spec):
-        failure = _failure(history)
+        failure = failure_in(history)
         if failure is None:
             # Processes that end without a report leave nothing but what they printed.
             raise DrillFailedError(workload=spec.workload, why=why, traceback="\n".join(output.last))
-        if not _is_raised(failure):
+        if not is_raised(failure):
             raise DrillFailedError(workload=spec.workload, why=failure.message, fix="")
-        raise DrillFailedError(workload=spec.workload, why=_in_words(failure), traceback=failure.traceback)
+        raise DrillFailedError(workload=spec.workload, why=failure_in_words(failure), traceback=failure.traceback)
     return newest
-
-
-def _failure(history: History) -> CodeFailure | None:
-    """What the recipe raised in the newest attempt that it ended."""
-    failures = [report.failure for report in history.last_reports() if report.failure is not None]
-    return failures[-1] if failures else None
-
-
-def _is_raised(failure: CodeFailure) -> bool:
-    """Whether the user's code raised it; a refusal of segue's has its own sentence in place of a traceback."""
-    return failure.traceback != failure.message
-
-
-def _in_words(failure: CodeFailure | None) -> str:
-    """Type, message and the line of the user's code that raised it; a refusal of segue's as it is."""
-    if failure is None:
-        return ""
-    if not _is_raised(failure):
-        return failure.message
-    place = users_line(failure.traceback)
-    message = failure.message.strip().partition("\nOriginal Traceback")[0].rstrip(".")
-    return f"{failure.type} at {place}: {message}" if place else f"{failure.type}: {message}"
-
-
-class Place:
-    """Where the two runs of a drill work: a store, and a folder below the spec's own fast folder."""
-
-    def __init__(self, store: StoreSpec, fast_folder: str | None) -> None:
-        self.store, self.fast_folder = store, fast_folder
-        self.kept: str | None = None
-
-    def keep_if(self, is_kept: bool) -> None:
-        """Whether what is in the store stays there."""
-        self.kept = open_store(self.store).url if is_kept else None
-
-
-@contextmanager
-def _place(spec: RunSpec, folder: Path | None, store: StoreSpec | None) -> Iterator[Place]:
-    name = f"segue-drill-{uuid.uuid4().hex[:12]}"
-    fast = spec.checkpoints.fast_folder
-    with ExitStack() as stack:
-        if store is not None:
-            place = Place(store.model_copy(update={"url": f"{store.url.rstrip('/')}/{name}"}), None)
-            stack.callback(_empty, place)
-        elif folder is not None:
-            folder.mkdir(parents=True, exist_ok=True)
-            place = Place(StoreSpec(url=str(folder)), None)
-        else:
-            place = Place(StoreSpec(url=stack.enter_context(tempfile.TemporaryDirectory(prefix=f"{name}-"))), None)
-        if fast is not None:
-            place.fast_folder = str(Path(fast) / name)
-            stack.callback(shutil.rmtree, place.fast_folder, ignore_errors=True)
-        yield place
-
-
-def _empty(place: Place) -> None:
-    """Remove what the drill stored, unless it is kept. What cannot be removed stays, and is named."""
-    if place.kept is not None:
-        return
-    opened = open_store(place.store)
-    try:
-        opened.delete([item.key for item in opened.list_objects("")])
-    except (StoreReadError, StoreWriteError) as error:
-        log.warning("objects of the drill stay behind reason=%s", error)
-        return
-    if isinstance(opened, LocalStore):
-        shutil.rmtree(opened.root, ignore_errors=True)

@@ -18,6 +18,7 @@ from segue.launch.launcher import Trainer, launch
 from segue.launch.memory import RecentKills
 from segue.launch.output import OnLine
 from segue.policy.decide import Decision
+from segue.policy.queueing import Queues
 from segue.records import SegmentPlan, SegmentReport, StopReason, Verdict
 from segue.runlog.log import RunLog
 from segue.spec import RunSpec
@@ -84,7 +85,7 @@ class _ChildProcesses:
         self._kills = RecentKills()
         trainer = launch(Assignment(spec=spec, plan=plan), on_line=self._on_line)
         self._running = trainer, plan
-        return str(trainer.pid)
+        return f"{plan.segment}:{plan.attempt}"
 
     def submit_standby(self, spec: RunSpec, standby: str, *, deployment: str) -> str | None:
         return None
@@ -107,14 +108,21 @@ class _ChildProcesses:
                 self._watch(trainer, self._runlog, plan)
             return None
         trainer.wait()
-        report = conclude(self._runlog, plan, TrainerEnd.of(code, kills_before=self._kills.before))
+        end = TrainerEnd.of(code, kills_before=self._kills.before, elsewhere=trainer.ending)
+        report = conclude(self._runlog, plan, end)
         self._running = None
         return "Completed" if report is not None else None
 
     def is_running(self, handle: str) -> bool:
-        return self._running is not None
+        return self._running is not None and self.why_waiting(handle) is None
 
     def why_waiting(self, handle: str) -> str | None:
+        return self._running[0].why_waiting() if self._running is not None else None
+
+    def queues(self, spec: RunSpec, handle: str) -> Queues | None:
+        return None
+
+    def refusal(self, handle: str) -> str | None:
         return None
 
     def was_cancelled(self, handle: str) -> bool:

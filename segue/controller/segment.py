@@ -11,15 +11,16 @@ from typing import Protocol, Self
 
 from segue.clock import Clock
 from segue.controller.continuation import NextTrainer, await_plan, keeps_machine
+from segue.controller.queue_wait import QueueReporter
 from segue.controller.standby_agent import Left, StandbyAgent
 from segue.controller.steps import CANCELLED, declare_as, declare_lost
 from segue.controller.supervision import supervising
 from segue.launch.assignment import Assignment, ExitCode
 from segue.launch.early import launch_soonest
-from segue.launch.launcher import Trainer, launch_standby
+from segue.launch.launcher import Ending, Trainer, launch_standby
 from segue.launch.memory import MemoryKills, RecentKills
 from segue.launch.output import OnLine
-from segue.records import SegmentPlan, SegmentReport, StopReason
+from segue.records import CodeFailure, SegmentPlan, SegmentReport, StopReason
 from segue.runlog.history import read_history
 from segue.runlog.log import RunLog
 from segue.runlog.open import open_log
@@ -55,11 +56,15 @@ class TrainerEnd:
     exit_code: int | None
     """None: it is gone, and its exit code is not known."""
     was_out_of_memory: bool = False
-    """Whether the kernel killed one of its processes for memory."""
+    """Whether one of its processes was killed for memory."""
+    elsewhere: Ending | None = None
+    """What its launcher was told, if it was on another machine."""
 
     @classmethod
-    def of(cls, exit_code: int, *, kills_before: MemoryKills) -> Self:
-        """The end with this exit code, when the kernel had made `kills_before` a few seconds ago."""
+    def of(cls, exit_code: int, *, kills_before: MemoryKills, elsewhere: Ending | None = None) -> Self:
+        """The end with this exit code, when the kernel here had made `kills_before` a few seconds ago."""
+        if elsewhere is not None:
+            return cls(exit_code, elsewhere.was_out_of_memory, elsewhere)
         was_killed = exit_code == -signal.SIGKILL
         return cls(exit_code, kills_before.has_grown_to(MemoryKills.now(), was_killed=was_killed))
 
@@ -68,7 +73,24 @@ class TrainerEnd:
         """The reason of an attempt that ended so, without a report of its own."""
         if self.was_out_of_memory or self.exit_code == ExitCode.OUT_OF_MEMORY:
             return StopReason.OUT_OF_MEMORY
+        if self.elsewhere is not None and self.elsewhere.refusal is not None:
+            return StopReason.FAILED
         return StopReason.HUNG if self.exit_code == ExitCode.HUNG else StopReason.LOST
+
+    @property
+    def failure(self) -> CodeFailure | None:
+        """Why it can never start as it is asked for; None otherwise."""
+        refusal = self.elsewhere.refusal if self.elsewhere is not None else None
+        return None if refusal is None else CodeFailure(type=type(refusal).__name__, message=str(refusal), traceback="")
+
+    @property
+    def why(self) -> str:
+        """The note of a report that it did not write itself."""
+        if self.elsewhere is None:
+            return f"the trainer {self.in_words} without a report"
+        if not self.elsewhere.had_machine:
+            return self.elsewhere.in_words
+        return f"{self.elsewhere.in_words} without a report"
 
     @property
     def in_words(self) -> str:
@@ -182,8 +204,10 @@ def report_or_lost(runlog: RunLog, plan: SegmentPlan, end: TrainerEnd) -> Segmen
         StoreWriteError, StoreReadError: the outcome is not known; a retry is safe.
     """
     report = read_history(runlog).report_of(plan.segment, plan.attempt)
-    why = f"the trainer {end.in_words} without a report"
-    return report or declare_lost(runlog, plan, why=why, reason=end.reason)
+    had_machine = end.elsewhere is None or end.elsewhere.had_machine
+    return report or declare_lost(
+        runlog, plan, why=end.why, reason=end.reason, got_capacity=had_machine, failure=end.failure
+    )
 
 
 class _Segment:
@@ -230,17 +254,18 @@ class _Segment:
     def _to_its_end(self, plan: SegmentPlan, trainer: Trainer, next_trainer: NextTrainer) -> SegmentReport | None:
         spec, clock = self._spec, self._clock
         self._relay.attach(trainer)
-        kills = RecentKills()
+        kills, queue = RecentKills(), QueueReporter(spec, plan, clock=clock)
         with supervising(
             spec, plan, trainer, notices=self._relay.given, give_notice=self._relay.give, clock=clock
         ) as supervision:
             while (code := trainer.poll()) is None:
                 clock.sleep(_POLL_SECONDS)
                 kills.look(clock.monotonic())
+                queue.look(trainer.why_waiting())
                 self._requests.look()
                 if supervision.is_end_near and not self._relay.is_given:
                     next_trainer.prepare()
-        end = TrainerEnd.of(code, kills_before=kills.before)
+        end = TrainerEnd.of(code, kills_before=kills.before, elsewhere=trainer.ending)
         trainer.wait()
         runlog = _patiently(open_log(spec, clock=clock).reload, what="log")
         report = _patiently(lambda: conclude(runlog, plan, end), what="report")

@@ -17,7 +17,9 @@ from segue.launch import memory
 from segue.notices.recall import recall
 from segue.policy.broken_resumes import SET_ASIDE, to_set_aside
 from segue.policy.decide import Decision, decide
+from segue.policy.queueing import Queues
 from segue.records import (
+    CodeFailure,
     Finding,
     Heartbeat,
     SegmentPlan,
@@ -110,8 +112,8 @@ def check_start(spec: RunSpec, *, clock: Clock, accept_drift: bool = False, know
     return runlog
 
 
-def decide_next(runlog: RunLog, spec: RunSpec, *, clock: Clock) -> Decision:
-    """The next decision, in the log when this returns.
+def decide_next(runlog: RunLog, spec: RunSpec, *, clock: Clock, queues: Queues | None = None) -> Decision:
+    """The next decision, in the log when this returns. `queues` are those of the pools, where they have any.
 
     A plan that was decided and has no report yet is returned again: its attempt may be alive, or the parent that
     decided it may have died before starting it.
@@ -144,7 +146,7 @@ def decide_next(runlog: RunLog, spec: RunSpec, *, clock: Clock) -> Decision:
         if last is not None and last.plan is None and last.action != "import" and len(history.decisions) > known:
             # Another parent ended the run at this moment. A new decision would start it again.
             return Decision(last.action, last.reason, numbers=last.numbers)
-        decision = decide(spec, history, now=clock.now())
+        decision = decide(spec, history, now=clock.now(), queues=queues)
         if decision.action == "finished" and last is not None and last.action == "finished":
             return decision
         try:
@@ -196,10 +198,13 @@ def declare_lost(
     why: str,
     reason: StopReason = StopReason.LOST,
     got_capacity: bool = True,
+    was_refused: bool = False,
+    failure: CodeFailure | None = None,
 ) -> SegmentReport:
     """Write the report of an attempt that ended without one; return its own report if there is one by now.
 
-    An attempt that is `lost` and whose memory had reached its limit is reported as out of memory.
+    An attempt that is `lost` and whose memory had reached its limit is reported as out of memory. One that
+    `was_refused` never had a machine.
 
     Raises:
         StoreWriteError, StoreReadError: the report was not written; a retry is safe.
@@ -210,9 +215,10 @@ def declare_lost(
         history = read_history(runlog)
         if history.report_of(plan.segment, plan.attempt) is not None:
             raise _NothingToAddError
-        had_machine = got_capacity and not history.is_import(plan.segment, plan.attempt)
+        had_machine = got_capacity and not was_refused and not history.is_import(plan.segment, plan.attempt)
         actual, note = _with_memory(reason, why, beat)
-        report = _lost_report(history, plan, beat, actual, note).model_copy(update={"got_capacity": had_machine})
+        facts = {"got_capacity": had_machine, "was_refused": was_refused, "failure": failure}
+        report = _lost_report(history, plan, beat, actual, note).model_copy(update=facts)
         return ReportEntry.model_validate(stamp(epoch=0) | {"report": report})
 
     with suppress(_NothingToAddError):

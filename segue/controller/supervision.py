@@ -17,7 +17,6 @@ from segue.clock import Clock
 from segue.controller.disturbed import DisturbedTrainer
 from segue.errors import SegueError
 from segue.launch.launcher import Trainer
-from segue.process import ProcessRef
 from segue.records import Heartbeat, SegmentPlan
 from segue.runlog.history import History, read_history
 from segue.runlog.last_heartbeat import last_heartbeat
@@ -191,8 +190,8 @@ class _Supervisor:
             self._trainer.kill()
 
     def _is_hung(self) -> bool:
-        """Whether it ran without a heartbeat. One with heartbeats is in a long step; a suspended one cannot answer."""
-        if self._counter_when_over is None or ProcessRef.of(self._trainer.pid).is_stopped():
+        """Whether it ran without a heartbeat. One with heartbeats is in a long step; one that is gone cannot answer."""
+        if self._counter_when_over is None or not self._trainer.is_known_to_run():
             return False
         return self._heartbeat_counter() == self._counter_when_over
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from segue.launch.assignment import Assignment
 from segue.launch.child import ChildProcess
-from segue.launch.launcher import EARLY_OPTION, TRAINER_COMMAND, ProcessTrainer, Trainer, launch
+from segue.launch.launcher import Trainer, launch
+from segue.launch.local import EARLY_OPTION, TRAINER_COMMAND, ProcessTrainer
 from segue.launch.output import OnLine
 
 _waiting: list[ChildProcess] = []
@@ -23,7 +24,9 @@ def start_early() -> None:
 
 def launch_soonest(assignment: Assignment, *, on_line: OnLine) -> Trainer:
     """Start the trainer of an assignment: the one that was started early, if there is one and it fits."""
-    if _waiting and assignment.spec.ranks == 1 and _waiting[0].process.poll() is None:
+    spec = assignment.spec
+    fits = spec.ranks == 1 and not spec.trains_elsewhere
+    if _waiting and fits and _waiting[0].process.poll() is None:
         return ProcessTrainer(assignment, on_line=on_line, child=_waiting.pop())
     discard_early()
     return launch(assignment, on_line=on_line)

@@ -1,40 +1,53 @@
-"""Launching the trainer: one protocol for a single process and for several ranks."""
+"""Launching the trainer: one protocol for a single process and for several ranks, wherever they run."""
 
 from __future__ import annotations
 
-import os
 import signal
-import subprocess
-import sys
-from collections.abc import Mapping
-from contextlib import suppress
-from pathlib import Path
-from typing import Protocol
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
 
+from segue.errors import SegueError
 from segue.launch.assignment import Assignment
-from segue.launch.child import ChildProcess, end_leftovers
-from segue.launch.determinism import trainer_environment
+from segue.launch.local import launch_here, launch_standby_here
 from segue.launch.output import OnLine
-from segue.launch.rendezvous import RANKS_VARIABLE, LaunchFolder
 from segue.spec import RunSpec
 
-DUMP_SIGNAL = signal.SIGUSR2
-"""On this signal a trainer writes the stack of every thread to its standard error."""
 
-TRAINER_COMMAND = (sys.executable, "-m", "segue.trainer.main")
-EARLY_OPTION = "--early"
-"""With it, a trainer imports everything before it reads its assignment."""
-_LOOPBACK = "127.0.0.1"
+@dataclass(frozen=True)
+class Ending:
+    """The end of a trainer on another machine, as its launcher was told."""
+
+    in_words: str
+    """What ended, and how: `its Slurm job 12 ended as NODE_FAIL`."""
+    was_out_of_memory: bool = False
+    had_machine: bool = True
+    """Whether it was started at all."""
+    refusal: SegueError | None = None
+    """Why it cannot be started, now or later, unless a person changes something."""
 
 
 class Trainer(Protocol):
-    """A running trainer."""
-
-    @property
-    def pid(self) -> int: ...
+    """A running trainer, or one that waits for the machines on which it will run."""
 
     def poll(self) -> int | None:
-        """The exit code (negative: the signal that killed it), None while it runs."""
+        """The exit code (negative: the signal that killed it), None while it waits or runs."""
+        ...
+
+    @property
+    def ending(self) -> Ending | None:
+        """How it ended, once it has; None for a trainer on this machine, whose exit code says all there is."""
+        ...
+
+    def why_waiting(self) -> str | None:
+        """What it waits for before it starts; None once it runs, as far as is known. Does not block."""
+        ...
+
+    def is_known_to_run(self) -> bool:
+        """Whether it runs for certain, so that a trainer that does not answer hangs.
+
+        False for one that is suspended, and where its machine may be gone.
+        """
         ...
 
     def give_notice(self, number: signal.Signals = signal.SIGTERM) -> None:
@@ -77,164 +90,39 @@ class StandbyTrainer(Trainer, Protocol):
         ...
 
 
+class _Launcher(NamedTuple):
+    """A launcher of trainers on other machines."""
+
+    name: str
+    """The table of the run spec that asks for it."""
+    launch: Callable[[Assignment, OnLine | None], Trainer]
+
+
+def _submit_to_slurm(assignment: Assignment, on_line: OnLine | None) -> Trainer:
+    from segue.launch.slurm.trainer import SlurmTrainer  # Only where it is asked for.
+
+    return SlurmTrainer(assignment, on_line=on_line)
+
+
+def _start_on_ray(assignment: Assignment, on_line: OnLine | None) -> Trainer:
+    from segue.launch.ray.trainer import RayTrainer  # Only where it is asked for.
+
+    return RayTrainer(assignment, on_line=on_line)
+
+
+LAUNCHERS = (_Launcher("slurm", _submit_to_slurm), _Launcher("ray", _start_on_ray))
+"""The launchers besides the usual one, which starts trainers on this machine."""
+
+
 def launch_standby(spec: RunSpec, *, on_line: OnLine | None = None) -> StandbyTrainer:
-    """Start a run's trainer before there is an assignment for it."""
-    count = spec.ranks or _accelerators()
-    folder = LaunchFolder.make_standby(spec)
-    env = trainer_environment(is_deterministic=spec.deterministic)
-    if count > 1:
-        return RanksTrainer(folder, count, on_line=on_line, env=env)
-    return StandbyProcess(folder, on_line=on_line, env=env)
+    """Start a run's trainer before there is an assignment for it. Only on this machine: elsewhere there are none."""
+    assert not spec.trains_elsewhere, "the policy plans no standby for a run that trains elsewhere"
+    return launch_standby_here(spec, on_line=on_line)
 
 
 def launch(assignment: Assignment, *, on_line: OnLine | None = None) -> Trainer:
     """Start the trainer of an assignment; `on_line` is called with each line that it writes."""
-    count = assignment.spec.ranks or _accelerators()
-    if count > 1:
-        env = trainer_environment(is_deterministic=assignment.spec.deterministic)
-        return RanksTrainer(LaunchFolder.make(assignment), count, on_line=on_line, env=env)
-    return ProcessTrainer(assignment, on_line=on_line)
-
-
-class ProcessTrainer:
-    """A plain child process in a session of its own, so that a signal to the parent's group is passed on once."""
-
-    def __init__(
-        self, assignment: Assignment, *, on_line: OnLine | None = None, child: ChildProcess | None = None
-    ) -> None:
-        """Start it, unless it is `child`: a process that waits for its assignment."""
-        env = trainer_environment(is_deterministic=assignment.spec.deterministic)
-        self._child = child or ChildProcess(TRAINER_COMMAND, has_stdin=True, has_output=on_line is not None, env=env)
-        self._child.give(assignment.model_dump_json())
-        self._child.relay_to(on_line)
-
-    @property
-    def pid(self) -> int:
-        return self._child.process.pid
-
-    def poll(self) -> int | None:
-        return self._child.process.poll()
-
-    def give_notice(self, number: signal.Signals = signal.SIGTERM) -> None:
-        self._child.process.send_signal(number)
-
-    def dump_stacks(self) -> None:
-        self._child.process.send_signal(DUMP_SIGNAL)
-
-    def wait(self, timeout_seconds: float | None = None) -> int | None:
-        return self._child.wait(timeout_seconds)
-
-    def freeze(self) -> None:
-        self._child.process.send_signal(signal.SIGSTOP)
-
-    def thaw(self) -> None:
-        self._child.process.send_signal(signal.SIGCONT)
-
-    def kill(self) -> None:
-        self._child.kill()
-
-
-class StandbyProcess(ProcessTrainer):
-    """The same, with a folder through which it gets its assignment."""
-
-    def __init__(
-        self, folder: LaunchFolder, *, on_line: OnLine | None = None, env: Mapping[str, str] | None = None
-    ) -> None:
-        self._folder = folder
-        self._child = ChildProcess([*TRAINER_COMMAND, str(folder.path)], has_output=on_line is not None, env=env)
-        self._child.relay_to(on_line)
-
-    def is_booted(self) -> bool:
-        return self._folder.has_booted(1)
-
-    def take(self, assignment: Assignment) -> None:
-        self._folder.give(assignment)
-
-    def wait(self, timeout_seconds: float | None = None) -> int | None:
-        code = super().wait(timeout_seconds)
-        if code is not None:
-            self._folder.remove()
-        return code
-
-
-class RanksTrainer:
-    """Several processes on this machine that train together, started by torchrun."""
-
-    def __init__(
-        self, folder: LaunchFolder, count: int, *, on_line: OnLine | None = None, env: Mapping[str, str] | None = None
-    ) -> None:
-        self._folder, self._count = folder, count
-        self._ended_with: int | None = None
-        torchrun = [sys.executable, "-m", "segue.launch.torchrun", "--standalone", "--local-addr", _LOOPBACK]
-        how_many = ["--nproc-per-node", str(count), "--max-restarts", "0"]
-        ranks = [*TRAINER_COMMAND[1:], str(self._folder.path)]
-        command, has_output = [*torchrun, *how_many, *ranks], on_line is not None
-        self._child = ChildProcess(command, has_output=has_output, env=_environment(count, env or os.environ))
-        self._child.relay_to(on_line)
-
-    def is_booted(self) -> bool:
-        return self._folder.has_booted(self._count)
-
-    def take(self, assignment: Assignment) -> None:
-        self._folder.give(assignment)
-
-    @property
-    def pid(self) -> int:
-        return self._child.process.pid
-
-    def poll(self) -> int | None:
-        code = self._child.process.poll()
-        return code if code is None else self._code_of_ranks(code)
-
-    def give_notice(self, number: signal.Signals = signal.SIGTERM) -> None:
-        # Not to torchrun: it would end the ranks before they have saved.
-        self._folder.give_notice(number)
-
-    def wait(self, timeout_seconds: float | None = None) -> int | None:
-        code = self._child.wait(timeout_seconds)
-        if code is None:
-            return None
-        code = self._code_of_ranks(code)
-        for rank in self._folder.leaders():  # torchrun starts each rank in a session of its own.
-            end_leftovers(rank)
-        self._folder.remove()
-        return code
-
-    def dump_stacks(self) -> None:
-        self._folder.signal(DUMP_SIGNAL)
-
-    def freeze(self) -> None:
-        self._folder.signal(signal.SIGSTOP)
-
-    def thaw(self) -> None:
-        self._folder.signal(signal.SIGCONT)
-
-    def kill(self) -> None:
-        for rank in self._folder.leaders():
-            with suppress(ProcessLookupError):
-                os.killpg(rank, signal.SIGKILL)
-        self._child.kill()
-
-    def _code_of_ranks(self, code: int) -> int:
-        if self._ended_with is None:
-            found = self._folder.exit_code()
-            self._ended_with = code if found is None else found
-        return self._ended_with
-
-
-def _environment(count: int, given: Mapping[str, str]) -> dict[str, str]:
-    env = {**given, RANKS_VARIABLE: str(count)}
-    # torchrun would give each rank one thread.
-    env.setdefault("OMP_NUM_THREADS", str(max((os.cpu_count() or 1) // count, 1)))
-    # DistributedDataParallel would warn each rank about searching for unused parameters, which is intended.
-    env.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
-    if Path("/sys/class/net/lo").exists():
-        env.setdefault("GLOO_SOCKET_IFNAME", "lo")  # A machine's own name may not resolve.
-    return env
-
-
-def _accelerators() -> int:
-    """The number of accelerators here; a separate process asks torch, because this one does not import it."""
-    ask = "import torch; print(torch.cuda.device_count())"
-    found = subprocess.run([sys.executable, "-c", ask], capture_output=True, text=True, check=False)
-    return int(found.stdout) if found.returncode == 0 else 1
+    for launcher in LAUNCHERS:
+        if getattr(assignment.spec, launcher.name) is not None:
+            return launcher.launch(assignment, on_line)
+    return launch_here(assignment, on_line=on_line)

@@ -6,6 +6,7 @@ Source: the kernel's documentation of cgroup v2 (`memory.events`, `memory.max`) 
 
 from __future__ import annotations
 
+import math
 import resource
 from dataclasses import dataclass
 from pathlib import Path
@@ -71,6 +72,11 @@ def limit_bytes() -> int | None:
     return min(found, default=None)
 
 
+def free_bytes() -> float:
+    """Memory that this process and others may still take, on this machine and in its container; inf if not known."""
+    return min(_free_on_machine(), *(_left_in(folder) for chain in _groups() for folder in chain), math.inf)
+
+
 def peak_bytes() -> int:
     """The largest resident memory of this process since it began, in bytes."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024  # Linux counts in KiB.
@@ -91,6 +97,19 @@ def in_words(peak: int | None, limit: int | None) -> str:
     if limit:
         parts.append(f"limit {limit / _GIB:.2f} GiB")
     return ", ".join(parts)
+
+
+def _free_on_machine() -> float:
+    kilobytes = _count(Path("/proc/meminfo"), "MemAvailable:")
+    return math.inf if kilobytes is None else 1024.0 * kilobytes
+
+
+def _left_in(folder: Path) -> float:
+    """What a control group of version 2 leaves; the pages of files that it holds can be taken back."""
+    limit, used = (_read(folder / name).strip() for name in ("memory.max", "memory.current"))
+    if not limit.isdigit() or not used.isdigit():
+        return math.inf
+    return float(int(limit) - int(used) + (_count(folder / "memory.stat", "inactive_file") or 0))
 
 
 def _group_kills() -> int | None:

@@ -115,6 +115,10 @@ class LaunchFolder:
         codes = self._by_number("exit")
         return int(codes[min(codes)]) if codes else None
 
+    def have_left(self, count: int) -> bool:
+        """Whether so many ranks have reported their exit code."""
+        return len(self._by_number("exit")) == count
+
     def remove(self) -> None:
         shutil.rmtree(self.path, ignore_errors=True)
 

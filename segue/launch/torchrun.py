@@ -9,12 +9,12 @@ from __future__ import annotations
 import signal
 import sys
 
-_NOTICES = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
+_FOR_RANKS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 
 
 def main() -> None:
     """Run torchrun. Ranks inherit the ignored signals until they install handlers of their own."""
-    for number in _NOTICES:
+    for number in _FOR_RANKS:
         signal.signal(number, signal.SIG_IGN)
     from torch.distributed.run import main as torchrun
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from segue.clock import SystemClock
 from segue.errors import BrokenResumeError, SegueError, StalePlanError
 from segue.launch.assignment import Assignment, ExitCode
-from segue.launch.launcher import DUMP_SIGNAL, EARLY_OPTION
+from segue.launch.local import DUMP_SIGNAL, EARLY_OPTION
 from segue.launch.output import survive_broken_output
 from segue.launch.rendezvous import RANKS_VARIABLE, LaunchFolder
 from segue.notices.board import NoticeBoard

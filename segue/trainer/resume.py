@@ -174,7 +174,10 @@ class Resume:
         """
         if self._source is None:
             return
-        log.info("state restored step=%d components=%d", self._source.checkpoint.manifest.step, len(components))
+        manifest, tensors = self._source.checkpoint.manifest, self._source.snapshot.tensors.values()
+        # Tensors of which this rank read only a part are on torch's meta device, without that part.
+        read = sum(tensor.nbytes for tensor in tensors if not tensor.is_meta)
+        log.info("state restored step=%d components=%d bytes=%d", manifest.step, len(components), read)
         trees = capture({n: c for n, c in components.items() if not self._is_left_out(n)})
         live = take(trees, copy=False, to_host=False)
         self._committed, self._restored = self._committed_digests(live), digest(live)

@@ -108,6 +108,9 @@ class Saving:
     @property
     def usual(self) -> SaveCost | None:
         """Usual cost of a save; None before the first commit, and on ranks that do not commit."""
+        commit = self._writer.last_commit if self._leads else None
+        if commit is not None and commit != self._seen:
+            self._measure(commit)  # It came since the last safe point.
         return self._meter.estimate
 
     @property
@@ -236,6 +239,13 @@ class Saving:
         commit = self._writer.last_commit
         if commit is None or commit == self._seen:
             return
+        self._measure(commit)
+        before, self.cadence = self.cadence, self._current_cadence()
+        if before.reason != self.cadence.reason:
+            log.info("save interval changed interval=%s", self.cadence.reason)
+
+    def _measure(self, commit: CheckpointRef) -> None:
+        """Count what a commit has cost."""
         self._seen = commit
         taken = self._taken[commit.step]
         self._taken = {step: kept for step, kept in self._taken.items() if step > commit.step}
@@ -243,9 +253,6 @@ class Saving:
         self._meter.save_done(
             taken.stall_seconds, self._writer.last_save_seconds or 0.0, self._writer.last_size_bytes or 0
         )
-        before, self.cadence = self.cadence, self._current_cadence()
-        if before.reason != self.cadence.reason:
-            log.info("save interval changed interval=%s", self.cadence.reason)
 
     def _current_cadence(self) -> Cadence:
         spec = self._spec

@@ -16,6 +16,9 @@ from segue.runlog.log import RunLog
 _ENDS_AS = {DisturbanceKind.KILL: StopReason.LOST, DisturbanceKind.NOTICE: StopReason.NOTICE}
 
 
+_SLOW_SECONDS = 2.0
+"""A trainer that runs so long between two commits cannot pass a target between two ordinary looks."""
+
 _SAVES_UNSEALED = 2
 """How many saves a kill waits for one that is sealed: a run that saves more often than it seals may have none."""
 
@@ -30,9 +33,10 @@ class Target(NamedTuple):
 class LocalDisturber:
     """Ends the trainer once each of its targets is committed, at a random moment: by a kill or by a notice.
 
-    Near a target the trainer runs in slices of milliseconds, and is ended between two of them: a fast recipe can then
-    not slip through. It is killed where its newest commit is sealed, because a kill between a commit and its seal
-    proves less. What it computes does not depend on how it is sliced.
+    Near a target, and while commits follow each other fast, the trainer runs in slices of milliseconds, and is ended
+    between two of them: a fast recipe can then not slip through, however busy the machine is. It is killed where its
+    newest commit is sealed, because a kill between a commit and its seal proves less. What it computes does not depend
+    on how it is sliced.
     """
 
     def __init__(
@@ -57,16 +61,8 @@ class LocalDisturber:
         if not self._targets:
             return
         target = self._targets[0]
-        if history.committed_step < target.step - self._every_steps:
+        if not self._reaches(target, trainer, runlog, plan):
             return
-        trainer.freeze()
-        latest = target.step + _SAVES_UNSEALED * self._every_steps
-        while not _is_due(runlog, plan, target, latest=latest):
-            trainer.thaw()
-            SystemClock().sleep(self._chance.uniform(0.001, 0.004))
-            if trainer.poll() is not None:
-                return
-            trainer.freeze()
         del self._targets[0]
         self._made[attempt.claim.attempt_id] = target
         if target.kind is DisturbanceKind.KILL:
@@ -74,6 +70,27 @@ class LocalDisturber:
         else:
             trainer.give_notice()
             trainer.thaw()
+
+    def _reaches(self, target: Target, trainer: Trainer, runlog: RunLog, plan: SegmentPlan) -> bool:
+        """Run the trainer in slices up to the target, where it is left frozen. False: it is slow, or has ended."""
+        latest = target.step + _SAVES_UNSEALED * self._every_steps
+        committed, ran_seconds = -1, 0.0
+        trainer.freeze()
+        while not _is_due(history := read_history(runlog), plan, target, latest=latest):
+            trainer.thaw()
+            if history.committed_step != committed:
+                committed, ran_seconds = history.committed_step, 0.0
+                self._progress(committed)
+            is_near = committed >= target.step - self._every_steps
+            if not is_near and ran_seconds > _SLOW_SECONDS:
+                return False
+            slice_seconds = self._chance.uniform(0.001, 0.004) * (1 if is_near else 3)
+            SystemClock().sleep(slice_seconds)
+            ran_seconds += slice_seconds
+            if trainer.poll() is not None:
+                return False
+            trainer.freeze()
+        return True
 
     def _repeat_missed(self, history: History) -> None:
         """Make a disturbance again that came too late: its attempt had already reached a planned end."""
@@ -92,8 +109,7 @@ class LocalDisturber:
         }
 
 
-def _is_due(runlog: RunLog, plan: SegmentPlan, target: Target, *, latest: int) -> bool:
-    history = read_history(runlog)
+def _is_due(history: History, plan: SegmentPlan, target: Target, *, latest: int) -> bool:
     newest = history.newest
     if newest is None or newest.manifest.step < target.step:
         return False

@@ -39,6 +39,7 @@ def blocked_signals(process: psutil.Process) -> int:
     return int(next(line for line in lines if line.startswith("SigBlk")).split()[1], 16)
 
 
+@pytest.mark.matrix
 def test_the_first_assignment_gets_the_trainer_that_was_started_early(make_spec, open_log):
     spec = make_spec()
     runlog, lines = open_log(spec), []

@@ -113,10 +113,16 @@ def _device_failed() -> None:
 
 
 def _copies_fail() -> None:
-    """From now on the device fails in each copy of a save, as it does after it has failed in a kernel."""
+    """From now on the device fails in the copy of each new save. One that is still being written is complete."""
     from segue.checkpoints.saving.staging import Staged
 
-    Staged.wait = lambda self: _device_failed()  # type: ignore[method-assign]
+    begin = Staged.__init__
+
+    def begin_and_fail(staged: Staged, *args: object, **fields: object) -> None:
+        begin(staged, *args, **fields)
+        staged.wait = _device_failed  # type: ignore[method-assign]
+
+    Staged.__init__ = begin_and_fail  # type: ignore[method-assign]
 
 
 def _allocate() -> None:

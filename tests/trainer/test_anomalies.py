@@ -92,6 +92,7 @@ def test_an_anomaly_that_repeats_in_one_batch_ends_the_run_at_the_checkpoint_bef
     assert 'anomalies.non_finite = "skip"' in decision.reason
 
 
+@pytest.mark.matrix
 def test_a_step_with_an_anomaly_that_does_not_repeat_is_done_again_and_leaves_no_trace(fork_server, begin, tmp_path):
     spec, runlog = begin("loss", config={"marker": str(tmp_path / "went-bad")})
     reports = fork_server.run_to_the_end(runlog, spec)
@@ -102,6 +103,7 @@ def test_a_step_with_an_anomaly_that_does_not_repeat_is_done_again_and_leaves_no
     assert final_state(runlog) == final_state(undisturbed)
 
 
+@pytest.mark.matrix
 def test_a_run_that_skips_a_batch_equals_one_that_never_had_it_whatever_is_killed_then(
     fork_server, begin, state_without_the_batch
 ):
@@ -132,6 +134,7 @@ def test_a_run_that_skips_a_batch_equals_one_that_never_had_it_whatever_is_kille
     assert shown == ["failed, loss nan", "failed, loss nan", "lost", "finished"]
 
 
+@pytest.mark.matrix
 def test_a_batch_is_skipped_although_data_workers_prefetch(fork_server, begin, state_without_the_batch):
     spec, runlog = begin("loss", anomalies={"non_finite": "skip"}, config={"workers": 2})
     reports = fork_server.run_to_the_end(runlog, spec)
@@ -147,6 +150,7 @@ def test_a_resume_after_a_skip_is_proven_exact(fork_server, begin):
     assert (verdict.kind, verdict.rows_compared) == (VerdictKind.EXACT, 8)
 
 
+@pytest.mark.matrix
 def test_an_attempt_that_skips_a_batch_need_not_replay_the_rows_of_one_that_trained_on_it(fork_server, begin):
     spec, runlog = begin("never", config={"raise_at_step": 20})
     assert fork_server.run_attempt(runlog, spec).stop_reason is FAILED
@@ -217,6 +221,7 @@ def test_an_anomaly_that_is_not_watched_for_ends_nothing(fork_server, begin, goe
     assert fork_server.run_attempt(runlog, spec).stop_reason is FINISHED
 
 
+@pytest.mark.matrix
 def test_watching_for_spikes_may_begin_and_end_during_a_run(fork_server, begin):
     spec, runlog = begin("never", config={"notice_at_step": 6})
     fork_server.run_attempt(runlog, spec)

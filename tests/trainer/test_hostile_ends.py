@@ -11,7 +11,7 @@ from segue.clock import SystemClock
 from segue.controller.local_run import run_here
 from segue.controller.steps import decide_next
 from segue.launch.assignment import Assignment
-from segue.launch.launcher import ProcessTrainer
+from segue.launch.local import ProcessTrainer
 from segue.notices.board import NoticeBoard
 from segue.records import Capacity, SegmentPlan, StopReason, VerdictKind
 from segue.runlog.history import read_history

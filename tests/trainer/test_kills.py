@@ -41,6 +41,7 @@ class Killer:
         return True
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("wanted", [4, pytest.param(12, marks=pytest.mark.soak)])
 def test_kills_at_random_moments_lose_no_commit_and_change_no_bit(fork_server, make_spec, open_log, wanted):
     steps = 190 * wanted

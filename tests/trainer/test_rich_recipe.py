@@ -39,11 +39,11 @@ def make_rich(make_spec):
 
 
 CONFIGS = [
-    {"accumulate": 3, "epochs": 8},
-    {"evaluate_every": 4, "epochs": 4},
+    pytest.param({"accumulate": 3, "epochs": 8}, marks=pytest.mark.matrix),
+    pytest.param({"evaluate_every": 4, "epochs": 4}, marks=pytest.mark.matrix),
     {"evaluate_every": "epoch", "patience": 3},
-    {"weighted": True, "accumulate": 2, "epochs": 8},
-    {"compile": "aot_eager", "ema": True, "epochs": 4},
+    pytest.param({"weighted": True, "accumulate": 2, "epochs": 8}, marks=pytest.mark.matrix),
+    pytest.param({"compile": "aot_eager", "ema": True, "epochs": 4}, marks=pytest.mark.matrix),
 ]
 
 

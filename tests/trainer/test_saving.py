@@ -123,6 +123,7 @@ def test_a_run_with_overlapped_staging_commits_the_very_bytes_of_one_that_blocks
     assert not any(changed.values()), changed
 
 
+@pytest.mark.matrix
 def test_a_recipe_that_always_changes_its_state_during_the_copy_is_committed_correctly(commits_of):
     # Two buffers: the repetition does not wait until the writer has given the first one back.
     committed = commits_of("normed_in_place", staging="overlapped", staging_buffers=2, max_work_at_risk_seconds=1e9)
@@ -144,6 +145,7 @@ def shards_after(step):
     return lambda key: key.endswith(".safetensors") and int(key.split("step-")[1][:9]) > step
 
 
+@pytest.mark.matrix
 def test_with_an_unreachable_store_training_continues_as_long_as_allowed_and_the_run_resumes_from_its_last_commit(
     make_spec, open_log
 ):

@@ -83,12 +83,14 @@ def test_a_notice_ends_a_waiting_trainer_and_the_run_does_not_change(boot, make_
     assert [slot.entry.kind for slot in runlog.refresh().slots] == ["open"]
 
 
+@pytest.mark.matrix
 def test_a_recipe_that_cannot_be_imported_ends_the_boot_with_the_reason(boot, make_spec):
     trainer, lines = boot(make_spec(recipe="tests.no_such_module:build"), until_booted=False)
     assert trainer.wait(60) == ExitCode.USAGE, "\n".join(lines)
     assert any("no module 'tests.no_such_module'" in line for line in lines)
 
 
+@pytest.mark.matrix
 def test_a_waiting_trainer_ends_with_the_process_that_started_it_and_leaves_no_folder(make_spec, tmp_path):
     command = [sys.executable, "-c", OWNER, make_spec().model_dump_json()]
     owner = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)

@@ -7,12 +7,11 @@ read what was published and check which processes are alive, so that every rank 
 from __future__ import annotations
 
 import logging
-import os
-import signal
+import re
 import threading
 import traceback
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import Protocol
 
 import torch.distributed as dist
@@ -28,10 +27,10 @@ from segue.errors import (
     SegueError,
     WriterDiedError,
 )
-from segue.process import ProcessRef
 from segue.records import Value
 from segue.stores.base import StoreReadError, StoreWriteError
 from segue.trainer.health.failures import is_transient
+from segue.trainer.ranks.presence import Presence
 from segue.user_objects import text_of
 
 log = logging.getLogger(__name__)
@@ -40,6 +39,7 @@ _SETTLE_SECONDS = 5.0
 """How long ranks that noticed the end of an attempt wait for each other's published ending."""
 
 _POLL_SECONDS = 0.05
+_OF_GLOO = re.compile("gloo|Application timeout caused pair closure")
 _STORAGE_OR_MACHINE = (StoreReadError, StoreWriteError, WriterDiedError, MachineError, FencedError)
 
 
@@ -83,7 +83,7 @@ class RankFailures:
         self._settling = threading.Lock()
         self._hung: tuple[int, ...] = ()
         self._dead: tuple[int, ...] = ()
-        notes.put(f"process/{rank}", str(ProcessRef.this()))
+        self._presence = Presence(notes, rank=rank, count=count)
 
     @contextmanager
     def shared(self) -> Iterator[None]:
@@ -114,18 +114,20 @@ class RankFailures:
         if self._is_settled:
             return None
         try:
+            self._presence.beat(self._watched)
+            self._presence.look(self._watched)
             endings, alive = self._look(self._watched)
-            left = {rank for rank in alive if self._watched.get(f"left/{rank}") is not None}
+            gone = [rank for rank, is_alive in alive.items() if not is_alive]
+            # Without an ending, a process is gone because it crashed, or because it has left when all was done.
+            dead = tuple(rank for rank in gone if self._watched.get(f"left/{rank}") is None)
         except RuntimeError as error:
             log.debug("nothing is known of the other ranks error=%s", error)
             return None
         has_cause = any(ending.is_cause for ending in endings.values())
-        # Without an ending, a process is gone because it crashed, or because it has left when all was done.
-        dead = tuple(rank for rank, is_alive in alive.items() if not is_alive and rank not in left)
+        # Those that were gone first: the others' watchdogs end them a little later. A machine may answer again.
+        self._dead = (self._dead or dead) if dead else ()
         if self._is_settled or not (has_cause or dead):
             return None
-        # Those that were gone first: the others' watchdogs end them a little later.
-        self._dead = self._dead or dead
         return cause_of(endings, hung=(), silent=self._dead, waited_seconds=self._wait_seconds, step=self.step)
 
     def take_over(self) -> bool | None:
@@ -147,7 +149,7 @@ class RankFailures:
             traceback="",
         )
         try:
-            self._watched.put(f"ending/{self._rank}", ending.model_dump_json())
+            self._put_ending(ending, self._watched)
         except RuntimeError as error:
             log.debug("the other ranks are gone, or what they share is error=%s", error)
         # Of those that were gone first, as every rank sees it: others end from now on.
@@ -155,7 +157,7 @@ class RankFailures:
         return self._rank == self.reporter
 
     def close(self) -> None:
-        """Leave, and kill the ranks that hang: they would keep the machine and delay the next attempt."""
+        """Leave, and kill the ranks here that hang: they would keep the machine and delay the next attempt."""
         try:
             self._notes.put(f"left/{self._rank}", "")
         except RuntimeError as error:
@@ -163,11 +165,8 @@ class RankFailures:
         if self._rank != self.reporter:
             return
         for rank in self._hung:
-            process = self._notes.get(f"process/{rank}")
-            if process is not None and ProcessRef.parse(process).is_alive():
-                log.error("killing a rank that hangs rank=%d", rank)
-                with suppress(ProcessLookupError):
-                    os.kill(ProcessRef.parse(process).pid, signal.SIGKILL)
+            if self._presence.kill(rank, self._notes):
+                log.error("killed a rank that hangs rank=%d", rank)
 
     def _publish(self, error: BaseException) -> RankEnding:
         ending = RankEnding(
@@ -180,8 +179,12 @@ class RankFailures:
             traceback="".join(traceback.format_exception(error)),
             is_transient=is_transient(error),
         )
-        self._notes.put(f"ending/{self._rank}", ending.model_dump_json())
+        self._put_ending(ending, self._notes)
         return ending
+
+    def _put_ending(self, ending: RankEnding, notes: Notes) -> None:
+        notes.put(f"ending/{self._rank}", ending.model_dump_json())
+        notes.put("ended", "")
 
     def _cause(self, own: RankEnding) -> SegueError:
         endings, alive = self._wait_for_others()
@@ -203,23 +206,27 @@ class RankFailures:
 
     def _look(self, notes: Notes) -> tuple[dict[int, RankEnding], dict[int, bool]]:
         """The endings that were published, and which ranks are alive or have published one."""
-        texts = {rank: notes.get(f"ending/{rank}") for rank in range(self._count)}
+        ranks = range(self._count)
+        # Usually none has ended: one question instead of one for each rank.
+        texts = {rank: notes.get(f"ending/{rank}") for rank in ranks} if notes.get("ended") is not None else {}
         endings = {rank: RankEnding.model_validate_json(text) for rank, text in texts.items() if text is not None}
-        return endings, {rank: rank in endings or self._is_alive(rank, notes) for rank in range(self._count)}
+        return endings, {rank: rank in endings or self._presence.is_alive(rank, notes) for rank in ranks}
 
     def _wait_for_others(self) -> tuple[dict[int, RankEnding], dict[int, bool]]:
         give_up_at = self._clock.monotonic() + _SETTLE_SECONDS
+        before = self._presence.counters(range(self._count), self._notes)
         while True:
             endings, alive = self._look(self._notes)
             has_cause = any(ending.is_cause for ending in endings.values())
             is_known = has_cause or not all(alive.values()) or len(endings) == self._count
-            if is_known or self._clock.monotonic() >= give_up_at:
+            if is_known:
                 return endings, alive
+            if self._clock.monotonic() >= give_up_at:
+                # The counter of one that hangs on another machine has changed; that of one that is gone has not.
+                silent = [rank for rank in before if rank not in endings]
+                after = self._presence.counters(silent, self._notes)
+                return endings, alive | {rank: after[rank] != before[rank] for rank in after}
             self._clock.sleep(_POLL_SECONDS)
-
-    def _is_alive(self, rank: int, notes: Notes) -> bool:
-        process = notes.get(f"process/{rank}")
-        return process is None or ProcessRef.parse(process).is_alive()
 
 
 def cause_of(
@@ -250,7 +257,7 @@ def cause_of(
         return HungRankError(ranks=hung, waited_seconds=waited_seconds, step=step)
     if silent:
         dead = tuple(rank for rank in silent if rank not in hung)
-        return RankLostError(ranks=dead, why="its process was killed or crashed")
+        return RankLostError(ranks=dead, why="its process was killed, or crashed, or its machine is gone")
     first = min(endings.values(), key=lambda ending: ending.order)
     return RankLostError(ranks=(first.rank,), why=f"the ranks lost contact ({first.message})")
 
@@ -259,7 +266,8 @@ def is_broken_collective(error: BaseException) -> bool:
     """Whether an error only shows that another rank did not answer, also where a recipe re-raised it."""
     seen: BaseException | None = error
     while seen is not None:
-        if isinstance(seen, dist.DistError) or (isinstance(seen, RuntimeError) and "gloo" in str(seen)):
+        is_gloo = isinstance(seen, RuntimeError) and _OF_GLOO.search(str(seen)) is not None
+        if isinstance(seen, dist.DistError) or is_gloo:
             return True
         seen = seen.__cause__ or seen.__context__
     return False

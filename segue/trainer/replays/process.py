@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 import os
 import signal
 import sys
@@ -13,6 +12,7 @@ from typing import NoReturn
 
 import torch
 
+from segue.launch.memory import free_bytes
 from segue.process import Parent, end_with
 
 _NICENESS = 10
@@ -51,7 +51,7 @@ def why_no_room(state_bytes: int) -> str:
         needed = torch.cuda.max_memory_reserved() + _CONTEXT_BYTES
         if needed > _OF_FREE_ON_DEVICE * free:
             return f"the device has {free / 1e9:.1f} GB left, and a second process would take {needed / 1e9:.1f} GB"
-    needed, left = max(state_bytes, _own_bytes()), min(_free_bytes(), _left_to_container())
+    needed, left = max(state_bytes, _own_bytes()), free_bytes()
     if needed <= _OF_FREE_MEMORY * left:
         return ""
     return f"{left / 1e9:.1f} GB of memory are left, and a second process would take {needed / 1e9:.1f} GB"
@@ -71,21 +71,3 @@ def _own_bytes() -> int:
     except OSError:
         return 0
     return pages * os.sysconf("SC_PAGE_SIZE")
-
-
-def _free_bytes() -> float:
-    try:
-        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
-    except OSError:
-        return math.inf  # This system does not report its free memory.
-    kilobytes = (int(line.split()[1]) for line in lines if line.startswith("MemAvailable:"))
-    return next((1024.0 * found for found in kilobytes), math.inf)
-
-
-def _left_to_container() -> float:
-    folder = Path("/sys/fs/cgroup")
-    try:
-        limit, used = ((folder / name).read_text(encoding="ascii").strip() for name in ("memory.max", "memory.current"))
-    except OSError:
-        return math.inf
-    return math.inf if limit == "max" else float(int(limit) - int(used))

@@ -135,7 +135,7 @@ def run(fork_server, make_spec, open_log):
 
 
 @pytest.mark.parametrize("inner", [TINY, RICH])
-@pytest.mark.parametrize("is_killed", [False, True])
+@pytest.mark.parametrize("is_killed", [False, pytest.param(True, marks=pytest.mark.matrix)])
 def test_state_curve_and_witness_are_those_of_numbers_read_at_once(run, inner, is_killed):
     logs = [run(inner, is_late=is_late, is_killed=is_killed, steps=60) for is_late in (False, True)]
     now, late = map(read_history, logs)
@@ -159,7 +159,7 @@ def test_state_curve_and_witness_are_those_of_numbers_read_at_once(run, inner, i
 
 
 # The save that follows the bad step, one step later and two; and an end there.
-@pytest.mark.parametrize("every_steps", [14, 15, 8, 16])
+@pytest.mark.parametrize("every_steps", [15, 8, *(pytest.param(steps, marks=pytest.mark.matrix) for steps in (14, 16))])
 @pytest.mark.parametrize("goes_bad", ["loss", "spike", "gradient"])
 def test_a_poisoned_step_is_never_committed_and_named_as_itself(
     fork_server, make_spec, open_log, every_steps, goes_bad
@@ -205,6 +205,7 @@ def test_a_step_that_raises_after_a_sound_one_is_reported_as_such(fork_server, m
 RANKED, BAD_EVEN = "tests.recipes.ranked:even", "tests.recipes.poisoned:even_with_a_bad_sample"
 
 
+@pytest.mark.matrix
 def test_ranks_exchange_late_numbers_as_they_do_others(ranks_fork_server, make_spec, open_log):
     found = []
     for is_late in (False, True):

@@ -58,7 +58,7 @@ def test_only_errors_of_disk_network_and_workers_are_transient(error, transient)
 @pytest.mark.parametrize(
     ("how", "type_name"),
     [
-        ("memory", "MemoryError"),
+        pytest.param("memory", "MemoryError", marks=pytest.mark.matrix),
         ("accelerator", "OutOfMemoryError"),
         ("allocate", "RuntimeError"),
         ("fork", "OSError"),

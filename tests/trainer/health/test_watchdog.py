@@ -102,7 +102,7 @@ def test_a_hung_orphan_ends_although_nobody_is_left_to_kill_it(make_spec, open_l
     if between == 0:
         # Starts the trainer, passes its id on, and ends once the run is claimed: the trainer is an orphan then.
         from segue.launch.assignment import Assignment
-        from segue.launch.launcher import ProcessTrainer
+        from segue.launch.local import ProcessTrainer
 
         trainer = ProcessTrainer(Assignment(spec=spec, plan=plan), on_line=lambda _: None)
         os.write(writes, str(trainer.pid).encode())

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from segue.clock import SystemClock
 from segue.controller.steps import decide_next
 from segue.data.loader import Feed
@@ -15,6 +17,7 @@ from tests.support.single_rank import read_all
 BAD_STEP, BAD_BATCH = 5, Skip(samples_seen=40, sample_count=10)
 
 
+@pytest.mark.matrix
 def test_all_ranks_stop_at_the_same_step_and_then_leave_out_the_same_batch(ranks_fork_server, make_spec, open_log):
     # The bad sample is in the half of the batch that rank 1 gets.
     sample = int(Feed(even({}).data, recipe="even", seed=0).order.batch(40)[-1])

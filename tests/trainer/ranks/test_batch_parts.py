@@ -30,7 +30,7 @@ def fed(rank, world_size, *, batch_size, number, **options):
     return list(itertools.islice(feed.batches(0), number))
 
 
-@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("workers", [0, pytest.param(1, marks=pytest.mark.matrix)])
 @pytest.mark.parametrize(("batch_size", "drop_last"), [(10, False), (10, True), (5, False), (4, False)])
 def test_any_number_of_ranks_draws_the_same_batches_in_the_same_order(batch_size, drop_last, workers):
     """Of 23 samples the last batch has 3; batches are shorter than the number of ranks, too."""

@@ -122,6 +122,7 @@ def die(ranks_fork_server, make_spec, open_log):
     return make
 
 
+@pytest.mark.matrix
 def test_a_rank_that_dies_is_named_and_the_run_resumes_from_its_last_commit(die):
     lost, last = die(2, sharded=True)
     assert (lost.stop_reason, lost.lost_steps) == (StopReason.LOST, 9)
@@ -130,6 +131,7 @@ def test_a_rank_that_dies_is_named_and_the_run_resumes_from_its_last_commit(die)
     assert (last.stop_reason, last.from_step) == (StopReason.FINISHED, 10)
 
 
+@pytest.mark.matrix
 def test_without_its_leader_an_attempt_is_lost_and_another_rank_reports_it(die):
     lost, last = die(0)
     assert (lost.stop_reason, lost.from_step) == (StopReason.LOST, 10)

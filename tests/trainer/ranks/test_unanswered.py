@@ -13,7 +13,7 @@ from torch.distributed import DistStoreError
 from segue.clock import SystemClock
 from segue.errors import RankLostError
 from segue.launch.assignment import ExitCode
-from segue.process import ProcessRef
+from segue.process import ProcessRef, this_machine
 from segue.records import StopReason
 from segue.runlog.entries import ClaimEntry, ReportEntry
 from segue.runlog.history import read_history
@@ -48,6 +48,7 @@ def entries(runlog, kind):
     return [slot.entry for slot in runlog.reload().slots if isinstance(slot.entry, kind)]
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("rank", [0, pytest.param(1, marks=pytest.mark.matrix)])
 def test_a_rank_that_raises_and_stays_alive_is_named_and_every_process_ends_within_bounds(end, rank):
     report, runlog, group = end(rank, "raise")
@@ -73,6 +74,7 @@ def test_a_rank_that_dies_is_named_although_the_others_never_come_to_a_collectiv
     assert read_history(runlog).committed_step in KEPT
 
 
+@pytest.mark.matrix
 def test_the_first_step_of_one_rank_may_take_longer_than_the_others_wait_later(end):
     liveness = {"heartbeat_seconds": 0.05, "rank_seconds": 2.0, "first_step_seconds": 120.0}
     report, _, _ = end(1, "late", config={"seconds": 4.0}, liveness=liveness)
@@ -95,7 +97,7 @@ def failures():
     notes = DictNotes()
     own = RankFailures(notes, watched=notes, rank=0, count=2, wait_seconds=1.0, clock=SystemClock())
     gone = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
-    notes.put("process/1", str(ProcessRef.of(gone.pid)))
+    notes.put("process/1", f"{ProcessRef.of(gone.pid)}\n{this_machine()}")
     gone.kill()
     gone.wait()
     return own, notes
@@ -119,10 +121,12 @@ def test_of_ranks_that_are_ended_one_after_the_other_the_first_one_left_reports(
     _, notes = failures
     third = RankFailures(notes, watched=notes, rank=2, count=3, wait_seconds=1.0, clock=SystemClock())
     second = RankFailures(notes, watched=notes, rank=1, count=3, wait_seconds=1.0, clock=SystemClock())
-    gone, notes["process/0"] = notes["process/1"], "1 1"
+    ending = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    notes["process/0"], notes["process/1"] = f"1 1\n{this_machine()}", f"{ProcessRef.of(ending.pid)}\n{this_machine()}"
     assert second.ended_elsewhere().ranks == third.ended_elsewhere().ranks == (0,)
     assert second.take_over() is True
-    notes["process/1"] = gone
+    ending.kill()
+    ending.wait()
     assert third.ended_elsewhere().ranks == (0,)
     assert third.take_over() is False
 

@@ -41,7 +41,9 @@ def resumed(fork_server, runlog, spec, *, environment=None):
 
 
 @pytest.mark.matrix
-@pytest.mark.parametrize(("kind", "config"), [("index_put", {}), ("perturbed", {"eps": 1e-6})])
+@pytest.mark.parametrize(
+    ("kind", "config"), [("index_put", {}), pytest.param("perturbed", {"eps": 1e-6}, marks=pytest.mark.soak)]
+)
 def test_a_resume_within_the_noise_of_kernels_is_equivalent_and_says_so_with_the_fix(
     fork_server, noisy, open_log, kind, config
 ):
@@ -71,7 +73,11 @@ def test_where_rehearsals_are_off_the_second_attempt_from_a_checkpoint_knows_the
 @pytest.mark.matrix
 @pytest.mark.parametrize(
     ("kind", "channel"),
-    [("unseeded_dropout", "loss"), ("unseeded_batch", "input_fingerprint"), ("wall_time", "input_fingerprint")],
+    [
+        pytest.param("unseeded_dropout", "loss", marks=pytest.mark.soak),
+        ("unseeded_batch", "input_fingerprint"),
+        pytest.param("wall_time", "input_fingerprint", marks=pytest.mark.soak),
+    ],
 )
 def test_a_recipe_that_draws_unseeded_or_reads_the_time_proves_nothing_and_is_not_broken(
     fork_server, noisy, open_log, kind, channel
@@ -85,6 +91,7 @@ def test_a_recipe_that_draws_unseeded_or_reads_the_time_proves_nothing_and_is_no
     assert decide_next(open_log(spec), spec, clock=SystemClock()).action == "finished"
 
 
+@pytest.mark.soak
 @pytest.mark.matrix
 def test_a_trainer_that_waits_for_replays_longer_than_a_step_may_take_is_not_hung(fork_server, noisy, open_log):
     limits = {"heartbeat_seconds": 0.05, "hang_seconds": 5, "first_step_seconds": 5}
@@ -98,6 +105,7 @@ def test_a_trainer_that_waits_for_replays_longer_than_a_step_may_take_is_not_hun
     assert time.monotonic() - began > 5, "four fresh processes import torch one after the other"
 
 
+@pytest.mark.soak
 @pytest.mark.matrix
 def test_a_notice_during_the_replay_leaves_a_noisy_resume_to_the_next_attempt(fork_server, noisy, open_log):
     spec = noisy("perturbed", config={"eps": 1e-6}, grace_seconds=60)

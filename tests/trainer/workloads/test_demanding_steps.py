@@ -29,6 +29,7 @@ KINDS = [
 ]
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("config", KINDS, ids=lambda config: " ".join(map(str, config.values())))
 def test_a_killed_run_ends_as_an_undisturbed_one(fork_server, make_spec, tmp_path, config):
     spec = make_spec(

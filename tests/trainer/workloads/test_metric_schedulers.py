@@ -35,6 +35,7 @@ def make_demanding(make_spec, tmp_path):
     return make
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize(
     ("kind", "every"),
     [
@@ -70,7 +71,9 @@ def test_an_early_stop_and_a_scheduler_get_the_same_metric(fork_server, make_dem
     assert (whole.committed_step, history.finish_reason is not None) == (24, True)
 
 
-@pytest.mark.parametrize(("every", "rows"), [(12, 2), (11, 1), (50, ROWS)])
+@pytest.mark.parametrize(
+    ("every", "rows"), [(12, 2), *(pytest.param(*case, marks=pytest.mark.matrix) for case in ((11, 1), (50, ROWS)))]
+)
 def test_rows_after_the_last_commit_end_where_a_rate_would_need_an_evaluation(
     fork_server, make_demanding, open_log, every, rows
 ):

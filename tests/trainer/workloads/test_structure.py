@@ -33,6 +33,7 @@ def make_reshaped(make_spec, tmp_path):
     return make
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("kind", RESTORED)
 def test_a_change_that_a_resume_builds_again_is_saved_and_restored(fork_server, make_reshaped, kind):
     spec = make_reshaped(kind, hang_at=27)

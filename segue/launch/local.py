@@ -1,0 +1,243 @@
+"""Trainers on this machine: a child process, or several ranks that torchrun starts."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple
+
+from segue.launch.assignment import Assignment
+from segue.launch.child import ChildProcess, end_leftovers
+from segue.launch.determinism import trainer_environment
+from segue.launch.output import OnLine
+from segue.launch.rendezvous import RANKS_VARIABLE, LaunchFolder
+from segue.process import ProcessRef
+from segue.spec import RunSpec
+
+DUMP_SIGNAL = signal.SIGUSR2
+"""On this signal a trainer writes the stack of every thread to its standard error."""
+
+TRAINER_COMMAND = (sys.executable, "-m", "segue.trainer.main")
+EARLY_OPTION = "--early"
+"""With it, a trainer imports everything before it reads its assignment."""
+LOOPBACK = "127.0.0.1"
+
+
+class Nodes(NamedTuple):
+    """The place of this machine among several on which the ranks of one attempt run."""
+
+    how_many: int
+    number: int
+    """Of this machine, from 0. Rank 0 is on machine 0."""
+    address: str
+    """Of machine 0, as the others reach it."""
+    port: int
+    """Free on machine 0; the ranks meet there."""
+
+
+ALONE = Nodes(how_many=1, number=0, address=LOOPBACK, port=0)
+
+
+def launch_here(assignment: Assignment, *, on_line: OnLine | None = None) -> ProcessTrainer | RanksTrainer:
+    """Start the trainer of an assignment as a child of this process."""
+    count = assignment.spec.ranks or accelerators()
+    if count > 1:
+        env = trainer_environment(is_deterministic=assignment.spec.deterministic)
+        return RanksTrainer(LaunchFolder.make(assignment), count, on_line=on_line, env=env)
+    return ProcessTrainer(assignment, on_line=on_line)
+
+
+def launch_standby_here(spec: RunSpec, *, on_line: OnLine | None = None) -> StandbyProcess | RanksTrainer:
+    """Start a run's trainer as a child of this process, before there is an assignment for it."""
+    count = spec.ranks or accelerators()
+    folder = LaunchFolder.make_standby(spec)
+    env = trainer_environment(is_deterministic=spec.deterministic)
+    if count > 1:
+        return RanksTrainer(folder, count, on_line=on_line, env=env)
+    return StandbyProcess(folder, on_line=on_line, env=env)
+
+
+class _OnThisMachine:
+    """What all trainers on this machine have in common."""
+
+    ending = None
+
+    def why_waiting(self) -> str | None:
+        return None
+
+
+class ProcessTrainer(_OnThisMachine):
+    """A plain child process in a session of its own, so that a signal to the parent's group is passed on once."""
+
+    def __init__(
+        self, assignment: Assignment, *, on_line: OnLine | None = None, child: ChildProcess | None = None
+    ) -> None:
+        """Start it, unless it is `child`: a process that waits for its assignment."""
+        env = trainer_environment(is_deterministic=assignment.spec.deterministic)
+        self._child = child or ChildProcess(TRAINER_COMMAND, has_stdin=True, has_output=on_line is not None, env=env)
+        self._child.give(assignment.model_dump_json())
+        self._child.relay_to(on_line)
+
+    @property
+    def pid(self) -> int:
+        return self._child.process.pid
+
+    def poll(self) -> int | None:
+        return self._child.process.poll()
+
+    def give_notice(self, number: signal.Signals = signal.SIGTERM) -> None:
+        self._child.process.send_signal(number)
+
+    def is_known_to_run(self) -> bool:
+        return not ProcessRef.of(self.pid).is_stopped()
+
+    def dump_stacks(self) -> None:
+        self._child.process.send_signal(DUMP_SIGNAL)
+
+    def wait(self, timeout_seconds: float | None = None) -> int | None:
+        return self._child.wait(timeout_seconds)
+
+    def freeze(self) -> None:
+        self._child.process.send_signal(signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        self._child.process.send_signal(signal.SIGCONT)
+
+    def kill(self) -> None:
+        self._child.kill()
+
+
+class StandbyProcess(ProcessTrainer):
+    """The same, with a folder through which it gets its assignment."""
+
+    def __init__(
+        self, folder: LaunchFolder, *, on_line: OnLine | None = None, env: Mapping[str, str] | None = None
+    ) -> None:
+        self._folder = folder
+        self._child = ChildProcess([*TRAINER_COMMAND, str(folder.path)], has_output=on_line is not None, env=env)
+        self._child.relay_to(on_line)
+
+    def is_booted(self) -> bool:
+        return self._folder.has_booted(1)
+
+    def take(self, assignment: Assignment) -> None:
+        self._folder.give(assignment)
+
+    def wait(self, timeout_seconds: float | None = None) -> int | None:
+        code = super().wait(timeout_seconds)
+        if code is not None:
+            self._folder.remove()
+        return code
+
+
+class RanksTrainer(_OnThisMachine):
+    """Several processes on this machine that train together, started by torchrun."""
+
+    def __init__(
+        self,
+        folder: LaunchFolder,
+        count: int,
+        *,
+        on_line: OnLine | None = None,
+        env: Mapping[str, str] | None = None,
+        nodes: Nodes = ALONE,
+    ) -> None:
+        """Start `count` ranks. On each of several `nodes` this is called, with the same count."""
+        self._folder, self._count = folder, count
+        self._ended_with: int | None = None
+        torchrun = [sys.executable, "-m", "segue.launch.torchrun", *_meeting(nodes)]
+        how_many = ["--nproc-per-node", str(count), "--max-restarts", "0"]
+        ranks = [*TRAINER_COMMAND[1:], str(self._folder.path)]
+        command, has_output = [*torchrun, *how_many, *ranks], on_line is not None
+        self._child = ChildProcess(command, has_output=has_output, env=_environment(count, env or os.environ, nodes))
+        self._child.relay_to(on_line)
+
+    def is_booted(self) -> bool:
+        return self._folder.has_booted(self._count)
+
+    def take(self, assignment: Assignment) -> None:
+        self._folder.give(assignment)
+
+    @property
+    def have_left(self) -> bool:
+        """Whether all its ranks have ended by themselves. torchrun then still waits for those of other machines."""
+        return self._folder.have_left(self._count)
+
+    @property
+    def pid(self) -> int:
+        return self._child.process.pid
+
+    def poll(self) -> int | None:
+        code = self._child.process.poll()
+        return code if code is None else self._code_of_ranks(code)
+
+    def give_notice(self, number: signal.Signals = signal.SIGTERM) -> None:
+        # Not to torchrun: it would end the ranks before they have saved.
+        self._folder.give_notice(number)
+
+    def wait(self, timeout_seconds: float | None = None) -> int | None:
+        code = self._child.wait(timeout_seconds)
+        if code is None:
+            return None
+        code = self._code_of_ranks(code)
+        for rank in self._folder.leaders():  # torchrun starts each rank in a session of its own.
+            end_leftovers(rank)
+        self._folder.remove()
+        return code
+
+    def is_known_to_run(self) -> bool:
+        return not any(ProcessRef.of(pid).is_stopped() for pid in (self.pid, *self._folder.leaders()))
+
+    def dump_stacks(self) -> None:
+        self._folder.signal(DUMP_SIGNAL)
+
+    def freeze(self) -> None:
+        self._folder.signal(signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        self._folder.signal(signal.SIGCONT)
+
+    def kill(self) -> None:
+        for rank in self._folder.leaders():
+            with suppress(ProcessLookupError):
+                os.killpg(rank, signal.SIGKILL)
+        self._child.kill()
+
+    def _code_of_ranks(self, code: int) -> int:
+        if self._ended_with is None:
+            found = self._folder.exit_code()
+            self._ended_with = code if found is None else found
+        return self._ended_with
+
+
+def _meeting(nodes: Nodes) -> list[str]:
+    """The options of torchrun that say where the ranks meet."""
+    local = ["--local-addr", LOOPBACK] if nodes.address == LOOPBACK else []
+    if nodes.how_many == 1:
+        return ["--standalone", *local]
+    where = ["--master-addr", nodes.address, "--master-port", str(nodes.port)]
+    return ["--nnodes", str(nodes.how_many), "--node-rank", str(nodes.number), *where, *local]
+
+
+def _environment(count: int, given: Mapping[str, str], nodes: Nodes) -> dict[str, str]:
+    env = {**given, RANKS_VARIABLE: str(count * nodes.how_many)}
+    # torchrun would give each rank one thread.
+    env.setdefault("OMP_NUM_THREADS", str(max((os.cpu_count() or 1) // count, 1)))
+    # DistributedDataParallel would warn each rank about searching for unused parameters, which is intended.
+    env.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+    # Several machines: gloo takes the interface of the machine's own name, unless the user has set another one.
+    if nodes.address == LOOPBACK and Path("/sys/class/net/lo").exists():
+        env.setdefault("GLOO_SOCKET_IFNAME", "lo")  # A machine's own name may not resolve.
+    return env
+
+
+def accelerators() -> int:
+    """The number of accelerators here; a separate process asks torch, because this one does not import it."""
+    ask = "import torch; print(torch.cuda.device_count())"
+    found = subprocess.run([sys.executable, "-c", ask], capture_output=True, text=True, check=False)
+    return int(found.stdout) if found.returncode == 0 else 1

@@ -1,0 +1,124 @@
+"""A Ray cluster: the connection to it, its nodes, placement groups, and what it lacks for a run. Imports Ray."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import ray
+from ray._private.state import state
+from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from segue.errors import RaySetupError
+from segue.launch.ray.node import facts_here
+from segue.launch.ray.placement import Node, Resources, mark_of
+from segue.launch.ray.problems import (
+    NodeFacts,
+    RayProblem,
+    as_pairs,
+    node_problems,
+    resource_problems,
+    version_refusal,
+)
+from segue.records import Capacity
+from segue.spec import RunSpec
+
+log = logging.getLogger(__name__)
+
+_PROBE_SECONDS = 60.0
+
+
+def connect(address: str) -> bool:
+    """Connect this process as a driver; False where no cluster answers. May block for minutes.
+
+    Raises:
+        RaySetupError: the cluster refuses this process, for its version of Ray or Python.
+    """
+    try:
+        ray.init(address=address, log_to_driver=False, configure_logging=False, namespace="segue")
+    except (ConnectionError, RuntimeError, ValueError, TimeoutError) as error:
+        refusal = version_refusal(str(error), address=address)
+        if refusal is not None:
+            raise RaySetupError(problems=as_pairs([refusal])) from None
+        log.warning("the Ray cluster does not answer address=%s reason=%s", address, str(error).strip() or type(error))
+        ray.shutdown()
+        return False
+    return True
+
+
+def nodes() -> list[Node]:
+    """The nodes that run."""
+    known: Any = state  # Ray types few of its calls.
+    free, draining = known.available_resources_per_node(), draining_nodes()
+    return [
+        Node(
+            node_id=node["NodeID"],
+            total=node["Resources"],
+            available=free.get(node["NodeID"], {}),
+            is_draining=node["NodeID"] in draining,
+        )
+        for node in known.node_table()
+        if node["Alive"]
+    ]
+
+
+def draining_nodes() -> dict[str, float | None]:
+    """The nodes that are being drained, and when each is gone, in seconds of the wall clock; None: not known.
+
+    Ray has no public call for this outside of Ray Train (2.60).
+    """
+    found: dict[str, int] = state.get_draining_nodes()
+    return {node: deadline_ms / 1000 if deadline_ms else None for node, deadline_ms in found.items()}
+
+
+def has_autoscaler() -> bool:
+    """Whether nodes may still come that nothing is known of."""
+    return state.get_cluster_config() is not None
+
+
+def ask_for(count: int, bundle: Resources) -> PlacementGroup:
+    """A placement group on as few nodes as possible. It is removed when this process ends."""
+    group: PlacementGroup = placement_group([dict(bundle)] * count, strategy="PACK")
+    return group
+
+
+def give_back(group: PlacementGroup) -> None:
+    remove_placement_group(group)
+
+
+def problems_of(spec: RunSpec) -> list[RayProblem]:
+    """What the cluster lacks for a run: resources, versions, the folder of its code."""
+    here = nodes()
+    # With an autoscaler, a resource that no node has now may come with the next one.
+    found = [] if has_autoscaler() else resource_problems(spec, here)
+    marks = {mark_of(spec, capacity) for capacity in (Capacity.SPOT, Capacity.ON_DEMAND)}
+    asked = [node.node_id for node in here if marks & set(node.total)]
+    folder = str(Path.cwd())
+    facts, missing = _facts_of(asked, folder)
+    return [*found, *node_problems(facts_here(folder), facts, folder=folder), *missing]
+
+
+def _facts_of(node_ids: list[str], folder: str) -> tuple[list[NodeFacts], list[RayProblem]]:
+    """What each node has; a problem for each on which segue cannot be imported."""
+    ask: Any = ray.remote(num_cpus=0, max_retries=0)(facts_here)
+    asked = {
+        ask.options(scheduling_strategy=NodeAffinitySchedulingStrategy(node_id, soft=False)).remote(folder): node_id
+        for node_id in node_ids
+    }
+    done, silent = ray.wait(list(asked), num_returns=len(asked), timeout=_PROBE_SECONDS) if asked else ([], [])
+    for ref in silent:
+        log.warning("a node of the Ray cluster does not answer, it is not checked node=%s", asked[ref])
+    facts, found = [], []
+    for ref in done:
+        try:
+            facts.append(ray.get(ref))
+        except ray.exceptions.RayError as error:
+            why = str(error).strip().splitlines()[-1]
+            if "ModuleNotFoundError" in str(error):
+                what = f"segue cannot be imported on the node {asked[ref][:8]} ({why})"
+                found.append(RayProblem(what=what, fix="install segue with the same packages on all nodes"))
+            else:
+                log.warning("a node of the Ray cluster is not checked node=%s reason=%s", asked[ref], why)
+    return facts, found

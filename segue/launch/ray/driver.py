@@ -1,0 +1,242 @@
+"""The driver of one attempt on a Ray cluster: `python -m segue.launch.ray.driver FOLDER`.
+
+The first line of its standard input is the assignment, each further line something that the ranks are to be told. It is
+a process of its own because Ray ends its driver, without an exception, when the cluster's head restarts. Actors and
+placement group are the driver's: a cluster that works ends them with it. Their ranks are then orphans, which commit
+their last step and end.
+
+Ray itself retries nothing: what was lost is the run's to decide.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import queue
+import signal
+import sys
+import threading
+from pathlib import Path
+
+from segue.clock import Clock, SystemClock
+from segue.errors import RaySetupError
+from segue.launch.assignment import Assignment, ExitCode
+from segue.launch.ray import cluster
+from segue.launch.ray.gang import ActorLostError, Gang
+from segue.launch.ray.node import facts_here, shared_variables
+from segue.launch.ray.placement import bundle_of, bundles_now, in_words, is_to_ask
+from segue.launch.ray.problems import RayProblem, as_pairs, node_problems
+from segue.launch.ray.status import DriverStatus, StatusFolder
+from segue.process import Parent
+
+log = logging.getLogger(__name__)
+
+_LOOK_SECONDS = 0.3
+_DRAIN_SECONDS = 1.0
+"""Time between two looks at which nodes are being drained."""
+_ROOM_SECONDS = 5.0
+"""Time between two looks at how much room there is, and between two tries to connect."""
+_OTHERS_SECONDS = 60.0
+"""How long ranks may go on when others have ended, in addition to the grace period: they see that by themselves."""
+_NOTICES = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
+
+
+class Commands:
+    """What the segment asks for, read in a thread. Until ranks are started, a notice ends the driver at once."""
+
+    def __init__(self, folder: StatusFolder) -> None:
+        self._folder, self._parent = folder, Parent()
+        self._asked: queue.SimpleQueue[tuple[str, int]] = queue.SimpleQueue()
+        self._lock, self._is_held = threading.Lock(), False
+        threading.Thread(target=self._read, name="segue-ray-commands", daemon=True).start()
+
+    def hold(self) -> None:
+        """Keep what comes from now on for `take`: ranks are about to start."""
+        with self._lock:
+            self._is_held = True
+
+    def take(self) -> tuple[str, int] | None:
+        """The next one, if there is one."""
+        try:
+            return self._asked.get_nowait()
+        except queue.Empty:
+            return None
+
+    def put_notice(self, number: int) -> None:
+        """Take a signal to this process for a notice. For signal handlers."""
+        self._asked.put(("give_notice", number))
+
+    def _read(self) -> None:
+        for line in iter(sys.stdin.buffer.readline, b""):
+            what, _, number = line.decode().strip().partition(" ")
+            self._hear(what, int(number or 0))
+        # The segment has ended, as far as can be told from here: a process that it forked may hold the pipe open.
+        self._hear("give_notice", int(signal.SIGTERM))
+
+    def _hear(self, what: str, number: int) -> None:
+        with self._lock:
+            if not self._is_held and what in ("give_notice", "kill"):
+                ended = "it was ended before there was room for it on the Ray cluster"
+                try:
+                    self._folder.write(DriverStatus(code=ExitCode.NOTICE, ended=ended))
+                finally:
+                    os._exit(ExitCode.NOTICE)  # Its placement group ends with it.
+            self._asked.put((what, number))
+
+
+class Driver:
+    """One attempt, from the connection to the end of its ranks."""
+
+    def __init__(self, assignment: Assignment, folder: StatusFolder, commands: Commands, *, clock: Clock) -> None:
+        self._assignment, self._spec, self._plan = assignment, assignment.spec, assignment.plan
+        self._folder, self._commands, self._clock = folder, commands, clock
+        self._parent = Parent()
+        self._is_orphan = self._has_lost_actors = False
+        self._here = str(Path.cwd())
+        self._told_of: set[str] = set()
+        self._drain_at = float("-inf")
+
+    def run(self) -> DriverStatus:
+        """Train the attempt; how it ended.
+
+        Raises:
+            RaySetupError: the cluster cannot run it.
+        """
+        self._connect()
+        self._refuse_problems()
+        gang = self._placed()
+        try:
+            self._start(gang)
+            self._follow(gang)
+        except ActorLostError as error:
+            gang.tell("kill")  # Ranks of the other actors would wait for its ranks.
+            gang.look(wait_seconds=_ROOM_SECONDS)
+            return DriverStatus(has_started=True, code=-signal.SIGKILL, ended=f"a Ray actor did not start ({error})")
+        code = gang.code if gang.code is not None else -signal.SIGKILL
+        ended = gang.lost + " was lost" if gang.lost else _ended(code)
+        return DriverStatus(has_started=True, code=code, ended=ended, was_out_of_memory=gang.was_out_of_memory)
+
+    def _connect(self) -> None:
+        assert self._spec.ray is not None
+        address = self._spec.ray.address
+        self._wait_for("its Ray driver connects")
+        while not cluster.connect(address):
+            # It may be the head that restarts: what waits for ever was refused before the first segment.
+            self._wait_for(f"the Ray cluster ({address}) does not answer")
+            self._clock.sleep(_ROOM_SECONDS)
+            self._end_as_orphan()
+        for number in _NOTICES:  # Ray has set its own.
+            signal.signal(number, lambda signum, _: self._commands.put_notice(signum))
+
+    def _refuse_problems(self) -> None:
+        """Later a resource that no node has is one that comes back: nodes were lost."""
+        if (self._plan.segment, self._plan.attempt) == (0, 1):
+            _refuse(cluster.problems_of(self._spec))
+
+    def _placed(self) -> Gang:
+        """The actors, once there is room for enough of them."""
+        bundle, group, asked, seen = bundle_of(self._spec, self._plan.capacity), None, 0, 0
+        while group is None or not group.wait(_ROOM_SECONDS):
+            self._end_as_orphan()
+            seen_before, seen = seen, bundles_now(self._spec, self._plan.capacity, cluster.nodes())
+            if is_to_ask(seen, seen_before=seen_before, asked=asked):
+                if group is not None:
+                    cluster.give_back(group)
+                group, asked = cluster.ask_for(seen, bundle), seen
+                self._wait_for(f"its placement group of {in_words(seen, bundle)} waits for room on the Ray cluster")
+        log.info("the placement group is there bundles=%d", asked)
+        return Gang(group, bundle, asked)
+
+    def _start(self, gang: Gang) -> None:
+        facts = gang.meet(self._here)
+        _refuse(node_problems(facts_here(self._here), facts, folder=self._here))
+        assert self._spec.ray is not None
+        ranks = len(facts) * self._spec.ray.ranks_per_bundle
+        log.info("%d ranks start on %s", ranks, ", ".join(dict.fromkeys(each.in_words for each in facts)))
+        spec = self._spec.model_copy(update={"ranks": ranks})
+        made = self._assignment.model_copy(update={"spec": spec})
+        self._commands.hold()
+        self._folder.write(DriverStatus(has_started=True))
+        gang.start(made, folder=self._here, variables=shared_variables(os.environ))
+
+    def _follow(self, gang: Gang) -> None:
+        """Pass on what comes, until all ranks have ended."""
+        give_up_at: float | None = None
+        while not gang.has_ended:
+            for line in gang.look(wait_seconds=_LOOK_SECONDS):
+                sys.stdout.write(f"{line}\n")
+            sys.stdout.flush()
+            at = self._clock.monotonic()
+            while (asked := self._commands.take()) is not None:
+                gang.tell(*asked)
+            self._look_for_losses(gang)
+            self._look_for_drains(gang, at)
+            if gang.waits_for_the_lost:
+                gang.tell("kill")
+            if gang.is_ending and give_up_at is None:
+                give_up_at = at + self._spec.grace_seconds + _OTHERS_SECONDS
+            if give_up_at is not None and at > give_up_at:
+                log.warning("ranks whose others have ended do not end by themselves, they are killed")
+                gang.tell("kill")
+                give_up_at = at + _OTHERS_SECONDS
+            self._clock.sleep(_LOOK_SECONDS)
+
+    def _look_for_losses(self, gang: Gang) -> None:
+        """The ranks of an actor that is gone may train on, and can be told nothing: they end with the others."""
+        is_segment_lost = not self._parent.is_alive()
+        if (is_segment_lost and not self._is_orphan) or (gang.lost and not self._has_lost_actors):
+            gang.tell("give_notice", signal.SIGTERM)
+        self._is_orphan, self._has_lost_actors = is_segment_lost, bool(gang.lost)
+
+    def _look_for_drains(self, gang: Gang, at: float) -> None:
+        """A node that is being drained is a notice, a grace period before its deadline; at once without one."""
+        if at - self._drain_at < _DRAIN_SECONDS:
+            return
+        self._drain_at = at
+        for node_id, deadline in cluster.draining_nodes().items():
+            if node_id in self._told_of or not gang.is_on(node_id):
+                continue
+            left = 0.0 if deadline is None else deadline - self._clock.now().timestamp() - self._spec.grace_seconds
+            if left <= 0:
+                log.warning("a node is being drained, all ranks get a notice node=%s", node_id[:8])
+                self._told_of.add(node_id)
+                gang.tell("give_notice", signal.SIGTERM)
+
+    def _wait_for(self, why: str) -> None:
+        self._folder.write(DriverStatus(why_waiting=why))
+
+    def _end_as_orphan(self) -> None:
+        if not self._parent.is_alive():
+            os._exit(ExitCode.NOTICE)
+
+
+def _refuse(problems: list[RayProblem]) -> None:
+    if problems:
+        raise RaySetupError(problems=as_pairs(problems))
+
+
+def _ended(code: int) -> str:
+    how = f"exited with code {code}" if code >= 0 else f"was killed by signal {-code}"
+    return f"its trainer on the Ray cluster {how}"
+
+
+def main() -> int:
+    """Run the assignment on standard input; return the exit code."""
+    folder, clock = StatusFolder(Path(sys.argv[1])), SystemClock()
+    assignment = Assignment.model_validate_json(sys.stdin.buffer.readline())
+    name = f"{assignment.spec.run_id} seg{assignment.plan.segment} a{assignment.plan.attempt} driver"
+    logging.basicConfig(level=logging.INFO, stream=sys.stderr, format=f"%(levelname)s {name} | %(message)s")
+    driver = Driver(assignment, folder, Commands(folder), clock=clock)
+    try:
+        status = driver.run()
+    except RaySetupError as error:
+        status = DriverStatus(code=ExitCode.USAGE, problems=error.problems)
+    folder.write(status)
+    assert status.code is not None
+    sys.stdout.flush()
+    # Without Ray's own clean-up, which waits for a cluster that may be away; it ends what is this process's.
+    os._exit(status.code if status.code >= 0 else 1)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

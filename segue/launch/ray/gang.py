@@ -1,0 +1,194 @@
+"""The actors of one attempt, and how their ranks are. Imports Ray."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from typing import Any
+
+import ray
+from ray.util.placement_group import PlacementGroup
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from segue.launch.assignment import Assignment, ExitCode
+from segue.launch.local import Nodes
+from segue.launch.ray.node import Answer, remote_class
+from segue.launch.ray.orders import Orders
+from segue.launch.ray.placement import Resources
+from segue.launch.ray.problems import NodeFacts
+
+log = logging.getLogger(__name__)
+
+_BOOT_SECONDS = 300.0
+"""Longest time in which the processes of all actors must be there."""
+
+
+class ActorLostError(Exception):
+    """An actor is gone, or did not come."""
+
+
+@dataclass
+class _Member:
+    """One actor."""
+
+    number: int
+    actor: Any
+    orders: Orders
+    facts: NodeFacts | None = None
+    asked: Any = None
+    """The answer that it owes."""
+    code: int | None = None
+    lost: str | None = None
+    """Why it is gone."""
+    have_left: bool = False
+    was_out_of_memory: bool = False
+
+    @property
+    def has_ended(self) -> bool:
+        return self.code is not None or self.lost is not None
+
+
+class Gang:
+    """One actor on each bundle of a placement group; that of rank 0 has number 0."""
+
+    def __init__(self, group: PlacementGroup, bundle: Resources, count: int) -> None:
+        """Start to start them."""
+        cls, rest = remote_class(ray), {name: value for name, value in bundle.items() if name not in ("CPU", "GPU")}
+        self._members = []
+        for number in range(count):
+            actor = cls.options(
+                num_cpus=bundle["CPU"],
+                num_gpus=bundle.get("GPU", 0),
+                resources=rest,
+                scheduling_strategy=PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=number),
+            ).remote()
+            self._members.append(_Member(number, actor, Orders(actor)))
+
+    def meet(self, folder: str) -> list[NodeFacts]:
+        """What each of their nodes has. Blocks until all have answered.
+
+        Raises:
+            ActorLostError: one cannot, or not within five minutes.
+        """
+        for member, facts in zip(self._members, self._ask_all("facts", folder), strict=True):
+            member.facts = facts
+        return [member.facts for member in self._members if member.facts is not None]
+
+    def start(self, assignment: Assignment, *, folder: str, variables: dict[str, str]) -> None:
+        """Start their ranks.
+
+        Raises:
+            ActorLostError: an actor did not start them.
+        """
+        (port,) = self._of([self._members[0].actor.free_port.remote()])
+        first = self._members[0].facts
+        assert first is not None
+        count, text = len(self._members), assignment.model_dump_json()
+        places = [Nodes(count, number, first.address, port) for number in range(count)]
+        self._of(
+            [
+                member.actor.start.remote(text, place, folder=folder, variables=variables)
+                for member, place in zip(self._members, places, strict=True)
+            ]
+        )
+
+    def look(self, *, wait_seconds: float) -> list[str]:
+        """Ask how the ranks are, and wait so long for answers; the lines that they have written."""
+        for member in self._members:
+            member.orders.look()
+            if not member.has_ended and member.asked is None:
+                member.asked = member.actor.look.remote()
+        owed = {member.asked: member for member in self._members if member.asked is not None}
+        done = ray.wait(list(owed), num_returns=len(owed), timeout=wait_seconds)[0] if owed else []
+        return [line for ref in done for line in self._take(owed[ref])]
+
+    def tell(self, what: str, number: int = 0) -> None:
+        """Ask each actor that is not gone to pass this on; `look` asks again where it was not heard."""
+        for member in self._members:
+            if not member.has_ended:
+                member.orders.give(what, number)
+
+    def is_on(self, node_id: str) -> bool:
+        """Whether ranks that still train are on this node."""
+        return any(
+            member.facts is not None and member.facts.node_id == node_id and not member.has_ended
+            for member in self._members
+        )
+
+    @property
+    def has_ended(self) -> bool:
+        return all(member.has_ended for member in self._members)
+
+    @property
+    def is_ending(self) -> bool:
+        """Whether the ranks of one have ended, or it is lost: the others end by themselves soon."""
+        return any(member.has_ended for member in self._members)
+
+    @property
+    def waits_for_the_lost(self) -> bool:
+        """Whether all ranks that are left have ended, and torchrun waits, for minutes, for those of a lost actor."""
+        left = [member for member in self._members if not member.has_ended]
+        return self.lost is not None and bool(left) and all(member.have_left for member in left)
+
+    @property
+    def lost(self) -> str | None:
+        """Which actors are gone, in words."""
+        gone = [member for member in self._members if member.lost is not None]
+        if not gone:
+            return None
+        each = (f"{_where(member)} ({member.lost})" for member in gone)
+        return f"its Ray actor{'s' if len(gone) > 1 else ''} on {', '.join(each)}"
+
+    @property
+    def was_out_of_memory(self) -> bool:
+        return any(member.was_out_of_memory for member in self._members)
+
+    @property
+    def code(self) -> int | None:
+        """The trainer's exit code: that of rank 0; None where its actor is gone."""
+        codes = [member.code for member in self._members]
+        return ExitCode.USAGE if ExitCode.USAGE in codes else codes[0]
+
+    def _take(self, member: _Member) -> tuple[str, ...]:
+        asked, member.asked = member.asked, None
+        try:
+            answer: Answer = ray.get(asked)
+        except ray.exceptions.ActorUnavailableError:
+            return ()  # The connection to it broke; whether it is gone is not known yet.
+        except ray.exceptions.RayError as error:
+            member.lost = _cause(error)
+            member.was_out_of_memory = isinstance(error, ray.exceptions.OutOfMemoryError) or "low on memory" in str(
+                error
+            )
+            log.warning("a Ray actor is lost node=%s reason=%s", _where(member), member.lost)
+            return ()
+        member.code, member.have_left, member.was_out_of_memory = (
+            answer.code,
+            answer.have_left,
+            answer.was_out_of_memory,
+        )
+        return answer.lines
+
+    def _ask_all(self, method: str, *arguments: object) -> list[Any]:
+        return self._of([getattr(member.actor, method).remote(*arguments) for member in self._members])
+
+    def _of(self, refs: list[Any]) -> list[Any]:
+        try:
+            return list(ray.get(refs, timeout=_BOOT_SECONDS))
+        except ray.exceptions.RayError as error:
+            raise ActorLostError(_cause(error)) from None
+
+
+def _where(member: _Member) -> str:
+    return member.facts.in_words if member.facts is not None else f"bundle {member.number}"
+
+
+def _cause(error: Exception) -> str:
+    """The line of Ray's error that says why, and not which actor with its many numbers."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    told = [
+        line
+        for line in lines
+        if not line.startswith(("class_name:", "actor_id:", "pid:", "name:", "namespace:", "ip:"))
+    ]
+    return (told[-1] if told else type(error).__name__).rstrip(".")

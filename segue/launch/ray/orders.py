@@ -1,0 +1,52 @@
+"""What one actor is told, in order, and again where it was not heard. Imports Ray."""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from typing import Any
+
+import ray
+
+log = logging.getLogger(__name__)
+
+
+class Orders:
+    """What an actor is asked to pass on to its ranks. An order may be heard twice, and none before an earlier one.
+
+    Each of them may come twice without harm, as notices do.
+    """
+
+    def __init__(self, actor: Any) -> None:
+        self._actor = actor
+        self._left: deque[tuple[str, int]] = deque()
+        self._asked: Any = None
+
+    def give(self, what: str, number: int) -> None:
+        """Send this, at once unless an earlier one is on its way. Does not block."""
+        if self._left and self._left[-1] == (what, number):
+            return  # It is on its way, or will be sent again.
+        self._left.append((what, number))
+        if self._asked is None:
+            self._send()
+
+    def look(self) -> None:
+        """Send again what was not heard, or what comes next. Does not block."""
+        if self._asked is None or not ray.wait([self._asked], timeout=0)[0]:
+            return
+        try:
+            ray.get(self._asked)
+        except ray.exceptions.ActorUnavailableError:
+            # The connection to it broke; whether it has heard is not known.
+            log.warning("a Ray actor is told again what it may not have heard what=%s", self._left[0][0])
+            self._send()
+            return
+        except ray.exceptions.RayError as error:
+            log.warning("a Ray actor was not told what=%s reason=%s", self._left[0][0], type(error).__name__)
+        self._left.popleft()
+        self._asked = None
+        if self._left:
+            self._send()
+
+    def _send(self) -> None:
+        self._asked = self._actor.tell.remote(*self._left[0])

@@ -1,0 +1,80 @@
+"""What an attempt asks of a Ray cluster: its bundles, and how many of them there is room for. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from segue.records import Capacity
+from segue.spec import RunSpec
+
+Resources = Mapping[str, float]
+
+_MARK = 0.001
+"""How much a bundle takes of the resource that marks a node as spot or on-demand: as good as nothing."""
+_UNITS = 10_000
+"""Ray counts resources in ten-thousandths."""
+
+
+@dataclass(frozen=True)
+class Node:
+    """One node of a cluster that runs."""
+
+    node_id: str
+    total: Resources
+    available: Resources = field(default_factory=dict)
+    is_draining: bool = False
+
+
+def mark_of(spec: RunSpec, capacity: Capacity) -> str:
+    """The resource that marks the nodes of a capacity."""
+    assert spec.ray is not None
+    return spec.ray.spot if capacity is Capacity.SPOT else spec.ray.on_demand
+
+
+def bundle_of(spec: RunSpec, capacity: Capacity) -> dict[str, float]:
+    """The resources of one bundle."""
+    assert spec.ray is not None
+    each = spec.ray.ranks_per_bundle
+    gpus = {"GPU": float(spec.ray.gpus_per_rank * each)} if spec.ray.gpus_per_rank else {}
+    return {"CPU": float(spec.ray.cpus_per_rank * each), **gpus, mark_of(spec, capacity): _MARK}
+
+
+def bundle_counts(spec: RunSpec) -> tuple[int, int]:
+    """The fewest and the most bundles with which an attempt starts."""
+    assert spec.ray is not None
+    assert spec.ranks is not None
+    return (spec.ray.min_ranks or spec.ranks) // spec.ray.ranks_per_bundle, spec.ranks // spec.ray.ranks_per_bundle
+
+
+def room(nodes: Iterable[Resources], bundle: Resources) -> int:
+    """How many bundles fit on nodes with these resources."""
+    return sum(_fits(node, bundle) for node in nodes)
+
+
+def _fits(node: Resources, bundle: Resources) -> int:
+    shares = (round(node.get(name, 0.0) * _UNITS) // round(amount * _UNITS) for name, amount in bundle.items())
+    return min(shares, default=0)
+
+
+def bundles_now(spec: RunSpec, capacity: Capacity, nodes: Iterable[Node]) -> int:
+    """How many bundles to ask for now: all that there is room for, within what the run permits."""
+    fewest, most = bundle_counts(spec)
+    free = [node.available for node in nodes if not node.is_draining]
+    return max(fewest, min(most, room(free, bundle_of(spec, capacity))))
+
+
+def is_to_ask(seen: int, *, seen_before: int, asked: int) -> bool:
+    """Whether to ask for the `seen` bundles that there is room for, in the place of the `asked` ones (0: none yet).
+
+    Only where two looks in a row agree: while a placement group is made, its own bundles are no longer free, and one
+    look sees too little room. Before the second look the group is there.
+    """
+    return asked == 0 or (seen != asked and seen == seen_before)
+
+
+def in_words(count: int, bundle: Resources) -> str:
+    """A placement group for a message: `2 bundles of 1 CPU on nodes with spot`."""
+    amounts = [f"{amount:g} {name}" for name, amount in bundle.items() if amount != _MARK]
+    marks = [name for name, amount in bundle.items() if amount == _MARK]
+    return f"{count} bundle{'s' if count != 1 else ''} of {' and '.join(amounts)} on nodes with {', '.join(marks)}"

@@ -1,0 +1,163 @@
+"""What is wrong with a run's `[slurm]` table, found before anything is submitted."""
+
+from __future__ import annotations
+
+import logging
+import re
+import shutil
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from segue.errors import SlurmSetupError
+from segue.launch.slurm.commands import Answer, ask
+from segue.launch.slurm.partition import Partition, partition_shown, priority_kill_wait
+from segue.launch.slurm.script import limit_minutes, shape_options
+from segue.spec import RunSpec
+from segue.spec.launchers import SlurmSpec
+
+log = logging.getLogger(__name__)
+
+_COMMANDS = ("sbatch", "scontrol", "scancel", "squeue")
+_PERHAPS_LATER = re.compile(r"requested node configuration is not available|node.* not available|busy|down", re.I)
+"""What `sbatch --test-only` also says while nodes are drained or a partition is down. Measured with 22.05."""
+
+_LIMIT = re.compile(r"violates accounting/qos|qosmax|qosgrp|assoc\w*limit|assocmax|assocgrp|maxsubmit", re.I)
+"""What `sbatch --test-only` says of limits, also of those on the jobs that a user has at a time."""
+_NO_PARTITION = re.compile(r"not found|invalid partition", re.I)
+
+_USABLE = [["up", state] for state in ("idle", "alloc", "mix", "comp", "plnd")]
+"""Availability of the partition and state of the node, as sinfo has them in short; `drain`, `down*` are others."""
+
+
+@dataclass(frozen=True)
+class SlurmProblem:
+    """One reason why a run's jobs cannot run."""
+
+    what: str
+    fix: str
+
+
+def has_slurm() -> bool:
+    """Whether this machine has Slurm's commands."""
+    return all(shutil.which(command) is not None for command in _COMMANDS)
+
+
+def slurm_problems(spec: RunSpec) -> list[SlurmProblem]:
+    """What would keep the jobs of a run from running, as far as this machine can know; empty without a `[slurm]` table.
+
+    Nothing is submitted. Blocks for ten seconds where the controller is away, and then says nothing about partitions: a
+    run waits for its controller.
+    """
+    slurm = spec.slurm
+    if slurm is None:
+        return []
+    if not has_slurm():
+        missing = ", ".join(command for command in _COMMANDS if shutil.which(command) is None)
+        fix = "run segments on a machine with Slurm's commands (a login node), or remove [slurm] from the run spec"
+        return [SlurmProblem(f"this machine has no {missing}", fix)]
+    found = _folder_problems(slurm)
+    settings = ask(["scontrol", "show", "config"])
+    for field, partition in {"spot": slurm.spot, "on_demand": slurm.on_demand}.items():
+        answer = ask(["scontrol", "show", "partition", partition])
+        if answer.code and _NO_PARTITION.search(answer.trouble + answer.output) is None:
+            log.warning("the Slurm controller does not answer; its partitions are not checked reason=%s", answer.why)
+            break
+        found += _partition_problems(spec, field, partition, answer, kill_wait=priority_kill_wait(settings.output))
+    return found
+
+
+def require_slurm(spec: RunSpec) -> None:
+    """Refuse a run whose jobs could not run.
+
+    Raises:
+        SlurmSetupError: with every problem and its fix.
+    """
+    problems = slurm_problems(spec)
+    if problems:
+        raise SlurmSetupError(problems=tuple((problem.what, problem.fix) for problem in problems))
+
+
+def _folder_problems(slurm: SlurmSpec) -> list[SlurmProblem]:
+    folder = Path(slurm.folder).absolute()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            return []
+    except OSError as error:
+        fix = "set slurm.folder to a folder on a file system that all nodes and this machine share"
+        return [SlurmProblem(f"the folder {folder} for the output of jobs cannot be written ({error.strerror})", fix)]
+
+
+def _partition_problems(
+    spec: RunSpec, field: str, name: str, answer: Answer, *, kill_wait: int | None
+) -> list[SlurmProblem]:
+    slurm, partition = spec.slurm, partition_shown(answer.output)
+    assert slurm is not None
+    if answer.code or partition is None:
+        # A partition without rights is hidden; sbatch says which of both it is.
+        refused = ask(["sbatch", "--test-only", f"--partition={name}", "--wrap=true"])
+        why = f" ({refused.why})" if refused.code and not refused.is_silence else ""
+        fix = f"set slurm.{field} to one that `sinfo` lists, or ask for the rights"
+        return [SlurmProblem(f"there is no Slurm partition {name!r} that this user can see{why}", fix)]
+    found = _held_problems(spec, slurm, field, partition) or _refused_problems(spec, slurm, field, partition)
+    return found + (_preemption_problems(spec, partition, kill_wait) if field == "spot" else [])
+
+
+def _held_problems(spec: RunSpec, slurm: SlurmSpec, field: str, partition: Partition) -> list[SlurmProblem]:
+    """What Slurm accepts and then holds without end (`PartitionConfig`, `PartitionTimeLimit`)."""
+    found = []
+    most = min(partition.nodes, partition.nodes if partition.most_nodes is None else partition.most_nodes)
+    if slurm.nodes > most:
+        what = f"a job of {slurm.nodes} nodes can never start in the partition {partition.name!r}, which gives {most}"
+        found.append(SlurmProblem(what, f"set slurm.nodes to {most} or less, or another partition as slurm.{field}"))
+    hours, longest = spec.segment.hours, partition.longest_minutes
+    if hours is None and longest is None and partition.has_default_time:
+        what = f"jobs in the partition {partition.name!r} end after its DefaultTime, and it has no MaxTime to ask for"
+        found.append(SlurmProblem(what, "set segment.hours, so that segments end at a checkpoint"))
+    if hours is not None and longest is not None and limit_minutes(hours * 3600) > longest:
+        needed = limit_minutes(hours * 3600)
+        what = f"segments of {hours:g} hours need jobs of {needed} minutes, and the partition {partition.name!r} "
+        what += f"permits {longest}"
+        found.append(SlurmProblem(what, "set segment.hours to less; later segments go on where one ends"))
+    return found
+
+
+def _preemption_problems(spec: RunSpec, partition: Partition, kill_wait: int | None) -> list[SlurmProblem]:
+    """What makes a preemption another end than the trainer expects."""
+    if kill_wait is None:
+        return []
+    if "SUSPEND" in partition.preemption:
+        what = f"the partition {partition.name!r} suspends preempted jobs, whose trainers then neither end nor answer"
+        return [SlurmProblem(what, "set its PreemptMode to CANCEL, or another partition as slurm.spot")]
+    given = partition.grace_seconds + kill_wait
+    if partition.preemption == "OFF" or spec.grace_seconds <= given:
+        return []
+    what = (
+        f"the partition {partition.name!r} kills a preempted job after {given} s (GraceTime and KillWait), and the run "
+    )
+    what += f"counts on grace_seconds = {spec.grace_seconds:g}"
+    return [SlurmProblem(what, f"lower grace_seconds to {given}, or raise the partition's GraceTime")]
+
+
+def _refused_problems(spec: RunSpec, slurm: SlurmSpec, field: str, partition: Partition) -> list[SlurmProblem]:
+    """What sbatch refuses: an option or feature that the cluster does not have, an account without rights."""
+    shape = shape_options(spec, partition=partition.name)
+    answer = ask(["sbatch", "--test-only", "--no-requeue", *shape, "--wrap=true"])
+    if answer.code == 0 or answer.is_silence:
+        return []
+    if _LIMIT.search(answer.trouble):
+        log.warning("sbatch refuses jobs for now partition=%s reason=%s", partition.name, answer.why)
+        return []
+    if _PERHAPS_LATER.search(answer.trouble) and _usable_nodes(partition.name) < slurm.nodes:
+        log.warning("the Slurm partition %s has too few usable nodes now; jobs will wait", partition.name)
+        return []
+    options = " ".join(slurm.options) or "no further options"
+    what = f"sbatch refuses a job in the partition {partition.name!r} with {options}: {answer.why}"
+    return [SlurmProblem(what.rstrip("."), f"correct slurm.options, or set another partition as slurm.{field}")]
+
+
+def _usable_nodes(partition: str) -> int:
+    """Nodes of a partition that run jobs now, or would."""
+    answer = ask(["sinfo", "--noheader", "--Node", f"--partition={partition}", "--format=%a %t"])
+    return sum(line.split() in _USABLE for line in answer.output.splitlines())

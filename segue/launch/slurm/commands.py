@@ -1,0 +1,131 @@
+"""Slurm's commands, and what their answers mean. A controller that is away answers nothing for about ten seconds."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from segue.launch.slurm.job import Job, job_accounted, job_completed, job_shown
+
+_LONGEST_SECONDS = 60.0
+"""After this a command is ended: it counts as one that the controller did not answer."""
+_SILENCE = re.compile(
+    r"unable to contact slurm controller|socket timed out|connection refused|connection timed out|zero bytes were"
+    r"|controller in standby mode|slurm temporarily unable|transport endpoint|unexpected message received"
+    r"|communication connection failure|unable to establish|authentication|munge",
+    re.IGNORECASE,
+)
+_UNKNOWN_JOB = re.compile(r"invalid job id", re.IGNORECASE)
+_ENDED_JOB = re.compile(r"already completing or completed|job/step already", re.IGNORECASE)
+_OF_A_JOB = ("SLURM_", "SBATCH_", "SALLOC_", "SRUN_", "SCANCEL_", "SQUEUE_", "SINFO_", "SACCT_")
+"""Variables of a job in which this process runs, and defaults of a site, change what a command does."""
+_KEPT = ("SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_JWT", "SBATCH_ACCOUNT", "SBATCH_QOS", "SBATCH_RESERVATION")
+"""What tells where the cluster is, and for whom a user's jobs are counted."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a command printed and returned."""
+
+    code: int
+    output: str
+    trouble: str
+
+    @property
+    def is_silence(self) -> bool:
+        """Whether the controller did not answer, so that nothing is known."""
+        return self.code != 0 and _SILENCE.search(self.trouble) is not None
+
+    @property
+    def was_heard(self) -> bool:
+        """Whether the controller took what scancel was to tell a job, or has no such job any more."""
+        return self.code == 0 or self.is_unknown_job or _ENDED_JOB.search(self.trouble) is not None
+
+    @property
+    def is_unknown_job(self) -> bool:
+        return _UNKNOWN_JOB.search(self.trouble) is not None
+
+    @property
+    def why(self) -> str:
+        """The reason of a failure in one line."""
+        lines = [line.strip() for line in self.trouble.splitlines() if line.strip()]
+        # sbatch says first that it failed, and then why.
+        text = "; ".join(re.sub(r"^\w+: (error: )?|^allocation failure: ", "", line) for line in lines)
+        return text or f"exit code {self.code}"
+
+
+def ask(command: Sequence[str], *, given: str = "", longest_seconds: float = _LONGEST_SECONDS) -> Answer:
+    """Run a command of Slurm. Blocks for ten seconds where the controller is away."""
+    try:
+        done = subprocess.run(
+            command,
+            input=given.encode(),
+            capture_output=True,
+            timeout=longest_seconds,
+            check=False,
+            env=_environment(),
+            start_new_session=True,  # A signal to this process's group is no signal to the command.
+        )
+    except subprocess.TimeoutExpired:
+        return Answer(1, "", "unable to contact slurm controller: no answer")
+    except OSError as error:
+        return Answer(127, "", f"{command[0]}: {error.strerror}")
+    return Answer(done.returncode, done.stdout.decode(errors="replace"), done.stderr.decode(errors="replace"))
+
+
+def _environment() -> dict[str, str]:
+    return {name: value for name, value in os.environ.items() if name in _KEPT or not name.startswith(_OF_A_JOB)}
+
+
+@dataclass(frozen=True)
+class Sighting:
+    """One look at a job."""
+
+    job: Job | None = None
+    """None: it was not seen."""
+    is_silence: bool = False
+    """Whether the controller did not answer. Otherwise it does not know the job; that is not its end."""
+
+
+def look_at(job_id: str, *, name: str) -> Sighting:
+    """The job with this id and name: as the controller has it, then from accounting, then from the completion file."""
+    answer = ask(["scontrol", "show", "job", job_id])
+    if answer.code and not answer.is_unknown_job:
+        return Sighting(is_silence=True)
+    job = job_shown(answer.output, name=name)
+    return Sighting(job or _accounted(job_id, name) or _completed(name))
+
+
+def find_job(name: str) -> tuple[Answer, str | None]:
+    """The id of the job of this name, if the controller has one."""
+    answer = ask(["squeue", "--noheader", "--states=all", "--format=%i", f"--name={name}"])
+    ids = answer.output.split()
+    return answer, ids[-1] if answer.code == 0 and ids else None
+
+
+def waiting_jobs() -> str:
+    """The ids and names of this user's jobs that wait, a line each; none where the controller does not answer."""
+    return ask(["squeue", "--noheader", "--states=PENDING", f"--user={os.getuid()}", "--format=%i %j"]).output
+
+
+def _accounted(job_id: str, name: str) -> Job | None:
+    fields = "--format=JobName%200,State,ExitCode,NodeList"
+    answer = ask(["sacct", f"--jobs={job_id}", "--allocations", "--noheader", "--parsable2", fields])
+    return job_accounted(answer.output, name=name) if answer.code == 0 else None
+
+
+def _completed(name: str) -> Job | None:
+    """The job in the file in which the controller records ended jobs, where it has one and this machine can read it."""
+    settings = ask(["scontrol", "show", "config"])
+    is_file = re.search(r"^JobCompType\s*=\s*jobcomp/filetxt", settings.output, re.MULTILINE)
+    place = re.search(r"^JobCompLoc\s*=\s*(/\S+)", settings.output, re.MULTILINE)
+    if is_file is None or place is None:
+        return None
+    try:
+        return job_completed(Path(place[1]).read_text(errors="replace"), name=name)
+    except OSError:
+        return None  # Only the controller's machine may have it.

@@ -1,0 +1,137 @@
+"""What Slurm says about a job, and what it means for a trainer. Pure."""
+
+from __future__ import annotations
+
+import re
+import signal
+from dataclasses import dataclass
+
+_WAITS = frozenset({"PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "RESV_DEL_HOLD"})
+_RUNS = frozenset({"RUNNING", "COMPLETING", "SUSPENDED", "STOPPED", "SIGNALING", "STAGE_OUT", "RESIZING"})
+ENDS = frozenset(
+    {
+        "BOOT_FAIL",
+        "CANCELLED",
+        "COMPLETED",
+        "DEADLINE",
+        "FAILED",
+        "LAUNCH_FAILED",
+        "NODE_FAIL",
+        "OUT_OF_MEMORY",
+        "PREEMPTED",
+        "REVOKED",
+        "TIMEOUT",
+    }
+)
+"""The states in which a job has ended. Source: squeue's documentation of job state codes."""
+_BY_A_SIGNAL = 128
+"""A shell's exit code for a command that a signal ended is this plus the signal's number."""
+_NO_OUTPUT = 53
+"""What Slurm gives as the signal of a job whose output file could not be opened. Measured with 22.05."""
+_NEVER_STARTED = frozenset({"BOOT_FAIL", "REVOKED"})
+
+
+@dataclass(frozen=True)
+class Job:
+    """One job as Slurm showed it."""
+
+    state: str
+    """`RUNNING`, `NODE_FAIL`, ..."""
+    reason: str = ""
+    """Why it waits: `Resources`, `Priority`, ..."""
+    exit_code: int = 0
+    signal: int = 0
+    has_started: bool = True
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether it waits for nodes."""
+        return self.state in _WAITS
+
+    @property
+    def has_ended(self) -> bool:
+        return self.state in ENDS
+
+    @property
+    def was_out_of_memory(self) -> bool:
+        return self.state == "OUT_OF_MEMORY"
+
+    @property
+    def had_nodes(self) -> bool:
+        """Whether it was started at all, once it has ended."""
+        return self.has_started and self.state not in _NEVER_STARTED
+
+    @property
+    def trainer_code(self) -> int:
+        """The exit code of the trainer of a job that has ended; negative: the signal that killed it.
+
+        Only a job that ended by itself has the trainer's. Otherwise Slurm took the machine away.
+        """
+        if self.state == "COMPLETED":
+            return 0
+        if self.state != "FAILED" or not (self.exit_code or self.signal):
+            return -signal.SIGKILL
+        if not self.exit_code:
+            return -self.signal
+        return self.exit_code if self.exit_code <= _BY_A_SIGNAL else _BY_A_SIGNAL - self.exit_code
+
+    @property
+    def in_words(self) -> str:
+        """How it ended: `ended as FAILED with exit code 1`."""
+        if self.state not in ("FAILED", "COMPLETED"):
+            return f"ended as {self.state}"
+        if self.signal == _NO_OUTPUT and not self.exit_code:
+            return "ended as FAILED: a node could not write its output; do all nodes share the folder slurm.folder?"
+        code = self.trainer_code
+        return f"ended as {self.state} " + (f"with exit code {code}" if code >= 0 else f"by signal {-code}")
+
+
+def job_shown(text: str, *, name: str) -> Job | None:
+    """The job in the output of `scontrol show job`; None where it shows another job, or none that can be read.
+
+    A controller that was killed before it had saved a job forgets it, and gives its id to another one.
+    """
+    found = re.search(r"^\s*JobState=([A-Z_]+)(?: Reason=(\S*))?", text, re.MULTILINE)
+    named = re.search(r"^JobId=\d+.*? JobName=(\S+)", text, re.MULTILINE)
+    if found is None or named is None or named[1] != name:
+        return None
+    reason = found[2] or ""
+    code = re.search(r"\bExitCode=(\d+):(\d+)", text)
+    nodes = re.search(r"^\s*NodeList=(\S*)", text, re.MULTILINE)
+    return Job(
+        state=found[1],
+        reason="" if reason == "None" else reason,
+        exit_code=int(code[1]) if code else 0,
+        signal=int(code[2]) if code else 0,
+        has_started=nodes is not None and nodes[1] not in ("", "(null)"),
+    )
+
+
+def job_accounted(text: str, *, name: str) -> Job | None:
+    """The job in `sacct --parsable2 --noheader --format=JobName,State,ExitCode,NodeList`; None where there is none."""
+    for line in text.splitlines():
+        fields = line.split("|")
+        if len(fields) == 4 and fields[0] == name and fields[1].strip():
+            code, _, number = fields[2].partition(":")
+            started = fields[3] not in ("", "None assigned")
+            # A cancelled job's state also says by which user.
+            return _job(fields[1].split()[0].rstrip("+"), code, number, has_started=started)
+    return None
+
+
+def job_completed(text: str, *, name: str) -> Job | None:
+    """The job in a job completion file (`jobcomp/filetxt`); None where there is none. The newest line counts."""
+    for line in reversed(text.splitlines()):
+        words = dict(word.split("=", 1) for word in line.split() if "=" in word)
+        if words.get("Name") == name and words.get("JobState"):
+            code, _, number = words.get("ExitCode", "").partition(":")
+            started = words.get("NodeList", "(null)") not in ("", "(null)")
+            return _job(words["JobState"], code, number, has_started=started)
+    return None
+
+
+def _job(state: str, code: str, number: str, *, has_started: bool) -> Job | None:
+    if state not in _WAITS | _RUNS | ENDS:
+        return None
+    exit_code, by = (int(part) if part.isdigit() else 0 for part in (code, number))
+    return Job(state, exit_code=exit_code, signal=by, has_started=has_started)

@@ -1,0 +1,121 @@
+"""The job of an attempt: its name, the options of sbatch, and its script. Pure."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import re
+import shlex
+import sys
+from pathlib import Path
+
+from segue.launch.assignment import Assignment
+from segue.launch.slurm.partition import Partition
+from segue.records import Capacity
+from segue.spec import RunSpec
+
+_BOOT_SECONDS, _BOOT_SHARE = 600.0, 0.1
+"""How much longer than its attempt may train a job may run: seconds, and a share of that time for long attempts."""
+_END_OF_INPUT = "END_OF_THE_ASSIGNMENT"
+
+
+def job_name(assignment: Assignment, *, key: str) -> str:
+    """The name of an attempt's job. With `key`, which is made for each launch, no other job has it."""
+    plan = assignment.plan
+    return f"segue-{assignment.spec.run_id}-seg{plan.segment}-a{plan.attempt}-{_store_key(assignment.spec)}{key}"
+
+
+def older_jobs(shown: str, assignment: Assignment) -> list[str]:
+    """The ids of jobs of earlier attempts of the same run, in lines of ids and names."""
+    head, store = re.escape(f"segue-{assignment.spec.run_id}-seg"), _store_key(assignment.spec)
+    found = re.findall(rf"^(\d+) {head}(\d+)-a(\d+)-{store}\w+$", shown, re.MULTILINE)
+    own = assignment.plan.segment, assignment.plan.attempt
+    return [job for job, segment, attempt in found if (int(segment), int(attempt)) < own]
+
+
+def _store_key(spec: RunSpec) -> str:
+    """Runs of the same name in other stores are other runs."""
+    url = spec.store.url
+    where = url if "://" in url else str(Path(url).absolute())
+    return hashlib.sha256(f"{where} {spec.store.endpoint_url}".encode()).hexdigest()[:6]
+
+
+def partition_of(spec: RunSpec, capacity: Capacity) -> str:
+    """The partition for a capacity."""
+    assert spec.slurm is not None
+    return spec.slurm.spot if capacity is Capacity.SPOT else spec.slurm.on_demand
+
+
+def limit_minutes(seconds: float, *, longest_minutes: int | None = None) -> int:
+    """The time limit of a job whose attempt trains for so long, in minutes; no longer than the partition permits.
+
+    Slurm holds a job that asks for more than its partition permits, without end.
+    """
+    minutes = math.ceil((seconds + max(_BOOT_SECONDS, _BOOT_SHARE * seconds)) / 60)
+    return minutes if longest_minutes is None else min(minutes, longest_minutes)
+
+
+def shape_options(spec: RunSpec, *, partition: str) -> list[str]:
+    """The options of sbatch that decide whether a cluster can run the jobs of a run."""
+    assert spec.slurm is not None
+    shape = [f"--partition={partition}", f"--nodes={spec.slurm.nodes}", "--ntasks-per-node=1"]
+    return [*shape, *spec.slurm.options]
+
+
+def sbatch_command(assignment: Assignment, *, name: str, output: Path, partition: Partition) -> list[str]:
+    """The command that submits an attempt; its standard input is the job's script.
+
+    Ahead of the end Slurm sends SIGUSR1 to the trainer, not to the shell (no `B:`): at a time limit, and at a
+    preemption where the cluster has `preempt_send_user_signal`. Where it has not, the trainer gets SIGTERM at once.
+    """
+    spec, plan = assignment.spec, assignment.plan
+    ahead = math.ceil(spec.liveness.usr1_seconds or spec.grace_seconds)
+    environment = [] if _names_environment(spec) else ["--export=ALL"]
+    return [
+        "sbatch",
+        "--parsable",
+        "--no-requeue",
+        f"--job-name={name}",
+        f"--comment=segue run {spec.run_id}, segment {plan.segment}, attempt {plan.attempt}, {plan.capacity}",
+        f"--signal=USR1@{ahead}",
+        f"--output={str(output).replace('%', '%%')}",
+        "--open-mode=append",
+        *environment,
+        *_time_limit(plan.max_seconds, partition),
+        *shape_options(spec, partition=partition_of(spec, plan.capacity)),
+    ]
+
+
+def _time_limit(seconds: float | None, partition: Partition) -> list[str]:
+    longest = partition.longest_minutes
+    if seconds is not None:
+        return [f"--time={limit_minutes(seconds, longest_minutes=longest)}"]
+    # Otherwise a job that may go on as long as it likes would end after the default time.
+    return [f"--time={longest}"] if partition.has_default_time and longest is not None else []
+
+
+def _names_environment(spec: RunSpec) -> bool:
+    assert spec.slurm is not None
+    return any(option.startswith(("--export=", "--export-file=")) for option in spec.slurm.options)
+
+
+def batch_script(assignment: Assignment, *, python: str = sys.executable) -> str:
+    """The script of an attempt's job: one task on each node, all with the assignment as their input.
+
+    The shell outlives srun in spite of signals, so that the job's exit code is the trainer's. A task that ends does not
+    end the others: they may have a report to write.
+    """
+    given = assignment.model_dump_json()
+    return f"""#!/bin/bash
+# One attempt of a run of segue: segment {assignment.plan.segment}, attempt {assignment.plan.attempt}.
+trap : TERM INT USR1 CONT
+# Since Slurm 22.05 srun does not inherit this from sbatch.
+[ -z "$SLURM_CPUS_PER_TASK" ] || export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK
+srun --ntasks-per-node=1 --kill-on-bad-exit=0 --wait=0 --cpu-bind=none \\
+    {shlex.quote(python)} -u -m segue.launch.node <<'{_END_OF_INPUT}' &
+{given}
+{_END_OF_INPUT}
+wait $!; code=$?
+while [ "$code" -gt 128 ] && kill -0 $! 2>/dev/null; do wait $!; code=$?; done
+exit "$code"
+"""

@@ -1,0 +1,99 @@
+"""Which ranks are there: on this machine by their processes, on others by a counter that their watchdogs increment.
+
+A process id says nothing on another machine or in another container. There, one rank of each machine stands for all of
+its ranks: when one rank is gone, torchrun ends the others of its machine.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Sequence
+from contextlib import suppress
+
+from segue.checkpoints.saving.ranked_writer import Notes
+from segue.process import ProcessRef, this_machine
+
+_LOOKS_PER_READING = 20
+"""A watchdog looks twice a second. It reads the counters of other machines every ten seconds: with many ranks, all of
+them ask one store."""
+SILENT_READINGS = 12
+"""A machine whose counter has not changed in so many readings is gone: two minutes. Counted in readings and not by the
+clock, because this process may have stood still itself."""
+_NOT_BEGUN = "0"
+"""The counter of a rank whose watchdog does not run yet."""
+
+
+class Presence:
+    """Whether the ranks of an attempt run, as one of them sees it."""
+
+    def __init__(self, notes: Notes, *, rank: int, count: int) -> None:
+        self._rank, self._count = rank, count
+        self._machine = this_machine()
+        self._beats = self._looks = 0
+        self._processes: dict[int, tuple[ProcessRef, str]] = {}
+        """The processes of ranks that have shown themselves, with their machines. They never change."""
+        self._seen: dict[int, str] = {}
+        self._unchanged: dict[int, int] = {}
+        """In how many readings the counter of a rank was the same."""
+        self._silent_machines: set[str] = set()
+        notes.put(f"process/{rank}", f"{ProcessRef.this()}\n{self._machine}")
+        notes.put(f"beat/{rank}", _NOT_BEGUN)
+
+    def beat(self, notes: Notes) -> None:
+        """Show the ranks on other machines that this one runs."""
+        self._beats += 1
+        notes.put(f"beat/{self._rank}", str(self._beats))
+
+    def look(self, notes: Notes) -> None:
+        """Read the counters of other machines, if it is time again. Called twice a second."""
+        if self._looks % _LOOKS_PER_READING == 0:
+            for rank in self._representatives(notes):
+                number = notes.get(f"beat/{rank}") or _NOT_BEGUN
+                is_same = number == self._seen.get(rank) and number != _NOT_BEGUN
+                self._unchanged[rank] = self._unchanged.get(rank, 0) + 1 if is_same else 0
+                self._seen[rank] = number
+            silent = (rank for rank, readings in self._unchanged.items() if readings >= SILENT_READINGS)
+            self._silent_machines = {self._process(rank, notes)[1] for rank in silent}
+        self._looks += 1
+
+    def is_alive(self, rank: int, notes: Notes) -> bool:
+        """Whether this rank runs, as far as is known: one that has not shown itself yet does."""
+        process, machine = self._process(rank, notes)
+        if process is None or machine == self._machine:
+            return process is None or process.is_alive()
+        return machine not in self._silent_machines
+
+    def counters(self, ranks: Sequence[int], notes: Notes) -> dict[int, str | None]:
+        """The counters of those of these ranks that are on other machines."""
+        return {rank: notes.get(f"beat/{rank}") for rank in ranks if self._is_elsewhere(rank, notes)}
+
+    def kill(self, rank: int, notes: Notes) -> bool:
+        """Kill this rank, if it is on this machine; whether it was. Other machines are their launcher's to end."""
+        process, machine = self._process(rank, notes)
+        if process is None or machine != self._machine or not process.is_alive():
+            return False
+        with suppress(ProcessLookupError):
+            os.kill(process.pid, signal.SIGKILL)
+        return True
+
+    def _representatives(self, notes: Notes) -> list[int]:
+        """The lowest rank of each other machine."""
+        found: dict[str, int] = {}
+        for rank in range(self._count):
+            if self._is_elsewhere(rank, notes):
+                found.setdefault(self._process(rank, notes)[1], rank)
+        return list(found.values())
+
+    def _is_elsewhere(self, rank: int, notes: Notes) -> bool:
+        process, machine = self._process(rank, notes)
+        return process is not None and machine != self._machine
+
+    def _process(self, rank: int, notes: Notes) -> tuple[ProcessRef | None, str]:
+        if rank not in self._processes:
+            text = notes.get(f"process/{rank}")
+            if text is None:
+                return None, ""
+            process, _, machine = text.partition("\n")
+            self._processes[rank] = ProcessRef.parse(process), machine
+        return self._processes[rank]

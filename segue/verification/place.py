@@ -1,0 +1,75 @@
+"""A place of its own for runs that only prove something: a store, and a folder below the spec's own fast folder."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+import tempfile
+import uuid
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+
+from segue.spec import RunSpec, StoreSpec
+from segue.stores import LocalStore, StoreReadError, StoreWriteError, open_store
+
+log = logging.getLogger(__name__)
+
+
+class Place:
+    """Where such runs work: a store, and a folder below the spec's own fast folder."""
+
+    def __init__(self, store: StoreSpec, fast_folder: str | None) -> None:
+        self.store, self.fast_folder = store, fast_folder
+        self.kept: str | None = None
+
+    def keep_if(self, is_kept: bool) -> None:
+        """Whether what is in the store stays there."""
+        self.kept = open_store(self.store).url if is_kept else None
+
+
+@contextmanager
+def scratch_place(
+    spec: RunSpec, *, name: str, folder: Path | None = None, store: StoreSpec | None = None
+) -> Iterator[Place]:
+    """A place below `store`, or in `folder`, or in a temporary folder; emptied after the block unless it is kept.
+
+    Its own folder or prefix begins with `name`. After a crash it stays behind.
+    """
+    name = f"{name}-{uuid.uuid4().hex[:12]}"
+    fast = spec.checkpoints.fast_folder
+    with ExitStack() as stack:
+        if store is not None:
+            place = Place(store.model_copy(update={"url": f"{store.url.rstrip('/')}/{name}"}), None)
+            stack.callback(_empty, place)
+        elif folder is not None:
+            folder.mkdir(parents=True, exist_ok=True)
+            place = Place(StoreSpec(url=str(folder)), None)
+        else:
+            place = Place(StoreSpec(url=stack.enter_context(tempfile.TemporaryDirectory(prefix=f"{name}-"))), None)
+        if fast is not None:
+            place.fast_folder = str(Path(fast) / name)
+            stack.callback(_remove_empty, [above for above in (Path(fast), *Path(fast).parents) if not above.exists()])
+            stack.callback(shutil.rmtree, place.fast_folder, ignore_errors=True)
+        yield place
+
+
+def _remove_empty(folders: list[Path]) -> None:
+    """Remove folders that were not there before, the innermost first. One that others use now stays."""
+    for folder in folders:
+        with suppress(OSError):
+            folder.rmdir()
+
+
+def _empty(place: Place) -> None:
+    """Remove what was stored, unless it is kept. What cannot be removed stays, and is named."""
+    if place.kept is not None:
+        return
+    opened = open_store(place.store)
+    try:
+        opened.delete([item.key for item in opened.list_objects("")])
+    except (StoreReadError, StoreWriteError) as error:
+        log.warning("objects stay behind store=%s reason=%s", opened.url, error)
+        return
+    if isinstance(opened, LocalStore):
+        shutil.rmtree(opened.root, ignore_errors=True)

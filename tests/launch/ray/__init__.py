@@ -1,0 +1,1 @@
+"""Tests of trainers on a Ray cluster."""

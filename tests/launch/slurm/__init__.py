@@ -1,0 +1,1 @@
+"""Tests of trainers that are Slurm jobs."""
