@@ -12,7 +12,7 @@ from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas.objects import State
 from prefect.states import Cancelling
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
-from segue.tasks.pools import read_pool, refuse_unusable, require_pools
+from segue.tasks.pools import read_pool, refuse_unusable_parent, require_pools
 from segue.tasks.prefect_api import SILENCE, quick_client, refusal
 from segue.tasks.recovery import PARENT_DEPLOYMENT, create_parent, recover_run
 
@@ -61,8 +61,8 @@ def require_deployments(client: SyncPrefectClient, spec: RunSpec, *, is_new: boo
     except SILENCE as error:
         raise refusal(error) from None
     if is_new:
-        refuse_unusable([parent], parent_pool=None)
-    require_pools(spec, parent_pool=parent.pool, is_new=is_new)
+        refuse_unusable_parent(parent)
+    require_pools(spec, parent_pool=parent.pool, parent_queue=parent.queue, is_new=is_new)
 
 
 def trigger(

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import difflib
+import re
+from enum import StrEnum
 from importlib.resources import files
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
 from segue.cli.options import writing
 from segue.reports.console import console
+
+if TYPE_CHECKING:
+    from segue.deployments.kubernetes.clouds import CloudName
 
 FILES = {
     "train.py": "train.py",
@@ -21,48 +26,112 @@ FILES = {
     "deployments/create-pools.sh": "create-pools.sh",
     ".github/workflows/segue.yml": "workflow.yml",
 }
-"""Path in the user's repository, and the packaged template that is written there."""
+"""Path in the user's repository, and the packaged template that is written there, for process pools."""
+_OF_PROCESS_POOLS = ("deployments/process.json", "deployments/create-pools.sh")
+_JOB_VARIABLES = re.compile(r"^( +)job_variables:.*\n(?:\1 +.*\n)*", re.MULTILINE)
+_GRACE = re.compile(r"^( *)(grace_seconds(?: = |: ))[\d.]+$", re.MULTILINE)
+"""The line of run specs that says how long a pool gives a segment after SIGTERM."""
+_SERVICES = re.compile(r"^# Metadata services .*\n# notices = .*$", re.MULTILINE)
+_NO_SERVICE = """\
+# Metadata services to watch for termination notices: none, because the platform sends SIGTERM ahead of the end.
+notices = []"""
+
+
+class Pools(StrEnum):
+    """What the work pools start segments and parents on."""
+
+    PROCESS = "process"
+    EKS = "eks"
+    GKE = "gke"
+    AKS = "aks"
+    FARGATE = "fargate"
+    ECS = "ecs"
 
 
 def init(
+    pools: Annotated[
+        Pools,
+        typer.Option(
+            help="Kind of the work pools: processes of the worker's own machine; Kubernetes on Amazon EKS with "
+            "Karpenter, Google GKE or Azure AKS; Amazon ECS on Fargate, or on EC2 machines with accelerators (ecs).",
+        ),
+    ] = Pools.PROCESS,
     diff: Annotated[bool, typer.Option("--diff", help="Show what differs from this version; write nothing.")] = False,
 ) -> None:
     """Write an example recipe, a run spec, a retraining, Prefect deployments and a CI step into this folder.
 
     Files that exist are kept. Exit code 0.
     """
+    texts = texts_of(pools)
     if diff:
-        for path in FILES:
-            console.print("\n".join(difference(Path(path))), markup=False, soft_wrap=True, end="")
+        for path, text in texts.items():
+            console.print("\n".join(difference(Path(path), text)), markup=False, soft_wrap=True, end="")
         return
-    for path in FILES:
-        is_new = _write(Path(path))
+    for path, text in texts.items():
+        is_new = _write(Path(path), text)
         console.print(f"{'wrote' if is_new else 'kept '} {path}{'' if is_new else ' (it exists)'}", markup=False)
     console.print("Next: segue drill train:build, then segue run train:build --steps 300", markup=False)
 
 
+def texts_of(pools: Pools) -> dict[str, str]:
+    """The text of each file that this version writes, by its path."""
+    texts = {path: template(Path(path)) for path in FILES}
+    if pools is Pools.PROCESS:
+        return texts
+    if pools in (Pools.FARGATE, Pools.ECS):
+        from segue.deployments.ecs.files import RUN_GRACE_SECONDS, ecs_files
+
+        folder, of_pools = "ecs", ecs_files("fargate" if pools is Pools.FARGATE else "ec2")
+        grace_seconds = RUN_GRACE_SECONDS
+    else:
+        from segue.deployments.kubernetes.files import kubernetes_files, run_grace_seconds
+
+        cloud = cast("CloudName", pools.value)
+        folder, of_pools, grace_seconds = "kubernetes", kubernetes_files(cloud), run_grace_seconds(cloud)
+    texts = {path: text for path, text in texts.items() if path not in _OF_PROCESS_POOLS}
+    grace = rf"\1\g<2>{grace_seconds:.1f}"
+    changed = {
+        "prefect.yaml": _GRACE.sub(rf"{grace}\n\1notices: []", _in_containers(texts["prefect.yaml"], folder)),
+        "run.toml": _GRACE.sub(grace, _SERVICES.sub(_NO_SERVICE, texts["run.toml"])),
+    }
+    return texts | changed | {".dockerignore": _packaged("dockerignore")} | of_pools
+
+
 def template(path: Path) -> str:
-    """The text that this version writes to a path."""
-    return (files("segue.deployments") / "templates" / FILES[path.as_posix()]).read_text(encoding="utf-8")
+    """The text that this version writes to a path, for process pools."""
+    return _packaged(FILES[path.as_posix()])
 
 
-def difference(path: Path) -> list[str]:
-    """Lines of a unified diff from the file that is there to what this version writes; none where they are equal."""
+def _packaged(name: str) -> str:
+    return (files("segue.deployments") / "templates" / name).read_text(encoding="utf-8")
+
+
+def difference(path: Path, text: str) -> list[str]:
+    """Lines of a unified diff from the file that is there to this text; none where they are equal."""
     with writing(path):
         there = path.read_text(encoding="utf-8") if path.exists() else ""
     name = str(path) if path.exists() else "/dev/null"
-    lines = difflib.unified_diff(there.splitlines(), template(path).splitlines(), name, str(path), lineterm="")
+    lines = difflib.unified_diff(there.splitlines(), text.splitlines(), name, str(path), lineterm="")
     found = list(lines)
     return [*found, ""] if found else []
 
 
-def _write(path: Path) -> bool:
-    """Write the template unless the path exists; returns whether it was written."""
+def _in_containers(prefect_yaml: str, folder: str) -> str:
+    """The deployments for pools whose jobs have an image: command and folder are those of pool and image."""
+    where, _, definitions = prefect_yaml.partition("\n# Where flow runs start.")
+    header = where.replace("deployments/create-pools.sh", f"deployments/{folder}/create-pools.sh")
+    header = header.replace("SEGUE_HOME=$PWD ", "")
+    _, _, definitions = definitions.partition("\ndefinitions:")
+    return f"{header}\ndefinitions:{_JOB_VARIABLES.sub('', definitions)}"
+
+
+def _write(path: Path, text: str) -> bool:
+    """Write a file unless it exists; returns whether it was written."""
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
             with path.open("x", encoding="utf-8") as file:
-                file.write(template(path))
+                file.write(text)
         except FileExistsError:
             return False
     return True

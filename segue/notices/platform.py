@@ -20,9 +20,9 @@ FIND_SECONDS = 1.0
 """Limit of the search for the platform. A metadata service is next to the machine and answers within milliseconds."""
 
 
-def cloud_watcher(name: str, clock: Clock) -> CloudWatcher:
+def cloud_watcher(name: str, clock: Clock, *, environ: Mapping[str, str] = os.environ) -> CloudWatcher:
     """The watcher of one provider, by its name in the run spec."""
-    return _known(clock, os.environ)[name]
+    return _known(clock, environ)[name]
 
 
 def find_platform(

@@ -9,8 +9,11 @@ from pathlib import Path
 
 import pytest
 import yaml
+from prefect.utilities.templating import apply_values
 
-from segue.cli.init import FILES, template
+from segue.cli.init import FILES, Pools, template
+from segue.doctor.jobs import Job, job_of
+from segue.doctor.pools import Needs, PoolState, refusals
 from segue.spec import RunSpec, read_toml
 from tests.support.command import Desk
 
@@ -109,3 +112,109 @@ def test_the_example_passes_the_drill(desk):
     desk.write("train.py", template(Path("train.py")))
     report = desk.told("drill", "train:build", "--steps", "40", "--kills", "1")
     assert (report["verdict"], report["identical"]) == ("exact", True)
+
+
+@pytest.mark.parametrize("cloud", ["eks", "gke", "aks"])
+def test_kubernetes_pools_get_manifests_templates_and_deployments_without_folders(desk, cloud):
+    outcome = desk.run("init", "--pools", cloud)
+    assert (outcome.code, outcome.err) == (0, "")
+    files = written(desk)
+    assert not {"deployments/process.json", "deployments/create-pools.sh"} & files.keys()
+    top = [path for path in files if Path(path).parent.as_posix() == "deployments/kubernetes"]
+    manifests = [document for path in top if path.endswith(".yaml") for document in yaml.safe_load_all(files[path])]
+    assert all({"apiVersion", "kind", "metadata"} <= document.keys() for document in manifests)
+    for pool in ("spot", "on-demand", "parents"):
+        template_of_pool = json.loads(files[f"deployments/kubernetes/pools/{pool}.json"])
+        assert template_of_pool["job_configuration"]["job_manifest"]["kind"] == "Job"
+    deployments = yaml.safe_load(files["prefect.yaml"])["deployments"]
+    assert [found["work_pool"] for found in deployments][:3] == [
+        {"name": "spot"},
+        {"name": "on-demand"},
+        {"name": "parents"},
+    ]
+    assert "SEGUE_HOME" not in files["prefect.yaml"]
+    before = yaml.safe_load(template(Path("prefect.yaml")))["deployments"]
+    for found in (*deployments, *before):
+        found["work_pool"] = None
+        for changed in ("grace_seconds", "notices"):
+            found.get("parameters", {}).get("spec", {}).pop(changed, None)
+    assert deployments == before
+
+
+@pytest.mark.parametrize(
+    ("pools", "grace_seconds"),
+    [("process", 25), ("eks", 109), ("gke", 14), ("aks", 29), ("fargate", 119), ("ecs", 119)],
+)
+def test_the_start_check_accepts_the_project_as_it_is_written(desk, pools, grace_seconds):
+    desk.run("init", "--pools", pools)
+    files = written(desk)
+    of_run = RunSpec.parse(read_toml(desk.folder / "run.toml") | {"recipe": "train:build", "run_id": "train"})
+    deployments = yaml.safe_load(files["prefect.yaml"])["deployments"]
+    (verification,) = [found for found in deployments if found["name"] == "verify-resume"]
+    of_verification = RunSpec.parse(verification["parameters"]["spec"])
+    assert [of_run.grace_seconds, of_verification.grace_seconds] == [grace_seconds] * 2
+    assert [of_run.notices, of_verification.notices] == [None if pools == "process" else ()] * 2
+    for pool in ("spot", "on-demand"):
+        job = job_of_pool(files, pool)
+        assert job.is_known
+        state = PoolState(f"segment/{pool}", pool, workers=1, known_workers=1, job=job)
+        assert refusals([state], Needs(grace_seconds=grace_seconds)) == []
+
+
+def job_of_pool(files: dict[str, str], pool: str) -> Job:
+    """The job of a pool's template with its defaults."""
+    kinds = {f"deployments/{kind}/pools/{pool}.json": kind for kind in ("kubernetes", "ecs")}
+    (path,) = files.keys() & {"deployments/process.json", *kinds}
+    found = json.loads(files[path])
+    defaults = {name: one["default"] for name, one in found["variables"]["properties"].items() if one.get("default")}
+    return job_of(kinds.get(path, "process"), apply_values(found["job_configuration"], defaults))
+
+
+@pytest.mark.parametrize("pools", [pools for pools in Pools if pools is not Pools.PROCESS])
+def test_images_get_neither_history_nor_secrets_nor_runs(desk, pools):
+    desk.run("init", "--pools", pools)
+    left_out = (desk.folder / ".dockerignore").read_text().splitlines()
+    assert {".git", ".segue", ".env*", ".venv", "deployments"} <= set(left_out)
+    assert "wheels" not in left_out
+
+
+def test_a_dockerignore_that_exists_is_kept(desk):
+    desk.write(".dockerignore", "mine\n")
+    assert "kept  .dockerignore (it exists)" in desk.run("init", "--pools", "eks").out
+    assert (desk.folder / ".dockerignore").read_text() == "mine\n"
+
+
+@pytest.mark.parametrize(("cloud", "extra"), [("eks", "s3"), ("gke", "gcs"), ("aks", "azure")])
+def test_images_reach_the_object_store_of_their_cloud(desk, cloud, extra):
+    desk.run("init", "--pools", cloud)
+    images = {path: text for path, text in written(desk).items() if "/images/" in path}
+    assert f"[prefect,kubernetes,{extra},data]" in images["deployments/kubernetes/images/Dockerfile.cpu"]
+    assert f"[prefect,{extra},data]" in images["deployments/kubernetes/images/Dockerfile.cuda"]
+
+
+@pytest.mark.parametrize("image", ["cpu", "cuda"])
+def test_images_install_the_wheel_of_segue_that_is_there(desk, tmp_path, image):
+    desk.run("init", "--pools", "ecs")
+    text = written(desk)[f"deployments/ecs/images/Dockerfile.{image}"]
+    (command,) = [line.removeprefix("RUN ") for line in text.splitlines() if "/wheels/segue-" in line]
+    script = f'pip() {{ echo "$@"; }}; {command}'.replace("/wheels", str(tmp_path))
+
+    def installed() -> str:
+        return subprocess.check_output(["sh", "-c", script], text=True).split()[-1].partition("[")[0]
+
+    assert installed() == "segue"
+    (tmp_path / "segue-0.1.0-py3-none-any.whl").touch()
+    assert installed() == str(tmp_path / "segue-0.1.0-py3-none-any.whl")
+
+
+@pytest.mark.parametrize("kind", ["fargate", "ecs"])
+def test_ecs_pools_get_templates_rights_and_images(desk, kind):
+    outcome = desk.run("init", "--pools", kind)
+    assert (outcome.code, outcome.err) == (0, "")
+    files = written(desk)
+    spot = json.loads(files["deployments/ecs/pools/spot.json"])["job_configuration"]["task_definition"]
+    assert spot["requiresCompatibilities"] == ["FARGATE" if kind == "fargate" else "EC2"]
+    assert "Statement" in json.loads(files["deployments/ecs/worker-policy.json"])
+    assert "[prefect,ecs,s3,data]" in files["deployments/ecs/images/Dockerfile.cpu"]
+    assert "kubernetes" not in "".join(text for path, text in files.items() if path.startswith("deployments/ecs"))
+    assert "deployments/ecs/create-pools.sh" in files["prefect.yaml"]

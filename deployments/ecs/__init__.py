@@ -1,0 +1,1 @@
+"""Pools on Amazon ECS: base job templates and rights."""

@@ -1,0 +1,1 @@
+"""Pools on Kubernetes: base job templates, manifests and images."""

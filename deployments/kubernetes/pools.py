@@ -1,0 +1,170 @@
+"""Base job templates of the Kubernetes pools, for `prefect work-pool create --base-job-template`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from segue.deployments.containers import PoolName, command, environment, image, number, text
+from segue.deployments.kubernetes.clouds import CLOUDS, POOL_LABEL, Cloud, CloudName, placement
+
+NAMESPACE = "segue"
+
+_PARENT_GRACE_SECONDS = 30
+_IMAGE_USER = 1000
+"""The user that images/Dockerfile.* end with."""
+_RUN_ACCOUNT = "segue-run"
+_KEPT_SECONDS = 3600
+"""How long an ended job stays to be looked at."""
+
+
+def job_template(name: CloudName, pool: PoolName) -> dict[str, Any]:
+    """The base job template of a pool on a cloud's Kubernetes. Pure."""
+    cloud = CLOUDS[name]
+    return {"job_configuration": _configuration(cloud, pool), "variables": _variables(cloud, pool)}
+
+
+def _configuration(cloud: Cloud, pool: PoolName) -> dict[str, Any]:
+    of_worker = ("command", "env", "labels", "name", "namespace", "annotations", "cluster_config", "stream_output")
+    return {variable: f"{{{{ {variable} }}}}" for variable in of_worker} | {"job_manifest": _manifest(cloud, pool)}
+
+
+def _manifest(cloud: Cloud, pool: PoolName) -> dict[str, Any]:
+    return {
+        "apiVersion": "batch/v1",
+        "kind": "Job",
+        "metadata": {
+            "generateName": "{{ name }}-",
+            "namespace": "{{ namespace }}",
+            "labels": "{{ labels }}",
+            "annotations": "{{ annotations }}",
+        },
+        "spec": {
+            # A job never starts its pod again: only the policy decides on another attempt, and on which capacity. With
+            # any other number Prefect also ignores the SIGTERM behaviour below.
+            "backoffLimit": 0,
+            # Without it a pod counts as failed as soon as it gets SIGTERM. Prefect would then end the flow run as
+            # Crashed while the last checkpoint is being written, and refuse the state that the segment ends with.
+            "podReplacementPolicy": "Failed",
+            "ttlSecondsAfterFinished": "{{ finished_job_ttl }}",
+            "template": {
+                "metadata": {
+                    "labels": {POOL_LABEL: pool, **cloud.pod_labels},
+                    "annotations": dict(cloud.annotations[pool]),
+                },
+                "spec": _pod(cloud, pool),
+            },
+        },
+    }
+
+
+def _pod(cloud: Cloud, pool: PoolName) -> dict[str, Any]:
+    return {
+        "parallelism": 1,  # The worker wants both of these here, where Kubernetes ignores them.
+        "completions": 1,
+        "restartPolicy": "Never",
+        "serviceAccountName": "{{ service_account_name }}",
+        "automountServiceAccountToken": False,  # Training needs no access to the cluster.
+        "terminationGracePeriodSeconds": "{{ grace_seconds }}",
+        "priorityClassName": "{{ priority_class_name }}",
+        # The images end with a user that has a number. The group may write to the volumes.
+        "securityContext": {
+            "runAsNonRoot": True,
+            "runAsUser": 1000,
+            "fsGroup": _IMAGE_USER,
+            "seccompProfile": {"type": "RuntimeDefault"},
+        },
+        "containers": [_container(pool)],
+        **({"volumes": _volumes()} if pool != "parents" else {}),
+        **placement(cloud, pool),
+    }
+
+
+def _container(pool: PoolName) -> dict[str, Any]:
+    needed = {"cpu": "{{ cpu }}", "memory": "{{ memory }}"}
+    container: dict[str, Any] = {
+        "name": "prefect-job",
+        "image": "{{ image }}",
+        "imagePullPolicy": "{{ image_pull_policy }}",
+        # Arguments, so that the image's entrypoint stays the first process and passes SIGTERM on.
+        "args": "{{ command }}",
+        "env": "{{ env }}",
+        "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
+        # Limits equal to requests: the pod is of the class Guaranteed, the last one to be evicted.
+        "resources": {"requests": needed, "limits": needed},
+    }
+    if pool != "parents":
+        with_gpus = needed | {"nvidia.com/gpu": "{{ gpus }}"}
+        container["resources"] = {"requests": with_gpus, "limits": with_gpus}
+        container["volumeMounts"] = [
+            {"name": "shared-memory", "mountPath": "/dev/shm"},  # noqa: S108 - its place in every container
+            {"name": "fast", "mountPath": "/fast"},
+        ]
+    return container
+
+
+def _volumes() -> list[dict[str, Any]]:
+    return [
+        # Containers get 64 MiB of it: too little for loaders with workers, and for NCCL. It counts as their memory.
+        {"name": "shared-memory", "emptyDir": {"medium": "Memory", "sizeLimit": "{{ shared_memory }}"}},
+        {"name": "fast", "emptyDir": {"sizeLimit": "{{ fast_folder }}"}},
+    ]
+
+
+def _variables(cloud: Cloud, pool: PoolName) -> dict[str, Any]:
+    grace_seconds = cloud.grace_seconds if pool == "spot" else _PARENT_GRACE_SECONDS if pool == "parents" else 120
+    properties = {
+        "name": text("Name of the job; None: the flow run's.", None),
+        "namespace": text("Namespace of the jobs.", NAMESPACE),
+        "command": command(pool),
+        "env": environment("evicted"),
+        "labels": _table("Further labels of the jobs and pods."),
+        "annotations": _table("Further annotations of the jobs and pods."),
+        "image": image(has_accelerators=pool != "parents"),
+        "image_pull_policy": text("IfNotPresent, Always or Never.", "IfNotPresent"),
+        "service_account_name": text("Account of the pods: its rights are those on the store.", _RUN_ACCOUNT),
+        "priority_class_name": text("Priority class of the pods; None: that of the cluster.", None),
+        "grace_seconds": number(
+            "Seconds from SIGTERM to SIGKILL. `grace_seconds` of the run spec must not be longer.", grace_seconds
+        ),
+        "finished_job_ttl": number("Seconds that an ended job is kept.", _KEPT_SECONDS),
+        "cpu": text("Processors of the pod.", "1" if pool == "parents" else "4"),
+        "memory": text(
+            "Memory of the pod; that of a segment also holds its staging buffers and /dev/shm.", _memory(pool)
+        ),
+        "stream_output": {"type": "boolean", "title": "Stream Output", "default": False},
+        "cluster_config": {
+            "title": "Cluster Config",
+            "description": "Block with the access to the cluster; None: that of the worker's own pod.",
+            "default": None,
+            "anyOf": [{"$ref": "#/definitions/KubernetesClusterConfig"}, {"type": "null"}],
+        },
+    }
+    if pool != "parents":
+        properties |= {
+            "gpus": number("Accelerators of the pod; 0: none.", 1),
+            "shared_memory": text("Size of /dev/shm, for loaders with workers and for NCCL.", "8Gi"),
+            "fast_folder": text("Size of /fast, for `checkpoints.fast_folder`.", "20Gi"),
+        }
+    return {"type": "object", "properties": properties, "definitions": {"KubernetesClusterConfig": _CLUSTER_CONFIG}}
+
+
+def _memory(pool: PoolName) -> str:
+    return "1Gi" if pool == "parents" else "24Gi"
+
+
+def _table(description: str) -> dict[str, Any]:
+    return {"description": description, "type": "object", "additionalProperties": {"type": "string"}}
+
+
+_CLUSTER_CONFIG = {
+    "title": "KubernetesClusterConfig",
+    "type": "object",
+    "block_type_slug": "kubernetes-cluster-config",
+    "block_schema_references": {},
+    "secret_fields": [],
+    "required": ["config", "context_name"],
+    "properties": {
+        "config": {"type": "object", "title": "Config", "additionalProperties": True},
+        "context_name": {"type": "string", "title": "Context Name"},
+    },
+}
