@@ -105,7 +105,7 @@ def import_file(
     partial: Annotated[
         bool, typer.Option("--partial", help="Keep the recipe's own weights where the file has none.")
     ] = False,
-    store: Annotated[str | None, typer.Option(help="Folder, file:///folder or s3://bucket/prefix.")] = None,
+    store: Annotated[str | None, typer.Option(help="Folder, or bucket as s3://, gs:// or az://bucket/prefix.")] = None,
     endpoint_url: Endpoint = None,
     as_json: Json = False,
 ) -> None:

@@ -8,6 +8,7 @@ import typer
 
 from segue.cli import checkpoints, curve
 from segue.cli.demo import bench, demo
+from segue.cli.doctor import doctor
 from segue.cli.drill import drill
 from segue.cli.init import init
 from segue.cli.planning import plan, simulate
@@ -31,6 +32,7 @@ app = typer.Typer(
 )
 for command in (
     init,
+    doctor,
     drill,
     plan.plan,
     simulate.simulate,

@@ -21,10 +21,12 @@ from segue.runlog.open import find_run
 from segue.spec import StoreSpec
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")]
-Store = Annotated[str, typer.Option(help="Store of the run: a folder, file:///folder or s3://bucket/prefix.")]
+Store = Annotated[
+    str, typer.Option(help="Store of the run: a folder, or a bucket as s3://, gs:// or az://bucket/prefix.")
+]
 SIGNING_KEY_FROM = "SEGUE_SIGNING_KEY_FROM"
 """Names the reference to the key of signed logs, for commands that read no run spec."""
-Endpoint = Annotated[str | None, typer.Option(help="S3 endpoint URL; the default is AWS.")]
+Endpoint = Annotated[str | None, typer.Option(help="Endpoint of the bucket; default: the cloud's own.")]
 
 
 class DefaultCommandGroup(TyperGroup):

@@ -13,7 +13,7 @@ from segue.reports.console import console
 
 def recover(
     store: Annotated[
-        list[str] | None, typer.Option(help="Folder, file:///folder or s3://bucket/prefix; repeatable.")
+        list[str] | None, typer.Option(help="Folder, or bucket as s3://, gs:// or az://bucket/prefix; repeatable.")
     ] = None,
     endpoint_url: Endpoint = None,
     take_over: Annotated[

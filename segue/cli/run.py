@@ -41,8 +41,8 @@ def run(
     budget: Annotated[
         float | None, typer.Option(help="Most that the run may cost, in the currency of the pools; also for a resume.")
     ] = None,
-    store: Annotated[str | None, typer.Option(help="Folder, file:///folder or s3://bucket/prefix.")] = None,
-    endpoint_url: Annotated[str | None, typer.Option(help="S3 endpoint other than AWS's.")] = None,
+    store: Annotated[str | None, typer.Option(help="Folder, or bucket as s3://, gs:// or az://bucket/prefix.")] = None,
+    endpoint_url: Annotated[str | None, typer.Option(help="Endpoint of the bucket; default: the cloud's own.")] = None,
     from_: Annotated[
         str | None, typer.Option("--from", help="Begin with a checkpoint of another run: RUN, RUN@STEP or RUN@best.")
     ] = None,
@@ -96,11 +96,17 @@ def run(
 def _checked(spec: RunSpec, *, accept_drift: bool) -> RunLog:
     """The log of the run, once all has been checked that can be without a server; nothing of the run is written."""
     from segue.interop.code_check import refuse_changed_code
+    from segue.launch.ray.checks import has_ray, require_ray
+    from segue.launch.slurm.checks import has_slurm, require_slurm
     from segue.recipe import import_build
     from segue.sessions import require_program
 
     if spec.program is not None:
         require_program(spec.program.command)
+    if has_slurm():  # Elsewhere only the segments know the cluster.
+        require_slurm(spec)
+    if has_ray():
+        require_ray(spec)
     build = import_build(spec.recipe) if spec.recipe is not None else None
     runlog = check_start(spec, clock=SystemClock(), accept_drift=accept_drift)
     refuse_changed_code(runlog, spec, build)
@@ -180,6 +186,9 @@ def _absolute(spec: RunSpec) -> RunSpec:
     if source is not None and source.kind == "file":
         path = Path(source.argument).expanduser().absolute()
         spec = spec.model_copy(update={"pools": spec.pools.model_copy(update={"prices": f"file: {path}"})})
+    if spec.slurm is not None:
+        folder = str(Path(spec.slurm.folder).expanduser().absolute())
+        spec = spec.model_copy(update={"slurm": spec.slurm.model_copy(update={"folder": folder})})
     if is_url(spec.store.url):
         return spec
     url = str(Path(spec.store.url).expanduser().absolute())

@@ -18,11 +18,32 @@ COMMAND_LINE = "on the command line"
 class SpecError(UsageError):
     """A run spec, or the options in its place, have invalid fields."""
 
-    def __init__(self, *, source: str, problems: tuple[str, ...]) -> None:
+    def __init__(self, *, source: str, problems: tuple[str, ...], fix: str | None = None) -> None:
+        """Without a `fix` it is to correct the fields or options."""
         self.source, self.problems = source, problems
         where = source if source == COMMAND_LINE else f"{source} is not valid"
         what = "options; --help describes them" if source == COMMAND_LINE else "fields"
-        super().__init__(f"{where}: {'; '.join(problems).rstrip('.')}.", fix=f"correct these {what}.")
+        super().__init__(f"{where}: {'; '.join(problems).rstrip('.')}.", fix=fix or f"correct these {what}.")
+
+
+class SlurmSetupError(UsageError):
+    """The jobs of a run cannot run on this Slurm cluster, or cannot be submitted from this machine."""
+
+    def __init__(self, *, problems: tuple[tuple[str, str], ...]) -> None:
+        """`problems` are pairs of what is wrong and its fix."""
+        self.problems = problems
+        what = "; ".join(what for what, _ in problems)
+        super().__init__(f"slurm: {what}.", fix="; ".join(dict.fromkeys(fix for _, fix in problems)) + ".")
+
+
+class RaySetupError(UsageError):
+    """The trainers of a run cannot run on this Ray cluster, or cannot be started there from this machine."""
+
+    def __init__(self, *, problems: tuple[tuple[str, str], ...]) -> None:
+        """`problems` are pairs of what is wrong and its fix."""
+        self.problems = problems
+        what = "; ".join(what for what, _ in problems)
+        super().__init__(f"ray: {what}.", fix="; ".join(dict.fromkeys(fix for _, fix in problems)) + ".")
 
 
 class DeadlinePassedError(UsageError):
@@ -153,6 +174,18 @@ class OrchestratorError(UsageError):
     def __init__(self, *, what: str, fix: str) -> None:
         self.what = what
         super().__init__(what, fix=fix)
+
+
+class QueueMissingError(OrchestratorError):
+    """A deployment has no work queue, and so no pool that would run it."""
+
+    def __init__(self, *, deployment: str) -> None:
+        self.deployment = deployment
+        super().__init__(
+            what=f"the deployment {deployment!r} has no work queue, and so no work pool, on the Prefect server: it was "
+            "deployed without one, or the queue was deleted.",
+            fix="create the pool and the queue, then run `prefect --no-prompt deploy --all` again.",
+        )
 
 
 class OutputError(UsageError):

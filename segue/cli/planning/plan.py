@@ -59,7 +59,7 @@ def plan(
     store: Annotated[
         str | None,
         typer.Option(
-            help="Store with the run's log: folder, file:///folder or s3://bucket/prefix; default: the run spec's."
+            help="Store with the run's log: folder, or s3://, gs:// or az://bucket/prefix; default: the run spec's."
         ),
     ] = None,
     endpoint_url: Endpoint = None,

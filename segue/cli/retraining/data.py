@@ -39,10 +39,12 @@ Slot = Annotated[str | None, typer.Option(help="Time of the slot, as an ISO time
 
 @app.command()
 def profile(
-    files: Annotated[list[str], typer.Argument(help="Files, globs or s3:// prefixes of data that is good.")],
+    files: Annotated[
+        list[str], typer.Argument(help="Files, globs, or s3://, gs:// or az:// prefixes of data that is good.")
+    ],
     *,
     to: Annotated[Path, typer.Option(help="JSON file of the suite, e.g. expectations/flights.json.")],
-    endpoint_url: Annotated[str | None, typer.Option(help="S3 endpoint other than AWS's.")] = None,
+    endpoint_url: Annotated[str | None, typer.Option(help="Endpoint of s3:// files; default: AWS.")] = None,
 ) -> None:
     """Write a first suite of Great Expectations that these files meet, for you to correct.
 

@@ -101,6 +101,7 @@ def test_with_a_cloud_the_notice_comes_through_its_service_and_the_next_machine_
         assert kind_here(service) is None
 
 
+@pytest.mark.soak
 @pytest.mark.matrix
 @pytest.mark.prefect
 def test_the_demo_shows_a_kill_a_notice_and_an_escalation_and_ends_like_the_undisturbed_run(tmp_path):

@@ -166,6 +166,7 @@ def test_two_runs_are_served_at_once_by_one_process(stack, client, pool, make_sp
     assert serve.wait() == 128 + signal.SIGTERM
 
 
+@pytest.mark.soak
 @pytest.mark.matrix
 def test_a_cancelled_run_is_stopped_and_the_others_go_on(stack, client, pool, make_spec, tmp_path):
     with serving(stack, client, tmp_path) as serve:

@@ -1,0 +1,87 @@
+"""`segue doctor`: check everything that a run will need, before anything is bought."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from segue.cli.interrupts import ends_cleanly
+from segue.cli.options import Json, Workload, with_workload
+from segue.cli.server import has_server
+from segue.errors import SpecError
+from segue.reports.console import console, errors, show_json
+from segue.spec import RunSpec, read_toml
+
+if TYPE_CHECKING:
+    from segue.doctor.check import Item
+    from segue.doctor.subject import Subject
+
+_UNNAMED = "unnamed"
+_NO_SERVER = "PREFECT_API_URL is not set: `segue run` would start a server of its own"
+
+
+def doctor(
+    spec: Annotated[
+        Path | None,
+        typer.Argument(help="Run spec in TOML, as for `segue run --config`; without one, only what needs none."),
+    ] = None,
+    workload: Workload = None,
+    as_json: Json = False,
+) -> None:
+    """Check store, Prefect, pools, notices, recipe and this machine for a run. Nothing is bought, no run is changed.
+
+    Run it on a machine of the pool: the checks of notices and of the machine are about the one on which it runs. With a
+    run spec it trains three steps and saves them, below a prefix of their own in the store.
+    Exit code 0: no check failed. 1: at least one did.
+    """
+    # All parts of a run are looked at, and other commands need few of them.
+    from segue.doctor.check import examine
+    from segue.doctor.registry import all_items
+    from segue.doctor.report import facts, has_failed, summary, table
+
+    subject = _subject(spec, workload)
+    items = all_items(subject, _of_server(subject))
+    with ends_cleanly(hint="Not all checks were made."), errors.status("", spinner="dots") as status:
+        try:
+            checks = examine(items, on_begin=status.update)
+        finally:
+            subject.clear()
+    if as_json:
+        show_json(facts(checks))
+    else:
+        console.print(table(checks))
+        console.print(summary(checks), markup=False)
+    if has_failed(checks):
+        raise typer.Exit(1)
+
+
+def _subject(path: Path | None, workload: list[str] | None) -> Subject:
+    """What is examined. A run spec that is not valid is a check that fails, not the end of the others."""
+    from segue.doctor.subject import Subject
+
+    if path is None:
+        return Subject()
+    try:
+        fields = with_workload(read_toml(path), workload)
+        is_named = "recipe" in fields or "program" in fields
+        named = {"run_id": _UNNAMED} | fields | ({} if is_named else {"recipe": f"{_UNNAMED}:build"})
+        spec = RunSpec.parse(named, source=str(path))
+    except SpecError as error:
+        return Subject(problem=error)
+    return Subject(spec=spec, trains=is_named, store=spec.store)
+
+
+def _of_server(subject: Subject) -> list[Item]:
+    from segue.doctor.registry import without_server
+
+    # Prefect takes a second to import, and may not be installed.
+    if importlib.util.find_spec("prefect") is None:
+        return without_server("Prefect is not installed")
+    if not has_server():
+        return without_server(_NO_SERVER)
+    from segue.tasks.doctor.items import items
+
+    return items(subject)

@@ -1,0 +1,80 @@
+"""What the command of a segment's job starts: an engine that hears SIGTERM itself, or something before it. Pure."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Sequence
+from itertools import pairwise
+from pathlib import PurePosixPath
+
+ENGINES = ("prefect.engine", "prefect.flow_engine", "segue.flows.prefect_engine")
+"""Modules whose process gets SIGTERM itself, so that a segment sees it. Prefect's starter keeps it to itself."""
+_SHELLS = ("sh", "bash", "dash", "ash", "zsh", "ksh")
+_PASS_ON = ("env", "exec", "nice", "ionice", "numactl", "tini", "dumb-init", "catatonit", "timeout")
+"""Programs that become what they start, or hand SIGTERM on to it."""
+_PYTHON = re.compile(r"python[\d.]*")
+_ASSIGNMENT = re.compile(r"\w+=.*")
+_ENDS = (";", "&&")
+"""What ends a command of a script before the last one."""
+
+
+def starts_engine(command: str) -> bool | None:
+    """Whether SIGTERM to the process that this command starts reaches an engine; None where that cannot be known."""
+    try:
+        return _is_engine(shlex.split(command))
+    except ValueError:  # A quote that is not closed.
+        return None
+
+
+def _is_engine(words: Sequence[str]) -> bool | None:
+    words = list(words)
+    while words and _ASSIGNMENT.fullmatch(words[0]):
+        words.pop(0)
+    if not words:
+        return None
+    program = PurePosixPath(words[0]).name
+    if program in _PASS_ON:
+        found = (at for at, word in enumerate(words) if at and _is_known(PurePosixPath(word).name))
+        at = next(found, None)
+        return None if at is None else _is_engine(words[at:])
+    if _PYTHON.fullmatch(program):
+        module = next((name for option, name in pairwise(words) if option == "-m"), None)
+        return None if module is None else module in ENGINES
+    if program in _SHELLS:
+        return _is_engine_of_script(_script_of(words))
+    return False if program == "prefect" else None
+
+
+def _is_known(program: str) -> bool:
+    return program in (*_SHELLS, *_PASS_ON, "prefect") or _PYTHON.fullmatch(program) is not None
+
+
+def _script_of(words: Sequence[str]) -> str | None:
+    """The script in the words of a shell; None for one in a file."""
+    return next((script for option, script in pairwise(words) if re.fullmatch(r"-[a-z]*c", option)), None)
+
+
+def _is_engine_of_script(script: str | None) -> bool | None:
+    """Whether the last command of a script replaces the shell by an engine: any other shell keeps the signal."""
+    last = _last_command(script) if script is not None else None
+    if not last:
+        return None
+    if "||" in last:  # What follows is for a command that could not be started.
+        last = last[: last.index("||")] or [""]
+    is_alone = not {"|", "&", "|&", "(", ")"} & set(last)
+    if last[0] == "exec" and is_alone:
+        return _is_engine(last[1:])
+    return None if _is_engine(last) is None else False
+
+
+def _last_command(script: str) -> list[str]:
+    lexer = shlex.shlex(script.replace("\n", " ; "), posix=True, punctuation_chars="();<>|&")
+    lexer.whitespace_split, lexer.commenters = True, ""
+    commands: list[list[str]] = [[]]
+    for word in lexer:
+        if word in _ENDS:
+            commands.append([])
+        else:
+            commands[-1].append(word)
+    return next((command for command in reversed(commands) if command), [])

@@ -1,0 +1,56 @@
+"""Checks of a cluster on which the trainers of a run are started: jobs of Slurm, actors of Ray."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from segue.doctor.check import Item, Result, fail, joined, ok, skipped
+from segue.doctor.subject import Subject
+from segue.launch.ray.checks import ray_problems
+from segue.launch.slurm.checks import slurm_problems
+
+_LIMIT_SECONDS, _RAY_SECONDS = 120.0, 60.0
+"""Each of Slurm's commands waits nine seconds for a controller that is away; Ray's client would wait for minutes."""
+
+
+class Problem(Protocol):
+    """What would keep trainers from running, and its fix."""
+
+    @property
+    def what(self) -> str: ...
+
+    @property
+    def fix(self) -> str: ...
+
+
+def items(subject: Subject) -> list[Item]:
+    return [
+        Item("slurm.jobs", lambda: slurm(subject), limit_seconds=_LIMIT_SECONDS),
+        Item("ray.trainers", lambda: ray(subject), limit_seconds=_LIMIT_SECONDS),
+    ]
+
+
+def slurm(subject: Subject) -> Result:
+    """Whether the run's jobs can run: commands, folder, partitions and rights on them, nodes, time, options."""
+    if subject.spec is None or subject.spec.slurm is None:
+        return skipped(subject.why_no_spec if subject.spec is None else "the run spec has no [slurm] table")
+    table = subject.spec.slurm
+    return judged(
+        slurm_problems(subject.spec), f"the partitions {table.spot} and {table.on_demand} take the run's jobs"
+    )
+
+
+def ray(subject: Subject, *, longest_seconds: float = _RAY_SECONDS) -> Result:
+    """Whether the run's trainers can run: the cluster, its resources, Python and torch of its nodes."""
+    if subject.spec is None or subject.spec.ray is None:
+        return skipped(subject.why_no_spec if subject.spec is None else "the run spec has no [ray] table")
+    return judged(
+        ray_problems(subject.spec, longest_seconds=longest_seconds), "the Ray cluster takes the run's trainers"
+    )
+
+
+def judged(problems: Sequence[Problem], well: str) -> Result:
+    if not problems:
+        return ok(well)
+    return fail("; ".join(problem.what for problem in problems), fix=joined(problem.fix for problem in problems))

@@ -1,0 +1,245 @@
+"""Checks of this machine: memory, files, processors, disks, accelerators, versions. Run them where segments run."""
+
+from __future__ import annotations
+
+import os
+import resource
+import shutil
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+
+from segue.doctor.check import Item, Result, fail, ok, skipped, warn
+from segue.doctor.probe import NO_TORCH
+from segue.doctor.subject import Subject
+from segue.launch.determinism import DETERMINISTIC_VARIABLES
+from segue.launch.memory import free_bytes
+from segue.records import Environment
+from segue.runlog.history import History
+from segue.spec import RunSpec
+from segue.stores import LocalStore
+from segue.units import size
+
+_SHARED = Path("/dev/shm")  # noqa: S108 - a mount that every Linux has
+_SHARED_BYTES = 2**30
+_DESCRIPTORS, _DESCRIPTORS_AT_ALL = 1024, 256
+_BESIDE = 1.05
+"""Memory for state and its copies, and a twentieth for what is neither: with one staging buffer 2.1 times the state."""
+_MEMORY_SHARE = 0.8
+_CUBLAS = "CUBLAS_WORKSPACE_CONFIG"
+_CUBLAS_DETERMINISTIC = (":4096:8", ":16:8")
+"""The two values that PyTorch's notes on reproducibility name."""
+_CPU_LIMIT = Path("/sys/fs/cgroup/cpu.max")
+
+
+def items(subject: Subject) -> list[Item]:
+    """The checks of this machine; those of the store and of the recipe come before them."""
+    valid, readable = "spec.valid", ("store.read", "store.list")
+    probe_seconds = 180.0
+    return [
+        Item("machine.torch", partial(torch, subject), (), probe_seconds),
+        Item("machine.shared-memory", partial(shared_memory, _SHARED)),
+        Item("machine.file-descriptors", file_descriptors),
+        Item("machine.cores", partial(cores, subject)),
+        Item("machine.memory", partial(memory, subject), (valid, "machine.torch", *readable)),
+        Item("machine.disk", partial(disk, subject), (valid, *readable)),
+        Item("machine.accelerator", partial(accelerator, subject), (valid, "machine.torch", *readable)),
+        Item("machine.determinism", partial(determinism, subject), (valid,)),
+        Item("machine.nccl", partial(nccl, subject), (valid, "machine.torch")),
+        Item("machine.versions", partial(versions, subject), (valid, "machine.torch", *readable)),
+    ]
+
+
+def torch(subject: Subject) -> Result:
+    """Whether torch can be imported."""
+    facts = subject.probed.torch
+    if facts is None:
+        return fail(f"torch cannot be imported: {subject.probed.why}", fix=NO_TORCH)
+    return ok(f"Python {facts.python}, torch {facts.torch}, accelerators: {facts.accelerators}")
+
+
+def shared_memory(folder: Path) -> Result:
+    """Room in /dev/shm. Staging buffers do not use it: they are anonymous, and count as memory."""
+    try:
+        room = shutil.disk_usage(folder).total
+    except OSError as error:
+        return fail(f"{folder} cannot be used ({error.strerror})", fix="mount a tmpfs there.")
+    return judge_shared_memory(folder, room)
+
+
+def judge_shared_memory(folder: Path, room: int) -> Result:
+    """Whether the workers of data loaders, and the ranks of NCCL, can exchange their data. Pure."""
+    if room >= _SHARED_BYTES:
+        return ok(f"{folder} has {size(room)}")
+    return warn(
+        f"{folder} has {size(room)}, in which workers of a data loader pass their batches and NCCL its data: they die "
+        "of a bus error where it is full",
+        fix="docker run --shm-size=2g; on Kubernetes, mount an emptyDir with medium: Memory there.",
+    )
+
+
+def file_descriptors() -> Result:
+    """The limit on open files of processes that are started here."""
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    if limit == resource.RLIM_INFINITY or limit >= _DESCRIPTORS:
+        return ok("no limit on open files" if limit == resource.RLIM_INFINITY else f"{limit} open files are permitted")
+    fix = f"raise the limit (ulimit -n {4 * _DESCRIPTORS}, LimitNOFILE= of systemd, --ulimit of docker)."
+    reason = f"only {limit} files may be open; each tensor that a data loader's worker passes on takes one"
+    return fail(reason, fix=fix) if limit < _DESCRIPTORS_AT_ALL else warn(reason, fix=fix)
+
+
+def cores(subject: Subject, *, limit: Path = _CPU_LIMIT) -> Result:
+    """Processor cores for the ranks, and one for the process that writes checkpoints."""
+    ranks = (subject.spec.ranks_of_a_node if subject.spec is not None else 1) or max(subject.accelerators, 1)
+    found = float(len(os.sched_getaffinity(0)))
+    try:
+        quota, period = limit.read_text(encoding="ascii").split()
+        found = min(found, int(quota) / int(period)) if quota != "max" else found
+    except (OSError, ValueError):
+        pass  # There is no such limit here.
+    if found >= ranks + 1:
+        return ok(f"cores: {found:g}, ranks: {ranks}")
+    return warn(
+        f"cores: {found:g}, for ranks: {ranks} and the process that writes checkpoints, so a save slows training",
+        fix="give the machine or container more cores.",
+    )
+
+
+def memory(subject: Subject) -> Result:
+    """Memory for the state and its copies."""
+    assert subject.spec is not None
+    if subject.state_bytes is None:
+        return skipped("the size of the state is not known: the run has no checkpoint, and nothing was rehearsed")
+    on_device = _uses_accelerator(subject, subject.spec)
+    copies = subject.spec.checkpoints.staging_buffers + (0 if on_device else subject.spec.ranks_of_a_node or 1)
+    return judge_memory(subject.state_bytes, copies=copies, free=free_bytes())
+
+
+def judge_memory(state_bytes: int, *, copies: int, free: float) -> Result:
+    """Whether so many copies of the state fit into the memory that is free here. Pure."""
+    needed = _BESIDE * copies * state_bytes
+    reason = f"{size(needed)} of memory for {copies} copies of {size(state_bytes)} of state, {size(free)} are free"
+    fix = "use a larger machine or memory limit, or checkpoints.staging_buffers = 1."
+    if needed > free:
+        return fail(reason, fix=fix)
+    return warn(reason, fix=fix) if needed > _MEMORY_SHARE * free else ok(reason)
+
+
+def disk(subject: Subject) -> Result:
+    """Room for the checkpoints that are kept, in a store that is a folder and in the fast folder."""
+    assert subject.spec is not None
+    kept = subject.spec.checkpoints
+    folders = [subject.opened.root] if isinstance(subject.opened, LocalStore) else []
+    folders += [Path(kept.fast_folder)] if kept.fast_folder is not None else []
+    if not folders:
+        return skipped("no checkpoint is kept on a disk of this machine")
+    for folder in folders:
+        above = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+        if not above.is_dir() or not os.access(above, os.W_OK | os.X_OK):
+            return fail(f"{folder} cannot be created or written", fix="give the right to write there, or name another.")
+        if subject.state_bytes is None:
+            continue
+        needed, free = (kept.keep + 1) * subject.state_bytes, shutil.disk_usage(above).free
+        if needed > free:
+            return fail(
+                f"{folder} needs {size(needed)} for {kept.keep} checkpoints and the next one, {size(free)} are free",
+                fix="free space, or lower checkpoints.keep.",
+            )
+    return ok(f"{' and '.join(map(str, folders))}: room for {kept.keep + 1} checkpoints")
+
+
+def accelerator(subject: Subject) -> Result:
+    """Whether there are as many accelerators as the run asks for, or has trained on."""
+    assert subject.spec is not None
+    return judge_accelerator(subject.spec, subject.history, accelerators=subject.accelerators)
+
+
+def judge_accelerator(spec: RunSpec, history: History, *, accelerators: int) -> Result:
+    """As `accelerator`. Pure."""
+    devices = [attempt.claim.environment.device for attempt in history.attempts]
+    used = next((name for name in reversed(devices) if name != "cpu"), None)
+    asked = spec.device == "cuda" or (spec.device == "auto" and used is not None)
+    fix = "check the driver (`nvidia-smi`), or run this on a machine of the pool."
+    if spec.device == "cpu" or (not asked and not accelerators):
+        return ok("the run trains on the processor")
+    if spec.trains_elsewhere and not accelerators:
+        return skipped(
+            "the run trains on a cluster, and torch sees no accelerator here; make this check on a node of it"
+        )
+    if not accelerators:
+        what = "device is cuda" if spec.device == "cuda" else f"the run has trained on {used}"
+        return fail(f"{what}, and torch sees no accelerator here", fix=fix)
+    ranks = spec.ranks_of_a_node or 1
+    if ranks > accelerators:
+        return fail(f"{ranks} ranks need {ranks} accelerators, and torch sees {accelerators}", fix=fix)
+    return ok(f"accelerators: {accelerators}")
+
+
+def determinism(subject: Subject) -> Result:
+    """Whether the environment leaves the deterministic kernels that the run asks for as they are."""
+    assert subject.spec is not None
+    if not subject.spec.deterministic:
+        return skipped("deterministic is not set")
+    return judge_determinism(subject.environ)
+
+
+def judge_determinism(environ: Mapping[str, str]) -> Result:
+    """Whether no variable is set to another value than deterministic kernels need; unset ones are set. Pure."""
+    given = {name: environ[name] for name in DETERMINISTIC_VARIABLES if name in environ}
+    if given.get(_CUBLAS, _CUBLAS_DETERMINISTIC[0]) not in _CUBLAS_DETERMINISTIC:
+        return fail(
+            f"{_CUBLAS}={given[_CUBLAS]} lets cuBLAS compute other bits each time, and torch refuses to train",
+            fix=f"unset {_CUBLAS}, or set it to {' or '.join(_CUBLAS_DETERMINISTIC)}.",
+        )
+    others = {name: text for name, text in given.items() if name != _CUBLAS and text != DETERMINISTIC_VARIABLES[name]}
+    if others:
+        name, text = next(iter(others.items()))
+        return warn(
+            f"{name}={text} may let results differ between machines",
+            fix=f"unset {name}, or set it to {DETERMINISTIC_VARIABLES[name]}.",
+        )
+    return ok("the libraries below torch are limited to deterministic kernels")
+
+
+def nccl(subject: Subject) -> Result:
+    """Whether several ranks can exchange gradients between accelerators."""
+    assert subject.spec is not None
+    facts = subject.probed.torch
+    has_nccl = facts is not None and facts.has_nccl
+    return judge_nccl(subject.spec, accelerators=subject.accelerators, has_nccl=has_nccl)
+
+
+def judge_nccl(spec: RunSpec, *, accelerators: int, has_nccl: bool) -> Result:
+    """As `nccl`. Pure."""
+    ranks = spec.ranks or accelerators
+    if ranks < 2 or spec.device == "cpu" or not accelerators:
+        return skipped("no several ranks train on accelerators")
+    if not has_nccl:
+        return fail(f"{ranks} ranks on accelerators need NCCL, and this torch has none", fix="install torch for CUDA.")
+    return ok(f"torch has NCCL for {ranks} ranks")
+
+
+def versions(subject: Subject) -> Result:
+    """Whether Python and torch are those with which the run has trained."""
+    claims = [attempt.claim.environment for attempt in subject.history.attempts]
+    facts = subject.probed.torch
+    if not claims or facts is None:
+        return skipped("the run has not trained yet, so there is nothing to compare")
+    return judge_versions(claims[-1], python=facts.python, torch_version=facts.torch)
+
+
+def judge_versions(last: Environment, *, python: str, torch_version: str) -> Result:
+    """As `versions`. Pure."""
+    pairs = (("Python", last.python, python), ("torch", last.torch, torch_version))
+    changed = [f"{name} {before}, here is {now}" for name, before, now in pairs if before and before != now]
+    if changed:
+        return warn(
+            f"the run has trained with {' and '.join(changed)}: a resume may compute other bits and be `equivalent` at "
+            "best",
+            fix="use the image or environment of the run's newest attempt.",
+        )
+    return ok(f"Python {python} and torch {torch_version}, as in the run's newest attempt")
+
+
+def _uses_accelerator(subject: Subject, spec: RunSpec) -> bool:
+    return spec.device != "cpu" and subject.accelerators > 0

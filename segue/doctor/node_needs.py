@@ -1,0 +1,75 @@
+"""Which nodes of a Kubernetes cluster a pod may run on, by its nodeSelector and required nodeAffinity. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+
+class Requirement(NamedTuple):
+    """One of the `matchExpressions` of a term."""
+
+    key: str
+    operator: str
+    values: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        values = f" ({', '.join(self.values)})" if self.values else ""
+        return f"{self.key} {self.operator}{values}"
+
+    def is_met(self, labels: Mapping[str, str]) -> bool:
+        """Whether a node with these labels meets it. An operator that is not known here counts as met."""
+        match self.operator:
+            case "In":
+                return labels.get(self.key) in self.values
+            case "NotIn":
+                return labels.get(self.key) not in self.values
+            case "Exists":
+                return self.key in labels
+            case "DoesNotExist":
+                return self.key not in labels
+            case _:
+                return True
+
+
+@dataclass(frozen=True)
+class NodeNeeds:
+    """What a pod asks of its node's labels.
+
+    Source: Kubernetes, "Assigning Pods to Nodes". A node must have the labels of nodeSelector, and meet all
+    requirements of one of the terms of requiredDuringSchedulingIgnoredDuringExecution.
+    """
+
+    labels: Mapping[str, str] = field(default_factory=dict)
+    terms: tuple[tuple[Requirement, ...], ...] = ()
+
+    def __bool__(self) -> bool:
+        return bool(self.labels or self.terms)
+
+    def __str__(self) -> str:
+        selected = [f"{name}={value}" for name, value in sorted(self.labels.items())]
+        terms = " or ".join(" and ".join(map(str, term)) or "other fields" for term in self.terms)
+        return ", ".join([*selected, *([terms] if terms else [])])
+
+    def fit(self, labels: Mapping[str, str]) -> bool:
+        """Whether a node with these labels may run the pod, as far as labels decide that."""
+        is_affine = not self.terms or any(all(one.is_met(labels) for one in term) for term in self.terms)
+        return is_affine and self.labels.items() <= labels.items()
+
+
+def node_needs(pod: Mapping[str, Any]) -> NodeNeeds:
+    """What the spec of a pod asks for. What is not as Kubernetes writes it raises an AttributeError or TypeError."""
+    required: Any = pod.get("affinity") or {}
+    for name in ("nodeAffinity", "requiredDuringSchedulingIgnoredDuringExecution"):
+        required = required.get(name) or {}
+    terms: Sequence[Mapping[str, Any]] = required.get("nodeSelectorTerms") or ()
+    return NodeNeeds(
+        labels={str(name): str(value) for name, value in (pod.get("nodeSelector") or {}).items()},
+        terms=tuple(tuple(map(_requirement, term.get("matchExpressions") or ())) for term in terms),
+    )
+
+
+def _requirement(given: Mapping[str, Any]) -> Requirement:
+    values = tuple(str(value) for value in given.get("values") or ())
+    return Requirement(str(given.get("key")), str(given.get("operator")), values)

@@ -1,0 +1,112 @@
+"""Checks of the sources of termination notices on this machine."""
+
+from __future__ import annotations
+
+import os
+from functools import partial
+from pathlib import Path
+
+from segue.doctor.check import Item, Result, fail, ok, skipped, warn
+from segue.doctor.subject import Subject
+from segue.errors import MetadataServiceError
+from segue.notices.aws import is_hop_limit_exceeded
+from segue.notices.platform import cloud_watcher, find_platform
+
+_DMI = Path("/sys/class/dmi/id")
+_VENDORS = {"Amazon EC2": "aws", "Google": "gce", "Microsoft Corporation": "azure"}
+_AZURE_TAG = "7783-7084-3265-9085-8269-3286-77"
+"""Chassis tag of every machine of Azure; other machines of the same vendor have another one."""
+_ANSWER_SECONDS = 2.0
+_SIGNALS = "signals, recalls and liveness.notice_file are watched"
+_UNWATCHED = f"notices = []: no metadata service is watched; {_SIGNALS}"
+_UNSEEN = (
+    "where SIGTERM is the notice (Kubernetes, ECS), set notices = []; otherwise enable the metadata service of the "
+    "machine, and in a container on AWS raise its hop limit to 2."
+)
+
+
+def items(subject: Subject) -> list[Item]:
+    """The checks of the subject's notices."""
+    return [
+        Item("notices.metadata", partial(metadata, subject)),
+        Item("notices.hop-limit", partial(hop_limit, subject)),
+        Item("notices.file", partial(notice_file, subject)),
+    ]
+
+
+def metadata(subject: Subject, *, dmi: Path = _DMI) -> Result:
+    """Whether the metadata services that are to be watched answer here."""
+    wanted = subject.spec.notices if subject.spec is not None else None
+    if wanted is None:
+        return _searched(subject, vendor_platform(dmi))
+    if not wanted:
+        return skipped(_UNWATCHED)
+    silent = [name for name in dict.fromkeys(wanted) if not _answers(name, subject)]
+    if silent:
+        named = " and ".join(silent)
+        return fail(f"notices names {named}, whose metadata service does not answer here", fix=_UNSEEN)
+    return ok(f"the metadata service of {' and '.join(wanted)} answers")
+
+
+def hop_limit(subject: Subject, *, answer_seconds: float = _ANSWER_SECONDS) -> Result:
+    """Whether the tokens of AWS's service reach this container; waits so long for each answer."""
+    wanted = subject.spec.notices if subject.spec is not None else None
+    if wanted is not None and not wanted:
+        return skipped(_UNWATCHED)
+    is_exceeded = is_hop_limit_exceeded(subject.environ, timeout_seconds=answer_seconds)
+    if is_exceeded is None:
+        return skipped("no metadata service of AWS answers here")
+    if not is_exceeded:
+        return ok("tokens of AWS's metadata service arrive here")
+    return fail(
+        "AWS's metadata service answers, but its tokens do not arrive: its hop limit is 1, and this is a container",
+        fix="where SIGTERM is the notice (Kubernetes, ECS), set notices = []; otherwise `aws ec2 "
+        "modify-instance-metadata-options --http-put-response-hop-limit 2 --instance-id ID`, or set it in the launch "
+        "template.",
+    )
+
+
+def notice_file(subject: Subject) -> Result:
+    """Whether the notice file can appear, and has not appeared yet."""
+    named = subject.liveness.notice_file
+    if named is None:
+        return skipped("liveness.notice_file is not set")
+    path = Path(named)
+    if not os.access(path.parent, os.R_OK | os.X_OK):
+        return fail(
+            f"the folder of liveness.notice_file, {path.parent}, is not there or cannot be read",
+            fix="create it, or mount it into the container.",
+        )
+    if path.exists():
+        return warn(f"{path} exists: every attempt on this machine ends at once", fix="remove the file.")
+    return ok(f"{path} can appear, and is not there")
+
+
+def vendor_platform(dmi: Path) -> str | None:
+    """The cloud that this machine's firmware names, also where no service answers; None for any other machine."""
+    found = _VENDORS.get(_read(dmi / "sys_vendor"))
+    return None if found == "azure" and _read(dmi / "chassis_asset_tag") != _AZURE_TAG else found
+
+
+def _searched(subject: Subject, vendor: str | None) -> Result:
+    found = find_platform(subject.clock, environ=subject.environ, limit_seconds=_ANSWER_SECONDS)
+    if found is not None:
+        return ok(f"the metadata service of {found.name} answers and would be watched")
+    if vendor is not None:
+        return fail(f"this is a machine of {vendor}, and its metadata service does not answer here", fix=_UNSEEN)
+    return ok(f"this is no machine of a known cloud; {_SIGNALS}")
+
+
+def _answers(name: str, subject: Subject) -> bool:
+    try:
+        watcher = cloud_watcher(name, subject.clock, environ=subject.environ)
+        return watcher.is_here(timeout_seconds=_ANSWER_SECONDS)
+    except MetadataServiceError:
+        return False
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8", errors="replace").strip()
+    except OSError:
+        return ""

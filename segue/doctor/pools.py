@@ -1,0 +1,317 @@
+"""Judgement of pools: what Prefect shows of a deployment's pool, and whether segments can run there. Pure.
+
+`segue doctor` shows all of these checks. A run makes them before its first segment, and is refused where one fails.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from segue.doctor.check import Outcome, Result, fail, ok, skipped, warn, worst
+from segue.doctor.jobs import ECS, KUBERNETES, SIGTERM_SECONDS, SIGTERM_VARIABLE, Job
+from segue.units import duration
+
+_COMMAND = "set the job variable `command` to `python -m segue.flows.prefect_engine`"
+_MOST_STOP_SECONDS = 120
+"""The longest stopTimeout of ECS."""
+
+
+@dataclass(frozen=True)
+class PoolState:
+    """A deployment's work pool and queue, as the server shows them."""
+
+    deployment: str
+    pool: str
+    queue: str | None = None
+    is_paused: bool = False
+    is_queue_paused: bool = False
+    limit: int | None = None
+    """Flow runs that may run at once: the smallest limit of pool, queue and deployment; None without one."""
+    pool_limit: int | None = None
+    """The limit of the pool alone."""
+    queue_limit: int | None = None
+    """The limit of the queue alone."""
+    workers: int | None = None
+    """Workers online; None for a pool that needs none."""
+    known_workers: int | None = None
+    """Workers that the pool ever had, as far as the server knows; None for a pool that needs none."""
+    unknown_variables: tuple[str, ...] = ()
+    """Job variables of the deployment that the pool's template does not have."""
+    job: Job | None = None
+    """The job of a segment there; None where the template does not describe one."""
+    nodes: Sequence[Mapping[str, str]] | None = None
+    """Labels of each node of the cluster; None where that is not known."""
+    why_no_nodes: str = "nobody has asked its cluster"
+    """Why the nodes are not known."""
+
+    @property
+    def blocker(self) -> str | None:
+        """Why flow runs of the deployment do not start now; None if they do as soon as there is a machine."""
+        if self.is_paused:
+            return f"the pool {self.pool} is paused"
+        if self.is_queue_paused:
+            return f"the queue {self.queue} of the pool {self.pool} is paused"
+        if self.workers == 0:
+            return f"the pool {self.pool} has no worker"
+        return f"the concurrency limit of the pool {self.pool} is 0" if self.limit == 0 else None
+
+    @property
+    def named(self) -> str:
+        return f"the pool {self.pool} of the deployment {self.deployment!r}"
+
+
+@dataclass(frozen=True)
+class Needs:
+    """What a run needs of its pools."""
+
+    grace_seconds: float = 25.0
+    parent_pool: str | None = None
+    """The pool on which the run's parent runs; None where that is not known."""
+    parent_queue: str | None = None
+    """The queue of that pool in which the parent runs."""
+    is_store_remote: bool = True
+
+
+def queue(state: PoolState, needs: Needs) -> Result:
+    """Whether the deployment's queue gives its flow runs out; one that does not exist is a QueueMissingError."""
+    if state.is_queue_paused:
+        reason = f"the queue {state.queue} of the pool {state.pool} is paused"
+        return warn(reason, fix=f"`prefect work-queue resume {state.queue} --pool {state.pool}`.")
+    return ok(f"{state.deployment}: queue {state.queue or 'default'} of {state.pool}")
+
+
+def paused(state: PoolState, needs: Needs) -> Result:
+    if state.is_paused:
+        return warn(f"the pool {state.pool} is paused", fix=f"`prefect work-pool resume {state.pool}`.")
+    return ok(f"{state.pool} is not paused")
+
+
+def workers(state: PoolState, needs: Needs) -> Result:
+    """Whether there is a worker. One that went offline may come back, with its machine."""
+    fix = f"start one with `prefect worker start --pool {state.pool}`."
+    if state.known_workers == 0:
+        return fail(f"{state.named} has no worker and never had one", fix=fix)
+    if state.workers == 0:
+        return warn(f"no worker of the pool {state.pool} is online; it had {state.known_workers}", fix=fix)
+    return ok(f"{state.pool}: needs no worker" if state.workers is None else f"{state.pool}: {state.workers} online")
+
+
+def limits(state: PoolState, needs: Needs) -> Result:
+    """Whether the limits let a segment run. The parent holds a slot of its pool and queue as long as its run lasts."""
+    shared = _shared_limit(state, needs)
+    if shared is not None or state.limit == 0:
+        taken = f", and the run's parent is one of them (limit of the {shared})" if shared is not None else ""
+        return fail(
+            f"{state.named} runs at most {state.limit} flow runs at once{taken}",
+            fix=f"raise its concurrency limit to {2 if shared is not None else 1} or more, or run the parent on a pool "
+            "of its own.",
+        )
+    return ok(f"{state.deployment}: {'no limit' if state.limit is None else f'at most {state.limit} at once'}")
+
+
+def _shared_limit(state: PoolState, needs: Needs) -> str | None:
+    """What has room only for the parent, so that no segment would ever start: pool or queue; None for neither."""
+    if state.pool != needs.parent_pool:
+        return None
+    if state.pool_limit is not None and state.pool_limit < 2:
+        return "pool"
+    is_queue_shared = state.queue is not None and state.queue == needs.parent_queue
+    return "queue" if is_queue_shared and state.queue_limit is not None and state.queue_limit < 2 else None
+
+
+def job_variables(state: PoolState, needs: Needs) -> Result:
+    if state.unknown_variables:
+        names = ", ".join(state.unknown_variables)
+        return fail(
+            f"the deployment {state.deployment!r} sets job variables that the pool {state.pool} does not have "
+            f"({names})",
+            fix="correct their names in prefect.yaml, or give the pool the template of `segue init`.",
+        )
+    return ok(f"{state.deployment}: all are in the template of {state.pool}")
+
+
+def sigterm(state: PoolState, needs: Needs) -> Result:
+    """Whether a segment hears SIGTERM, and Prefect starts no flow run again behind segue's back."""
+    job = state.job
+    if job is None or not job.is_known:
+        return skipped(f"the jobs of a pool of type {job.type if job is not None else 'unknown'} are not known")
+    if job.starts_engine or (job.command is None and not job.is_container):  # A worker for processes starts the engine.
+        return ok(f"{state.deployment}: the engine hears SIGTERM itself")
+    starter = f"`{job.command}`" if job.command else "Prefect's default command"
+    if job.starts_engine is None:
+        return warn(
+            f"{state.named} starts {starter}, and it is not known whether SIGTERM reaches the engine behind that",
+            fix=f"{_COMMAND}, or end the script with `exec python -m segue.flows.prefect_engine`.",
+        )
+    if not job.is_container:
+        return warn(f"{state.named} starts {starter}, which may keep SIGTERM from the segment", fix=f"{_COMMAND}.")
+    behavior = (job.environment.get(SIGTERM_VARIABLE) or "").lower()
+    # The worker of Kubernetes sets `reschedule` where nothing is set.
+    if behavior != "crash" and (behavior or job.type == KUBERNETES):
+        return fail(
+            f"{state.named} starts {starter} without {SIGTERM_VARIABLE}=crash: at SIGTERM Prefect starts the same flow "
+            "run in the same pool again, and the segment saves nothing",
+            fix=f"{_COMMAND}, and set that variable to crash in its `env`.",
+        )
+    reason = f"{state.named} starts {starter}, which ends a segment at SIGTERM before it has saved"
+    return warn(reason, fix=f"{_COMMAND}.")
+
+
+def retries(state: PoolState, needs: Needs) -> Result:
+    """Whether the platform would start a segment again by itself."""
+    job = state.job
+    if job is None or job.type != KUBERNETES:
+        return skipped("no pool is of Kubernetes")
+    if job.retries != 0:
+        return fail(
+            f"{state.named} has backoffLimit {job.retries}: Kubernetes starts a preempted segment again, besides the "
+            "one that segue starts",
+            fix="set backoffLimit to 0 in the template (`backoff_limit: 0` as a job variable).",
+        )
+    if job.restart_policy != "Never":
+        return fail(
+            f"{state.named} has restartPolicy {job.restart_policy or 'unset'}: the node starts an ended segment again",
+            fix="set restartPolicy to Never in the template.",
+        )
+    return ok(f"{state.deployment}: Kubernetes starts no segment again")
+
+
+def grace_period(state: PoolState, needs: Needs) -> Result:
+    """Whether the platform waits as long as the run counts on."""
+    job = state.job
+    if job is None or job.grace_seconds is None:
+        return skipped("pools of processes have no grace period of their own")
+    given, name = job.grace_seconds, "terminationGracePeriodSeconds" if job.type == KUBERNETES else "stopTimeout"
+    if given >= needs.grace_seconds:
+        return ok(f"{state.deployment}: {name} is {duration(given)}")
+    is_beyond = job.type == ECS and needs.grace_seconds > _MOST_STOP_SECONDS
+    other = "; ECS permits at most 120 s." if is_beyond else f", or raise {name} in the template."
+    return fail(
+        f"{state.named} kills {duration(given)} after SIGTERM ({name}), and the run counts on grace_seconds = "
+        f"{needs.grace_seconds:g}",
+        fix=f"lower grace_seconds of the run to {given - SIGTERM_SECONDS:g} ({duration(SIGTERM_SECONDS)} less, because "
+        f"SIGTERM reaches the trainer late){other}",
+    )
+
+
+def shared_memory(state: PoolState, needs: Needs) -> Result:
+    job = state.job
+    if job is None or job.has_shared_memory is None:
+        return skipped("only templates of Kubernetes say how large /dev/shm is")
+    if job.has_shared_memory:
+        return ok(f"{state.deployment}: /dev/shm is an emptyDir in memory")
+    return warn(
+        f"{state.named} mounts nothing at /dev/shm, so containers have 64 MB there: workers of a data loader and NCCL "
+        "die where it is full",
+        fix="mount an emptyDir with medium: Memory at /dev/shm in the template.",
+    )
+
+
+def finished_jobs(state: PoolState, needs: Needs) -> Result:
+    job = state.job
+    if job is None or job.type != KUBERNETES:
+        return skipped("no pool is of Kubernetes")
+    if job.keeps_finished:
+        return warn(
+            f"{state.named} has no ttlSecondsAfterFinished: the job of every segment stays in the cluster",
+            fix="set it in the template (`finished_job_ttl` as a job variable).",
+        )
+    return ok(f"{state.deployment}: ended jobs are removed")
+
+
+def nodes(state: PoolState, needs: Needs) -> Result:
+    """Whether a node has the labels that the template asks for. An autoscaler may start one that is not there yet."""
+    job = state.job
+    if job is None or job.type != KUBERNETES:
+        return skipped("no pool is of Kubernetes")
+    if not job.node_needs:
+        return ok(f"{state.deployment}: any node will do")
+    if state.nodes is None:
+        return skipped(f"the nodes of the cluster are not known here: {state.why_no_nodes}")
+    fitting = [labels for labels in state.nodes if job.node_needs.fit(labels)]
+    if fitting:
+        return ok(f"{state.deployment}: {len(fitting)} of {len(state.nodes)} nodes have {job.node_needs}")
+    return warn(
+        f"no node of the cluster that is reached from here has the labels of {state.named} ({job.node_needs}): without "
+        "an autoscaler that starts such nodes, a segment waits for ever",
+        fix="correct nodeSelector or nodeAffinity in the template, or label the nodes.",
+    )
+
+
+def container_memory(state: PoolState, needs: Needs) -> Result:
+    job = state.job
+    if job is None or job.type != ECS:
+        return skipped("no pool is of ECS")
+    if job.memory is None:
+        reason = f"{state.named} sets no memory: Prefect gives its tasks 2 GB"
+        return warn(reason, fix="set `memory` in the template or as a job variable.")
+    return ok(f"{state.deployment}: {job.memory} MB")
+
+
+def store_reach(state: PoolState, needs: Needs) -> Result:
+    """Whether a store that is a folder can be reached from containers."""
+    if needs.is_store_remote:
+        return ok("the store is in a bucket")
+    if state.job is None or not state.job.is_container:
+        return ok("the store is a folder, and so must be reached by that path on every machine of the pools")
+    return warn(
+        f"the store is a folder, and {state.named} runs containers: each would have a folder of its own",
+        fix="use a store in a bucket, or mount the same volume at that path in every container.",
+    )
+
+
+Judge = Callable[[PoolState, Needs], Result]
+
+JUDGES: Mapping[str, Judge] = MappingProxyType(
+    {
+        "pool.queue": queue,
+        "pool.paused": paused,
+        "pool.workers": workers,
+        "pool.limits": limits,
+        "pool.job-variables": job_variables,
+        "pool.sigterm": sigterm,
+        "pool.backoff-limit": retries,
+        "pool.grace-period": grace_period,
+        "pool.shared-memory": shared_memory,
+        "pool.finished-jobs": finished_jobs,
+        "pool.memory": container_memory,
+        "pool.nodes": nodes,
+        "pool.store": store_reach,
+    }
+)
+"""Every check of a pool, by its name."""
+OF_PARENTS = ("pool.queue", "pool.paused", "pool.workers", "pool.limits", "pool.job-variables")
+"""Those that matter for the pool of the parents, too."""
+_OF_BLOCKERS = ("pool.queue", "pool.paused", "pool.workers")
+"""Those whose warning is why nothing starts now."""
+
+
+def judge(name: str, segments: Sequence[PoolState], parents: Sequence[PoolState], needs: Needs) -> Result:
+    """One check of the pools of segments and parents: the worst result, with the reasons of those pools."""
+    results = [JUDGES[name](state, needs) for state in segments]
+    if name in OF_PARENTS:
+        results += [JUDGES[name](state, Needs()) for state in parents]
+    return worst(results) if results else skipped("no deployment of the run has a pool")
+
+
+def refusals(states: Sequence[PoolState], needs: Needs) -> list[Result]:
+    """Why no segment can run on these pools as it must. What may pass by itself, such as a paused pool, is left out."""
+    return _results(states, needs, tuple(JUDGES), Outcome.FAIL)
+
+
+def warnings(states: Sequence[PoolState], needs: Needs) -> list[Result]:
+    """What makes a run on these pools worse than it could be. Why nothing starts now is `PoolState.blocker`."""
+    names = [name for name in JUDGES if name not in _OF_BLOCKERS]
+    return list(dict.fromkeys(_results(states, needs, names, Outcome.WARN)))
+
+
+def refusals_of_parents(states: Sequence[PoolState]) -> list[Result]:
+    """The same for pools of parents, which train nothing."""
+    return _results(states, Needs(), OF_PARENTS, Outcome.FAIL)
+
+
+def _results(states: Sequence[PoolState], needs: Needs, names: Sequence[str], outcome: Outcome) -> list[Result]:
+    found = (JUDGES[name](state, needs) for state in states for name in names)
+    return [result for result in found if result.outcome is outcome]

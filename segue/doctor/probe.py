@@ -1,0 +1,127 @@
+"""What only a process that imports torch and the recipe can say, from a child: the doctor itself imports neither.
+
+`python -m segue.doctor.probe FILE_DESCRIPTOR [RECIPE]` writes one line of JSON about torch there, then one about the
+recipe.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import IO, Any, NamedTuple
+
+from segue.doctor.check import Result, fail, ok
+from segue.doctor.scratch import Scratch
+from segue.process import Parent, end_with
+from segue.units import duration
+
+_LIMIT_SECONDS = 120.0
+NO_TORCH = "install torch for this machine."
+
+
+class TorchFacts(NamedTuple):
+    """The torch that trainers on this machine would import."""
+
+    python: str
+    torch: str
+    accelerators: int
+    has_nccl: bool
+
+
+class Probed(NamedTuple):
+    """What the child said; `torch` is None where it could not be imported, for the reason in `why`."""
+
+    torch: TorchFacts | None
+    recipe: Result | None
+    why: str = ""
+
+
+def probe(
+    recipe: str | None, *, environ: Mapping[str, str], scratch: Scratch, limit_seconds: float = _LIMIT_SECONDS
+) -> Probed:
+    """Ask a child process. Blocks for at most two minutes; what the child started is killed with it."""
+    # Files, not pipes: a process that the recipe starts may hold a pipe open, and what it prints is no answer.
+    with tempfile.TemporaryFile() as answers, tempfile.TemporaryFile() as errors:
+        named = [str(answers.fileno()), *([recipe] if recipe is not None else [])]
+        command = [sys.executable, "-m", "segue.doctor.probe", *named]
+        with scratch.child(command, stderr=errors, pass_fds=(answers.fileno(),), environ=dict(environ)) as child:
+            with suppress(subprocess.TimeoutExpired):
+                child.wait(limit_seconds)
+            code = child.poll()
+        how = f"it took more than {duration(limit_seconds)}" if code is None else _ended(code, errors)
+        return understood([json.loads(line) for line in _lines(answers)], how, recipe)
+
+
+def understood(said: list[Any], how: str, recipe: str | None) -> Probed:
+    """What the lines mean that a child has said until it ended in this way. Pure."""
+    if not said:
+        # The recipe was not reached.
+        absent = fail(f"torch, which it needs, cannot be imported: {how}", fix=NO_TORCH)
+        return Probed(None, absent if recipe is not None else None, how)
+    facts = TorchFacts(**said[0])
+    if recipe is None:
+        return Probed(facts, None)
+    unsaid = fail(f"importing it failed: {how}", fix="correct the module: what it does at import must end.")
+    return Probed(facts, _result(said[1]) if len(said) > 1 else unsaid)
+
+
+def _ended(code: int, errors: IO[bytes]) -> str:
+    last = (_lines(errors) or [""])[-1]
+    return f"the process ended with code {code}{f': {last}' if last else ''}"
+
+
+def _lines(file: IO[bytes]) -> list[str]:
+    """The lines that a child has written completely or in part, without empty ones."""
+    file.seek(0)
+    return [line for line in file.read().decode(errors="replace").splitlines() if line.strip()]
+
+
+def _result(said: dict[str, Any]) -> Result:
+    return ok(said["reason"]) if not said["fix"] else fail(said["reason"], fix=said["fix"])
+
+
+def _say(answers: int, facts: dict[str, Any]) -> None:
+    os.write(answers, json.dumps(facts).encode() + b"\n")
+
+
+def main() -> None:
+    """Say what torch is here; then import the recipe, if one is named."""
+    end_with(Parent(), poll_seconds=1.0)  # A recipe that hangs at import must not outlive a doctor that was killed.
+    answers = int(sys.argv[1])
+    os.set_inheritable(answers, False)
+    import torch
+
+    _say(
+        answers,
+        {
+            "python": ".".join(platform.python_version_tuple()[:2]),
+            "torch": torch.__version__,
+            "accelerators": torch.cuda.device_count(),
+            "has_nccl": torch.distributed.is_available() and torch.distributed.is_nccl_available(),
+        },
+    )
+    if sys.argv[2:]:
+        _say(answers, _imported(sys.argv[2])._asdict())
+    os._exit(0)  # A thread that the recipe has started must not keep this process.
+
+
+def _imported(recipe: str) -> Result:
+    from segue.doctor.check import refused
+    from segue.errors import SegueError
+    from segue.recipe import import_build
+
+    try:
+        import_build(recipe)
+    except SegueError as error:
+        return refused(error)
+    return ok(f"{recipe} is imported")
+
+
+if __name__ == "__main__":
+    main()

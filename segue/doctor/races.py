@@ -1,0 +1,139 @@
+"""A race of put-if-absent: processes and threads put other bytes to the same new keys at the same time.
+
+`python -m segue.doctor.races` is one of the processes: the store's spec on the first line of its standard input, a key
+on each further one. It answers each with a line of JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import threading
+import uuid
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any
+
+from segue.doctor.check import Result, fail, ok
+from segue.doctor.scratch import Scratch
+from segue.errors import MissingObjectError
+from segue.spec import StoreSpec
+from segue.stores import Store, StoreReadError, StoreWriteError, open_store
+
+_PROCESSES, _THREADS, ROUNDS = 2, 4, 4
+_FIX = "use AWS S3, a store with conditional puts, or a folder on one file system with hard links."
+
+
+@dataclass(frozen=True)
+class Round:
+    """One race for one key."""
+
+    winners: tuple[str, ...]
+    """The bytes of every racer to which the store said that it created the object."""
+    failed: int
+    """Racers whose put failed: it may have been done nevertheless."""
+    stored: str | None
+    """The bytes that are there now; None for no object."""
+    racers: tuple[str, ...] = ()
+    """The bytes of every racer."""
+
+
+def judge(rounds: Sequence[Round], *, racers: int) -> Result:
+    """Whether the store kept its promise: one winner for each key, whose bytes stay. Pure.
+
+    A racer whose answer was lost may be told that another one was first, though its own bytes are there.
+    """
+    several = next((race for race in rounds if len(race.winners) > 1), None)
+    if several is not None:
+        count = len(several.winners)
+        return fail(
+            f"{count} of {racers} writers of one key got the answer that they created it, so two attempts could hold "
+            "the run",
+            fix=_FIX,
+        )
+    replaced = next((race for race in rounds if race.winners and race.stored != race.winners[0]), None)
+    if replaced is not None:
+        return fail("the object of the writer that created it was replaced by another's", fix=_FIX)
+    if any(race.failed == racers for race in rounds):
+        return fail("every writer of a key failed", fix="see the other checks of the store.")
+    nobody = next((race for race in rounds if not race.winners and race.stored not in race.racers), None)
+    if nobody is not None:
+        return fail("no writer of a new key got the answer that it created it, so none could hold the run", fix=_FIX)
+    return ok(f"{len(rounds)} races of {racers} writers: one winner each")
+
+
+def race(store: Store, spec: StoreSpec, scratch: Scratch) -> Result:
+    """Race real processes for new keys, and judge what came of it."""
+    keys = [scratch.new_key() for _ in range(ROUNDS)]
+    command = [sys.executable, "-m", "segue.doctor.races"]
+    try:
+        with ExitStack() as stack:
+            processes = [
+                stack.enter_context(scratch.child(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE))
+                for _ in range(_PROCESSES)
+            ]
+            for process in processes:
+                _say(process, spec.model_dump_json())
+            for process in processes:
+                _heard(process)  # It is ready: all start together.
+            rounds = [_round(store, processes, key) for key in keys]
+    finally:
+        # Where the right to delete is missing, its own check says so.
+        scratch.forget(store, *keys)
+    return judge(rounds, racers=_PROCESSES * _THREADS)
+
+
+def _round(store: Store, processes: Sequence[subprocess.Popen[str]], key: str) -> Round:
+    for process in processes:
+        _say(process, key)
+    answers = [answer for process in processes for answer in _heard(process)]
+    try:
+        stored = store.get(key).decode()
+    except MissingObjectError:
+        stored = None
+    return Round(
+        winners=tuple(name for name, is_created in answers if is_created),
+        failed=sum(is_created is None for _, is_created in answers),
+        stored=stored,
+        racers=tuple(name for name, _ in answers),
+    )
+
+
+def _say(process: subprocess.Popen[str], line: str) -> None:
+    assert process.stdin is not None
+    process.stdin.write(f"{line}\n")
+    process.stdin.flush()
+
+
+def _heard(process: subprocess.Popen[str]) -> Any:
+    assert process.stdout is not None
+    return json.loads(process.stdout.readline())
+
+
+def _put(store: Store, key: str, start: threading.Barrier) -> tuple[str, bool | None]:
+    own = uuid.uuid4().hex
+    start.wait()
+    try:
+        return own, store.put_if_absent(key, own.encode())
+    except (StoreWriteError, StoreReadError):
+        return own, None
+
+
+def main() -> None:
+    """Race for each key that is named, until the input ends."""
+    store = open_store(StoreSpec.model_validate_json(sys.stdin.readline()))
+    start = threading.Barrier(_THREADS)
+    with ThreadPoolExecutor(_THREADS) as threads:
+        sys.stdout.write("true\n")
+        sys.stdout.flush()
+        for line in sys.stdin:
+            puts = [threads.submit(_put, store, line.strip(), start) for _ in range(_THREADS)]
+            sys.stdout.write(json.dumps([put.result() for put in puts]) + "\n")
+            sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,35 @@
+"""The list of all checks, in the order in which they are made and shown. A new kind of check is added here."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from segue.doctor import launchers, machine, notices, recipe, stores
+from segue.doctor.check import Item, skipped
+from segue.doctor.pools import JUDGES
+from segue.doctor.subject import Subject
+
+OF_SERVER = (
+    "prefect.server",
+    "prefect.version",
+    "prefect.database",
+    "prefect.sqlalchemy",
+    "prefect.deployments",
+    "prefect.recover",
+    *JUDGES,
+)
+"""The checks that need a Prefect server. `segue.tasks.doctor` makes them, because only the pack imports Prefect."""
+
+PARTS = (stores.items, launchers.items, recipe.items, notices.items, machine.items)
+"""What gives the checks of a part of the subject; those first whose failure is the cause of others."""
+
+
+def all_items(subject: Subject, of_server: Sequence[Item]) -> list[Item]:
+    """Every check of the subject; those of the Prefect server are given."""
+    of_parts = (item for part in PARTS for item in part(subject))
+    return [*recipe.first_items(subject), *of_server, *of_parts]
+
+
+def without_server(why: str) -> list[Item]:
+    """The checks that need a server, where there is none: skipped, which is not ok."""
+    return [Item(name, lambda: skipped(why)) for name in OF_SERVER]

@@ -1,0 +1,57 @@
+"""Whether a save fits the time between a notice and the kill. Pure.
+
+`segue doctor` shows it; a run logs it before the next segment, once an attempt has measured a save.
+"""
+
+from __future__ import annotations
+
+from segue.doctor.check import Outcome, Result, fail, ok, warn
+from segue.policy.estimates import save_seconds, step_seconds
+from segue.policy.save_interval import NOTICE_SHARE
+from segue.runlog.history import History
+from segue.spec import RunSpec
+from segue.units import duration
+
+IN_ATTEMPTS = "in the run's attempts"
+_AWS_SECONDS = 120.0
+"""How long ahead AWS announces an interruption."""
+
+
+def notice_seconds(spec: RunSpec) -> float:
+    """Seconds from a notice to the kill that a run counts on."""
+    return max(spec.grace_seconds, _AWS_SECONDS) if "aws" in (spec.notices or ()) else spec.grace_seconds
+
+
+def judge_save(seconds: float, *, step_seconds: float, notice_seconds: float, where: str) -> Result:
+    """Whether a save of so many seconds is made after a notice of so many.
+
+    An attempt ends its step first, and begins a last save only if that is expected to take at most 70% of what is left.
+    """
+    took = f"a save takes {duration(seconds)} (measured {where})"
+    given = f"a notice gives {duration(notice_seconds)}"
+    fix = (
+        "raise grace_seconds and the platform's grace period, use a faster store or checkpoints.fast_folder, or save "
+        "more often, because each preemption loses what followed the last save."
+    )
+    if seconds > notice_seconds:
+        return fail(f"{took}, and {given}: no last save can be made", fix=fix)
+    if step_seconds + seconds / NOTICE_SHARE > notice_seconds:
+        return warn(f"{took}, a step {duration(step_seconds)}, and {given}: a last save is often left out", fix=fix)
+    return ok(f"{took}, and {given}")
+
+
+def newly_measured(spec: RunSpec, history: History) -> Result | None:
+    """What is wrong with the time of saves, if the newest attempt has measured one; None where nothing is.
+
+    An attempt that measured none says nothing new, so a wait for capacity does not repeat it.
+    """
+    reports, seconds = history.last_reports(), save_seconds(history)
+    if seconds is None or reports[-1].save_seconds is None:
+        return None
+    found = judge_save(
+        seconds,
+        step_seconds=step_seconds(spec, history) or 0.0,
+        notice_seconds=notice_seconds(spec),
+        where=IN_ATTEMPTS,
+    )
+    return None if found.outcome is Outcome.OK else found

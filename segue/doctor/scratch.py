@@ -1,0 +1,101 @@
+"""What the checks of one invocation need for a while: objects below a prefix of its own, and child processes."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import subprocess
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from typing import IO
+
+from segue.stores import Store, StoreWriteError
+
+log = logging.getLogger(__name__)
+
+PREFIX = ".segue-check/"
+"""Below it all invocations write; `segue runs` does not list it."""
+
+
+class Scratch:
+    """Objects and child processes of one invocation. `clear` removes those that are left when it is interrupted."""
+
+    def __init__(self) -> None:
+        self.prefix = f"{PREFIX}{uuid.uuid4().hex[:12]}/"
+        self._keys: set[str] = set()
+        self._children: set[subprocess.Popen[str]] = set()
+        self._is_over = False
+
+    def new_key(self) -> str:
+        """A key that no object has. What is put there must be removed with `forget`."""
+        self._require_open()
+        key = f"{self.prefix}{uuid.uuid4().hex}"
+        self._keys.add(key)
+        return key
+
+    def forget(self, store: Store, *keys: str) -> StoreWriteError | None:
+        """Remove these objects; returns why they could not be removed."""
+        try:
+            store.delete(list(keys))
+        except StoreWriteError as error:
+            return error
+        self._keys.difference_update(keys)
+        return None
+
+    @contextmanager
+    def child(
+        self,
+        command: Sequence[str],
+        *,
+        stdin: int = subprocess.DEVNULL,
+        stdout: int = subprocess.DEVNULL,
+        stderr: IO[bytes] | None = None,
+        pass_fds: Sequence[int] = (),
+        environ: Mapping[str, str] | None = None,
+    ) -> Iterator[subprocess.Popen[str]]:
+        """A child in a session of its own, which is killed after the block with all processes of its group."""
+        self._require_open()
+        child = subprocess.Popen(
+            command,
+            stdin=stdin,
+            stdout=stdout,
+            stderr=stderr,
+            pass_fds=pass_fds,
+            env=environ,
+            start_new_session=True,
+            text=True,
+        )
+        self._children.add(child)
+        try:
+            with child:
+                try:
+                    yield child
+                finally:
+                    _kill(child)
+        finally:
+            self._children.discard(child)
+
+    def clear(self, store: Store | None) -> None:
+        """Kill the children that still run, and remove the objects that are left. What cannot be removed is named.
+
+        A check that goes on in another thread can begin nothing new afterwards.
+        """
+        self._is_over = True
+        for child in list(self._children):
+            _kill(child)
+            child.wait()
+        keys = list(self._keys)
+        refused = self.forget(store, *keys) if store is not None and keys else None
+        if refused is not None:
+            log.warning("objects stay behind prefix=%s reason=%s", self.prefix, refused)
+
+    def _require_open(self) -> None:
+        if self._is_over:
+            raise InterruptedError("the checks were interrupted")
+
+
+def _kill(child: subprocess.Popen[str]) -> None:
+    with suppress(ProcessLookupError):
+        os.killpg(child.pid, signal.SIGKILL)

@@ -1,0 +1,94 @@
+"""Judgement of the Prefect server: what it shows of itself, and whether runs can rely on it. Pure."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from packaging.specifiers import SpecifierSet
+from packaging.version import InvalidVersion, Version
+
+from segue.doctor.check import Result, fail, ok, skipped, warn
+
+SERVERS = SpecifierSet(">=3.4,<4")
+"""Versions of the Prefect server that segue works with."""
+_SQLALCHEMY = SpecifierSet("<2.0.38")
+"""From 2.0.38 a server on SQLite stops for a minute at a time; with 2.1 it creates no flow run of any schedule."""
+_SQLITE_PARENTS, _SQLITE_MOST_PARENTS = 10, 80
+"""Open runs up to which SQLite is measured to be enough, and from which it locked up (docs/operations.md)."""
+
+
+class Database(StrEnum):
+    """The kind of database that a server keeps its state in."""
+
+    SQLITE = "SQLite"
+    POSTGRESQL = "PostgreSQL"
+
+
+class Recovery(StrEnum):
+    """What becomes of the deployment that starts dead parents again."""
+
+    MISSING = "missing"
+    INACTIVE = "inactive"
+    IDLE = "idle"
+    """Its schedule is active, and the server creates no flow runs for it."""
+    ALIVE = "alive"
+
+
+def judge_version(found: str) -> Result:
+    """Whether segue works with a server of this version. One that cannot be read is accepted."""
+    try:
+        version = Version(found)
+    except InvalidVersion:
+        return ok(f"the server's version {found!r} is none that can be compared")
+    if not SERVERS.contains(version, prereleases=True):
+        return fail(
+            f"the Prefect server has version {found}; segue works with {SERVERS}",
+            fix="use a server of the same version as the installed prefect.",
+        )
+    return ok(f"the server has version {found}")
+
+
+def judge_database(kind: Database | None, *, open_parents: int) -> Result:
+    """Whether the server's database is made for so many runs at once, with one more."""
+    if kind is None:
+        return skipped("the server does not show what its database is")
+    runs = f"{kind}, {open_parents} open runs"
+    if kind is not Database.SQLITE or open_parents < _SQLITE_PARENTS:
+        return ok(runs)
+    reason = f"{runs}: SQLite is too small for more than {_SQLITE_PARENTS}, and locks up at 85 to 90"
+    fix = "give the Prefect server PostgreSQL (PREFECT_SERVER_DATABASE_CONNECTION_URL)."
+    return fail(reason, fix=fix) if open_parents >= _SQLITE_MOST_PARENTS else warn(reason, fix=fix)
+
+
+def judge_sqlalchemy(found: str) -> Result:
+    """Whether a Prefect server of this environment would run with a version of SQLAlchemy that does it harm."""
+    if _SQLALCHEMY.contains(Version(found), prereleases=True):
+        return ok(f"sqlalchemy {found} is installed here")
+    return warn(
+        f"sqlalchemy {found} is installed here: a Prefect server with it stops for a minute at a time on SQLite, and "
+        "from 2.1 on creates no flow run of any schedule",
+        fix="install `sqlalchemy<2.0.38` beside the Prefect server.",
+    )
+
+
+def judge_recovery(found: Recovery) -> Result:
+    """Whether a parent that dies is started again."""
+    lost = "a parent that dies is not started again"
+    match found:
+        case Recovery.MISSING:
+            return warn(
+                f"there is no deployment recover/recover: {lost}",
+                fix="run `prefect --no-prompt deploy --all` in the folder of prefect.yaml.",
+            )
+        case Recovery.INACTIVE:
+            return warn(
+                f"the schedule of recover/recover is not active: {lost}",
+                fix="`prefect deployment schedule resume recover/recover ID`, or deploy again.",
+            )
+        case Recovery.IDLE:
+            return fail(
+                f"the server creates no flow runs for the schedule of recover/recover: {lost}",
+                fix="look into the server's log; for `bulk DML` there, install `sqlalchemy<2.0.38` beside it.",
+            )
+        case Recovery.ALIVE:
+            return ok("the server starts recover/recover on its schedule")

@@ -1,0 +1,101 @@
+"""What is examined: a store, perhaps a run, this machine; and what the checks find out for each other."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import NamedTuple
+
+from segue.clock import Clock, SystemClock
+from segue.doctor.probe import Probed, probe
+from segue.doctor.save_time import IN_ATTEMPTS
+from segue.doctor.scratch import Scratch
+from segue.errors import SegueError
+from segue.policy.estimates import save_seconds
+from segue.runlog.history import History, read_history
+from segue.runlog.open import open_log
+from segue.spec import LivenessSpec, RunSpec, StoreSpec
+from segue.stores import Store, open_store
+
+NO_SPEC = "no run spec is given"
+
+
+class Rehearsed(NamedTuple):
+    """What the rehearsal of a few steps has measured."""
+
+    save_seconds: float | None
+    step_seconds: float
+    state_bytes: int
+
+
+@dataclass
+class Subject:
+    """What the checks look at. They run one after the other; a later one may use what an earlier one left here."""
+
+    spec: RunSpec | None = None
+    problem: SegueError | None = None
+    """Why there is no run spec, though one was given."""
+    trains: bool = True
+    """Whether the run spec names what is trained."""
+    store: StoreSpec = field(default_factory=StoreSpec)
+    environ: Mapping[str, str] = field(default_factory=lambda: os.environ)
+    clock: Clock = field(default_factory=SystemClock)
+    scratch: Scratch = field(default_factory=Scratch)
+    rehearsed: Rehearsed | None = None
+    """Set by the rehearsal."""
+
+    @property
+    def why_no_spec(self) -> str:
+        return NO_SPEC if self.problem is None else "the run spec is not valid"
+
+    @property
+    def liveness(self) -> LivenessSpec:
+        return self.spec.liveness if self.spec is not None else LivenessSpec()
+
+    @property
+    def grace_seconds(self) -> float:
+        """The grace period that the run counts on."""
+        return self.spec.grace_seconds if self.spec is not None else RunSpec.model_fields["grace_seconds"].default
+
+    @cached_property
+    def opened(self) -> Store:
+        """The store; nothing is touched by opening it."""
+        return open_store(self.store)
+
+    @cached_property
+    def history(self) -> History:
+        """What the run has done so far; empty for a new run, and without one."""
+        return History() if self.spec is None else read_history(open_log(self.spec, clock=self.clock).reload())
+
+    @cached_property
+    def probed(self) -> Probed:
+        """What a child says that imports torch and the recipe."""
+        recipe = self.spec.recipe if self.spec is not None and self.trains else None
+        return probe(recipe, environ=self.environ, scratch=self.scratch)
+
+    def clear(self) -> None:
+        """End what the checks have started, and remove what they have written, where they were interrupted."""
+        self.scratch.clear(self.opened if "opened" in vars(self) else None)  # Else nothing was written.
+
+    @property
+    def accelerators(self) -> int:
+        """Accelerators that torch sees on this machine; 0 where it cannot be imported."""
+        return self.probed.torch.accelerators if self.probed.torch is not None else 0
+
+    @property
+    def state_bytes(self) -> int | None:
+        """Bytes of the run's state: of its newest checkpoint, or of the rehearsal's; None without either."""
+        if self.spec is not None and self.history.checkpoints:
+            return self.history.checkpoints[-1].manifest.size_bytes
+        return self.rehearsed.state_bytes if self.rehearsed is not None else None
+
+    @property
+    def save_seconds(self) -> tuple[float, str] | None:
+        """Usual seconds of a save, and where they were measured; the run's own attempts come before the rehearsal."""
+        measured = save_seconds(self.history) if self.spec is not None else None
+        if measured is not None:
+            return measured, IN_ATTEMPTS
+        rehearsed = self.rehearsed.save_seconds if self.rehearsed is not None else None
+        return None if rehearsed is None else (rehearsed, "in the rehearsal")

@@ -1,0 +1,76 @@
+"""Attempts that a pool could not start: its cluster or its API refused them. Pure.
+
+Nothing was bought and nothing is known about the run, so the same pool is asked again after a pause, which doubles. It
+is asked for ever: an outage ends, a person corrects rights, quotas and templates while the run waits, and no answer of
+a cluster tells for certain that this will not happen (Kubernetes answers 403 also for a quota that is used up).
+"""
+
+from __future__ import annotations
+
+from itertools import takewhile
+
+from segue.records import SegmentReport
+from segue.runlog.history import History
+
+_FIRST_SECONDS, _LONGEST_SECONDS = 5.0, 300.0
+_SLACK_SHARE = 0.1
+"""Share of the slack that one pause may take."""
+_LEAST_SECONDS_PER_REFUSAL = 0.5
+"""A late run pauses for so long after each refusal in a row: a small share of the time that they have lasted."""
+_SHORTAGES = (
+    "capacity is unavailable",
+    "reached the limit on the number of vcpus",
+    "failed to run ecs task: resource:",
+)
+"""What ECS says, in lower case, when it has no machine: such an attempt is an ordinary one without capacity."""
+_FIX = "correct what the pool says there, if it is no outage; the run goes on by itself"
+
+
+def delay_seconds(history: History, *, deployment: str, slack_seconds: float | None) -> float:
+    """The pause before this deployment is asked again; a near deadline shortens it, to 5 s at least.
+
+    0 where the newest attempts were not refused, or other deployments refused them.
+    """
+    refused = sum(_deployment_of(report, history) == deployment for report in _in_a_row(history))
+    if not refused:
+        return 0.0
+    # The exponent is bounded: a float has no 2^1024.
+    delay = min(_FIRST_SECONDS * 2.0 ** min(refused - 1, 10), _LONGEST_SECONDS)
+    if slack_seconds is None:
+        return delay
+    least = max(_FIRST_SECONDS, _LEAST_SECONDS_PER_REFUSAL * refused)
+    return min(delay, max(slack_seconds * _SLACK_SHARE, least))
+
+
+def in_words(history: History) -> str:
+    """How often the newest attempts were refused in a row, and what the pool said; empty when they were not."""
+    refused = _in_a_row(history)
+    if not refused:
+        return ""
+    count = f"{len(refused)} attempts in a row" if len(refused) > 1 else "the last attempt"
+    said = f", {'last: ' if len(refused) > 1 else ''}{refused[0].note}" if refused[0].note else ""
+    if _is_for_lack_of_capacity(refused[0]):
+        return f"no capacity for {count}{said}"
+    return f"the pools could not start {count}{said}. Fix: {_FIX}"
+
+
+def warning_of(history: History) -> str:
+    """The same as a warning, whenever the refusals in a row have doubled; empty otherwise, and for lack of capacity."""
+    refused = _in_a_row(history)
+    has_doubled = bool(refused) and len(refused).bit_count() == 1
+    return in_words(history) if has_doubled and not _is_for_lack_of_capacity(refused[0]) else ""
+
+
+def _is_for_lack_of_capacity(report: SegmentReport) -> bool:
+    said = (report.note or "").lower()
+    return any(shortage in said for shortage in _SHORTAGES)
+
+
+def _in_a_row(history: History) -> list[SegmentReport]:
+    """The newest attempts, as long as they were refused; the newest first."""
+    return list(takewhile(lambda report: report.was_refused, reversed(history.fresh_reports)))
+
+
+def _deployment_of(report: SegmentReport, history: History) -> str | None:
+    decision = history.decision_of(report.segment, report.attempt)
+    return decision.plan.deployment if decision is not None and decision.plan is not None else None

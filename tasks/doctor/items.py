@@ -1,0 +1,92 @@
+"""The list of the checks that need a Prefect server."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from importlib.metadata import version
+
+from prefect.client.orchestration import SyncPrefectClient
+from prefect.settings import PREFECT_API_URL
+from segue.tasks.doctor.server import Pools, database_of, open_parents
+from segue.tasks.pools import recovery_of
+from segue.tasks.prefect_api import SILENCE, quick_client, refusal
+
+from segue.clock import Clock
+from segue.doctor.check import Item, Result, ok, refused, worst
+from segue.doctor.pools import JUDGES, Needs, judge
+from segue.doctor.server import judge_database, judge_recovery, judge_sqlalchemy, judge_version
+from segue.doctor.subject import Subject
+from segue.pool_prices import PoolSpec
+
+_SERVER = "prefect.server"
+
+
+def items(subject: Subject) -> list[Item]:
+    """The checks of the server that PREFECT_API_URL names, and of the pools of the subject's run on it."""
+    pools = Pools((subject.spec.pools if subject.spec is not None else PoolSpec()).deployments)
+    needs = Needs(grace_seconds=subject.grace_seconds, is_store_remote=subject.store.is_remote)
+    return [
+        Item(_SERVER, server),
+        _asked("prefect.version", lambda client: judge_version(client.api_version())),
+        _asked("prefect.database", database),
+        Item("prefect.sqlalchemy", lambda: judge_sqlalchemy(version("sqlalchemy"))),
+        Item("prefect.deployments", _answered(partial(deployments, pools)), (_SERVER,)),
+        _asked("prefect.recover", partial(recovery, clock=subject.clock)),
+        *(Item(name, _answered(partial(of_pools, name, pools, needs)), (_SERVER,)) for name in JUDGES),
+    ]
+
+
+def server() -> Result:
+    """Whether the server answers."""
+    with quick_client() as client:
+        problem = client.api_healthcheck()
+    return ok(f"{PREFECT_API_URL.value()} answers") if problem is None else refused(refusal(problem))
+
+
+def database(client: SyncPrefectClient) -> Result:
+    return judge_database(database_of(client), open_parents=open_parents(client))
+
+
+def recovery(client: SyncPrefectClient, *, clock: Clock) -> Result:
+    return judge_recovery(recovery_of(client, now=clock.now()))
+
+
+def deployments(pools: Pools) -> Result:
+    """Whether the deployments of the run and of its parent exist."""
+    if pools.missing:
+        return worst([refused(error) for error in pools.missing])
+    return ok(f"{', '.join(pools.names)} exist")
+
+
+def of_pools(name: str, pools: Pools, needs: Needs) -> Result:
+    """One check of the pools of the run, and where it matters there of the pool of its parent."""
+    if name == "pool.queue" and pools.without_queue:
+        return worst([refused(error) for error in pools.without_queue])
+    parents = pools.of_parents
+    if parents:
+        needs = replace(needs, parent_pool=parents[0].pool, parent_queue=parents[0].queue)
+    # Only one check needs the nodes, and a cluster that does not answer must not be in the way of the others.
+    segments = pools.with_nodes if name == "pool.nodes" else pools.of_segments
+    return judge(name, segments, parents, needs)
+
+
+def _asked(name: str, look: Callable[[SyncPrefectClient], Result]) -> Item:
+    def ask() -> Result:
+        with quick_client() as client:
+            return look(client)
+
+    return Item(name, _answered(ask), (_SERVER,))
+
+
+def _answered(look: Callable[[], Result]) -> Callable[[], Result]:
+    """The look, with the sentence of a request that was not answered in place of its exception."""
+
+    def ask() -> Result:
+        try:
+            return look()
+        except SILENCE as error:
+            return refused(refusal(error))
+
+    return ask

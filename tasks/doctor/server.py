@@ -1,0 +1,113 @@
+"""What the Prefect server shows of itself and of a run's pools, for the doctor. Each question is asked once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+from typing import Any
+
+from prefect.client.base import ServerType
+from prefect.client.orchestration import SyncPrefectClient
+from prefect.client.schemas.filters import (
+    DeploymentFilter,
+    DeploymentFilterName,
+    FlowFilter,
+    FlowFilterName,
+    FlowRunFilter,
+    FlowRunFilterState,
+    FlowRunFilterStateType,
+)
+from prefect.client.schemas.objects import StateType
+from segue.tasks.doctor.cluster import with_nodes
+from segue.tasks.pools import read_pool
+from segue.tasks.prefect_api import quick_client
+
+from segue.doctor.pools import PoolState
+from segue.doctor.server import Database
+from segue.errors import OrchestratorError, QueueMissingError
+
+PARENTS = "train/train"
+_UNFINISHED = [
+    StateType.SCHEDULED,
+    StateType.PENDING,
+    StateType.RUNNING,
+    StateType.PAUSED,
+    StateType.CANCELLING,
+]
+_BLOCK_TYPE = "Secret"
+"""A type of block that every server has."""
+
+
+class Pools:
+    """The pools of some deployments, read when they are first asked for."""
+
+    def __init__(self, segments: Sequence[str]) -> None:
+        self._segments = tuple(segments)
+
+    @cached_property
+    def _read(self) -> dict[str, PoolState | OrchestratorError]:
+        found: dict[str, PoolState | OrchestratorError] = {}
+        with quick_client() as client:
+            for name in dict.fromkeys((*self._segments, PARENTS)):
+                try:
+                    found[name] = read_pool(client, name)
+                except OrchestratorError as error:
+                    found[name] = error
+        return found
+
+    @property
+    def names(self) -> list[str]:
+        return list(self._read)
+
+    @property
+    def of_segments(self) -> list[PoolState]:
+        """The pools of the segments, as far as there are any."""
+        return [found for name in self._segments if isinstance(found := self._read[name], PoolState)]
+
+    @cached_property
+    def with_nodes(self) -> list[PoolState]:
+        """The same, with the nodes of the cluster where a pool asks for some."""
+        return with_nodes(self.of_segments)
+
+    @property
+    def of_parents(self) -> list[PoolState]:
+        return [found for found in (self._read[PARENTS],) if isinstance(found, PoolState)]
+
+    @property
+    def without_queue(self) -> list[QueueMissingError]:
+        return [error for error in self._read.values() if isinstance(error, QueueMissingError)]
+
+    @property
+    def missing(self) -> list[OrchestratorError]:
+        """Why other deployments have no pool, or are not there."""
+        errors = (error for error in self._read.values() if isinstance(error, OrchestratorError))
+        return [error for error in errors if not isinstance(error, QueueMissingError)]
+
+
+def database_of(client: SyncPrefectClient) -> Database | None:
+    """The kind of the server's database; None for Prefect Cloud, and where it cannot be found out.
+
+    The API does not name it. What differs is how names are searched: PostgreSQL takes a backslash in a pattern as an
+    escape, SQLite as a backslash (https://www.sqlite.org/lang_expr.html, "The LIKE, GLOB, REGEXP, MATCH operators").
+    """
+    if client.server_type is ServerType.CLOUD:
+        return None
+    if not _block_types_like(client, _BLOCK_TYPE):
+        return None
+    return Database.POSTGRESQL if _block_types_like(client, f"\\{_BLOCK_TYPE}") else Database.SQLITE
+
+
+def open_parents(client: SyncPrefectClient) -> int:
+    """How many parents of runs have not ended."""
+    flow, _, name = PARENTS.partition("/")
+    return client.count_flow_runs(
+        flow_filter=FlowFilter(name=FlowFilterName(any_=[flow])),
+        deployment_filter=DeploymentFilter(name=DeploymentFilterName(any_=[name])),
+        flow_run_filter=FlowRunFilter(state=FlowRunFilterState(type=FlowRunFilterStateType(any_=_UNFINISHED))),
+    )
+
+
+def _block_types_like(client: SyncPrefectClient, pattern: str) -> list[Any]:
+    asked = {"block_types": {"name": {"like_": pattern}}}
+    found: list[Any] = client.request("POST", "/block_types/filter", json=asked).json()
+    return found

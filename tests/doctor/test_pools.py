@@ -1,0 +1,245 @@
+"""The checks of pools fail for templates and pools on which a run would lose what it should not lose."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from segue.doctor.commands import starts_engine
+from segue.doctor.jobs import Job, job_of
+from segue.doctor.node_needs import node_needs
+from segue.doctor.pools import JUDGES, Needs, PoolState, judge, refusals, refusals_of_parents, warnings
+from tests.doctor import templates
+from tests.doctor.showing import bad, good, makes_fail
+
+CRASH = {"PREFECT_FLOW_RUN_EXECUTE_SIGTERM_BEHAVIOR": "crash"}
+
+
+def on_kubernetes(configuration: dict[str, Any] | None = None, **fields: Any) -> PoolState:
+    job = job_of("kubernetes", configuration or templates.kubernetes())
+    return PoolState("segment/spot", "spot-pods", workers=1, known_workers=1, job=job, **fields)
+
+
+def with_job(**fields: Any) -> PoolState:
+    return on_kubernetes(templates.kubernetes(job=fields))
+
+
+def with_pod(**fields: Any) -> PoolState:
+    return on_kubernetes(templates.kubernetes(pod=fields))
+
+
+def on_ecs(configuration: dict[str, Any] | None = None) -> PoolState:
+    return PoolState("segment/spot", "spot-tasks", workers=1, job=job_of("ecs", configuration or templates.ecs()))
+
+
+def of_process(command: str | None, **fields: Any) -> PoolState:
+    return PoolState("segment/spot", "spot", workers=1, job=job_of("process", {"command": command}), **fields)
+
+
+BAD: list[tuple[str, PoolState, str, tuple[str, ...]]] = [
+    (
+        "pool.queue",
+        on_kubernetes(queue="gpu", is_queue_paused=True),
+        "warn",
+        ("the queue gpu", "work-queue resume gpu"),
+    ),
+    ("pool.paused", on_kubernetes(is_paused=True), "warn", ("is paused", "work-pool resume")),
+    ("pool.workers", PoolState("a/b", "p", workers=0, known_workers=0), "fail", ("never had one", "worker start")),
+    ("pool.workers", PoolState("a/b", "p", workers=0, known_workers=2), "warn", ("no worker of the pool p is online",)),
+    ("pool.limits", PoolState("a/b", "p", limit=0), "fail", ("at most 0 flow runs at once", "raise its")),
+    ("pool.limits", PoolState("a/b", "parents", limit=1, pool_limit=1), "fail", ("the run's parent is one of them",)),
+    (
+        "pool.limits",
+        PoolState("a/b", "parents", queue="default", limit=1, pool_limit=8, queue_limit=1),
+        "fail",
+        ("the run's parent is one of them (limit of the queue)", "to 2 or more"),
+    ),
+    ("pool.job-variables", PoolState("a/b", "p", unknown_variables=("imagee",)), "fail", ("(imagee)", "prefect.yaml")),
+    ("pool.sigterm", on_kubernetes(templates.KUBERNETES), "fail", ("Prefect's default command", "same flow run")),
+    ("pool.sigterm", on_kubernetes(templates.kubernetes(command="prefect flow-run execute")), "fail", ("same pool",)),
+    (
+        "pool.sigterm",
+        on_kubernetes(templates.KUBERNETES | {"env": CRASH}),
+        "warn",
+        ("before it has saved", "prefect_engine"),
+    ),
+    ("pool.sigterm", on_kubernetes(templates.kubernetes(command="sh -c 'python -m prefect.engine'")), "fail", ()),
+    (
+        "pool.sigterm",
+        on_kubernetes(templates.kubernetes(command="sh -c 'exec python -m prefect.engine | tee /log'")),
+        "fail",
+        (),
+    ),
+    (
+        "pool.sigterm",
+        on_kubernetes(templates.kubernetes(command="/app/start.sh")),
+        "warn",
+        ("it is not known whether SIGTERM reaches the engine", "exec python -m"),
+    ),
+    ("pool.sigterm", on_ecs(templates.ECS), "warn", ("before it has saved",)),
+    ("pool.sigterm", on_ecs(templates.ECS | {"env": {**CRASH, **dict.fromkeys(CRASH, "reschedule")}}), "fail", ()),
+    ("pool.sigterm", of_process("prefect flow-run execute"), "warn", ("may keep SIGTERM",)),
+    ("pool.backoff-limit", with_job(backoffLimit=6), "fail", ("backoffLimit 6",)),
+    (
+        "pool.backoff-limit",
+        on_kubernetes(templates.kubernetes(job={"backoffLimit": None})),
+        "fail",
+        ("backoffLimit 6",),
+    ),
+    (
+        "pool.backoff-limit",
+        on_kubernetes(templates.kubernetes(pod={"restartPolicy": "OnFailure"})),
+        "fail",
+        ("OnFailure",),
+    ),
+    (
+        "pool.grace-period",
+        with_pod(terminationGracePeriodSeconds=15),
+        "fail",
+        ("kills 15 s after SIGTERM", "grace_seconds = 25", "of the run to 14", "raise terminationGracePeriodSeconds"),
+    ),
+    ("pool.grace-period", on_ecs(templates.ecs(container={"stopTimeout": "10"})), "fail", ("stopTimeout",)),
+    ("pool.shared-memory", on_kubernetes(templates.KUBERNETES), "warn", ("64 MB", "medium: Memory")),
+    (
+        "pool.finished-jobs",
+        on_kubernetes(templates.KUBERNETES),
+        "warn",
+        ("ttlSecondsAfterFinished", "finished_job_ttl"),
+    ),
+    ("pool.memory", on_ecs(templates.ECS), "warn", ("sets no memory", "2 GB")),
+    ("pool.store", on_kubernetes(), "warn", ("a folder of its own", "bucket")),
+]
+NEEDS = Needs(grace_seconds=25, parent_pool="parents", parent_queue="default", is_store_remote=False)
+
+
+@makes_fail(*(name for name, *_ in BAD))
+@pytest.mark.parametrize(("name", "state", "outcome", "words"), BAD)
+def test_what_is_wrong_with_a_pool_is_said_with_the_fix(name, state, outcome, words):
+    bad(name, judge(name, [on_kubernetes(), state], [], NEEDS), outcome, *words)
+
+
+@pytest.mark.parametrize("state", [on_kubernetes(), on_ecs()])
+def test_a_sound_pool_of_containers_passes(state):
+    needs = Needs(grace_seconds=60)
+    results = {name: look(state, needs) for name, look in JUDGES.items()}
+    assert {name: result for name, result in results.items() if result.outcome not in ("ok", "skipped")} == {}
+    assert refusals([state], needs) == []
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "python -m prefect.engine",
+        "python -m segue.flows.prefect_engine",
+        "/opt/venv/bin/python3.11 -X faulthandler -m prefect.flow_engine",
+        "sh -c 'exec python -m segue.flows.prefect_engine'",
+        "bash -lc 'cd /app && exec python -m segue.flows.prefect_engine'",
+        "sh -c 'set -e; . /env & A=1; exec env B=2 python -m segue.flows.prefect_engine'",
+        "sh -c 'exec python -m prefect.engine || exit 1'",
+        "tini -g -- nice -n 5 python -m prefect.engine",
+        "A=1 python -m prefect.engine",
+    ],
+)
+def test_a_command_that_is_an_engine_hears_sigterm_whatever_the_variable(command):
+    good(JUDGES["pool.sigterm"](on_kubernetes(templates.kubernetes(command=command)), NEEDS))
+
+
+@pytest.mark.parametrize(
+    ("command", "known"),
+    [
+        ("python -m torch.distributed.run -m prefect.engine", False),
+        ("prefect flow-run execute", False),
+        ("sh -c 'cd /app && python -m prefect.engine'", False),
+        ("sh -c 'exec python -m prefect.engine & wait'", False),
+        ("sh -c 'exec python -m prefect.engine &'", False),
+        ("sh -c 'python -m prefect.engine & trap \"\" TERM; wait'", None),
+        ("sh -c 'true || exec python -m prefect.engine'", None),
+        ("bash start.sh", None),
+        ("python start.py", None),
+        ("/entrypoint.sh python -m prefect.engine", None),
+        ("sh -c 'exec \"python", None),
+        ("env", None),
+    ],
+)
+def test_a_command_that_is_not_known_to_be_an_engine_is_not_taken_for_one(command, known):
+    assert starts_engine(command) is known
+
+
+def test_a_queue_of_one_is_no_obstacle_where_the_parent_runs_in_another():
+    one = PoolState("a/b", "parents", queue="gpu", limit=1, pool_limit=8, queue_limit=1)
+    good(JUDGES["pool.limits"](one, NEEDS))
+    good(JUDGES["pool.limits"](replace(one, queue="default", limit=2, queue_limit=2), NEEDS))
+    good(JUDGES["pool.limits"](replace(one, queue="default", pool="others"), NEEDS))
+
+
+def test_what_is_not_refused_is_warned_of_once_and_what_only_waits_is_not():
+    state = on_kubernetes(templates.KUBERNETES | {"command": templates.ENGINE}, is_paused=True)
+    said = warnings([state, state], Needs())
+    assert ["/dev/shm" in said[0].reason, "ttlSecondsAfterFinished" in said[1].reason, len(said)] == [True, True, 2]
+
+
+AFFINE = [
+    ([{"key": "gpu", "operator": "In", "values": ["h100", "a100"]}], "gpu In (h100, a100)", ["h100", "a100"]),
+    ([{"key": "gpu", "operator": "NotIn", "values": ["h100"]}], "gpu NotIn (h100)", ["a100", None]),
+    ([{"key": "gpu", "operator": "Exists"}], "gpu Exists", ["h100", "a100"]),
+    ([{"key": "gpu", "operator": "DoesNotExist"}], "gpu DoesNotExist", [None]),
+    ([{"key": "gpu", "operator": "Exists"}, {"key": "gpu", "operator": "NotIn", "values": ["a100"]}], "and", ["h100"]),
+    ([{"key": "gpu", "operator": "Gt", "values": ["3"]}], "gpu Gt (3)", ["h100", "a100", None]),
+]
+
+
+@pytest.mark.parametrize(("expressions", "shown", "fitting"), AFFINE)
+def test_the_required_affinity_of_a_pod_decides_which_nodes_fit(expressions, shown, fitting):
+    needs = node_needs(affine(expressions))
+    found = [gpu for gpu in ("h100", "a100", None) if needs.fit({} if gpu is None else {"gpu": gpu})]
+    assert (sorted(map(str, found)), shown in str(needs)) == (sorted(map(str, fitting)), True)
+
+
+def test_one_term_of_several_is_enough_and_the_selector_counts_beside_them():
+    pod = affine([{"key": "a", "operator": "Exists"}], [{"key": "b", "operator": "Exists"}]) | {
+        "nodeSelector": {"zone": "x"}
+    }
+    needs = node_needs(pod)
+    assert [needs.fit(labels) for labels in ({"b": "", "zone": "x"}, {"b": ""}, {"zone": "x"})] == [True, False, False]
+    state = with_pod(**pod)
+    assert JUDGES["pool.nodes"](replace(state, nodes=[{"zone": "x"}]), NEEDS).outcome == "warn"
+    good(JUDGES["pool.nodes"](on_kubernetes(), NEEDS))
+
+
+def affine(*terms: Any) -> dict[str, Any]:
+    required = {"nodeSelectorTerms": [{"matchExpressions": term} for term in terms]}
+    return {"affinity": {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": required}}}
+
+
+def test_a_worker_for_processes_starts_the_engine_by_default():
+    good(JUDGES["pool.sigterm"](of_process(None), NEEDS))
+
+
+def test_the_variable_counts_also_as_kubernetes_lists_it():
+    container = {"name": "prefect-job", "env": [{"name": name, "value": text} for name, text in CRASH.items()]}
+    configuration = templates.kubernetes(pod={"containers": [container]}, command="prefect flow-run execute")
+    assert JUDGES["pool.sigterm"](on_kubernetes(configuration), NEEDS).outcome == "warn"
+
+
+def test_a_grace_period_that_ecs_does_not_permit_cannot_be_raised():
+    result = JUDGES["pool.grace-period"](on_ecs(), Needs(grace_seconds=300))
+    assert result.fix.startswith("lower grace_seconds of the run to 119 (1 s less")
+    assert result.fix.endswith("; ECS permits at most 120 s.")
+
+
+@pytest.mark.parametrize("configuration", [{}, {"job_manifest": None}, {"job_manifest": {"spec": {"template": []}}}])
+def test_a_template_without_its_usual_parts_is_read_as_the_platform_reads_it(configuration):
+    job = job_of("kubernetes", configuration)
+    assert (job.grace_seconds, job.retries, job.command) == (30, 6, None)
+    assert job_of("ecs", {"task_definition": None}).grace_seconds == 30
+    assert job_of("modal", {}) == Job(type="modal")
+
+
+def test_pools_of_parents_are_judged_by_what_matters_there():
+    alone = PoolState("train/train", "parents", workers=0, known_workers=1, limit=1, pool_limit=1)
+    assert judge("pool.workers", [], [alone], NEEDS).outcome == "warn"
+    assert judge("pool.limits", [], [alone], NEEDS).outcome == "ok"
+    assert judge("pool.sigterm", [], [alone], NEEDS).outcome == "skipped"
+    assert refusals_of_parents([alone]) == []
