@@ -15,6 +15,7 @@ from benchmarks.continuity.command import continuity
 from benchmarks.crash.command import crash
 from benchmarks.datacheck.command import datacheck
 from benchmarks.deadline.command import deadline
+from benchmarks.fleet.command import fleet
 from benchmarks.overhead.command import overhead
 from benchmarks.turnaround.command import turnaround
 from benchmarks.waiting.command import waiting
@@ -60,6 +61,7 @@ app.command()(crash)
 app.command()(continuity)
 app.command()(datacheck)
 app.command()(deadline)
+app.command()(fleet)
 app.command()(overhead)
 app.command()(turnaround)
 app.command()(waiting)

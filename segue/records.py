@@ -388,6 +388,11 @@ class SegmentReport(Record):
     got_capacity: bool = Field(
         True, description="False when it had no machine of a pool: the wait ended without one, or it was an import."
     )
+    was_refused: bool = Field(
+        False,
+        exclude_if=lambda is_set: not is_set,  # Older versions refuse a record with a field that they do not know.
+        description="Whether its pool could not start it at all: the cluster refused, or did not answer.",
+    )
     notice: Notice | None = None
     failure: CodeFailure | None = None
     anomaly: Anomaly | None = Field(None, description="Anomaly that ended the attempt.")

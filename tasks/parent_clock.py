@@ -1,17 +1,28 @@
-"""The clock of the parent that the calling code belongs to: `segue serve` gives each of its parents one of its own."""
+"""The clock of the parent that the calling code belongs to: its sleeps end when the parent is asked to end.
+
+`segue serve` gives each of its parents one of its own. A parent in a container gets no signal when its flow run is
+cancelled, so every other parent looks at its own state.
+"""
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import TypeVar
+from uuid import UUID
+
+from segue.tasks.prefect_api import is_by_a_person
+from segue.tasks.state_watch import STATES
 
 from segue.clock import Clock, SystemClock
+from segue.controller.ending import EndableClock, Ending, Why
 from segue.stores.retry import OUTAGE_SECONDS, patiently
 
 T = TypeVar("T")
 
+_LOOK_SECONDS = 1.0
 _CLOCK: ContextVar[Clock | None] = ContextVar("segue_parent_clock", default=None)
 
 
@@ -40,3 +51,31 @@ def with_clock(clock: Clock) -> Iterator[None]:
         yield
     finally:
         _CLOCK.reset(before)
+
+
+@contextmanager
+def ending_with(flow_run_id: UUID | None) -> Iterator[None]:
+    """A block in which the parent's sleeps end with an `EndedError` once a person cancels this flow run.
+
+    A parent in `segue serve` has a clock that does this already.
+    """
+    if flow_run_id is None or isinstance(parent_clock(), EndableClock):
+        yield
+        return
+    ending, is_over = Ending(), threading.Event()
+
+    def look() -> None:
+        while not is_over.wait(_LOOK_SECONDS):
+            state = STATES.state(flow_run_id)
+            if state is not None and is_by_a_person(state):
+                ending.request(Why.CANCELLED)
+                return
+
+    STATES.watch(flow_run_id)
+    threading.Thread(target=look, name="segue-own-state", daemon=True).start()
+    try:
+        with with_clock(EndableClock(ending)):
+            yield
+    finally:
+        is_over.set()
+        STATES.forget(flow_run_id)

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
-from contextlib import suppress
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from copy import deepcopy
 from datetime import datetime, timedelta
+from typing import Any
 from uuid import UUID
 
-from packaging.specifiers import SpecifierSet
-from packaging.version import InvalidVersion, Version
 from prefect.client.orchestration import SyncPrefectClient
 from prefect.client.schemas.filters import (
     DeploymentFilter,
@@ -18,19 +16,27 @@ from prefect.client.schemas.filters import (
     FlowRunFilter,
     FlowRunFilterExpectedStartTime,
 )
+from prefect.client.schemas.objects import WorkPool
 from prefect.client.schemas.responses import DeploymentResponse
 from prefect.exceptions import ObjectNotFound
 from prefect.runtime import flow_run
+from prefect.utilities.collections import set_in_dict
+from prefect.utilities.templating import apply_values
+from segue.tasks.doctor.cluster import with_nodes
 from segue.tasks.prefect_api import SILENCE, quick_client, require_silence
 
 from segue.clock import SystemClock
-from segue.errors import OrchestratorError
+from segue.doctor.check import Outcome, Result
+from segue.doctor.jobs import Job, job_of
+from segue.doctor.pools import Needs, PoolState, refusals, refusals_of_parents, warnings
+from segue.doctor.server import Recovery, judge_recovery, judge_version
+from segue.errors import OrchestratorError, QueueMissingError
+from segue.launch.ray.checks import has_ray, require_ray
+from segue.launch.slurm.checks import has_slurm, require_slurm
 from segue.spec import RunSpec
 
 log = logging.getLogger(__name__)
 
-SERVERS = SpecifierSet(">=3.4,<4")
-"""Versions of the Prefect server that segue works with."""
 _SCHEDULED_WITHIN = timedelta(minutes=1)
 """How long a new deployment may have no flow runs. The server looks at new schedules every 5 s."""
 _DEPLOY = (
@@ -39,124 +45,114 @@ _DEPLOY = (
 )
 
 
-@dataclass(frozen=True)
-class PoolState:
-    """A deployment's work pool and queue, as the server shows them."""
+def require_pools(
+    spec: RunSpec, *, parent_pool: str | None = None, parent_queue: str | None = None, is_new: bool = True
+) -> None:
+    """Refuse a run that its pools cannot run, before anything of it is started, and log what they do badly.
 
-    deployment: str
-    pool: str
-    queue: str | None = None
-    is_paused: bool = False
-    is_queue_paused: bool = False
-    limit: int | None = None
-    """Flow runs that may run at once: the smallest limit of pool, queue and deployment; None without one."""
-    pool_limit: int | None = None
-    """The limit of the pool alone."""
-    workers: int | None = None
-    """Workers online; None for a pool that needs none."""
-    known_workers: int | None = None
-    """Workers that the pool ever had, as far as the server knows; None for a pool that needs none."""
-    unknown_variables: tuple[str, ...] = ()
-    """Job variables of the deployment that the pool's template does not have."""
-
-    @property
-    def blocker(self) -> str | None:
-        """Why flow runs of the deployment do not start now; None if they do as soon as there is a machine."""
-        if self.is_paused:
-            return f"the pool {self.pool} is paused"
-        if self.is_queue_paused:
-            return f"the queue {self.queue} of the pool {self.pool} is paused"
-        if self.workers == 0:
-            return f"the pool {self.pool} has no worker"
-        return f"the concurrency limit of the pool {self.pool} is 0" if self.limit == 0 else None
-
-
-def require_pools(spec: RunSpec, *, parent_pool: str | None = None, is_new: bool = True) -> None:
-    """Refuse a run that its pools cannot run, before anything of it is started.
-
-    `parent_pool` is the pool on which the run's parent runs. A run that has begun (not `is_new`) is refused only if a
+    The run's parent runs on `parent_pool`, in `parent_queue`. A run that has begun (not `is_new`) is refused only if a
     deployment does not exist: a pool may be paused, or between two workers. An API that does not answer is not asked
     again here; the first submission waits for it.
 
     Raises:
         OrchestratorError: with the pool, the reason and the fix; or the API refuses access.
+        SlurmSetupError: the run trains on a Slurm cluster that this machine reaches, and it cannot run there.
+        RaySetupError: the same of a Ray cluster, on a machine with Ray.
     """
+    if is_new and has_slurm():
+        require_slurm(spec)
+    if is_new and has_ray():
+        require_ray(spec)
     wanted = dict.fromkeys([*(pool.deployment for pool in spec.pools.spot), spec.pools.on_demand])
     try:
         with quick_client() as client:
             states = [read_pool(client, name) for name in wanted]
             if is_new:
                 require_server_version(client.api_version())
-                refuse_unusable(states, parent_pool=parent_pool)
+                needs = needs_of(spec, parent_pool=parent_pool, parent_queue=parent_queue)
+                refuse_unusable(states, needs)
                 warn_of_idle_schedule(client, now=SystemClock().now())
     except SILENCE as error:
         require_silence(error)
         return
+    if is_new:
+        warn_of_shortcomings(states, needs)
     for state in states:
         if state.blocker is not None:
             log.warning("segments will wait deployment=%s reason=%s", state.deployment, state.blocker)
 
 
-def own_pool() -> str | None:
-    """The pool on which the current flow run runs; None outside of one, and when the API does not answer."""
+def own_pool() -> tuple[str | None, str | None]:
+    """Pool and queue of the current flow run; None outside of one, and when the API does not answer."""
     if flow_run.id is None:
-        return None
+        return None, None
     try:
         with quick_client() as client:
-            return client.read_flow_run(UUID(str(flow_run.id))).work_pool_name
+            own = client.read_flow_run(UUID(str(flow_run.id)))
     except (*SILENCE, ObjectNotFound) as error:
         log.warning("the parent's pool is not known reason=%s", type(error).__name__)
-        return None
+        return None, None
+    return own.work_pool_name, own.work_queue_name
 
 
-def refuse_unusable(states: Iterable[PoolState], *, parent_pool: str | None) -> None:
-    """Refuse pools on which no segment can ever start. Pure. A paused pool may be resumed, and is not refused.
+def needs_of(spec: RunSpec, *, parent_pool: str | None, parent_queue: str | None) -> Needs:
+    """What a run needs of its pools."""
+    return Needs(
+        grace_seconds=spec.grace_seconds,
+        parent_pool=parent_pool,
+        parent_queue=parent_queue,
+        is_store_remote=spec.store.is_remote,
+    )
+
+
+def refuse_unusable(states: Iterable[PoolState], needs: Needs) -> None:
+    """Refuse pools on which no segment can run as it must. Pure. A paused pool may be resumed, and is not refused.
 
     Raises:
         OrchestratorError: with the pool, the reason and the fix.
     """
-    for state in states:
-        if state.unknown_variables:
-            names = ", ".join(state.unknown_variables)
-            raise OrchestratorError(
-                what=f"the deployment {state.deployment!r} sets job variables that the pool {state.pool} does not have "
-                f"({names}).",
-                fix="correct their names in prefect.yaml, or give the pool the template of `segue init`.",
-            )
-        if state.known_workers == 0:  # One that went offline comes back, with its machine.
-            raise OrchestratorError(
-                what=f"the pool {state.pool} of the deployment {state.deployment!r} has no worker and never had one.",
-                fix=f"start one with `prefect worker start --pool {state.pool}`.",
-            )
-        # The parent holds a slot of its pool for as long as the run lasts.
-        is_shared = state.pool == parent_pool and state.pool_limit is not None and state.pool_limit < 2
-        if is_shared or state.limit == 0:
-            needed = 2 if is_shared else 1
-            taken = ", and the run's parent is one of them" if is_shared else ""
-            most = f"at most {state.limit} flow runs at once{taken}"
-            raise OrchestratorError(
-                what=f"the pool {state.pool} of the deployment {state.deployment!r} runs {most}.",
-                fix=f"raise its concurrency limit to {needed} or more, or run the parent on a pool of its own.",
-            )
+    _refuse(refusals(list(states), needs))
+
+
+def refuse_unusable_parent(state: PoolState) -> None:
+    """The same for the pool of the parents, which train nothing.
+
+    Raises:
+        OrchestratorError: with the pool, the reason and the fix.
+    """
+    _refuse(refusals_of_parents([state]))
+
+
+def warn_of_shortcomings(states: Sequence[PoolState], needs: Needs) -> None:
+    """Log once what makes a run on these pools worse than it could be. Nodes are looked at where that is possible."""
+    for result in warnings(with_nodes(states), needs):
+        log.warning("%s. Fix: %s", result.reason, result.fix)
 
 
 def warn_of_idle_schedule(client: SyncPrefectClient, *, now: datetime) -> None:
     """Log a warning if the schedule of `recover` is active, but the server creates no flow runs for it."""
-    with suppress(ObjectNotFound):
+    found = recovery_of(client, now=now)
+    if found is Recovery.IDLE:
+        result = judge_recovery(found)
+        log.warning("%s. Fix: %s", result.reason, result.fix)
+
+
+def recovery_of(client: SyncPrefectClient, *, now: datetime) -> Recovery:
+    """What becomes of the schedule that starts dead parents again."""
+    try:
         deployment = client.read_deployment_by_name("recover/recover")
-        is_new = deployment.created is None or now - deployment.created < _SCHEDULED_WITHIN
-        if is_new or not any(schedule.active for schedule in deployment.schedules):
-            return
-        due = client.read_flow_runs(
-            deployment_filter=DeploymentFilter(id=DeploymentFilterId(any_=[deployment.id])),
-            flow_run_filter=FlowRunFilter(expected_start_time=FlowRunFilterExpectedStartTime(after_=now)),
-            limit=1,
-        )
-        if not due:
-            log.warning(
-                "the server creates no flow runs for the schedule of recover/recover: a parent that dies is not started"
-                " again. Fix: look into the server's log; for `bulk DML` there, install `sqlalchemy<2.0.38` beside it."
-            )
+    except ObjectNotFound:
+        return Recovery.MISSING
+    if not any(schedule.active for schedule in deployment.schedules):
+        return Recovery.INACTIVE
+    if deployment.created is None or now - deployment.created < _SCHEDULED_WITHIN:
+        return Recovery.ALIVE
+    due = client.read_flow_runs(
+        deployment_filter=DeploymentFilter(id=DeploymentFilterId(any_=[deployment.id])),
+        flow_run_filter=FlowRunFilter(expected_start_time=FlowRunFilterExpectedStartTime(after_=now)),
+        limit=1,
+    )
+    return Recovery.ALIVE if due else Recovery.IDLE
 
 
 def require_server_version(found: str) -> None:
@@ -165,22 +161,21 @@ def require_server_version(found: str) -> None:
     Raises:
         OrchestratorError: with both versions.
     """
-    try:
-        version = Version(found)
-    except InvalidVersion:
-        return
-    if not SERVERS.contains(version, prereleases=True):
-        raise OrchestratorError(
-            what=f"the Prefect server has version {found}; segue works with {SERVERS}.",
-            fix="use a server of the same version as the installed prefect.",
-        )
+    _refuse([judge_version(found)])
+
+
+def _refuse(results: Iterable[Result]) -> None:
+    for result in results:
+        if result.outcome is Outcome.FAIL:
+            raise OrchestratorError(what=f"{result.reason}.", fix=result.fix)
 
 
 def read_pool(client: SyncPrefectClient, deployment: str) -> PoolState:
     """The state of a deployment's pool.
 
     Raises:
-        OrchestratorError: there is no such deployment, or it has no pool.
+        QueueMissingError: it has no queue, and so no pool.
+        OrchestratorError: there is no such deployment, or no such pool.
     """
     try:
         found = client.read_deployment_by_name(deployment)
@@ -188,10 +183,7 @@ def read_pool(client: SyncPrefectClient, deployment: str) -> PoolState:
         what = f"there is no deployment {deployment!r} on the Prefect server."
         raise OrchestratorError(what=what, fix=_DEPLOY) from None
     if found.work_pool_name is None:
-        raise OrchestratorError(
-            what=f"the deployment {deployment!r} has no work pool on the Prefect server.",
-            fix="create the pool, then run `prefect --no-prompt deploy --all` again.",
-        )
+        raise QueueMissingError(deployment=deployment)
     try:
         return _state_of(client, deployment, found, found.work_pool_name)
     except ObjectNotFound:
@@ -210,8 +202,9 @@ def _state_of(client: SyncPrefectClient, name: str, deployment: DeploymentRespon
     if not pool.is_push_pool and not pool.is_managed_pool:
         found = client.read_workers_for_work_pool(pool_name)
         workers, known_workers = sum(worker.status == "ONLINE" for worker in found), len(found)
-    known = pool.base_job_template.get("variables", {}).get("properties")
-    unknown = sorted(set(deployment.job_variables or {}) - set(known)) if known is not None else []
+    known, given = pool.base_job_template.get("variables", {}).get("properties"), deployment.job_variables or {}
+    # `env.NAME` sets one key of a variable.
+    unknown = sorted({name for name in given if name.partition(".")[0] not in known}) if known is not None else []
     return PoolState(
         deployment=name,
         pool=pool_name,
@@ -220,7 +213,43 @@ def _state_of(client: SyncPrefectClient, name: str, deployment: DeploymentRespon
         is_queue_paused=queue is not None and queue.is_paused,
         limit=min((limit for limit in limits if limit is not None), default=None),
         pool_limit=pool.concurrency_limit,
+        queue_limit=queue.concurrency_limit if queue else None,
         workers=workers,
         known_workers=known_workers,
         unknown_variables=tuple(unknown),
+        job=_job_of(pool, given),
     )
+
+
+def _job_of(pool: WorkPool, given: Mapping[str, Any]) -> Job | None:
+    """The job that a worker would start; None where that cannot be read: nobody's run is refused for it."""
+    try:
+        return _filled_in(pool.type, pool.base_job_template, given)
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        log.warning("the template of a pool is not understood pool=%s reason=%r", pool.name, error)
+        return None
+
+
+def _filled_in(pool_type: str, template: Mapping[str, Any], given: Mapping[str, Any]) -> Job | None:
+    """The job of a template with its defaults and these job variables, without blocks and Prefect's variables.
+
+    As `BaseJobConfiguration.from_template_and_values` of Prefect's workers fills it in. None where the pool has no
+    template yet: its first worker brings it.
+    """
+    configuration = template.get("job_configuration")
+    if configuration is None:
+        return None
+    properties = template.get("variables", {}).get("properties", {})
+    values = {
+        name: deepcopy(found["default"]) for name, found in properties.items() if found.get("default") is not None
+    }
+    default_env = values.get("env")
+    for name, value in given.items():
+        if "." in name:
+            set_in_dict(values, name, value)
+        else:
+            values[name] = value
+    filled = apply_values(template=deepcopy(configuration), values=values)
+    if isinstance(default_env, dict) and isinstance(filled.get("env"), dict):
+        filled["env"] = default_env | filled["env"]
+    return job_of(pool_type, filled)

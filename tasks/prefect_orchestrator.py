@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 import time
 from collections.abc import Callable
 from functools import partial
@@ -26,8 +25,13 @@ from segue.tasks.prefect_api import (
     quick_client,
     require_silence,
 )
+from segue.tasks.waiting.answers import Answers
+from segue.tasks.waiting.queues import queues_of_attempt
+from segue.tasks.waiting.shared import SharedReadings
+from segue.tasks.waiting.starts import crash_unless_started, said_of_start, why_refused
 
 from segue.errors import OrchestratorError
+from segue.policy.queueing import Queues
 from segue.records import Capacity, SegmentPlan
 from segue.spec import RunSpec
 
@@ -37,12 +41,17 @@ _T = TypeVar("_T")
 
 _COLLISION_PAUSES = (0.05, 0.1, 0.2, 0.4)
 """Seconds before a request is repeated that collided with another one."""
+_QUEUE_SECONDS = 120.0
+"""How often it is asked how long an attempt would wait for a slot."""
 _BLOCKER_SECONDS = 20.0
 """How often it is asked why an attempt does not start."""
-_PROCESS_START_SECONDS = 45.0
-"""How long a flow run that a worker of a process pool has taken may stay Pending. There is no image to pull."""
+_SHARED_SECONDS = 10.0
+"""How old what another parent of this process has read of a pool may be."""
 _ASK_START_SECONDS = 10.0
 """How often the server is asked how long a flow run has been Pending."""
+
+# Keys: the API, and the deployment whose pool it is.
+_pool_blockers: SharedReadings[str | None] = SharedReadings(period_seconds=_SHARED_SECONDS)
 
 
 def label(spec: RunSpec, plan: SegmentPlan) -> str:
@@ -71,10 +80,16 @@ class PrefectOrchestrator:
         self._messenger = Messenger()
         self._flow_runs: dict[str, UUID] = {}
         self._deployments: dict[str, str] = {}
-        self._blockers: dict[str, tuple[float, str | None]] = {}
+        self._blockers: Answers[str] = Answers(
+            self._messenger, what="why an attempt does not start", period_seconds=_BLOCKER_SECONDS
+        )
+        self._queues: Answers[Queues] = Answers(
+            self._messenger, what="the queue of a pool", period_seconds=_QUEUE_SECONDS
+        )
+        self._starts: Answers[None] = Answers(
+            self._messenger, what="whether an attempt starts", period_seconds=_ASK_START_SECONDS, asks_at_once=False
+        )
         self._pending: dict[str, Message] = {}
-        self._start_asked_at: dict[UUID, float] = {}
-        """When the server was last asked about a flow run that is Pending; infinity until it answers."""
 
     def submit(self, spec: RunSpec, plan: SegmentPlan) -> str:
         """The flow run of this attempt: a new one, or the one that was submitted before.
@@ -119,23 +134,42 @@ class PrefectOrchestrator:
         return state is not None and state.is_running()
 
     def why_waiting(self, handle: str) -> str | None:
-        deployment = self._deployments.get(handle)
+        deployment, flow_run_id = self._deployments.get(handle), self._flow_runs.get(handle)
         if deployment is None:
             return None
-        at, blocker = self._blockers.get(handle, (-math.inf, None))
-        if time.monotonic() - at > _BLOCKER_SECONDS:
-            self._blockers[handle] = (math.inf, blocker)  # Until the answer is there: one question at a time.
 
-            def read(client: SyncPrefectClient) -> None:
-                found = blocker
-                try:
-                    found = read_pool(client, deployment).blocker
-                except OrchestratorError as error:
-                    found = str(error)  # Only shown: what was submitted does not depend on it.
-                self._blockers[handle] = (time.monotonic(), found)
+        def ask(client: SyncPrefectClient) -> str | None:
+            try:
+                blocker = _pool_blockers.newest(
+                    (client.api_url, deployment), lambda: read_pool(client, deployment).blocker
+                )
+                return blocker or said_of_start(client, flow_run_id)
+            except OrchestratorError as error:
+                return str(error)  # Only shown: what was submitted does not depend on it.
 
-            self._messenger.deliver(read)
-        return blocker
+        return self._blockers.newest(handle, ask)
+
+    def queues(self, spec: RunSpec, handle: str) -> Queues | None:
+        deployment, flow_run_id = self._deployments.get(handle), self._flow_runs.get(handle)
+        if deployment is None or flow_run_id is None:
+            return None
+        facts = {"run_id": spec.run_id, "deployment": deployment, "on_demand": spec.pools.on_demand}
+        found = self._queues.newest(handle, lambda client: queues_of_attempt(client, flow_run_id, **facts))
+        state = self._known_state(handle)
+        # The answer may be two minutes old.
+        has_slot = state is not None and not state.is_scheduled()
+        return found.without_spot if found is not None and has_slot else found
+
+    def refusal(self, handle: str) -> str | None:
+        flow_run_id = self._flow_runs.get(handle)
+        if flow_run_id is None:
+            return None
+        try:
+            with quick_client() as client:
+                return why_refused(client.read_flow_run(flow_run_id))
+        except (*SILENCE, ObjectNotFound) as error:
+            log.warning("it is not known whether the pool started the attempt reason=%s", type(error).__name__)
+            return None
 
     def was_cancelled(self, handle: str) -> bool:
         known, flow_run_id = self._known_state(handle), self._flow_runs.get(handle)
@@ -168,16 +202,7 @@ class PrefectOrchestrator:
 
         The server knows how long it has been Pending, also while other parents watched it.
         """
-        now = time.monotonic()
-        if now - self._start_asked_at.setdefault(flow_run_id, now) < _ASK_START_SECONDS:
-            return
-        self._start_asked_at[flow_run_id] = math.inf  # One question at a time.
-
-        def ask(client: SyncPrefectClient) -> None:
-            _crash_unless_started(client, flow_run_id=flow_run_id)
-            self._start_asked_at[flow_run_id] = time.monotonic()
-
-        self._messenger.deliver(ask)
+        self._starts.newest(flow_run_id, lambda client: crash_unless_started(client, flow_run_id=flow_run_id))
 
     def _submit(self, key: str, create: Callable[[SyncPrefectClient], UUID]) -> str:
         def keep(client: SyncPrefectClient) -> None:
@@ -267,18 +292,6 @@ def _create(client: SyncPrefectClient, *, deployment: str, facts: dict[str, Any]
     # Kept for a second try: the server creates the task run only once.
     facts["parent_task_run_id"] = facts.get("parent_task_run_id") or _shown_task_run(client)
     return client.create_flow_run_from_deployment(found.id, state=Scheduled(), **facts).id
-
-
-def _crash_unless_started(client: SyncPrefectClient, *, flow_run_id: UUID) -> None:
-    run = client.read_flow_run(flow_run_id)
-    if run.state is None or not run.state.is_pending() or run.expected_start_time is None:
-        return
-    # All three by the server's clock, which may differ from this machine's.
-    pending_for = run.estimated_start_time_delta - (run.state.timestamp - run.expected_start_time)
-    pool = client.read_work_pool(run.work_pool_name) if run.work_pool_name else None
-    if pending_for.total_seconds() > _PROCESS_START_SECONDS and pool is not None and pool.type == "process":
-        why = f"a worker took it, and its process did not start within {_PROCESS_START_SECONDS:.0f} s"
-        client.set_flow_run_state(flow_run_id, Crashed(name="Lost", message=why), force=True)
 
 
 def _no_such(deployment: str) -> OrchestratorError:

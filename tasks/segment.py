@@ -36,14 +36,25 @@ def run_segment(spec: RunSpec, plan: SegmentPlan, show: Show = lambda _: None) -
     runlog = as_parent(open_log(spec, clock=clock).reload, what="log")
     prefect = PrefectOrchestrator(log_id=runlog.log_id)
     try:
-        back_off(runlog, plan, clock=clock)
+        back_off(runlog, plan, clock=clock, show=show)
         submitted = Submitted(plan, prefect, _handle_of(runlog, spec, plan, prefect, clock=clock))
-        report = await_report(runlog, spec, submitted, clock=clock, with_standbys=True, show=show)
+        report = await_report(runlog, spec, submitted, clock=clock, with_standbys=True, show=_in_log_too(show))
     finally:
         prefect.close()
     state = state_of(report)
     state.data = report  # Not in the flow's state: the engine treats the data of a final state as an exception.
     return state
+
+
+def _in_log_too(show: Show) -> Show:
+    logger = get_run_logger()
+
+    def tell(waiting: str | None) -> None:
+        if waiting is not None:
+            logger.info("no machine yet: %s", waiting)
+        show(waiting)
+
+    return tell
 
 
 def _handle_of(runlog: RunLog, spec: RunSpec, plan: SegmentPlan, prefect: PrefectOrchestrator, *, clock: Clock) -> str:

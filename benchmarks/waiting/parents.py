@@ -13,6 +13,7 @@ from segue.clock import SystemClock
 from segue.controller.capacity_wait import Submitted
 from segue.controller.recovery import ParentHeartbeat
 from segue.controller.wait import await_report
+from segue.policy.queueing import Queues
 from segue.records import SegmentPlan
 from segue.runlog.log import RunLog
 from segue.spec import RunSpec
@@ -123,6 +124,12 @@ class _Silent:
         return True
 
     def why_waiting(self, handle: str) -> str | None:
+        return None
+
+    def queues(self, spec: RunSpec, handle: str) -> Queues | None:
+        return None
+
+    def refusal(self, handle: str) -> str | None:
         return None
 
     def was_cancelled(self, handle: str) -> bool:

@@ -78,7 +78,7 @@ def _measure(stack: LocalStack, folder: Path, runs: int, say: Say) -> dict[str, 
             client.update_work_pool(pool, WorkPoolUpdate(is_paused=True))
         say(f"writing {runs} logs")
         plans = {spec.run_id: write_log(store, spec, records=_RECORDS, now=now) for spec in specs}
-        with _beating(store, plans), _serving(stack, folder, runs) as serve:
+        with _beating(store, plans), serving(stack, folder, runs) as serve:
             time.sleep(5)
             report["memory_bytes_without_runs"] = pss_bytes(family(serve.pid))
             begun = time.monotonic()
@@ -138,7 +138,8 @@ def _served_by(store: LocalStore, serve: psutil.Popen) -> int:
 
 
 @contextmanager
-def _serving(stack: LocalStack, folder: Path, runs: int) -> Iterator[psutil.Popen]:
+def serving(stack: LocalStack, folder: Path, runs: int) -> Iterator[psutil.Popen]:
+    """A `segue serve` for the parents of a stack, until the block ends."""
     command = [str(Path(sys.executable).with_name("segue")), "serve", "--runs", str(runs)]
     with (stack.logs / "serve.log").open("ab") as log:
         # A session of its own, by which all its processes are found.

@@ -5,20 +5,24 @@ from __future__ import annotations
 import logging
 
 from segue.clock import Clock
+from segue.controller.capacity_wait import Show
+from segue.policy import refusals
 from segue.records import SegmentPlan
 from segue.runlog.history import read_history
 from segue.runlog.log import RunLog
 from segue.stores.base import StoreReadError
+from segue.units import duration
 
 log = logging.getLogger(__name__)
 
 _POLL_SECONDS = 2.0
 
 
-def back_off(runlog: RunLog, plan: SegmentPlan, *, clock: Clock) -> None:
+def back_off(runlog: RunLog, plan: SegmentPlan, *, clock: Clock, show: Show = lambda _: None) -> None:
     """Block until the plan's delay since its decision has passed, or the run is stopped.
 
     A parent that is started again waits only for the rest of the delay, and not at all for an attempt that has begun.
+    `show` is called with the refusals that the delay follows, and with None at its end.
     """
     if not plan.delay_seconds:
         return
@@ -31,8 +35,11 @@ def back_off(runlog: RunLog, plan: SegmentPlan, *, clock: Clock) -> None:
     ends_at = clock.monotonic() + min(plan.delay_seconds - passed, plan.delay_seconds)
     if ends_at > clock.monotonic():
         log.info("waiting before the next attempt segment=%d delay_seconds=%.0f", plan.segment, plan.delay_seconds)
+        refused = refusals.in_words(history)
+        show(f"the next attempt, {duration(plan.delay_seconds)} after the last one: {refused}" if refused else None)
     while (left := ends_at - clock.monotonic()) > 0 and not _is_stopped(runlog):
         clock.sleep(min(left, _POLL_SECONDS))
+    show(None)
 
 
 def _is_stopped(runlog: RunLog) -> bool:

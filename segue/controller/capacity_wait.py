@@ -5,11 +5,15 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from segue.clock import Clock
 from segue.controller.orchestrator import Orchestrator
-from segue.records import SegmentPlan, StopReason
+from segue.controller.queue_wait import QueueWatch
+from segue.policy import clamp, queueing, refusals
+from segue.policy.estimates import Situation, situation
+from segue.policy.queueing import Queues
+from segue.records import Capacity, SegmentPlan, StopReason
 from segue.runlog.history import History
 from segue.spec import RunSpec
 
@@ -20,6 +24,8 @@ _SHOW_SECONDS = 10.0
 
 _BOOTS, _LEAST_BOOT_SECONDS = 5.0, 120.0
 """With a deadline, a boot may take this multiple of the changeover's prior, and at least this long."""
+
+_ROUNDING_SECONDS = 1e-3
 
 Show = Callable[[str | None], None]
 """Called with what an attempt without a machine waits for; None once it has one."""
@@ -42,6 +48,14 @@ class Submitted:
     def why_waiting(self) -> str | None:
         return self.orchestrator.why_waiting(self.handle)
 
+    def queues(self, spec: RunSpec) -> Queues | None:
+        """What slots are waited for, where that decides when spot is given up."""
+        is_asked = spec.deadline is not None and self.plan.capacity is Capacity.SPOT
+        return self.orchestrator.queues(spec, self.handle) if is_asked else None
+
+    def refusal(self) -> str | None:
+        return self.orchestrator.refusal(self.handle)
+
     def was_cancelled(self) -> bool:
         return self.orchestrator.was_cancelled(self.handle)
 
@@ -55,23 +69,30 @@ class Submitted:
 class CapacityWait:
     """The wait of one submitted attempt, until it claims the run."""
 
-    def __init__(self, spec: RunSpec, submitted: Submitted, *, clock: Clock, show: Show) -> None:
+    def __init__(self, spec: RunSpec, submitted: Submitted, *, clock: Clock, show: Show, queue: QueueWatch) -> None:
         self._spec, self._submitted, self._plan = spec, submitted, submitted.plan
-        self._clock, self._show = clock, show
+        self._clock, self._show, self._queue = clock, show, queue
         self._started_at = clock.monotonic()
         self._shown: str | None = None
         self._running_since: float | None = None
+        self._in_queue_at: float | None = None
+        self._is_behind = False
 
     def show(self, history: History, *, is_claimed: bool) -> None:
         """Show what the attempt waits for, when that has changed."""
-        text = None
-        if not is_claimed and self._waited_seconds(history) > _SHOW_SECONDS:
-            blocker = self._submitted.why_waiting()
-            doing = "booting" if self._submitted.is_running() else f"waiting for {self._plan.capacity} capacity"
-            text = f"{doing} ({self._plan.deployment})" + (f": {blocker}" if blocker else "")
+        text = refused = None
+        if not is_claimed:
+            self._queue.look()
+            has_machine = self._has_machine()
+            refused = refusals.in_words(history) if not has_machine else None
+            if refused or self._waited_seconds(history) > _SHOW_SECONDS:
+                blocker = self._queue.why or self._submitted.why_waiting() or refused
+                doing = "booting" if has_machine else f"waiting for {self._plan.capacity} capacity"
+                text = f"{doing} ({self._plan.deployment})" + (f": {blocker}" if blocker else "")
         if text != self._shown:
             self._shown = text
-            if text is not None:
+            # The decision has warned of refusals; here that would be once an attempt.
+            if text is not None and not (refused and text.endswith(refused)):
                 log.warning("no machine yet: %s", text)
             self._show(text)
 
@@ -81,20 +102,67 @@ class CapacityWait:
             return StopReason.CANCELLED, history.stop.reason
         if self._boots_for_too_long():
             return StopReason.LOST, f"its machine did not claim the run within {self._boot_seconds:.0f} s"
-        left = self.seconds_left(history)
-        if left > 0 or self._may_boot_on():
+        if self.seconds_left(history) > 0 or self._may_boot_on():
             return None
         waited = self._waited_seconds(history)
-        return StopReason.NO_CAPACITY, f"no capacity on {self._plan.capacity} within {waited:.0f} s"
+        why = f"no capacity on {self._plan.capacity} within {waited:.0f} s"
+        if self._is_behind:
+            why += "; behind other runs, its slot would have come too late"
+        return StopReason.NO_CAPACITY, why
 
     def seconds_left(self, history: History) -> float:
-        """Seconds until the plan's limit; infinite for a request that stays queued."""
+        """Seconds until the wait ends; infinite for a request that stays queued.
+
+        It ends by the plan, or earlier where other runs in spot's queue will need on-demand, too. Where there is no
+        other spot pool, a request keeps its place in a queue until the deadline requires on-demand: a new one would be
+        the last again. Once it has left the queue, it has the time of the plan to claim the run.
+        """
+        self._is_behind = False
         patience = self._plan.start_within_seconds
-        return math.inf if patience is None else patience - self._waited_seconds(history)
+        if patience is None:
+            return math.inf
+        waited, now = self._waited_seconds(history), self._clock.monotonic()
+        left = patience - waited
+        queues = self._submitted.queues(self._spec)
+        here = self._situation(history, queues)
+        by_deadline = clamp.seconds_to_recall(here) if self._has_machine() else _seconds_to_deadline(here)
+        if by_deadline is None or _repeats_a_failure(history):
+            return left
+        is_queued = queues is not None and queues.spot_free_at is not None and not self._has_machine()
+        if is_queued:
+            self._in_queue_at = now
+        elif self._in_queue_at is None and self._was_kept_in_queue(history, patience_seconds=patience):
+            self._in_queue_at = self._started_at
+        if self._in_queue_at is not None and self._keeps_its_place(here, patience_seconds=patience):
+            left = patience - (now - self._in_queue_at)
+        elif not is_queued:
+            return left
+        self._is_behind = is_queued and by_deadline <= 0
+        return min(left, by_deadline)
+
+    def _situation(self, history: History, queues: Queues | None) -> Situation:
+        now, wait = self._clock.now(), queues.on_demand_seconds if queues is not None else None
+        here = situation(self._spec, history, now=now, on_demand_queue_seconds=wait)
+        if queues is None or self._has_machine():
+            return here
+        crowd = clamp.crowd_seconds(here, queues, at=now)
+        return replace(here, spot_queue_seconds=queues.spot_seconds(now), crowd_seconds=crowd)
+
+    def _keeps_its_place(self, here: Situation, *, patience_seconds: float) -> bool:
+        """Whether the plan's time is the capacity timeout, and no other spot pool could be tried after it."""
+        longest = self._spec.liveness.start_seconds + here.changeover_seconds + self._plan.delay_seconds
+        return len(self._spec.pools.spot) == 1 and patience_seconds >= longest - _ROUNDING_SECONDS
+
+    def _was_kept_in_queue(self, history: History, *, patience_seconds: float) -> bool:
+        """Whether an earlier parent waited for longer than the plan says, because the attempt was in a queue."""
+        decision = history.decision_of(self._plan.segment, self._plan.attempt)
+        was_queued = decision is not None and decision.numbers.get(queueing.SPOT_NUMBER, 0.0) > 0
+        here = self._clock.monotonic() - self._started_at
+        return was_queued and self._waited_seconds(history) - here >= patience_seconds
 
     def _boots_for_too_long(self) -> bool:
         """Whether the attempt has had a machine for longer than any boot takes: its process may be dead or hung."""
-        if not self._submitted.is_running():
+        if not self._has_machine():
             self._running_since = None
             return False
         now = self._clock.monotonic()
@@ -110,7 +178,11 @@ class CapacityWait:
 
     def _may_boot_on(self) -> bool:
         """Whether an attempt that has a machine may go on booting. A deadline allows no more than the plan does."""
-        return self._spec.deadline is None and self._submitted.is_running()
+        return self._spec.deadline is None and self._has_machine()
+
+    def _has_machine(self) -> bool:
+        """Whether the attempt has a machine. A segment that submits its trainer elsewhere has one without it."""
+        return self._queue.why is None and self._submitted.is_running()
 
     def _waited_seconds(self, history: History) -> float:
         here = self._clock.monotonic() - self._started_at
@@ -121,3 +193,15 @@ class CapacityWait:
         if decision is None or decision.plan != self._plan:
             return here
         return max(here, (self._clock.now() - decision.written_at).total_seconds())
+
+
+def _seconds_to_deadline(here: Situation) -> float | None:
+    """How long a spot attempt may wait until the deadline requires on-demand; None where it never does."""
+    left, spare = clamp.seconds_to_claim(here), clamp.spare_on_spot_seconds(here)
+    return left if left is None or spare is None else max(left, spare)
+
+
+def _repeats_a_failure(history: History) -> bool:
+    """Whether the recipe raised in the attempt before: this one shows whether it does so again, whatever the time."""
+    last = history.fresh_reports[-1] if history.fresh_reports else None
+    return last is not None and last.is_own_fault

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
+from segue.policy.queueing import Queues
 from segue.records import SegmentPlan
 from segue.spec import RunSpec
 
@@ -41,6 +42,14 @@ class Orchestrator(Protocol):
 
     def why_waiting(self, handle: str) -> str | None:
         """Why it does not start, as far as is known: its pool is paused, has no worker, ... Must not block."""
+        ...
+
+    def queues(self, spec: RunSpec, handle: str) -> Queues | None:
+        """The waits of this spot attempt, and of one on on-demand, behind others; None: not known. Must not block."""
+        ...
+
+    def refusal(self, handle: str) -> str | None:
+        """Why its pool could not start it, after it has ended; None when it was started, or that is not known."""
         ...
 
     def was_cancelled(self, handle: str) -> bool:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from segue.clock import Clock
 from segue.controller.capacity_wait import CapacityWait, Show, Submitted
 from segue.controller.liveness import HeartbeatTimeout
+from segue.controller.queue_wait import QueueWatch
 from segue.controller.standby_manager import StandbyManager
 from segue.controller.steps import CANCELLED, declare_as, declare_lost
 from segue.notices.recall import recall
@@ -126,7 +127,8 @@ class _Waiting:
         self._runlog, self._spec, self._clock = runlog, spec, clock
         self._submitted, self._plan = submitted, submitted.plan
         self._manager, self._period = manager, period
-        self._capacity = CapacityWait(spec, submitted, clock=clock, show=show)
+        queue = QueueWatch(runlog.store, spec, submitted.plan, clock=clock)
+        self._capacity = CapacityWait(spec, submitted, clock=clock, show=show, queue=queue)
         self._started_at = clock.monotonic()
         self._heartbeat = HeartbeatTimeout(spec.liveness.heartbeat_timeout_seconds)
         self._asked_at = self._started_at
@@ -176,7 +178,7 @@ class _Waiting:
         self._ask_orchestrator(at)
         attempt = history.attempt_of(self._plan.segment, self._plan.attempt)
         if attempt is None and self._has_run_ended(at):
-            return self._ended_without_report()
+            return self._refused() or self._ended_without_report()
         self._capacity.show(history, is_claimed=attempt is not None)
         if attempt is None:
             return self._give_up_waiting(history)
@@ -252,6 +254,13 @@ class _Waiting:
         why = f"its flow run ended as {name} without a report"
         return declare_lost(self._runlog, self._plan, why=why, reason=reason)
 
+    def _refused(self) -> SegmentReport | None:
+        """The report of an attempt that its pool could not start; None when it was started, or that is not known."""
+        why = self._submitted.refusal()
+        if why is None:
+            return None
+        return declare_lost(self._runlog, self._plan, why=why, reason=StopReason.NO_CAPACITY, was_refused=True)
+
     def _has_run_ended(self, at: float) -> bool:
         return self._run_ended is not None and at - self._run_ended[1] > self._late_report_seconds
 
@@ -288,7 +297,7 @@ class _Waiting:
         if self._plan.capacity is not Capacity.SPOT or _retries_a_failure(history, beat):
             return False
         here = self._situation(history, slowest_step_seconds=self._own_step_seconds(beat))
-        left = clamp.seconds_to_recall(here)
+        left = None if clamp.is_behind_others(here) else clamp.seconds_to_recall(here)
         self._look_within(math.inf if left is None else left)
         return clamp.must_recall(here)
 
@@ -300,7 +309,14 @@ class _Waiting:
         return beat.step_seconds if is_enough else 0.0
 
     def _situation(self, history: History, *, slowest_step_seconds: float = 0.0) -> Situation:
-        return situation(self._spec, history, now=self._clock.now(), slowest_step_seconds=slowest_step_seconds)
+        queues = self._submitted.queues(self._spec)
+        return situation(
+            self._spec,
+            history,
+            now=self._clock.now(),
+            slowest_step_seconds=slowest_step_seconds,
+            on_demand_queue_seconds=None if queues is None else queues.on_demand_seconds,
+        )
 
     def _recall(self, history: History, attempt_id: str, beat: Heartbeat | None, *, reason: str) -> None:
         log.warning("recalling the attempt attempt=%s reason=%s", attempt_id, reason)

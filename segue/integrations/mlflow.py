@@ -17,7 +17,7 @@ from segue.errors import MissingExtraError
 from segue.integrations.tracker import CommittedRow, TrackedEnd, TrackedRun
 
 if TYPE_CHECKING:
-    from mlflow.entities import Metric
+    from mlflow.entities import Metric, Param
 
 log = logging.getLogger(__name__)
 
@@ -126,7 +126,20 @@ class MlflowTracker:
 
         given = [Param(name, value[:_MOST_CHARACTERS]) for name, value in params.items()]
         for start in range(0, len(given), _MOST_PARAMS):
-            self._client.log_batch(self._run_id, params=given[start : start + _MOST_PARAMS])
+            self._log_batch_of_params(given[start : start + _MOST_PARAMS])
+
+    def _log_batch_of_params(self, params: Sequence[Param]) -> None:
+        from mlflow.exceptions import MlflowException
+
+        try:
+            self._client.log_batch(self._run_id, params=params)
+        except MlflowException:  # Another process may have just logged the same: a database takes each name once.
+            known = self._client.get_run(self._run_id).data.params
+            missing = [param for param in params if param.key not in known]
+            if len(missing) == len(params):
+                raise
+            if missing:
+                self._client.log_batch(self._run_id, params=missing)
 
     def _newest_steps(self) -> dict[str, int]:
         """The newest step of each metric that has arrived."""

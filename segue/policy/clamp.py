@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
+from datetime import datetime, timedelta
 from typing import TYPE_CHECKING
 
 from segue.policy.estimates import Situation
+from segue.policy.queueing import Queues
 
 if TYPE_CHECKING:
     from segue.policy.rules.view import Flags, Floats, Job
@@ -27,13 +31,14 @@ def needed_for_spot_seconds(now: Situation) -> float | None:
     """The least remaining time at which one more spot attempt is permitted; None while the work is unmeasured.
 
     In the worst case the attempt boots (d), works until just before its next commit (at risk), is recalled and dies
-    silently before its last save is committed (answer), which is noticed late (detection); then on-demand boots (d) and
-    does all of the work (C). While an attempt commits in time, the remaining time and the remaining work fall together,
-    so what held at its start holds until its end.
+    silently before its last save is committed (answer), which is noticed late (detection); then on-demand is waited for
+    (queue, and the crowd that leaves spot), boots (d) and does all of the work (C). While an attempt commits in time,
+    the remaining time and the remaining work fall together, so what held at its start holds until its end.
     """
     if now.work_seconds is None:
         return None
-    return now.changeover_seconds + now.at_risk_seconds + _needed_by_a_death_seconds(now, now.work_seconds)
+    on_demand = _needed_by_a_death_seconds(now, now.work_seconds) + now.crowd_seconds
+    return now.changeover_seconds + now.at_risk_seconds + on_demand
 
 
 def permits_spot(now: Situation) -> bool:
@@ -63,14 +68,54 @@ def longest_wait_seconds(now: Situation) -> float | None:
     return max(spare or 0.0, 0.0) + now.changeover_seconds
 
 
+def seconds_to_claim(now: Situation) -> float | None:
+    """How long until a spot attempt that waits must have claimed the run; below 0 where that time has passed.
+
+    None without a deadline, and while the work is unmeasured.
+    """
+    needed = needed_for_spot_seconds(now)
+    if needed is None or now.remaining_seconds is None:
+        return None
+    return now.remaining_seconds - needed + now.changeover_seconds
+
+
+def crowd_seconds(now: Situation, queues: Queues, *, at: datetime) -> float:
+    """How much longer a run waits for on-demand once it gives up spot, because runs before it give spot up, too.
+
+    0 without a deadline, and while the work is unmeasured. That others wait for on-demand already does not shorten it.
+    """
+    if now.work_seconds is None:
+        return 0.0
+    patience = longest_wait_seconds(replace(now, on_demand_queue_seconds=0.0, crowd_seconds=0.0))
+    return 0.0 if patience is None else queues.crowd_seconds(until=at + timedelta(seconds=patience))
+
+
+def is_behind_others(now: Situation) -> bool:
+    """Whether on-demand misses the deadline, and other runs are before this one there."""
+    return now.on_demand_queue_seconds > 0 and is_late(now)
+
+
+def spare_on_spot_seconds(now: Situation) -> float | None:
+    """What spot, without a preemption, has to spare where on-demand, behind other runs, misses the deadline.
+
+    None where on-demand is in time; below 0 where spot is late, too, or the work is unmeasured.
+    """
+    if now.remaining_seconds is None or not is_behind_others(now):
+        return None
+    if now.work_seconds is None:
+        return -math.inf
+    return now.remaining_seconds - now.spot_queue_seconds - now.changeover_seconds - now.work_seconds
+
+
 def must_recall(now: Situation) -> bool:
     """Whether a running spot attempt has to commit and stop now, so that on-demand still meets the deadline.
 
     `now.work_seconds` counts from its newest commit. The worst case is that the attempt dies this instant and its death
     is noticed late. It becomes too long when the attempt started late, commits fail, or steps are slower than measured.
+    An attempt is not recalled to wait behind other runs until the deadline is missed.
     """
     left = seconds_to_recall(now)
-    return left is not None and left < 0
+    return left is not None and left < 0 and not is_behind_others(now)
 
 
 def seconds_to_recall(now: Situation) -> float | None:
@@ -84,8 +129,10 @@ def is_late(now: Situation, *, in_seconds: float = 0.0) -> bool:
     """Whether even on-demand from this moment, or one soon, misses the deadline; unmeasured work counts as none."""
     if now.remaining_seconds is None:
         return False
-    return now.remaining_seconds - in_seconds < now.changeover_seconds + (now.work_seconds or 0.0)
+    on_demand = now.on_demand_queue_seconds + now.changeover_seconds + (now.work_seconds or 0.0)
+    return now.remaining_seconds - in_seconds < on_demand
 
 
 def _needed_by_a_death_seconds(now: Situation, work_seconds: float) -> float:
-    return now.answer_seconds + now.detection_seconds + now.changeover_seconds + work_seconds
+    on_demand = now.on_demand_queue_seconds + now.changeover_seconds + work_seconds
+    return now.answer_seconds + now.detection_seconds + on_demand

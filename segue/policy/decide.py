@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING
 
-from segue.policy import budget, clamp, failure_classes
+from segue.policy import budget, clamp, failure_classes, queueing, refusals
 from segue.policy.anomalies import reason_to_give_up, rollback_reason, skips_of
 from segue.policy.availability import preemptions
 from segue.policy.broken_resumes import next_recovery_step
@@ -15,6 +15,7 @@ from segue.policy.estimates import Situation, situation
 from segue.policy.handover import SPOT_AGAIN, handover_to
 from segue.policy.planned_ends import PlannedEnd, planned_end
 from segue.policy.pool_choice import PoolChoice, choose_pool
+from segue.policy.queueing import Queues
 from segue.policy.rehearsals import verdict_to_stop
 from segue.policy.spending import pools_now
 from segue.records import Capacity, CheckpointRef, SegmentPlan, SegmentReport, StopReason
@@ -59,12 +60,12 @@ class _Choice:
         return self.pool.deployment if self.capacity is Capacity.SPOT else spec.pools.on_demand
 
 
-def decide(spec: RunSpec, history: History, *, now: datetime) -> Decision:
-    """What the run does next."""
+def decide(spec: RunSpec, history: History, *, now: datetime, queues: Queues | None = None) -> Decision:
+    """What the run does next. In the `queues` of the pools, the next attempt would be the last."""
     ended = _is_over(spec, history)
     if ended is not None:
         return ended
-    here = situation(spec, history, now=now)
+    here = _here(spec, history, now, queues or Queues())
     chosen, purse = _choose(spec, history, here, now), budget.purse_of(spec, history, here, now=now)
     asked = spec
     if purse is not None:
@@ -77,10 +78,19 @@ def decide(spec: RunSpec, history: History, *, now: datetime) -> Decision:
     most = budget.bound_seconds(spec, purse, price=price)
     plan, reasons = _planned(spec, history, here, chosen, most)
     # Where the deadline gave way, the reason names the money already.
-    warning = budget.warning_of(spec, purse) if purse is not None and spec is asked else ""
-    reason = "; ".join(part for part in (*reasons, warning) if part)
+    money = budget.warning_of(spec, purse) if purse is not None and spec is asked else ""
+    reason = "; ".join(part for part in (*reasons, money) if part)
+    warning = "; ".join(part for part in (refusals.warning_of(history), money) if part)
     plan = plan.model_copy(update={"ignores_deadline": spec is not asked})
     return Decision(action="run", reason=reason, plan=plan, numbers=numbers, warning=warning)
+
+
+def _here(spec: RunSpec, history: History, now: datetime, queues: Queues) -> Situation:
+    here = situation(spec, history, now=now, on_demand_queue_seconds=queues.on_demand_seconds)
+    if handover_to(history, here) is not None or _kept_pool(spec, history) is not None:
+        return here  # The next attempt has its slot of spot.
+    spot = queues.spot_seconds(now)
+    return replace(here, spot_queue_seconds=spot, crowd_seconds=clamp.crowd_seconds(here, queues, at=now))
 
 
 def _choose(spec: RunSpec, history: History, here: Situation, now: datetime) -> _Choice:
@@ -116,7 +126,11 @@ def _planned(
     parent = source.ref if source else None
     segment, attempt = numbers_of_next(history, parent=parent)
     skips = skips_of(spec, history)
-    delay = failure_classes.delay_seconds(history, slack_seconds=here.slack_seconds)
+    deployment, slack = chosen.deployment(spec), here.slack_seconds
+    delay = max(
+        failure_classes.delay_seconds(history, slack_seconds=slack),
+        refusals.delay_seconds(history, deployment=deployment, slack_seconds=slack),
+    )
     is_last_resort = capacity is Capacity.ON_DEMAND
     end = planned_end(spec, here, source)
     bounds = [seconds for seconds in (_bound_seconds(spec, here, capacity), end.seconds) if seconds is not None]
@@ -126,7 +140,7 @@ def _planned(
         segment=segment,
         attempt=attempt,
         capacity=capacity,
-        deployment=chosen.deployment(spec),
+        deployment=deployment,
         parent=parent,
         at_most=parent if source is not history.newest else None,
         max_seconds=most_seconds if is_money_short else min(bounds, default=None),
@@ -137,13 +151,14 @@ def _planned(
         skips=skips,
         standby=back.standby if back else None,
         delay_seconds=delay,
-        # Nothing follows an end for lack of money.
-        keeps_machine=(end._replace(seconds=None) if is_money_short else end) != PlannedEnd(),
+        # Nothing follows an end for lack of money. A job's nodes are given back with its end.
+        keeps_machine=not spec.trains_elsewhere
+        and (end._replace(seconds=None) if is_money_short else end) != PlannedEnd(),
     )
     before = recovery.reason if recovery else rollback_reason(spec, history, skips=skips)
     where = chosen.pool.why if capacity is Capacity.SPOT else ""
     later = f"retry in {duration(delay)}" if delay else ""
-    return plan, (before or "", chosen.why, later, where)
+    return plan, (before or "", chosen.why, later, where, refusals.in_words(history))
 
 
 def _is_over(spec: RunSpec, history: History) -> Decision | None:
@@ -199,19 +214,32 @@ def _without_policy(spec: RunSpec, history: History, here: Situation) -> tuple[C
         return Capacity.ON_DEMAND, f"on-demand: {deaths} preemptions, and at most {bound} are allowed"
     if pools_now(spec, history).price_ratio <= 1:
         return Capacity.ON_DEMAND, "on-demand: no spot pool is cheaper"
+    in_place = len(_died_in_place(history))
+    if in_place < spec.policy.max_lost_in_place and _is_only_spot_in_time(spec, here):
+        behind = duration(here.on_demand_queue_seconds)
+        return Capacity.SPOT, f"spot: behind other runs ({behind}), on-demand would miss the deadline; spot is in time"
     if clamp.is_late(here):
-        missing = here.changeover_seconds + (here.work_seconds or 0.0) - (here.remaining_seconds or 0.0)
+        needed = here.on_demand_queue_seconds + here.changeover_seconds + (here.work_seconds or 0.0)
+        missing = needed - (here.remaining_seconds or 0.0)
         return Capacity.ON_DEMAND, f"on-demand; the deadline will be missed by about {duration(missing)}"
     if last is not None and last.capacity is Capacity.ON_DEMAND and here.remaining_seconds is not None:
         return Capacity.ON_DEMAND, "on-demand continues: it was chosen before"
     if not clamp.permits_spot(here):
         if here.work_seconds is None:
             return Capacity.ON_DEMAND, "on-demand: the spot probes used all of their time without measuring a step"
-        return Capacity.ON_DEMAND, f"on-demand: slack {_slack(here)} is too short for one more spot attempt that dies"
-    in_place = len(_died_in_place(history))
+        others = here.on_demand_queue_seconds + here.crowd_seconds
+        behind = f", with {duration(others)} for other runs on on-demand" if others >= 1 else ""
+        why = f"slack {_slack(here)} is too short for one more spot attempt that dies{behind}"
+        return Capacity.ON_DEMAND, f"on-demand: {why}"
     if in_place >= spec.policy.max_lost_in_place:
         return Capacity.ON_DEMAND, f"on-demand: the last {in_place} attempts ended without a commit"
     return None
+
+
+def _is_only_spot_in_time(spec: RunSpec, here: Situation) -> bool:
+    """Whether only spot is in time. With several spot pools it is not known in which of them the attempt waits."""
+    spare = clamp.spare_on_spot_seconds(here)
+    return len(spec.pools.spot) == 1 and spare is not None and spare > 0
 
 
 def _by_policy(
@@ -271,7 +299,7 @@ def _wait_seconds(
     wanted = usual if ahead is None else min(ahead.waits_seconds + boot, usual)
     if wanted > boot:
         wanted = boot + (wanted - boot) * pool.wait_share
-    longest = clamp.longest_wait_seconds(here)
+    longest = None if _is_only_spot_in_time(spec, here) else clamp.longest_wait_seconds(here)
     return max(wanted if longest is None else min(longest, wanted), 1.0)
 
 
@@ -304,6 +332,9 @@ def _numbers(here: Situation, ahead: Outlook | None) -> dict[str, float]:
         "at_risk_seconds": here.at_risk_seconds,
         "detection_seconds": here.detection_seconds,
         "needed_for_spot_seconds": clamp.needed_for_spot_seconds(here),
+        queueing.NUMBER: here.on_demand_queue_seconds or None,
+        queueing.SPOT_NUMBER: here.spot_queue_seconds or None,
+        "crowd_seconds": here.crowd_seconds or None,
     }
     return {name: round(value, 3) for name, value in named.items() if value is not None}
 

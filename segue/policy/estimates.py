@@ -12,6 +12,7 @@ from datetime import datetime
 from itertools import accumulate, takewhile
 from statistics import median, median_high
 
+from segue.policy import queueing
 from segue.records import Capacity, SegmentReport
 from segue.runlog.entries import ClaimEntry
 from segue.runlog.history import Attempt, History
@@ -45,6 +46,12 @@ class Situation:
     """The usual d, for expectations; None: as long as the longest."""
     save_seconds: float | None = None
     """Usually from a snapshot to its commit; None while unmeasured."""
+    on_demand_queue_seconds: float = 0.0
+    """How long on-demand is waited for, because other runs have its slots."""
+    spot_queue_seconds: float = 0.0
+    """How long a slot of spot is waited for, because other runs have its slots."""
+    crowd_seconds: float = 0.0
+    """How much longer it is waited for once spot is given up, because runs before this one give spot up, too."""
 
     @property
     def expected_changeover_seconds(self) -> float:
@@ -60,8 +67,21 @@ class Situation:
         return self.remaining_seconds - self.work_seconds
 
 
-def situation(spec: RunSpec, history: History, *, now: datetime, slowest_step_seconds: float = 0.0) -> Situation:
-    """Where the run stands. A running attempt can raise the seconds per step to its own with `slowest_step_seconds`."""
+def situation(
+    spec: RunSpec,
+    history: History,
+    *,
+    now: datetime,
+    slowest_step_seconds: float = 0.0,
+    on_demand_queue_seconds: float | None = None,
+) -> Situation:
+    """Where the run stands. A running attempt can raise the seconds per step to its own with `slowest_step_seconds`.
+
+    The wait for a slot of on-demand is that of the newest decision, where it is not given.
+    """
+    if on_demand_queue_seconds is None:
+        newest = history.decisions[-1].numbers if history.decisions else {}
+        on_demand_queue_seconds = newest.get(queueing.NUMBER, 0.0)
     measured = history.once(_measured, spec)
     rate, save = measured.step_seconds, measured.save_seconds
     if slowest_step_seconds:
@@ -79,6 +99,7 @@ def situation(spec: RunSpec, history: History, *, now: datetime, slowest_step_se
         probe_seconds=_probe_seconds(spec, measured.begun_at or now, now=now),
         usual_changeover_seconds=measured.usual_changeover_seconds,
         save_seconds=save,
+        on_demand_queue_seconds=on_demand_queue_seconds,
     )
 
 
@@ -201,4 +222,9 @@ def _changeover_of(attempt: Attempt, history: History) -> float | None:
 def _to_claim_seconds(claim: ClaimEntry, history: History) -> float:
     # Wall clocks of two machines: an estimate, so it can only lengthen the prior.
     decided = history.decision_of(claim.segment, claim.attempt)
-    return max((claim.written_at - decided.written_at).total_seconds(), 0.0) if decided else 0.0
+    if decided is None:
+        return 0.0
+    seconds = max((claim.written_at - decided.written_at).total_seconds(), 0.0)
+    longest = decided.plan.start_within_seconds if decided.plan is not None else None
+    # A place in a queue is kept for longer than the plan allows; on-demand, which has another queue, is not.
+    return seconds if longest is None else min(seconds, longest)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from segue.errors import DataChangedError, StructureChangedError
+from segue.errors import DataChangedError, RaySetupError, SlurmSetupError, StructureChangedError
 from segue.records import SegmentReport, StopReason, VerdictKind
 from segue.runlog.history import History
 from segue.spec import RunSpec
@@ -37,6 +37,8 @@ def _is_transient(report: SegmentReport) -> bool:
     return report.failure is not None and report.failure.is_transient
 
 
+_NOT_LAUNCHED = (SlurmSetupError.__name__, RaySetupError.__name__)
+
 CLASSES = (
     FailureClass(
         name="data changed",
@@ -52,6 +54,15 @@ CLASSES = (
         what="changed the structure of its model or optimizer",
         fix="correct the {kind}, then start the run again",
         is_of=lambda report: report.failure is not None and report.failure.type == StructureChangedError.__name__,
+        budget=lambda _: 1,
+        first_seconds=0.0,
+        longest_seconds=0.0,
+    ),
+    FailureClass(
+        name="not launched",
+        what="could not be started on its cluster",
+        fix="correct the run spec, then start the run again",
+        is_of=lambda report: report.failure is not None and report.failure.type in _NOT_LAUNCHED,
         budget=lambda _: 1,
         first_seconds=0.0,
         longest_seconds=0.0,

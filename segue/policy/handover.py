@@ -22,6 +22,8 @@ _LONGEST_SHARE = 0.1
 
 def may_come_back(spec: RunSpec, history: History) -> bool:
     """Whether a run on on-demand may return to spot at all."""
+    if spec.trains_elsewhere:
+        return False  # There are no standbys there: a queue is no machine that waits.
     most = spec.policy.max_preemptions
     if most is not None and preemptions(history) >= most:
         return False

@@ -27,8 +27,8 @@ class WindowSpec(DataAccess):
 
     files: str = Field(
         min_length=1,
-        description="Where the files are: a path, a glob, or a folder or s3:// prefix ending with '/'; with `period`, "
-        "any of these may have fields of strftime, e.g. s3://lake/flights/%Y-%m.parquet.",
+        description="Where the files are: a path, a glob, or a folder or bucket's prefix ending with '/'; with "
+        "`period`, any of these may have fields of strftime, e.g. s3://lake/flights/%Y-%m.parquet.",
     )
     period: Unit | None = Field(
         None,

@@ -43,7 +43,7 @@ def window_of(spec: RetrainSpec, slot: datetime) -> tuple[Window, dict[str, Path
     Raises:
         NoDataError: no files to train on, none to evaluate with, or a period has none and `on_missing` is stop.
         DataUnreadableError: a file could not be read, is damaged, or is being written to.
-        MissingExtraError: s3fs is not installed.
+        MissingExtraError: the package that reaches such files is not installed.
     """
     chosen = choose(spec, slot, find=lambda pattern: find(pattern, spec.data))
     with ThreadPoolExecutor(_FETCHED_AT_ONCE) as pool:

@@ -134,6 +134,11 @@ def disturbance_key(run_id: str, attempt: str) -> str:
     return f"{run_id}/attempts/{attempt}/drill.json"
 
 
+def queue_key(run_id: str, segment: int, attempt: int) -> str:
+    """Key of what an attempt waits for that has not claimed the run yet, as its segment knows it."""
+    return f"{run_id}/queue/seg{segment:03d}-a{attempt}.json"
+
+
 PARENTS_PREFIX = ".parents/"
 PROBE_KEY = ".probe"
 """Key of an object that shows whether the store can be written."""

@@ -10,7 +10,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, Self
 
-from pydantic import AwareDatetime, Field, JsonValue, ValidationInfo, field_validator
+from pydantic import AwareDatetime, Field, JsonValue, ValidationInfo, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
 from segue.credentials import secrets_in
@@ -20,6 +20,7 @@ from segue.pool_prices import PoolSpec
 from segue.records import FiniteValue, Record
 from segue.spec.budget import Budget, BudgetSpec
 from segue.spec.data import DataSpec
+from segue.spec.launchers import RaySpec, SlurmSpec, range_of_ranks
 from segue.spec.policy import PolicySpec
 from segue.spec.section import read_toml, warn_of_old_names
 from segue.spec.sections import (
@@ -65,7 +66,11 @@ class RunSpec(FiniteValue, Record):
     )
     device: str = Field("auto", description="Device: auto, cpu or cuda; auto: cuda if there is an accelerator.")
     ranks: int | None = Field(
-        1, ge=1, le=1024, description="Processes that train together on one machine; None: one per accelerator."
+        1,
+        ge=1,
+        le=1024,
+        description="Processes that train together, over all nodes; None: one per accelerator. With [ray] also a "
+        "range: {min = 2, max = 8}.",
     )
     deadline: AwareDatetime | None = Field(
         None, description="Time at which the run must be finished, with time zone; None: minimize the cost."
@@ -90,10 +95,34 @@ class RunSpec(FiniteValue, Record):
     pools: PoolSpec = PoolSpec()
     budget: Budget = BudgetSpec()
     segment: SegmentSpec = SegmentSpec()
+    slurm: SlurmSpec | None = Field(
+        None,
+        # Left out where it is not set: older versions refuse a record with a field that they do not know.
+        exclude_if=lambda table: table is None,
+        description="Slurm cluster on which segments train; None: each segment trains on its own machine.",
+    )
+    ray: RaySpec | None = Field(
+        None,
+        exclude_if=lambda table: table is None,
+        description="Ray cluster on which segments train; None: each segment trains on its own machine.",
+    )
     trackers: dict[str, TrackerOptions] = Field(
         default_factory=dict,
         description="Experiment trackers and their options: mlflow, tensorboard, or package.module:factory.",
     )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _takes_a_range(cls, data: Any) -> Any:
+        return range_of_ranks(data) if isinstance(data, dict) else data
+
+    @field_validator("ranks", mode="before")
+    @classmethod
+    def _is_no_wrong_range(cls, ranks: Any) -> Any:
+        if isinstance(ranks, dict):
+            why = "a range of ranks is written {min = 2, max = 8}, and needs [ray], which then has no min_ranks"
+            raise PydanticCustomError("ranks", "{why}", {"why": why})
+        return ranks
 
     @field_validator("recipe")
     @classmethod
@@ -120,6 +149,29 @@ class RunSpec(FiniteValue, Record):
             raise PydanticCustomError("data", "config.data is where the recipe gets these files; remove it there")
         return data
 
+    @field_validator("slurm")
+    @classmethod
+    def _divides_the_ranks(cls, slurm: SlurmSpec | None, info: ValidationInfo) -> SlurmSpec | None:
+        ranks = info.data.get("ranks")
+        if slurm is not None and ranks is not None and ranks % slurm.nodes:
+            text = "nodes is {nodes}, and ranks, which is {ranks}, must be a multiple of it"
+            raise PydanticCustomError("nodes", text, {"nodes": slurm.nodes, "ranks": ranks})
+        return slurm
+
+    @field_validator("ray")
+    @classmethod
+    def _can_place_the_ranks(cls, ray: RaySpec | None, info: ValidationInfo) -> RaySpec | None:
+        if ray is None:
+            return None
+        why = ray.why_unfit(info.data["ranks"]) if "ranks" in info.data else None
+        if info.data.get("slurm") is not None:
+            why = "a run trains either on a Slurm cluster or on a Ray cluster; remove [slurm] or [ray]"
+        if ray.min_ranks is not None and info.data.get("program") is not None:
+            why = "a program keeps its number of ranks; remove min_ranks"
+        if why is not None:
+            raise PydanticCustomError("ray", "{why}", {"why": why})
+        return ray
+
     @field_validator("trackers")
     @classmethod
     def _are_trackers(cls, trackers: dict[str, TrackerOptions]) -> dict[str, TrackerOptions]:
@@ -140,6 +192,18 @@ class RunSpec(FiniteValue, Record):
             problem = "recipe: this needs a recipe, and the run trains a program with a loop of its own"
             raise SpecError(source=f"the spec of run {self.run_id!r}", problems=(problem,))
         return self.recipe
+
+    @property
+    def trains_elsewhere(self) -> bool:
+        """Whether its trainers run on other machines than their segments', which cannot keep one for what follows."""
+        return self.slurm is not None or self.ray is not None
+
+    @property
+    def ranks_of_a_node(self) -> int | None:
+        """Ranks on one machine: all of them, unless a cluster divides them among its nodes."""
+        if self.slurm is not None and self.ranks is not None:
+            return self.ranks // self.slurm.nodes
+        return self.ranks if self.ray is None else self.ray.ranks_per_bundle
 
     @property
     def kind(self) -> typing.Literal["recipe", "program"]:

@@ -52,7 +52,9 @@ def read_toml(path: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
-        problem = f"the file cannot be read ({error.strerror}); check the path"
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        problem = f"the file is not TOML ({error}); correct that line"
-    raise SpecError(source=str(path), problems=(problem,))
+        problem, fix = f"the file cannot be read ({error.strerror})", "check the path, and the right to read the file."
+    except UnicodeDecodeError as error:
+        problem, fix = f"the file is not text in UTF-8 ({error})", "save it in UTF-8, or check the path."
+    except tomllib.TOMLDecodeError as error:
+        problem, fix = f"the file is not TOML ({error})", "correct that line."
+    raise SpecError(source=str(path), problems=(problem,), fix=fix)

@@ -24,13 +24,19 @@ _PYTHON = re.compile(r"python[0-9.]*")
 
 
 class StoreSpec(FiniteValue):
-    """The store of a run. It never holds credentials; boto3 finds them."""
+    """The store of a run. It never holds credentials; they come from the environment."""
 
-    url: str = Field(".segue/store", description="URL of the store: a folder, file:///folder, or s3://bucket/prefix.")
-    endpoint_url: str | None = Field(
-        None, pattern=r"^https?://[^/\s]+", description="S3 endpoint, e.g. http://127.0.0.1:9000; None: AWS."
+    url: str = Field(
+        ".segue/store",
+        description="URL of the store: a folder, file:///folder, s3://bucket/prefix, gs://bucket/prefix, or "
+        "az://container/prefix.",
     )
-    region: str | None = Field(None, description="S3 region; None: the one that boto3 finds.")
+    endpoint_url: str | None = Field(
+        None,
+        pattern=r"^https?://[^/\s]+",
+        description="Endpoint of the bucket, e.g. http://127.0.0.1:9000; None: the cloud's own.",
+    )
+    region: str | None = Field(None, description="S3 region, only for s3://; None: the one that boto3 finds.")
     signing_key: str | None = Field(
         None,
         # Left out where there is none: older versions refuse a record with a field that they do not know.
@@ -177,10 +183,13 @@ class LivenessSpec(Section):
         1800.0,
         gt=0,
         description="Hang timeout until the first step, and of the first evaluation, in seconds; also the rank timeout "
-        "of the first step.",
+        "of the first two steps.",
     )
     hang_seconds: float = Field(
-        120.0, gt=0, description="Hang timeout: an attempt without a step for this long in seconds is ended."
+        120.0,
+        gt=0,
+        description="Hang timeout: an attempt without a step for this long in seconds is ended; with several ranks, "
+        "rank_seconds is added.",
     )
     hang_factor: float = Field(
         30.0, ge=1, description="Hang timeout as a multiple of the usual step time; the longer of the two counts."
@@ -209,7 +218,7 @@ class SegmentSpec(FiniteValue):
         20,
         ge=1,
         description="Where no other end is set: segments of an undisturbed run, none shorter than half an hour or 20 "
-        "changeovers; 1: no planned ends.",
+        "changeovers; 1: no planned ends. No effect on Slurm and Ray.",
     )
 
 

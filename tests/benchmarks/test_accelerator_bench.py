@@ -12,7 +12,7 @@ import torch
 MODULE = [sys.executable, "-m", "benchmarks.accelerator"]
 
 
-@pytest.mark.matrix
+@pytest.mark.soak
 def test_every_figure_is_measured_and_written(tmp_path):
     file = tmp_path / "figures.json"
     command = [*MODULE, "--on", "cpu", "--size-bytes", "4000000", "--json", str(file)]
@@ -27,6 +27,7 @@ def test_every_figure_is_measured_and_written(tmp_path):
     assert all(name[:20] in done.stdout for name in figures)
 
 
+@pytest.mark.matrix
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a device")
 def test_without_a_device_nothing_is_measured_and_the_reason_is_said(tmp_path):
     done = subprocess.run(MODULE, capture_output=True, text=True, check=False)

@@ -101,6 +101,7 @@ class Forgetful(TorchSave):
         self._thread.shutdown()
 
 
+@pytest.mark.matrix
 def test_a_saver_that_does_not_copy_before_it_returns_is_found_out(tmp_path, monkeypatch):
     monkeypatch.setitem(savers.SAVERS, "forgetful", f"{__name__}:Forgetful")
     threads = torch.get_num_threads()

@@ -63,6 +63,7 @@ def test_faults_are_found_and_named_and_commit_nothing(report):
     assert json.loads(json.dumps(report)) == report
 
 
+@pytest.mark.matrix
 def test_suspicious_but_clean_resumes_are_no_false_alarms(report):
     assert (report["clean"], report["false_alarms"]) == (len(SUSPICIOUS), 0)
     assert report["clean_as_expected_share"] == 1.0

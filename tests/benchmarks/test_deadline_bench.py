@@ -56,6 +56,7 @@ def test_where_spot_always_is_or_never_the_optimum_is_known(report):
     assert report["on_demand"]["vs_uniform_progress"] == pytest.approx(6 / 4, rel=0.1)
 
 
+@pytest.mark.matrix
 def test_no_adversary_makes_a_run_late_that_can_be_in_time_and_hopeless_runs_are_reported(report):
     assert report["adversarial_runs"] == 2 * 64
     assert report["adversarial_misses"] == report["adversarial_hopeless_unsaid"] == 0

@@ -12,6 +12,7 @@ import pytest
 from segue.controller.steps import decide_next, declare_lost, open_run, settle_verdict
 from segue.errors import DeadlinePassedError, DriftError
 from segue.launch.assignment import Assignment
+from segue.policy.queueing import Queues
 from segue.records import (
     Capacity,
     CheckpointRef,
@@ -57,8 +58,8 @@ class Run:
 
         return RunLog(FaultyStore(open_store(self.spec.store), fails=observer), self.spec.run_id, clock=self.clock)
 
-    def decide(self) -> SegmentPlan:
-        plan = decide_next(self.log, self.spec, clock=self.clock).plan
+    def decide(self, *, queues: Queues | None = None) -> SegmentPlan:
+        plan = decide_next(self.log, self.spec, clock=self.clock, queues=queues).plan
         assert plan is not None
         return plan
 

@@ -164,6 +164,7 @@ def test_processes_that_a_recipe_left_behind_end_with_the_trainer(start):
     assert alive(processes) == []
 
 
+@pytest.mark.matrix
 def test_a_cancelled_segment_commits_and_is_reported_as_cancelled(start):
     segment = start(**LONG | {"grace_seconds": 20})
     segment.trains(step=5)

@@ -11,6 +11,9 @@ from segue.controller.capacity_wait import Submitted
 from segue.controller.steps import decide_next
 from segue.controller.wait import Period, await_report
 from segue.errors import MissingObjectError
+from segue.policy import clamp
+from segue.policy.estimates import situation
+from segue.policy.queueing import Queues
 from segue.records import Capacity, CodeFailure, SegmentPlan, SegmentReport, StopReason
 from segue.runlog import keys
 from segue.runlog.history import read_history
@@ -53,6 +56,8 @@ class ScriptedOrchestrator:
         self.shows: str | None = None
         self.is_cancelled = self.has_started = False
         self.blocker: str | None = None
+        self.refused: str | None = None
+        self.queued: Queues | None = None
         self.asked: list[str] = []
         self.when_asked: Callable[[], object] = lambda: None
         self.when_cancelled: Callable[[], object] = lambda: None
@@ -66,6 +71,12 @@ class ScriptedOrchestrator:
 
     def why_waiting(self, handle: str) -> str | None:
         return self.blocker
+
+    def queues(self, spec, handle: str) -> Queues | None:
+        return self.queued
+
+    def refusal(self, handle: str) -> str | None:
+        return self.refused
 
     def was_cancelled(self, handle: str) -> bool:
         return self.is_cancelled
@@ -193,6 +204,15 @@ def test_a_lost_attempt_is_noticed_also_while_the_orchestrator_answers_slowly(wa
     assert run.clock.monotonic() < 100 + 5 * 63
 
 
+def test_an_attempt_that_its_pool_could_not_start_had_no_machine(watch):
+    run = watch()
+    plan = run.decide()
+    run.child.shows, run.child.refused = "Crashed", "the pool spot could not start it: 503"
+    report = run.wait(plan)
+    assert (report.stop_reason, report.got_capacity, report.was_refused) == (StopReason.NO_CAPACITY, False, True)
+    assert report.note == "the pool spot could not start it: 503"
+
+
 def test_an_attempt_that_ended_without_a_report_is_lost_after_a_few_seconds(watch):
     run = watch()
     plan, claim = run.started()
@@ -262,6 +282,134 @@ def test_without_capacity_the_report_is_written_before_the_cancellation(watch):
     assert (report.stop_reason, report.attempt_id, run.clock.monotonic()) == (StopReason.NO_CAPACITY, None, 60)
     assert known == [1]
     assert run.child.asked == ["cancel: no capacity on spot within 60 s"]
+
+
+@pytest.mark.parametrize(
+    ("turn_comes_late_by", "has_machine", "leaves_early_by"),
+    [(100, False, 200), (-1, False, 0), (None, False, 0), (100, True, 0)],
+    ids=["behind many", "in time", "no queue", "booting"],
+)
+def test_of_a_queue_that_spot_does_not_serve_in_time_the_last_leave_first(
+    watch, turn_comes_late_by, has_machine, leaves_early_by
+):
+    """On-demand has half as many slots, so who would be 100 s too late on spot needs 200 s there behind the others."""
+    policy = {"step_seconds": 1, "changeover_seconds": 6, "detection_seconds": 1, "margin_share": 0}
+    run = watch(deadline=START + timedelta(seconds=1000), policy=policy, liveness={"start_seconds": 5000})
+    plan = run.decide()
+    limit = plan.start_within_seconds
+
+    def becomes_known() -> None:
+        free_at = None if turn_comes_late_by is None else START + timedelta(seconds=limit + turn_comes_late_by)
+        run.child.queued = Queues(spot_free_at=free_at, slots_ratio=2.0)
+        run.child.has_started = has_machine
+
+    run.clock.at(limit - 110 if has_machine else 20, becomes_known)
+    report = run.wait(plan)
+    assert report.stop_reason is StopReason.NO_CAPACITY
+    is_behind = turn_comes_late_by is not None and not has_machine
+    assert report.note.endswith("; behind other runs, its slot would have come too late") == is_behind
+    assert run.clock.monotonic() == pytest.approx(limit - leaves_early_by, abs=1)
+
+
+def queued_for(watch, *, seconds, pools=("segment/spot",), on_demand_seconds=0.0):
+    """The wait of an attempt whose plan has a capacity timeout of 60 s, and which is in spot's queue for some time."""
+    policy = {"step_seconds": 1, "changeover_seconds": 10, "detection_seconds": 1, "margin_share": 0}
+    spot = [{"deployment": pool} for pool in pools]
+    fields = {"policy": policy, "liveness": {"start_seconds": 50}, "pools": {"spot": spot}}
+    run = watch(deadline=START + timedelta(seconds=1000), **fields)
+    plan = run.decide(queues=Queues(spot_free_at=START + timedelta(seconds=300), slots_ratio=2.0))
+    assert plan.start_within_seconds == (60 if len(pools) == 1 else 35)  # The second pool has its share.
+    # It is known 5 s after the start, and its turn always seems to come in five minutes.
+    free_at = START + timedelta(seconds=300)
+    full = Queues(on_demand_seconds=on_demand_seconds, spot_free_at=free_at, slots_ratio=2.0)
+    run.clock.at(5, lambda: setattr(run.child, "queued", full))
+    run.clock.at(seconds, lambda: setattr(run.child, "queued", full.without_spot))
+    return run, plan
+
+
+def boots(run, plan, *, at, reason=StopReason.FINISHED, after_seconds=180) -> None:
+    """The attempt claims the run then, and ends so after some time."""
+
+    def start() -> None:
+        claim = run.claim(plan)
+        run.beats_on(claim, step=0)
+        run.reports(at + after_seconds, plan, claim, reason)
+
+    run.clock.at(at, start)
+
+
+def test_an_attempt_keeps_its_place_in_a_queue_that_moves_beyond_the_capacity_timeout_and_boots_on_its_slot(watch):
+    run, plan = queued_for(watch, seconds=300)
+    boots(run, plan, at=320)
+    assert run.wait(plan).stop_reason is StopReason.FINISHED
+
+
+def test_once_it_has_left_the_queue_an_attempt_has_the_time_of_the_plan_to_claim_the_run(watch):
+    run, plan = queued_for(watch, seconds=300)
+    assert run.wait(plan).stop_reason is StopReason.NO_CAPACITY
+    assert run.clock.monotonic() == pytest.approx(300 + 60, abs=2)
+
+
+@pytest.mark.parametrize("on_demand_seconds", [0.0, 200.0])
+def test_the_deadline_ends_the_wait_in_a_queue_with_the_time_that_on_demand_is_waited_for(watch, on_demand_seconds):
+    run, plan = queued_for(watch, seconds=5000, on_demand_seconds=on_demand_seconds)
+    report = run.wait(plan)
+    assert report.stop_reason is StopReason.NO_CAPACITY
+    here = situation(run.spec, read_history(run.log), now=START, on_demand_queue_seconds=on_demand_seconds)
+    assert run.clock.monotonic() == pytest.approx(clamp.longest_wait_seconds(here), abs=1)
+
+
+def test_where_another_spot_pool_can_be_tried_the_capacity_timeout_ends_the_wait_in_a_queue(watch):
+    run, plan = queued_for(watch, seconds=300, pools=("segment/spot", "segment/spot-b"))
+    report = run.wait(plan)
+    assert (report.stop_reason, report.note) == (StopReason.NO_CAPACITY, "no capacity on spot within 35 s")
+
+
+@pytest.mark.parametrize("in_queue_until", [300, None], ids=["in the queue", "has its slot"])
+def test_a_parent_that_comes_after_the_capacity_timeout_keeps_the_place(watch, in_queue_until):
+    run, plan = queued_for(watch, seconds=300)
+    run.clock.advance(100)  # The parent that decided waited 100 s and was killed.
+    run.child.queued = None
+    known = None if in_queue_until is None else Queues(spot_free_at=START + timedelta(seconds=300), slots_ratio=2.0)
+    run.clock.at(120, lambda: setattr(run.child, "queued", known or Queues()))
+    boots(run, plan, at=(in_queue_until or 120) + 20)
+    assert run.wait(plan).stop_reason is StopReason.FINISHED
+
+
+def test_the_time_of_an_earlier_parent_counts_for_an_attempt_that_was_in_no_queue(watch):
+    run = watch(deadline=START + timedelta(seconds=1000), policy={"step_seconds": 1}, liveness={"start_seconds": 50})
+    plan = run.decide()
+    run.clock.advance(200)
+    run.child.queued = Queues()
+    assert run.wait(plan).stop_reason is StopReason.NO_CAPACITY
+    assert run.clock.monotonic() < 205
+
+
+def test_a_spot_attempt_that_repeats_a_failure_is_not_withdrawn_for_the_deadline(watch):
+    """A bug is not bought on-demand for: the attempt shows whether the recipe raises again."""
+    policy = {"step_seconds": 1, "changeover_seconds": 6, "detection_seconds": 1, "margin_share": 0}
+    run = watch(deadline=START + timedelta(seconds=150), policy=policy, liveness={"start_seconds": 5})
+    plan, claim = run.started()
+    run.clock.advance(40)
+    failure = CodeFailure(type="ValueError", message="no such column", traceback="Traceback ...")
+    run.report(plan, claim, StopReason.FAILED, failure=failure)
+    plan = run.decide()
+    assert plan.capacity is Capacity.SPOT
+    boots(run, plan, at=43, reason=StopReason.FAILED, after_seconds=1)
+    assert run.wait(plan).stop_reason is StopReason.FAILED
+
+
+@pytest.mark.parametrize(("spot_seconds", "leaves"), [(400, False), (5000, True)])
+def test_a_place_on_spot_that_is_in_time_is_not_given_up_for_a_queue_of_on_demand_that_is_not(
+    watch, spot_seconds, leaves
+):
+    run, plan = queued_for(watch, seconds=400, on_demand_seconds=0.0)
+    full = Queues(on_demand_seconds=1200, spot_free_at=START + timedelta(seconds=spot_seconds), slots_ratio=0.0)
+    run.clock.at(20, lambda: setattr(run.child, "queued", full))
+    boots(run, plan, at=420)
+    report = run.wait(plan)
+    assert report.stop_reason is (StopReason.NO_CAPACITY if leaves else StopReason.FINISHED)
+    assert run.clock.monotonic() < 30 or not leaves
 
 
 def test_what_an_attempt_without_a_machine_waits_for_is_shown(watch):
@@ -407,6 +555,7 @@ def test_steps_slower_than_measured_bring_the_recall_forward_once_they_are_enoug
     assert earliest < run.recalls[0] <= earliest + POLL
 
 
+@pytest.mark.matrix
 def test_no_attempt_is_recalled_from_on_demand_or_without_a_deadline(tight, watch):
     for run in (tight(name="on_demand_only"), watch(run_id="free", policy={"step_seconds": 1})):
         plan, claim = run.started()

@@ -17,7 +17,10 @@ REPO = Path(__file__).parents[2]
 @pytest.fixture(scope="session")
 def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalStack]:
     said: list[str] = []
-    stack = LocalStack(tmp_path_factory.mktemp("prefect"), home=REPO, say=said.append, wanted_port=0)
+    # Of five minutes: only after this time does a worker delete a container that was cancelled before it ran.
+    patience = {"PREFECT_SERVER_SERVICES_CANCELLATION_CLEANUP_CANCELLING_TIMEOUT_SECONDS": "30"}
+    folder = tmp_path_factory.mktemp("prefect")
+    stack = LocalStack(folder, home=REPO, say=said.append, variables=patience, wanted_port=0)
     before = prefect_environment()
     try:
         stack.start()

@@ -28,6 +28,7 @@ def test_the_state_names_the_budget():
     assert (state.type, state.name, state.message) == (StateType.FAILED, OUT_OF_BUDGET, "the budget is used up")
 
 
+@pytest.mark.soak
 @pytest.mark.matrix
 def test_a_run_is_stopped_by_its_budget_and_goes_on_with_more_money(client, make_spec):
     spec = make_spec(run_id="capped", budget=12.0, **FACTS)

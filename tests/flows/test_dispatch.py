@@ -10,6 +10,7 @@ from prefect.client.schemas.objects import StateType
 from prefect.states import Pending
 from segue.tasks import prefect_orchestrator
 from segue.tasks.prefect_orchestrator import PrefectOrchestrator
+from segue.tasks.waiting import starts
 
 from segue.clock import SystemClock
 from segue.controller.steps import decide_next, open_run
@@ -43,7 +44,7 @@ def test_a_segment_is_linked_to_the_task_that_submitted_it(stack, make_spec):
 
 def test_a_segment_whose_worker_died_with_it_is_given_up_though_its_parents_die_too(stack, make_spec, monkeypatch):
     monkeypatch.setattr(prefect_orchestrator, "_ASK_START_SECONDS", 1.0)
-    monkeypatch.setattr(prefect_orchestrator, "_PROCESS_START_SECONDS", 3600.0)
+    monkeypatch.setattr(starts, "_PROCESS_START_SECONDS", 3600.0)
     spec = make_spec(run_id="taken-and-lost", **LONG)
     runlog = open_run(spec, clock=SystemClock())
     plan = decide_next(runlog, spec, clock=SystemClock()).plan
@@ -61,7 +62,7 @@ def test_a_segment_whose_worker_died_with_it_is_given_up_though_its_parents_die_
             until(lambda: first.state(handle) or waited(client, segment, 20), what="a while")
             assert first.state(handle) is None, "its process may still start"
             first.close()
-            monkeypatch.setattr(prefect_orchestrator, "_PROCESS_START_SECONDS", 20.0)
+            monkeypatch.setattr(starts, "_PROCESS_START_SECONDS", 20.0)
             second, handle = parent()
             assert until(lambda: second.state(handle), what="the end of its flow run", limit_seconds=15) == "Lost"
             second.close()

@@ -15,9 +15,10 @@ from prefect.client.schemas.actions import WorkPoolCreate, WorkPoolUpdate
 from prefect.client.schemas.objects import StateType
 from prefect.exceptions import ObjectAlreadyExists
 from segue.deployments.process.registration import process_template
-from segue.tasks.pools import PoolState, read_pool, refuse_unusable, require_pools, require_server_version
+from segue.tasks.pools import read_pool, refuse_unusable, require_pools, require_server_version
 
 from segue.controller.steps import request_stop
+from segue.doctor.pools import Needs, PoolState
 from segue.errors import OrchestratorError
 from segue.records import StopReason
 from segue.runlog.history import read_history
@@ -43,19 +44,19 @@ GOOD = PoolState("segment/spot", "spot", workers=1)
 def test_a_pool_on_which_no_segment_can_start_is_refused_with_the_fix(fields, parent, named):
     state = PoolState(**{**vars(GOOD), **fields})
     with pytest.raises(OrchestratorError) as refused:
-        refuse_unusable([GOOD, state], parent_pool=parent)
+        refuse_unusable([GOOD, state], Needs(parent_pool=parent))
     assert named in str(refused.value)
     assert "Fix: " in str(refused.value)
 
 
 @pytest.mark.parametrize("fields", [{}, {"limit": 1}, {"workers": 0, "known_workers": 1}, {"workers": None}])
 def test_a_pool_on_which_one_may_start_later_is_accepted(fields):
-    refuse_unusable([PoolState(**{**vars(GOOD), **fields})], parent_pool="parents")
+    refuse_unusable([PoolState(**{**vars(GOOD), **fields})], Needs(parent_pool="parents"))
 
 
 @pytest.mark.parametrize("fields", [{"limit": 1}, {"limit": 2, "pool_limit": 2}])
 def test_only_the_limit_of_the_pool_is_shared_with_the_parent(fields):
-    refuse_unusable([PoolState(**{**vars(GOOD), **fields})], parent_pool="spot")
+    refuse_unusable([PoolState(**{**vars(GOOD), **fields})], Needs(parent_pool="spot"))
 
 
 @pytest.mark.parametrize(

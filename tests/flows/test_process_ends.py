@@ -14,6 +14,7 @@ from prefect.client.schemas.objects import StateType
 from prefect.states import Cancelling, Pending
 from segue.deployments.process.follow import trigger
 from segue.tasks import prefect_orchestrator
+from segue.tasks.waiting import starts
 
 from segue.clock import SystemClock
 from segue.controller.steps import decide_next, open_run
@@ -164,7 +165,7 @@ def test_a_suspended_trainer_does_not_outlive_its_run(client, make_spec):
 
 
 def test_a_segment_whose_worker_died_before_it_started_is_lost_at_once(client, make_spec, monkeypatch):
-    monkeypatch.setattr(prefect_orchestrator, "_PROCESS_START_SECONDS", 1.0)
+    monkeypatch.setattr(starts, "_PROCESS_START_SECONDS", 1.0)
     spec = make_spec(run_id="never-started", **LONG)
     runlog = open_run(spec, clock=SystemClock())
     plan = decide_next(runlog, spec, clock=SystemClock()).plan

@@ -101,6 +101,7 @@ def the_parents(client, runlog):
     return parents_of(client, read_history(runlog).spec, record)
 
 
+@pytest.mark.matrix
 def test_a_killed_parent_is_started_again_once_and_the_attempt_trains_on(client, make_spec, recover):
     spec = make_spec(run_id="killed-parent", **LONG | {"steps": 3000})
     runlog, first = start(client, spec)

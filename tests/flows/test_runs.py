@@ -155,6 +155,7 @@ def artifacts(client, run_id: str):
     return client.read_artifacts(artifact_filter=ArtifactFilter(key=ArtifactFilterKey(any_=[artifact_key(run_id)])))
 
 
+@pytest.mark.matrix
 def test_a_recipe_that_raises_fails_with_its_traceback_and_never_uses_on_demand(client, make_spec):
     spec = make_spec(
         run_id="raises",

@@ -104,6 +104,7 @@ def outcomes(monthly: Monthly) -> list[str | None]:
     return [state.end.outcome if state.end else None for state in monthly.models.slots.values()]
 
 
+@pytest.mark.matrix
 def test_a_slot_trains_and_promotes_and_bad_data_buys_nothing(client, monthly, stack):
     name = monthly.spec.name
     monthly.write(1, 2, 3)
@@ -172,6 +173,7 @@ def test_a_slot_may_leave_itself_out_while_the_one_before_trains(client, monthly
     assert outcomes(monthly) == ["promoted", "skipped"]
 
 
+@pytest.mark.soak
 @pytest.mark.matrix
 def test_a_slot_may_take_the_place_of_the_one_before_which_ends_at_a_checkpoint(client, monthly):
     monthly.write(1, 2, 3, 4)
@@ -188,6 +190,7 @@ def test_a_slot_may_take_the_place_of_the_one_before_which_ends_at_a_checkpoint(
     assert "superseded by" in history.decisions[-1].reason
 
 
+@pytest.mark.soak
 @pytest.mark.matrix
 def test_a_slot_whose_flow_run_dies_is_started_again_and_goes_on_with_its_run(client, monthly):
     monthly.write(1, 2, 3)
@@ -225,6 +228,7 @@ def kill_flow_run(flow_run_id: UUID) -> None:
         os.kill(process.pid, signal.SIGKILL)
 
 
+@pytest.mark.soak
 @pytest.mark.matrix
 def test_a_cancelled_slot_stops_its_run_at_a_checkpoint_and_can_be_started_again(client, monthly):
     monthly.write(1, 2, 3)

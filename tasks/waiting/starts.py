@@ -1,0 +1,85 @@
+"""The start of a flow run on its pool: what its infrastructure says of it, and that it could not be started."""
+
+from __future__ import annotations
+
+import logging
+from datetime import timedelta
+from uuid import UUID
+
+from prefect.client.orchestration import SyncPrefectClient
+from prefect.client.schemas.filters import LogFilter, LogFilterFlowRunId, LogFilterLevel
+from prefect.client.schemas.objects import FlowRun
+from prefect.client.schemas.sorting import LogSort
+from prefect.states import Crashed
+
+_PROCESS_START_SECONDS = 45.0
+"""How long a flow run that a worker of a process pool has taken may stay Pending. There is no image to pull."""
+_LONG_PENDING = timedelta(minutes=15)
+"""How long a flow run may be Pending before its infrastructure needs a person, as far as can be seen."""
+_SAID_CHARACTERS = 300
+"""How much is kept of a worker's message about a flow run that has not started, and of the fix that it names."""
+_FIX = " Resolution: "
+"""Comes before the fix in what the observer of Prefect's Kubernetes worker says."""
+
+_LOOK = "look at its job or task there: can its image be pulled?"
+_THEN = "After a change of the deployment, delete this flow run: a new attempt follows."
+
+
+def said_of_start(client: SyncPrefectClient, flow_run_id: UUID | None) -> str | None:
+    """What is known of a flow run that a worker has taken and that has not started: no node, no image, ..."""
+    if flow_run_id is None:
+        return None
+    run = client.read_flow_run(flow_run_id)
+    if run.state is None or not run.state.is_pending():
+        return None
+    wanted = LogFilter(flow_run_id=LogFilterFlowRunId(any_=[flow_run_id]), level=LogFilterLevel(ge_=logging.WARNING))
+    said = client.read_logs(log_filter=wanted, limit=1, sort=LogSort.TIMESTAMP_DESC)
+    return why_pending(run, said=said[0].message if said else None)
+
+
+def why_pending(run: FlowRun, *, said: str | None) -> str | None:
+    """Why a flow run is Pending, in the words of its infrastructure, with the fix. Pure.
+
+    After a while also where the infrastructure says nothing: some pools do not report an image that cannot be pulled.
+    """
+    is_long = _pending_for(run) > _LONG_PENDING
+    if said is None and not is_long:
+        return None
+    what, _, fix = " ".join((said or "its infrastructure reports nothing").split()).partition(_FIX)
+    parts = [what[:_SAID_CHARACTERS].rstrip(".")]
+    fix = fix[:_SAID_CHARACTERS]
+    if is_long:
+        minutes = _LONG_PENDING.total_seconds() / 60
+        where = f" ({run.infrastructure_pid})" if run.infrastructure_pid else ""
+        parts.append(f"Pending for more than {minutes:.0f} min{where}")
+        fix = f"{fix or _LOOK} {_THEN}"
+    return "; ".join(parts) + (f". Fix: {fix}" if fix else "")
+
+
+def crash_unless_started(client: SyncPrefectClient, *, flow_run_id: UUID) -> None:
+    """Give up a flow run that its worker took and never started, on a process pool."""
+    run = client.read_flow_run(flow_run_id)
+    if _pending_for(run).total_seconds() <= _PROCESS_START_SECONDS:
+        return
+    pool = client.read_work_pool(run.work_pool_name) if run.work_pool_name else None
+    if pool is not None and pool.type == "process":
+        why = f"a worker took it, and its process did not start within {_PROCESS_START_SECONDS:.0f} s"
+        client.set_flow_run_state(flow_run_id, Crashed(name="Lost", message=why), force=True)
+
+
+def _pending_for(run: FlowRun) -> timedelta:
+    """For how long a flow run has been Pending, by the server's clock, which may differ from this machine's."""
+    if run.state is None or not run.state.is_pending() or run.expected_start_time is None:
+        return timedelta()
+    return run.estimated_start_time_delta - (run.state.timestamp - run.expected_start_time)
+
+
+def why_refused(run: FlowRun) -> str | None:
+    """Why a worker could not create what a crashed flow run needed; None when it did.
+
+    A worker notes what it created, a process or a job, before the flow run begins.
+    """
+    if run.state is None or not run.state.is_crashed() or run.run_count or run.infrastructure_pid:
+        return None
+    said = " ".join((run.state.message or "no reason is given").split())
+    return f"the pool {run.work_pool_name} could not start it: {said[:_SAID_CHARACTERS]}"
