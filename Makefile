@@ -24,10 +24,13 @@ test: lint
 	$(MAKE) --jobs 3 flows units types
 
 units: setup
-	nice -n 10 $(BIN)/python -m pytest -n 3 --dist worksteal --max-worker-restart 0 --ignore tests/flows
+	nice -n 10 $(BIN)/python -m pytest -n 4 --dist worksteal --max-worker-restart 0 --ignore tests/flows
 
 flows: setup
 	$(BIN)/python -m pytest tests/flows
+
+# Each file of these starts a Prefect, a Slurm or a Ray of its own, or builds a wheel.
+WITH_SERVERS := tests/packaging tests/flows tests/launch/slurm tests/launch/ray
 
 # One after the other: each has two whole Prefects, or two busy processes.
 matrix:
@@ -35,12 +38,12 @@ matrix:
 	$(MAKE) matrix-flows
 
 matrix-units: setup
-	$(BIN)/python -m pytest -m 'matrix and not soak' -n 3 --dist worksteal --max-worker-restart 0 --durations 20 --ignore tests/flows --ignore tests/packaging
+	$(BIN)/python -m pytest -m 'matrix and not soak' -n 3 --dist worksteal --max-worker-restart 0 --durations 20 $(WITH_SERVERS:%=--ignore %)
 
 matrix-flows: setup
-	$(BIN)/python -m pytest -m 'matrix and not soak' -n 2 --dist loadfile --no-loadscope-reorder --max-worker-restart 0 --durations 20 tests/packaging tests/flows
+	$(BIN)/python -m pytest -m 'matrix and not soak' -n 2 --dist loadfile --no-loadscope-reorder --max-worker-restart 0 --durations 20 $(WITH_SERVERS)
 
-# About three quarters of an hour, on a machine that does nothing else; neither of the two above runs it.
+# More than an hour, on a machine that does nothing else; neither of the two above runs it.
 soak: setup
 	$(BIN)/python -m pytest -m soak
 
@@ -77,7 +80,7 @@ $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "segue needs Python 3.11 or newer; this is $$($(PYTHON) --version). Try: make PYTHON=python3.12"; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 	@echo "installing pinned dependencies into $(VENV) (a few minutes the first time)"
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[s3,prefect,data,docs,dev]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[s3,gcs,azure,prefect,data,docs,dev]'
 	@touch $(STAMP)
 
 clean:

@@ -32,6 +32,8 @@ BANNED = (
 )
 OLD_NAME_OF_CURVE_RESUME = "`segue curve seam` is the old name of `segue curve resume`."
 
+ALL_COMMANDS, ALL_BENCHMARKS = get_command(app), get_command(bench_app)
+
 every_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 
 
@@ -63,7 +65,7 @@ def resolved(words: list[str]) -> tuple[Any, list[str]]:
     Raises:
         LookupError: there is no such command.
     """
-    current: Any = get_command(app)
+    current: Any = ALL_COMMANDS
     while hasattr(current, "commands") and words:
         name = words[0]
         if name not in current.commands and getattr(current, "default", None) and not name.startswith("-"):
@@ -74,7 +76,7 @@ def resolved(words: list[str]) -> tuple[Any, list[str]]:
             raise LookupError(name)
         current = current.commands[name]
         if name == "bench":
-            current = get_command(bench_app)
+            current = ALL_BENCHMARKS
     return current, words
 
 

@@ -298,9 +298,9 @@ def test_a_store_alone_is_checked_the_same_way():
 @pytest.mark.parametrize(
     ("content", "expected"),
     [
-        (None, "cannot be read (No such file or directory); check the path"),
-        (b"steps = ", "is not TOML (Invalid value (at end of document)); correct that line"),
-        (b"\xff\xfe", "is not TOML"),
+        (None, "cannot be read (No such file or directory). Fix: check the path"),
+        (b"steps = ", "is not TOML (Invalid value (at end of document)). Fix: correct that line"),
+        (b"\xff\xfe", "is not text in UTF-8"),
     ],
 )
 def test_a_file_that_is_missing_or_not_toml_is_named(tmp_path, content, expected):
@@ -314,7 +314,7 @@ def test_a_file_that_is_missing_or_not_toml_is_named(tmp_path, content, expected
 
 
 def test_a_folder_is_not_a_file(tmp_path):
-    with pytest.raises(SpecError, match=r"cannot be read \(Is a directory\); check the path"):
+    with pytest.raises(SpecError, match=r"cannot be read \(Is a directory\)\. Fix: check the path"):
         read_toml(tmp_path)
 
 

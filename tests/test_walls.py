@@ -192,6 +192,7 @@ def test_only_what_trains_saves_or_replays_imports_torch():
         "continuity",
         "interop",
         "data",
+        "doctor/probe.py",
         "launch",
         "recipe.py",
         "sessions.py",

@@ -119,6 +119,7 @@ def test_what_was_restored_serves_as_the_base_of_the_next_attempt(writer, state,
     assert write(other, StagingArea(), state, 2, base_step=1).saves_since_full == 1
 
 
+@pytest.mark.matrix
 def test_a_run_with_frozen_weights_stores_a_quarter_and_ends_the_same(fork_server, make_spec, open_log):
     fields = {"recipe": "tests.recipes.frozen:build", "steps": 60, "config": {"pause_seconds": 0.01}}
     whole = make_spec(run_id="whole", **fields)

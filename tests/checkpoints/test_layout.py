@@ -123,6 +123,7 @@ def test_equal_widths_keep_the_order_in_which_they_came():
     assert list(layout.placed) == ["z", "a", "m"]
 
 
+@pytest.mark.matrix
 def test_the_longest_header_that_is_laid_out_is_read_by_the_library_and_by_us():
     most_bytes = (MAX_HEADER_BYTES + 8) // PAGE_BYTES * PAGE_BYTES - 8
     spec = TensorSpec("uint8", (1,))

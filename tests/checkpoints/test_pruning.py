@@ -223,6 +223,7 @@ def train_here(spec, *, fails):
     )
 
 
+@pytest.mark.matrix
 def test_the_ring_of_a_long_run_never_holds_more_than_it_should(fork_server, make_spec, open_log):
     spec = make_spec(steps=120, checkpoints={"every_steps": 4, "keep": 2}, config={"pause_seconds": 0.01})
     fork_server.run_to_the_end(open_log(spec), spec)

@@ -54,6 +54,7 @@ def test_small_tensors_are_gathered_so_that_few_copies_are_made_and_large_ones_a
     assert device.copies <= 4
 
 
+@pytest.mark.matrix
 def test_what_is_gathered_stays_small_and_without_room_for_it_each_tensor_is_copied(monkeypatch):
     apart = list(zip(torch.zeros(9, 20)[:, :10], torch.randn(9, 10), strict=True))
     assert len(list(gathered(apart))) == 9
@@ -84,6 +85,7 @@ def test_a_write_that_another_stream_still_has_to_make_belongs_to_the_safe_point
     assert_holds(staged, {"average": torch.ones(1000), "parameter": torch.zeros(1000)})
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("make", OPTIMIZERS.values(), ids=OPTIMIZERS)
 @pytest.mark.parametrize("seed", range(3))
 def test_an_overlapped_copy_holds_the_safe_point_though_the_next_step_is_launched_at_once(make, seed):

@@ -207,6 +207,7 @@ def test_a_kill_while_nothing_is_written_costs_one_try(writer, store):
     assert_stored(store, write(writer, state(), 2), 2, state())
 
 
+@pytest.mark.matrix
 def test_deaths_leave_no_descriptor_behind(writer):
     write(writer, state(), 1)
     gc.collect()
@@ -267,7 +268,8 @@ def test_a_store_that_cannot_be_written_is_named():
         writer.close()
 
 
-def test_a_store_that_cannot_even_be_opened_is_named(capfd):
+def test_a_store_that_cannot_even_be_opened_is_named(capfd, monkeypatch, tmp_path):
+    monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(tmp_path / "no key"))
     writer = ProcessWriter([StoreSpec(url="gs://bucket/runs")])
     try:
         with pytest.raises((WriterDiedError, StoreUnreachableError), match="gs://"):

@@ -139,6 +139,7 @@ def test_status_shows_the_budget_and_the_prices_that_hold(trained, desk, tmp_pat
     assert facts["cost"]["cost"] == 1.0
 
 
+@pytest.mark.soak
 @pytest.mark.matrix
 def test_a_drill_buys_nothing_and_asks_for_no_prices(desk):
     text = 'budget = 0.001\n[pools]\nprices = "cmd: touch asked; exit 1"\n'

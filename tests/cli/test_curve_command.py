@@ -84,6 +84,7 @@ def test_a_run_that_has_no_checkpoint_yet_has_no_rows(segue, make_spec, open_log
     assert out.endswith("tiny: 0 rows, no step committed yet\n")
 
 
+@pytest.mark.matrix
 def test_a_check_of_a_clean_curve_ends_with_0_and_writes_data_docs(segue, resumed, tmp_path):
     docs = tmp_path / "docs"
     code, out, err = segue("curve", "check", "nightly", "--docs", str(docs), "--store", str(resumed.store))

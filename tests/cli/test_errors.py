@@ -135,7 +135,10 @@ def test_what_is_wrong_on_the_command_line_is_told_as_that(place, command):
         ("[checkpoints]\nkep = 3\n", "checkpoints.kep: unknown field; did you mean 'keep'?"),
         ("config = 3\n", "config: must be a table (got 3)"),
         ("deadline = 2026-12-01T06:00:00\n", "must have a time zone (got"),
-        ("steps 3\n", "is not TOML (Expected '=' after a key in a key/value pair (at line 1, column 7)); correct that"),
+        (
+            "steps 3\n",
+            "is not TOML (Expected '=' after a key in a key/value pair (at line 1, column 7)). Fix: correct that",
+        ),
     ],
 )
 def test_a_wrong_run_spec_is_refused_by_the_name_of_the_field(desk, text, said):
@@ -150,6 +153,7 @@ def test_a_run_spec_that_is_not_there_is_refused_by_its_name(desk):
     )
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize(
     ("recipe", "text", "said"),
     [
@@ -186,7 +190,7 @@ def test_a_store_that_is_not_there_holds_no_runs_and_is_not_made(desk, run):
 @pytest.mark.parametrize(
     ("store", "endpoint", "said"),
     [
-        ("ftp://host/x", None, "ftp:// is not a supported kind of store. Fix: give a folder, file:///folder or s3://"),
+        ("ftp://host/x", None, "ftp:// is not a supported kind of store. Fix: give a folder, file:///folder, s3://"),
         ("s3://", None, "the URL has no bucket. Fix: write it as s3://bucket/prefix."),
         ("s3://bucket", "127.0.0.1:9", "endpoint_url: must be a URL (got '127.0.0.1:9'); example: http://"),
         ("s3://bucket", "http://127.0.0.1:{port}", "check --store, --endpoint-url, the network and your access."),
@@ -276,6 +280,7 @@ def refused_runs(tmp_path_factory, closed_port) -> dict[str, tuple[Outcome, set[
     return {name: (finish(process), place.files() - before) for name, (place, before, process) in started.items()}
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize(
     ("name", "said"),
     [

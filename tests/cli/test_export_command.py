@@ -42,6 +42,7 @@ def test_the_command_says_all_of_it_in_one_flat_json_object(trained, desk):
     assert {file["name"]: file["size_bytes"] for file in told["files"]} == sizes
 
 
+@pytest.mark.matrix
 def test_people_get_a_table_of_the_files(trained, place):
     where = ("--store", str(trained.store), "--step", "30", "--quarantined")
     outcome = place.run("checkpoints", "export", "tiny", "--format", "safetensors", "--to", "out", *where)
@@ -118,6 +119,7 @@ def test_the_help_of_the_group_explains_both(desk):
     assert "--store" in desk.run("checkpoints", "tiny", "--help").out
 
 
+@pytest.mark.matrix
 def test_listing_and_refusing_wait_for_neither_torch_nor_prefect(trained):
     look = (
         "import sys; from segue.cli import main as cli; heavy = {'torch', 'prefect', 'pandas', 'pyarrow'}\n"

@@ -177,6 +177,7 @@ def test_all_moments_are_in_one_time_zone(tmp_path):
     assert f"deadline  {soon.astimezone(UTC):%Y-%m-%d %H:%M} UTC, slack" in said
 
 
+@pytest.mark.matrix
 def test_a_month_ahead_is_planned_within_seconds(desk):
     begun = time.process_time()
     desk.told("plan", "run.toml", "--deadline", "+30d", "--work", "24h")
@@ -197,6 +198,7 @@ def test_a_clamp_that_permits_no_spot_is_noted(desk):
     assert "the safety clamp permits no spot attempt: it needs a deadline" in facts["notes"][0]
 
 
+@pytest.mark.matrix
 def test_a_picture_of_a_dozen_runs_is_a_png(desk):
     desk.told("plan", "run.toml", "--deadline", "+20h", *FEW, "--picture", "out.png")
     assert (desk.folder / "out.png").read_bytes().startswith(b"\x89PNG")

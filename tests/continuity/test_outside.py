@@ -12,6 +12,8 @@ from segue.records import StopReason, VerdictKind
 from segue.runlog.entries import CommitEntry
 from segue.runlog.history import read_history
 
+pytestmark = pytest.mark.matrix
+
 
 def resumed(fork_server, make_spec, open_log, tmp_path, kind):
     """Train to step 18, where the commit of step 10 has all its witness rows, raise, and resume from there."""
@@ -57,7 +59,6 @@ def test_what_a_step_leaves_behind_is_compared_after_the_last_replayed_step(
     assert finding.step == 18
 
 
-@pytest.mark.matrix
 def test_values_that_the_rehearsal_had_otherwise_are_noted_at_the_next_resume(
     fork_server, make_spec, open_log, tmp_path
 ):

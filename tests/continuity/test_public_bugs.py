@@ -12,6 +12,8 @@ from segue.records import StopReason, VerdictKind
 from segue.runlog.history import read_history
 from tests.recipes.public_bugs import BUGS
 
+pytestmark = pytest.mark.matrix
+
 # Where it was reported, what it does (tests/public_bugs), component named, channel, first step that differs.
 FOUND = [
     ("mosaicml/composer#1376", "scaler_made_after_the_load", "scaler", "digest", None),

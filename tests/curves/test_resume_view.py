@@ -14,6 +14,8 @@ from segue.spec import RunSpec
 from tests.continuity.test_faulty_resumes import resumed as resume_faultily
 from tests.support.resumed_run import read_resumed
 
+pytestmark = pytest.mark.matrix
+
 PNG = b"\x89PNG\r\n\x1a\n"
 
 

@@ -81,6 +81,7 @@ def test_few_blocks_are_not_run_and_each_says_why():
     assert len(left_out) <= MOST_NOT_RUN, [block.place for block in left_out]
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("page", with_blocks("python"))
 def test_the_python_of_a_page_runs_from_top_to_bottom(page, folder, request):
     namespace: dict[str, Any] = {"__name__": "page", "segue": segue, "torch": torch}
@@ -163,7 +164,11 @@ def test_commands_are_valid_shell(block):
 
 
 def pages_that_run() -> list[Any]:
-    return [pytest.param(page, id=page.name) for page in PAGES if any(b.is_run for b in blocks(page))]
+    found = [page for page in PAGES if any(b.is_run for b in blocks(page))]
+    return [
+        pytest.param(p, id=p.name, marks=pytest.mark.soak if p.name in ("recipes.md", "quick-start.md") else [])
+        for p in found
+    ]
 
 
 @pytest.mark.matrix

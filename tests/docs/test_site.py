@@ -103,7 +103,9 @@ def test_a_link_to_a_page_beside_docs_and_one_to_a_source_file_are_understood():
 
 
 def test_a_link_that_shows_the_name_of_a_page_shows_its_title_on_the_site():
-    assert as_on_the_site("[s3.md](s3.md#endpoints)", folder="docs") == "[Stores on S3](s3.md#endpoints)"
+    assert as_on_the_site("[object-stores.md](object-stores.md#endpoints)", folder="docs") == (
+        "[Stores in buckets](object-stores.md#endpoints)"
+    )
     assert as_on_the_site("[docs/programs.md](docs/programs.md)", folder="") == "[Programs](programs.md)"
 
 

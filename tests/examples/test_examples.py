@@ -52,7 +52,7 @@ def test_the_docs_show_the_difference(name):
 
 @pytest.mark.parametrize(
     "name",
-    [pytest.param(name, marks=pytest.mark.matrix if name in ("digits", "gan") else pytest.mark.soak) for name in STEPS],
+    [pytest.param(name, marks=pytest.mark.matrix if name == "digits" else pytest.mark.soak) for name in STEPS],
 )
 def test_an_example_that_is_killed_twice_ends_as_the_bare_script_does(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)

@@ -12,8 +12,11 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
+from threading import Barrier
 
 import httpx
 import pytest
@@ -156,6 +159,25 @@ def test_two_that_begin_at_once_go_on_with_one_run(resumed, server):
     last.begin(tracked_run(resumed.log, resumed.history.spec, resumed.history))
     assert {last.run_id} == alive
     assert alive <= ids
+
+
+def test_processes_that_log_the_same_parameters_at_once_all_go_on(resumed, server):
+    run = tracked_run(resumed.log, resumed.history.spec, resumed.history)
+    first = MlflowTracker(tracking_uri=server.uri, experiment="at once")
+    first.begin(run)
+    names = [f"parameter {number}" for number in range(10)]
+    for name in names:
+        trackers = [MlflowTracker(tracking_uri=server.uri, experiment="at once") for _ in range(4)]
+        begun = Barrier(len(trackers))
+
+        def begin(tracker: MlflowTracker, name: str = name, begun: Barrier = begun) -> int:
+            begun.wait()
+            return tracker.begin(replace(run, params={**run.params, name: "1"}))
+
+        with ThreadPoolExecutor(len(trackers)) as threads:
+            assert list(threads.map(begin, trackers)) == [0] * len(trackers)
+    logged = {key for (key,) in server.select(f"SELECT key FROM params WHERE run_uuid = '{first.run_id}'")}
+    assert logged == {*run.params, *names}
 
 
 def test_a_finished_run_has_its_parameters_its_end_its_files_and_a_model_that_loads_without_the_recipe(

@@ -56,6 +56,7 @@ def test_each_committed_step_is_sent_once_with_the_numbers_of_the_curve(resumed,
     assert steps_in(tracker) == list(range(1, 61))
 
 
+@pytest.mark.matrix
 def test_steps_that_are_done_again_from_an_older_checkpoint_are_not_sent_again(
     fork_server, make_spec, open_log, tracker
 ):
@@ -73,6 +74,7 @@ def test_steps_that_are_done_again_from_an_older_checkpoint_are_not_sent_again(
     assert steps_in(tracker) == list(range(1, 41))
 
 
+@pytest.mark.matrix
 def test_a_run_is_sent_while_it_trains_and_with_its_end_by_each_tracker(make_spec, open_log, tmp_path, caplog):
     kinds = ("FileTracker", "FailingTracker")
     files = {kind: str(tmp_path / f"{kind}.jsonl") for kind in kinds}

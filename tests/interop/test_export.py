@@ -123,6 +123,7 @@ def test_safetensors_files_load_into_a_fresh_recipe_bit_for_bit(trained, tmp_pat
         assert same(decode_tree(json.loads((folder / f"{name}.json").read_text()), tensors), committed[name]), name
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("file_format", [pytest.param(TORCH, marks=pytest.mark.matrix), SAFETENSORS])
 def test_a_script_without_segue_goes_on_by_the_readme_to_the_very_bits_of_the_run(trained, tmp_path, file_format):
     folder = tmp_path / "out"

@@ -177,6 +177,7 @@ def test_an_export_that_is_interrupted_anywhere_leaves_nothing(trained, tmp_path
         assert names_in(tmp_path) == set()
 
 
+@pytest.mark.matrix
 def test_a_kill_before_the_end_leaves_no_folder_of_that_name(trained, tmp_path):
     die = (
         "import os, sys; from pathlib import Path; from tests.support.trained_run import read_run\n"

@@ -48,6 +48,7 @@ def trees_of(spec):
     return {name: decode_tree(skeleton, snapshot.tensors) for name, skeleton in snapshot.skeletons.items()}
 
 
+@pytest.mark.matrix
 def test_a_fork_with_a_later_goal_ends_like_the_run_that_had_that_goal_from_the_start(
     fork_server, make_spec, open_log, source
 ):

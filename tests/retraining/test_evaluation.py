@@ -99,6 +99,7 @@ def test_the_interval_of_many_rows_has_the_width_that_their_spread_gives():
     assert width == pytest.approx(2 * 1.96 * values.std() / np.sqrt(len(values)), rel=0.1)
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("rows", [300, 10_000, 19_999, 28_000])
 def test_every_row_counts_in_the_interval(rows):
     scores = np.zeros(rows)

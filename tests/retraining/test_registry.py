@@ -19,6 +19,7 @@ def monthly(tmp_path) -> Monthly:
     return made
 
 
+@pytest.mark.matrix
 def test_versions_are_registered_once_and_the_alias_follows_what_is_in_service(monthly, tmp_path):
     from mlflow import MlflowClient
 

@@ -112,6 +112,7 @@ def test_a_candidate_of_an_earlier_slot_never_replaces_one_of_a_later_slot(month
     assert (models.in_service, models.version(2).why) == (1, "version 1 was trained for a later slot")
 
 
+@pytest.mark.matrix
 def test_a_version_with_a_program_is_served_and_compared_without_the_users_code(monthly):
     monthly.write(1, 2, 3, 4)
     publish = {"model": "tests.recipes.monthly:model", "example": "tests.recipes.monthly:example"}
@@ -132,6 +133,7 @@ def test_a_version_with_a_program_is_served_and_compared_without_the_users_code(
 WIDE = "tests.recipes.monthly:build_wide"
 
 
+@pytest.mark.matrix
 def test_a_version_whose_weights_fit_no_model_any_more_is_named(monthly):
     monthly.write(1, 2, 3, 4)
     added(monthly, trained(monthly, 4))
@@ -171,6 +173,7 @@ def test_what_is_not_there_is_named(monthly):
         segue.load_model("points", store=monthly.store_folder, version=1, form="program")
 
 
+@pytest.mark.matrix
 def test_a_run_may_begin_with_the_weights_in_service(monthly):
     monthly.write(1, 2, 3, 4)
     added(monthly, trained(monthly, 4))
@@ -187,6 +190,7 @@ def test_a_run_may_begin_with_the_weights_in_service(monthly):
     assert added(monthly, EvaluateJob(spec=monthly.spec, start=start)).version(2).run_id == start.run.run_id
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize(
     ("evaluation", "why"),
     [
@@ -205,6 +209,7 @@ def test_what_the_users_functions_do_wrong_is_named_and_promotes_nothing(monthly
     assert monthly.models.candidates == {}
 
 
+@pytest.mark.matrix
 def test_a_file_of_the_held_back_rows_that_changed_is_refused(monthly):
     monthly.write(1, 2, 3)
     job = trained(monthly, 4)

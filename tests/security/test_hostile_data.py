@@ -200,7 +200,7 @@ def test_a_usual_compressed_file_is_far_from_the_limit(tmp_path, monkeypatch):
     assert len(read_frame([tmp_path / "data.csv.gz", tmp_path / "data.parquet"])) == 100_000
 
 
-@pytest.mark.parametrize("depth", [64, 2000])
+@pytest.mark.parametrize("depth", [64, pytest.param(2000, marks=pytest.mark.matrix)])
 def test_deeply_nested_types_do_not_crash_the_process(tmp_path, depth):
     code = f"""
 import pyarrow as pa, pyarrow.parquet as pq

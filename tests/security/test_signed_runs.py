@@ -295,6 +295,7 @@ def test_an_attempt_refuses_a_log_whose_end_was_cut_off_with_its_decision(paused
         claim_run(open_run_log(spec), Assignment(spec=spec, plan=plan), environment=HERE)
 
 
+@pytest.mark.matrix
 def test_a_whole_local_run_is_signed_with_a_key_from_a_variable(make_spec, tmp_path, monkeypatch):
     monkeypatch.setenv("THE_RUN_KEY", "0123456789abcdef" * 4)
     spec = make_spec(store={"url": str(tmp_path / "store"), "signing_key": "env:THE_RUN_KEY"}, segment={"steps": 20})

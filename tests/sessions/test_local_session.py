@@ -60,6 +60,7 @@ def wait_for(is_so, process):
         time.sleep(0.05)
 
 
+@pytest.mark.matrix
 def test_a_script_that_is_killed_and_interrupted_ends_like_the_bare_one(start, history, tmp_path):
     bare = output_of(start("--steps", 150))
     assert list(tmp_path.iterdir()) == []

@@ -48,6 +48,7 @@ def stop_with(number):
     return observer
 
 
+@pytest.mark.matrix
 def test_outside_a_segment_the_program_runs_bare(tmp_path):
     ended = subprocess.run(
         [sys.executable, str(PROGRAM)], cwd=tmp_path, capture_output=True, text=True, check=True, env=os.environ
@@ -102,6 +103,7 @@ def test_a_program_that_raises_has_its_traceback_in_the_report(fork_server, make
     assert "own_loop.py" in report.failure.traceback
 
 
+@pytest.mark.matrix
 def test_a_step_with_a_loss_that_is_no_number_is_never_committed(make_program, open_log):
     spec = make_program("--nan-at", "15")
     runlog = open_log(spec)

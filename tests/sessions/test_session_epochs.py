@@ -86,6 +86,7 @@ LOADERS = [
 ]
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("options", LOADERS, ids=" ".join)
 def test_a_killed_program_ends_with_the_weights_of_the_bare_script(
     fork_server, make_program, open_log, tmp_path, options
@@ -105,6 +106,7 @@ def test_random_transforms_in_worker_processes_are_the_same_after_a_kill(make_pr
     assert (report.kills, report.identical, report.verdict, report.differing) == (2, True, VerdictKind.EXACT, ())
 
 
+@pytest.mark.matrix
 def test_a_loader_with_its_own_state_goes_on_by_itself(fork_server, make_program, open_log, tmp_path):
     pytest.importorskip("torchdata.stateful_dataloader")
     options = ("--loader", "torchdata")
@@ -132,6 +134,7 @@ def test_a_program_that_finishes_by_itself_is_not_started_again(fork_server, mak
     assert history.finish_reason == "the error is below 100.0"
 
 
+@pytest.mark.matrix
 def test_a_run_whose_epochs_were_done_before_it_was_killed_trains_no_further(fork_server, make_program, open_log):
     runlog = killed_in_step_13(fork_server, make_program, open_log)
     report = fork_server.run_attempt(runlog, make_program("--epochs", "1"))  # As if all had been done.
@@ -175,6 +178,7 @@ def test_a_loader_without_a_position_is_refused_before_the_first_step(
     assert "StatefulDataLoader" in report.failure.message
 
 
+@pytest.mark.matrix
 def test_a_sampler_that_cannot_draw_again_is_named(fork_server, make_program, open_log):
     options = ("--loader", "sampler_of_unknown_state")
     runlog = killed_in_step_13(fork_server, make_program, open_log, *options)

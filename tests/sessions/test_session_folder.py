@@ -31,6 +31,7 @@ def make_program(make_spec, tmp_path):
     return make
 
 
+@pytest.mark.matrix
 def test_a_killed_program_goes_on_from_the_folder_it_committed(fork_server, make_program, open_log, tmp_path):
     hangs = make_program("--hang-at", "13")
     runlog = open_log(hangs)

@@ -102,6 +102,7 @@ def test_a_changed_program_breaks_the_resume_and_is_named(resumed, file, old, ne
     assert f"accept it by naming {component} in continuity.accept" in found[0].fix
 
 
+@pytest.mark.matrix
 def test_a_learning_rate_that_the_loop_sets_is_no_setting(resumed):
     report, verdict, _, _ = resumed("settings.json", '"lr": 0.01', '"lr": 0.5')
     assert (report.stop_reason, verdict.kind) == (StopReason.FINISHED, VerdictKind.EXACT)
@@ -114,6 +115,7 @@ def test_changed_code_is_refused_before_anything_starts_unless_it_is_accepted(re
     refuse_changed_code(runlog, accepted, None)
 
 
+@pytest.mark.matrix
 def test_the_refusal_names_the_function(resumed, tmp_path):
     _, _, runlog, spec = resumed("train.py", "import loss", "import loss")
     (tmp_path / "loss_of_a_program.py").write_text(LOSS.replace("mean", "sum"))
@@ -122,6 +124,7 @@ def test_the_refusal_names_the_function(resumed, tmp_path):
     assert caught.value.names == ("loss_of_a_program.py: loss",)
 
 
+@pytest.mark.matrix
 def test_with_other_arguments_the_setup_may_differ(resumed):
     report, verdict, _, _ = resumed("loss_of_a_program.py", "mean()", "sum()", *ARGUMENT)
     assert (report.stop_reason, verdict.kind) == (StopReason.FINISHED, VerdictKind.UNVERIFIED)

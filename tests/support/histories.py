@@ -66,6 +66,11 @@ class Logbook:
             self._folded = (len(self._slots), fold(self._slots, next_slot=len(self._slots)))
         return self._folded[1]
 
+    @property
+    def slots(self) -> tuple[Slot, ...]:
+        """What was written so far."""
+        return tuple(self._slots)
+
     def write(self, kind: type[AnyEntry], *, epoch: int = 0, **fields: Any) -> int:
         number = len(self._slots)
         entry = kind(entry_id=f"e{number}", written_at=self.now, epoch=epoch, **fields)

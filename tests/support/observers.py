@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import os
+import signal
+import time
 from collections.abc import Callable
+
+import psutil
 
 from segue.records import SegmentPlan
 from segue.runlog.history import read_history
@@ -11,13 +15,33 @@ from segue.runlog.log import RunLog
 
 
 def stop_when_proven(number: int) -> Callable[[int, RunLog, SegmentPlan], bool]:
-    """Send this signal to the trainer once its newest checkpoint can be verified."""
+    """Send this signal to the trainer once its newest checkpoint can be verified.
+
+    The trainer is stopped while its log is read: otherwise it commits another checkpoint before the signal comes.
+    """
 
     def observer(pid: int, runlog: RunLog, plan: SegmentPlan) -> bool:
-        newest = read_history(runlog).newest
-        if newest is None or not newest.rows:
+        if not _can_be_verified(runlog):
             return False
-        os.kill(pid, number)
-        return True
+        try:
+            _stop(psutil.Process(pid))
+            is_proven = _can_be_verified(runlog)
+            if is_proven:
+                os.kill(pid, number)
+            os.kill(pid, signal.SIGCONT)
+        except (psutil.NoSuchProcess, ProcessLookupError):
+            return False  # It ended by itself.
+        return is_proven
 
     return observer
+
+
+def _stop(process: psutil.Process) -> None:
+    process.suspend()
+    while process.status() not in (psutil.STATUS_STOPPED, psutil.STATUS_ZOMBIE):
+        time.sleep(0.001)
+
+
+def _can_be_verified(runlog: RunLog) -> bool:
+    newest = read_history(runlog).newest
+    return newest is not None and bool(newest.rows)

@@ -16,7 +16,7 @@ ROOMS: tuple[tuple[str, ...], ...] = (
     ("deployments",),
     ("flows",),
     ("tasks",),
-    ("planning", "run", "integrations", "local_session", "retraining"),
+    ("planning", "run", "integrations", "local_session", "retraining", "doctor"),
     ("resume_drill",),
     ("verification",),
     ("interop", "reports", "local_attempt"),

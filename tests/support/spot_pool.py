@@ -21,6 +21,7 @@ from segue.controller.wait import await_report
 from segue.launch.assignment import Assignment
 from segue.launch.rendezvous import LaunchFolder
 from segue.policy.decide import Decision
+from segue.policy.queueing import Queues
 from segue.records import Capacity, SegmentPlan
 from segue.runlog.log import RunLog
 from segue.spec import RunSpec
@@ -51,7 +52,7 @@ class RandomAvailability:
 
 
 class ForkedStandby:
-    """`segue.launch.launcher.StandbyProcess`, forked from the fork_server."""
+    """`segue.launch.local.StandbyProcess`, forked from the fork_server."""
 
     def __init__(self, context: mp.context.ForkServerContext, spec: RunSpec) -> None:
         self._folder = LaunchFolder.make_standby(spec)
@@ -170,6 +171,12 @@ class World:
         return False
 
     def why_waiting(self, handle: str) -> str | None:
+        return None
+
+    def queues(self, spec: RunSpec, handle: str) -> Queues | None:
+        return None
+
+    def refusal(self, handle: str) -> str | None:
         return None
 
     def was_cancelled(self, handle: str) -> bool:
