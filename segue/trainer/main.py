@@ -7,14 +7,18 @@ exit code is an `ExitCode`; the run's log has the details.
 
 from __future__ import annotations
 
+import atexit
 import faulthandler
 import importlib
 import logging
 import os
 import signal
 import sys
+import threading
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
+from typing import NoReturn
 
 from segue.clock import SystemClock
 from segue.errors import BrokenResumeError, SegueError, StalePlanError
@@ -52,17 +56,21 @@ def main() -> int:
     folder.leave(rank, code)
     if rank == 0 and not folder.has_owner():
         folder.remove()  # No other process will remove it.
-    if not is_one_of_several:
-        return code
-    from segue.trainer.ranks.group import is_leaving  # It imports torch, which is loaded by now.
+    if is_one_of_several:
+        # torchrun ends the other ranks as soon as one fails, and they may still have a report to write. After a usage
+        # error no rank has begun, so those that wait for this one must end.
+        _end(code if code == ExitCode.USAGE else 0)
+    return code
 
-    if is_leaving():
-        # The exit of Python would wait for the other ranks as well.
-        logging.shutdown()
-        os._exit(code if code == ExitCode.USAGE else 0)
-    # torchrun ends the other ranks as soon as one fails, and they may still have a report to write. After a usage error
-    # no rank has begun, so those that wait for this one must end.
-    return code if code == ExitCode.USAGE else 0
+
+def _end(code: int) -> NoReturn:
+    """End this rank as Python does, but do not destroy its objects: process groups would wait for the other ranks."""
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError):
+            stream.flush()
+    os._exit(code)
 
 
 def _run(assignment: Assignment | None, *, folder: LaunchFolder | None = None, rank: int = 0) -> int:

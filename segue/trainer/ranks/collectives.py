@@ -19,6 +19,13 @@ from segue.launch.rendezvous import RANKS_VARIABLE
 
 log = logging.getLogger(__name__)
 
+_kept: set[Any] = set()
+"""Every process group that this process has trained with, until it ends.
+
+DistributedDataParallel's reducer holds its group. If that were the last reference, the reducer would destroy the group
+with Python's lock held, and wait for gloo's threads; a thread that ends a broken collective waits for that lock.
+"""
+
 
 class Ranks:
     """A process that trains alone. It is the leader and the only rank."""
@@ -102,9 +109,14 @@ class TorchRanks(Ranks):
 
     def limit_waiting(self, seconds: float) -> None:
         """Apply it also to process groups that the user's code made, whose default is half an hour."""
-        groups = distributed_c10d._world.pg_map  # torch has no public way to list all groups.
-        for group in list(groups):
+        for group in self._keep_groups():
             distributed_c10d._set_pg_timeout(timedelta(seconds=seconds), group)
+
+    def _keep_groups(self) -> list[Any]:
+        """Keep all process groups that there are now, and return them."""
+        groups = list(distributed_c10d._world.pg_map)  # torch has no public way to list them.
+        _kept.update(groups)
+        return groups
 
     @property
     def can_break_off(self) -> bool:
@@ -119,6 +131,7 @@ class TorchRanks(Ranks):
 
     def close(self) -> None:
         if dist.is_initialized():
+            self._keep_groups()
             dist.destroy_process_group()
 
 
@@ -138,7 +151,9 @@ class RanksOfProgram(TorchRanks):
         self._group.allgather([found], [mine]).wait()
 
     def close(self) -> None:
-        return  # The group ends with the process; the program's own are the program's.
+        # All end with the process.
+        self._keep_groups()
+        _kept.add(self._group)
 
 
 def is_one_of_several() -> bool:

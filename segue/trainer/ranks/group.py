@@ -18,7 +18,6 @@ from segue.trainer.ranks.failures import RankFailures
 
 log = logging.getLogger(__name__)
 
-LEAVING = "segue-leave-ranks"
 _CLOSE_SECONDS, _LOOK_SECONDS = 10.0, 5.0
 
 
@@ -110,7 +109,7 @@ class SeveralRanks(RankGroup):
 
     def close(self) -> None:
         self._failures.close()
-        leaving = threading.Thread(target=self.ranks.close, name=LEAVING, daemon=True)
+        leaving = threading.Thread(target=self.ranks.close, name="segue-leave-ranks", daemon=True)
         leaving.start()
         leaving.join(_CLOSE_SECONDS)
         if leaving.is_alive():
@@ -126,11 +125,6 @@ def meet(device: torch.device, *, wait_seconds: float, clock: Clock, is_program:
     if not is_one_of_several():
         return RankGroup()
     return SeveralRanks(device, wait_seconds=wait_seconds, clock=clock, is_program=is_program)
-
-
-def is_leaving() -> bool:
-    """Whether this process still waits for others to leave their group; the exit of Python would wait without end."""
-    return any(thread.name == LEAVING for thread in threading.enumerate())
 
 
 def local_rank() -> int | None:

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import gc
 import signal
 import time
 from datetime import timedelta
+from pathlib import Path
 
 import pytest
+import torch
+import torch.distributed as dist
 
 from segue.launch.assignment import ExitCode
 from segue.records import Capacity, SegmentPlan, StopReason, VerdictKind
 from segue.runlog.entries import ClaimEntry, CommitEntry, ReportEntry
 from segue.runlog.history import read_history
+from segue.trainer.ranks.collectives import TorchRanks
 
 EVEN = {"recipe": "tests.recipes.ranked:even", "steps": 30, "checkpoints": {"every_steps": 10}}
 
@@ -74,6 +79,38 @@ def test_ranks_that_all_raise_leave_one_report(end):
     assert [entry.report for entry in entries(runlog, ReportEntry)] == [report]
     assert report.stop_reason is StopReason.FAILED
     assert report.failure.type.startswith("ArithmeticError")
+
+
+def test_each_rank_ends_its_threads_and_calls_its_exit_functions(end, tmp_path):
+    report, *_ = end(
+        [0, 15, "notice"], ranks=2, recipe="tests.recipes.spread:with_exit_function", config={"left": str(tmp_path)}
+    )
+    assert report.stop_reason is StopReason.FINISHED, report.failure
+    left = {path.name for path in tmp_path.iterdir()}
+    assert left >= {f"{name}-{rank}" for name in ("thread", "exit-function") for rank in range(2)}
+
+
+@pytest.fixture
+def group_of_one(monkeypatch):
+    """A process group of this process alone."""
+    server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    names = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(server.port)}
+    for name, value in (names | {"TORCHELASTIC_USE_AGENT_STORE": "True", "GLOO_SOCKET_IFNAME": "lo"}).items():
+        monkeypatch.setenv(name, value)
+    return TorchRanks(torch.device("cpu"), wait_seconds=60)
+
+
+def test_a_group_lives_as_long_as_its_process_and_is_not_destroyed_with_the_last_model_that_uses_it(group_of_one):
+    before = gloo_threads()
+    assert before
+    group_of_one.close()
+    gc.collect()
+    assert gloo_threads() == before
+
+
+def gloo_threads():
+    threads = Path("/proc/self/task").iterdir()
+    return sorted(thread.name for thread in threads if "gloo" in (thread / "comm").read_text())
 
 
 def test_a_rank_whose_recipe_cannot_be_built_is_named(end):
