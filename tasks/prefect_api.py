@@ -15,6 +15,7 @@ from prefect.exceptions import ObjectNotFound, PrefectHTTPStatusError
 from prefect.settings import PREFECT_API_URL, PREFECT_CLIENT_MAX_RETRIES, temporary_settings
 
 from segue.clock import Clock, SystemClock
+from segue.credentials import masked
 from segue.errors import OrchestratorError
 
 log = logging.getLogger(__name__)
@@ -72,7 +73,7 @@ def require_silence(error: Exception) -> None:
 
 def refusal(error: Exception) -> OrchestratorError:
     """The error for an API that refused a request, or that does not answer."""
-    server = f"the Prefect server at {PREFECT_API_URL.value()}"
+    server = f"the Prefect server at {masked(str(PREFECT_API_URL.value()))}"
     if not is_refusal(error):
         return OrchestratorError(
             what=f"{server} does not answer ({type(error).__name__}).",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from importlib.resources import files
 
 from segue.deployments.containers import POOLS
@@ -15,6 +16,10 @@ _AS_THEY_ARE = ("create-pools.sh", "worker-policy.json", "stopped-tasks.json", "
 _IMAGES = ("images/Dockerfile.cpu", "images/Dockerfile.cuda")
 RUN_GRACE_SECONDS = STOP_SECONDS - SIGTERM_SECONDS
 """`grace_seconds` of run specs for these pools."""
+NOTICES: Mapping[Kind, tuple[str, ...]] = {"fargate": (), "ec2": ("aws",)}
+"""Metadata services that segments watch. When a spot machine is taken back, ECS stops only tasks of services, and the
+tasks of flow runs belong to none: on EC2 they learn of it from the machine's metadata.
+"""
 
 
 def ecs_files(kind: Kind) -> dict[str, str]:

@@ -29,6 +29,8 @@ class Cloud:
     """Label that every node with accelerators has, and no other node."""
     store_extra: str
     """The extra of segue with which images reach the object store of this cloud."""
+    notices: tuple[str, ...]
+    """Metadata services that segments watch beside SIGTERM."""
     annotations: Mapping[PoolName, Mapping[str, str]]
     """What keeps the cluster's own optimizers from moving a pod that works, by pool."""
     pod_labels: Mapping[str, str] = field(default_factory=dict)
@@ -51,6 +53,7 @@ CLOUDS: Mapping[CloudName, Cloud] = {
         grace_seconds=110,
         accelerator_label="karpenter.k8s.aws/instance-gpu-count",
         store_extra="s3",
+        notices=(),
         annotations={"spot": {}, "on-demand": _KARPENTER, "parents": _KARPENTER},
     ),
     # https://cloud.google.com/kubernetes-engine/docs/concepts/spot-vms: pods that are not of the system have 15 s.
@@ -62,17 +65,20 @@ CLOUDS: Mapping[CloudName, Cloud] = {
         grace_seconds=15,
         accelerator_label="cloud.google.com/gke-accelerator",
         store_extra="gcs",
+        notices=(),
         annotations=dict.fromkeys(POOLS, _AUTOSCALER),
     ),
-    # https://learn.microsoft.com/azure/aks/spot-node-pool: an eviction is announced 30 s before.
+    # https://learn.microsoft.com/azure/aks/spot-node-pool: an eviction is announced 30 s before. AKS then cordons and
+    # drains the node if it can in time, so SIGTERM comes seconds later or never; the metadata service tells it at once.
     "aks": Cloud(
         title="Azure AKS",
         spot_label=("kubernetes.azure.com/scalesetpriority", "spot"),
         other_label=None,
         is_spot_tainted=True,
-        grace_seconds=30,
+        grace_seconds=20,
         accelerator_label="kubernetes.azure.com/accelerator",
         store_extra="azure",
+        notices=("azure",),
         annotations=dict.fromkeys(POOLS, _AUTOSCALER),
         # Without it a pod gets no identity, whatever the annotations of its service account.
         pod_labels={"azure.workload.identity/use": "true"},

@@ -149,7 +149,7 @@ def _variables(cloud: Cloud, pool: PoolName) -> dict[str, Any]:
 
 
 def _memory(pool: PoolName) -> str:
-    return "1Gi" if pool == "parents" else "24Gi"
+    return "2Gi" if pool == "parents" else "24Gi"
 
 
 def _table(description: str) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import json
 import re
 from enum import StrEnum
 from importlib.resources import files
@@ -15,6 +16,7 @@ from segue.cli.options import writing
 from segue.reports.console import console
 
 if TYPE_CHECKING:
+    from segue.deployments.ecs.pools import Kind
     from segue.deployments.kubernetes.clouds import CloudName
 
 FILES = {
@@ -32,9 +34,15 @@ _JOB_VARIABLES = re.compile(r"^( +)job_variables:.*\n(?:\1 +.*\n)*", re.MULTILIN
 _GRACE = re.compile(r"^( *)(grace_seconds(?: = |: ))[\d.]+$", re.MULTILINE)
 """The line of run specs that says how long a pool gives a segment after SIGTERM."""
 _SERVICES = re.compile(r"^# Metadata services .*\n# notices = .*$", re.MULTILINE)
-_NO_SERVICE = """\
-# Metadata services to watch for termination notices: none, because the platform sends SIGTERM ahead of the end.
-notices = []"""
+_WATCHED = "# Metadata services to watch for termination notices"
+_NO_SERVICE = f"{_WATCHED}: none, because the platform sends SIGTERM ahead of the end."
+_WITH_SERVICE = f"{_WATCHED}, because SIGTERM may come late or not at all."
+_OF_SLOTS = "# A second less than what the spot pool gives after SIGTERM."
+_RECOVER_EVERY = "        interval: 30\n"
+_RECOVER_IN_CONTAINERS = """\
+        # Each look starts a container: a shorter interval finds dead parents sooner, and costs more.
+        interval: 300
+"""
 
 
 class Pools(StrEnum):
@@ -79,20 +87,26 @@ def texts_of(pools: Pools) -> dict[str, str]:
     if pools is Pools.PROCESS:
         return texts
     if pools in (Pools.FARGATE, Pools.ECS):
-        from segue.deployments.ecs.files import RUN_GRACE_SECONDS, ecs_files
+        from segue.deployments.ecs.files import NOTICES, RUN_GRACE_SECONDS, ecs_files
 
-        folder, of_pools = "ecs", ecs_files("fargate" if pools is Pools.FARGATE else "ec2")
-        grace_seconds = RUN_GRACE_SECONDS
+        kind: Kind = "fargate" if pools is Pools.FARGATE else "ec2"
+        folder, of_pools, grace_seconds, notices = "ecs", ecs_files(kind), RUN_GRACE_SECONDS, NOTICES[kind]
     else:
+        from segue.deployments.kubernetes.clouds import CLOUDS
         from segue.deployments.kubernetes.files import kubernetes_files, run_grace_seconds
 
         cloud = cast("CloudName", pools.value)
-        folder, of_pools, grace_seconds = "kubernetes", kubernetes_files(cloud), run_grace_seconds(cloud)
+        folder, of_pools = "kubernetes", kubernetes_files(cloud)
+        grace_seconds, notices = run_grace_seconds(cloud), CLOUDS[cloud].notices
     texts = {path: text for path, text in texts.items() if path not in _OF_PROCESS_POOLS}
     grace = rf"\1\g<2>{grace_seconds:.1f}"
+    named = json.dumps(list(notices))
+    lines = f"{_WITH_SERVICE if notices else _NO_SERVICE}\nnotices = {named}"
+    of_slots = f"{_OF_SLOTS}\ngrace_seconds = {grace_seconds:.1f}\n{lines}\n"
     changed = {
-        "prefect.yaml": _GRACE.sub(rf"{grace}\n\1notices: []", _in_containers(texts["prefect.yaml"], folder)),
-        "run.toml": _GRACE.sub(grace, _SERVICES.sub(_NO_SERVICE, texts["run.toml"])),
+        "prefect.yaml": _GRACE.sub(rf"{grace}\n\1notices: {named}", _in_containers(texts["prefect.yaml"], folder)),
+        "run.toml": _GRACE.sub(grace, _SERVICES.sub(lines, texts["run.toml"])),
+        "retrain.toml": texts["retrain.toml"] + of_slots,  # Its last section is that of the run spec.
     }
     return texts | changed | {".dockerignore": _packaged("dockerignore")} | of_pools
 
@@ -122,6 +136,7 @@ def _in_containers(prefect_yaml: str, folder: str) -> str:
     header = where.replace("deployments/create-pools.sh", f"deployments/{folder}/create-pools.sh")
     header = header.replace("SEGUE_HOME=$PWD ", "")
     _, _, definitions = definitions.partition("\ndefinitions:")
+    definitions = definitions.replace(_RECOVER_EVERY, _RECOVER_IN_CONTAINERS)
     return f"{header}\ndefinitions:{_JOB_VARIABLES.sub('', definitions)}"
 
 

@@ -95,7 +95,7 @@ def examine(items: Iterable[Item], *, on_begin: Callable[[str], None] | None = N
 
 def worst(results: Sequence[Result]) -> Result:
     """Of several results about one thing, the worst; with the reasons and the fixes of all that are as bad."""
-    order = (Outcome.SKIPPED, Outcome.OK, Outcome.WARN, Outcome.FAIL)
+    order = (Outcome.OK, Outcome.SKIPPED, Outcome.WARN, Outcome.FAIL)  # What was not looked at is not ok.
     outcome = max((result.outcome for result in results), key=order.index)
     same = [result for result in results if result.outcome is outcome]
     reasons = dict.fromkeys(result.reason for result in same)

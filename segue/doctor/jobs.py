@@ -112,8 +112,6 @@ def _ecs(configuration: Mapping[str, Any], command: str | None, env: Any) -> Job
         command=command or _words(override.get("command")) or _words(container.get("command")),
         environment={variable: text for each in environments for variable, text in _environment(each).items()},
         grace_seconds=_number(container.get("stopTimeout"), _ECS_GRACE_SECONDS),
-        # Fargate has no setting for it.
-        has_shared_memory=bool(_at(container, "linuxParameters").get("sharedMemorySize")) or None,
         memory=next((str(given) for given in memory if given), None),
     )
 

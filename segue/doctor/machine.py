@@ -145,6 +145,8 @@ def disk(subject: Subject) -> Result:
                 f"{folder} needs {size(needed)} for {kept.keep} checkpoints and the next one, {size(free)} are free",
                 fix="free space, or lower checkpoints.keep.",
             )
+    if subject.state_bytes is None:
+        return skipped(f"{' and '.join(map(str, folders))}: writable; the size of the state is not known")
     return ok(f"{' and '.join(map(str, folders))}: room for {kept.keep + 1} checkpoints")
 
 

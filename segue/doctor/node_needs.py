@@ -1,7 +1,11 @@
-"""Which nodes of a Kubernetes cluster a pod may run on, by its nodeSelector and required nodeAffinity. Pure."""
+"""Which nodes of a Kubernetes cluster a pod may run on, by its nodeSelector and required nodeAffinity. Pure.
+
+And how long a pod has on such a node when it is taken back, whatever its template says.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -52,6 +56,13 @@ class NodeNeeds:
         terms = " or ".join(" and ".join(map(str, term)) or "other fields" for term in self.terms)
         return ", ".join([*selected, *([terms] if terms else [])])
 
+    def ask_for(self, key: str, value: str) -> bool:
+        """Whether only nodes with this label will do."""
+        if self.labels.get(key) == value:
+            return True
+        asked = Requirement(key, "In", (value,))
+        return bool(self.terms) and all(asked in term for term in self.terms)
+
     def fit(self, labels: Mapping[str, str]) -> bool:
         """Whether a node with these labels may run the pod, as far as labels decide that."""
         is_affine = not self.terms or any(all(one.is_met(labels) for one in term) for term in self.terms)
@@ -73,3 +84,33 @@ def node_needs(pod: Mapping[str, Any]) -> NodeNeeds:
 def _requirement(given: Mapping[str, Any]) -> Requirement:
     values = tuple(str(value) for value in given.get("values") or ())
     return Requirement(str(given.get("key")), str(given.get("operator")), values)
+
+
+class SpotLabel(NamedTuple):
+    """A label of nodes that a platform takes back."""
+
+    key: str
+    value: str
+    platform: str
+    most_seconds: float
+    """From SIGTERM to the end of the machine."""
+
+
+_SPOT_LABELS = (
+    # https://cloud.google.com/kubernetes-engine/docs/concepts/spot-vms; more where the kubelet was configured so.
+    SpotLabel("cloud.google.com/gke-spot", "true", "a spot node of GKE", 15),
+    SpotLabel("cloud.google.com/gke-preemptible", "true", "a preemptible node of GKE", 15),
+    # https://learn.microsoft.com/azure/aks/spot-node-pool
+    SpotLabel("kubernetes.azure.com/scalesetpriority", "spot", "a spot node of AKS", 30),
+    # https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/spot-instance-termination-notices.html
+    SpotLabel("karpenter.sh/capacity-type", "spot", "a spot node of EKS", 120),
+    SpotLabel("eks.amazonaws.com/capacityType", "SPOT", "a spot node of EKS", 120),
+)
+
+
+def most_grace_seconds(needs: NodeNeeds) -> tuple[float, str]:
+    """The most time that a spot node gives its pods, and what it is; infinite for other nodes."""
+    for label in _SPOT_LABELS:
+        if needs.ask_for(label.key, label.value):
+            return label.most_seconds, label.platform
+    return math.inf, ""

@@ -10,12 +10,13 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from segue.doctor.check import Outcome, Result, fail, ok, skipped, warn, worst
-from segue.doctor.jobs import ECS, KUBERNETES, SIGTERM_SECONDS, SIGTERM_VARIABLE, Job
+from segue.doctor.jobs import CONTAINERS, ECS, KUBERNETES, SIGTERM_SECONDS, SIGTERM_VARIABLE, Job
+from segue.doctor.node_needs import most_grace_seconds
 from segue.units import duration
 
+_MOST_STOP_SECONDS = 120.0
+"""Longest stopTimeout. https://docs.aws.amazon.com/AmazonECS/latest/APIReference/API_ContainerDefinition.html"""
 _COMMAND = "set the job variable `command` to `python -m segue.flows.prefect_engine`"
-_MOST_STOP_SECONDS = 120
-"""The longest stopTimeout of ECS."""
 
 
 @dataclass(frozen=True)
@@ -66,12 +67,15 @@ class PoolState:
 class Needs:
     """What a run needs of its pools."""
 
-    grace_seconds: float = 25.0
+    grace_seconds: float | None = None
+    """The grace period that it counts on; None where no run is known."""
     parent_pool: str | None = None
     """The pool on which the run's parent runs; None where that is not known."""
     parent_queue: str | None = None
     """The queue of that pool in which the parent runs."""
-    is_store_remote: bool = True
+    is_store_remote: bool | None = None
+    """Whether its store is in a bucket; None where no run is known."""
+    why_unknown: str = "no run is known"
 
 
 def queue(state: PoolState, needs: Needs) -> Result:
@@ -136,7 +140,7 @@ def sigterm(state: PoolState, needs: Needs) -> Result:
     """Whether a segment hears SIGTERM, and Prefect starts no flow run again behind segue's back."""
     job = state.job
     if job is None or not job.is_known:
-        return skipped(f"the jobs of a pool of type {job.type if job is not None else 'unknown'} are not known")
+        return _of_other_job(state)
     if job.starts_engine or (job.command is None and not job.is_container):  # A worker for processes starts the engine.
         return ok(f"{state.deployment}: the engine hears SIGTERM itself")
     starter = f"`{job.command}`" if job.command else "Prefect's default command"
@@ -163,7 +167,7 @@ def retries(state: PoolState, needs: Needs) -> Result:
     """Whether the platform would start a segment again by itself."""
     job = state.job
     if job is None or job.type != KUBERNETES:
-        return skipped("no pool is of Kubernetes")
+        return _of_other_job(state)
     if job.retries != 0:
         return fail(
             f"{state.named} has backoffLimit {job.retries}: Kubernetes starts a preempted segment again, besides the "
@@ -182,24 +186,39 @@ def grace_period(state: PoolState, needs: Needs) -> Result:
     """Whether the platform waits as long as the run counts on."""
     job = state.job
     if job is None or job.grace_seconds is None:
-        return skipped("pools of processes have no grace period of their own")
+        return _of_other_job(state)
     given, name = job.grace_seconds, "terminationGracePeriodSeconds" if job.type == KUBERNETES else "stopTimeout"
-    if given >= needs.grace_seconds:
+    most, platform = (_MOST_STOP_SECONDS, "ECS") if job.type == ECS else most_grace_seconds(job.node_needs)
+    if job.type == ECS and given > most:
+        reason = f"{state.named} has {name} {given:g}, and ECS refuses every task with more than {most:g}"
+        return fail(reason, fix=f"set {name} to {most:g} in the template (`stop_seconds`).")
+    if needs.grace_seconds is None:
+        return skipped(needs.why_unknown)
+    kept = min(given, most)
+    if kept - SIGTERM_SECONDS >= needs.grace_seconds:
         return ok(f"{state.deployment}: {name} is {duration(given)}")
-    is_beyond = job.type == ECS and needs.grace_seconds > _MOST_STOP_SECONDS
-    other = "; ECS permits at most 120 s." if is_beyond else f", or raise {name} in the template."
-    return fail(
-        f"{state.named} kills {duration(given)} after SIGTERM ({name}), and the run counts on grace_seconds = "
+    why = name if kept == given else f"{platform} gives no more, whatever {name} says"
+    other = f", or raise {name} in the template" if needs.grace_seconds + SIGTERM_SECONDS <= most else ""
+    result = fail if given < needs.grace_seconds else warn
+    return result(
+        f"{state.named} kills {duration(kept)} after SIGTERM ({why}), and the run counts on grace_seconds = "
         f"{needs.grace_seconds:g}",
-        fix=f"lower grace_seconds of the run to {given - SIGTERM_SECONDS:g} ({duration(SIGTERM_SECONDS)} less, because "
-        f"SIGTERM reaches the trainer late){other}",
+        fix=f"lower grace_seconds of the run to {kept - SIGTERM_SECONDS:g} ({duration(SIGTERM_SECONDS)} less, because "
+        f"SIGTERM reaches the trainer late){other}.",
     )
+
+
+def _of_other_job(state: PoolState) -> Result:
+    """The result of a check that says nothing about the jobs of this type of pool."""
+    if state.job is None or not state.job.is_known:
+        return skipped(f"the jobs of {state.named} are not known (type {state.job.type if state.job else 'unknown'})")
+    return skipped(f"it does not concern a pool of type {state.job.type}")
 
 
 def shared_memory(state: PoolState, needs: Needs) -> Result:
     job = state.job
     if job is None or job.has_shared_memory is None:
-        return skipped("only templates of Kubernetes say how large /dev/shm is")
+        return _of_other_job(state)
     if job.has_shared_memory:
         return ok(f"{state.deployment}: /dev/shm is an emptyDir in memory")
     return warn(
@@ -212,7 +231,7 @@ def shared_memory(state: PoolState, needs: Needs) -> Result:
 def finished_jobs(state: PoolState, needs: Needs) -> Result:
     job = state.job
     if job is None or job.type != KUBERNETES:
-        return skipped("no pool is of Kubernetes")
+        return _of_other_job(state)
     if job.keeps_finished:
         return warn(
             f"{state.named} has no ttlSecondsAfterFinished: the job of every segment stays in the cluster",
@@ -225,7 +244,7 @@ def nodes(state: PoolState, needs: Needs) -> Result:
     """Whether a node has the labels that the template asks for. An autoscaler may start one that is not there yet."""
     job = state.job
     if job is None or job.type != KUBERNETES:
-        return skipped("no pool is of Kubernetes")
+        return _of_other_job(state)
     if not job.node_needs:
         return ok(f"{state.deployment}: any node will do")
     if state.nodes is None:
@@ -243,7 +262,7 @@ def nodes(state: PoolState, needs: Needs) -> Result:
 def container_memory(state: PoolState, needs: Needs) -> Result:
     job = state.job
     if job is None or job.type != ECS:
-        return skipped("no pool is of ECS")
+        return _of_other_job(state)
     if job.memory is None:
         reason = f"{state.named} sets no memory: Prefect gives its tasks 2 GB"
         return warn(reason, fix="set `memory` in the template or as a job variable.")
@@ -252,6 +271,8 @@ def container_memory(state: PoolState, needs: Needs) -> Result:
 
 def store_reach(state: PoolState, needs: Needs) -> Result:
     """Whether a store that is a folder can be reached from containers."""
+    if needs.is_store_remote is None:
+        return skipped(needs.why_unknown)
     if needs.is_store_remote:
         return ok("the store is in a bucket")
     if state.job is None or not state.job.is_container:
@@ -284,16 +305,35 @@ JUDGES: Mapping[str, Judge] = MappingProxyType(
 """Every check of a pool, by its name."""
 OF_PARENTS = ("pool.queue", "pool.paused", "pool.workers", "pool.limits", "pool.job-variables")
 """Those that matter for the pool of the parents, too."""
+_OF_TYPES: Mapping[str, Sequence[str]] = MappingProxyType(
+    {
+        "pool.backoff-limit": (KUBERNETES,),
+        "pool.grace-period": CONTAINERS,
+        "pool.shared-memory": (KUBERNETES,),
+        "pool.finished-jobs": (KUBERNETES,),
+        "pool.memory": (ECS,),
+        "pool.nodes": (KUBERNETES,),
+    }
+)
+"""Types of pools that a check concerns, where it does not concern all."""
 _OF_BLOCKERS = ("pool.queue", "pool.paused", "pool.workers")
 """Those whose warning is why nothing starts now."""
 
 
 def judge(name: str, segments: Sequence[PoolState], parents: Sequence[PoolState], needs: Needs) -> Result:
     """One check of the pools of segments and parents: the worst result, with the reasons of those pools."""
-    results = [JUDGES[name](state, needs) for state in segments]
+    concerned = [state for state in segments if _concerns(name, state.job)]
+    if segments and not concerned:
+        return skipped(f"no pool is of type {' or '.join(_OF_TYPES[name])}")
+    results = [JUDGES[name](state, needs) for state in concerned]
     if name in OF_PARENTS:
         results += [JUDGES[name](state, Needs()) for state in parents]
     return worst(results) if results else skipped("no deployment of the run has a pool")
+
+
+def _concerns(name: str, job: Job | None) -> bool:
+    """Whether a check concerns a pool with such jobs; one whose jobs are not known is not left out without a word."""
+    return job is None or not job.is_known or job.type in _OF_TYPES.get(name, (job.type,))
 
 
 def refusals(states: Sequence[PoolState], needs: Needs) -> list[Result]:

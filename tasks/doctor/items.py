@@ -14,6 +14,7 @@ from segue.tasks.pools import recovery_of
 from segue.tasks.prefect_api import SILENCE, quick_client, refusal
 
 from segue.clock import Clock
+from segue.credentials import masked
 from segue.doctor.check import Item, Result, ok, refused, worst
 from segue.doctor.pools import JUDGES, Needs, judge
 from segue.doctor.server import judge_database, judge_recovery, judge_sqlalchemy, judge_version
@@ -26,7 +27,11 @@ _SERVER = "prefect.server"
 def items(subject: Subject) -> list[Item]:
     """The checks of the server that PREFECT_API_URL names, and of the pools of the subject's run on it."""
     pools = Pools((subject.spec.pools if subject.spec is not None else PoolSpec()).deployments)
-    needs = Needs(grace_seconds=subject.grace_seconds, is_store_remote=subject.store.is_remote)
+    needs = Needs(
+        grace_seconds=subject.spec.grace_seconds if subject.spec is not None else None,
+        is_store_remote=subject.store.is_remote if subject.spec is not None else None,
+        why_unknown=subject.why_no_spec,
+    )
     return [
         Item(_SERVER, server),
         _asked("prefect.version", lambda client: judge_version(client.api_version())),
@@ -42,7 +47,7 @@ def server() -> Result:
     """Whether the server answers."""
     with quick_client() as client:
         problem = client.api_healthcheck()
-    return ok(f"{PREFECT_API_URL.value()} answers") if problem is None else refused(refusal(problem))
+    return ok(f"{masked(str(PREFECT_API_URL.value()))} answers") if problem is None else refused(refusal(problem))
 
 
 def database(client: SyncPrefectClient) -> Result:

@@ -63,7 +63,7 @@ def test_a_check_is_made_only_where_what_it_needs_has_passed(needed, outcome, re
 def test_the_worst_of_several_results_is_shown_with_its_reasons_and_fixes():
     results = [ok("a"), warn("b", fix="do 1."), warn("c", fix="do 2."), warn("b", fix="do 1."), skipped("d")]
     assert worst(results) == warn("b; c", fix="do 1; do 2.")
-    assert worst([skipped("d"), ok("a")]) == ok("a")
+    assert worst([skipped("d"), ok("a")]) == skipped("d")
     assert worst([skipped("d"), skipped("d")]) == skipped("d")
 
 

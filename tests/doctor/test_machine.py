@@ -84,6 +84,7 @@ def test_a_state_that_does_not_fit_into_memory_with_its_copies_is_found(subject)
 def test_a_disk_without_room_for_the_checkpoints_that_are_kept_is_found(subject, tmp_path):
     good(machine.disk(subject(state_bytes=1000)))
     bad("machine.disk", machine.disk(subject(state_bytes=10**16)), "fail", "for 3 checkpoints and the next one")
+    assert machine.disk(subject()).outcome == "skipped", "nothing is known of the size"
     (tmp_path / "file").write_text("")
     fast = {"fast_folder": str(tmp_path / "file" / "fast")}
     bad("machine.disk", machine.disk(subject(checkpoints=fast)), "fail", "cannot be created or written")

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from segue.doctor.check import skipped
 from segue.doctor.commands import starts_engine
 from segue.doctor.jobs import Job, job_of
 from segue.doctor.node_needs import node_needs
@@ -101,6 +102,19 @@ BAD: list[tuple[str, PoolState, str, tuple[str, ...]]] = [
         ("kills 15 s after SIGTERM", "grace_seconds = 25", "of the run to 14", "raise terminationGracePeriodSeconds"),
     ),
     ("pool.grace-period", on_ecs(templates.ecs(container={"stopTimeout": "10"})), "fail", ("stopTimeout",)),
+    (
+        "pool.grace-period",
+        on_ecs(templates.ecs(container={"stopTimeout": 600})),
+        "fail",
+        ("ECS refuses every task with more than 120", "set stopTimeout to 120"),
+    ),
+    ("pool.grace-period", with_pod(terminationGracePeriodSeconds=25), "warn", ("kills 25 s", "raise termination")),
+    (
+        "pool.grace-period",
+        with_pod(terminationGracePeriodSeconds=600, nodeSelector={"cloud.google.com/gke-spot": "true"}),
+        "warn",
+        ("kills 15 s after SIGTERM (a spot node of GKE gives no more", "of the run to 14", "late)."),
+    ),
     ("pool.shared-memory", on_kubernetes(templates.KUBERNETES), "warn", ("64 MB", "medium: Memory")),
     (
         "pool.finished-jobs",
@@ -122,7 +136,7 @@ def test_what_is_wrong_with_a_pool_is_said_with_the_fix(name, state, outcome, wo
 
 @pytest.mark.parametrize("state", [on_kubernetes(), on_ecs()])
 def test_a_sound_pool_of_containers_passes(state):
-    needs = Needs(grace_seconds=60)
+    needs = Needs(grace_seconds=59, is_store_remote=True)
     results = {name: look(state, needs) for name, look in JUDGES.items()}
     assert {name: result for name, result in results.items() if result.outcome not in ("ok", "skipped")} == {}
     assert refusals([state], needs) == []
@@ -226,7 +240,21 @@ def test_the_variable_counts_also_as_kubernetes_lists_it():
 def test_a_grace_period_that_ecs_does_not_permit_cannot_be_raised():
     result = JUDGES["pool.grace-period"](on_ecs(), Needs(grace_seconds=300))
     assert result.fix.startswith("lower grace_seconds of the run to 119 (1 s less")
-    assert result.fix.endswith("; ECS permits at most 120 s.")
+    assert "raise" not in result.fix
+
+
+def test_without_a_run_nothing_is_said_about_its_grace_period_and_store():
+    needs = Needs(why_unknown="no run was named")
+    for name in ("pool.grace-period", "pool.store"):
+        assert judge(name, [with_pod(terminationGracePeriodSeconds=15)], [], needs) == skipped("no run was named")
+
+
+def test_a_pool_that_was_not_looked_at_is_not_ok_because_another_one_is():
+    unknown = PoolState("segment/spot", "spot", job=Job(type="docker"))
+    for name in ("pool.sigterm", "pool.backoff-limit", "pool.grace-period"):
+        result = judge(name, [unknown, on_kubernetes()], [], NEEDS)
+        assert (result.outcome, "type docker" in result.reason) == ("skipped", True)
+    assert judge("pool.backoff-limit", [of_process(None), on_kubernetes()], [], NEEDS).outcome == "ok"
 
 
 @pytest.mark.parametrize("configuration", [{}, {"job_manifest": None}, {"job_manifest": {"spec": {"template": []}}}])

@@ -38,7 +38,8 @@ def test_a_run_outlives_evictions_a_lost_node_and_a_deleted_job(kube, client, ma
         "evicted, 30 s": lambda job: kube.cluster.evict(job, grace_seconds=30),
         "evicted, 15 s": lambda job: kube.cluster.evict(job, grace_seconds=15),
         "node lost": lambda job: kube.cluster.lose_node(job, reported_after_seconds=2),
-        "deleted": kube.cluster.delete,
+        "deleted with its pods": lambda job: kube.cluster.delete(job, cascade="foreground"),
+        "deleted before its pods": lambda job: kube.cluster.delete(job, cascade="background"),
     }
     for number, (name, fault) in enumerate(faults.items()):
         until(lambda number=number: live_attempt(runlog, past_step=200 * (number + 1)), what=f"before {name}")
@@ -53,11 +54,14 @@ def test_a_run_outlives_evictions_a_lost_node_and_a_deleted_job(kube, client, ma
         (StopReason.NOTICE, True),
         (StopReason.LOST, False),
         (StopReason.NOTICE, True),
+        (StopReason.NOTICE, True),
         (StopReason.FINISHED, True),
     ]
     kinds = {attempt.verdict.kind for attempt in history.attempts[1:]}
     assert kinds <= {VerdictKind.EXACT, VerdictKind.UNVERIFIED}
     runs = ended_segments(client, "kube-evicted")
-    assert [run.run_count for run in runs] == [1] * 5, "Prefect started none again"
-    assert [run.state.type for run in runs] == [*[StateType.CRASHED] * 4, StateType.COMPLETED]
-    assert [run.state.name for run in runs if run.state.name != "Crashed"].count("Preempted") == 3
+    assert [run.run_count for run in runs] == [1] * 6, "Prefect started none again"
+    assert [run.state.type for run in runs] == [*[StateType.CRASHED] * 5, StateType.COMPLETED]
+    assert [run.state.name for run in runs if run.state.name != "Crashed"].count("Preempted") >= 3, (
+        "and where the job is gone first, the worker may be faster"
+    )

@@ -130,7 +130,7 @@ class _Handlers:
                 self._cluster.lose_node(given["job"], reported_after_seconds=float(given["reported_after_seconds"]))
             case "delete":
                 (job,) = [j for j in self._cluster.objects.select("jobs") if key_of(j)[1] == given["job"]]
-                self._cluster.delete_job(job, None)
+                self._cluster.delete_job(job, None, is_first=given["cascade"] == "background")
             case "mode":
                 for name, value in given.items():
                     setattr(self._cluster.mode, name, value == "true")

@@ -33,9 +33,9 @@ class KubeCluster:
         """Take the node of a job's pod away; the cluster notices it later."""
         self._fault("lose-node", job=job, reported_after_seconds=reported_after_seconds)
 
-    def delete(self, job: str) -> None:
-        """Delete a job, as a person does with kubectl."""
-        self._fault("delete", job=job)
+    def delete(self, job: str, *, cascade: str) -> None:
+        """Delete a job, as a person does with kubectl and its option --cascade: background (default) or foreground."""
+        self._fault("delete", job=job, cascade=cascade)
 
     def set(self, **mode: bool) -> None:
         """Change what the cluster does: `has_nodes`, `has_image`, `is_api_away`."""

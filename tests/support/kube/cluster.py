@@ -47,9 +47,9 @@ class Cluster:
         await self._create_pod(job)
         return job
 
-    def delete_job(self, job: Object, grace_seconds: float | None) -> None:
-        """Delete a job and its pods, as with the propagation policy Foreground. Returns at once."""
-        self._begin(self._delete_job(job, grace_seconds))
+    def delete_job(self, job: Object, grace_seconds: float | None, *, is_first: bool = False) -> None:
+        """Delete a job and its pods: the job last (propagation policy Foreground) or first (Background)."""
+        self._begin(self._delete_job(job, grace_seconds, is_first=is_first))
 
     def evict(self, job_name: str, grace_seconds: float) -> None:
         """Evict the pods of a job, as a drain of their node does. Returns at once."""
@@ -169,13 +169,18 @@ class Cluster:
             await self._conclude(job, pod, {"exitCode": 137, "reason": "Preempted", "finishedAt": now()})
         await self.objects.remove("pods", pod)
 
-    async def _delete_job(self, job: Object, grace_seconds: float | None) -> None:
-        job["metadata"].update(deletionTimestamp=now(), finalizers=["foregroundDeletion"])
-        await self.objects.change("jobs", job)
+    async def _delete_job(self, job: Object, grace_seconds: float | None, *, is_first: bool) -> None:
+        job["metadata"]["deletionTimestamp"] = now()
+        if is_first:
+            await self.objects.remove("jobs", job)
+        else:
+            job["metadata"]["finalizers"] = ["foregroundDeletion"]
+            await self.objects.change("jobs", job)
         for pod in self.pods_of(job["metadata"]["name"]):
             own = pod["spec"].get("terminationGracePeriodSeconds", _DEFAULT_GRACE_SECONDS)
             await self._stop_pod(pod, float(own if grace_seconds is None else grace_seconds))
-        await self.objects.remove("jobs", job)
+        if not is_first:
+            await self.objects.remove("jobs", job)
 
     async def _lose(self, pod: Object, reported_after_seconds: float) -> None:
         container = self._containers.get(pod["metadata"]["uid"])
