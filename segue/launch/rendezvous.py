@@ -88,8 +88,9 @@ class LaunchFolder:
         return [signal.Signals(number) for number in self._by_number("notice")]
 
     def leave(self, rank: int, exit_code: int) -> None:
-        """Report this rank's exit code; it gets no more signals."""
-        self._put(f"exit-{rank}", exit_code)
+        """Report this rank's exit code, if the folder is still there and takes it; it gets no more signals."""
+        with suppress(OSError):  # The launcher then sees only torchrun's exit code. The rank must end in any case.
+            self._put(f"exit-{rank}", exit_code)
 
     def give_notice(self, number: signal.Signals = signal.SIGTERM) -> None:
         """Pass a termination notice on to every rank, as a signal, also to those that are still starting."""

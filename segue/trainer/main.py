@@ -7,15 +7,12 @@ exit code is an `ExitCode`; the run's log has the details.
 
 from __future__ import annotations
 
-import atexit
 import faulthandler
 import importlib
 import logging
 import os
 import signal
 import sys
-import threading
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import NoReturn
@@ -31,6 +28,7 @@ from segue.notices.signals import KINDS, SignalNotices
 from segue.process import FLOW_RUN_VARIABLE, set_shown_variable
 from segue.runlog.open import open_log
 from segue.spec import RunSpec
+from segue.trainer.ranks.process_end import end_process
 
 log = logging.getLogger("segue.trainer")
 
@@ -50,27 +48,30 @@ def main() -> int:
             set_shown_variable(FLOW_RUN_VARIABLE, assignment.flow_run_id)
         return _run(assignment)
     folder = LaunchFolder(Path(sys.argv[1]))
-    is_one_of_several = RANKS_VARIABLE in os.environ
-    rank = int(os.environ["RANK"]) if is_one_of_several else 0
-    code = _run(folder.assignment, folder=folder, rank=rank)
-    folder.leave(rank, code)
-    if rank == 0 and not folder.has_owner():
-        folder.remove()  # No other process will remove it.
-    if is_one_of_several:
-        # torchrun ends the other ranks as soon as one fails, and they may still have a report to write. After a usage
-        # error no rank has begun, so those that wait for this one must end.
-        _end(code if code == ExitCode.USAGE else 0)
+    if RANKS_VARIABLE in os.environ:
+        _be_a_rank(folder, int(os.environ["RANK"]))
+    code = _run(folder.assignment, folder=folder)
+    _leave(folder, 0, code)
     return code
 
 
-def _end(code: int) -> NoReturn:
-    """End this rank as Python does, but do not destroy its objects: process groups would wait for the other ranks."""
-    threading._shutdown()  # type: ignore[attr-defined]
-    atexit._run_exitfuncs()
-    for stream in (sys.stdout, sys.stderr):
-        with suppress(OSError, ValueError):
-            stream.flush()
-    os._exit(code)
+def _leave(folder: LaunchFolder, rank: int, code: int) -> None:
+    folder.leave(rank, code)
+    if rank == 0 and not folder.has_owner():
+        folder.remove()  # No other process will remove it.
+
+
+def _be_a_rank(folder: LaunchFolder, rank: int) -> NoReturn:
+    try:
+        code = _run(folder.assignment, folder=folder, rank=rank)
+        _leave(folder, rank, code)
+    except BaseException:
+        # Of any kind: the process must end as one that leaves its process groups behind.
+        log.exception("this rank ends")
+        end_process(1)
+    # torchrun ends the other ranks as soon as one fails, and they may still have a report to write. After a usage error
+    # no rank has begun, so those that wait for this one must end.
+    end_process(code if code == ExitCode.USAGE else 0)
 
 
 def _run(assignment: Assignment | None, *, folder: LaunchFolder | None = None, rank: int = 0) -> int:

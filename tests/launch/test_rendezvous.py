@@ -86,6 +86,12 @@ def test_a_rank_that_has_left_is_not_signalled_because_its_pid_may_be_anothers_b
     assert bystander.wait(10) == 0
 
 
+def test_a_rank_leaves_also_where_its_folder_was_removed(folder):
+    folder.remove()
+    folder.leave(1, 0)
+    assert folder.exit_code() is None
+
+
 def test_a_process_that_has_the_pid_of_a_rank_that_crashed_is_not_signalled(folder, enter):
     bystander, _ = enter(0)
     path = folder.path / "pid-0"

@@ -157,6 +157,17 @@ class Watchdog:
         self, reason: StopReason, why: str, *, failure: CodeFailure | None = None, reports: bool | None = None
     ) -> None:
         """Report, and end this process with everything it started. Does not return."""
+        try:
+            self._report_end(reason, why, failure=failure, reports=reports)
+        except Exception:
+            # Any exception: it must not keep this process up.
+            log.exception("the end of this trainer is not reported")
+        finally:
+            if self._parent.is_alive():
+                os._exit(ExitCode.of(reason))  # Who started this process ends its process group.
+            os.killpg(0, signal.SIGKILL)
+
+    def _report_end(self, reason: StopReason, why: str, *, failure: CodeFailure | None, reports: bool | None) -> None:
         stacks = stacks_of_all_threads()
         log.error("trainer ended by its watchdog reason=%s\n%s", why, stacks)
         if reports is None:
@@ -169,9 +180,6 @@ class Watchdog:
             writing.join(_REPORT_SECONDS)
         sys.stderr.flush()
         self._leave(ExitCode.of(reason))
-        if self._parent.is_alive():
-            os._exit(ExitCode.of(reason))  # Who started this process ends its process group.
-        os.killpg(0, signal.SIGKILL)
 
 
 def stacks_of_all_threads() -> str:

@@ -170,27 +170,3 @@ def connected(*, wait_seconds: float) -> Any:
         wait_for_workers=False,
         timeout=timedelta(seconds=wait_seconds),
     )
-
-
-class Exchange:
-    """A key-value store that the ranks share, usable at any time and from any thread; torchrun hosts it."""
-
-    def __init__(self, *, wait_seconds: float, answer_seconds: float | None = None) -> None:
-        """`wait_seconds` is the longest wait for the connection, and for an answer unless that is given."""
-        # A separate connection: the process group's is blocked while a thread waits for a key.
-        self._notes = connected(wait_seconds=wait_seconds)
-        if answer_seconds is not None:
-            self._notes.set_timeout(timedelta(seconds=answer_seconds))
-
-    def put(self, key: str, text: str) -> None:
-        self._notes.set(f"segue/{key}", text)
-
-    def get(self, key: str) -> str | None:
-        """The text of a key; None until a rank has put it."""
-        if not self._notes.check([f"segue/{key}"]):
-            return None
-        return bytes(self._notes.get(f"segue/{key}")).decode()
-
-    def count(self, key: str) -> int:
-        """How often this was called for the key, over all ranks."""
-        return int(self._notes.add(f"segue/{key}", 1))

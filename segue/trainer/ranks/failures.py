@@ -38,6 +38,9 @@ log = logging.getLogger(__name__)
 _SETTLE_SECONDS = 5.0
 """How long ranks that noticed the end of an attempt wait for each other's published ending."""
 
+_SILENT_LOOKS = 240
+"""After so many looks without an answer, two minutes, the machine of the store is gone. Not by the clock, because this
+process may have stood still itself."""
 _POLL_SECONDS = 0.05
 _OF_GLOO = re.compile("gloo|Application timeout caused pair closure")
 _STORAGE_OR_MACHINE = (StoreReadError, StoreWriteError, WriterDiedError, MachineError, FencedError)
@@ -83,6 +86,7 @@ class RankFailures:
         self._settling = threading.Lock()
         self._hung: tuple[int, ...] = ()
         self._dead: tuple[int, ...] = ()
+        self._silent_looks = 0
         self._presence = Presence(notes, rank=rank, count=count)
 
     @contextmanager
@@ -101,10 +105,10 @@ class RankFailures:
                 threading.Event().wait()  # The watchdog is about to end this process, with the report.
             if was_settled:
                 raise
-            own = self._publish(error)
-            if own.is_cause:
+            cause = self._cause(error)
+            if cause is error:
                 raise
-            raise self._cause(own) from error
+            raise cause from error
 
     def ended_elsewhere(self) -> SegueError | None:
         """What has ended the attempt at another rank, as long as the training thread here has not noticed.
@@ -121,8 +125,12 @@ class RankFailures:
             # Without an ending, a process is gone because it crashed, or because it has left when all was done.
             dead = tuple(rank for rank in gone if self._watched.get(f"left/{rank}") is None)
         except RuntimeError as error:
-            log.debug("nothing is known of the other ranks error=%s", error)
-            return None
+            self._silent_looks += 1
+            if self._silent_looks < _SILENT_LOOKS or self._is_settled:
+                log.debug("nothing is known of the other ranks error=%s", error)
+                return None
+            return _store_lost(error)
+        self._silent_looks = 0
         has_cause = any(ending.is_cause for ending in endings.values())
         # Those that were gone first: the others' watchdogs end them a little later. A machine may answer again.
         self._dead = (self._dead or dead) if dead else ()
@@ -186,7 +194,17 @@ class RankFailures:
         notes.put(f"ending/{self._rank}", ending.model_dump_json())
         notes.put("ended", "")
 
-    def _cause(self, own: RankEnding) -> SegueError:
+    def _cause(self, error: BaseException) -> BaseException:
+        """What to raise for this exception: itself, unless another rank is the cause."""
+        try:
+            own = self._publish(error)
+            return error if own.is_cause else self._cause_elsewhere()
+        except RuntimeError as of_store:
+            log.warning("the other ranks are gone, or what they share is error=%s", of_store)
+            # The ranks cannot agree on which one reports. Where none does, the heartbeat shows that all have ended.
+            return _store_lost(of_store) if self.is_broken_off or is_broken_collective(error) else error
+
+    def _cause_elsewhere(self) -> SegueError:
         endings, alive = self._wait_for_others()
         silent = [rank for rank in range(self._count) if rank not in endings]
         hung = tuple(rank for rank in silent if alive[rank])
@@ -260,6 +278,10 @@ def cause_of(
         return RankLostError(ranks=dead, why="its process was killed, or crashed, or its machine is gone")
     first = min(endings.values(), key=lambda ending: ending.order)
     return RankLostError(ranks=(first.rank,), why=f"the ranks lost contact ({first.message})")
+
+
+def _store_lost(error: RuntimeError) -> RankLostError:
+    return RankLostError(ranks=(0,), why=f"the store that connects the ranks, on its machine, is gone ({error})")
 
 
 def is_broken_collective(error: BaseException) -> bool:

@@ -13,7 +13,8 @@ from segue.checkpoints.saving.ranked_writer import RankedWriter
 from segue.checkpoints.saving.writer_client import ShardWriter
 from segue.clock import Clock
 from segue.errors import SegueError
-from segue.trainer.ranks.collectives import Exchange, Ranks, RanksOfProgram, TorchRanks, is_one_of_several
+from segue.trainer.ranks.collectives import Ranks, RanksOfProgram, TorchRanks, is_one_of_several
+from segue.trainer.ranks.exchange import Exchange
 from segue.trainer.ranks.failures import RankFailures
 
 log = logging.getLogger(__name__)

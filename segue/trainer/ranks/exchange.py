@@ -1,0 +1,88 @@
+"""A key-value store that the ranks of an attempt share; torchrun hosts it, on the machine of rank 0."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import torch.distributed as dist
+
+from segue.trainer.ranks.collectives import connected
+
+_ANSWER_SECONDS = 60.0
+
+
+class SilentStoreError(dist.DistNetworkError):
+    """The store does not answer; its machine may be gone."""
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__(f"the store of the ranks has not answered for {seconds:g} s")
+
+
+class Exchange:
+    """A connection to the store, usable at any time and from any thread.
+
+    Calls raise a RuntimeError where the store is gone, also where its machine has gone without a word: torch's own
+    timeout applies only to waits for a key. So a thread of its own makes the calls, and is left behind then.
+    """
+
+    def __init__(self, *, wait_seconds: float, answer_seconds: float = _ANSWER_SECONDS) -> None:
+        """`wait_seconds` is the longest wait for the connection, `answer_seconds` that for an answer."""
+        # A separate connection: the process group's is blocked while a thread waits for a key.
+        self._notes = connected(wait_seconds=wait_seconds)
+        self._answer_seconds = answer_seconds
+        self._calls: queue.SimpleQueue[_Call] = queue.SimpleQueue()
+        self._unanswered: _Call | None = None
+        threading.Thread(target=self._make_calls, name="segue-exchange", daemon=True).start()
+
+    def put(self, key: str, text: str) -> None:
+        self._answer(lambda: self._notes.set(f"segue/{key}", text))
+
+    def get(self, key: str) -> str | None:
+        """The text of a key; None until a rank has put it."""
+
+        def ask() -> str | None:
+            is_there = self._notes.check([f"segue/{key}"])
+            return bytes(self._notes.get(f"segue/{key}")).decode() if is_there else None
+
+        text: str | None = self._answer(ask)
+        return text
+
+    def count(self, key: str) -> int:
+        """How often this was called for the key, over all ranks."""
+        return int(self._answer(lambda: self._notes.add(f"segue/{key}", 1)))
+
+    def _answer(self, make: Callable[[], object]) -> Any:
+        before = self._unanswered
+        if before is not None and not before.is_made.is_set():
+            raise SilentStoreError(self._answer_seconds)
+        call = _Call(make)
+        self._calls.put(call)
+        if not call.is_made.wait(self._answer_seconds):
+            self._unanswered = call
+            raise SilentStoreError(self._answer_seconds)
+        if call.error is not None:
+            raise call.error
+        return call.answer
+
+    def _make_calls(self) -> None:
+        while True:
+            self._calls.get().run()
+
+
+class _Call:
+    def __init__(self, make: Callable[[], object]) -> None:
+        self._make = make
+        self.is_made = threading.Event()
+        self.answer: object = None
+        self.error: Exception | None = None
+
+    def run(self) -> None:
+        try:
+            self.answer = self._make()
+        except Exception as error:
+            # Any exception: it is raised where the call was asked for.
+            self.error = error
+        self.is_made.set()
