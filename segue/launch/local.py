@@ -8,12 +8,11 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from contextlib import suppress
-from pathlib import Path
-from typing import NamedTuple
 
 from segue.launch.assignment import Assignment
 from segue.launch.child import ChildProcess, end_leftovers
 from segue.launch.determinism import trainer_environment
+from segue.launch.meeting import ALONE, Nodes, interface_of, own_address
 from segue.launch.output import OnLine
 from segue.launch.rendezvous import RANKS_VARIABLE, LaunchFolder
 from segue.process import ProcessRef
@@ -25,22 +24,6 @@ DUMP_SIGNAL = signal.SIGUSR2
 TRAINER_COMMAND = (sys.executable, "-m", "segue.trainer.main")
 EARLY_OPTION = "--early"
 """With it, a trainer imports everything before it reads its assignment."""
-LOOPBACK = "127.0.0.1"
-
-
-class Nodes(NamedTuple):
-    """The place of this machine among several on which the ranks of one attempt run."""
-
-    how_many: int
-    number: int
-    """Of this machine, from 0. Rank 0 is on machine 0."""
-    address: str
-    """Of machine 0, as the others reach it."""
-    port: int
-    """Free on machine 0; the ranks meet there."""
-
-
-ALONE = Nodes(how_many=1, number=0, address=LOOPBACK, port=0)
 
 
 def launch_here(assignment: Assignment, *, on_line: OnLine | None = None) -> ProcessTrainer | RanksTrainer:
@@ -217,7 +200,8 @@ class RanksTrainer(_OnThisMachine):
 
 def _meeting(nodes: Nodes) -> list[str]:
     """The options of torchrun that say where the ranks meet."""
-    local = ["--local-addr", LOOPBACK] if nodes.address == LOOPBACK else []
+    own = own_address(nodes)
+    local = ["--local-addr", own] if own is not None else []
     if nodes.how_many == 1:
         return ["--standalone", *local]
     where = ["--master-addr", nodes.address, "--master-port", str(nodes.port)]
@@ -230,9 +214,11 @@ def _environment(count: int, given: Mapping[str, str], nodes: Nodes) -> dict[str
     env.setdefault("OMP_NUM_THREADS", str(max((os.cpu_count() or 1) // count, 1)))
     # DistributedDataParallel would warn each rank about searching for unused parameters, which is intended.
     env.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
-    # Several machines: gloo takes the interface of the machine's own name, unless the user has set another one.
-    if nodes.address == LOOPBACK and Path("/sys/class/net/lo").exists():
-        env.setdefault("GLOO_SOCKET_IFNAME", "lo")  # A machine's own name may not resolve.
+    # Gloo would take the interface of the machine's own name, which may not resolve, or to an address of this machine.
+    own = own_address(nodes)
+    interface = interface_of(own) if own is not None else None
+    if interface is not None:
+        env.setdefault("GLOO_SOCKET_IFNAME", interface)
     return env
 
 

@@ -18,15 +18,14 @@ from types import FrameType
 from segue.clock import SystemClock
 from segue.launch.assignment import Assignment, ExitCode
 from segue.launch.determinism import trainer_environment
-from segue.launch.local import DUMP_SIGNAL, LOOPBACK, TRAINER_COMMAND, Nodes, RanksTrainer, accelerators
+from segue.launch.local import DUMP_SIGNAL, TRAINER_COMMAND, RanksTrainer, accelerators
+from segue.launch.meeting import FIRST_PORT, LOOPBACK, PORTS, Nodes
 from segue.launch.rendezvous import LaunchFolder
 
 _NOTICES = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 _LOOK_SECONDS = 1.0
 _OTHERS_SECONDS = 30.0
 """How long the ranks of other nodes may go on when those of this node have ended."""
-_FIRST_PORT, _PORTS = 12_000, 20_000
-"""The ports on which ranks of Slurm jobs meet: below those that systems hand out to clients."""
 
 
 def nodes_of_slurm(variables: Mapping[str, str]) -> Nodes:
@@ -39,7 +38,7 @@ def nodes_of_slurm(variables: Mapping[str, str]) -> Nodes:
         how_many=int(variables["SLURM_STEP_NUM_NODES"]),
         number=int(variables["SLURM_NODEID"]),
         address=variables.get("SLURM_LAUNCH_NODE_IPADDR", LOOPBACK),
-        port=_FIRST_PORT + int(variables["SLURM_JOB_ID"]) % _PORTS,
+        port=FIRST_PORT + int(variables["SLURM_JOB_ID"]) % PORTS,
     )
 
 

@@ -16,7 +16,7 @@ from contextlib import closing, suppress
 import psutil
 import pytest
 
-from segue.launch import node
+from segue.launch import meeting
 from segue.launch.assignment import Assignment, ExitCode
 from segue.records import StopReason, VerdictKind
 from segue.runlog.history import read_history
@@ -40,7 +40,7 @@ def job_id():
     """The id of a job whose ranks would meet at a free port."""
     with closing(socket.socket()) as made:
         made.bind(("127.0.0.1", 0))
-        return str(made.getsockname()[1] - node._FIRST_PORT)
+        return str(made.getsockname()[1] - meeting.FIRST_PORT)
 
 
 @pytest.fixture

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from ray._private.state import state
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from segue.clock import Clock
 from segue.errors import RaySetupError
 from segue.launch.ray.node import facts_here
 from segue.launch.ray.placement import Node, Resources, mark_of
@@ -18,7 +20,9 @@ from segue.launch.ray.problems import (
     NodeFacts,
     RayProblem,
     as_pairs,
+    is_of_import,
     node_problems,
+    not_importable,
     resource_problems,
     version_refusal,
 )
@@ -73,6 +77,20 @@ def draining_nodes() -> dict[str, float | None]:
     return {node: deadline_ms / 1000 if deadline_ms else None for node, deadline_ms in found.items()}
 
 
+class Drains:
+    """What `draining_nodes` said last, asked again and again by a thread: the call waits for a head that is away."""
+
+    def __init__(self, *, period_seconds: float, clock: Clock) -> None:
+        self.found: dict[str, float | None] = {}
+        self._period_seconds, self._clock = period_seconds, clock
+        threading.Thread(target=self._ask, name="segue-ray-drains", daemon=True).start()
+
+    def _ask(self) -> None:
+        while True:
+            self.found = draining_nodes()
+            self._clock.sleep(self._period_seconds)
+
+
 def has_autoscaler() -> bool:
     """Whether nodes may still come that nothing is known of."""
     return state.get_cluster_config() is not None
@@ -116,9 +134,8 @@ def _facts_of(node_ids: list[str], folder: str) -> tuple[list[NodeFacts], list[R
             facts.append(ray.get(ref))
         except ray.exceptions.RayError as error:
             why = str(error).strip().splitlines()[-1]
-            if "ModuleNotFoundError" in str(error):
-                what = f"segue cannot be imported on the node {asked[ref][:8]} ({why})"
-                found.append(RayProblem(what=what, fix="install segue with the same packages on all nodes"))
+            if is_of_import(error):
+                found.append(not_importable(f"the node {asked[ref][:8]}", why))
             else:
                 log.warning("a node of the Ray cluster is not checked node=%s reason=%s", asked[ref], why)
     return facts, found

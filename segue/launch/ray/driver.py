@@ -16,11 +16,13 @@ import queue
 import signal
 import sys
 import threading
+from collections.abc import Mapping
 from pathlib import Path
 
 from segue.clock import Clock, SystemClock
 from segue.errors import RaySetupError
 from segue.launch.assignment import Assignment, ExitCode
+from segue.launch.output import survive_broken_output
 from segue.launch.ray import cluster
 from segue.launch.ray.gang import ActorLostError, Gang
 from segue.launch.ray.node import facts_here, shared_variables
@@ -36,6 +38,8 @@ _DRAIN_SECONDS = 1.0
 """Time between two looks at which nodes are being drained."""
 _ROOM_SECONDS = 5.0
 """Time between two looks at how much room there is, and between two tries to connect."""
+_GROW_SECONDS = 180.0
+"""How long an autoscaler has for the nodes of as many ranks as the run permits, before fewer will do."""
 _OTHERS_SECONDS = 60.0
 """How long ranks may go on when others have ended, in addition to the grace period: they see that by themselves."""
 _NOTICES = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
@@ -94,7 +98,7 @@ class Driver:
         self._is_orphan = self._has_lost_actors = False
         self._here = str(Path.cwd())
         self._told_of: set[str] = set()
-        self._drain_at = float("-inf")
+        self._drains: cluster.Drains | None = None
 
     def run(self) -> DriverStatus:
         """Train the attempt; how it ended.
@@ -104,14 +108,17 @@ class Driver:
         """
         self._connect()
         self._refuse_problems()
-        gang = self._placed()
+        gang, has_started = self._placed(), False
         try:
+            self._meet(gang)
+            has_started = True
             self._start(gang)
             self._follow(gang)
         except ActorLostError as error:
             gang.tell("kill")  # Ranks of the other actors would wait for its ranks.
             gang.look(wait_seconds=_ROOM_SECONDS)
-            return DriverStatus(has_started=True, code=-signal.SIGKILL, ended=f"a Ray actor did not start ({error})")
+            ended = f"a Ray actor did not start ({error})"
+            return DriverStatus(has_started=has_started, code=-signal.SIGKILL, ended=ended)
         code = gang.code if gang.code is not None else -signal.SIGKILL
         ended = gang.lost + " was lost" if gang.lost else _ended(code)
         return DriverStatus(has_started=True, code=code, ended=ended, was_out_of_memory=gang.was_out_of_memory)
@@ -136,9 +143,12 @@ class Driver:
     def _placed(self) -> Gang:
         """The actors, once there is room for enough of them."""
         bundle, group, asked, seen = bundle_of(self._spec, self._plan.capacity), None, 0, 0
+        grows_until = self._clock.monotonic() + (_GROW_SECONDS if cluster.has_autoscaler() else 0.0)
         while group is None or not group.wait(_ROOM_SECONDS):
             self._end_as_orphan()
-            seen_before, seen = seen, bundles_now(self._spec, self._plan.capacity, cluster.nodes())
+            may_grow = self._clock.monotonic() < grows_until
+            now = bundles_now(self._spec, self._plan.capacity, cluster.nodes(), may_grow=may_grow)
+            seen_before, seen = seen, now
             if is_to_ask(seen, seen_before=seen_before, asked=asked):
                 if group is not None:
                     cluster.give_back(group)
@@ -147,12 +157,15 @@ class Driver:
         log.info("the placement group is there bundles=%d", asked)
         return Gang(group, bundle, asked)
 
-    def _start(self, gang: Gang) -> None:
+    def _meet(self, gang: Gang) -> None:
         facts = gang.meet(self._here)
         _refuse(node_problems(facts_here(self._here), facts, folder=self._here))
+        log.info("ranks start on %s", ", ".join(dict.fromkeys(each.in_words for each in facts)))
+
+    def _start(self, gang: Gang) -> None:
         assert self._spec.ray is not None
-        ranks = len(facts) * self._spec.ray.ranks_per_bundle
-        log.info("%d ranks start on %s", ranks, ", ".join(dict.fromkeys(each.in_words for each in facts)))
+        ranks = gang.count * self._spec.ray.ranks_per_bundle
+        log.info("%d ranks start", ranks)
         spec = self._spec.model_copy(update={"ranks": ranks})
         made = self._assignment.model_copy(update={"spec": spec})
         self._commands.hold()
@@ -162,6 +175,7 @@ class Driver:
     def _follow(self, gang: Gang) -> None:
         """Pass on what comes, until all ranks have ended."""
         give_up_at: float | None = None
+        self._drains = cluster.Drains(period_seconds=_DRAIN_SECONDS, clock=self._clock)
         while not gang.has_ended:
             for line in gang.look(wait_seconds=_LOOK_SECONDS):
                 sys.stdout.write(f"{line}\n")
@@ -170,7 +184,7 @@ class Driver:
             while (asked := self._commands.take()) is not None:
                 gang.tell(*asked)
             self._look_for_losses(gang)
-            self._look_for_drains(gang, at)
+            self._look_for_drains(gang, self._drains.found)
             if gang.waits_for_the_lost:
                 gang.tell("kill")
             if gang.is_ending and give_up_at is None:
@@ -188,12 +202,9 @@ class Driver:
             gang.tell("give_notice", signal.SIGTERM)
         self._is_orphan, self._has_lost_actors = is_segment_lost, bool(gang.lost)
 
-    def _look_for_drains(self, gang: Gang, at: float) -> None:
+    def _look_for_drains(self, gang: Gang, draining: Mapping[str, float | None]) -> None:
         """A node that is being drained is a notice, a grace period before its deadline; at once without one."""
-        if at - self._drain_at < _DRAIN_SECONDS:
-            return
-        self._drain_at = at
-        for node_id, deadline in cluster.draining_nodes().items():
+        for node_id, deadline in draining.items():
             if node_id in self._told_of or not gang.is_on(node_id):
                 continue
             left = 0.0 if deadline is None else deadline - self._clock.now().timestamp() - self._spec.grace_seconds
@@ -226,11 +237,17 @@ def main() -> int:
     assignment = Assignment.model_validate_json(sys.stdin.buffer.readline())
     name = f"{assignment.spec.run_id} seg{assignment.plan.segment} a{assignment.plan.attempt} driver"
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format=f"%(levelname)s {name} | %(message)s")
+    survive_broken_output()
     driver = Driver(assignment, folder, Commands(folder), clock=clock)
     try:
         status = driver.run()
     except RaySetupError as error:
         status = DriverStatus(code=ExitCode.USAGE, problems=error.problems)
+    except Exception as error:
+        # Any exception: Python's own end would wait for a cluster that may be away.
+        log.exception("the Ray driver failed")
+        ended = f"its Ray driver failed ({type(error).__name__})"
+        status = folder.read().model_copy(update={"code": -signal.SIGKILL, "ended": ended})
     folder.write(status)
     assert status.code is not None
     sys.stdout.flush()

@@ -10,12 +10,13 @@ import ray
 from ray.util.placement_group import PlacementGroup
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
+from segue.errors import RaySetupError
 from segue.launch.assignment import Assignment, ExitCode
-from segue.launch.local import Nodes
+from segue.launch.meeting import Nodes
 from segue.launch.ray.node import Answer, remote_class
 from segue.launch.ray.orders import Orders
 from segue.launch.ray.placement import Resources
-from segue.launch.ray.problems import NodeFacts
+from segue.launch.ray.problems import NodeFacts, as_pairs, is_of_import, not_importable
 
 log = logging.getLogger(__name__)
 
@@ -69,6 +70,7 @@ class Gang:
 
         Raises:
             ActorLostError: one cannot, or not within five minutes.
+            RaySetupError: segue cannot be imported on one of them.
         """
         for member, facts in zip(self._members, self._ask_all("facts", folder), strict=True):
             member.facts = facts
@@ -114,6 +116,10 @@ class Gang:
             member.facts is not None and member.facts.node_id == node_id and not member.has_ended
             for member in self._members
         )
+
+    @property
+    def count(self) -> int:
+        return len(self._members)
 
     @property
     def has_ended(self) -> bool:
@@ -176,6 +182,10 @@ class Gang:
         try:
             return list(ray.get(refs, timeout=_BOOT_SECONDS))
         except ray.exceptions.RayError as error:
+            if is_of_import(error):
+                raise RaySetupError(
+                    problems=as_pairs([not_importable("a node of the Ray cluster", _cause(error))])
+                ) from None
             raise ActorLostError(_cause(error)) from None
 
 

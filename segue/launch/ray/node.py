@@ -12,11 +12,9 @@ import importlib.metadata
 import os
 import platform
 import signal
-import socket
 import threading
 from collections import deque
 from collections.abc import Mapping
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +23,8 @@ from pydantic import BaseModel
 from segue.clock import SystemClock
 from segue.launch.assignment import Assignment
 from segue.launch.determinism import trainer_environment
-from segue.launch.local import Nodes, ProcessTrainer, RanksTrainer
+from segue.launch.local import ProcessTrainer, RanksTrainer
+from segue.launch.meeting import Nodes, free_port
 from segue.launch.memory import MemoryKills, RecentKills
 from segue.launch.output import Line
 from segue.launch.ray.problems import NodeFacts
@@ -66,6 +65,7 @@ def facts_here(folder: str) -> NodeFacts:
         address=ray.util.get_node_ip_address(),  # type: ignore[no-untyped-call]
         python=platform.python_version(),
         torch=torch,
+        segue=importlib.metadata.version("segue"),
         has_folder=Path(folder).is_dir(),
     )
 
@@ -90,10 +90,7 @@ class BundleActor:
 
     def free_port(self) -> int:
         """A port of this node on which nothing listens."""
-        with closing(socket.socket()) as made:
-            made.bind(("", 0))
-            port: int = made.getsockname()[1]
-            return port
+        return free_port()
 
     def start(self, assignment: str, nodes: Nodes, *, folder: str, variables: Mapping[str, str]) -> None:
         """Start the ranks; `nodes` is the place of this bundle among all."""

@@ -57,9 +57,14 @@ def _fits(node: Resources, bundle: Resources) -> int:
     return min(shares, default=0)
 
 
-def bundles_now(spec: RunSpec, capacity: Capacity, nodes: Iterable[Node]) -> int:
-    """How many bundles to ask for now: all that there is room for, within what the run permits."""
+def bundles_now(spec: RunSpec, capacity: Capacity, nodes: Iterable[Node], *, may_grow: bool = False) -> int:
+    """How many bundles to ask for now: all that there is room for, within what the run permits.
+
+    With `may_grow` as many as it permits: an autoscaler starts nodes for what is asked for, and for no more.
+    """
     fewest, most = bundle_counts(spec)
+    if may_grow:
+        return most
     free = [node.available for node in nodes if not node.is_draining]
     return max(fewest, min(most, room(free, bundle_of(spec, capacity))))
 

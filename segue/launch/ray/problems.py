@@ -34,6 +34,7 @@ class NodeFacts(BaseModel):
     python: str
     torch: str | None
     """None: not installed."""
+    segue: str
     has_folder: bool
     """Whether the segment's working folder is there."""
 
@@ -73,10 +74,24 @@ def node_problems(here: NodeFacts, nodes: Iterable[NodeFacts], *, folder: str) -
         elif _release(node.torch) != _release(here.torch):
             what = f"{node.in_words} has torch {node.torch or 'not'} installed, and this machine {here.torch}"
             found[RayProblem(what=what, fix="install the same torch on both")] = None
+        elif node.segue != here.segue:
+            what = f"{node.in_words} has segue {node.segue}, and this machine {here.segue}"
+            found[RayProblem(what=what, fix="install the same segue on both")] = None
         elif not node.has_folder:
             fix = "give all nodes the recipe's code at the path that it has here"
             found[RayProblem(what=f"{node.in_words} has no folder {folder}", fix=fix)] = None
     return list(found)
+
+
+def is_of_import(error: Exception) -> bool:
+    """Whether a process on a node failed because it lacks a package."""
+    return "ModuleNotFoundError" in str(error)
+
+
+def not_importable(where: str, why: str) -> RayProblem:
+    """The problem that segue, or what it needs, is not installed on a node."""
+    what = f"segue cannot be imported on {where} ({why})"
+    return RayProblem(what=what, fix="install segue with the same packages on all nodes")
 
 
 def version_refusal(text: str, *, address: str) -> RayProblem | None:

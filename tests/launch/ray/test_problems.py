@@ -33,8 +33,8 @@ def node(name="a", *, is_draining=False, **resources):
 
 
 def facts(**changed):
-    usual = {"node_id": "f" * 56, "address": "10.0.0.2", "python": "3.11.2", "torch": "2.13.0", "has_folder": True}
-    return NodeFacts.model_validate(usual | changed)
+    usual = {"node_id": "f" * 56, "address": "10.0.0.2", "python": "3.11.2", "torch": "2.13.0", "segue": "1.0.0"}
+    return NodeFacts.model_validate({"has_folder": True} | usual | changed)
 
 
 def test_a_run_without_a_ray_table_has_no_ray_problems_and_is_stored_as_before(make_spec):
@@ -103,6 +103,7 @@ def test_an_attempt_asks_for_all_that_there_is_room_for_and_never_for_less_than_
     assert asked(node(CPU=1, spot=1), node(CPU=2, spot=1)) == 3
     assert asked(node(CPU=2, spot=1), node(CPU=2, spot=1, is_draining=True)) == 2
     assert asked(node(CPU=8, on_demand=1)) == 2
+    assert bundles_now(spec, Capacity.SPOT, [], may_grow=True) == 4, "an autoscaler starts what is asked for"
 
 
 @pytest.mark.parametrize(
@@ -135,13 +136,21 @@ def test_a_resource_that_no_node_has_and_a_group_that_is_too_large_are_named_wit
 def test_nodes_with_another_python_or_torch_or_without_the_code_are_named():
     here = facts(address="10.0.0.1")
     fits = facts(python="3.11.9", torch="2.13.0+cu130")
-    others = [fits, facts(python="3.12.1"), facts(torch="2.12.0"), facts(torch=None), facts(has_folder=False)]
+    others = [
+        fits,
+        facts(python="3.12.1"),
+        facts(torch="2.12.0"),
+        facts(torch=None),
+        facts(has_folder=False),
+        facts(segue="0.0.1"),
+    ]
     found = [problem.what.partition(") ")[2] for problem in node_problems(here, others, folder="/app")]
     assert found == [
         "has Python 3.12.1, and this machine 3.11.2",
         "has torch 2.12.0 installed, and this machine 2.13.0",
         "has torch not installed, and this machine 2.13.0",
         "has no folder /app",
+        "has segue 0.0.1, and this machine 1.0.0",
     ]
 
 
