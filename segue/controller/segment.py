@@ -69,6 +69,14 @@ class TrainerEnd:
         return cls(exit_code, kills_before.has_grown_to(MemoryKills.now(), was_killed=was_killed))
 
     @property
+    def had_machine(self) -> bool:
+        return self.elsewhere is None or self.elsewhere.had_machine
+
+    @property
+    def was_refused(self) -> bool:
+        return self.elsewhere is not None and self.elsewhere.was_refused
+
+    @property
     def reason(self) -> StopReason:
         """The reason of an attempt that ended so, without a report of its own."""
         if self.was_out_of_memory or self.exit_code == ExitCode.OUT_OF_MEMORY:
@@ -203,11 +211,15 @@ def report_or_lost(runlog: RunLog, plan: SegmentPlan, end: TrainerEnd) -> Segmen
     Raises:
         StoreWriteError, StoreReadError: the outcome is not known; a retry is safe.
     """
-    report = read_history(runlog).report_of(plan.segment, plan.attempt)
-    had_machine = end.elsewhere is None or end.elsewhere.had_machine
-    return report or declare_lost(
-        runlog, plan, why=end.why, reason=end.reason, got_capacity=had_machine, failure=end.failure
-    )
+    history = read_history(runlog)
+    report = history.report_of(plan.segment, plan.attempt)
+    if report is not None:
+        return report
+    # A launcher may not have seen that it ran.
+    had_machine = history.attempt_of(plan.segment, plan.attempt) is not None or end.had_machine
+    if not had_machine and end.was_refused:
+        return declare_lost(runlog, plan, why=end.why, reason=StopReason.NO_CAPACITY, was_refused=True)
+    return declare_lost(runlog, plan, why=end.why, reason=end.reason, got_capacity=had_machine, failure=end.failure)
 
 
 class _Segment:

@@ -23,6 +23,8 @@ class Ending:
     was_out_of_memory: bool = False
     had_machine: bool = True
     """Whether it was started at all."""
+    was_refused: bool = False
+    """Whether somebody took it away before it was started: it is started again only after a pause."""
     refusal: SegueError | None = None
     """Why it cannot be started, now or later, unless a person changes something."""
 

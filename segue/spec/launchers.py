@@ -38,6 +38,8 @@ _SET_BY_SEGUE = {
     "time-min": "set segment.hours, so that segments end at a checkpoint",
     "hold": "a job that is held waits without end",
     "begin": "the run's schedule says when it starts",
+    "dependency": "the run's schedule says when it starts",
+    "deadline": "set the run's deadline",
     "no-kill": "an attempt ends when one of its nodes is lost",
     "version": "it submits nothing",
     "help": "it submits nothing",

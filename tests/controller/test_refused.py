@@ -5,12 +5,19 @@ from __future__ import annotations
 import logging
 
 import pytest
+import torch
 
 from segue.controller.back_off import back_off
+from segue.controller.segment import TrainerEnd, report_or_lost
 from segue.controller.steps import decide_next
+from segue.launch.assignment import Assignment
+from segue.launch.launcher import Ending
 from segue.records import StopReason
 from segue.runlog.history import read_history
+from segue.trainer.claim import claim_run
+from segue.trainer.environment import environment_of
 from tests.controller.test_wait import Watched
+from tests.support.forked_trainers import next_plan
 
 WHY = "the pool spot could not start it: 503"
 SAID = f"the pools could not start {{count}} in a row, last: {WHY}. Fix: correct what the pool says there"
@@ -69,3 +76,17 @@ def test_refusals_are_logged_as_often_as_they_double(run, caplog):
     counts = ["the last attempt", "2 attempts", "4 attempts", "8 attempts"]
     assert [any(message.startswith(f"the pools could not start {count}") for message in warned) for count in counts]
     assert len(warned) == len(counts)
+
+
+@pytest.mark.parametrize("was_claimed", [False, True])
+def test_a_trainer_that_was_taken_out_of_its_queue_was_refused_unless_it_has_run(make_spec, open_log, was_claimed):
+    spec = make_spec()
+    runlog = open_log(spec)
+    plan = next_plan(runlog, spec)
+    if was_claimed:
+        claim_run(runlog, Assignment(spec=spec, plan=plan), environment=environment_of(torch.device("cpu")))
+    ending = Ending("its Slurm job 7 ended as CANCELLED", had_machine=False, was_refused=True)
+    report = report_or_lost(runlog, plan, TrainerEnd(-9, elsewhere=ending))
+    assert (report.was_refused, report.got_capacity) == (not was_claimed, was_claimed)
+    assert report.stop_reason is (StopReason.LOST if was_claimed else StopReason.NO_CAPACITY)
+    assert "CANCELLED" in report.note

@@ -12,7 +12,7 @@ from pathlib import Path
 from segue.errors import SlurmSetupError
 from segue.launch.slurm.commands import Answer, ask
 from segue.launch.slurm.partition import Partition, partition_shown, priority_kill_wait
-from segue.launch.slurm.script import limit_minutes, shape_options
+from segue.launch.slurm.script import limit_minutes, shape_options, time_limit
 from segue.spec import RunSpec
 from segue.spec.launchers import SlurmSpec
 
@@ -24,6 +24,9 @@ _PERHAPS_LATER = re.compile(r"requested node configuration is not available|node
 
 _LIMIT = re.compile(r"violates accounting/qos|qosmax|qosgrp|assoc\w*limit|assocmax|assocgrp|maxsubmit", re.I)
 """What `sbatch --test-only` says of limits, also of those on the jobs that a user has at a time."""
+_NO_TIME_LIMIT = re.compile(r"time\s?limit", re.I)
+"""`require_timelimit` of JobSubmitPlugins: "Time limit specification required, but not provided"."""
+_NO_RIGHTS = re.compile(r"not permitted to use this partition|access/permission denied", re.I)
 _NO_PARTITION = re.compile(r"not found|invalid partition", re.I)
 
 _USABLE = [["up", state] for state in ("idle", "alloc", "mix", "comp", "plnd")]
@@ -59,7 +62,7 @@ def slurm_problems(spec: RunSpec) -> list[SlurmProblem]:
     found = _folder_problems(slurm)
     settings = ask(["scontrol", "show", "config"])
     for field, partition in {"spot": slurm.spot, "on_demand": slurm.on_demand}.items():
-        answer = ask(["scontrol", "show", "partition", partition])
+        answer = ask(["scontrol", "--all", "show", "partition", partition])
         if answer.code and _NO_PARTITION.search(answer.trouble + answer.output) is None:
             log.warning("the Slurm controller does not answer; its partitions are not checked reason=%s", answer.why)
             break
@@ -94,12 +97,11 @@ def _partition_problems(
 ) -> list[SlurmProblem]:
     slurm, partition = spec.slurm, partition_shown(answer.output)
     assert slurm is not None
-    if answer.code or partition is None:
-        # A partition without rights is hidden; sbatch says which of both it is.
-        refused = ask(["sbatch", "--test-only", f"--partition={name}", "--wrap=true"])
+    refused = ask(["sbatch", "--test-only", f"--partition={name}", "--wrap=true"])
+    if answer.code or partition is None or _NO_RIGHTS.search(refused.trouble):
         why = f" ({refused.why})" if refused.code and not refused.is_silence else ""
         fix = f"set slurm.{field} to one that `sinfo` lists, or ask for the rights"
-        return [SlurmProblem(f"there is no Slurm partition {name!r} that this user can see{why}", fix)]
+        return [SlurmProblem(f"there is no Slurm partition {name!r} that this user may use{why}", fix)]
     found = _held_problems(spec, slurm, field, partition) or _refused_problems(spec, slurm, field, partition)
     return found + (_preemption_problems(spec, partition, kill_wait) if field == "spot" else [])
 
@@ -115,8 +117,8 @@ def _held_problems(spec: RunSpec, slurm: SlurmSpec, field: str, partition: Parti
     if hours is None and longest is None and partition.has_default_time:
         what = f"jobs in the partition {partition.name!r} end after its DefaultTime, and it has no MaxTime to ask for"
         found.append(SlurmProblem(what, "set segment.hours, so that segments end at a checkpoint"))
-    if hours is not None and longest is not None and limit_minutes(hours * 3600) > longest:
-        needed = limit_minutes(hours * 3600)
+    needed = 0 if hours is None else limit_minutes(hours * 3600, spec)
+    if hours is not None and longest is not None and needed > longest:
         what = f"segments of {hours:g} hours need jobs of {needed} minutes, and the partition {partition.name!r} "
         what += f"permits {longest}"
         found.append(SlurmProblem(what, "set segment.hours to less; later segments go on where one ends"))
@@ -142,7 +144,8 @@ def _preemption_problems(spec: RunSpec, partition: Partition, kill_wait: int | N
 
 def _refused_problems(spec: RunSpec, slurm: SlurmSpec, field: str, partition: Partition) -> list[SlurmProblem]:
     """What sbatch refuses: an option or feature that the cluster does not have, an account without rights."""
-    shape = shape_options(spec, partition=partition.name)
+    seconds = None if spec.segment.hours is None else spec.segment.hours * 3600
+    shape = [*time_limit(spec, seconds, partition), *shape_options(spec, partition=partition.name)]
     answer = ask(["sbatch", "--test-only", "--no-requeue", *shape, "--wrap=true"])
     if answer.code == 0 or answer.is_silence:
         return []
@@ -152,6 +155,9 @@ def _refused_problems(spec: RunSpec, slurm: SlurmSpec, field: str, partition: Pa
     if _PERHAPS_LATER.search(answer.trouble) and _usable_nodes(partition.name) < slurm.nodes:
         log.warning("the Slurm partition %s has too few usable nodes now; jobs will wait", partition.name)
         return []
+    if _NO_TIME_LIMIT.search(answer.trouble) and seconds is None:
+        what = f"sbatch refuses a job without a time limit in the partition {partition.name!r}: {answer.why}"
+        return [SlurmProblem(what.rstrip("."), "set segment.hours, so that segments end at a checkpoint")]
     options = " ".join(slurm.options) or "no further options"
     what = f"sbatch refuses a job in the partition {partition.name!r} with {options}: {answer.why}"
     return [SlurmProblem(what.rstrip("."), f"correct slurm.options, or set another partition as slurm.{field}")]

@@ -93,23 +93,28 @@ class Sighting:
 
 def look_at(job_id: str, *, name: str) -> Sighting:
     """The job with this id and name: as the controller has it, then from accounting, then from the completion file."""
-    answer = ask(["scontrol", "show", "job", job_id])
+    answer = ask(["scontrol", "--all", "show", "job", job_id])
     if answer.code and not answer.is_unknown_job:
         return Sighting(is_silence=True)
     job = job_shown(answer.output, name=name)
     return Sighting(job or _accounted(job_id, name) or _completed(name))
 
 
-def find_job(name: str) -> tuple[Answer, str | None]:
-    """The id of the job of this name, if the controller has one."""
-    answer = ask(["squeue", "--noheader", "--states=all", "--format=%i", f"--name={name}"])
-    ids = answer.output.split()
-    return answer, ids[-1] if answer.code == 0 and ids else None
+def find_jobs(name: str) -> tuple[Answer, list[str]]:
+    """The ids of the jobs of this name that the controller has."""
+    answer = ask(["squeue", "--all", "--noheader", "--states=all", "--format=%i", f"--name={name}"])
+    return answer, answer.output.split() if answer.code == 0 else []
+
+
+def submitted_id(output: str) -> str | None:
+    """The id of the job in what `sbatch --parsable` printed, also where a site prints other lines; None without one."""
+    found = re.search(r"^(\d+)(?:;\S+)?\s*$", output, re.MULTILINE)
+    return found[1] if found is not None else None
 
 
 def waiting_jobs() -> str:
     """The ids and names of this user's jobs that wait, a line each; none where the controller does not answer."""
-    return ask(["squeue", "--noheader", "--states=PENDING", f"--user={os.getuid()}", "--format=%i %j"]).output
+    return ask(["squeue", "--all", "--noheader", "--states=PENDING", f"--user={os.getuid()}", "--format=%i %j"]).output
 
 
 def _accounted(job_id: str, name: str) -> Job | None:

@@ -7,7 +7,8 @@ import signal
 from dataclasses import dataclass
 
 _WAITS = frozenset({"PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "RESV_DEL_HOLD"})
-_RUNS = frozenset({"RUNNING", "COMPLETING", "SUSPENDED", "STOPPED", "SIGNALING", "STAGE_OUT", "RESIZING"})
+# REVOKED: another cluster of the federation has started the job, which runs there.
+_RUNS = frozenset({"RUNNING", "COMPLETING", "REVOKED", "SUSPENDED", "STOPPED", "SIGNALING", "STAGE_OUT", "RESIZING"})
 ENDS = frozenset(
     {
         "BOOT_FAIL",
@@ -19,7 +20,6 @@ ENDS = frozenset(
         "NODE_FAIL",
         "OUT_OF_MEMORY",
         "PREEMPTED",
-        "REVOKED",
         "TIMEOUT",
     }
 )
@@ -28,7 +28,7 @@ _BY_A_SIGNAL = 128
 """A shell's exit code for a command that a signal ended is this plus the signal's number."""
 _NO_OUTPUT = 53
 """What Slurm gives as the signal of a job whose output file could not be opened. Measured with 22.05."""
-_NEVER_STARTED = frozenset({"BOOT_FAIL", "REVOKED"})
+_TAKEN_AWAY = frozenset({"CANCELLED", "DEADLINE"})
 
 
 @dataclass(frozen=True)
@@ -42,6 +42,7 @@ class Job:
     exit_code: int = 0
     signal: int = 0
     has_started: bool = True
+    """Whether nodes were chosen for it; they may still have to boot."""
 
     @property
     def is_waiting(self) -> bool:
@@ -56,10 +57,16 @@ class Job:
     def was_out_of_memory(self) -> bool:
         return self.state == "OUT_OF_MEMORY"
 
+    def had_nodes(self, before: Job | None) -> bool:
+        """Whether it ran at all, once it has ended; `before` is the look before, if there was one."""
+        # Nodes of a cloud that do not come up fail while they boot.
+        failed_to_boot = self.state == "NODE_FAIL" and before is not None and before.is_waiting
+        return self.has_started and self.state != "BOOT_FAIL" and not failed_to_boot
+
     @property
-    def had_nodes(self) -> bool:
-        """Whether it was started at all, once it has ended."""
-        return self.has_started and self.state not in _NEVER_STARTED
+    def was_taken_away(self) -> bool:
+        """Whether somebody, or the cluster's own rules, took it out of the queue."""
+        return not self.has_started and self.state in _TAKEN_AWAY
 
     @property
     def trainer_code(self) -> int:

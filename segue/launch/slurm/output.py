@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
+import re
 import threading
 from contextlib import suppress
 from pathlib import Path
-from typing import IO
+from typing import IO, NamedTuple
 
 from segue.launch.output import OnLine, Relay
 
@@ -14,17 +15,28 @@ _POLL_SECONDS = 0.5
 _CHUNK_BYTES = 1 << 16
 _BY_SLURM = ("srun: ", "slurmstepd: ")
 """How Slurm's own lines in the output of a job begin."""
+_OF_MEMORY = re.compile(r"out of memory|oom[-_ ]kill", re.IGNORECASE)
 
 
-def complaint_in(path: Path) -> str | None:
-    """What Slurm itself wrote last into the output of a job: why a step did not start; None where it wrote nothing."""
+class Complaints(NamedTuple):
+    """What Slurm itself wrote into the output of a job."""
+
+    last: str | None = None
+    """Why a step did not start, or how it ended; None where it wrote nothing."""
+    is_memory: bool = False
+    """Whether a process was out of memory. The job's state says so only for the batch script itself."""
+
+
+def complaints_in(path: Path) -> Complaints:
+    """Slurm's own lines at the end of this file."""
     try:
         with path.open("rb") as file:
             file.seek(max(path.stat().st_size - _CHUNK_BYTES, 0))
             lines = file.read().decode(errors="replace").splitlines()
     except OSError:
-        return None
-    return next((line.strip() for line in reversed(lines) if line.startswith(_BY_SLURM)), None)
+        return Complaints()
+    said = [line.strip() for line in lines if line.startswith(_BY_SLURM)]
+    return Complaints(said[-1] if said else None, any(map(_OF_MEMORY.search, said)))
 
 
 class OutputTail:

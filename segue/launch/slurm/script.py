@@ -16,6 +16,8 @@ from segue.spec import RunSpec
 
 _BOOT_SECONDS, _BOOT_SHARE = 600.0, 0.1
 """How much longer than its attempt may train a job may run: seconds, and a share of that time for long attempts."""
+_EARLY_SECONDS = 60.0
+"""How much earlier than asked for Slurm may send a signal. Source: sbatch's documentation of --signal."""
 _END_OF_INPUT = "END_OF_THE_ASSIGNMENT"
 
 
@@ -46,12 +48,19 @@ def partition_of(spec: RunSpec, capacity: Capacity) -> str:
     return spec.slurm.spot if capacity is Capacity.SPOT else spec.slurm.on_demand
 
 
-def limit_minutes(seconds: float, *, longest_minutes: int | None = None) -> int:
+def ahead_seconds(spec: RunSpec) -> int:
+    """How long before the end of a job its trainer hears of it, by SIGUSR1."""
+    return math.ceil(spec.liveness.usr1_seconds or spec.grace_seconds)
+
+
+def limit_minutes(seconds: float, spec: RunSpec, *, longest_minutes: int | None = None) -> int:
     """The time limit of a job whose attempt trains for so long, in minutes; no longer than the partition permits.
 
-    Slurm holds a job that asks for more than its partition permits, without end.
+    Slurm sends SIGUSR1 up to a minute early, and the attempt's own end has to come before that. It holds a job that
+    asks for more than its partition permits, without end.
     """
-    minutes = math.ceil((seconds + max(_BOOT_SECONDS, _BOOT_SHARE * seconds)) / 60)
+    before_the_end = ahead_seconds(spec) + _EARLY_SECONDS
+    minutes = math.ceil((seconds + max(_BOOT_SECONDS, _BOOT_SHARE * seconds) + before_the_end) / 60)
     return minutes if longest_minutes is None else min(minutes, longest_minutes)
 
 
@@ -69,7 +78,6 @@ def sbatch_command(assignment: Assignment, *, name: str, output: Path, partition
     preemption where the cluster has `preempt_send_user_signal`. Where it has not, the trainer gets SIGTERM at once.
     """
     spec, plan = assignment.spec, assignment.plan
-    ahead = math.ceil(spec.liveness.usr1_seconds or spec.grace_seconds)
     environment = [] if _names_environment(spec) else ["--export=ALL"]
     return [
         "sbatch",
@@ -77,21 +85,22 @@ def sbatch_command(assignment: Assignment, *, name: str, output: Path, partition
         "--no-requeue",
         f"--job-name={name}",
         f"--comment=segue run {spec.run_id}, segment {plan.segment}, attempt {plan.attempt}, {plan.capacity}",
-        f"--signal=USR1@{ahead}",
+        f"--signal=USR1@{ahead_seconds(spec)}",
         f"--output={str(output).replace('%', '%%')}",
         "--open-mode=append",
         *environment,
-        *_time_limit(plan.max_seconds, partition),
+        *time_limit(spec, plan.max_seconds, partition),
         *shape_options(spec, partition=partition_of(spec, plan.capacity)),
     ]
 
 
-def _time_limit(seconds: float | None, partition: Partition) -> list[str]:
+def time_limit(spec: RunSpec, seconds: float | None, partition: Partition) -> list[str]:
+    """The option with the time limit of a job whose attempt trains for so long (None: as long as it may)."""
     longest = partition.longest_minutes
     if seconds is not None:
-        return [f"--time={limit_minutes(seconds, longest_minutes=longest)}"]
-    # Otherwise a job that may go on as long as it likes would end after the default time.
-    return [f"--time={longest}"] if partition.has_default_time and longest is not None else []
+        return [f"--time={limit_minutes(seconds, spec, longest_minutes=longest)}"]
+    # Otherwise it would end after the default time, and clusters that want a time limit would refuse it.
+    return [] if longest is None else [f"--time={longest}"]
 
 
 def _names_environment(spec: RunSpec) -> bool:

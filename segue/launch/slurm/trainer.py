@@ -23,9 +23,9 @@ from segue.launch.launcher import Ending
 from segue.launch.local import DUMP_SIGNAL
 from segue.launch.output import OnLine
 from segue.launch.slurm.checks import require_slurm
-from segue.launch.slurm.commands import Answer, ask, find_job, look_at, waiting_jobs
+from segue.launch.slurm.commands import Answer, ask, find_jobs, look_at, submitted_id, waiting_jobs
 from segue.launch.slurm.job import Job
-from segue.launch.slurm.output import OutputTail, complaint_in
+from segue.launch.slurm.output import Complaints, OutputTail, complaints_in
 from segue.launch.slurm.partition import partition_shown
 from segue.launch.slurm.script import batch_script, job_name, older_jobs, partition_of, sbatch_command
 
@@ -37,8 +37,16 @@ _LOOK_SECONDS = 2.0
 _REPEAT_SECONDS = 5.0
 """A notice is sent again until the job ends: a job that boots its nodes has no step yet that could get it."""
 _SUBMIT_AGAIN_SECONDS = 30.0
+_SILENT_SECONDS = 10.0
+"""Time between two tries to submit while the controller does not answer. Some failures to reach it take no time."""
+_UNSURE_SECONDS = 60.0
+"""How long a submission without an answer may still become a job."""
+_COMPLETING_SECONDS = 120.0
+"""A job that has ended may be cleaned up for many minutes, longer than its processes can still run."""
 _UNKNOWN_SECONDS = 15.0
 """How long a job must be unknown until it counts as ended, once it was told to end."""
+_FORGOTTEN_SECONDS = 60.0
+"""After that an unknown job does not wait in a queue any more: it trains, or it will never start."""
 _GIVE_UP_SECONDS = 300.0
 """How long after its kill a job is watched of which nothing is known."""
 
@@ -67,8 +75,12 @@ class SlurmTrainer:
         self._silent_since: float | None = None
         self._unknown_since: float | None = None
         self._killed_at: float | None = None
-        self._was_cancelled = self._is_checked = self._is_unsure = False
+        self._completing_since: float | None = None
+        self._unsure_since: float | None = None
+        """Since when it is not known whether its job was submitted; None where it is."""
+        self._was_cancelled = self._is_checked = False
         self._refused_because: str | None = None
+        self._silent_because = ""
         self._submit_at = float("-inf")
         self._thread = threading.Thread(target=self._work, name="segue-slurm", daemon=True)
         self._thread.start()
@@ -89,8 +101,11 @@ class SlurmTrainer:
         if self._code is not None:
             return None
         if self._id is None:
-            refused = self._refused_because
-            return "its Slurm job is being submitted" + (f", which sbatch refuses ({refused})" if refused else "")
+            refused, silent = self._refused_because, self._silent_because
+            why = f", which sbatch refuses ({refused})" if refused else ""
+            return f"its Slurm job is being submitted{f', but Slurm does not answer ({silent})' if silent else why}"
+        if self._is_forgotten():
+            return None  # If it does not train, it has not begun in time.
         if self._job is None or self._job.is_waiting:
             reason = self._job.reason if self._job is not None else ""
             fix = ". Fix: set segment.hours, so that segments end at a checkpoint" if "MaxWall" in reason else ""
@@ -145,22 +160,15 @@ class SlurmTrainer:
             self._tell(self._id)
 
     def _submit(self) -> None:
-        if self._is_unsure:
-            # The controller may have accepted the job although no answer came.
-            answer, found = find_job(self.name)
-            if self._note_silence(answer.is_silence):
-                if self._is_given_up():
-                    words = f"it is not known whether its Slurm job {self.name} was submitted: Slurm does not answer"
-                    self._end(-signal.SIGKILL, Ending(words))
-                return
-            if found is not None:
-                self._accept(found)
-                return
-            self._is_unsure = False
-        if self._notices or self._is_killed:  # It was not accepted, or the controller would have found it.
+        at = self._clock.monotonic()
+        if self._unsure_since is not None:
+            if at >= self._submit_at:
+                self._look_for_submitted(at, self._unsure_since)
+            return
+        if self._notices or self._is_killed:
             self._end(ExitCode.NOTICE, Ending("it was ended before its Slurm job was submitted", had_machine=False))
             return
-        if self._clock.monotonic() < self._submit_at:
+        if at < self._submit_at:
             return
         try:
             answer = self._ask_to_run()
@@ -169,12 +177,36 @@ class SlurmTrainer:
                 ExitCode.USAGE, Ending(f"it was not submitted to Slurm: {error}", had_machine=False, refusal=error)
             )
             return
-        if self._note_silence(answer.is_silence):
-            return
-        if answer.code:
+        job_id = submitted_id(answer.output) if answer.code == 0 else None
+        if self._note_silence(answer.is_silence, answer.why):
+            self._submit_at = at + _SILENT_SECONDS
+        elif answer.code:
             self._note_refusal(answer)
-            return
-        self._accept(answer.output.strip().partition(";")[0])
+        elif job_id is None:
+            self._unsure_since = at
+            log.warning("sbatch did not say which job it submitted, it is looked for name=%s", self.name)
+        else:
+            self._accept(job_id)
+
+    def _look_for_submitted(self, at: float, unsure_since: float) -> None:
+        """Look whether the controller has accepted the job although no answer came; it may still be about to."""
+        answer, found = find_jobs(self.name)
+        self._submit_at = at + _LOOK_SECONDS
+        if self._note_silence(answer.is_silence, answer.why):
+            self._submit_at = at + _SILENT_SECONDS
+            if self._is_given_up():
+                words = f"it is not known whether its Slurm job {self.name} was submitted: Slurm does not answer"
+                self._end(-signal.SIGKILL, Ending(words))
+        elif found:
+            if found[1:]:
+                ask(["scancel", f"--name={self.name}", *found[1:]])
+            self._accept(found[0])
+        elif self._notices or self._is_killed:
+            ask(["scancel", f"--name={self.name}"])
+            words = "it was ended while it was not known whether its Slurm job was submitted"
+            self._end(ExitCode.NOTICE, Ending(words, had_machine=False))
+        elif at - unsure_since >= _UNSURE_SECONDS:
+            self._unsure_since, self._submit_at = None, at
 
     def _ask_to_run(self) -> Answer:
         """Submit the job, once everything has been checked that would make it wait without end."""
@@ -182,7 +214,7 @@ class SlurmTrainer:
         if not self._is_checked and (plan.segment, plan.attempt) == (0, 1):
             require_slurm(assignment.spec)  # Later it was submitted before: what is refused now may pass.
         partition = partition_of(assignment.spec, assignment.plan.capacity)
-        shown = ask(["scontrol", "show", "partition", partition])
+        shown = ask(["scontrol", "--all", "show", "partition", partition])
         found = partition_shown(shown.output)
         if shown.code or found is None:
             return shown if shown.code else Answer(1, "", "unable to contact slurm controller: no partition")
@@ -195,7 +227,7 @@ class SlurmTrainer:
         self._is_checked = True
         command = sbatch_command(assignment, name=self.name, output=self.output, partition=found)
         answer = ask(command, given=batch_script(assignment))
-        self._is_unsure = answer.is_silence
+        self._unsure_since = self._clock.monotonic() if answer.is_silence else None
         return answer
 
     def _cancel_older(self) -> None:
@@ -219,8 +251,12 @@ class SlurmTrainer:
     def _look(self, job_id: str) -> None:
         seen = look_at(job_id, name=self.name)
         at = self._clock.monotonic()
+        if seen.job is not None and seen.job.has_ended:
+            self._conclude(job_id, seen.job)
+            return
         if self._is_given_up():
-            self._end(-signal.SIGKILL, Ending(f"its Slurm job {job_id} was cancelled, and Slurm does not answer"))
+            how = "Slurm does not answer" if seen.is_silence else "it is still there"
+            self._end(-signal.SIGKILL, Ending(f"its Slurm job {job_id} was cancelled, and {how}"))
             return
         if self._note_silence(seen.is_silence):
             return
@@ -231,11 +267,24 @@ class SlurmTrainer:
         if self._job is None or self._job.state != seen.job.state:
             log.info("Slurm job %s: %s %s", job_id, seen.job.state, seen.job.reason)
         self._job = seen.job
-        if seen.job.has_ended:
-            why = complaint_in(self.output) if seen.job.state == "FAILED" else None
-            words = f"its Slurm job {job_id} {seen.job.in_words}" + (f" ({why})" if why else "")
-            is_memory = seen.job.was_out_of_memory
-            self._end(seen.job.trainer_code, Ending(words, is_memory, had_machine=seen.job.had_nodes))
+        self._completing_since = (self._completing_since or at) if seen.job.state == "COMPLETING" else None
+        if self._completing_since is not None and at - self._completing_since >= _COMPLETING_SECONDS:
+            words = f"its Slurm job {job_id} has ended, and its nodes are being cleaned up"
+            self._end(-signal.SIGKILL, Ending(words))
+
+    def _conclude(self, job_id: str, job: Job) -> None:
+        found = complaints_in(self.output) if job.state == "FAILED" else Complaints()
+        words = f"its Slurm job {job_id} {job.in_words}" + (f" ({found.last})" if found.last else "")
+        is_told = bool(self._notices) or self._is_killed
+        self._end(
+            job.trainer_code,
+            Ending(
+                words,
+                job.was_out_of_memory or found.is_memory,
+                had_machine=job.had_nodes(self._job),
+                was_refused=job.was_taken_away and not is_told,
+            ),
+        )
 
     def _is_given_up(self) -> bool:
         """Whether its kill is so long ago that Slurm is waited for no longer."""
@@ -244,9 +293,10 @@ class SlurmTrainer:
             self._killed_at = at
         return self._killed_at is not None and at - self._killed_at > _GIVE_UP_SECONDS
 
-    def _note_silence(self, is_silent: bool) -> bool:
+    def _note_silence(self, is_silent: bool, why: str = "") -> bool:
         """Whether the controller did not answer; a warning the first time."""
         at = self._clock.monotonic()
+        self._silent_because = (why or "no answer") if is_silent else ""
         if is_silent:
             if self._silent_since is None:
                 self._silent_since = at
@@ -263,7 +313,13 @@ class SlurmTrainer:
             log.warning("Slurm does not know the job job=%s; its trainer's heartbeat decides", job_id)
         is_told = bool(self._sent) or self._was_cancelled
         if is_told and at - self._unknown_since >= _UNKNOWN_SECONDS:
-            self._end(-signal.SIGKILL, Ending(f"its Slurm job {job_id} is not known to Slurm any more"))
+            has_run = self._job is not None and not self._job.is_waiting
+            words = f"its Slurm job {job_id} is not known to Slurm any more"
+            self._end(-signal.SIGKILL, Ending(words, had_machine=has_run))
+
+    def _is_forgotten(self) -> bool:
+        since = self._unknown_since
+        return since is not None and self._clock.monotonic() - since >= _FORGOTTEN_SECONDS
 
     def _tell(self, job_id: str) -> None:
         """Send what was asked for. What the controller does not take is sent again."""

@@ -40,7 +40,7 @@ def test_a_run_that_fits_the_cluster_has_no_problems_also_while_all_nodes_are_dr
     [
         ({"spot": "nope"}, {}, "there is no Slurm partition 'nope'", "set slurm.spot"),
         ({"nodes": 3}, {"ranks": 3}, "a job of 3 nodes can never start in the partition 'spot', which gives 2", "to 2"),
-        ({}, {"segment": {"hours": 3.0}}, "need jobs of 198 minutes, and the partition 'spot' permits 60", "segment"),
+        ({}, {"segment": {"hours": 3.0}}, "need jobs of 200 minutes, and the partition 'spot' permits 60", "segment"),
         ({"options": ["--gres=gpu:1"]}, {}, "with --gres=gpu:1: Invalid generic resource", "correct slurm.options"),
         ({"options": ["--constraint=a100"]}, {}, "Invalid feature specification", "correct slurm.options"),
         ({"options": ["--mem=99999"]}, {}, "Requested node configuration is not available", "correct slurm.options"),
@@ -72,5 +72,5 @@ def test_a_partition_in_which_a_user_has_no_rights_is_named(cluster, make_slurm_
     found = slurm_problems(make_slurm_spec({"spot": "strict"}))
     (problem,) = found
     assert problem.what == (
-        "there is no Slurm partition 'strict' that this user can see (User's group not permitted to use this partition)"
+        "there is no Slurm partition 'strict' that this user may use (User's group not permitted to use this partition)"
     )

@@ -64,23 +64,23 @@ def test_the_end_of_a_job_says_how_its_trainer_ended(state, code, trainer_code, 
     assert (job.has_ended, job.trainer_code, job.in_words) == (True, trainer_code, words)
     assert job.was_out_of_memory is (state == "OUT_OF_MEMORY")
     from_file = job_completed(COMPLETED.format(name=NAME, state=state, code=code, nodes="n1"), name=NAME)
-    assert (from_file.trainer_code, from_file.in_words, from_file.had_nodes) == (trainer_code, words, True)
+    assert (from_file.trainer_code, from_file.in_words, from_file.had_nodes(None)) == (trainer_code, words, True)
     from_accounting = job_accounted(f"other|FAILED|1:0|n1\n{NAME}|{state}|{code}|n1\n", name=NAME)
     assert from_accounting.trainer_code == trainer_code
 
 
-@pytest.mark.parametrize("state", ["RUNNING", "COMPLETING", "SUSPENDED", "STAGE_OUT", "SOMETHING_NEW"])
+@pytest.mark.parametrize("state", ["RUNNING", "COMPLETING", "SUSPENDED", "STAGE_OUT", "REVOKED", "SOMETHING_NEW"])
 def test_a_job_in_any_other_state_has_not_ended(state):
     assert not job_shown(shown(state), name=NAME).has_ended
 
 
 def test_a_job_that_was_cancelled_in_the_queue_had_no_nodes():
-    assert not job_shown(shown("CANCELLED", nodes="(null)"), name=NAME).had_nodes
+    assert not job_shown(shown("CANCELLED", nodes="(null)"), name=NAME).had_nodes(None)
     assert not job_completed(
         COMPLETED.format(name=NAME, state="CANCELLED", code="0:0", nodes="(null)"), name=NAME
-    ).had_nodes
-    assert not job_accounted(f"{NAME}|CANCELLED by 0|0:0|None assigned", name=NAME).had_nodes
-    assert job_accounted(f"{NAME}|CANCELLED by 0|0:0|n1", name=NAME).had_nodes
+    ).had_nodes(None)
+    assert not job_accounted(f"{NAME}|CANCELLED by 0|0:0|None assigned", name=NAME).had_nodes(None)
+    assert job_accounted(f"{NAME}|CANCELLED by 0|0:0|n1", name=NAME).had_nodes(None)
 
 
 @pytest.mark.parametrize(

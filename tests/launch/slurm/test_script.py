@@ -62,13 +62,15 @@ def test_a_job_asks_for_its_partition_and_for_a_signal_to_the_trainer_ahead_of_i
 
 def test_the_time_limit_leaves_room_for_the_boot_and_is_no_longer_than_the_partition_permits(make_slurm_spec):
     spec = make_slurm_spec()
-    assert "--time=70" in command(spec, plan(max_seconds=3600.0))
+    assert "--time=72" in command(spec, plan(max_seconds=3600.0)), "a notice of 25 s, up to a minute early"
+    early = make_slurm_spec(liveness={"usr1_seconds": 900})
+    assert "--time=86" in command(early, plan(max_seconds=3600.0))
     assert "--time=60" in command(spec, plan(max_seconds=3600.0), partition=replace(PARTITION, longest_minutes=60))
-    assert not any("--time" in option for option in command(spec, partition=replace(PARTITION, longest_minutes=60)))
+    assert "--time=60" in command(spec, partition=replace(PARTITION, longest_minutes=60))
     defaults = replace(PARTITION, has_default_time=True)
     assert not any("--time" in option for option in command(spec, partition=defaults)), "refused before"
     assert "--time=60" in command(spec, partition=replace(defaults, longest_minutes=60))
-    assert limit_minutes(100_000.0) == 1834
+    assert limit_minutes(100_000.0, spec) == 1835
 
 
 def test_the_variables_of_the_segment_go_with_the_job_unless_the_options_say_which(make_slurm_spec):

@@ -43,13 +43,14 @@ def commands(tmp_path, monkeypatch):
         return calls
 
     monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
-    for name in ("_LOOK_SECONDS", "_REPEAT_SECONDS", "_UNKNOWN_SECONDS", "_SUBMIT_AGAIN_SECONDS"):
+    names = ("_LOOK", "_REPEAT", "_UNKNOWN", "_SUBMIT_AGAIN", "_SILENT", "_UNSURE", "_FORGOTTEN")
+    for name in (f"{each}_SECONDS" for each in names):
         monkeypatch.setattr(trainers, name, 0.3)
     return write
 
 
 def scontrol(job):
-    return f'case "$2" in partition) echo {PARTITION} ;; job) {job} ;; esac'
+    return f'[ "$1" = --all ] && shift; case "$2" in partition) echo {PARTITION} ;; job) {job} ;; esac'
 
 
 def show(state, *, name, code="0:0", nodes="n1"):
@@ -76,7 +77,7 @@ def start(make_slurm_spec):
 def test_a_job_that_slurm_does_not_know_counts_as_running_until_its_trainer_is_told_to_end(commands, start):
     calls = commands(sbatch='[ "$1" = --test-only ] || echo 7', scontrol=scontrol(UNKNOWN))
     trainer = start()
-    until(lambda: calls.read_text().count("scontrol show job 7") > 4)
+    until(lambda: calls.read_text().count("show job 7") > 4)
     assert trainer.poll() is None
     trainer.give_notice()
     assert trainer.wait(60) == -9
@@ -89,7 +90,7 @@ def test_a_job_of_another_name_that_has_the_id_now_is_not_taken_for_the_trainers
         sbatch='[ "$1" = --test-only ] || echo 7', scontrol=scontrol(show("COMPLETED", name="someone-elses"))
     )
     trainer = start()
-    until(lambda: calls.read_text().count("scontrol show job 7") > 4)
+    until(lambda: calls.read_text().count("show job 7") > 4)
     assert trainer.poll() is None
     trainer.kill()
     assert trainer.wait(60) == -9
@@ -100,7 +101,8 @@ def test_a_job_whose_submission_was_not_answered_is_looked_for_before_it_is_subm
     calls = commands(sbatch=f'[ "$1" = --test-only ] || {{ {AWAY}; }}', scontrol=scontrol(AWAY), squeue=AWAY)
     trainer = start()
     until(lambda: calls.read_text().count("squeue") > 2)
-    assert trainer.why_waiting() == "its Slurm job is being submitted"
+    silent = "its Slurm job is being submitted, but Slurm does not answer (Unable to contact slurm controller"
+    assert trainer.why_waiting().startswith(silent)
     assert calls.read_text().count("sbatch --parsable") == 1
     commands(squeue="echo 7", scontrol=scontrol(UNKNOWN), sbatch="echo 8")
     until(lambda: trainer.job_id is not None)
@@ -108,6 +110,117 @@ def test_a_job_whose_submission_was_not_answered_is_looked_for_before_it_is_subm
     assert calls.read_text().count("sbatch --parsable") == 1
     trainer.kill()
     trainer.wait(60)
+
+
+def test_a_submission_without_an_answer_may_take_a_while_to_become_a_job(commands, start, monkeypatch):
+    monkeypatch.setattr(trainers, "_UNSURE_SECONDS", 3.0)
+    calls = commands(sbatch=AWAY, scontrol=scontrol(UNKNOWN))
+    trainer = start(segment=1)
+    until(lambda: calls.read_text().count("squeue --all --noheader --states=all") > 3)
+    assert calls.read_text().count("sbatch --parsable") == 1, "the controller answers, but may still take it"
+    commands(sbatch="echo 8", scontrol=scontrol(UNKNOWN))
+    until(lambda: trainer.job_id == "8")
+    trainer.kill()
+    trainer.wait(60)
+
+
+def test_an_attempt_that_is_ended_meanwhile_takes_its_job_back(commands, start, monkeypatch):
+    monkeypatch.setattr(trainers, "_UNSURE_SECONDS", 600.0)
+    calls = commands(sbatch=AWAY, scontrol=scontrol(UNKNOWN))
+    trainer = start(segment=1)
+    until(lambda: "squeue --all --noheader --states=all" in calls.read_text())
+    trainer.give_notice()
+    assert trainer.wait(60) == ExitCode.NOTICE
+    assert not trainer.ending.had_machine
+    assert f"scancel --name={trainer.name}\n" in calls.read_text()
+
+
+def test_of_two_jobs_of_one_submission_one_is_kept(commands, start):
+    calls = commands(sbatch=AWAY, scontrol=scontrol(UNKNOWN), squeue="echo 7; echo 8")
+    trainer = start(segment=1)
+    until(lambda: trainer.job_id == "7")
+    until(lambda: f"scancel --name={trainer.name} 8\n" in calls.read_text())
+    trainer.kill()
+    trainer.wait(60)
+
+
+@pytest.mark.parametrize(("printed", "found"), [("echo Welcome; echo '7;cluster'", "none"), ("echo Welcome", "7")])
+def test_the_id_of_a_job_is_found_among_what_a_site_prints(commands, start, printed, found):
+    commands(sbatch=printed, scontrol=scontrol(UNKNOWN), squeue=f"echo {found}" if found != "none" else "exit 1")
+    trainer = start(segment=1)
+    until(lambda: trainer.job_id == "7")
+    trainer.kill()
+    trainer.wait(60)
+
+
+def test_a_job_that_was_forgotten_in_the_queue_does_not_wait_there_for_ever(commands, start, monkeypatch):
+    commands(sbatch="echo 7", scontrol=scontrol(show("PENDING", name="$NAME", nodes="(null)")))
+    trainer = start(segment=1)
+    monkeypatch.setenv("NAME", trainer.name)
+    until(lambda: "Resources" in (trainer.why_waiting() or ""))
+    commands(scontrol=scontrol(UNKNOWN))
+    until(lambda: trainer.why_waiting() is None)
+    assert trainer.poll() is None, "it may train, and its heartbeat decides"
+    trainer.give_notice()
+    assert trainer.wait(60) == -9
+    assert not trainer.ending.had_machine
+
+
+@pytest.mark.parametrize("is_told", [False, True])
+def test_a_job_that_somebody_takes_out_of_the_queue_is_submitted_again_after_a_pause(
+    commands, start, monkeypatch, is_told
+):
+    commands(sbatch="echo 7", scontrol=scontrol(show("PENDING", name="$NAME", nodes="(null)")))
+    trainer = start(segment=1)
+    monkeypatch.setenv("NAME", trainer.name)
+    until(lambda: "Resources" in (trainer.why_waiting() or ""))
+    if is_told:
+        trainer.give_notice()
+    commands(scontrol=scontrol(show("CANCELLED", name="$NAME", nodes="(null)")))
+    assert trainer.wait(60) == -9
+    assert (trainer.ending.had_machine, trainer.ending.was_refused) == (False, not is_told)
+
+
+@pytest.mark.parametrize(("before", "had_machine"), [("CONFIGURING", False), ("RUNNING", True)])
+def test_a_node_that_does_not_boot_is_no_machine_that_was_lost(commands, start, monkeypatch, before, had_machine):
+    calls = commands(sbatch="echo 7", scontrol=scontrol(show(before, name="$NAME")))
+    trainer = start(segment=1)
+    monkeypatch.setenv("NAME", trainer.name)
+    until(lambda: calls.read_text().count("show job 7") > 3)
+    commands(scontrol=scontrol(show("NODE_FAIL", name="$NAME")))
+    assert trainer.wait(60) == -9
+    assert trainer.ending.had_machine is had_machine
+
+
+def test_a_job_that_is_cleaned_up_for_minutes_has_ended(commands, start, monkeypatch):
+    monkeypatch.setattr(trainers, "_COMPLETING_SECONDS", 0.5)
+    commands(sbatch="echo 7", scontrol=scontrol(show("COMPLETING", name="$NAME")))
+    trainer = start(segment=1)
+    monkeypatch.setenv("NAME", trainer.name)
+    assert trainer.wait(60) == -9
+    assert "its nodes are being cleaned up" in trainer.ending.in_words
+
+
+def test_a_step_that_was_out_of_memory_is_known_by_what_slurm_wrote(commands, start, monkeypatch):
+    commands(sbatch="echo 7", scontrol=scontrol(show("RUNNING", name="$NAME")))
+    trainer = start(segment=1)
+    monkeypatch.setenv("NAME", trainer.name)
+    until(lambda: trainer.why_waiting() is None)
+    trainer.output.write_text("step 1\nsrun: error: n1: task 0: Out Of Memory\nsrun: Terminating StepId=7.0\n")
+    commands(scontrol=scontrol(show("FAILED", name="$NAME", code="1:0")))
+    assert trainer.wait(60) == 1
+    end = TrainerEnd.of(trainer.poll(), kills_before=MemoryKills.now(), elsewhere=trainer.ending)
+    assert end.reason is StopReason.OUT_OF_MEMORY
+
+
+def test_a_cluster_that_wants_a_time_limit_says_how_to_set_one(make_slurm_spec, commands):
+    wants = 'echo "sbatch: error: Time limit specification required, but not provided" >&2; exit 1'
+    unlimited = scontrol(UNKNOWN).replace("MaxTime=01:00:00", "MaxTime=UNLIMITED")
+    calls = commands(scontrol=unlimited, sbatch=f'case "$*" in *--time=*) exit 0 ;; esac; {wants}')
+    found = slurm_problems(make_slurm_spec())
+    assert {problem.fix for problem in found} == {"set segment.hours, so that segments end at a checkpoint"}
+    assert slurm_problems(make_slurm_spec(segment={"hours": 1})) == []
+    assert "--test-only --no-requeue --time=" in calls.read_text()
 
 
 def test_a_job_that_sbatch_refuses_for_now_is_submitted_again_and_shown_as_waiting(commands, start):
