@@ -13,6 +13,7 @@ from segue.controller.segment import TrainerEnd
 from segue.launch.assignment import Assignment, ExitCode
 from segue.launch.launcher import launch
 from segue.launch.memory import MemoryKills
+from segue.launch.slurm import submission
 from segue.launch.slurm import trainer as trainers
 from segue.launch.slurm.checks import slurm_problems
 from segue.records import Capacity, SegmentPlan, StopReason
@@ -43,9 +44,10 @@ def commands(tmp_path, monkeypatch):
         return calls
 
     monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
-    names = ("_LOOK", "_REPEAT", "_UNKNOWN", "_SUBMIT_AGAIN", "_SILENT", "_UNSURE", "_FORGOTTEN")
-    for name in (f"{each}_SECONDS" for each in names):
-        monkeypatch.setattr(trainers, name, 0.3)
+    for name in ("_LOOK", "_REPEAT", "_UNKNOWN", "_FORGOTTEN"):
+        monkeypatch.setattr(trainers, f"{name}_SECONDS", 0.3)
+    for name in ("_LOOK", "_SUBMIT_AGAIN", "_SILENT", "_UNSURE"):
+        monkeypatch.setattr(submission, f"{name}_SECONDS", 0.3)
     return write
 
 
@@ -113,7 +115,7 @@ def test_a_job_whose_submission_was_not_answered_is_looked_for_before_it_is_subm
 
 
 def test_a_submission_without_an_answer_may_take_a_while_to_become_a_job(commands, start, monkeypatch):
-    monkeypatch.setattr(trainers, "_UNSURE_SECONDS", 3.0)
+    monkeypatch.setattr(submission, "_UNSURE_SECONDS", 3.0)
     calls = commands(sbatch=AWAY, scontrol=scontrol(UNKNOWN))
     trainer = start(segment=1)
     until(lambda: calls.read_text().count("squeue --all --noheader --states=all") > 3)
@@ -125,7 +127,7 @@ def test_a_submission_without_an_answer_may_take_a_while_to_become_a_job(command
 
 
 def test_an_attempt_that_is_ended_meanwhile_takes_its_job_back(commands, start, monkeypatch):
-    monkeypatch.setattr(trainers, "_UNSURE_SECONDS", 600.0)
+    monkeypatch.setattr(submission, "_UNSURE_SECONDS", 600.0)
     calls = commands(sbatch=AWAY, scontrol=scontrol(UNKNOWN))
     trainer = start(segment=1)
     until(lambda: "squeue --all --noheader --states=all" in calls.read_text())

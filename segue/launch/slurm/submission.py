@@ -1,0 +1,167 @@
+"""The way of an attempt's job into the queue: checked, submitted, and looked for where no answer came."""
+
+from __future__ import annotations
+
+import logging
+import signal
+from pathlib import Path
+from typing import NamedTuple
+
+from segue.clock import Clock
+from segue.errors import SlurmSetupError
+from segue.launch.assignment import Assignment, ExitCode
+from segue.launch.launcher import Ending
+from segue.launch.slurm.checks import require_slurm
+from segue.launch.slurm.commands import Answer, ask, find_jobs, submitted_id, waiting_jobs
+from segue.launch.slurm.partition import partition_shown
+from segue.launch.slurm.script import batch_script, older_jobs, partition_of, sbatch_command
+
+log = logging.getLogger(__name__)
+
+_SUBMIT_AGAIN_SECONDS = 30.0
+_SILENT_SECONDS = 10.0
+"""Time between two tries while the controller does not answer. Some failures to reach it take no time."""
+_LOOK_SECONDS = 2.0
+_UNSURE_SECONDS = 60.0
+"""How long a submission without an answer may still become a job."""
+
+
+class End(NamedTuple):
+    """The end of a trainer."""
+
+    code: int
+    ending: Ending
+
+
+class Silence:
+    """Whether the controller answers."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._since: float | None = None
+        self.because = ""
+        """Why there was no answer to the last question; empty where there was."""
+
+    def note(self, is_silent: bool, *, job: str | None, why: str = "") -> bool:
+        """Note whether an answer came, and return that it did not; a warning the first time."""
+        at = self._clock.monotonic()
+        self.because = (why or "no answer") if is_silent else ""
+        if is_silent and self._since is None:
+            self._since = at
+            log.warning("the Slurm controller does not answer job=%s; the job goes on without it", job)
+        elif not is_silent and self._since is not None:
+            log.info("the Slurm controller answers again job=%s after=%.0fs", job, at - self._since)
+            self._since = None
+        return is_silent
+
+
+class Submission:
+    """The submission of one attempt. For one thread."""
+
+    def __init__(self, assignment: Assignment, *, name: str, output: Path, silence: Silence, clock: Clock) -> None:
+        self._assignment, self._silence, self._clock = assignment, silence, clock
+        self._name, self._output = name, output
+        self.job_id: str | None = None
+        """The id of its job; None until it is submitted."""
+        self._refused_because: str | None = None
+        self._unsure_since: float | None = None
+        """Since when it is not known whether its job was submitted; None where it is."""
+        self._is_checked = False
+        self._again_at = float("-inf")
+
+    @property
+    def in_words(self) -> str:
+        """What it waits for."""
+        refused = f", which sbatch refuses ({self._refused_because})" if self._refused_because else ""
+        silent = f", but Slurm does not answer ({self._silence.because})" if self._silence.because else ""
+        return f"its Slurm job is being submitted{silent or refused}"
+
+    def turn(self, *, is_told: bool, is_given_up: bool) -> End | None:
+        """Submit the job if it is time; the end of the attempt if it came before that.
+
+        `is_told` is whether the attempt was told to end, `is_given_up` whether that is long ago.
+        """
+        at = self._clock.monotonic()
+        if is_told and self._unsure_since is None:
+            return End(ExitCode.NOTICE, Ending("it was ended before its Slurm job was submitted", had_machine=False))
+        if at < self._again_at:
+            return None
+        if self._unsure_since is not None:
+            return self._look(at, self._unsure_since, is_told=is_told, is_given_up=is_given_up)
+        try:
+            answer = self._ask_to_run()
+        except SlurmSetupError as error:
+            words = f"it was not submitted to Slurm: {error}"
+            return End(ExitCode.USAGE, Ending(words, had_machine=False, refusal=error))
+        job_id = submitted_id(answer.output) if answer.code == 0 else None
+        if self._silence.note(answer.is_silence, job=None, why=answer.why):
+            self._again_at = at + _SILENT_SECONDS
+        elif answer.code:
+            self._note_refusal(answer)
+        elif job_id is None:
+            self._unsure_since = at
+            log.warning("sbatch did not say which job it submitted, it is looked for name=%s", self._name)
+        else:
+            self._accept(job_id)
+        return None
+
+    def _look(self, at: float, unsure_since: float, *, is_told: bool, is_given_up: bool) -> End | None:
+        """Look whether the controller has accepted the job although no answer came; it may still be about to."""
+        answer, found = find_jobs(self._name)
+        self._again_at = at + _LOOK_SECONDS
+        if self._silence.note(answer.is_silence, job=None, why=answer.why):
+            self._again_at = at + _SILENT_SECONDS
+            if is_given_up:
+                words = f"it is not known whether its Slurm job {self._name} was submitted: Slurm does not answer"
+                return End(-signal.SIGKILL, Ending(words))
+        elif found:
+            if found[1:]:
+                ask(["scancel", f"--name={self._name}", *found[1:]])
+            self._accept(found[0])
+        elif is_told:
+            ask(["scancel", f"--name={self._name}"])
+            words = "it was ended while it was not known whether its Slurm job was submitted"
+            return End(ExitCode.NOTICE, Ending(words, had_machine=False))
+        elif at - unsure_since >= _UNSURE_SECONDS:
+            self._unsure_since, self._again_at = None, at
+        return None
+
+    def _ask_to_run(self) -> Answer:
+        """Submit the job, once everything has been checked that would make it wait without end."""
+        assignment, plan = self._assignment, self._assignment.plan
+        if not self._is_checked and (plan.segment, plan.attempt) == (0, 1):
+            require_slurm(assignment.spec)  # Later it was submitted before: what is refused now may pass.
+        partition = partition_of(assignment.spec, assignment.plan.capacity)
+        shown = ask(["scontrol", "--all", "show", "partition", partition])
+        found = partition_shown(shown.output)
+        if shown.code or found is None:
+            return shown if shown.code else Answer(1, "", "unable to contact slurm controller: no partition")
+        try:
+            self._output.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            return Answer(1, "", f"{self._output.parent}: {error.strerror}")
+        if not self._is_checked:
+            self._cancel_older()
+        self._is_checked = True
+        command = sbatch_command(assignment, name=self._name, output=self._output, partition=found)
+        answer = ask(command, given=batch_script(assignment))
+        self._unsure_since = self._clock.monotonic() if answer.is_silence else None
+        return answer
+
+    def _cancel_older(self) -> None:
+        """Take jobs out of the queue whose segments have died: all they could do is find that they are superseded."""
+        older = older_jobs(waiting_jobs(), self._assignment)
+        if older:
+            log.warning("cancelling jobs of earlier attempts that still wait jobs=%s", ",".join(older))
+            ask(["scancel", "--state=PENDING", *older])
+
+    def _note_refusal(self, answer: Answer) -> None:
+        """Try again later. What stays refused was found before: this is a limit on jobs, or a cluster that changes."""
+        if self._refused_because != answer.why:
+            self._refused_because = answer.why
+            log.warning("sbatch refuses the job, it is submitted again later reason=%s", answer.why)
+        self._again_at = self._clock.monotonic() + _SUBMIT_AGAIN_SECONDS
+
+    def _accept(self, job_id: str) -> None:
+        self.job_id = job_id
+        log.info("submitted to Slurm job=%s name=%s output=%s", job_id, self._name, self._output)
