@@ -197,7 +197,7 @@ def grace_period(state: PoolState, needs: Needs) -> Result:
     kept = min(given, most)
     if kept - SIGTERM_SECONDS >= needs.grace_seconds:
         return ok(f"{state.deployment}: {name} is {duration(given)}")
-    why = name if kept == given else f"{platform} gives no more, whatever {name} says"
+    why = name if kept == given else f"by default {platform} gives no more, whatever {name} says"
     other = f", or raise {name} in the template" if needs.grace_seconds + SIGTERM_SECONDS <= most else ""
     result = fail if given < needs.grace_seconds else warn
     return result(

@@ -12,6 +12,8 @@ from typing import NamedTuple
 LOOPBACK = "127.0.0.1"
 FIRST_PORT, PORTS = 12_000, 20_000
 """The ports on which ranks meet: below those that systems hand out to clients, who may take a free one at any time."""
+_FIRST_FREE_PORT, _FREE_PORTS = 20_000, 12_000
+"""Of them, those from which a free one is chosen: Ray gives its workers ports up to 19999."""
 _GET_ADDRESS = 0x8915
 """SIOCGIFADDR of Linux: netdevice(7)."""
 
@@ -57,9 +59,9 @@ def free_port() -> int:
     Raises:
         OSError: there is none.
     """
-    first = random.randrange(PORTS)  # So that two attempts do not try the same ones.
-    for number in range(PORTS):
-        port = FIRST_PORT + (first + number) % PORTS
+    first = random.randrange(_FREE_PORTS)  # So that two attempts do not try the same ones.
+    for number in range(_FREE_PORTS):
+        port = _FIRST_FREE_PORT + (first + number) % _FREE_PORTS
         with closing(socket.socket()) as made, suppress(OSError):
             made.bind(("", port))
             return port

@@ -134,6 +134,7 @@ def test_kubernetes_pools_get_manifests_templates_and_deployments_without_folder
     ]
     assert "SEGUE_HOME" not in files["prefect.yaml"]
     before = yaml.safe_load(template(Path("prefect.yaml")))["deployments"]
+    assert [interval_of_recover(each) for each in (deployments, before)] == [300, 30], "each look starts a container"
     for found in (*deployments, *before):
         found["work_pool"] = None
         for changed in ("grace_seconds", "notices"):
@@ -163,6 +164,11 @@ def test_the_start_check_accepts_the_project_as_it_is_written(desk, pools, grace
         assert job.is_known
         state = PoolState(f"segment/{pool}", pool, workers=1, known_workers=1, job=job)
         assert refusals([state], Needs(grace_seconds=grace_seconds)) == []
+
+
+def interval_of_recover(deployments):
+    (recover,) = [found for found in deployments if found["name"] == "recover"]
+    return recover["schedules"][0]["interval"]
 
 
 def job_of_pool(files: dict[str, str], pool: str) -> Job:

@@ -113,7 +113,7 @@ BAD: list[tuple[str, PoolState, str, tuple[str, ...]]] = [
         "pool.grace-period",
         with_pod(terminationGracePeriodSeconds=600, nodeSelector={"cloud.google.com/gke-spot": "true"}),
         "warn",
-        ("kills 15 s after SIGTERM (a spot node of GKE gives no more", "of the run to 14", "late)."),
+        ("kills 15 s after SIGTERM (by default a spot node of GKE gives no more", "of the run to 14", "late)."),
     ),
     ("pool.shared-memory", on_kubernetes(templates.KUBERNETES), "warn", ("64 MB", "medium: Memory")),
     (

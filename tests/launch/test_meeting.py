@@ -26,10 +26,10 @@ def test_without_a_way_to_machine_0_its_own_name_decides(address):
 
 
 def test_a_port_that_is_taken_is_left_out(monkeypatch):
-    monkeypatch.setattr(meeting, "PORTS", 1)
+    monkeypatch.setattr(meeting, "_FREE_PORTS", 1)
     with closing(socket.socket()) as taken:
         taken.bind(("", 0))
-        monkeypatch.setattr(meeting, "FIRST_PORT", taken.getsockname()[1])
+        monkeypatch.setattr(meeting, "_FIRST_FREE_PORT", taken.getsockname()[1])
         with pytest.raises(OSError, match="all ports"):
             free_port()
-    assert free_port() == meeting.FIRST_PORT
+    assert free_port() == meeting._FIRST_FREE_PORT

@@ -39,7 +39,7 @@ _DRAIN_SECONDS = 1.0
 _ROOM_SECONDS = 5.0
 """Time between two looks at how much room there is, and between two tries to connect."""
 _GROW_SECONDS = 180.0
-"""How long an autoscaler has for the nodes of as many ranks as the run permits, before fewer will do."""
+"""How long an autoscaler has at most for the nodes of as many ranks as the run permits, before fewer will do."""
 _OTHERS_SECONDS = 60.0
 """How long ranks may go on when others have ended, in addition to the grace period: they see that by themselves."""
 _NOTICES = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
@@ -118,7 +118,7 @@ class Driver:
             gang.tell("kill")  # Ranks of the other actors would wait for its ranks.
             gang.look(wait_seconds=_ROOM_SECONDS)
             ended = f"a Ray actor did not start ({error})"
-            return DriverStatus(has_started=has_started, code=-signal.SIGKILL, ended=ended)
+            return DriverStatus(has_started=has_started, code=-signal.SIGKILL, ended=ended, was_refused=not has_started)
         code = gang.code if gang.code is not None else -signal.SIGKILL
         ended = gang.lost + " was lost" if gang.lost else _ended(code)
         return DriverStatus(has_started=True, code=code, ended=ended, was_out_of_memory=gang.was_out_of_memory)
@@ -143,7 +143,7 @@ class Driver:
     def _placed(self) -> Gang:
         """The actors, once there is room for enough of them."""
         bundle, group, asked, seen = bundle_of(self._spec, self._plan.capacity), None, 0, 0
-        grows_until = self._clock.monotonic() + (_GROW_SECONDS if cluster.has_autoscaler() else 0.0)
+        grows_until = self._clock.monotonic() + (self._grow_seconds if cluster.has_autoscaler() else 0.0)
         while group is None or not group.wait(_ROOM_SECONDS):
             self._end_as_orphan()
             may_grow = self._clock.monotonic() < grows_until
@@ -156,6 +156,12 @@ class Driver:
                 self._wait_for(f"its placement group of {in_words(seen, bundle)} waits for room on the Ray cluster")
         log.info("the placement group is there bundles=%d", asked)
         return Gang(group, bundle, asked)
+
+    @property
+    def _grow_seconds(self) -> float:
+        """How long an autoscaler has for all ranks; most of the time until this attempt is given up is for fewer."""
+        patience = self._plan.start_within_seconds
+        return _GROW_SECONDS if patience is None else min(_GROW_SECONDS, patience / 3)
 
     def _meet(self, gang: Gang) -> None:
         facts = gang.meet(self._here)

@@ -85,7 +85,7 @@ def node_problems(here: NodeFacts, nodes: Iterable[NodeFacts], *, folder: str) -
 
 def is_of_import(error: Exception) -> bool:
     """Whether a process on a node failed because it lacks a package."""
-    return "ModuleNotFoundError" in str(error)
+    return any(name in str(error) for name in ("ModuleNotFoundError", "ImportError"))
 
 
 def not_importable(where: str, why: str) -> RayProblem:

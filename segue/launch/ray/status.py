@@ -31,6 +31,8 @@ class DriverStatus(BaseModel):
     ended: str = ""
     """What ended, and how."""
     was_out_of_memory: bool = False
+    was_refused: bool = False
+    """Whether its ranks could not be started, although there was room: another try comes after a pause."""
     problems: tuple[tuple[str, str], ...] = ()
     """Why the cluster cannot run it, with the fix of each."""
 
@@ -39,7 +41,13 @@ class DriverStatus(BaseModel):
         """The end that it tells."""
         refusal = RaySetupError(problems=self.problems) if self.problems else None
         words = f"it was not started on Ray: {refusal}" if refusal is not None else self.ended
-        return Ending(words, self.was_out_of_memory, had_machine=self.has_started, refusal=refusal)
+        return Ending(
+            words,
+            self.was_out_of_memory,
+            had_machine=self.has_started,
+            was_refused=self.was_refused,
+            refusal=refusal,
+        )
 
 
 class StatusFolder:

@@ -24,8 +24,6 @@ _PERHAPS_LATER = re.compile(r"requested node configuration is not available|node
 
 _LIMIT = re.compile(r"violates accounting/qos|qosmax|qosgrp|assoc\w*limit|assocmax|assocgrp|maxsubmit", re.I)
 """What `sbatch --test-only` says of limits, also of those on the jobs that a user has at a time."""
-_NO_TIME_LIMIT = re.compile(r"time\s?limit", re.I)
-"""`require_timelimit` of JobSubmitPlugins: "Time limit specification required, but not provided"."""
 _NO_RIGHTS = re.compile(r"not permitted to use this partition|access/permission denied", re.I)
 _NO_PARTITION = re.compile(r"not found|invalid partition", re.I)
 
@@ -97,7 +95,7 @@ def _partition_problems(
 ) -> list[SlurmProblem]:
     slurm, partition = spec.slurm, partition_shown(answer.output)
     assert slurm is not None
-    refused = ask(["sbatch", "--test-only", f"--partition={name}", "--wrap=true"])
+    refused = ask(["sbatch", "--test-only", *shape_options(spec, partition=name), "--wrap=true"])
     if answer.code or partition is None or _NO_RIGHTS.search(refused.trouble):
         why = f" ({refused.why})" if refused.code and not refused.is_silence else ""
         fix = f"set slurm.{field} to one that `sinfo` lists, or ask for the rights"
@@ -145,8 +143,10 @@ def _preemption_problems(spec: RunSpec, partition: Partition, kill_wait: int | N
 def _refused_problems(spec: RunSpec, slurm: SlurmSpec, field: str, partition: Partition) -> list[SlurmProblem]:
     """What sbatch refuses: an option or feature that the cluster does not have, an account without rights."""
     seconds = None if spec.segment.hours is None else spec.segment.hours * 3600
-    shape = [*time_limit(spec, seconds, partition), *shape_options(spec, partition=partition.name)]
-    answer = ask(["sbatch", "--test-only", "--no-requeue", *shape, "--wrap=true"])
+    test, shape = ["sbatch", "--test-only", "--no-requeue"], shape_options(spec, partition=partition.name)
+    answer = ask([*test, *time_limit(spec, seconds, partition), *shape, "--wrap=true"])
+    if answer.wants_time_limit and partition.longest_minutes is not None:
+        answer = ask([*test, *time_limit(spec, seconds, partition, is_wanted=True), *shape, "--wrap=true"])
     if answer.code == 0 or answer.is_silence:
         return []
     if _LIMIT.search(answer.trouble):
@@ -155,7 +155,7 @@ def _refused_problems(spec: RunSpec, slurm: SlurmSpec, field: str, partition: Pa
     if _PERHAPS_LATER.search(answer.trouble) and _usable_nodes(partition.name) < slurm.nodes:
         log.warning("the Slurm partition %s has too few usable nodes now; jobs will wait", partition.name)
         return []
-    if _NO_TIME_LIMIT.search(answer.trouble) and seconds is None:
+    if answer.wants_time_limit:
         what = f"sbatch refuses a job without a time limit in the partition {partition.name!r}: {answer.why}"
         return [SlurmProblem(what.rstrip("."), "set segment.hours, so that segments end at a checkpoint")]
     options = " ".join(slurm.options) or "no further options"

@@ -20,6 +20,7 @@ _SILENCE = re.compile(
     re.IGNORECASE,
 )
 _UNKNOWN_JOB = re.compile(r"invalid job id", re.IGNORECASE)
+_NO_TIME_LIMIT = re.compile(r"time\s?limit.*(required|not provided|missing|specif)", re.IGNORECASE)
 _ENDED_JOB = re.compile(r"already completing or completed|job/step already", re.IGNORECASE)
 _OF_A_JOB = ("SLURM_", "SBATCH_", "SALLOC_", "SRUN_", "SCANCEL_", "SQUEUE_", "SINFO_", "SACCT_")
 """Variables of a job in which this process runs, and defaults of a site, change what a command does."""
@@ -39,6 +40,11 @@ class Answer:
     def is_silence(self) -> bool:
         """Whether the controller did not answer, so that nothing is known."""
         return self.code != 0 and _SILENCE.search(self.trouble) is not None
+
+    @property
+    def wants_time_limit(self) -> bool:
+        """Whether sbatch refuses a job because it has no time limit (`require_timelimit` of JobSubmitPlugins)."""
+        return self.code != 0 and _NO_TIME_LIMIT.search(self.trouble) is not None
 
     @property
     def was_heard(self) -> bool:

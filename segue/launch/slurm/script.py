@@ -71,7 +71,9 @@ def shape_options(spec: RunSpec, *, partition: str) -> list[str]:
     return [*shape, *spec.slurm.options]
 
 
-def sbatch_command(assignment: Assignment, *, name: str, output: Path, partition: Partition) -> list[str]:
+def sbatch_command(
+    assignment: Assignment, *, name: str, output: Path, partition: Partition, wants_time_limit: bool = False
+) -> list[str]:
     """The command that submits an attempt; its standard input is the job's script.
 
     Ahead of the end Slurm sends SIGUSR1 to the trainer, not to the shell (no `B:`): at a time limit, and at a
@@ -89,18 +91,23 @@ def sbatch_command(assignment: Assignment, *, name: str, output: Path, partition
         f"--output={str(output).replace('%', '%%')}",
         "--open-mode=append",
         *environment,
-        *time_limit(spec, plan.max_seconds, partition),
+        *time_limit(spec, plan.max_seconds, partition, is_wanted=wants_time_limit),
         *shape_options(spec, partition=partition_of(spec, plan.capacity)),
     ]
 
 
-def time_limit(spec: RunSpec, seconds: float | None, partition: Partition) -> list[str]:
-    """The option with the time limit of a job whose attempt trains for so long (None: as long as it may)."""
+def time_limit(spec: RunSpec, seconds: float | None, partition: Partition, *, is_wanted: bool = False) -> list[str]:
+    """The option with the time limit of a job whose attempt trains for so long (None: as long as it may).
+
+    `is_wanted` is whether the cluster refuses jobs without one.
+    """
     longest = partition.longest_minutes
     if seconds is not None:
         return [f"--time={limit_minutes(seconds, spec, longest_minutes=longest)}"]
-    # Otherwise it would end after the default time, and clusters that want a time limit would refuse it.
-    return [] if longest is None else [f"--time={longest}"]
+    # Otherwise a job that may go on as long as it likes would end after the default time. Where there is none, Slurm
+    # takes the longest that partition, QOS and account permit: asking for that of the partition may be too much.
+    is_needed = is_wanted or partition.has_default_time
+    return [f"--time={longest}"] if is_needed and longest is not None else []
 
 
 def _names_environment(spec: RunSpec) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import signal
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -143,8 +144,11 @@ class Submission:
         if not self._is_checked:
             self._cancel_older()
         self._is_checked = True
-        command = sbatch_command(assignment, name=self._name, output=self._output, partition=found)
-        answer = ask(command, given=batch_script(assignment))
+        script = batch_script(assignment)
+        command = partial(sbatch_command, assignment, name=self._name, output=self._output, partition=found)
+        answer = ask(command(), given=script)
+        if answer.wants_time_limit:
+            answer = ask(command(wants_time_limit=True), given=script)
         self._unsure_since = self._clock.monotonic() if answer.is_silence else None
         return answer
 

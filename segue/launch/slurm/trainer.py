@@ -35,11 +35,12 @@ _LOOK_SECONDS = 2.0
 _REPEAT_SECONDS = 5.0
 """A notice is sent again until the job ends: a job that boots its nodes has no step yet that could get it."""
 _COMPLETING_SECONDS = 120.0
-"""A job that has ended may be cleaned up for many minutes, longer than its processes can still run."""
+"""How long a job is watched that has ended and is cleaned up, beyond the grace period in which its trainer saves."""
 _UNKNOWN_SECONDS = 15.0
 """How long a job must be unknown until it counts as ended, once it was told to end."""
 _FORGOTTEN_SECONDS = 60.0
-"""After that an unknown job does not wait in a queue any more: it trains, or it will never start."""
+"""After that an unknown job does not wait in a queue any more. One that was seen there is gone; one that was never seen
+may train."""
 _GIVE_UP_SECONDS = 300.0
 """How long after its kill a job is watched of which nothing is known."""
 
@@ -71,6 +72,7 @@ class SlurmTrainer:
         self._unknown_since: float | None = None
         self._killed_at: float | None = None
         self._completing_since: float | None = None
+        self._completing_seconds = assignment.spec.grace_seconds + _COMPLETING_SECONDS
         self._was_cancelled = False
         self._thread = threading.Thread(target=self._work, name="segue-slurm", daemon=True)
         self._thread.start()
@@ -171,9 +173,9 @@ class SlurmTrainer:
             log.info("Slurm job %s: %s %s", job_id, seen.job.state, seen.job.reason)
         self._job = seen.job
         self._completing_since = (self._completing_since or at) if seen.job.state == "COMPLETING" else None
-        if self._completing_since is not None and at - self._completing_since >= _COMPLETING_SECONDS:
+        if self._completing_since is not None and at - self._completing_since >= self._completing_seconds:
             words = f"its Slurm job {job_id} has ended, and its nodes are being cleaned up"
-            self._end(-signal.SIGKILL, Ending(words))
+            self._end(-signal.SIGKILL, Ending(words, complaints_in(self.output).is_memory))
 
     def _conclude(self, job_id: str, job: Job) -> None:
         found = complaints_in(self.output) if job.state == "FAILED" else Complaints()
@@ -203,6 +205,10 @@ class SlurmTrainer:
         if self._unknown_since is None:
             self._unknown_since = at
             log.warning("Slurm does not know the job job=%s; its trainer's heartbeat decides", job_id)
+        if self._is_forgotten() and self._job is not None and self._job.is_waiting:
+            words = f"its Slurm job {job_id} was forgotten by Slurm in the queue"
+            self._end(-signal.SIGKILL, Ending(words, had_machine=False, was_refused=True))
+            return
         is_told = bool(self._sent) or self._was_cancelled
         if is_told and at - self._unknown_since >= _UNKNOWN_SECONDS:
             has_run = self._job is not None and not self._job.is_waiting

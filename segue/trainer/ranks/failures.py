@@ -30,6 +30,7 @@ from segue.errors import (
 from segue.records import Value
 from segue.stores.base import StoreReadError, StoreWriteError
 from segue.trainer.health.failures import is_transient
+from segue.trainer.ranks.exchange import SilentStoreError
 from segue.trainer.ranks.presence import Presence
 from segue.user_objects import text_of
 
@@ -176,12 +177,12 @@ class RankFailures:
             if self._presence.kill(rank, self._notes):
                 log.error("killed a rank that hangs rank=%d", rank)
 
-    def _publish(self, error: BaseException) -> RankEnding:
+    def _publish(self, error: BaseException, *, is_silence: bool) -> RankEnding:
         ending = RankEnding(
             rank=self._rank,
             order=self._notes.count("endings"),
-            is_cause=not (self.is_broken_off or is_broken_collective(error)),
-            is_code=not isinstance(error, _STORAGE_OR_MACHINE),
+            is_cause=is_silence or not (self.is_broken_off or is_broken_collective(error)),
+            is_code=not (is_silence or isinstance(error, _STORAGE_OR_MACHINE)),
             type_name=type(error).__name__,
             message=text_of(error),
             traceback="".join(traceback.format_exception(error)),
@@ -196,9 +197,12 @@ class RankFailures:
 
     def _cause(self, error: BaseException) -> BaseException:
         """What to raise for this exception: itself, unless another rank is the cause."""
+        silence = _silence_in(error)
         try:
-            own = self._publish(error)
-            return error if own.is_cause else self._cause_elsewhere()
+            own = self._publish(error, is_silence=silence is not None)
+            if own.is_cause:
+                return _store_lost(silence) if silence is not None else error
+            return self._cause_elsewhere()
         except RuntimeError as of_store:
             log.warning("the other ranks are gone, or what they share is error=%s", of_store)
             # The ranks cannot agree on which one reports. Where none does, the heartbeat shows that all have ended.
@@ -286,10 +290,19 @@ def _store_lost(error: RuntimeError) -> RankLostError:
 
 def is_broken_collective(error: BaseException) -> bool:
     """Whether an error only shows that another rank did not answer, also where a recipe re-raised it."""
+    return any(
+        isinstance(seen, dist.DistError) or (isinstance(seen, RuntimeError) and _OF_GLOO.search(str(seen)))
+        for seen in _chain(error)
+    )
+
+
+def _silence_in(error: BaseException) -> SilentStoreError | None:
+    """The silence of the shared store that is the cause of this error, also where something re-raised it."""
+    return next((seen for seen in _chain(error) if isinstance(seen, SilentStoreError)), None)
+
+
+def _chain(error: BaseException) -> Iterator[BaseException]:
     seen: BaseException | None = error
     while seen is not None:
-        is_gloo = isinstance(seen, RuntimeError) and _OF_GLOO.search(str(seen)) is not None
-        if isinstance(seen, dist.DistError) or is_gloo:
-            return True
+        yield seen
         seen = seen.__cause__ or seen.__context__
-    return False

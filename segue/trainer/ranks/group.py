@@ -105,7 +105,8 @@ class SeveralRanks(RankGroup):
         return self._failures.take_over()
 
     def writer(self, inner: ShardWriter) -> ShardWriter:
-        notes = Exchange(wait_seconds=self._wait_seconds)  # A separate connection: the writer's thread polls often.
+        # A separate connection: the writer's thread polls often. It is as patient as a collective: only a save waits.
+        notes = Exchange(wait_seconds=self._wait_seconds, answer_seconds=self._wait_seconds)
         return RankedWriter(inner, rank=self.ranks.rank, count=self.ranks.count, notes=notes)
 
     def close(self) -> None:

@@ -3,56 +3,82 @@
 from __future__ import annotations
 
 import atexit
-import ctypes
+import faulthandler
 import gc
 import io
 import logging
 import os
 import sys
 import threading
+from collections.abc import Iterator
 from contextlib import suppress
-from typing import NoReturn
+from ctypes import CDLL
+from typing import Any, NoReturn
 
 log = logging.getLogger(__name__)
 
 _END_SECONDS = 60.0
 """Longest time for the threads and exit functions of the process."""
-_TEXT, _BYTES = (io.TextIOWrapper,), (io.BufferedWriter, io.BufferedRandom)
+_LOCKED_SECONDS = 10.0
+"""How much later it is ended when no thread of it can run, because one keeps Python's lock."""
+_STANDARD_ERROR = 2
 
 
 def end_process(code: int) -> NoReturn:
-    """End this process as Python does, but leave its objects as they are; after a minute in any case.
+    """End this process as Python does, but leave its objects as they are; after 70 s in any case.
 
-    Threads that are no daemons are waited for, exit functions are called, and what was written to open files is kept.
-    Main thread only.
+    Threads that are no daemons are waited for, exit functions are called, and open files are closed. Main thread only.
     """
-    force = threading.Timer(_END_SECONDS, os._exit, (code,))
+    # This one needs no thread of Python's, and no stream: the user may have replaced that.
+    faulthandler.dump_traceback_later(_END_SECONDS + _LOCKED_SECONDS, file=_STANDARD_ERROR, exit=True)
+    force = threading.Timer(_END_SECONDS, _end_at_once, (code,))
     force.daemon = True
     force.start()
-    try:
-        threading._shutdown()  # type: ignore[attr-defined]
-    except BaseException:
-        # Of any kind, as in the next step: Python shows it and goes on, too.
-        log.exception("the threads of this process did not end")
-    try:
-        atexit._run_exitfuncs()
-        flush_files()
-    except BaseException:
-        log.exception("the exit functions of this process failed")
-    finally:
-        os._exit(code)
+    for what, step in (("threads", threading._shutdown), ("exit functions", _call_exit_functions)):  # type: ignore[attr-defined]
+        try:
+            step()
+        except BaseException:
+            # Of any kind: Python shows it and goes on, too.
+            log.exception("the %s of this process did not end well", what)
+    os._exit(code)
 
 
-def flush_files() -> None:
-    """Write what open files still hold in memory, which the end of Python would do when it destroys them."""
-    gc.collect()  # What has no reference any more is destroyed, and so closed.
-    objects = gc.get_objects()
-    for kinds in (_TEXT, _BYTES):  # Those of text first: they write into those of bytes.
-        for file in objects:
-            if issubclass(type(file), kinds):
-                with suppress(OSError, ValueError):
-                    file.flush()
-    for stream in (sys.stdout, sys.stderr):
+def _end_at_once(code: int) -> None:
+    log.warning("threads or exit functions of this process did not end within %.0f s, they are left", _END_SECONDS)
+    os._exit(code)
+
+
+def _call_exit_functions() -> None:
+    atexit._run_exitfuncs()
+    close_files()
+
+
+def close_files() -> None:
+    """Close the files that are still open, as the end of Python does when it destroys them."""
+    standard: list[Any] = [sys.stdin, sys.stdout, sys.stderr, sys.__stdin__, sys.__stdout__, sys.__stderr__]
+    kept = {id(stream) for stream in (*standard, *(getattr(stream, "buffer", None) for stream in standard))}
+    for file in _open_files():
+        if id(file) not in kept:
+            with suppress(Exception):  # Of any kind: it may be a class of the user's. The others must be closed.
+                file.close()
+    for stream in standard[1:3]:
         with suppress(OSError, ValueError, AttributeError):  # They may be replaced, or None.
             stream.flush()
-    ctypes.CDLL(None).fflush(None)
+    CDLL(None).fflush(None)
+
+
+def _open_files() -> Iterator[Any]:
+    """Files, each before those into which it writes: text, then what compresses or uploads, then buffers."""
+    buffers = (io.BufferedWriter, io.BufferedRandom)
+    archive = getattr(sys.modules.get("zipfile"), "ZipFile", None)
+    by_turn: tuple[list[Any], ...] = ([], [], [])
+    for found in gc.get_objects():
+        kind = type(found)
+        if issubclass(kind, io.TextIOWrapper):
+            by_turn[0].append(found)
+        elif issubclass(kind, buffers):
+            by_turn[2].append(found)
+        elif (issubclass(kind, io.IOBase) and not issubclass(kind, io.RawIOBase)) or kind is archive:
+            by_turn[1].append(found)
+    for files in by_turn:
+        yield from files

@@ -161,11 +161,17 @@ def test_a_job_that_was_forgotten_in_the_queue_does_not_wait_there_for_ever(comm
     monkeypatch.setenv("NAME", trainer.name)
     until(lambda: "Resources" in (trainer.why_waiting() or ""))
     commands(scontrol=scontrol(UNKNOWN))
-    until(lambda: trainer.why_waiting() is None)
-    assert trainer.poll() is None, "it may train, and its heartbeat decides"
-    trainer.give_notice()
     assert trainer.wait(60) == -9
-    assert not trainer.ending.had_machine
+    assert (trainer.ending.had_machine, trainer.ending.was_refused) == (False, True)
+
+
+def test_a_job_that_was_forgotten_before_it_was_seen_may_train_and_does_not_wait(commands, start):
+    commands(sbatch="echo 7", scontrol=scontrol(UNKNOWN))
+    trainer = start(segment=1)
+    until(lambda: trainer.job_id is not None and trainer.why_waiting() is None)
+    assert trainer.poll() is None, "its heartbeat decides"
+    trainer.kill()
+    trainer.wait(60)
 
 
 @pytest.mark.parametrize("is_told", [False, True])
@@ -195,7 +201,7 @@ def test_a_node_that_does_not_boot_is_no_machine_that_was_lost(commands, start, 
 
 
 def test_a_job_that_is_cleaned_up_for_minutes_has_ended(commands, start, monkeypatch):
-    monkeypatch.setattr(trainers, "_COMPLETING_SECONDS", 0.5)
+    monkeypatch.setattr(trainers, "_COMPLETING_SECONDS", -20.0)  # The run's grace period is added.
     commands(sbatch="echo 7", scontrol=scontrol(show("COMPLETING", name="$NAME")))
     trainer = start(segment=1)
     monkeypatch.setenv("NAME", trainer.name)
@@ -223,6 +229,17 @@ def test_a_cluster_that_wants_a_time_limit_says_how_to_set_one(make_slurm_spec, 
     assert {problem.fix for problem in found} == {"set segment.hours, so that segments end at a checkpoint"}
     assert slurm_problems(make_slurm_spec(segment={"hours": 1})) == []
     assert "--test-only --no-requeue --time=" in calls.read_text()
+
+
+def test_a_cluster_that_wants_a_time_limit_gets_the_longest_of_the_partition_and_others_none(commands, start):
+    wants = 'echo "sbatch: error: Time limit specification required, but not provided" >&2; exit 1'
+    calls = commands(scontrol=scontrol(UNKNOWN), sbatch=f'case "$*" in *--time=60*) echo 7; exit 0 ;; esac; {wants}')
+    trainer = start()
+    until(lambda: trainer.job_id == "7")
+    submitted = [line for line in calls.read_text().splitlines() if line.startswith("sbatch --parsable")]
+    assert ["--time=" in line for line in submitted] == [False, True]
+    trainer.kill()
+    trainer.wait(60)
 
 
 def test_a_job_that_sbatch_refuses_for_now_is_submitted_again_and_shown_as_waiting(commands, start):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import signal
 import time
+from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
 
@@ -109,8 +110,12 @@ def test_a_group_lives_as_long_as_its_process_and_is_not_destroyed_with_the_last
 
 
 def gloo_threads():
-    threads = Path("/proc/self/task").iterdir()
-    return sorted(thread.name for thread in threads if "gloo" in (thread / "comm").read_text())
+    found = []
+    for thread in Path("/proc/self/task").iterdir():
+        with suppress(FileNotFoundError, ProcessLookupError):  # Another thread may end meanwhile.
+            if "gloo" in (thread / "comm").read_text():
+                found.append(thread.name)
+    return sorted(found)
 
 
 def test_a_rank_whose_recipe_cannot_be_built_is_named(end):

@@ -38,7 +38,7 @@ def host():
 def exchange(host, monkeypatch):
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
     monkeypatch.setenv("MASTER_PORT", str(host[1]))
-    return Exchange(wait_seconds=60, answer_seconds=2.0)
+    return Exchange(wait_seconds=60)
 
 
 def test_what_one_puts_another_gets(exchange, host):
@@ -51,6 +51,7 @@ def test_what_one_puts_another_gets(exchange, host):
 def test_a_call_ends_where_the_machine_of_the_store_says_nothing_and_goes_on_when_it_does(exchange, host):
     process, _ = host
     exchange.put("key", "text")
+    exchange._answer_seconds = 2.0
     os.kill(process.pid, signal.SIGSTOP)
     with pytest.raises(SilentStoreError, match="not answered for 2 s"):
         exchange.get("key")
@@ -99,6 +100,17 @@ def test_without_the_store_a_rank_keeps_its_own_failure(failures):
 def test_without_the_store_a_broken_collective_is_a_lost_rank_and_no_failure_of_the_recipe(failures):
     with pytest.raises(RankLostError, match="the store that connects the ranks"), failures.shared():
         raise DistStoreError("connection reset")
+
+
+def test_a_silence_of_the_store_ends_a_rank_as_lost_and_hangs_no_other_one():
+    notes = DictNotes()
+    own, other = (
+        RankFailures(notes, watched=notes, rank=rank, count=2, wait_seconds=1.0, clock=SystemClock()) for rank in (1, 0)
+    )
+    with pytest.raises(RankLostError, match="the store that connects the ranks"), own.shared():
+        raise OSError("a save that failed") from SilentStoreError(60.0)
+    assert own.reporter == 0
+    assert isinstance(other.ended_elsewhere(), RankLostError), "the machine's fault, not the recipe's"
 
 
 def test_two_minutes_without_the_store_end_a_rank_that_waits(failures):

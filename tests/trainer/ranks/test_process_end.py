@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import gzip
 import subprocess
 import sys
+import zipfile
 
 import pytest
 
 BEGIN = """
-import atexit, ctypes, sys, threading, time
+import atexit, ctypes, gzip, io, sys, threading, time, zipfile
 from segue.trainer.ranks import process_end
 folder = sys.argv[1]
-process_end._END_SECONDS = 60.0
 """
 END = "\nprocess_end.end_process(3)\n"
 CASES = {
@@ -35,6 +36,13 @@ CASES = {
         "threading._register_atexit(lambda: 1 / 0); atexit.register(lambda: 1 / 0)",
         "rows",
     ),
+    "a file of a class of the user's": (
+        "class Upload(io.BufferedIOBase):\n"
+        "    def close(self):\n"
+        "        open(folder + '/file', 'w').write('rows')\n"
+        "kept = Upload()",
+        "rows",
+    ),
     "a thread that never ends": (
         "process_end._END_SECONDS = 0.5; open(folder + '/file', 'w').close()\n"
         "threading.Thread(target=lambda: time.sleep(600)).start()",
@@ -53,3 +61,25 @@ def test_a_process_ends_as_python_ends_it_and_in_any_case(tmp_path, case):
     command = [sys.executable, "-c", f"{BEGIN}{script}{END}", str(tmp_path)]
     assert subprocess.run(command, check=False, timeout=120, capture_output=True).returncode == 3
     assert (tmp_path / "file").read_text() == left
+
+
+def test_compressed_files_and_archives_are_complete(tmp_path):
+    script = (
+        "rows = gzip.open(folder + '/rows.gz', 'wt'); rows.write('rows')\n"
+        "archive = zipfile.ZipFile(folder + '/rows.zip', 'w'); archive.writestr('rows', 'rows')"
+    )
+    subprocess.run([sys.executable, "-c", f"{BEGIN}{script}{END}", str(tmp_path)], check=False, timeout=120)
+    assert gzip.decompress((tmp_path / "rows.gz").read_bytes()) == b"rows"
+    with zipfile.ZipFile(tmp_path / "rows.zip") as archive:
+        assert archive.read("rows") == b"rows"
+
+
+def test_a_destructor_that_keeps_the_lock_of_python_ends_with_the_process(tmp_path):
+    script = (
+        "process_end._END_SECONDS, process_end._LOCKED_SECONDS = 0.2, 0.8\n"
+        "atexit.register(lambda: ctypes.PyDLL(None).sleep(600))"
+    )
+    command = [sys.executable, "-c", f"{BEGIN}{script}{END}", str(tmp_path)]
+    ended = subprocess.run(command, check=False, timeout=120, capture_output=True, text=True)
+    assert ended.returncode != 0
+    assert "Timeout" in ended.stderr
