@@ -24,11 +24,13 @@ _SHARD = re.compile(r"[^/]+/(attempts/[^/]+-e([0-9]+)/step-[0-9]+/[^/]+)")
 
 
 class Pruner:
-    """Pruning by one attempt. What cannot be deleted stays behind, and the next attempt tries again."""
+    """Pruning by one attempt. What cannot be deleted is tried again with later checkpoints, and by the next attempt."""
 
     def __init__(self, *, epoch: int, retention: CheckpointSpec, tiers: Sequence[Store]) -> None:
         self._epoch, self._retention, self._tiers = epoch, retention, tiers
         self._has_swept = False
+        self._left: set[str] = set()
+        """What could not be deleted."""
 
     def prune(self, runlog: RunLog) -> None:
         """Delete the checkpoints that nothing keeps; after the first commit also what nothing refers to.
@@ -48,7 +50,7 @@ class Pruner:
             runlog.append(build, epoch=self._epoch)
             unkept = {name for c in history.checkpoints if c.ref.slot in slots for name in _names_of(c)}
             # A kept manifest may refer to shards of an earlier one: what did not change is not stored again.
-            self._delete(runlog.run_id, unkept - names_in_use(history, without=slots))
+            self._delete(runlog.run_id, (unkept | self._left) - names_in_use(history, without=slots))
         if not self._has_swept:
             self._has_swept = True
             self._sweep(runlog, history)
@@ -95,6 +97,7 @@ class Pruner:
             try:
                 store.delete([f"{run_id}/{name}" for name in sorted(names)])
             except StoreWriteError as error:
+                self._left |= names  # What is gone already can be deleted again.
                 log.warning("pruned shards could not be deleted and stay behind reason=%s", error)
 
 

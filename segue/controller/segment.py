@@ -175,7 +175,7 @@ def run_standby(
 
     None when another process holds the attempt.
     """
-    runlog = _patiently(open_log(spec, clock=clock).reload, what="log")
+    runlog = _patiently(lambda: open_log(spec, clock=clock).reload(), what="log")
     boot = partial(launch_standby, spec, on_line=on_line)
     agent = StandbyAgent(runlog, spec, standby, boot=boot, clock=clock, flow_run_id=flow_run_id)
 
@@ -256,7 +256,7 @@ class _Segment:
         if report is None or not keeps_machine(plan, report) or self._relay.is_given:
             return None
         next_trainer.prepare()
-        runlog = _patiently(open_log(self._spec, clock=self._clock).reload, what="log")
+        runlog = _patiently(lambda: open_log(self._spec, clock=self._clock).reload(), what="log")
         return await_plan(runlog, self._spec, plan, is_called_off=self._is_called_off, clock=self._clock)
 
     def _is_called_off(self) -> bool:
@@ -279,7 +279,7 @@ class _Segment:
                     next_trainer.prepare()
         end = TrainerEnd.of(code, kills_before=kills.before, elsewhere=trainer.ending)
         trainer.wait()
-        runlog = _patiently(open_log(spec, clock=clock).reload, what="log")
+        runlog = _patiently(lambda: open_log(spec, clock=clock).reload(), what="log")
         report = _patiently(lambda: conclude(runlog, plan, end), what="report")
         if report is None:
             return None

@@ -53,7 +53,12 @@ def find(pattern: str, access: DataAccess = _DEFAULT) -> list[str]:
     with readable(pattern):
         system = file_system(pattern, access)
         found = system.glob(f"{pattern}**" if pattern.endswith("/") else pattern, detail=True)
-    files = [name for name, info in found.items() if info["type"] == "file" and name.rpartition("/")[2][0] not in "_."]
+    # Consoles create an empty object for a folder, whose name ends with '/'.
+    files = [
+        name
+        for name, info in found.items()
+        if info["type"] == "file" and not name.rpartition("/")[2].startswith(("_", ".")) and not name.endswith("/")
+    ]
     odd = next((name for name in files if "::" in name), None)
     if odd is not None:  # fsspec would open another file system for it.
         raise DataUnreadableError(path=odd, why="its name contains '::'")

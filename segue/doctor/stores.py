@@ -14,7 +14,7 @@ from segue.doctor.subject import Subject
 from segue.errors import MissingObjectError
 from segue.spec import LivenessSpec
 from segue.stores import LocalStore, Store, StoreReadError, StoreWriteError
-from segue.stores.base import Examinable, HasRules, put_new
+from segue.stores.base import WRONG_CLOCK, Examinable, HasRules, put_new
 from segue.units import duration
 
 _PUTS = 5
@@ -241,4 +241,4 @@ def retention(store: Store) -> Result:
 
 def _no_right(what: str, why: str, *, right: str) -> Result:
     fix = f"give the right to {right} at this place ({_RIGHTS[right]}; Storage Blob Data Contributor on Azure)."
-    return fail(f"objects cannot be {what}: {why}", fix=fix)
+    return fail(f"objects cannot be {what}: {why}", fix="set this machine's clock." if why == WRONG_CLOCK else fix)

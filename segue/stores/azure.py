@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from datetime import timedelta
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
@@ -13,7 +14,7 @@ try:
     import obstore.exceptions
     from obstore.store import AzureStore as ObstoreAzure
 
-    from segue.stores.objects import RETRY, ObjectStore, checked_endpoint, client_options, place_of
+    from segue.stores.objects import CLIENT_TIMEOUT, RETRY, ObjectStore, checked_endpoint, client_options, place_of
 except ImportError:
     raise MissingExtraError(extra="azure", needed_for="a store on az://") from None
 
@@ -41,7 +42,7 @@ class AzureStore(ObjectStore):
             raise StoreUnreachableError(url=url, why=why, fix=fix)
         super().__init__(bucket=container, prefix=prefix, endpoint_url=endpoint_url)
 
-    def _opened(self, retry: RetryConfig, *, signed: bool = True) -> ObstoreAzure:
+    def _opened(self, retry: RetryConfig, *, timeout: timedelta = CLIENT_TIMEOUT, signed: bool = True) -> ObstoreAzure:
         config: AzureConfig = {"account_name": self._account}
         if self._endpoint_url is not None:
             config["endpoint"] = self._endpoint_url
@@ -51,7 +52,7 @@ class AzureStore(ObjectStore):
             self.bucket,
             prefix=self.prefix or None,
             config=config,
-            client_options=client_options(self._endpoint_url),
+            client_options=client_options(self._endpoint_url, timeout),
             retry_config=retry,
         )
 

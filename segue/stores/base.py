@@ -27,6 +27,10 @@ class StoreWriteError(StoreError):
         )
 
 
+WRONG_CLOCK = "the clock of this machine is wrong by more than the server permits"
+"""The reason of an error, where the server says so."""
+
+
 class StoreReadError(StoreError):
     """A read failed, so it is not known whether the object exists."""
 

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+_READ_AT_ONCE = ("STANDARD_IA", "ONEZONE_IA", "INTELLIGENT_TIERING", "GLACIER_IR")
+"""Storage classes whose objects need not be restored first. Source: the S3 user guide, on storage classes."""
+
 
 def removes(rule: Mapping[str, Any], prefix: str) -> bool:
     """Whether a rule deletes objects below the prefix, or moves them to where they are not read at once. Pure.
@@ -16,6 +19,7 @@ def removes(rule: Mapping[str, Any], prefix: str) -> bool:
     both = condition.get("And", {})
     has_tags = "Tag" in condition or bool(both.get("Tags"))  # segue sets none.
     of = rule.get("Prefix") or condition.get("Prefix") or both.get("Prefix") or ""
-    acts = bool(rule.get("Expiration", {}).keys() & {"Days", "Date"}) or bool(rule.get("Transitions"))
+    archives = any(move.get("StorageClass") not in _READ_AT_ONCE for move in rule.get("Transitions", ()))
+    acts = bool(rule.get("Expiration", {}).keys() & {"Days", "Date"}) or archives
     overlaps = prefix.startswith(of) or of.startswith(prefix)
     return rule.get("Status") == "Enabled" and not has_tags and acts and overlaps

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 from xml.etree import ElementTree
@@ -19,7 +20,7 @@ try:
     from obstore.store import GCSStore as ObstoreGCS
 
     from segue.stores.google_random import use_own_random_stream
-    from segue.stores.objects import ObjectStore, checked_endpoint, client_options, place_of
+    from segue.stores.objects import CLIENT_TIMEOUT, ObjectStore, checked_endpoint, client_options, place_of
 except ImportError:
     raise MissingExtraError(extra="gcs", needed_for="a store on gs://") from None
 
@@ -53,14 +54,18 @@ class GcsStore(ObjectStore):
                 fix="name a key file in GOOGLE_APPLICATION_CREDENTIALS, log in with `gcloud auth application-default "
                 "login`, or give the machine a service account.",
             ) from None
+        except google.auth.exceptions.GoogleAuthError as error:
+            # With workload identity federation this asks for a token, to find the project.
+            why = f"Google gives no access token for the credentials ({type(error).__name__})"
+            raise StoreReadError(url=url, key="", why=why) from None
         super().__init__(bucket=bucket, prefix=prefix, endpoint_url=endpoint_url)
 
-    def _opened(self, retry: RetryConfig) -> ObstoreGCS:
+    def _opened(self, retry: RetryConfig, *, timeout: timedelta = CLIENT_TIMEOUT) -> ObstoreGCS:
         return ObstoreGCS(
             self.bucket,
             prefix=self.prefix or None,
             config={"base_url": self._base_url},
-            client_options=client_options(self._endpoint_url),
+            client_options=client_options(self._endpoint_url, timeout),
             retry_config=retry,
             credential_provider=GoogleCredentialProvider(self._credentials),
         )

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from datetime import datetime, timedelta
+from functools import cached_property
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
 from urllib.parse import urlsplit
 
@@ -15,6 +17,7 @@ import obstore.exceptions
 
 from segue.errors import MissingObjectError, StoreError, StoreUnreachableError
 from segue.stores.base import (
+    WRONG_CLOCK,
     ObjectInfo,
     StoreReadError,
     StoreWriteError,
@@ -32,11 +35,20 @@ RETRY: RetryConfig = {"max_retries": 8, "retry_timeout": timedelta(seconds=60)}
 _FEW_RETRIES: RetryConfig = {"max_retries": 1, "retry_timeout": timedelta(seconds=10)}
 """Of the check: a person waits for its answer."""
 CONNECT_TIMEOUT = timedelta(seconds=5)
-_CLIENT_TIMEOUT = timedelta(seconds=60)
+CLIENT_TIMEOUT = timedelta(seconds=60)
+_BULK_RETRY: RetryConfig = {"max_retries": 8, "retry_timeout": timedelta(minutes=15)}
+_BULK_TIMEOUT = timedelta(minutes=5)
+"""Of requests with a part of a large object. Eight share the connection, so 0.5 MB/s are enough for all of them."""
 _PART_BYTES = 16 * 2**20
 _PARTS_AT_ONCE = 8
 _MOST_PARTS = 9_000
 """S3 and GCS take 10,000, Azure 50,000."""
+_CODES = {
+    "ExpiredToken": "the session token has expired",
+    "InvalidToken": "the session token is not valid",
+    "RequestTimeTooSkewed": WRONG_CLOCK,
+}
+"""Source: the list of error codes in the S3 API."""
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
 
@@ -89,9 +101,9 @@ def checked_endpoint(url: str, endpoint_url: str | None) -> str | None:
     return endpoint_url
 
 
-def client_options(endpoint_url: str | None) -> ClientConfig:
-    """obstore's settings for requests to an endpoint."""
-    options: ClientConfig = {"timeout": _CLIENT_TIMEOUT, "connect_timeout": CONNECT_TIMEOUT}
+def client_options(endpoint_url: str | None, timeout: timedelta = CLIENT_TIMEOUT) -> ClientConfig:
+    """obstore's settings for requests to an endpoint; `timeout` is that of one request with its body."""
+    options: ClientConfig = {"timeout": timeout, "connect_timeout": CONNECT_TIMEOUT}
     if endpoint_url is not None:
         options["allow_http"] = urlsplit(endpoint_url).scheme == "http"
     return options
@@ -125,8 +137,13 @@ class ObjectStore(ABC):
             why, fix = f"a setting for {self.cloud} in the environment is wrong.", f"check {self.variables}."
             raise StoreUnreachableError(url=self.url, why=why, fix=fix) from None
 
+    @cached_property
+    def _bulk(self) -> Obstore:
+        """The same for large objects."""
+        return self._opened(_BULK_RETRY, timeout=_BULK_TIMEOUT)
+
     @abstractmethod
-    def _opened(self, retry: RetryConfig) -> Obstore:
+    def _opened(self, retry: RetryConfig, *, timeout: timedelta = CLIENT_TIMEOUT) -> Obstore:
         """The bucket in obstore. Nothing is requested yet.
 
         Raises:
@@ -153,8 +170,10 @@ class ObjectStore(ABC):
     def put(self, key: str, data: bytes | memoryview, *, durable: bool = True) -> None:
         data = memoryview(data).cast("B")
         part_bytes = max(_PART_BYTES, -(-len(data) // _MOST_PARTS))
-        with self._writing(key):
-            obstore.put(self._store, checked_key(key), data, chunk_size=part_bytes, max_concurrency=_PARTS_AT_ONCE)
+        has_parts = len(data) > part_bytes
+        store = self._bulk if has_parts else self._store
+        with self._writing(key, has_parts=has_parts):
+            obstore.put(store, checked_key(key), data, chunk_size=part_bytes, max_concurrency=_PARTS_AT_ONCE)
 
     def get(self, key: str) -> bytes:
         with self._reading(key):
@@ -165,9 +184,10 @@ class ObjectStore(ABC):
         if length == 0:  # HTTP has no empty range.
             self.size(key)
             return b""
+        store = self._bulk if length > _PART_BYTES else self._store
         try:
             with self._reading(key):
-                return bytes(obstore.get_range(self._store, checked_key(key), start=start, length=length))
+                return bytes(obstore.get_range(store, checked_key(key), start=start, length=length))
         except StoreReadError:
             # A range that starts at the object's end is refused (416); only the size tells that apart from a failure.
             if start < self.size(key):
@@ -203,9 +223,20 @@ class ObjectStore(ABC):
         return sorted(name for name in names if not name.startswith("."))
 
     def delete(self, keys: list[str]) -> None:
-        for key in keys:
-            with self._writing(key), suppress(FileNotFoundError):  # obstore's NotFoundError is one; gone is gone.
+        # Twice: on Azure obstore does not repeat a delete that was throttled.
+        if left := [key for key in keys if self._delete(key) is not None]:
+            errors = [error for key in left if (error := self._delete(key)) is not None]
+            if errors:
+                raise errors[0]
+
+    def _delete(self, key: str) -> StoreWriteError | None:
+        """Delete one object; why it is still there. Gone is gone: obstore's NotFoundError is a FileNotFoundError."""
+        try:
+            with self._writing(key), suppress(FileNotFoundError):
                 obstore.delete(self._store, checked_key(key))
+        except StoreWriteError as error:
+            return error
+        return None
 
     @abstractmethod
     def drop_unfinished(self, prefix: str) -> None: ...
@@ -282,8 +313,9 @@ class ObjectStore(ABC):
     def _reading(self, key: str) -> AbstractContextManager[None]:
         return self._translated(key, StoreReadError, missing=MissingObjectError(key=key))
 
-    def _writing(self, key: str) -> AbstractContextManager[None]:
-        missing = StoreWriteError(url=self.url, key=key, why=f"there is no such {self.holder}")
+    def _writing(self, key: str, *, has_parts: bool = False) -> AbstractContextManager[None]:
+        why = f"there is no such {self.holder}{', or the upload was removed' if has_parts else ''}"
+        missing = StoreWriteError(url=self.url, key=key, why=why)
         return self._translated(key, StoreWriteError, missing=missing)
 
     @contextmanager
@@ -294,13 +326,21 @@ class ObjectStore(ABC):
             yield
         except FileNotFoundError:
             raise missing from None
-        except (obstore.exceptions.PermissionDeniedError, obstore.exceptions.UnauthenticatedError):
+        except (obstore.exceptions.PermissionDeniedError, obstore.exceptions.UnauthenticatedError) as error:
             if failure is StoreReadError and self._is_absent(key):
                 raise missing from None
             # The server's answer can quote the request, so it is not passed on.
-            raise failure(url=self.url, key=key, why="access denied or credentials expired") from None
+            raise failure(
+                url=self.url, key=key, why=_by_code(error) or "access denied or credentials expired"
+            ) from None
         except obstore.exceptions.BaseError as error:
-            raise failure(url=self.url, key=key, why=_cause(error)) from None
+            raise failure(url=self.url, key=key, why=_by_code(error) or _cause(error)) from None
+
+
+def _by_code(error: Exception) -> str | None:
+    """What is wrong, by the code in the server's answer; None where it is not one of those that are known here."""
+    found = re.search(r"<Code>(\w+)</Code>", str(error))
+    return _CODES.get(found[1]) if found is not None else None
 
 
 def _cause(error: Exception) -> str:

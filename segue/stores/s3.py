@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from segue.errors import MissingExtraError, StoreUnreachableError
@@ -16,7 +17,14 @@ try:
     from obstore.store import S3Store as ObstoreS3
 
     from segue.stores.botocore_random import use_own_random_stream
-    from segue.stores.objects import CONNECT_TIMEOUT, ObjectStore, client_options, is_payload_exposed, place_of
+    from segue.stores.objects import (
+        CLIENT_TIMEOUT,
+        CONNECT_TIMEOUT,
+        ObjectStore,
+        client_options,
+        is_payload_exposed,
+        place_of,
+    )
 except ImportError:
     raise MissingExtraError(extra="s3", needed_for="a store on s3://") from None
 
@@ -24,6 +32,10 @@ if TYPE_CHECKING:
     from obstore.store import RetryConfig, S3Config
 
 _DEFAULT_REGION = "us-east-1"
+_CREDENTIALS_TTL = timedelta(minutes=10)
+"""How long obstore takes credentials for valid; it asks for them again 5 min before that. boto3 renews those of a role
+15 to 10 min before they expire, so what it gives is valid for 10 min more.
+"""
 _FORBIDDEN = 403
 """S3's answer to a question about the whole bucket, where a policy permits only what is below a prefix."""
 
@@ -43,9 +55,9 @@ class S3Store(ObjectStore):
         self._session = boto3.Session(region_name=region)
         super().__init__(bucket=bucket, prefix=prefix, endpoint_url=endpoint_url)
 
-    def _opened(self, retry: RetryConfig) -> ObstoreS3:
+    def _opened(self, retry: RetryConfig, *, timeout: timedelta = CLIENT_TIMEOUT) -> ObstoreS3:
         try:
-            provider = Boto3CredentialProvider(self._session)
+            provider = Boto3CredentialProvider(self._session, ttl=_CREDENTIALS_TTL)
         except ValueError:
             raise StoreUnreachableError(
                 url=self.url,
@@ -67,7 +79,7 @@ class S3Store(ObjectStore):
             self.bucket,
             prefix=self.prefix or None,
             config=config,
-            client_options=client_options(self._endpoint_url),
+            client_options=client_options(self._endpoint_url, timeout),
             retry_config=retry,
             credential_provider=provider,
         )
@@ -151,7 +163,9 @@ class S3Store(ObjectStore):
             return self.missing_bucket()
         if status in (401, 403):
             return self.denied_bucket("the bucket's policy and the region")
-        why, fix = f"the bucket answered {status}.", "check the endpoint and the region."
+        # An answer to HEAD has no text that says which of these it is.
+        why = f"the bucket answered {status}."
+        fix = "check the endpoint, the region, and whether the session token has expired."
         return StoreUnreachableError(url=self.url, why=why, fix=fix)
 
 

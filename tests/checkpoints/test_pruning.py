@@ -199,6 +199,20 @@ def test_a_store_that_does_not_let_us_tidy_does_not_stop_the_run(killed, spec, o
     assert_every_usable_checkpoint_reads_back(spec)
 
 
+def test_what_could_not_be_deleted_once_is_deleted_later(killed, spec):
+    orphans, failed = leave(killed, ORPHANS), []
+
+    def fails(op, key):
+        if op != "delete" or "step-000000099" not in key or failed:
+            return False
+        failed.append(key)
+        return True
+
+    train_here(spec, fails=fails)
+    assert failed
+    assert there(orphans) == []
+
+
 def test_who_may_not_list_uploads_still_gets_rid_of_orphans(killed, spec):
     """Many policies for a bucket allow to delete objects and not to list multipart uploads."""
     orphans = leave(killed, ORPHANS)

@@ -46,6 +46,9 @@ def upload(request: pytest.FixtureRequest) -> Upload:
 def test_files_are_found_by_folders_and_globs_under_the_scheme_that_was_given(upload: Upload) -> None:
     may, june = (upload(f"2026/{name}", b"a,b") for name in ("05.csv", "06.csv"))
     upload("2026/_SUCCESS", b"")
+    upload("2026/", b"")
+    if may.startswith("gs:"):
+        upload("2026/07/", b"")  # adlfs shows it without the slash, as an empty file.
     folder = may.removesuffix("05.csv")
     assert find(folder) == find(f"{folder}*.csv") == [may, june]
     assert find(f"{folder}2025/") == []

@@ -80,6 +80,11 @@ def test_a_lifecycle_rule_that_expires_objects_is_found(bucket, bucket_spec):
         (EXPIRES | {"Filter": {"Tag": {"Key": "a", "Value": "b"}}}, False),
         ({"Status": "Enabled", "Prefix": "", "AbortIncompleteMultipartUpload": {"DaysAfterInitiation": 2}}, False),
         ({"Status": "Enabled", "Prefix": "teams", "Transitions": [{"Days": 3, "StorageClass": "GLACIER"}]}, True),
+        (
+            {"Status": "Enabled", "Prefix": "", "Transitions": [{"Days": 0, "StorageClass": "INTELLIGENT_TIERING"}]},
+            False,
+        ),
+        ({"Status": "Enabled", "Transitions": [{"Days": 0, "StorageClass": "NEW_CLASS"}]}, True),
     ],
 )
 def test_only_rules_that_take_objects_below_the_prefix_away_do_harm(rule, is_harm):

@@ -5,13 +5,14 @@ from __future__ import annotations
 import random
 import subprocess
 import sys
+import threading
 import time
 import uuid
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from datetime import UTC, datetime
-from http.server import BaseHTTPRequestHandler
+from datetime import UTC, datetime, timedelta
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import boto3
 import botocore.utils
@@ -25,7 +26,7 @@ from segue.runlog.entries import QuarantineEntry, encode
 from segue.runlog.log import RunLog
 from segue.runlog.packs import PACK_SLOTS
 from segue.spec import RunSpec, StoreSpec
-from segue.stores import ObjectInfo, StoreReadError, StoreWriteError, objects, open_store
+from segue.stores import ObjectInfo, StoreReadError, StoreWriteError, objects, open_store, s3
 from segue.stores.base import check_by_writing
 from segue.stores.s3 import S3Store
 from tests.flows.test_runs import until
@@ -299,3 +300,73 @@ def test_requests_that_are_repeated_leave_the_random_streams_of_the_recipe_alone
         assert before[:2] == after[:2]
         assert torch.equal(before[2], after[2])
     assert len(seen) >= 2, "the last one was repeated"
+
+
+class Refusing(BaseHTTPRequestHandler):
+    """Answers every request with an error of S3."""
+
+    status, code = 400, ""
+
+    def answer(self) -> None:
+        body = f"<Error><Code>{self.code}</Code><Message>key AKIAIOSFODNN7EXAMPLE</Message></Error>".encode()
+        self.send_response(self.status)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(body)
+
+    do_GET = do_PUT = do_HEAD = do_DELETE = answer
+
+    def log_message(self, *args: object) -> None:
+        """Keep quiet."""
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "why"),
+    [
+        (400, "ExpiredToken", "the session token has expired"),
+        (403, "RequestTimeTooSkewed", "the clock of this machine is wrong"),
+        (403, "AccessDenied", "access denied or credentials expired"),
+    ],
+)
+def test_what_is_wrong_with_credentials_is_said_by_the_servers_code(status, code, why):
+    handler = type("Handler", (Refusing,), {"status": status, "code": code})
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        store = S3Store(bucket="runs", endpoint_url=f"http://127.0.0.1:{server.server_port}")
+        with pytest.raises(StoreWriteError, match=why) as raised:
+            store.put("key", b"")
+        assert "AKIA" not in str(raised.value)
+        server.shutdown()
+
+
+def test_credentials_of_a_role_are_asked_for_again_before_they_expire(monkeypatch):
+    given = []
+
+    class Recorded(s3.Boto3CredentialProvider):
+        def __init__(self, *args, **options):
+            super().__init__(*args, **options)
+            given.append(self)
+
+    monkeypatch.setattr(s3, "Boto3CredentialProvider", Recorded)
+    S3Store(bucket="runs")
+    # boto3 may give what is valid for a little more than 10 min; obstore asks again 5 min before this time.
+    assert given[0]()["expires_at"] <= datetime.now(UTC) + timedelta(minutes=10)
+
+
+def test_a_delete_goes_on_after_an_object_that_cannot_be_deleted_and_is_tried_twice(moto_url, monkeypatch):
+    store = open_store(StoreSpec(url=f"{bucket_at(moto_url)}/deleted", endpoint_url=moto_url))
+    for key in "abc":
+        store.put(key, b"")
+    delete, tried = objects.obstore.delete, []
+
+    def flaky(inner, key):
+        tried.append(key)
+        if key == "b" or tried.count(key) == 1:
+            raise objects.obstore.exceptions.GenericError("ServerBusy")
+        delete(inner, key)
+
+    monkeypatch.setattr(objects.obstore, "delete", flaky)
+    with pytest.raises(StoreWriteError, match="could not write b"):
+        store.delete(["a", "b", "c"])
+    assert [found.key for found in store.list_objects("")] == ["b"]
