@@ -20,6 +20,9 @@ log = logging.getLogger(__name__)
 _MOST_TIDIED = 20
 """Of how many earlier attempts unfinished objects are removed; later attempts did that for the ones before."""
 
+_MOST_LEFT = 100
+"""Of how many objects a delete that failed is tried again: no save may wait for more of them."""
+
 _SHARD = re.compile(r"[^/]+/(attempts/[^/]+-e([0-9]+)/step-[0-9]+/[^/]+)")
 
 
@@ -30,7 +33,7 @@ class Pruner:
         self._epoch, self._retention, self._tiers = epoch, retention, tiers
         self._has_swept = False
         self._left: set[str] = set()
-        """What could not be deleted."""
+        """What could not be deleted, or some of it: it is tried again."""
 
     def prune(self, runlog: RunLog) -> None:
         """Delete the checkpoints that nothing keeps; after the first commit also what nothing refers to.
@@ -93,11 +96,13 @@ class Pruner:
                 log.warning("leftovers of earlier attempts not searched store=%s reason=%s", store.url, error)
 
     def _delete(self, run_id: str, names: set[str], *, tiers: Sequence[Store] | None = None) -> None:
+        self._left -= names
         for store in tiers or self._tiers:
             try:
                 store.delete([f"{run_id}/{name}" for name in sorted(names)])
             except StoreWriteError as error:
-                self._left |= names  # What is gone already can be deleted again.
+                # What is gone already can be deleted again. The next attempt looks for all.
+                self._left = set(sorted(self._left | names)[:_MOST_LEFT])
                 log.warning("pruned shards could not be deleted and stay behind reason=%s", error)
 
 

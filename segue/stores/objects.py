@@ -36,9 +36,10 @@ _FEW_RETRIES: RetryConfig = {"max_retries": 1, "retry_timeout": timedelta(second
 """Of the check: a person waits for its answer."""
 CONNECT_TIMEOUT = timedelta(seconds=5)
 CLIENT_TIMEOUT = timedelta(seconds=60)
-_BULK_RETRY: RetryConfig = {"max_retries": 8, "retry_timeout": timedelta(minutes=15)}
-_BULK_TIMEOUT = timedelta(minutes=5)
-"""Of requests with a part of a large object. Eight share the connection, so 0.5 MB/s are enough for all of them."""
+_BULK_RETRY: RetryConfig = {"max_retries": 8, "retry_timeout": timedelta(minutes=4)}
+"""obstore repeats a request with the credentials of the first try, which are valid for five minutes."""
+_BULK_TIMEOUT = timedelta(minutes=2)
+"""Of requests with a part of a large object. Eight share the connection: 1.2 MB/s are enough for all of them."""
 _PART_BYTES = 16 * 2**20
 _PARTS_AT_ONCE = 8
 _MOST_PARTS = 9_000
@@ -223,20 +224,15 @@ class ObjectStore(ABC):
         return sorted(name for name in names if not name.startswith("."))
 
     def delete(self, keys: list[str]) -> None:
-        # Twice: on Azure obstore does not repeat a delete that was throttled.
-        if left := [key for key in keys if self._delete(key) is not None]:
-            errors = [error for key in left if (error := self._delete(key)) is not None]
-            if errors:
-                raise errors[0]
+        for key in keys:
+            try:
+                self._delete(key)
+            except StoreWriteError:
+                self._delete(key)  # On Azure obstore does not repeat a delete that was throttled.
 
-    def _delete(self, key: str) -> StoreWriteError | None:
-        """Delete one object; why it is still there. Gone is gone: obstore's NotFoundError is a FileNotFoundError."""
-        try:
-            with self._writing(key), suppress(FileNotFoundError):
-                obstore.delete(self._store, checked_key(key))
-        except StoreWriteError as error:
-            return error
-        return None
+    def _delete(self, key: str) -> None:
+        with self._writing(key), suppress(FileNotFoundError):  # obstore's NotFoundError is one; gone is gone.
+            obstore.delete(self._store, checked_key(key))
 
     @abstractmethod
     def drop_unfinished(self, prefix: str) -> None: ...

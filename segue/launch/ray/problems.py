@@ -85,7 +85,8 @@ def node_problems(here: NodeFacts, nodes: Iterable[NodeFacts], *, folder: str) -
 
 def is_of_import(error: Exception) -> bool:
     """Whether a process on a node failed because it lacks a package."""
-    return any(name in str(error) for name in ("ModuleNotFoundError", "ImportError"))
+    # Not any ImportError: a node that is out of memory raises that as well.
+    return any(words in str(error) for words in ("ModuleNotFoundError", "cannot import name"))
 
 
 def not_importable(where: str, why: str) -> RayProblem:

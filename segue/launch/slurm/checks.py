@@ -144,9 +144,10 @@ def _refused_problems(spec: RunSpec, slurm: SlurmSpec, field: str, partition: Pa
     """What sbatch refuses: an option or feature that the cluster does not have, an account without rights."""
     seconds = None if spec.segment.hours is None else spec.segment.hours * 3600
     test, shape = ["sbatch", "--test-only", "--no-requeue"], shape_options(spec, partition=partition.name)
-    answer = ask([*test, *time_limit(spec, seconds, partition), *shape, "--wrap=true"])
-    if answer.wants_time_limit and partition.longest_minutes is not None:
-        answer = ask([*test, *time_limit(spec, seconds, partition, is_wanted=True), *shape, "--wrap=true"])
+    given, wanted = (time_limit(spec, seconds, partition, is_wanted=is_wanted) for is_wanted in (False, True))
+    answer = ask([*test, *given, *shape, "--wrap=true"])
+    if answer.is_refusal and wanted != given and ask([*test, *wanted, *shape, "--wrap=true"]).code == 0:
+        return []  # A cluster that wants a time limit: jobs are submitted with one where it refuses them without.
     if answer.code == 0 or answer.is_silence:
         return []
     if _LIMIT.search(answer.trouble):
@@ -155,7 +156,7 @@ def _refused_problems(spec: RunSpec, slurm: SlurmSpec, field: str, partition: Pa
     if _PERHAPS_LATER.search(answer.trouble) and _usable_nodes(partition.name) < slurm.nodes:
         log.warning("the Slurm partition %s has too few usable nodes now; jobs will wait", partition.name)
         return []
-    if answer.wants_time_limit:
+    if answer.names_time_limit and seconds is None:
         what = f"sbatch refuses a job without a time limit in the partition {partition.name!r}: {answer.why}"
         return [SlurmProblem(what.rstrip("."), "set segment.hours, so that segments end at a checkpoint")]
     options = " ".join(slurm.options) or "no further options"

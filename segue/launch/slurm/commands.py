@@ -20,7 +20,7 @@ _SILENCE = re.compile(
     re.IGNORECASE,
 )
 _UNKNOWN_JOB = re.compile(r"invalid job id", re.IGNORECASE)
-_NO_TIME_LIMIT = re.compile(r"time\s?limit.*(required|not provided|missing|specif)", re.IGNORECASE)
+_TIME_LIMIT = re.compile(r"time[ -]?limit|wall ?time|--time\b", re.IGNORECASE)
 _ENDED_JOB = re.compile(r"already completing or completed|job/step already", re.IGNORECASE)
 _OF_A_JOB = ("SLURM_", "SBATCH_", "SALLOC_", "SRUN_", "SCANCEL_", "SQUEUE_", "SINFO_", "SACCT_")
 """Variables of a job in which this process runs, and defaults of a site, change what a command does."""
@@ -42,9 +42,14 @@ class Answer:
         return self.code != 0 and _SILENCE.search(self.trouble) is not None
 
     @property
-    def wants_time_limit(self) -> bool:
-        """Whether sbatch refuses a job because it has no time limit (`require_timelimit` of JobSubmitPlugins)."""
-        return self.code != 0 and _NO_TIME_LIMIT.search(self.trouble) is not None
+    def is_refusal(self) -> bool:
+        """Whether the controller answered, and did not do what was asked."""
+        return self.code != 0 and not self.is_silence
+
+    @property
+    def names_time_limit(self) -> bool:
+        """Whether a refusal speaks of time limits. A site's own plugin may say it in any words."""
+        return self.is_refusal and _TIME_LIMIT.search(self.trouble) is not None
 
     @property
     def was_heard(self) -> bool:

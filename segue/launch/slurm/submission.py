@@ -147,8 +147,10 @@ class Submission:
         script = batch_script(assignment)
         command = partial(sbatch_command, assignment, name=self._name, output=self._output, partition=found)
         answer = ask(command(), given=script)
-        if answer.wants_time_limit:
-            answer = ask(command(wants_time_limit=True), given=script)
+        if answer.is_refusal and command(wants_time_limit=True) != command():
+            # A cluster may refuse jobs without a time limit, in words of its own.
+            with_limit = ask(command(wants_time_limit=True), given=script)
+            answer = answer if with_limit.is_refusal else with_limit
         self._unsure_since = self._clock.monotonic() if answer.is_silence else None
         return answer
 

@@ -44,7 +44,10 @@ def end_process(code: int) -> NoReturn:
 
 
 def _end_at_once(code: int) -> None:
-    log.warning("threads or exit functions of this process did not end within %.0f s, they are left", _END_SECONDS)
+    with suppress(OSError):  # Without logging, whose locks a thread that hangs may hold.
+        os.write(
+            _STANDARD_ERROR, b"threads or exit functions of this process did not end within a minute, they are left\n"
+        )
     os._exit(code)
 
 
@@ -54,7 +57,7 @@ def _call_exit_functions() -> None:
 
 
 def close_files() -> None:
-    """Close the files that are still open, as the end of Python does when it destroys them."""
+    """Close the files that are open for writing, as the end of Python does when it destroys them."""
     standard: list[Any] = [sys.stdin, sys.stdout, sys.stderr, sys.__stdin__, sys.__stdout__, sys.__stderr__]
     kept = {id(stream) for stream in (*standard, *(getattr(stream, "buffer", None) for stream in standard))}
     for file in _open_files():
@@ -68,17 +71,28 @@ def close_files() -> None:
 
 
 def _open_files() -> Iterator[Any]:
-    """Files, each before those into which it writes: text, then what compresses or uploads, then buffers."""
-    buffers = (io.BufferedWriter, io.BufferedRandom)
+    """Files, each before those into which it writes: text, then what compresses or uploads, then buffers.
+
+    Of one kind the newest is first: what writes into another one was made after it.
+    """
     archive = getattr(sys.modules.get("zipfile"), "ZipFile", None)
     by_turn: tuple[list[Any], ...] = ([], [], [])
-    for found in gc.get_objects():
+    for found in reversed(gc.get_objects()):
         kind = type(found)
         if issubclass(kind, io.TextIOWrapper):
             by_turn[0].append(found)
-        elif issubclass(kind, buffers):
+        elif issubclass(kind, (io.BufferedWriter, io.BufferedRandom)):
             by_turn[2].append(found)
         elif (issubclass(kind, io.IOBase) and not issubclass(kind, io.RawIOBase)) or kind is archive:
             by_turn[1].append(found)
     for files in by_turn:
-        yield from files
+        yield from filter(_is_written, files)
+
+
+def _is_written(file: Any) -> bool:
+    """Whether it may hold what is not written yet. Where another thread waits in a read, closing would wait as well."""
+    if isinstance(file, io.BufferedReader) or isinstance(getattr(file, "buffer", None), io.BufferedReader):
+        return False
+    with suppress(Exception):  # Of any kind: it may be a class of the user's, or closed.
+        return not hasattr(file, "writable") or bool(file.writable()) or not file.readable()
+    return False

@@ -43,6 +43,22 @@ CASES = {
         "kept = Upload()",
         "rows",
     ),
+    "a thread that waits for a pipe": (
+        "import subprocess\n"
+        "child = subprocess.Popen(['sleep', '600'], stdout=subprocess.PIPE, text=True)\n"
+        "threading.Thread(target=child.stdout.readline, daemon=True).start(); time.sleep(0.2)\n"
+        "atexit.register(child.kill); process_end._END_SECONDS = 600\n"
+        "kept = open(folder + '/file', 'w'); kept.write('rows')",
+        "rows",
+    ),
+    "a file that compresses into one of the user's": (
+        "class Upload(io.BytesIO):\n"
+        "    def close(self):\n"
+        "        rows = gzip.decompress(self.getvalue()) if self.getvalue() else b''\n"
+        "        open(folder + '/file', 'wb').write(rows)\n"
+        "kept = gzip.GzipFile(fileobj=Upload(), mode='wb'); kept.write(b'rows')",
+        "rows",
+    ),
     "a thread that never ends": (
         "process_end._END_SECONDS = 0.5; open(folder + '/file', 'w').close()\n"
         "threading.Thread(target=lambda: time.sleep(600)).start()",
