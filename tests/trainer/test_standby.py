@@ -12,6 +12,7 @@ import psutil
 import pytest
 
 from segue.clock import SystemClock
+from segue.continuity.recipe_diff import UNTRACKED
 from segue.controller.steps import decide_next
 from segue.launch.assignment import Assignment, ExitCode
 from segue.launch.launcher import launch_standby
@@ -70,7 +71,8 @@ def test_a_booted_trainer_gets_its_assignment_and_trains_the_same_state_as_any_o
     usual = make_spec(run_id="usual")
     fork_server.run_attempt(open_log(usual), usual)
     trained, expected = (read_history(open_log(s)).newest.manifest.components for s in (spec, usual))
-    assert trained == expected
+    # What training changed outside the state may be of the process.
+    assert {**trained, UNTRACKED: ""} == {**expected, UNTRACKED: ""}
 
 
 @pytest.mark.matrix
