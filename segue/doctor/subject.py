@@ -54,11 +54,6 @@ class Subject:
     def liveness(self) -> LivenessSpec:
         return self.spec.liveness if self.spec is not None else LivenessSpec()
 
-    @property
-    def grace_seconds(self) -> float:
-        """The grace period that the run counts on."""
-        return self.spec.grace_seconds if self.spec is not None else RunSpec.model_fields["grace_seconds"].default
-
     @cached_property
     def opened(self) -> Store:
         """The store; nothing is touched by opening it."""

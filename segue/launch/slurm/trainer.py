@@ -141,8 +141,7 @@ class SlurmTrainer:
     def _turn(self) -> None:
         job_id = self.job_id
         if job_id is None:
-            is_told = bool(self._notices) or self._is_killed
-            end = self._submission.turn(is_told=is_told, is_given_up=self._is_given_up())
+            end = self._submission.turn(is_told=self._is_told, is_given_up=self._is_given_up())
             if end is not None:
                 self._end(*end)
             return
@@ -180,16 +179,20 @@ class SlurmTrainer:
     def _conclude(self, job_id: str, job: Job) -> None:
         found = complaints_in(self.output) if job.state == "FAILED" else Complaints()
         words = f"its Slurm job {job_id} {job.in_words}" + (f" ({found.last})" if found.last else "")
-        is_told = bool(self._notices) or self._is_killed
         self._end(
             job.trainer_code,
             Ending(
                 words,
                 job.was_out_of_memory or found.is_memory,
                 had_machine=job.had_nodes(self._job),
-                was_refused=job.was_taken_away and not is_told,
+                was_refused=job.was_taken_away and not self._is_told,
             ),
         )
+
+    @property
+    def _is_told(self) -> bool:
+        """Whether it was told to end, also where Slurm has not heard of that yet."""
+        return bool(self._notices) or self._is_killed
 
     def _is_given_up(self) -> bool:
         """Whether its kill is so long ago that Slurm is waited for no longer."""
@@ -206,11 +209,11 @@ class SlurmTrainer:
             self._unknown_since = at
             log.warning("Slurm does not know the job job=%s; its trainer's heartbeat decides", job_id)
         if self._is_forgotten() and self._job is not None and self._job.is_waiting:
-            words = f"its Slurm job {job_id} was forgotten by Slurm in the queue"
-            self._end(-signal.SIGKILL, Ending(words, had_machine=False, was_refused=True))
+            words = f"Slurm has forgotten its job {job_id}, which waited in the queue"
+            self._end(-signal.SIGKILL, Ending(words, had_machine=False, was_refused=not self._is_told))
             return
-        is_told = bool(self._sent) or self._was_cancelled
-        if is_told and at - self._unknown_since >= _UNKNOWN_SECONDS:
+        was_sent = bool(self._sent) or self._was_cancelled
+        if was_sent and at - self._unknown_since >= _UNKNOWN_SECONDS:
             has_run = self._job is not None and not self._job.is_waiting
             words = f"its Slurm job {job_id} is not known to Slurm any more"
             self._end(-signal.SIGKILL, Ending(words, had_machine=has_run))
