@@ -53,6 +53,8 @@ def test_a_call_ends_where_the_machine_of_the_store_says_nothing_and_goes_on_whe
     exchange.put("key", "text")
     exchange._answer_seconds = 2.0
     os.kill(process.pid, signal.SIGSTOP)
+    # Until its last thread has stopped, the store answers.
+    os.waitid(os.P_PID, process.pid, os.WSTOPPED)
     with pytest.raises(SilentStoreError, match="not answered for 2 s"):
         exchange.get("key")
     began = time.monotonic()
