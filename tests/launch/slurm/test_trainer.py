@@ -155,14 +155,18 @@ def test_the_id_of_a_job_is_found_among_what_a_site_prints(commands, start, prin
     trainer.wait(60)
 
 
-def test_a_job_that_was_forgotten_in_the_queue_does_not_wait_there_for_ever(commands, start, monkeypatch):
-    commands(sbatch="echo 7", scontrol=scontrol(show("PENDING", name="$NAME", nodes="(null)")))
+@pytest.mark.parametrize("is_told", [False, True])
+def test_a_job_that_was_forgotten_in_the_queue_does_not_wait_there_for_ever(commands, start, monkeypatch, is_told):
+    commands(sbatch="echo 7", scontrol=scontrol(show("PENDING", name="$NAME", nodes="(null)")), scancel=NO_MUNGE)
     trainer = start(segment=1)
     monkeypatch.setenv("NAME", trainer.name)
     until(lambda: "Resources" in (trainer.why_waiting() or ""))
-    commands(scontrol=scontrol(UNKNOWN))
+    if is_told:
+        trainer.give_notice()
+    commands(scontrol=scontrol(UNKNOWN), scancel=NO_MUNGE)
     assert trainer.wait(60) == -9
-    assert (trainer.ending.had_machine, trainer.ending.was_refused) == (False, True)
+    assert "Slurm has forgotten its job 7" in trainer.ending.in_words
+    assert (trainer.ending.had_machine, trainer.ending.was_refused) == (False, not is_told)
 
 
 def test_a_job_that_was_forgotten_before_it_was_seen_may_train_and_does_not_wait(commands, start):
