@@ -66,10 +66,10 @@ def _pod(cloud: Cloud, pool: PoolName) -> dict[str, Any]:
         "automountServiceAccountToken": False,  # Training needs no access to the cluster.
         "terminationGracePeriodSeconds": "{{ grace_seconds }}",
         "priorityClassName": "{{ priority_class_name }}",
-        # The images end with a user that has a number. The group may write to the volumes.
+        # The user of segue's own images. The group may write to the volumes.
         "securityContext": {
             "runAsNonRoot": True,
-            "runAsUser": 1000,
+            "runAsUser": _IMAGE_USER,
             "fsGroup": _IMAGE_USER,
             "seccompProfile": {"type": "RuntimeDefault"},
         },
