@@ -3,25 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
 
-from segue.doctor.check import Item, Result, fail, joined, ok, skipped
+from segue.doctor.check import Item, Result, fail, joined, ok, skipped, warn
 from segue.doctor.subject import Subject
+from segue.launch.problem import Problem
 from segue.launch.ray.checks import ray_problems
 from segue.launch.slurm.checks import slurm_problems
 
-_LIMIT_SECONDS, _RAY_SECONDS = 120.0, 60.0
+_LIMIT_SECONDS, _RAY_SECONDS = 120.0, 90.0
 """Each of Slurm's commands waits nine seconds for a controller that is away; Ray's client would wait for minutes."""
-
-
-class Problem(Protocol):
-    """What would keep trainers from running, and its fix."""
-
-    @property
-    def what(self) -> str: ...
-
-    @property
-    def fix(self) -> str: ...
 
 
 def items(subject: Subject) -> list[Item]:
@@ -53,4 +43,6 @@ def ray(subject: Subject, *, longest_seconds: float = _RAY_SECONDS) -> Result:
 def judged(problems: Sequence[Problem], well: str) -> Result:
     if not problems:
         return ok(well)
-    return fail("; ".join(problem.what for problem in problems), fix=joined(problem.fix for problem in problems))
+    certain = [problem for problem in problems if problem.is_certain]
+    shown, result = (certain, fail) if certain else (problems, warn)
+    return result("; ".join(problem.what for problem in shown), fix=joined(problem.fix for problem in shown))

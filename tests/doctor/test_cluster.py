@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import socket
 
 import pytest
 from segue.tasks.doctor.cluster import read_nodes, with_nodes
 
 from segue.doctor import launchers
-from segue.doctor.check import Outcome, fail
+from segue.doctor.check import Outcome, fail, warn
 from segue.doctor.pools import nodes
 from segue.doctor.subject import Subject
-from segue.launch.slurm.checks import SlurmProblem
+from segue.launch.problem import Problem, refusals
 from tests.doctor import templates
 from tests.doctor.showing import bad, good, makes_fail
 from tests.doctor.test_pools import Needs, on_kubernetes
@@ -73,8 +74,22 @@ def test_a_machine_without_slurm_and_a_folder_that_cannot_be_written_are_named(m
 
 
 def test_each_of_several_problems_has_its_fix():
-    problems = [SlurmProblem("a is wrong", "do 1"), SlurmProblem("b is wrong", "do 2")]
-    assert launchers.judged(problems, "well") == fail("a is wrong; b is wrong", fix="do 1; do 2.")
+    problems = [Problem(what="a is wrong", fix="do 1"), Problem(what="b is wrong", fix="do 2")]
+    unknown = Problem(what="c is not known", fix="ask", is_certain=False)
+    assert launchers.judged([*problems, unknown], "well") == fail("a is wrong; b is wrong", fix="do 1; do 2.")
+    assert launchers.judged([unknown], "well") == warn("c is not known", fix="ask.")
+    assert refusals([unknown, *problems]) == (("a is wrong", "do 1"), ("b is wrong", "do 2"))
+
+
+@makes_fail("slurm.jobs")
+def test_partitions_that_a_controller_says_nothing_about_are_not_ok(make_spec, monkeypatch, tmp_path):
+    for name in ("sbatch", "scontrol", "scancel", "squeue"):
+        program = tmp_path / name
+        program.write_text('#!/bin/sh\necho "Unable to contact slurm controller (connect failure)" >&2\nexit 1\n')
+        program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    spec = make_spec(slurm={"spot": "preemptible", "on_demand": "batch", "folder": str(tmp_path)})
+    bad("slurm.jobs", launchers.slurm(Subject(spec)), "warn", "the Slurm controller does not answer", "scontrol ping")
 
 
 @makes_fail("ray.trainers")

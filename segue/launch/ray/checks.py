@@ -14,7 +14,8 @@ import sys
 from pydantic import TypeAdapter
 
 from segue.errors import RaySetupError
-from segue.launch.ray.problems import RayProblem, as_pairs, failed_check, unreachable
+from segue.launch.problem import Problem, refusals
+from segue.launch.ray.problems import failed_check, unreachable
 from segue.spec import RunSpec
 
 log = logging.getLogger(__name__)
@@ -22,8 +23,8 @@ log = logging.getLogger(__name__)
 _NO_ANSWER = 3
 """The exit code of a check that no cluster has answered. Python's own is 1."""
 _LONGEST_SECONDS = 120.0
-_PROBLEMS = TypeAdapter(list[RayProblem])
-NOT_INSTALLED = RayProblem(
+_PROBLEMS = TypeAdapter(list[Problem])
+NOT_INSTALLED = Problem(
     what="this machine has no Ray", fix="pip install 'segue[ray]' where segments run, or remove [ray] from the run spec"
 )
 
@@ -33,8 +34,9 @@ def has_ray() -> bool:
     return importlib.util.find_spec("ray") is not None
 
 
-def ray_problems(spec: RunSpec, *, longest_seconds: float = _LONGEST_SECONDS) -> list[RayProblem]:
-    """What would keep the trainers of a run from running on its cluster as it is now; empty without a `[ray]` table.
+def ray_problems(spec: RunSpec, *, longest_seconds: float = _LONGEST_SECONDS) -> list[Problem]:
+    """What would keep the trainers of a run from running on its cluster as it is now, and what of it was not looked at;
+    empty without a `[ray]` table.
 
     Blocks until the cluster has answered, for `longest_seconds` at most.
     """
@@ -68,9 +70,9 @@ def require_ray(spec: RunSpec) -> None:
     Raises:
         RaySetupError: with every problem and its fix.
     """
-    problems = ray_problems(spec)
+    problems = refusals(ray_problems(spec))
     if problems:
-        raise RaySetupError(problems=as_pairs(problems))
+        raise RaySetupError(problems=problems)
 
 
 def main() -> int:
@@ -84,7 +86,7 @@ def main() -> int:
             return _NO_ANSWER
         found = problems_of(spec)
     except RaySetupError as error:
-        found = [RayProblem(what=what, fix=fix) for what, fix in error.problems]
+        found = [Problem(what=what, fix=fix) for what, fix in error.problems]
     sys.stdout.buffer.write(_PROBLEMS.dump_json(found))
     sys.stdout.flush()
     return 0

@@ -14,14 +14,14 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from segue.clock import Clock
 from segue.errors import RaySetupError
+from segue.launch.problem import Problem, as_pairs
 from segue.launch.ray.node import facts_here
 from segue.launch.ray.placement import Node, Resources, mark_of
 from segue.launch.ray.problems import (
     NodeFacts,
-    RayProblem,
-    as_pairs,
     is_of_import,
     node_problems,
+    not_checked,
     not_importable,
     resource_problems,
     version_refusal,
@@ -31,7 +31,8 @@ from segue.spec import RunSpec
 
 log = logging.getLogger(__name__)
 
-_PROBE_SECONDS = 60.0
+_PROBE_SECONDS = 30.0
+"""How long each node may take to say what it has; `segue doctor` gives the whole check 90 s."""
 
 
 def connect(address: str) -> bool:
@@ -106,7 +107,7 @@ def give_back(group: PlacementGroup) -> None:
     remove_placement_group(group)
 
 
-def problems_of(spec: RunSpec) -> list[RayProblem]:
+def problems_of(spec: RunSpec) -> list[Problem]:
     """What the cluster lacks for a run: resources, versions, the folder of its code."""
     here = nodes()
     # With an autoscaler, a resource that no node has now may come with the next one.
@@ -114,28 +115,32 @@ def problems_of(spec: RunSpec) -> list[RayProblem]:
     marks = {mark_of(spec, capacity) for capacity in (Capacity.SPOT, Capacity.ON_DEMAND)}
     asked = [node.node_id for node in here if marks & set(node.total)]
     folder = str(Path.cwd())
-    facts, missing = _facts_of(asked, folder)
-    return [*found, *node_problems(facts_here(folder), facts, folder=folder), *missing]
+    facts, others = _facts_of(asked, folder)
+    if not asked and has_autoscaler():
+        others.append(not_checked("the nodes", "none is up, and the autoscaler starts them for an attempt"))
+    return [*found, *node_problems(facts_here(folder), facts, folder=folder), *others]
 
 
-def _facts_of(node_ids: list[str], folder: str) -> tuple[list[NodeFacts], list[RayProblem]]:
-    """What each node has; a problem for each on which segue cannot be imported."""
+def _facts_of(node_ids: list[str], folder: str) -> tuple[list[NodeFacts], list[Problem]]:
+    """What each node has; a problem for each on which segue cannot be imported, or that says nothing."""
     ask: Any = ray.remote(num_cpus=0, max_retries=0)(facts_here)
     asked = {
         ask.options(scheduling_strategy=NodeAffinitySchedulingStrategy(node_id, soft=False)).remote(folder): node_id
         for node_id in node_ids
     }
     done, silent = ray.wait(list(asked), num_returns=len(asked), timeout=_PROBE_SECONDS) if asked else ([], [])
-    for ref in silent:
-        log.warning("a node of the Ray cluster does not answer, it is not checked node=%s", asked[ref])
-    facts, found = [], []
+    facts, found = [], [not_checked(_named(asked[ref]), f"no answer within {_PROBE_SECONDS:g} s") for ref in silent]
     for ref in done:
         try:
             facts.append(ray.get(ref))
         except ray.exceptions.RayError as error:
             why = str(error).strip().splitlines()[-1]
             if is_of_import(error):
-                found.append(not_importable(f"the node {asked[ref][:8]}", why))
+                found.append(not_importable(_named(asked[ref]), why))
             else:
-                log.warning("a node of the Ray cluster is not checked node=%s reason=%s", asked[ref], why)
+                found.append(not_checked(_named(asked[ref]), why))
     return facts, found
+
+
+def _named(node_id: str) -> str:
+    return f"the node {node_id[:8]}"

@@ -23,11 +23,12 @@ from segue.clock import Clock, SystemClock
 from segue.errors import RaySetupError
 from segue.launch.assignment import Assignment, ExitCode
 from segue.launch.output import survive_broken_output
+from segue.launch.problem import Problem, refusals
 from segue.launch.ray import cluster
 from segue.launch.ray.gang import ActorLostError, Gang
 from segue.launch.ray.node import facts_here, shared_variables
 from segue.launch.ray.placement import bundle_of, bundles_now, in_words, is_to_ask
-from segue.launch.ray.problems import RayProblem, as_pairs, node_problems
+from segue.launch.ray.problems import node_problems
 from segue.launch.ray.status import DriverStatus, StatusFolder
 from segue.process import Parent
 
@@ -227,9 +228,10 @@ class Driver:
             os._exit(ExitCode.NOTICE)
 
 
-def _refuse(problems: list[RayProblem]) -> None:
-    if problems:
-        raise RaySetupError(problems=as_pairs(problems))
+def _refuse(problems: list[Problem]) -> None:
+    found = refusals(problems)
+    if found:
+        raise RaySetupError(problems=found)
 
 
 def _ended(code: int) -> str:

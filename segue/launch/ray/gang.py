@@ -13,10 +13,11 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from segue.errors import RaySetupError
 from segue.launch.assignment import Assignment, ExitCode
 from segue.launch.meeting import Nodes
+from segue.launch.problem import as_pairs
 from segue.launch.ray.node import Answer, remote_class
 from segue.launch.ray.orders import Orders
 from segue.launch.ray.placement import Resources
-from segue.launch.ray.problems import NodeFacts, as_pairs, is_of_import, not_importable
+from segue.launch.ray.problems import NodeFacts, is_of_import, not_importable
 
 log = logging.getLogger(__name__)
 

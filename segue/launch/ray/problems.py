@@ -6,21 +6,13 @@ from collections.abc import Iterable, Sequence
 
 from pydantic import BaseModel, ConfigDict
 
+from segue.launch.problem import Problem
 from segue.launch.ray.placement import Node, bundle_counts, bundle_of, in_words, mark_of, room
 from segue.records import Capacity
 from segue.spec import RunSpec
 
 REQUIREMENT = "ray>=2.60,<3"
 """As in pyproject.toml."""
-
-
-class RayProblem(BaseModel):
-    """One reason why a run's trainers cannot run."""
-
-    model_config = ConfigDict(frozen=True)
-
-    what: str
-    fix: str
 
 
 class NodeFacts(BaseModel):
@@ -43,7 +35,7 @@ class NodeFacts(BaseModel):
         return f"the node {self.address} ({self.node_id[:8]})"
 
 
-def resource_problems(spec: RunSpec, nodes: Sequence[Node]) -> list[RayProblem]:
+def resource_problems(spec: RunSpec, nodes: Sequence[Node]) -> list[Problem]:
     """What no node has, and what all nodes together could never hold."""
     assert spec.ray is not None
     found = []
@@ -54,32 +46,32 @@ def resource_problems(spec: RunSpec, nodes: Sequence[Node]) -> list[RayProblem]:
         holds = room(marked, bundle)
         if not marked:
             fix = f"start nodes with --resources='{{\"{mark}\": 1}}', or set ray.{name} to a resource that they have"
-            found.append(RayProblem(what=f"no node of the Ray cluster has the resource {mark!r}", fix=fix))
+            found.append(Problem(what=f"no node of the Ray cluster has the resource {mark!r}", fix=fix))
         elif holds < fewest:
             what = f"{in_words(fewest, bundle)} can never be placed: the nodes of the Ray cluster hold {holds}"
             fix = f"set ranks, or ray.min_ranks, to {holds * spec.ray.ranks_per_bundle} or less, or start more nodes"
             if not holds:
                 fix = "set ray.cpus_per_rank, ray.gpus_per_rank or ray.ranks_per_bundle to what one node has"
-            found.append(RayProblem(what=what, fix=fix))
+            found.append(Problem(what=what, fix=fix))
     return found
 
 
-def node_problems(here: NodeFacts, nodes: Iterable[NodeFacts], *, folder: str) -> list[RayProblem]:
+def node_problems(here: NodeFacts, nodes: Iterable[NodeFacts], *, folder: str) -> list[Problem]:
     """On which nodes a trainer would not be the one that the segment's machine has."""
-    found: dict[RayProblem, None] = {}
+    found: dict[Problem, None] = {}
     for node in nodes:
         if _minor(node.python) != _minor(here.python):
             what = f"{node.in_words} has Python {node.python}, and this machine {here.python}"
-            found[RayProblem(what=what, fix="install the same Python on both")] = None
+            found[Problem(what=what, fix="install the same Python on both")] = None
         elif _release(node.torch) != _release(here.torch):
             what = f"{node.in_words} has torch {node.torch or 'not'} installed, and this machine {here.torch}"
-            found[RayProblem(what=what, fix="install the same torch on both")] = None
+            found[Problem(what=what, fix="install the same torch on both")] = None
         elif node.segue != here.segue:
             what = f"{node.in_words} has segue {node.segue}, and this machine {here.segue}"
-            found[RayProblem(what=what, fix="install the same segue on both")] = None
+            found[Problem(what=what, fix="install the same segue on both")] = None
         elif not node.has_folder:
             fix = "give all nodes the recipe's code at the path that it has here"
-            found[RayProblem(what=f"{node.in_words} has no folder {folder}", fix=fix)] = None
+            found[Problem(what=f"{node.in_words} has no folder {folder}", fix=fix)] = None
     return list(found)
 
 
@@ -89,13 +81,13 @@ def is_of_import(error: Exception) -> bool:
     return any(words in str(error) for words in ("ModuleNotFoundError", "cannot import name"))
 
 
-def not_importable(where: str, why: str) -> RayProblem:
+def not_importable(where: str, why: str) -> Problem:
     """The problem that segue, or what it needs, is not installed on a node."""
     what = f"segue cannot be imported on {where} ({why})"
-    return RayProblem(what=what, fix="install segue with the same packages on all nodes")
+    return Problem(what=what, fix="install segue with the same packages on all nodes")
 
 
-def version_refusal(text: str, *, address: str) -> RayProblem | None:
+def version_refusal(text: str, *, address: str) -> Problem | None:
     """Why Ray itself refuses to connect, from its error; None where that is no refusal by version."""
     if "Version mismatch" not in text:
         return None
@@ -105,31 +97,35 @@ def version_refusal(text: str, *, address: str) -> RayProblem | None:
     half = len(versions) // 2
     there, here = " and ".join(versions[:half]), " and ".join(versions[half:])
     what = f"the Ray cluster at {address} has {there}, and this machine {here}"
-    return RayProblem(what=what, fix="install the same versions of Ray and Python on both")
+    return Problem(what=what, fix="install the same versions of Ray and Python on both")
 
 
-def as_pairs(problems: Iterable[RayProblem]) -> tuple[tuple[str, str], ...]:
-    """Each as what is wrong, and its fix."""
-    return tuple((problem.what, problem.fix) for problem in problems)
+def not_checked(where: str, why: str) -> Problem:
+    """That a node was not looked at. Each attempt looks at its own nodes before it starts its ranks there."""
+    return Problem(
+        what=f"the versions of {where} are not checked: {why}",
+        fix="`ray status` shows the nodes; an attempt checks those on which it starts ranks",
+        is_certain=False,
+    )
 
 
-def unreachable(address: str, *, seconds: float | None = None) -> RayProblem:
+def unreachable(address: str, *, seconds: float | None = None) -> Problem:
     """The problem that no cluster has answered, for so long; None: Ray itself has given up."""
     where = (
         "this machine is no node of a Ray cluster that answers" if address == "auto" else f"{address} does not answer"
     )
     fix = "start one with `ray start --address=HEAD:PORT --num-cpus=0`, and set ray.address where there are several"
-    return RayProblem(what=where if seconds is None else f"{where} within {seconds:g} s", fix=fix)
+    return Problem(what=where if seconds is None else f"{where} within {seconds:g} s", fix=fix)
 
 
-def failed_check(code: int, output: str) -> RayProblem:
+def failed_check(code: int, output: str) -> Problem:
     """The problem that the process that was to look at the cluster failed, by its exit code and what it has written."""
     if code < 0:  # Its last lines are a stack.
         fix = "try again: Ray aborts its processes while the cluster's head restarts"
-        return RayProblem(what=f"the check of the Ray cluster was killed by signal {-code}", fix=fix)
+        return Problem(what=f"the check of the Ray cluster was killed by signal {-code}", fix=fix)
     last = ([line.strip() for line in output.splitlines() if line.strip()] or ["it wrote nothing"])[-1]
     fix = f"pip install '{REQUIREMENT}' on this machine and on all nodes"
-    return RayProblem(what=f"the check of the Ray cluster exited with code {code} ({last})", fix=fix)
+    return Problem(what=f"the check of the Ray cluster exited with code {code} ({last})", fix=fix)
 
 
 def _minor(version: str) -> str:

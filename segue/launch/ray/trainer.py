@@ -12,8 +12,8 @@ from segue.launch.assignment import Assignment
 from segue.launch.child import ChildProcess
 from segue.launch.launcher import Ending
 from segue.launch.output import OnLine
+from segue.launch.problem import as_pairs
 from segue.launch.ray.checks import NOT_INSTALLED, has_ray
-from segue.launch.ray.problems import as_pairs
 from segue.launch.ray.status import DriverStatus, StatusFolder
 
 _KILL_SECONDS = 30.0

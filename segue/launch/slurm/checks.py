@@ -6,10 +6,10 @@ import logging
 import re
 import shutil
 import tempfile
-from dataclasses import dataclass
 from pathlib import Path
 
 from segue.errors import SlurmSetupError
+from segue.launch.problem import Problem, refusals
 from segue.launch.slurm.commands import Answer, ask
 from segue.launch.slurm.partition import Partition, partition_shown, priority_kill_wait
 from segue.launch.slurm.script import limit_minutes, shape_options, time_limit
@@ -31,24 +31,15 @@ _USABLE = [["up", state] for state in ("idle", "alloc", "mix", "comp", "plnd")]
 """Availability of the partition and state of the node, as sinfo has them in short; `drain`, `down*` are others."""
 
 
-@dataclass(frozen=True)
-class SlurmProblem:
-    """One reason why a run's jobs cannot run."""
-
-    what: str
-    fix: str
-
-
 def has_slurm() -> bool:
     """Whether this machine has Slurm's commands."""
     return all(shutil.which(command) is not None for command in _COMMANDS)
 
 
-def slurm_problems(spec: RunSpec) -> list[SlurmProblem]:
-    """What would keep the jobs of a run from running, as far as this machine can know; empty without a `[slurm]` table.
+def slurm_problems(spec: RunSpec) -> list[Problem]:
+    """What would keep the jobs of a run from running, and what could not be looked at; empty without a `[slurm]` table.
 
-    Nothing is submitted. Blocks for ten seconds where the controller is away, and then says nothing about partitions: a
-    run waits for its controller.
+    Nothing is submitted. Blocks for ten seconds where the controller is away, for which no run is refused: it waits.
     """
     slurm = spec.slurm
     if slurm is None:
@@ -56,13 +47,13 @@ def slurm_problems(spec: RunSpec) -> list[SlurmProblem]:
     if not has_slurm():
         missing = ", ".join(command for command in _COMMANDS if shutil.which(command) is None)
         fix = "run segments on a machine with Slurm's commands (a login node), or remove [slurm] from the run spec"
-        return [SlurmProblem(f"this machine has no {missing}", fix)]
+        return [Problem(what=f"this machine has no {missing}", fix=fix)]
     found = _folder_problems(slurm)
     settings = ask(["scontrol", "show", "config"])
     for field, partition in {"spot": slurm.spot, "on_demand": slurm.on_demand}.items():
         answer = ask(["scontrol", "--all", "show", "partition", partition])
         if answer.code and _NO_PARTITION.search(answer.trouble + answer.output) is None:
-            log.warning("the Slurm controller does not answer; its partitions are not checked reason=%s", answer.why)
+            found.append(_silent(answer))
             break
         found += _partition_problems(spec, field, partition, answer, kill_wait=priority_kill_wait(settings.output))
     return found
@@ -74,12 +65,18 @@ def require_slurm(spec: RunSpec) -> None:
     Raises:
         SlurmSetupError: with every problem and its fix.
     """
-    problems = slurm_problems(spec)
+    problems = refusals(slurm_problems(spec))
     if problems:
-        raise SlurmSetupError(problems=tuple((problem.what, problem.fix) for problem in problems))
+        raise SlurmSetupError(problems=problems)
 
 
-def _folder_problems(slurm: SlurmSpec) -> list[SlurmProblem]:
+def _silent(answer: Answer) -> Problem:
+    what = f"the Slurm controller does not answer ({answer.why}), so partitions and rights are not checked"
+    fix = "see whether slurmctld and munge run (`scontrol ping`); jobs are submitted when it answers"
+    return Problem(what=what, fix=fix, is_certain=False)
+
+
+def _folder_problems(slurm: SlurmSpec) -> list[Problem]:
     folder = Path(slurm.folder).absolute()
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -87,49 +84,53 @@ def _folder_problems(slurm: SlurmSpec) -> list[SlurmProblem]:
             return []
     except OSError as error:
         fix = "set slurm.folder to a folder on a file system that all nodes and this machine share"
-        return [SlurmProblem(f"the folder {folder} for the output of jobs cannot be written ({error.strerror})", fix)]
+        return [
+            Problem(what=f"the folder {folder} for the output of jobs cannot be written ({error.strerror})", fix=fix)
+        ]
 
 
 def _partition_problems(
     spec: RunSpec, field: str, name: str, answer: Answer, *, kill_wait: int | None
-) -> list[SlurmProblem]:
+) -> list[Problem]:
     slurm, partition = spec.slurm, partition_shown(answer.output)
     assert slurm is not None
     refused = ask(["sbatch", "--test-only", *shape_options(spec, partition=name), "--wrap=true"])
     if answer.code or partition is None or _NO_RIGHTS.search(refused.trouble):
         why = f" ({refused.why})" if refused.code and not refused.is_silence else ""
         fix = f"set slurm.{field} to one that `sinfo` lists, or ask for the rights"
-        return [SlurmProblem(f"there is no Slurm partition {name!r} that this user may use{why}", fix)]
+        return [Problem(what=f"there is no Slurm partition {name!r} that this user may use{why}", fix=fix)]
     found = _held_problems(spec, slurm, field, partition) or _refused_problems(spec, slurm, field, partition)
     return found + (_preemption_problems(spec, partition, kill_wait) if field == "spot" else [])
 
 
-def _held_problems(spec: RunSpec, slurm: SlurmSpec, field: str, partition: Partition) -> list[SlurmProblem]:
+def _held_problems(spec: RunSpec, slurm: SlurmSpec, field: str, partition: Partition) -> list[Problem]:
     """What Slurm accepts and then holds without end (`PartitionConfig`, `PartitionTimeLimit`)."""
     found = []
     most = min(partition.nodes, partition.nodes if partition.most_nodes is None else partition.most_nodes)
     if slurm.nodes > most:
         what = f"a job of {slurm.nodes} nodes can never start in the partition {partition.name!r}, which gives {most}"
-        found.append(SlurmProblem(what, f"set slurm.nodes to {most} or less, or another partition as slurm.{field}"))
+        found.append(
+            Problem(what=what, fix=f"set slurm.nodes to {most} or less, or another partition as slurm.{field}")
+        )
     hours, longest = spec.segment.hours, partition.longest_minutes
     if hours is None and longest is None and partition.has_default_time:
         what = f"jobs in the partition {partition.name!r} end after its DefaultTime, and it has no MaxTime to ask for"
-        found.append(SlurmProblem(what, "set segment.hours, so that segments end at a checkpoint"))
+        found.append(Problem(what=what, fix="set segment.hours, so that segments end at a checkpoint"))
     needed = 0 if hours is None else limit_minutes(hours * 3600, spec)
     if hours is not None and longest is not None and needed > longest:
         what = f"segments of {hours:g} hours need jobs of {needed} minutes, and the partition {partition.name!r} "
         what += f"permits {longest}"
-        found.append(SlurmProblem(what, "set segment.hours to less; later segments go on where one ends"))
+        found.append(Problem(what=what, fix="set segment.hours to less; later segments go on where one ends"))
     return found
 
 
-def _preemption_problems(spec: RunSpec, partition: Partition, kill_wait: int | None) -> list[SlurmProblem]:
+def _preemption_problems(spec: RunSpec, partition: Partition, kill_wait: int | None) -> list[Problem]:
     """What makes a preemption another end than the trainer expects."""
     if kill_wait is None:
         return []
     if "SUSPEND" in partition.preemption:
         what = f"the partition {partition.name!r} suspends preempted jobs, whose trainers then neither end nor answer"
-        return [SlurmProblem(what, "set its PreemptMode to CANCEL, or another partition as slurm.spot")]
+        return [Problem(what=what, fix="set its PreemptMode to CANCEL, or another partition as slurm.spot")]
     given = partition.grace_seconds + kill_wait
     if partition.preemption == "OFF" or spec.grace_seconds <= given:
         return []
@@ -137,10 +138,10 @@ def _preemption_problems(spec: RunSpec, partition: Partition, kill_wait: int | N
         f"the partition {partition.name!r} kills a preempted job after {given} s (GraceTime and KillWait), and the run "
     )
     what += f"counts on grace_seconds = {spec.grace_seconds:g}"
-    return [SlurmProblem(what, f"lower grace_seconds to {given}, or raise the partition's GraceTime")]
+    return [Problem(what=what, fix=f"lower grace_seconds to {given}, or raise the partition's GraceTime")]
 
 
-def _refused_problems(spec: RunSpec, slurm: SlurmSpec, field: str, partition: Partition) -> list[SlurmProblem]:
+def _refused_problems(spec: RunSpec, slurm: SlurmSpec, field: str, partition: Partition) -> list[Problem]:
     """What sbatch refuses: an option or feature that the cluster does not have, an account without rights."""
     seconds = None if spec.segment.hours is None else spec.segment.hours * 3600
     test, shape = ["sbatch", "--test-only", "--no-requeue"], shape_options(spec, partition=partition.name)
@@ -148,20 +149,22 @@ def _refused_problems(spec: RunSpec, slurm: SlurmSpec, field: str, partition: Pa
     answer = ask([*test, *given, *shape, "--wrap=true"])
     if answer.is_refusal and wanted != given and ask([*test, *wanted, *shape, "--wrap=true"]).code == 0:
         return []  # A cluster that wants a time limit: jobs are submitted with one where it refuses them without.
-    if answer.code == 0 or answer.is_silence:
+    if answer.code == 0:
         return []
+    if answer.is_silence:
+        return [_silent(answer)]
     if _LIMIT.search(answer.trouble):
-        log.warning("sbatch refuses jobs for now partition=%s reason=%s", partition.name, answer.why)
-        return []
+        what = f"sbatch refuses jobs in the partition {partition.name!r} for now: {answer.why}"
+        return [Problem(what=what.rstrip("."), fix="wait, or ask for a higher limit", is_certain=False)]
     if _PERHAPS_LATER.search(answer.trouble) and _usable_nodes(partition.name) < slurm.nodes:
-        log.warning("the Slurm partition %s has too few usable nodes now; jobs will wait", partition.name)
-        return []
+        what = f"the Slurm partition {partition.name!r} has too few usable nodes now, and jobs wait for them"
+        return [Problem(what=what, fix="`sinfo -R` shows why nodes are drained or down", is_certain=False)]
     if answer.names_time_limit and seconds is None:
         what = f"sbatch refuses a job without a time limit in the partition {partition.name!r}: {answer.why}"
-        return [SlurmProblem(what.rstrip("."), "set segment.hours, so that segments end at a checkpoint")]
+        return [Problem(what=what.rstrip("."), fix="set segment.hours, so that segments end at a checkpoint")]
     options = " ".join(slurm.options) or "no further options"
     what = f"sbatch refuses a job in the partition {partition.name!r} with {options}: {answer.why}"
-    return [SlurmProblem(what.rstrip("."), f"correct slurm.options, or set another partition as slurm.{field}")]
+    return [Problem(what=what.rstrip("."), fix=f"correct slurm.options, or set another partition as slurm.{field}")]
 
 
 def _usable_nodes(partition: str) -> int:

@@ -29,7 +29,8 @@ def test_a_run_that_fits_the_cluster_has_no_problems_also_while_all_nodes_are_dr
     assert slurm_problems(spec) == []
     cluster.drain()
     try:
-        assert slurm_problems(spec) == []
+        assert ["too few usable nodes" in problem.what for problem in slurm_problems(spec)] == [True, True]
+        require_slurm(spec)
     finally:
         cluster.resume()
 

@@ -15,7 +15,7 @@ from segue.launch.launcher import launch
 from segue.launch.memory import MemoryKills
 from segue.launch.slurm import submission
 from segue.launch.slurm import trainer as trainers
-from segue.launch.slurm.checks import slurm_problems
+from segue.launch.slurm.checks import require_slurm, slurm_problems
 from segue.records import Capacity, SegmentPlan, StopReason
 
 pytestmark = pytest.mark.matrix
@@ -419,19 +419,20 @@ def test_a_signal_that_a_job_does_not_take_keeps_no_kill_from_it(commands, start
     assert trainer.wait(60) is not None
 
 
-def test_a_limit_on_jobs_at_a_time_is_no_problem_of_the_run(make_slurm_spec, commands, caplog):
+def test_a_limit_on_jobs_at_a_time_is_no_reason_to_refuse_the_run(make_slurm_spec, commands, caplog):
     limit = 'echo "sbatch: error: Job violates accounting/QOS policy (job submit limit, size, time)" >&2; exit 1'
     commands(scontrol=scontrol(UNKNOWN), sbatch=limit)
-    assert slurm_problems(make_slurm_spec()) == []
-    assert "sbatch refuses jobs for now" in caplog.text
+    require_slurm(make_slurm_spec())
+    assert "for now: Job violates accounting/QOS policy" in caplog.text
 
 
 def test_a_machine_on_which_munge_is_down_does_not_say_that_a_partition_is_missing(make_slurm_spec, commands):
     commands(scontrol='echo "slurm_load_partitions error: Protocol authentication error" >&2; exit 1')
-    assert slurm_problems(make_slurm_spec()) == []
+    (problem,) = slurm_problems(make_slurm_spec())
+    assert (problem.is_certain, "does not answer" in problem.what) == (False, True)
 
 
-def test_a_controller_that_is_away_is_no_problem_of_the_run(make_slurm_spec, commands, caplog):
+def test_a_controller_that_is_away_is_no_reason_to_refuse_the_run(make_slurm_spec, commands, caplog):
     commands(scontrol=AWAY, sbatch=AWAY)
-    assert slurm_problems(make_slurm_spec()) == []
-    assert "its partitions are not checked" in caplog.text
+    require_slurm(make_slurm_spec())
+    assert "partitions and rights are not checked. Fix: see whether slurmctld" in caplog.text
