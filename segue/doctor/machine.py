@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import os
 import resource
 import shutil
 from collections.abc import Mapping
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
@@ -15,6 +17,7 @@ from segue.doctor.subject import Subject
 from segue.launch.determinism import DETERMINISTIC_VARIABLES
 from segue.launch.memory import free_bytes
 from segue.records import Environment
+from segue.runlog import keys
 from segue.runlog.history import History
 from segue.spec import RunSpec
 from segue.stores import LocalStore
@@ -29,7 +32,9 @@ _MEMORY_SHARE = 0.8
 _CUBLAS = "CUBLAS_WORKSPACE_CONFIG"
 _CUBLAS_DETERMINISTIC = (":4096:8", ":16:8")
 """The two values that PyTorch's notes on reproducibility name."""
-_CPU_LIMIT = Path("/sys/fs/cgroup/cpu.max")
+_GROUPS = Path("/sys/fs/cgroup")
+_GPU_DEVICES = ("nvidia[0-9]*", "kfd")
+"""Files in /dev of the drivers of NVIDIA's and AMD's accelerators."""
 
 
 def items(subject: Subject) -> list[Item]:
@@ -88,21 +93,27 @@ def file_descriptors() -> Result:
     return fail(reason, fix=fix) if limit < _DESCRIPTORS_AT_ALL else warn(reason, fix=fix)
 
 
-def cores(subject: Subject, *, limit: Path = _CPU_LIMIT) -> Result:
+def cores(subject: Subject, *, groups: Path = _GROUPS) -> Result:
     """Processor cores for the ranks, and one for the process that writes checkpoints."""
     ranks = (subject.spec.ranks_of_a_node if subject.spec is not None else 1) or max(subject.accelerators, 1)
-    found = float(len(os.sched_getaffinity(0)))
-    try:
-        quota, period = limit.read_text(encoding="ascii").split()
-        found = min(found, int(quota) / int(period)) if quota != "max" else found
-    except (OSError, ValueError):
-        pass  # There is no such limit here.
+    found = min(float(len(os.sched_getaffinity(0))), _permitted_cores(groups))
     if found >= ranks + 1:
         return ok(f"cores: {found:g}, ranks: {ranks}")
     return warn(
         f"cores: {found:g}, for ranks: {ranks} and the process that writes checkpoints, so a save slows training",
         fix="give the machine or container more cores.",
     )
+
+
+def _permitted_cores(groups: Path) -> float:
+    """The limit of this container's control group, of version 2 or 1; inf without one."""
+    for names in (("cpu.max",), ("cpu/cpu.cfs_quota_us", "cpu/cpu.cfs_period_us")):
+        try:
+            quota, period = " ".join((groups / name).read_text(encoding="ascii") for name in names).split()
+        except (OSError, ValueError):
+            continue  # There is no such limit here.
+        return int(quota) / int(period) if quota not in ("max", "-1") else math.inf
+    return math.inf
 
 
 def memory(subject: Subject) -> Result:
@@ -139,10 +150,13 @@ def disk(subject: Subject) -> Result:
             return fail(f"{folder} cannot be created or written", fix="give the right to write there, or name another.")
         if subject.state_bytes is None:
             continue
-        needed, free = (kept.keep + 1) * subject.state_bytes, shutil.disk_usage(above).free
+        stored, free = _stored_bytes(folder / keys.attempts_prefix(subject.spec.run_id)), shutil.disk_usage(above).free
+        needed = max((kept.keep + 1) * subject.state_bytes - stored, subject.state_bytes)
         if needed > free:
+            there = f" beside the {size(stored)} that are there" if stored else ""
             return fail(
-                f"{folder} needs {size(needed)} for {kept.keep} checkpoints and the next one, {size(free)} are free",
+                f"{folder} needs {size(needed)} for {kept.keep} checkpoints and the next one{there}, {size(free)} are "
+                "free",
                 fix="free space, or lower checkpoints.keep.",
             )
     if subject.state_bytes is None:
@@ -150,18 +164,33 @@ def disk(subject: Subject) -> Result:
     return ok(f"{' and '.join(map(str, folders))}: room for {kept.keep + 1} checkpoints")
 
 
-def accelerator(subject: Subject) -> Result:
+def _stored_bytes(folder: Path) -> int:
+    """What the run's checkpoints take there already."""
+    found = 0
+    for path in folder.rglob("*"):
+        with suppress(FileNotFoundError):  # A run that trains removes files.
+            found += path.stat().st_size if path.is_file() else 0
+    return found
+
+
+def accelerator(subject: Subject, *, devices: Path = Path("/dev")) -> Result:
     """Whether there are as many accelerators as the run asks for, or has trained on."""
     assert subject.spec is not None
-    return judge_accelerator(subject.spec, subject.history, accelerators=subject.accelerators)
+    has_gpu = any(next(devices.glob(pattern), None) for pattern in _GPU_DEVICES)
+    return judge_accelerator(subject.spec, subject.history, accelerators=subject.accelerators, has_gpu=has_gpu)
 
 
-def judge_accelerator(spec: RunSpec, history: History, *, accelerators: int) -> Result:
-    """As `accelerator`. Pure."""
+def judge_accelerator(spec: RunSpec, history: History, *, accelerators: int, has_gpu: bool) -> Result:
+    """As `accelerator`; `has_gpu`: the machine has one, whatever torch sees. Pure."""
     devices = [attempt.claim.environment.device for attempt in history.attempts]
     used = next((name for name in reversed(devices) if name != "cpu"), None)
     asked = spec.device == "cuda" or (spec.device == "auto" and used is not None)
     fix = "check the driver (`nvidia-smi`), or run this on a machine of the pool."
+    if spec.device == "auto" and has_gpu and not (asked or accelerators or spec.trains_elsewhere):
+        return warn(
+            "this machine has an accelerator, and torch sees none: the run would train on the processor",
+            fix="install torch for it, check the driver (`nvidia-smi`), or set device to cpu.",
+        )
     if spec.device == "cpu" or (not asked and not accelerators):
         return ok("the run trains on the processor")
     if spec.trains_elsewhere and not accelerators:

@@ -16,6 +16,11 @@ _GIB = 2**30
 _RECENT_SECONDS = 5.0
 _UNLIMITED_BYTES = 2**60
 """A limit of cgroup v1 that is none is a number near 2^63."""
+_LIMITS = (
+    ("memory.max", "memory.current", "inactive_file"),
+    ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+)
+"""Of version 2 and 1: the files of limit and use, and the line of memory.stat with the pages that can be taken back."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +70,7 @@ def limit_bytes() -> int | None:
     """The smallest memory limit of this process's control groups; None without one."""
     found = []
     for folder in (folder for chain in _groups() for folder in chain):
-        for name in ("memory.max", "memory.limit_in_bytes"):
+        for name, *_ in _LIMITS:
             text = _read(folder / name).strip()
             if text.isdigit() and int(text) < _UNLIMITED_BYTES:
                 found.append(int(text))
@@ -105,11 +110,12 @@ def _free_on_machine() -> float:
 
 
 def _left_in(folder: Path) -> float:
-    """What a control group of version 2 leaves; the pages of files that it holds can be taken back."""
-    limit, used = (_read(folder / name).strip() for name in ("memory.max", "memory.current"))
-    if not limit.isdigit() or not used.isdigit():
-        return math.inf
-    return float(int(limit) - int(used) + (_count(folder / "memory.stat", "inactive_file") or 0))
+    """What a control group leaves; the pages of files that it holds can be taken back."""
+    for limit_name, used_name, cache in _LIMITS:
+        limit, used = (_read(folder / name).strip() for name in (limit_name, used_name))
+        if limit.isdigit() and used.isdigit() and int(limit) < _UNLIMITED_BYTES:
+            return float(int(limit) - int(used) + (_count(folder / "memory.stat", cache) or 0))
+    return math.inf
 
 
 def _group_kills() -> int | None:

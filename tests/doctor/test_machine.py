@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 
@@ -66,9 +67,14 @@ def test_a_low_limit_on_open_files_is_found(limit, outcome):
 def test_fewer_cores_than_ranks_are_found(subject, tmp_path):
     limit = tmp_path / "cpu.max"
     limit.write_text("max 100000\n")
-    bad("machine.cores", machine.cores(subject(ranks=1024), limit=limit), "warn", "for ranks: 1024")
+    bad("machine.cores", machine.cores(subject(ranks=1024), groups=tmp_path), "warn", "for ranks: 1024")
     limit.write_text("50000 100000\n")
-    bad("machine.cores", machine.cores(subject(), limit=limit), "warn", "cores: 0.5, for ranks: 1")
+    bad("machine.cores", machine.cores(subject(), groups=tmp_path), "warn", "cores: 0.5, for ranks: 1")
+    limit.unlink()
+    (tmp_path / "cpu").mkdir()
+    for name, text in {"cpu.cfs_quota_us": "150000\n", "cpu.cfs_period_us": "100000\n"}.items():
+        (tmp_path / "cpu" / name).write_text(text)
+    bad("machine.cores", machine.cores(subject(), groups=tmp_path), "warn", "cores: 1.5, for ranks: 1")
 
 
 @makes_fail("machine.memory")
@@ -90,24 +96,45 @@ def test_a_disk_without_room_for_the_checkpoints_that_are_kept_is_found(subject,
     bad("machine.disk", machine.disk(subject(checkpoints=fast)), "fail", "cannot be created or written")
 
 
+def test_checkpoints_that_are_on_the_disk_need_no_room_again(subject, monkeypatch):
+    found = subject(state_bytes=1000)
+    monkeypatch.setattr(machine.shutil, "disk_usage", lambda _: SimpleNamespace(free=1500))
+    assert "needs 4 kB for 3 checkpoints" in machine.disk(found).reason
+    stored = found.opened.root / found.spec.run_id / "attempts" / "seg000-a1-e1" / "step-000000010" / "rank-0"
+    stored.parent.mkdir(parents=True)
+    stored.write_bytes(bytes(2000))
+    assert "the next one beside the 2 kB that are there, " in machine.disk(found).reason
+    (stored.parent / "rank-1").write_bytes(bytes(9000))
+    good(machine.disk(found))
+
+
+@makes_fail("machine.accelerator")
+def test_an_accelerator_that_torch_does_not_see_is_found(subject, tmp_path):
+    good(machine.accelerator(subject(), devices=tmp_path))
+    (tmp_path / "nvidia0").touch()
+    result = machine.accelerator(subject(), devices=tmp_path)
+    bad("machine.accelerator", result, "warn", "torch sees none", "nvidia-smi")
+    good(machine.accelerator(subject(device="cpu"), devices=tmp_path))
+
+
 @makes_fail("machine.accelerator")
 @pytest.mark.parametrize(
     ("fields", "accelerators", "words"),
     [({"device": "cuda"}, 0, "device is cuda"), ({"device": "cuda", "ranks": 4}, 2, "4 ranks need 4 accelerators")],
 )
 def test_missing_accelerators_are_found(make_spec, fields, accelerators, words):
-    result = machine.judge_accelerator(make_spec(**fields), History(), accelerators=accelerators)
+    result = machine.judge_accelerator(make_spec(**fields), History(), accelerators=accelerators, has_gpu=False)
     bad("machine.accelerator", result, "fail", words, "nvidia-smi")
-    good(machine.judge_accelerator(make_spec(), History(), accelerators=0))
-    good(machine.judge_accelerator(make_spec(device="cuda"), History(), accelerators=1))
+    good(machine.judge_accelerator(make_spec(), History(), accelerators=0, has_gpu=False))
+    good(machine.judge_accelerator(make_spec(device="cuda"), History(), accelerators=1, has_gpu=True))
 
 
 @pytest.mark.parametrize("cluster", [{"slurm": {"spot": "preemptible", "on_demand": "batch"}}, {"ray": {}}])
 def test_the_accelerators_of_a_cluster_are_not_those_of_a_login_node(make_spec, cluster):
     spec = make_spec(device="cuda", ranks=2, **cluster)
-    result = machine.judge_accelerator(spec, History(), accelerators=0)
+    result = machine.judge_accelerator(spec, History(), accelerators=0, has_gpu=False)
     assert (result.outcome, "on a node" in result.reason) == ("skipped", True)
-    good(machine.judge_accelerator(spec, History(), accelerators=2))
+    good(machine.judge_accelerator(spec, History(), accelerators=2, has_gpu=True))
 
 
 @makes_fail("machine.determinism")

@@ -13,6 +13,7 @@ from segue.clock import SystemClock
 from segue.launch.memory import (
     MemoryKills,
     RecentKills,
+    free_bytes,
     in_words,
     limit_bytes,
     peak_bytes,
@@ -72,6 +73,23 @@ def test_the_peak_counts_bytes():
     assert 10 << 20 < peak_bytes() < 1 << 40
     limit = limit_bytes()
     assert limit is None or limit > 100 << 20
+
+
+@pytest.mark.parametrize(
+    ("limit", "used", "cache"),
+    [
+        ("memory.max", "memory.current", "inactive_file"),
+        ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+    ],
+)
+def test_what_a_control_group_leaves_is_free_in_both_versions(tmp_path, monkeypatch, limit, used, cache):
+    monkeypatch.setattr("segue.launch.memory._groups", lambda: [[tmp_path]])
+    for name, text in {limit: "1000000", used: "600000", "memory.stat": f"anon 5\n{cache} 100000"}.items():
+        (tmp_path / name).write_text(f"{text}\n")
+    assert free_bytes() == 500_000
+    assert limit_bytes() == 1_000_000
+    (tmp_path / limit).write_text({"memory.max": "max"}.get(limit, f"{2**63 - 4096}"))
+    assert free_bytes() > 1_000_000
 
 
 @pytest.fixture
