@@ -9,8 +9,8 @@ from pathlib import Path
 from segue.doctor.check import Item, Result, fail, ok, skipped, warn
 from segue.doctor.subject import Subject
 from segue.errors import MetadataServiceError
-from segue.notices.aws import is_hop_limit_exceeded
-from segue.notices.platform import cloud_watcher, find_platform
+from segue.notices.aws import DISABLED_VARIABLE, is_disabled, is_hop_limit_exceeded
+from segue.notices.platform import cloud_watcher
 
 _DMI = Path("/sys/class/dmi/id")
 _VENDORS = {"Amazon EC2": "aws", "Google": "gce", "Microsoft Corporation": "azure"}
@@ -23,6 +23,9 @@ _UNSEEN = (
     "where SIGTERM is the notice (Kubernetes, ECS), set notices = []; otherwise enable the metadata service of the "
     "machine, and in a container on AWS raise its hop limit to 2."
 )
+
+
+_ENABLE = f"unset {DISABLED_VARIABLE}, or set notices = [] where SIGTERM is the notice."
 
 
 def items(subject: Subject) -> list[Item]:
@@ -41,6 +44,8 @@ def metadata(subject: Subject, *, dmi: Path = _DMI) -> Result:
         return _searched(subject, vendor_platform(dmi))
     if not wanted:
         return skipped(_UNWATCHED)
+    if "aws" in wanted and is_disabled(subject.environ):
+        return fail(f"notices names aws, and {DISABLED_VARIABLE} is set", fix=_ENABLE)
     silent = [name for name in dict.fromkeys(wanted) if not _answers(name, subject)]
     if silent:
         named = " and ".join(silent)
@@ -53,6 +58,8 @@ def hop_limit(subject: Subject, *, answer_seconds: float = _ANSWER_SECONDS) -> R
     wanted = subject.spec.notices if subject.spec is not None else None
     if wanted is not None and not wanted:
         return skipped(_UNWATCHED)
+    if is_disabled(subject.environ):
+        return skipped(f"{DISABLED_VARIABLE} is set, so AWS's metadata service is not asked")
     is_exceeded = is_hop_limit_exceeded(subject.environ, timeout_seconds=answer_seconds)
     if is_exceeded is None:
         return skipped("no metadata service of AWS answers here")
@@ -89,9 +96,10 @@ def vendor_platform(dmi: Path) -> str | None:
 
 
 def _searched(subject: Subject, vendor: str | None) -> Result:
-    found = find_platform(subject.clock, environ=subject.environ, limit_seconds=_ANSWER_SECONDS)
-    if found is not None:
-        return ok(f"the metadata service of {found.name} answers and would be watched")
+    if subject.platform is not None:
+        return ok(f"the metadata service of {subject.platform} answers and would be watched")
+    if vendor == "aws" and is_disabled(subject.environ):
+        return fail(f"this is a machine of aws, and {DISABLED_VARIABLE} is set", fix=_ENABLE)
     if vendor is not None:
         return fail(f"this is a machine of {vendor}, and its metadata service does not answer here", fix=_UNSEEN)
     return ok(f"this is no machine of a known cloud; {_SIGNALS}")

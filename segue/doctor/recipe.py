@@ -115,4 +115,5 @@ def save_time(subject: Subject) -> Result:
         return skipped("no save was measured: the run has none yet, and nothing was rehearsed")
     seconds, where = known
     step = subject.rehearsed.step_seconds if subject.rehearsed is not None else 0.0
-    return judge_save(seconds, step_seconds=step, notice_seconds=notice_seconds(subject.spec), where=where)
+    given = notice_seconds(subject.spec, platform=subject.platform, kept_seconds=subject.pool_grace_seconds)
+    return judge_save(seconds, step_seconds=step, notice_seconds=given, where=where)

@@ -17,18 +17,26 @@ _AWS_SECONDS = 120.0
 """How long ahead AWS announces an interruption."""
 
 
-def notice_seconds(spec: RunSpec) -> float:
-    """Seconds from a notice to the kill that a run counts on."""
-    return max(spec.grace_seconds, _AWS_SECONDS) if "aws" in (spec.notices or ()) else spec.grace_seconds
+def notice_seconds(spec: RunSpec, *, platform: str | None = None, kept_seconds: float | None = None) -> float:
+    """Seconds from a notice to the kill.
+
+    Where the run spec names no metadata services, that of `platform` is watched. `kept_seconds` is what the pools give
+    after SIGTERM; None where that is not known.
+    """
+    watched = spec.notices if spec.notices is not None else (platform,)
+    if "aws" in watched:
+        return _AWS_SECONDS
+    return spec.grace_seconds if kept_seconds is None else min(spec.grace_seconds, kept_seconds)
 
 
-def judge_save(seconds: float, *, step_seconds: float, notice_seconds: float, where: str) -> Result:
+def judge_save(seconds: float, *, step_seconds: float, notice_seconds: float, where: str, unless: str = "") -> Result:
     """Whether a save of so many seconds is made after a notice of so many.
 
     An attempt ends its step first, and begins a last save only if that is expected to take at most 70% of what is left.
+    `unless` says where a notice gives more.
     """
     took = f"a save takes {duration(seconds)} (measured {where})"
-    given = f"a notice gives {duration(notice_seconds)}"
+    given = f"a notice gives {duration(notice_seconds)}{unless}"
     fix = (
         "raise grace_seconds and the platform's grace period, use a faster store or checkpoints.fast_folder, or save "
         "more often, because each preemption loses what followed the last save."
@@ -53,5 +61,7 @@ def newly_measured(spec: RunSpec, history: History) -> Result | None:
         step_seconds=step_seconds(spec, history) or 0.0,
         notice_seconds=notice_seconds(spec),
         where=IN_ATTEMPTS,
+        # The parent is on another machine, and does not know whether AWS's metadata is watched on those of segments.
+        unless="" if spec.notices is not None else f" ({duration(_AWS_SECONDS)} on EC2)",
     )
     return None if found.outcome is Outcome.OK else found

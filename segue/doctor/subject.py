@@ -13,6 +13,7 @@ from segue.doctor.probe import Probed, probe
 from segue.doctor.save_time import IN_ATTEMPTS
 from segue.doctor.scratch import Scratch
 from segue.errors import SegueError
+from segue.notices.platform import find_platform
 from segue.policy.estimates import save_seconds
 from segue.runlog.history import History, read_history
 from segue.runlog.open import open_log
@@ -20,6 +21,7 @@ from segue.spec import LivenessSpec, RunSpec, StoreSpec
 from segue.stores import Store, open_store
 
 NO_SPEC = "no run spec is given"
+_PLATFORM_SECONDS = 2.0
 
 
 class Rehearsed(NamedTuple):
@@ -45,6 +47,8 @@ class Subject:
     scratch: Scratch = field(default_factory=Scratch)
     rehearsed: Rehearsed | None = None
     """Set by the rehearsal."""
+    pool_grace_seconds: float | None = None
+    """The shortest grace period of the run's pools; set by their check."""
 
     @property
     def why_no_spec(self) -> str:
@@ -69,6 +73,12 @@ class Subject:
         """What a child says that imports torch and the recipe."""
         recipe = self.spec.recipe if self.spec is not None and self.trains else None
         return probe(recipe, environ=self.environ, scratch=self.scratch)
+
+    @cached_property
+    def platform(self) -> str | None:
+        """The cloud whose metadata service answers here, and would be watched."""
+        found = find_platform(self.clock, environ=self.environ, limit_seconds=_PLATFORM_SECONDS)
+        return found.name if found is not None else None
 
     def clear(self) -> None:
         """End what the checks have started, and remove what they have written, where they were interrupted."""

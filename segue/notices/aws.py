@@ -16,10 +16,15 @@ REBALANCE = "rebalance"
 """Kind of the hint that AWS gives before an interruption, or without one."""
 
 _ADDRESS_VARIABLE = "AWS_EC2_METADATA_SERVICE_ENDPOINT"
-_DISABLED_VARIABLE = "AWS_EC2_METADATA_DISABLED"
+DISABLED_VARIABLE = "AWS_EC2_METADATA_DISABLED"
 _ACTIONS = frozenset({"stop", "terminate", "hibernate"})
 _TOKEN_SECONDS = 21600
 _INSTANCE_ID = re.compile(r"i-[0-9a-f]{8,}")
+
+
+def is_disabled(environ: Mapping[str, str]) -> bool:
+    """Whether these variables keep AWS's tools, and so segue, from asking the service."""
+    return environ.get(DISABLED_VARIABLE, "").lower() == "true"
 
 
 def is_hop_limit_exceeded(environ: Mapping[str, str], *, timeout_seconds: float) -> bool | None:
@@ -28,7 +33,7 @@ def is_hop_limit_exceeded(environ: Mapping[str, str], *, timeout_seconds: float)
     The hop limit holds for the answer with a token alone: other answers reach a container. Source: EC2's user guide,
     "Configure the instance metadata options", `HttpPutResponseHopLimit`.
     """
-    if environ.get(_DISABLED_VARIABLE, "").lower() == "true":
+    if is_disabled(environ):
         return None
     service = MetadataService("AWS", environ.get(_ADDRESS_VARIABLE) or LINK_LOCAL)
     try:
@@ -55,7 +60,7 @@ class AwsWatcher:
         """`environ` may have the variables by which AWS's own tools find the service."""
         self._clock = clock
         self._service = MetadataService("AWS", environ.get(_ADDRESS_VARIABLE) or LINK_LOCAL)
-        self._is_disabled = environ.get(_DISABLED_VARIABLE, "").lower() == "true"
+        self._is_disabled = is_disabled(environ)
         self._token: str | None = None
         self._token_at = 0.0
         self._stated: str | None = None

@@ -11,6 +11,9 @@ from segue.doctor.subject import Subject
 from segue.testing.metadata import FAKES, NO_SERVICE, FakeAws, Reply
 from tests.doctor.showing import bad, good, makes_fail
 
+SILENT = NO_SERVICE | {"AWS_EC2_METADATA_DISABLED": "false"}
+"""Variables with which each service is asked, and none answers."""
+
 
 class HopLimitOne(FakeAws):
     """AWS's service as a container sees it behind a hop limit of 1: the answer with a token is lost on the way."""
@@ -31,7 +34,7 @@ class HopLimitOne(FakeAws):
 
 @pytest.fixture
 def subject(make_spec):
-    def make(environ=NO_SERVICE, **fields):
+    def make(environ=SILENT, **fields):
         return Subject(spec=make_spec(**fields), environ=environ)
 
     return make
@@ -46,6 +49,15 @@ def test_a_metadata_service_that_is_to_be_watched_and_does_not_answer_is_found(s
 def test_a_machine_of_a_cloud_whose_service_does_not_answer_is_found(subject, tmp_path):
     (tmp_path / "sys_vendor").write_text("Amazon EC2\n")
     bad("notices.metadata", notices.metadata(subject(), dmi=tmp_path), "fail", "a machine of aws", "notices = []")
+
+
+@makes_fail("notices.metadata")
+def test_a_variable_that_keeps_aws_service_from_being_asked_is_named(subject, tmp_path):
+    (tmp_path / "sys_vendor").write_text("Amazon EC2\n")
+    for wanted in (["aws"], None):
+        result = notices.metadata(subject(NO_SERVICE, notices=wanted), dmi=tmp_path)
+        bad("notices.metadata", result, "fail", "AWS_EC2_METADATA_DISABLED is set", "unset")
+    assert "is set" in notices.hop_limit(subject(NO_SERVICE)).reason
 
 
 @pytest.mark.parametrize("platform", FAKES)

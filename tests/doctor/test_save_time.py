@@ -24,7 +24,14 @@ def test_a_run_says_once_after_each_attempt_that_its_saves_do_not_fit():
     book.not_started()
     assert newly_measured(spec, book.history) is None
     assert newly_measured(make_spec(grace_seconds=120), book.history) is None
-    assert notice_seconds(make_spec(notices=["aws"])) == 120
+
+
+def test_the_time_of_a_notice_is_the_shortest_of_what_the_run_the_pool_and_the_cloud_give():
+    spec = make_spec(grace_seconds=100, notices=[])
+    assert [notice_seconds(spec, kept_seconds=kept) for kept in (None, 15, 110)] == [100, 15, 100]
+    assert [notice_seconds(make_spec(grace_seconds=given, notices=["aws"])) for given in (25, 600)] == [120, 120]
+    found = [notice_seconds(make_spec(grace_seconds=25), platform=name) for name in ("aws", "gce", None)]
+    assert found == [120, 25, 25]
 
 
 def stored(spec: RunSpec, *, save_seconds: float) -> None:
@@ -41,7 +48,7 @@ def test_a_save_that_is_longer_than_a_notice_is_said_before_the_next_segment(tmp
     spec = make_spec(store={"url": str(tmp_path / "store")}, grace_seconds=25)
     stored(spec, save_seconds=30.0)
     assert plan.plan_segment.fn(spec).action == "run"
-    assert "a save takes 30 s (measured in the run's attempts), and a notice gives 25 s" in caplog.text
+    assert "a save takes 30 s (measured in the run's attempts), and a notice gives 25 s (2 min on EC2)" in caplog.text
     assert "Fix: raise grace_seconds" in caplog.text
 
 
