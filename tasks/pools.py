@@ -9,6 +9,7 @@ from datetime import datetime, timedelta
 from typing import Any
 from uuid import UUID
 
+from prefect.client.base import ServerType
 from prefect.client.orchestration import SyncPrefectClient
 from prefect.client.schemas.filters import (
     DeploymentFilter,
@@ -16,7 +17,7 @@ from prefect.client.schemas.filters import (
     FlowRunFilter,
     FlowRunFilterExpectedStartTime,
 )
-from prefect.client.schemas.objects import WorkPool
+from prefect.client.schemas.objects import WorkPool, WorkQueue, WorkQueueStatus
 from prefect.client.schemas.responses import DeploymentResponse
 from prefect.exceptions import ObjectNotFound
 from prefect.runtime import flow_run
@@ -37,6 +38,8 @@ from segue.spec import RunSpec
 
 log = logging.getLogger(__name__)
 
+_SEEN_WITHIN = timedelta(minutes=1)
+"""How long a new queue may have been asked for by no worker."""
 _SCHEDULED_WITHIN = timedelta(minutes=1)
 """How long a new deployment may have no flow runs. The server looks at new schedules every 5 s."""
 _DEPLOY = (
@@ -68,7 +71,7 @@ def require_pools(
         with quick_client() as client:
             states = [read_pool(client, name) for name in wanted]
             if is_new:
-                require_server_version(client.api_version())
+                require_server_version(server_version(client))
                 needs = needs_of(spec, parent_pool=parent_pool, parent_queue=parent_queue)
                 refuse_unusable(states, needs)
                 warn_of_idle_schedule(client, now=SystemClock().now())
@@ -143,7 +146,7 @@ def recovery_of(client: SyncPrefectClient, *, now: datetime) -> Recovery:
         deployment = client.read_deployment_by_name("recover/recover")
     except ObjectNotFound:
         return Recovery.MISSING
-    if not any(schedule.active for schedule in deployment.schedules):
+    if deployment.paused or not any(schedule.active for schedule in deployment.schedules):
         return Recovery.INACTIVE
     if deployment.created is None or now - deployment.created < _SCHEDULED_WITHIN:
         return Recovery.ALIVE
@@ -155,7 +158,12 @@ def recovery_of(client: SyncPrefectClient, *, now: datetime) -> Recovery:
     return Recovery.ALIVE if due else Recovery.IDLE
 
 
-def require_server_version(found: str) -> None:
+def server_version(client: SyncPrefectClient) -> str | None:
+    """The version of the server; None for Prefect Cloud, which works with every version of the client."""
+    return None if client.server_type is ServerType.CLOUD else client.api_version()
+
+
+def require_server_version(found: str | None) -> None:
     """Refuse a server of a version that segue does not work with. A version that cannot be read is accepted.
 
     Raises:
@@ -196,7 +204,8 @@ def _state_of(client: SyncPrefectClient, name: str, deployment: DeploymentRespon
     queue = None
     if deployment.work_queue_name is not None:
         queue = client.read_work_queue_by_name(deployment.work_queue_name, work_pool_name=pool_name)
-    of_deployment = deployment.global_concurrency_limit.limit if deployment.global_concurrency_limit else None
+    shared = deployment.global_concurrency_limit
+    of_deployment = shared.limit if shared is not None and shared.active else None
     limits = [pool.concurrency_limit, queue.concurrency_limit if queue else None, of_deployment]
     workers = known_workers = None
     if not pool.is_push_pool and not pool.is_managed_pool:
@@ -211,6 +220,7 @@ def _state_of(client: SyncPrefectClient, name: str, deployment: DeploymentRespon
         queue=queue.name if queue else None,
         is_paused=pool.is_paused,
         is_queue_paused=queue is not None and queue.is_paused,
+        is_queue_polled=queue is None or not workers or _is_polled(queue, now=SystemClock().now()),
         limit=min((limit for limit in limits if limit is not None), default=None),
         pool_limit=pool.concurrency_limit,
         queue_limit=queue.concurrency_limit if queue else None,
@@ -219,6 +229,12 @@ def _state_of(client: SyncPrefectClient, name: str, deployment: DeploymentRespon
         unknown_variables=tuple(unknown),
         job=_job_of(pool, given),
     )
+
+
+def _is_polled(queue: WorkQueue, *, now: datetime) -> bool:
+    """Whether workers ask for a queue's flow runs, as the server notes it within a minute."""
+    is_new = queue.created is None or now - queue.created < _SEEN_WITHIN
+    return is_new or queue.status is not WorkQueueStatus.NOT_READY
 
 
 def _job_of(pool: WorkPool, given: Mapping[str, Any]) -> Job | None:

@@ -75,13 +75,16 @@ def _subject(path: Path | None, workload: list[str] | None) -> Subject:
 
 
 def _of_server(subject: Subject) -> list[Item]:
-    from segue.doctor.registry import without_server
+    from segue.doctor.registry import unusable_server, without_server
 
     # Prefect takes a second to import, and may not be installed.
     if importlib.util.find_spec("prefect") is None:
         return without_server("Prefect is not installed")
-    if not has_server():
-        return without_server(_NO_SERVER)
-    from segue.tasks.doctor.items import items
-
+    try:
+        if not has_server():
+            return without_server(_NO_SERVER)
+        from segue.tasks.doctor.items import items
+    except Exception as error:
+        # Any exception: Prefect reads its settings where it is imported, and the other checks need none of them.
+        return unusable_server(f"Prefect's settings cannot be read: {type(error).__name__}: {error}")
     return items(subject)

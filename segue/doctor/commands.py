@@ -11,6 +11,8 @@ from pathlib import PurePosixPath
 ENGINES = ("prefect.engine", "prefect.flow_engine", "segue.flows.prefect_engine")
 """Modules whose process gets SIGTERM itself, so that a segment sees it. Prefect's starter keeps it to itself."""
 _SHELLS = ("sh", "bash", "dash", "ash", "zsh", "ksh")
+_BECOME = ("bash", "zsh", "ksh")
+"""Shells that become the command of a script which is one simple command. Measured with bash 5.2."""
 _PASS_ON = ("env", "exec", "nice", "ionice", "numactl", "tini", "dumb-init", "catatonit", "timeout")
 """Programs that become what they start, or hand SIGTERM on to it."""
 _PYTHON = re.compile(r"python[\d.]*")
@@ -42,7 +44,7 @@ def _is_engine(words: Sequence[str]) -> bool | None:
         module = next((name for option, name in pairwise(words) if option == "-m"), None)
         return None if module is None else module in ENGINES
     if program in _SHELLS:
-        return _is_engine_of_script(_script_of(words))
+        return _is_engine_of_script(_script_of(words), becomes_one=program in _BECOME)
     return False if program == "prefect" else None
 
 
@@ -55,20 +57,24 @@ def _script_of(words: Sequence[str]) -> str | None:
     return next((script for option, script in pairwise(words) if re.fullmatch(r"-[a-z]*c", option)), None)
 
 
-def _is_engine_of_script(script: str | None) -> bool | None:
+def _is_engine_of_script(script: str | None, *, becomes_one: bool) -> bool | None:
     """Whether the last command of a script replaces the shell by an engine: any other shell keeps the signal."""
-    last = _last_command(script) if script is not None else None
-    if not last:
+    commands = _commands(script) if script is not None else []
+    if not commands:
         return None
+    last = commands[-1]
     if "||" in last:  # What follows is for a command that could not be started.
         last = last[: last.index("||")] or [""]
     is_alone = not {"|", "&", "|&", "(", ")"} & set(last)
     if last[0] == "exec" and is_alone:
         return _is_engine(last[1:])
+    if becomes_one and is_alone and len(commands) == 1:
+        return _is_engine(last)
     return None if _is_engine(last) is None else False
 
 
-def _last_command(script: str) -> list[str]:
+def _commands(script: str) -> list[list[str]]:
+    """The words of each command of a script."""
     lexer = shlex.shlex(script.replace("\n", " ; "), posix=True, punctuation_chars="();<>|&")
     lexer.whitespace_split, lexer.commenters = True, ""
     commands: list[list[str]] = [[]]
@@ -77,4 +83,4 @@ def _last_command(script: str) -> list[str]:
             commands.append([])
         else:
             commands[-1].append(word)
-    return next((command for command in reversed(commands) if command), [])
+    return [command for command in commands if command]

@@ -24,6 +24,8 @@ SIGTERM_SECONDS = 1
 grace period of its pool."""
 _KUBERNETES_GRACE_SECONDS, _KUBERNETES_RETRIES, _ECS_GRACE_SECONDS = 30.0, 6, 30.0
 """What Kubernetes and ECS do where a template does not say."""
+_RUNNER = "prefect flow-run execute"
+"""What the workers of containers start by default."""
 _SHARED_MEMORY = "/dev/shm"  # noqa: S108 - a mount of containers
 
 
@@ -34,13 +36,15 @@ class Job:
     type: str
     """Type of the pool, as Prefect names it."""
     command: str | None = None
-    """None: the worker's default."""
+    """All words, with those of the container before it; None: the worker's default."""
     environment: Mapping[str, str | None] = field(default_factory=dict)
     grace_seconds: float | None = None
     """From SIGTERM to SIGKILL; None where the type of pool does not say."""
     retries: int | None = None
     """How often the platform starts a job again; None where it does not."""
     restart_policy: str | None = None
+    counts_ending_pods_as_failed: bool = False
+    """Whether a pod that got SIGTERM counts as failed before it has ended."""
     keeps_finished: bool = False
     """Whether jobs that have ended stay for ever."""
     has_shared_memory: bool | None = None
@@ -59,6 +63,11 @@ class Job:
         return self.type in (*CONTAINERS, PROCESS)
 
     @property
+    def starts_runner(self) -> bool:
+        """Whether the command is Prefect's own starter, which decides by itself what SIGTERM does."""
+        return self.command is None or _RUNNER in self.command
+
+    @property
     def starts_engine(self) -> bool | None:
         """Whether the command is an engine itself; None where that cannot be known."""
         return False if self.command is None else starts_engine(self.command)
@@ -66,25 +75,28 @@ class Job:
 
 def job_of(pool_type: str, configuration: Mapping[str, Any]) -> Job:
     """The job that a filled-in job configuration describes; what it does not say is as the platform does it."""
-    command, env = _words(configuration.get("command")), configuration.get("env")
     if pool_type == KUBERNETES:
-        return _kubernetes(configuration, command, env)
+        return _kubernetes(configuration)
     if pool_type == ECS:
-        return _ecs(configuration, command, env)
+        return _ecs(configuration)
+    command, env = _words(configuration.get("command")), configuration.get("env")
     return Job(type=pool_type, command=command, environment=_environment(env))
 
 
-def _kubernetes(configuration: Mapping[str, Any], command: str | None, env: Any) -> Job:
+def _kubernetes(configuration: Mapping[str, Any]) -> Job:
     job = _at(configuration, "job_manifest", "spec")
     pod = _at(job, "template", "spec")
     container = _first(pod.get("containers"))
     return Job(
         type=KUBERNETES,
-        command=command or _words([*_list(container.get("command")), *_list(container.get("args"))]),
-        environment=_environment(container.get("env")) | _environment(env),
+        # The worker starts the container's `args`, which are the pool's command only where the template says so.
+        command=_in_container(container.get("command"), container.get("args")),
+        environment=_environment(container.get("env")) | _environment(configuration.get("env")),
         grace_seconds=_number(pod.get("terminationGracePeriodSeconds"), _KUBERNETES_GRACE_SECONDS),
         retries=int(_number(job.get("backoffLimit"), _KUBERNETES_RETRIES)),
         restart_policy=pod.get("restartPolicy"),
+        # With a podFailurePolicy, `Failed` is the default.
+        counts_ending_pods_as_failed=job.get("podReplacementPolicy") != "Failed" and not job.get("podFailurePolicy"),
         keeps_finished=job.get("ttlSecondsAfterFinished") is None,
         has_shared_memory=_has_memory_volume(pod, container),
         node_needs=node_needs(pod),
@@ -99,17 +111,24 @@ def _has_memory_volume(pod: Mapping[str, Any], container: Mapping[str, Any]) -> 
     return any(volume.get("name") in names for volume in in_memory)
 
 
-def _ecs(configuration: Mapping[str, Any], command: str | None, env: Any) -> Job:
+def _in_container(entry_point: Any, arguments: Any) -> str | None:
+    """The words of a container's process; None where they are the worker's default, `prefect flow-run execute`."""
+    first = _list(entry_point)
+    return _words([*first, *(_list(arguments) or shlex.split(_RUNNER))]) if first else _words(arguments)
+
+
+def _ecs(configuration: Mapping[str, Any]) -> Job:
     task, request = configuration.get("task_definition") or {}, configuration.get("task_run_request") or {}
     name = configuration.get("container_name")
     containers = task.get("containerDefinitions") or ()
     container = next((each for each in containers if each.get("name") == name), _first(containers))
     override = _first(_at(request, "overrides").get("containerOverrides"))
     memory = (container.get("memory"), container.get("memoryReservation"), override.get("memory"), task.get("memory"))
-    environments = (container.get("environment"), override.get("environment"), env)
+    environments = (container.get("environment"), override.get("environment"), configuration.get("env"))
+    commands = (configuration.get("command"), override.get("command"), container.get("command"))
     return Job(
         type=ECS,
-        command=command or _words(override.get("command")) or _words(container.get("command")),
+        command=_in_container(container.get("entryPoint"), next((given for given in commands if given), None)),
         environment={variable: text for each in environments for variable, text in _environment(each).items()},
         grace_seconds=_number(container.get("stopTimeout"), _ECS_GRACE_SECONDS),
         memory=next((str(given) for given in memory if given), None),

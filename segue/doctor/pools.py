@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
+from typing import Literal
 
 from segue.doctor.check import Outcome, Result, fail, ok, skipped, warn, worst
 from segue.doctor.jobs import CONTAINERS, ECS, KUBERNETES, SIGTERM_SECONDS, SIGTERM_VARIABLE, Job
@@ -16,6 +17,8 @@ from segue.units import duration
 
 _MOST_STOP_SECONDS = 120.0
 """Longest stopTimeout. https://docs.aws.amazon.com/AmazonECS/latest/APIReference/API_ContainerDefinition.html"""
+Limited = Literal["pool", "queue", "deployment"]
+"""What may have a concurrency limit."""
 _COMMAND = "set the job variable `command` to `python -m segue.flows.prefect_engine`"
 
 
@@ -28,6 +31,8 @@ class PoolState:
     queue: str | None = None
     is_paused: bool = False
     is_queue_paused: bool = False
+    is_queue_polled: bool = True
+    """Whether a worker has asked for its flow runs lately: workers may be limited to other queues of the pool."""
     limit: int | None = None
     """Flow runs that may run at once: the smallest limit of pool, queue and deployment; None without one."""
     pool_limit: int | None = None
@@ -56,11 +61,32 @@ class PoolState:
             return f"the queue {self.queue} of the pool {self.pool} is paused"
         if self.workers == 0:
             return f"the pool {self.pool} has no worker"
-        return f"the concurrency limit of the pool {self.pool} is 0" if self.limit == 0 else None
+        if not self.is_queue_polled:
+            return f"no worker of the pool {self.pool} takes flow runs from its queue {self.queue}"
+        return f"the concurrency limit of the {_of_limit(self.limited, self)[0]} is 0" if self.limit == 0 else None
 
     @property
     def named(self) -> str:
         return f"the pool {self.pool} of the deployment {self.deployment!r}"
+
+    @property
+    def limited(self) -> Limited:
+        """What has the smallest limit."""
+        if self.limit is not None and self.limit == self.pool_limit:
+            return "pool"
+        return "queue" if self.limit is not None and self.limit == self.queue_limit else "deployment"
+
+
+def _of_limit(owner: Limited, state: PoolState) -> tuple[str, str]:
+    """The name of what has a limit, and how the limit is raised."""
+    match owner:
+        case "pool":
+            return f"pool {state.pool}", f"`prefect work-pool set-concurrency-limit {state.pool} N`"
+        case "queue":
+            command = f"`prefect work-queue set-concurrency-limit {state.queue} N --pool {state.pool}`"
+            return f"queue {state.queue} of the pool {state.pool}", command
+        case "deployment":
+            return f"deployment {state.deployment!r}", "`concurrency_limit` in prefect.yaml, and deploy again"
 
 
 @dataclass(frozen=True)
@@ -83,6 +109,11 @@ def queue(state: PoolState, needs: Needs) -> Result:
     if state.is_queue_paused:
         reason = f"the queue {state.queue} of the pool {state.pool} is paused"
         return warn(reason, fix=f"`prefect work-queue resume {state.queue} --pool {state.pool}`.")
+    if state.workers and not state.is_queue_polled:
+        return warn(
+            f"no worker of the pool {state.pool} takes flow runs from its queue {state.queue}",
+            fix=f"start one with `prefect worker start --pool {state.pool}`, without other `--work-queue`s.",
+        )
     return ok(f"{state.deployment}: queue {state.queue or 'default'} of {state.pool}")
 
 
@@ -105,17 +136,19 @@ def workers(state: PoolState, needs: Needs) -> Result:
 def limits(state: PoolState, needs: Needs) -> Result:
     """Whether the limits let a segment run. The parent holds a slot of its pool and queue as long as its run lasts."""
     shared = _shared_limit(state, needs)
-    if shared is not None or state.limit == 0:
-        taken = f", and the run's parent is one of them (limit of the {shared})" if shared is not None else ""
+    owner, how = _of_limit(shared or state.limited, state)
+    reason = f"{state.named} runs at most {state.limit} flow runs at once"
+    if shared is not None:
         return fail(
-            f"{state.named} runs at most {state.limit} flow runs at once{taken}",
-            fix=f"raise its concurrency limit to {2 if shared is not None else 1} or more, or run the parent on a pool "
-            "of its own.",
+            f"{reason}, and the run's parent is one of them (limit of the {owner})",
+            fix=f"raise that limit to 2 or more ({how}), or run the parent on a pool of its own.",
         )
+    if state.limit == 0:
+        return fail(f"{reason} (limit of the {owner})", fix=f"raise that limit to 1 or more ({how}).")
     return ok(f"{state.deployment}: {'no limit' if state.limit is None else f'at most {state.limit} at once'}")
 
 
-def _shared_limit(state: PoolState, needs: Needs) -> str | None:
+def _shared_limit(state: PoolState, needs: Needs) -> Limited | None:
     """What has room only for the parent, so that no segment would ever start: pool or queue; None for neither."""
     if state.pool != needs.parent_pool:
         return None
@@ -151,6 +184,12 @@ def sigterm(state: PoolState, needs: Needs) -> Result:
         )
     if not job.is_container:
         return warn(f"{state.named} starts {starter}, which may keep SIGTERM from the segment", fix=f"{_COMMAND}.")
+    if not job.starts_runner:
+        return fail(
+            f"{state.named} starts {starter}, which keeps SIGTERM from the engine: a preempted segment is killed "
+            "before it has saved",
+            fix=f"{_COMMAND}, or end the script with `exec python -m segue.flows.prefect_engine`.",
+        )
     behavior = (job.environment.get(SIGTERM_VARIABLE) or "").lower()
     # The worker of Kubernetes sets `reschedule` where nothing is set.
     if behavior != "crash" and (behavior or job.type == KUBERNETES):
@@ -182,13 +221,38 @@ def retries(state: PoolState, needs: Needs) -> Result:
     return ok(f"{state.deployment}: Kubernetes starts no segment again")
 
 
+def pod_replacement(state: PoolState, needs: Needs) -> Result:
+    """Whether a pod that still saves counts as running. https://kubernetes.io/docs/concepts/workloads/controllers/job/"""
+    job = state.job
+    if job is None or job.type != KUBERNETES:
+        return _of_other_job(state)
+    if job.counts_ending_pods_as_failed:
+        return warn(
+            f"{state.named} has no podReplacementPolicy: Kubernetes counts a pod as failed when it gets SIGTERM, and "
+            "Prefect ends its flow run as Crashed while the segment saves",
+            fix="set podReplacementPolicy to Failed in the template's job_manifest.spec (Kubernetes 1.29 or later).",
+        )
+    return ok(f"{state.deployment}: a pod that saves counts as running")
+
+
+def kept_seconds(state: PoolState) -> float | None:
+    """The grace period that the platform gives a job of this pool; None where that is not known."""
+    job = state.job
+    return None if job is None or job.grace_seconds is None else min(job.grace_seconds, _most_seconds(job)[0])
+
+
+def _most_seconds(job: Job) -> tuple[float, str]:
+    """The longest grace period that the platform gives such a job by default, and the platform."""
+    return (_MOST_STOP_SECONDS, "ECS") if job.type == ECS else most_grace_seconds(job.node_needs)
+
+
 def grace_period(state: PoolState, needs: Needs) -> Result:
     """Whether the platform waits as long as the run counts on."""
     job = state.job
     if job is None or job.grace_seconds is None:
         return _of_other_job(state)
     given, name = job.grace_seconds, "terminationGracePeriodSeconds" if job.type == KUBERNETES else "stopTimeout"
-    most, platform = (_MOST_STOP_SECONDS, "ECS") if job.type == ECS else most_grace_seconds(job.node_needs)
+    most, platform = _most_seconds(job)
     if job.type == ECS and given > most:
         reason = f"{state.named} has {name} {given:g}, and ECS refuses every task with more than {most:g}"
         return fail(reason, fix=f"set {name} to {most:g} in the template (`stop_seconds`).")
@@ -294,6 +358,7 @@ JUDGES: Mapping[str, Judge] = MappingProxyType(
         "pool.job-variables": job_variables,
         "pool.sigterm": sigterm,
         "pool.backoff-limit": retries,
+        "pool.pod-replacement": pod_replacement,
         "pool.grace-period": grace_period,
         "pool.shared-memory": shared_memory,
         "pool.finished-jobs": finished_jobs,
@@ -308,6 +373,7 @@ OF_PARENTS = ("pool.queue", "pool.paused", "pool.workers", "pool.limits", "pool.
 _OF_TYPES: Mapping[str, Sequence[str]] = MappingProxyType(
     {
         "pool.backoff-limit": (KUBERNETES,),
+        "pool.pod-replacement": (KUBERNETES,),
         "pool.grace-period": CONTAINERS,
         "pool.shared-memory": (KUBERNETES,),
         "pool.finished-jobs": (KUBERNETES,),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from segue.doctor import launchers, machine, notices, recipe, stores
-from segue.doctor.check import Item, skipped
+from segue.doctor.check import Item, fail, skipped
 from segue.doctor.pools import JUDGES
 from segue.doctor.subject import Subject
 
@@ -28,6 +28,14 @@ def all_items(subject: Subject, of_server: Sequence[Item]) -> list[Item]:
     """Every check of the subject; those of the Prefect server are given."""
     of_parts = (item for part in PARTS for item in part(subject))
     return [*recipe.first_items(subject), *of_server, *of_parts]
+
+
+def unusable_server(why: str) -> list[Item]:
+    """The same where the first check fails for this reason, so that the others cannot be made."""
+    first, *others = OF_SERVER
+    fix = "correct the variables PREFECT_... and the file profiles.toml in PREFECT_HOME (default ~/.prefect)."
+    failed = Item(first, lambda: fail(" ".join(why.split()), fix=fix))
+    return [failed, *(Item(name, lambda: skipped(f"{first} failed")) for name in others)]
 
 
 def without_server(why: str) -> list[Item]:

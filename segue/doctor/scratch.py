@@ -6,6 +6,7 @@ import logging
 import os
 import signal
 import subprocess
+import threading
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -15,6 +16,7 @@ from segue.stores import Store, StoreWriteError
 
 log = logging.getLogger(__name__)
 
+_CLEAR_SECONDS = 10.0
 PREFIX = ".segue-check/"
 """Below it all invocations write; `segue runs` does not list it."""
 
@@ -80,14 +82,21 @@ class Scratch:
     def clear(self, store: Store | None) -> None:
         """Kill the children that still run, and remove the objects that are left. What cannot be removed is named.
 
-        A check that goes on in another thread can begin nothing new afterwards.
+        A check that goes on in another thread can begin nothing new afterwards. A store that hangs is waited for no
+        longer than ten seconds.
         """
         self._is_over = True
         for child in list(self._children):
             _kill(child)
             child.wait()
         keys = list(self._keys)
-        refused = self.forget(store, *keys) if store is not None and keys else None
+        if store is None or not keys:
+            return
+        found: list[StoreWriteError | None] = []
+        work = threading.Thread(target=lambda: found.append(self.forget(store, *keys)), daemon=True)
+        work.start()
+        work.join(_CLEAR_SECONDS)
+        refused = found[0] if found else f"the store has not answered for {_CLEAR_SECONDS:g} s"
         if refused is not None:
             log.warning("objects stay behind prefix=%s reason=%s", self.prefix, refused)
 

@@ -34,8 +34,10 @@ class Recovery(StrEnum):
     ALIVE = "alive"
 
 
-def judge_version(found: str) -> Result:
-    """Whether segue works with a server of this version. One that cannot be read is accepted."""
+def judge_version(found: str | None) -> Result:
+    """Whether segue works with a server of this version; None: Prefect Cloud. One that cannot be read is accepted."""
+    if found is None:
+        return ok("Prefect Cloud works with every version of Prefect 3")
     try:
         version = Version(found)
     except InvalidVersion:
@@ -82,8 +84,8 @@ def judge_recovery(found: Recovery) -> Result:
             )
         case Recovery.INACTIVE:
             return warn(
-                f"the schedule of recover/recover is not active: {lost}",
-                fix="`prefect deployment schedule resume recover/recover ID`, or deploy again.",
+                f"the deployment recover/recover is paused, or its schedule is not active: {lost}",
+                fix="resume it in the Prefect UI, or `prefect deployment schedule resume recover/recover ID`.",
             )
         case Recovery.IDLE:
             return fail(

@@ -10,13 +10,13 @@ from importlib.metadata import version
 from prefect.client.orchestration import SyncPrefectClient
 from prefect.settings import PREFECT_API_URL
 from segue.tasks.doctor.server import Pools, database_of, open_parents
-from segue.tasks.pools import recovery_of
+from segue.tasks.pools import recovery_of, server_version
 from segue.tasks.prefect_api import SILENCE, quick_client, refusal
 
 from segue.clock import Clock
 from segue.credentials import masked
 from segue.doctor.check import Item, Result, ok, refused, worst
-from segue.doctor.pools import JUDGES, Needs, judge
+from segue.doctor.pools import JUDGES, Needs, judge, kept_seconds
 from segue.doctor.server import judge_database, judge_recovery, judge_sqlalchemy, judge_version
 from segue.doctor.subject import Subject
 from segue.pool_prices import PoolSpec
@@ -33,21 +33,24 @@ def items(subject: Subject) -> list[Item]:
         why_unknown=subject.why_no_spec,
     )
     return [
-        Item(_SERVER, server),
-        _asked("prefect.version", lambda client: judge_version(client.api_version())),
+        Item(_SERVER, _answered(server)),
+        _asked("prefect.version", lambda client: judge_version(server_version(client))),
         _asked("prefect.database", database),
         Item("prefect.sqlalchemy", lambda: judge_sqlalchemy(version("sqlalchemy"))),
         Item("prefect.deployments", _answered(partial(deployments, pools)), (_SERVER,)),
         _asked("prefect.recover", partial(recovery, clock=subject.clock)),
-        *(Item(name, _answered(partial(of_pools, name, pools, needs)), (_SERVER,)) for name in JUDGES),
+        *(Item(name, _answered(partial(of_pools, name, subject, pools, needs)), (_SERVER,)) for name in JUDGES),
     ]
 
 
 def server() -> Result:
-    """Whether the server answers."""
+    """Whether the server answers, and gives access: its health may be asked for without credentials."""
     with quick_client() as client:
         problem = client.api_healthcheck()
-    return ok(f"{masked(str(PREFECT_API_URL.value()))} answers") if problem is None else refused(refusal(problem))
+        if problem is not None:
+            return refused(refusal(problem))
+        client.read_work_pools(limit=1)
+    return ok(f"{masked(str(PREFECT_API_URL.value()))} answers")
 
 
 def database(client: SyncPrefectClient) -> Result:
@@ -65,7 +68,7 @@ def deployments(pools: Pools) -> Result:
     return ok(f"{', '.join(pools.names)} exist")
 
 
-def of_pools(name: str, pools: Pools, needs: Needs) -> Result:
+def of_pools(name: str, subject: Subject, pools: Pools, needs: Needs) -> Result:
     """One check of the pools of the run, and where it matters there of the pool of its parent."""
     if name == "pool.queue" and pools.without_queue:
         return worst([refused(error) for error in pools.without_queue])
@@ -74,6 +77,9 @@ def of_pools(name: str, pools: Pools, needs: Needs) -> Result:
         needs = replace(needs, parent_pool=parents[0].pool, parent_queue=parents[0].queue)
     # Only one check needs the nodes, and a cluster that does not answer must not be in the way of the others.
     segments = pools.with_nodes if name == "pool.nodes" else pools.of_segments
+    if name == "pool.grace-period":
+        given = [seconds for state in segments if (seconds := kept_seconds(state)) is not None]
+        subject.pool_grace_seconds = min(given, default=None)
     return judge(name, segments, parents, needs)
 
 

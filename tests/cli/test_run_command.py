@@ -188,14 +188,14 @@ def test_a_server_that_does_not_answer_leaves_no_run_in_the_store(place, closed_
 
 @pytest.fixture
 def answering():
-    """Starts servers that answer every request with one status; gives their addresses."""
+    """Starts servers that answer every request with one status, or all but that for their health; gives addresses."""
     with ExitStack() as servers:
 
-        def start(status: int) -> str:
+        def start(status: int, *, healthy: bool = False) -> str:
             class Handler(BaseHTTPRequestHandler):
                 def do_GET(self) -> None:
                     self.rfile.read(int(self.headers.get("Content-Length", 0)))
-                    self.send_response(status)
+                    self.send_response(200 if healthy and self.path == "/api/health" else status)
                     self.end_headers()
 
                 do_POST = do_GET

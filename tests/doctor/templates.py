@@ -51,10 +51,11 @@ def kubernetes(
     made = copy.deepcopy(KUBERNETES) | {"command": ENGINE} | fields
     spec = made["job_manifest"]["spec"]
     container = spec["template"]["spec"]["containers"][0]
+    container["args"] = made["command"]  # As `{{ command }}` in the template.
     container["volumeMounts"] = [{"name": "shm", "mountPath": "/dev/shm"}]
     volumes = [{"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": "4Gi"}}]
     spec["template"]["spec"] |= {"volumes": volumes, "terminationGracePeriodSeconds": 60} | (pod or {})
-    spec |= {"ttlSecondsAfterFinished": 3600} | (job or {})
+    spec |= {"ttlSecondsAfterFinished": 3600, "podReplacementPolicy": "Failed"} | (job or {})
     return made
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import os
 import re
 import signal
 import subprocess
@@ -100,6 +101,22 @@ def test_a_run_spec_that_is_not_valid_is_one_check_that_fails(alone):
     assert "Fix: correct these fields." in shown
     assert "0 warn, 1 fail" in shown
     assert not (alone.folder / ".segue").exists()
+
+
+@pytest.mark.parametrize("broken", ["variable", "profiles"])
+def test_settings_of_prefect_that_cannot_be_read_are_one_check_that_fails(tmp_path, broken):
+    (tmp_path / "profiles.toml").write_text("active = \n" if broken == "profiles" else "")
+    given = {"PREFECT_HOME": str(tmp_path), "PREFECT_PROFILES_PATH": str(tmp_path / "profiles.toml")}
+    given |= {"PREFECT_CLIENT_MAX_RETRIES": "many"} if broken == "variable" else {}
+    command = [Path(sys.executable).with_name("segue"), "doctor", "--json"]
+    said = subprocess.run(
+        command, cwd=tmp_path, env=os.environ | given, capture_output=True, text=True, timeout=300, check=False
+    )
+    assert (said.returncode, "Traceback" in said.stderr) == (1, False), said.stderr
+    checks = {check["name"]: check for check in json.loads(said.stdout)["checks"]}
+    assert "Prefect's settings cannot be read" in checks["prefect.server"]["reason"]
+    assert checks["pool.queue"]["outcome"] == "skipped"
+    assert checks["machine.torch"]["outcome"] == "ok"
 
 
 @pytest.mark.matrix

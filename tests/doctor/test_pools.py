@@ -46,16 +46,34 @@ BAD: list[tuple[str, PoolState, str, tuple[str, ...]]] = [
         "warn",
         ("the queue gpu", "work-queue resume gpu"),
     ),
+    (
+        "pool.queue",
+        on_kubernetes(queue="gpu", is_queue_polled=False),
+        "warn",
+        ("no worker of the pool spot-pods takes flow runs from its queue gpu", "prefect worker start"),
+    ),
     ("pool.paused", on_kubernetes(is_paused=True), "warn", ("is paused", "work-pool resume")),
     ("pool.workers", PoolState("a/b", "p", workers=0, known_workers=0), "fail", ("never had one", "worker start")),
     ("pool.workers", PoolState("a/b", "p", workers=0, known_workers=2), "warn", ("no worker of the pool p is online",)),
-    ("pool.limits", PoolState("a/b", "p", limit=0), "fail", ("at most 0 flow runs at once", "raise its")),
+    (
+        "pool.limits",
+        PoolState("a/b", "p", limit=0, pool_limit=0),
+        "fail",
+        ("at most 0 flow runs at once (limit of the pool p)", "work-pool set-concurrency-limit p N"),
+    ),
+    (
+        "pool.limits",
+        PoolState("a/b", "p", queue="gpu", limit=0, pool_limit=8, queue_limit=0),
+        "fail",
+        ("limit of the queue gpu of the pool p", "work-queue set-concurrency-limit gpu N --pool p"),
+    ),
+    ("pool.limits", PoolState("a/b", "p", limit=0, pool_limit=8), "fail", ("deployment 'a/b'", "prefect.yaml")),
     ("pool.limits", PoolState("a/b", "parents", limit=1, pool_limit=1), "fail", ("the run's parent is one of them",)),
     (
         "pool.limits",
         PoolState("a/b", "parents", queue="default", limit=1, pool_limit=8, queue_limit=1),
         "fail",
-        ("the run's parent is one of them (limit of the queue)", "to 2 or more"),
+        ("the run's parent is one of them (limit of the queue default of the pool parents)", "to 2 or more"),
     ),
     ("pool.job-variables", PoolState("a/b", "p", unknown_variables=("imagee",)), "fail", ("(imagee)", "prefect.yaml")),
     ("pool.sigterm", on_kubernetes(templates.KUBERNETES), "fail", ("Prefect's default command", "same flow run")),
@@ -66,7 +84,19 @@ BAD: list[tuple[str, PoolState, str, tuple[str, ...]]] = [
         "warn",
         ("before it has saved", "prefect_engine"),
     ),
-    ("pool.sigterm", on_kubernetes(templates.kubernetes(command="sh -c 'python -m prefect.engine'")), "fail", ()),
+    (
+        "pool.sigterm",
+        on_kubernetes(templates.kubernetes(command="sh -c 'python -m prefect.engine'")),
+        "fail",
+        ("keeps SIGTERM from the engine", "exec python -m"),
+    ),
+    (
+        "pool.sigterm",
+        on_ecs(templates.ecs(container={"entryPoint": ["/app/entrypoint.sh"]})),
+        "warn",
+        ("starts `/app/entrypoint.sh python -m segue.flows.prefect_engine`", "it is not known"),
+    ),
+    ("pool.pod-replacement", with_job(podReplacementPolicy=None), "warn", ("while the segment saves", "to Failed")),
     (
         "pool.sigterm",
         on_kubernetes(templates.kubernetes(command="sh -c 'exec python -m prefect.engine | tee /log'")),
@@ -150,6 +180,7 @@ def test_a_sound_pool_of_containers_passes(state):
         "/opt/venv/bin/python3.11 -X faulthandler -m prefect.flow_engine",
         "sh -c 'exec python -m segue.flows.prefect_engine'",
         "bash -lc 'cd /app && exec python -m segue.flows.prefect_engine'",
+        "bash -c 'A=1 python -m segue.flows.prefect_engine'",
         "sh -c 'set -e; . /env & A=1; exec env B=2 python -m segue.flows.prefect_engine'",
         "sh -c 'exec python -m prefect.engine || exit 1'",
         "tini -g -- nice -n 5 python -m prefect.engine",
@@ -166,6 +197,8 @@ def test_a_command_that_is_an_engine_hears_sigterm_whatever_the_variable(command
         ("python -m torch.distributed.run -m prefect.engine", False),
         ("prefect flow-run execute", False),
         ("sh -c 'cd /app && python -m prefect.engine'", False),
+        ("bash -c 'cd /app && python -m prefect.engine'", False),
+        ("bash -c 'python -m prefect.engine | tee /log'", False),
         ("sh -c 'exec python -m prefect.engine & wait'", False),
         ("sh -c 'exec python -m prefect.engine &'", False),
         ("sh -c 'python -m prefect.engine & trap \"\" TERM; wait'", None),
@@ -181,6 +214,35 @@ def test_a_command_that_is_not_known_to_be_an_engine_is_not_taken_for_one(comman
     assert starts_engine(command) is known
 
 
+def test_the_words_of_a_container_are_what_kubernetes_and_the_worker_make_of_them():
+    """Its `command` precedes its `args`, and the pool's own `command` counts only where the template has it."""
+    configuration = templates.kubernetes()
+    container = configuration["job_manifest"]["spec"]["template"]["spec"]["containers"][0]
+    container["command"] = ["/app/entrypoint.sh"]
+    assert job_of("kubernetes", configuration).command == f"/app/entrypoint.sh {templates.ENGINE}"
+    container["args"] = ["prefect", "flow-run", "execute"]
+    container["command"] = None
+    bad_one = JUDGES["pool.sigterm"](on_kubernetes(configuration), NEEDS)
+    assert (bad_one.outcome, "same pool again" in bad_one.reason) == ("fail", True)
+    container["args"], container["command"] = None, ["tini", "--"]
+    assert job_of("kubernetes", configuration).command == "tini -- prefect flow-run execute"
+
+
+def test_a_job_with_a_pod_failure_policy_replaces_pods_only_when_they_have_ended():
+    good(JUDGES["pool.pod-replacement"](with_job(podReplacementPolicy=None, podFailurePolicy={"rules": []}), NEEDS))
+
+
+def test_a_queue_that_no_worker_asks_is_why_nothing_starts():
+    asked = on_kubernetes(queue="gpu")
+    assert asked.blocker is None
+    assert replace(asked, is_queue_polled=False).blocker == (
+        "no worker of the pool spot-pods takes flow runs from its queue gpu"
+    )
+    assert replace(asked, limit=0, pool_limit=4, queue_limit=0).blocker == (
+        "the concurrency limit of the queue gpu of the pool spot-pods is 0"
+    )
+
+
 def test_a_queue_of_one_is_no_obstacle_where_the_parent_runs_in_another():
     one = PoolState("a/b", "parents", queue="gpu", limit=1, pool_limit=8, queue_limit=1)
     good(JUDGES["pool.limits"](one, NEEDS))
@@ -190,8 +252,9 @@ def test_a_queue_of_one_is_no_obstacle_where_the_parent_runs_in_another():
 
 def test_what_is_not_refused_is_warned_of_once_and_what_only_waits_is_not():
     state = on_kubernetes(templates.KUBERNETES | {"command": templates.ENGINE}, is_paused=True)
-    said = warnings([state, state], Needs())
-    assert ["/dev/shm" in said[0].reason, "ttlSecondsAfterFinished" in said[1].reason, len(said)] == [True, True, 2]
+    said = [result.reason for result in warnings([state, state], Needs())]
+    assert [any(name in reason for reason in said) for name in ("/dev/shm", "ttlSecondsAfterFinished")] == [True, True]
+    assert ("is paused" in str(said), len(said)) == (False, len(set(said)))
 
 
 AFFINE = [
@@ -233,7 +296,8 @@ def test_a_worker_for_processes_starts_the_engine_by_default():
 
 def test_the_variable_counts_also_as_kubernetes_lists_it():
     container = {"name": "prefect-job", "env": [{"name": name, "value": text} for name, text in CRASH.items()]}
-    configuration = templates.kubernetes(pod={"containers": [container]}, command="prefect flow-run execute")
+    container |= {"args": ["prefect", "flow-run", "execute"]}
+    configuration = templates.kubernetes(pod={"containers": [container]})
     assert JUDGES["pool.sigterm"](on_kubernetes(configuration), NEEDS).outcome == "warn"
 
 

@@ -13,6 +13,7 @@ from tests.doctor.showing import bad, good, makes_fail
 def test_a_server_of_another_version_is_found(version):
     good(judge_version("3.8.8"))
     good(judge_version("odd"))
+    good(judge_version(None))
     bad("prefect.version", judge_version(version), "fail", f"has version {version}", "same version")
 
 

@@ -148,6 +148,22 @@ def test_without_the_right_to_delete_the_race_is_judged_and_what_stays_is_said(s
         check_by_writing(lacking)
 
 
+def test_a_store_that_hangs_does_not_keep_the_report(store, monkeypatch, caplog):
+    monkeypatch.setattr("segue.doctor.scratch._CLEAR_SECONDS", 0.2)
+    goes_on = threading.Event()
+
+    def hang(operation, key):
+        return operation == "delete" and goes_on.wait(60)
+
+    scratch = Scratch()
+    scratch.new_key()
+    try:
+        scratch.clear(FaultyStore(store, fails=hang))
+    finally:
+        goes_on.set()
+    assert f"objects stay behind prefix={scratch.prefix} reason=the store has not answered for 0.2 s" in caplog.text
+
+
 def test_an_interrupted_check_leaves_neither_objects_nor_children(store):
     scratch, began = Scratch(), threading.Event()
 

@@ -32,7 +32,7 @@ GOOD = PoolState("segment/spot", "spot", workers=1)
     ("fields", "parent", "named"),
     [
         ({"workers": 0, "known_workers": 0}, None, "'segment/spot' has no worker and never had one"),
-        ({"limit": 0}, None, "runs at most 0 flow runs at once."),
+        ({"limit": 0}, None, "runs at most 0 flow runs at once (limit of the deployment 'segment/spot')."),
         (
             {"limit": 1, "pool_limit": 1},
             "spot",
@@ -66,7 +66,7 @@ def test_only_the_limit_of_the_pool_is_shared_with_the_parent(fields):
         ({"is_paused": True}, "the pool spot is paused"),
         ({"queue": "default", "is_queue_paused": True}, "the queue default of the pool spot is paused"),
         ({"workers": 0}, "the pool spot has no worker"),
-        ({"limit": 0}, "the concurrency limit of the pool spot is 0"),
+        ({"limit": 0, "pool_limit": 0}, "the concurrency limit of the pool spot is 0"),
     ],
 )
 def test_a_pool_says_why_nothing_starts(fields, blocker):

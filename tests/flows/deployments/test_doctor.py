@@ -9,7 +9,8 @@ from functools import partial
 
 import pytest
 from prefect.client.orchestration import get_client
-from prefect.client.schemas.actions import WorkPoolCreate
+from prefect.client.schemas.actions import DeploymentScheduleCreate, WorkPoolCreate
+from prefect.client.schemas.schedules import IntervalSchedule
 from prefect.settings import PREFECT_API_URL, temporary_settings
 from segue.tasks.doctor.items import items
 from segue.tasks.doctor.server import database_of, open_parents
@@ -20,11 +21,13 @@ from segue.doctor.server import Database, Recovery
 from segue.doctor.subject import Subject
 from segue.errors import OrchestratorError, QueueMissingError
 from tests.cli.test_errors import closed_port
+from tests.cli.test_run_command import answering
 from tests.doctor.showing import bad, makes_fail
 from tests.doctor.templates import KUBERNETES
+from tests.doctor.waiting import awaited
 from tests.support.kube.client import running_cluster
 
-__all__ = ["closed_port"]
+__all__ = ["answering", "closed_port"]
 in_matrix = partial(pytest.param, marks=pytest.mark.matrix)
 ENGINE = "python -m segue.flows.prefect_engine"
 
@@ -44,6 +47,7 @@ def on_pods(client):
         configuration = copy.deepcopy(KUBERNETES) | {"command": "{{ command }}", "env": "{{ env }}"}
         configuration["job_manifest"]["spec"]["backoffLimit"] = "{{ backoff_limit }}"
         configuration["job_manifest"]["spec"]["template"]["spec"] |= pod or {}
+        configuration["job_manifest"]["spec"]["template"]["spec"]["containers"][0]["args"] = "{{ command }}"
         properties = {
             "command": {"type": "string"},
             "env": {"type": "object", "default": {"A": "1"}},
@@ -194,9 +198,44 @@ def test_what_becomes_of_dead_parents_is_read(stack, client):
     assert recovery_of(client, now=datetime.now(UTC) + timedelta(days=1)) in set(Recovery)
 
 
+@pytest.mark.prefect
+def test_a_paused_deployment_starts_no_dead_parent(stack, client):
+    flow_id = client.create_flow_from_name("recover")
+    schedule = DeploymentScheduleCreate(schedule=IntervalSchedule(interval=timedelta(minutes=5)), active=True)
+    recover = client.create_deployment(flow_id=flow_id, name="recover", schedules=[schedule])
+    try:
+        assert recovery_of(client, now=datetime.now(UTC)) is Recovery.ALIVE
+        client.request("POST", f"/deployments/{recover}/pause_deployment")
+        assert recovery_of(client, now=datetime.now(UTC)) is Recovery.INACTIVE
+    finally:
+        client.delete_deployment(recover)
+
+
+@makes_fail("pool.queue")
+@pytest.mark.prefect
+def test_a_queue_that_no_worker_asks_is_found_and_one_that_was_just_made_is_not(
+    client, on_pods, make_spec, monkeypatch
+):
+    deployment, pool = on_pods(variables={"command": ENGINE}, queue="gpu")
+    assert read_pool(client, deployment).blocker is None, "a worker may ask for it within the minute"
+    monkeypatch.setattr("segue.tasks.pools._SEEN_WITHIN", timedelta(0))
+    found = outcomes(make_spec(pools={"spot": deployment}))
+    bad("pool.queue", found["pool.queue"], "warn", f"no worker of the pool {pool} takes flow runs from its queue gpu")
+    client.get_scheduled_flow_runs_for_work_pool(work_pool_name=pool, work_queue_names=["gpu"])
+    awaited(lambda: read_pool(client, deployment).blocker is None)
+
+
 @makes_fail("prefect.server")
 def test_a_server_that_does_not_answer_is_found(closed_port, make_spec):
     with temporary_settings({PREFECT_API_URL: f"http://127.0.0.1:{closed_port}/api"}):
         found = outcomes(make_spec())
     bad("prefect.server", found["prefect.server"], "fail", "does not answer", "start the Prefect server")
     assert {check.outcome for name, check in found.items() if name.startswith("pool.")} == {"skipped"}
+
+
+@makes_fail("prefect.server")
+def test_a_server_that_is_healthy_and_gives_no_access_is_one_check_that_fails(answering, make_spec):
+    with temporary_settings({PREFECT_API_URL: answering(401, healthy=True)}):
+        found = outcomes(make_spec())
+    bad("prefect.server", found["prefect.server"], "fail", "refuses access (HTTP 401)", "PREFECT_API_AUTH_STRING")
+    assert [name for name, check in found.items() if check.outcome == "fail"] == ["prefect.server"]
