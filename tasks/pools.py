@@ -28,8 +28,9 @@ from segue.tasks.prefect_api import SILENCE, quick_client, require_silence
 
 from segue.clock import SystemClock
 from segue.doctor.check import Outcome, Result
-from segue.doctor.jobs import Job, job_of
-from segue.doctor.pools import Needs, PoolState, refusals, refusals_of_parents, warnings
+from segue.doctor.pools.jobs import Job, job_of
+from segue.doctor.pools.judgement import refusals, refusals_of_parents, warnings
+from segue.doctor.pools.state import Needs, PoolState
 from segue.doctor.server import Recovery, judge_recovery, judge_version
 from segue.errors import OrchestratorError, QueueMissingError
 from segue.launch.ray.checks import has_ray, require_ray

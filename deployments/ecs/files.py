@@ -9,7 +9,7 @@ from importlib.resources import files
 from segue.deployments.containers import POOLS
 from segue.deployments.ecs.pools import STOP_SECONDS, Kind, job_template
 
-from segue.doctor.jobs import SIGTERM_SECONDS
+from segue.doctor.pools.jobs import SIGTERM_SECONDS
 
 _FOLDER = "deployments/ecs"
 _AS_THEY_ARE = ("create-pools.sh", "worker-policy.json", "stopped-tasks.json", "queue-policy.json")

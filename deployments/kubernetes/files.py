@@ -11,7 +11,7 @@ from segue.deployments.containers import POOLS
 from segue.deployments.kubernetes.clouds import CLOUDS, Cloud, CloudName, node_rules
 from segue.deployments.kubernetes.pools import job_template
 
-from segue.doctor.jobs import SIGTERM_SECONDS
+from segue.doctor.pools.jobs import SIGTERM_SECONDS
 
 _FOLDER = "deployments/kubernetes"
 _AS_THEY_ARE = ("00-namespace.yaml", "access.yaml", "disruption.yaml", "create-pools.sh")

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from segue.doctor import launchers, machine, notices, recipe, stores
 from segue.doctor.check import Item, fail, skipped
-from segue.doctor.pools import JUDGES
+from segue.doctor.pools.judgement import JUDGES
 from segue.doctor.subject import Subject
 
 OF_SERVER = (

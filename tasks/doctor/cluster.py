@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
-from segue.doctor.pools import PoolState
+from segue.doctor.pools.state import PoolState
 
 _ANSWER_SECONDS = 10.0
 _PACKAGE = "kubernetes_asyncio"

@@ -16,7 +16,9 @@ from segue.tasks.prefect_api import SILENCE, quick_client, refusal
 from segue.clock import Clock
 from segue.credentials import masked
 from segue.doctor.check import Item, Result, ok, refused, worst
-from segue.doctor.pools import JUDGES, Needs, judge, kept_seconds
+from segue.doctor.pools.containers import kept_seconds
+from segue.doctor.pools.judgement import JUDGES, judge
+from segue.doctor.pools.state import Needs
 from segue.doctor.server import judge_database, judge_recovery, judge_sqlalchemy, judge_version
 from segue.doctor.subject import Subject
 from segue.pool_prices import PoolSpec

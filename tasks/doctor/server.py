@@ -22,7 +22,7 @@ from segue.tasks.doctor.cluster import with_nodes
 from segue.tasks.pools import read_pool
 from segue.tasks.prefect_api import quick_client
 
-from segue.doctor.pools import PoolState
+from segue.doctor.pools.state import PoolState
 from segue.doctor.server import Database
 from segue.errors import OrchestratorError, QueueMissingError
 

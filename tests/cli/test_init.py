@@ -12,8 +12,9 @@ import yaml
 from prefect.utilities.templating import apply_values
 
 from segue.cli.init import FILES, Pools, template
-from segue.doctor.jobs import Job, job_of
-from segue.doctor.pools import Needs, PoolState, refusals
+from segue.doctor.pools.jobs import Job, job_of
+from segue.doctor.pools.judgement import refusals
+from segue.doctor.pools.state import Needs, PoolState
 from segue.spec import RunSpec, read_toml
 from tests.support.command import Desk
 

@@ -10,7 +10,7 @@ from segue.tasks.doctor.cluster import read_nodes, with_nodes
 
 from segue.doctor import launchers
 from segue.doctor.check import Outcome, fail, warn
-from segue.doctor.pools import nodes
+from segue.doctor.pools.containers import nodes
 from segue.doctor.subject import Subject
 from segue.launch.problem import Problem, refusals
 from tests.doctor import templates

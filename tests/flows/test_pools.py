@@ -18,7 +18,7 @@ from segue.deployments.process.registration import process_template
 from segue.tasks.pools import read_pool, refuse_unusable, require_pools, require_server_version
 
 from segue.controller.steps import request_stop
-from segue.doctor.pools import Needs, PoolState
+from segue.doctor.pools.state import Needs, PoolState
 from segue.errors import OrchestratorError
 from segue.records import StopReason
 from segue.runlog.history import read_history

@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from segue.doctor.commands import starts_engine
-from segue.doctor.node_needs import NodeNeeds, node_needs
+from segue.doctor.pools.commands import starts_engine
+from segue.doctor.pools.node_needs import NodeNeeds, node_needs
 
 KUBERNETES, ECS, PROCESS = "kubernetes", "ecs", "process"
 """Types of pools whose jobs are known."""

@@ -1,0 +1,89 @@
+"""Whether segments can run on the pools of a run: all checks of a pool. Pure.
+
+`segue doctor` shows all of these checks. A run makes them before its first segment, and is refused where one fails.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
+
+from segue.doctor.check import Outcome, Result, skipped, worst
+from segue.doctor.pools import containers, queues
+from segue.doctor.pools.jobs import CONTAINERS, ECS, KUBERNETES, Job
+from segue.doctor.pools.state import Needs, PoolState
+
+Judge = Callable[[PoolState, Needs], Result]
+
+JUDGES: Mapping[str, Judge] = MappingProxyType(
+    {
+        "pool.queue": queues.queue,
+        "pool.paused": queues.paused,
+        "pool.workers": queues.workers,
+        "pool.limits": queues.limits,
+        "pool.job-variables": queues.job_variables,
+        "pool.sigterm": containers.sigterm,
+        "pool.backoff-limit": containers.retries,
+        "pool.pod-replacement": containers.pod_replacement,
+        "pool.grace-period": containers.grace_period,
+        "pool.shared-memory": containers.shared_memory,
+        "pool.finished-jobs": containers.finished_jobs,
+        "pool.memory": containers.container_memory,
+        "pool.nodes": containers.nodes,
+        "pool.store": containers.store_reach,
+    }
+)
+"""Every check of a pool, by its name."""
+OF_PARENTS = ("pool.queue", "pool.paused", "pool.workers", "pool.limits", "pool.job-variables")
+"""Those that matter for the pool of the parents, too."""
+_OF_TYPES: Mapping[str, Sequence[str]] = MappingProxyType(
+    {
+        "pool.backoff-limit": (KUBERNETES,),
+        "pool.pod-replacement": (KUBERNETES,),
+        "pool.grace-period": CONTAINERS,
+        "pool.shared-memory": (KUBERNETES,),
+        "pool.finished-jobs": (KUBERNETES,),
+        "pool.memory": (ECS,),
+        "pool.nodes": (KUBERNETES,),
+    }
+)
+"""Types of pools that a check concerns, where it does not concern all."""
+_OF_BLOCKERS = ("pool.queue", "pool.paused", "pool.workers")
+"""Those whose warning is why nothing starts now."""
+
+
+def judge(name: str, segments: Sequence[PoolState], parents: Sequence[PoolState], needs: Needs) -> Result:
+    """One check of the pools of segments and parents: the worst result, with the reasons of those pools."""
+    concerned = [state for state in segments if _concerns(name, state.job)]
+    if segments and not concerned:
+        return skipped(f"no pool is of type {' or '.join(_OF_TYPES[name])}")
+    results = [JUDGES[name](state, needs) for state in concerned]
+    if name in OF_PARENTS:
+        results += [JUDGES[name](state, Needs()) for state in parents]
+    return worst(results) if results else skipped("no deployment of the run has a pool")
+
+
+def _concerns(name: str, job: Job | None) -> bool:
+    """Whether a check concerns a pool with such jobs; one whose jobs are not known is not left out without a word."""
+    return job is None or not job.is_known or job.type in _OF_TYPES.get(name, (job.type,))
+
+
+def refusals(states: Sequence[PoolState], needs: Needs) -> list[Result]:
+    """Why no segment can run on these pools as it must. What may pass by itself, such as a paused pool, is left out."""
+    return _results(states, needs, tuple(JUDGES), Outcome.FAIL)
+
+
+def warnings(states: Sequence[PoolState], needs: Needs) -> list[Result]:
+    """What makes a run on these pools worse than it could be. Why nothing starts now is `PoolState.blocker`."""
+    names = [name for name in JUDGES if name not in _OF_BLOCKERS]
+    return list(dict.fromkeys(_results(states, needs, names, Outcome.WARN)))
+
+
+def refusals_of_parents(states: Sequence[PoolState]) -> list[Result]:
+    """The same for pools of parents, which train nothing."""
+    return _results(states, Needs(), OF_PARENTS, Outcome.FAIL)
+
+
+def _results(states: Sequence[PoolState], needs: Needs, names: Sequence[str], outcome: Outcome) -> list[Result]:
+    found = (JUDGES[name](state, needs) for state in states for name in names)
+    return [result for result in found if result.outcome is outcome]
