@@ -147,7 +147,9 @@ def recovery_of(client: SyncPrefectClient, *, now: datetime) -> Recovery:
         deployment = client.read_deployment_by_name("recover/recover")
     except ObjectNotFound:
         return Recovery.MISSING
-    if deployment.paused or not any(schedule.active for schedule in deployment.schedules):
+    if deployment.paused:
+        return Recovery.PAUSED
+    if not any(schedule.active for schedule in deployment.schedules):
         return Recovery.INACTIVE
     if deployment.created is None or now - deployment.created < _SCHEDULED_WITHIN:
         return Recovery.ALIVE

@@ -7,10 +7,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from pydantic import ValidationError
 
 from segue.cli.interrupts import ends_cleanly
 from segue.cli.options import Json, Workload, with_workload
 from segue.cli.server import has_server
+from segue.credentials import redacted
 from segue.errors import SpecError
 from segue.reports.console import console, errors, show_json
 from segue.spec import RunSpec, read_toml
@@ -74,6 +76,14 @@ def _subject(path: Path | None, workload: list[str] | None) -> Subject:
     return Subject(spec=spec, trains=is_named, store=spec.store)
 
 
+def _in_words(error: Exception) -> str:
+    """What an error says, without the values that were given: they may be credentials."""
+    if not isinstance(error, ValidationError):
+        return redacted(f"{type(error).__name__}: {error}")
+    wrong = error.errors(include_input=False, include_url=False, include_context=False)
+    return "; ".join(f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in wrong)
+
+
 def _of_server(subject: Subject) -> list[Item]:
     from segue.doctor.registry import unusable_server, without_server
 
@@ -84,7 +94,11 @@ def _of_server(subject: Subject) -> list[Item]:
         if not has_server():
             return without_server(_NO_SERVER)
         from segue.tasks.doctor.items import items
+    except ImportError as error:
+        fix = "install the version of Prefect that segue needs: pip install 'segue[prefect]'."
+        return unusable_server(f"Prefect cannot be imported: {redacted(str(error))}", fix=fix)
     except Exception as error:
         # Any exception: Prefect reads its settings where it is imported, and the other checks need none of them.
-        return unusable_server(f"Prefect's settings cannot be read: {type(error).__name__}: {error}")
+        fix = "correct the variables PREFECT_... and the file profiles.toml in PREFECT_HOME (default ~/.prefect)."
+        return unusable_server(f"Prefect's settings cannot be read: {_in_words(error)}", fix=fix)
     return items(subject)

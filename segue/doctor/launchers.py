@@ -36,7 +36,8 @@ def ray(subject: Subject, *, longest_seconds: float = _RAY_SECONDS) -> Result:
     if subject.spec is None or subject.spec.ray is None:
         return skipped(subject.why_no_spec if subject.spec is None else "the run spec has no [ray] table")
     return judged(
-        ray_problems(subject.spec, longest_seconds=longest_seconds), "the Ray cluster takes the run's trainers"
+        ray_problems(subject.spec, longest_seconds=longest_seconds),
+        "the Ray cluster takes the run's trainers, as far as its nodes are up",
     )
 
 
@@ -44,5 +45,5 @@ def judged(problems: Sequence[Problem], well: str) -> Result:
     if not problems:
         return ok(well)
     certain = [problem for problem in problems if problem.is_certain]
-    shown, result = (certain, fail) if certain else (problems, warn)
+    shown, result = (certain, fail) if certain else (list(dict.fromkeys(problems)), warn)
     return result("; ".join(problem.what for problem in shown), fix=joined(problem.fix for problem in shown))

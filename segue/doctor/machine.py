@@ -33,8 +33,8 @@ _CUBLAS = "CUBLAS_WORKSPACE_CONFIG"
 _CUBLAS_DETERMINISTIC = (":4096:8", ":16:8")
 """The two values that PyTorch's notes on reproducibility name."""
 _GROUPS = Path("/sys/fs/cgroup")
-_GPU_DEVICES = ("nvidia[0-9]*", "kfd")
-"""Files in /dev of the drivers of NVIDIA's and AMD's accelerators."""
+_GPU_DEVICES = "nvidia[0-9]*"
+"""Files in /dev of NVIDIA's accelerators. AMD's are not told from graphics in a processor."""
 
 
 def items(subject: Subject) -> list[Item]:
@@ -167,16 +167,17 @@ def disk(subject: Subject) -> Result:
 def _stored_bytes(folder: Path) -> int:
     """What the run's checkpoints take there already."""
     found = 0
-    for path in folder.rglob("*"):
-        with suppress(FileNotFoundError):  # A run that trains removes files.
-            found += path.stat().st_size if path.is_file() else 0
+    for above, _, names in os.walk(folder):
+        for name in names:
+            with suppress(OSError):  # A run that trains removes files.
+                found += Path(above, name).stat().st_size
     return found
 
 
 def accelerator(subject: Subject, *, devices: Path = Path("/dev")) -> Result:
     """Whether there are as many accelerators as the run asks for, or has trained on."""
     assert subject.spec is not None
-    has_gpu = any(next(devices.glob(pattern), None) for pattern in _GPU_DEVICES)
+    has_gpu = next(devices.glob(_GPU_DEVICES), None) is not None
     return judge_accelerator(subject.spec, subject.history, accelerators=subject.accelerators, has_gpu=has_gpu)
 
 

@@ -30,10 +30,9 @@ def all_items(subject: Subject, of_server: Sequence[Item]) -> list[Item]:
     return [*recipe.first_items(subject), *of_server, *of_parts]
 
 
-def unusable_server(why: str) -> list[Item]:
+def unusable_server(why: str, *, fix: str) -> list[Item]:
     """The same where the first check fails for this reason, so that the others cannot be made."""
     first, *others = OF_SERVER
-    fix = "correct the variables PREFECT_... and the file profiles.toml in PREFECT_HOME (default ~/.prefect)."
     failed = Item(first, lambda: fail(" ".join(why.split()), fix=fix))
     return [failed, *(Item(name, lambda: skipped(f"{first} failed")) for name in others)]
 

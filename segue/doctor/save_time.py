@@ -23,10 +23,10 @@ def notice_seconds(spec: RunSpec, *, platform: str | None = None, kept_seconds: 
     Where the run spec names no metadata services, that of `platform` is watched. `kept_seconds` is what the pools give
     after SIGTERM; None where that is not known.
     """
-    watched = spec.notices if spec.notices is not None else (platform,)
-    if "aws" in watched:
-        return _AWS_SECONDS
-    return spec.grace_seconds if kept_seconds is None else min(spec.grace_seconds, kept_seconds)
+    here = () if spec.trains_elsewhere else (platform,)  # This machine is no node of the cluster.
+    watched = spec.notices if spec.notices is not None else here
+    given = _AWS_SECONDS if "aws" in watched else spec.grace_seconds
+    return given if kept_seconds is None else min(given, kept_seconds)
 
 
 def judge_save(seconds: float, *, step_seconds: float, notice_seconds: float, where: str, unless: str = "") -> Result:

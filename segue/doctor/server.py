@@ -28,6 +28,7 @@ class Recovery(StrEnum):
     """What becomes of the deployment that starts dead parents again."""
 
     MISSING = "missing"
+    PAUSED = "paused"
     INACTIVE = "inactive"
     IDLE = "idle"
     """Its schedule is active, and the server creates no flow runs for it."""
@@ -82,10 +83,14 @@ def judge_recovery(found: Recovery) -> Result:
                 f"there is no deployment recover/recover: {lost}",
                 fix="run `prefect --no-prompt deploy --all` in the folder of prefect.yaml.",
             )
+        case Recovery.PAUSED:
+            return warn(
+                f"the deployment recover/recover is paused: {lost}", fix="resume it on its page in Prefect's UI."
+            )
         case Recovery.INACTIVE:
             return warn(
-                f"the deployment recover/recover is paused, or its schedule is not active: {lost}",
-                fix="resume it in the Prefect UI, or `prefect deployment schedule resume recover/recover ID`.",
+                f"the schedule of recover/recover is not active: {lost}",
+                fix="`prefect deployment schedule resume recover/recover ID`, or deploy again.",
             )
         case Recovery.IDLE:
             return fail(

@@ -31,7 +31,7 @@ def as_pairs(problems: Iterable[Problem]) -> Pairs:
 def refusals(problems: Iterable[Problem]) -> Pairs:
     """The problems for which a run is refused; the others are logged."""
     found = []
-    for problem in problems:
+    for problem in dict.fromkeys(problems):
         if problem.is_certain:
             found.append(problem)
         else:

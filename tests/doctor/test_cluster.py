@@ -77,7 +77,7 @@ def test_each_of_several_problems_has_its_fix():
     problems = [Problem(what="a is wrong", fix="do 1"), Problem(what="b is wrong", fix="do 2")]
     unknown = Problem(what="c is not known", fix="ask", is_certain=False)
     assert launchers.judged([*problems, unknown], "well") == fail("a is wrong; b is wrong", fix="do 1; do 2.")
-    assert launchers.judged([unknown], "well") == warn("c is not known", fix="ask.")
+    assert launchers.judged([unknown, unknown], "well") == warn("c is not known", fix="ask.")
     assert refusals([unknown, *problems]) == (("a is wrong", "do 1"), ("b is wrong", "do 2"))
 
 

@@ -107,7 +107,7 @@ def test_a_run_spec_that_is_not_valid_is_one_check_that_fails(alone):
 def test_settings_of_prefect_that_cannot_be_read_are_one_check_that_fails(tmp_path, broken):
     (tmp_path / "profiles.toml").write_text("active = \n" if broken == "profiles" else "")
     given = {"PREFECT_HOME": str(tmp_path), "PREFECT_PROFILES_PATH": str(tmp_path / "profiles.toml")}
-    given |= {"PREFECT_CLIENT_MAX_RETRIES": "many"} if broken == "variable" else {}
+    given |= {"PREFECT_CLIENT_MAX_RETRIES": "hush-hush"} if broken == "variable" else {}
     command = [Path(sys.executable).with_name("segue"), "doctor", "--json"]
     said = subprocess.run(
         command, cwd=tmp_path, env=os.environ | given, capture_output=True, text=True, timeout=300, check=False
@@ -115,6 +115,7 @@ def test_settings_of_prefect_that_cannot_be_read_are_one_check_that_fails(tmp_pa
     assert (said.returncode, "Traceback" in said.stderr) == (1, False), said.stderr
     checks = {check["name"]: check for check in json.loads(said.stdout)["checks"]}
     assert "Prefect's settings cannot be read" in checks["prefect.server"]["reason"]
+    assert "hush-hush" not in said.stdout, "a variable may hold a credential"
     assert checks["pool.queue"]["outcome"] == "skipped"
     assert checks["machine.torch"]["outcome"] == "ok"
 

@@ -32,6 +32,9 @@ def test_the_time_of_a_notice_is_the_shortest_of_what_the_run_the_pool_and_the_c
     assert [notice_seconds(make_spec(grace_seconds=given, notices=["aws"])) for given in (25, 600)] == [120, 120]
     found = [notice_seconds(make_spec(grace_seconds=25), platform=name) for name in ("aws", "gce", None)]
     assert found == [120, 25, 25]
+    assert notice_seconds(make_spec(grace_seconds=25), platform="aws", kept_seconds=30) == 30
+    on_slurm = make_spec(grace_seconds=25, slurm={"spot": "preemptible", "on_demand": "batch"})
+    assert notice_seconds(on_slurm, platform="aws") == 25, "the metadata is that of a login node"
 
 
 def stored(spec: RunSpec, *, save_seconds: float) -> None:

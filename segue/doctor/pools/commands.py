@@ -12,13 +12,20 @@ ENGINES = ("prefect.engine", "prefect.flow_engine", "segue.flows.prefect_engine"
 """Modules whose process gets SIGTERM itself, so that a segment sees it. Prefect's starter keeps it to itself."""
 _SHELLS = ("sh", "bash", "dash", "ash", "zsh", "ksh")
 _BECOME = ("bash", "zsh", "ksh")
-"""Shells that become the command of a script which is one simple command. Measured with bash 5.2."""
+"""Shells that become the command of a script which is one simple command. Measured with bash 5.2; dash does not."""
 _PASS_ON = ("env", "exec", "nice", "ionice", "numactl", "tini", "dumb-init", "catatonit", "timeout")
 """Programs that become what they start, or hand SIGTERM on to it."""
 _PYTHON = re.compile(r"python[\d.]*")
 _ASSIGNMENT = re.compile(r"\w+=.*")
+_RUNNER = re.compile(r"\bprefect\b.*\bflow-run\s+execute\b")
+_OPERATORS = frozenset("();<>|&")
 _ENDS = (";", "&&")
 """What ends a command of a script before the last one."""
+
+
+def starts_runner(command: str) -> bool:
+    """Whether this command is Prefect's own starter, which decides by itself what SIGTERM does."""
+    return _RUNNER.search(command) is not None
 
 
 def starts_engine(command: str) -> bool | None:
@@ -42,7 +49,9 @@ def _is_engine(words: Sequence[str]) -> bool | None:
         return None if at is None else _is_engine(words[at:])
     if _PYTHON.fullmatch(program):
         module = next((name for option, name in pairwise(words) if option == "-m"), None)
-        return None if module is None else module in ENGINES
+        if module == "prefect":
+            return False
+        return True if module in ENGINES else None  # Others may become the engine, such as `python -m coverage run`.
     if program in _SHELLS:
         return _is_engine_of_script(_script_of(words), becomes_one=program in _BECOME)
     return False if program == "prefect" else None
@@ -63,14 +72,18 @@ def _is_engine_of_script(script: str | None, *, becomes_one: bool) -> bool | Non
     if not commands:
         return None
     last = commands[-1]
+    is_plain = not any(set(word) <= _OPERATORS for word in last)
     if "||" in last:  # What follows is for a command that could not be started.
         last = last[: last.index("||")] or [""]
-    is_alone = not {"|", "&", "|&", "(", ")"} & set(last)
-    if last[0] == "exec" and is_alone:
+    if last[0] == "exec" and not {"|", "&", "|&", "(", ")"} & set(last):
         return _is_engine(last[1:])
-    if becomes_one and is_alone and len(commands) == 1:
-        return _is_engine(last)
-    return None if _is_engine(last) is None else False
+    found = _is_engine(last)
+    if not found:
+        return found
+    if not is_plain:
+        return False
+    # After other commands it depends on the shell and its version.
+    return True if becomes_one and len(commands) == 1 else None
 
 
 def _commands(script: str) -> list[list[str]]:

@@ -29,7 +29,7 @@ def sigterm(state: PoolState, needs: Needs) -> Result:
     if not job.is_container:
         return warn(f"{state.named} starts {starter}, which may keep SIGTERM from the segment", fix=f"{_COMMAND}.")
     if not job.starts_runner:
-        return fail(
+        return warn(
             f"{state.named} starts {starter}, which keeps SIGTERM from the engine: a preempted segment is killed "
             "before it has saved",
             fix=f"{_COMMAND}, or end the script with `exec python -m segue.flows.prefect_engine`.",

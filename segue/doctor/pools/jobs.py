@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from segue.doctor.pools.commands import starts_engine
+from segue.doctor.pools.commands import starts_engine, starts_runner
 from segue.doctor.pools.node_needs import NodeNeeds, node_needs
 
 KUBERNETES, ECS, PROCESS = "kubernetes", "ecs", "process"
@@ -65,7 +65,7 @@ class Job:
     @property
     def starts_runner(self) -> bool:
         """Whether the command is Prefect's own starter, which decides by itself what SIGTERM does."""
-        return self.command is None or _RUNNER in self.command
+        return self.command is None or starts_runner(self.command)
 
     @property
     def starts_engine(self) -> bool | None:

@@ -116,8 +116,6 @@ def problems_of(spec: RunSpec) -> list[Problem]:
     asked = [node.node_id for node in here if marks & set(node.total)]
     folder = str(Path.cwd())
     facts, others = _facts_of(asked, folder)
-    if not asked and has_autoscaler():
-        others.append(not_checked("the nodes", "none is up, and the autoscaler starts them for an attempt"))
     return [*found, *node_problems(facts_here(folder), facts, folder=folder), *others]
 
 

@@ -23,7 +23,7 @@ from segue.clock import Clock, SystemClock
 from segue.errors import RaySetupError
 from segue.launch.assignment import Assignment, ExitCode
 from segue.launch.output import survive_broken_output
-from segue.launch.problem import Problem, refusals
+from segue.launch.problem import Problem, as_pairs
 from segue.launch.ray import cluster
 from segue.launch.ray.gang import ActorLostError, Gang
 from segue.launch.ray.node import facts_here, shared_variables
@@ -139,7 +139,7 @@ class Driver:
     def _refuse_problems(self) -> None:
         """Later a resource that no node has is one that comes back: nodes were lost."""
         if (self._plan.segment, self._plan.attempt) == (0, 1):
-            _refuse(cluster.problems_of(self._spec))
+            _refuse([problem for problem in cluster.problems_of(self._spec) if problem.is_certain])
 
     def _placed(self) -> Gang:
         """The actors, once there is room for enough of them."""
@@ -229,9 +229,8 @@ class Driver:
 
 
 def _refuse(problems: list[Problem]) -> None:
-    found = refusals(problems)
-    if found:
-        raise RaySetupError(problems=found)
+    if problems:
+        raise RaySetupError(problems=as_pairs(problems))
 
 
 def _ended(code: int) -> str:

@@ -152,7 +152,8 @@ def _refused_problems(spec: RunSpec, slurm: SlurmSpec, field: str, partition: Pa
     if answer.code == 0:
         return []
     if answer.is_silence:
-        return [_silent(answer)]
+        what, fix = f"sbatch does not answer ({answer.why})", "see whether slurmctld and munge run (`scontrol ping`)"
+        return [Problem(what=f"{what}, so the options of jobs are not checked", fix=fix, is_certain=False)]
     if _LIMIT.search(answer.trouble):
         what = f"sbatch refuses jobs in the partition {partition.name!r} for now: {answer.why}"
         return [Problem(what=what.rstrip("."), fix="wait, or ask for a higher limit", is_certain=False)]

@@ -206,7 +206,7 @@ def test_a_paused_deployment_starts_no_dead_parent(stack, client):
     try:
         assert recovery_of(client, now=datetime.now(UTC)) is Recovery.ALIVE
         client.request("POST", f"/deployments/{recover}/pause_deployment")
-        assert recovery_of(client, now=datetime.now(UTC)) is Recovery.INACTIVE
+        assert recovery_of(client, now=datetime.now(UTC)) is Recovery.PAUSED
     finally:
         client.delete_deployment(recover)
 
