@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,6 +12,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler
 from segue.data.order import Ids, SampleOrder, mix
 from segue.data.sampled import Draws, SampledOrder, has_own_sampler
 from segue.data.streams import seed_all
+from segue.data.workers import Loader
 from segue.errors import RecipeError
 from segue.records import Skip
 from segue.user_objects import attribute
@@ -68,14 +68,14 @@ class Feed:
         # Its own generator: by default DataLoader draws a number from the global stream each time it is
         # iterated, so a run that was resumed in mid-epoch would draw once more than one that was not.
         generator = torch.Generator().manual_seed(self._seed)
-        return DataLoader(
+        return Loader(
             _Planned(given.dataset, self._seed),
-            batch_sampler=_RestOfEpoch(self.order, samples_seen, self._rank, self._world_size),  # type: ignore[arg-type]
+            batch_sampler=_RestOfEpoch(self.order, samples_seen, self._rank, self._world_size),
             num_workers=workers,
             collate_fn=given.collate_fn,
             pin_memory=given.pin_memory,
             timeout=given.timeout,
-            worker_init_fn=IgnoreNotices(given.worker_init_fn),
+            worker_init_fn=given.worker_init_fn,
             multiprocessing_context=given.multiprocessing_context if workers else None,
             prefetch_factor=given.prefetch_factor if workers else None,
             generator=generator,
@@ -93,23 +93,6 @@ def stream_seed(seed: int, *, rank: int, step: int) -> int:
 def share_of(count: int, *, rank: int, world_size: int) -> tuple[int, int]:
     """Start and stop of a rank's samples in a batch; the batch itself is the same for any number of ranks."""
     return count * rank // world_size, count * (rank + 1) // world_size
-
-
-class IgnoreNotices:
-    """Starts a data worker that ignores SIGTERM and SIGUSR1.
-
-    Platforms signal every process of a machine. A worker killed by that would raise in the middle of a training step,
-    and a preemption would look like a bug; the trainer acts on the notice and ends its workers itself.
-    """
-
-    def __init__(self, inner: Callable[[int], None] | None) -> None:
-        self._inner = inner
-
-    def __call__(self, worker_id: int) -> None:
-        for number in (signal.SIGTERM, signal.SIGUSR1):
-            signal.signal(number, signal.SIG_IGN)
-        if self._inner is not None:
-            self._inner(worker_id)
 
 
 class _Plan(NamedTuple):

@@ -16,9 +16,10 @@ import torch
 import xxhash
 from torch.utils.data import DataLoader, Dataset, get_worker_info
 
-from segue.data.loader import IgnoreNotices, samples_of
+from segue.data.loader import samples_of
 from segue.data.order import Ids, mix
 from segue.data.streams import seed_all
+from segue.data.workers import Loader
 
 _UNKNOWN = np.zeros(0, np.uint64)
 
@@ -176,14 +177,14 @@ class _Fetched(Dataset[Any]):
 def _again(loader: DataLoader[Any], sampler: _FromBatch, seed: int) -> DataLoader[Any]:
     """The loader with another sampler, and without an effect on the random streams."""
     workers = loader.num_workers
-    return DataLoader(
+    return Loader(
         _Fetched(loader.dataset, seed),
         **({"batch_size": None, "sampler": sampler} if loader.batch_sampler is None else {"batch_sampler": sampler}),
         num_workers=workers,
         collate_fn=loader.collate_fn,
         pin_memory=loader.pin_memory,
         timeout=loader.timeout,
-        worker_init_fn=IgnoreNotices(loader.worker_init_fn),
+        worker_init_fn=loader.worker_init_fn,
         multiprocessing_context=loader.multiprocessing_context if workers else None,
         prefetch_factor=loader.prefetch_factor if workers else None,
         persistent_workers=loader.persistent_workers,

@@ -87,3 +87,6 @@ def end_leftovers(leader: int) -> None:
         while has_members(leader) and clock.monotonic() < kill_at:
             clock.sleep(_LEFTOVER_POLL_SECONDS)
         os.killpg(leader, signal.SIGKILL)
+        gone_at = clock.monotonic() + _LEFTOVER_SECONDS
+        while has_members(leader) and clock.monotonic() < gone_at:  # One that waits for a disk ends later.
+            clock.sleep(_LEFTOVER_POLL_SECONDS)
