@@ -12,7 +12,7 @@ _NOTICES = (signal.SIGTERM, signal.SIGUSR1)
 
 
 class Loader(DataLoader[Any]):
-    """A DataLoader whose workers ignore SIGTERM and SIGUSR1 from their first moment on.
+    """A DataLoader whose workers ignore SIGTERM and SIGUSR1; where they are forked, from their first moment on.
 
     Platforms signal every process of a machine. A worker killed by that would raise in the middle of a training step,
     and a preemption would look like a bug; the trainer acts on the notice and ends its workers itself.

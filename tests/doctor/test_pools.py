@@ -51,7 +51,7 @@ BAD: list[tuple[str, PoolState, str, tuple[str, ...]]] = [
         "pool.queue",
         on_kubernetes(queue="gpu", is_queue_polled=False),
         "warn",
-        ("no worker of the pool spot-pods takes flow runs from its queue gpu", "prefect worker start"),
+        ("takes flow runs from its queue gpu", "worker start --pool spot-pods --work-queue gpu"),
     ),
     ("pool.paused", on_kubernetes(is_paused=True), "warn", ("is paused", "work-pool resume")),
     ("pool.workers", PoolState("a/b", "p", workers=0, known_workers=0), "fail", ("never had one", "worker start")),
@@ -97,7 +97,12 @@ BAD: list[tuple[str, PoolState, str, tuple[str, ...]]] = [
         "warn",
         ("starts `/app/entrypoint.sh python -m segue.flows.prefect_engine`", "it is not known"),
     ),
-    ("pool.pod-replacement", with_job(podReplacementPolicy=None), "warn", ("while the segment saves", "to Failed")),
+    (
+        "pool.pod-replacement",
+        with_job(podReplacementPolicy=None),
+        "warn",
+        ("while the segment saves", "1.29"),
+    ),
     (
         "pool.sigterm",
         on_kubernetes(templates.kubernetes(command="sh -c 'exec python -m prefect.engine | tee /log'")),

@@ -18,7 +18,9 @@ _PASS_ON = ("env", "exec", "nice", "ionice", "numactl", "tini", "dumb-init", "ca
 _PYTHON = re.compile(r"python[\d.]*")
 _ASSIGNMENT = re.compile(r"\w+=.*")
 _RUNNER = re.compile(r"\bprefect\b.*\bflow-run\s+execute\b")
+"""Prefect's own starter, also with options between its words."""
 _OPERATORS = frozenset("();<>|&")
+"""Characters of a shell's operators: with one of them bash stays the parent of a command. Measured with bash 5.2."""
 _ENDS = (";", "&&")
 """What ends a command of a script before the last one."""
 

@@ -72,9 +72,9 @@ def pod_replacement(state: PoolState, needs: Needs) -> Result:
         return _of_other_job(state)
     if job.counts_ending_pods_as_failed:
         return warn(
-            f"{state.named} has no podReplacementPolicy: Kubernetes counts a pod as failed when it gets SIGTERM, and "
-            "Prefect ends its flow run as Crashed while the segment saves",
-            fix="set podReplacementPolicy to Failed in the template's job_manifest.spec (Kubernetes 1.29 or later).",
+            f"{state.named} does not set podReplacementPolicy to Failed: Kubernetes counts a pod as failed when it "
+            "gets SIGTERM, and Prefect ends its flow run as Crashed while the segment saves",
+            fix="set it in the template's job_manifest.spec (Kubernetes 1.29 or later).",
         )
     return ok(f"{state.deployment}: a pod that saves counts as running")
 

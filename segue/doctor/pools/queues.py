@@ -11,10 +11,10 @@ def queue(state: PoolState, needs: Needs) -> Result:
     if state.is_queue_paused:
         reason = f"the queue {state.queue} of the pool {state.pool} is paused"
         return warn(reason, fix=f"`prefect work-queue resume {state.queue} --pool {state.pool}`.")
-    if state.workers and not state.is_queue_polled:
+    if not state.is_queue_polled:
         return warn(
             f"no worker of the pool {state.pool} takes flow runs from its queue {state.queue}",
-            fix=f"start one with `prefect worker start --pool {state.pool}`, without other `--work-queue`s.",
+            fix=f"start one with `prefect worker start --pool {state.pool} --work-queue {state.queue}`.",
         )
     return ok(f"{state.deployment}: queue {state.queue or 'default'} of {state.pool}")
 

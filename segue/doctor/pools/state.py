@@ -22,7 +22,7 @@ class PoolState:
     is_paused: bool = False
     is_queue_paused: bool = False
     is_queue_polled: bool = True
-    """Whether a worker has asked for its flow runs lately: workers may be limited to other queues of the pool."""
+    """Whether a worker takes flow runs from it: workers may be limited to other queues. True where none is online."""
     limit: int | None = None
     """Flow runs that may run at once: the smallest limit of pool, queue and deployment; None without one."""
     pool_limit: int | None = None

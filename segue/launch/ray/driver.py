@@ -137,7 +137,10 @@ class Driver:
             signal.signal(number, lambda signum, _: self._commands.put_notice(signum))
 
     def _refuse_problems(self) -> None:
-        """Later a resource that no node has is one that comes back: nodes were lost."""
+        """Only at first: later, a resource that no node has is one that comes back.
+
+        What the run's start has not looked at was logged there, and is looked at once the ranks have their nodes.
+        """
         if (self._plan.segment, self._plan.attempt) == (0, 1):
             _refuse([problem for problem in cluster.problems_of(self._spec) if problem.is_certain])
 

@@ -11,10 +11,18 @@ import pytest
 
 from segue.errors import RaySetupError, SpecError
 from segue.launch.assignment import Assignment
+from segue.launch.problem import Problem
 from segue.launch.ray import checks, trainer
 from segue.launch.ray.checks import ray_problems, require_ray
 from segue.launch.ray.placement import Node, bundle_of, bundles_now, in_words, is_to_ask, room
-from segue.launch.ray.problems import REQUIREMENT, NodeFacts, node_problems, resource_problems, version_refusal
+from segue.launch.ray.problems import (
+    REQUIREMENT,
+    NodeFacts,
+    node_problems,
+    not_checked,
+    resource_problems,
+    version_refusal,
+)
 from segue.launch.ray.status import DriverStatus, StatusFolder
 from segue.records import Capacity, SegmentPlan
 from segue.spec import RunSpec
@@ -40,6 +48,20 @@ def facts(**changed):
 def test_a_run_without_a_ray_table_has_no_ray_problems_and_is_stored_as_before(make_spec):
     assert ray_problems(make_spec()) == []
     assert "ray" not in make_spec().model_dump(mode="json")
+
+
+def test_a_node_that_could_not_be_looked_at_is_logged_and_no_reason_to_refuse_the_run(
+    make_ray_spec, monkeypatch, caplog
+):
+    unknown = not_checked("the node abc", "no answer within 30 s")
+    wrong = Problem(what="no node has the resource 'spot'", fix="start one")
+    monkeypatch.setattr(checks, "ray_problems", lambda spec: [unknown])
+    require_ray(make_ray_spec())
+    assert "the versions of the node abc are not checked: no answer within 30 s. Fix: `ray status`" in caplog.text
+    monkeypatch.setattr(checks, "ray_problems", lambda spec: [unknown, wrong])
+    with pytest.raises(RaySetupError) as refused:
+        require_ray(make_ray_spec())
+    assert refused.value.problems == ((wrong.what, wrong.fix),)
 
 
 def test_a_ray_table_survives_being_stored(make_ray_spec):
