@@ -80,7 +80,8 @@ class CapacityWait:
 
     def show(self, history: History, *, is_claimed: bool) -> None:
         """Show what the attempt waits for, when that has changed."""
-        text = refused = None
+        text = refused = blocker = None
+        has_machine = False
         if not is_claimed:
             self._queue.look()
             has_machine = self._has_machine()
@@ -93,7 +94,10 @@ class CapacityWait:
             self._shown = text
             # The decision has warned of refusals; here that would be once an attempt.
             if text is not None and not (refused and text.endswith(refused)):
-                log.warning("no machine yet: %s", text)
+                if has_machine and blocker is None:
+                    log.info("the trainer has not started yet: %s", text)
+                else:
+                    log.warning("no machine yet: %s", text)
             self._show(text)
 
     def why_give_up(self, history: History) -> tuple[StopReason, str] | None:

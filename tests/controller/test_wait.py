@@ -428,6 +428,26 @@ def test_what_an_attempt_without_a_machine_waits_for_is_shown(watch):
     assert run.shown == [waiting, f"{waiting}: the pool spot is paused", None]
 
 
+@pytest.mark.parametrize(("blocker", "warnings"), [(None, 0), ("its image cannot be pulled", 1)])
+def test_a_slow_start_on_a_machine_is_a_warning_only_where_something_holds_it(watch, caplog, blocker, warnings):
+    run = watch(policy={"changeover_seconds": 10})
+    plan = run.decide()
+    run.child.has_started, run.child.blocker = True, blocker
+
+    def start() -> None:
+        claim = run.claim(plan)
+        run.beats_on(claim)
+        run.reports(100, plan, claim, StopReason.FINISHED)
+
+    run.clock.at(40, start)
+    assert run.wait(plan).stop_reason is StopReason.FINISHED
+    text = "booting (segment/spot)" + (f": {blocker}" if blocker else "")
+    assert run.shown == [text, None]
+    assert [record.message for record in caplog.records if record.levelname == "WARNING"] == [
+        f"no machine yet: {text}"
+    ] * warnings
+
+
 @pytest.mark.parametrize(("deadline_in", "reason"), [(None, StopReason.FINISHED), (5000, StopReason.NO_CAPACITY)])
 def test_without_a_deadline_an_attempt_that_boots_on_its_machine_is_not_withdrawn(watch, deadline_in, reason):
     deadline = None if deadline_in is None else START + timedelta(seconds=deadline_in)
