@@ -37,8 +37,8 @@ Say = Callable[[str], None]
 
 _STEPS, _PAUSE_SECONDS = 400, 0.005
 _STARTED_AT_ONCE = 10
-_SLACK = 3.0
-"""The deadline of all runs is this multiple of the time that the slots need for them."""
+_SLACK = 1.5
+"""The deadline of all runs is this multiple of the time that the machine needs for them with all slots in use."""
 _LEAST_DEADLINE_SECONDS = 600.0
 _SPOT_SHARE = 0.5
 """Share of the time that spot needs for all runs, after which a tight deadline makes those that wait leave spot."""
@@ -57,6 +57,11 @@ class Options:
     counts_requests: bool = False
     is_tight: bool = False
     """Whether the deadline is so near that spot alone does not meet it."""
+
+    @property
+    def slots(self) -> int:
+        """Slots of both pools."""
+        return self.spot_slots + self.on_demand_slots
 
 
 def passed(report: Mapping[str, Any]) -> bool:
@@ -104,11 +109,12 @@ def _measure(world: _World, options: Options, say: Say) -> dict[str, Any]:
     prefect.services["worker-parents"].kill()
     client.update_work_pool("spot", WorkPoolUpdate(concurrency_limit=options.spot_slots))
     client.update_work_pool("on-demand", WorkPoolUpdate(concurrency_limit=options.on_demand_slots))
-    with serving(prefect, world.home, options.runs + 1) as serve:
+    with serving(prefect, world.home, max(options.runs, options.slots)) as serve:
         one = _spec("alone", store)
-        alone = _seconds_alone(client, one, say)
+        alone = _seconds_of(client, [one], say)
+        with_full_slots = _seconds_of(client, _specs_of_full_slots(options, store), say)
         begun_at, begun = SystemClock().now(), time.monotonic()
-        deadline = begun_at + timedelta(seconds=_deadline_seconds(options, one, alone=alone))
+        deadline = begun_at + timedelta(seconds=_deadline_seconds(options, one, with_full_slots=with_full_slots))
         specs = [_spec(f"fleet-{number:03}", store, deadline=deadline) for number in range(options.runs)]
         before = world.requests()
         with _watching(lambda: pss_bytes(family(serve.pid))) as most:
@@ -123,6 +129,7 @@ def _measure(world: _World, options: Options, say: Say) -> dict[str, Any]:
             "slots": f"{options.spot_slots} spot, {options.on_demand_slots} on-demand",
             "database": "SQLite" if options.database is None else "PostgreSQL",
             "seconds_of_one_run_alone": round(alone, 1),
+            "seconds_of_a_run_in_each_slot": round(with_full_slots, 1),
             "deadline_seconds": round((deadline - begun_at).total_seconds()),
             "seconds": round(seconds),
             **vars(outcome),
@@ -134,10 +141,10 @@ def _measure(world: _World, options: Options, say: Say) -> dict[str, Any]:
         }
 
 
-def _deadline_seconds(options: Options, one: RunSpec, *, alone: float) -> float:
-    """The time for all runs, by what one of them took alone on this machine."""
+def _deadline_seconds(options: Options, one: RunSpec, *, with_full_slots: float) -> float:
+    """The time for all runs, by what this machine took for as many as there are slots: its cores may be fewer."""
     if not options.is_tight:
-        needed = alone * options.runs / (options.spot_slots + options.on_demand_slots)
+        needed = with_full_slots * options.runs / options.slots
         return max(_LEAST_DEADLINE_SECONDS, _SLACK * needed)
     on_spot = slot_seconds(one) * options.runs / options.spot_slots
     # The clamp lets an attempt wait for spot as long as more time than this is left.
@@ -145,7 +152,15 @@ def _deadline_seconds(options: Options, one: RunSpec, *, alone: float) -> float:
     return _SPOT_SHARE * on_spot + (reserve or 0.0)
 
 
-def _spec(run_id: str, store: dict[str, Any], *, deadline: datetime | None = None) -> RunSpec:
+def _specs_of_full_slots(options: Options, store: dict[str, Any]) -> list[RunSpec]:
+    """One run for each slot, without a deadline."""
+    spot = [_spec(f"spot-{number}", store) for number in range(options.spot_slots)]
+    return spot + [
+        _spec(f"on-demand-{number}", store, policy="on_demand_only") for number in range(options.on_demand_slots)
+    ]
+
+
+def _spec(run_id: str, store: dict[str, Any], *, deadline: datetime | None = None, policy: str = "plan") -> RunSpec:
     return RunSpec.model_validate(
         {
             "run_id": run_id,
@@ -157,15 +172,16 @@ def _spec(run_id: str, store: dict[str, Any], *, deadline: datetime | None = Non
             "store": store,
             "checkpoints": {"every_steps": 100},
             "continuity": {"rehearsal": "off"},
-            "policy": {"changeover_seconds": 20, "step_seconds": 2 * _PAUSE_SECONDS},
+            "policy": {"name": policy, "changeover_seconds": 20, "step_seconds": 2 * _PAUSE_SECONDS},
         }
     )
 
 
-def _seconds_alone(client: SyncPrefectClient, spec: RunSpec, say: Say) -> float:
-    """How long one run takes that shares nothing; it also loads what all runs share."""
+def _seconds_of(client: SyncPrefectClient, specs: list[RunSpec], say: Say) -> float:
+    """How long these runs take at once. The first of all also loads what all runs share."""
     begun = time.monotonic()
-    _wait_for_all(client, [_started(client, spec, 1, say)], until=SystemClock().now() + timedelta(minutes=10), say=say)
+    parents = [_started(client, spec, number, say) for number, spec in enumerate(specs, 1)]
+    _wait_for_all(client, parents, until=SystemClock().now() + timedelta(minutes=10), say=say)
     return time.monotonic() - begun
 
 
