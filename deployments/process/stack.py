@@ -142,7 +142,6 @@ class LocalStack:
         own = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")}
         return (
             own
-            | self._variables
             | {
                 "PATH": os.pathsep.join((str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath))),
                 "PREFECT_HOME": str(self._home_of_prefect),
@@ -156,6 +155,7 @@ class LocalStack:
                 "PREFECT_CLI_PROMPT": "false",
                 "SEGUE_HOME": str(self.home),
             }
+            | self._variables
         )
 
     def _take_lock(self) -> None:

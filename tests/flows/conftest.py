@@ -12,13 +12,15 @@ from segue.deployments.process.stack import LocalStack
 from tests.support.run_processes import wait_for_processes_of_runs
 
 REPO = Path(__file__).parents[2]
+SELDOM = {"PREFECT_WORKER_QUERY_SECONDS": "1"}
+"""A server that its three workers ask twice a second is busy for a quarter of a core, with nothing to do."""
 
 
 @pytest.fixture(scope="session")
 def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalStack]:
     said: list[str] = []
     # Of five minutes: only after this time does a worker delete a container that was cancelled before it ran.
-    patience = {"PREFECT_SERVER_SERVICES_CANCELLATION_CLEANUP_CANCELLING_TIMEOUT_SECONDS": "30"}
+    patience = SELDOM | {"PREFECT_SERVER_SERVICES_CANCELLATION_CLEANUP_CANCELLING_TIMEOUT_SECONDS": "30"}
     folder = tmp_path_factory.mktemp("prefect")
     stack = LocalStack(folder, home=REPO, say=said.append, variables=patience, wanted_port=0)
     before = prefect_environment()
@@ -36,7 +38,7 @@ def own_stack_at(tmp_path: Path) -> Callable[[], Iterator[LocalStack]]:
     """What starts `own_stack`, for tests that change the environment before."""
 
     def started() -> Iterator[LocalStack]:
-        stack = LocalStack(tmp_path / "prefect", home=REPO, say=lambda text: None, wanted_port=0)
+        stack = LocalStack(tmp_path / "prefect", home=REPO, say=lambda text: None, variables=SELDOM, wanted_port=0)
         try:
             stack.start()
             with stack.settings():
