@@ -66,7 +66,7 @@ def test_processes_of_a_benchmark_start_in_any_folder(tmp_path, monkeypatch):
     subprocess.run(look, env=child_environment(), check=True)
 
 
-@pytest.mark.matrix
+@pytest.mark.soak
 def test_ctrl_c_leaves_neither_files_nor_processes(tmp_path):
     run = subprocess.Popen(command(tmp_path, "--only", "torch_save_thread"), cwd=ROOT, stderr=subprocess.PIPE)
     assert run.stderr is not None

@@ -59,7 +59,7 @@ def test_a_kind_weighs_the_same_however_often_it_was_tried_and_foregone_kinds_co
     assert (report["foregone"]["kinds"], report["foregone"]["detected_share"]) == (1, 1.0)
 
 
-@pytest.mark.matrix
+@pytest.mark.soak
 def test_under_noise_a_clean_resume_is_equivalent_and_lost_state_is_found():
     clean = resumed("noise of 1e-5", Rounds(noisy=2))
     assert [(outcome.is_sound, outcome.verdict) for outcome in clean] == [(True, "equivalent")] * 2

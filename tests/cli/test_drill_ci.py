@@ -72,7 +72,7 @@ def test_a_recipe_that_fails_undisturbed_is_an_error_in_the_xml(desk: Desk, monk
     assert (desk.folder / "summary.md").read_text().startswith("### segue drill: not made\n")
 
 
-@pytest.mark.matrix
+@pytest.mark.soak
 def test_both_runs_keep_the_settings_of_the_run_and_work_in_places_of_their_own(make_spec, tmp_path):
     spec = make_spec(
         steps=160,
@@ -102,7 +102,7 @@ def test_both_runs_keep_the_settings_of_the_run_and_work_in_places_of_their_own(
     assert not (tmp_path / "fast").exists(), "it was not there before"
 
 
-@pytest.mark.matrix
+@pytest.mark.soak
 def test_an_interval_that_is_too_long_for_the_kills_is_shortened_and_a_store_is_left_empty(make_spec, tmp_path):
     spec = make_spec(steps=60, checkpoints={"every_steps": 1000, "staging_buffers": 2})
     mine = StoreSpec(url=str(tmp_path / "mine"))

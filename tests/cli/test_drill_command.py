@@ -107,8 +107,8 @@ def line_of(text: str) -> int:
     return next(number for number, line in enumerate(RECIPE.splitlines(), 1) if text in line)
 
 
-@pytest.mark.matrix
-@pytest.mark.parametrize("seed", ["0", pytest.param("1", marks=pytest.mark.soak)])
+@pytest.mark.soak
+@pytest.mark.parametrize("seed", ["0", "1"])
 def test_a_model_of_several_own_classes_is_the_same_in_every_process(folder, seed):
     code, out, err = segue("drill", "mine:build", *QUICK, PYTHONHASHSEED=seed)
     assert (code, err) == (0, ""), out
@@ -119,10 +119,10 @@ def test_a_model_of_several_own_classes_is_the_same_in_every_process(folder, see
 @pytest.mark.parametrize(
     ("raises", "raised", "function", "line"),
     [
-        pytest.param("build", "ValueError", "build", 'raise ValueError("no such column")', marks=pytest.mark.matrix),
+        pytest.param("build", "ValueError", "build", 'raise ValueError("no such column")', marks=pytest.mark.soak),
         ("loss", "ArithmeticError", "loss", 'raise ArithmeticError("a bad loss")'),
         pytest.param(
-            "data", "KeyError", "__getitem__", 'raise KeyError("no row of that name")', marks=pytest.mark.matrix
+            "data", "KeyError", "__getitem__", 'raise KeyError("no row of that name")', marks=pytest.mark.soak
         ),
     ],
 )
@@ -146,7 +146,12 @@ def test_what_a_recipe_raises_comes_with_its_line_and_traceback(folder, raises, 
             f"Recipe.loss (mine.py, line {line_of('def loss')}) returned a float",
             "return the tensor, not loss.item() or float(loss)",
         ),
-        ("tuple", "build returned a tuple, not a segue.Recipe", "return segue.Recipe(model=..., optimizer=..."),
+        pytest.param(
+            "tuple",
+            "build returned a tuple, not a segue.Recipe",
+            "return segue.Recipe(model=..., optimizer=...",
+            marks=pytest.mark.soak,
+        ),
     ],
 )
 def test_what_no_step_can_be_made_of_is_refused_in_one_paragraph_with_the_fix(folder, raises, said, fix):

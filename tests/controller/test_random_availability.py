@@ -44,7 +44,7 @@ def begin_on_demand(spec, runlog) -> None:
     runlog.append(lambda stamp: DecisionEntry(**stamp(epoch=0), **facts))
 
 
-SEEDS = (1, 7, 100, *(pytest.param(seed, marks=pytest.mark.soak) for seed in range(101, 130)))
+SEEDS = (1, *(pytest.param(seed, marks=pytest.mark.soak) for seed in (7, *range(100, 130))))
 
 
 @pytest.mark.matrix

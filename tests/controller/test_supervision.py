@@ -102,7 +102,7 @@ def alive(processes: list[psutil.Process]) -> list[psutil.Process]:
     return [each for each in processes if each.is_running() and each.status() != psutil.STATUS_ZOMBIE]
 
 
-@pytest.mark.matrix
+@pytest.mark.soak
 def test_a_suspended_trainer_whose_attempt_was_declared_lost_is_killed_with_its_writer(start):
     segment = start(**LONG)
     processes = family(segment.trains())

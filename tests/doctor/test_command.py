@@ -121,7 +121,9 @@ def test_settings_of_prefect_that_cannot_be_read_are_one_check_that_fails(tmp_pa
 
 
 @pytest.mark.matrix
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGINT, 130), pytest.param(signal.SIGTERM, 143, marks=pytest.mark.soak)]
+)
 def test_a_doctor_that_is_interrupted_leaves_neither_a_trainer_nor_its_checkpoints(tmp_path, number, code):
     recipe = 'recipe = "segue.testing.recipes:tiny"\nconfig = {pause_seconds = 600}\n'
     (tmp_path / "run.toml").write_text(SPEC + recipe + '[store]\nurl = "store"\n')

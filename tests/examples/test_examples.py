@@ -50,10 +50,8 @@ def test_the_docs_show_the_difference(name):
     assert "\n".join(changed_lines(name)) in shown
 
 
-@pytest.mark.parametrize(
-    "name",
-    [pytest.param(name, marks=pytest.mark.matrix if name == "digits" else pytest.mark.soak) for name in STEPS],
-)
+@pytest.mark.soak
+@pytest.mark.parametrize("name", STEPS)
 def test_an_example_that_is_killed_twice_ends_as_the_bare_script_does(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PYTHONPATH", str(ROOT))

@@ -142,6 +142,7 @@ def begin_at(moment: float, store: str, uri: str, queue) -> None:
     queue.put(tracker.run_id)
 
 
+@pytest.mark.soak
 def test_two_that_begin_at_once_go_on_with_one_run(resumed, server):
     context = mp.get_context("forkserver")
     queue, moment = context.Queue(), time.time() + 8
@@ -161,6 +162,7 @@ def test_two_that_begin_at_once_go_on_with_one_run(resumed, server):
     assert alive <= ids
 
 
+@pytest.mark.soak
 def test_processes_that_log_the_same_parameters_at_once_all_go_on(resumed, server):
     run = tracked_run(resumed.log, resumed.history.spec, resumed.history)
     first = MlflowTracker(tracking_uri=server.uri, experiment="at once")

@@ -158,7 +158,7 @@ def send_slowly(resumed_store: str, folder: str, steps: int | None) -> None:
     Mirror(read_resumed(Path(resumed_store)).log, Slow(folder=folder)).update()
 
 
-@pytest.mark.matrix
+@pytest.mark.soak
 def test_tensorboard_shows_each_step_once_though_its_writer_is_killed_again_and_again(resumed, tmp_path):
     folder = tmp_path / "board"
     context = mp.get_context("forkserver")

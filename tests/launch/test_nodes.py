@@ -95,7 +95,8 @@ def test_a_notice_on_one_node_ends_both_and_they_go_on_with_the_state_that_they_
     assert history.committed_step == 300
 
 
-@pytest.mark.parametrize("when", [pytest.param(12, marks=pytest.mark.soak), "save"])
+@pytest.mark.soak
+@pytest.mark.parametrize("when", [12, "save"])
 def test_a_node_that_falls_silent_is_named_by_the_other_and_the_attempt_ends_in_time(
     start_nodes, make_spec, open_log, when
 ):

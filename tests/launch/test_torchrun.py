@@ -110,7 +110,7 @@ def test_ranks_that_booted_as_a_standby_train_together_once_they_have_an_assignm
     assert read_history(runlog).attempts[0].claim.environment.world_size == 2
 
 
-@pytest.mark.matrix
+@pytest.mark.soak
 def test_a_rank_that_is_lost_is_named_before_torchrun_kills_the_others_though_these_wait_without_end(start, make_spec):
     fields = {"ranks": 2, "recipe": "tests.recipes.ranked:unanswered", "steps": 30, "checkpoints": {"every_steps": 10}}
     trainer, runlog, plan = start(make_spec(**fields, config={"rank": 1, "how": "die"}))

@@ -194,10 +194,14 @@ def test_a_run_may_begin_with_the_weights_in_service(monthly):
 @pytest.mark.parametrize(
     ("evaluation", "why"),
     [
-        ({"scores": "tests.recipes.monthly:nothing"}, "has no function 'nothing'"),
+        pytest.param({"scores": "tests.recipes.monthly:nothing"}, "has no function 'nothing'", marks=pytest.mark.soak),
         ({"scores": "tests.recipes.monthly:wrong"}, r"ZeroDivisionError: division by zero \(tests/recipes/monthly.py"),
         ({"scores": "tests.recipes.monthly:dies"}, "its process ended without a result"),
-        ({"metric": "accuracy"}, "it returned no accuracy; it returned absolute_error, squared_error"),
+        pytest.param(
+            {"metric": "accuracy"},
+            "it returned no accuracy; it returned absolute_error, squared_error",
+            marks=pytest.mark.soak,
+        ),
     ],
 )
 def test_what_the_users_functions_do_wrong_is_named_and_promotes_nothing(monthly, evaluation, why):

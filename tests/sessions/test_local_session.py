@@ -85,13 +85,8 @@ def test_a_script_that_is_killed_and_interrupted_ends_like_the_bare_one(start, h
     assert seen.last_reports()[1].lost_steps == 0
 
 
-@pytest.mark.parametrize(
-    ("option", "first", "then"),
-    [
-        pytest.param("--steps", 30, 50, marks=pytest.mark.soak),
-        pytest.param("--epochs", 2, 3, marks=pytest.mark.matrix),
-    ],
-)
+@pytest.mark.soak
+@pytest.mark.parametrize(("option", "first", "then"), [("--steps", 30, 50), ("--epochs", 2, 3)])
 def test_a_script_that_has_ended_does_nothing_again_and_trains_on_with_a_later_goal(start, option, first, then):
     ended = output_of(start("--folder", "runs", option, first))
     assert output_of(start("--folder", "runs", option, first)) == ended

@@ -114,7 +114,7 @@ def test_a_step_with_a_loss_that_is_no_number_is_never_committed(make_program, o
     assert max(checkpoint.manifest.step for checkpoint in read_history(runlog).checkpoints) <= 15
 
 
-@pytest.mark.matrix
+@pytest.mark.soak
 def test_the_drill_proves_a_program(tmp_path):
     segue = Path(sys.executable).with_name("segue")
     command = [segue, "drill", "--json", "--steps", "40", "--", "python", PROGRAM]

@@ -45,7 +45,11 @@ def stop(rank, number):
 @pytest.mark.matrix
 @pytest.mark.parametrize(
     ("number", "rank", "options"),
-    [(signal.SIGKILL, 1, ()), (signal.SIGTERM, 0, ()), (signal.SIGTERM, 1, ("--sharded",))],
+    [
+        pytest.param(signal.SIGKILL, 1, (), marks=pytest.mark.soak),
+        pytest.param(signal.SIGTERM, 0, (), marks=pytest.mark.soak),
+        (signal.SIGTERM, 1, ("--sharded",)),
+    ],
 )
 def test_a_program_on_two_ranks_goes_on_bit_for_bit(ranks_fork_server, make_program, open_log, number, rank, options):
     checkpoints = {"every_steps": 7, "staging_buffers": 2}

@@ -132,6 +132,7 @@ def test_without_any_one_of_its_actions_something_fails(place: Place, action: st
         use(open_store(place.spec))
 
 
+@pytest.mark.soak
 def test_a_whole_run_commits_resumes_prunes_and_ends_with_the_policy(place: Place) -> None:
     spec = RunSpec.parse(
         {

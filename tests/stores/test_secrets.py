@@ -46,7 +46,9 @@ def secrets(request, server, place):
 
 
 @pytest.mark.matrix
-@pytest.mark.parametrize("server", ["moto", "gcs", "azurite"])
+@pytest.mark.parametrize(
+    "server", ["moto", *(pytest.param(server, marks=pytest.mark.soak) for server in ("gcs", "azurite"))]
+)
 def test_a_run_leaves_no_credential_in_the_store_or_in_its_output(place, secrets, tmp_path):
     spec = RunSpec.parse(
         {

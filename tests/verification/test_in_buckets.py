@@ -32,6 +32,7 @@ def bucket(request: pytest.FixtureRequest) -> StoreSpec:
     return place_at(request, getattr(request, "param", "moto"), prefix=f"drills-{uuid.uuid4().hex[:8]}")
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("bucket", ["moto", "gcs", "azurite"], indirect=True)
 def test_a_drill_in_a_bucket_passes_and_leaves_nothing_there(make_spec, bucket):
     report = drill_spec(make_spec(steps=60), kills=1, store=bucket)

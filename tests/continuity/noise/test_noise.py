@@ -236,7 +236,14 @@ def test_noise_that_was_measured_once_is_known_to_later_resumes_with_the_same_ch
 
 
 @pytest.mark.matrix
-@pytest.mark.parametrize(("eps", "found_share"), [(1e-7, 1.0), (1e-5, 1.0), (1e-3, 0.9)])
+@pytest.mark.parametrize(
+    ("eps", "found_share"),
+    [
+        pytest.param(1e-7, 1.0, marks=pytest.mark.soak),
+        (1e-5, 1.0),
+        pytest.param(1e-3, 0.9, marks=pytest.mark.soak),
+    ],
+)
 def test_under_noise_losses_are_found_and_200_clean_resumes_give_no_alarm(eps, found_share, one_thread):
     windows = Windows(eps=eps, trained_steps=20)
     faults = FAULTS | {"older_weights": older_weights(windows)}

@@ -60,7 +60,7 @@ def end(run: Run) -> str:
 
 
 # One second of spot costs one unit, so that a budget of 12 lasts for twelve seconds.
-@pytest.mark.matrix
+@pytest.mark.soak
 def test_a_run_is_stopped_by_its_budget_at_a_checkpoint_and_goes_on_with_more_money(make_spec):
     facts: dict[str, Any] = {
         "steps": 300,

@@ -107,7 +107,7 @@ def test_reentrant_checkpointing_of_shared_layers_is_refused_with_the_ways_out_a
 
 
 @pytest.mark.matrix
-@pytest.mark.parametrize("recipe", ["thawing", pytest.param("twice_updated", marks=pytest.mark.matrix)])
+@pytest.mark.parametrize("recipe", ["thawing", pytest.param("twice_updated", marks=pytest.mark.soak)])
 def test_parameters_that_are_trained_later_or_again_are_restored(attempt, recipe):
     whole, undisturbed = attempt(recipe)
     assert whole.stop_reason is StopReason.FINISHED

@@ -129,7 +129,10 @@ def test_a_rank_whose_recipe_cannot_be_built_is_named(end):
 
 @pytest.mark.parametrize(
     ("hung", "step", "committed"),
-    [pytest.param(*case, marks=pytest.mark.matrix) for case in ((0, 12, 10), (1, 12, 10), (0, 0, 0))],
+    [
+        pytest.param(1, 12, 10, marks=pytest.mark.matrix),
+        *(pytest.param(0, *case, marks=pytest.mark.soak) for case in ((12, 10), (0, 0))),
+    ],
 )
 def test_a_rank_that_hangs_is_named_by_another_rank_and_killed(end, hung, step, committed):
     report, runlog, group, _ = end([hung, step, "hang"], liveness={"heartbeat_seconds": 0.05, "rank_seconds": 3})

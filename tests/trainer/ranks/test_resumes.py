@@ -70,9 +70,7 @@ def in_segments(ranks_fork_server, runlog, spec, worlds):
 
 
 @pytest.mark.matrix
-@pytest.mark.parametrize(
-    "sharded", [pytest.param(False, marks=pytest.mark.matrix), True], ids=["replicated", "sharded"]
-)
+@pytest.mark.parametrize("sharded", [pytest.param(False, marks=pytest.mark.soak), True], ids=["replicated", "sharded"])
 def test_a_run_that_resumes_with_any_number_of_ranks_equals_one_with_a_single_rank(
     ranks_fork_server, make_spec, open_log, sharded
 ):

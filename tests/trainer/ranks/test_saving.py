@@ -101,7 +101,7 @@ def committed(ranks_fork_server, make_spec, open_log):
 @pytest.mark.matrix
 @pytest.mark.parametrize(
     ("recipe", "config"),
-    [("noisy", {}), ("even", {"sharded": True})],
+    [pytest.param("noisy", {}, marks=pytest.mark.soak), ("even", {"sharded": True})],
     ids=["replicated", "sharded"],
 )
 def test_ranks_commit_the_same_state_for_every_kind_of_staging_and_storing(committed, recipe, config):
@@ -142,7 +142,7 @@ def sharded_run(ranks_fork_server, tmp_path_factory):
 
 
 @pytest.mark.matrix
-@pytest.mark.parametrize("tier", ["store", "fast"])
+@pytest.mark.parametrize("tier", [pytest.param("store", marks=pytest.mark.soak), "fast"])
 def test_pruning_deletes_every_ranks_shard(sharded_run, tier):
     spec, runlog = sharded_run
     assert [(c.manifest.step, c.is_pruned) for c in read_history(runlog).checkpoints] == [

@@ -49,7 +49,7 @@ def entries(runlog, kind):
 
 
 @pytest.mark.matrix
-@pytest.mark.parametrize("rank", [0, pytest.param(1, marks=pytest.mark.matrix)])
+@pytest.mark.parametrize("rank", [0, pytest.param(1, marks=pytest.mark.soak)])
 def test_a_rank_that_raises_and_stays_alive_is_named_and_every_process_ends_within_bounds(end, rank):
     report, runlog, group = end(rank, "raise")
     assert report.stop_reason is StopReason.FAILED
@@ -64,7 +64,7 @@ def test_a_rank_that_raises_and_stays_alive_is_named_and_every_process_ends_with
 
 
 @pytest.mark.matrix
-@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("rank", [0, pytest.param(1, marks=pytest.mark.soak)])
 def test_a_rank_that_dies_is_named_although_the_others_never_come_to_a_collective(end, rank):
     report, runlog, _ = end(rank, "die")
     assert [entry.report for entry in entries(runlog, ReportEntry)] == [report]

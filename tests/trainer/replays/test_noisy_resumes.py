@@ -40,10 +40,8 @@ def resumed(fork_server, runlog, spec, *, environment=None):
     return history, history.attempts[1].verdict
 
 
-@pytest.mark.matrix
-@pytest.mark.parametrize(
-    ("kind", "config"), [("index_put", {}), pytest.param("perturbed", {"eps": 1e-6}, marks=pytest.mark.soak)]
-)
+@pytest.mark.soak
+@pytest.mark.parametrize(("kind", "config"), [("index_put", {}), ("perturbed", {"eps": 1e-6})])
 def test_a_resume_within_the_noise_of_kernels_is_equivalent_and_says_so_with_the_fix(
     fork_server, noisy, open_log, kind, config
 ):
@@ -70,14 +68,10 @@ def test_where_rehearsals_are_off_the_second_attempt_from_a_checkpoint_knows_the
     assert 0 < max(verdict.noise.values()) < 1e-2
 
 
-@pytest.mark.matrix
+@pytest.mark.soak
 @pytest.mark.parametrize(
     ("kind", "channel"),
-    [
-        pytest.param("unseeded_dropout", "loss", marks=pytest.mark.soak),
-        ("unseeded_batch", "input_fingerprint"),
-        pytest.param("wall_time", "input_fingerprint", marks=pytest.mark.soak),
-    ],
+    [("unseeded_dropout", "loss"), ("unseeded_batch", "input_fingerprint"), ("wall_time", "input_fingerprint")],
 )
 def test_a_recipe_that_draws_unseeded_or_reads_the_time_proves_nothing_and_is_not_broken(
     fork_server, noisy, open_log, kind, channel
@@ -174,7 +168,9 @@ def test_a_run_that_reaches_its_goal_first_waits_for_the_rehearsal_and_does_not_
 
 
 @pytest.mark.matrix
-@pytest.mark.parametrize(("name", "is_change"), [("drawn_setting", False), ("kept_setting", True)])
+@pytest.mark.parametrize(
+    ("name", "is_change"), [pytest.param("drawn_setting", False, marks=pytest.mark.soak), ("kept_setting", True)]
+)
 def test_a_setting_that_each_build_has_otherwise_is_no_change_of_the_run(
     fork_server, noisy, open_log, tmp_path, name, is_change
 ):

@@ -15,9 +15,9 @@ DEMANDING, RESHAPED = "demanding:demanding", "reshaped:reshaped"
     ("recipe", "config"),
     [
         (DEMANDING, {"kind": "plateau of ranks", "evaluate_every": 5}),
-        (DEMANDING, {"kind": "plateau", "evaluate_every": 7}),
-        (DEMANDING, {"kind": "sparse", "clip": 0.05}),
-        (RESHAPED, {"kind": "named"}),
+        pytest.param(DEMANDING, {"kind": "plateau", "evaluate_every": 7}, marks=pytest.mark.soak),
+        pytest.param(DEMANDING, {"kind": "sparse", "clip": 0.05}, marks=pytest.mark.soak),
+        pytest.param(RESHAPED, {"kind": "named"}, marks=pytest.mark.soak),
         (RESHAPED, {"kind": "replaces buffers"}),
     ],
     ids=lambda value: value if isinstance(value, str) else value["kind"],
