@@ -51,7 +51,7 @@ class LocalStack:
         variables: Mapping[str, str] | None = None,
         wanted_port: int = USUAL_PORT,
     ) -> None:
-        """`variables` are added to the environment of every process that the stack starts.
+        """`variables` are added to the environment of every process that the stack starts, or replace the stack's own.
 
         A server whose port is taken gets another one; with `wanted_port` 0 it never has one that others would want.
         """
