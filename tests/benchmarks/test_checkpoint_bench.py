@@ -38,7 +38,7 @@ def command(folder: Path, *options: str) -> list[str]:
     return [sys.executable, "-m", "benchmarks.__main__", "checkpoint", *TINY, "--folder", str(folder), *options]
 
 
-@pytest.mark.matrix
+@pytest.mark.soak
 def test_a_tiny_run_gives_every_figure_of_the_peers_and_leaves_nothing_behind(tmp_path):
     only = "torch_save,safetensors,boto3_default"
     asked = command(tmp_path, "--no-steps", "--only", only, "--json")

@@ -67,7 +67,7 @@ class Forgetting(LocalPlace):
         return super().store()
 
 
-@pytest.mark.matrix
+@pytest.mark.soak
 def test_a_store_that_loses_a_commit_makes_the_benchmark_fail(tmp_path):
     places = [Forgetting(tmp_path / "store")]
     report = measure(Options(kills=1, steps=60), say=lambda text: None, places=places)
@@ -192,7 +192,7 @@ while True:
     assert (tmp_path / "noted").read_text().split() == [str(slot) for slot in range(records)]
 
 
-@pytest.mark.matrix
+@pytest.mark.soak
 def test_ctrl_c_leaves_neither_files_nor_processes(tmp_path):
     command = [sys.executable, "-m", "benchmarks.crash.command", "--kills", "30"]
     run = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, env=os.environ | {"TMPDIR": str(tmp_path)})

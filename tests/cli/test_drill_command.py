@@ -169,7 +169,7 @@ def test_the_help_shows_the_name_of_the_table_in_brackets():
     assert "[config]" in " ".join(out.split())
 
 
-@pytest.mark.matrix
+@pytest.mark.soak
 def test_from_python_a_drill_is_one_call_with_the_config_of_the_recipe(tmp_path):
     report = drill("segue.testing.recipes:tiny", config={"width": 8}, steps=30, kills=1)
     assert report.passed, report

@@ -68,7 +68,9 @@ def test_what_cannot_be_done_as_asked_is_refused_without_a_trace(trained, desk, 
 
 
 @pytest.mark.matrix
-@pytest.mark.parametrize("file_format", ["torch", "safetensors", "dcp"])
+@pytest.mark.parametrize(
+    "file_format", ["dcp", *(pytest.param(name, marks=pytest.mark.soak) for name in ("torch", "safetensors"))]
+)
 def test_a_full_disk_is_refused_in_one_paragraph_and_leaves_nothing(trained, tmp_path, file_format):
     # No file may be larger than 12 KiB: the curve and the JSON fit, the optimizer does not.
     script = 'ulimit -f 12; exec "$@"'

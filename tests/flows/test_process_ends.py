@@ -66,6 +66,7 @@ def test_a_killed_worker_ends_neither_the_recipe_that_prints_nor_the_parent(own_
         assert report.stop_reason is StopReason.FINISHED
 
 
+@pytest.mark.soak
 def test_a_recipe_that_always_hangs_fails_the_run_and_shows_its_stack(client, make_spec):
     liveness = {"heartbeat_seconds": 0.5, "hang_seconds": 4, "hang_factor": 2}
     config = {"how": "sleep", "at_step": 100, "pause_seconds": 0.005}
@@ -81,6 +82,7 @@ def test_a_recipe_that_always_hangs_fails_the_run_and_shows_its_stack(client, ma
     assert [str(plan.capacity) for plan in plans] == ["spot", "spot"]
 
 
+@pytest.mark.soak
 def test_a_recipe_that_always_runs_out_of_memory_fails_the_run_and_never_buys_on_demand(client, make_spec):
     fields = {"recipe": STUCK, "config": {"how": "allocate", "at_step": 100}, "checkpoints": {"every_steps": 1000}}
     deadline = datetime.now(UTC) + timedelta(seconds=600)

@@ -144,7 +144,7 @@ class ClientThatSeesNoNewFlowRuns:
         return []
 
 
-@pytest.mark.matrix
+@pytest.mark.soak
 def test_two_recoveries_at_once_create_one_parent_though_the_attempt_trains_on_between_them(client, make_spec):
     spec = make_spec(run_id="at-once", **LONG | {"steps": 60})
     runlog = open_run(spec, clock=SystemClock())
@@ -196,7 +196,7 @@ def test_a_run_that_another_server_started_is_left_to_it(client, make_spec, reco
     assert final_state(client, parent.id).type is StateType.COMPLETED
 
 
-@pytest.mark.matrix
+@pytest.mark.soak
 def test_a_second_parent_of_the_same_run_says_so_and_ends(client, make_spec, recover):
     spec = make_spec(run_id="started-twice", **LONG | {"steps": 3000})
     runlog, first = start(client, spec)

@@ -77,6 +77,7 @@ def test_a_signed_run_that_shows_its_environment_leaves_no_secret_with_prefect(c
     assert not found
 
 
+@pytest.mark.soak
 def test_a_record_that_is_forged_while_a_signed_run_trains_ends_it_with_its_name(client, make_spec, tmp_path):
     long = {"steps": 4000, "config": {"pause_seconds": 0.01}, "checkpoints": {"every_steps": 50}}
     spec = signed(make_spec, tmp_path, **long)

@@ -79,7 +79,7 @@ def test_a_run_of_several_ranks_does_not_use_it(make_spec, open_log):
     assert not waiting.is_running()
 
 
-@pytest.mark.matrix
+@pytest.mark.soak
 def test_one_that_died_is_replaced(make_spec, open_log):
     spec = make_spec()
     runlog = open_log(spec)

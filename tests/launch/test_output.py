@@ -56,7 +56,7 @@ def test_a_process_whose_reader_does_not_read_prints_on(tmp_path):
     assert process.wait(60) == 0
 
 
-@pytest.mark.matrix
+@pytest.mark.soak
 def test_an_orphan_prints_on(tmp_path):
     """Its parent, which read its output, was killed."""
     done = tmp_path / "done"

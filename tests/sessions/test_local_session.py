@@ -104,7 +104,7 @@ def test_what_the_script_raises_is_shown_once_and_its_saves_stay(start, history)
     assert "let the loop over run.steps() go on until it ends by itself, or call run.finish(reason)" in said
 
 
-@pytest.mark.matrix
+@pytest.mark.soak
 def test_two_processes_do_not_train_in_one_folder(start, history):
     first = start("--folder", "runs", "--save-at", 5, "--pause-after", 10, "--steps", 4000)
     wait_for(lambda: history().checkpoints, first)

@@ -48,7 +48,7 @@ def test_a_notice_of_the_platform_that_was_found_commits_and_ends_the_attempt(
     assert (report.checkpoint.step, report.lost_steps) == (report.to_step, 0)
 
 
-@pytest.mark.matrix
+@pytest.mark.soak
 def test_a_rebalance_recommendation_saves_beyond_the_cadence_and_training_goes_on(
     fork_server, make_spec, open_log, tmp_path
 ):

@@ -131,7 +131,7 @@ def test_a_slot_trains_and_promotes_and_bad_data_buys_nothing(client, monthly, s
     assert "by hand" in artifact(client, f"segue-model-{name}")
 
 
-@pytest.mark.matrix
+@pytest.mark.soak
 def test_a_slot_that_is_done_is_left_as_it_is_and_a_slot_runs_once_at_a_time(client, monthly):
     monthly.write(1, 2, 3)
     long_runs(monthly)

@@ -54,7 +54,7 @@ def test_a_slow_evaluation_is_no_hang(fork_server, make_spec, open_log):
     assert report.stop_reason is StopReason.FINISHED
 
 
-@pytest.mark.matrix
+@pytest.mark.soak
 def test_a_suspended_process_does_not_count_the_time_as_a_hang(fork_server, make_spec, open_log):
     spec = make_spec(steps=400, config={"pause_seconds": 0.01}, liveness=QUICK | {"hang_seconds": 1.0})
     runlog = open_log(spec)

@@ -37,15 +37,8 @@ def proven(fork_server, make_spec, open_log):
     return train
 
 
-@pytest.mark.matrix
-@pytest.mark.parametrize(
-    ("kind", "is_other"),
-    [
-        ("index_put", True),
-        pytest.param("without_kernel", True, marks=pytest.mark.soak),
-        pytest.param("own_threads", False, marks=pytest.mark.soak),
-    ],
-)
+@pytest.mark.soak
+@pytest.mark.parametrize(("kind", "is_other"), [("index_put", True), ("without_kernel", True), ("own_threads", False)])
 def test_a_recipe_with_kernels_that_are_not_deterministic_is_known_by_its_other_kernels(proven, kind, is_other):
     assignment, _, checkpoint = proven(kind)
     request = ReplayRequest(assignment=assignment, checkpoint=checkpoint.ref, steps=8)
