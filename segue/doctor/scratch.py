@@ -9,8 +9,9 @@ import subprocess
 import threading
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from typing import IO
+from typing import IO, Any
 
 from segue.stores import Store, StoreWriteError
 
@@ -29,6 +30,8 @@ class Scratch:
         self._keys: set[str] = set()
         self._children: set[subprocess.Popen[str]] = set()
         self._is_over = False
+        self._starting = threading.Lock()
+        """Held from the start of a child until it is known: `clear` kills those that are known."""
 
     def new_key(self) -> str:
         """A key that no object has. What is put there must be removed with `forget`."""
@@ -58,18 +61,10 @@ class Scratch:
         environ: Mapping[str, str] | None = None,
     ) -> Iterator[subprocess.Popen[str]]:
         """A child in a session of its own, which is killed after the block with all processes of its group."""
-        self._require_open()
-        child = subprocess.Popen(
-            command,
-            stdin=stdin,
-            stdout=stdout,
-            stderr=stderr,
-            pass_fds=pass_fds,
-            env=environ,
-            start_new_session=True,
-            text=True,
-        )
-        self._children.add(child)
+        options = {"stdin": stdin, "stdout": stdout, "stderr": stderr, "pass_fds": pass_fds, "env": environ}
+        # In the main thread Ctrl-C may come after the process has started and before Popen has returned it.
+        with ThreadPoolExecutor(1) as starter:
+            child = starter.submit(self._started, command, options).result()
         try:
             with child:
                 try:
@@ -77,7 +72,8 @@ class Scratch:
                 finally:
                     _kill(child)
         finally:
-            self._children.discard(child)
+            if child.returncode is not None:  # Otherwise the wait for its end was interrupted, and `clear` waits.
+                self._children.discard(child)
 
     def clear(self, store: Store | None) -> None:
         """Kill the children that still run, and remove the objects that are left. What cannot be removed is named.
@@ -85,7 +81,8 @@ class Scratch:
         A check that goes on in another thread can begin nothing new afterwards. A store that hangs is waited for no
         longer than ten seconds.
         """
-        self._is_over = True
+        with self._starting:
+            self._is_over = True
         for child in list(self._children):
             _kill(child)
             child.wait()
@@ -99,6 +96,13 @@ class Scratch:
         refused = found[0] if found else f"the store has not answered for {_CLEAR_SECONDS:g} s"
         if refused is not None:
             log.warning("objects stay behind prefix=%s reason=%s", self.prefix, refused)
+
+    def _started(self, command: Sequence[str], options: Mapping[str, Any]) -> subprocess.Popen[str]:
+        with self._starting:
+            self._require_open()
+            child = subprocess.Popen(command, start_new_session=True, text=True, **options)
+            self._children.add(child)
+            return child
 
     def _require_open(self) -> None:
         if self._is_over:
