@@ -41,7 +41,7 @@ matrix-units: setup
 	$(BIN)/python -m pytest -m 'matrix and not soak' -n 3 --dist worksteal --max-worker-restart 0 --durations 20 $(WITH_SERVERS:%=--ignore %)
 
 matrix-flows: setup
-	$(BIN)/python -m pytest -m 'matrix and not soak' -n 3 --dist loadfile --no-loadscope-reorder --max-worker-restart 0 --durations 20 $(WITH_SERVERS)
+	$(BIN)/python -m pytest -m 'matrix and not soak' -n 2 --dist loadfile --no-loadscope-reorder --max-worker-restart 0 --durations 20 $(WITH_SERVERS)
 
 # More than an hour, on a machine that does nothing else; neither of the two above runs it.
 soak: setup

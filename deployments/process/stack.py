@@ -26,7 +26,7 @@ from segue.errors import OrchestratorError
 
 USUAL_PORT = 4200
 
-_START_SECONDS = 90.0
+_START_SECONDS = 180.0
 _GRACE_SECONDS = 25.0
 _PORT_TRIES = 3
 _WARM_WORKER = "segue.deployments.process.warm_worker"

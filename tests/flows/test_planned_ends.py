@@ -48,7 +48,7 @@ def late_claims(history):
     return sum(seconds >= 0.9 * _OFFER_SECONDS for seconds in waits)
 
 
-@pytest.mark.matrix
+@pytest.mark.soak
 def test_segments_go_on_on_the_same_machine_and_end_as_an_undisturbed_run(client, make_spec, fork_server):
     undisturbed = make_spec(run_id="in-one-piece", **PLANNED | {"segment": {"count": 1}, "config": {}})
     reference = open_run(undisturbed, clock=SystemClock())

@@ -123,6 +123,7 @@ def test_a_sigterm_after_a_recall_leaves_only_its_own_time(client, make_spec, tm
     assert verdict.rows_compared < spec.continuity.witness_steps
 
 
+@pytest.mark.soak
 def test_a_hung_segment_that_is_cancelled_leaves_nothing_behind(client, make_spec):
     config = {"how": "sleep", "at_step": 100, "pause_seconds": 0.005}
     fields = LONG | {"recipe": STUCK, "config": config, "grace_seconds": 2}

@@ -121,7 +121,7 @@ def test_a_run_survives_a_kill_and_a_notice_and_moves_to_on_demand_after_two_pre
     assert len(artifacts(client, "main-job")) >= 2, "one while it ran, one at its end"
 
 
-@pytest.mark.matrix
+@pytest.mark.soak
 def test_a_program_with_its_own_loop_survives_a_kill_and_a_notice(client, make_spec, fork_server, tmp_path):
     def program(*options):
         command = ["python", str(PROGRAM), "--steps", "1200", *options]

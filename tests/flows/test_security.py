@@ -59,6 +59,7 @@ def contents(folder):
             return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
+@pytest.mark.soak
 def test_a_signed_run_that_shows_its_environment_leaves_no_secret_with_prefect(client, make_spec, tmp_path):
     spec = signed(make_spec, tmp_path, recipe="tests.recipes.leaking:build", policy={"max_failures": 1})
     runlog, parent = start(client, spec)

@@ -205,7 +205,7 @@ def test_ctrl_c_in_the_demo_ends_every_process_and_leaves_one_folder(tmp_path):
             break
     out, _ = demo.communicate(timeout=60)
     _, alive = psutil.wait_procs(started, timeout=10)
-    assert len(started) >= 5
+    assert len(started) >= 5, b"".join([*seen, out]).decode()
     assert alive == []
     assert demo.returncode == 130, b"".join([*seen, out]).decode()
     assert b"Traceback" not in out

@@ -251,7 +251,8 @@ def test_a_job_that_sbatch_refuses_for_now_is_submitted_again_and_shown_as_waiti
     calls = commands(sbatch=f'[ "$1" = --test-only ] || {{ {refuses}; }}', scontrol=scontrol(UNKNOWN))
     trainer = start()
     until(lambda: calls.read_text().count("sbatch --parsable") > 1)
-    assert "which sbatch refuses (QOSMaxSubmitJobPerUserLimit)" in trainer.why_waiting()
+    # While it is being submitted again it shows that.
+    until(lambda: "which sbatch refuses (QOSMaxSubmitJobPerUserLimit)" in trainer.why_waiting())
     trainer.give_notice()
     assert trainer.wait(60) == ExitCode.NOTICE
     assert (trainer.ending.had_machine, trainer.job_id) == (False, None)
