@@ -106,7 +106,7 @@ def test_a_group_lives_as_long_as_its_process_and_is_not_destroyed_with_the_last
     assert before
     group_of_one.close()
     gc.collect()
-    assert gloo_threads() == before
+    assert set(before) <= set(gloo_threads()), "one that is just starting may have its name only now"
 
 
 def gloo_threads():

@@ -57,13 +57,19 @@ def test_any_other_change_is_refused_at_the_first_save_after_it(fork_server, mak
     assert REFUSED[kind] in decision.reason
 
 
-def test_the_check_costs_far_less_than_a_millisecond_for_300_tensors():
+def test_a_look_at_300_tensors_that_have_not_changed_costs_less_than_a_walk_over_their_names():
     blocks = [nn.Sequential(nn.Linear(8, 8), nn.LayerNorm(8), nn.GELU()) for _ in range(75)]
     model = nn.Sequential(*blocks)
     structure = Structure({"": model}, {"optimizer": torch.optim.AdamW(model.parameters())})
     assert len([*model.parameters()]) == 300
-    # The shortest of many: another process may take the processor from any of them.
-    assert min(timeit.repeat(structure.changes, number=1, repeat=2000)) < 5e-4
+
+    def walk():
+        return [*model.named_parameters()]
+
+    # The shortest of many, in turn: another process may take the processor from any of them.
+    seconds = [(timeit.timeit(structure.changes, number=1), timeit.timeit(walk, number=1)) for _ in range(1000)]
+    look, names = map(min, zip(*seconds, strict=True))
+    assert look < names
 
 
 def test_a_look_is_short_again_after_a_change_that_is_restored():
