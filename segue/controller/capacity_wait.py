@@ -94,10 +94,7 @@ class CapacityWait:
             self._shown = text
             # The decision has warned of refusals; here that would be once an attempt.
             if text is not None and not (refused and text.endswith(refused)):
-                if has_machine and blocker is None:
-                    log.info("the trainer has not started yet: %s", text)
-                else:
-                    log.warning("no machine yet: %s", text)
+                _log(text, is_slow_start=has_machine and blocker is None)
             self._show(text)
 
     def why_give_up(self, history: History) -> tuple[StopReason, str] | None:
@@ -197,6 +194,13 @@ class CapacityWait:
         if decision is None or decision.plan != self._plan:
             return here
         return max(here, (self._clock.now() - decision.written_at).total_seconds())
+
+
+def _log(text: str, *, is_slow_start: bool) -> None:
+    if is_slow_start:
+        log.info("the trainer has not started yet: %s", text)
+    else:
+        log.warning("no machine yet: %s", text)
 
 
 def _seconds_to_deadline(here: Situation) -> float | None:
