@@ -14,18 +14,18 @@ from segue.runlog.history import read_history
 from segue.runlog.log import RunLog
 
 
-def stop_when_proven(number: int) -> Callable[[int, RunLog, SegmentPlan], bool]:
-    """Send this signal to the trainer once its newest checkpoint can be verified.
+def stop_when_proven(number: int, rows: int = 1) -> Callable[[int, RunLog, SegmentPlan], bool]:
+    """Send this signal to the trainer once its newest checkpoint can be verified by this many rows.
 
     The trainer is stopped while its log is read: otherwise it commits another checkpoint before the signal comes.
     """
 
     def observer(pid: int, runlog: RunLog, plan: SegmentPlan) -> bool:
-        if not _can_be_verified(runlog):
+        if not _can_be_verified(runlog, rows):
             return False
         try:
             _stop(psutil.Process(pid))
-            is_proven = _can_be_verified(runlog)
+            is_proven = _can_be_verified(runlog, rows)
             if is_proven:
                 os.kill(pid, number)
             os.kill(pid, signal.SIGCONT)
@@ -42,6 +42,6 @@ def _stop(process: psutil.Process) -> None:
         time.sleep(0.001)
 
 
-def _can_be_verified(runlog: RunLog) -> bool:
+def _can_be_verified(runlog: RunLog, rows: int) -> bool:
     newest = read_history(runlog).newest
-    return newest is not None and bool(newest.rows)
+    return newest is not None and len(newest.rows) >= rows
