@@ -48,7 +48,8 @@ with segue.session() as run:
             time.sleep(600)
 """
 
-# The first row after a checkpoint is the same whatever the noise: the weights differ from the second on.
+# The first process holds at step 25, so it cannot end before it is killed. Several rows, for the loss of the first step
+# after a checkpoint is computed from the checkpoint's own weights: noise in gradients shows only in later ones.
 KILLED = stop_when_proven(signal.SIGKILL, rows=3)
 
 
