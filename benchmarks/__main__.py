@@ -15,6 +15,7 @@ from benchmarks.continuity.command import continuity
 from benchmarks.crash.command import crash
 from benchmarks.datacheck.command import datacheck
 from benchmarks.deadline.command import deadline
+from benchmarks.dispatch.command import dispatch
 from benchmarks.fleet.command import fleet
 from benchmarks.overhead.command import overhead
 from benchmarks.turnaround.command import turnaround
@@ -61,6 +62,7 @@ app.command()(crash)
 app.command()(continuity)
 app.command()(datacheck)
 app.command()(deadline)
+app.command()(dispatch)
 app.command()(fleet)
 app.command()(overhead)
 app.command()(turnaround)

@@ -13,6 +13,7 @@ from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas.objects import State
 from prefect.exceptions import ObjectNotFound, PrefectHTTPStatusError
 from prefect.settings import PREFECT_API_URL, PREFECT_CLIENT_MAX_RETRIES, temporary_settings
+from segue.tasks.refused_requests import repeat_refused_requests
 
 from segue.clock import Clock, SystemClock
 from segue.credentials import masked
@@ -37,8 +38,10 @@ _BUSY = (408, 429, 502, 503)
 def quick_client() -> Iterator[SyncPrefectClient]:
     """A client that makes each request once, waits five seconds for its answer, and raises at once for a busy server.
 
-    Prefect's own client retries for more than a minute, in which nothing else is looked at.
+    Prefect's own client retries for more than a minute, in which nothing else is looked at. A request that a server on
+    SQLite refused is repeated at once, for a second and a half at most.
     """
+    repeat_refused_requests()
     settings = {"timeout": ANSWER_SECONDS, "event_hooks": {"response": [_require_not_busy]}}
     with (
         temporary_settings({PREFECT_CLIENT_MAX_RETRIES: 0}),

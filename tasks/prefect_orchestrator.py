@@ -122,6 +122,10 @@ class PrefectOrchestrator:
             return None
         return key
 
+    def flow_run_of(self, handle: str) -> UUID | None:
+        """The flow run of a handle, once Prefect has accepted it."""
+        return self._flow_runs.get(handle)
+
     def state(self, handle: str) -> str | None:
         self._messenger.require_accepted()
         state, flow_run_id = self._known_state(handle), self._flow_runs.get(handle)

@@ -32,6 +32,7 @@ from segue.deployments.process.follow import require_server
 from segue.deployments.process.own_process import Job, why_own_process
 from segue.deployments.process.served_run import ServedRun, name_runs
 from segue.tasks.prefect_api import quick_client
+from segue.tasks.refused_requests import repeat_refused_requests
 
 from segue.controller.ending import Why
 from segue.errors import OrchestratorError
@@ -182,6 +183,7 @@ def serve(*, pool: str, runs: int, name: str | None, say: Callable[[str], None])
         OrchestratorError: no server is configured or answers, or the pool is missing or of another type.
     """
     _require_pool(pool)
+    repeat_refused_requests()
     name_runs()
     worker = ParentsWorker(pool=pool, runs=runs, name=name or f"serve-{socket.gethostname()}", say=say)
     return asyncio.run(_serve(worker, say))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import importlib
 import json
 import os
 import socket
@@ -29,8 +30,8 @@ USUAL_PORT = 4200
 _START_SECONDS = 180.0
 _GRACE_SECONDS = 25.0
 _PORT_TRIES = 3
-_WARM_WORKER = "segue.deployments.process.warm_worker"
-"""Starts segments in processes that booted before; otherwise as `python -m prefect`."""
+_SERVER = "segue.deployments.process.server"
+_WORKER = "segue.deployments.process.local_worker"
 
 Say = Callable[[str], None]
 
@@ -84,7 +85,7 @@ class LocalStack:
         return self.folder / f"prefect{self._suffix}"
 
     def start(self) -> Self:
-        """Server, pools, workers, deployments, in that order.
+        """Server, pools, workers, deployments. The workers start with the server, and wait for their pools.
 
         Raises:
             OrchestratorError: one of them did not come up; names its log.
@@ -92,16 +93,12 @@ class LocalStack:
         self.folder.mkdir(parents=True, exist_ok=True)
         self._take_lock()
         self.logs.mkdir(exist_ok=True)
-        self._say("starting the Prefect server")
-        self._start_server()
+        self._say(f"starting the Prefect server, and a worker for each of its pools {', '.join(POOLS)}")
+        self._start_services()
         self._keep_log_of_database()
-        self._say(f"creating the pools {', '.join(POOLS)}; starting a worker for each")
         with self.settings(), get_client(sync_client=True) as client:
             crash_leftovers(client)
             create_pools(client, working_dir=self.home)
-            for pool in POOLS:
-                arguments = ("worker", "start", "--pool", pool, "--name", f"{pool}-worker")
-                self._spawn(f"worker-{pool}", *arguments, module="prefect" if pool == "parents" else _WARM_WORKER)
             register_deployments(client)
         for pool in POOLS:
             self._wait_until(lambda pool=pool: _has_worker(self.api_url, pool), name=f"worker-{pool}")  # type: ignore[misc]
@@ -147,6 +144,7 @@ class LocalStack:
                 "PREFECT_HOME": str(self._home_of_prefect),
                 "PREFECT_API_URL": self.api_url,
                 "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+                "PREFECT_API_BLOCKS_REGISTER_ON_START": "false",  # The new database has them.
                 "PREFECT_SERVER_ALLOW_EPHEMERAL_MODE": "false",
                 "PREFECT_SERVER_SERVICES_CANCELLATION_CLEANUP_LOOP_SECONDS": "2",
                 "PREFECT_SERVER_UI_SHOW_PROMOTIONAL_CONTENT": "false",
@@ -174,11 +172,14 @@ class LocalStack:
             self._lock = lock
             return
 
-    def _start_server(self) -> None:
+    def _start_services(self) -> None:
         self.port = free_port(0 if self._suffix else self._wanted_port)
         for tries_left in reversed(range(_PORT_TRIES)):
             self._start_supervisor()
-            self._spawn("server", "server", "start", "--host", "127.0.0.1", "--port", str(self.port))
+            self._spawn("server", str(self.port), module=_SERVER)
+            for pool in POOLS:
+                self._spawn(f"worker-{pool}", pool, f"{pool}-worker", module=_WORKER)
+            importlib.import_module("segue.flows.train")  # What the deployments need, while the server starts.
             try:
                 self._wait_until(self._server_answers, name="server")
             except OrchestratorError:
@@ -228,7 +229,7 @@ class LocalStack:
         supervisor.stdout.close()
         supervisor.wait()
 
-    def _spawn(self, name: str, *arguments: str, module: str = "prefect") -> None:
+    def _spawn(self, name: str, *arguments: str, module: str) -> None:
         assert self._supervisor is not None
         assert self._supervisor.stdin is not None
         assert self._supervisor.stdout is not None

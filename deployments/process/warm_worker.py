@@ -23,6 +23,7 @@ import anyio
 import anyio.abc
 from prefect.runner import _starter_engine
 from segue.flows.prefect_engine import WAIT_OPTION
+from segue.tasks.refused_requests import repeat_refused_requests
 
 from segue.process import FLOW_RUN_VARIABLE
 
@@ -145,11 +146,17 @@ async def _run_to_end(
     return process
 
 
-def work(arguments: list[str]) -> None:
-    """Run the command line of Prefect with these arguments, as `python -m prefect`; its workers start warm engines."""
+def warm() -> None:
+    """Let the workers of this process start warm engines, and repeat at once what a server on SQLite refused."""
+    repeat_refused_requests()
     starter: Any = _starter_engine
     # The one place where Prefect's worker starts a process; its authors name it as the place to override.
     starter.run_process = WarmEngines(starter.run_process).run_process
+
+
+def work(arguments: list[str]) -> None:
+    """Run the command line of Prefect with these arguments, as `python -m prefect`; its workers start warm engines."""
+    warm()
     sys.argv[1:] = arguments
     runpy.run_module("prefect", run_name="__main__", alter_sys=True)
 

@@ -13,6 +13,7 @@ OF_SERVER = (
     "prefect.server",
     "prefect.version",
     "prefect.database",
+    "prefect.refusals",
     "prefect.sqlalchemy",
     "prefect.deployments",
     "prefect.recover",

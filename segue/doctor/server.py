@@ -63,6 +63,18 @@ def judge_database(kind: Database | None, *, open_parents: int) -> Result:
     return fail(reason, fix=fix) if open_parents >= _SQLITE_MOST_PARENTS else warn(reason, fix=fix)
 
 
+def judge_refusals(refused: int, *, of: int) -> Result:
+    """Whether the server takes writes while its workers ask it for flow runs."""
+    if not refused:
+        return ok(f"{of} of {of} writes were taken at once")
+    return warn(
+        f"{refused} of {of} writes were refused with HTTP 503, because others wrote to its SQLite at the same time: "
+        "Prefect's own workers repeat such a request after 2 to 32 s, and give up the flow run after a minute",
+        fix="start every worker with `segue worker --pool POOL`, which repeats it at once, or give the Prefect server "
+        "PostgreSQL (PREFECT_SERVER_DATABASE_CONNECTION_URL).",
+    )
+
+
 def judge_sqlalchemy(found: str) -> Result:
     """Whether a Prefect server of this environment would run with a version of SQLAlchemy that does it harm."""
     if _SQLALCHEMY.contains(Version(found), prereleases=True):

@@ -9,7 +9,7 @@ from importlib.metadata import version
 
 from prefect.client.orchestration import SyncPrefectClient
 from prefect.settings import PREFECT_API_URL
-from segue.tasks.doctor.server import Pools, database_of, open_parents
+from segue.tasks.doctor.server import Pools, database_of, open_parents, refused_writes
 from segue.tasks.pools import recovery_of, server_version
 from segue.tasks.prefect_api import SILENCE, quick_client, refusal
 
@@ -19,7 +19,7 @@ from segue.doctor.check import Item, Result, ok, refused, worst
 from segue.doctor.pools.containers import kept_seconds
 from segue.doctor.pools.judgement import JUDGES, judge
 from segue.doctor.pools.state import Needs
-from segue.doctor.server import judge_database, judge_recovery, judge_sqlalchemy, judge_version
+from segue.doctor.server import judge_database, judge_recovery, judge_refusals, judge_sqlalchemy, judge_version
 from segue.doctor.subject import Subject
 from segue.pool_prices import PoolSpec
 
@@ -38,6 +38,7 @@ def items(subject: Subject) -> list[Item]:
         Item(_SERVER, _answered(server)),
         _asked("prefect.version", lambda client: judge_version(server_version(client))),
         _asked("prefect.database", database),
+        Item("prefect.refusals", _answered(refusals), (_SERVER,)),
         Item("prefect.sqlalchemy", lambda: judge_sqlalchemy(version("sqlalchemy"))),
         Item("prefect.deployments", _answered(partial(deployments, pools)), (_SERVER,)),
         _asked("prefect.recover", partial(recovery, clock=subject.clock)),
@@ -57,6 +58,11 @@ def server() -> Result:
 
 def database(client: SyncPrefectClient) -> Result:
     return judge_database(database_of(client), open_parents=open_parents(client))
+
+
+def refusals() -> Result:
+    refused, asked = refused_writes()
+    return judge_refusals(refused, of=asked)
 
 
 def recovery(client: SyncPrefectClient, *, clock: Clock) -> Result:

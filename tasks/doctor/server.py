@@ -6,8 +6,10 @@ from collections.abc import Sequence
 from functools import cached_property
 from typing import Any
 
+import httpx
+from prefect import Flow
 from prefect.client.base import ServerType
-from prefect.client.orchestration import SyncPrefectClient
+from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas.filters import (
     DeploymentFilter,
     DeploymentFilterName,
@@ -18,9 +20,11 @@ from prefect.client.schemas.filters import (
     FlowRunFilterStateType,
 )
 from prefect.client.schemas.objects import StateType
+from prefect.states import Completed
 from segue.tasks.doctor.cluster import with_nodes
 from segue.tasks.pools import read_pool
 from segue.tasks.prefect_api import quick_client
+from segue.tasks.refused_requests import is_refused, repeat_refused_requests
 
 from segue.doctor.pools.state import PoolState
 from segue.doctor.server import Database
@@ -34,6 +38,8 @@ _UNFINISHED = [
     StateType.PAUSED,
     StateType.CANCELLING,
 ]
+_WRITES = "segue-doctor"
+_WRITES_ASKED = 30
 _BLOCK_TYPE = "Secret"
 """A type of block that every server has."""
 
@@ -95,6 +101,34 @@ def database_of(client: SyncPrefectClient) -> Database | None:
     if not _block_types_like(client, _BLOCK_TYPE):
         return None
     return Database.POSTGRESQL if _block_types_like(client, f"\\{_BLOCK_TYPE}") else Database.SQLITE
+
+
+def refused_writes() -> tuple[int, int]:
+    """How many answers to writes were 503 while the workers of the server ask for flow runs, and how many were asked.
+
+    A flow run of its own gets labels, as a worker gives them to each flow run that it takes, and is deleted again.
+    """
+    refused = 0
+
+    def count(response: httpx.Response) -> None:
+        nonlocal refused
+        refused += is_refused(response)
+
+    repeat_refused_requests()
+    with get_client(httpx_settings={"event_hooks": {"response": [count]}}, sync_client=True) as client:
+        flow = Flow(_nothing, name=_WRITES)
+        run = client.create_flow_run(flow, name=_WRITES, state=Completed())
+        refused = 0
+        try:
+            for number in range(_WRITES_ASKED):
+                client.update_flow_run_labels(run.id, {"segue.doctor": number})
+        finally:
+            client.delete_flow(run.flow_id)  # And with it its flow run.
+    return refused, _WRITES_ASKED
+
+
+def _nothing() -> None:
+    """The flow whose run gets labels; it never runs."""
 
 
 def open_parents(client: SyncPrefectClient) -> int:

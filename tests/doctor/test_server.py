@@ -4,7 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from segue.doctor.server import Database, Recovery, judge_database, judge_recovery, judge_sqlalchemy, judge_version
+from segue.doctor.server import (
+    Database,
+    Recovery,
+    judge_database,
+    judge_recovery,
+    judge_refusals,
+    judge_sqlalchemy,
+    judge_version,
+)
 from tests.doctor.showing import bad, good, makes_fail
 
 
@@ -25,6 +33,12 @@ def test_sqlite_is_too_small_for_many_runs_at_once(parents, outcome):
     result = judge_database(Database.SQLITE, open_parents=parents)
     bad("prefect.database", result, outcome, f"{parents} open runs", "PostgreSQL")
     assert judge_database(None, open_parents=100).outcome == "skipped"
+
+
+@makes_fail("prefect.refusals")
+def test_refused_writes_are_found():
+    good(judge_refusals(0, of=30))
+    bad("prefect.refusals", judge_refusals(4, of=30), "warn", "4 of 30 writes were refused", "segue worker --pool")
 
 
 @makes_fail("prefect.sqlalchemy")

@@ -1,0 +1,51 @@
+"""`segue bench dispatch`: also `python -m benchmarks.dispatch.command`."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+from benchmarks.common.terminal import leave_as_on_ctrl_c, progress
+from segue.errors import SegueError
+from segue.reports.console import console, show_error, show_json
+
+MOST_MEDIANS = 2.0
+"""The slowest of a hundred starts against the median, at most."""
+
+
+def dispatch(
+    count: Annotated[int, typer.Option(min=1, help="Flow runs to start.")] = 300,
+    busy_loops: Annotated[int, typer.Option(min=0, help="Processes that keep the machine busy meanwhile.")] = 0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")] = False,
+) -> None:
+    """Measure the start of flow runs on a local Prefect beside its workers: refused requests, seconds to a process.
+
+    Exit code 0: no request was refused, and the 99th percentile is at most twice the median. 1: one of them is higher.
+    """
+    from benchmarks.dispatch.measure import measure
+
+    leave_as_on_ctrl_c()
+    with progress() as say:
+        found = measure(count, busy_loops=busy_loops, say=say)
+    if as_json:
+        show_json(found)
+    else:
+        for name, value in found.items():
+            console.print(f"{name.replace('_', ' '):>32}  {value}", markup=False)
+    if found["requests_refused"] or found["start_p99_seconds"] > MOST_MEDIANS * found["start_median_seconds"]:
+        raise typer.Exit(1)
+
+
+def main() -> None:
+    """Entry point of `python -m benchmarks.dispatch.command`."""
+    try:
+        typer.run(dispatch)
+    except SegueError as error:
+        show_error(error)
+        sys.exit(error.exit_code)
+
+
+if __name__ == "__main__":
+    main()

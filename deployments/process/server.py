@@ -1,0 +1,115 @@
+"""The Prefect server of a local stack: Prefect's own application, which never refuses a request for a busy SQLite.
+
+`python -m segue.deployments.process.server PORT`. Most requests of Prefect's server read first and then write, in one
+transaction that SQLite begins as a reader (DEFERRED). If another connection writes in between, SQLite refuses the write
+at once, whatever its busy timeout is (https://www.sqlite.org/lang_transaction.html, "Read transactions versus write
+transactions"); the server then answers 503, and a worker or an engine waits for 2, 4, 8, 16, 32 s. Here each transaction
+begins as a writer (IMMEDIATE): it waits its turn, and is never refused. Prefect itself does so in some places
+(`begin_transaction(..., with_for_update=True)`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import socket
+import sqlite3
+import sys
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager, closing, suppress
+from importlib.metadata import version
+from pathlib import Path
+
+import uvicorn
+from prefect.server.database import dependencies
+from prefect.server.database.configurations import AioSqliteConfiguration
+from prefect.server.models.block_registration import run_block_auto_registration
+from prefect.server.utilities.database import get_dialect
+from prefect.settings import PREFECT_API_DATABASE_CONNECTION_URL, get_current_settings
+from sqlalchemy.engine.url import make_url
+from sqlalchemy.ext.asyncio import AsyncSession, AsyncSessionTransaction
+
+HOST = "127.0.0.1"
+
+
+class ImmediateSqlite(AioSqliteConfiguration):
+    """Prefect's SQLite, whose transactions all begin as writers."""
+
+    @asynccontextmanager
+    async def begin_transaction(
+        self, session: AsyncSession, with_for_update: bool = False
+    ) -> AsyncGenerator[AsyncSessionTransaction, None]:
+        async with super().begin_transaction(session, with_for_update=True) as transaction:
+            yield transaction
+
+
+def template_file() -> Path:
+    """Where this user keeps an empty database of the installed Prefect: its migrations take seven seconds."""
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return cache / "segue" / f"prefect-{version('prefect')}.db"
+
+
+def prepare(database: Path, *, template: Path) -> None:
+    """Create a database that does not exist yet: from the template if there is one, else by migrations.
+
+    A template that cannot be read or written is only slower: the server migrates what it finds.
+    """
+    if database.exists():
+        return
+    database.parent.mkdir(parents=True, exist_ok=True)
+    partial = database.with_name(f"{database.name}.new")
+    try:
+        shutil.copyfile(template, partial)
+        with closing(sqlite3.connect(partial)) as connection:
+            connection.execute("SELECT version_num FROM alembic_version").fetchall()
+        partial.replace(database)
+        return
+    except (OSError, sqlite3.Error):
+        partial.unlink(missing_ok=True)
+    asyncio.run(_create())
+    own = template.with_name(f"{template.name}.{os.getpid()}")
+    try:
+        template.parent.mkdir(parents=True, exist_ok=True)
+        with closing(sqlite3.connect(database)) as connection:
+            connection.execute("VACUUM INTO ?", (str(own),))  # One file, without the write-ahead log.
+        own.replace(template)
+    except (OSError, sqlite3.Error):
+        with suppress(OSError):
+            own.unlink(missing_ok=True)
+
+
+async def _create() -> None:
+    database = dependencies.provide_database_interface()
+    await database.create_db()
+    async with database.session_context() as session:
+        await run_block_auto_registration(session=session)
+
+
+def main() -> None:
+    """Serve at a port of this machine until SIGTERM; exit code 1 at once if the port is taken."""
+    try:
+        # Before anything else: uvicorn binds after the start of Prefect's services, and then waits for their end.
+        listener = socket.create_server((HOST, int(sys.argv[1])), backlog=2048)
+    except OSError as error:
+        sys.exit(f"port {sys.argv[1]} cannot be used: {os.strerror(error.errno or 0)}")
+    url = str(PREFECT_API_DATABASE_CONNECTION_URL.value())
+    if get_dialect(url).name == "sqlite":
+        database = dependencies.MODELS_DEPENDENCIES["database_config"] = ImmediateSqlite(connection_url=url)
+        if (file := make_url(url).database) and not database.is_inmemory():
+            prepare(Path(file), template=template_file())
+    from prefect.server.api.server import create_app  # After the database is set.
+
+    settings = get_current_settings().server
+    config = uvicorn.Config(
+        create_app(final=True),
+        timeout_keep_alive=settings.api.keepalive_timeout,
+        ws_ping_interval=settings.api.websocket_ping_interval,
+        ws_ping_timeout=settings.api.websocket_ping_timeout,
+        log_level=settings.logging_level.lower(),
+    )
+    uvicorn.Server(config).run(sockets=[listener])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,124 @@
+"""The server of the local stack refuses no write, and starts from a database that was created before."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import sqlite3
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import sqlalchemy as sa
+from prefect.server.database.configurations import AioSqliteConfiguration
+from segue.deployments.process import server
+from segue.deployments.process.server import ImmediateSqlite, prepare
+
+
+async def _read_then_write_beside_a_writer(config: AioSqliteConfiguration) -> int:
+    """Each of ten tasks reads and then adds one, in a transaction of its own; the sum of what was taken."""
+    engine = await config.engine()
+    async with engine.begin() as connection:
+        await connection.execute(sa.text("CREATE TABLE t (n INTEGER)"))
+        await connection.execute(sa.text("INSERT INTO t VALUES (0)"))
+
+    async def add() -> None:
+        session = await config.session(engine)
+        async with session, config.begin_transaction(session):
+            await session.execute(sa.text("SELECT n FROM t"))
+            await asyncio.sleep(0.01)
+            await session.execute(sa.text("UPDATE t SET n = n + 1"))
+
+    results = await asyncio.gather(*(add() for _ in range(10)), return_exceptions=True)
+    async with engine.begin() as connection:
+        total = (await connection.execute(sa.text("SELECT n FROM t"))).scalar_one()
+    await engine.dispose()
+    refused = [result for result in results if isinstance(result, BaseException)]
+    assert all("database is locked" in str(error) for error in refused), refused
+    assert total == len(results) - len(refused)
+    return len(refused)
+
+
+def test_transactions_that_read_and_then_write_beside_each_other_are_all_taken(tmp_path):
+    url = f"sqlite+aiosqlite:///{tmp_path}/own.db"
+    assert asyncio.run(_read_then_write_beside_a_writer(ImmediateSqlite(connection_url=url))) == 0
+
+
+def test_prefects_own_configuration_refuses_some_of_them(tmp_path):
+    # If it no longer does, Prefect's server can be started as it is.
+    url = f"sqlite+aiosqlite:///{tmp_path}/prefects.db"
+    assert asyncio.run(_read_then_write_beside_a_writer(AioSqliteConfiguration(connection_url=url))) > 0
+
+
+def _tables(file: Path) -> set[str]:
+    with sqlite3.connect(file) as connection:
+        return {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+
+
+@pytest.fixture
+def migrations(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
+    """Migrations that only create a table, and are written down: Prefect's own take seven seconds."""
+    made: list[str] = []
+
+    async def create() -> None:
+        made.append("migrated")
+        with sqlite3.connect(tmp_path / "home" / "prefect.db") as connection:
+            connection.execute("CREATE TABLE alembic_version (version_num TEXT)")
+
+    monkeypatch.setattr(server, "_create", create)
+    return made
+
+
+def test_a_second_database_is_a_copy_of_the_first(tmp_path, migrations):
+    database, template = tmp_path / "home" / "prefect.db", tmp_path / "cache" / "prefect.db"
+    prepare(database, template=template)
+    assert _tables(template) == {"alembic_version"}
+    database.unlink()
+    prepare(database, template=template)
+    assert migrations == ["migrated"]
+    assert _tables(database) == {"alembic_version"}
+    prepare(database, template=template)  # What is there is kept.
+    assert sorted(file.name for file in (tmp_path / "home").iterdir()) == ["prefect.db"]
+
+
+@pytest.mark.parametrize("cache", ["a file", "a folder", "a damaged template", "an empty template"])
+def test_a_cache_that_cannot_be_used_only_costs_time(tmp_path, migrations, cache):
+    database, template = tmp_path / "home" / "prefect.db", tmp_path / "cache" / "prefect.db"
+    if cache == "a file":
+        template.parent.write_text("")
+    elif cache == "a folder":
+        template.mkdir(parents=True)
+    else:
+        template.parent.mkdir()
+        template.write_bytes(b"SQLite format 3 that is none" if cache == "a damaged template" else b"")
+    prepare(database, template=template)
+    assert _tables(database) == {"alembic_version"}
+    assert migrations == ["migrated"]
+
+
+def test_a_server_whose_port_is_taken_ends_at_once_and_says_so():
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        command = [sys.executable, "-m", "segue.deployments.process.server", str(port)]
+        ended = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert ended.returncode == 1
+    assert ended.stderr == f"port {port} cannot be used: Address already in use\n"
+
+
+@pytest.mark.matrix
+def test_prefects_migrations_and_blocks_are_in_the_template(tmp_path, monkeypatch):
+    code = (
+        "import sys; from pathlib import Path\n"
+        "from segue.deployments.process import server\n"
+        "from prefect.server.database import dependencies\n"
+        "folder = Path(sys.argv[1])\n"
+        "url = f'sqlite+aiosqlite:///{folder}/home/prefect.db'\n"
+        "dependencies.MODELS_DEPENDENCIES['database_config'] = server.ImmediateSqlite(connection_url=url)\n"
+        "server.prepare(folder / 'home' / 'prefect.db', template=folder / 'template.db')\n"
+    )
+    monkeypatch.setenv("PREFECT_SERVER_DATABASE_CONNECTION_URL", f"sqlite+aiosqlite:///{tmp_path}/home/prefect.db")
+    subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=True, timeout=600)
+    assert {"flow_run", "alembic_version"} <= _tables(tmp_path / "template.db")
+    with sqlite3.connect(tmp_path / "template.db") as connection:
+        assert connection.execute("SELECT count(*) FROM block_type WHERE name = 'Secret'").fetchone() == (1,)
