@@ -14,35 +14,29 @@ from pathlib import Path
 from prefect.client.schemas.actions import WorkPoolUpdate
 from prefect.client.schemas.objects import State
 from segue.deployments.process.demo_provider import Provider
-from segue.deployments.process.follow import follow, open_client, step_bar, trigger
+from segue.deployments.process.demo_starts import Measured, measured, why_late
+from segue.deployments.process.follow import follow, open_client, trigger
 from segue.deployments.process.stack import LocalStack
 
 from segue.checkpoints.format.snapshot import raw_bytes
 from segue.checkpoints.loading.snapshot import read_checkpoint
 from segue.clock import SystemClock
-from segue.controller.local_run import run_here
 from segue.controller.steps import open_run
 from segue.curves.frame import curve
 from segue.errors import SegueError
-from segue.launch.launcher import Trainer
-from segue.records import Capacity, SegmentPlan, StopReason
+from segue.records import Capacity, StopReason
 from segue.reports.console import console, errors
 from segue.reports.run_plot import draw
 from segue.reports.tables import segments_table
 from segue.runlog.history import History, read_history
-from segue.runlog.last_heartbeat import last_heartbeat
 from segue.runlog.log import RunLog
 from segue.spec import RunSpec
 from segue.testing.metadata import FAKES, FakeMetadataService
 
 RECIPE = "examples.flights:build"
 STEPS = 2400
+SAVE_EVERY = STEPS // 20
 _PRICE_RATIO = 3.0
-_SLACK_CHANGEOVERS = 4
-"""Time to the deadline beyond what on-demand alone needs, in changeovers.
-
-The kill and the notice use two of them, more on a machine that becomes busier; the wait for spot uses the rest.
-"""
 
 
 class DemoFailedError(SegueError):
@@ -73,13 +67,14 @@ def run_demo(folder: Path, *, home: Path, keep: bool, cloud: str | None = None) 
         with chdir(home):  # Where the example's package can be imported.
             stack.start()
             console.print(f"[dim]up in {time.monotonic() - started:.0f} s; Prefect UI: {stack.url}[/]")
-            console.rule("reference: the same run, undisturbed, on this machine", align="left")
-            reference = _reference(folder)
-            console.rule("main job: spot, a kill, a notice, a deadline", align="left")
-            # The platform is found by its service. Without one there is none to look for.
-            spec = _main_spec(folder, reference, notices=() if service is None else None)
             with stack.settings():
-                _show(folder, stack, reference=reference, outcome=_main_job(spec, service), spec=spec)
+                console.rule("reference: the same run, undisturbed", align="left")
+                reference, before = _reference(folder)
+                console.rule("main job: spot, a kill, a notice, a deadline", align="left")
+                # The platform is found by its service. Without one there is none to look for.
+                spec = _main_spec(folder, before, notices=() if service is None else None)
+                outcome = _main_job(spec, service)
+                _show(folder, stack, reference=reference, outcome=outcome, spec=spec, before=before)
         if keep:
             console.print("server and workers stay up; Ctrl-C ends them")
             threading.Event().wait()
@@ -98,45 +93,35 @@ def _spec(folder: Path, run_id: str, **fields: object) -> RunSpec:
         "threads": 1,
         "seed": 2013,
         "store": {"url": str(folder.absolute() / "demo")},
-        "checkpoints": {"every_steps": STEPS // 20},
+        "checkpoints": {"every_steps": SAVE_EVERY},
         "liveness": {"heartbeat_seconds": 0.5, "heartbeat_timeout_seconds": 10},
         "notices": (),
     }
     return RunSpec.parse(common | fields, source="the demo's spec")
 
 
-def _reference(folder: Path) -> RunLog:
-    spec = _spec(folder, "undisturbed")
-    runlog = open_run(spec, clock=SystemClock())
-    with step_bar() as bar:
-        task = bar.add_task("undisturbed", total=spec.steps, loss="")
-
-        def watch(trainer: Trainer, runlog: RunLog, plan: SegmentPlan) -> None:
-            beat = last_heartbeat(runlog, read_history(runlog).attempt_of(plan.segment, plan.attempt))
-            loss = f"loss {beat.loss:.4f}" if beat and beat.loss is not None else ""
-            bar.update(task, completed=beat.step if beat else 0, loss=loss)
-
-        decision = run_here(spec, runlog, watch=watch, on_line=lambda _: None)
-        bar.update(task, completed=read_history(runlog).committed_step, loss="")
-    if decision.action != "finished":
-        raise DemoFailedError(f"the undisturbed run ended as {decision.action}: {decision.reason}.")
-    return runlog
+def _reference(folder: Path) -> tuple[RunLog, Measured]:
+    """The same run without a deadline and without disturbances, and what its start through Prefect took."""
+    spec = _spec(folder, _new_name("undisturbed"))
+    with open_client() as client:
+        runlog, requested_at = open_run(spec, clock=SystemClock()), datetime.now(UTC)
+        state = follow(client, trigger(client, spec), runlog, spec)
+    history = read_history(runlog)
+    if history.committed_step < STEPS:
+        raise DemoFailedError(f"the undisturbed run ended as {state.name}: {state.message}.")
+    return runlog, measured(history, requested_at=requested_at)
 
 
-def _main_spec(folder: Path, reference: RunLog, *, notices: tuple[str, ...] | None) -> RunSpec:
+def _main_spec(folder: Path, before: Measured, *, notices: tuple[str, ...] | None) -> RunSpec:
     """The same training with a deadline that the kill, the notice and a wait for spot bring near."""
-    report = read_history(reference).last_reports()[-1]
-    step_seconds = report.train_seconds / report.train_steps
-    changeover = report.startup_seconds + 6.0
-    policy = {"changeover_seconds": changeover, "detection_seconds": 1.0, "step_seconds": step_seconds}
-    work = STEPS * step_seconds * 1.05
-    until_decided, at_risk = 6.0, STEPS // 20 * step_seconds
-    needed = work + 2 * changeover + at_risk + 1.0
-    seconds = until_decided + needed + _SLACK_CHANGEOVERS * changeover
+    seconds = before.seconds_to_deadline(steps=STEPS, save_every=SAVE_EVERY)
     deadline = datetime.now(UTC) + timedelta(seconds=seconds)
-    # A new name each time: this Prefect may know the flow runs of an earlier demo in the same folder.
-    name = f"flights-{datetime.now(UTC):%H%M%S}"
-    return _spec(folder, name, deadline=deadline, policy=policy, notices=notices)
+    return _spec(folder, _new_name("flights"), deadline=deadline, policy=before.policy(), notices=notices)
+
+
+def _new_name(name: str) -> str:
+    """A new name each time: this Prefect may know the flow runs of an earlier demo in the same folder."""
+    return f"{name}-{datetime.now(UTC):%H%M%S}"
 
 
 @dataclass(frozen=True)
@@ -164,7 +149,9 @@ def _main_job(spec: RunSpec, service: FakeMetadataService | None) -> _Outcome:
     return _Outcome(runlog, state, time.monotonic() - started, tuple(provider.done))
 
 
-def _show(folder: Path, stack: LocalStack, *, reference: RunLog, outcome: _Outcome, spec: RunSpec) -> None:
+def _show(
+    folder: Path, stack: LocalStack, *, reference: RunLog, outcome: _Outcome, spec: RunSpec, before: Measured
+) -> None:
     history = read_history(outcome.runlog)
     console.print(segments_table(history))
     if history.committed_step < spec.steps:
@@ -191,10 +178,11 @@ def _show(folder: Path, stack: LocalStack, *, reference: RunLog, outcome: _Outco
     if not identical:
         raise DemoFailedError("the final weights differ.")
     if _seconds_early(history, spec) < 0:
-        raise DemoFailedError("the run was late: this machine is much busier than during the undisturbed run.")
+        raise DemoFailedError(f"the run was late: {why_late(history, before, logs=stack.logs)}.")
     missing = {"kill", "notice", "escalation"} - set(outcome.shown)
     if missing:
-        raise DemoFailedError(f"not shown: {', '.join(sorted(missing))}; this machine became too slow meanwhile.")
+        why = why_late(history, before, logs=stack.logs)
+        raise DemoFailedError(f"not shown: {', '.join(sorted(missing))}. Where the time went: {why}.")
 
 
 def _notices(history: History) -> str:

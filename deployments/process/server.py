@@ -3,9 +3,9 @@
 `python -m segue.deployments.process.server PORT`. Most requests of Prefect's server read first and then write, in one
 transaction that SQLite begins as a reader (DEFERRED). If another connection writes in between, SQLite refuses the write
 at once, whatever its busy timeout is (https://www.sqlite.org/lang_transaction.html, "Read transactions versus write
-transactions"); the server then answers 503, and a worker or an engine waits for 2, 4, 8, 16, 32 s. Here each transaction
-begins as a writer (IMMEDIATE): it waits its turn, and is never refused. Prefect itself does so in some places
-(`begin_transaction(..., with_for_update=True)`).
+transactions"); the server then answers 503, and a worker or an engine waits for 2, 4, 8, 16, 32 s. Here each
+transaction begins as a writer (IMMEDIATE): it waits its turn, and is never refused. Prefect itself does so in some
+places (`begin_transaction(..., with_for_update=True)`).
 """
 
 from __future__ import annotations
@@ -64,9 +64,10 @@ def prepare(database: Path, *, template: Path) -> None:
         with closing(sqlite3.connect(partial)) as connection:
             connection.execute("SELECT version_num FROM alembic_version").fetchall()
         partial.replace(database)
-        return
     except (OSError, sqlite3.Error):
         partial.unlink(missing_ok=True)
+    else:
+        return
     asyncio.run(_create())
     own = template.with_name(f"{template.name}.{os.getpid()}")
     try:
