@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from segue.checkpoints.saving.accelerator import Copy
+from segue.checkpoints.saving.accelerator import Copy, no_pause
 from segue.checkpoints.saving.gathering import Pair, gathered
 
 
@@ -85,7 +85,9 @@ class ThreadedDevice:
             self._queue.put(work)
         return list(works)
 
-    def lock_pages(self, memory: torch.Tensor, *, device: torch.device) -> bool:
+    def lock_pages(
+        self, memory: torch.Tensor, *, device: torch.device, pause: Callable[[float], object] = no_pause
+    ) -> bool:
         self.lock_calls += 1
         self.threads.add(threading.current_thread().name)
         if self.can_lock:

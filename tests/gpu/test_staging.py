@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import logging
+import mmap
 import statistics
 import time
 
@@ -78,12 +79,38 @@ def timed(work):
 @pytest.mark.only_cuda
 def test_where_locking_is_refused_one_warning_is_given_the_next_kernel_runs_and_bytes_are_equal(device, caplog):
     memory, accelerator = torch.zeros(4 * MIB, dtype=torch.uint8), TorchAccelerator()
-    assert accelerator.lock_pages(memory, device=device)
+    assert int(torch.cuda.cudart().cudaHostRegister(memory.data_ptr() + MIB, MIB, 0)) == 0
     with caplog.at_level(logging.WARNING):
-        assert not accelerator.lock_pages(memory, device=device), "the range is registered already"
+        assert not accelerator.lock_pages(memory, device=device), "a part of it is locked already"
     assert "refused to lock" in caplog.text
     assert torch.ones(3, device=device).sum().item() == 3
-    accelerator.unlock_pages(memory)
+    assert int(torch.cuda.cudart().cudaHostUnregister(memory.data_ptr() + MIB)) == 0
+
+
+@pytest.mark.only_cuda
+def test_memory_that_was_unmapped_while_locked_is_locked_anew(device):
+    with mmap.mmap(-1, 4 * MIB) as former:
+        address = torch.frombuffer(former, dtype=torch.uint8).data_ptr()
+        assert int(torch.cuda.cudart().cudaHostRegister(address, 4 * MIB, 0)) == 0
+        gc.collect()
+    live = {"p": torch.ones(MIB - 1024, device=device)}
+    area = StagingArea()
+    assert_holds(area.take(tree_of(live)), {"p": torch.ones(MIB - 1024)})
+    area.close()
+
+
+@pytest.mark.only_cuda
+@pytest.mark.parametrize("size_bytes", [2**30 + 4096, 3 * 2**30 + 4])
+def test_a_tensor_of_any_size_is_copied_whole(device, size_bytes):
+    live = torch.randint(-(2**31), 2**31 - 1, (size_bytes // 4,), dtype=torch.int32, device=device)
+    area, tree = StagingArea(), tree_of({"w": live, "small": torch.ones(3, device=device)})
+    for stage in (area.take, lambda tree: begin_and_wait(area, tree, addresses([live]))):
+        staged = stage(tree)
+        _, start, size = staged.layout.placed["model.state.w"]
+        held = torch.frombuffer(staged.staging_buffer.memory, dtype=torch.int32, offset=start, count=size // 4)
+        assert torch.equal(held, live.cpu())
+        area.release(staged)
+    area.close()
 
 
 @pytest.mark.parametrize("is_overlapped", [False, True])

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -17,9 +18,16 @@ from segue.checkpoints.saving.gathering import Pair, gathered
 
 log = logging.getLogger(__name__)
 
-_PIECE_BYTES = 2**30
-"""Pages are locked in pieces: the call holds locks of the driver, and a step launches kernels meanwhile."""
+_PIECE_BYTES = 2**27
+"""Pages are locked in pieces: the call holds locks of the driver, and a step launches kernels meanwhile. One copy must
+not reach from one piece into the next, so copies are cut there."""
+_ALREADY_LOCKED = 712
+"""CUDA's error for memory of which a part is locked, or was unmapped without being unlocked."""
 _WITHOUT_STREAMS = ("mps",)
+
+
+def no_pause(seconds: float) -> None:
+    """Go on at once."""
 
 
 class Copy(Protocol):
@@ -53,15 +61,21 @@ class Accelerator(Protocol):
         """Start copying these tensors, after what is queued on the current streams and beside what follows."""
         ...
 
-    def lock_pages(self, memory: torch.Tensor, *, device: torch.device) -> bool:
+    def lock_pages(
+        self, memory: torch.Tensor, *, device: torch.device, pause: Callable[[float], object] = no_pause
+    ) -> bool:
         """Lock host memory, so that the device copies into it directly; whether that was possible.
 
-        May be called in another thread than the one that trains.
+        May be called in another thread than the one that trains, which is held up while a piece is being locked:
+        `pause` is called between the pieces, with the seconds that the last one took.
         """
         ...
 
     def unlock_pages(self, memory: torch.Tensor) -> None:
-        """Undo `lock_pages`. Never raises: a device that has failed cannot keep its owner from ending."""
+        """Undo `lock_pages`; due before the memory is freed: a device would go on writing into its former pages.
+
+        Never raises: a device that has failed cannot keep its owner from ending.
+        """
         ...
 
 
@@ -72,6 +86,8 @@ class TorchAccelerator:
         # One for each device: memory that is allocated on a stream stays reserved for it.
         self._streams: dict[torch.device, torch.Stream] = {}
         self._streams_lock = threading.Lock()
+        self._locked: dict[int, int] = {}
+        """First address and size of each range of memory that is locked."""
 
     def has(self, tensor: torch.Tensor) -> bool:
         return tensor.device.type not in ("cpu", "meta")
@@ -81,36 +97,42 @@ class TorchAccelerator:
             torch.accelerator.synchronize(device)
 
     def copy(self, pairs: Sequence[Pair]) -> None:
-        _copy(pairs)
+        self._copy(pairs)
 
     def copy_aside(self, pairs: Sequence[Pair]) -> list[Copy]:
         copies: list[Copy] = []
         for device in dict.fromkeys(tensor.device for _, tensor in pairs):
             of_device = [pair for pair in pairs if pair[1].device == device]
             if device.type in _WITHOUT_STREAMS:
-                _copy(of_device)
+                self._copy(of_device)
                 torch.accelerator.synchronize(device)
             else:
                 with self._streams_lock:
                     if device not in self._streams:
                         self._streams[device] = torch.Stream(device=device)
                     side = self._streams[device]
-                copies.append(_copy_on_side_stream(of_device, device, side))
+                copies.append(self._copy_on_side_stream(of_device, device, side))
         return copies
 
-    def lock_pages(self, memory: torch.Tensor, *, device: torch.device) -> bool:
+    def lock_pages(
+        self, memory: torch.Tensor, *, device: torch.device, pause: Callable[[float], object] = no_pause
+    ) -> bool:
         if device.type != "cuda":
             return False
         # The current device is that of a thread, and a new thread has the first one.
         torch.cuda.set_device(device)
         cudart = torch.cuda.cudart()  # type: ignore[no-untyped-call]
         locked: list[int] = []
-        for start in _pieces(memory):
-            piece = memory[start : start + _PIECE_BYTES]
-            error = int(cudart.cudaHostRegister(piece.data_ptr(), piece.nbytes, 0))
+        for address, size_bytes in _pieces(memory.data_ptr(), memory.nbytes):
+            began = time.monotonic()
+            error = int(cudart.cudaHostRegister(address, size_bytes, 0))
+            if error == _ALREADY_LOCKED and int(cudart.cudaHostUnregister(address)) == 0:
+                # Its former owner has unmapped it without unlocking it. A copy would go into the former pages.
+                error = int(cudart.cudaHostRegister(address, size_bytes, 0))
+                _clear_error(device)
             if error:
-                for address in locked:
-                    cudart.cudaHostUnregister(address)
+                for each in locked:
+                    cudart.cudaHostUnregister(each)
                 _clear_error(device)
                 log.warning(
                     "the system refused to lock %d bytes of host memory (CUDA error %d); saves go on, and copy several "
@@ -119,16 +141,49 @@ class TorchAccelerator:
                     error,
                 )
                 return False
-            locked.append(piece.data_ptr())
+            locked.append(address)
+            pause(time.monotonic() - began)
+        self._locked[memory.data_ptr()] = memory.nbytes
         return True
 
     def unlock_pages(self, memory: torch.Tensor) -> None:
         cudart = torch.cuda.cudart()  # type: ignore[no-untyped-call]
-        for start in _pieces(memory):
-            error = int(cudart.cudaHostUnregister(memory.data_ptr() + start))
-            if error:
-                log.warning("host memory could not be unlocked (CUDA error %d)", error)
-                return
+        self._locked.pop(memory.data_ptr(), None)
+        errors = {int(cudart.cudaHostUnregister(address)) for address, _ in _pieces(memory.data_ptr(), memory.nbytes)}
+        if any(errors):
+            _clear_error(torch.device("cuda"))
+            log.warning("host memory could not be unlocked (CUDA error %d)", max(errors))
+
+    def _copy_on_side_stream(self, pairs: Sequence[Pair], device: torch.device, side: torch.Stream) -> Copy:
+        side.wait_stream(torch.accelerator.current_stream(device))
+        with side:
+            self._copy(pairs)
+            for _, tensor in pairs:
+                tensor.record_stream(side)  # Its memory may be given to another tensor only after the copy.
+            copied = torch.Event(device=device, blocking=True)
+            copied.record(side)
+        return _OnSideStream(copied, device)
+
+    @torch.no_grad()
+    def _copy(self, pairs: Sequence[Pair]) -> None:
+        for view, tensor in gathered(pairs):
+            for part, source in self._cut(view, tensor):
+                part.copy_(source, non_blocking=True)
+
+    def _cut(self, view: torch.Tensor, tensor: torch.Tensor) -> Iterator[Pair]:
+        """The same copy in parts, none of which reaches from one locked piece into another."""
+        first = view.data_ptr()
+        start = next((start for start, size in list(self._locked.items()) if start <= first < start + size), None)
+        if start is None or (first - start) // _PIECE_BYTES == (first - start + view.nbytes - 1) // _PIECE_BYTES:
+            yield view, tensor
+            return
+        # Pieces begin on pages and each destination is aligned to its elements, so none is cut in two.
+        target, source = view.view(-1), tensor.detach().resolve_conj().resolve_neg().contiguous().view(-1)
+        size = view.element_size()
+        to_border = (_PIECE_BYTES - (first - start) % _PIECE_BYTES) // size
+        sizes = [to_border, *[_PIECE_BYTES // size] * ((len(target) - to_border) // (_PIECE_BYTES // size))]
+        sizes += [len(target) - sum(sizes)]
+        yield from zip(target.split(sizes), source.split(sizes), strict=True)
 
 
 @dataclass(frozen=True)
@@ -143,25 +198,10 @@ class _OnSideStream:
         self.event.synchronize()
 
 
-def _copy_on_side_stream(pairs: Sequence[Pair], device: torch.device, side: torch.Stream) -> Copy:
-    side.wait_stream(torch.accelerator.current_stream(device))
-    with side:
-        _copy(pairs)
-        for _, tensor in pairs:
-            tensor.record_stream(side)  # Its memory may be given to another tensor only after the copy.
-        copied = torch.Event(device=device, blocking=True)
-        copied.record(side)
-    return _OnSideStream(copied, device)
-
-
-@torch.no_grad()
-def _copy(pairs: Sequence[Pair]) -> None:
-    for view, tensor in gathered(pairs):
-        view.copy_(tensor, non_blocking=True)
-
-
-def _pieces(memory: torch.Tensor) -> range:
-    return range(0, memory.nbytes, _PIECE_BYTES)
+def _pieces(address: int, size_bytes: int) -> Iterator[tuple[int, int]]:
+    """Addresses and sizes of the pieces of memory in which its pages are locked."""
+    for start in range(0, size_bytes, _PIECE_BYTES):
+        yield address + start, min(_PIECE_BYTES, size_bytes - start)
 
 
 def _clear_error(device: torch.device) -> None:

@@ -9,7 +9,8 @@ from __future__ import annotations
 import heapq
 import operator
 import threading
-from collections.abc import Mapping, Sequence
+import weakref
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -18,7 +19,7 @@ import torch
 from segue.checkpoints.format.gc_pause import paused_collector
 from segue.checkpoints.format.layout import PAGE_BYTES, ShardLayout, TensorSpec, layout_of
 from segue.checkpoints.format.state_tree import Json, encode_tree
-from segue.checkpoints.saving.accelerator import Accelerator, Copy, TorchAccelerator
+from segue.checkpoints.saving.accelerator import Accelerator, Copy, TorchAccelerator, no_pause
 from segue.checkpoints.saving.copy_cpu import Copier, copy_all
 from segue.checkpoints.saving.gathering import Pair
 from segue.checkpoints.saving.partition import Partition, RankState
@@ -107,6 +108,7 @@ class _Plan:
     accelerator: Accelerator
     is_locked: bool | None = None
     """Whether the device copies directly into the staging buffer; None: not tried yet."""
+    _unlock: Callable[[], object] = lambda: None
 
     def fits(self, live: Mapping[str, torch.Tensor]) -> bool:
         """Whether the state still has the same tensors."""
@@ -125,23 +127,28 @@ class _Plan:
         self.accelerator.drain(live)  # What runs on other streams may change the state, too.
         _copy_now(list(zip(self.views, live, strict=True)), self.accelerator)
 
-    def get_ready(self) -> None:
-        """Touch the memory, and lock it where a device copies into it."""
+    def get_ready(self, *, pause: Callable[[float], object]) -> None:
+        """Touch the memory, and lock it where a device copies into it, with pauses in which training goes on."""
         memory = torch.frombuffer(self.staging_buffer.memory, dtype=torch.uint8)
         memory[len(self.layout.head) :].zero_()
-        self.lock()
+        self.lock(pause=pause)
 
-    def lock(self) -> None:
+    def lock(self, *, pause: Callable[[float], object] = no_pause) -> None:
         """Lock the memory, unless that was tried or no device copies into it."""
-        if self.device is not None and self.is_locked is None:
-            memory = torch.frombuffer(self.staging_buffer.memory, dtype=torch.uint8)
-            self.is_locked = self.accelerator.lock_pages(memory, device=self.device)
+        if self.device is None or self.is_locked is not None:
+            return
+        memory = torch.frombuffer(self.staging_buffer.memory, dtype=torch.uint8)
+        self.is_locked = self.accelerator.lock_pages(memory, device=self.device, pause=pause)
+        if self.is_locked:
+            # Memory that is unmapped while it is locked keeps its lock: what is mapped there next would be copied into
+            # pages that nobody sees. So the last owner of a buffer unlocks it, also where nobody closes this plan.
+            self._unlock = weakref.finalize(self.staging_buffer, self.accelerator.unlock_pages, memory)
+            self._unlock.atexit = False
 
     def close(self) -> None:
         """Free the memory."""
-        if self.is_locked:
-            self.accelerator.unlock_pages(torch.frombuffer(self.staging_buffer.memory, dtype=torch.uint8))
-            self.is_locked = None
+        self._unlock()
+        self.is_locked = None
         self.staging_buffer.close()
 
 
@@ -158,6 +165,8 @@ class StagingArea:
         self._plans: dict[int, _Plan] = {}
         self._lock = threading.Lock()
         self._warming: threading.Thread | None = None
+        self._is_awaited = threading.Event()
+        """Set once somebody waits for the memory to be ready: it is got ready without pauses then."""
 
     @property
     def is_free(self) -> bool:
@@ -172,7 +181,9 @@ class StagingArea:
         """
         state = self._rank_state(trees)
         plans = [self._plan_for(number, state) for number in self._free]
-        self._warming = threading.Thread(target=_touch, args=(plans,), name="segue-staging-buffer", daemon=True)
+        self._is_awaited.clear()
+        given = (plans, self._is_awaited.wait)
+        self._warming = threading.Thread(target=_touch, args=given, name="segue-staging-buffer", daemon=True)
         self._warming.start()
 
     @paused_collector()
@@ -217,23 +228,26 @@ class StagingArea:
 
     def close(self) -> None:
         """Free all memory."""
-        if self._warming is not None:
-            self._warming.join()
+        self._wait_for_memory()
         for plan in self._plans.values():
             plan.close()
         self._plans.clear()
 
     def _start(self, trees: Mapping[str, Any]) -> tuple[Staged, _Plan, list[torch.Tensor]]:
         state = self._rank_state(trees)
-        if self._warming is not None:
-            self._warming.join()
-            self._warming = None
+        self._wait_for_memory()
         plan = self._plan_for(self._free[-1], state)
         plan.lock()
         with self._lock:
             self._free.remove(plan.staging_buffer.number)
         staged = Staged(plan.staging_buffer, plan.layout, state.skeletons, state.partition_hash)
         return staged, plan, list(state.tensors.values())
+
+    def _wait_for_memory(self) -> None:
+        if self._warming is not None:
+            self._is_awaited.set()
+            self._warming.join()
+            self._warming = None
 
     def _rank_state(self, trees: Mapping[str, Any]) -> RankState:
         live: dict[str, torch.Tensor] = {}
@@ -275,9 +289,9 @@ def _laid_out(number: int, state: RankState, accelerator: Accelerator) -> _Plan:
     )
 
 
-def _touch(plans: Sequence[_Plan]) -> None:
+def _touch(plans: Sequence[_Plan], pause: Callable[[float], object]) -> None:
     for plan in plans:
-        plan.get_ready()
+        plan.get_ready(pause=pause)
 
 
 def _guarded(tensors: list[torch.Tensor], accelerator: Accelerator) -> list[_Late]:
