@@ -46,6 +46,7 @@ def test_tensors_of_every_kind_are_copied_before_they_are_overwritten(device):
     assert {n: staged_bytes(staged, f"model.state.{n}") for n in expected} == {n: raw(t) for n, t in expected.items()}
 
 
+@pytest.mark.alone
 @pytest.mark.only_cuda
 def test_pages_are_locked_and_copied_at_the_speed_of_locked_memory(device):
     live = {f"w{n}": torch.randn(16 * MIB, device=device) for n in range(8)}

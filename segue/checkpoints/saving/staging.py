@@ -24,6 +24,7 @@ from segue.checkpoints.saving.copy_cpu import Copier, copy_all
 from segue.checkpoints.saving.gathering import Pair
 from segue.checkpoints.saving.partition import Partition, RankState
 from segue.checkpoints.saving.shared_memory import StagingBuffer
+from segue.tracing import span
 
 _LOOKS, _MOST_LOOKED_AT, _MOST_ON_DEVICE = 64, 256, 32
 """How many values are compared at the barrier, and of how many tensors, the largest; on a device each is a kernel."""
@@ -84,10 +85,11 @@ class Staged:
 
     def wait(self) -> None:
         """Block until all is copied and the barrier has decided whether it is torn."""
-        self._copied.wait()
-        self._passed.wait()
-        for copy in self._device_copies:
-            copy.wait()
+        with span("wait for the copy"):
+            self._copied.wait()
+            self._passed.wait()
+            for copy in self._device_copies:
+                copy.wait()
         self.is_torn = self.is_torn or any(not torch.equal(*looks) for looks in self._device_looks)
         self._device_looks = []
 
@@ -124,13 +126,16 @@ class _Plan:
         if self.device is None:
             self.copier.copy(live)
             return
-        self.accelerator.drain(live)  # What runs on other streams may change the state, too.
-        _copy_now(list(zip(self.views, live, strict=True)), self.accelerator)
+        with span("wait for the device"):
+            self.accelerator.drain(live)  # What runs on other streams may change the state, too.
+        with span("copy", bytes=self.layout.size_bytes, is_locked=self.is_locked):
+            _copy_now(list(zip(self.views, live, strict=True)), self.accelerator)
 
     def get_ready(self, *, pause: Callable[[float], object]) -> None:
         """Touch the memory, and lock it where a device copies into it, with pauses in which training goes on."""
         memory = torch.frombuffer(self.staging_buffer.memory, dtype=torch.uint8)
-        memory[len(self.layout.head) :].zero_()
+        with span("touch memory", bytes=memory.nbytes):
+            memory[len(self.layout.head) :].zero_()
         self.lock(pause=pause)
 
     def lock(self, *, pause: Callable[[float], object] = no_pause) -> None:
@@ -138,7 +143,8 @@ class _Plan:
         if self.device is None or self.is_locked is not None:
             return
         memory = torch.frombuffer(self.staging_buffer.memory, dtype=torch.uint8)
-        self.is_locked = self.accelerator.lock_pages(memory, device=self.device, pause=pause)
+        with span("lock memory", bytes=memory.nbytes) as facts:
+            self.is_locked = facts["is_locked"] = self.accelerator.lock_pages(memory, device=self.device, pause=pause)
         if self.is_locked:
             # Memory that is unmapped while it is locked keeps its lock: what is mapped there next would be copied into
             # pages that nobody sees. So the last owner of a buffer unlocks it, also where nobody closes this plan.
@@ -172,6 +178,11 @@ class StagingArea:
     def is_free(self) -> bool:
         """Whether a staging buffer is free for the next safe point."""
         return bool(self._free)
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether the memory that `prepare` allocates can be used without waiting."""
+        return self._warming is None or not self._warming.is_alive()
 
     def prepare(self, trees: Mapping[str, Any]) -> None:
         """Allocate memory for this state in the background: the first touch of memory costs ten times a copy.
@@ -213,10 +224,14 @@ class StagingArea:
         later = [pair for pair, late in zip(pairs, is_late, strict=True) if late]
         device = self._accelerator
         if plan.device is not None:
-            device.drain(live)  # What runs on other streams may change the state, too.
-        _copy_now(now, device)
-        staged._late = _guarded([tensor for _, tensor in later], device)
-        staged._device_copies = device.copy_aside([pair for pair in later if device.has(pair[1])])
+            with span("wait for the device"):
+                device.drain(live)  # What runs on other streams may change the state, too.
+        with span("copy", is_locked=plan.is_locked):
+            _copy_now(now, device)
+        with span("guard"):
+            staged._late = _guarded([tensor for _, tensor in later], device)
+        with span("begin to copy", is_locked=plan.is_locked):
+            staged._device_copies = device.copy_aside([pair for pair in later if device.has(pair[1])])
         on_host = [pair for pair in later if not device.has(pair[1])]
         threading.Thread(target=_copy_late, args=(staged, on_host), name="segue-stage", daemon=True).start()
         return staged
@@ -246,12 +261,14 @@ class StagingArea:
     def _wait_for_memory(self) -> None:
         if self._warming is not None:
             self._is_awaited.set()
-            self._warming.join()
+            with span("wait for the memory"):
+                self._warming.join()
             self._warming = None
 
     def _rank_state(self, trees: Mapping[str, Any]) -> RankState:
         live: dict[str, torch.Tensor] = {}
-        skeletons = {name: encode_tree(tree, path=name, tensors=live) for name, tree in trees.items()}
+        with span("encode"):
+            skeletons = {name: encode_tree(tree, path=name, tensors=live) for name, tree in trees.items()}
         return self._partition.of(live, skeletons)
 
     def _plan_for(self, number: int, state: RankState) -> _Plan:
