@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ import torch
 from segue.checkpoints.saving import accelerator as module
 from segue.checkpoints.saving.accelerator import TorchAccelerator
 from segue.checkpoints.saving.staging import StagingArea
-from tests.checkpoints.test_staging import assert_holds, tree_of
+from tests.checkpoints.test_staging import ODD, assert_holds, tree_of
 
 PIECE = 4096
 INVALID, ALREADY_LOCKED, NOT_LOCKED, OUT_OF_MEMORY = 1, 712, 713, 2
@@ -53,7 +54,7 @@ class OnCuda(TorchAccelerator):
     def drain(self, tensors):
         return
 
-    def copy_aside(self, pairs):
+    def copy_aside(self, pairs, *, may_keep=False):
         self._copy(pairs)
         return []
 
@@ -103,6 +104,41 @@ def test_no_copy_reaches_from_one_locked_range_into_another(cudart, tensors):
     assert_holds(begun, tensors)
     area.close()
     assert cudart.ranges == {}
+
+
+class Kept(OnCuda):
+    """Copies to the host as late as it may."""
+
+    def copy_aside(self, pairs, *, may_keep=False):
+        kept = self._kept_there(pairs, torch.device("cpu"), None)
+        return [Late(lambda: self._copy(kept))]
+
+
+class Late:
+    def __init__(self, copy):
+        self.wait = copy
+
+    def hold_back_device(self):
+        return
+
+
+def test_what_is_kept_on_the_device_is_the_state_of_the_safe_point(cudart, monkeypatch):
+    monkeypatch.setattr(module, "_room_on", lambda device, size: torch.empty(size, dtype=torch.uint8))
+    monkeypatch.setattr(torch.accelerator, "current_stream", lambda device: SimpleNamespace(wait_stream=lambda _: None))
+    live = {name: each.detach().clone() for name, each in ODD.items() if name != "overlapping itself"}
+    live["large"] = torch.randn(3 * PIECE)
+    area = StagingArea(accelerator=Kept())
+    for _ in range(2):
+        expected = {name: each.clone() for name, each in live.items()}
+        staged = area.begin(tree_of(live), deferred=frozenset(each.data_ptr() for each in live.values()))
+        staged._passed.set()
+        for each in live.values():
+            each.zero_()
+        staged.wait()
+        assert_holds(staged, expected)
+        area.release(staged)
+        live = {name: torch.ones_like(each) for name, each in live.items()}
+    area.close()
 
 
 def test_where_a_part_cannot_be_locked_none_is_and_the_bytes_are_the_same(cudart, caplog):

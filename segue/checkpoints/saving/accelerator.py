@@ -14,7 +14,7 @@ from typing import Protocol
 
 import torch
 
-from segue.checkpoints.saving.gathering import Pair, gathered
+from segue.checkpoints.saving.gathering import Pair, bits, gathered
 
 log = logging.getLogger(__name__)
 
@@ -24,6 +24,9 @@ not reach from one piece into the next, so copies are cut there."""
 _ALREADY_LOCKED = 712
 """CUDA's error for memory of which a part is locked, or was unmapped without being unlocked."""
 _WITHOUT_STREAMS = ("mps",)
+_ALIGNED_TO = 256
+_LEFT_OF_DEVICE = 0.1
+"""Share of a device's memory that stays free, besides as much as what is kept there, when something is."""
 
 
 def no_pause(seconds: float) -> None:
@@ -57,8 +60,12 @@ class Accelerator(Protocol):
         """Queue copies of these tensors of theirs, after what is queued already."""
         ...
 
-    def copy_aside(self, pairs: Sequence[Pair]) -> list[Copy]:
-        """Start copying these tensors, after what is queued on the current streams and beside what follows."""
+    def copy_aside(self, pairs: Sequence[Pair], *, may_keep: bool = False) -> list[Copy]:
+        """Start copying these tensors, after what is queued on the current streams and beside what follows.
+
+        With `may_keep` they are first copied within the device, if that has much room, which takes a few percent of the
+        time: what follows may then change them at once. The memory for that is kept for the next time.
+        """
         ...
 
     def lock_pages(
@@ -86,6 +93,8 @@ class TorchAccelerator:
         # One for each device: memory that is allocated on a stream stays reserved for it.
         self._streams: dict[torch.device, torch.Stream] = {}
         self._streams_lock = threading.Lock()
+        self._kept: dict[torch.device, torch.Tensor] = {}
+        """Memory for copies within each device."""
         self._locked: dict[int, int] = {}
         """First address and size of each range of memory that is locked."""
 
@@ -99,7 +108,7 @@ class TorchAccelerator:
     def copy(self, pairs: Sequence[Pair]) -> None:
         self._copy(pairs)
 
-    def copy_aside(self, pairs: Sequence[Pair]) -> list[Copy]:
+    def copy_aside(self, pairs: Sequence[Pair], *, may_keep: bool = False) -> list[Copy]:
         copies: list[Copy] = []
         for device in dict.fromkeys(tensor.device for _, tensor in pairs):
             of_device = [pair for pair in pairs if pair[1].device == device]
@@ -111,7 +120,8 @@ class TorchAccelerator:
                     if device not in self._streams:
                         self._streams[device] = torch.Stream(device=device)
                     side = self._streams[device]
-                copies.append(self._copy_on_side_stream(of_device, device, side))
+                kept = self._kept_there(of_device, device, side) if may_keep else None
+                copies.append(self._copy_on_side_stream(kept or of_device, device, side, is_kept=kept is not None))
         return copies
 
     def lock_pages(
@@ -154,7 +164,32 @@ class TorchAccelerator:
             _clear_error(torch.device("cuda"))
             log.warning("host memory could not be unlocked (CUDA error %d)", max(errors))
 
-    def _copy_on_side_stream(self, pairs: Sequence[Pair], device: torch.device, side: torch.Stream) -> Copy:
+    @torch.no_grad()
+    def _kept_there(self, pairs: Sequence[Pair], device: torch.device, side: torch.Stream) -> list[Pair] | None:
+        """The same copies, from copies on the device; None where that has too little room."""
+        starts = [0]
+        for view, _ in pairs:
+            starts.append(starts[-1] + -(-view.nbytes // _ALIGNED_TO) * _ALIGNED_TO)
+        if device not in self._kept or self._kept[device].nbytes < starts[-1]:
+            self._kept.pop(device, None)
+            memory = _room_on(device, starts[-1])
+            if memory is None:
+                return None
+            self._kept[device] = memory
+        memory = self._kept[device]
+        targets = [bits(view) for view, _ in pairs]
+        parts = [
+            memory[start : start + target.nbytes].view(target.dtype).view(target.shape)
+            for start, target in zip(starts, targets, strict=False)
+        ]
+        # The copies of the save before may still be read.
+        torch.accelerator.current_stream(device).wait_stream(side)
+        torch._foreach_copy_(parts, [bits(tensor) for _, tensor in pairs])
+        return list(zip(targets, parts, strict=True))
+
+    def _copy_on_side_stream(
+        self, pairs: Sequence[Pair], device: torch.device, side: torch.Stream, *, is_kept: bool
+    ) -> Copy:
         side.wait_stream(torch.accelerator.current_stream(device))
         with side:
             self._copy(pairs)
@@ -162,7 +197,7 @@ class TorchAccelerator:
                 tensor.record_stream(side)  # Its memory may be given to another tensor only after the copy.
             copied = torch.Event(device=device, blocking=True)
             copied.record(side)
-        return _OnSideStream(copied, device)
+        return _OnSideStream(copied, device, is_kept)
 
     @torch.no_grad()
     def _copy(self, pairs: Sequence[Pair]) -> None:
@@ -190,8 +225,12 @@ class TorchAccelerator:
 class _OnSideStream:
     event: torch.Event
     device: torch.device
+    is_kept: bool
+    """Whether it reads a copy, which nothing changes."""
 
     def hold_back_device(self) -> None:
+        if self.is_kept:
+            return
         torch.accelerator.current_stream(self.device).wait_event(self.event)
 
     def wait(self) -> None:
@@ -202,6 +241,19 @@ def _pieces(address: int, size_bytes: int) -> Iterator[tuple[int, int]]:
     """Addresses and sizes of the pieces of memory in which its pages are locked."""
     for start in range(0, size_bytes, _PIECE_BYTES):
         yield address + start, min(_PIECE_BYTES, size_bytes - start)
+
+
+def _room_on(device: torch.device, size_bytes: int) -> torch.Tensor | None:
+    """So much memory of a device that has more than twice as much left, and some for what training needs later."""
+    if device.type != "cuda" or not size_bytes:
+        return None
+    free, total = torch.cuda.mem_get_info(device)
+    if free < 2 * size_bytes + _LEFT_OF_DEVICE * total:
+        return None
+    try:
+        return torch.empty(size_bytes, dtype=torch.uint8, device=device)
+    except torch.OutOfMemoryError:
+        return None
 
 
 def _clear_error(device: torch.device) -> None:

@@ -231,7 +231,7 @@ class StagingArea:
         with span("guard"):
             staged._late = _guarded([tensor for _, tensor in later], device)
         with span("begin to copy", is_locked=plan.is_locked):
-            staged._device_copies = device.copy_aside([pair for pair in later if device.has(pair[1])])
+            staged._device_copies = device.copy_aside([pair for pair in later if device.has(pair[1])], may_keep=True)
         on_host = [pair for pair in later if not device.has(pair[1])]
         threading.Thread(target=_copy_late, args=(staged, on_host), name="segue-stage", daemon=True).start()
         return staged
