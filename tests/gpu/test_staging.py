@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import logging
-import mmap
 import statistics
 import time
 
@@ -86,18 +85,6 @@ def test_where_locking_is_refused_one_warning_is_given_the_next_kernel_runs_and_
     assert "refused to lock" in caplog.text
     assert torch.ones(3, device=device).sum().item() == 3
     assert int(torch.cuda.cudart().cudaHostUnregister(memory.data_ptr() + MIB)) == 0
-
-
-@pytest.mark.only_cuda
-def test_memory_that_was_unmapped_while_locked_is_locked_anew(device):
-    with mmap.mmap(-1, 4 * MIB) as former:
-        address = torch.frombuffer(former, dtype=torch.uint8).data_ptr()
-        assert int(torch.cuda.cudart().cudaHostRegister(address, 4 * MIB, 0)) == 0
-        gc.collect()
-    live = {"p": torch.ones(MIB - 1024, device=device)}
-    area = StagingArea()
-    assert_holds(area.take(tree_of(live)), {"p": torch.ones(MIB - 1024)})
-    area.close()
 
 
 @pytest.mark.only_cuda
