@@ -209,8 +209,8 @@ class Saving:
         if self._looked is None or self._looked[0] != self._progress.step:
             self.look_ahead(evaluate=False)
         assert self._looked is not None
-        (_, *found), self._looked = self._looked, None
-        return found[0], found[1]
+        (_, untracked, recorded), self._looked = self._looked, None
+        return untracked, recorded
 
     def on_notice(self, *, seconds_left: float) -> LastSave:
         """Whether there is time for one last save."""

@@ -218,7 +218,7 @@ class TorchAccelerator:
         to_border = (_PIECE_BYTES - (first - start) % _PIECE_BYTES) // size
         sizes = [to_border, *[_PIECE_BYTES // size] * ((len(target) - to_border) // (_PIECE_BYTES // size))]
         sizes += [len(target) - sum(sizes)]
-        yield from zip(target.split(sizes), source.split(sizes), strict=True)
+        yield from zip(torch.split(target, sizes), torch.split(source, sizes), strict=True)
 
 
 @dataclass(frozen=True)

@@ -148,8 +148,9 @@ class _Plan:
         if self.is_locked:
             # Memory that is unmapped while it is locked keeps its lock: what is mapped there next would be copied into
             # pages that nobody sees. So the last owner of a buffer unlocks it, also where nobody closes this plan.
-            self._unlock = weakref.finalize(self.staging_buffer, self.accelerator.unlock_pages, memory)
-            self._unlock.atexit = False
+            unlock = weakref.finalize(self.staging_buffer, self.accelerator.unlock_pages, memory)
+            unlock.atexit = False
+            self._unlock = unlock
 
     def close(self) -> None:
         """Free the memory."""
