@@ -182,7 +182,7 @@ def _torch_save() -> Saver:
 
 
 def _dcp_sync() -> Saver:
-    import torch.distributed.checkpoint as dcp
+    from torch.distributed.checkpoint import state_dict_saver as dcp
 
     def save(state: dict[str, Any], path: Path) -> None:
         dcp.save(state, checkpoint_id=path, no_dist=True)
@@ -198,7 +198,7 @@ def _group() -> Callable[[], None]:
 
 
 def _dcp_async_thread() -> Saver:
-    import torch.distributed.checkpoint as dcp
+    from torch.distributed.checkpoint import state_dict_saver as dcp
 
     return Saver(lambda state, path: dcp.async_save(state, checkpoint_id=path), _group())
 
@@ -206,7 +206,7 @@ def _dcp_async_thread() -> Saver:
 def _dcp_async_process() -> Saver:
     """Staged in pinned and shared memory, and written by another process. Its copy is awaited: weights may not change
     before it is done, and the loop of a user has no other place to wait."""
-    import torch.distributed.checkpoint as dcp
+    from torch.distributed.checkpoint import state_dict_saver as dcp
     from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
     from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType
 
