@@ -3,6 +3,7 @@
 # make test   sets everything up and runs lint, types and the tests; 5 minutes on two cores
 # make matrix the longer tests: many seeds, many kills, whole processes, the wheel
 # make gpu    the tests and benchmarks that need a CUDA device
+# make gpu-kit  .gpu/: what a machine with a device and without a network lacks for benchmarks/accelerator/kit/*.sh
 # make soak   the longest tests, and whole benchmarks
 # make docs   writes the generated reference and builds the docs site: build/site/index.html
 VENV   ?= .venv
@@ -11,7 +12,7 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
 # Several of these are also names of folders.
-.PHONY: demo retrain-demo test units flows matrix matrix-units matrix-flows gpu soak lint types format docs setup clean
+.PHONY: demo retrain-demo test units flows matrix matrix-units matrix-flows gpu gpu-kit soak lint types format docs setup clean
 
 demo: setup
 	$(BIN)/segue demo
@@ -49,8 +50,13 @@ soak: setup
 
 # On one device, a few minutes. Elsewhere everything is skipped, with the reason.
 gpu: setup
-	$(BIN)/python -m pytest -m gpu --durations 10 tests/gpu tests/interop/test_import_weights.py
+	$(BIN)/python -m pytest -m "gpu and not alone" -n 12 --durations 10 tests/gpu tests/interop/test_import_weights.py
+	$(BIN)/python -m pytest -m "gpu and alone" tests/gpu
 	$(BIN)/python -m benchmarks.accelerator --json build/gpu.json
+	$(BIN)/python -m benchmarks.accelerator.peers --json build/gpu-peers.json
+
+gpu-kit:
+	benchmarks/accelerator/kit/prepare.sh
 
 lint: setup
 	$(BIN)/ruff format --check .

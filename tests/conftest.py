@@ -23,6 +23,8 @@ TOGETHER = {"stores": "s3"}
 
 The tests of the flows run alone, because they measure times of a whole Prefect.
 """
+APART = ("gpu",)
+"""Folders whose tests share nothing: most of their time is the start of processes on a device."""
 
 
 # The tests may run on a machine of a cloud, whose notices are not for them.
@@ -35,12 +37,14 @@ settings.load_profile("segue")
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Keep tests with shared fixtures together: these folders as a whole, all others by file."""
+    """Keep tests with shared fixtures together: these folders as a whole, all others by file, or each alone."""
     from xdist.scheduler import LoadScopeScheduling
 
     class ByServer(LoadScopeScheduling):  # type: ignore[misc]
         def _split_scope(self, nodeid: str) -> str:
             path = PurePosixPath(nodeid.partition("::")[0])
+            if path.parent.name in APART:
+                return nodeid
             return TOGETHER.get(path.parent.name, str(path))
 
     return ByServer(config, log)

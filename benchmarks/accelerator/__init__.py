@@ -1,1 +1,1 @@
-"""What segue costs on an accelerator: six figures with their limits; `make gpu` runs it after its tests."""
+"""What segue costs on an accelerator: figures with their limits; `make gpu` runs it after its tests."""

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
-from rich.box import SIMPLE_HEAD
-from rich.table import Table
 
 
 class Figure(NamedTuple):
@@ -24,16 +21,11 @@ class Figure(NamedTuple):
         return None if self.limit is None else self.value <= self.limit
 
 
-def table_of(figures: Sequence[Figure]) -> Table:
-    """All of them, a row each."""
-    table = Table(box=SIMPLE_HEAD)
-    for heading in ("figure", "measured", "limit", ""):
-        table.add_column(heading)
-    for figure in figures:
-        limit = "" if figure.limit is None else f"<= {figure.limit:g} {figure.unit}"
-        met = {True: "met", False: "missed", None: ""}[figure.is_met]
-        table.add_row(figure.name, f"{figure.value:.3g} {figure.unit}", limit, met)
-    return table
+def line_of(figure: Figure) -> str:
+    """One figure for people."""
+    limit = "" if figure.limit is None else f"<= {figure.limit:g} {figure.unit}"
+    met = {True: "met", False: "missed", None: ""}[figure.is_met]
+    return f"{figure.name:62s} {figure.value:9.4g} {figure.unit:8s} {limit:14s} {met}".rstrip()
 
 
 def facts_of(device: torch.device, size_bytes: int) -> dict[str, Any]:

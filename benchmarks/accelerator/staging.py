@@ -4,38 +4,61 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Iterator
 
 import torch
 
 from benchmarks.accelerator.report import Figure
+from benchmarks.accelerator.state import state_of, timed, wait_for
 from segue.checkpoints.saving.staging import StagingArea
 
 _ROUNDS = 5
+_PINNED_BYTES = 2**30
+_ONE_TENSOR_BYTES = 3 * 2**30
+_LARGE = 4
+"""How many times the usual state the large one has."""
 
 
-def measure_staging(device: torch.device, size_bytes: int) -> list[Figure]:
-    """Blocking saves of few and many tensors, an overlapped one beside a step, and getting ready for the first."""
-    few, prepared = _stall(device, size_bytes, tensors=300)
-    many, _ = _stall(device, size_bytes, tensors=10_000)
+def measure_staging(device: torch.device, size_bytes: int) -> Iterator[Figure]:
+    """Blocking saves of few and many tensors, against one copy into memory that torch has locked."""
+    limit = _pinned_copy(device, size_bytes)
+    yield Figure("one copy of as much into locked memory", limit, "s")
+    for tensors, most, times in ((300, 0.13, 1.05), (10_000, 0.16, 1.2)):
+        seconds = _stall(device, size_bytes, tensors=tensors)
+        yield Figure(f"stall of a save, {tensors:,} tensors", seconds, "s", most)
+        yield Figure(f"the same x one copy, {tensors:,} tensors", seconds / limit, "x", times)
+
+
+def measure_large(device: torch.device, size_bytes: int) -> Iterator[Figure]:
+    """A state of a few kilobytes, one tensor of 3 GiB, and a state four times as large as the others."""
+    one, large = min(_ONE_TENSOR_BYTES, size_bytes), _LARGE * size_bytes
+    yield Figure("stall of a save of 4 KB", 1000 * _stall(device, 4096, tensors=10), "ms")
+    yield Figure(f"stall of a save, one tensor of {one / 1e9:.1f} GB", _stall(device, one, tensors=1), "s")
+    if device.type == "cuda" and torch.cuda.mem_get_info(device)[0] < 1.2 * large:
+        return
+    yield Figure(f"stall of a save of {large / 1e9:.0f} GB", _stall(device, large, tensors=1000), "s")
+
+
+def measure_overlapped(device: torch.device, size_bytes: int) -> Iterator[Figure]:
+    """An overlapped save beside a step."""
     begun, longer = _overlapped(device, size_bytes)
-    return [
-        Figure("stall of a save, 300 tensors", few, "s", 0.13),
-        Figure("stall of a save, 10,000 tensors", many, "s", 0.16),
-        Figure("stall of an overlapped save", begun, "s", 0.015),
-        Figure("longer step beside an overlapped save", longer, "s", 0.12),
-        Figure("getting ready for the first save", prepared, "s", 0.05),
-    ]
+    yield Figure("stall of an overlapped save", begun, "s", 0.015)
+    yield Figure("longer step beside an overlapped save", longer, "s", 0.12)
 
 
-def _state(device: torch.device, size_bytes: int, tensors: int) -> dict[str, torch.Tensor]:
-    return {f"w{n}": torch.randn(max(size_bytes // tensors // 4, 1), device=device) for n in range(tensors)}
+def _pinned_copy(device: torch.device, size_bytes: int) -> float:
+    """By repeated copies into a smaller memory: locking as much takes seconds."""
+    part = min(size_bytes, _PINNED_BYTES)
+    pinned = torch.empty(part, dtype=torch.uint8, pin_memory=device.type == "cuda")
+    live = torch.zeros(part, dtype=torch.uint8, device=device)
+    return statistics.median(timed(lambda: pinned.copy_(live, non_blocking=True), device) for _ in range(_ROUNDS)) * (
+        size_bytes / part
+    )
 
 
-def _stall(device: torch.device, size_bytes: int, *, tensors: int) -> tuple[float, float]:
-    state, area = {"model": _state(device, size_bytes, tensors)}, StagingArea()
-    prepared = _timed(lambda: area.prepare(state), device)
+def _stall(device: torch.device, size_bytes: int, *, tensors: int) -> float:
+    state, area = {"model": state_of(device, size_bytes, tensors=tensors)}, StagingArea()
+    area.prepare(state)
     found = []
     area.release(area.take(state))  # It waits for the memory to be ready.
     for _ in range(_ROUNDS):
@@ -44,11 +67,11 @@ def _stall(device: torch.device, size_bytes: int, *, tensors: int) -> tuple[floa
         found.append(time.perf_counter() - began)
         area.release(staged)
     area.close()
-    return statistics.median(found), prepared
+    return statistics.median(found)
 
 
 def _overlapped(device: torch.device, size_bytes: int) -> tuple[float, float]:
-    live = _state(device, size_bytes, 300)
+    live = state_of(device, size_bytes, tensors=300)
     state, area = {"model": live}, StagingArea()
     late = frozenset(tensor.data_ptr() for tensor in live.values())
     work = torch.randn(4096 if device.type == "cuda" else 256, 4096 if device.type == "cuda" else 256, device=device)
@@ -61,28 +84,15 @@ def _overlapped(device: torch.device, size_bytes: int) -> tuple[float, float]:
     area.release(area.take(state))
     begun, longer = [], []
     for _ in range(_ROUNDS):
-        alone = _timed(step, device)
+        alone = timed(step, device)
         began = time.perf_counter()
         staged = area.begin(state, deferred=late)
         begun.append(time.perf_counter() - began)
         step()
         staged.barrier()
-        _wait(device)
+        wait_for(device)
         longer.append(time.perf_counter() - began - alone)
         staged.wait()
         area.release(staged)
     area.close()
     return statistics.median(begun), statistics.median(longer)
-
-
-def _timed(work: Callable[[], Any], device: torch.device) -> float:
-    _wait(device)
-    began = time.perf_counter()
-    work()
-    _wait(device)
-    return time.perf_counter() - began
-
-
-def _wait(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)

@@ -21,7 +21,8 @@ class Average:
 
     def update(self, step: int) -> None:
         for name, parameter in self._model.named_parameters():
-            self._values[name].lerp_(parameter.detach(), 1 - self._decay)
+            # It was built before the model was moved to its device.
+            self._values[name] = self._values[name].to(parameter.device).lerp_(parameter.detach(), 1 - self._decay)
 
     def state_dict(self) -> dict[str, Any]:
         return {"values": self._values}
@@ -55,7 +56,8 @@ def tiny(config: dict[str, Any]) -> Recipe:
         return nn.functional.mse_loss(model(x), y)
 
     def evaluate(model: nn.Module) -> float:
-        return float(nn.functional.mse_loss(model(features[:64]), targets[:64]))
+        device = next(model.parameters()).device
+        return float(nn.functional.mse_loss(model(features[:64].to(device)), targets[:64].to(device)))
 
     return Recipe(
         model=model,

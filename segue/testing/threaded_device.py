@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from segue.checkpoints.saving.accelerator import Copy
+from segue.checkpoints.saving.accelerator import Copy, no_pause
 from segue.checkpoints.saving.gathering import Pair, gathered
 
 
@@ -19,8 +19,11 @@ from segue.checkpoints.saving.gathering import Pair, gathered
 class _Work:
     run: Callable[[], object]
     done: threading.Event = field(default_factory=threading.Event)
+    is_kept: bool = False
 
     def hold_back_device(self) -> None:
+        if self.is_kept:
+            return
         # The tensors of this device are changed by the caller's thread, so that is what has to wait.
         self.done.wait()
 
@@ -34,8 +37,11 @@ class ThreadedDevice:
     `delay_seconds` pass before each piece of work; copies of one call are made in an order that `seed` draws.
     """
 
-    def __init__(self, *, delay_seconds: float = 0.0, seed: int = 0, can_lock: bool = True) -> None:
-        self.delay_seconds, self.can_lock = delay_seconds, can_lock
+    def __init__(
+        self, *, delay_seconds: float = 0.0, seed: int = 0, can_lock: bool = True, has_room: bool = False
+    ) -> None:
+        """With `has_room` what is copied aside is first copied within the device."""
+        self.has_room, self.delay_seconds, self.can_lock = has_room, delay_seconds, can_lock
         self.locked: list[int] = []
         """Bytes of each range of pages that is locked."""
         self.lock_calls = 0
@@ -79,13 +85,17 @@ class ThreadedDevice:
             work = _Work(lambda view=view, tensor=tensor: view.copy_(tensor.detach()))  # type: ignore[misc]
             self._queue.put(work)
 
-    def copy_aside(self, pairs: Sequence[Pair]) -> list[Copy]:
-        works = [_Work(lambda view=view, tensor=tensor: view.copy_(tensor.detach())) for view, tensor in pairs]  # type: ignore[misc]
+    def copy_aside(self, pairs: Sequence[Pair], *, may_keep: bool = False) -> list[Copy]:
+        is_kept = may_keep and self.has_room
+        held = [(view, tensor.detach().clone() if is_kept else tensor.detach()) for view, tensor in pairs]
+        works = [_Work(lambda view=view, tensor=tensor: view.copy_(tensor), is_kept=is_kept) for view, tensor in held]  # type: ignore[misc]
         for work in self._random.sample(works, len(works)):
             self._queue.put(work)
         return list(works)
 
-    def lock_pages(self, memory: torch.Tensor, *, device: torch.device) -> bool:
+    def lock_pages(
+        self, memory: torch.Tensor, *, device: torch.device, pause: Callable[[float], object] = no_pause
+    ) -> bool:
         self.lock_calls += 1
         self.threads.add(threading.current_thread().name)
         if self.can_lock:

@@ -55,6 +55,8 @@ def prepare_device(spec: RunSpec, *, local_rank: int | None = None) -> torch.dev
     try:
         device = torch.device(name)
         torch.empty(0, device=device)
+        if device.type == "cuda" and device.index is None:
+            device = torch.device("cuda", torch.cuda.current_device())  # Some functions of torch ask for the number.
         if device.index is not None:
             torch.cuda.set_device(device)  # Code that requests no device number must get this one.
     except (RuntimeError, AssertionError):

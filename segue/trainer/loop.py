@@ -35,8 +35,10 @@ from segue.records import (
 )
 from segue.runlog.history import read_history
 from segue.stores.base import StoreReadError, StoreWriteError
+from segue.tracing import span
 from segue.trainer.context import AttemptContext
 from segue.trainer.health.failures import failure_of, stop_reason, without_traceback
+from segue.trainer.ranks.consensus import Vote
 from segue.trainer.rehearsal import ResumeRehearsal, is_due
 from segue.trainer.reporting import AttemptReporter
 from segue.trainer.resume import Resume
@@ -212,12 +214,14 @@ class TrainingLoop:
             raise
 
     def _train(self) -> Steps:
-        while (vote := self._safe_points.vote()).stop is None:
+        while (vote := self._voted()).stop is None:
             if vote.save and vote.is_busy:
                 self._saving.delay()
             elif vote.save:
                 self._save(evaluate=True)
-            if not (yield from self._step(counts=True)):
+            with span("step", step=self._progress.step + 1):
+                is_made = yield from self._step(counts=True)
+            if not is_made:
                 continue
             self._rehearsal.check()
             done = self._progress.step - self._reporter.from_step
@@ -230,10 +234,18 @@ class TrainingLoop:
         yield from self._end(vote.stop)
         return vote.stop
 
+    def _voted(self) -> Vote:
+        with span("safe point"):
+            return self._safe_points.vote()
+
     def _save(self, *, evaluate: bool, is_last: bool = False) -> None:
-        self._records.read()
-        self._records.refuse_poisoned_weights()
-        self._saving.save(evaluate=evaluate, is_last=is_last)
+        with span("save", step=self._progress.step):
+            self._saving.look_ahead(evaluate=evaluate)
+            with span("read the last step"):
+                self._records.read()
+            with span("look at the weights"):
+                self._records.refuse_poisoned_weights()
+            self._saving.save(evaluate=evaluate, is_last=is_last)
         self._witness.open(self._progress.step)
 
     def _step(self, *, counts: bool) -> _OneStep:
@@ -288,7 +300,8 @@ class TrainingLoop:
         is_last = self._witness.completes(row.step) or self._resume.wants_state(row.step)
         if not is_last or not self._ranks.is_leader or self._live.structure_changes():
             return row  # The next save refuses a structure that no resume can build.
-        return row._replace(state=self._live.state_marks())
+        with span("state marks"):
+            return row._replace(state=self._live.state_marks())
 
     def _check(self, prelude: Prelude, *, compare_state: bool = True) -> None:
         self._resume.before_step(self._live.components, prelude, compare_state=compare_state)

@@ -5,12 +5,14 @@ from __future__ import annotations
 import logging
 import math
 from dataclasses import dataclass
+from typing import Any
 
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from segue.checkpoints.saving.committer import SaveJob, Writer
 from segue.checkpoints.saving.staging import Staged, StagingArea
 from segue.clock import Clock
+from segue.continuity.recipe_diff import UNTRACKED
 from segue.curves.schema import Curve
 from segue.errors import StructureChangedError, WorkAtRiskError
 from segue.policy.save_interval import (
@@ -23,9 +25,10 @@ from segue.policy.save_interval import (
     interval_seconds,
     should_save_on_notice,
 )
-from segue.records import Capacity, CheckpointRef
+from segue.records import Capacity, CheckpointRef, Finding
 from segue.runlog.history import History
 from segue.spec import CheckpointSpec
+from segue.tracing import span
 from segue.trainer.health.activity import Activity
 from segue.trainer.workloads.base import Workload
 from segue.trainer.workloads.state import capture
@@ -73,6 +76,8 @@ class Saving:
         self._meter = CostMeter()
         self.cadence = self._current_cadence()
         self._late: Staged | None = None
+        self._looked: tuple[int, tuple[Finding, ...], Any] | None = None
+        """The step at which `look_ahead` was called last, and what it found."""
         self._has_torn = False
         self._hook = register_optimizer_step_pre_hook(lambda *_: self.barrier())
 
@@ -94,7 +99,8 @@ class Saving:
     def barrier(self) -> None:
         """Block until the last safe point is copied; called before the state changes."""
         if self._late is not None:
-            self._late.barrier()
+            with span("barrier"):
+                self._late.barrier()
             if self._late.is_torn:
                 self._has_torn = self._is_owed = True
                 self._taken.pop(max(self._taken, default=0), None)
@@ -151,6 +157,14 @@ class Saving:
         self.delayed += not self._is_delaying
         self._is_delaying = True
 
+    def look_ahead(self, *, evaluate: bool) -> None:
+        """Look at what no component holds while a device still computes the step; what a save evaluates comes first."""
+        if not (evaluate and self._live.has_metric):
+            trees = capture(self._components)
+            with span("look outside"):
+                untracked = self._live.look_outside(trees)
+            self._looked = (self._progress.step, untracked, trees.get(UNTRACKED))
+
     def save(self, *, evaluate: bool, is_last: bool = False) -> None:
         """Submit this safe point to the writer; a staging buffer must be free.
 
@@ -162,14 +176,18 @@ class Saving:
         evaluate = evaluate or self._live.is_metric_known
         metric = self._evaluate() if evaluate and self._live.has_metric else None
         progress, started = self._progress, self._clock.monotonic()
-        trees = capture(self._components)
-        untracked = self._live.look_outside(trees)
+        untracked, recorded = self._seen_outside()
+        with span("capture"):
+            trees = capture({name: each for name, each in self._components.items() if name != UNTRACKED})
+        if recorded is not None:
+            trees[UNTRACKED] = recorded
         for finding in untracked:
             log.warning("state outside the checkpoint changes in training: %s. Fix: %s.", finding.sentence, finding.fix)
-        if self._spec.staging == "overlapped" and not is_last and not self._has_torn:
-            staged = self._late = self._staging.begin(trees, deferred=self._live.changed_by_optimizer())
-        else:
-            staged = self._staging.take(trees)
+        with span("stage", kind=self._spec.staging):
+            if self._spec.staging == "overlapped" and not is_last and not self._has_torn:
+                staged = self._late = self._staging.begin(trees, deferred=self._live.changed_by_optimizer())
+            else:
+                staged = self._staging.take(trees)
         self._saved_at = self._clock.monotonic()
         self._is_delaying = self._is_owed = False
         self.saved_step = progress.step
@@ -185,6 +203,14 @@ class Saving:
                 untracked=untracked,
             )
         )
+
+    def _seen_outside(self) -> tuple[tuple[Finding, ...], Any]:
+        """Findings about what no component holds, and what is recorded of that."""
+        if self._looked is None or self._looked[0] != self._progress.step:
+            self.look_ahead(evaluate=False)
+        assert self._looked is not None
+        (_, untracked, recorded), self._looked = self._looked, None
+        return untracked, recorded
 
     def on_notice(self, *, seconds_left: float) -> LastSave:
         """Whether there is time for one last save."""
@@ -265,11 +291,13 @@ class Saving:
         return interval_seconds(self._meter.estimate, life=life, max_work_at_risk_seconds=spec.max_work_at_risk_seconds)
 
     def _refuse_changed_structure(self) -> None:
-        if changes := self._live.structure_changes():
+        with span("structure"):
+            changes = self._live.structure_changes()
+        if changes:
             raise StructureChangedError(changes=changes, step=self._progress.step, saved_step=self.saved_step)
 
     def _evaluate(self) -> float:
-        with self._activity.evaluating():
+        with self._activity.evaluating(), span("evaluate"):
             return self._live.evaluate()
 
 

@@ -15,15 +15,15 @@ MODULE = [sys.executable, "-m", "benchmarks.accelerator"]
 @pytest.mark.soak
 def test_every_figure_is_measured_and_written(tmp_path):
     file = tmp_path / "figures.json"
-    command = [*MODULE, "--on", "cpu", "--size-bytes", "4000000", "--json", str(file)]
+    command = [*MODULE, "--on", "cpu", "--bytes", "4000000", "--json", str(file)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     found = json.loads(file.read_text())
     figures = {figure["name"]: figure for figure in found["figures"]}
-    assert len(figures) == 11
+    assert len(figures) == 22
     assert all(figure["value"] == figure["value"] for figure in figures.values())
     assert figures["resume, from the start of its process to the first step"]["value"] > 0.1
-    assert sum(figure["limit"] is not None for figure in figures.values()) == 9
+    assert sum(figure["limit"] is not None for figure in figures.values()) == 12
     assert all(name[:20] in done.stdout for name in figures)
 
 

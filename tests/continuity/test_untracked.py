@@ -23,6 +23,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from segue import Recipe
+from segue.continuity.untracked import marks
 from segue.errors import UnsupportedStateError
 from segue.trainer.workloads.components import Progress
 from segue.trainer.workloads.outside import of_recipe
@@ -457,3 +458,20 @@ def test_a_dict_in_extra_that_no_checkpoint_can_hold_is_refused_when_the_recipe_
     recipe = recipe_with(lambda model: None, extra={"state": {"lock": threading.Lock()}})
     with pytest.raises(UnsupportedStateError, match=r"extra\.state\.lock.*Fix: "):
         components_of(recipe, Progress(), name="x")
+
+
+def test_a_look_reads_no_tensor_that_a_component_holds(monkeypatch):
+    read, losses, feed = [], [], marks._feed_tensor
+    model = nn.Sequential(nn.Linear(4, 30), nn.Linear(30, 30), nn.Linear(30, 1))
+    recipe = recipe_with(lambda model: losses.append(0.5), model=model)
+    with monkeypatch.context() as patched:
+        outside = of_recipe(recipe, build=recipe_with)
+        components = components_of(recipe, Progress(), name="x")
+        recipe.loss(model, [torch.rand(8, 4)]).backward()
+        recipe.optimizer.step()
+        patched.setattr(marks, "_feed_tensor", lambda tensor, hasher: (read.append(tensor), feed(tensor, hasher)))
+        (finding,) = outside.look(capture(components))
+    assert "losses" in finding.sentence
+    slots = [value for state in recipe.optimizer.state.values() for value in state.values()]
+    held = {tensor.data_ptr() for tensor in (*model.parameters(), *slots)}
+    assert not [tensor.shape for tensor in read if tensor.data_ptr() in held]

@@ -32,6 +32,7 @@ def test_a_rehearsal_is_judged_beside_the_training(fork_server, on_device, open_
     assert drill.verdict.kind in (VerdictKind.EXACT, VerdictKind.EQUIVALENT), drill.verdict.sentence
 
 
+@pytest.mark.alone
 @pytest.mark.only_cuda
 def test_without_room_for_a_second_process_the_rehearsal_is_recorded_as_not_held(fork_server, on_device, open_log):  # noqa: F811
     spec = on_device("spacious", steps=200)
@@ -43,6 +44,7 @@ def test_without_room_for_a_second_process_the_rehearsal_is_recorded_as_not_held
     assert drill.verdict.findings[0].sentence.startswith("not held: the device has")
 
 
+@pytest.mark.alone
 def test_a_standby_holds_no_more_than_its_context_and_takes_over_at_once(on_device, open_log):  # noqa: F811
     spec = on_device("mlp", steps=20, ranks=1, continuity={"rehearsal": "off"})
     runlog = open_log(spec)

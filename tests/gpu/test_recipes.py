@@ -68,14 +68,14 @@ def test_with_deterministic_kernels_a_drill_ends_as_undisturbed(kind):
 def test_kernels_that_do_not_repeat_their_bits_break_no_resume(fork_server, on_device, open_log, kind):
     spec = on_device(kind, steps=10_000, policy={"max_lost_in_place": 100})
     runlog = open_log(spec)
-    for _ in range(11):
+    for _ in range(8):
         fork_server.run_attempt(runlog, spec, observer=stop_when_newly_proven())
     verdicts = [attempt.verdict for attempt in read_history(runlog.reload()).attempts if attempt.verdict is not None]
-    assert len(verdicts) >= 8
+    assert len(verdicts) >= 6
     assert {verdict.kind for verdict in verdicts} <= set(SOUND), [verdict.sentence for verdict in verdicts]
 
 
-@pytest.mark.parametrize("number", range(5))
+@pytest.mark.parametrize("number", range(3))
 @pytest.mark.parametrize("kind", ["flash", "scatter"])
 def test_lost_optimizer_state_is_named_under_that_noise(resumed, on_device, tmp_path, kind, number):
     lost = {"lost": True, "marker": str(tmp_path / "built")}

@@ -45,6 +45,7 @@ def test_tensors_of_every_kind_are_copied_before_they_are_overwritten(device):
     assert {n: staged_bytes(staged, f"model.state.{n}") for n in expected} == {n: raw(t) for n, t in expected.items()}
 
 
+@pytest.mark.alone
 @pytest.mark.only_cuda
 def test_pages_are_locked_and_copied_at_the_speed_of_locked_memory(device):
     live = {f"w{n}": torch.randn(16 * MIB, device=device) for n in range(8)}
@@ -78,12 +79,26 @@ def timed(work):
 @pytest.mark.only_cuda
 def test_where_locking_is_refused_one_warning_is_given_the_next_kernel_runs_and_bytes_are_equal(device, caplog):
     memory, accelerator = torch.zeros(4 * MIB, dtype=torch.uint8), TorchAccelerator()
-    assert accelerator.lock_pages(memory, device=device)
+    assert int(torch.cuda.cudart().cudaHostRegister(memory.data_ptr() + MIB, MIB, 0)) == 0
     with caplog.at_level(logging.WARNING):
-        assert not accelerator.lock_pages(memory, device=device), "the range is registered already"
+        assert not accelerator.lock_pages(memory, device=device), "a part of it is locked already"
     assert "refused to lock" in caplog.text
     assert torch.ones(3, device=device).sum().item() == 3
-    accelerator.unlock_pages(memory)
+    assert int(torch.cuda.cudart().cudaHostUnregister(memory.data_ptr() + MIB)) == 0
+
+
+@pytest.mark.only_cuda
+@pytest.mark.parametrize("size_bytes", [2**30 + 4096, 3 * 2**30 + 4])
+def test_a_tensor_of_any_size_is_copied_whole(device, size_bytes):
+    live = torch.randint(-(2**31), 2**31 - 1, (size_bytes // 4,), dtype=torch.int32, device=device)
+    area, tree = StagingArea(), tree_of({"w": live, "small": torch.ones(3, device=device)})
+    for stage in (area.take, lambda tree: begin_and_wait(area, tree, addresses([live]))):
+        staged = stage(tree)
+        _, start, size = staged.layout.placed["model.state.w"]
+        held = torch.frombuffer(staged.staging_buffer.memory, dtype=torch.int32, offset=start, count=size // 4)
+        assert torch.equal(held, live.cpu())
+        area.release(staged)
+    area.close()
 
 
 @pytest.mark.parametrize("is_overlapped", [False, True])

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from segue.trainer.ranks.collectives import Ranks
+from segue.trainer.workloads.placement import place
 from segue.trainer.workloads.state import rng_components
 from segue.trainer.workloads.steps.step import begin_step
 from tests.gpu.recipes import build
@@ -17,9 +18,7 @@ KINDS = ["mlp", "averaged", "bf16"]
 def placed(kind, device):
     torch.manual_seed(0)
     recipe = build({"kind": kind})
-    for module in (recipe.model, recipe.loss, *recipe.extra.values()):
-        if isinstance(module, nn.Module):
-            module.to(device)
+    place(recipe, device)
     batch = [tensor.to(device) for tensor in next(iter(recipe.data))]
     return recipe, batch
 

@@ -12,6 +12,7 @@ HOMES = {"segue": "segue", "flows": "segue.flows", "tasks": "segue.tasks", "depl
 """Where sources lie, and the import name of what lies there."""
 
 ROOMS: tuple[tuple[str, ...], ...] = (
+    ("__main__",),
     ("cli",),
     ("deployments",),
     ("flows",),
@@ -43,7 +44,7 @@ ROOMS: tuple[tuple[str, ...], ...] = (
     ("parsing", "pool_prices", "policies", "signing", "user_objects"),
     ("errors",),
     ("records",),
-    ("clock", "credentials", "process", "shard", "units"),
+    ("clock", "credentials", "process", "shard", "tracing", "units"),
 )
 """Top to bottom. A room imports those below it, and none of its own line or above."""
 APART = ("testing",)

@@ -7,19 +7,30 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 
-from segue.checkpoints.saving.gathering import Pair, gathered
+from segue.checkpoints.saving.gathering import Pair, bits, gathered
 
 log = logging.getLogger(__name__)
 
-_PIECE_BYTES = 2**30
-"""Pages are locked in pieces: the call holds locks of the driver, and a step launches kernels meanwhile."""
+_PIECE_BYTES = 2**27
+"""Pages are locked in pieces: the call holds locks of the driver, and a step launches kernels meanwhile. One copy must
+not reach from one piece into the next, so copies are cut there."""
+_ALREADY_LOCKED = 712
+"""CUDA's error for memory of which a part is locked, or was unmapped without being unlocked."""
 _WITHOUT_STREAMS = ("mps",)
+_ALIGNED_TO = 256
+_LEFT_OF_DEVICE = 0.1
+"""Share of a device's memory that stays free, besides as much as what is kept there, when something is."""
+
+
+def no_pause(seconds: float) -> None:
+    """Go on at once."""
 
 
 class Copy(Protocol):
@@ -49,19 +60,29 @@ class Accelerator(Protocol):
         """Queue copies of these tensors of theirs, after what is queued already."""
         ...
 
-    def copy_aside(self, pairs: Sequence[Pair]) -> list[Copy]:
-        """Start copying these tensors, after what is queued on the current streams and beside what follows."""
+    def copy_aside(self, pairs: Sequence[Pair], *, may_keep: bool = False) -> list[Copy]:
+        """Start copying these tensors, after what is queued on the current streams and beside what follows.
+
+        With `may_keep` they are first copied within the device, if that has much room, which takes a few percent of the
+        time: what follows may then change them at once. The memory for that is kept for the next time.
+        """
         ...
 
-    def lock_pages(self, memory: torch.Tensor, *, device: torch.device) -> bool:
+    def lock_pages(
+        self, memory: torch.Tensor, *, device: torch.device, pause: Callable[[float], object] = no_pause
+    ) -> bool:
         """Lock host memory, so that the device copies into it directly; whether that was possible.
 
-        May be called in another thread than the one that trains.
+        May be called in another thread than the one that trains, which is held up while a piece is being locked:
+        `pause` is called between the pieces, with the seconds that the last one took.
         """
         ...
 
     def unlock_pages(self, memory: torch.Tensor) -> None:
-        """Undo `lock_pages`. Never raises: a device that has failed cannot keep its owner from ending."""
+        """Undo `lock_pages`; due before the memory is freed: a device would go on writing into its former pages.
+
+        Never raises: a device that has failed cannot keep its owner from ending.
+        """
         ...
 
 
@@ -72,6 +93,10 @@ class TorchAccelerator:
         # One for each device: memory that is allocated on a stream stays reserved for it.
         self._streams: dict[torch.device, torch.Stream] = {}
         self._streams_lock = threading.Lock()
+        self._kept: dict[torch.device, torch.Tensor] = {}
+        """Memory for copies within each device."""
+        self._locked: dict[int, int] = {}
+        """First address and size of each range of memory that is locked."""
 
     def has(self, tensor: torch.Tensor) -> bool:
         return tensor.device.type not in ("cpu", "meta")
@@ -81,36 +106,43 @@ class TorchAccelerator:
             torch.accelerator.synchronize(device)
 
     def copy(self, pairs: Sequence[Pair]) -> None:
-        _copy(pairs)
+        self._copy(pairs)
 
-    def copy_aside(self, pairs: Sequence[Pair]) -> list[Copy]:
+    def copy_aside(self, pairs: Sequence[Pair], *, may_keep: bool = False) -> list[Copy]:
         copies: list[Copy] = []
         for device in dict.fromkeys(tensor.device for _, tensor in pairs):
             of_device = [pair for pair in pairs if pair[1].device == device]
             if device.type in _WITHOUT_STREAMS:
-                _copy(of_device)
+                self._copy(of_device)
                 torch.accelerator.synchronize(device)
             else:
                 with self._streams_lock:
                     if device not in self._streams:
                         self._streams[device] = torch.Stream(device=device)
                     side = self._streams[device]
-                copies.append(_copy_on_side_stream(of_device, device, side))
+                kept = self._kept_there(of_device, device, side) if may_keep else None
+                copies.append(self._copy_on_side_stream(kept or of_device, device, side, is_kept=kept is not None))
         return copies
 
-    def lock_pages(self, memory: torch.Tensor, *, device: torch.device) -> bool:
+    def lock_pages(
+        self, memory: torch.Tensor, *, device: torch.device, pause: Callable[[float], object] = no_pause
+    ) -> bool:
         if device.type != "cuda":
             return False
         # The current device is that of a thread, and a new thread has the first one.
         torch.cuda.set_device(device)
         cudart = torch.cuda.cudart()  # type: ignore[no-untyped-call]
         locked: list[int] = []
-        for start in _pieces(memory):
-            piece = memory[start : start + _PIECE_BYTES]
-            error = int(cudart.cudaHostRegister(piece.data_ptr(), piece.nbytes, 0))
+        for address, size_bytes in _pieces(memory.data_ptr(), memory.nbytes):
+            began = time.monotonic()
+            error = int(cudart.cudaHostRegister(address, size_bytes, 0))
+            if error == _ALREADY_LOCKED and int(cudart.cudaHostUnregister(address)) == 0:
+                # Its former owner has unmapped it without unlocking it. A copy would go into the former pages.
+                error = int(cudart.cudaHostRegister(address, size_bytes, 0))
+                _clear_error(device)
             if error:
-                for address in locked:
-                    cudart.cudaHostUnregister(address)
+                for each in locked:
+                    cudart.cudaHostUnregister(each)
                 _clear_error(device)
                 log.warning(
                     "the system refused to lock %d bytes of host memory (CUDA error %d); saves go on, and copy several "
@@ -119,49 +151,109 @@ class TorchAccelerator:
                     error,
                 )
                 return False
-            locked.append(piece.data_ptr())
+            locked.append(address)
+            pause(time.monotonic() - began)
+        self._locked[memory.data_ptr()] = memory.nbytes
         return True
 
     def unlock_pages(self, memory: torch.Tensor) -> None:
         cudart = torch.cuda.cudart()  # type: ignore[no-untyped-call]
-        for start in _pieces(memory):
-            error = int(cudart.cudaHostUnregister(memory.data_ptr() + start))
-            if error:
-                log.warning("host memory could not be unlocked (CUDA error %d)", error)
-                return
+        self._locked.pop(memory.data_ptr(), None)
+        errors = {int(cudart.cudaHostUnregister(address)) for address, _ in _pieces(memory.data_ptr(), memory.nbytes)}
+        if any(errors):
+            _clear_error(torch.device("cuda"))
+            log.warning("host memory could not be unlocked (CUDA error %d)", max(errors))
+
+    @torch.no_grad()
+    def _kept_there(self, pairs: Sequence[Pair], device: torch.device, side: torch.Stream) -> list[Pair] | None:
+        """The same copies, from copies on the device; None where that has too little room."""
+        starts = [0]
+        for view, _ in pairs:
+            starts.append(starts[-1] + -(-view.nbytes // _ALIGNED_TO) * _ALIGNED_TO)
+        if device not in self._kept or self._kept[device].nbytes < starts[-1]:
+            self._kept.pop(device, None)
+            memory = _room_on(device, starts[-1])
+            if memory is None:
+                return None
+            self._kept[device] = memory
+        memory = self._kept[device]
+        targets = [bits(view) for view, _ in pairs]
+        parts = [
+            memory[start : start + target.nbytes].view(target.dtype).view(target.shape)
+            for start, target in zip(starts, targets, strict=False)
+        ]
+        # The copies of the save before may still be read.
+        torch.accelerator.current_stream(device).wait_stream(side)
+        torch._foreach_copy_(parts, [bits(tensor) for _, tensor in pairs])
+        return list(zip(targets, parts, strict=True))
+
+    def _copy_on_side_stream(
+        self, pairs: Sequence[Pair], device: torch.device, side: torch.Stream, *, is_kept: bool
+    ) -> Copy:
+        side.wait_stream(torch.accelerator.current_stream(device))
+        with side:
+            self._copy(pairs)
+            for _, tensor in pairs:
+                tensor.record_stream(side)  # Its memory may be given to another tensor only after the copy.
+            copied = torch.Event(device=device, blocking=True)
+            copied.record(side)
+        return _OnSideStream(copied, device, is_kept)
+
+    @torch.no_grad()
+    def _copy(self, pairs: Sequence[Pair]) -> None:
+        for view, tensor in gathered(pairs):
+            for part, source in self._cut(view, tensor):
+                part.copy_(source, non_blocking=True)
+
+    def _cut(self, view: torch.Tensor, tensor: torch.Tensor) -> Iterator[Pair]:
+        """The same copy in parts, none of which reaches from one locked piece into another."""
+        first = view.data_ptr()
+        start = next((start for start, size in list(self._locked.items()) if start <= first < start + size), None)
+        if start is None or (first - start) // _PIECE_BYTES == (first - start + view.nbytes - 1) // _PIECE_BYTES:
+            yield view, tensor
+            return
+        # Pieces begin on pages and each destination is aligned to its elements, so none is cut in two.
+        target, source = view.view(-1), tensor.detach().resolve_conj().resolve_neg().contiguous().view(-1)
+        size = view.element_size()
+        to_border = (_PIECE_BYTES - (first - start) % _PIECE_BYTES) // size
+        sizes = [to_border, *[_PIECE_BYTES // size] * ((len(target) - to_border) // (_PIECE_BYTES // size))]
+        sizes += [len(target) - sum(sizes)]
+        yield from zip(torch.split(target, sizes), torch.split(source, sizes), strict=True)
 
 
 @dataclass(frozen=True)
 class _OnSideStream:
     event: torch.Event
     device: torch.device
+    is_kept: bool
+    """Whether it reads a copy, which nothing changes."""
 
     def hold_back_device(self) -> None:
+        if self.is_kept:
+            return
         torch.accelerator.current_stream(self.device).wait_event(self.event)
 
     def wait(self) -> None:
         self.event.synchronize()
 
 
-def _copy_on_side_stream(pairs: Sequence[Pair], device: torch.device, side: torch.Stream) -> Copy:
-    side.wait_stream(torch.accelerator.current_stream(device))
-    with side:
-        _copy(pairs)
-        for _, tensor in pairs:
-            tensor.record_stream(side)  # Its memory may be given to another tensor only after the copy.
-        copied = torch.Event(device=device, blocking=True)
-        copied.record(side)
-    return _OnSideStream(copied, device)
+def _pieces(address: int, size_bytes: int) -> Iterator[tuple[int, int]]:
+    """Addresses and sizes of the pieces of memory in which its pages are locked."""
+    for start in range(0, size_bytes, _PIECE_BYTES):
+        yield address + start, min(_PIECE_BYTES, size_bytes - start)
 
 
-@torch.no_grad()
-def _copy(pairs: Sequence[Pair]) -> None:
-    for view, tensor in gathered(pairs):
-        view.copy_(tensor, non_blocking=True)
-
-
-def _pieces(memory: torch.Tensor) -> range:
-    return range(0, memory.nbytes, _PIECE_BYTES)
+def _room_on(device: torch.device, size_bytes: int) -> torch.Tensor | None:
+    """So much memory of a device that has more than twice as much left, and some for what training needs later."""
+    if device.type != "cuda" or not size_bytes:
+        return None
+    free, total = torch.cuda.mem_get_info(device)
+    if free < 2 * size_bytes + _LEFT_OF_DEVICE * total:
+        return None
+    try:
+        return torch.empty(size_bytes, dtype=torch.uint8, device=device)
+    except torch.OutOfMemoryError:
+        return None
 
 
 def _clear_error(device: torch.device) -> None:

@@ -20,6 +20,7 @@ from segue.runlog import keys
 from segue.runlog.entries import CommitEntry, Entry, SealEntry
 from segue.runlog.log import RunLog, Stamp
 from segue.stores.base import StoreReadError, StoreWriteError
+from segue.tracing import span
 
 log = logging.getLogger(__name__)
 
@@ -248,7 +249,8 @@ class Writer:
                 facts=facts,
                 is_signed=is_signed,
             )
-            self._written = (job.step, self._shards.write(job.staged, save))
+            with span("write", step=job.step):
+                self._written = (job.step, self._shards.write(job.staged, save))
         return self._written[1]
 
     def _facts(self, job: SaveJob) -> dict[str, Any]:
@@ -272,7 +274,8 @@ class Writer:
             return CommitEntry.model_validate(common | facts)
 
         # Commit last: a record in the log is the only thing readers look for.
-        slot = self._runlog.append(build, epoch=self._epoch)
+        with span("commit", step=job.step):
+            slot = self._runlog.append(build, epoch=self._epoch)
         commit = CheckpointRef(slot=slot.number, step=job.step, attempt_id=self._attempt_id)
         self._commits[job.step] = commit
         self._base_step = job.step if self._is_base(written) else None

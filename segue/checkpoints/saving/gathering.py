@@ -61,11 +61,11 @@ def _as_one(run: Sequence[Pair], size_bytes: int) -> Iterator[Pair]:
     for view, _ in run:
         parts.append(buffer[start : start + view.nbytes].view(_BITS[view.element_size()]).view(view.shape))
         start += view.nbytes
-    torch._foreach_copy_(parts, [_bits(tensor) for _, tensor in run])
+    torch._foreach_copy_(parts, [bits(tensor) for _, tensor in run])
     yield _whole(run, size_bytes), buffer
 
 
-def _bits(tensor: torch.Tensor) -> torch.Tensor:
+def bits(tensor: torch.Tensor) -> torch.Tensor:
     """The same memory as whole numbers: copies of several types at once are made by way of others, which lose bits."""
     return tensor.detach().resolve_conj().resolve_neg().view(_BITS[tensor.element_size()])
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 import heapq
 import operator
 import threading
-from collections.abc import Mapping, Sequence
+import weakref
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -18,11 +19,12 @@ import torch
 from segue.checkpoints.format.gc_pause import paused_collector
 from segue.checkpoints.format.layout import PAGE_BYTES, ShardLayout, TensorSpec, layout_of
 from segue.checkpoints.format.state_tree import Json, encode_tree
-from segue.checkpoints.saving.accelerator import Accelerator, Copy, TorchAccelerator
+from segue.checkpoints.saving.accelerator import Accelerator, Copy, TorchAccelerator, no_pause
 from segue.checkpoints.saving.copy_cpu import Copier, copy_all
 from segue.checkpoints.saving.gathering import Pair
 from segue.checkpoints.saving.partition import Partition, RankState
 from segue.checkpoints.saving.shared_memory import StagingBuffer
+from segue.tracing import span
 
 _LOOKS, _MOST_LOOKED_AT, _MOST_ON_DEVICE = 64, 256, 32
 """How many values are compared at the barrier, and of how many tensors, the largest; on a device each is a kernel."""
@@ -83,10 +85,11 @@ class Staged:
 
     def wait(self) -> None:
         """Block until all is copied and the barrier has decided whether it is torn."""
-        self._copied.wait()
-        self._passed.wait()
-        for copy in self._device_copies:
-            copy.wait()
+        with span("wait for the copy"):
+            self._copied.wait()
+            self._passed.wait()
+            for copy in self._device_copies:
+                copy.wait()
         self.is_torn = self.is_torn or any(not torch.equal(*looks) for looks in self._device_looks)
         self._device_looks = []
 
@@ -107,6 +110,7 @@ class _Plan:
     accelerator: Accelerator
     is_locked: bool | None = None
     """Whether the device copies directly into the staging buffer; None: not tried yet."""
+    _unlock: Callable[[], object] = lambda: None
 
     def fits(self, live: Mapping[str, torch.Tensor]) -> bool:
         """Whether the state still has the same tensors."""
@@ -122,26 +126,36 @@ class _Plan:
         if self.device is None:
             self.copier.copy(live)
             return
-        self.accelerator.drain(live)  # What runs on other streams may change the state, too.
-        _copy_now(list(zip(self.views, live, strict=True)), self.accelerator)
+        with span("wait for the device"):
+            self.accelerator.drain(live)  # What runs on other streams may change the state, too.
+        with span("copy", bytes=self.layout.size_bytes, is_locked=self.is_locked):
+            _copy_now(list(zip(self.views, live, strict=True)), self.accelerator)
 
-    def get_ready(self) -> None:
-        """Touch the memory, and lock it where a device copies into it."""
+    def get_ready(self, *, pause: Callable[[float], object]) -> None:
+        """Touch the memory, and lock it where a device copies into it, with pauses in which training goes on."""
         memory = torch.frombuffer(self.staging_buffer.memory, dtype=torch.uint8)
-        memory[len(self.layout.head) :].zero_()
-        self.lock()
+        with span("touch memory", bytes=memory.nbytes):
+            memory[len(self.layout.head) :].zero_()
+        self.lock(pause=pause)
 
-    def lock(self) -> None:
+    def lock(self, *, pause: Callable[[float], object] = no_pause) -> None:
         """Lock the memory, unless that was tried or no device copies into it."""
-        if self.device is not None and self.is_locked is None:
-            memory = torch.frombuffer(self.staging_buffer.memory, dtype=torch.uint8)
-            self.is_locked = self.accelerator.lock_pages(memory, device=self.device)
+        if self.device is None or self.is_locked is not None:
+            return
+        memory = torch.frombuffer(self.staging_buffer.memory, dtype=torch.uint8)
+        with span("lock memory", bytes=memory.nbytes) as facts:
+            self.is_locked = facts["is_locked"] = self.accelerator.lock_pages(memory, device=self.device, pause=pause)
+        if self.is_locked:
+            # Memory that is unmapped while it is locked keeps its lock: what is mapped there next would be copied into
+            # pages that nobody sees. So the last owner of a buffer unlocks it, also where nobody closes this plan.
+            unlock = weakref.finalize(self.staging_buffer, self.accelerator.unlock_pages, memory)
+            unlock.atexit = False
+            self._unlock = unlock
 
     def close(self) -> None:
         """Free the memory."""
-        if self.is_locked:
-            self.accelerator.unlock_pages(torch.frombuffer(self.staging_buffer.memory, dtype=torch.uint8))
-            self.is_locked = None
+        self._unlock()
+        self.is_locked = None
         self.staging_buffer.close()
 
 
@@ -158,11 +172,18 @@ class StagingArea:
         self._plans: dict[int, _Plan] = {}
         self._lock = threading.Lock()
         self._warming: threading.Thread | None = None
+        self._is_awaited = threading.Event()
+        """Set once somebody waits for the memory to be ready: it is got ready without pauses then."""
 
     @property
     def is_free(self) -> bool:
         """Whether a staging buffer is free for the next safe point."""
         return bool(self._free)
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether the memory that `prepare` allocates can be used without waiting."""
+        return self._warming is None or not self._warming.is_alive()
 
     def prepare(self, trees: Mapping[str, Any]) -> None:
         """Allocate memory for this state in the background: the first touch of memory costs ten times a copy.
@@ -172,7 +193,9 @@ class StagingArea:
         """
         state = self._rank_state(trees)
         plans = [self._plan_for(number, state) for number in self._free]
-        self._warming = threading.Thread(target=_touch, args=(plans,), name="segue-staging-buffer", daemon=True)
+        self._is_awaited.clear()
+        given = (plans, self._is_awaited.wait)
+        self._warming = threading.Thread(target=_touch, args=given, name="segue-staging-buffer", daemon=True)
         self._warming.start()
 
     @paused_collector()
@@ -202,10 +225,14 @@ class StagingArea:
         later = [pair for pair, late in zip(pairs, is_late, strict=True) if late]
         device = self._accelerator
         if plan.device is not None:
-            device.drain(live)  # What runs on other streams may change the state, too.
-        _copy_now(now, device)
-        staged._late = _guarded([tensor for _, tensor in later], device)
-        staged._device_copies = device.copy_aside([pair for pair in later if device.has(pair[1])])
+            with span("wait for the device"):
+                device.drain(live)  # What runs on other streams may change the state, too.
+        with span("copy", is_locked=plan.is_locked):
+            _copy_now(now, device)
+        with span("guard"):
+            staged._late = _guarded([tensor for _, tensor in later], device)
+        with span("begin to copy", is_locked=plan.is_locked):
+            staged._device_copies = device.copy_aside([pair for pair in later if device.has(pair[1])], may_keep=True)
         on_host = [pair for pair in later if not device.has(pair[1])]
         threading.Thread(target=_copy_late, args=(staged, on_host), name="segue-stage", daemon=True).start()
         return staged
@@ -217,17 +244,14 @@ class StagingArea:
 
     def close(self) -> None:
         """Free all memory."""
-        if self._warming is not None:
-            self._warming.join()
+        self._wait_for_memory()
         for plan in self._plans.values():
             plan.close()
         self._plans.clear()
 
     def _start(self, trees: Mapping[str, Any]) -> tuple[Staged, _Plan, list[torch.Tensor]]:
         state = self._rank_state(trees)
-        if self._warming is not None:
-            self._warming.join()
-            self._warming = None
+        self._wait_for_memory()
         plan = self._plan_for(self._free[-1], state)
         plan.lock()
         with self._lock:
@@ -235,9 +259,17 @@ class StagingArea:
         staged = Staged(plan.staging_buffer, plan.layout, state.skeletons, state.partition_hash)
         return staged, plan, list(state.tensors.values())
 
+    def _wait_for_memory(self) -> None:
+        if self._warming is not None:
+            self._is_awaited.set()
+            with span("wait for the memory"):
+                self._warming.join()
+            self._warming = None
+
     def _rank_state(self, trees: Mapping[str, Any]) -> RankState:
         live: dict[str, torch.Tensor] = {}
-        skeletons = {name: encode_tree(tree, path=name, tensors=live) for name, tree in trees.items()}
+        with span("encode"):
+            skeletons = {name: encode_tree(tree, path=name, tensors=live) for name, tree in trees.items()}
         return self._partition.of(live, skeletons)
 
     def _plan_for(self, number: int, state: RankState) -> _Plan:
@@ -275,9 +307,9 @@ def _laid_out(number: int, state: RankState, accelerator: Accelerator) -> _Plan:
     )
 
 
-def _touch(plans: Sequence[_Plan]) -> None:
+def _touch(plans: Sequence[_Plan], pause: Callable[[float], object]) -> None:
     for plan in plans:
-        plan.get_ready()
+        plan.get_ready(pause=pause)
 
 
 def _guarded(tensors: list[torch.Tensor], accelerator: Accelerator) -> list[_Late]:

@@ -22,6 +22,7 @@ from segue.checkpoints.saving.written import PreparedCommit, Save, Written
 from segue.runlog import keys
 from segue.shard import Shard
 from segue.stores.base import Store, StoreWriteError
+from segue.tracing import span
 
 log = logging.getLogger(__name__)
 
@@ -107,14 +108,16 @@ def _put(tiers: Sequence[Store], key: str, data: memoryview) -> None:
             store.put(key, data)
         except StoreWriteError as error:
             log.warning("fast tier skipped for this save reason=%s", error)
-    tiers[-1].put(key, data)
+    with span("put", bytes=len(data)):
+        tiers[-1].put(key, data)
 
 
 def _digests(shard_file: memoryview, shard_layout: ShardLayout, skeletons: Mapping[str, bytes]) -> Digests:
-    tensors = {
-        name: TensorDigest(spec.dtype, spec.shape, hash_bytes(shard_file[start : start + size_bytes]))
-        for name, (spec, start, size_bytes) in shard_layout.placed.items()
-    }
+    with span("hash", bytes=len(shard_file)):
+        tensors = {
+            name: TensorDigest(spec.dtype, spec.shape, hash_bytes(shard_file[start : start + size_bytes]))
+            for name, (spec, start, size_bytes) in shard_layout.placed.items()
+        }
     return digests_of(skeletons, tensors)
 
 

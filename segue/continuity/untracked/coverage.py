@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections import deque
+from array import array
+from collections import defaultdict, deque
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -26,8 +27,10 @@ class Coverage:
     """All values, by whose names the entries of a state_dict are told apart."""
     _places: set[int] = field(default_factory=set)
     """Addresses of the memory of all captured tensors and arrays."""
-    _contents: set[Mark] = field(default_factory=set)
-    """Marks of arrays and collections."""
+    _unmarked: dict[Any, list[Any]] = field(default_factory=lambda: defaultdict(list))
+    """Arrays and collections by what must be the same for their marks to be: a mark reads the contents, which of a
+    state of gigabytes on a device takes a second. Most are never asked for."""
+    _marks: dict[Any, set[Mark]] = field(default_factory=lambda: defaultdict(set))
     _values: dict[str, dict[str, list[Any]]] = field(default_factory=dict)
     """Plain values by component and name."""
 
@@ -40,20 +43,23 @@ class Coverage:
         for name, value in _nodes(tree, ""):
             if isinstance(value, ARRAYS):
                 self._places.add(_address(value))
-                self._contents.add(mark_of(value))
-            elif isinstance(value, (Mapping, list, tuple, set)):
-                self._contents.add(mark_of(dict(value) if isinstance(value, Mapping) else value))
+            if isinstance(value, (*ARRAYS, Mapping, list, tuple, set)):
+                self._unmarked[_form(value)].append(value)
             values.setdefault(_bare(name), []).append(value)
+
+    def has_memory_of(self, value: Any) -> bool:
+        """Whether a component captured this very tensor or array."""
+        return isinstance(value, ARRAYS) and (_address(value) or -1) in self._places
 
     def has(self, leaf: Leaf, value: Any) -> bool:
         """Whether a component captured this value: the same memory, the same content, or its owner's entry of it."""
         if isinstance(value, STREAMS):
-            return mark_of(state_of_stream(value)) in self._contents
+            return self._has_content(state_of_stream(value))
         captured, name = self._values.get(leaf.root, {}), _bare(leaf.path.rpartition(".")[2])
         if (name in captured and leaf.place != MODULE_VARIABLE) or self._has_array(value):
             return True
         if isinstance(value, _COLLECTIONS):
-            return mark_of(value) in self._contents or self._has_all_arrays_of(value)
+            return self._has_all_arrays_of(value) or self._has_content(value)
         if not isinstance(value, (int, float, str, bytes)) or isinstance(value, bool) or value in (0, 1):
             return False  # Of values as common as these, others are equal by chance.
         if not leaf.root.startswith("extra."):
@@ -63,9 +69,13 @@ class Coverage:
         return any(type(found) is type(value) and found == value for held in others for found in held)
 
     def _has_array(self, value: Any) -> bool:
-        if not isinstance(value, ARRAYS):
-            return False
-        return (_address(value) or -1) in self._places or mark_of(value) in self._contents
+        return self.has_memory_of(value) or (isinstance(value, ARRAYS) and self._has_content(value))
+
+    def _has_content(self, value: Any) -> bool:
+        form = _form(value)
+        for held in self._unmarked.pop(form, ()):
+            self._marks[form].add(mark_of(dict(held) if isinstance(held, Mapping) else held))
+        return form in self._marks and mark_of(value) in self._marks[form]
 
     def _has_all_arrays_of(self, collection: Any) -> bool:
         """Of a collection of arrays, whatever the collection is that a component returns in its place."""
@@ -74,6 +84,20 @@ class Coverage:
 
 
 _COLLECTIONS = (Mapping, list, tuple, set, frozenset, deque)
+
+
+def _form(value: Any) -> Any:
+    """What is the same of two values with the same mark, and is known without reading them."""
+    if isinstance(value, torch.Tensor):
+        tensor = local_tensor(value)
+        return str(tensor.dtype), tuple(tensor.shape)
+    if isinstance(value, np.ndarray):
+        return str(value.dtype), value.shape, "numpy"
+    if isinstance(value, (bytes, bytearray, memoryview, array)):
+        return "bytes", memoryview(value).nbytes
+    if isinstance(value, (Mapping, set, frozenset)):
+        return "by name", len(value)
+    return ("in order", len(value)) if isinstance(value, (list, tuple, deque)) else "other"
 
 
 def _nodes(tree: Any, name: str) -> Iterator[tuple[str, Any]]:

@@ -51,7 +51,7 @@ class Watch:
         for name, tree in trees.items():
             if name not in NOT_STATE:
                 coverage.add(name, tree)
-        found = self._read(self._leaves.values())
+        found = self._read(self._leaves.values(), is_known=coverage.has_memory_of)
         self._changed = {
             path: self._leaves[path]
             for path, (value, mark) in found.items()
@@ -105,11 +105,16 @@ class Watch:
         self._leaves = found.leaves
         found.release()
 
-    def _read(self, leaves: Iterable[Leaf]) -> dict[str, tuple[Any, Mark]]:
+    def _read(
+        self, leaves: Iterable[Leaf], *, is_known: Callable[[Any], bool] = lambda _: False
+    ) -> dict[str, tuple[Any, Mark]]:
+        """The values and their marks, without those that are known to be in a component."""
         found: dict[str, tuple[Any, Mark]] = {}
         for leaf in leaves:
             try:
                 value = leaf.get()
+                if is_known(value):
+                    continue
                 mark = mark_of(value)
             except GONE:
                 continue

@@ -1,0 +1,21 @@
+"""A plugin of pytest that writes each outcome at once to the file FAILNOW: a run that is cut short still tells."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+_MOST_SHOWN = 2500
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """Called by the process that distributes the tests, too; only that one has the file."""
+    if "PYTEST_XDIST_WORKER" in os.environ or not (report.failed or report.when == "call"):
+        return
+    text = f"{report.outcome} {report.when} {report.nodeid} {report.duration:.1f}s\n"
+    if report.failed:
+        text += report.longreprtext[-_MOST_SHOWN:] + "\n----\n"
+    with Path(os.environ["FAILNOW"]).open("a", encoding="utf-8") as file:
+        file.write(text)

@@ -1,0 +1,50 @@
+"""`SEGUE_TRACE=FILE`: what training processes spend their time on, as events that chrome://tracing and Perfetto show.
+
+Every process with that variable appends to the file: an event a line, written at once, so that a killed process leaves
+what it has done. Without the variable nothing is measured.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import cache
+
+VARIABLE = "SEGUE_TRACE"
+_NOTHING: AbstractContextManager[dict[str, object]] = nullcontext({})
+
+
+def span(name: str, **facts: object) -> AbstractContextManager[dict[str, object]]:
+    """A block of code as one event of this thread, with these facts, and those that the block adds to its value."""
+    path = os.environ.get(VARIABLE)
+    return _NOTHING if not path else _measured(_opened(path), name, facts)
+
+
+@contextmanager
+def _measured(descriptor: int, name: str, facts: dict[str, object]) -> Iterator[dict[str, object]]:
+    began = time.monotonic_ns()
+    try:
+        yield facts
+    finally:
+        took = time.monotonic_ns() - began
+        event = {"name": name, "ph": "X", "ts": began / 1000, "dur": took / 1000, "pid": os.getpid()}
+        _append(descriptor, event | {"tid": threading.current_thread().name, "args": facts})
+
+
+def _append(descriptor: int, event: dict[str, object]) -> None:
+    os.write(descriptor, json.dumps(event, default=str).encode() + b",\n")  # Whole: the file is opened for appending.
+
+
+@cache
+def _opened(path: str) -> int:
+    """The file, which begins with the bracket of a list; readers of such traces do not ask for the closing one."""
+    try:
+        descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+        os.write(descriptor, b"[\n")
+    except FileExistsError:
+        descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
+    return descriptor
