@@ -7,8 +7,8 @@ step is not known here: the loop is a generator that is asked for the next step 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Generator
-from contextlib import closing
+from collections.abc import Callable, Generator, Iterator
+from contextlib import closing, contextmanager, nullcontext
 from dataclasses import replace
 
 from segue.checkpoints.saving.committer import SealJob, Writer
@@ -50,6 +50,9 @@ from segue.trainer.workloads.base import LateStep, StepDue, StepMade, Steps, Wor
 log = logging.getLogger(__name__)
 
 _SomeSteps = Generator[StepDue, StepMade | LateStep | None, None]
+_SHORT_EVALUATION_SECONDS = 1.0
+"""A notice may wait for an evaluation that takes no longer, so the state is not copied for it."""
+_ON_NOTICE = (StopReason.NOTICE, StopReason.BOUND)
 _OneStep = Generator[StepDue, StepMade | LateStep | None, bool]
 """Returns whether the step was made."""
 
@@ -179,15 +182,31 @@ class TrainingLoop:
         reason = stop_reason(error, kills_before=self._context.kills.before)
         return self._reporter.append(self._reporter.report(reason, failure=failure_of(error)))
 
-    def report_ended(self, reason: StopReason, failure: CodeFailure | None, note: str) -> None:
+    def report_ended(self, reason: StopReason, failure: CodeFailure | None, note: str | None) -> None:
         """Write the report of an attempt that its watchdog ends; called from another thread.
 
         Raises:
             FencedError: a newer claim exists.
         """
+        last = self._writer.last_commit
+        if reason in _ON_NOTICE and last is not None and last.step == self._progress.step and self._is_at_goal:
+            reason = StopReason.FINISHED
         report = self._reporter.report(reason, failure=failure, note=note)
         # torchrun signals the other ranks when one is gone; that signal is no notice from the provider.
         self._reporter.append(report.model_copy(update={"notice": None}) if reason is StopReason.LOST else report)
+
+    @property
+    def is_all(self) -> bool:
+        """Whether nothing would be lost if the attempt ended now; read by the watchdog."""
+        return self._saving.is_all_captured
+
+    def commit(self, limit_seconds: float) -> None:
+        """Have what is captured committed, and wait for that; called by the watchdog, which ends the attempt.
+
+        Raises:
+            FencedError, StoreWriteError: what the writer failed with.
+        """
+        self._saving.commit_captured(limit_seconds)
 
     def describe(self, counter: int) -> Heartbeat:
         """The heartbeat with this counter; called from the heartbeat thread."""
@@ -198,10 +217,13 @@ class TrainingLoop:
 
         An exception that is thrown in where a step was due ends the attempt, unless everything is committed already.
         """
+        self._context.activity.phase = "restore" if self._resume.parent is not None else "first step"
         self._live.begin(is_resumed=self._resume.parent is not None)
         self._resume.leave_out(self._live.left_out())
         is_measured = self._live.has_metric and not self._live.is_metric_known
         self._resume.check_state(self._live.components, evaluate=self._evaluate if is_measured else None)
+        self._live.make_up(evaluating=self._context.activity.evaluating)
+        self._context.activity.phase = "replay" if self._resume.is_pending else "first step"
         try:
             return (yield from self._train())
         except PoisonedStepError as error:
@@ -220,6 +242,8 @@ class TrainingLoop:
             if not (yield from self._step(counts=True)):
                 continue
             self._rehearsal.check()
+            if self._context.activity.phase != "step" and not self._resume.is_pending:
+                self._context.activity.phase = "step"
             done = self._progress.step - self._reporter.from_step
             if done == 1:
                 self._saving.prepare()
@@ -273,11 +297,24 @@ class TrainingLoop:
         if isinstance(made, LateStep):
             self._records.keep(made, samples_before=samples_before, seconds=seconds, ended_at=self._clock.now())
         else:
-            made = self._live.finish_step(made, evaluating=self._context.activity.evaluating)
             seen = self._progress.samples_seen
             self._records.count(made, samples_seen=seen, seconds=seconds, ended_at=self._clock.now())
+            if metrics := self._live.finish_step(evaluating=self._evaluating):
+                self._records.amend(metrics)
         self._pace.step_done()
         self._saving.step_done(seconds)
+
+    @contextmanager
+    def _evaluating(self) -> Iterator[None]:
+        """The user's metric is computed after a step that no save has yet; a notice meanwhile commits that step."""
+        activity = self._context.activity
+        longest = activity.longest_evaluation_seconds
+        may_hold = self._ranks.count == 1 and not self._resume.is_pending and self._live.can_save
+        is_held = may_hold and (longest is None or longest > _SHORT_EVALUATION_SECONDS)
+        if is_held:
+            self._records.refuse_poisoned_weights()
+        with self._saving.held() if is_held else nullcontext(), activity.evaluating():
+            yield
 
     def _evaluate(self) -> float:
         with self._context.activity.evaluating():
@@ -302,6 +339,10 @@ class TrainingLoop:
         if self._reporter.is_ending:
             return False  # What follows the last commit is not kept.
         return self._safe_points.stops_at(step) or self._safe_points.saves_at(step)
+
+    @property
+    def _is_at_goal(self) -> bool:
+        return self._progress.is_finished(self._spec.steps)
 
     @property
     def _needs_fingerprints(self) -> bool:
@@ -333,6 +374,7 @@ class TrainingLoop:
         self._progress.step, self._progress.samples_seen = reached.step, reached.samples_seen
         self._progress.finish_reason = reached.finish_reason
         if reason is StopReason.FINISHED:
+            self._context.activity.phase = "rehearsal"
             self._rehearsal.wait(may_wait=self._may_wait)
 
     def _miss_state(self, reason: StopReason) -> None:

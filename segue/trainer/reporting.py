@@ -129,6 +129,7 @@ def append_report(context: AttemptContext, report: SegmentReport) -> None:
     Raises:
         FencedError: a newer claim exists.
     """
+    context.activity.keep_out()  # One thread reports: the one that ends the attempt.
     if not context.group.reports:
         return
     runlog, claim = context.runlog, context.claim
@@ -185,6 +186,7 @@ def report_ended(
         to_step=step,
         seconds=context.seconds,
         startup_seconds=context.seconds,
+        notice=context.board.read() if reason is not StopReason.LOST else None,
         failure=failure,
         peak_memory_bytes=peak_bytes(),
         note=_with_memory(note, reason),

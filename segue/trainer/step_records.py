@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from datetime import datetime
 from typing import NamedTuple
 
@@ -127,6 +128,10 @@ class StepRecords:
         self.loss = row.loss
         self.witness.add(row)
         self._resume.add_replayed(row)
+
+    def amend(self, metrics: Mapping[str, float]) -> None:
+        """Add what was measured after the newest step to its row of the loss curve."""
+        self._curve.amend(metrics)
 
     def count(self, made: StepMade, *, samples_seen: int, seconds: float, ended_at: datetime) -> None:
         """Add it to the loss curve."""
