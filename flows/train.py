@@ -23,6 +23,7 @@ from segue.tasks.run_artifact import publish_run
 from segue.tasks.run_state import state_of_run
 from segue.tasks.segment import release_standby, run_segment
 from segue.tasks.segment_states import settle_missed
+from segue.tasks.server_time import run_time
 
 from segue.controller.ending import EndedError, Why
 from segue.controller.parent import drive
@@ -62,7 +63,7 @@ def train(
     """
     survive_broken_output()
     quieten()
-    with ending_with(_flow_run_id()):
+    with ending_with(_flow_run_id()), run_time(spec.store):
         return _train(spec, accept_drift=accept_drift, requested_at_slot=requested_at_slot, after_parent=after_parent)
 
 

@@ -42,6 +42,8 @@ class RunView:
     """What an attempt without a machine waits for."""
     store_trouble: str | None = None
     """Why the parent cannot read the store; the rest of the view is older then."""
+    clock_trouble: str | None = None
+    """What is wrong with a clock; the run does not go by it."""
 
     def at(self, now: datetime, *, store_trouble: str) -> RunView:
         """The same view at a later moment, at which the store cannot be read."""
@@ -96,6 +98,8 @@ def facts(view: RunView) -> dict[str, str]:
         found["STORE TROUBLE"] = view.store_trouble
     if beat is not None and beat.trouble:
         found["SAVES FAIL"] = beat.trouble
+    if view.clock_trouble:
+        found["clock"] = view.clock_trouble
     if view.waiting:
         found["waits for"] = view.waiting
     found["deadline"] = _moment(spec.deadline) if spec.deadline is not None else "none"
