@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import signal
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Protocol, Self
 
@@ -20,7 +20,7 @@ from segue.launch.early import launch_soonest
 from segue.launch.launcher import Ending, Trainer, launch_standby, pid_of
 from segue.launch.memory import RecentKills
 from segue.launch.output import OnLine
-from segue.records import CodeFailure, SegmentPlan, SegmentReport, StopReason
+from segue.records import CodeFailure, Notice, SegmentPlan, SegmentReport, StopReason
 from segue.runlog.history import read_history
 from segue.runlog.log import RunLog
 from segue.runlog.open import open_log
@@ -61,6 +61,8 @@ class TrainerEnd:
     """What shows that, on this machine."""
     elsewhere: Ending | None = None
     """What its launcher was told, if it was on another machine."""
+    notice: Notice | None = None
+    """The notice that was passed on to it; where it wrote no report, it has not answered that."""
 
     @classmethod
     def of(cls, exit_code: int, *, kills: RecentKills, elsewhere: Ending | None = None) -> Self:
@@ -221,7 +223,8 @@ def report_or_lost(runlog: RunLog, plan: SegmentPlan, end: TrainerEnd) -> Segmen
     had_machine = history.attempt_of(plan.segment, plan.attempt) is not None or end.had_machine
     if not had_machine and end.was_refused:
         return declare_lost(runlog, plan, why=end.why, reason=StopReason.NO_CAPACITY, was_refused=True)
-    return declare_lost(runlog, plan, why=end.why, reason=end.reason, got_capacity=had_machine, failure=end.failure)
+    facts = {"got_capacity": had_machine, "failure": end.failure, "notice": end.notice}
+    return declare_lost(runlog, plan, why=end.why, reason=end.reason, **facts)
 
 
 class _Segment:
@@ -279,7 +282,7 @@ class _Segment:
                 self._requests.look()
                 if supervision.is_end_near and not self._relay.is_given:
                     next_trainer.prepare()
-        end = TrainerEnd.of(code, kills=kills, elsewhere=trainer.ending)
+        end = replace(TrainerEnd.of(code, kills=kills, elsewhere=trainer.ending), notice=supervision.notice)
         trainer.wait()
         runlog = _patiently(lambda: open_log(spec, clock=clock).reload(), what="log")
         report = _patiently(lambda: conclude(runlog, plan, end), what="report")

@@ -14,7 +14,7 @@ from segue.records import Heartbeat, VerdictKind
 from segue.reports.budget_text import budget_facts
 from segue.reports.cost import CostReport
 from segue.reports.lineage import lineage_rows
-from segue.reports.preemptions import preemptions
+from segue.reports.preemptions import notice_counts, preemptions
 from segue.reports.rehearsal_text import rehearsal_text
 from segue.reports.summary import RunSummary, live_of, summarize
 from segue.reports.tables import segment_rows
@@ -209,8 +209,11 @@ def _segments(view: RunView) -> str:
 
 
 def _preemptions(view: RunView) -> str:
-    rows = [one.row(view.spec.pools.currency) for one in preemptions(view.spec, view.history, beat=view.beat)]
-    return _with_rest(_table(rows[-_MOST_ROWS:]), len(rows) - _MOST_ROWS, f"segue status {view.spec.run_id} --json")
+    taken = preemptions(view.spec, view.history, beat=view.beat)
+    rows = [one.row(view.spec.pools.currency) for one in taken]
+    table = _with_rest(_table(rows[-_MOST_ROWS:]), len(rows) - _MOST_ROWS, f"segue status {view.spec.run_id} --json")
+    counts = notice_counts(taken)
+    return f"{table}\n\nNotices: {counts}." if counts else table
 
 
 def _checkpoints(view: RunView) -> str:
