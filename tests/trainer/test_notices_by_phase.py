@@ -114,6 +114,21 @@ def test_a_notice_after_the_last_step_costs_no_result(notice, make_busy, config,
     assert seconds < GRACE_SECONDS
 
 
+def test_a_kill_without_a_notice_in_an_evaluation_loses_no_save(fork_server, make_busy, open_log, tmp_path):
+    spec = make_busy(config={"where": "evaluate", "at_step": 10})
+    runlog = open_log(spec)
+
+    def kill_it(pid, log, plan):
+        if Path(f"{tmp_path / 'once'}.reached").exists() and list(Path(spec.store.url).rglob("*.commit.json")):
+            os.kill(pid, signal.SIGKILL)
+            return True
+        return False
+
+    assert fork_server.run_attempt(runlog, spec, observer=kill_it).stop_reason is StopReason.LOST
+    report = fork_server.run_attempt(runlog, spec)
+    assert (report.from_step, report.stop_reason) == (10, StopReason.FINISHED)
+
+
 @pytest.mark.matrix
 def test_a_step_that_outlasts_the_grace_period_is_reported_before_its_end(notice, make_busy):
     report, seconds = notice(make_busy(config={"where": "loss", "at_step": 14}))

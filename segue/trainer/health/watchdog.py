@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Literal, Protocol
 
-from segue.errors import RankLostError, SegueError
+from segue.errors import FencedError, RankLostError, SegueError
 from segue.launch.assignment import ExitCode
 from segue.launch.memory import MemoryKills
 from segue.notices.board import NoticeBoard
@@ -180,15 +180,8 @@ class Watchdog:
             return
         if self._stop.is_set() or not self._activity.take_over(seen):
             return
-        notice = self._board.read()
-        assert notice is not None, "an attempt that ends on its notice has one"
-        self._board.hold()
         patience = left if had_time else max(left, min(grace, _MOST_GRACE_SECONDS) - noticed_seconds)
-        self.captured.commit(patience - reserve)
-        doing = notice.phase or seen.kind
-        log.warning("notice answered from the watchdog kind=%s phase=%s step=%d", notice.kind, doing, seen.step)
-        reason = StopReason.BOUND if self._board.first_kind == "recall" else StopReason.NOTICE
-        self._leave_with(reason, why=None if when == "at once" else _TOO_LONG.format(doing))
+        self._end_on_notice(seen, patience_seconds=patience - reserve, is_cut_off=when == "at the end")
 
     def _heed_others(self, seconds: float) -> float:
         """Do not let this rank wait for another one that has ended; returns for how long that has been known.
@@ -221,14 +214,24 @@ class Watchdog:
         finally:
             self._exit(reason)
 
-    def _leave_with(self, reason: StopReason, *, why: str | None) -> None:
-        """Report the answer to a notice, and end this process. Does not return."""
+    def _end_on_notice(self, seen: Mark, *, patience_seconds: float, is_cut_off: bool) -> None:
+        """Commit what is captured, report, and end this process, in place of the training thread. Does not return."""
+        reason = StopReason.BOUND if self._board.first_kind == "recall" else StopReason.NOTICE
         try:
-            self._report_within_limit(reason, None, why)
-            self._leave(ExitCode.of(reason))
+            self._board.hold()
+            notice = self._board.read()
+            doing = notice.phase if notice is not None and notice.phase is not None else seen.kind
+            log.warning("notice answered while the training thread is busy phase=%s step=%d", doing, seen.step)
+            self.captured.commit(patience_seconds)
+            self._report_within_limit(reason, None, _TOO_LONG.format(doing) if is_cut_off else None)
+        except FencedError as error:
+            log.warning("attempt fenced reason=%s", error)
+            reason = StopReason.FENCED
         except Exception:
-            log.exception("the answer to a notice is not reported")
+            # Any exception: the training thread is kept out, so nothing else would end this process.
+            log.exception("the answer to a notice is not complete")
         finally:
+            self._leave(ExitCode.of(reason))
             self._exit(reason)
 
     def _exit(self, reason: StopReason) -> None:
