@@ -22,11 +22,11 @@ from prefect.exceptions import ObjectNotFound
 from prefect.runtime import flow_run
 from prefect.states import Completed, Failed
 from pydantic import ValidationError
+from segue.tasks.parent_clock import clock_of, time_at
 from segue.tasks.prefect_api import SILENCE
 from segue.tasks.recovery import recover_run
 from segue.tasks.retraining.recovery import is_slot, recover_slot
 from segue.tasks.segment_states import settle_left
-from segue.tasks.server_time import clock_of, time_at
 
 from segue.controller.recovery import OrphanWatch
 from segue.errors import SegueError, SpecError

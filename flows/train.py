@@ -14,7 +14,7 @@ from segue.tasks.continuity import judge_resume
 from segue.tasks.cost import report_cost
 from segue.tasks.curve import publish_resume
 from segue.tasks.live_run import LiveRun
-from segue.tasks.parent_clock import as_parent, ending_with, parent_clock
+from segue.tasks.parent_clock import as_parent, ending_with, parent_clock, run_time
 from segue.tasks.plan import open_run, plan_segment
 from segue.tasks.prefect_api import DUPLICATE, wait_for_api
 from segue.tasks.quiet_logs import quieten
@@ -23,7 +23,6 @@ from segue.tasks.run_artifact import publish_run
 from segue.tasks.run_state import state_of_run
 from segue.tasks.segment import release_standby, run_segment
 from segue.tasks.segment_states import settle_missed
-from segue.tasks.server_time import run_time
 
 from segue.controller.ending import EndedError, Why
 from segue.controller.parent import drive

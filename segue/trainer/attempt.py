@@ -284,8 +284,8 @@ class Attempt:
         )
         writer = opened.enter_context(closing(self._writer(staging)))
         loop = TrainingLoop(self.context, live, resume=self._resume, staging=staging, writer=writer)
-        self.heartbeat.describe, self.watchdog.report = loop.describe, loop.report_ended
-        self.watchdog.captured = loop
+        self.heartbeat.describe, self.watchdog.report = loop.describe, loop.captured.report_ended
+        self.watchdog.captured = loop.captured
         return loop
 
     def _writer(self, staging: StagingArea) -> Writer:

@@ -7,15 +7,14 @@ step is not known here: the loop is a generator that is asked for the next step 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Generator, Iterator
-from contextlib import closing, contextmanager, nullcontext
+from collections.abc import Callable, Generator
+from contextlib import AbstractContextManager, closing
 from dataclasses import replace
 
 from segue.checkpoints.saving.committer import SealJob, Writer
 from segue.checkpoints.saving.staging import StagingArea
 from segue.continuity.verdict import Prelude
 from segue.continuity.witness import NORMS_EVERY_STEPS, StepRow, Witness
-from segue.curves.schema import Curve
 from segue.errors import (
     BrokenResumeError,
     FencedError,
@@ -28,7 +27,6 @@ from segue.errors import (
 )
 from segue.policy.anomalies import anomalies_of
 from segue.records import (
-    CodeFailure,
     Heartbeat,
     SegmentReport,
     StopReason,
@@ -38,11 +36,11 @@ from segue.stores.base import StoreReadError, StoreWriteError
 from segue.trainer.context import AttemptContext
 from segue.trainer.health.failures import failure_of, stop_reason, without_traceback
 from segue.trainer.rehearsal import ResumeRehearsal, is_due
-from segue.trainer.reporting import AttemptReporter
+from segue.trainer.reporting import AttemptReporter, CapturedWork
 from segue.trainer.resume import Resume
 from segue.trainer.safe_points import SafePoints
-from segue.trainer.saving import Saving, life_on
-from segue.trainer.step_records import StepRecords
+from segue.trainer.saving import Saving, evaluating, life_on
+from segue.trainer.step_records import StepRecords, curve_of
 from segue.trainer.stopping import NoticeResponse, StopRule
 from segue.trainer.time_left import REPORT_SECONDS, Pace, TimeLeft
 from segue.trainer.workloads.base import LateStep, StepDue, StepMade, Steps, Workload
@@ -50,9 +48,6 @@ from segue.trainer.workloads.base import LateStep, StepDue, StepMade, Steps, Wor
 log = logging.getLogger(__name__)
 
 _SomeSteps = Generator[StepDue, StepMade | LateStep | None, None]
-_SHORT_EVALUATION_SECONDS = 1.0
-"""A notice may wait for an evaluation that takes no longer, so the state is not copied for it."""
-_ON_NOTICE = (StopReason.NOTICE, StopReason.BOUND)
 _OneStep = Generator[StepDue, StepMade | LateStep | None, bool]
 """Returns whether the step was made."""
 
@@ -71,7 +66,7 @@ class TrainingLoop:
         # They show that the ranks agree, and which batch is the first with bad gradients.
         is_careful = self._spec.anomalies.non_finite == "skip" or bool(anomalies_of(history.fresh_reports))
         self._always_measures_norms = is_careful or self._ranks.count > 1
-        curve = _curve_of(context, from_step=live.progress.step)
+        curve = curve_of(context, from_step=live.progress.step)
         self._records = StepRecords(live, spec=self._spec.anomalies, resume=resume, witness=witness, curve=curve)
         self._saving = Saving(
             self._spec.checkpoints,
@@ -115,6 +110,7 @@ class TrainingLoop:
             writer=writer,
             records=self._records,
         )
+        self.captured = CapturedWork(self._spec, saving=self._saving, writer=writer, reporter=self._reporter)
 
     def run(self, train: Callable[[], StopReason], *, shows_failure: bool = True) -> SegmentReport:
         """Train until the goal, the bound, a notice, or a failure; return the report.
@@ -181,32 +177,6 @@ class TrainingLoop:
                 log.warning("the save that was under way is not complete reason=%s", of_writer)
         reason = stop_reason(error, kills_before=self._context.kills.before)
         return self._reporter.append(self._reporter.report(reason, failure=failure_of(error)))
-
-    def report_ended(self, reason: StopReason, failure: CodeFailure | None, note: str | None) -> None:
-        """Write the report of an attempt that its watchdog ends; called from another thread.
-
-        Raises:
-            FencedError: a newer claim exists.
-        """
-        last = self._writer.last_commit
-        if reason in _ON_NOTICE and last is not None and last.step == self._progress.step and self._is_at_goal:
-            reason = StopReason.FINISHED
-        report = self._reporter.report(reason, failure=failure, note=note)
-        # torchrun signals the other ranks when one is gone; that signal is no notice from the provider.
-        self._reporter.append(report.model_copy(update={"notice": None}) if reason is StopReason.LOST else report)
-
-    @property
-    def is_all(self) -> bool:
-        """Whether nothing would be lost if the attempt ended now; read by the watchdog."""
-        return self._saving.is_all_captured
-
-    def commit(self, limit_seconds: float) -> None:
-        """Have what is captured committed, and wait for that; called by the watchdog, which ends the attempt.
-
-        Raises:
-            FencedError, StoreWriteError: what the writer failed with.
-        """
-        self._saving.commit_captured(limit_seconds)
 
     def describe(self, counter: int) -> Heartbeat:
         """The heartbeat with this counter; called from the heartbeat thread."""
@@ -304,17 +274,9 @@ class TrainingLoop:
         self._pace.step_done()
         self._saving.step_done(seconds)
 
-    @contextmanager
-    def _evaluating(self) -> Iterator[None]:
-        """The user's metric is computed after a step that no save has yet; a notice meanwhile commits that step."""
-        activity = self._context.activity
-        longest = activity.longest_evaluation_seconds
+    def _evaluating(self) -> AbstractContextManager[None]:
         may_hold = self._ranks.count == 1 and not self._resume.is_pending and self._live.can_save
-        is_held = may_hold and (longest is None or longest > _SHORT_EVALUATION_SECONDS)
-        if is_held:
-            self._records.refuse_poisoned_weights()
-        with self._saving.held() if is_held else nullcontext(), activity.evaluating():
-            yield
+        return evaluating(self._saving, self._records, self._context.activity, may_hold=may_hold)
 
     def _evaluate(self) -> float:
         with self._context.activity.evaluating():
@@ -339,10 +301,6 @@ class TrainingLoop:
         if self._reporter.is_ending:
             return False  # What follows the last commit is not kept.
         return self._safe_points.stops_at(step) or self._safe_points.saves_at(step)
-
-    @property
-    def _is_at_goal(self) -> bool:
-        return self._progress.is_finished(self._spec.steps)
 
     @property
     def _needs_fingerprints(self) -> bool:
@@ -431,15 +389,3 @@ class TrainingLoop:
 
     def _has_patience(self) -> bool:
         return self._ranks.leader_decides(self._time_left.patience_seconds > 0)
-
-
-def _curve_of(context: AttemptContext, *, from_step: int) -> Curve:
-    return Curve(
-        run=context.spec.run_id,
-        segment=context.plan.segment,
-        attempt=context.plan.attempt,
-        attempt_id=context.claim.attempt_id,
-        capacity=context.plan.capacity.value,
-        environment=context.environment.short_id,
-        from_checkpoint=from_step,
-    )

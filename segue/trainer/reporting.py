@@ -12,6 +12,7 @@ from segue.records import CheckpointRef, CodeFailure, Heartbeat, SegmentReport, 
 from segue.runlog.entries import Entry, ReportEntry
 from segue.runlog.history import read_history
 from segue.runlog.log import Stamp
+from segue.spec import RunSpec
 from segue.stores.base import StoreReadError, StoreWriteError
 from segue.stores.retry import patiently
 from segue.trainer.context import AttemptContext
@@ -24,6 +25,8 @@ from segue.trainer.workloads.components import Progress
 from segue.user_objects import text_of
 
 log = logging.getLogger(__name__)
+
+_ON_NOTICE = (StopReason.NOTICE, StopReason.BOUND)
 
 
 @dataclass(kw_only=True)
@@ -119,6 +122,40 @@ class AttemptReporter:
         history = read_history(patiently(self.context.runlog.reload, what="log"))
         attempt = history.attempt_of(self.context.plan.segment, self.context.plan.attempt)
         return attempt.commits[-1] if attempt is not None and attempt.commits else None
+
+
+class CapturedWork:
+    """For the watchdog, which ends an attempt while the training thread is busy with the user's code."""
+
+    def __init__(self, spec: RunSpec, *, saving: Saving, writer: Writer, reporter: AttemptReporter) -> None:
+        self._spec, self._saving, self._writer, self._reporter = spec, saving, writer, reporter
+
+    @property
+    def is_all(self) -> bool:
+        """Whether nothing would be lost if the attempt ended now."""
+        return self._saving.is_all_captured
+
+    def commit(self, limit_seconds: float) -> None:
+        """Have what is captured committed; wait for that, at most so long.
+
+        Raises:
+            FencedError, StoreWriteError: what the writer failed with.
+        """
+        self._saving.commit_captured(limit_seconds)
+
+    def report_ended(self, reason: StopReason, failure: CodeFailure | None, note: str | None) -> None:
+        """Write the report of an attempt that its watchdog ends.
+
+        Raises:
+            FencedError: a newer claim exists.
+        """
+        last, progress = self._writer.last_commit, self._reporter.progress
+        is_at_goal = progress.is_finished(self._spec.steps)
+        if reason in _ON_NOTICE and is_at_goal and last is not None and last.step == progress.step:
+            reason = StopReason.FINISHED
+        report = self._reporter.report(reason, failure=failure, note=note)
+        # torchrun signals the other ranks when one is gone; that signal is no notice from the provider.
+        self._reporter.append(report.model_copy(update={"notice": None}) if reason is StopReason.LOST else report)
 
 
 def append_report(context: AttemptContext, report: SegmentReport) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 
 from torch.optim.optimizer import register_optimizer_step_pre_hook
@@ -29,10 +29,14 @@ from segue.records import Capacity, CheckpointRef, Finding
 from segue.runlog.history import History
 from segue.spec import CheckpointSpec
 from segue.trainer.health.activity import Activity
+from segue.trainer.step_records import StepRecords
 from segue.trainer.workloads.base import Workload
 from segue.trainer.workloads.state import capture
 
 log = logging.getLogger(__name__)
+
+_SHORT_EVALUATION_SECONDS = 1.0
+"""A notice may wait for an evaluation that takes no longer, so the state is not copied for it."""
 
 
 @dataclass(frozen=True)
@@ -340,6 +344,21 @@ class Saving:
     def _refuse_changed_structure(self) -> None:
         if changes := self._live.structure_changes():
             raise StructureChangedError(changes=changes, step=self._progress.step, saved_step=self.saved_step)
+
+
+@contextmanager
+def evaluating(saving: Saving, records: StepRecords, activity: Activity, *, may_hold: bool) -> Iterator[None]:
+    """The user's metric is computed after a step that no save has yet; a notice meanwhile commits that step.
+
+    Raises:
+        PoisonedStepError: the step has spoiled the weights.
+    """
+    longest = activity.longest_evaluation_seconds
+    is_held = may_hold and (longest is None or longest > _SHORT_EVALUATION_SECONDS)
+    if is_held:
+        records.refuse_poisoned_weights()
+    with saving.held() if is_held else nullcontext(), activity.evaluating():
+        yield
 
 
 def life_on(capacity: Capacity, history: History) -> Life | None:

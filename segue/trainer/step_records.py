@@ -13,6 +13,7 @@ from segue.curves.schema import Curve
 from segue.errors import PoisonedStepError
 from segue.records import Skip
 from segue.spec import AnomalySpec
+from segue.trainer.context import AttemptContext
 from segue.trainer.resume import Resume
 from segue.trainer.workloads.base import LateStep, StepMade, Workload
 
@@ -143,3 +144,16 @@ class StepRecords:
             step_seconds=seconds,
             wall_time=ended_at,
         )
+
+
+def curve_of(context: AttemptContext, *, from_step: int) -> Curve:
+    """The loss curve of an attempt that begins after this step."""
+    return Curve(
+        run=context.spec.run_id,
+        segment=context.plan.segment,
+        attempt=context.plan.attempt,
+        attempt_id=context.claim.attempt_id,
+        capacity=context.plan.capacity.value,
+        environment=context.environment.short_id,
+        from_checkpoint=from_step,
+    )

@@ -11,10 +11,10 @@ from prefect.client.schemas.objects import FlowRun
 from prefect.client.schemas.sorting import FlowRunSort
 from prefect.exceptions import ObjectNotFound
 from prefect.states import Crashed
+from segue.tasks.parent_clock import time_at
 from segue.tasks.prefect_api import create_flow_run, is_by_a_person
 from segue.tasks.recovery import known_server_id, start_seconds, will_start
 from segue.tasks.retraining.turns import stop_run
-from segue.tasks.server_time import time_at
 
 from segue.errors import OrchestratorError
 from segue.records import ParentRecord

@@ -9,9 +9,8 @@ from uuid import UUID
 
 from prefect.client.orchestration import SyncPrefectClient
 from prefect.exceptions import ObjectNotFound
-from segue.tasks.parent_clock import parent_clock
+from segue.tasks.parent_clock import parent_clock, time_at
 from segue.tasks.prefect_api import SILENCE, quick_client
-from segue.tasks.server_time import time_at
 from segue.tasks.waiting.shared import SharedReadings
 from segue.tasks.waiting.slots import Limit, count_waiting, read_limit, without_own
 

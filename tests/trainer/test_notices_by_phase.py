@@ -13,11 +13,11 @@ import pytest
 from segue.records import StopReason
 from segue.runlog.history import read_history
 from segue.trainer.health.watchdog import moment_to_answer, report_seconds
-from tests.recipes import busy
 from tests.support.final_states import state_at_end
 from tests.support.forked_trainers import next_plan
+from tests.trainer import busy
 
-BUSY = "tests.recipes.busy:build"
+BUSY = "tests.trainer.busy:build"
 GRACE_SECONDS = 10.0
 PATIENCE_SECONDS = 120.0
 

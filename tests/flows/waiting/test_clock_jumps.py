@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterKey
+from segue.tasks.parent_clock import server_time, store_time
 from segue.tasks.run_artifact import artifact_key
-from segue.tasks.server_time import server_time, store_time
 
 from segue.clock import SystemClock
 from segue.controller.steps import open_run
