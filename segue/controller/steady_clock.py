@@ -77,7 +77,8 @@ class SteadyClock:
     """The time of one run. `now` never jumps, whatever this machine's clock does."""
 
     def __init__(self, base: Clock, *, reference: Reference) -> None:
-        self._base, self._reference = base, reference
+        self.base, self._reference = base, reference
+        """`base`: the clock whose monotonic time and sleeps it has."""
         local, at = base.now().timestamp(), base.monotonic()
         self._offset = self._local_offset = local - at
         self._local_jump = 0.0
@@ -89,26 +90,26 @@ class SteadyClock:
         """What is wrong with a clock, for the run's page; None: nothing is known to be."""
 
     def now(self) -> datetime:
-        return datetime.fromtimestamp(self._base.monotonic() + self._offset, UTC)
+        return datetime.fromtimestamp(self.base.monotonic() + self._offset, UTC)
 
     def monotonic(self) -> float:
-        return self._base.monotonic()
+        return self.base.monotonic()
 
     def sleep(self, seconds: float) -> None:
-        self._base.sleep(seconds)
+        self.base.sleep(seconds)
 
     def look(self) -> None:
         """Compare the clocks; read the reference where that is due. May take seconds."""
         with self._looking:
             self._look_at_local()
             every = _FIRST_REFERENCE_SECONDS if self._read_at is None else _REFERENCE_SECONDS
-            at = self._base.monotonic()
+            at = self.base.monotonic()
             if self._asked_at is None or self._local_jump or at - self._asked_at >= every:
                 self._asked_at = at
                 self._look_at_reference()
 
     def _look_at_local(self) -> None:
-        offset = self._base.now().timestamp() - self._base.monotonic()
+        offset = self.base.now().timestamp() - self.base.monotonic()
         moved, self._local_offset = offset - self._local_offset, offset
         if abs(moved) <= JUMP_SECONDS:
             return
@@ -117,9 +118,9 @@ class SteadyClock:
         self._say(f"{said}: the run goes by monotonic time and the server's clock")
 
     def _look_at_reference(self) -> None:
-        before = self._base.monotonic()
+        before = self.base.monotonic()
         reading = self._reference()
-        after = self._base.monotonic()
+        after = self.base.monotonic()
         if reading is None:
             return
         error = reading.at.timestamp() - ((before + after) / 2 + self._offset)
