@@ -143,6 +143,10 @@ class CapturedWork:
         """
         self._saving.commit_captured(limit_seconds)
 
+    def release(self) -> None:
+        """Let the save that waits for its metric be committed without it. Returns at once."""
+        self._saving.release_metric()
+
     def report_ended(self, reason: StopReason, failure: CodeFailure | None, note: str | None) -> None:
         """Write the report of an attempt that its watchdog ends.
 

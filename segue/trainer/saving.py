@@ -257,8 +257,12 @@ class Saving:
         if held is not None:
             self._metric = Metric()
             self._submit(held, stall_seconds=0.0)
-        self._metric.give_up()
+        self.release_metric()
         self._writer.wait(max(limit_seconds, 0.0))
+
+    def release_metric(self) -> None:
+        """Let the newest save be committed without the metric that is being computed. Called by another thread."""
+        self._metric.give_up()
 
     def on_notice(self, *, seconds_left: float) -> LastSave:
         """Whether there is time for one last save."""

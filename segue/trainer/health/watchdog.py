@@ -63,6 +63,9 @@ class Captured(Protocol):
     def commit(self, limit_seconds: float) -> None:
         """Have it committed; wait for that, at most so long."""
 
+    def release(self) -> None:
+        """Let the save that waits for its metric be committed without it. Returns at once."""
+
 
 class Nothing:
     """Before the first step there is nothing to commit."""
@@ -70,6 +73,9 @@ class Nothing:
     is_all = True
 
     def commit(self, limit_seconds: float) -> None:
+        return
+
+    def release(self) -> None:
         return
 
 
@@ -152,6 +158,8 @@ class Watchdog:
             noticed_seconds = 0.0 if left is None else noticed_seconds + _POLL_SECONDS
             if left is not None and ranks.count == 1:
                 self._answer(left, noticed_seconds=noticed_seconds, seen=seen)
+            elif left is not None and seen.kind == "evaluating":
+                self.captured.release()  # The ranks end together, at a safe point; their last save needs no metric.
             # A provider's deadline may seem past, where this machine's clock is wrong.
             had_time = noticed_seconds > min(self._spec.grace_seconds, _MOST_GRACE_SECONDS)
             is_overdue = left is not None and left < -_OVERDUE_SECONDS and had_time
