@@ -150,7 +150,7 @@ def store_time(store: Store) -> Reading | None:
     try:
         store.put(key, b"x")
         at = store.modified_at(key)
-        store.delete(key)
+        store.delete([key])
     except SegueError as error:
         log.debug("the store's clock is not known reason=%s", error)
         return None

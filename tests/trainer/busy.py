@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from pathlib import Path
@@ -19,14 +20,15 @@ OWN = {"where", "at_step", "seconds", "once", "evaluate_every", "plateau"}
 
 
 class Busy:
-    """Is busy the first time that it is asked for this phase and step; `<once>.reached` is made then."""
+    """Is busy the first time that it is asked for this phase and step; `<once>.reached` is made then, with the number of another rank."""
 
     def __init__(self, config: dict[str, Any]) -> None:
         self._config, self.step = config, 0
 
     def at(self, where: str, step: int = 0) -> None:
         config = self._config
-        reached = Path(config["once"] + ".reached")
+        rank = os.environ.get("RANK", "0")
+        reached = Path(config["once"] + ".reached" + (rank if rank != "0" else ""))
         if where == config["where"] and step == config.get("at_step", 0) and not reached.exists():
             reached.touch()
             time.sleep(config.get("seconds", 3600))
