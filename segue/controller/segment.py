@@ -223,8 +223,15 @@ def report_or_lost(runlog: RunLog, plan: SegmentPlan, end: TrainerEnd) -> Segmen
     had_machine = history.attempt_of(plan.segment, plan.attempt) is not None or end.had_machine
     if not had_machine and end.was_refused:
         return declare_lost(runlog, plan, why=end.why, reason=StopReason.NO_CAPACITY, was_refused=True)
-    facts = {"got_capacity": had_machine, "failure": end.failure, "notice": end.notice}
-    return declare_lost(runlog, plan, why=end.why, reason=end.reason, **facts)
+    return declare_lost(
+        runlog,
+        plan,
+        why=end.why,
+        reason=end.reason,
+        got_capacity=had_machine,
+        failure=end.failure,
+        notice=end.notice,
+    )
 
 
 class _Segment:

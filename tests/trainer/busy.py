@@ -20,7 +20,10 @@ OWN = {"where", "at_step", "seconds", "once", "evaluate_every", "plateau"}
 
 
 class Busy:
-    """Is busy the first time that it is asked for this phase and step; `<once>.reached` is made then, with the number of another rank."""
+    """Is busy the first time that it is asked for this phase and step.
+
+    `<once>.reached` is made then, by another rank than the first with its number at the end.
+    """
 
     def __init__(self, config: dict[str, Any]) -> None:
         self._config, self.step = config, 0
