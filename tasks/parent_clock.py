@@ -146,7 +146,7 @@ def store_time(store: Store) -> Reading | None:
     """What the clock of a store shows, by the time of an object that is put there; None where it does not say."""
     if not isinstance(store, Examinable):
         return None
-    key = f".segue-clock/{uuid4().hex}"
+    key = f".segue-check/clock-{uuid4().hex}"  # Where `segue doctor` puts objects, too.
     try:
         store.put(key, b"x")
         at = store.modified_at(key)
