@@ -127,8 +127,8 @@ class _Supervisor:
         for number in self._notices():
             self._noticed_at.setdefault(number, at)
             if self.outcome.notice is None:
-                facts = {"received_at": self._clock.now(), "grace_seconds": self._seconds_after(number)}
-                self.outcome.notice = Notice(kind=KINDS.get(number, number.name.lower()), **facts)
+                kind, seconds = KINDS.get(number, number.name.lower()), self._seconds_after(number)
+                self.outcome.notice = Notice(kind=kind, received_at=self._clock.now(), grace_seconds=seconds)
         if not self._noticed_at:
             return None
         ends = (since + self._seconds_after(number) for number, since in self._noticed_at.items())
