@@ -110,7 +110,13 @@ class TrainingLoop:
             writer=writer,
             records=self._records,
         )
-        self.captured = CapturedWork(self._spec, saving=self._saving, writer=writer, reporter=self._reporter)
+        self.captured = CapturedWork(
+            self._spec,
+            saving=self._saving,
+            writer=writer,
+            reporter=self._reporter,
+            call_hook=self._notices.call_hook,
+        )
 
     def run(self, train: Callable[[], StopReason], *, shows_failure: bool = True) -> SegmentReport:
         """Train until the goal, the bound, a notice, or a failure; return the report.

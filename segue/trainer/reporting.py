@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from segue.checkpoints.saving.committer import Writer
@@ -127,8 +128,18 @@ class AttemptReporter:
 class CapturedWork:
     """For the watchdog, which ends an attempt while the training thread is busy with the user's code."""
 
-    def __init__(self, spec: RunSpec, *, saving: Saving, writer: Writer, reporter: AttemptReporter) -> None:
+    def __init__(
+        self,
+        spec: RunSpec,
+        *,
+        saving: Saving,
+        writer: Writer,
+        reporter: AttemptReporter,
+        call_hook: Callable[[], None],
+    ) -> None:
+        """`call_hook` calls the recipe's `on_notice`, with a limit."""
         self._spec, self._saving, self._writer, self._reporter = spec, saving, writer, reporter
+        self._call_hook = call_hook
 
     @property
     def is_all(self) -> bool:
@@ -142,6 +153,7 @@ class CapturedWork:
             FencedError, StoreWriteError: what the writer failed with.
         """
         self._saving.commit_captured(limit_seconds)
+        self._call_hook()
 
     def release(self) -> None:
         """Let the save that waits for its metric be committed without it. Returns at once."""

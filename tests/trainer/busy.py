@@ -14,6 +14,7 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 import segue
 from segue.recipe import EarlyStop, Recipe
+from segue.records import Notice
 from segue.testing.recipes import tiny
 
 OWN = {"where", "at_step", "seconds", "once", "evaluate_every", "plateau"}
@@ -84,7 +85,10 @@ def build(config: dict[str, Any]) -> Recipe:
                 parameter.mul_(0.5)
         return found
 
-    recipe.loss, recipe.after_step, recipe.evaluate = loss, after_step, evaluate
+    def on_notice(notice: Notice) -> None:
+        Path(config["once"] + ".told").write_text(f"{notice.kind} in {notice.phase}")
+
+    recipe.loss, recipe.after_step, recipe.evaluate, recipe.on_notice = loss, after_step, evaluate, on_notice
     recipe.extra["slow"] = SlowToStore(busy)
     if "evaluate_every" in config:
         recipe.evaluate_every = config["evaluate_every"]

@@ -76,7 +76,7 @@ def first_of(fork_server, open_log, spec, *, steps):
         pytest.param({"where": "loss", "at_step": 14, "seconds": 2}, "step", 15, 15, id="step"),
     ],
 )
-def test_a_notice_is_answered_at_once_and_loses_no_step(notice, make_busy, config, phase, to_step, committed):
+def test_a_notice_is_answered_at_once_and_loses_no_step(notice, make_busy, tmp_path, config, phase, to_step, committed):
     report, seconds = notice(make_busy(config=config))
     assert (report.stop_reason, report.notice.kind, report.notice.phase) == (StopReason.NOTICE, "sigterm", phase)
     # The safe point after a save is the one after the next step, where steps are short.
@@ -84,6 +84,8 @@ def test_a_notice_is_answered_at_once_and_loses_no_step(notice, make_busy, confi
     assert report.lost_steps == 0
     assert (report.checkpoint.step if report.checkpoint else None) == (committed and report.to_step)
     assert seconds < GRACE_SECONDS
+    if phase != "build":  # The recipe, and its hook, are not there yet.
+        assert (tmp_path / "once.told").read_text() == f"sigterm in {phase}"
 
 
 @pytest.mark.parametrize(("where", "phase"), [("restore", "restore"), ("loss", "replay")])
