@@ -10,10 +10,9 @@ from prefect.client.orchestration import SyncPrefectClient
 from prefect.client.schemas.actions import DeploymentScheduleCreate
 from prefect.client.schemas.objects import State
 from prefect.exceptions import ObjectNotFound
-from prefect.states import Scheduled
 from prefect.utilities.callables import parameter_schema
 from segue.flows.retrain import retrain
-from segue.tasks.prefect_api import SILENCE, require_silence
+from segue.tasks.prefect_api import SILENCE, create_flow_run, require_silence
 from segue.tasks.retraining.schedule import require_cron
 from segue.tasks.run_artifact import LiveArtifact, artifact_key
 
@@ -74,14 +73,13 @@ def start_slot(client: SyncPrefectClient, spec: RetrainSpec, slot: datetime) -> 
         raise OrchestratorError(
             what=f"there is no deployment {FLOW}/{spec.name} on this Prefect server.", fix="run `segue retrain deploy`."
         ) from None
-    run = client.create_flow_run_from_deployment(
+    return create_flow_run(
+        client,
         deployment.id,
         parameters=deployment.parameters | {"slot": slot.isoformat()},
-        state=Scheduled(),
         name=run_id_of(spec, slot),
         tags=["segue", run_id_of(spec, slot)],
     )
-    return run.id
 
 
 def wait_for(client: SyncPrefectClient, flow_run_id: UUID) -> State:

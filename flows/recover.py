@@ -22,12 +22,12 @@ from prefect.exceptions import ObjectNotFound
 from prefect.runtime import flow_run
 from prefect.states import Completed, Failed
 from pydantic import ValidationError
+from segue.tasks.parent_clock import clock_of, time_at
 from segue.tasks.prefect_api import SILENCE
 from segue.tasks.recovery import recover_run
 from segue.tasks.retraining.recovery import is_slot, recover_slot
 from segue.tasks.segment_states import settle_left
 
-from segue.clock import SystemClock
 from segue.controller.recovery import OrphanWatch
 from segue.errors import SegueError, SpecError
 from segue.retraining.slots import store_of
@@ -53,10 +53,10 @@ def recover(stores: list[StoreSpec] | None = None, *, take_over: bool = False) -
     days. Runs that another server started are left to it, unless `take_over` is given.
     """
     due = flow_run.scheduled_start_time
-    if due is not None and SystemClock().now() - due > _LATE:
-        return Completed(message="nothing was looked at: this start is late, and a later one follows")
     done, troubles = [], []
     with get_client(sync_client=True) as client:
+        if due is not None and time_at(client) - due > _LATE:
+            return Completed(message="nothing was looked at: this start is late, and a later one follows")
         for store in known_stores(client) if stores is None else stores:
             found, trouble = recover_store(client, store, take_over=take_over)
             done += found
@@ -69,7 +69,7 @@ def recover_store(
     client: SyncPrefectClient, store: StoreSpec, *, take_over: bool = False
 ) -> tuple[list[str], list[str]]:
     """Recover the runs of one store; returns what was done, and what could not be done."""
-    clock, done, troubles = SystemClock(), [], []
+    clock, done, troubles = clock_of(client), [], []
     try:
         opened = open_store(store)
         dead = OrphanWatch(opened, clock=clock).find()
@@ -107,7 +107,8 @@ def known_stores(client: SyncPrefectClient) -> list[StoreSpec]:
 
 
 def _flow_runs(client: SyncPrefectClient, flow_name: str) -> list[FlowRun]:
-    since = FlowRunFilterExpectedStartTime(after_=SystemClock().now() - _KNOWN_FOR, before_=SystemClock().now())
+    now = time_at(client)
+    since = FlowRunFilterExpectedStartTime(after_=now - _KNOWN_FOR, before_=now)
     return client.read_flow_runs(
         flow_filter=FlowFilter(name=FlowFilterName(any_=[flow_name])),
         flow_run_filter=FlowRunFilter(expected_start_time=since),

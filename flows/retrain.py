@@ -11,14 +11,14 @@ from prefect import flow, get_run_logger
 from prefect.runtime import flow_run
 from prefect.states import Cancelled, Failed
 from segue.flows.slot import SlotRunner
-from segue.tasks.parent_clock import parent_clock
+from segue.tasks.parent_clock import parent_clock, run_time
 from segue.tasks.prefect_api import DUPLICATE
 from segue.tasks.quiet_logs import quieten
 from segue.tasks.retraining.schedule import ticks
 
 from segue.errors import ParentAliveError, SegueError
 from segue.launch.output import survive_broken_output
-from segue.retraining.slots import missed_slots, run_id_of, slot_at
+from segue.retraining.slots import missed_slots, run_id_of, slot_at, store_of
 from segue.retraining.spec import RetrainSpec
 from segue.stores.base import StoreReadError, StoreWriteError
 
@@ -45,25 +45,30 @@ def retrain(file: str = "retrain.toml", *, slot: datetime | None = None) -> Any:
     quieten()
     try:
         spec = RetrainSpec.from_toml(Path(file))
-        runner = SlotRunner(spec, folder=Path(file).absolute().parent, logger=get_run_logger())
-        runner.require_store()
-        mine = _slot(slot)
-        missed: Sequence[datetime] = ()
-        if slot is None:
-            missed, is_missed = _missed(spec, runner, mine)
-            if spec.missed == "skip":
-                for earlier in missed:
-                    runner.leave_out(earlier, why=_MISSED)
-                missed = ()
-                if is_missed:
-                    return runner.leave_out(mine, why=_MISSED)
-        return runner.run(mine, after=missed)
+        with run_time(store_of(spec)):
+            return _retrain(spec, Path(file).absolute().parent, slot)
     except ParentAliveError as error:
         return Cancelled(name=DUPLICATE, message=str(error))
     except (StoreReadError, StoreWriteError):
         raise  # The slot stays open: recovery starts it again when the store is back.
     except SegueError as error:
         return Failed(message=str(error))
+
+
+def _retrain(spec: RetrainSpec, folder: Path, slot: datetime | None) -> Any:
+    runner = SlotRunner(spec, folder=folder, logger=get_run_logger())
+    runner.require_store()
+    mine = _slot(slot)
+    missed: Sequence[datetime] = ()
+    if slot is None:
+        missed, is_missed = _missed(spec, runner, mine)
+        if spec.missed == "skip":
+            for earlier in missed:
+                runner.leave_out(earlier, why=_MISSED)
+            missed = ()
+            if is_missed:
+                return runner.leave_out(mine, why=_MISSED)
+    return runner.run(mine, after=missed)
 
 
 def _slot(given: datetime | str | None) -> datetime:

@@ -14,7 +14,7 @@ from segue.tasks.continuity import judge_resume
 from segue.tasks.cost import report_cost
 from segue.tasks.curve import publish_resume
 from segue.tasks.live_run import LiveRun
-from segue.tasks.parent_clock import as_parent, ending_with, parent_clock
+from segue.tasks.parent_clock import as_parent, ending_with, parent_clock, run_time
 from segue.tasks.plan import open_run, plan_segment
 from segue.tasks.prefect_api import DUPLICATE, wait_for_api
 from segue.tasks.quiet_logs import quieten
@@ -62,7 +62,7 @@ def train(
     """
     survive_broken_output()
     quieten()
-    with ending_with(_flow_run_id()):
+    with ending_with(_flow_run_id()), run_time(spec.store):
         return _train(spec, accept_drift=accept_drift, requested_at_slot=requested_at_slot, after_parent=after_parent)
 
 

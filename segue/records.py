@@ -89,6 +89,12 @@ class Notice(Value):
     grace_seconds: float = Field(
         ge=0, description="Seconds from the notice to the kill, as far as is known; inf for a hint."
     )
+    phase: str | None = Field(
+        None,
+        exclude_if=lambda phase: phase is None,  # Older versions refuse a record with a field that they do not know.
+        description="What the attempt did when the notice came: build, restore, first step, replay, step, evaluate, "
+        "save, rehearsal or end; None: not known.",
+    )
 
 
 class CheckpointRef(Value):

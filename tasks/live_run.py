@@ -10,6 +10,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import copy_context
+from dataclasses import replace
 from datetime import datetime
 from typing import Any
 from uuid import UUID
@@ -21,6 +22,7 @@ from segue.tasks.run_artifact import described, page_artifact, progress_artifact
 from segue.tasks.run_view import picture_of, view_of
 
 from segue.clock import Clock
+from segue.controller.steady_clock import SteadyClock
 from segue.errors import StoreError
 from segue.reports.page import Picture, RunView, page
 from segue.reports.run_events import run_events
@@ -133,7 +135,9 @@ class LiveRun:
         """The run as of now; while the store cannot be read, as it was last seen, and with the trouble."""
         now = self._clock.now()
         try:
-            self._view = view_of(self._runlog, self._spec, now=now, waiting=self._waiting)
+            view = view_of(self._runlog, self._spec, now=now, waiting=self._waiting)
+            trouble = self._clock.trouble if isinstance(self._clock, SteadyClock) else None
+            self._view = replace(view, clock_trouble=trouble)
             self._failing_since = None
         except StoreError as error:
             if self._view is None:

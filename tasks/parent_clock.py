@@ -1,28 +1,45 @@
 """The clock of the parent that the calling code belongs to: its sleeps end when the parent is asked to end.
 
+It shows the time of the Prefect server, or of the store, which is the reference for starts and deadlines.
+
 `segue serve` gives each of its parents one of its own. A parent in a container gets no signal when its flow run is
 cancelled, so every other parent looks at its own state.
 """
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from datetime import datetime, timedelta
+from email.utils import parsedate_to_datetime
 from typing import TypeVar
-from uuid import UUID
+from uuid import UUID, uuid4
 
-from segue.tasks.prefect_api import is_by_a_person
+import httpx
+from prefect.client.orchestration import SyncPrefectClient
+from segue.tasks.prefect_api import SILENCE, is_by_a_person, quick_client
 from segue.tasks.state_watch import STATES
 
 from segue.clock import Clock, SystemClock
 from segue.controller.ending import EndableClock, Ending, Why
+from segue.controller.steady_clock import Reading, Reference, SteadyClock, steady
+from segue.errors import SegueError
+from segue.spec import StoreSpec
+from segue.stores import open_store
+from segue.stores.base import Examinable, Store
 from segue.stores.retry import OUTAGE_SECONDS, patiently
+
+log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
 _LOOK_SECONDS = 1.0
+_WHOLE_SECONDS = timedelta(seconds=0.5)
+"""HTTP dates and the times of objects count whole seconds: half of one is the expected remainder."""
+_UNCERTAINTY_SECONDS = 1.0
 _CLOCK: ContextVar[Clock | None] = ContextVar("segue_parent_clock", default=None)
 
 
@@ -59,7 +76,9 @@ def ending_with(flow_run_id: UUID | None) -> Iterator[None]:
 
     A parent in `segue serve` has a clock that does this already.
     """
-    if flow_run_id is None or isinstance(parent_clock(), EndableClock):
+    known = parent_clock()
+    known = known.base if isinstance(known, SteadyClock) else known
+    if flow_run_id is None or isinstance(known, EndableClock):
         yield
         return
     ending, is_over = Ending(), threading.Event()
@@ -79,3 +98,69 @@ def ending_with(flow_run_id: UUID | None) -> Iterator[None]:
     finally:
         is_over.set()
         STATES.forget(flow_run_id)
+
+
+def server_time(client: SyncPrefectClient) -> Reading | None:
+    """What the server's clock shows, by the date of its answer; None where it does not say."""
+    try:
+        return _dated(client.hello())
+    except SILENCE as error:
+        log.debug("the server's clock is not known reason=%s", type(error).__name__)
+        return None
+
+
+def time_at(client: SyncPrefectClient) -> datetime:
+    """The server's time; this machine's where the server does not say."""
+    reading = server_time(client)
+    return reading.at if reading is not None else SystemClock().now()
+
+
+def clock_of(client: SyncPrefectClient) -> Clock:
+    """A clock for a short while that shows the server's time."""
+    clock = SteadyClock(SystemClock(), reference=lambda: server_time(client))
+    clock.look()
+    return clock
+
+
+@contextmanager
+def run_time(store: StoreSpec) -> Iterator[None]:
+    """A block in which the parent's clock shows the server's time, or without a server the store's."""
+    base = parent_clock()
+    if isinstance(base, SteadyClock):
+        yield
+        return
+    with steady(base, reference=_reference(store)) as clock, with_clock(clock):
+        yield
+
+
+def _reference(spec: StoreSpec) -> Reference:
+    def read() -> Reading | None:
+        with quick_client() as client:
+            found = server_time(client)
+        return found or (store_time(open_store(spec)) if spec.is_remote else None)
+
+    return read
+
+
+def store_time(store: Store) -> Reading | None:
+    """What the clock of a store shows, by the time of an object that is put there; None where it does not say."""
+    if not isinstance(store, Examinable):
+        return None
+    key = f".segue-check/clock-{uuid4().hex}"  # Where `segue doctor` puts objects, too.
+    try:
+        store.put(key, b"x")
+        at = store.modified_at(key)
+        store.delete([key])
+    except SegueError as error:
+        log.debug("the store's clock is not known reason=%s", error)
+        return None
+    return Reading(at + _WHOLE_SECONDS, _UNCERTAINTY_SECONDS, "the store")
+
+
+def _dated(response: httpx.Response) -> Reading | None:
+    date = response.headers.get("date")
+    try:
+        at = parsedate_to_datetime(date) if date else None
+    except ValueError:
+        at = None
+    return Reading(at + _WHOLE_SECONDS, _UNCERTAINTY_SECONDS, "the Prefect server") if at is not None else None

@@ -14,12 +14,13 @@ from prefect.client.orchestration import SyncPrefectClient
 from prefect.client.schemas.objects import State
 from prefect.context import TaskRunContext
 from prefect.exceptions import ObjectNotFound, PrefectHTTPStatusError
-from prefect.states import Cancelled, Cancelling, Crashed, Scheduled
+from prefect.states import Cancelled, Cancelling, Crashed
 from segue.tasks.messenger import Message, Messenger
 from segue.tasks.pools import read_pool
 from segue.tasks.prefect_api import (
     NO_CAPACITY,
     SILENCE,
+    create_flow_run,
     is_by_a_person,
     is_cancelled,
     quick_client,
@@ -295,7 +296,7 @@ def _create(client: SyncPrefectClient, *, deployment: str, facts: dict[str, Any]
         raise _no_such(deployment) from None
     # Kept for a second try: the server creates the task run only once.
     facts["parent_task_run_id"] = facts.get("parent_task_run_id") or _shown_task_run(client)
-    return client.create_flow_run_from_deployment(found.id, state=Scheduled(), **facts).id
+    return create_flow_run(client, found.id, **facts)
 
 
 def _no_such(deployment: str) -> OrchestratorError:

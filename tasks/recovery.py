@@ -14,8 +14,8 @@ from prefect.client.schemas.objects import FlowRun, State, StateType
 from prefect.client.schemas.responses import DeploymentResponse
 from prefect.client.schemas.sorting import FlowRunSort
 from prefect.exceptions import ObjectNotFound
-from prefect.states import Crashed, Scheduled
-from segue.tasks.prefect_api import DUPLICATE, SILENCE, quick_client
+from prefect.states import Crashed
+from segue.tasks.prefect_api import DUPLICATE, SILENCE, create_flow_run, quick_client
 from segue.tasks.run_state import state_of_run
 from segue.tasks.segment_states import settle_segments, store_of
 
@@ -62,15 +62,14 @@ def create_parent(
     Raises:
         OrchestratorError: there is no such deployment.
     """
-    run = client.create_flow_run_from_deployment(
+    return create_flow_run(
+        client,
         _parent_deployment(client).id,
         parameters={"spec": spec.model_dump(mode="json")} | parameters,
-        state=Scheduled(),
         name=spec.run_id,
         tags=["segue", spec.run_id, *tags],
         idempotency_key=key or uuid4().hex,
     )
-    return run.id
 
 
 def server_id(client: SyncPrefectClient) -> str:

@@ -13,10 +13,10 @@ from prefect.client.orchestration import SyncPrefectClient
 from prefect.client.schemas.actions import ArtifactCreate
 from prefect.exceptions import PrefectHTTPStatusError
 from prefect.runtime import flow_run, task_run
+from segue.tasks.parent_clock import parent_clock
 from segue.tasks.prefect_api import quick_client
 from segue.tasks.run_view import picture_of, view_of
 
-from segue.clock import SystemClock
 from segue.reports.page import RunView, headline, page
 from segue.runlog.open import open_log
 from segue.spec import RunSpec
@@ -26,7 +26,7 @@ from segue.spec import RunSpec
 def publish_run(spec: RunSpec) -> None:
     """Publish the run's page as a new version of the artifact `segue-<run>`."""
     runlog = open_log(spec).reload()
-    now = SystemClock().now()
+    now = parent_clock().now()
     view = view_of(runlog, spec, now=now)
     run_id, task_id = (UUID(str(known)) if known else None for known in (flow_run.id, task_run.id))
     with quick_client() as client:

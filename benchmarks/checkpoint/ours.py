@@ -13,7 +13,7 @@ from benchmarks.checkpoint.savers import State
 from benchmarks.checkpoint.uploads import Bucket
 from segue.checkpoints.loading.snapshot import read_checkpoint
 from segue.checkpoints.pruning import Pruner
-from segue.checkpoints.saving.committer import SaveJob, Writer
+from segue.checkpoints.saving.committer import Metric, SaveJob, Writer
 from segue.checkpoints.saving.staging import Staged, StagingArea
 from segue.checkpoints.saving.writer_client import ProcessWriter
 from segue.checkpoints.saving.written import Save, Written
@@ -59,7 +59,7 @@ class OurSaver:
 
     def save(self, state: State, step: int) -> None:
         staged = self._staging.take({_COMPONENT: dict(state)})
-        self._writer.submit(SaveJob(staged, step=step, samples_seen=step, epoch=0, metric=None, curve=()))
+        self._writer.submit(SaveJob(staged, step=step, samples_seen=step, epoch=0, metric=Metric(), curve=()))
 
     def wait(self) -> None:
         self._writer.wait()

@@ -16,7 +16,7 @@ from segue.reports.budget_text import budget_facts
 from segue.reports.console import console, show_json
 from segue.reports.cost import cost_report
 from segue.reports.page import finding_lines
-from segue.reports.preemptions import preemptions
+from segue.reports.preemptions import notice_counts, preemptions
 from segue.reports.rehearsal_text import rehearsal_text
 from segue.reports.summary import live_of, summarize
 from segue.reports.tables import anomaly_facts, decision_rows, rows_table, segment_rows, segments_table
@@ -52,6 +52,7 @@ def status(run: str, store: Store = ".segue/store", endpoint_url: Endpoint = Non
     cost = cost_report(spec, history, live=live_of(beat, history), standbys=standbys) if spec else None
     taken = preemptions(spec, history, beat=beat) if spec else []
     damage = [{"slot": item.slot, "key": item.key, "why": item.why} for item in history.damage]
+    facts |= {"notices": counts} if (counts := notice_counts(taken)) is not None else {}
     if as_json:
         tables = {
             "segments": segment_rows(history),

@@ -14,7 +14,7 @@ from segue.controller.segment import TrainerEnd, conclude
 from segue.controller.steps import decide_next, settle_verdict
 from segue.controller.wait import Period, await_report
 from segue.launch.assignment import Assignment
-from segue.launch.launcher import Trainer, launch
+from segue.launch.launcher import Trainer, launch, pid_of
 from segue.launch.memory import RecentKills
 from segue.launch.output import OnLine
 from segue.policy.decide import Decision
@@ -82,8 +82,8 @@ class _ChildProcesses:
         self._kills = RecentKills()
 
     def submit(self, spec: RunSpec, plan: SegmentPlan) -> str:
-        self._kills = RecentKills()
         trainer = launch(Assignment(spec=spec, plan=plan), on_line=self._on_line)
+        self._kills = RecentKills(pid_of(trainer))
         self._running = trainer, plan
         return f"{plan.segment}:{plan.attempt}"
 
@@ -108,7 +108,7 @@ class _ChildProcesses:
                 self._watch(trainer, self._runlog, plan)
             return None
         trainer.wait()
-        end = TrainerEnd.of(code, kills_before=self._kills.before, elsewhere=trainer.ending)
+        end = TrainerEnd.of(code, kills=self._kills, elsewhere=trainer.ending)
         report = conclude(self._runlog, plan, end)
         self._running = None
         return "Completed" if report is not None else None

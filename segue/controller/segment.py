@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import signal
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Protocol, Self
 
@@ -17,10 +17,10 @@ from segue.controller.steps import CANCELLED, declare_as, declare_lost
 from segue.controller.supervision import supervising
 from segue.launch.assignment import Assignment, ExitCode
 from segue.launch.early import launch_soonest
-from segue.launch.launcher import Ending, Trainer, launch_standby
-from segue.launch.memory import MemoryKills, RecentKills
+from segue.launch.launcher import Ending, Trainer, launch_standby, pid_of
+from segue.launch.memory import RecentKills
 from segue.launch.output import OnLine
-from segue.records import CodeFailure, SegmentPlan, SegmentReport, StopReason
+from segue.records import CodeFailure, Notice, SegmentPlan, SegmentReport, StopReason
 from segue.runlog.history import read_history
 from segue.runlog.log import RunLog
 from segue.runlog.open import open_log
@@ -57,16 +57,20 @@ class TrainerEnd:
     """None: it is gone, and its exit code is not known."""
     was_out_of_memory: bool = False
     """Whether one of its processes was killed for memory."""
+    evidence: str | None = None
+    """What shows that, on this machine."""
     elsewhere: Ending | None = None
     """What its launcher was told, if it was on another machine."""
+    notice: Notice | None = None
+    """The notice that was passed on to it; where it wrote no report, it has not answered that."""
 
     @classmethod
-    def of(cls, exit_code: int, *, kills_before: MemoryKills, elsewhere: Ending | None = None) -> Self:
-        """The end with this exit code, when the kernel here had made `kills_before` a few seconds ago."""
+    def of(cls, exit_code: int, *, kills: RecentKills, elsewhere: Ending | None = None) -> Self:
+        """The end with this exit code; `kills` has looked at the kernel's counters while the trainer ran here."""
         if elsewhere is not None:
-            return cls(exit_code, elsewhere.was_out_of_memory, elsewhere)
-        was_killed = exit_code == -signal.SIGKILL
-        return cls(exit_code, kills_before.has_grown_to(MemoryKills.now(), was_killed=was_killed))
+            return cls(exit_code, elsewhere.was_out_of_memory, elsewhere=elsewhere)
+        evidence = kills.evidence(was_killed=exit_code == -signal.SIGKILL)
+        return cls(exit_code, evidence is not None, evidence)
 
     @property
     def had_machine(self) -> bool:
@@ -103,7 +107,7 @@ class TrainerEnd:
     @property
     def in_words(self) -> str:
         if self.was_out_of_memory:
-            return "was killed by the kernel because memory ran out"
+            return f"was killed, most likely because memory ran out ({self.evidence}),"
         if self.exit_code is None:
             return "stopped answering"
         if self.exit_code >= 0:
@@ -219,7 +223,15 @@ def report_or_lost(runlog: RunLog, plan: SegmentPlan, end: TrainerEnd) -> Segmen
     had_machine = history.attempt_of(plan.segment, plan.attempt) is not None or end.had_machine
     if not had_machine and end.was_refused:
         return declare_lost(runlog, plan, why=end.why, reason=StopReason.NO_CAPACITY, was_refused=True)
-    return declare_lost(runlog, plan, why=end.why, reason=end.reason, got_capacity=had_machine, failure=end.failure)
+    return declare_lost(
+        runlog,
+        plan,
+        why=end.why,
+        reason=end.reason,
+        got_capacity=had_machine,
+        failure=end.failure,
+        notice=end.notice,
+    )
 
 
 class _Segment:
@@ -266,7 +278,7 @@ class _Segment:
     def _to_its_end(self, plan: SegmentPlan, trainer: Trainer, next_trainer: NextTrainer) -> SegmentReport | None:
         spec, clock = self._spec, self._clock
         self._relay.attach(trainer)
-        kills, queue = RecentKills(), QueueReporter(spec, plan, clock=clock)
+        kills, queue = RecentKills(pid_of(trainer)), QueueReporter(spec, plan, clock=clock)
         with supervising(
             spec, plan, trainer, notices=self._relay.given, give_notice=self._relay.give, clock=clock
         ) as supervision:
@@ -277,7 +289,7 @@ class _Segment:
                 self._requests.look()
                 if supervision.is_end_near and not self._relay.is_given:
                     next_trainer.prepare()
-        end = TrainerEnd.of(code, kills_before=kills.before, elsewhere=trainer.ending)
+        end = replace(TrainerEnd.of(code, kills=kills, elsewhere=trainer.ending), notice=supervision.notice)
         trainer.wait()
         runlog = _patiently(lambda: open_log(spec, clock=clock).reload(), what="log")
         report = _patiently(lambda: conclude(runlog, plan, end), what="report")

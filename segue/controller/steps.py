@@ -22,6 +22,7 @@ from segue.records import (
     CodeFailure,
     Finding,
     Heartbeat,
+    Notice,
     SegmentPlan,
     SegmentReport,
     StopReason,
@@ -41,6 +42,8 @@ from segue.stores.base import StoreGoneError, StoreWriteError
 log = logging.getLogger(__name__)
 
 CANCELLED = "its flow run was cancelled"
+_PHASES = {"starting": "build", "restoring": "restore", "training": "step", "stopping": "end"}
+"""Phases of a heartbeat, as notices name them."""
 _MEMORY_LIMIT_SHARE = 0.95
 """Share of its memory limit from which an attempt that vanished is taken to have run out of memory."""
 
@@ -200,6 +203,7 @@ def declare_lost(
     got_capacity: bool = True,
     was_refused: bool = False,
     failure: CodeFailure | None = None,
+    notice: Notice | None = None,
 ) -> SegmentReport:
     """Write the report of an attempt that ended without one; return its own report if there is one by now.
 
@@ -217,7 +221,8 @@ def declare_lost(
             raise _NothingToAddError
         had_machine = got_capacity and not was_refused and not history.is_import(plan.segment, plan.attempt)
         actual, note = _with_memory(reason, why, beat)
-        facts = {"got_capacity": had_machine, "was_refused": was_refused, "failure": failure}
+        unanswered = notice.model_copy(update={"phase": _PHASES.get(beat.phase) if beat else None}) if notice else None
+        facts = {"got_capacity": had_machine, "was_refused": was_refused, "failure": failure, "notice": unanswered}
         report = _lost_report(history, plan, beat, actual, note).model_copy(update=facts)
         return ReportEntry.model_validate(stamp(epoch=0) | {"report": report})
 

@@ -17,7 +17,8 @@ from segue.clock import Clock
 from segue.controller.disturbed import DisturbedTrainer
 from segue.errors import SegueError
 from segue.launch.launcher import Trainer
-from segue.records import Heartbeat, SegmentPlan
+from segue.notices.signals import KINDS
+from segue.records import Heartbeat, Notice, SegmentPlan
 from segue.runlog.history import History, read_history
 from segue.runlog.last_heartbeat import last_heartbeat
 from segue.runlog.log import RunLog
@@ -45,6 +46,8 @@ class Supervision:
     """Whether the trainer was killed because it ran, but had neither a heartbeat nor an answer to a notice."""
     is_end_near: bool = False
     """Whether the planned end of its segment is half a minute away, or less."""
+    notice: Notice | None = None
+    """The first notice that was passed on to it."""
 
 
 @contextmanager
@@ -123,6 +126,9 @@ class _Supervisor:
         """Why a noticed trainer is killed, and when; None without a notice."""
         for number in self._notices():
             self._noticed_at.setdefault(number, at)
+            if self.outcome.notice is None:
+                kind, seconds = KINDS.get(number, number.name.lower()), self._seconds_after(number)
+                self.outcome.notice = Notice(kind=kind, received_at=self._clock.now(), grace_seconds=seconds)
         if not self._noticed_at:
             return None
         ends = (since + self._seconds_after(number) for number, since in self._noticed_at.items())

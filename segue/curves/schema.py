@@ -122,6 +122,13 @@ class Curve:
         if metrics or self._metrics:
             self._add_metrics(metrics)
 
+    def amend(self, metrics: Mapping[str, float]) -> None:
+        """Add these to the metrics of the newest row, which is not in a full part yet."""
+        count = self._count
+        for name, value in metrics.items():
+            column = self._metrics.setdefault(name, array("d", [math.nan]) * count)
+            column[-1] = value
+
     def _add_metrics(self, metrics: Mapping[str, float]) -> None:
         count = self._count
         for name in metrics:

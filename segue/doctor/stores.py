@@ -207,17 +207,17 @@ def clock_skew(store: Store, scratch: Scratch, *, clock: Clock) -> Result:
 def judge_skew(seconds: float, *, is_ahead: bool) -> Result:
     """Whether clocks that differ by so much do harm. Pure.
 
-    The parent compares the deadline with its own clock, an attempt the time at which AWS or Azure take the machine with
-    its own, and S3 refuses requests that are far off. Whether an attempt lives is judged by heartbeat counters, not by
-    clocks.
+    An attempt compares the time at which AWS or Azure take the machine with its own clock, and S3 refuses requests that
+    are far off. The parent goes by the clock of its Prefect server, and falls back on its own; whether an attempt lives
+    is judged by heartbeat counters, not by clocks.
     """
     if seconds < _SKEW_WARN_SECONDS:
         return ok(f"this machine's clock and the store's differ by less than {duration(_SKEW_WARN_SECONDS)}")
     reason = f"this machine's clock is {duration(seconds)} {'ahead of' if is_ahead else 'behind'} the store's"
     fix = "synchronize the clock of this machine (chrony, systemd-timesyncd)."
     if seconds < _SKEW_FAIL_SECONDS:
-        return warn(f"{reason}; deadline and notices are off by that", fix=fix)
-    return fail(f"{reason}; a deadline would be missed, and a notice understood too late", fix=fix)
+        return warn(f"{reason}; times in notices of AWS and Azure are off by that", fix=fix)
+    return fail(f"{reason}; a notice of AWS or Azure would be understood too late", fix=fix)
 
 
 def retention(store: Store) -> Result:

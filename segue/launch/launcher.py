@@ -80,6 +80,12 @@ class Trainer(Protocol):
         ...
 
 
+def pid_of(trainer: Trainer) -> int | None:
+    """The process of a trainer on this machine; None for one elsewhere."""
+    pid = getattr(trainer, "pid", None)
+    return pid if isinstance(pid, int) else None
+
+
 class StandbyTrainer(Trainer, Protocol):
     """A trainer that boots first and gets its assignment later. It ends by itself when this process does."""
 

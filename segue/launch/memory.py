@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import resource
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
@@ -30,35 +31,58 @@ class MemoryKills:
     group: int | None
     """None where there is no control group."""
     machine: int | None
+    trainer: int | None = None
+    """In the control group of the trainer, where that is another one."""
 
     @classmethod
-    def now(cls) -> Self:
-        """Read both counters."""
-        return cls(group=_group_kills(), machine=_count(Path("/proc/vmstat"), "oom_kill"))
+    def now(cls, trainer_groups: Sequence[Path] = ()) -> Self:
+        """Read the counters."""
+        return cls(
+            group=_kills_in([chain[0] for chain in _groups()]),
+            machine=_count(Path("/proc/vmstat"), "oom_kill"),
+            trainer=_kills_in(trainer_groups),
+        )
 
-    def has_grown_to(self, later: MemoryKills, *, was_killed: bool) -> bool:
-        """Whether a process of this control group was killed for memory between the two.
+    def evidence(self, later: MemoryKills, *, was_killed: bool) -> str | None:
+        """What shows that a process here was killed for memory between the two; None where nothing does.
 
-        Without a control group the machine's counter decides, if the process in question `was_killed` by a signal:
-        another program's kill must not be blamed on it.
+        Kills anywhere else on the machine count only if the process in question `was_killed` by SIGKILL: another
+        program's kill must not be blamed on one that ended otherwise.
         """
-        if self.group is not None and later.group is not None:
-            return later.group > self.group
-        on_machine = self.machine is not None and later.machine is not None and later.machine > self.machine
-        return was_killed and on_machine
+        if _has_grown(self.group, later.group) or _has_grown(self.trainer, later.trainer):
+            return "the kernel counted a kill for memory in its control group"
+        if was_killed and _has_grown(self.machine, later.machine):
+            known = self.group is not None or self.trainer is not None
+            where = "and none in the control group that is known here" if known else "without a control group here"
+            counted = f"oom_kill in /proc/vmstat grew from {self.machine} to {later.machine}"
+            return f"the kernel counted a kill for memory on this machine in those seconds ({counted}), {where}"
+        return None
 
 
 class RecentKills:
     """The kills for memory as of a few seconds ago: what was killed long before an end is not its cause."""
 
-    def __init__(self) -> None:
-        self._older = self._newer = MemoryKills.now()
+    def __init__(self, trainer_pid: int | None = None) -> None:
+        """`trainer_pid`: the process whose control group counts too; it may be moved to another one."""
+        self._pid = trainer_pid
+        self._groups: list[Path] = _own_groups(trainer_pid)
+        self._older = self._newer = MemoryKills.now(self._groups)
         self._read_at = 0.0
 
     def look(self, at: float) -> None:
         """Read the counters again, at most every five seconds; `at` is a monotonic time."""
-        if at - self._read_at >= _RECENT_SECONDS:
-            self._older, self._newer, self._read_at = self._newer, MemoryKills.now(), at
+        if at - self._read_at < _RECENT_SECONDS:
+            return
+        # While it lives: a process that has ended is in no group.
+        moved = _own_groups(self._pid)
+        if moved and moved != self._groups:
+            self._groups = moved
+            self._newer = MemoryKills.now(moved)  # The counters of two groups cannot be compared.
+        self._older, self._newer, self._read_at = self._newer, MemoryKills.now(self._groups), at
+
+    def evidence(self, *, was_killed: bool) -> str | None:
+        """What shows that a process was killed for memory since `before`; None where nothing does."""
+        return self.before.evidence(MemoryKills.now(self._groups), was_killed=was_killed)
 
     @property
     def before(self) -> MemoryKills:
@@ -118,17 +142,24 @@ def _left_in(folder: Path) -> float:
     return math.inf
 
 
-def _group_kills() -> int | None:
+def _kills_in(groups: Iterable[Path]) -> int | None:
     # Groups above count the kills of all programs below them, so they are not read.
-    own = [chain[0] for chain in _groups()]
-    counts = [_count(folder / name, "oom_kill") for folder in own for name in ("memory.events", "memory.oom_control")]
+    counts = [_count(group / name, "oom_kill") for group in groups for name in ("memory.events", "memory.oom_control")]
     return max((count for count in counts if count is not None), default=None)
 
 
-def _groups() -> list[list[Path]]:
-    """This process's memory control group and those above it, in every mounted hierarchy."""
+def _has_grown(before: int | None, later: int | None) -> bool:
+    return before is not None and later is not None and later > before
+
+
+def _own_groups(pid: int | None) -> list[Path]:
+    return [] if pid is None else [chain[0] for chain in _groups(str(pid))]
+
+
+def _groups(process: str = "self") -> list[list[Path]]:
+    """A process's memory control group and those above it, in every mounted hierarchy."""
     found = []
-    for line in _read(Path("/proc/self/cgroup")).splitlines():
+    for line in _read(Path("/proc", process, "cgroup")).splitlines():
         _, controllers, path = line.split(":", 2)
         if controllers not in ("", "memory"):
             continue

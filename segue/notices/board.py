@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import threading
+from collections.abc import Callable
 from datetime import timedelta
 from typing import NamedTuple
 
@@ -20,6 +21,7 @@ class _Left(NamedTuple):
     kind: str
     at: float
     kill_at: float
+    phase: str | None
 
 
 class NoticeBoard:
@@ -37,6 +39,8 @@ class NoticeBoard:
         self._hints: dict[str, float] = {}
         self._is_held = False
         self._withdrawing = threading.Lock()
+        self.phase_of: Callable[[], str | None] = lambda: None
+        """What the attempt does now. Called where a notice is left, also in a signal handler: it only reads."""
 
     def leave(self, kind: str, *, grace_seconds: float) -> None:
         """Record that this process will be stopped `grace_seconds` from now. Uses no lock, no log, no I/O.
@@ -46,7 +50,7 @@ class NoticeBoard:
         at = self._clock.monotonic()
         known = self._left.get(kind)
         if known is None:
-            self._left[kind] = _Left(kind, at, at + grace_seconds)
+            self._left[kind] = _Left(kind, at, at + grace_seconds, self.phase_of())
         elif at + grace_seconds < known.kill_at:
             self._left[kind] = known._replace(kill_at=at + grace_seconds)
 
@@ -80,7 +84,7 @@ class NoticeBoard:
             return None
         # The difference of two points in time has not the very bits of the period that was added to the first.
         grace_seconds = round(max(nearest.kill_at - nearest.at, 0.0), 3)
-        return self._notice(nearest.kind, at=nearest.at, grace_seconds=grace_seconds)
+        return self._notice(nearest.kind, at=nearest.at, grace_seconds=grace_seconds, phase=nearest.phase)
 
     def nearest(self) -> tuple[str, float] | None:
         """Kind and seconds left of the notice with the nearest deadline; None without a notice."""
@@ -115,6 +119,6 @@ class NoticeBoard:
     def _nearest(self) -> _Left | None:
         return min(list(self._left.values()), key=lambda left: (left.kill_at, left.at), default=None)
 
-    def _notice(self, kind: str, *, at: float, grace_seconds: float) -> Notice:
+    def _notice(self, kind: str, *, at: float, grace_seconds: float, phase: str | None = None) -> Notice:
         ago = timedelta(seconds=self._clock.monotonic() - at)
-        return Notice(kind=kind, received_at=self._clock.now() - ago, grace_seconds=grace_seconds)
+        return Notice(kind=kind, received_at=self._clock.now() - ago, grace_seconds=grace_seconds, phase=phase)

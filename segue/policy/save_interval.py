@@ -36,12 +36,14 @@ class SaveCost:
     slowdown_seconds: float
     """Extra time that steps took while the save was being written."""
     save_seconds: float
-    """From snapshot to commit."""
+    """From snapshot to commit, without the wait for the metric."""
+    evaluate_seconds: float = 0.0
+    """How long the recipe's `evaluate` then blocked training; 0 where it is not called for a save."""
 
     @property
     def cost_seconds(self) -> float:
         """Training time that one save costs (C)."""
-        return self.stall_seconds + self.slowdown_seconds
+        return self.stall_seconds + self.slowdown_seconds + self.evaluate_seconds
 
 
 @dataclass(frozen=True)
@@ -106,7 +108,9 @@ class CostMeter:
         else:
             self._idle_steps.append(seconds)
 
-    def save_done(self, stall_seconds: float, save_seconds: float, size_bytes: int) -> None:
+    def save_done(
+        self, stall_seconds: float, save_seconds: float, size_bytes: int, *, evaluate_seconds: float = 0.0
+    ) -> None:
         """Count a committed save, and the busy steps since the last one as part of it.
 
         Steps during the sealing and pruning that follow a commit are charged to the next save: each has some.
@@ -115,7 +119,7 @@ class CostMeter:
             self._saves.clear()
             self._rates.clear()
             self._has_warmed_up = True
-        self._saves.append(SaveCost(stall_seconds, self._slowdown_seconds(), save_seconds))
+        self._saves.append(SaveCost(stall_seconds, self._slowdown_seconds(), save_seconds, evaluate_seconds))
         self._rates.append(size_bytes / max(save_seconds, _LEAST_SECONDS))
         self._busy_seconds, self._busy_steps = 0.0, 0
 
@@ -128,6 +132,7 @@ class CostMeter:
             stall_seconds=median(save.stall_seconds for save in self._saves),
             slowdown_seconds=median(save.slowdown_seconds for save in self._saves),
             save_seconds=median(save.save_seconds for save in self._saves),
+            evaluate_seconds=median(save.evaluate_seconds for save in self._saves),
         )
 
     @property
@@ -265,8 +270,12 @@ def should_save_on_notice(
 
 def _rule(cost: SaveCost, life: Life) -> str:
     seen = f"{life.preemptions} observed" if life.preemptions else "none observed yet"
+    parts = ""
+    if cost.evaluate_seconds:
+        own = cost.stall_seconds + cost.slowdown_seconds
+        parts = f" ({duration(own)} for the save and {duration(cost.evaluate_seconds)} for `evaluate`)"
     return (
-        f"Young/Daly for a save cost of {duration(cost.cost_seconds)} and {duration(life.mean_seconds)} "
+        f"Young/Daly for a save cost of {duration(cost.cost_seconds)}{parts} and {duration(life.mean_seconds)} "
         f"between preemptions (prior {duration(life.prior_seconds)}, {seen})"
     )
 
@@ -279,6 +288,7 @@ def _numbers(
         "stall_seconds": cost.stall_seconds if cost else None,
         "slowdown_seconds": cost.slowdown_seconds if cost else None,
         "save_seconds": cost.save_seconds if cost else None,
+        "evaluate_seconds": cost.evaluate_seconds if cost and cost.evaluate_seconds else None,
         "mean_life_seconds": life.mean_seconds if life else None,
         "preemptions": life.preemptions if life else None,
         "young_daly_seconds": best,

@@ -14,7 +14,7 @@ from segue.records import Heartbeat, VerdictKind
 from segue.reports.budget_text import budget_facts
 from segue.reports.cost import CostReport
 from segue.reports.lineage import lineage_rows
-from segue.reports.preemptions import preemptions
+from segue.reports.preemptions import notice_counts, preemptions
 from segue.reports.rehearsal_text import rehearsal_text
 from segue.reports.summary import RunSummary, live_of, summarize
 from segue.reports.tables import segment_rows
@@ -42,6 +42,8 @@ class RunView:
     """What an attempt without a machine waits for."""
     store_trouble: str | None = None
     """Why the parent cannot read the store; the rest of the view is older then."""
+    clock_trouble: str | None = None
+    """What is wrong with a clock; the run does not go by it."""
 
     def at(self, now: datetime, *, store_trouble: str) -> RunView:
         """The same view at a later moment, at which the store cannot be read."""
@@ -96,6 +98,8 @@ def facts(view: RunView) -> dict[str, str]:
         found["STORE TROUBLE"] = view.store_trouble
     if beat is not None and beat.trouble:
         found["SAVES FAIL"] = beat.trouble
+    if view.clock_trouble:
+        found["clock"] = view.clock_trouble
     if view.waiting:
         found["waits for"] = view.waiting
     found["deadline"] = _moment(spec.deadline) if spec.deadline is not None else "none"
@@ -205,8 +209,11 @@ def _segments(view: RunView) -> str:
 
 
 def _preemptions(view: RunView) -> str:
-    rows = [one.row(view.spec.pools.currency) for one in preemptions(view.spec, view.history, beat=view.beat)]
-    return _with_rest(_table(rows[-_MOST_ROWS:]), len(rows) - _MOST_ROWS, f"segue status {view.spec.run_id} --json")
+    taken = preemptions(view.spec, view.history, beat=view.beat)
+    rows = [one.row(view.spec.pools.currency) for one in taken]
+    table = _with_rest(_table(rows[-_MOST_ROWS:]), len(rows) - _MOST_ROWS, f"segue status {view.spec.run_id} --json")
+    counts = notice_counts(taken)
+    return f"{table}\n\nNotices: {counts}." if counts else table
 
 
 def _checkpoints(view: RunView) -> str:

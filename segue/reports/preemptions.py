@@ -5,13 +5,15 @@ A preemption is an attempt whose machine was taken back or lost, on any pool.
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
 from datetime import datetime, timedelta
 from typing import Literal
 
 from pydantic import AwareDatetime, Field
 
 from segue.notices.board import NO_KILL_COMING_SECONDS
-from segue.records import Heartbeat, SegmentReport, Value
+from segue.records import Heartbeat, SegmentReport, StopReason, Value
 from segue.reports.cost import lost_cost, usual_step_seconds
 from segue.reports.summary import live_of
 from segue.runlog.history import Attempt, History
@@ -29,6 +31,10 @@ class Preemption(Value):
     pool: str = Field(description="Deployment of the pool that took the machine back.")
     ended_at: AwareDatetime | None = Field(description="None: its decision cannot be read.")
     notice: str | None = Field(description="Kind of the notice; None: the machine was lost without one.")
+    phase: str | None = Field(None, description="What the attempt did when the notice came; None: not known.")
+    was_answered: bool | None = Field(
+        None, description="Whether the attempt ended by itself after the notice, with a report; None without a notice."
+    )
     grace_seconds: float | None = Field(description="Seconds from the notice to the kill; None: not known.")
     used_seconds: float | None = Field(description="Seconds from the notice to the attempt's end.")
     last_save: LastSave | None = Field(description="Outcome of the save at the notice; None without a notice.")
@@ -41,8 +47,11 @@ class Preemption(Value):
         """The notice and how much of its time was used, in words."""
         if self.notice is None or self.used_seconds is None:
             return "no notice"
+        during = f" in {self.phase}" if self.phase is not None else ""
+        if not self.was_answered:
+            return f"{self.notice}{during}, not answered"
         given = f" of {duration(self.grace_seconds)}" if self.grace_seconds is not None else ""
-        return f"{self.notice}, used {duration(self.used_seconds)}{given}"
+        return f"{self.notice}{during}, used {duration(self.used_seconds)}{given}"
 
     def row(self, currency: str) -> dict[str, str]:
         """The preemption as a row of a table."""
@@ -70,6 +79,17 @@ def preemptions(spec: RunSpec, history: History, *, beat: Heartbeat | None = Non
     return [_preemption(history, report, beat, cost) for report, cost in zip(taken, costs, strict=True)]
 
 
+def notice_counts(taken: Sequence[Preemption]) -> str | None:
+    """How many notices were answered, and in which phase of an attempt each came; None without a notice."""
+    texts = []
+    for was_answered, word in ((True, "answered"), (False, "not answered")):
+        phases = Counter(one.phase or "an unknown phase" for one in taken if one.was_answered is was_answered)
+        if phases:
+            told = ", ".join(f"{count} in {phase}" for phase, count in sorted(phases.items()))
+            texts.append(f"{phases.total()} {word} ({told})")
+    return "; ".join(texts) or None
+
+
 def _preemption(history: History, report: SegmentReport, beat: Heartbeat | None, cost: float) -> Preemption:
     plan, notice = history.plan_of(report.segment, report.attempt), report.notice
     ended_at = _end_of(report, history)
@@ -80,6 +100,8 @@ def _preemption(history: History, report: SegmentReport, beat: Heartbeat | None,
         pool=plan.deployment if plan is not None else report.capacity.value,
         ended_at=ended_at,
         notice=notice.kind if notice is not None else None,
+        phase=notice.phase if notice is not None else None,
+        was_answered=report.stop_reason is StopReason.NOTICE if notice is not None else None,
         grace_seconds=grace if grace is not None and grace < NO_KILL_COMING_SECONDS else None,
         used_seconds=max((ended_at - notice.received_at).total_seconds(), 0.0) if notice and ended_at else None,
         last_save=_last_save(report) if notice is not None else None,

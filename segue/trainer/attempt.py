@@ -136,6 +136,8 @@ def _claimed(
         stores = [*(StoreSpec(url=store.url) for store in fast), spec.store]
         shards = group.writer(shards or ProcessWriter(stores, rank=group.ranks.rank))
         with closing(shards):
+            activity = Activity(clock)
+            board.phase_of = lambda: activity.phase
             context = AttemptContext(
                 assignment=assignment,
                 runlog=runlog,
@@ -145,7 +147,7 @@ def _claimed(
                 group=group,
                 board=board,
                 clock=clock,
-                activity=Activity(clock),
+                activity=activity,
                 kills=memory.RecentKills(),
                 memory_limit_bytes=memory.limit_bytes(),
                 started_at=started_at,
@@ -240,6 +242,7 @@ class Attempt:
         spec, ranks = context.spec, context.ranks
         live = LiveRecipe(spec, device=context.device, ranks=ranks, skips=context.plan.skips)
         own, memory_bytes = OwnSlices.of(live.recipe.model.parameters()), context.memory_share_bytes
+        context.activity.phase = "restore"
         parent = self._resume.find(at_most=context.plan.at_most, own=own, memory_bytes=memory_bytes)
         self._read_environment()
         self._resume.opinion = SecondOpinion(self.context) if ranks.count == 1 and may_ask(context.assignment) else None
@@ -281,7 +284,8 @@ class Attempt:
         )
         writer = opened.enter_context(closing(self._writer(staging)))
         loop = TrainingLoop(self.context, live, resume=self._resume, staging=staging, writer=writer)
-        self.heartbeat.describe, self.watchdog.report = loop.describe, loop.report_ended
+        self.heartbeat.describe, self.watchdog.report = loop.describe, loop.captured.report_ended
+        self.watchdog.captured = loop.captured
         return loop
 
     def _writer(self, staging: StagingArea) -> Writer:

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Generator
-from contextlib import closing
+from contextlib import AbstractContextManager, closing
 from dataclasses import replace
 
 from segue.checkpoints.saving.committer import SealJob, Writer
 from segue.checkpoints.saving.staging import StagingArea
 from segue.continuity.verdict import Prelude
 from segue.continuity.witness import NORMS_EVERY_STEPS, StepRow, Witness
-from segue.curves.schema import Curve
 from segue.errors import (
     BrokenResumeError,
     FencedError,
@@ -28,7 +27,6 @@ from segue.errors import (
 )
 from segue.policy.anomalies import anomalies_of
 from segue.records import (
-    CodeFailure,
     Heartbeat,
     SegmentReport,
     StopReason,
@@ -40,11 +38,11 @@ from segue.trainer.context import AttemptContext
 from segue.trainer.health.failures import failure_of, stop_reason, without_traceback
 from segue.trainer.ranks.consensus import Vote
 from segue.trainer.rehearsal import ResumeRehearsal, is_due
-from segue.trainer.reporting import AttemptReporter
+from segue.trainer.reporting import AttemptReporter, CapturedWork
 from segue.trainer.resume import Resume
 from segue.trainer.safe_points import SafePoints
-from segue.trainer.saving import Saving, life_on
-from segue.trainer.step_records import StepRecords
+from segue.trainer.saving import Saving, evaluating, life_on
+from segue.trainer.step_records import StepRecords, curve_of
 from segue.trainer.stopping import NoticeResponse, StopRule
 from segue.trainer.time_left import REPORT_SECONDS, Pace, TimeLeft
 from segue.trainer.workloads.base import LateStep, StepDue, StepMade, Steps, Workload
@@ -70,7 +68,7 @@ class TrainingLoop:
         # They show that the ranks agree, and which batch is the first with bad gradients.
         is_careful = self._spec.anomalies.non_finite == "skip" or bool(anomalies_of(history.fresh_reports))
         self._always_measures_norms = is_careful or self._ranks.count > 1
-        curve = _curve_of(context, from_step=live.progress.step)
+        curve = curve_of(context, from_step=live.progress.step)
         self._records = StepRecords(live, spec=self._spec.anomalies, resume=resume, witness=witness, curve=curve)
         self._saving = Saving(
             self._spec.checkpoints,
@@ -113,6 +111,13 @@ class TrainingLoop:
             saving=self._saving,
             writer=writer,
             records=self._records,
+        )
+        self.captured = CapturedWork(
+            self._spec,
+            saving=self._saving,
+            writer=writer,
+            reporter=self._reporter,
+            call_hook=self._notices.call_hook,
         )
 
     def run(self, train: Callable[[], StopReason], *, shows_failure: bool = True) -> SegmentReport:
@@ -181,16 +186,6 @@ class TrainingLoop:
         reason = stop_reason(error, kills_before=self._context.kills.before)
         return self._reporter.append(self._reporter.report(reason, failure=failure_of(error)))
 
-    def report_ended(self, reason: StopReason, failure: CodeFailure | None, note: str) -> None:
-        """Write the report of an attempt that its watchdog ends; called from another thread.
-
-        Raises:
-            FencedError: a newer claim exists.
-        """
-        report = self._reporter.report(reason, failure=failure, note=note)
-        # torchrun signals the other ranks when one is gone; that signal is no notice from the provider.
-        self._reporter.append(report.model_copy(update={"notice": None}) if reason is StopReason.LOST else report)
-
     def describe(self, counter: int) -> Heartbeat:
         """The heartbeat with this counter; called from the heartbeat thread."""
         return self._reporter.heartbeat(counter)
@@ -200,10 +195,13 @@ class TrainingLoop:
 
         An exception that is thrown in where a step was due ends the attempt, unless everything is committed already.
         """
+        self._context.activity.phase = "restore" if self._resume.parent is not None else "first step"
         self._live.begin(is_resumed=self._resume.parent is not None)
         self._resume.leave_out(self._live.left_out())
         is_measured = self._live.has_metric and not self._live.is_metric_known
         self._resume.check_state(self._live.components, evaluate=self._evaluate if is_measured else None)
+        self._live.make_up(evaluating=self._context.activity.evaluating)
+        self._context.activity.phase = "replay" if self._resume.is_pending else "first step"
         try:
             return (yield from self._train())
         except PoisonedStepError as error:
@@ -224,6 +222,8 @@ class TrainingLoop:
             if not is_made:
                 continue
             self._rehearsal.check()
+            if self._context.activity.phase != "step" and not self._resume.is_pending:
+                self._context.activity.phase = "step"
             done = self._progress.step - self._reporter.from_step
             if done == 1:
                 self._saving.prepare()
@@ -240,7 +240,7 @@ class TrainingLoop:
 
     def _save(self, *, evaluate: bool, is_last: bool = False) -> None:
         with span("save", step=self._progress.step):
-            self._saving.look_ahead(evaluate=evaluate)
+            self._saving.look_ahead()
             with span("read the last step"):
                 self._records.read()
             with span("look at the weights"):
@@ -285,11 +285,16 @@ class TrainingLoop:
         if isinstance(made, LateStep):
             self._records.keep(made, samples_before=samples_before, seconds=seconds, ended_at=self._clock.now())
         else:
-            made = self._live.finish_step(made, evaluating=self._context.activity.evaluating)
             seen = self._progress.samples_seen
             self._records.count(made, samples_seen=seen, seconds=seconds, ended_at=self._clock.now())
+            if metrics := self._live.finish_step(evaluating=self._evaluating):
+                self._records.amend(metrics)
         self._pace.step_done()
         self._saving.step_done(seconds)
+
+    def _evaluating(self) -> AbstractContextManager[None]:
+        may_hold = self._ranks.count == 1 and not self._resume.is_pending and self._live.can_save
+        return evaluating(self._saving, self._records, self._context.activity, may_hold=may_hold)
 
     def _evaluate(self) -> float:
         with self._context.activity.evaluating():
@@ -346,6 +351,7 @@ class TrainingLoop:
         self._progress.step, self._progress.samples_seen = reached.step, reached.samples_seen
         self._progress.finish_reason = reached.finish_reason
         if reason is StopReason.FINISHED:
+            self._context.activity.phase = "rehearsal"
             self._rehearsal.wait(may_wait=self._may_wait)
 
     def _miss_state(self, reason: StopReason) -> None:
@@ -402,15 +408,3 @@ class TrainingLoop:
 
     def _has_patience(self) -> bool:
         return self._ranks.leader_decides(self._time_left.patience_seconds > 0)
-
-
-def _curve_of(context: AttemptContext, *, from_step: int) -> Curve:
-    return Curve(
-        run=context.spec.run_id,
-        segment=context.plan.segment,
-        attempt=context.plan.attempt,
-        attempt_id=context.claim.attempt_id,
-        capacity=context.plan.capacity.value,
-        environment=context.environment.short_id,
-        from_checkpoint=from_step,
-    )

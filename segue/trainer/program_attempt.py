@@ -97,7 +97,9 @@ class ProgramAttempt:
 
     def _session(self, record: ProgramRecord | None) -> LiveSession:
         context = self._context
+        context.activity.phase = "restore"
         parent = self._resume.find(at_most=context.plan.at_most, memory_bytes=context.memory_share_bytes)
+        context.activity.phase = "build"
         stored, count, spec = self._resume.stored_ranks, self.ranks.count, context.spec
         if parent is not None and stored is not None and stored != count:
             raise RanksChangedError(run_id=spec.run_id, step=parent.step, before=stored, now=count)

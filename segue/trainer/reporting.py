@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from segue.checkpoints.saving.committer import Writer
@@ -12,6 +13,7 @@ from segue.records import CheckpointRef, CodeFailure, Heartbeat, SegmentReport, 
 from segue.runlog.entries import Entry, ReportEntry
 from segue.runlog.history import read_history
 from segue.runlog.log import Stamp
+from segue.spec import RunSpec
 from segue.stores.base import StoreReadError, StoreWriteError
 from segue.stores.retry import patiently
 from segue.trainer.context import AttemptContext
@@ -24,6 +26,8 @@ from segue.trainer.workloads.components import Progress
 from segue.user_objects import text_of
 
 log = logging.getLogger(__name__)
+
+_ON_NOTICE = (StopReason.NOTICE, StopReason.BOUND)
 
 
 @dataclass(kw_only=True)
@@ -121,6 +125,55 @@ class AttemptReporter:
         return attempt.commits[-1] if attempt is not None and attempt.commits else None
 
 
+class CapturedWork:
+    """For the watchdog, which ends an attempt while the training thread is busy with the user's code."""
+
+    def __init__(
+        self,
+        spec: RunSpec,
+        *,
+        saving: Saving,
+        writer: Writer,
+        reporter: AttemptReporter,
+        call_hook: Callable[[], None],
+    ) -> None:
+        """`call_hook` calls the recipe's `on_notice`, with a limit."""
+        self._spec, self._saving, self._writer, self._reporter = spec, saving, writer, reporter
+        self._call_hook = call_hook
+
+    @property
+    def is_all(self) -> bool:
+        """Whether nothing would be lost if the attempt ended now."""
+        return self._saving.is_all_captured
+
+    def commit(self, limit_seconds: float) -> None:
+        """Have what is captured committed; wait for that, at most so long.
+
+        Raises:
+            FencedError, StoreWriteError: what the writer failed with.
+        """
+        self._saving.commit_captured(limit_seconds)
+        self._call_hook()
+
+    def release(self) -> None:
+        """Let the save that waits for its metric be committed without it. Returns at once."""
+        self._saving.release_metric()
+
+    def report_ended(self, reason: StopReason, failure: CodeFailure | None, note: str | None) -> None:
+        """Write the report of an attempt that its watchdog ends.
+
+        Raises:
+            FencedError: a newer claim exists.
+        """
+        last, progress = self._writer.last_commit, self._reporter.progress
+        is_at_goal = progress.is_finished(self._spec.steps)
+        if reason in _ON_NOTICE and is_at_goal and last is not None and last.step == progress.step:
+            reason = StopReason.FINISHED
+        report = self._reporter.report(reason, failure=failure, note=note)
+        # torchrun signals the other ranks when one is gone; that signal is no notice from the provider.
+        self._reporter.append(report.model_copy(update={"notice": None}) if reason is StopReason.LOST else report)
+
+
 def append_report(context: AttemptContext, report: SegmentReport) -> None:
     """Write an attempt's report to the log if this rank reports.
 
@@ -129,6 +182,7 @@ def append_report(context: AttemptContext, report: SegmentReport) -> None:
     Raises:
         FencedError: a newer claim exists.
     """
+    context.activity.keep_out()  # One thread reports: the one that ends the attempt.
     if not context.group.reports:
         return
     runlog, claim = context.runlog, context.claim
@@ -185,6 +239,7 @@ def report_ended(
         to_step=step,
         seconds=context.seconds,
         startup_seconds=context.seconds,
+        notice=context.board.read() if reason is not StopReason.LOST else None,
         failure=failure,
         peak_memory_bytes=peak_bytes(),
         note=_with_memory(note, reason),

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import logging
 import math
-from dataclasses import dataclass
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from segue.checkpoints.saving.committer import SaveJob, Writer
+from segue.checkpoints.saving.committer import Metric, SaveJob, Writer
 from segue.checkpoints.saving.staging import Staged, StagingArea
 from segue.clock import Clock
 from segue.continuity.recipe_diff import UNTRACKED
@@ -30,10 +32,14 @@ from segue.runlog.history import History
 from segue.spec import CheckpointSpec
 from segue.tracing import span
 from segue.trainer.health.activity import Activity
+from segue.trainer.step_records import StepRecords
 from segue.trainer.workloads.base import Workload
 from segue.trainer.workloads.state import capture
 
 log = logging.getLogger(__name__)
+
+_SHORT_EVALUATION_SECONDS = 1.0
+"""A notice may wait for an evaluation that takes no longer, so the state is not copied for it."""
 
 
 @dataclass(frozen=True)
@@ -42,6 +48,7 @@ class _Taken:
 
     at_seconds: float
     stall_seconds: float
+    evaluate_seconds: float = 0.0
 
 
 class Saving:
@@ -78,6 +85,11 @@ class Saving:
         self._late: Staged | None = None
         self._looked: tuple[int, tuple[Finding, ...], Any] | None = None
         """The step at which `look_ahead` was called last, and what it found."""
+        self._held: Staged | None = None
+        """This safe point's state, while the user's metric is computed; to be committed only if a notice comes."""
+        self._metric = Metric()
+        """That of the newest save."""
+        self._untracked: tuple[Finding, ...] = ()
         self._has_torn = False
         self._hook = register_optimizer_step_pre_hook(lambda *_: self.barrier())
 
@@ -157,13 +169,12 @@ class Saving:
         self.delayed += not self._is_delaying
         self._is_delaying = True
 
-    def look_ahead(self, *, evaluate: bool) -> None:
-        """Look at what no component holds while a device still computes the step; what a save evaluates comes first."""
-        if not (evaluate and self._live.has_metric):
-            trees = capture(self._components)
-            with span("look outside"):
-                untracked = self._live.look_outside(trees)
-            self._looked = (self._progress.step, untracked, trees.get(UNTRACKED))
+    def look_ahead(self) -> None:
+        """Look at what no component holds, while a device still computes the step."""
+        trees = capture(self._components)
+        with span("look outside"):
+            untracked = self._live.look_outside(trees)
+        self._looked = (self._progress.step, untracked, trees.get(UNTRACKED))
 
     def save(self, *, evaluate: bool, is_last: bool = False) -> None:
         """Submit this safe point to the writer; a staging buffer must be free.
@@ -173,32 +184,46 @@ class Saving:
         """
         self.barrier()
         self._refuse_changed_structure()
-        evaluate = evaluate or self._live.is_metric_known
-        metric = self._evaluate() if evaluate and self._live.has_metric else None
-        progress, started = self._progress, self._clock.monotonic()
+        live, self._metric = self._live, Metric()
+        if live.has_metric and live.is_metric_known:
+            self._metric = Metric(live.evaluate())
+        elif live.has_metric and evaluate:
+            self._metric = Metric(is_pending=True)
+        started = self._clock.monotonic()
+        with self._activity.saving():
+            staged = self._captured(is_overlapped=self._spec.staging == "overlapped" and not is_last)
+            self._submit(staged, stall_seconds=self._clock.monotonic() - started)
+        if not self._metric.is_known:
+            self._evaluate()
+
+    def _captured(self, *, is_overlapped: bool) -> Staged:
         untracked, recorded = self._seen_outside()
         with span("capture"):
             trees = capture({name: each for name, each in self._components.items() if name != UNTRACKED})
         if recorded is not None:
             trees[UNTRACKED] = recorded
+        self._untracked += untracked
         for finding in untracked:
             log.warning("state outside the checkpoint changes in training: %s. Fix: %s.", finding.sentence, finding.fix)
-        with span("stage", kind=self._spec.staging):
-            if self._spec.staging == "overlapped" and not is_last and not self._has_torn:
-                staged = self._late = self._staging.begin(trees, deferred=self._live.changed_by_optimizer())
-            else:
-                staged = self._staging.take(trees)
+        with span("stage", kind="overlapped" if is_overlapped else "blocking"):
+            if is_overlapped and not self._has_torn:
+                self._late = self._staging.begin(trees, deferred=self._live.changed_by_optimizer())
+                return self._late
+            return self._staging.take(trees)
+
+    def _submit(self, staged: Staged, *, stall_seconds: float) -> None:
+        progress, untracked = self._progress, self._untracked
         self._saved_at = self._clock.monotonic()
         self._is_delaying = self._is_owed = False
-        self.saved_step = progress.step
-        self._taken[progress.step] = _Taken(self._saved_at, self._saved_at - started)
+        self.saved_step, self._untracked = progress.step, ()
+        self._taken[progress.step] = _Taken(self._saved_at, stall_seconds)
         self._writer.submit(
             SaveJob(
                 staged=staged,
                 step=progress.step,
                 samples_seen=progress.samples_seen,
                 epoch=self._live.epoch,
-                metric=metric,
+                metric=self._metric,
                 curve=self._curve.take(),
                 untracked=untracked,
             )
@@ -207,17 +232,69 @@ class Saving:
     def _seen_outside(self) -> tuple[tuple[Finding, ...], Any]:
         """Findings about what no component holds, and what is recorded of that."""
         if self._looked is None or self._looked[0] != self._progress.step:
-            self.look_ahead(evaluate=False)
+            self.look_ahead()
         assert self._looked is not None
         (_, untracked, recorded), self._looked = self._looked, None
         return untracked, recorded
+
+    def _evaluate(self) -> None:
+        """Compute the metric of the save that was just submitted. Its bytes are written meanwhile."""
+        metric, started = self._metric, self._clock.monotonic()
+        self.barrier()  # An evaluation may change the weights for a while.
+        try:
+            with self._activity.evaluating(), span("evaluate"):
+                metric.set(self._live.evaluate())
+        finally:
+            metric.give_up()  # Where it raised, the commit has none.
+        self._saved_at = self._clock.monotonic()
+        taken = self._taken.get(self.saved_step)
+        if taken is not None:
+            taken = replace(taken, evaluate_seconds=self._saved_at - started)
+            self._taken[self.saved_step] = taken
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Hold this safe point's state while the block computes the user's metric: `commit_captured` can commit it.
+
+        Not where the staging buffers are in use, because a save that was made a short while ago is being written.
+        """
+        if self._staging.is_free and self._progress.step != self.saved_step and not self._live.structure_changes():
+            self.barrier()
+            self._held = self._captured(is_overlapped=False)
+        try:
+            yield
+        finally:
+            if self._held is not None:
+                self._staging.release(self._held)
+                self._held = None
+
+    @property
+    def is_all_captured(self) -> bool:
+        """Whether every step so far is committed, submitted or held; read by another thread."""
+        return self._progress.step == self.saved_step or self._held is not None
+
+    def commit_captured(self, limit_seconds: float) -> None:
+        """Commit what is captured, without its metric; wait for that, at most so long.
+
+        Called by another thread, once the training thread is kept out.
+        """
+        held, self._held = self._held, None
+        if held is not None:
+            self._metric = Metric()
+            self._submit(held, stall_seconds=0.0)
+        self.release_metric()
+        self._writer.wait(max(limit_seconds, 0.0))
+
+    def release_metric(self) -> None:
+        """Let the newest save be committed without the metric that is being computed. Called by another thread."""
+        self._metric.give_up()
 
     def on_notice(self, *, seconds_left: float) -> LastSave:
         """Whether there is time for one last save."""
         self._look_at_commits()
         in_flight = None
         if self._taken and self._meter.save_seconds is not None:
-            passed = self._clock.monotonic() - self._saved_at
+            passed = self._clock.monotonic() - max(taken.at_seconds for taken in self._taken.values())
             in_flight = max(self._meter.save_seconds - passed, 0.0)
         return should_save_on_notice(
             size_bytes=self._writer.last_size_bytes or 0,
@@ -277,7 +354,10 @@ class Saving:
         self._taken = {step: kept for step, kept in self._taken.items() if step > commit.step}
         self._safe_at = taken.at_seconds
         self._meter.save_done(
-            taken.stall_seconds, self._writer.last_save_seconds or 0.0, self._writer.last_size_bytes or 0
+            taken.stall_seconds,
+            self._writer.last_save_seconds or 0.0,
+            self._writer.last_size_bytes or 0,
+            evaluate_seconds=taken.evaluate_seconds,
         )
 
     def _current_cadence(self) -> Cadence:
@@ -296,9 +376,20 @@ class Saving:
         if changes:
             raise StructureChangedError(changes=changes, step=self._progress.step, saved_step=self.saved_step)
 
-    def _evaluate(self) -> float:
-        with self._activity.evaluating(), span("evaluate"):
-            return self._live.evaluate()
+
+@contextmanager
+def evaluating(saving: Saving, records: StepRecords, activity: Activity, *, may_hold: bool) -> Iterator[None]:
+    """The user's metric is computed after a step that no save has yet; a notice meanwhile commits that step.
+
+    Raises:
+        PoisonedStepError: the step has spoiled the weights.
+    """
+    longest = activity.longest_evaluation_seconds
+    is_held = may_hold and (longest is None or longest > _SHORT_EVALUATION_SECONDS)
+    if is_held:
+        records.refuse_poisoned_weights()
+    with saving.held() if is_held else nullcontext(), activity.evaluating():
+        yield
 
 
 def life_on(capacity: Capacity, history: History) -> Life | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from datetime import datetime
 from typing import NamedTuple
 
@@ -12,6 +13,7 @@ from segue.curves.schema import Curve
 from segue.errors import PoisonedStepError
 from segue.records import Skip
 from segue.spec import AnomalySpec
+from segue.trainer.context import AttemptContext
 from segue.trainer.resume import Resume
 from segue.trainer.workloads.base import LateStep, StepMade, Workload
 
@@ -128,6 +130,10 @@ class StepRecords:
         self.witness.add(row)
         self._resume.add_replayed(row)
 
+    def amend(self, metrics: Mapping[str, float]) -> None:
+        """Add what was measured after the newest step to its row of the loss curve."""
+        self._curve.amend(metrics)
+
     def count(self, made: StepMade, *, samples_seen: int, seconds: float, ended_at: datetime) -> None:
         """Add it to the loss curve."""
         self._curve.add(
@@ -138,3 +144,16 @@ class StepRecords:
             step_seconds=seconds,
             wall_time=ended_at,
         )
+
+
+def curve_of(context: AttemptContext, *, from_step: int) -> Curve:
+    """The loss curve of an attempt that begins after this step."""
+    return Curve(
+        run=context.spec.run_id,
+        segment=context.plan.segment,
+        attempt=context.plan.attempt,
+        attempt_id=context.claim.attempt_id,
+        capacity=context.plan.capacity.value,
+        environment=context.environment.short_id,
+        from_checkpoint=from_step,
+    )

@@ -10,12 +10,12 @@ from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterTags
 from prefect.client.schemas.objects import FlowRun
 from prefect.client.schemas.sorting import FlowRunSort
 from prefect.exceptions import ObjectNotFound
-from prefect.states import Crashed, Scheduled
-from segue.tasks.prefect_api import is_by_a_person
+from prefect.states import Crashed
+from segue.tasks.parent_clock import time_at
+from segue.tasks.prefect_api import create_flow_run, is_by_a_person
 from segue.tasks.recovery import known_server_id, start_seconds, will_start
 from segue.tasks.retraining.turns import stop_run
 
-from segue.clock import SystemClock
 from segue.errors import OrchestratorError
 from segue.records import ParentRecord
 from segue.retraining.model_record import SlotEnd, SlotOutcome
@@ -65,7 +65,7 @@ def recover_slot(client: SyncPrefectClient, place: StoreSpec, dead: ParentRecord
         sort=FlowRunSort.EXPECTED_START_TIME_DESC,
     )
     newest = restarts[0] if restarts else None
-    now = SystemClock().now()
+    now = time_at(client)
     if newest is not None and will_start(newest, dead, now=now, limit_seconds=start_seconds(client, newest)):
         return "it will be started"
     if len(restarts) >= _MOST_RESTARTS:
@@ -103,10 +103,10 @@ def _start_again(
     if before.state is not None and not before.state.is_final():
         message = "its process has died; another flow run goes on with the slot"
         client.set_flow_run_state(before.id, Crashed(name="ParentLost", message=message), force=True)
-    client.create_flow_run_from_deployment(
+    create_flow_run(
+        client,
         before.deployment_id,
         parameters=before.parameters | {"slot": slot.isoformat()},
-        state=Scheduled(),
         name=before.name,
         tags=["segue", dead.run_id],
         idempotency_key=f"{dead.run_id}:{dead.parent_id}:{number}",

@@ -9,11 +9,11 @@ from uuid import UUID
 
 from prefect.client.orchestration import SyncPrefectClient
 from prefect.exceptions import ObjectNotFound
+from segue.tasks.parent_clock import parent_clock, time_at
 from segue.tasks.prefect_api import SILENCE, quick_client
 from segue.tasks.waiting.shared import SharedReadings
 from segue.tasks.waiting.slots import Limit, count_waiting, read_limit, without_own
 
-from segue.clock import SystemClock
 from segue.policy.queueing import UNLIMITED, Queues, Slots, queue_seconds
 from segue.spec import RunSpec
 
@@ -30,7 +30,7 @@ def queues_of_run(spec: RunSpec) -> Queues:
     """The queues in which the next attempt would be the last; none where the API does not say. For a decision."""
     if spec.deadline is None:
         return Queues()
-    now = SystemClock().now()
+    now = parent_clock().now()
     on_demand = _slots_for(spec, spec.pools.on_demand, now=now)
     spot = [_slots_for(spec, pool.deployment, now=now) for pool in spec.pools.spot]
     return Queues.of(spot=min(spot, key=queue_seconds, default=UNLIMITED), on_demand=on_demand, now=now)
@@ -56,7 +56,7 @@ def queues_of_attempt(
     Raises:
         ObjectNotFound: there is no such deployment, pool, queue or flow run.
     """
-    now = SystemClock().now()
+    now = time_at(client)
 
     def newest(name: str) -> Limit:
         return _limits.newest((client.api_url, name), lambda: read_limit(client, name, now=now))

@@ -138,6 +138,7 @@ def test_a_trainer_in_which_no_thread_runs_writes_its_stacks_and_is_killed_after
     assert "_hold_the_interpreter" in shown
     assert segment.report.stop_reason is StopReason.LOST
     assert segment.report.note == "the trainer was killed by SIGKILL without a report"
+    assert (segment.report.notice.kind, segment.report.notice.phase) == ("sigterm", "step")  # It was not answered.
 
 
 @pytest.mark.soak

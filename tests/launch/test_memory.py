@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from segue.clock import SystemClock
+from segue.controller.segment import TrainerEnd
 from segue.launch.memory import (
     MemoryKills,
     RecentKills,
@@ -31,7 +32,9 @@ LIMIT_BYTES = 1_200 << 20
     [
         (MemoryKills(0, 0), MemoryKills(1, 1), False, True),
         (MemoryKills(3, 7), MemoryKills(3, 7), True, False),
-        (MemoryKills(0, 0), MemoryKills(0, 1), True, False),
+        (MemoryKills(0, 0), MemoryKills(0, 1), True, True),  # In another group: the trainer may have been moved there.
+        (MemoryKills(0, 0, 0), MemoryKills(0, 0, 1), False, True),
+        (MemoryKills(0, 0, 2), MemoryKills(0, 0, 2), True, False),
         (MemoryKills(0, 0), MemoryKills(0, 1), False, False),
         (MemoryKills(None, 0), MemoryKills(None, 1), True, True),
         (MemoryKills(None, None), MemoryKills(None, None), True, False),
@@ -40,7 +43,97 @@ LIMIT_BYTES = 1_200 << 20
     ],
 )
 def test_a_kill_in_the_group_counts_and_one_elsewhere_only_with_a_killed_process(before, after, was_killed, grown):
-    assert before.has_grown_to(after, was_killed=was_killed) is grown
+    assert (before.evidence(after, was_killed=was_killed) is not None) is grown
+
+
+def test_the_evidence_is_named():
+    group = MemoryKills(0, 0).evidence(MemoryKills(1, 1), was_killed=True)
+    assert group == "the kernel counted a kill for memory in its control group"
+    machine = MemoryKills(0, 4).evidence(MemoryKills(0, 5), was_killed=True)
+    assert "oom_kill in /proc/vmstat grew from 4 to 5), and none in the control group that is known here" in machine
+    assert "without a control group" in MemoryKills(None, 4).evidence(MemoryKills(None, 5), was_killed=True)
+
+
+class Kernel:
+    """Counters of the kernel in a folder of a test."""
+
+    def __init__(self, folder, monkeypatch):
+        self.groups = {"self": folder / "own", "7": folder / "first"}
+        for group in ("own", "first", "second"):
+            (folder / group).mkdir()
+            self.count(folder / group, 0)
+        monkeypatch.setattr("segue.launch.memory._groups", lambda process="self": self._chains(process))
+
+    def count(self, group, kills):
+        (group / "memory.events").write_text(f"oom 0\noom_kill {kills}\n")
+
+    def _chains(self, process):
+        return [[self.groups[process]]] if process in self.groups else []
+
+
+def test_a_kill_in_the_trainers_own_group_counts_also_once_it_has_ended(tmp_path, monkeypatch):
+    kernel = Kernel(tmp_path, monkeypatch)
+    kills = RecentKills(7)
+    kills.look(100.0)
+    kernel.count(tmp_path / "first", 1)
+    del kernel.groups["7"]
+    assert kills.evidence(was_killed=True) == "the kernel counted a kill for memory in its control group"
+
+
+def test_a_trainer_that_was_moved_to_another_group_is_followed(tmp_path, monkeypatch):
+    kernel = Kernel(tmp_path, monkeypatch)
+    kernel.count(tmp_path / "second", 5)  # Earlier kills there are not its own.
+    kills = RecentKills(7)
+    for at in (100.0, 106.0):
+        kills.look(at)
+    kernel.groups["7"] = tmp_path / "second"
+    kills.look(112.0)
+    assert kills.evidence(was_killed=True) is None
+    kernel.count(tmp_path / "second", 6)
+    assert kills.evidence(was_killed=False) is not None
+    kernel.count(tmp_path / "second", 5)
+    kernel.count(tmp_path / "first", 9)
+    assert kills.evidence(was_killed=True) is None
+
+
+@pytest.fixture
+def other_group():
+    """A control group with little memory, in which the process that watches is not."""
+    root = Path("/sys/fs/cgroup/memory")
+    group = root / "segue-test-elsewhere"
+    try:
+        group.mkdir(exist_ok=True)
+        (group / "memory.limit_in_bytes").write_text(str(48 << 20))
+    except OSError:
+        pytest.skip("no control group with a memory limit can be made here")
+    yield group / "cgroup.procs"
+    SystemClock().sleep(0.5)
+    group.rmdir()
+
+
+_FILL = "import sys\nsys.stdin.readline()\nkept = []\nwhile True: kept.append(bytearray(b'x') * (8 << 20))"
+_WAIT = "import sys\nsys.stdin.readline()\nimport time\ntime.sleep(60)"
+
+
+@pytest.mark.parametrize("is_memory", [True, False])
+def test_a_real_kill_in_another_group_is_told_from_a_plain_one(other_group, is_memory):
+    process = subprocess.Popen([sys.executable, "-c", _FILL if is_memory else _WAIT], stdin=subprocess.PIPE)
+    kills = RecentKills(process.pid)
+    try:
+        other_group.write_text(str(process.pid))
+        kills.look(100.0)
+        process.stdin.write(b"go\n")
+        process.stdin.flush()
+        if not is_memory:
+            process.kill()
+        assert process.wait(60) == -9
+    finally:
+        process.kill()
+        process.stdin.close()
+    end = TrainerEnd.of(-9, kills=kills)
+    assert end.was_out_of_memory is is_memory
+    assert end.reason is (StopReason.OUT_OF_MEMORY if is_memory else StopReason.LOST)
+    assert ("because memory ran out (the kernel counted" in end.why) is is_memory
 
 
 def test_a_kill_long_before_the_end_does_not_count():

@@ -155,6 +155,12 @@ END_TO_END = "one save takes that long end to end"
         (None, {}, 60, "after 60 s: first save, to measure its cost"),
         (None, {"life": None, "cap": 20}, 20, "after 20 s: first save, to measure its cost"),
         (QUICK, {}, 83.67, f"every 84 s: {rule('0.49 s')}"),
+        (
+            replace(QUICK, evaluate_seconds=20.0),
+            {},
+            529.62,
+            f"every 8.8 min: {rule('20 s (0.49 s for the save and 20 s for `evaluate`)')}",
+        ),
         (QUICK, SEEN_FOUR, 59.07, f"every 59 s: {rule('0.49 s', life='60 min', seen='4 observed')}"),
         (SLOW, {"cap": 300}, 240, f"every 4 min: {rule('30 s')} gives 11 min, limited by {CAPPED} 60 s for the save"),
         (LONG, {}, 120, f"every 2 min: {END_TO_END}; {rule('0.1 s')} gives 38 s"),

@@ -8,7 +8,7 @@ from datetime import timedelta
 import pytest
 
 from segue.records import Capacity, Heartbeat, Notice, StopReason
-from segue.reports.preemptions import preemptions
+from segue.reports.preemptions import notice_counts, preemptions
 from tests.support.histories import START, Logbook, make_spec
 
 NOTICE, LOST = StopReason.NOTICE, StopReason.LOST
@@ -63,6 +63,22 @@ def test_a_missed_save_and_a_machine_lost_without_a_notice_show_steps_and_money(
     assert (lost.last_save, lost.notice, lost.lost_cost) == (None, None, pytest.approx(0.2))
     assert lost.row("EUR")["notice"] == "no notice"
     assert lost.row("EUR")["lost"] == "20 steps, 0.2000 EUR"
+
+
+def test_answered_notices_and_others_are_counted_by_the_phase_in_which_they_came():
+    book = logbook()
+    for phase in ("step", "evaluate", "step", None):
+        preempted(book, notice=notice_at(690).model_copy(update={"phase": phase}), commit=20, reached=20, lost=0)
+    assert notice_counts(ledger(book)) == "4 answered (1 in an unknown phase, 1 in evaluate, 2 in step)"
+    plan = book.plan()
+    name, notice = book.claim(plan), notice_at(690).model_copy(update={"phase": "build"})
+    book.report(plan, LOST, attempt_id=name, **TRAINED | {"to_step": 20, "seconds": 700.0, "notice": notice})
+    assert notice_counts(ledger(book)).endswith("; 1 not answered (1 in build)")
+    assert [one.warning for one in ledger(book)][1::3] == [
+        "aws in evaluate, used 10 s of 2 min",
+        "aws in build, not answered",
+    ]
+    assert notice_counts([]) is None
 
 
 def test_an_attempt_without_a_new_step_had_nothing_to_save():

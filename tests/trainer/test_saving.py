@@ -24,6 +24,7 @@ from segue.curves.schema import Curve
 from segue.errors import WorkAtRiskError
 from segue.launch.assignment import Assignment
 from segue.notices.board import NoticeBoard
+from segue.policy.save_interval import Life
 from segue.records import Environment, StopReason, VerdictKind, WitnessRow
 from segue.runlog.entries import ReportEntry
 from segue.runlog.history import read_history
@@ -246,7 +247,7 @@ def test_a_report_holds_the_usual_duration_of_a_save(make_spec, open_log):
 
 
 @contextmanager
-def saves(folder, clock, *, fails=lambda operation, key: False, **checkpoints):
+def saves(folder, clock, *, fails=lambda operation, key: False, evaluate=None, life=None, **checkpoints):
     """An attempt's saves without its steps, on a clock that the test moves; gives progress, saves and writer."""
     recipe, progress, spec = tiny({}), Progress(), CheckpointSpec(**checkpoints)
     staging, runlog = StagingArea(staging_buffers=spec.staging_buffers), RunLog(LocalStore(folder).create(), "tiny")
@@ -272,8 +273,9 @@ def saves(folder, clock, *, fails=lambda operation, key: False, **checkpoints):
         live=SimpleNamespace(
             components=components_of(recipe, progress, name="tiny"),
             progress=progress,
-            has_metric=False,
+            has_metric=evaluate is not None,
             is_metric_known=False,
+            evaluate=evaluate,
             wants_save=False,
             epoch=0,
             changed_by_optimizer=lambda: changed_by_optimizer(recipe.optimizer),
@@ -283,7 +285,7 @@ def saves(folder, clock, *, fails=lambda operation, key: False, **checkpoints):
         curve=curve,
         staging=staging,
         writer=writer,
-        life=None,
+        life=life,
         activity=Activity(clock),
         clock=clock,
     )
@@ -293,6 +295,85 @@ def saves(folder, clock, *, fails=lambda operation, key: False, **checkpoints):
         saving.close()
         writer.close()
         staging.close()
+
+
+def test_the_time_of_an_evaluation_is_a_cost_of_its_save_and_no_part_of_its_duration(tmp_path):
+    clock = FakeClock()
+
+    def evaluate():
+        clock.advance(20)
+        return 0.5
+
+    with saves(tmp_path, clock, evaluate=evaluate, life=Life()) as it:
+        progress, saving, writer = it
+        for progress.step in (10, 20, 30):
+            saving.save(evaluate=True)
+            assert writer.wait(60)
+            saving.is_due()
+        assert saving.usual.evaluate_seconds == pytest.approx(20)
+        assert saving.usual.cost_seconds == pytest.approx(20, abs=0.1)
+        assert saving.usual.save_seconds < 1
+        # Young/Daly for 0.5 s is 85 s, for 20 s more than eight minutes.
+        assert 500 < saving.cadence.interval_seconds < 560
+        assert "for a save cost of 20 s (" in saving.cadence.reason
+        assert "for the save and 20 s for `evaluate`)" in saving.cadence.reason
+        assert saving.seconds_to_next == pytest.approx(saving.cadence.interval_seconds)
+
+
+def test_what_is_captured_is_committed_while_the_evaluation_goes_on_and_no_metric_is_waited_for(tmp_path):
+    goes_on = threading.Event()
+
+    def evaluate():
+        goes_on.wait(60)
+        return 0.5
+
+    with saves(tmp_path, FakeClock(), evaluate=evaluate) as it:
+        progress, saving, writer = it
+        progress.step = 10
+        answering = threading.Thread(target=answer, args=(saving, writer, goes_on))
+        answering.start()
+        saving.save(evaluate=True)
+        answering.join(60)
+        assert writer.last_commit.step == 10
+    log = RunLog(LocalStore(tmp_path), "tiny").reload()
+    assert read_history(log).newest.manifest.metric is None
+
+
+def answer(saving, writer, goes_on):
+    while saving._activity.mark.kind != "evaluating":
+        SystemClock().sleep(0.001)
+    assert writer.last_commit is None
+    saving.commit_captured(60)
+    assert writer.last_commit is not None
+    goes_on.set()
+
+
+def test_an_evaluation_that_raises_leaves_a_checkpoint_without_a_metric(tmp_path):
+    def evaluate():
+        raise ArithmeticError("no metric")
+
+    with saves(tmp_path, FakeClock(), evaluate=evaluate) as it:
+        progress, saving, writer = it
+        progress.step = 10
+        with pytest.raises(ArithmeticError):
+            saving.save(evaluate=True)
+        assert writer.wait(60)
+        assert writer.last_commit.step == 10
+
+
+@pytest.mark.parametrize("is_noticed", [True, False])
+def test_a_state_that_is_held_during_an_evaluation_is_committed_only_on_a_notice(tmp_path, is_noticed):
+    with saves(tmp_path, FakeClock(), evaluate=lambda: 0.5) as it:
+        progress, saving, writer = it
+        progress.step = 7
+        assert not saving.is_all_captured
+        with saving.held():
+            assert saving.is_all_captured
+            if is_noticed:
+                saving.commit_captured(60)
+        assert writer.wait(60)
+        assert (writer.last_commit.step if writer.last_commit else None) == (7 if is_noticed else None)
+        assert saving.has_room
 
 
 def test_a_save_that_becomes_due_during_the_previous_one_is_counted_once_and_done_later(tmp_path):

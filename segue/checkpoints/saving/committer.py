@@ -54,6 +54,37 @@ class Pruning(Protocol):
         ...
 
 
+class Metric:
+    """The user's metric of a save, which may come after its bytes: the commit waits until it is known or given up.
+
+    Unless a save waits for one, none is expected.
+    """
+
+    def __init__(self, value: float | None = None, *, is_pending: bool = False) -> None:
+        self.value = value
+        self._is_known = threading.Event()
+        if not is_pending:
+            self._is_known.set()
+
+    @property
+    def is_known(self) -> bool:
+        return self._is_known.is_set()
+
+    def set(self, value: float) -> None:
+        """Record it, unless the commit was not to wait any longer."""
+        if not self.is_known:
+            self.value = value
+            self._is_known.set()
+
+    def give_up(self) -> None:
+        """Let the commit go on without it."""
+        self._is_known.set()
+
+    def wait(self) -> None:
+        """Block until it is known, or given up."""
+        self._is_known.wait()
+
+
 @dataclass(frozen=True)
 class SaveJob:
     """One staged state on its way to a commit."""
@@ -62,7 +93,7 @@ class SaveJob:
     step: int
     samples_seen: int
     epoch: int
-    metric: float | None
+    metric: Metric
     curve: Sequence[CurvePart]
     """The parts of the loss curve that are new since the save before."""
     untracked: tuple[Finding, ...] = ()
@@ -119,7 +150,7 @@ class Writer:
         self.trouble: str | None = None
         """Why a save is being retried; None while all is well."""
         self.last_save_seconds: float | None = None
-        """From the start of the save's job to its commit."""
+        """From the start of the save's job to its commit, without the wait for its metric."""
         self.last_size_bytes: int | None = None
         self._thread = threading.Thread(target=self._work, name="segue-writer", daemon=True)
         self._thread.start()
@@ -222,8 +253,12 @@ class Writer:
                 self._base_step = job.step if written is not None and self._is_base(written) else None
                 self._release(job.staged)
                 return
+            written_seconds = self._clock.monotonic() - started
+            # The bytes are durable, and may be adopted without the metric if this process dies while it is computed.
+            job.metric.wait()
+            started = self._clock.monotonic()
             commit, self.last_size_bytes = self._commit(job, written)
-            self.last_save_seconds = self._clock.monotonic() - started
+            self.last_save_seconds = written_seconds + self._clock.monotonic() - started
             self.last_commit = commit  # Last: a reader that sees it also reads its cost.
             self._release(job.staged)
             log.info("checkpoint committed step=%d seconds=%.2f", job.step, self.last_save_seconds)
@@ -261,7 +296,7 @@ class Writer:
             "epoch": job.epoch,
             "parent": self._parent.model_dump(mode="json") if self._parent is not None else None,
             "environment": self._environment.model_dump(mode="json"),
-            "metric": _as_json(job.metric),
+            "metric": _as_json(job.metric.value),
         }
 
     def _commit(self, job: SaveJob, written: Written) -> tuple[CheckpointRef, int]:

@@ -25,7 +25,7 @@ from segue.launch.assignment import Assignment
 from segue.launch.determinism import trainer_environment
 from segue.launch.local import ProcessTrainer, RanksTrainer
 from segue.launch.meeting import Nodes, free_port
-from segue.launch.memory import MemoryKills, RecentKills
+from segue.launch.memory import RecentKills
 from segue.launch.output import Line
 from segue.launch.ray.problems import NodeFacts
 from segue.launch.rendezvous import LaunchFolder
@@ -119,7 +119,7 @@ class BundleActor:
         have_left = isinstance(self._trainer, RanksTrainer) and self._trainer.have_left
         code = self._trainer.wait(0.0)
         was_killed = code == -signal.SIGKILL
-        is_memory = code is not None and self._kills.before.has_grown_to(MemoryKills.now(), was_killed=was_killed)
+        is_memory = code is not None and self._kills.evidence(was_killed=was_killed) is not None
         lines = tuple(self._lines.popleft() for _ in range(len(self._lines)))
         return Answer(code=code, have_left=have_left, lines=lines, was_out_of_memory=is_memory)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Literal, NamedTuple
@@ -10,6 +11,8 @@ from segue.clock import Clock
 from segue.spec import RunSpec
 
 Kind = Literal["starting", "training", "evaluating", "waiting", "ending"]
+Phase = Literal["build", "restore", "first step", "replay", "step", "evaluate", "save", "rehearsal", "end"]
+"""What an attempt does, as its notices name it."""
 _ENOUGH_STEPS = 3
 """Steps until the usual step time is known: the first ones compile and allocate."""
 
@@ -23,7 +26,11 @@ class Mark(NamedTuple):
 
 
 class Activity:
-    """The trainer's progress; written by the training thread, read by others."""
+    """The trainer's progress; written by the training thread, read by others.
+
+    The watchdog may take the end of the attempt over from the training thread, while that is busy with code that need
+    not end: the training thread then stops at its next sign of progress.
+    """
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -34,6 +41,21 @@ class Activity:
         self.mark = Mark("starting", 0, 0)
         self.is_reported = False
         """Whether the attempt's report is in the log."""
+        self.phase: Phase = "build"
+        self._trains = threading.get_ident()
+        self._taking = threading.Lock()
+        self._is_taken = False
+
+    def take_over(self, seen: Mark) -> bool:
+        """End the attempt from this thread; False where the training thread has gone on since `seen`."""
+        with self._taking:
+            self._is_taken = self.mark == seen
+            return self._is_taken
+
+    def keep_out(self) -> None:
+        """Block the training thread for ever where another one ends the attempt, and with it this process."""
+        if self._is_taken and threading.get_ident() == self._trains:
+            threading.Event().wait()
 
     def step_done(self, step: int) -> None:
         """A step was done."""
@@ -44,20 +66,32 @@ class Activity:
         self._last_at = at
         self._number += 1
         # The steps after the last save do not make an attempt that ends one that trains again.
-        self.mark = Mark("ending" if self.mark.kind == "ending" else "training", self._number, step)
+        self._mark(Mark("ending" if self.mark.kind == "ending" else "training", self._number, step))
 
     @contextmanager
     def evaluating(self) -> Iterator[None]:
         """The user's metric is computed until the block ends."""
-        began, before = self._clock.monotonic(), self.mark.kind
+        began, before, phase = self._clock.monotonic(), self.mark.kind, self.phase
         self._set("evaluating")
+        self.phase = "evaluate"
         try:
             yield
         finally:
+            self.keep_out()
+            self.phase = phase
             now = self._clock.monotonic()
             self.longest_evaluation_seconds = max(self.longest_evaluation_seconds or 0.0, now - began)
             self._last_at = now if self._last_at is not None else None
             self._set(before)
+
+    @contextmanager
+    def saving(self) -> Iterator[None]:
+        """The state is captured until the block ends."""
+        phase, self.phase = self.phase, "save"
+        try:
+            yield
+        finally:
+            self.phase = phase
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
@@ -76,6 +110,7 @@ class Activity:
 
     def ending(self) -> None:
         """Only the last checkpoint and the report are left."""
+        self.phase = "end"
         self._set("ending")
 
     @property
@@ -108,4 +143,11 @@ class Activity:
 
     def _set(self, kind: Kind) -> None:
         self._number += 1
-        self.mark = Mark(kind, self._number, self.mark.step)
+        self._mark(Mark(kind, self._number, self.mark.step))
+
+    def _mark(self, mark: Mark) -> None:
+        with self._taking:
+            if not self._is_taken:
+                self.mark = mark
+                return
+        self.keep_out()

@@ -80,9 +80,9 @@ def stop_reason(error: BaseException, *, kills_before: MemoryKills) -> StopReaso
         return StopReason.OUT_OF_MEMORY
     if any(map(_is_of_device, _chain(error))):
         return StopReason.LOST
-    # The kernel may have killed a worker of the data loader instead of this process.
+    # The kernel may have killed a worker of the data loader, which is in this process's control group.
     is_worker = is_dead_worker(text_of(error))
-    if kills_before.has_grown_to(MemoryKills.now(), was_killed=is_worker):
+    if kills_before.evidence(MemoryKills.now(), was_killed=is_worker and kills_before.group is None) is not None:
         return StopReason.OUT_OF_MEMORY
     return StopReason.FAILED
 

@@ -15,16 +15,16 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Protocol
+from typing import Literal, Protocol
 
-from segue.errors import RankLostError, SegueError
+from segue.errors import FencedError, RankLostError, SegueError
 from segue.launch.assignment import ExitCode
 from segue.launch.memory import MemoryKills
 from segue.notices.board import NoticeBoard
 from segue.process import Parent
 from segue.records import CodeFailure, StopReason
 from segue.spec import RunSpec
-from segue.trainer.health.activity import Activity
+from segue.trainer.health.activity import Activity, Kind, Mark
 from segue.trainer.health.failures import failure_of, stop_reason
 from segue.user_objects import text_of
 
@@ -37,6 +37,7 @@ _MOST_GRACE_SECONDS = 30.0
 """How long after a notice a trainer is left alone in any case."""
 _REPORT_SECONDS = 15.0
 """How long the report of a trainer that hangs may take."""
+_TOO_LONG = "the notice came during {}, which did not end in time"
 _NOTICE_SECONDS = 5.0
 """How long the training thread may take to notice that another rank has ended, before its collectives are ended."""
 _LOST_SECONDS = 10.0
@@ -44,8 +45,38 @@ _LOST_SECONDS = 10.0
 _BEHIND_LEADER_SECONDS = 60.0
 """How much later than the leader another rank ends itself: the leader writes the report."""
 
-Report = Callable[[StopReason, CodeFailure | None, str], object]
+_ANSWER_SECONDS, _ANSWER_SHARE = 1.0, 0.25
+"""How long the training thread has to answer a notice by itself, while nothing that it does is needed: seconds, and the
+share of a short grace period."""
+
+Report = Callable[[StopReason, CodeFailure | None, str | None], object]
 """Writes the attempt's report."""
+
+
+class Captured(Protocol):
+    """What of the attempt's work is captured, so that it can be committed while the training thread is busy."""
+
+    @property
+    def is_all(self) -> bool:
+        """Whether nothing would be lost if the attempt ended now."""
+
+    def commit(self, limit_seconds: float) -> None:
+        """Have it committed; wait for that, at most so long."""
+
+    def release(self) -> None:
+        """Let the save that waits for its metric be committed without it. Returns at once."""
+
+
+class Nothing:
+    """Before the first step there is nothing to commit."""
+
+    is_all = True
+
+    def commit(self, limit_seconds: float) -> None:
+        return
+
+    def release(self) -> None:
+        return
 
 
 class Peers(Protocol):
@@ -90,6 +121,7 @@ class Watchdog:
         """`report` writes the attempt's report; `leave` is called with the exit code just before the end."""
         self._spec, self._activity, self._board = spec, activity, board
         self.report = report
+        self.captured: Captured = Nothing()
         self._group, self._leave = group, leave
         self._parent = Parent()
         self._stop = threading.Event()
@@ -124,6 +156,10 @@ class Watchdog:
                 self._end(StopReason.HUNG, f"no step for {stood_seconds:.0f} s after step {seen.step}{doing}")
             left = self._board.seconds_left()
             noticed_seconds = 0.0 if left is None else noticed_seconds + _POLL_SECONDS
+            if left is not None and ranks.count == 1:
+                self._answer(left, noticed_seconds=noticed_seconds, seen=seen)
+            elif left is not None and seen.kind == "evaluating":
+                self.captured.release()  # The ranks end together, at a safe point; their last save needs no metric.
             # A provider's deadline may seem past, where this machine's clock is wrong.
             had_time = noticed_seconds > min(self._spec.grace_seconds, _MOST_GRACE_SECONDS)
             is_overdue = left is not None and left < -_OVERDUE_SECONDS and had_time
@@ -133,6 +169,27 @@ class Watchdog:
                 assert notice is not None
                 why = f"it did not reach a safe point within the {notice.grace_seconds:.0f} s of the notice"
                 self._end(StopReason.NOTICE, f"{why} ({notice.kind}) after step {seen.step}")
+
+    def _answer(self, left: float, *, noticed_seconds: float, seen: Mark) -> None:
+        """End the attempt on its notice where the training thread does not get to a safe point in time.
+
+        It is at once where nothing is lost by that, and otherwise when only the time for the report is left.
+        """
+        grace = self._spec.grace_seconds
+        when = moment_to_answer(seen.kind, is_all_captured=self.captured.is_all)
+        reserve = report_seconds(grace)
+        if when == "never":
+            return
+        if when == "at once" and noticed_seconds < min(_ANSWER_SECONDS, _ANSWER_SHARE * grace):
+            return
+        # A provider's deadline may seem past, where this machine's clock is wrong.
+        had_time = noticed_seconds >= min(grace, _MOST_GRACE_SECONDS) - reserve
+        if when == "at the end" and not (left <= reserve and had_time):
+            return
+        if self._stop.is_set() or not self._activity.take_over(seen):
+            return
+        patience = left if had_time else max(left, min(grace, _MOST_GRACE_SECONDS) - noticed_seconds)
+        self._end_on_notice(seen, patience_seconds=patience - reserve, is_cut_off=when == "at the end")
 
     def _heed_others(self, seconds: float) -> float:
         """Do not let this rank wait for another one that has ended; returns for how long that has been known.
@@ -163,9 +220,38 @@ class Watchdog:
             # Any exception: it must not keep this process up.
             log.exception("the end of this trainer is not reported")
         finally:
-            if self._parent.is_alive():
-                os._exit(ExitCode.of(reason))  # Who started this process ends its process group.
-            os.killpg(0, signal.SIGKILL)
+            self._exit(reason)
+
+    def _end_on_notice(self, seen: Mark, *, patience_seconds: float, is_cut_off: bool) -> None:
+        """Commit what is captured, report, and end this process, in place of the training thread. Does not return."""
+        reason = StopReason.BOUND if self._board.first_kind == "recall" else StopReason.NOTICE
+        try:
+            self._board.hold()
+            notice = self._board.read()
+            doing = notice.phase if notice is not None and notice.phase is not None else seen.kind
+            log.warning("notice answered while the training thread is busy phase=%s step=%d", doing, seen.step)
+            self.captured.commit(patience_seconds)
+            self._report_within_limit(reason, None, _TOO_LONG.format(doing) if is_cut_off else None)
+        except FencedError as error:
+            log.warning("attempt fenced reason=%s", error)
+            reason = StopReason.FENCED
+        except Exception:
+            # Any exception: the training thread is kept out, so nothing else would end this process.
+            log.exception("the answer to a notice is not complete")
+        finally:
+            self._leave(ExitCode.of(reason))
+            self._exit(reason)
+
+    def _exit(self, reason: StopReason) -> None:
+        sys.stderr.flush()
+        if self._parent.is_alive():
+            os._exit(ExitCode.of(reason))  # Who started this process ends its process group.
+        os.killpg(0, signal.SIGKILL)
+
+    def _report_within_limit(self, reason: StopReason, failure: CodeFailure | None, why: str | None) -> None:
+        writing = threading.Thread(target=self.report, args=(reason, failure, why), daemon=True)
+        writing.start()
+        writing.join(_REPORT_SECONDS)
 
     def _report_end(self, reason: StopReason, why: str, *, failure: CodeFailure | None, reports: bool | None) -> None:
         stacks = stacks_of_all_threads()
@@ -175,11 +261,27 @@ class Watchdog:
         if reports and not self._activity.is_reported:
             if reason is StopReason.HUNG and failure is None:
                 failure = CodeFailure(type="Hang", message=why, traceback=stacks)
-            writing = threading.Thread(target=self.report, args=(reason, failure, why), daemon=True)
-            writing.start()
-            writing.join(_REPORT_SECONDS)
-        sys.stderr.flush()
+            self._report_within_limit(reason, failure, why)
         self._leave(ExitCode.of(reason))
+
+
+def moment_to_answer(kind: Kind, *, is_all_captured: bool) -> Literal["at once", "at the end", "never"]:
+    """When a notice is answered although the training thread has not reached a safe point. Pure.
+
+    While it makes steps, the next safe point is near, and it has more to commit there. While it ends, it watches the
+    time itself.
+    """
+    match kind:
+        case "ending":
+            return "never"
+        case "training":
+            return "at the end"
+    return "at once" if is_all_captured else "at the end"
+
+
+def report_seconds(grace_seconds: float) -> float:
+    """The part of the grace period that is reserved for the report; more than the watchdog's period."""
+    return min(max(0.1 * grace_seconds, 2 * _POLL_SECONDS), 2.0, grace_seconds / 2)
 
 
 def stacks_of_all_threads() -> str:

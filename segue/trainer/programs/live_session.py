@@ -20,6 +20,7 @@ from segue.continuity.recipe_diff import NOT_STATE, UNTRACKED
 from segue.continuity.state_marks import state_marks
 from segue.continuity.verdict import Prelude
 from segue.continuity.witness import StepRow
+from segue.curves.schema import NO_METRICS
 from segue.data.streams import streams_kept
 from segue.errors import SessionError
 from segue.records import Finding, Notice, StateMark, StopReason
@@ -255,8 +256,10 @@ class LiveSession:
     def begin(self, *, is_resumed: bool) -> None:
         return
 
-    def finish_step(self, made: StepMade, *, evaluating: Callable[[], AbstractContextManager[None]]) -> StepMade:
-        return made
+    def finish_step(self, *, evaluating: Callable[[], AbstractContextManager[None]]) -> Mapping[str, float]:
+        return NO_METRICS
+
+    make_up = finish_step
 
     def left_out(self) -> frozenset[str]:
         return frozenset()

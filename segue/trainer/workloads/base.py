@@ -120,8 +120,12 @@ class Workload(Protocol):
         """Called once, before the first step. `is_resumed`: the state was restored from a checkpoint."""
         ...
 
-    def finish_step(self, made: StepMade, *, evaluating: Callable[[], AbstractContextManager[None]]) -> StepMade:
-        """Called after a step that counts, when the position has moved past it; returns it with further metrics."""
+    def finish_step(self, *, evaluating: Callable[[], AbstractContextManager[None]]) -> Mapping[str, float]:
+        """Called after a step that counts, when the position has moved past it; returns further metrics of the step."""
+        ...
+
+    def make_up(self, *, evaluating: Callable[[], AbstractContextManager[None]]) -> Mapping[str, float]:
+        """Called once a resume is checked: the evaluation that the attempt before did not make after its last step."""
         ...
 
     @property

@@ -43,6 +43,8 @@ class Progress:
     """Why the training code ended the run before its goal; None while it did not."""
     is_finish_kept: bool = True
     """Whether a resume from here ends for this reason, too."""
+    owes_evaluation: bool = False
+    """Whether an evaluation is due after the last step and was not made: a notice came before its end."""
 
     def is_finished(self, goal: int) -> bool:
         return self.step >= goal or self.finish_reason is not None
@@ -53,12 +55,14 @@ class Progress:
         # Kept, so that a resume from the last checkpoint does not train on.
         is_kept = self.finish_reason is not None and self.is_finish_kept
         finish = {"finish_reason": self.finish_reason} if is_kept else {}
-        return {"step": self.step, "samples_seen": self.samples_seen} | recent | finish
+        owed = {"owes_evaluation": True} if self.owes_evaluation else {}
+        return {"step": self.step, "samples_seen": self.samples_seen} | recent | finish | owed
 
     def restore(self, tree: Any) -> None:
         self.step, self.samples_seen = int(tree["step"]), int(tree["samples_seen"])
         self.recent_losses = tuple(tree.get("recent_losses", ()))
         self.finish_reason = tree.get("finish_reason")
+        self.owes_evaluation = bool(tree.get("owes_evaluation", False))
 
 
 class StatefulComponent:

@@ -6,7 +6,7 @@ An attempt and a resume rehearsal use the same functions here, so a result of th
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from typing import Any, Self
@@ -19,6 +19,7 @@ from segue.continuity.recipe_diff import UNTRACKED
 from segue.continuity.state_marks import state_marks
 from segue.continuity.verdict import Prelude
 from segue.continuity.witness import StepRow
+from segue.curves.schema import NO_METRICS
 from segue.data.files import recipe_config
 from segue.data.groups import Group, grouped
 from segue.data.loader import Feed
@@ -143,7 +144,11 @@ class LiveRecipe:
     def has_metric(self) -> bool:
         return self.recipe.evaluate is not None
 
-    is_metric_known = wants_save = False
+    @property
+    def is_metric_known(self) -> bool:
+        return self._evaluated is not None and self._evaluated[0] == self.progress.step
+
+    wants_save = False
     can_save = True
 
     @property
@@ -222,27 +227,37 @@ class LiveRecipe:
         row, metrics = self._read_step(group, prelude, begun, ranks)
         return StepMade(row, group.start, group.samples, group.ids, self.feed.order.epoch_of(group.start), metrics)
 
-    def finish_step(self, made: StepMade, *, evaluating: Callable[[], AbstractContextManager[None]]) -> StepMade:
+    def finish_step(self, *, evaluating: Callable[[], AbstractContextManager[None]]) -> Mapping[str, float]:
         """What follows a step that counts: the evaluation that is due, an early stop, the end of an epoch."""
-        order, seen = self.feed.order, self.progress.samples_seen
-        ends_epoch, is_due = order.is_epoch_over(seen), self._is_evaluation_due
-        if not ends_epoch and not is_due:
-            return made
-        epochs = order.epoch_of(seen - 1) + 1
+        seen = self.progress.samples_seen
+        ends_epoch, self.progress.owes_evaluation = self.feed.order.is_epoch_over(seen), self._is_evaluation_due
+        if not ends_epoch and not self.progress.owes_evaluation:
+            return NO_METRICS
         if ends_epoch and self.recipe.on_epoch is not None:
             with self._between_steps():
-                self.recipe.on_epoch(epochs - 1)
-        if is_due:
-            with evaluating():
-                metric = shared_metric(self.evaluate(), self._ranks)
-            self._evaluated = (self.progress.step, metric)
-            self._metric_schedulers.step(metric)
-            made = made._replace(metrics={**made.metrics, "evaluate": metric})
-            if self._stopper is not None:
-                self.progress.finish_reason = self._stopper.judge(metric)
-        if ends_epoch and self.recipe.epochs is not None and epochs >= self.recipe.epochs:
-            self.progress.finish_reason = f"all {self.recipe.epochs} epochs are done"
-        return made
+                self.recipe.on_epoch(self.feed.order.epoch_of(seen - 1))
+        metrics = self.make_up(evaluating=evaluating)
+        self._finish_after_epochs()
+        return metrics
+
+    def make_up(self, *, evaluating: Callable[[], AbstractContextManager[None]]) -> Mapping[str, float]:
+        """The evaluation that is owed after the last step, if one is, and what it decides."""
+        if not self.progress.owes_evaluation:
+            return NO_METRICS
+        with evaluating():
+            metric = shared_metric(self.evaluate(), self._ranks)
+        self.progress.owes_evaluation = False
+        self._evaluated = (self.progress.step, metric)
+        self._metric_schedulers.step(metric)
+        if self._stopper is not None:
+            self.progress.finish_reason = self._stopper.judge(metric)
+        self._finish_after_epochs()
+        return {"evaluate": metric}
+
+    def _finish_after_epochs(self) -> None:
+        order, seen, epochs = self.feed.order, self.progress.samples_seen, self.recipe.epochs
+        if epochs is not None and order.is_epoch_over(seen) and order.epoch_of(seen - 1) + 1 >= epochs:
+            self.progress.finish_reason = f"all {epochs} epochs are done"
 
     def _has_work_after(self, group: Group) -> bool:
         """Whether `finish_step` has something to do after the step with these batches."""

@@ -12,7 +12,7 @@ from segue.controller.local_run import run_here
 from segue.controller.segment import TrainerEnd
 from segue.launch.assignment import Assignment, ExitCode
 from segue.launch.launcher import launch
-from segue.launch.memory import MemoryKills
+from segue.launch.memory import RecentKills
 from segue.launch.slurm import submission
 from segue.launch.slurm import trainer as trainers
 from segue.launch.slurm.checks import require_slurm, slurm_problems
@@ -221,7 +221,7 @@ def test_a_step_that_was_out_of_memory_is_known_by_what_slurm_wrote(commands, st
     trainer.output.write_text("step 1\nsrun: error: n1: task 0: Out Of Memory\nsrun: Terminating StepId=7.0\n")
     commands(scontrol=scontrol(show("FAILED", name="$NAME", code="1:0")))
     assert trainer.wait(60) == 1
-    end = TrainerEnd.of(trainer.poll(), kills_before=MemoryKills.now(), elsewhere=trainer.ending)
+    end = TrainerEnd.of(trainer.poll(), kills=RecentKills(), elsewhere=trainer.ending)
     assert end.reason is StopReason.OUT_OF_MEMORY
 
 
@@ -361,7 +361,7 @@ def test_a_waiting_job_says_why_and_an_end_for_memory_is_one(commands, start, mo
     assert calls.read_text().index("--signal=SIGSTOP 7") < calls.read_text().index("--signal=SIGCONT 7")
     commands(scontrol=scontrol(show("OUT_OF_MEMORY", name="$NAME", code="0:125")))
     assert trainer.wait(60) == -9
-    end = TrainerEnd.of(trainer.poll(), kills_before=MemoryKills.now(), elsewhere=trainer.ending)
+    end = TrainerEnd.of(trainer.poll(), kills=RecentKills(), elsewhere=trainer.ending)
     assert (end.reason, end.why) == (
         StopReason.OUT_OF_MEMORY,
         "its Slurm job 7 ended as OUT_OF_MEMORY without a report",

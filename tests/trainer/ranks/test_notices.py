@@ -31,6 +31,29 @@ def test_a_preemption_that_the_leader_sees_stops_all_ranks_at_one_step(ranks_for
 
 
 @pytest.mark.matrix
+def test_a_notice_commits_the_save_whose_metric_is_being_computed(ranks_fork_server, make_spec, open_log, tmp_path):
+    config = {"where": "evaluate", "at_step": 10, "once": str(tmp_path / "once")}
+    spec = make_spec(recipe="tests.trainer.busy:build", config=config, notices=None, grace_seconds=120)
+    runlog = open_log(spec)
+    with FakeGce() as gce:
+        announce = iter([gce.preempt])
+
+        def observer(group, log, plan):
+            if not (tmp_path / "once.reached").exists():
+                return False
+            next(announce, lambda: None)()
+            if not read_history(log.reload()).checkpoints:
+                return False
+            for process in group.processes:
+                process.kill()  # The evaluation goes on for an hour.
+            return True
+
+        ranks_fork_server.run_attempt(runlog, spec, ranks=2, observer=observer, environment=gce.environment)
+    (checkpoint,) = read_history(runlog.reload()).checkpoints
+    assert (checkpoint.manifest.step, checkpoint.manifest.metric) == (10, None)
+
+
+@pytest.mark.matrix
 def test_a_recommendation_that_the_leader_sees_saves_every_ranks_part(ranks_fork_server, make_spec, open_log):
     spec = make_spec(**LONG, config={"pause_seconds": 0.01}, notices=["aws"])
     runlog = open_log(spec)
