@@ -13,6 +13,7 @@ WIDTH = 50_000  # Large enough that a copy takes as long as a step.
 def build(config):
     """The tiny recipe, wide, with one habit that gets in the way of copying its state during a step."""
     recipe = tiny({"width": WIDTH, "batch_size": 4} | {k: v for k, v in config.items() if k != "habit"})
+    recipe.evaluate = None  # An evaluation waits for the copy.
     HABITS[config["habit"]](recipe)
     return recipe
 
