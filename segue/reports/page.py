@@ -42,6 +42,8 @@ class RunView:
     """What an attempt without a machine waits for."""
     store_trouble: str | None = None
     """Why the parent cannot read the store; the rest of the view is older then."""
+    unguarded: str | None = None
+    """Why nothing would start the parent again if it died."""
 
     def at(self, now: datetime, *, store_trouble: str) -> RunView:
         """The same view at a later moment, at which the store cannot be read."""
@@ -94,6 +96,8 @@ def facts(view: RunView) -> dict[str, str]:
     found = {}
     if view.store_trouble:
         found["STORE TROUBLE"] = view.store_trouble
+    if view.unguarded:
+        found["RECOVERY IS SILENT"] = view.unguarded
     if beat is not None and beat.trouble:
         found["SAVES FAIL"] = beat.trouble
     if view.waiting:
