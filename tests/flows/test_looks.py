@@ -276,7 +276,7 @@ def test_when_no_look_ends_parents_say_so_once_and_one_event_is_sent(client, mak
     spec = make_spec(run_id="unguarded", **LONG)
     store = open_store(spec.store)
     store.create()
-    clock = FakeClock(SystemClock().now())
+    clock = FakeClock(SystemClock().now() - timedelta(minutes=10))  # The server shows no events of the future.
     said = [], []
     watches = [silent_watch(spec, store, each, clock) for each in said]
     for _ in range(9):
