@@ -91,7 +91,7 @@ def why_silent(client: SyncPrefectClient, *, now: datetime) -> tuple[str, str]:
     except ObjectNotFound:
         return "the deployment recover/recover was deleted", "run `prefect --no-prompt deploy --all`"
     pool = deployment.work_pool_name or "parents"
-    states = ", ".join(dict.fromkeys(run.state.name for run in newest if run.state is not None)) or "none"
+    states = ", ".join(dict.fromkeys(run.state.name or "" for run in newest if run.state is not None)) or "none"
     if all(run.state is None or run.state.is_scheduled() for run in newest):
         return f"no worker takes the flow runs of {DEPLOYMENT}", f"`prefect worker start --pool {pool}`"
     return (
