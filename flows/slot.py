@@ -81,8 +81,10 @@ class SlotRunner:
         """
         heartbeat = self._heartbeat(slot)
         as_parent(heartbeat.take_over, what="heartbeat of the slot")
-        identity = {"flow_run_id": UUID(str(flow_run.id)) if flow_run.id else None}
-        watch = RecoveryWatch(store_of(self._spec), heartbeat, clock=self._clock, logger=self._logger, **identity)
+        own_id = UUID(str(flow_run.id)) if flow_run.id else None
+        watch = RecoveryWatch(
+            store_of(self._spec), heartbeat, clock=self._clock, logger=self._logger, flow_run_id=own_id
+        )
         with heartbeat.beating(), watch.watching():
             try:
                 for earlier in after:
