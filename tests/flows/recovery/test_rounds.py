@@ -36,7 +36,7 @@ from tests.flows.test_runs import LONG, live_attempt, start, until
 
 pytestmark = [pytest.mark.prefect, pytest.mark.matrix]
 
-REPO = Path(__file__).parents[2]
+REPO = Path(__file__).parents[3]
 ROUNDS = int(os.environ.get("SEGUE_RECOVERY_ROUNDS", "3"))
 SEED = int(os.environ.get("SEGUE_RECOVERY_SEED", "7"))
 WITHIN_SECONDS = 120.0

@@ -42,7 +42,7 @@ from tests.flows.test_runs import LONG, ended_segments, final_state, start, unti
 
 pytestmark = pytest.mark.prefect
 
-REPO = Path(__file__).parents[2]
+REPO = Path(__file__).parents[3]
 
 
 @pytest.fixture
