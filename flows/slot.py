@@ -14,6 +14,7 @@ from prefect.runtime import flow_run
 from prefect.states import Cancelled, Completed, Failed
 from segue.flows.train import train
 from segue.tasks.curve import check_curve
+from segue.tasks.looks.watch import RecoveryWatch
 from segue.tasks.parent_clock import as_parent, parent_clock
 from segue.tasks.prefect_api import DUPLICATE, is_cancelled
 from segue.tasks.recovery import known_server_id
@@ -80,7 +81,11 @@ class SlotRunner:
         """
         heartbeat = self._heartbeat(slot)
         as_parent(heartbeat.take_over, what="heartbeat of the slot")
-        with heartbeat.beating():
+        own_id = UUID(str(flow_run.id)) if flow_run.id else None
+        watch = RecoveryWatch(
+            store_of(self._spec), heartbeat, clock=self._clock, logger=self._logger, flow_run_id=own_id
+        )
+        with heartbeat.beating(), watch.watching():
             try:
                 for earlier in after:
                     self._adopt(earlier)

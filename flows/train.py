@@ -14,6 +14,7 @@ from segue.tasks.continuity import judge_resume
 from segue.tasks.cost import report_cost
 from segue.tasks.curve import publish_resume
 from segue.tasks.live_run import LiveRun
+from segue.tasks.looks.watch import RecoveryWatch
 from segue.tasks.parent_clock import as_parent, ending_with, parent_clock, run_time
 from segue.tasks.plan import open_run, plan_segment
 from segue.tasks.prefect_api import DUPLICATE, wait_for_api
@@ -92,8 +93,11 @@ def _train(spec: RunSpec, *, accept_drift: bool, requested_at_slot: int | None, 
 def _run(spec: RunSpec, parent: ParentHeartbeat) -> State[Any]:
     clock, run_id = parent_clock(), _flow_run_id()
     live = LiveRun(open_log(spec, clock=clock), spec, clock=clock, logger=get_run_logger(), flow_run_id=run_id)
+    watch = RecoveryWatch(
+        spec.store, parent, clock=clock, logger=get_run_logger(), flow_run_id=run_id, show=live.show_unguarded
+    )
     with live.refreshing():
-        with parent.beating():
+        with parent.beating(), watch.watching():
             decision, has_resumed = drive(_Tasks(spec, parent, live))
             state = _conclude(spec, live, decision, has_resumed=has_resumed)
         if wait_for_api(limit_seconds=_API_SECONDS, clock=clock):

@@ -460,5 +460,6 @@ class ParentRecord(Record):
     counter: int = Field(0, ge=0)
     has_left: bool = Field(False, description="Whether this parent ended before the run did.")
     waiting: str | None = Field(None, description="What an attempt without a machine waits for; None: for nothing.")
+    unguarded: str | None = Field(None, description="Why nothing would start this parent again; None: recovery looks.")
     timeout_seconds: float = Field(gt=0, description="Without a new heartbeat for this long, the parent is dead.")
     beat_at: datetime

@@ -13,11 +13,11 @@ from prefect.events import Event, RelatedResource, Resource
 from prefect.events.filters import EventFilter, EventIDFilter
 from segue.tasks.prefect_api import is_refusal
 
-from segue.reports.run_events import AT_RISK, BUDGET, LATE, RESUME_BROKEN, STALE_PRICES, RunEvent
+from segue.reports.run_events import AT_RISK, BUDGET, LATE, RECOVERY_SILENT, RESUME_BROKEN, STALE_PRICES, RunEvent
 
 Logger = logging.Logger | logging.LoggerAdapter[Any]
 
-_FOR_A_PERSON = (RESUME_BROKEN, AT_RISK, LATE, BUDGET, STALE_PRICES)
+_FOR_A_PERSON = (RESUME_BROKEN, AT_RISK, LATE, BUDGET, STALE_PRICES, RECOVERY_SILENT)
 _OLD = timedelta(days=1)
 """Events that happened longer ago are not sent: a parent that starts again derives all of the run's events."""
 

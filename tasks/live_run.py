@@ -64,6 +64,7 @@ class LiveRun:
         self._picture = _Picture(clock)
         self._segment: int | None = None
         self._waiting: str | None = None
+        self._unguarded: str | None = None
         self._is_silent = False
         self._wake, self._last, self._closed = threading.Event(), threading.Event(), threading.Event()
         # With this context, log lines of the thread belong to the flow run.
@@ -85,6 +86,10 @@ class LiveRun:
     def show(self, waiting: str | None) -> None:
         """Show what the run waits for, with the next refresh."""
         self._waiting = waiting
+
+    def show_unguarded(self, unguarded: str | None) -> None:
+        """Show why nothing would start the parent again, with the next refresh."""
+        self._unguarded = unguarded
 
     def nudge(self) -> None:
         """Send new events soon: something was written to the run's log."""
@@ -135,7 +140,8 @@ class LiveRun:
         """The run as of now; while the store cannot be read, as it was last seen, and with the trouble."""
         now = self._clock.now()
         try:
-            view = view_of(self._runlog, self._spec, now=now, waiting=self._waiting)
+            waits = {"waiting": self._waiting, "unguarded": self._unguarded}
+            view = view_of(self._runlog, self._spec, now=now, **waits)
             trouble = self._clock.trouble if isinstance(self._clock, SteadyClock) else None
             self._view = replace(view, clock_trouble=trouble)
             self._failing_since = None

@@ -134,9 +134,9 @@ def warn_of_shortcomings(states: Sequence[PoolState], needs: Needs) -> None:
 
 
 def warn_of_idle_schedule(client: SyncPrefectClient, *, now: datetime) -> None:
-    """Log a warning if the schedule of `recover` is active, but the server creates no flow runs for it."""
+    """Log a warning if the schedule of `recover` is active, but no look follows from it, or soon none may."""
     found = recovery_of(client, now=now)
-    if found is Recovery.IDLE:
+    if found in (Recovery.IDLE, Recovery.LIMITED):
         result = judge_recovery(found)
         log.warning("%s. Fix: %s", result.reason, result.fix)
 
@@ -151,6 +151,8 @@ def recovery_of(client: SyncPrefectClient, *, now: datetime) -> Recovery:
         return Recovery.PAUSED
     if not any(schedule.active for schedule in deployment.schedules):
         return Recovery.INACTIVE
+    if deployment.global_concurrency_limit is not None:
+        return Recovery.LIMITED
     if deployment.created is None or now - deployment.created < _SCHEDULED_WITHIN:
         return Recovery.ALIVE
     due = client.read_flow_runs(

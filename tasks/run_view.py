@@ -17,7 +17,9 @@ from segue.runlog.log import RunLog
 from segue.spec import RunSpec
 
 
-def view_of(runlog: RunLog, spec: RunSpec, *, now: datetime, waiting: str | None = None) -> RunView:
+def view_of(
+    runlog: RunLog, spec: RunSpec, *, now: datetime, waiting: str | None = None, unguarded: str | None = None
+) -> RunView:
     """The run as of now.
 
     Raises:
@@ -29,7 +31,8 @@ def view_of(runlog: RunLog, spec: RunSpec, *, now: datetime, waiting: str | None
     beat = last_heartbeat(runlog, attempt)
     standbys = held_by_standbys(runlog.store, spec.run_id)
     cost = cost_report(spec, history, live=live_of(beat, history), standbys=standbys)
-    return RunView(spec, history, cost, now, beat=beat, waiting=None if attempt is not None else waiting)
+    troubles = {"waiting": None if attempt is not None else waiting, "unguarded": unguarded}
+    return RunView(spec, history, cost, now, beat=beat, **troubles)
 
 
 def picture_of(runlog: RunLog, *, now: datetime) -> Picture | None:

@@ -7,8 +7,12 @@ from typing import Annotated
 import typer
 
 from segue.cli.options import Endpoint, require_prefect, store_named
-from segue.errors import OrchestratorError
+from segue.clock import SystemClock
+from segue.controller.looks import SILENCE_FIX, seconds_without_look, silence_sentence
+from segue.errors import OrchestratorError, StoreError
 from segue.reports.console import console
+from segue.spec import StoreSpec
+from segue.stores import open_store
 
 
 def recover(
@@ -23,30 +27,37 @@ def recover(
     """Find open runs without a living parent, and start their parents again. The deployment `recover` does the same.
 
     Without --store it looks into every store that a parent of the Prefect server used in the last 30 days.
+    It says which stores the schedule has not looked at for three of its intervals, and three minutes at least.
     Exit code 0: every open run has a parent, or was given one. 1: something could not be done.
     """
     require_prefect("recover")
     from prefect.settings import PREFECT_API_URL
 
     from segue.deployments.process.follow import open_client, require_server
-    from segue.flows.recover import known_stores, recover_store
+    from segue.tasks.looks.known_stores import known_stores
+    from segue.tasks.looks.look import Looked, look_at
 
     if not PREFECT_API_URL.value():
         raise OrchestratorError(
             what="recover needs the Prefect server that ran the parents.", fix="set PREFECT_API_URL to its address."
         )
     given = [store_named(url, endpoint_url=endpoint_url) for url in store or ()]
-    done: list[str] = []
-    troubles: list[str] = []
     require_server()
     with open_client() as client:
-        for one in given or known_stores(client):
-            found, trouble = recover_store(client, one, take_over=take_over)
-            done += found
-            troubles += trouble
-    for line in [*done, *troubles]:
-        console.print(line, markup=False)
-    if not done and not troubles:
-        console.print("every open run has a living parent", markup=False)
-    if troubles:
+        stores = given or known_stores(client, clock=SystemClock())
+        for text in filter(None, map(_silence, stores)):
+            console.print(text, markup=False, soft_wrap=True)
+        found = sum((look_at(client, one, take_over=take_over) for one in stores), Looked())
+    for line in found.lines:
+        console.print(line, markup=False, soft_wrap=True)
+    if found.troubles:
         raise typer.Exit(1)
+
+
+def _silence(store: StoreSpec) -> str | None:
+    """That the schedule does not look at a store any more, before this command's own look hides it."""
+    try:
+        seconds = seconds_without_look(open_store(store), now=SystemClock().now())
+    except StoreError:
+        return None  # The look itself says what is wrong with the store.
+    return f"{store.url}: {silence_sentence(seconds)}. {SILENCE_FIX}" if seconds is not None else None

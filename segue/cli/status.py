@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Annotated, Any
 
 import typer
 
 from segue.cli.options import Endpoint, Json, Store, read_run, store_named
 from segue.clock import SystemClock
+from segue.controller.looks import SILENCE_FIX, seconds_without_look, silence_sentence
 from segue.controller.standby_messages import held_by_standbys
 from segue.controller.steps import request_stop
-from segue.records import Heartbeat
+from segue.records import Heartbeat, ParentRecord
 from segue.reports.budget_text import budget_facts
 from segue.reports.console import console, show_json
 from segue.reports.cost import cost_report
@@ -26,6 +27,9 @@ from segue.runlog.log import RunLog
 from segue.runlog.open import known_runs
 from segue.runlog.parents import read_parent
 
+_ALIVE = timedelta(minutes=1)
+"""A parent with a younger heartbeat is alive."""
+
 
 def status(run: str, store: Store = ".segue/store", endpoint_url: Endpoint = None, as_json: Json = False) -> None:
     """Show one run: its segments, verdicts, preemptions, last decision, cost, and damaged records."""
@@ -34,18 +38,21 @@ def status(run: str, store: Store = ".segue/store", endpoint_url: Endpoint = Non
     beat = _live_heartbeat(runlog, history)
     now = SystemClock().now()
     summary = summarize(run, history, now=now, beat=beat)
+    parent = None if history.is_over else read_parent(runlog.store, runlog.run_id)
     facts: dict[str, Any] = {
         "run": run,
         "on_time": summary.punctuality if summary.late_seconds is not None else None,
         "committed_step": history.committed_step,
         "steps": spec.steps if spec else None,
         "state": summary.state,
-        "waiting": _waiting(runlog, history),
+        "waiting": _waiting(parent),
         "deadline": spec.deadline.isoformat(timespec="seconds") if spec and spec.deadline else None,
         "last_decision": last.reason if last else None,
     }
     rehearsal = rehearsal_text(spec, history)
     facts |= {"rehearsal": rehearsal} if rehearsal is not None else {}
+    unguarded = _unguarded(runlog, parent, now=now)
+    facts |= {"recovery": unguarded} if unguarded is not None else {}
     facts |= anomaly_facts(history) | _live_facts(beat, now=now)
     facts |= budget_facts(spec, history, now=now, beat=beat) if spec else {}
     standbys = held_by_standbys(runlog.store, run)
@@ -122,10 +129,19 @@ def _live_heartbeat(runlog: RunLog, history: History) -> Heartbeat | None:
     return last_heartbeat(runlog, history.attempt_of(plan.segment, plan.attempt)) if plan is not None else None
 
 
-def _waiting(runlog: RunLog, history: History) -> str | None:
+def _waiting(parent: ParentRecord | None) -> str | None:
     """What a run without a machine waits for, as its parent shows it."""
-    parent = None if history.is_over else read_parent(runlog.store, runlog.run_id)
     return parent.waiting if parent is not None else None
+
+
+def _unguarded(runlog: RunLog, parent: ParentRecord | None, *, now: datetime) -> str | None:
+    """Why nothing would start the parent of an open run again; None where recovery looks, or there is no parent."""
+    if parent is None:
+        return None
+    if parent.unguarded is not None or now - parent.beat_at < _ALIVE:
+        return parent.unguarded  # It watches the looks by their counter, whatever the clocks say.
+    seconds = seconds_without_look(runlog.store, now=now)
+    return f"{silence_sentence(seconds)}. {SILENCE_FIX}" if seconds is not None else None
 
 
 def _live_facts(beat: Heartbeat | None, *, now: datetime) -> dict[str, Any]:

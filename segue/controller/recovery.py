@@ -56,6 +56,8 @@ class ParentHeartbeat:
         self._stop = threading.Event()
         self._replaced_by: ParentRecord | None = None
         self._waiting: str | None = None
+        self._unguarded: str | None = None
+        self._server_id = server_id
 
     def take_over(self, *, after: str | None = None) -> None:
         """Become the run's parent. Waits until it is clear that no other parent is alive.
@@ -104,6 +106,14 @@ class ParentHeartbeat:
         """Show what the run waits for, with the next heartbeat."""
         self._waiting = waiting
 
+    def show_guard(self, *, server_id: str, unguarded: str | None) -> None:
+        """Show with the next heartbeat which server starts this parent again, and why nothing would, if that is so.
+
+        A server that lost its database has another id. An empty `server_id` is not known, and changes nothing.
+        """
+        self._server_id = server_id or self._server_id
+        self._unguarded = unguarded
+
     def close(self) -> None:
         """The run has ended: remove the record. Best effort: recovery removes it otherwise."""
         try:
@@ -128,7 +138,7 @@ class ParentHeartbeat:
                 log.warning("another parent has taken the run over host=%s", self._replaced_by.host)
                 return
             changed = {"counter": self._record.counter + 1, "has_left": has_left, "beat_at": self._clock.now()}
-            changed["waiting"] = self._waiting
+            changed |= {"waiting": self._waiting, "unguarded": self._unguarded, "server_id": self._server_id}
             self._record = self._record.model_copy(update=changed)
             write_parent(self._store, self._record)
         except Exception as error:
@@ -149,6 +159,8 @@ class OrphanWatch:
 
     def __init__(self, store: Store, *, clock: Clock) -> None:
         self._store, self._clock = store, clock
+        self.found = 0
+        """Open runs that `find` has looked at."""
         self._first: dict[str, ParentRecord] = {}
         self._timeouts: dict[tuple[str, str], HeartbeatTimeout] = {}
 
@@ -177,6 +189,7 @@ class OrphanWatch:
         probe_writes(self._store)
         dead: list[ParentRecord] = []
         unknown = {record.run_id: record for record in parents(self._store)}
+        self.found = len(unknown)
         while unknown:
             for run_id, record in list(unknown.items()):
                 life = self.judge(record)

@@ -32,6 +32,8 @@ class Recovery(StrEnum):
     INACTIVE = "inactive"
     IDLE = "idle"
     """Its schedule is active, and the server creates no flow runs for it."""
+    LIMITED = "limited"
+    """It has a concurrency limit, whose slot a look that dies with the server keeps."""
     ALIVE = "alive"
 
 
@@ -108,6 +110,13 @@ def judge_recovery(found: Recovery) -> Result:
             return fail(
                 f"the server creates no flow runs for the schedule of recover/recover: {lost}",
                 fix="look into the server's log; for `bulk DML` there, install `sqlalchemy<2.0.38` beside it.",
+            )
+        case Recovery.LIMITED:
+            return fail(
+                "the deployment recover/recover has a concurrency limit: a look that dies together with the server "
+                f"keeps its slot, every later one is cancelled, and {lost}",
+                fix="delete `concurrency_limit` and the lines below it from the deployment recover in prefect.yaml "
+                "(`segue init --diff` shows them), and run `prefect --no-prompt deploy --all`.",
             )
         case Recovery.ALIVE:
             return ok("the server starts recover/recover on its schedule")

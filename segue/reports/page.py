@@ -44,6 +44,8 @@ class RunView:
     """Why the parent cannot read the store; the rest of the view is older then."""
     clock_trouble: str | None = None
     """What is wrong with a clock; the run does not go by it."""
+    unguarded: str | None = None
+    """Why nothing would start the parent again if it died."""
 
     def at(self, now: datetime, *, store_trouble: str) -> RunView:
         """The same view at a later moment, at which the store cannot be read."""
@@ -96,6 +98,8 @@ def facts(view: RunView) -> dict[str, str]:
     found = {}
     if view.store_trouble:
         found["STORE TROUBLE"] = view.store_trouble
+    if view.unguarded:
+        found["RECOVERY IS SILENT"] = view.unguarded
     if beat is not None and beat.trouble:
         found["SAVES FAIL"] = beat.trouble
     if view.clock_trouble:

@@ -25,6 +25,8 @@ LATE = "segue.late"
 FINISHED = "segue.finished"
 BUDGET = "segue.budget"
 STALE_PRICES = "segue.prices.stale"
+RECOVERY_SILENT = "segue.recovery.silent"
+"""Not of a run but of a store: no look of recovery ends any more."""
 
 Fact = str | int | float | None
 

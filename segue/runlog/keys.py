@@ -142,6 +142,8 @@ def queue_key(run_id: str, segment: int, attempt: int) -> str:
 PARENTS_PREFIX = ".parents/"
 PROBE_KEY = ".probe"
 """Key of an object that shows whether the store can be written."""
+LOOK_KEY, LOOK_BEGUN_KEY = ".last-look", ".look-begun"
+"""Keys of what the last look of recovery left when it ended, and of what the newest one left when it began."""
 
 
 def parent_key(run_id: str) -> str:

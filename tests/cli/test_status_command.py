@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import json
+import os
 from datetime import UTC, datetime, timedelta
 
 import pytest
 
+from segue.clock import SystemClock
+from segue.controller.looks import begin_look
 from segue.controller.steps import decide_next
-from segue.records import StopReason
+from segue.records import ParentRecord, StopReason
+from segue.runlog import keys
+from segue.runlog.parents import write_parent
 from segue.testing.clock import FakeClock
 from tests.cli.test_errors import refusal
 from tests.controller.test_steps import START, Run
@@ -86,3 +91,27 @@ def test_what_cannot_be_stopped_is_refused(make_run, desk):
     assert decide_next(run.log, run.spec, clock=run.clock).action == "finished"
     assert "has already ended (finished at step 100)" in refusal(desk.run("stop", "over", *store_of(run)))
     assert "no run 'nowhere'" in refusal(desk.run("stop", "nowhere", *store_of(run)))
+
+
+@pytest.mark.parametrize(
+    ("beat_seconds_ago", "unguarded", "shown"),
+    [
+        (5, None, None),  # The parent lives, and watches the looks.
+        (5, "no look of `recover` has ended for 4 min; ... Fix: x.", "no look of `recover` has ended for 4 min;"),
+        (300, None, "no look of `recover` has ended for 10 min: a parent that dies is not started again. Fix: `segue"),
+    ],
+)
+def test_status_says_when_nothing_starts_a_dead_parent_again(make_run, desk, beat_seconds_ago, unguarded, shown):
+    run = make_run("open")
+    run.decide()
+    store, now = run.log.store, datetime.now(UTC)
+    assert "recovery" not in json.loads(desk.run("status", "open", *store_of(run), "--json").out)
+    beat_at = now - timedelta(seconds=beat_seconds_ago)
+    write_parent(
+        store, ParentRecord(run_id="open", parent_id="p", timeout_seconds=20, beat_at=beat_at, unguarded=unguarded)
+    )
+    begin_look(store, clock=SystemClock(), interval_seconds=30).end()
+    looked_at = (now - timedelta(seconds=600)).timestamp()
+    os.utime(store.root / keys.LOOK_KEY, (looked_at, looked_at))
+    found = json.loads(desk.run("status", "open", *store_of(run), "--json").out).get("recovery")
+    assert (found or "").startswith(shown) if shown else found is None

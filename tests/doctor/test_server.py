@@ -51,7 +51,13 @@ def test_a_version_of_sqlalchemy_that_harms_the_server_is_found(version):
 @makes_fail("prefect.recover")
 @pytest.mark.parametrize(
     ("found", "outcome"),
-    [(Recovery.MISSING, "warn"), (Recovery.PAUSED, "warn"), (Recovery.INACTIVE, "warn"), (Recovery.IDLE, "fail")],
+    [
+        (Recovery.MISSING, "warn"),
+        (Recovery.PAUSED, "warn"),
+        (Recovery.INACTIVE, "warn"),
+        (Recovery.IDLE, "fail"),
+        (Recovery.LIMITED, "fail"),
+    ],
 )
 def test_parents_that_nobody_would_start_again_are_found(found, outcome):
     good(judge_recovery(Recovery.ALIVE))

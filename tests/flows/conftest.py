@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from prefect.client.orchestration import get_client
 from segue.deployments.process.stack import LocalStack
 
 from tests.support.run_processes import wait_for_processes_of_runs
@@ -27,10 +28,17 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalStack]:
     try:
         stack.start()
         with stack.settings():
+            pause_recovery()
             yield stack
     finally:
         stack.stop()
         assert prefect_environment() == before
+
+
+def pause_recovery() -> None:
+    """Stop the schedule that starts dead parents again: a test that kills one looks by itself."""
+    with get_client(sync_client=True) as client:
+        client.pause_deployment(client.read_deployment_by_name("recover/recover").id)
 
 
 @pytest.fixture
@@ -42,6 +50,7 @@ def own_stack_at(tmp_path: Path) -> Callable[[], Iterator[LocalStack]]:
         try:
             stack.start()
             with stack.settings():
+                pause_recovery()
                 yield stack
         finally:
             stack.stop()

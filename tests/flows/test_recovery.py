@@ -20,7 +20,7 @@ from prefect.client.schemas.filters import FlowFilter, FlowFilterName
 from prefect.client.schemas.objects import FlowRun, StateType
 from prefect.states import Cancelling, Completed, Pending, Running, Scheduled
 from segue.deployments.process.follow import trigger
-from segue.flows.recover import recover_store
+from segue.tasks.looks.look import look_at
 from segue.tasks.pools import warn_of_idle_schedule
 from segue.tasks.prefect_orchestrator import PrefectOrchestrator
 from segue.tasks.recovery import parents_of, recover_run, will_start
@@ -304,9 +304,9 @@ def test_a_segment_that_ended_while_prefect_was_away_gets_its_state_from_the_log
     ) == ([], [])
     monkeypatch.setattr(SystemClock, "now", lambda self: now + timedelta(minutes=2))
     done = [f"{spec.run_id}: states of its segments were set from its log"]
-    assert recover_store(client, spec.store) == (done, [])
+    assert look_at(client, spec.store).done == tuple(done)
     assert client.read_flow_run(run.id).state.name == run.state.name
-    assert recover_store(client, spec.store) == ([], [])
+    assert look_at(client, spec.store).lines == ["looked at 0 open runs in 1 store: every open run has a living parent"]
 
 
 @pytest.mark.matrix
@@ -361,8 +361,9 @@ def test_the_deployed_schedule_starts_a_killed_parent_again_without_a_person(own
     environment = own_stack.environment() | {"SEGUE_HOME": str(REPO)}
     subprocess.run(deploy, cwd=REPO, env=environment, check=True, capture_output=True)
     with get_client(sync_client=True) as client:
+        client.resume_deployment(client.read_deployment_by_name("recover/recover").id)
         now = SystemClock().now()
-        warn_of_idle_schedule(client, now=now)  # The server looks at new schedules every few seconds.
+        # The server looks at new schedules every few seconds.
         until(lambda: client.read_flow_runs(flow_filter=FlowFilter(name=FlowFilterName(any_=["recover"]))), what="runs")
         warn_of_idle_schedule(client, now=now + timedelta(minutes=2))
         assert "creates no flow runs" not in caplog.text

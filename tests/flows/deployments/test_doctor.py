@@ -9,8 +9,7 @@ from functools import partial
 
 import pytest
 from prefect.client.orchestration import get_client
-from prefect.client.schemas.actions import DeploymentScheduleCreate, WorkPoolCreate
-from prefect.client.schemas.schedules import IntervalSchedule
+from prefect.client.schemas.actions import WorkPoolCreate
 from prefect.settings import PREFECT_API_URL, temporary_settings
 from segue.tasks.doctor.items import items
 from segue.tasks.doctor.server import database_of, open_parents
@@ -25,6 +24,7 @@ from tests.cli.test_run_command import answering
 from tests.doctor.showing import bad, makes_fail
 from tests.doctor.templates import KUBERNETES
 from tests.doctor.waiting import awaited
+from tests.flows.test_runs import until
 from tests.support.kube.client import running_cluster
 
 __all__ = ["answering", "closed_port"]
@@ -79,7 +79,7 @@ def outcomes(spec):
 def test_the_local_stack_passes_every_check_of_the_server(stack, make_spec):
     found = outcomes(make_spec())
     assert {name: check for name, check in found.items() if check.outcome in ("warn", "fail")}.keys() <= {
-        "prefect.recover"  # The stack registers it without its schedule.
+        "prefect.recover"  # The tests pause it.
     }
     assert found["prefect.database"].reason.startswith("SQLite, ")
     assert found["pool.workers"].reason == "spot: 1 online; on-demand: 1 online; parents: 1 online"
@@ -200,15 +200,13 @@ def test_what_becomes_of_dead_parents_is_read(stack, client):
 
 @pytest.mark.prefect
 def test_a_paused_deployment_starts_no_dead_parent(stack, client):
-    flow_id = client.create_flow_from_name("recover")
-    schedule = DeploymentScheduleCreate(schedule=IntervalSchedule(interval=timedelta(minutes=5)), active=True)
-    recover = client.create_deployment(flow_id=flow_id, name="recover", schedules=[schedule])
+    recover = client.read_deployment_by_name("recover/recover").id
+    assert recovery_of(client, now=datetime.now(UTC)) is Recovery.PAUSED
+    client.resume_deployment(recover)
     try:
-        assert recovery_of(client, now=datetime.now(UTC)) is Recovery.ALIVE
-        client.request("POST", f"/deployments/{recover}/pause_deployment")
-        assert recovery_of(client, now=datetime.now(UTC)) is Recovery.PAUSED
+        until(lambda: recovery_of(client, now=datetime.now(UTC)) is Recovery.ALIVE, what="flow runs of the schedule")
     finally:
-        client.delete_deployment(recover)
+        client.pause_deployment(recover)
 
 
 @makes_fail("pool.queue")

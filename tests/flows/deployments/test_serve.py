@@ -21,8 +21,9 @@ from prefect.states import Cancelling
 from prefect.utilities.callables import parameter_schema
 from segue.deployments.process.own_process import PARENT_ENTRYPOINT, Job, why_own_process
 from segue.deployments.process.registration import process_template
-from segue.flows.recover import recover, recover_store
+from segue.flows.recover import recover
 from segue.flows.train import train
+from segue.tasks.looks.look import look_at
 
 from segue.clock import SystemClock
 from segue.controller.steps import open_run
@@ -283,5 +284,5 @@ def test_runs_go_on_when_their_process_ends_and_is_started_again(own_stack, make
 
 def recovered(client, specs) -> None:
     """Both parents are started again."""
-    done, troubles = recover_store(client, specs[0].store)
-    assert (len(done), troubles) == (2, [])
+    looked = look_at(client, specs[0].store)
+    assert (len(looked.done), looked.troubles) == (2, ())

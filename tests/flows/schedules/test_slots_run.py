@@ -19,7 +19,7 @@ from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterKey
 from prefect.events.filters import EventFilter, EventNameFilter
 from prefect.states import Cancelling, Scheduled
 from segue.deployments.retraining import deploy, start_slot
-from segue.flows.recover import recover_store
+from segue.tasks.looks.look import look_at
 
 from segue.retraining.slots import run_id_of, store_of
 from segue.runlog.history import read_history
@@ -203,9 +203,9 @@ def test_a_slot_whose_flow_run_dies_is_started_again_and_goes_on_with_its_run(cl
     monthly.write(2)
 
     def recovered():
-        done, troubles = recover_store(client, store_of(monthly.spec))
-        assert troubles == []
-        return any("its flow run was started again" in line for line in done)
+        looked = look_at(client, store_of(monthly.spec))
+        assert looked.troubles == ()
+        return any("its flow run was started again" in line for line in looked.done)
 
     until(recovered, what="recovery")
     state = until(lambda: monthly.models.slots[slot_of_month(4)].end, what="the end of the slot")
@@ -213,7 +213,12 @@ def test_a_slot_whose_flow_run_dies_is_started_again_and_goes_on_with_its_run(cl
     models = monthly.models
     assert (models.in_service, [*models.candidates]) == (1, [1])
     assert models.slots[slot_of_month(4)].start.window == window
-    until(lambda: recover_store(client, store_of(monthly.spec)) == ([], []), what="nothing left to recover")
+    until(lambda: has_nothing_to_recover(client, store_of(monthly.spec)), what="nothing left to recover")
+
+
+def has_nothing_to_recover(client, store) -> bool:
+    looked = look_at(client, store)
+    return not (looked.done or looked.troubles)
 
 
 def kill_flow_run(flow_run_id: UUID) -> None:
@@ -323,7 +328,7 @@ def test_what_is_wrong_with_a_slot_is_its_state_and_it_can_be_started_again(clie
     state = final_state(client, started(client, monthly, 4))
     assert state.type.value == "FAILED", state
     assert message in state.message
-    assert recover_store(client, store_of(monthly.spec)) == ([], [])
+    assert has_nothing_to_recover(client, store_of(monthly.spec))
     if "evaluation" in fields:  # The run has been trained, and is not trained again.
         monthly.write_spec()
         assert final_state(client, started(client, monthly, 4)).name == "Promoted"

@@ -1,0 +1,99 @@
+"""The Prefect engine of a start of `recover`: `python -m segue.flows.recover_engine`. A late start ends at once.
+
+While no worker takes them, starts pile up, and then all begin together: hundreds, after a night. Only those that were
+due just now load Prefect, which takes seconds of a core and 150 MB each. Nothing here keeps a look from its turn: when
+the server cannot be asked, or shows no later start that a worker has taken, the engine runs.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import runpy
+import ssl
+import sys
+import urllib.request
+from collections.abc import Mapping
+from datetime import UTC, datetime, timedelta
+from email.utils import parsedate_to_datetime
+from http.client import HTTPException
+from typing import Any
+
+from segue.process import FLOW_RUN_VARIABLE
+
+_LATE = timedelta(minutes=2)
+"""As in `segue.tasks.looks.schedule`, which loads Prefect."""
+_ANSWER_SECONDS = 5.0
+_TAKEN = ("PENDING", "RUNNING", "COMPLETED")
+
+
+def main() -> None:
+    """Run the flow run that the environment names, unless a later start makes it needless."""
+    if not ended_as_late(os.environ):
+        sys.argv[1:] = []
+        runpy.run_module("prefect.engine", run_name="__main__", alter_sys=True)
+
+
+def ended_as_late(environment: Mapping[str, str]) -> bool:
+    """End this start if it is late and a worker has taken a later one of its deployment; whether that was done."""
+    try:
+        server = _Server(environment)
+        own, now = server.ask("GET", f"/flow_runs/{environment[FLOW_RUN_VARIABLE]}")
+        if not is_late(own, now=now):
+            return False
+        later, _ = server.ask("POST", "/flow_runs/filter", _later_than(own))
+        if not later:
+            return False
+        state = {"type": "COMPLETED", "message": "nothing was looked at: this start is late, and a later one looks"}
+        server.ask("POST", f"/flow_runs/{own['id']}/set_state", {"state": state, "force": True})
+    except (OSError, HTTPException, ValueError, KeyError, TypeError) as error:
+        sys.stderr.write(f"whether this start is late is not known: {type(error).__name__}: {error}\n")
+        return False
+    return True
+
+
+def is_late(own: Mapping[str, Any], *, now: datetime) -> bool:
+    """Whether a flow run of a deployment was due so long ago, by the server's clock, that another does its work."""
+    due = own.get("expected_start_time")
+    return bool(own.get("deployment_id")) and due is not None and now - datetime.fromisoformat(due) > _LATE
+
+
+def _later_than(own: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "flow_runs": {
+            "expected_start_time": {"after_": own["expected_start_time"]},
+            "id": {"not_any_": [own["id"]]},
+            "state": {"type": {"any_": list(_TAKEN)}},
+            "deployment_id": {"any_": [own["deployment_id"]]},
+        },
+        "limit": 1,
+    }
+
+
+class _Server:
+    """The Prefect server of the environment, asked without Prefect's client."""
+
+    def __init__(self, environment: Mapping[str, str]) -> None:
+        self._url = environment["PREFECT_API_URL"].rstrip("/")
+        self._headers = {"content-type": "application/json"}
+        self._headers |= json.loads(environment.get("PREFECT_CLIENT_CUSTOM_HEADERS") or "{}")
+        key, user = environment.get("PREFECT_API_KEY"), environment.get("PREFECT_API_AUTH_STRING")
+        if key or user:
+            encoded = base64.b64encode((user or "").encode()).decode()
+            self._headers["authorization"] = f"Bearer {key}" if key else f"Basic {encoded}"
+        file = environment.get("PREFECT_API_SSL_CERT_FILE")
+        self._tls = ssl.create_default_context(cafile=file) if self._url.startswith("https:") else None
+
+    def ask(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> tuple[Any, datetime]:
+        """The answer to one request, and the server's time."""
+        data = json.dumps(body).encode() if body is not None else None
+        # The address is Prefect's own setting.
+        made = urllib.request.Request(self._url + path, data=data, headers=self._headers, method=method)  # noqa: S310
+        with urllib.request.urlopen(made, timeout=_ANSWER_SECONDS, context=self._tls) as answer:  # noqa: S310
+            at = parsedate_to_datetime(answer.headers["date"])
+            return json.load(answer), at if at.tzinfo is not None else at.replace(tzinfo=UTC)
+
+
+if __name__ == "__main__":
+    main()
