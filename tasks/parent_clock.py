@@ -13,8 +13,8 @@ from contextvars import ContextVar
 from typing import TypeVar
 from uuid import UUID
 
-from segue.tasks.prefect_api import is_by_a_person
 from segue.tasks.state_watch import STATES
+from segue.tasks.state_words import is_by_a_person
 
 from segue.clock import Clock, SystemClock
 from segue.controller.ending import EndableClock, Ending, Why

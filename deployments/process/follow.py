@@ -15,6 +15,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from segue.tasks.pools import read_pool, refuse_unusable_parent, require_pools
 from segue.tasks.prefect_api import SILENCE, quick_client, refusal
 from segue.tasks.recovery import PARENT_DEPLOYMENT, create_parent, recover_run
+from segue.tasks.state_words import in_words
 
 from segue.clock import SystemClock
 from segue.controller.recovery import Life, OrphanWatch
@@ -172,7 +173,7 @@ def _follow(parent: _Parent, runlog: RunLog, spec: RunSpec, *, observer: Observe
             state = parent.final_state()
             if state is not None:
                 step = read_history(runlog).committed_step
-                bar.update(task, completed=step, description=state.name or "ended", loss="")
+                bar.update(task, completed=step, description=in_words(state), loss="")
                 return state
             with suppress(StoreReadError, StoreWriteError):
                 if (recovered := parent.recover()) is not None:
