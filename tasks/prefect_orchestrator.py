@@ -188,6 +188,10 @@ class PrefectOrchestrator:
     def mark_lost(self, handle: str, why: str) -> None:
         self._set_state(handle, state_with(Word.LOST, why))
 
+    def deliver(self, message: Message) -> None:
+        """Send a request that only shows something, without waiting for its answer."""
+        self._messenger.deliver(message)
+
     def close(self) -> None:
         """Watch no longer. Requests that were not taken yet are still repeated while this process lives."""
         self._messenger.close()

@@ -12,6 +12,7 @@ from prefect.states import Cancelled, Completed, Failed
 from segue.tasks.parent_clock import as_parent, parent_clock
 from segue.tasks.prefect_orchestrator import PrefectOrchestrator
 from segue.tasks.state_words import Word, state_with
+from segue.tasks.waiting.shown_wait import ShownWait
 
 from segue.clock import Clock
 from segue.controller.back_off import back_off
@@ -35,11 +36,18 @@ def run_segment(spec: RunSpec, plan: SegmentPlan, show: Show = lambda _: None) -
     clock = parent_clock()
     runlog = as_parent(open_log(spec, clock=clock).reload, what="log")
     prefect = PrefectOrchestrator(log_id=runlog.log_id)
+    graph = ShownWait(prefect.deliver, clock=clock)
+
+    def show_it(waiting: str | None) -> None:
+        graph.show(waiting)
+        show(waiting)
+
     try:
-        back_off(runlog, plan, clock=clock, show=show)
+        back_off(runlog, plan, clock=clock, show=show_it)
         submitted = Submitted(plan, prefect, _handle_of(runlog, spec, plan, prefect, clock=clock))
-        report = await_report(runlog, spec, submitted, clock=clock, with_standbys=True, show=_in_log_too(show))
+        report = await_report(runlog, spec, submitted, clock=clock, with_standbys=True, show=_in_log_too(show_it))
     finally:
+        graph.show(None)
         prefect.close()
     state = state_of(report)
     state.data = report  # Not in the flow's state: the engine treats the data of a final state as an exception.

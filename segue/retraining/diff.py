@@ -8,6 +8,7 @@ from typing import NamedTuple
 from segue.retraining.model_record import Candidate, SlotStart
 from segue.retraining.models import Models
 from segue.retraining.spec import WindowFile
+from segue.units import money
 
 
 class Difference(NamedTuple):
@@ -40,7 +41,7 @@ def _facts(version: Candidate, models: Models) -> Iterator[tuple[str, str]]:
     yield from ((f"config.{name}", repr(value)) for name, value in sorted(version.config.items()))
     yield from ((f"hash of {name}", value) for name, value in sorted(version.training.hashes.items()))
     yield from ((each.metric, f"{each.candidate.value:.4g}") for each in version.comparisons)
-    yield "cost", f"{version.training.cost:.4g} {version.training.currency}".strip()
+    yield "cost", money(version.training.cost, version.training.currency)
     yield "preemptions", str(version.training.preemptions)
     yield "weights", version.weights.sha256[:16]
 

@@ -99,7 +99,7 @@ def plan(
         return
     for name, text in forecast_lines(facts):
         console.print(f"{name:>18}  {text}", markup=False, soft_wrap=True)
-    console.print(rows_table([policy_row(one) for one in expected.policies]))
+    console.print(rows_table([policy_row(one, currency=facts["currency"]) for one in expected.policies]))
 
 
 def _spec(
