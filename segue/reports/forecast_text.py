@@ -53,8 +53,8 @@ def policy_row(one: Expected, *, currency: str) -> dict[str, str]:
     """The line of one policy in the table of a forecast."""
     return {
         "policy": one.policy,
-        "cost": money(one.cost, currency),
-        "p5 to p95": f"{money(one.cost_p5, currency)} to {money(one.cost_p95, currency)}",
+        f"cost, {currency}": f"{one.cost:.4g}",
+        f"p5 to p95, {currency}": f"{one.cost_p5:.4g} to {one.cost_p95:.4g}",
         "of on-demand": f"{one.cost_share:.0%}",
         "late": f"{one.late_share:.1%}",
         "preemptions": f"{one.preemptions:.1f}",

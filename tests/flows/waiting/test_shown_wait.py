@@ -9,7 +9,7 @@ from prefect.runtime import flow_run
 from segue.tasks.messenger import Messenger
 from segue.tasks.waiting.shown_wait import ShownWait
 
-from segue.testing import FakeClock
+from segue.testing.clock import FakeClock
 from tests.flows.test_runs import client, until
 
 __all__ = ["client"]
