@@ -43,7 +43,7 @@ def _facts(version: Candidate, models: Models) -> Iterator[tuple[str, str]]:
     yield from ((each.metric, f"{each.candidate.value:.4g}") for each in version.comparisons)
     yield "cost", money(version.training.cost, version.training.currency)
     yield "preemptions", str(version.training.preemptions)
-    yield "weights", version.weights.sha256[:16]
+    yield "SHA-256 of the weights", version.weights.sha256
 
 
 def _data_facts(start: SlotStart) -> Iterator[tuple[str, str]]:
@@ -54,4 +54,4 @@ def _data_facts(start: SlotStart) -> Iterator[tuple[str, str]]:
 
 
 def _files(files: tuple[WindowFile, ...]) -> Mapping[str, str]:
-    return {file.path: f"{'evaluation' if file.is_held_back else 'training'} {file.sha256[:12]}" for file in files}
+    return {file.path: f"{'evaluation' if file.is_held_back else 'training'} SHA-256 {file.sha256}" for file in files}
