@@ -114,7 +114,7 @@ def _reference(folder: Path) -> RunLog:
         def watch(trainer: Trainer, runlog: RunLog, plan: SegmentPlan) -> None:
             beat = last_heartbeat(runlog, read_history(runlog).attempt_of(plan.segment, plan.attempt))
             loss = f"loss {beat.loss:.4f}" if beat and beat.loss is not None else ""
-            bar.update(task, completed=beat.step if beat else 0, loss=loss)
+            bar.show(task, doing="undisturbed", step=beat.step if beat else 0, steps=spec.steps, loss=loss)
 
         decision = run_here(spec, runlog, watch=watch, on_line=lambda _: None)
         bar.update(task, completed=read_history(runlog).committed_step, loss="")

@@ -22,7 +22,7 @@ _IMAGE = re.compile(r"<img\b[^>]*\bsrc=[\"']https?:[^>]*>", re.IGNORECASE)
 _FOOTER = re.compile(r"<footer\b.*?</footer>", re.DOTALL | re.IGNORECASE)
 _BUTTON = re.compile(r"<button\b.*?</button>", re.DOTALL | re.IGNORECASE)
 _HANDLER = re.compile(r"\son[a-z]+=(\"[^\"]*\"|'[^']*')", re.IGNORECASE)
-_FONT = re.compile(r"@font-face\s*\{[^}]*\}")
+_STYLED = re.compile(r"@font-face\s*\{[^}]*\}|\bbackground(?:-image)?:\s*url\([^)]*\)[^;}]*;?")
 _SIGN = re.compile(r"<i class=\"[^\"]*\bfa-([a-z-]+)[^\"]*\"[^>]*>\s*</i>(\s*(?:Succeeded|Failed))?")
 _SIGNS = {
     "check-circle": ("met", "&#10003;", "met"),
@@ -42,7 +42,7 @@ def complete(folder: Path) -> None:
 def completed(page: str) -> str:
     """A page with its own style, signs and tables, that loads nothing."""
     tables = {found[1]: _table(found[2], found[3]) for found in _TABLE.finditer(page)}
-    for pattern in (_SCRIPT, _LOADED, _FOOTER, _BUTTON, _HANDLER, _FONT):
+    for pattern in (_SCRIPT, _LOADED, _FOOTER, _BUTTON, _HANDLER, _STYLED):
         page = pattern.sub("", page)
     page = _IMAGE.sub("<strong>Great Expectations</strong>", page)
     page = _SIGN.sub(_sign, page)
