@@ -86,6 +86,7 @@ def test_a_training_of_few_steps_has_a_line_for_each_and_none_twice():
     assert lines == [f"reference run, step {step} of 3" for step in (0, 1, 2, 3)]
 
 
+@pytest.mark.matrix
 def test_a_drill_in_a_pipe_says_how_far_it_is_while_it_works(tmp_path):
     process = Place(tmp_path / "place").start("drill", TINY, "--steps", "40", "--kills", "1")
     with process:
