@@ -48,7 +48,7 @@ def list_models(
         return
     models = known_model(place, name)
     rows = [_version_row(models, number) for number in models.candidates]
-    facts = [{**row, **_numbers(models, number)} for row, number in zip(rows, models.candidates, strict=True)]
+    facts = [_without_gain(row) | _numbers(models, number) for row, number in zip(rows, models.candidates, strict=True)]
     _show({"model": name, "in_service": models.in_service, "versions": facts}, rows, as_json=as_json)
 
 
@@ -201,6 +201,10 @@ def _version_row(models: Models, number: int) -> dict[str, Any]:
         "gain": f"{100 * first.gain.value:+.2f} %" if first is not None and first.gain is not None else None,
         "why": version.why,
     }
+
+
+def _without_gain(row: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in row.items() if name != "gain"}
 
 
 def _numbers(models: Models, number: int) -> dict[str, Any]:
