@@ -20,10 +20,9 @@ from segue.tasks.prefect_api import tagged, wait_for_api
 from segue.tasks.quiet_logs import quieten
 from segue.tasks.recovery import known_server_id
 from segue.tasks.run_artifact import publish_run
-from segue.tasks.run_state import state_of_run
 from segue.tasks.segment import release_standby, run_segment
 from segue.tasks.segment_states import settle_missed
-from segue.tasks.state_words import Word, state_with
+from segue.tasks.state_words import Word, state_of_run, state_with
 
 from segue.controller.ending import EndedError, Why
 from segue.controller.parent import drive

@@ -16,9 +16,8 @@ from prefect.client.schemas.sorting import FlowRunSort
 from prefect.exceptions import ObjectNotFound
 from prefect.states import Scheduled
 from segue.tasks.prefect_api import SILENCE, quick_client
-from segue.tasks.run_state import state_of_run
 from segue.tasks.segment_states import settle_segments, store_of
-from segue.tasks.state_words import Word, has_reached_goal, state_with, word_of
+from segue.tasks.state_words import Word, has_reached_goal, state_of_run, state_with, word_of
 
 from segue.clock import Clock
 from segue.controller.steps import request_stop

@@ -12,6 +12,9 @@ from enum import StrEnum
 from typing import Any
 
 from prefect.client.schemas.objects import State, StateType
+from prefect.states import Cancelled, Completed, Failed
+
+from segue.units import duration
 
 TAG_START = "ended: "
 """Tags that begin so have the word of a flow run's end. No run id has a colon: flow runs are found by those."""
@@ -86,6 +89,8 @@ _TYPES = {
     Word.NOT_PROVEN: StateType.FAILED,
     Word.DELETED: StateType.CRASHED,
 }
+_OF_ACTIONS = {"broken": Word.BROKEN, "hopeless": Word.HOPELESS, "budget": Word.OUT_OF_BUDGET}
+"""The words of decisions that end a run without its goal; a recipe that failed has none."""
 _OLD_NAMES = {word.old_name: word for word in Word}
 _FIRST = re.compile(rf"({'|'.join(Word)}): ")
 
@@ -118,3 +123,21 @@ def is_by_a_person(state: State[Any]) -> bool:
     """Whether this state is a cancellation that a person asked for: not one by segue or by a concurrency limit."""
     is_by_limit = "concurrency limit" in (state.message or "").lower()
     return (state.is_cancelling() or state.is_cancelled()) and word_of(state) is None and not is_by_limit
+
+
+def state_of_run(action: str, message: str, *, late_seconds: float | None = None) -> State[Any]:
+    """Completed for a run that reached its goal in time, Cancelled if a person stopped it, else Failed.
+
+    A run that reached its goal after its deadline is Failed too, because lists show the type of a state and no message;
+    the message says that the goal is reached, and how late it was.
+    """
+    if action == "finished" and late_seconds is not None:
+        if late_seconds > 0:
+            return state_with(Word.LATE, f"{duration(late_seconds)} after the deadline; {message}")
+        return Completed(message=f"on time by {duration(-late_seconds)}; {message}")
+    if action == "finished":
+        return Completed(message=message)
+    if action in ("stopped", "cancelled"):
+        return Cancelled(message=message)
+    word = _OF_ACTIONS.get(action)
+    return state_with(word, message) if word is not None else Failed(message=message)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from contextlib import ExitStack
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -95,11 +96,14 @@ def _drilled(spec: RunSpec, kills: int, notices: int, *, store: StoreSpec | None
     from segue.resume_drill import drill_spec
 
     if is_plain or not errors.is_terminal:
-        with progress("reference run, starting", console=Console(file=sys.stderr, force_terminal=False)) as say:
-            lines = StepLines(say)
+        with ExitStack() as ending:
+            lines: list[StepLines] = []
 
             def tell(name: str, committed: int) -> None:
-                lines(_RUNS[name], committed, spec.steps)
+                if not lines:  # What is refused before has nothing to say but that.
+                    plain = progress("reference run, starting", console=Console(file=sys.stderr, force_terminal=False))
+                    lines.append(StepLines(ending.enter_context(plain)))
+                lines[0](_RUNS[name], committed, spec.steps)
 
             return drill_spec(spec, kills=kills, notices=notices, progress=tell, store=store)
     columns = (TextColumn("{task.description:>9}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())

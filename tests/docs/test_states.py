@@ -9,9 +9,8 @@ from collections.abc import Iterator
 
 import pytest
 from prefect.client.schemas.objects import State
-from segue.tasks.run_state import state_of_run
 from segue.tasks.segment import state_of
-from segue.tasks.state_words import Word, word_of
+from segue.tasks.state_words import Word, state_of_run, word_of
 
 from segue.records import Capacity, SegmentReport, StopReason
 from segue.runlog.entries import Action
@@ -77,7 +76,11 @@ def test_every_end_of_a_segment_has_a_state_on_a_page(reason):
 
 
 def test_no_page_has_a_state_that_is_never_given():
-    ends = {title(state_of_run(action, "why")) for action in typing.get_args(Action)}
+    ends = {
+        title(state_of_run(action, "why", late_seconds=late))
+        for action in typing.get_args(Action)
+        for late in (None, 5.0)
+    }
     assert sorted(shown() - set(given()) - ends - PREFECT) == []
 
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 from prefect.client.schemas.objects import StateType
-from segue.tasks.run_state import state_of_run
-from segue.tasks.state_words import Word, word_of
+from segue.tasks.state_words import Word, state_of_run, word_of
 
 from segue.runlog.history import read_history
 from tests.flows.test_live_run import events

@@ -12,6 +12,7 @@ HOMES = {"segue": "segue", "flows": "segue.flows", "tasks": "segue.tasks", "depl
 """Where sources lie, and the import name of what lies there."""
 
 ROOMS: tuple[tuple[str, ...], ...] = (
+    ("__main__",),
     ("cli",),
     ("deployments",),
     ("flows",),
