@@ -47,8 +47,13 @@ def completed(page: str) -> str:
     page = _IMAGE.sub("<strong>Great Expectations</strong>", page)
     page = _SIGN.sub(_sign, page)
     for name, table in tables.items():
-        page = re.sub(rf"<table\s+id=\"{re.escape(name)}\".*?</table>", lambda _, t=table: t, page, flags=re.DOTALL)
+        page = _put(table, page, at=rf"<table\s+id=\"{re.escape(name)}\".*?</table>")
     return page.replace("</head>", f"<style>{STYLE}</style>\n</head>", 1)
+
+
+def _put(table: str, page: str, *, at: str) -> str:
+    """The page with a table where the pattern matches: by a function, because a table may hold backslashes."""
+    return re.sub(at, lambda _: table, page, flags=re.DOTALL)
 
 
 def _sign(found: re.Match[str]) -> str:
