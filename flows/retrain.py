@@ -8,13 +8,15 @@ from pathlib import Path
 from typing import Any
 
 from prefect import flow, get_run_logger
+from prefect.client.schemas.objects import State
 from prefect.runtime import flow_run
-from prefect.states import Cancelled, Failed
+from prefect.states import Failed
 from segue.flows.slot import SlotRunner
 from segue.tasks.parent_clock import parent_clock, run_time
-from segue.tasks.prefect_api import DUPLICATE
+from segue.tasks.prefect_api import tagged
 from segue.tasks.quiet_logs import quieten
 from segue.tasks.retraining.schedule import ticks
+from segue.tasks.state_words import Word, state_with
 
 from segue.errors import ParentAliveError, SegueError
 from segue.launch.output import survive_broken_output
@@ -43,12 +45,16 @@ def retrain(file: str = "retrain.toml", *, slot: datetime | None = None) -> Any:
     """
     survive_broken_output()
     quieten()
+    return tagged(flow_run.id, _ended(file, slot))
+
+
+def _ended(file: str, slot: datetime | None) -> State[Any]:
     try:
         spec = RetrainSpec.from_toml(Path(file))
         with run_time(store_of(spec)):
             return _retrain(spec, Path(file).absolute().parent, slot)
     except ParentAliveError as error:
-        return Cancelled(name=DUPLICATE, message=str(error))
+        return state_with(Word.DUPLICATE, str(error))
     except (StoreReadError, StoreWriteError):
         raise  # The slot stays open: recovery starts it again when the store is back.
     except SegueError as error:

@@ -10,18 +10,19 @@ from uuid import UUID
 from prefect import flow, get_run_logger
 from prefect.client.schemas.objects import State
 from prefect.runtime import flow_run
-from prefect.states import Completed, Crashed, Failed
+from prefect.states import Completed, Failed
 from segue.tasks.messenger import Messenger
-from segue.tasks.prefect_api import is_by_a_person, is_cancelled, wait_for_api
+from segue.tasks.prefect_api import is_cancelled, tagged, wait_for_api
 from segue.tasks.quiet_logs import quieten
 from segue.tasks.segment import state_of
+from segue.tasks.state_words import Word, is_by_a_person, state_with
 
 from segue.clock import SystemClock
 from segue.controller.segment import NoticeRelay, run_attempt, run_standby
 from segue.controller.standby_agent import Left
 from segue.launch.early import discard_early
 from segue.launch.output import survive_broken_output
-from segue.records import SegmentPlan
+from segue.records import SegmentPlan, SegmentReport
 from segue.spec import RunSpec
 
 _API_SECONDS = 120.0
@@ -66,8 +67,12 @@ def segment(
         discard_early()
         cancellation.close()
     wait_for_api(limit_seconds=_API_SECONDS)
+    return tagged(flow_run.id, _state_of(outcome))
+
+
+def _state_of(outcome: SegmentReport | Left | None) -> State[Any]:
     if outcome is None:
-        return Crashed(name="Fenced", message="Another process holds this attempt; this one changed nothing.")
+        return state_with(Word.FENCED, "another process holds this attempt; this one changed nothing")
     return _state_of_left(outcome) if isinstance(outcome, Left) else state_of(outcome)
 
 
@@ -76,7 +81,7 @@ def _state_of_left(left: Left) -> State[Any]:
         case "not needed":
             return Completed(message=left.why)
         case "taken back":
-            return Crashed(name="Preempted", message=left.why)
+            return state_with(Word.PREEMPTED, left.why)
         case "broken":
             return Failed(message=left.why)
 

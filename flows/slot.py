@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -11,12 +11,12 @@ from uuid import UUID
 
 from prefect.client.schemas.objects import State
 from prefect.runtime import flow_run
-from prefect.states import Cancelled, Completed, Failed
+from prefect.states import Failed
 from segue.flows.train import train
 from segue.tasks.curve import check_curve
 from segue.tasks.looks.watch import RecoveryWatch
 from segue.tasks.parent_clock import as_parent, parent_clock
-from segue.tasks.prefect_api import DUPLICATE, is_cancelled
+from segue.tasks.prefect_api import is_cancelled
 from segue.tasks.recovery import known_server_id
 from segue.tasks.retraining.events import announce
 from segue.tasks.retraining.slot import (
@@ -29,6 +29,7 @@ from segue.tasks.retraining.slot import (
     publish_model,
 )
 from segue.tasks.retraining.turns import Turns, stop_run
+from segue.tasks.state_words import Word, has_reached_goal, state_with, word_of
 
 from segue.controller.recovery import ParentHeartbeat
 from segue.errors import NoDataError, ParentAliveError, SegueError, SlotEndedError, StoreError
@@ -44,10 +45,6 @@ from segue.spec import RunSpec
 from segue.stores import open_store
 
 Logger = logging.Logger | logging.LoggerAdapter[Any]
-
-PROMOTED, NOT_PROMOTED, SKIPPED, SUPERSEDED = "Promoted", "NotPromoted", "Skipped", "Superseded"
-DATA_GATE, NO_DATA = "DataGate", "NoData"
-"""Names of the states of slots."""
 
 
 class SlotRunner:
@@ -100,7 +97,7 @@ class SlotRunner:
     def leave_out(self, slot: datetime, *, why: str) -> State[Any]:
         """End a slot that is not run."""
         self._logger.warning("slot left out slot=%s reason=%s", slot.isoformat(), why)
-        return self._end(slot, "skipped", why, Completed, name=SKIPPED)
+        return self._end(slot, "skipped", why, Word.SKIPPED)
 
     def _run_or_fail(self, slot: datetime) -> State[Any]:
         try:
@@ -108,7 +105,7 @@ class SlotRunner:
         except StoreError:
             raise
         except SegueError as error:
-            return self._end(slot, "failed", str(error), Failed, name="Failed")
+            return self._end(slot, "failed", str(error))
 
     def _run(self, slot: datetime) -> State[Any]:
         known = self.log.read().slots.get(slot)
@@ -117,14 +114,14 @@ class SlotRunner:
         has_begun = known is not None and known.is_open and known.start is not None
         why = self.turns.wait(slot, has_begun=has_begun, adopt=self._adopt)
         if why is not None:
-            return self._end(slot, "skipped", why, Completed, name=SKIPPED)
+            return self._end(slot, "skipped", why, Word.SKIPPED)
         try:
             start = self._begun_before(known) or self._planned(slot)
         except NoDataError as error:
-            return self._end(slot, "no_data", str(error), Failed, name=NO_DATA)
+            return self._end(slot, "no_data", str(error), Word.NO_DATA)
         if start.run is None:
             refused = [finding.sentence for finding in start.gate.findings if not finding.is_warning]
-            return self._end(slot, "data_gate", "; ".join(refused[:3]), Failed, name=DATA_GATE)
+            return self._end(slot, "data_gate", "; ".join(refused[:3]), Word.DATA_GATE)
         try:
             return self._trained(start, start.run)
         except SlotEndedError:
@@ -184,7 +181,7 @@ class SlotRunner:
         state = self._train(run, asked_at=asked_at, accept_drift=not history.committed_step)
         if self._is_superseded(start.slot):
             return _superseded(run.run_id)
-        if not state.is_completed():
+        if not has_reached_goal(state):
             return self._ended_without_goal(start.slot, state)
         check_curve(run, return_state=True)  # Its findings are in its artifact; they do not fail the slot.
         models = evaluate_candidate(self._spec, start.model_copy(update={"run": run}))
@@ -195,7 +192,7 @@ class SlotRunner:
             mirror_registry(self._spec, return_state=True)  # A registry that is away must not fail the slot.
         outcome: SlotOutcome = "promoted" if version.is_promoted else "not_promoted"
         why = f"version {slot_state.version}: {version.why}"
-        return self._end(start.slot, outcome, why, Completed, name=PROMOTED if version.is_promoted else NOT_PROMOTED)
+        return self._end(start.slot, outcome, why, Word.PROMOTED if version.is_promoted else Word.NOT_PROMOTED)
 
     def _in_time(self, run: RunSpec, history: History) -> RunSpec:
         """The run with a deadline that it can begin with: one that had passed before it began is none."""
@@ -207,12 +204,12 @@ class SlotRunner:
     def _train(self, run: RunSpec, *, asked_at: int, accept_drift: bool) -> State[Any]:
         while True:
             state: Any = train(run, accept_drift=accept_drift, requested_at_slot=asked_at, return_state=True)
-            if state.is_completed() or state.is_crashed():
+            if has_reached_goal(state) or state.is_crashed():
                 return state  # type: ignore[no-any-return]
             # While its start is on record, the run has, or will have, another parent: after an outage of the store, or
             # where recovery was faster. That one is waited for, and its result taken.
             if self._history(run).is_over or read_parent(self._store, run.run_id) is None:
-                if state.name != DUPLICATE:
+                if word_of(state) is not Word.DUPLICATE:
                     return state  # type: ignore[no-any-return]
                 continue
             self._logger.info("waiting for another parent of the run run=%s", run.run_id)
@@ -227,7 +224,7 @@ class SlotRunner:
             outcome: SlotOutcome = "cancelled" if state.is_cancelled() else "failed"
             self._finish(slot, outcome, state.message or state.name or outcome)
         # A new one: Prefect would sum up the state of another flow run as "1/1 states failed".
-        return State(type=state.type, name=state.name, message=state.message)
+        return State(type=state.type, message=state.message)
 
     def _adopt(self, slot: datetime) -> None:
         """Run an earlier slot before this one: it was missed, or its flow run has died."""
@@ -257,11 +254,11 @@ class SlotRunner:
         end = self.log.read().slots[slot].end
         return end is not None and end.outcome == "superseded"
 
-    def _end(
-        self, slot: datetime, outcome: SlotOutcome, why: str, made: Callable[..., State[Any]], *, name: str
-    ) -> State[Any]:
+    def _end(self, slot: datetime, outcome: SlotOutcome, why: str, word: Word | None = None) -> State[Any]:
+        """End a slot; its flow run has failed where no word says otherwise."""
         self._finish(slot, outcome, why)
-        return made(name=name, message=f"{run_id_of(self._spec, slot)}: {why}")
+        message = f"{run_id_of(self._spec, slot)}: {why}"
+        return state_with(word, message) if word is not None else Failed(message=message)
 
     def _finish(self, slot: datetime, outcome: SlotOutcome, why: str) -> None:
         models = as_parent(lambda: self.log.end_slot(SlotEnd(slot=slot, outcome=outcome, why=why)), what="slot")
@@ -282,8 +279,8 @@ def _done(known: SlotState, name: str) -> State[Any]:
     assert known.end is not None
     is_promoted = known.end.outcome == "promoted"
     message = f"{name} is done: {known.end.why}"
-    return Completed(name=PROMOTED if is_promoted else NOT_PROMOTED, message=message)
+    return state_with(Word.PROMOTED if is_promoted else Word.NOT_PROMOTED, message)
 
 
 def _superseded(name: str) -> State[Any]:
-    return Cancelled(name=SUPERSEDED, message=f"{name}: a later slot took its place; its run ended at a checkpoint")
+    return state_with(Word.SUPERSEDED, f"{name}: a later slot took its place; its run ended at a checkpoint")

@@ -9,7 +9,7 @@ from uuid import UUID
 from prefect import flow, get_run_logger
 from prefect.client.schemas.objects import State
 from prefect.runtime import flow_run
-from prefect.states import Cancelled, Crashed, Failed
+from prefect.states import Cancelled, Failed
 from segue.tasks.continuity import judge_resume
 from segue.tasks.cost import report_cost
 from segue.tasks.curve import publish_resume
@@ -17,13 +17,13 @@ from segue.tasks.live_run import LiveRun
 from segue.tasks.looks.watch import RecoveryWatch
 from segue.tasks.parent_clock import as_parent, ending_with, parent_clock, run_time
 from segue.tasks.plan import open_run, plan_segment
-from segue.tasks.prefect_api import DUPLICATE, wait_for_api
+from segue.tasks.prefect_api import tagged, wait_for_api
 from segue.tasks.quiet_logs import quieten
 from segue.tasks.recovery import known_server_id
 from segue.tasks.run_artifact import publish_run
-from segue.tasks.run_state import state_of_run
 from segue.tasks.segment import release_standby, run_segment
 from segue.tasks.segment_states import settle_missed
+from segue.tasks.state_words import Word, state_of_run, state_with
 
 from segue.controller.ending import EndedError, Why
 from segue.controller.parent import drive
@@ -64,7 +64,8 @@ def train(
     survive_broken_output()
     quieten()
     with ending_with(_flow_run_id()), run_time(spec.store):
-        return _train(spec, accept_drift=accept_drift, requested_at_slot=requested_at_slot, after_parent=after_parent)
+        state = _train(spec, accept_drift=accept_drift, requested_at_slot=requested_at_slot, after_parent=after_parent)
+    return tagged(_flow_run_id(), state)
 
 
 def _train(spec: RunSpec, *, accept_drift: bool, requested_at_slot: int | None, after_parent: str | None) -> State[Any]:
@@ -85,7 +86,7 @@ def _train(spec: RunSpec, *, accept_drift: bool, requested_at_slot: int | None, 
     except EndedError as ended:  # Before it was the run's parent.
         return _left(ended.why)
     except ParentAliveError as error:
-        return Cancelled(name=DUPLICATE, message=str(error))
+        return state_with(Word.DUPLICATE, str(error))
     except SegueError as error:
         return Failed(message=str(error))
 
@@ -118,7 +119,7 @@ def _leave(spec: RunSpec, parent: ParentHeartbeat, why: Why) -> State[Any]:
 def _left(why: Why) -> State[Any]:
     if why is Why.CANCELLED:
         return Cancelled(message=f"the run is stopped: {_CANCELLED}")
-    return Crashed(name="ParentLost", message=f"{why}; the flow `recover` starts the parent again")
+    return state_with(Word.PARENT_LOST, f"{why}; the flow `recover` starts the parent again")
 
 
 def _parent_of(spec: RunSpec, after_parent: str | None) -> ParentHeartbeat:

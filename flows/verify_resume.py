@@ -15,8 +15,9 @@ from pydantic import NonNegativeInt
 from segue.flows.train import train
 from segue.tasks.continuity import publish_verification, record_verification, tidy_verification
 from segue.tasks.parent_clock import as_parent, parent_clock
-from segue.tasks.prefect_api import DUPLICATE
+from segue.tasks.prefect_api import tagged
 from segue.tasks.quiet_logs import quieten
+from segue.tasks.state_words import Word, state_with, word_of
 
 from segue.errors import SegueError
 from segue.notices.disturbance import DisturbanceKind
@@ -61,9 +62,9 @@ def verify_resume(
         # The returned states are ignored: the outcome is recorded, and must not change with what follows.
         publish_verification(spec, history, return_state=True)
         tidy_verification(spec, history, return_state=True)
-        return _state_of(history)
+        return tagged(flow_run.id, _state_of(history))
     except SegueError as error:
-        return Failed(name="NotProven", message=str(error))
+        return tagged(flow_run.id, state_with(Word.NOT_PROVEN, str(error)))
 
 
 def _slot(given: datetime | None) -> datetime:
@@ -103,7 +104,7 @@ def _train_to_its_end(spec: RunSpec) -> tuple[History, str | None]:
     if known is not None and known.is_over and (known.is_finished(spec) or known.decisions[-1].action == "broken"):
         return known, None  # A run that failed goes on: the cause may have been corrected.
     state: Any = train(spec, return_state=True)
-    if state.name == DUPLICATE:
+    if word_of(state) is Word.DUPLICATE:
         _await_end(spec)
     history = as_parent(lambda: read_history(open_log(spec)), what="log")
     return history, None if history.is_over else state.message
@@ -129,6 +130,6 @@ def _state_of(history: Sequence[Verification]) -> State[Any]:
         case Outcome.PASSED:
             return Completed(message=message)
         case Outcome.NOT_CONTINUOUS:
-            return Failed(name="NotContinuous", message=message)
+            return state_with(Word.NOT_CONTINUOUS, message)
         case Outcome.NOT_PROVEN:
-            return Failed(name="NotProven", message=message)
+            return state_with(Word.NOT_PROVEN, message)

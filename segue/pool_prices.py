@@ -11,6 +11,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, ValidationInfo, fie
 from pydantic_core import PydanticCustomError
 
 from segue.records import Capacity, FiniteValue
+from segue.units import DEFAULT_CURRENCY
 
 _NAME = r"^[^/]+/[^/]+$"
 _MARKET = r"^[a-z0-9-]+\.[a-z0-9-]+ [a-z]{2}(-[a-z]+)+-\d[a-z0-9-]*[a-z]$"
@@ -71,7 +72,7 @@ class PoolSpec(FiniteValue):
     on_demand: str = Field("segment/on-demand", pattern=_NAME, description="Deployment for on-demand capacity.")
     spot_price: float = Field(1.0, gt=0, description="Spot price per hour, in `currency`.")
     on_demand_price: float = Field(3.0, gt=0, description="On-demand price per hour, in `currency`.")
-    currency: str = Field("", max_length=12, description="Currency of all prices, as shown in reports.")
+    currency: str = Field(DEFAULT_CURRENCY, max_length=12, description="Currency of all prices, shown with every cost.")
     prices: str | None = Field(
         None,
         description="Source of current prices, which replace those above: 'file: PATH', 'cmd: COMMAND', or 'aws' with "
@@ -80,6 +81,11 @@ class PoolSpec(FiniteValue):
     prices_every_seconds: float = Field(
         900.0, gt=0, description="Shortest time between two requests to the source of prices, in seconds."
     )
+
+    @field_validator("currency")
+    @classmethod
+    def _is_named(cls, currency: str) -> str:
+        return currency.strip() or DEFAULT_CURRENCY  # Older logs hold none.
 
     @field_validator("prices")
     @classmethod
@@ -159,7 +165,7 @@ def _why_no_market(shared: str | None, pools: tuple[SpotPool, ...], currency: st
     without = [pool.deployment for pool in pools if pool.market is None] if shared is None else []
     if without:
         return f"no market is given for {' and '.join(without)}; set pools.spot.market, or 'aws: INSTANCE_TYPE ZONE'"
-    if currency not in ("", AWS_CURRENCY):
+    if currency != AWS_CURRENCY:
         return (
             f"prices of AWS are in {AWS_CURRENCY}, and pools.currency is {currency}; give all prices in {AWS_CURRENCY}"
         )

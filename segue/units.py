@@ -18,10 +18,13 @@ def duration(seconds: float) -> str:
     return f"{seconds / _HOUR:.1f} h" if length < 3 * _DAY else f"{seconds / _DAY:.1f} days"
 
 
+DEFAULT_CURRENCY = "USD"
+
+
 def money(amount: float, currency: str) -> str:
-    """An amount with its currency, in digits that show small amounts too."""
+    """An amount with its currency, in digits that show small amounts too. Old records name no currency."""
     digits = 2 if abs(amount) >= 1 or not amount else 4
-    return f"{amount:.{digits}f} {currency}".strip()
+    return f"{amount:.{digits}f} {currency or DEFAULT_CURRENCY}"
 
 
 def size(count_bytes: float) -> str:

@@ -20,8 +20,9 @@ from uuid import UUID, uuid4
 
 import httpx
 from prefect.client.orchestration import SyncPrefectClient
-from segue.tasks.prefect_api import SILENCE, is_by_a_person, quick_client
+from segue.tasks.prefect_api import SILENCE, quick_client
 from segue.tasks.state_watch import STATES
+from segue.tasks.state_words import is_by_a_person
 
 from segue.clock import Clock, SystemClock
 from segue.controller.ending import EndableClock, Ending, Why

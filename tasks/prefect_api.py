@@ -16,6 +16,7 @@ from prefect.client.schemas.objects import State
 from prefect.exceptions import ObjectNotFound, PrefectHTTPStatusError
 from prefect.settings import PREFECT_API_URL, PREFECT_CLIENT_MAX_RETRIES, temporary_settings
 from segue.tasks.refused_requests import repeat_refused_requests
+from segue.tasks.state_words import TAG_START, is_by_a_person, word_of
 
 from segue.clock import Clock, SystemClock
 from segue.credentials import masked
@@ -26,8 +27,6 @@ log = logging.getLogger(__name__)
 SILENCE = (httpx.HTTPError, PrefectHTTPStatusError)
 """Exceptions of a request that was not answered as asked; `require_silence` raises for those that are refusals."""
 
-DUPLICATE, NO_CAPACITY = "Duplicate", "NoCapacity"
-"""Names of Cancelled states that segue sets: of a parent beside a living one, and of a wait without a machine."""
 ANSWER_SECONDS = 5.0
 """Longest wait for one answer."""
 _ASK_SECONDS = 2.0
@@ -133,8 +132,19 @@ def is_cancelled(flow_run_id: UUID) -> bool:
     return state is not None and is_by_a_person(state)
 
 
-def is_by_a_person(state: State) -> bool:
-    """Whether this state is a cancellation that a person asked for: not one by segue or by a concurrency limit."""
-    is_by_limit = "concurrency limit" in (state.message or "").lower()
-    is_own = state.name in (DUPLICATE, NO_CAPACITY) or is_by_limit
-    return (state.is_cancelling() or state.is_cancelled()) and not is_own
+def tagged(flow_run_id: UUID | str | None, state: State[Any]) -> State[Any]:
+    """Give a flow run the word of its state as a tag, if there is one; returns the state.
+
+    Best effort: the state's message has the word too, but lists of flow runs show only tags.
+    """
+    word = word_of(state)
+    if word is None or not flow_run_id:
+        return state
+    try:
+        with quick_client() as client:
+            known = client.read_flow_run(UUID(str(flow_run_id))).tags
+            kept = [tag for tag in known if not tag.startswith(TAG_START)]
+            client.update_flow_run(UUID(str(flow_run_id)), tags=[*kept, word.tag])
+    except (*SILENCE, ObjectNotFound) as error:
+        log.info("the flow run has no tag of how it ended reason=%s", type(error).__name__)
+    return state

@@ -14,18 +14,17 @@ from prefect.client.orchestration import SyncPrefectClient
 from prefect.client.schemas.objects import State
 from prefect.context import TaskRunContext
 from prefect.exceptions import ObjectNotFound, PrefectHTTPStatusError
-from prefect.states import Cancelled, Cancelling, Crashed
+from prefect.states import Cancelled, Cancelling
 from segue.tasks.messenger import Message, Messenger
 from segue.tasks.pools import read_pool
 from segue.tasks.prefect_api import (
-    NO_CAPACITY,
     SILENCE,
     create_flow_run,
-    is_by_a_person,
     is_cancelled,
     quick_client,
     require_silence,
 )
+from segue.tasks.state_words import Word, in_words, is_by_a_person, state_with
 from segue.tasks.waiting.answers import Answers
 from segue.tasks.waiting.queues import queues_of_attempt
 from segue.tasks.waiting.shared import SharedReadings
@@ -132,7 +131,7 @@ class PrefectOrchestrator:
         state, flow_run_id = self._known_state(handle), self._flow_runs.get(handle)
         if flow_run_id is not None and state is not None and state.is_pending():
             self._watch_start(flow_run_id)
-        return state.name if state is not None and state.is_final() else None
+        return in_words(state) if state is not None and state.is_final() else None
 
     def is_running(self, handle: str) -> bool:
         state = self._known_state(handle)
@@ -183,8 +182,8 @@ class PrefectOrchestrator:
         return flow_run_id is not None and is_cancelled(flow_run_id)
 
     def cancel(self, handle: str, why: str, *, has_no_capacity: bool = False) -> None:
-        # Prefect replaces Cancelling by a state without name and reason where there is no process to end.
-        ended: State[Any] = Cancelled(name=NO_CAPACITY if has_no_capacity else "Cancelled", message=why)
+        # Prefect replaces Cancelling by a state without a reason where there is no process to end.
+        ended: State[Any] = state_with(Word.NO_CAPACITY, why) if has_no_capacity else Cancelled(message=why)
         self._set_state(handle, Cancelling(message=why), unless_begun=ended)
 
     def cancel_standby(self, handle: str, why: str) -> None:
@@ -192,7 +191,11 @@ class PrefectOrchestrator:
         self._set_state(handle, Cancelled(message=why))
 
     def mark_lost(self, handle: str, why: str) -> None:
-        self._set_state(handle, Crashed(name="Lost", message=why))
+        self._set_state(handle, state_with(Word.LOST, why))
+
+    def deliver(self, message: Message) -> None:
+        """Send a request that only shows something, without waiting for its answer."""
+        self._messenger.deliver(message)
 
     def close(self) -> None:
         """Watch no longer. Requests that were not taken yet are still repeated while this process lives."""

@@ -10,14 +10,16 @@ import logging
 import re
 
 from prefect.exceptions import CancelledRun, CrashedRun, FailedRun
+from segue.tasks.state_words import Word
 
 _OF_A_STATE = (CancelledRun, CrashedRun, FailedRun)
 """What the engine raises, at its very end, for a state that the flow returned."""
 _ENGINE_END = "Engine execution exited"
-_FINISHED = re.compile(r"^Finished in state (\w+)\(")
+_ORDINARY = (Word.PREEMPTED, Word.LOST, Word.FENCED, Word.NO_CAPACITY)
+"""Ends of attempts after which the run goes on by itself."""
+_ORDINARY_END = re.compile(rf"^Finished in state (Cancelled\(|\w+\(['\"]({'|'.join(_ORDINARY)}): )")
+"""Such an end, or one that a person asked for."""
 _EMPTY = "Finished in state Completed()"
-_ORDINARY = ("Preempted", "Lost", "Fenced", "NoCapacity", "Cancelled")
-"""States of attempts after which the run goes on by itself, or that a person asked for."""
 
 
 def quieten() -> None:
@@ -34,7 +36,6 @@ def keeps(record: logging.LogRecord) -> bool:
     error = record.exc_info[1] if record.exc_info else None
     if text == _EMPTY or (text.startswith(_ENGINE_END) and isinstance(error, _OF_A_STATE)):
         return False
-    found = _FINISHED.match(text)
-    if found is not None and found[1] in _ORDINARY and record.levelno > logging.WARNING:
+    if _ORDINARY_END.match(text) and record.levelno > logging.WARNING:
         record.levelno, record.levelname = logging.WARNING, "WARNING"
     return True

@@ -14,10 +14,9 @@ from prefect.client.schemas.objects import FlowRun, State, StateType
 from prefect.client.schemas.responses import DeploymentResponse
 from prefect.client.schemas.sorting import FlowRunSort
 from prefect.exceptions import ObjectNotFound
-from prefect.states import Crashed
-from segue.tasks.prefect_api import DUPLICATE, SILENCE, create_flow_run, quick_client
-from segue.tasks.run_state import state_of_run
+from segue.tasks.prefect_api import SILENCE, create_flow_run, quick_client
 from segue.tasks.segment_states import settle_segments, store_of
+from segue.tasks.state_words import Word, has_reached_goal, state_of_run, state_with, word_of
 
 from segue.clock import Clock
 from segue.controller.steps import request_stop
@@ -109,7 +108,7 @@ def recover_run(
         return _OF_ANOTHER_SERVER, None
     history = read_history(runlog)
     parents = parents_of(client, history.spec, dead)
-    runs = [run for run in parents if run.state is None or run.state.name != DUPLICATE]
+    runs = [run for run in parents if run.state is None or word_of(run.state) is not Word.DUPLICATE]
     if history.spec is None or (history.is_over and not (runs and _starts_it_again(runs[0], runlog))):
         return _end(client, runlog, dead, runs, clock=clock), None
     if runs and will_start(runs[0], dead, now=clock.now(), limit_seconds=start_seconds(client, runs[0])):
@@ -126,7 +125,7 @@ def recover_run(
     for run in runs:
         if run.state is not None and not run.state.is_final():
             why = "the parent's process is gone; the run was given a new parent"
-            client.set_flow_run_state(run.id, Crashed(name="ParentLost", message=why), force=True)
+            client.set_flow_run_state(run.id, state_with(Word.PARENT_LOST, why), force=True)
     # Not by the log's length, which grows while the attempt trains on.
     starts = sum(run.parameters.get("after_parent") == dead.parent_id for run in parents)
     flow_run_id = create_parent(
@@ -173,7 +172,7 @@ def _end(client: SyncPrefectClient, runlog: RunLog, dead: ParentRecord, runs: li
     history = read_history(runlog)
     last = history.decisions[-1] if history.decisions else None
     for run in runs[:1]:
-        is_right = run.state is not None and (run.state.is_completed() or run.state.is_cancelled())
+        is_right = run.state is not None and (has_reached_goal(run.state) or run.state.is_cancelled())
         if last is not None and not is_right:
             client.set_flow_run_state(run.id, _state_of(last, history), force=True)
     settle_segments(client, runlog, now=clock.now())
@@ -211,7 +210,7 @@ def _starts_it_again(run: FlowRun, runlog: RunLog) -> bool:
     """Whether this flow run starts a run again that was over: it was requested after the end, and has not ended."""
     requested = run.parameters.get("requested_at_slot")
     ended = max((slot.number for slot in runlog.slots if isinstance(slot.entry, DecisionEntry)), default=-1)
-    is_over = run.state is not None and (run.state.is_completed() or run.state.is_cancelled())
+    is_over = run.state is not None and (has_reached_goal(run.state) or run.state.is_cancelled())
     return isinstance(requested, int) and requested > ended and not is_over
 
 

@@ -8,10 +8,11 @@ from typing import Any
 from prefect import get_run_logger, task
 from prefect.cache_policies import NO_CACHE
 from prefect.client.schemas.objects import State
-from prefect.states import Cancelled, Completed, Crashed, Failed
+from prefect.states import Cancelled, Completed, Failed
 from segue.tasks.parent_clock import as_parent, parent_clock
-from segue.tasks.prefect_api import NO_CAPACITY
 from segue.tasks.prefect_orchestrator import PrefectOrchestrator
+from segue.tasks.state_words import Word, state_with
+from segue.tasks.waiting.shown_wait import ShownWait
 
 from segue.clock import Clock
 from segue.controller.back_off import back_off
@@ -35,11 +36,18 @@ def run_segment(spec: RunSpec, plan: SegmentPlan, show: Show = lambda _: None) -
     clock = parent_clock()
     runlog = as_parent(open_log(spec, clock=clock).reload, what="log")
     prefect = PrefectOrchestrator(log_id=runlog.log_id)
+    graph = ShownWait(prefect.deliver, clock=clock)
+
+    def show_it(waiting: str | None) -> None:
+        graph.show(waiting)
+        show(waiting)
+
     try:
-        back_off(runlog, plan, clock=clock, show=show)
+        back_off(runlog, plan, clock=clock, show=show_it)
         submitted = Submitted(plan, prefect, _handle_of(runlog, spec, plan, prefect, clock=clock))
-        report = await_report(runlog, spec, submitted, clock=clock, with_standbys=True, show=_in_log_too(show))
+        report = await_report(runlog, spec, submitted, clock=clock, with_standbys=True, show=_in_log_too(show_it))
     finally:
+        graph.show(None)
         prefect.close()
     state = state_of(report)
     state.data = report  # Not in the flow's state: the engine treats the data of a final state as an exception.
@@ -85,27 +93,27 @@ def release_standby(spec: RunSpec) -> None:
 
 
 def state_of(report: SegmentReport) -> State[Any]:
-    """The state of an attempt in the Prefect UI: a preemption is a named crash, never a failure."""
+    """The state of an attempt in the Prefect UI: a preemption is a crash, never a failure."""
     message = message_of(report)
     match report.stop_reason:
         case StopReason.FINISHED | StopReason.BOUND:
             return Completed(message=message)
         case StopReason.NOTICE:
-            return Crashed(name="Preempted", message=message)
+            return state_with(Word.PREEMPTED, message)
         case StopReason.LOST:
-            return Crashed(name="Lost", message=message)
+            return state_with(Word.LOST, message)
         case StopReason.FENCED:
-            return Crashed(name="Fenced", message=message)
+            return state_with(Word.FENCED, message)
         case StopReason.OUT_OF_MEMORY:
-            return Crashed(name="OutOfMemory", message=message)
+            return state_with(Word.OUT_OF_MEMORY, message)
         case StopReason.HUNG:
-            return Crashed(name="Hung", message=message)
+            return state_with(Word.HUNG, message)
         case StopReason.CANCELLED:
             return Cancelled(message=message)
         case StopReason.NO_CAPACITY:
-            return Cancelled(name=NO_CAPACITY, message=message)
+            return state_with(Word.NO_CAPACITY, message)
         case StopReason.FAILED if report.anomaly is not None:
-            return Failed(name="Anomaly", message=message)
+            return state_with(Word.ANOMALY, message)
         case StopReason.FAILED:
             return Failed(message=message)
 

@@ -21,11 +21,11 @@ from prefect.client.schemas.filters import (
 from prefect.client.schemas.objects import FlowRun, State, StateType
 from prefect.client.schemas.sorting import FlowRunSort
 from prefect.exceptions import ObjectNotFound
-from prefect.states import Crashed
 from segue.tasks.parent_clock import parent_clock
 from segue.tasks.prefect_api import SILENCE, quick_client
 from segue.tasks.prefect_orchestrator import idempotency_key, name_of
 from segue.tasks.segment import state_of
+from segue.tasks.state_words import Word, state_with
 
 from segue.clock import Clock
 from segue.errors import SegueError
@@ -165,7 +165,7 @@ def _settle(client: SyncPrefectClient, runlog: RunLog, unsettled: list[FlowRun],
             continue
         state = state_of(report)
         if plan is not None and history.attempt_of(plan.segment, plan.attempt) is not None:
-            state = Crashed(name="Fenced", message="Another flow run made this attempt; this one changed nothing.")
+            state = state_with(Word.FENCED, "Another flow run made this attempt; this one changed nothing.")
         if _agrees(run.state, state):
             continue
         client.set_flow_run_state(run.id, state, force=True)

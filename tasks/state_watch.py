@@ -12,8 +12,8 @@ from prefect.client.orchestration import SyncPrefectClient
 from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterId
 from prefect.client.schemas.objects import State
 from prefect.exceptions import ObjectNotFound
-from prefect.states import Crashed
 from segue.tasks.prefect_api import quick_client
+from segue.tasks.state_words import Word, state_with
 
 log = logging.getLogger(__name__)
 
@@ -104,7 +104,7 @@ def states_of(client: SyncPrefectClient, flow_run_ids: list[UUID]) -> dict[UUID,
             try:
                 found[flow_run_id] = client.read_flow_run(flow_run_id).state
             except ObjectNotFound:
-                found[flow_run_id] = Crashed(name="deleted")
+                found[flow_run_id] = state_with(Word.DELETED, "its flow run is gone")
     return found
 
 

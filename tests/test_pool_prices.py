@@ -93,3 +93,8 @@ def test_an_on_demand_deployment_has_flow_and_name_too():
 def test_prefect_shows_a_deployment_or_a_list_of_pools():
     fields = RunSpec.model_json_schema()["$defs"]["PoolSpec"]["properties"]
     assert [option["type"] for option in fields["spot"]["anyOf"]] == ["string", "array"]
+
+
+@pytest.mark.parametrize(("given", "shown"), [({}, "USD"), ({"currency": ""}, "USD"), ({"currency": "EUR"}, "EUR")])
+def test_prices_have_a_currency_also_in_logs_that_hold_none(given, shown):
+    assert PoolSpec(**given).currency == shown

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from segue.units import duration, size
+from segue.units import duration, money, size
 
 
 @pytest.mark.parametrize(
@@ -40,3 +40,11 @@ def test_a_duration_is_written_in_the_unit_that_fits_it(seconds, text):
 )
 def test_a_size_is_written_in_the_unit_that_fits_it(count_bytes, text):
     assert size(count_bytes) == text
+
+
+@pytest.mark.parametrize(
+    ("amount", "currency", "text"),
+    [(3.456, "EUR", "3.46 EUR"), (0.01234, "EUR", "0.0123 EUR"), (0, "EUR", "0.00 EUR"), (2, "", "2.00 USD")],
+)
+def test_an_amount_has_a_currency_also_where_an_old_record_names_none(amount, currency, text):
+    assert money(amount, currency) == text

@@ -26,6 +26,7 @@ from segue.curves.frame import curve
 from segue.errors import SegueError
 from segue.records import Capacity, StopReason
 from segue.reports.console import console, errors
+from segue.reports.cost import cost_report
 from segue.reports.run_plot import draw
 from segue.reports.tables import segments_table
 from segue.runlog.history import History, read_history
@@ -36,7 +37,6 @@ from segue.testing.metadata import FAKES, FakeMetadataService
 RECIPE = "examples.flights:build"
 STEPS = 2400
 SAVE_EVERY = STEPS // 20
-_PRICE_RATIO = 3.0
 
 
 class DemoFailedError(SegueError):
@@ -161,14 +161,13 @@ def _show(
     plot = folder / "demo" / "flights.png"
     plot.write_bytes(draw(outcome.runlog))
     equal = "bit-identical" if identical else "NOT identical"
-    back = "hand-over" if _was_handed_over(history) else "no hand-over: the slack is used up"
     rows = {
-        "shown": ", ".join((*outcome.shown, back)),
+        "shown": ", ".join((*outcome.shown, *_way_back(history))),
         "notice": _notices(history),
         "final weights": f"{equal} to the undisturbed run ({tensors} tensors)",
         "final loss": _final_losses(reference, outcome.runlog),
         "deadline": _punctuality(history, spec),
-        "cost": _cost(history),
+        "cost": _cost(history, spec),
         "main job": f"{outcome.seconds:.0f} s",
         "plot": plot,
         "Prefect UI": f"{stack.url}/runs",
@@ -192,10 +191,10 @@ def _notices(history: History) -> str:
     return "; ".join(f"{notice.kind}, {notice.grace_seconds:.0f} s before the end of the machine" for notice in found)
 
 
-def _was_handed_over(history: History) -> bool:
-    """Whether an attempt on spot followed one on on-demand."""
+def _way_back(history: History) -> tuple[str, ...]:
+    """The return from on-demand to spot, if there was one: without time to spare there is none, as it should be."""
     order = [attempt.claim.capacity for attempt in history.attempts]
-    return (Capacity.ON_DEMAND, Capacity.SPOT) in pairwise(order)
+    return ("return to spot",) if (Capacity.ON_DEMAND, Capacity.SPOT) in pairwise(order) else ()
 
 
 def _final_losses(reference: RunLog, runlog: RunLog) -> str:
@@ -229,7 +228,7 @@ def _punctuality(history: History, spec: RunSpec) -> str:
     return f"met, {early:.0f} s early" if early >= 0 else f"MISSED by {-early:.0f} s"
 
 
-def _cost(history: History) -> str:
+def _cost(history: History, spec: RunSpec) -> str:
     spot, on_demand = (history.seconds_on(capacity) for capacity in (Capacity.SPOT, Capacity.ON_DEMAND))
-    share = (spot / _PRICE_RATIO + on_demand) / max(spot + on_demand, 1e-9)
-    return f"{spot:.0f} s of spot, {on_demand:.0f} s of on-demand: {share:.0%} of the same seconds all on on-demand"
+    report = cost_report(spec, history)
+    return f"{spot:.0f} s of spot, {on_demand:.0f} s of on-demand: {report.comparison}; prices made up for the demo"

@@ -11,15 +11,17 @@ from uuid import UUID
 from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas.objects import State
 from prefect.states import Cancelling
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, TaskID, TextColumn, TimeElapsedColumn
 from segue.tasks.pools import read_pool, refuse_unusable_parent, require_pools
 from segue.tasks.prefect_api import SILENCE, quick_client, refusal
 from segue.tasks.recovery import PARENT_DEPLOYMENT, create_parent, recover_run
+from segue.tasks.state_words import in_words
 
 from segue.clock import SystemClock
 from segue.controller.recovery import Life, OrphanWatch
 from segue.records import Heartbeat
 from segue.reports.console import errors
+from segue.reports.progress import StepLines
 from segue.runlog.history import History, read_history
 from segue.runlog.last_heartbeat import last_heartbeat
 from segue.runlog.log import RunLog
@@ -145,7 +147,21 @@ class _Parent:
         return f"the parent has died; {what}"
 
 
-def step_bar() -> Progress:
+class StepBar(Progress):
+    """A progress bar on a terminal; in a file or pipe a line for each new thing that is done, and each tenth."""
+
+    def __init__(self, *columns: ProgressColumn) -> None:
+        super().__init__(*columns, console=errors)
+        self._lines = StepLines(lambda text: errors.print(f"  {text}", markup=False))
+
+    def show(self, task: TaskID, *, doing: str, step: int, steps: int, loss: str = "") -> None:
+        """Show how far the training is."""
+        self.update(task, completed=step, description=doing, loss=loss)
+        if not self.console.is_terminal:
+            self._lines(doing, step, steps)
+
+
+def step_bar() -> StepBar:
     """A progress bar with the pool and the loss, on standard error: standard output is for results."""
     columns = (
         TextColumn("{task.description:<34}"),
@@ -154,10 +170,10 @@ def step_bar() -> Progress:
         TextColumn("{task.fields[loss]}"),
         TimeElapsedColumn(),
     )
-    return Progress(*columns, console=errors)
+    return StepBar(*columns)
 
 
-def _follow(parent: _Parent, runlog: RunLog, spec: RunSpec, *, observer: Observer | None, bar: Progress) -> State:
+def _follow(parent: _Parent, runlog: RunLog, spec: RunSpec, *, observer: Observer | None, bar: StepBar) -> State:
     task = bar.add_task("waiting for the parent flow", total=spec.steps, loss="")
     asked_at, shown = 0.0, 0
     while True:
@@ -172,7 +188,7 @@ def _follow(parent: _Parent, runlog: RunLog, spec: RunSpec, *, observer: Observe
             state = parent.final_state()
             if state is not None:
                 step = read_history(runlog).committed_step
-                bar.update(task, completed=step, description=state.name or "ended", loss="")
+                bar.update(task, completed=step, description=in_words(state), loss="")
                 return state
             with suppress(StoreReadError, StoreWriteError):
                 if (recovered := parent.recover()) is not None:
@@ -180,14 +196,14 @@ def _follow(parent: _Parent, runlog: RunLog, spec: RunSpec, *, observer: Observe
         time.sleep(_LOOK_SECONDS)
 
 
-def _show_decisions(bar: Progress, history: History, shown: int) -> int:
+def _show_decisions(bar: StepBar, history: History, shown: int) -> int:
     for entry in history.decisions[shown:]:
         name = f"segment {entry.plan.segment}, attempt {entry.plan.attempt}" if entry.plan else entry.action
         bar.console.print(f"  {name}: {entry.reason}", markup=False)
     return len(history.decisions)
 
 
-def _show(bar: Progress, task: TaskID, runlog: RunLog, history: History) -> Heartbeat | None:
+def _show(bar: StepBar, task: TaskID, runlog: RunLog, history: History) -> Heartbeat | None:
     plan = history.open_plan
     if plan is None:
         return None
@@ -195,7 +211,8 @@ def _show(bar: Progress, task: TaskID, runlog: RunLog, history: History) -> Hear
     phase = beat.phase if beat else "waiting for capacity"
     step = beat.step if beat and beat.phase != "starting" else history.committed_step
     loss = f"loss {beat.loss:.4f}" if beat and beat.loss is not None else ""
-    bar.update(task, completed=step, description=f"seg{plan.segment} {plan.capacity}: {phase}", loss=loss)
+    steps = history.spec.steps if history.spec is not None else step
+    bar.show(task, doing=f"seg{plan.segment} {plan.capacity}: {phase}", step=step, steps=steps, loss=loss)
     return beat
 
 

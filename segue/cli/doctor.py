@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -10,11 +11,12 @@ import typer
 from pydantic import ValidationError
 
 from segue.cli.interrupts import ends_cleanly
-from segue.cli.options import Json, Workload, with_workload
+from segue.cli.options import DEFAULT_SPEC, Json, Workload, with_workload
 from segue.cli.server import has_server
 from segue.credentials import redacted
 from segue.errors import SpecError
 from segue.reports.console import console, errors, show_json
+from segue.reports.progress import progress
 from segue.spec import RunSpec, read_toml
 
 if TYPE_CHECKING:
@@ -44,11 +46,16 @@ def doctor(
     from segue.doctor.registry import all_items
     from segue.doctor.report import facts, has_failed, summary, table
 
+    if spec is None and DEFAULT_SPEC.is_file():
+        errors.print(
+            f"{DEFAULT_SPEC} of this folder is not examined; `segue doctor {DEFAULT_SPEC}` does.", markup=False
+        )
     subject = _subject(spec, workload)
     items = all_items(subject, _of_server(subject))
-    with ends_cleanly(hint="Not all checks were made."), errors.status("", spinner="dots") as status:
+    with ends_cleanly(hint="Not all checks were made."), progress("checks") as say:
+        numbers = count(1)
         try:
-            checks = examine(items, on_begin=status.update)
+            checks = examine(items, on_begin=lambda name: say(f"check {next(numbers)} of {len(items)}: {name}"))
         finally:
             subject.clear()
     if as_json:

@@ -3,24 +3,29 @@
 from __future__ import annotations
 
 import os
+import sys
+from contextlib import ExitStack
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from segue.cli.options import Json, RankCount, Workload, with_workload, writing
+from segue.cli.options import Json, RankCount, Workload, read_settings, writing
 from segue.clock import SystemClock
-from segue.errors import COMMAND_LINE, DrillFailedError
+from segue.errors import DrillFailedError
 from segue.reports.console import console, errors, show_json
-from segue.spec import RunSpec, StoreSpec, read_toml
+from segue.reports.progress import StepLines, progress
+from segue.spec import RunSpec, StoreSpec
 
 if TYPE_CHECKING:
     from segue.verification.drill_report import DrillReport
 
 _JUNIT_FILE = "segue-drill.xml"
 _SUMMARY_VARIABLE = "GITHUB_STEP_SUMMARY"
+_RUNS = {"reference": "reference run", "killed": "disturbed run"}
 
 
 def drill(
@@ -54,10 +59,11 @@ def drill(
     Exit code 0: every resume verified and the final states identical. 3: a resume is broken or the states differ.
     1: not proven, or it fails without a kill. 2: the drill could not start as asked.
     """
-    fields = with_workload(read_toml(config) if config else {}, workload) | {"run_id": "drill", "steps": steps}
+    fields, source = read_settings(config, workload)
+    fields |= {"run_id": "drill", "steps": steps}
     if ranks is not None:
         fields["ranks"] = ranks
-    spec = RunSpec.parse(fields, source=str(config) if config else COMMAND_LINE)
+    spec = RunSpec.parse(fields, source=source)
     own_store = spec.store.model_copy(update={"url": store}) if store is not None else None
     began = SystemClock().now()
     junit = junit or (Path(_JUNIT_FILE) if ci else None)
@@ -89,9 +95,19 @@ def _drilled(spec: RunSpec, kills: int, notices: int, *, store: StoreSpec | None
     # Torch takes seconds to import: what can be refused without it has been refused by now.
     from segue.resume_drill import drill_spec
 
+    if is_plain or not errors.is_terminal:
+        with ExitStack() as ending:
+            lines: list[StepLines] = []
+
+            def tell(name: str, committed: int) -> None:
+                if not lines:  # What is refused before has nothing to say but that.
+                    plain = progress("reference run, starting", console=Console(file=sys.stderr, force_terminal=False))
+                    lines.append(StepLines(ending.enter_context(plain)))
+                lines[0](_RUNS[name], committed, spec.steps)
+
+            return drill_spec(spec, kills=kills, notices=notices, progress=tell, store=store)
     columns = (TextColumn("{task.description:>9}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    is_hidden = is_plain or not errors.is_terminal
-    with Progress(*columns, console=errors, transient=True, disable=is_hidden) as bars:
+    with Progress(*columns, console=errors, transient=True) as bars:
         tasks = {name: bars.add_task(name, total=spec.steps) for name in ("reference", "killed")}
 
         def show(name: str, committed: int) -> None:

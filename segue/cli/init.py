@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
-from segue.cli.options import writing
+from segue.cli.options import DEFAULT_SPEC, writing
 from segue.reports.console import console
 
 if TYPE_CHECKING:
@@ -78,7 +78,8 @@ def init(
     for path, text in texts.items():
         is_new = _write(Path(path), text)
         console.print(f"{'wrote' if is_new else 'kept '} {path}{'' if is_new else ' (it exists)'}", markup=False)
-    console.print("Next: segue drill train:build, then segue run train:build --steps 300", markup=False)
+    for step, command in (("Next", "drill"), ("Then", "run")):
+        console.print(f"{step}: segue {command} train:build --config {DEFAULT_SPEC}", markup=False)
 
 
 def texts_of(pools: Pools) -> dict[str, str]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+from importlib.metadata import version
+from typing import Annotated
 
 import typer
 
@@ -21,15 +23,30 @@ from segue.cli.status import runs, status, stop
 from segue.cli.track import track
 from segue.cli.worker import worker
 from segue.errors import SegueError
-from segue.reports.console import show_error
+from segue.reports.console import console, show_error
 
 app = typer.Typer(
     name="segue",
-    help="Train PyTorch models on interruptible spot capacity, in segments that end at a committed checkpoint.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
 )
+
+
+def _show_version(is_asked: bool) -> None:
+    if is_asked:
+        console.print(f"segue {version('segue')}", markup=False)
+        raise typer.Exit
+
+
+@app.callback()
+def segue(
+    _version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+) -> None:
+    """Train PyTorch models on interruptible spot capacity, in segments that end at a committed checkpoint."""
+
+
 for command in (
     init,
     doctor,

@@ -15,15 +15,18 @@ import typer
 from typer.core import TyperGroup
 
 from segue.errors import COMMAND_LINE, MissingExtraError, OutputError, SpecError
+from segue.reports.console import errors
 from segue.runlog.history import History
 from segue.runlog.log import RunLog
 from segue.runlog.open import find_run
-from segue.spec import StoreSpec
+from segue.spec import StoreSpec, read_toml
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")]
 Store = Annotated[
     str, typer.Option(help="Store of the run: a folder, or a bucket as s3://, gs:// or az://bucket/prefix.")
 ]
+DEFAULT_SPEC = Path("run.toml")
+"""The run spec that `segue init` writes."""
 SIGNING_KEY_FROM = "SEGUE_SIGNING_KEY_FROM"
 """Names the reference to the key of signed logs, for commands that read no run spec."""
 Endpoint = Annotated[str | None, typer.Option(help="Endpoint of the bucket; default: the cloud's own.")]
@@ -119,6 +122,24 @@ def with_workload(fields: Mapping[str, Any], words: list[str] | None) -> dict[st
         return dict(fields)
     others = {name: value for name, value in fields.items() if name not in ("recipe", "program")}
     return others | ({"recipe": words[0]} if len(words) == 1 else {"program": {"command": words}})
+
+
+def read_settings(config: Path | None, words: list[str] | None) -> tuple[dict[str, Any], str]:
+    """The fields of the run spec that a command gets, and their source for messages.
+
+    Without --config and a workload it is the file that `segue init` writes, if this folder has one. Where that file is
+    there and not used, this is said on standard error.
+    """
+    is_there = config is None and DEFAULT_SPEC.is_file()
+    if is_there and words:
+        errors.print(
+            f"{DEFAULT_SPEC} of this folder is not used; --config {DEFAULT_SPEC} uses its settings.", markup=False
+        )
+    elif is_there:
+        errors.print(f"settings: {DEFAULT_SPEC} of this folder", markup=False)
+        config = DEFAULT_SPEC
+    fields = read_toml(config) if config is not None else {}
+    return with_workload(fields, words), str(config) if config is not None else COMMAND_LINE
 
 
 def workload_name(fields: Mapping[str, Any]) -> str:

@@ -13,17 +13,19 @@ import typer
 from segue.cli.durations import parse_deadline
 from segue.cli.forks import begin_with, parse_source
 from segue.cli.interrupts import ends_cleanly
-from segue.cli.options import RankCount, Workload, require_prefect, with_workload, workload_name
+from segue.cli.options import RankCount, Workload, read_settings, require_prefect, workload_name
 from segue.cli.server import require_lasting_server, server
 from segue.clock import SystemClock
 from segue.controller.recovery import forget_parent, register_start, withdraw_start
 from segue.controller.steps import check_start, open_run
 from segue.errors import COMMAND_LINE, SpecError
 from segue.reports.console import console, errors, show_json
-from segue.reports.tables import segment_rows, segments_table
+from segue.reports.facts import run_facts, segment_facts
+from segue.reports.summary import summarize
+from segue.reports.tables import segments_table
 from segue.runlog.history import read_history
 from segue.runlog.log import RunLog
-from segue.spec import RunSpec, StoreSpec, read_toml
+from segue.spec import RunSpec, StoreSpec
 from segue.stores import is_url
 
 if TYPE_CHECKING:
@@ -32,7 +34,12 @@ if TYPE_CHECKING:
 
 def run(
     workload: Workload = None,
-    config: Annotated[Path | None, typer.Option(help="TOML run spec; the options here win over it.")] = None,
+    config: Annotated[
+        Path | None,
+        typer.Option(
+            help="TOML run spec; the options here win over it. Default without a recipe: run.toml, if it is there."
+        ),
+    ] = None,
     run_id: Annotated[str | None, typer.Option(help="Name of the run; an existing run is resumed.")] = None,
     steps: Annotated[int | None, typer.Option(help="Optimizer steps to the goal.")] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of weights, data order and every random stream.")] = None,
@@ -61,8 +68,8 @@ def run(
 
     Exit code 0: the goal is reached. 1: the run ended before it. 2: it could not be started as requested.
     """
-    fields = read_toml(config) if config else {}
-    fields = with_workload(fields, workload) | _given(run_id=run_id, steps=steps, seed=seed, ranks=ranks)
+    fields, spec_source = read_settings(config, workload)
+    fields |= _given(run_id=run_id, steps=steps, seed=seed, ranks=ranks)
     is_named = "run_id" in fields
     fields.setdefault("run_id", _default_run_id(workload_name(fields)))
     if deadline is not None:
@@ -74,7 +81,7 @@ def run(
     if accept:
         continuity = _table(fields, "continuity")
         fields["continuity"] = continuity | {"accept": [*continuity.get("accept", ()), *accept]}
-    spec = _absolute(RunSpec.parse(fields, source=str(config) if config else COMMAND_LINE))
+    spec = _absolute(RunSpec.parse(fields, source=spec_source))
     if reset and from_ is None:
         raise SpecError(source=COMMAND_LINE, problems=("--reset: it says what --from leaves out; give --from too",))
     source = parse_source(from_) if from_ is not None else None
@@ -90,7 +97,9 @@ def run(
     if state is None:
         console.print(f"started {spec.run_id}; `segue status {spec.run_id} --store {spec.store.url}` shows it")
         return
-    _end(runlog, spec, state.name or "", state.message or "", as_json=as_json)
+    from segue.tasks.state_words import in_words
+
+    _end(runlog, spec, in_words(state), state.message or "", as_json=as_json)
 
 
 def _checked(spec: RunSpec, *, accept_drift: bool) -> RunLog:
@@ -151,18 +160,14 @@ def _train_on_server(
 def _end(runlog: RunLog, spec: RunSpec, name: str, message: str, *, as_json: bool) -> None:
     history = read_history(runlog.reload())
     is_finished = history.is_finished(spec)
-    facts: dict[str, Any] = {
-        "run": spec.run_id,
-        "state": name,
-        "committed_step": history.committed_step,
-        "steps": spec.steps,
-        "finished": is_finished,
-    }
     if as_json:
-        show_json(facts | {"segments": segment_rows(history)})
+        facts = run_facts(summarize(spec.run_id, history, now=SystemClock().now()), history)
+        ended: dict[str, Any] = {"state_in_prefect": name, "message": message, "finished": is_finished}
+        show_json(facts | ended | {"segments": segment_facts(history)})
     else:
         console.print(segments_table(history))
-        console.print(f"{spec.run_id}: {name}, step {history.committed_step} of {spec.steps}. {message}", markup=False)
+        shown = message if message.startswith(f"{name}: ") else f"{name}. {message}"
+        console.print(f"{spec.run_id}: step {history.committed_step} of {spec.steps}. {shown}", markup=False)
     if not is_finished:
         raise typer.Exit(1)
 

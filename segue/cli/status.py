@@ -15,12 +15,13 @@ from segue.controller.steps import request_stop
 from segue.records import Heartbeat, ParentRecord
 from segue.reports.budget_text import budget_facts
 from segue.reports.console import console, show_json
-from segue.reports.cost import cost_report
+from segue.reports.cost import CostReport, cost_report
+from segue.reports.facts import anomaly_numbers, money_facts, run_facts, segment_facts
 from segue.reports.page import finding_lines
 from segue.reports.preemptions import notice_counts, preemptions
 from segue.reports.rehearsal_text import rehearsal_text
 from segue.reports.summary import live_of, summarize
-from segue.reports.tables import anomaly_facts, decision_rows, rows_table, segment_rows, segments_table
+from segue.reports.tables import anomaly_facts, decision_rows, rows_table, segments_table
 from segue.runlog.history import History
 from segue.runlog.last_heartbeat import last_heartbeat
 from segue.runlog.log import RunLog
@@ -34,11 +35,41 @@ _ALIVE = timedelta(minutes=1)
 def status(run: str, store: Store = ".segue/store", endpoint_url: Endpoint = None, as_json: Json = False) -> None:
     """Show one run: its segments, verdicts, preemptions, last decision, cost, and damaged records."""
     runlog, history = read_run(run, store=store, endpoint_url=endpoint_url)
+    beat, now = _live_heartbeat(runlog, history), SystemClock().now()
+    if as_json:
+        show_json(_facts(run, runlog, history, beat=beat, now=now))
+    else:
+        _show(run, runlog, history, beat=beat, now=now)
+
+
+def _facts(run: str, runlog: RunLog, history: History, *, beat: Heartbeat | None, now: datetime) -> dict[str, Any]:
+    """The run for programs."""
     spec, last = history.spec, history.decisions[-1] if history.decisions else None
-    beat = _live_heartbeat(runlog, history)
-    now = SystemClock().now()
+    cost = _cost(runlog, history, beat)
+    parent = _parent(runlog, history)
+    return {
+        **run_facts(summarize(run, history, now=now, beat=beat), history),
+        "waits_for": _waiting(parent),
+        "recovery": _unguarded(runlog, parent, now=now),
+        "last_decision": last.reason if last else None,
+        "rehearsal": history.drills[-1].verdict.kind.value if history.drills else None,
+        **anomaly_numbers(history),
+        **_live_facts(beat, now=now),
+        **(money_facts(spec, history, now=now, beat=beat) if spec else {}),
+        "segments": segment_facts(history),
+        "preemptions": [one.facts() for one in preemptions(spec, history, beat=beat)] if spec else [],
+        "decisions": decision_rows(history),
+        "costs": cost.numbers() if cost else None,
+        "findings": list(finding_lines(history)),
+        "damage": [{"slot": item.slot, "key": item.key, "why": item.why} for item in history.damage],
+    }
+
+
+def _show(run: str, runlog: RunLog, history: History, *, beat: Heartbeat | None, now: datetime) -> None:
+    """The run for people."""
+    spec, last = history.spec, history.decisions[-1] if history.decisions else None
     summary = summarize(run, history, now=now, beat=beat)
-    parent = None if history.is_over else read_parent(runlog.store, runlog.run_id)
+    parent = _parent(runlog, history)
     facts: dict[str, Any] = {
         "run": run,
         "on_time": summary.punctuality if summary.late_seconds is not None else None,
@@ -55,34 +86,21 @@ def status(run: str, store: Store = ".segue/store", endpoint_url: Endpoint = Non
     facts |= {"recovery": unguarded} if unguarded is not None else {}
     facts |= anomaly_facts(history) | _live_facts(beat, now=now)
     facts |= budget_facts(spec, history, now=now, beat=beat) if spec else {}
-    standbys = held_by_standbys(runlog.store, run)
-    cost = cost_report(spec, history, live=live_of(beat, history), standbys=standbys) if spec else None
     taken = preemptions(spec, history, beat=beat) if spec else []
-    damage = [{"slot": item.slot, "key": item.key, "why": item.why} for item in history.damage]
     facts |= {"notices": counts} if (counts := notice_counts(taken)) is not None else {}
-    if as_json:
-        tables = {
-            "segments": segment_rows(history),
-            "preemptions": [one.facts() for one in taken],
-            "decisions": decision_rows(history),
-            "cost": cost.numbers() if cost else None,
-            "findings": list(finding_lines(history)),
-            "damage": damage,
-        }
-        show_json(facts | tables)
-        return
     for name, value in facts.items():
         console.print(f"{name.replace('_', ' '):>21}  {'-' if value is None else value}", markup=False)
     console.print(segments_table(history))
     if spec is not None and taken:
         console.print("preemptions")
         console.print(rows_table([one.row(spec.pools.currency) for one in taken]))
+    cost = _cost(runlog, history, beat)
     for name, value in cost.rows().items() if cost and history.attempts else ():
         console.print(f"{name:>21}  {value}", markup=False)
     for line in finding_lines(history):
         console.print(line, markup=False, soft_wrap=True)
-    for item in damage:
-        console.print(f"damaged: {item['key']}: {item['why']}", markup=False, style="red")
+    for item in history.damage:
+        console.print(f"damaged: {item.key}: {item.why}", markup=False, style="red")
 
 
 def runs(store: Store = ".segue/store", endpoint_url: Endpoint = None, as_json: Json = False) -> None:
@@ -91,14 +109,15 @@ def runs(store: Store = ".segue/store", endpoint_url: Endpoint = None, as_json: 
     now = SystemClock().now()
     found = []
     for runlog, history in known_runs(spec):
-        found.append(summarize(runlog.run_id, history, now=now, beat=_live_heartbeat(runlog, history)))
+        beat = _live_heartbeat(runlog, history)
+        found.append((summarize(runlog.run_id, history, now=now, beat=beat), history))
     if as_json:
-        show_json({"store": store, "runs": [one.row() | {"late_seconds": one.late_seconds} for one in found]})
+        show_json({"store": store, "runs": [run_facts(one, history) for one, history in found]})
         return
     if not found:
         console.print(f"There are no runs in {store}.", markup=False)
         return
-    console.print(rows_table([one.row() for one in found]))
+    console.print(rows_table([one.row() for one, _ in found]))
 
 
 def stop(
@@ -124,9 +143,20 @@ def stop(
     console.print(f"Run the same command with --run-id {run} to resume it.", markup=False)
 
 
+def _cost(runlog: RunLog, history: History, beat: Heartbeat | None) -> CostReport | None:
+    if history.spec is None:
+        return None
+    standbys = held_by_standbys(runlog.store, runlog.run_id)
+    return cost_report(history.spec, history, live=live_of(beat, history), standbys=standbys)
+
+
 def _live_heartbeat(runlog: RunLog, history: History) -> Heartbeat | None:
     plan = history.open_plan
     return last_heartbeat(runlog, history.attempt_of(plan.segment, plan.attempt)) if plan is not None else None
+
+
+def _parent(runlog: RunLog, history: History) -> ParentRecord | None:
+    return None if history.is_over else read_parent(runlog.store, runlog.run_id)
 
 
 def _waiting(parent: ParentRecord | None) -> str | None:

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from segue.curves.data_docs import complete
 from segue.errors import MissingExtraError, OutputError
 
 if TYPE_CHECKING:
@@ -77,8 +78,14 @@ def validate(
             for found in next(iter(run.run_results.values())).results:
                 outcomes[found.expectation_config.meta["name"]] = _outcome(found, frame)
         if docs is not None:
-            context.build_data_docs(site_names=[SITE])
+            build_docs(context, docs)
     return outcomes
+
+
+def build_docs(context: Any, folder: Path) -> None:
+    """Write the Data Docs of a context with a site into its folder, complete without internet."""
+    context.build_data_docs(site_names=[SITE])
+    complete(folder)
 
 
 def _expectation(gx: Any, item: Expected) -> Any:
@@ -114,7 +121,7 @@ def _plain(value: Any) -> str:
 
 @contextmanager
 def ephemeral_context(docs: Path | None, *, needed_for: str) -> Iterator[tuple[Any, Any]]:
-    """The package and a context of it that is gone after the block; `build_data_docs(site_names=[SITE])` fills `docs`.
+    """The package and a context of it that is gone after the block; `build_docs` fills `docs`.
 
     Raises:
         MissingExtraError: great-expectations is not installed; it names what it is needed for.

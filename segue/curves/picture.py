@@ -12,6 +12,9 @@ MOST_BYTES = 40_000
 _SIZES = ((110, 64), (100, 32), (90, 24), (75, 16), (60, 12), (45, 8))
 """Resolutions in dots per inch and numbers of colours, from the best to the smallest."""
 
+PAGE_INCHES = 7.7
+"""Width of a figure. The page shows it 850 pixels wide, so that a text of 9 points is 14 pixels high."""
+
 _ONE_AT_A_TIME = threading.Lock()
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import textwrap
 from typing import Any
 
-from segue.curves.picture import small_png, styled
+from segue.curves.picture import PAGE_INCHES, small_png, styled
 from segue.curves.resume_view import CHANNELS, ResumePoint, resume_point_of
 from segue.errors import MissingExtraError
 from segue.records import VerdictKind
@@ -37,7 +37,7 @@ def draw(point: ResumePoint, *, run_id: str) -> bytes:
     except ImportError:
         raise MissingExtraError(extra="data", needed_for="The plot of a resume point") from None
     with styled():
-        figure = Figure(figsize=(8, 7), layout="constrained")
+        figure = Figure(figsize=(PAGE_INCHES, 7), layout="constrained")
         panels = figure.subplots(len(CHANNELS), 1, sharex=True)
         for axes, channel in zip(panels, CHANNELS, strict=True):
             _panel(axes, point, channel)
@@ -54,7 +54,7 @@ def title(point: ResumePoint, *, run_id: str) -> str:
     """Which resume it is and its verdict, in lines that fit the plot."""
     which = f"segment {point.segment}" + (f" attempt {point.attempt}" if point.attempt > 1 else "")
     text = f"{run_id}: {which} resumed from step {point.parent.step}; {point.verdict.sentence}"
-    return "\n".join(textwrap.wrap(text, width=92))
+    return "\n".join(textwrap.wrap(text, width=84))
 
 
 def _panel(axes: Any, point: ResumePoint, channel: str) -> None:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Sequence
+from difflib import SequenceMatcher
 from typing import Literal
 
 from segue.errors.base import UsageError
+
+_MOST_NAMES = 10
 
 HopelessReason = Literal["deadline_too_near", "save_longer_than_life", "at_risk_longer_than_life", "nothing_left"]
 
@@ -124,8 +127,11 @@ class RunNotFoundError(UsageError):
     """The store holds no such run."""
 
     def __init__(self, *, run_id: str, store: str, known: tuple[str, ...] = ()) -> None:
+        """`known` are the runs that there are; the nearest ones by name are listed."""
         self.run_id, self.store, self.known = run_id, store, known
-        there = f" Runs there: {', '.join(known)}." if known else ""
+        nearest = sorted(known, key=lambda name: -SequenceMatcher(None, run_id, name).ratio())[:_MOST_NAMES]
+        more = f" and {len(known) - len(nearest)} more" if len(known) > len(nearest) else ""
+        there = f" Runs there: {', '.join(nearest)}{more}." if known else " There are no runs there."
         super().__init__(f"no run {run_id!r} in {store}.{there}", fix="check the run id and --store.")
 
 

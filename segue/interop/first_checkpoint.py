@@ -162,7 +162,7 @@ def _in_words(origin: WeightsFile | Fork) -> str:
     if isinstance(origin, Fork):
         reset = f", without its {' and '.join(origin.reset)}" if origin.reset else ""
         return f"fork of {origin.name}: a checkpoint of another run{reset}"
-    return f"import of {origin.name} (sha256 {origin.sha256[:12]}): weights from a file"
+    return f"import of {origin.name} (SHA-256 {origin.sha256}): weights from a file"
 
 
 def _report(plan: SegmentPlan, state: FirstCheckpoint, checkpoint: CheckpointRef, *, seconds: float) -> SegmentReport:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field, replace
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import TYPE_CHECKING
 
 from segue.policy import budget, clamp, failure_classes, queueing, refusals
@@ -258,14 +258,14 @@ def _by_policy(
     by = f"slack {_slack(here)}; {_expects(spec, ahead)}"
     if ahead.waits_seconds <= 0:
         return Capacity.ON_DEMAND, f"on-demand: {by}", ahead
-    until = now + timedelta(seconds=_wait_seconds(spec, here, pool, ahead))
-    return Capacity.SPOT, f"spot, waiting until {until:%H:%M}Z at most: {by}", ahead
+    longest = duration(_wait_seconds(spec, here, pool, ahead))
+    return Capacity.SPOT, f"spot, waiting for a machine for at most {longest}: {by}", ahead
 
 
 def _expects(spec: RunSpec, ahead: Outlook) -> str:
     if ahead.cost_share is None:
         return f"policy {spec.policy.name}"
-    return f"PLAN expects {ahead.cost_share:.0%} of the cost of on-demand alone"
+    return f"PLAN expects the rest to cost {ahead.cost_share:.0%} of what it costs on on-demand alone"
 
 
 def numbers_of_next(history: History, *, parent: CheckpointRef | None) -> tuple[int, int]:

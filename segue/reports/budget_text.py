@@ -27,5 +27,5 @@ def budget_facts(spec: RunSpec, history: History, *, now: datetime, beat: Heartb
     if known is not None and spec.pools.prices is not None:
         listed = ", ".join(f"{name} {price:g}" for name, price in known.prices.items())
         trouble = f"; the source fails: {known.problem}" if known.problem is not None else ""
-        found["prices"] = f"{listed} {spec.pools.currency}".strip() + f" ({known.taken_at:%Y-%m-%d %H:%M %Z}){trouble}"
+        found["prices"] = f"{listed} {spec.pools.currency} per hour ({known.taken_at:%Y-%m-%d %H:%M %Z}){trouble}"
     return found

@@ -6,6 +6,7 @@ import io
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from segue.curves.picture import PAGE_INCHES
 from segue.errors import MissingExtraError
 
 if TYPE_CHECKING:
@@ -85,7 +86,7 @@ def _figure(*, height: float) -> tuple[Any, Any]:
         from matplotlib.figure import Figure
     except ImportError:
         raise MissingExtraError(extra="data", needed_for="A picture") from None
-    return mpl, Figure(figsize=(10, height), layout="constrained")
+    return mpl, Figure(figsize=(PAGE_INCHES, height), layout="constrained")
 
 
 def _png(figure: Any) -> bytes:

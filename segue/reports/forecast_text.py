@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from segue.units import duration
+from segue.units import duration, money
 
 if TYPE_CHECKING:
     from segue.simulation.forecast import Expected
@@ -14,16 +14,16 @@ if TYPE_CHECKING:
 def forecast_lines(facts: dict[str, Any]) -> list[tuple[str, str]]:
     """The facts as people read them: name and text of each line."""
     per_step = f"{facts['steps'] - facts['committed_step']} steps of {facts['step_seconds']:.4g} s"
-    cost = (
-        f"{facts['cost']:.4g} {facts['currency']}".strip()
-        + f" (p5 {facts['cost_p5']:.4g}, p95 {facts['cost_p95']:.4g})"
+    currency = facts["currency"]
+    cost, least, most, alone = (
+        money(facts[name], currency) for name in ("cost", "cost_p5", "cost_p95", "on_demand_cost")
     )
     is_forced = facts["comes_to"] != facts["policy"]
     per_death = f"{duration(facts['lost_by_a_death_seconds'])} per death without a notice"
     lines = [
         ("work", f"{duration(facts['work_seconds'])} ({per_step}, {facts['step_seconds_basis']})"),
         ("policy", facts["policy"] + ("; here it uses on-demand alone" if is_forced else "")),
-        ("expected cost", f"{cost}, {facts['cost_share']:.0%} of on-demand only ({facts['on_demand_cost']:.4g})"),
+        ("expected cost", f"{cost} (p5 {least}, p95 {most}), {facts['cost_share']:.0%} of on-demand only ({alone})"),
         ("figures from", f"{facts['runs']} simulated runs, seed {facts['seed']}"),
         ("chance of lateness", _lateness(facts)),
         ("preemptions", f"{facts['preemptions']:.1f}"),
@@ -49,12 +49,12 @@ def _lateness(facts: dict[str, Any]) -> str:
     return f"{facts['late_share']:.1%}"
 
 
-def policy_row(one: Expected) -> dict[str, str]:
+def policy_row(one: Expected, *, currency: str) -> dict[str, str]:
     """The line of one policy in the table of a forecast."""
     return {
         "policy": one.policy,
-        "cost": f"{one.cost:.4g}",
-        "p5 to p95": f"{one.cost_p5:.4g} to {one.cost_p95:.4g}",
+        f"cost, {currency}": f"{one.cost:.4g}",
+        f"p5 to p95, {currency}": f"{one.cost_p5:.4g} to {one.cost_p95:.4g}",
         "of on-demand": f"{one.cost_share:.0%}",
         "late": f"{one.late_share:.1%}",
         "preemptions": f"{one.preemptions:.1f}",

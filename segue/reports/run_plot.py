@@ -11,7 +11,7 @@ from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 from segue.curves.frame import curve
-from segue.curves.picture import small_png, styled
+from segue.curves.picture import PAGE_INCHES, small_png, styled
 from segue.errors import MissingExtraError
 from segue.records import Capacity, SegmentReport
 from segue.reports.cost import waits
@@ -25,12 +25,12 @@ if TYPE_CHECKING:
 _BAND = {Capacity.SPOT: "#cfe3f7", Capacity.ON_DEMAND: "#fbdcc4"}
 _LINE = {Capacity.SPOT: "#2f6db0", Capacity.ON_DEMAND: "#c45a11"}
 _PREEMPTION, _DEADLINE, _LOST = "#b3261e", "#111111", "#9a9a9a"
-_QUEUE, _SAFE = "#e9e9e9", "#7a3fb0"
+_QUEUE, _SAFE, _REASON = "#e9e9e9", "#7a3fb0", "#444444"
 _SMOOTH_STEPS = 25
 _MANY_PREEMPTIONS = 30
 _WIDEST = 2.5
 """The axis of time is at most this many times as long as the run so far."""
-_REASON_LETTERS, _MOST_REASONS = 44, 8
+_REASON_LETTERS, _MOST_REASONS = 96, 6
 
 
 def draw(log: RunLog) -> bytes:
@@ -45,12 +45,14 @@ def draw(log: RunLog) -> bytes:
         raise MissingExtraError(extra="data", needed_for="The plot of a run") from None
     history, frame = read_history(log.reload()), curve(log, superseded=True)
     with styled():
-        figure = Figure(figsize=(10, 6.2), layout="constrained")
+        figure = Figure(figsize=(PAGE_INCHES, 6.6), layout="constrained")
         by_step, by_time = figure.subplots(2, 1)
         _loss_over_steps(by_step, history, frame)
         _steps_over_time(by_time, history, frame)
         figure.suptitle(_title(log, history), x=0.01, ha="left", fontweight="bold")
-        figure.legend(handles=_legend(), loc="outside lower center", ncols=4, frameon=False)
+        below = {"loc": "outside lower left", "ncols": 3, "frameon": False, "alignment": "left"}
+        # The title of the legend: matplotlib leaves room for that, and for no other text of several lines.
+        figure.legend(handles=_legend(), title=_reasons(history), **below)
         return small_png(figure)
 
 
@@ -59,6 +61,14 @@ def _title(log: RunLog, history: History) -> str:
     resumes = [attempt.verdict.kind.value for attempt in history.attempts if attempt.verdict is not None]
     counts = ", ".join(f"{resumes.count(kind)} {kind}" for kind in dict.fromkeys(resumes)) or "none"
     return f"{log.run_id}: step {history.committed_step} of {goal} is committed; resumes: {counts}"
+
+
+def _reasons(history: History) -> str:
+    """The reasons of the decisions that are numbered in the lower half, one a line."""
+    decisions = [entry for entry in history.decisions if entry.action != "import"]
+    shown = (textwrap.shorten(entry.reason, _REASON_LETTERS, placeholder=" ...") for entry in _changes(decisions))
+    lines = (f"{number}  {text}" for number, text in enumerate([*shown][-_MOST_REASONS:], 1))
+    return "\n".join(lines).replace("$", r"\$")  # Otherwise matplotlib reads formulas between two of them.
 
 
 def _loss_over_steps(axes: Any, history: History, frame: pd.DataFrame) -> None:
@@ -108,11 +118,10 @@ def _steps_over_time(axes: Any, history: History, frame: pd.DataFrame) -> None:
     for attempt_id, rows in frame.groupby("attempt_id") if not frame.empty else ():
         capacity = next(a.claim.capacity for a in history.attempts if a.claim.attempt_id == attempt_id)
         axes.plot([passed(moment) for moment in rows["wall_time"]], rows["step"], color=_LINE[capacity], lw=1.8)
-    for entry in _changes(decisions)[-_MOST_REASONS:]:
-        text = textwrap.shorten(entry.reason, _REASON_LETTERS, placeholder=" ...")
-        at = (passed(entry.written_at), 0.98)
-        place = {"xycoords": axes.get_xaxis_transform(), "xytext": (2, 0), "textcoords": "offset points"}
-        axes.annotate(text, at, **place, rotation=90, va="top", ha="left", fontsize=6, color="#555555")
+    for number, entry in enumerate(_changes(decisions)[-_MOST_REASONS:], 1):
+        at = (passed(entry.written_at), 1.0)
+        place = {"xycoords": axes.get_xaxis_transform(), "xytext": (2, 2), "textcoords": "offset points"}
+        axes.annotate(str(number), at, **place, color=_REASON, fontweight="bold")
     axes.set(xlabel=f"{unit} since the first decision", ylabel="step", xlim=(0, None), ylim=(0, None))
     if history.spec is not None and history.spec.deadline is not None:
         safe = [(passed(moment), step) for moment, step in latest_safe_starts(decisions)]

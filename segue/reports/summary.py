@@ -47,7 +47,7 @@ class RunSummary:
             "state": self.state,
             "step": f"{self.step} of {self.steps}" if self.steps else str(self.step),
             "deadline": self.punctuality,
-            "cost": f"{cost.cost:.4g} {cost.currency}".strip() if cost is not None and cost.cost else "-",
+            "cost": cost.paid if cost is not None and cost.cost else "-",
         }
 
 

@@ -119,5 +119,5 @@ def _verdict_of(report: SegmentReport, history: History) -> str:
 def _origin(manifest: Manifest) -> str | None:
     file, fork = manifest.imported_from, manifest.forked_from
     if file is not None:
-        return f"{manifest.origin} (sha256 {file.sha256[:12]})"
+        return f"{manifest.origin} (SHA-256 {file.sha256})"
     return f"{manifest.origin}, reset: {', '.join(fork.reset)}" if fork is not None and fork.reset else manifest.origin

@@ -8,6 +8,7 @@ from typing import NamedTuple
 from segue.retraining.model_record import Candidate, SlotStart
 from segue.retraining.models import Models
 from segue.retraining.spec import WindowFile
+from segue.units import money
 
 
 class Difference(NamedTuple):
@@ -40,9 +41,9 @@ def _facts(version: Candidate, models: Models) -> Iterator[tuple[str, str]]:
     yield from ((f"config.{name}", repr(value)) for name, value in sorted(version.config.items()))
     yield from ((f"hash of {name}", value) for name, value in sorted(version.training.hashes.items()))
     yield from ((each.metric, f"{each.candidate.value:.4g}") for each in version.comparisons)
-    yield "cost", f"{version.training.cost:.4g} {version.training.currency}".strip()
+    yield "cost", money(version.training.cost, version.training.currency)
     yield "preemptions", str(version.training.preemptions)
-    yield "weights", version.weights.sha256[:16]
+    yield "SHA-256 of the weights", version.weights.sha256
 
 
 def _data_facts(start: SlotStart) -> Iterator[tuple[str, str]]:
@@ -53,4 +54,4 @@ def _data_facts(start: SlotStart) -> Iterator[tuple[str, str]]:
 
 
 def _files(files: tuple[WindowFile, ...]) -> Mapping[str, str]:
-    return {file.path: f"{'evaluation' if file.is_held_back else 'training'} {file.sha256[:12]}" for file in files}
+    return {file.path: f"{'evaluation' if file.is_held_back else 'training'} SHA-256 {file.sha256}" for file in files}

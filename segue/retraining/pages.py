@@ -34,10 +34,10 @@ def card(models: Models, number: int, *, zone: tzinfo = UTC) -> str:
         f"| run | `{version.run_id}`, step {version.step}, attempt `{version.attempt_id}` |",
         f"| begins with | {_beginning(start)} |",
         *(f"| {name} | {value} |" for name, value in _training_rows(version)),
-        f"| weights | `{version.weights.key}`, SHA-256 `{version.weights.sha256[:16]}` |",
+        f"| weights | `{version.weights.key}`, SHA-256 `{version.weights.sha256}` |",
     ]
     if version.program is not None:
-        lines.append(f"| program | `{version.program.key}`, SHA-256 `{version.program.sha256[:16]}` |")
+        lines.append(f"| program | `{version.program.key}`, SHA-256 `{version.program.sha256}` |")
     lines += ["", "## Evaluation", "", *comparison_lines(version.comparisons, version.compared_with)]
     if start is not None:
         lines += ["", "## Data", "", *window_lines(start.window, start.changes)]
@@ -75,7 +75,7 @@ def comparison_lines(comparisons: Sequence[Comparison], compared_with: int | Non
 
 def window_lines(window: Window, changes: Sequence[str]) -> Iterator[str]:
     """The files of a window with their rows and hashes, and what has changed since the window before."""
-    yield "| period | file | rows | SHA-256 | used for |"
+    yield "| period | file | rows | SHA-256, first 16 of 64 digits | used for |"
     yield "|---|---|---|---|---|"
     for file in window.files[-_MOST_FILES:]:
         use = "evaluation" if file.is_held_back else "training"

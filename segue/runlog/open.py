@@ -22,6 +22,7 @@ from segue.signing import open_signer
 from segue.spec import RunSpec, StoreSpec
 from segue.stores import StoreReadError, open_store
 from segue.stores.base import Store, StoreGoneError
+from segue.stores.local import LocalStore
 
 logger = logging.getLogger(__name__)
 
@@ -60,30 +61,39 @@ def find_run(run_id: str, store: StoreSpec | str | Path = DEFAULT_STORE) -> tupl
     try:
         history = read_history(log.reload())
         if history.next_slot == 0:
-            raise RunNotFoundError(run_id=run_id, store=opened.url, known=tuple(opened.folders()))
-    except StoreGoneError:
+            raise RunNotFoundError(run_id=run_id, store=opened.url, known=_names(opened))
+    except BadKeyError:  # The name is no valid run id.
+        raise RunNotFoundError(run_id=run_id, store=opened.url, known=_names(opened)) from None
+    except (StoreGoneError, MissingObjectError):  # There is no such store, or no such bucket.
         raise RunNotFoundError(run_id=run_id, store=opened.url) from None
     except StoreReadError as error:
         raise _unreadable(opened, error) from None
-    except (BadKeyError, MissingObjectError):
-        # The name is no valid run id, or the bucket does not exist.
-        raise RunNotFoundError(run_id=run_id, store=opened.url) from None
     return log, history
+
+
+def _names(opened: Store) -> tuple[str, ...]:
+    """The names of what may be runs of a store, for a message; none where they cannot be listed."""
+    try:
+        return tuple(filter(keys.is_run_folder, opened.folders()))
+    except (StoreReadError, MissingObjectError):
+        return ()
 
 
 def known_runs(store: StoreSpec | str | Path = DEFAULT_STORE) -> Iterator[tuple[RunLog, History]]:
     """Every run of a store, by name: its log and its history. Nothing is written.
 
     Raises:
-        StoreUnreachableError: the store cannot be read.
+        StoreUnreachableError: the store cannot be read, or there is none at that place.
     """
     opened = open_store(store)
+    if isinstance(opened, LocalStore) and not opened.root.is_dir():
+        raise _missing(opened)
     try:
         yield from runs_in(opened, store)
     except StoreReadError as error:
         raise _unreadable(opened, error) from None
     except MissingObjectError:
-        return  # A folder or bucket that does not exist has no runs.
+        raise _missing(opened) from None
 
 
 def runs_in(
@@ -108,6 +118,11 @@ def runs_in(
             continue
         if history.next_slot:
             yield log, history
+
+
+def _missing(store: Store) -> StoreUnreachableError:
+    fix = "correct --store; a store is created by its first run."
+    return StoreUnreachableError(url=store.url, why="there is no such folder or bucket.", fix=fix)
 
 
 def _unreadable(store: Store, error: StoreReadError) -> StoreUnreachableError:

@@ -6,7 +6,7 @@ published baselines observe spot at all times and hand nothing over, as in their
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -161,8 +161,9 @@ def compare(
     random: np.random.Generator,
     harshness: Harshness | None = None,
     with_optimum: bool = False,
+    on_policy: Callable[[str], None] = lambda _: None,
 ) -> tuple[list[Figures], dict[str, Floats]]:
-    """The figures of each contender, and its cost shares run by run."""
+    """The figures of each contender, and its cost shares run by run. `on_policy` is called with each one's name."""
     published = as_published("uniform_progress", job)
     on_demand = outcome_on(rows, Contender("on_demand_only", OnDemandOnly(), published), harshness=harshness).cost
     usual = outcome_on(rows, Contender("uniform_progress", UniformProgress(), published), harshness=harshness).cost
@@ -171,6 +172,7 @@ def compare(
     weights = random.multinomial(count, np.full(count, 1 / count), size=_RESAMPLES) / count
     figures, shares = [], {}
     for one in contenders:
+        on_policy(one.label)
         outcome = outcome_on(rows, one, harshness=harshness)
         shares[one.label] = outcome.cost / on_demand
         figures.append(_figures(one.label, outcome, shares[one.label], usual=usual, best=best, weights=weights))

@@ -6,7 +6,7 @@ clamp that will decide. The margin on the work is subtracted from the time and n
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
@@ -143,10 +143,18 @@ def job_ahead(spec: RunSpec, here: Situation, *, longest_seconds: float | None =
     )
 
 
-def forecast(spec: RunSpec, here: Situation, rows: Sequence[Rows], *, job: Job, lost_seconds: float) -> Forecast:
+def forecast(
+    spec: RunSpec,
+    here: Situation,
+    rows: Sequence[Rows],
+    *,
+    job: Job,
+    lost_seconds: float,
+    on_policy: Callable[[str], None] = lambda _: None,
+) -> Forecast:
     """Simulate the run on `rows`, with its own policy and with others to compare.
 
-    Up to `lost_seconds` of work are repeated after each preemption.
+    Up to `lost_seconds` of work are repeated after each preemption. `on_policy` is called with each policy's name.
     """
     job = replace(job, lost_by_a_death_seconds=lost_seconds)
     planned, harsh = planned_policy(spec, here, job), harshness_of(here, lost_seconds)
@@ -159,7 +167,10 @@ def forecast(spec: RunSpec, here: Situation, rows: Sequence[Rows], *, job: Job, 
     whole = job.price_ratio * (job.work_seconds + job.changeover_seconds)
     # The job's unit is the cheapest listed pool's price, which `spot_price` need not be.
     price = spec.pools.on_demand_price / job.price_ratio / 3600
-    outcomes = [outcome_on(rows, one, harshness=harsh) for one in simulated]
+    outcomes = []
+    for one in simulated:
+        on_policy(one.label)
+        outcomes.append(outcome_on(rows, one, harshness=harsh))
     expected = [_expected(one, outcome, whole, price) for one, outcome in zip(simulated, outcomes, strict=True)]
     if planned.label != "on_demand_only":
         expected.append(_on_demand(job, whole * price))

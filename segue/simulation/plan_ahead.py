@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
@@ -65,10 +65,12 @@ def plan_ahead(
     runs: int = 200,
     seed: int = 0,
     notes: Sequence[str] = (),
+    on_policy: Callable[[str], None] = lambda _: None,
 ) -> Plan:
     """Simulate the rest of a run on traces, or on synthetic ones from published hazards where none are given.
 
-    `step_seconds` replaces what the run has measured; `notes` are put before those that the simulation adds.
+    `step_seconds` replaces what the run has measured; `notes` are put before those that the simulation adds;
+    `on_policy` is called with each policy that is simulated.
 
     Raises:
         DeadlinePassedError, HopelessPlanError: the run cannot be done as asked, with the reason.
@@ -83,7 +85,7 @@ def plan_ahead(
     here = forecast.with_cadence(here, cadence, save_seconds=save_seconds)
     job = forecast.job_ahead(spec, here, longest_seconds=max((t.seconds for t in given), default=None))
     rows, found = _rows(given, job, runs=runs, seed=seed)
-    expected = forecast.forecast(spec, here, rows, job=job, lost_seconds=lost)
+    expected = forecast.forecast(spec, here, rows, job=job, lost_seconds=lost, on_policy=on_policy)
     moments = forecast.latest_moments(spec, here)
     found += _notes_on(spec, asked.history, expected, job)
     if spec.pools.price_ratio <= 1:

@@ -10,11 +10,11 @@ from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterTags
 from prefect.client.schemas.objects import FlowRun
 from prefect.client.schemas.sorting import FlowRunSort
 from prefect.exceptions import ObjectNotFound
-from prefect.states import Crashed
 from segue.tasks.parent_clock import time_at
-from segue.tasks.prefect_api import create_flow_run, is_by_a_person
+from segue.tasks.prefect_api import create_flow_run
 from segue.tasks.recovery import known_server_id, start_seconds, will_start
 from segue.tasks.retraining.turns import stop_run
+from segue.tasks.state_words import Word, is_by_a_person, state_with
 
 from segue.errors import OrchestratorError
 from segue.records import ParentRecord
@@ -102,7 +102,7 @@ def _start_again(
         raise OrchestratorError(what=f"the flow run of {dead.run_id} has no deployment.", fix=fix)
     if before.state is not None and not before.state.is_final():
         message = "its process has died; another flow run goes on with the slot"
-        client.set_flow_run_state(before.id, Crashed(name="ParentLost", message=message), force=True)
+        client.set_flow_run_state(before.id, state_with(Word.PARENT_LOST, message), force=True)
     create_flow_run(
         client,
         before.deployment_id,

@@ -10,7 +10,7 @@ from prefect.client.orchestration import SyncPrefectClient
 from prefect.client.schemas.filters import LogFilter, LogFilterFlowRunId, LogFilterLevel
 from prefect.client.schemas.objects import FlowRun
 from prefect.client.schemas.sorting import LogSort
-from prefect.states import Crashed
+from segue.tasks.state_words import Word, state_with
 
 _PROCESS_START_SECONDS = 45.0
 """How long a flow run that a worker of a process pool has taken may stay Pending. There is no image to pull."""
@@ -64,7 +64,7 @@ def crash_unless_started(client: SyncPrefectClient, *, flow_run_id: UUID) -> Non
     pool = client.read_work_pool(run.work_pool_name) if run.work_pool_name else None
     if pool is not None and pool.type == "process":
         why = f"a worker took it, and its process did not start within {_PROCESS_START_SECONDS:.0f} s"
-        client.set_flow_run_state(flow_run_id, Crashed(name="Lost", message=why), force=True)
+        client.set_flow_run_state(flow_run_id, state_with(Word.LOST, why), force=True)
 
 
 def _pending_for(run: FlowRun) -> timedelta:

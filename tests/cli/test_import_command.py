@@ -33,7 +33,7 @@ def test_the_command_imports_once_and_says_how_to_go_on(place, weights):
     assert list(told) == ["run_id", "step", "file", "checkpoint", "prefix", "kept_as_built", "notes"]
     assert (told["run_id"], told["step"], told["file"]["name"]) == ("mine", 0, "weights.pt")
     status = place.run("status", "mine", "--store", "here")
-    assert "import of weights.pt (sha256 " in status.out
+    assert "import of weights.pt (SHA-256 " in status.out
     assert "between segments" in status.out
     again = ask(place, "--store", "here")
     assert (again.code, again.out) == (2, "")

@@ -27,8 +27,11 @@ def written(desk: Desk) -> dict[str, str]:
 def test_every_template_is_written_as_it_is_and_the_next_commands_are_shown(desk):
     outcome = desk.run("init")
     assert (outcome.code, outcome.err) == (0, "")
-    assert outcome.out.splitlines()[:-1] == [f"wrote {path}" for path in FILES]
-    assert outcome.out.splitlines()[-1] == "Next: segue drill train:build, then segue run train:build --steps 300"
+    assert outcome.out.splitlines()[:-2] == [f"wrote {path}" for path in FILES]
+    assert outcome.out.splitlines()[-2:] == [
+        "Next: segue drill train:build --config run.toml",
+        "Then: segue run train:build --config run.toml",
+    ]
     assert written(desk) == {path: template(Path(path)) for path in FILES}
 
 

@@ -69,11 +69,13 @@ def store(monthly) -> tuple[str, str]:
 
 def test_models_and_versions_are_listed(desk, store):
     row = desk.told("models", "ls", *store, "--json")["models"][0]
-    assert (row["model"], row["in service"], row["versions"], row["outcome"]) == ("points", 2, 2, "promoted")
+    assert (row["model"], row["in_service"], row["versions"], row["outcome"]) == ("points", 2, 2, "promoted")
     listed = desk.told("models", "ls", "points", *store, "--json")
     assert listed["in_service"] == 2
     assert [each["status"] for each in listed["versions"]] == ["was in service", "in service"]
-    assert listed["versions"][1]["gain"] == "+25.00 %"
+    newest = listed["versions"][1]
+    assert (newest["metric"], newest["value"]) == ("absolute_error", 0.75)
+    assert newest["gain_share"] == pytest.approx(0.25)
     assert "absolute_error" in desk.run("models", "ls", "points", *store).out
 
 
@@ -88,7 +90,7 @@ def test_the_card_of_a_version_tells_where_it_comes_from(desk, store, monthly):
         "| absolute_error | 0.75 (0.65 to 0.85) | 0.75 (0.65 to 0.85) | +25.00 % (+20.00 % to +30.00 %) |",
         "| x=1 | -1.00 % |",
         "passed: 3 expectations over 600 rows",
-        "| cost | 1.25 |",
+        "| cost | 1.25 USD |",
         "2, 1 preemptions",
         "1 exact",
         "| hash of code | `abc` |",

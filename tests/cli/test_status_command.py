@@ -43,18 +43,38 @@ def test_the_runs_of_a_store_are_listed_with_state_step_punctuality_and_cost(mak
     outcome = desk.run("runs", *store_of(late), "--json")
     listed = {row["run"]: row for row in json.loads(outcome.out)["runs"]}
     assert list(listed) == ["done", "late"]
-    assert (listed["done"]["state"], listed["done"]["step"], listed["done"]["cost"]) == ("finished", "100 of 100", "1")
-    assert listed["late"]["state"].startswith("segment 0 attempt 1 on ")
-    assert listed["late"]["deadline"].startswith("late by about ")
-    assert listed["late"]["late_seconds"] > 0
+    done, running = listed["done"], listed["late"]
+    assert (done["state"], done["committed_steps"], done["goal_steps"]) == ("finished", 100, 100)
+    assert (done["cost"], done["currency"], done["late_seconds"]) == (1.0, "USD", None)
+    assert (running["state"], running["segment"], running["attempt"]) == ("running", 0, 1)
+    assert running["late_seconds"] > 0
+    assert [name for name, value in (done | running).items() if isinstance(value, str) and " " in value] == []
     table = desk.run("runs", *store_of(late))
     assert (table.code, table.err) == (0, "")
     assert all(word in table.out for word in ("run", "state", "step", "deadline", "cost", "done", "late"))
 
 
 def test_a_store_without_runs_says_so(desk):
-    outcome = desk.run("runs", "--store", str(desk.folder / "none"))
+    (desk.folder / "empty").mkdir()
+    outcome = desk.run("runs", "--store", str(desk.folder / "empty"))
     assert (outcome.code, outcome.out.split(" in ")[0]) == (0, "There are no runs")
+
+
+@pytest.mark.parametrize("command", ["runs", "costs"])
+@pytest.mark.parametrize("where", [("--store", "none"), ()])
+def test_a_store_that_is_not_there_is_an_error(desk, command, where):
+    said = refusal(desk.run(command, *where))
+    assert f"{where[-1] if where else '.segue/store'}: there is no such folder or bucket. Fix: correct --store" in said
+    assert not (desk.folder / "none").exists()
+
+
+def test_a_run_that_is_not_there_names_those_that_are_the_nearest_first(make_run, desk):
+    for name in ("nightly", "nightly-2", *(f"other{number}" for number in range(12))):
+        run = make_run(name)
+    said = refusal(desk.run("status", "nightli", *store_of(run)))
+    assert "Runs there: nightly, nightly-2, other" in said
+    assert said.count("other") == 8
+    assert "and 4 more." in said
 
 
 def test_a_run_that_trains_is_shown_with_its_step_its_heartbeat_and_what_its_saves_fail_with(make_run, desk):
@@ -79,7 +99,7 @@ def test_a_run_is_stopped_once_and_the_answer_says_how_to_resume(make_run, desk)
     assert "stop requested" in outcome.out
     assert "--run-id mine" in outcome.out
     state = json.loads(desk.run("status", "mine", *store_of(run), "--json").out)["state"]
-    assert state.endswith(", stopping")
+    assert state == "stopping"
 
 
 def test_what_cannot_be_stopped_is_refused(make_run, desk):

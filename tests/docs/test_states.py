@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import ast
-import importlib
 import re
 import typing
 from collections.abc import Iterator
 
 import pytest
 from prefect.client.schemas.objects import State
-from segue.tasks.run_state import state_of_run
 from segue.tasks.segment import state_of
+from segue.tasks.state_words import Word, state_of_run, word_of
 
 from segue.records import Capacity, SegmentReport, StopReason
 from segue.runlog.entries import Action
@@ -20,7 +19,7 @@ from tests.support.rooms import modules
 
 TYPES = ("Completed", "Failed", "Crashed", "Cancelled", "Cancelling", "Scheduled")
 ROOMS = ("segue.flows.", "segue.tasks.", "segue.deployments.")
-UNSEEN = {"Crashed / deleted"}
+UNSEEN = {"Crashed / Deleted"}
 """What a parent notes about a flow run that was deleted; no server has such a state."""
 PROSE = {"without a segment", "and the other states of a parent"}
 """What rows say besides the names of states."""
@@ -39,38 +38,25 @@ def shown() -> set[str]:
 
 
 def given() -> Iterator[str]:
-    """The states that the sources of flows, tasks and deployments construct, by type and name."""
+    """The states that the sources of flows, tasks and deployments construct, by type and word."""
     for name, tree in modules().items():
         if not name.startswith(ROOMS):
             continue
         for node in ast.walk(tree):
-            if not isinstance(node, ast.Call):
-                continue
-            # Also where the type is passed on: end(Completed, name=...).
-            kinds = [each.id for each in (node.func, *node.args) if isinstance(each, ast.Name) and each.id in TYPES]
-            named = next((word.value for word in node.keywords if word.arg == "name"), None)
-            yield from (titled(kind, each) for kind in kinds for each in names_of(named, name))
+            match node:
+                case ast.Call(func=ast.Name(id=kind)) if kind in TYPES:
+                    yield kind
+                case ast.Attribute(value=ast.Name(id="Word"), attr=word) if not name.endswith(".state_words"):
+                    yield titled(Word[word])
 
 
-def names_of(node: ast.expr | None, module: str) -> list[str | None]:
-    match node:
-        case None:
-            return [None]
-        case ast.Constant(value=str(text)):
-            return [text]
-        case ast.Name(id=constant):
-            return [getattr(importlib.import_module(module), constant)]
-        case ast.IfExp():
-            return names_of(node.body, module) + names_of(node.orelse, module)
-    return []  # Computed: the tests below call what computes it.
-
-
-def titled(kind: str, name: str | None) -> str:
-    return kind if name in (None, kind) else f"{kind} / {name}"  # Without a name, Prefect takes the type.
+def titled(word: Word) -> str:
+    return f"{word.type.value.capitalize()} / {word}"
 
 
 def title(state: State) -> str:
-    return titled(state.type.value.capitalize(), state.name)
+    word = word_of(state)
+    return titled(word) if word is not None else state.type.value.capitalize()
 
 
 def test_every_state_that_the_sources_construct_is_on_a_page():
@@ -90,7 +76,11 @@ def test_every_end_of_a_segment_has_a_state_on_a_page(reason):
 
 
 def test_no_page_has_a_state_that_is_never_given():
-    ends = {title(state_of_run(action, "why")) for action in typing.get_args(Action)}
+    ends = {
+        title(state_of_run(action, "why", late_seconds=late))
+        for action in typing.get_args(Action)
+        for late in (None, 5.0)
+    }
     assert sorted(shown() - set(given()) - ends - PREFECT) == []
 
 

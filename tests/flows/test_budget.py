@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from prefect.client.schemas.objects import StateType
-from segue.tasks.run_state import OUT_OF_BUDGET, state_of_run
+from segue.tasks.state_words import Word, state_of_run, word_of
 
 from segue.runlog.history import read_history
 from tests.flows.test_live_run import events
@@ -25,7 +25,7 @@ FACTS = {
 
 def test_the_state_names_the_budget():
     state = state_of_run("budget", "the budget is used up")
-    assert (state.type, state.name, state.message) == (StateType.FAILED, OUT_OF_BUDGET, "the budget is used up")
+    assert (state.type, state.message) == (StateType.FAILED, "Out of budget: the budget is used up")
 
 
 @pytest.mark.soak
@@ -34,8 +34,8 @@ def test_a_run_is_stopped_by_its_budget_and_goes_on_with_more_money(client, make
     spec = make_spec(run_id="capped", budget=12.0, **FACTS)
     runlog, parent = start(client, spec)
     state = final_state(client, parent)
-    assert (state.type, state.name) == (StateType.FAILED, OUT_OF_BUDGET)
-    assert state.message.startswith("the budget is used up: ")
+    assert (state.type, word_of(state)) == (StateType.FAILED, Word.OUT_OF_BUDGET)
+    assert state.message.startswith("Out of budget: the budget is used up: ")
     committed = read_history(runlog.reload()).committed_step
     assert 0 < committed < 300
     until(lambda: "segue.budget" in events(client, "capped"), what="the event")

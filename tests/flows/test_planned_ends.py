@@ -8,6 +8,7 @@ import signal
 import pytest
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.objects import StateType
+from segue.tasks.state_words import in_words
 
 from segue.clock import SystemClock
 from segue.controller.continuation import _OFFER_SECONDS
@@ -86,7 +87,7 @@ def test_a_machine_that_is_taken_back_in_its_second_segment_is_followed_by_anoth
     first, second, third, fourth = machines(history)
     assert (first, third) == (second, fourth)
     assert first != third
-    assert [run.state.name for run in ended_segments(client, "taken-back")] == ["Preempted", "Completed"]
+    assert [in_words(run.state) for run in ended_segments(client, "taken-back")] == ["Preempted", "Completed"]
 
 
 @pytest.mark.soak

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from contextlib import nullcontext
@@ -16,6 +17,7 @@ from prefect.client.schemas.objects import StateType
 from prefect.exceptions import ObjectAlreadyExists
 from segue.deployments.process.registration import process_template
 from segue.tasks.pools import read_pool, refuse_unusable, require_pools, require_server_version
+from segue.tasks.state_words import in_words
 
 from segue.controller.steps import request_stop
 from segue.doctor.pools.state import Needs, PoolState
@@ -159,7 +161,7 @@ def test_a_request_for_spot_that_is_given_up_shows_why(client, make_spec):
     finally:
         client.update_work_pool("spot", WorkPoolUpdate(is_paused=False))
     first, *_ = segment_runs(client, "no-spot")
-    assert (first.state.type, first.state.name) == (StateType.CANCELLED, "NoCapacity")
+    assert (first.state.type, in_words(first.state)) == (StateType.CANCELLED, "No capacity")
     assert first.state.message.startswith("no capacity on spot within ")
     assert read_history(runlog.reload()).last_reports()[0].stop_reason is StopReason.NO_CAPACITY
 
@@ -187,8 +189,8 @@ def test_a_run_that_waits_for_on_demand_says_so_stays_queued_and_ends_late(clien
         client.update_work_pool("on-demand", WorkPoolUpdate(is_paused=False))
     until(lambda: live_attempt(runlog) or read_history(runlog).is_over, what="the segment")
     state = final_state(client, parent)
-    assert (state.type, state.name) == (StateType.COMPLETED, "CompletedLate")
-    assert state.message.startswith("late by ")
+    assert (state.type, in_words(state)) == (StateType.FAILED, "Late")
+    assert re.match(r"Late: .* after the deadline; ", state.message)
     plans = [entry.plan for entry in read_history(runlog.reload()).decisions if entry.plan is not None]
     assert [(plan.attempt, plan.start_within_seconds) for plan in plans] == [(1, None)]
     assert len(segment_runs(client, "late")) == 1

@@ -14,6 +14,7 @@ from prefect.client.schemas.objects import StateType
 from prefect.states import Cancelling, Pending
 from segue.deployments.process.follow import trigger
 from segue.tasks import prefect_orchestrator
+from segue.tasks.state_words import in_words
 from segue.tasks.waiting import starts
 
 from segue.clock import SystemClock
@@ -76,7 +77,7 @@ def test_a_recipe_that_always_hangs_fails_the_run_and_shows_its_stack(client, ma
     assert (state.type, state.name) == (StateType.FAILED, "Failed")
     assert "the recipe hung in 2 attempts" in state.message
     runs = ended_segments(client, "hung")
-    assert [run.state.name for run in runs] == ["Hung", "Hung"]
+    assert [in_words(run.state) for run in runs] == ["Hung", "Hung"]
     assert "in _sleep" in runs[0].state.message
     plans = [entry.plan for entry in read_history(runlog.reload()).decisions if entry.plan is not None]
     assert [str(plan.capacity) for plan in plans] == ["spot", "spot"]
@@ -93,7 +94,7 @@ def test_a_recipe_that_always_runs_out_of_memory_fails_the_run_and_never_buys_on
     assert (state.type, state.name) == (StateType.FAILED, "Failed")
     assert "the recipe ran out of memory in 2 attempts" in state.message
     assert "peak memory " in state.message
-    assert [run.state.name for run in ended_segments(client, "no-memory")] == ["OutOfMemory", "OutOfMemory"]
+    assert [in_words(run.state) for run in ended_segments(client, "no-memory")] == ["Out of memory", "Out of memory"]
     reports = read_history(runlog.reload()).last_reports()
     assert [(r.stop_reason, r.capacity) for r in reports] == [(StopReason.OUT_OF_MEMORY, Capacity.SPOT)] * 2
 

@@ -33,10 +33,10 @@ def test_only_the_traceback_of_a_returned_state_and_empty_lines_are_left_out(tex
 @pytest.mark.parametrize(
     ("text", "level"),
     [
-        ("Finished in state Preempted('notice at step 508')", WARNING),
-        ("Finished in state Lost('no heartbeat for 10 s')", WARNING),
-        ("Finished in state NoCapacity('no capacity')", WARNING),
-        ("Finished in state Hung('no step for 300 s')", ERROR),
+        ("Finished in state Crashed('Preempted: notice at step 508')", WARNING),
+        ("Finished in state Crashed(\"Lost: no heartbeat of 'a' for 10 s\")", WARNING),
+        ("Finished in state Cancelled('No capacity: none within 9 s')", WARNING),
+        ("Finished in state Crashed('Hung: no step for 300 s')", ERROR),
         ("Finished in state Failed('ValueError')", ERROR),
         ("a preemption", ERROR),
     ],
@@ -48,6 +48,6 @@ def test_an_ordinary_end_of_an_attempt_is_a_warning_and_no_error(text, level):
 
 
 def test_a_line_below_a_warning_keeps_its_level():
-    shown = record("Finished in state Preempted('notice')", level=INFO)
+    shown = record("Finished in state Crashed('Preempted: notice')", level=INFO)
     assert keeps(shown)
     assert shown.levelno == INFO

@@ -25,6 +25,7 @@ from segue.tasks.pools import warn_of_idle_schedule
 from segue.tasks.prefect_orchestrator import PrefectOrchestrator
 from segue.tasks.recovery import parents_of, recover_run, will_start
 from segue.tasks.segment_states import settle_left, settle_segments
+from segue.tasks.state_words import in_words
 
 from segue.clock import SystemClock
 from segue.controller.recovery import register_start
@@ -174,7 +175,7 @@ def test_a_parent_whose_worker_was_killed_with_it_is_not_running_for_ever(stack,
         os.kill(beat.trainer_pid, signal.SIGKILL)
         assert client.read_flow_run(first).state.type is StateType.RUNNING
         assert "its parent was started again" in recover(spec.store.url)
-        assert client.read_flow_run(first).state.name == "ParentLost"
+        assert in_words(client.read_flow_run(first).state) == "Parent lost"
     finally:
         worker.resume()
     second, _ = the_parents(client, runlog)
@@ -202,7 +203,7 @@ def test_a_second_parent_of_the_same_run_says_so_and_ends(client, make_spec, rec
     runlog, first = start(client, spec)
     until(lambda: live_attempt(runlog), what="the segment")
     state = final_state(client, trigger(client, spec))
-    assert (state.type, state.name) == (StateType.CANCELLED, "Duplicate")
+    assert (state.type, in_words(state)) == (StateType.CANCELLED, "Duplicate")
     assert f"run started-twice already has a parent on {os.uname().nodename} (flow run {first})" in state.message
     kill_parent(runlog)
     assert "started-twice: its parent was started again" in recover(spec.store.url)  # The duplicate was no cancel.
@@ -329,7 +330,7 @@ def test_a_segment_that_never_claimed_its_attempt_is_not_pending_for_ever(client
         client.update_work_pool("spot", WorkPoolUpdate(is_paused=False))
     assert (len(done), troubles) == (1, [])
     state = client.read_flow_run(run.id).state
-    assert (state.type, state.name) == (StateType.CRASHED, "Lost")
+    assert (state.type, in_words(state)) == (StateType.CRASHED, "Lost")
 
 
 @pytest.mark.soak

@@ -15,6 +15,7 @@ from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterKey, Fl
 from prefect.client.schemas.objects import StateType
 from segue.deployments.process.follow import trigger
 from segue.tasks.run_artifact import artifact_key
+from segue.tasks.state_words import in_words
 
 from segue.clock import SystemClock
 from segue.controller.steps import open_run
@@ -113,7 +114,7 @@ def test_a_run_survives_a_kill_and_a_notice_and_moves_to_on_demand_after_two_pre
     assert VerdictKind.EXACT in kinds
     assert set(kinds) <= {VerdictKind.EXACT, VerdictKind.UNVERIFIED}
     assert state_at_end(history) == state_at_end(read_history(reference))
-    assert [(run.name, run.state.name) for run in ended_segments(client, "main-job")] == [
+    assert [(run.name, in_words(run.state)) for run in ended_segments(client, "main-job")] == [
         ("main-job-seg0-a1-spot", "Lost"),
         ("main-job-seg1-a1-spot", "Preempted"),
         ("main-job-seg2-a1-on-demand", "Completed"),

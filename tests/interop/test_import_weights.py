@@ -134,7 +134,7 @@ def test_the_log_says_where_the_weights_came_from_and_the_run_goes_on_as_from_an
     assert (before.open_plan, before.committed_step, before.newest.manifest.parent) == (None, 0, None)
     source = before.newest.manifest.imported_from
     assert (source.name, source.size_bytes) == ("weights.pt", weights.stat().st_size)
-    assert before.decisions[-1].reason.startswith(f"import of weights.pt (sha256 {source.sha256[:12]})")
+    assert before.decisions[-1].reason.startswith(f"import of weights.pt (SHA-256 {source.sha256})")
     assert before.last_reports()[0].stop_reason is StopReason.BOUND
     fork_server.run_to_the_end(open_log(spec), spec)
     history = read_history(log_of(spec))
@@ -147,7 +147,7 @@ def test_the_log_says_where_the_weights_came_from_and_the_run_goes_on_as_from_an
         ("0", "import", "0-0", "-"),
         ("1", "spot", "0-40", "unverified, 0 steps"),
     ]
-    assert checkpoint_rows(history)[0]["reason"].startswith("imported from weights.pt (sha256 ")
+    assert checkpoint_rows(history)[0]["reason"].startswith("imported from weights.pt (SHA-256 ")
     assert list(curve(log_of(spec))["step"]) == list(range(1, 41))
 
 

@@ -218,7 +218,7 @@ def test_the_policy_on_demand_only_always_gets_on_demand(deadline_in):
 @pytest.mark.parametrize(
     ("left", "capacity", "reason"),
     [
-        (NEEDED, SPOT, "spot, waiting until 00:01Z at most: slack 4.1 min; policy"),
+        (NEEDED, SPOT, "spot, waiting for a machine for at most 60 s: slack 4.1 min; policy"),
         (NEEDED - 0.1, ON_DEMAND, "on-demand: slack 4.1 min is too short for one more spot attempt that dies"),
         (1060.0, ON_DEMAND, "on-demand: slack 60 s is too short"),
         (1059.0, ON_DEMAND, "on-demand; the deadline will be missed by about 1 s"),

@@ -50,7 +50,7 @@ def test_standbys_are_paid_at_the_price_of_their_pool():
     cost = cost_report(book.spec, book.history, standbys={"x/a": HOUR / 2, "x/b": HOUR / 4})
     assert (cost.standby_seconds, cost.spot_seconds, cost.on_demand_seconds) == (0.75 * HOUR, 0.75 * HOUR, HOUR)
     assert cost.cost == pytest.approx(4.0 + 0.75 + 0.5)
-    assert cost.rows()["paid"] == "5.25 for 45 min of spot (45 min of it for standbys) and 60 min of on-demand"
+    assert cost.rows()["paid"] == "5.25 USD for 45 min of spot (45 min of it for standbys) and 60 min of on-demand"
 
 
 def test_lost_steps_are_priced_at_their_pool():

@@ -19,6 +19,8 @@ class Desk:
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
         self.folder, self._monkeypatch, self._capsys = folder, monkeypatch, capsys
         monkeypatch.chdir(folder)
+        # On a slow machine it would be said how far a command is.
+        monkeypatch.setattr("segue.reports.progress.QUIET_SECONDS", 3600.0)
         monkeypatch.setenv("COLUMNS", "80")
         monkeypatch.setenv("AWS_ACCESS_KEY_ID", "nobody")
         monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "nothing")

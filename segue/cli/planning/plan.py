@@ -16,6 +16,7 @@ from segue.controller.costs.prices import at_current_prices
 from segue.errors import COMMAND_LINE, RunNotFoundError, SpecError, StoreUnreachableError
 from segue.reports.console import console, show_json
 from segue.reports.forecast_text import forecast_lines, policy_row
+from segue.reports.progress import progress
 from segue.reports.tables import rows_table
 from segue.runlog.history import History
 from segue.runlog.open import find_run
@@ -80,17 +81,19 @@ def plan(
     from segue.simulation.traces import read_traces
 
     history, notes = _history(given)
-    made = plan_ahead(
-        at_current_prices(given),
-        history,
-        now=now,
-        traces=[] if traces == _PRIOR else read_traces(Path(traces)),
-        step_seconds=seconds,
-        save_seconds=save_seconds,
-        runs=runs,
-        seed=seed,
-        notes=notes,
-    )
+    with progress(f"simulating {runs} runs") as say:
+        made = plan_ahead(
+            at_current_prices(given),
+            history,
+            now=now,
+            traces=[] if traces == _PRIOR else read_traces(Path(traces)),
+            step_seconds=seconds,
+            save_seconds=save_seconds,
+            runs=runs,
+            seed=seed,
+            notes=notes,
+            on_policy=lambda name: say(f"simulating {runs} runs by policy {name}"),
+        )
     facts, expected = made.facts | {"run": None if given.run_id == _UNNAMED else given.run_id}, made.forecast
     if picture is not None:
         _draw(made, given, now=now, to=picture)
@@ -99,7 +102,7 @@ def plan(
         return
     for name, text in forecast_lines(facts):
         console.print(f"{name:>18}  {text}", markup=False, soft_wrap=True)
-    console.print(rows_table([policy_row(one) for one in expected.policies]))
+    console.print(rows_table([policy_row(one, currency=facts["currency"]) for one in expected.policies]))
 
 
 def _spec(

@@ -16,6 +16,7 @@ from segue.cli.options import Endpoint, Json, Store, read_run, require_finite, w
 from segue.errors import COMMAND_LINE, HopelessPlanError, SpecError, TraceError
 from segue.policies import POLICIES
 from segue.reports.console import console, show_json
+from segue.reports.progress import progress
 from segue.units import duration
 
 if TYPE_CHECKING:
@@ -24,11 +25,17 @@ if TYPE_CHECKING:
     from segue.simulation.traces import Trace
 
 _RECORDED_TICK_SECONDS = 60.0
-_LEGEND = (
-    "cost: mean share of on-demand only, with 95 % confidence; p95: 95th percentile of the runs; to UP: mean cost "
-    "against uniform_progress on the same spot; missed: late runs; preempted, lost, sentinel: means per run; "
-    "optimum: mean cost over the least possible cost"
-)
+_LEGEND = {
+    "cost": "mean share of on-demand only, with 95 % confidence",
+    "p95": "95th percentile of the runs",
+    "to UP, %": "mean cost against uniform_progress on the same spot",
+    "missed": "late runs",
+    "preempted": "preemptions, mean per run",
+    "lost": "time of lost work, mean per run",
+    "sentinel": "time of standbys on spot, mean per run",
+    "optimum": "mean cost over the least possible cost",
+}
+"""What each column of the table is, by its name."""
 
 
 class Known(StrEnum):
@@ -125,9 +132,16 @@ def simulate(
         rows, short = comparison.traced_rows(given, job, runs=runs, random=random)
     else:
         rows = comparison.synthetic_rows(job, runs=runs, random=random, up_factor=up_factor, down_factor=down_factor)
-    figures, shares = comparison.compare(
-        contenders, rows, job=job, random=random, harshness=harshness, with_optimum=optimum
-    )
+    with progress(f"simulating {runs} runs") as say:
+        figures, shares = comparison.compare(
+            contenders,
+            rows,
+            job=job,
+            random=random,
+            harshness=harshness,
+            with_optimum=optimum,
+            on_policy=lambda name: say(f"simulating {runs} runs by policy {name}"),
+        )
     title = f"{duration(work_seconds)} of work in {duration(total)}, price ratio {price_ratio:g}, {runs} runs"
     if picture is not None:
         from segue.reports.forecast_plot import draw_costs
@@ -199,7 +213,7 @@ def _show(figures: list[Figures], *, title: str, names: list[str], short: list[T
     for row in rows:
         table.add_row(*row.values())
     console.print(table)
-    console.print(_LEGEND, markup=False)
+    console.print("; ".join(f"{name}: {_LEGEND[name]}" for name in rows[0] if name in _LEGEND), markup=False)
 
 
 def _row(item: Figures) -> dict[str, str]:

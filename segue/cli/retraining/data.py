@@ -98,7 +98,8 @@ def check(file: File = DEFAULT, slot: Slot = None, as_json: Json = False) -> Non
         for each in gate.findings
     ]
     if as_json:
-        show_json({"outcome": gate.outcome, "files": [each.path for each in window.files], "findings": rows})
+        counts = {"rows": gate.rows, "expectations": gate.expectations}
+        show_json({"outcome": gate.outcome, "files": [each.path for each in window.files], "findings": rows} | counts)
     else:
         if rows:
             console.print(rows_table(rows))

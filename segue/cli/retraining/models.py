@@ -43,11 +43,13 @@ def list_models(
     if name is None:
         opened = open_store(place)
         rows = [_model_row(known_model(place, each)) for each in model_names(opened)]
-        _show({"store": opened.url, "models": rows}, rows, as_json=as_json)
+        facts = [{name.replace(" ", "_"): value for name, value in row.items()} for row in rows]
+        _show({"store": opened.url, "models": facts}, rows, as_json=as_json)
         return
     models = known_model(place, name)
     rows = [_version_row(models, number) for number in models.candidates]
-    _show({"model": name, "in_service": models.in_service, "versions": rows}, rows, as_json=as_json)
+    facts = [_without_gain(row) | _numbers(models, number) for row, number in zip(rows, models.candidates, strict=True)]
+    _show({"model": name, "in_service": models.in_service, "versions": facts}, rows, as_json=as_json)
 
 
 @app.command()
@@ -198,6 +200,21 @@ def _version_row(models: Models, number: int) -> dict[str, Any]:
         "metric": f"{first.metric} {first.candidate.value:.4g}" if first is not None else None,
         "gain": f"{100 * first.gain.value:+.2f} %" if first is not None and first.gain is not None else None,
         "why": version.why,
+    }
+
+
+def _without_gain(row: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in row.items() if name != "gain"}
+
+
+def _numbers(models: Models, number: int) -> dict[str, Any]:
+    """The figures of a version for programs."""
+    version = models.version(number)
+    first = version.comparisons[0] if version.comparisons else None
+    return {
+        "metric": first.metric if first is not None else None,
+        "value": first.candidate.value if first is not None else None,
+        "gain_share": first.gain.value if first is not None and first.gain is not None else None,
     }
 
 

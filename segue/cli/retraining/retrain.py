@@ -13,7 +13,8 @@ from segue.cli.options import Json, require_prefect
 from segue.cli.server import require_lasting_server, server
 from segue.clock import SystemClock
 from segue.errors import COMMAND_LINE, SpecError
-from segue.reports.console import console, errors, show_json
+from segue.reports.console import console, show_json
+from segue.reports.progress import progress
 from segue.reports.tables import rows_table
 from segue.retraining.models import SlotState
 from segue.retraining.slots import run_id_of, slot_at, store_of
@@ -103,9 +104,11 @@ def backfill(
 def slots(file: File = DEFAULT, as_json: Json = False) -> None:
     """Show what became of every slot of a retraining."""
     spec = RetrainSpec.from_toml(file)
-    rows = [_row(spec, state) for state in model_or_empty(store_of(spec), spec.name).slots.values()]
+    states = model_or_empty(store_of(spec), spec.name).slots.values()
+    rows = [_row(spec, state) for state in states]
     if as_json:
-        show_json({"model": spec.name, "slots": rows})
+        facts = [row | _facts(state) for row, state in zip(rows, states, strict=True)]
+        show_json({"model": spec.name, "slots": facts})
     else:
         console.print(rows_table(rows) if rows else "no slot was started yet")
 
@@ -118,6 +121,11 @@ def _row(spec: RetrainSpec, state: SlotState) -> dict[str, object]:
         "version": state.version,
         "why": state.end.why if state.end is not None else None,
     }
+
+
+def _facts(state: SlotState) -> dict[str, object]:
+    """What a program reads in another way than a person."""
+    return {"slot": state.slot.isoformat(), "outcome": state.end.outcome if state.end is not None else None}
 
 
 def _run_all(spec: RetrainSpec, file: Path, wanted: list[datetime]) -> None:
@@ -138,13 +146,14 @@ def _run_all(spec: RetrainSpec, file: Path, wanted: list[datetime]) -> None:
 
 def _run(client: SyncPrefectClient, spec: RetrainSpec, file: Path, slot: datetime, *, is_local: bool) -> bool:
     from segue.deployments.retraining import deploy, start_slot, wait_for
+    from segue.tasks.state_words import in_words
 
     if is_local:
         deploy(client, spec, file=str(file), working_dir=Path.cwd(), active=False)
     name = run_id_of(spec, slot)
-    with errors.status(f"{name} ..."):
+    with progress(f"{name}: the slot runs"):
         state = wait_for(client, start_slot(client, spec, slot))
-    console.print(f"{name}: {state.name}. {state.message or ''}", markup=False, soft_wrap=True)
+    console.print(f"{name}: {state.message or in_words(state)}", markup=False, soft_wrap=True)
     return state.is_completed()
 
 

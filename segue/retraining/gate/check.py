@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from segue.curves.great_expectations import SITE, ephemeral_context
+from segue.curves.great_expectations import build_docs, ephemeral_context
 from segue.retraining.gate.columns import Columns, columns_of
 from segue.retraining.gate.measures import derived
 from segue.retraining.gate.profile import profile_of
@@ -60,7 +60,7 @@ def check_window(
             subjects = [str(each) for each in measure.frame.iloc[:, 0]]
             found += [_finding(each, measure.name, subjects.__getitem__, is_warning=False) for each in results]
         if docs is not None:
-            validator.write_docs(name=spec.name, run_name=f"{slot.astimezone(UTC):%Y-%m-%dT%H%MZ}")
+            validator.write_docs(docs, name=spec.name, run_name=f"{slot.astimezone(UTC):%Y-%m-%dT%H%MZ}")
         findings = tuple(each for each in found if each is not None)
         return GateResult(
             outcome=_outcome(spec, findings),
@@ -158,7 +158,7 @@ class _Validator:
         self._results += results
         return results
 
-    def write_docs(self, *, name: str, run_name: str) -> None:
+    def write_docs(self, folder: Path, *, name: str, run_name: str) -> None:
         """All results as one page of Data Docs, with its index."""
         from great_expectations.core.expectation_validation_result import ExpectationSuiteValidationResult
         from great_expectations.core.run_identifier import RunIdentifier
@@ -187,4 +187,4 @@ class _Validator:
             batch_identifier=_SOURCE,
         )
         self._context.validation_results_store.set(key, result)
-        self._context.build_data_docs(site_names=[SITE])
+        build_docs(self._context, folder)

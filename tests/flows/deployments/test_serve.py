@@ -24,6 +24,7 @@ from segue.deployments.process.registration import process_template
 from segue.flows.recover import recover
 from segue.flows.train import train
 from segue.tasks.looks.look import look_at
+from segue.tasks.state_words import in_words
 
 from segue.clock import SystemClock
 from segue.controller.steps import open_run
@@ -263,7 +264,7 @@ def test_runs_go_on_when_their_process_ends_and_is_started_again(own_stack, make
             serve.send_signal(signal.SIGTERM)
             assert serve.wait(30) == 128 + signal.SIGTERM
         # It could still tell.
-        assert [client.read_flow_run(parent).state.name for _, parent in begun] == ["ParentLost", "ParentLost"]
+        assert [in_words(client.read_flow_run(parent).state) for _, parent in begun] == ["Parent lost", "Parent lost"]
         assert all(read_parent(runlog.store, runlog.run_id).has_left for runlog in logs)
         claims = [live_attempt(runlog)[0] for runlog in logs]
         with serving(stack, client, tmp_path, pool="parents") as serve:
@@ -276,7 +277,7 @@ def test_runs_go_on_when_their_process_ends_and_is_started_again(own_stack, make
             recovered(client, specs)
             for (runlog, first), claim in zip(begun, claims, strict=True):
                 newest, *before = the_parents(client, runlog)
-                assert [parent.state.name for parent in before] == ["ParentLost", "ParentLost"]
+                assert [in_words(parent.state) for parent in before] == ["Parent lost", "Parent lost"]
                 assert before[-1].id == first
                 assert final_state(client, newest.id).type is StateType.COMPLETED
                 assert [attempt.claim for attempt in read_history(runlog.reload()).attempts] == [claim]

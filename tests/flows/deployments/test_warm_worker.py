@@ -11,6 +11,7 @@ import pytest
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.objects import StateType
 from segue.flows.prefect_engine import WAIT_OPTION
+from segue.tasks.state_words import in_words
 
 from segue.launch.local import EARLY_OPTION
 from segue.records import StopReason
@@ -70,4 +71,4 @@ def test_the_next_segment_starts_in_the_processes_that_waited_and_belongs_to_its
     assert state.type is StateType.COMPLETED, state.message
     reasons = [report.stop_reason for report in read_history(runlog.reload()).last_reports()]
     assert (reasons[0], reasons[-1]) == (StopReason.NOTICE, StopReason.FINISHED)
-    assert ended_segments(client, "warm")[0].state.name == "Preempted"
+    assert in_words(ended_segments(client, "warm")[0].state) == "Preempted"

@@ -13,6 +13,7 @@ import pytest
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterKey
 from segue.deployments.process.retrain_demo import DELIVERIES, RetrainDemo
+from segue.tasks.state_words import word_of
 
 from examples.retraining.months import deliver
 from segue.retraining.gate.docs import fetch_docs
@@ -45,7 +46,7 @@ def test_six_monthly_slots_end_as_they_should_and_the_ui_shows_them(own_stack, t
         assert [schedule.active for schedule in deployment.schedules] == [True]
         preempted = run_id_of(demo.spec, demo.slots[2].at)
         artifacts = {key: newest(client, key) for key in ("segue-model-flights", f"segue-{preempted}")}
-    names = [slot.state.name for slot in demo.slots]
+    names = [word_of(slot.state) for slot in demo.slots]
     assert [name for name, delivery in zip(names, DELIVERIES, strict=True) if delivery.outcome] == [
         delivery.outcome for delivery in DELIVERIES if delivery.outcome
     ]

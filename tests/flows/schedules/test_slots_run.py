@@ -20,6 +20,7 @@ from prefect.events.filters import EventFilter, EventNameFilter
 from prefect.states import Cancelling, Scheduled
 from segue.deployments.retraining import deploy, start_slot
 from segue.tasks.looks.look import look_at
+from segue.tasks.state_words import in_words
 
 from segue.retraining.slots import run_id_of, store_of
 from segue.runlog.history import read_history
@@ -109,13 +110,13 @@ def test_a_slot_trains_and_promotes_and_bad_data_buys_nothing(client, monthly, s
     name = monthly.spec.name
     monthly.write(1, 2, 3)
     first = final_state(client, started(client, monthly, 4))
-    assert (first.type.value, first.name) == ("COMPLETED", "Promoted"), first
+    assert (first.type.value, in_words(first)) == ("COMPLETED", "Promoted"), first
     assert "no model was in service" in first.message
     assert monthly.models.in_service == 1
 
     monthly.write(4, nulls=7)
     refused = final_state(client, started(client, monthly, 5))
-    assert (refused.type.value, refused.name) == ("FAILED", "DataGate"), refused
+    assert (refused.type.value, in_words(refused)) == ("FAILED", "Data gate"), refused
     assert "7 of 600 rows" in refused.message
     assert monthly.models.in_service == 1
     assert not monthly.store_folder.joinpath(f"{name}-20130501t0600").exists()
@@ -138,10 +139,10 @@ def test_a_slot_that_is_done_is_left_as_it_is_and_a_slot_runs_once_at_a_time(cli
     first = started(client, monthly, 4)
     training(monthly, 4)
     second = final_state(client, started(client, monthly, 4))
-    assert (second.type.value, second.name) == ("CANCELLED", "Duplicate"), second
-    assert final_state(client, first).name == "Promoted"
+    assert (second.type.value, in_words(second)) == ("CANCELLED", "Duplicate"), second
+    assert in_words(final_state(client, first)) == "Promoted"
     again = final_state(client, started(client, monthly, 4))
-    assert (again.name, [*monthly.models.candidates]) == ("Promoted", [1])
+    assert (in_words(again), [*monthly.models.candidates]) == ("Promoted", [1])
     assert "is done" in again.message
 
 
@@ -153,7 +154,7 @@ def test_a_slot_waits_for_the_one_before_it(client, monthly):
     first = started(client, monthly, 4)
     training(monthly, 4)
     second = started(client, monthly, 5)
-    assert final_state(client, first).name == "Promoted"
+    assert in_words(final_state(client, first)) == "Promoted"
     assert final_state(client, second).type.value == "COMPLETED"
     candidates = monthly.models.candidates
     assert [candidates[number].slot for number in (1, 2)] == [slot_of_month(4), slot_of_month(5)]
@@ -168,8 +169,8 @@ def test_a_slot_may_leave_itself_out_while_the_one_before_trains(client, monthly
     first = started(client, monthly, 4)
     training(monthly, 4)
     second = final_state(client, started(client, monthly, 5))
-    assert (second.type.value, second.name) == ("COMPLETED", "Skipped"), second
-    assert final_state(client, first).name == "Promoted"
+    assert (second.type.value, in_words(second)) == ("COMPLETED", "Skipped"), second
+    assert in_words(final_state(client, first)) == "Promoted"
     assert outcomes(monthly) == ["promoted", "skipped"]
 
 
@@ -182,8 +183,8 @@ def test_a_slot_may_take_the_place_of_the_one_before_which_ends_at_a_checkpoint(
     training(monthly, 4, past_step=60)
     second = started(client, monthly, 5)
     left = final_state(client, first)
-    assert (left.type.value, left.name) == ("CANCELLED", "Superseded"), left
-    assert final_state(client, second).name == "Promoted"
+    assert (left.type.value, in_words(left)) == ("CANCELLED", "Superseded"), left
+    assert in_words(final_state(client, second)) == "Promoted"
     assert outcomes(monthly) == ["superseded", "promoted"]
     history = read_history(RunLog(open_store(monthly.store_folder), run_id_of(monthly.spec, slot_of_month(4))))
     assert history.committed_step >= 60
@@ -247,7 +248,7 @@ def test_a_cancelled_slot_stops_its_run_at_a_checkpoint_and_can_be_started_again
     until(lambda: read_history(runlog).last_reports(), what="the end of the attempt")
     committed = read_history(runlog).committed_step
     assert 60 <= committed < 600
-    assert final_state(client, started(client, monthly, 4)).name == "Promoted"
+    assert in_words(final_state(client, started(client, monthly, 4))) == "Promoted"
     assert outcomes(monthly) == ["promoted"]
 
 
@@ -265,7 +266,7 @@ def test_slots_that_no_worker_started_are_left_out_or_run_in_order(client, month
         client.create_flow_run_from_deployment(deployment_id, state=Scheduled(scheduled_time=slot_of_month(month))).id
         for month in (4, 5)
     ]
-    names = [final_state(client, run).name for run in runs]
+    names = [in_words(final_state(client, run)) for run in runs]
     found = outcomes(monthly)
     if missed == "skip":
         assert (names, found) == (["Skipped", "Skipped"], expected)
@@ -331,4 +332,4 @@ def test_what_is_wrong_with_a_slot_is_its_state_and_it_can_be_started_again(clie
     assert has_nothing_to_recover(client, store_of(monthly.spec))
     if "evaluation" in fields:  # The run has been trained, and is not trained again.
         monthly.write_spec()
-        assert final_state(client, started(client, monthly, 4)).name == "Promoted"
+        assert in_words(final_state(client, started(client, monthly, 4))) == "Promoted"

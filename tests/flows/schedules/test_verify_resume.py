@@ -14,6 +14,7 @@ from prefect.client.schemas.objects import StateType
 from prefect.events.filters import EventFilter, EventResourceFilter
 from segue.tasks.announcements import resource_id
 from segue.tasks.run_artifact import artifact_key
+from segue.tasks.state_words import in_words
 
 from segue.records import Capacity, StopReason
 from segue.runlog.history import read_history
@@ -117,7 +118,7 @@ def test_a_recipe_that_loses_state_is_red_with_the_component_an_event_and_its_ev
     config = {"fault": "optimizer_not_restored", "marker": str(tmp_path / "marker")} | LASTS["config"]
     spec = make_spec(run_id="lossy", recipe="tests.recipes.faulty:build", **LASTS | {"config": config})
     state = final_state(client, verify(client, spec, slot=NEXT, notices=0).id)
-    assert (state.type, state.name) == (StateType.FAILED, "NotContinuous"), state.message
+    assert (state.type, in_words(state)) == (StateType.FAILED, "Not continuous"), state.message
     assert "optimizer" in state.message
     assert "the last one that passed was at 2026-11-01" in state.message
     before, found = recorded(spec)

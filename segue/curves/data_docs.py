@@ -1,0 +1,95 @@
+"""Data Docs that are complete without internet.
+
+Great Expectations' pages load their style, icons and the table of their index from other servers, and the pages are
+read where there is no way to those: in a store, on a machine of a pool. So what they would load is taken out, and
+style, signs and table are written into the pages.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Callable
+from html import escape
+from pathlib import Path
+from typing import Any
+
+from segue.curves.data_docs_style import STYLE
+
+_SCRIPT = re.compile(r"<script\b.*?</script>", re.DOTALL | re.IGNORECASE)
+_LOADED = re.compile(r"<link\b[^>]*>", re.IGNORECASE)
+_IMAGE = re.compile(r"<img\b[^>]*\bsrc=[\"']https?:[^>]*>", re.IGNORECASE)
+_FOOTER = re.compile(r"<footer\b.*?</footer>", re.DOTALL | re.IGNORECASE)
+_BUTTON = re.compile(r"<button\b.*?</button>", re.DOTALL | re.IGNORECASE)
+_HANDLER = re.compile(r"\son[a-z]+=(\"[^\"]*\"|'[^']*')", re.IGNORECASE)
+_STYLED = re.compile(r"@font-face\s*\{[^}]*\}|\bbackground(?:-image)?:\s*url\([^)]*\)[^;}]*;?")
+_SIGN = re.compile(r"<i class=\"[^\"]*\bfa-([a-z-]+)[^\"]*\"[^>]*>\s*</i>(\s*(?:Succeeded|Failed))?")
+_SIGNS = {
+    "check-circle": ("met", "&#10003;", "met"),
+    "times": ("failed", "&#10007;", "failed"),
+    "exclamation-triangle": ("failed", "!", "error"),
+}
+"""By Great Expectations' icon: the class of its style, the sign, and the word after it."""
+_TABLE = re.compile(r"\$\('#([\w-]+)'\)\.bootstrapTable\(.*?\bcolumns: (\[.*?\]),\n\s*data: (\[.*?\]),\n", re.DOTALL)
+
+
+def complete(folder: Path) -> None:
+    """Make every page of a site complete without internet, in place."""
+    for path in sorted(folder.rglob("*.html")):
+        path.write_text(completed(path.read_text(encoding="utf-8")), encoding="utf-8")
+
+
+def completed(page: str) -> str:
+    """A page with its own style, signs and tables, that loads nothing."""
+    tables = {found[1]: _table(found[2], found[3]) for found in _TABLE.finditer(page)}
+    for pattern in (_SCRIPT, _LOADED, _FOOTER, _BUTTON, _HANDLER, _STYLED):
+        page = pattern.sub("", page)
+    page = _IMAGE.sub("<strong>Great Expectations</strong>", page)
+    page = _SIGN.sub(_sign, page)
+    for name, table in tables.items():
+        page = _put(table, page, at=rf"<table\s+id=\"{re.escape(name)}\".*?</table>")
+    return page.replace("</head>", f"<style>{STYLE}</style>\n</head>", 1)
+
+
+def _put(table: str, page: str, *, at: str) -> str:
+    """The page with a table where the pattern matches: by a function, because a table may hold backslashes."""
+    return re.sub(at, lambda _: table, page, flags=re.DOTALL)
+
+
+def _sign(found: re.Match[str]) -> str:
+    known = _SIGNS.get(found[1])
+    if known is None:
+        return found[2] or ""
+    style, sign, word = known
+    return f'<span class="{style}">{sign} {(found[2] or word).strip().lower()}</span>'
+
+
+def _table(columns: str, rows: str) -> str:
+    """The table of an index, which a script would build. Cells are text: what a script shows as HTML is not trusted."""
+    fields = [column.get("field") for column in ast.literal_eval(columns)]
+    found = ast.literal_eval(rows)
+    if "validation_success" not in fields:
+        links = "".join(f"<li>{_link(row, row.get('expectation_suite_name'))}</li>" for row in found)
+        return f"<h5>Expectation suites</h5><ul>{links}</ul>"
+    head = "".join(f"<th>{name}</th>" for name in _COLUMNS)
+    body = "".join(f"<tr>{''.join(f'<td>{cell(row)}</td>' for cell in _COLUMNS.values())}</tr>" for row in found)
+    return f'<h5>Validations</h5><table class="table"><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>'
+
+
+def _sign_of_row(row: dict[str, Any]) -> str:
+    style, sign, word = _SIGNS["check-circle" if row.get("_validation_success_text") == "Success" else "times"]
+    return f'<span class="{style}">{sign} {word}</span>'
+
+
+def _link(row: dict[str, Any], text: object) -> str:
+    return f'<a href="{escape(str(row.get("_table_row_link_path", "#")))}">{escape(str(text))}</a>'
+
+
+_COLUMNS: dict[str, Callable[[dict[str, Any]], str]] = {
+    "Status": _sign_of_row,
+    "Run": lambda row: _link(row, row.get("run_time")),
+    "Run name": lambda row: escape(str(row.get("run_name", ""))),
+    "Data": lambda row: escape(str(row.get("_batch_identifier_sort", ""))),
+    "Suite": lambda row: escape(str(row.get("_expectation_suite_name_sort", ""))),
+}
+"""The columns of the index, by their title."""

@@ -1,0 +1,115 @@
+"""What a command does while a person waits for it: one line that changes on a terminal, plain lines elsewhere."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import NamedTuple
+
+from rich.console import Console
+from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+from segue.clock import Clock, SystemClock
+from segue.reports.console import errors
+from segue.units import duration
+
+QUIET_SECONDS = 3.0
+"""A command that takes less says nothing of its progress in a file or pipe."""
+AGAIN_SECONDS = 15.0
+"""A step of the work that lasts is said again this often."""
+_PARTS = 10
+
+Say = Callable[[str], None]
+
+
+@contextmanager
+def progress(first: str, *, console: Console = errors) -> Iterator[Say]:
+    """A block of work; what is yielded is called with the name of each step as it begins.
+
+    On a terminal there is one line with the newest step and the time, gone at the end. In a file or pipe each step has
+    a line of its own, written as it happens, and a step that lasts has one more every 15 s. They go to standard error.
+    """
+    if console.is_terminal:
+        columns = (SpinnerColumn(), TextColumn("{task.description}", markup=False), TimeElapsedColumn())
+        with Progress(*columns, console=console, transient=True) as shown:
+            task = shown.add_task(first, total=None)
+            yield lambda text: shown.update(task, description=text)
+        return
+    lines = _Lines(first, lambda text: console.print(text, markup=False), SystemClock())
+    try:
+        yield lines.say
+    finally:
+        lines.close()
+
+
+class _Lines:
+    """Plain lines, once the work has lasted for some seconds."""
+
+    def __init__(self, first: str, write: Say, clock: Clock) -> None:
+        self._write, self._clock = write, clock
+        self._lock, self._is_over = threading.Lock(), threading.Event()
+        self._begin(first)
+        self._is_shown = False
+        self._thread = threading.Thread(target=self._work, name="segue-progress", daemon=True)
+        self._thread.start()
+
+    def say(self, text: str) -> None:
+        with self._lock:
+            self._begin(text)
+            if self._is_shown:
+                self._write(text)
+
+    def _begin(self, text: str) -> None:
+        self._text, self._began_at = text, self._clock.monotonic()
+        self._again_at = self._began_at + AGAIN_SECONDS
+
+    def close(self) -> None:
+        self._is_over.set()
+        self._thread.join()
+
+    def _work(self) -> None:
+        if self._is_over.wait(QUIET_SECONDS):
+            return
+        with self._lock:
+            self._is_shown = True
+            self._write(self._text)
+        while not self._is_over.wait(1.0):
+            with self._lock:
+                now = self._clock.monotonic()
+                if now >= self._again_at:
+                    self._again_at = now + AGAIN_SECONDS
+                    self._write(f"{self._text} ({duration(now - self._began_at)} so far)")
+
+
+class Reached(NamedTuple):
+    """How far a training has come, as a line shows it."""
+
+    doing: str
+    step: int
+    steps: int
+
+    @property
+    def in_words(self) -> str:
+        return f"{self.doing}, step {self.step} of {self.steps}"
+
+    def is_news_after(self, before: Reached | None) -> bool:
+        """Whether this deserves a line after `before`: something else is done, or another tenth of the steps."""
+        if before is None or before.doing != self.doing:
+            return True
+        part = max(self.steps // _PARTS, 1)
+        return self.step // part > before.step // part
+
+
+class StepLines:
+    """Lines about a training's steps, for a file or pipe: with each new thing that it does, and each tenth."""
+
+    def __init__(self, write: Say) -> None:
+        self._write = write
+        self._last: Reached | None = None
+
+    def __call__(self, doing: str, step: int, steps: int) -> None:
+        reached = Reached(doing, step, steps)
+        if reached.is_news_after(self._last):
+            self._last = reached
+            self._write(reached.in_words)

@@ -1,0 +1,143 @@
+"""How a flow run has ended, in a word of segue's, inside a state that Prefect's UI knows.
+
+The pages of a deployment show only flow runs whose state has one of Prefect's own names. So a state keeps the name that
+belongs to its type, and its message begins with the word: "Preempted: notice at step 508". Lists of flow runs show no
+messages: there the word is a tag.
+"""
+
+from __future__ import annotations
+
+import re
+from enum import StrEnum
+from typing import Any
+
+from prefect.client.schemas.objects import State, StateType
+from prefect.states import Cancelled, Completed, Failed
+
+from segue.units import duration
+
+TAG_START = "ended: "
+"""Tags that begin so have the word of a flow run's end. No run id has a colon: flow runs are found by those."""
+
+
+class Word(StrEnum):
+    """The words. Code tells states apart by them and by the type, never by a name."""
+
+    PREEMPTED = "Preempted"
+    LOST = "Lost"
+    FENCED = "Fenced"
+    OUT_OF_MEMORY = "Out of memory"
+    HUNG = "Hung"
+    NO_CAPACITY = "No capacity"
+    ANOMALY = "Anomaly"
+    LATE = "Late"
+    BROKEN = "Broken"
+    HOPELESS = "Hopeless"
+    OUT_OF_BUDGET = "Out of budget"
+    PARENT_LOST = "Parent lost"
+    DUPLICATE = "Duplicate"
+    PROMOTED = "Promoted"
+    NOT_PROMOTED = "Not promoted"
+    SKIPPED = "Skipped"
+    SUPERSEDED = "Superseded"
+    NO_DATA = "No data"
+    DATA_GATE = "Data gate"
+    NOT_CONTINUOUS = "Not continuous"
+    NOT_PROVEN = "Not proven"
+    DELETED = "Deleted"
+    """Of no server: what a parent notes about a flow run that is gone."""
+
+    @property
+    def type(self) -> StateType:
+        """The type of a state with this word."""
+        return _TYPES[self]
+
+    @property
+    def old_name(self) -> str:
+        """The name that such a state had when names were segue's own."""
+        # It was Completed then: a late run looked like one on time.
+        return "CompletedLate" if self is Word.LATE else self.title().replace(" ", "")
+
+    @property
+    def tag(self) -> str:
+        """The tag of a flow run that has ended so."""
+        return f"{TAG_START}{self.lower()}"
+
+
+_TYPES = {
+    Word.PREEMPTED: StateType.CRASHED,
+    Word.LOST: StateType.CRASHED,
+    Word.FENCED: StateType.CRASHED,
+    Word.OUT_OF_MEMORY: StateType.CRASHED,
+    Word.HUNG: StateType.CRASHED,
+    Word.NO_CAPACITY: StateType.CANCELLED,
+    Word.ANOMALY: StateType.FAILED,
+    # The goal is reached, and the promise is not kept: whoever looks at a list of runs has to see it.
+    Word.LATE: StateType.FAILED,
+    Word.BROKEN: StateType.FAILED,
+    Word.HOPELESS: StateType.FAILED,
+    Word.OUT_OF_BUDGET: StateType.FAILED,
+    Word.PARENT_LOST: StateType.CRASHED,
+    Word.DUPLICATE: StateType.CANCELLED,
+    Word.PROMOTED: StateType.COMPLETED,
+    Word.NOT_PROMOTED: StateType.COMPLETED,
+    Word.SKIPPED: StateType.COMPLETED,
+    Word.SUPERSEDED: StateType.CANCELLED,
+    Word.NO_DATA: StateType.FAILED,
+    Word.DATA_GATE: StateType.FAILED,
+    Word.NOT_CONTINUOUS: StateType.FAILED,
+    Word.NOT_PROVEN: StateType.FAILED,
+    Word.DELETED: StateType.CRASHED,
+}
+_OF_ACTIONS = {"broken": Word.BROKEN, "hopeless": Word.HOPELESS, "budget": Word.OUT_OF_BUDGET}
+"""The words of decisions that end a run without its goal; a recipe that failed has none."""
+_OLD_NAMES = {word.old_name: word for word in Word}
+_FIRST = re.compile(rf"({'|'.join(Word)}): ")
+
+
+def state_with(word: Word, message: str) -> State[Any]:
+    """The state of a flow run that has ended as the word says."""
+    return State(type=word.type, message=f"{word}: {message}")
+
+
+def word_of(state: State[Any]) -> Word | None:
+    """The word of a state, also of one that an older segue has set; None for a state without one."""
+    found = _FIRST.match(state.message or "")
+    if found is not None and Word(found[1]).type is state.type:
+        return Word(found[1])
+    return _OLD_NAMES.get(state.name or "")
+
+
+def in_words(state: State[Any]) -> str:
+    """How a flow run has ended, as a person reads it: segue's word, otherwise Prefect's name."""
+    word = word_of(state)
+    return word.value if word is not None else state.name or "unknown"
+
+
+def has_reached_goal(state: State[Any]) -> bool:
+    """Whether a parent's state says that the run has reached its goal, in time or late."""
+    return state.is_completed() or word_of(state) is Word.LATE
+
+
+def is_by_a_person(state: State[Any]) -> bool:
+    """Whether this state is a cancellation that a person asked for: not one by segue or by a concurrency limit."""
+    is_by_limit = "concurrency limit" in (state.message or "").lower()
+    return (state.is_cancelling() or state.is_cancelled()) and word_of(state) is None and not is_by_limit
+
+
+def state_of_run(action: str, message: str, *, late_seconds: float | None = None) -> State[Any]:
+    """Completed for a run that reached its goal in time, Cancelled if a person stopped it, else Failed.
+
+    A run that reached its goal after its deadline is Failed too, because lists show the type of a state and no message;
+    the message says that the goal is reached, and how late it was.
+    """
+    if action == "finished" and late_seconds is not None:
+        if late_seconds > 0:
+            return state_with(Word.LATE, f"{duration(late_seconds)} after the deadline; {message}")
+        return Completed(message=f"on time by {duration(-late_seconds)}; {message}")
+    if action == "finished":
+        return Completed(message=message)
+    if action in ("stopped", "cancelled"):
+        return Cancelled(message=message)
+    word = _OF_ACTIONS.get(action)
+    return state_with(word, message) if word is not None else Failed(message=message)

@@ -1,0 +1,57 @@
+"""The command as a whole: version, module, completion, and the run spec of the folder."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from importlib.metadata import version
+
+import pytest
+
+from tests.cli.test_errors import TINY, Place, refusal
+
+
+@pytest.fixture
+def place(tmp_path) -> Place:
+    return Place(tmp_path / "place")
+
+
+def test_the_version_is_that_of_the_installed_package(place):
+    outcome = place.run("--version")
+    assert (outcome.code, outcome.out, outcome.err) == (0, f"segue {version('segue')}\n", "")
+
+
+def test_the_module_is_the_command():
+    command = [sys.executable, "-m", "segue", "--version"]
+    assert subprocess.check_output(command, text=True, timeout=60) == f"segue {version('segue')}\n"
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_a_shell_can_complete_the_commands(place, shell):
+    place.set("_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION", "1")
+    outcome = place.run("--show-completion", shell)
+    assert outcome.code == 0
+    assert "_SEGUE_COMPLETE" in outcome.out
+
+
+def test_a_run_beside_a_run_toml_says_that_it_is_not_used(place):
+    place.write("run.toml", "steps = 0\n")
+    outcome = place.run("run", TINY, "--steps", "0")
+    assert outcome.code == 2
+    first, second = outcome.err.splitlines()
+    assert first == "run.toml of this folder is not used; --config run.toml uses its settings."
+    assert second.startswith("segue: ")
+
+
+@pytest.mark.parametrize("command", ["run", "drill"])
+def test_without_a_recipe_the_run_toml_of_the_folder_is_used(place, command):
+    place.write("run.toml", f'recipe = "{TINY}"\nsteps = 8\nsteeps = 9\n')
+    outcome = place.run(command)
+    assert outcome.code == 2
+    assert outcome.err.splitlines()[0] == "settings: run.toml of this folder"
+    assert "run.toml" in outcome.err.splitlines()[1]
+    assert "steeps" in outcome.err
+
+
+def test_without_a_run_toml_nothing_is_said_of_it(place):
+    assert "run.toml" not in refusal(place.run("run", TINY, "--steps", "0"))
