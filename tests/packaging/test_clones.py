@@ -80,7 +80,11 @@ def interpreter_for(user: str | None) -> str:
     pytest.skip(f"{user} may run no Python of this version, or not read {site}")
 
 
-@pytest.fixture(scope="module", params=["segue", "my segue (2)", "ünïcode", LONG])
+@pytest.fixture(
+    scope="module",
+    params=["segue", "my segue (2)", "ünïcode", LONG],
+    ids=["called segue", "with spaces", "with accents", "long"],
+)
 def clone(request) -> Iterator[Clone]:
     """Two of them are another user's."""
     if not (REPO / ".git").exists():
@@ -106,11 +110,13 @@ def furnish(clone: Clone, python: str) -> None:
     subprocess.run([python, "-m", "venv", "--without-pip", venv], check=True)
     look = "import sysconfig; print(sysconfig.get_paths()['purelib'])"
     own = Path(subprocess.check_output([venv / "bin" / "python", "-c", look], text=True).strip())
+    # By a link, so that the paths of packages lead through the clone's folder, as if they were installed there.
+    (own / "others").symlink_to(sysconfig.get_paths()["purelib"])
     # A plain line of a .pth file: the .pth files in that folder, such as an editable segue's, are not read.
-    (own / "others.pth").write_text(sysconfig.get_paths()["purelib"] + "\n")
-    into = ("--python", venv / "bin" / "python", "install", "--no-deps", "--no-build-isolation", "--no-index", "--quiet")
-    pip = (sys.executable, "-m", "pip", "--disable-pip-version-check", *into, "--editable", clone.folder)
-    subprocess.run(pip, check=True, capture_output=True)
+    (own / "others.pth").write_text("others\n")
+    pip = (sys.executable, "-m", "pip", "--python", venv / "bin" / "python", "install")
+    how = ("--no-deps", "--no-build-isolation", "--no-index", "--disable-pip-version-check")
+    subprocess.run([*pip, *how, "--editable", clone.folder], check=True, capture_output=True)
     (venv / "bin" / "ruff").symlink_to(Path(sys.executable).parent / "ruff")
     (venv / "bin" / "mypy").write_text(MYPY)
     (venv / "bin" / "mypy").chmod(0o755)
@@ -154,14 +160,9 @@ def test_a_project_in_it_is_begun_and_drilled(clone):
 @pytest.mark.parametrize("version", ["3.12", "3.13"])
 def test_every_source_compiles_without_a_warning_with_a_later_python(version, tmp_path):
     python = shutil.which(f"python{version}")
-    if python is None or subprocess.run([python, "-V"], capture_output=True, check=False).returncode:
+    facts = {"env": os.environ | {"PYTHONPYCACHEPREFIX": str(tmp_path), "PYENV_VERSION": version}, "cwd": REPO}
+    if python is None or subprocess.run([python, "-V"], **facts, capture_output=True, check=False).returncode:
         pytest.skip(f"python{version} is not installed")
-    done = subprocess.run(
-        [python, "-W", "error", "-m", "compileall", "-q", *SOURCES],
-        cwd=REPO,
-        env=os.environ | {"PYTHONPYCACHEPREFIX": str(tmp_path)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    command = [python, "-W", "error", "-m", "compileall", "-q", *SOURCES]
+    done = subprocess.run(command, **facts, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
