@@ -19,7 +19,6 @@ COMMAND = [sys.executable, "-m", "benchmarks.chaos.command"]
 FIGURES = {"runs", "faults", "finished", "late", "commits_lost", "doubled_steps", "final_identical", "stuck"}
 
 
-@pytest.mark.soak
 def test_a_schedule_from_a_file_is_played_and_loses_nothing_and_leaves_nothing(tmp_path):
     faults = [
         {"kind": "trainer-kill", "at_seconds": 12},
