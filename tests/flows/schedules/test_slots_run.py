@@ -75,7 +75,7 @@ def training(monthly: Monthly, month: int, *, past_step: int = 0):
     runlog = RunLog(opened, run_id_of(monthly.spec, slot_of_month(month)))
 
     def beat():
-        if not monthly.store_folder.is_dir():
+        if not monthly.has_store:
             return None
         history = read_history(runlog)
         plan = history.open_plan
@@ -293,7 +293,7 @@ def test_the_schedule_starts_a_slot_by_itself_with_a_deadline(client, monthly):
     files = {"files": f"{monthly.folder}/*.parquet", "period": None}
     monthly.write_spec(schedule="* * * * *", ready_within_hours=1.0, overlap="skip", data=files)
     deploy(client, monthly.spec, file=str(monthly.file), working_dir=REPO, active=True)
-    until(lambda: monthly.store_folder.exists() and monthly.models.candidates, what="a slot of the schedule")
+    until(lambda: monthly.has_store and monthly.models.candidates, what="a slot of the schedule")
     monthly.write_spec(schedule=None)
     deploy(client, monthly.spec, file=str(monthly.file), working_dir=REPO, active=False)
     candidate = monthly.models.version(1)
