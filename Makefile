@@ -3,7 +3,8 @@
 # make test   sets everything up and runs lint, types and the tests; 5 minutes on two cores
 # make matrix the longer tests: many seeds, many kills, whole processes, the wheel
 # make gpu    the tests and benchmarks that need a CUDA device
-# make soak   the longest tests, and whole benchmarks
+# make soak-quarter  one quarter of the longest tests, as CI runs them; QUARTER=1 to 4 names one
+# make soak   all four quarters
 # make docs   writes the generated reference and builds the docs site: build/site/index.html
 # VENV=FOLDER uses an environment that exists as it is, and installs nothing into it.
 VENV   ?= .venv
@@ -14,7 +15,7 @@ STAMP  := $(VENV)/.installed
 GIVEN  := $(if $(filter file,$(origin VENV)),,$(shell test -x $(BIN)/python && echo given))
 
 # Several of these are also names of folders.
-.PHONY: demo retrain-demo test units flows matrix matrix-units matrix-flows gpu soak lint types format docs setup clean
+.PHONY: demo retrain-demo test units flows matrix matrix-units matrix-flows gpu soak soak-quarter lint types format docs setup clean
 
 demo: setup
 	$(BIN)/segue demo
@@ -46,7 +47,11 @@ matrix-units: setup
 matrix-flows: setup
 	$(BIN)/python -m pytest -m 'matrix and not soak' -n 2 --dist loadfile --no-loadscope-reorder --max-worker-restart 0 --durations 20 $(WITH_SERVERS)
 
-# More than an hour, on a machine that does nothing else; neither of the two above runs it.
+# Of the longest tests, CI runs one quarter after the two above.
+soak-quarter: setup
+	$(BIN)/python -m tests.support.soak $(QUARTER)
+
+# More than an hour, on a machine that does nothing else.
 soak: setup
 	$(BIN)/python -m pytest -m soak
 
