@@ -16,7 +16,8 @@ from tests.support.soak.quarters import NUMBER, QUARTERS, chosen, lightest, quar
 from tests.support.soak.summary import Summary
 
 ROOT = Path(__file__).parents[1]
-MOST_SECONDS = 90 * 60
+MOST_SECONDS = 25 * 60
+"""Of a quarter, one test after the other. Two run at a time: all four take less than an hour and a half."""
 MARK = re.compile(r"\bmark\.soak\b")
 
 
@@ -34,10 +35,10 @@ def test_each_file_with_a_soak_test_is_in_one_quarter():
     assert not gone, f"without a soak test: {gone}. Fix: remove it from tests/support/soak/quarters.py"
 
 
-def test_the_quarters_take_as_long_and_all_of_them_less_than_an_hour_and_a_half():
+def test_the_quarters_take_as_long_as_each_other_and_no_longer_than_ci_has():
     seconds = [sum(files.values()) for files in QUARTERS]
     assert max(seconds) < 1.15 * min(seconds), seconds
-    assert sum(seconds) < MOST_SECONDS
+    assert max(seconds) < MOST_SECONDS
 
 
 @pytest.mark.parametrize("first", [0, 587])

@@ -13,6 +13,8 @@ import pytest
 from benchmarks.__main__ import app
 from benchmarks.common.samples import KEYS
 
+pytestmark = pytest.mark.timeout(1500)  # Several start a whole Prefect, beside other tests.
+
 ROOT = Path(__file__).parents[2]
 
 COVERED = {
@@ -33,7 +35,7 @@ COVERED = {
 def report_of(command: str, *options: str, codes: tuple[int, ...] = (0,), cwd: Path = ROOT) -> tuple[dict, str]:
     """The JSON that a command prints, and what it says meanwhile."""
     asked = [sys.executable, "-m", "benchmarks.__main__", command, *options, "--json"]
-    done = subprocess.run(asked, cwd=cwd, capture_output=True, text=True, check=False, timeout=550)
+    done = subprocess.run(asked, cwd=cwd, capture_output=True, text=True, check=False)
     assert done.returncode in codes, f"{done.stdout}\n{done.stderr}"
     return json.loads(done.stdout), done.stderr
 

@@ -308,17 +308,12 @@ def test_the_schedule_starts_a_slot_by_itself_with_a_deadline(client, monthly):
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"data": {"files": "/nowhere/%Y-%m.parquet"}}, "files are missing: /nowhere/2013-01.parquet"),
         ({"gate": {"suite": "expectations/other.json"}}, "the file cannot be read (No such file or directory)"),
         ({"evaluation": {"scores": "tests.recipes.monthly:dies"}}, "its process ended without a result"),
-        ({"run": {"recipe": "tests.recipes.nowhere:build", "steps": 10}}, "there is no module 'tests.recipes.nowhere'"),
     ],
 )
 def test_what_is_wrong_with_a_slot_is_its_state_and_it_can_be_started_again(client, monthly, fields, message):
     monthly.write(1, 2, 3)
-    usual = monthly.spec.run
-    if "run" in fields:
-        fields = {"run": usual | fields["run"]}
     monthly.write_spec(**fields)
     state = final_state(client, started(client, monthly, 4))
     assert state.type.value == "FAILED", state
