@@ -96,9 +96,9 @@ def folder(tmp_path, monkeypatch) -> Path:
     return tmp_path
 
 
-def segue(*arguments: str, **environment: str) -> Ended:
+def segue(*arguments: str) -> Ended:
     command = [str(Path(sys.executable).with_name("segue")), *arguments]
-    environment = {**os.environ, "COLUMNS": "100", "NO_COLOR": "1", **environment}
+    environment = {**os.environ, "COLUMNS": "100", "NO_COLOR": "1"}
     run = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=170)
     return Ended(run.returncode, run.stdout, run.stderr)
 
