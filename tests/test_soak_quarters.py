@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import json
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from tests.support.soak.__main__ import alone, run
 from tests.support.soak.plugin import TOO_LATE
 from tests.support.soak.quarters import NUMBER, QUARTERS, chosen, lightest, quarter_of
 from tests.support.soak.summary import Summary
@@ -83,34 +80,36 @@ def test_of_another_quarter(): assert False
 """
 
 
-def outcomes_in(folder: Path, *options: str) -> dict[str, str]:
-    """How the tests of the first quarter ended, in a folder with a file of it and one of the second."""
-    (mine, *_), (other, *_) = ([*files] for files in QUARTERS[:2])
-    for file, text in ((mine, SOME), (other, OTHERS), ("tests/test_new.py", SOME)):
-        path = folder / file
+MINE, OTHER = (next(iter(files)) for files in QUARTERS[:2])
+
+
+@pytest.fixture
+def project(tmp_path, monkeypatch) -> Path:
+    """A folder with a file of the first quarter, one of the second, and one of none."""
+    for file, text in ((MINE, SOME), (OTHER, OTHERS), ("tests/test_new.py", SOME)):
+        path = tmp_path / file
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
-    (folder / "pytest.ini").write_text("[pytest]\nmarkers = soak\n")
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "tests.support.soak.plugin"]
-    command += ["--import-mode", "importlib", "-m", "soak", "--quarter", "0", "--outcomes", "outcomes.json", *options]
-    own = os.environ | {"PYTHONPATH": str(ROOT)}
-    done = subprocess.run([*command, "tests"], cwd=folder, env=own, capture_output=True, text=True, check=False)
-    assert done.returncode in (0, 1), done.stdout + done.stderr
-    found = json.loads((folder / "outcomes.json").read_text())
-    assert {test.partition("::")[0] for test in found} == {mine, "tests/test_new.py"}
-    return {test.partition("::")[2]: outcome for test, outcome in found.items() if test.startswith(mine)}
+    (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers = soak\n")
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    return tmp_path
 
 
-@pytest.mark.parametrize("processes", [(), ("-n", "2", "--dist", "loadfile")], ids=["one process", "two"])
-def test_the_plugin_runs_the_files_of_its_quarter_and_those_of_none(tmp_path, processes):
+def test_a_quarter_runs_its_files_and_those_of_none_and_knows_how_each_test_ended(project):
     assert quarter_of("tests/test_new.py") is None
-    assert outcomes_in(tmp_path, *processes) == {
+    code, found = run(0, project)
+    assert code == 1
+    assert {test.partition("::")[0] for test in found} == {MINE, "tests/test_new.py"}
+    assert {test.partition("::")[2]: how for test, how in found.items() if test.startswith(MINE)} == {
         "test_passes": "passed",
         "test_fails": "failed",
         "test_is_skipped": "no cluster here",
         "test_cannot_begin": "failed",
     }
+    assert [alone(f"{MINE}::{name}", project) for name in ("test_passes", "test_fails")] == [True, False]
 
 
-def test_no_test_is_begun_when_the_time_of_the_quarter_is_over(tmp_path):
-    assert set(outcomes_in(tmp_path, "--begin-until", "1").values()) == {TOO_LATE}
+def test_no_test_is_begun_when_the_time_of_the_quarter_is_over(project, monkeypatch):
+    monkeypatch.setattr("tests.support.soak.__main__.MOST_SECONDS", -1)
+    code, found = run(0, project)
+    assert (code, set(found.values())) == (0, {TOO_LATE})

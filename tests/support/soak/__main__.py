@@ -25,10 +25,11 @@ _NOTHING_RAN = 5
 
 def main() -> int:
     commits = int(subprocess.check_output(["git", "rev-list", "--count", "HEAD"], text=True))
-    quarter = int(sys.argv[1]) - 1 if len(sys.argv) > 1 else chosen(commits)
-    if not 0 <= quarter < NUMBER:
-        say(f"there is no quarter {sys.argv[1]}. Fix: give a number from 1 to {NUMBER}.")
+    asked = sys.argv[1] if len(sys.argv) > 1 else str(chosen(commits) + 1)
+    if asked not in map(str, range(1, NUMBER + 1)):
+        say(f"there is no quarter {asked!r} of the soak tests. Fix: give a number from 1 to {NUMBER}.")
         return 2
+    quarter = int(asked) - 1
     minutes = sum(QUARTERS[quarter].values()) / 60
     say(f"soak tests, quarter {quarter + 1} of {NUMBER} ({commits} commits): about {minutes:.0f} min one by one")
     code, outcomes = run(quarter)
