@@ -4,15 +4,19 @@
 # make matrix the longer tests: many seeds, many kills, whole processes, the wheel
 # make gpu    the tests and benchmarks that need a CUDA device
 # make gpu-kit  .gpu/: what a machine with a device and without a network lacks for benchmarks/accelerator/kit/*.sh
-# make soak   the longest tests, and whole benchmarks
+# make soak-quarter  one quarter of the longest tests, as CI runs them; QUARTER=1 to 4 names one
+# make soak   all four quarters
 # make docs   writes the generated reference and builds the docs site: build/site/index.html
+# VENV=FOLDER uses an environment that exists as it is, and installs nothing into it.
 VENV   ?= .venv
 PYTHON ?= python3
-BIN    := $(VENV)/bin
+# Paths are relative or quoted: the clone's folder may have spaces.
+BIN    := "$(VENV)/bin"
 STAMP  := $(VENV)/.installed
+GIVEN  := $(if $(filter file,$(origin VENV)),,$(shell test -x $(BIN)/python && echo given))
 
 # Several of these are also names of folders.
-.PHONY: demo retrain-demo test units flows matrix matrix-units matrix-flows gpu gpu-kit soak lint types format docs setup clean
+.PHONY: demo retrain-demo test units flows matrix matrix-units matrix-flows gpu gpu-kit soak soak-quarter lint types format docs setup clean
 
 demo: setup
 	$(BIN)/segue demo
@@ -44,7 +48,11 @@ matrix-units: setup
 matrix-flows: setup
 	$(BIN)/python -m pytest -m 'matrix and not soak' -n 2 --dist loadfile --no-loadscope-reorder --max-worker-restart 0 --durations 20 $(WITH_SERVERS)
 
-# More than an hour, on a machine that does nothing else; neither of the two above runs it.
+# Of the longest tests, CI runs one quarter after the two above.
+soak-quarter: setup
+	$(BIN)/python -m tests.support.soak $(QUARTER)
+
+# More than an hour, on a machine that does nothing else.
 soak: setup
 	$(BIN)/python -m pytest -m soak
 
@@ -66,9 +74,9 @@ lint: setup
 TYPED := build/types
 types: setup
 	rm -rf $(TYPED) && mkdir -p $(TYPED)/segue
-	ln -s $(CURDIR)/segue/* $(CURDIR)/flows $(CURDIR)/tasks $(CURDIR)/deployments $(TYPED)/segue/
-	ln -s $(CURDIR)/benchmarks $(CURDIR)/examples $(CURDIR)/website $(TYPED)/
-	cd $(TYPED) && nice -n 10 $(abspath $(BIN))/mypy --config-file $(CURDIR)/pyproject.toml --cache-dir $(CURDIR)/.mypy_cache -p segue -p benchmarks -p website
+	cd $(TYPED)/segue && ln -s ../../../segue/* ../../../flows ../../../tasks ../../../deployments .
+	cd $(TYPED) && ln -s ../../benchmarks ../../examples ../../website .
+	bin=$$(cd $(BIN) && pwd) && cd $(TYPED) && nice -n 10 "$$bin/mypy" --config-file ../../pyproject.toml --cache-dir ../../.mypy_cache -p segue -p benchmarks -p website
 
 format: setup
 	$(BIN)/ruff format .
@@ -80,14 +88,14 @@ docs: setup
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 	@echo "the site is in build/site; with search: $(BIN)/python -m http.server --directory build/site --bind 127.0.0.1"
 
-setup: $(STAMP)
+setup: $(if $(GIVEN),,$(STAMP))
 
 $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "segue needs Python 3.11 or newer; this is $$($(PYTHON) --version). Try: make PYTHON=python3.12"; exit 1; }
-	$(PYTHON) -m venv $(VENV)
+	$(PYTHON) -m venv "$(VENV)"
 	@echo "installing pinned dependencies into $(VENV) (a few minutes the first time)"
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[s3,gcs,azure,prefect,data,docs,dev]'
-	@touch $(STAMP)
+	@touch "$(STAMP)"
 
 clean:
-	rm -rf $(VENV) .segue .mypy_cache .ruff_cache .pytest_cache
+	rm -rf .venv .segue .mypy_cache .ruff_cache .pytest_cache

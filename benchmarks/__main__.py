@@ -105,7 +105,7 @@ def checkpoint(
         steps=steps,
     )
     leave_as_on_ctrl_c()
-    with progress(lines_start_with="round") as say:
+    with progress(lines_start_with=("limits", "first save", "round", "failed")) as say:
         report = measure(options, say=say)
     if as_json:
         show_json(report)

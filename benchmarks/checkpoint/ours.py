@@ -23,7 +23,7 @@ from segue.runlog import keys
 from segue.runlog.history import read_history
 from segue.runlog.log import RunLog
 from segue.spec import CheckpointSpec, StoreSpec
-from segue.stores import open_store
+from segue.stores import LocalStore
 
 _RUN, _ATTEMPT, _EPOCH = "bench", "seg000-a1-e1", 1
 _COMPONENT = "model"
@@ -39,7 +39,7 @@ class OurSaver:
 
     def prepare(self, state: State, folder: Path) -> None:
         spec = StoreSpec(url=str(folder))
-        self._folder, self._store = folder, open_store(spec)
+        self._folder, self._store = folder, LocalStore(folder).create()
         self._runlog = RunLog(self._store, _RUN)
         self._staging = StagingArea()
         self._staging.prepare({_COMPONENT: dict(state)})

@@ -133,6 +133,8 @@ def _limits(options: Options, folder: Path) -> Iterator[Worker[LimitBench]]:
 
 
 def _measure_all(scene: Scene, options: Options) -> None:
+    limits = scene.limits.run(LimitBench.measure, options.size_bytes)
+    scene.say(f"limits: {limits.memcpy_seconds:.3f} s to copy the bytes, {limits.write_seconds:.3f} s to write them")
     scene.say("calibrating training steps")
     sizes = scene.limits.run(LimitBench.calibrate_steps, scene.threads) if options.steps else None
     savers, uploaders = options.chosen(SAVERS), options.chosen(UPLOADERS)

@@ -89,6 +89,7 @@ class RankGroup(Generic[B]):
         try:
             yield
         except WorkerError as error:
+            self.scene.say(f"failed: {', '.join(keys)} of {name}: {error.why}")
             self.scene.samples[name].fail(keys, error.why)
             if not self._workers[name].is_sound:
                 self.scene.samples[name].fail(self.keys, error.why)

@@ -16,8 +16,8 @@ def leave_as_on_ctrl_c() -> None:
 
 
 @contextmanager
-def progress(*, lines_start_with: str = "") -> Iterator[Callable[[str], None]]:
-    """One line that changes on a terminal; elsewhere a line for each text that starts so."""
+def progress(*, lines_start_with: tuple[str, ...] = ("",)) -> Iterator[Callable[[str], None]]:
+    """One line that changes on a terminal; elsewhere a line for each text that starts with one of these."""
     if errors.is_terminal:
         with errors.status("starting") as status:
             yield status.update

@@ -15,6 +15,7 @@ import pandas as pd
 import typer
 
 from benchmarks.common.child import child_environment
+from benchmarks.common.terminal import progress
 from benchmarks.datacheck.worker import SUITE
 from segue.reports.console import console, show_json
 from segue.reports.tables import rows_table
@@ -34,13 +35,15 @@ def datacheck(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")] = False,
 ) -> None:
     """Seconds and memory of the data check, and of the same suite on all rows as one pandas frame, in turns."""
-    with tempfile.TemporaryDirectory(prefix="segue-bench-") as name:
+    with tempfile.TemporaryDirectory(prefix="segue-bench-") as name, progress() as say:
         folder = Path(name)
+        say(f"writing {rows:,} rows")
         expectations = _make(folder, rows)
         found: dict[str, list[dict[str, Any]]] = {how: [] for how in _HOW}
         for number in range(rounds):
             for how in _HOW if number % 2 == 0 else reversed(_HOW):
                 found[how].append(_measure(how, folder))
+                say(f"round {number + 1} of {rounds}: {how} took {found[how][-1]['seconds']:.1f} s")
     facts = [_median(how, runs) for how, runs in found.items()]
     if as_json:
         show_json({"rows": rows, "expectations": expectations, "rounds": rounds, "results": facts})

@@ -20,7 +20,7 @@ MOST_SECONDS = {
 
 
 def turnaround(
-    count: Annotated[int, typer.Option(min=1, help="Turnarounds to measure.")] = 20,
+    count: Annotated[int, typer.Option(min=1, help="Turnarounds to measure: half a minute each.")] = 10,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")] = False,
 ) -> None:
     """Measure the time from a decision to the first new step of its segment, on a warm local pool.

@@ -34,6 +34,8 @@ _PLANNED_STEPS = 1600
 """Steps of a segment with a planned end: about ten seconds, so that the next trainer has time to boot."""
 _WARM_SECONDS = 20.0
 """How long a segment trains until the worker of its pool has the next processes ready: ten seconds, and their boot."""
+_FEWER = 3
+"""So many turnarounds come on one planned end and one death."""
 _LONGEST_SECONDS = 120.0
 _POLL_SECONDS = 0.1
 
@@ -72,8 +74,9 @@ def measure(count: int, *, say: Callable[[str], None]) -> dict[str, Any]:
             stack.start()
             with stack.settings(), open_client() as client:
                 found = _turnarounds(client, Path(folder), count, say)
-                planned_ends = _planned_ends(client, Path(folder), count, say)
-                return report(found, planned_ends, _deaths(client, Path(folder), count, say))
+                fewer = max(1, count // _FEWER)  # They differ less from each other.
+                planned_ends = _planned_ends(client, Path(folder), fewer, say)
+                return report(found, planned_ends, _deaths(client, Path(folder), fewer, say))
         finally:
             stack.stop()
 
@@ -98,8 +101,8 @@ def _turnarounds(client: SyncPrefectClient, folder: Path, count: int, say: Calla
     runlog = open_run(spec, clock=SystemClock())
     trigger(client, spec)
     for number in range(count + 1):  # The first attempt resumes nothing, and the pool is cold.
-        say(f"segment {number} of {count}")
         attempt = _training(runlog, number)
+        say(f"segment {number} of {count}: claimed {_claimed_after(runlog, attempt):.1f} s after its decision")
         SystemClock().sleep(_WARM_SECONDS)
         if number < count:
             os.kill(attempt.claim.segment_pid, signal.SIGTERM)
@@ -116,8 +119,8 @@ def _planned_ends(client: SyncPrefectClient, folder: Path, count: int, say: Call
     runlog = open_run(_spec(folder, **run), clock=SystemClock())
     trigger(client, _spec(folder, **run))
     for number in range(count + 1):
-        say(f"planned end {number} of {count}")
         _training(runlog, number)
+        say(f"planned end {number} of {count}: the next segment trains")
     _wait(lambda: read_history(runlog).is_over or None, what="the end of the last segment")
     attempts = read_history(runlog).attempts
     return [_gap_seconds(last, following) for last, following in pairwise(attempts)]
@@ -130,17 +133,22 @@ def _deaths(client: SyncPrefectClient, folder: Path, count: int, say: Callable[[
     trigger(client, spec)
     killed_at = []
     for number in range(count):
-        say(f"death {number} of {count}")
         _training(runlog, number)
         attempt = _wait(lambda number=number: _after_a_commit(runlog, number), what=f"a commit of segment {number}")  # type: ignore[misc]
         assert attempt.claim.trainer_pid is not None
         os.kill(attempt.claim.trainer_pid, signal.SIGKILL)
         killed_at.append(SystemClock().now())
+        say(f"death {number + 1} of {count}")
     _training(runlog, count)
     request_stop(runlog, reason="the benchmark has all its deaths")
     _wait(lambda: read_history(runlog).open_plan is None or None, what="the end of the last segment")
     reports = [slot.entry for slot in runlog.slots if isinstance(slot.entry, ReportEntry)]
     return [_between(at, entry.written_at) for at, entry in zip(killed_at, reports, strict=False)]
+
+
+def _claimed_after(runlog: RunLog, attempt: Attempt) -> float:
+    decision = read_history(runlog).decision_of(attempt.claim.segment, attempt.claim.attempt)
+    return _between(decision.written_at, attempt.claim.written_at) if decision is not None else 0.0
 
 
 def _after_a_commit(runlog: RunLog, number: int) -> Attempt | None:

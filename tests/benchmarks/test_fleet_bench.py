@@ -27,19 +27,6 @@ def test_eight_runs_that_spot_alone_would_make_late_move_to_on_demand_in_time(tm
     assert report["attempts_on_demand"] > 0, report
 
 
-@pytest.mark.soak
-def test_ten_runs_share_two_pools_on_sqlite_and_s3(tmp_path):
-    report = judged(Options(runs=10, spot_slots=2, on_demand_slots=1, counts_requests=True))
-    assert report["store_requests_a_run"] > 0
-
-
-@pytest.mark.soak
-@pytest.mark.timeout(5400)
-def test_a_hundred_runs_share_two_pools_on_postgresql(tmp_path):
-    with running_postgres(tmp_path) as database:
-        judged(Options(runs=100, spot_slots=4, on_demand_slots=2, database=database))
-
-
 def test_a_run_that_is_late_or_trained_twice_does_not_pass():
     good = {"runs": 2, "finished": 2, "late": 0, "trained_twice": 0}
     assert passed(good)

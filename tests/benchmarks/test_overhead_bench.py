@@ -13,9 +13,10 @@ from benchmarks.overhead.command import MOST
 from benchmarks.overhead.turns import Turns
 
 
-@pytest.mark.soak
+@pytest.mark.matrix
 def test_every_loop_trains_in_a_process_of_its_own_and_has_its_figures(monkeypatch):
     monkeypatch.setattr(measure, "SIZES", (measure.Size("small", 16, 10), measure.Size("large", 32, 10)))
+    monkeypatch.setattr(measure, "TURNS", 6)
     said = []
     found = measure.measure(1, say=said.append)
     assert said == ["round 1 of 1: small", "round 1 of 1: large"]

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import gc
+import os
 import sys
 from collections import Counter
+from pathlib import Path
 
 import pytest
 
+import segue
 from benchmarks.continuity.cost import measured_spec
 from benchmarks.continuity.step.parts import PARTS, Stopwatch, cost_by_part, plain, witnessed
 from benchmarks.continuity.step.stepwise import WITNESS_STEPS, StepKind, attempt_by_steps
 
+PACKAGE = f"{Path(segue.__file__).parent}{os.sep}"
+"""A clone may itself be called segue, and have torch in it."""
 MOST_CALLS = 150
 """Of segue's own functions in a plain step, generators that go on included."""
 CALLS_OF_SAVING = 4
@@ -36,8 +41,8 @@ def watched():
         calls = Counter()
 
         def count(frame, event, _):
-            if event == "call" and "/segue/" in frame.f_code.co_filename:
-                name = frame.f_code.co_filename.rpartition("/segue/")[2]
+            if event == "call" and frame.f_code.co_filename.startswith(PACKAGE):
+                name = frame.f_code.co_filename.removeprefix(PACKAGE)
                 function = f"{name}:{frame.f_code.co_name}"
                 calls[function if function == NOTES_A_COMMIT else name] += 1
 

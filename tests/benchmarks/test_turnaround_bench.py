@@ -32,8 +32,9 @@ def test_the_figures_are_medians_and_orchestration_ends_where_the_flow_begins():
     }
 
 
-@pytest.mark.soak
+@pytest.mark.matrix
 @pytest.mark.prefect
+@pytest.mark.timeout(1500)
 def test_the_benchmark_measures_each_part_on_a_real_prefect():
     command = [sys.executable, "-m", "benchmarks.turnaround.command", "--count", "1", "--json"]
     ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)

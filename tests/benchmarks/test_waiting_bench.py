@@ -31,7 +31,7 @@ def report():
     return report
 
 
-@pytest.mark.soak
+@pytest.mark.matrix
 def test_every_figure_is_measured(report):
     places = [f"{place}_{length}" for place in ("local", "remote") for length in LENGTHS]
     reloads = ["local", "local_without_packs", "remote", "remote_without_packs"]

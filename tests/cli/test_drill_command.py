@@ -96,9 +96,9 @@ def folder(tmp_path, monkeypatch) -> Path:
     return tmp_path
 
 
-def segue(*arguments: str, **environment: str) -> Ended:
+def segue(*arguments: str) -> Ended:
     command = [str(Path(sys.executable).with_name("segue")), *arguments]
-    environment = {**os.environ, "COLUMNS": "100", "NO_COLOR": "1", **environment}
+    environment = {**os.environ, "COLUMNS": "100", "NO_COLOR": "1"}
     run = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=170)
     return Ended(run.returncode, run.stdout, run.stderr)
 
@@ -108,9 +108,8 @@ def line_of(text: str) -> int:
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("seed", ["0", "1"])
-def test_a_model_of_several_own_classes_is_the_same_in_every_process(folder, seed):
-    code, out, err = segue("drill", "mine:build", *QUICK, PYTHONHASHSEED=seed)
+def test_a_model_of_several_own_classes_is_the_same_in_every_process(folder):
+    code, out, err = segue("drill", "mine:build", *QUICK)  # Each process has its own seed of hashes.
     assert (code, err) == (0, ""), out
     assert out.endswith("identical to that of the uninterrupted run; verdict: exact\n")
 

@@ -44,7 +44,8 @@ def begin_on_demand(spec, runlog) -> None:
     runlog.append(lambda stamp: DecisionEntry(**stamp(epoch=0), **facts))
 
 
-SEEDS = (1, *(pytest.param(seed, marks=pytest.mark.soak) for seed in (7, *range(100, 130))))
+SEEDS = (1, *(pytest.param(seed, marks=pytest.mark.soak) for seed in (101, 102)))
+"""One of each policy. `segue bench chaos` and `segue bench crash` take many seeds."""
 
 
 @pytest.mark.matrix

@@ -14,6 +14,7 @@ import toml
 from segue.retraining.models import Models, ModelsLog
 from segue.retraining.spec import RetrainSpec
 from segue.stores import open_store
+from segue.stores.local import MARKER
 from tests.support.forked_trainers import ForkServer
 
 EXPECTATIONS = [{"type": "expect_column_values_to_not_be_null", "kwargs": {"column": "y"}}]
@@ -75,6 +76,11 @@ class Monthly:
     @property
     def spec(self) -> RetrainSpec:
         return RetrainSpec.from_toml(self.file)
+
+    @property
+    def has_store(self) -> bool:
+        """Whether the store was created: for a moment there is a folder that is none yet."""
+        return (self.store_folder / MARKER).exists()
 
     @property
     def log(self) -> ModelsLog:

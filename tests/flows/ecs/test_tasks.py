@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
 import uuid
+from contextlib import suppress
 from types import SimpleNamespace
 
 import boto3
@@ -88,7 +90,16 @@ def client(stack, aws, tmp_path_factory):
             for worker in workers:
                 worker.terminate()
             for worker in workers:
-                worker.wait(timeout=30)
+                end(worker)
+
+
+def end(worker):
+    """Wait for the end of Prefect's worker, and kill one that waits for what it has begun: that is its own affair."""
+    with suppress(subprocess.TimeoutExpired):
+        worker.wait(timeout=30)
+        return
+    os.killpg(worker.pid, signal.SIGKILL)
+    worker.wait()
 
 
 def deploy(client, pool):

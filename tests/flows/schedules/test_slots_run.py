@@ -76,7 +76,7 @@ def training(monthly: Monthly, month: int, *, past_step: int = 0):
     runlog = RunLog(opened, run_id_of(monthly.spec, slot_of_month(month)))
 
     def beat():
-        if not monthly.store_folder.is_dir():
+        if not monthly.has_store:
             return None
         history = read_history(runlog)
         plan = history.open_plan
@@ -299,7 +299,7 @@ def test_the_schedule_starts_a_slot_by_itself_with_a_deadline(client, monthly):
     files = {"files": f"{monthly.folder}/*.parquet", "period": None}
     monthly.write_spec(schedule="* * * * *", ready_within_hours=1.0, overlap="skip", data=files)
     deploy(client, monthly.spec, file=str(monthly.file), working_dir=REPO, active=True)
-    until(lambda: monthly.store_folder.exists() and monthly.models.candidates, what="a slot of the schedule")
+    until(lambda: monthly.has_store and monthly.models.candidates, what="a slot of the schedule")
     monthly.write_spec(schedule=None)
     deploy(client, monthly.spec, file=str(monthly.file), working_dir=REPO, active=False)
     candidate = monthly.models.version(1)
@@ -314,17 +314,12 @@ def test_the_schedule_starts_a_slot_by_itself_with_a_deadline(client, monthly):
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"data": {"files": "/nowhere/%Y-%m.parquet"}}, "files are missing: /nowhere/2013-01.parquet"),
         ({"gate": {"suite": "expectations/other.json"}}, "the file cannot be read (No such file or directory)"),
         ({"evaluation": {"scores": "tests.recipes.monthly:dies"}}, "its process ended without a result"),
-        ({"run": {"recipe": "tests.recipes.nowhere:build", "steps": 10}}, "there is no module 'tests.recipes.nowhere'"),
     ],
 )
 def test_what_is_wrong_with_a_slot_is_its_state_and_it_can_be_started_again(client, monthly, fields, message):
     monthly.write(1, 2, 3)
-    usual = monthly.spec.run
-    if "run" in fields:
-        fields = {"run": usual | fields["run"]}
     monthly.write_spec(**fields)
     state = final_state(client, started(client, monthly, 4))
     assert state.type.value == "FAILED", state

@@ -126,7 +126,7 @@ def test_a_recipe_that_loses_state_is_red_with_the_component_an_event_and_its_ev
     assert [problem.component for problem in found.problems][:1] == ["optimizer"]
 
     page = max(versions(client, artifact_key("lossy-verify")), key=lambda version: version.created)
-    assert "Fix: let optimizer take back all of its state" in page.data
+    assert "Fix: restore all of optimizer in its load_state_dict" in page.data
     assert [line.split(" | ")[1] for line in page.data.splitlines() if line.startswith("| 2026")] == [
         "not continuous",
         "passed",
@@ -136,7 +136,7 @@ def test_a_recipe_that_loses_state_is_red_with_the_component_an_event_and_its_ev
     assert (event.payload["run"], event.payload["verdict"]) == ("lossy", "broken")
     (told,) = until(lambda: notified(client, "lossy"), what="the flow run of the automation")
     assert told.state.message.startswith("lossy did not pass its verification: not continuous: ")
-    assert "Fix: let optimizer" in told.state.message
+    assert "Fix: restore all of optimizer" in told.state.message
     kept = [item.key for item in open_store(spec.store).list_objects(f"{found.disturbed}/attempts/")]
     assert any(key.endswith(".safetensors") for key in kept), "the evidence stays"
 
