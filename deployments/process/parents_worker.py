@@ -32,7 +32,7 @@ from segue.deployments.process.follow import require_server
 from segue.deployments.process.own_process import Job, why_own_process
 from segue.deployments.process.served_run import ServedRun, name_runs
 from segue.tasks.prefect_api import quick_client
-from segue.tasks.refused_requests import repeat_refused_requests
+from segue.tasks.waiting.refused_requests import repeat_refused_requests
 
 from segue.controller.ending import Why
 from segue.errors import OrchestratorError

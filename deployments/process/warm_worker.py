@@ -23,7 +23,7 @@ import anyio
 import anyio.abc
 from prefect.runner import _starter_engine
 from segue.flows.prefect_engine import WAIT_OPTION
-from segue.tasks.refused_requests import repeat_refused_requests
+from segue.tasks.waiting.refused_requests import repeat_refused_requests
 
 from segue.process import FLOW_RUN_VARIABLE
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 QUARTERS: tuple[dict[str, int], ...] = (
     {
-        "tests/benchmarks/test_chaos_bench.py": 45,
+        "tests/benchmarks/chaos/test_chaos_bench.py": 45,
         "tests/benchmarks/test_checkpoint_bench.py": 60,
         "tests/cli/test_export_command.py": 15,
         "tests/controller/costs/test_budget.py": 10,
