@@ -50,7 +50,7 @@ def draw(log: RunLog) -> bytes:
         _loss_over_steps(by_step, history, frame)
         _steps_over_time(by_time, history, frame)
         figure.suptitle(_title(log, history), x=0.01, ha="left", fontweight="bold")
-        below = {"loc": "outside lower left", "ncols": 3, "frameon": False, "alignment": "left"}
+        below: dict[str, Any] = {"loc": "outside lower left", "ncols": 3, "frameon": False, "alignment": "left"}
         # The title of the legend: matplotlib leaves room for that, and for no other text of several lines.
         figure.legend(handles=_legend(), title=_reasons(history), **below)
         return small_png(figure)
@@ -115,9 +115,11 @@ def _steps_over_time(axes: Any, history: History, frame: pd.DataFrame) -> None:
         axes.axvspan(passed(begin), passed(end), color=_BAND[attempt.claim.capacity], lw=0)
         if attempt.report is not None and attempt.report.stop_reason.is_preemption:
             axes.axvline(passed(end), **_preemption_line(history))
+    capacities = {attempt.claim.attempt_id: attempt.claim.capacity for attempt in history.attempts}
     for attempt_id, rows in frame.groupby("attempt_id") if not frame.empty else ():
-        capacity = next(a.claim.capacity for a in history.attempts if a.claim.attempt_id == attempt_id)
-        axes.plot([passed(moment) for moment in rows["wall_time"]], rows["step"], color=_LINE[capacity], lw=1.8)
+        # The curve was read after the history, and may have rows of an attempt that has begun since.
+        if (capacity := capacities.get(attempt_id)) is not None:
+            axes.plot([passed(moment) for moment in rows["wall_time"]], rows["step"], color=_LINE[capacity], lw=1.8)
     for number, entry in enumerate(_changes(decisions)[-_MOST_REASONS:], 1):
         at = (passed(entry.written_at), 1.0)
         place = {"xycoords": axes.get_xaxis_transform(), "xytext": (2, 2), "textcoords": "offset points"}

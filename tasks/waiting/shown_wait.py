@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 from uuid import UUID, uuid4
 
 from prefect import Task
 from prefect.client.orchestration import SyncPrefectClient
+from prefect.client.schemas.objects import State
 from prefect.context import TaskRunContext
 from prefect.states import Completed, Running
 from segue.tasks.messenger import Message
@@ -55,9 +57,9 @@ class _Node:
         self._has_ended, self._seconds = True, now - self._began_at
 
     def send(self, client: SyncPrefectClient) -> None:
-        state = Running(message=self.why)
+        state: State[Any] = Running(message=self.why)
         if not self._is_created:
-            facts = {"id": self._id, "dynamic_key": str(self._id), "name": self.name, "state": state}
+            facts: dict[str, Any] = {"id": self._id, "dynamic_key": str(self._id), "name": self.name, "state": state}
             client.create_task_run(self._task, self._flow_run_id, **facts)
             self._is_created = True
         if self._has_ended:
