@@ -125,7 +125,7 @@ def test_status_says_when_nothing_starts_a_dead_parent_again(make_run, desk, bea
     run = make_run("open")
     run.decide()
     store, now = run.log.store, datetime.now(UTC)
-    assert "recovery" not in json.loads(desk.run("status", "open", *store_of(run), "--json").out)
+    assert json.loads(desk.run("status", "open", *store_of(run), "--json").out)["recovery"] is None
     beat_at = now - timedelta(seconds=beat_seconds_ago)
     write_parent(
         store, ParentRecord(run_id="open", parent_id="p", timeout_seconds=20, beat_at=beat_at, unguarded=unguarded)
@@ -133,5 +133,5 @@ def test_status_says_when_nothing_starts_a_dead_parent_again(make_run, desk, bea
     begin_look(store, clock=SystemClock(), interval_seconds=30).end()
     looked_at = (now - timedelta(seconds=600)).timestamp()
     os.utime(store.root / keys.LOOK_KEY, (looked_at, looked_at))
-    found = json.loads(desk.run("status", "open", *store_of(run), "--json").out).get("recovery")
+    found = json.loads(desk.run("status", "open", *store_of(run), "--json").out)["recovery"]
     assert (found or "").startswith(shown) if shown else found is None

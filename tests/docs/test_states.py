@@ -23,7 +23,7 @@ UNSEEN = {"Crashed / Deleted"}
 """What a parent notes about a flow run that was deleted; no server has such a state."""
 PROSE = {"without a segment", "and the other states of a parent"}
 """What rows say besides the names of states."""
-PREFECT = {"Late", "Pending", "Pending / InfrastructurePending", "Running"}
+PREFECT = {"Scheduled", "Late", "Pending", "Pending / InfrastructurePending", "Running"}
 """States that Prefect itself sets."""
 
 
