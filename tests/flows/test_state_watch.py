@@ -10,6 +10,7 @@ from prefect.client.schemas.objects import StateType
 from prefect.states import Completed, Scheduled
 from segue.flows.notify import notify
 from segue.tasks.state_watch import states_of
+from segue.tasks.state_words import Word, word_of
 
 pytestmark = pytest.mark.prefect
 
@@ -30,4 +31,4 @@ def test_states_of_many_flow_runs_are_those_of_the_server(client):
         deleted: StateType.CRASHED,
         ended.id: StateType.COMPLETED,
     }
-    assert states_of(client, [deleted])[deleted].name == "deleted"
+    assert word_of(states_of(client, [deleted])[deleted]) is Word.DELETED
