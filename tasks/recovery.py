@@ -20,14 +20,14 @@ from segue.tasks.run_state import state_of_run
 from segue.tasks.segment_states import settle_segments, store_of
 
 from segue.clock import Clock
-from segue.controller.steps import request_stop
+from segue.controller.steps import cancelled_at_slot, request_stop
 from segue.errors import OrchestratorError, RunOverError
 from segue.records import ParentRecord
 from segue.reports.summary import late_seconds_at_end
 from segue.runlog.entries import DecisionEntry
 from segue.runlog.history import History, read_history
 from segue.runlog.log import RunLog
-from segue.runlog.parents import remove_parent
+from segue.runlog.parents import read_parent, remove_parent
 from segue.spec import RunSpec
 
 log = logging.getLogger(__name__)
@@ -43,6 +43,7 @@ _MOST_FLOW_RUNS = 200
 _OF_ANOTHER_SERVER = (
     "its parent ran on another Prefect server, which recovers it; `segue recover --take-over` starts it here"
 )
+_CANCELLED = "the parent's flow run was cancelled"
 _LEFT_ALONE = timedelta(minutes=15)
 _QUEUED = (StateType.SCHEDULED, StateType.PAUSED)
 
@@ -118,7 +119,7 @@ def recover_run(
     holder = next((run for run in runs if str(run.id) == dead.flow_run_id), runs[0] if runs else None)
     if holder is not None and _is_cancelled(holder):
         with suppress(RunOverError):  # It has ended since its log was read.
-            request_stop(runlog, reason="the parent's flow run was cancelled")
+            request_stop(runlog, reason=_CANCELLED)
         return "it was stopped, because its parent's flow run was cancelled", None
     restarts = [run for run in runs if _tag(history) in run.tags]
     wait_seconds = _backoff_seconds(restarts, now=clock.now())
@@ -130,15 +131,35 @@ def recover_run(
             client.set_flow_run_state(run.id, Crashed(name="ParentLost", message=why), force=True)
     # Not by the log's length, which grows while the attempt trains on.
     starts = sum(run.parameters.get("after_parent") == dead.parent_id for run in parents)
+    # Nobody has asked for another start since a segment was cancelled: its new parent ends the run for it.
+    cancelled = cancelled_at_slot(runlog)
+    requested = history.next_slot if cancelled is None else cancelled
     flow_run_id = create_parent(
         client,
         history.spec,
-        parameters={"requested_at_slot": history.next_slot, "after_parent": dead.parent_id},
+        parameters={"requested_at_slot": requested, "after_parent": dead.parent_id},
         tags=(_tag(history),),
         key=f"{dead.run_id}:{runlog.log_id}:after:{dead.parent_id}:{starts}",
     )
     log.info("parent started again run=%s flow_run=%s", dead.run_id, flow_run_id)
     return "its parent was started again", flow_run_id
+
+
+def stop_if_cancelled(client: SyncPrefectClient, runlog: RunLog) -> None:
+    """Stop a run whose parent's flow run a person cancelled, before it is started again.
+
+    A parent that was killed while it ended did not do so. Without the stop, the late report of its segment would end
+    the run that begins now.
+
+    Raises:
+        StoreReadError, StoreWriteError: a retry is safe.
+    """
+    known = read_parent(runlog.store, runlog.run_id)
+    if known is None or known.flow_run_id is None:
+        return
+    with suppress(ObjectNotFound, RunOverError, *SILENCE):  # What the server does not know is judged by the log.
+        if _is_cancelled(client.read_flow_run(UUID(known.flow_run_id))):
+            request_stop(runlog, reason=_CANCELLED)
 
 
 def _parent_deployment(client: SyncPrefectClient) -> DeploymentResponse:
