@@ -23,8 +23,8 @@ log = logging.getLogger(__name__)
 SILENCE = (httpx.HTTPError, PrefectHTTPStatusError)
 """Exceptions of a request that was not answered as asked; `require_silence` raises for those that are refusals."""
 
-DUPLICATE, NO_CAPACITY = "Duplicate", "NoCapacity"
-"""Names of Cancelled states that segue sets: of a parent beside a living one, and of a wait without a machine."""
+DUPLICATE, NO_CAPACITY, START_FAILED = "Duplicate", "NoCapacity", "StartFailed"
+"""Names of Cancelled states that segue sets: a parent beside a living one, a wait without a machine, a slow start."""
 ANSWER_SECONDS = 5.0
 """Longest wait for one answer."""
 _ASK_SECONDS = 2.0
@@ -119,5 +119,5 @@ def is_cancelled(flow_run_id: UUID) -> bool:
 def is_by_a_person(state: State) -> bool:
     """Whether this state is a cancellation that a person asked for: not one by segue or by a concurrency limit."""
     is_by_limit = "concurrency limit" in (state.message or "").lower()
-    is_own = state.name in (DUPLICATE, NO_CAPACITY) or is_by_limit
+    is_own = state.name in (DUPLICATE, NO_CAPACITY, START_FAILED) or is_by_limit
     return (state.is_cancelling() or state.is_cancelled()) and not is_own

@@ -16,7 +16,7 @@ _OF_A_STATE = (CancelledRun, CrashedRun, FailedRun)
 _ENGINE_END = "Engine execution exited"
 _FINISHED = re.compile(r"^Finished in state (\w+)\(")
 _EMPTY = "Finished in state Completed()"
-_ORDINARY = ("Preempted", "Lost", "Fenced", "NoCapacity", "Cancelled")
+_ORDINARY = ("Preempted", "Lost", "Fenced", "NoCapacity", "StartFailed", "Cancelled")
 """States of attempts after which the run goes on by itself, or that a person asked for."""
 
 

@@ -10,14 +10,15 @@ from prefect.cache_policies import NO_CACHE
 from prefect.client.schemas.objects import State
 from prefect.states import Cancelled, Completed, Crashed, Failed
 from segue.tasks.parent_clock import as_parent, parent_clock
-from segue.tasks.prefect_api import NO_CAPACITY
+from segue.tasks.prefect_api import NO_CAPACITY, START_FAILED
 from segue.tasks.prefect_orchestrator import PrefectOrchestrator
 
 from segue.clock import Clock
 from segue.controller.back_off import back_off
-from segue.controller.capacity_wait import Show, Submitted
+from segue.controller.capacity_wait import Show
 from segue.controller.continuation import await_claim
 from segue.controller.standby_manager import release_leftover
+from segue.controller.starts import Submitted
 from segue.controller.wait import await_report
 from segue.records import SegmentPlan, SegmentReport, StopReason
 from segue.runlog.log import RunLog
@@ -51,7 +52,7 @@ def _in_log_too(show: Show) -> Show:
 
     def tell(waiting: str | None) -> None:
         if waiting is not None:
-            logger.info("no machine yet: %s", waiting)
+            logger.info("not started yet: %s", waiting)
         show(waiting)
 
     return tell
@@ -104,6 +105,8 @@ def state_of(report: SegmentReport) -> State[Any]:
             return Cancelled(message=message)
         case StopReason.NO_CAPACITY:
             return Cancelled(name=NO_CAPACITY, message=message)
+        case StopReason.START_FAILED:
+            return Cancelled(name=START_FAILED, message=message)
         case StopReason.FAILED if report.anomaly is not None:
             return Failed(name="Anomaly", message=message)
         case StopReason.FAILED:

@@ -63,8 +63,7 @@ def open_run(
     requested = history.next_slot if requested_at_slot is None else requested_at_slot
     cancelled = cancelled_at_slot(runlog)
     if history.stop is None and cancelled is not None and cancelled < requested:
-        # The parent that would have ended the run for it is gone: this one would do that, and train nothing.
-        ended = decide(spec, history, now=clock.now())
+        ended = decide(spec, history, now=clock.now())  # The parent that had to end the run for it is gone.
         with suppress(LogMovedError):  # Another start of the run does the same.
             runlog.append(lambda stamp: _entry(ended, stamp), at=history.next_slot)
         history = read_history(runlog)
@@ -77,8 +76,7 @@ def open_run(
 
 def cancelled_at_slot(runlog: RunLog) -> int | None:
     """The slot of the newest attempt's report, if a person cancelled it and no decision has ended the run for it."""
-    history = read_history(runlog)
-    fresh = history.fresh_reports
+    fresh = (history := read_history(runlog)).fresh_reports
     if not fresh or fresh[-1].stop_reason is not StopReason.CANCELLED or history.open_plan is not None:
         return None
     numbers = fresh[-1].segment, fresh[-1].attempt
