@@ -9,12 +9,19 @@ from typing import Any
 from uuid import UUID, uuid4
 
 from prefect.client.orchestration import SyncPrefectClient
-from prefect.client.schemas.filters import FlowFilter, FlowFilterName, FlowRunFilter, FlowRunFilterTags
+from prefect.client.schemas.filters import (
+    FlowFilter,
+    FlowFilterName,
+    FlowRunFilter,
+    FlowRunFilterState,
+    FlowRunFilterStateType,
+    FlowRunFilterTags,
+)
 from prefect.client.schemas.objects import FlowRun, State, StateType
 from prefect.client.schemas.responses import DeploymentResponse
 from prefect.client.schemas.sorting import FlowRunSort
 from prefect.exceptions import ObjectNotFound
-from prefect.states import Crashed, Scheduled
+from prefect.states import Cancelled, Crashed, Scheduled
 from segue.tasks.prefect_api import DUPLICATE, SILENCE, quick_client
 from segue.tasks.run_state import state_of_run
 from segue.tasks.segment_states import settle_segments, store_of
@@ -36,7 +43,7 @@ PARENT_DEPLOYMENT = "train/train"
 FIRST_BACKOFF_SECONDS = 10.0
 LONGEST_BACKOFF_SECONDS = 1800.0
 _START_SECONDS = 180.0
-"""How long a start of the parent that a worker has taken may take until its first heartbeat."""
+"""After how long without its first heartbeat another start is created beside one that a worker has taken."""
 _PROCESS_START_SECONDS = 45.0
 """The same where no image has to be pulled: the parent's process runs already, or is on a process pool."""
 _MOST_FLOW_RUNS = 200
@@ -114,7 +121,20 @@ def recover_run(
     runs = [run for run in parents if run.state is None or run.state.name != DUPLICATE]
     if history.spec is None or (history.is_over and not (runs and _starts_it_again(runs[0], runlog))):
         return _end(client, runlog, dead, runs, clock=clock), None
-    if runs and will_start(runs[0], dead, now=clock.now(), limit_seconds=start_seconds(client, runs[0])):
+    # Not by the log's length, which grows while the attempt trains on.
+    starts = sum(run.parameters.get("after_parent") == dead.parent_id for run in parents)
+    # Each further start has twice the time: where all starts are slow, one of them comes through.
+    limit_seconds = start_seconds(client, runs[0]) * 2.0 ** max(starts - 1, 0) if runs else 0.0
+    for run in runs[1:]:
+        # The one beside it may only wait for its slot of the pool.
+        if (
+            run.state is not None
+            and run.state.is_pending()
+            and clock.now() - run.state.timestamp > timedelta(seconds=2 * limit_seconds)
+        ):
+            why = f"the parent's process did not start within {2 * limit_seconds:.0f} s"
+            client.set_flow_run_state(run.id, Crashed(name="ParentLost", message=why), force=True)
+    if runs and will_start(runs[0], dead, now=clock.now(), limit_seconds=limit_seconds):
         return "a start of its parent is queued", runs[0].id
     holder = next((run for run in runs if str(run.id) == dead.flow_run_id), runs[0] if runs else None)
     if holder is not None and _is_cancelled(holder):
@@ -126,11 +146,11 @@ def recover_run(
     if wait_seconds > 0:
         return f"its parent failed {len(restarts)} times in a row; next start in {wait_seconds:.0f} s", None
     for run in runs:
-        if run.state is not None and not run.state.is_final():
+        # The newest start may only be slow: it is given up when another one has begun.
+        is_slow_start = run is runs[0] and run.state is not None and run.state.is_pending()
+        if run.state is not None and not run.state.is_final() and not is_slow_start:
             why = "the parent's process is gone; the run was given a new parent"
             client.set_flow_run_state(run.id, Crashed(name="ParentLost", message=why), force=True)
-    # Not by the log's length, which grows while the attempt trains on.
-    starts = sum(run.parameters.get("after_parent") == dead.parent_id for run in parents)
     # Nobody has asked for another start since a segment was cancelled: its new parent ends the run for it.
     cancelled = cancelled_at_slot(runlog)
     requested = history.next_slot if cancelled is None else cancelled
@@ -189,6 +209,23 @@ def parents_of(client: SyncPrefectClient, spec: RunSpec | None, dead: ParentReco
         with suppress(ObjectNotFound):
             runs.append(client.read_flow_run(UUID(dead.flow_run_id)))
     return runs
+
+
+def withdraw_other_starts(spec: RunSpec, *, own: UUID | None) -> None:
+    """Cancel the slow starts of a run's parent that this one was created beside. Best effort: they end by themselves."""
+    wanted = FlowRunFilter(
+        tags=FlowRunFilterTags(all_=["segue", spec.run_id]),
+        state=FlowRunFilterState(type=FlowRunFilterStateType(any_=[StateType.PENDING])),
+    )
+    try:
+        with quick_client() as client:
+            trains = FlowFilter(name=FlowFilterName(any_=["train"]))
+            for run in client.read_flow_runs(flow_filter=trains, flow_run_filter=wanted):
+                if run.id != own and store_of(run) == spec.store.url:
+                    why = "another start of the run's parent was first"
+                    client.set_flow_run_state(run.id, Cancelled(name=DUPLICATE, message=why), force=True)
+    except (*SILENCE, ObjectNotFound) as error:
+        log.warning("other starts of the parent were not looked at reason=%s", type(error).__name__)
 
 
 def _end(client: SyncPrefectClient, runlog: RunLog, dead: ParentRecord, runs: list[FlowRun], *, clock: Clock) -> str:
