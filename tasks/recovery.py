@@ -125,15 +125,7 @@ def recover_run(
     starts = sum(run.parameters.get("after_parent") == dead.parent_id for run in parents)
     # Each further start has twice the time: where all starts are slow, one of them comes through.
     limit_seconds = start_seconds(client, runs[0]) * 2.0 ** max(starts - 1, 0) if runs else 0.0
-    for run in runs[1:]:
-        # The one beside it may only wait for its slot of the pool.
-        if (
-            run.state is not None
-            and run.state.is_pending()
-            and clock.now() - run.state.timestamp > timedelta(seconds=2 * limit_seconds)
-        ):
-            why = f"the parent's process did not start within {2 * limit_seconds:.0f} s"
-            client.set_flow_run_state(run.id, Crashed(name="ParentLost", message=why), force=True)
+    _give_up_slow(client, runs[1:], now=clock.now(), after_seconds=2 * limit_seconds)
     if runs and will_start(runs[0], dead, now=clock.now(), limit_seconds=limit_seconds):
         return "a start of its parent is queued", runs[0].id
     holder = next((run for run in runs if str(run.id) == dead.flow_run_id), runs[0] if runs else None)
@@ -182,6 +174,16 @@ def stop_if_cancelled(client: SyncPrefectClient, runlog: RunLog) -> None:
             request_stop(runlog, reason=_CANCELLED)
 
 
+def _give_up_slow(client: SyncPrefectClient, runs: list[FlowRun], *, now: datetime, after_seconds: float) -> None:
+    """Give up earlier starts that are still Pending: the newest one may only wait for their slot of the pool."""
+    for run in runs:
+        if run.state is None or not run.state.is_pending():
+            continue
+        if now - run.state.timestamp > timedelta(seconds=after_seconds):
+            why = f"the parent's process did not start within {after_seconds:.0f} s"
+            client.set_flow_run_state(run.id, Crashed(name="ParentLost", message=why), force=True)
+
+
 def _parent_deployment(client: SyncPrefectClient) -> DeploymentResponse:
     try:
         return client.read_deployment_by_name(PARENT_DEPLOYMENT)
@@ -212,7 +214,7 @@ def parents_of(client: SyncPrefectClient, spec: RunSpec | None, dead: ParentReco
 
 
 def withdraw_other_starts(spec: RunSpec, *, own: UUID | None) -> None:
-    """Cancel the slow starts of a run's parent that this one was created beside. Best effort: they end by themselves."""
+    """Cancel the slow starts of a parent that this one was created beside. Best effort: they would end as duplicates."""
     wanted = FlowRunFilter(
         tags=FlowRunFilterTags(all_=["segue", spec.run_id]),
         state=FlowRunFilterState(type=FlowRunFilterStateType(any_=[StateType.PENDING])),
