@@ -214,7 +214,7 @@ def parents_of(client: SyncPrefectClient, spec: RunSpec | None, dead: ParentReco
 
 
 def withdraw_other_starts(spec: RunSpec, *, own: UUID | None) -> None:
-    """Cancel the slow starts of a parent that this one was created beside. Best effort: they would end as duplicates."""
+    """Cancel the slow starts of a parent that this one was created beside. Best effort: each would end by itself."""
     wanted = FlowRunFilter(
         tags=FlowRunFilterTags(all_=["segue", spec.run_id]),
         state=FlowRunFilterState(type=FlowRunFilterStateType(any_=[StateType.PENDING])),
