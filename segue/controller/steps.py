@@ -79,9 +79,8 @@ def cancelled_at_slot(runlog: RunLog) -> int | None:
     fresh = (history := read_history(runlog)).fresh_reports
     if not fresh or fresh[-1].stop_reason is not StopReason.CANCELLED or history.open_plan is not None:
         return None
-    numbers = fresh[-1].segment, fresh[-1].attempt
-    reported = (s for s in reversed(runlog.slots) if isinstance(s.entry, ReportEntry))
-    return next(s.number for s in reported if (s.entry.report.segment, s.entry.report.attempt) == numbers)
+    slots = ((s.number, s.entry) for s in reversed(runlog.slots))
+    return next(number for number, entry in slots if isinstance(entry, ReportEntry) and entry.report == fresh[-1])
 
 
 def check_start(spec: RunSpec, *, clock: Clock, accept_drift: bool = False, known_slots: int = 0) -> RunLog:

@@ -135,8 +135,8 @@ def test_how_long_a_start_has_taken_is_known_to_a_parent_that_comes_later(client
             lambda: (second.starting_seconds(handle) or 0.0) > time.monotonic() - asked_at + 10,
             what="the server's answer",
         )
-        second.cancel(handle, "the test", reason=StopReason.START_FAILED)
+        second.mark_lost(handle, "the test")
         second.close()
-        until(client.read_flow_run(segment.id).state.is_final, what="its end")
+        final_state(client, segment.id)
     finally:
         client.update_work_pool("spot", WorkPoolUpdate(is_paused=False))
