@@ -19,7 +19,7 @@ from segue.tasks.parent_clock import as_parent, ending_with, parent_clock, run_t
 from segue.tasks.plan import open_run, plan_segment
 from segue.tasks.prefect_api import tagged, wait_for_api
 from segue.tasks.quiet_logs import quieten
-from segue.tasks.recovery import known_server_id
+from segue.tasks.recovery import known_server_id, withdraw_other_starts
 from segue.tasks.run_artifact import publish_run
 from segue.tasks.segment import release_standby, run_segment
 from segue.tasks.segment_states import settle_missed
@@ -78,6 +78,8 @@ def _train(spec: RunSpec, *, accept_drift: bool, requested_at_slot: int | None, 
         return Failed(message=str(error))
     try:
         parent = _parent_of(spec, after_parent)
+        if after_parent is not None:
+            withdraw_other_starts(spec, own=_flow_run_id())
         try:
             with tracking(spec, usable_trackers(spec)):
                 return _run(spec, parent)

@@ -67,6 +67,7 @@ class StopReason(StrEnum):
     HUNG = "hung"
     CANCELLED = "cancelled"
     NO_CAPACITY = "no_capacity"
+    START_FAILED = "start_failed"
 
     @property
     def is_preemption(self) -> bool:

@@ -28,11 +28,11 @@ from segue.tasks.state_words import Word, in_words, is_by_a_person, state_with
 from segue.tasks.waiting.answers import Answers
 from segue.tasks.waiting.queues import queues_of_attempt
 from segue.tasks.waiting.shared import SharedReadings
-from segue.tasks.waiting.starts import crash_unless_started, said_of_start, why_refused
+from segue.tasks.waiting.starts import StartTimes, said_of_start, why_refused
 
 from segue.errors import OrchestratorError
 from segue.policy.queueing import Queues
-from segue.records import Capacity, SegmentPlan
+from segue.records import Capacity, SegmentPlan, StopReason
 from segue.spec import RunSpec
 
 log = logging.getLogger(__name__)
@@ -47,8 +47,8 @@ _BLOCKER_SECONDS = 20.0
 """How often it is asked why an attempt does not start."""
 _SHARED_SECONDS = 10.0
 """How old what another parent of this process has read of a pool may be."""
-_ASK_START_SECONDS = 10.0
-"""How often the server is asked how long a flow run has been Pending."""
+_WORDS = {StopReason.NO_CAPACITY: Word.NO_CAPACITY, StopReason.START_FAILED: Word.START_FAILED}
+"""How a Cancelled state is named, by the reason of the attempt's end."""
 
 # Keys: the API, and the deployment whose pool it is.
 _pool_blockers: SharedReadings[str | None] = SharedReadings(period_seconds=_SHARED_SECONDS)
@@ -86,9 +86,7 @@ class PrefectOrchestrator:
         self._queues: Answers[Queues] = Answers(
             self._messenger, what="the queue of a pool", period_seconds=_QUEUE_SECONDS
         )
-        self._starts: Answers[None] = Answers(
-            self._messenger, what="whether an attempt starts", period_seconds=_ASK_START_SECONDS, asks_at_once=False
-        )
+        self._start_times = StartTimes(self._messenger)
         self._pending: dict[str, Message] = {}
 
     def submit(self, spec: RunSpec, plan: SegmentPlan) -> str:
@@ -105,6 +103,16 @@ class PrefectOrchestrator:
             # The standby that waits for this plan. If it is gone, a new one of its name takes the plan.
             return self._submit(*self._standby(spec, plan.standby, deployment=plan.deployment))
         return self._submit(*self._attempt(spec, plan))
+
+    def submit_again(self, spec: RunSpec, plan: SegmentPlan, number: int) -> str:
+        """The flow run of a further start of this attempt, beside the first one.
+
+        Raises:
+            OrchestratorError: as for `submit`.
+        """
+        key, create = self._attempt(spec, plan, number=number)
+        self._deployments[key] = plan.deployment
+        return self._submit(key, create)
 
     def adopt(self, spec: RunSpec, plan: SegmentPlan, flow_run_id: str) -> str:
         """The handle of a plan that is not submitted, because the machine of this flow run is kept for it."""
@@ -128,14 +136,20 @@ class PrefectOrchestrator:
 
     def state(self, handle: str) -> str | None:
         self._messenger.require_accepted()
-        state, flow_run_id = self._known_state(handle), self._flow_runs.get(handle)
-        if flow_run_id is not None and state is not None and state.is_pending():
-            self._watch_start(flow_run_id)
+        state = self._known_state(handle)
         return in_words(state) if state is not None and state.is_final() else None
 
     def is_running(self, handle: str) -> bool:
         state = self._known_state(handle)
         return state is not None and state.is_running()
+
+    def starting_seconds(self, handle: str) -> float | None:
+        flow_run_id = self._flow_runs.get(handle)
+        return self._start_times.seconds(flow_run_id, self._known_state(handle)) if flow_run_id is not None else None
+
+    def flow_run_id(self, handle: str) -> str | None:
+        flow_run_id = self._flow_runs.get(handle)
+        return str(flow_run_id) if flow_run_id is not None else None
 
     def why_waiting(self, handle: str) -> str | None:
         deployment, flow_run_id = self._deployments.get(handle), self._flow_runs.get(handle)
@@ -181,9 +195,10 @@ class PrefectOrchestrator:
             return is_by_a_person(known)
         return flow_run_id is not None and is_cancelled(flow_run_id)
 
-    def cancel(self, handle: str, why: str, *, has_no_capacity: bool = False) -> None:
-        # Prefect replaces Cancelling by a state without a reason where there is no process to end.
-        ended: State[Any] = state_with(Word.NO_CAPACITY, why) if has_no_capacity else Cancelled(message=why)
+    def cancel(self, handle: str, why: str, *, reason: StopReason = StopReason.CANCELLED) -> None:
+        # Prefect replaces Cancelling by a state without a reason if there is no process to end.
+        word = _WORDS.get(reason)
+        ended: State[Any] = state_with(word, why) if word is not None else Cancelled(message=why)
         self._set_state(handle, Cancelling(message=why), unless_begun=ended)
 
     def cancel_standby(self, handle: str, why: str) -> None:
@@ -204,13 +219,6 @@ class PrefectOrchestrator:
     def _known_state(self, handle: str) -> State[Any] | None:
         flow_run_id = self._flow_runs.get(handle)
         return self._messenger.state(flow_run_id) if flow_run_id is not None else None
-
-    def _watch_start(self, flow_run_id: UUID) -> None:
-        """Give up a flow run that stays Pending: its worker has died with it, and no other takes it.
-
-        The server knows how long it has been Pending, also while other parents watched it.
-        """
-        self._starts.newest(flow_run_id, lambda client: crash_unless_started(client, flow_run_id=flow_run_id))
 
     def _submit(self, key: str, create: Callable[[SyncPrefectClient], UUID]) -> str:
         def keep(client: SyncPrefectClient) -> None:
@@ -246,11 +254,13 @@ class PrefectOrchestrator:
 
         self._messenger.deliver(set_unless_final)
 
-    def _attempt(self, spec: RunSpec, plan: SegmentPlan) -> tuple[str, Callable[[SyncPrefectClient], UUID]]:
-        key = idempotency_key(spec, name_of(plan), log_id=self._log_id)
+    def _attempt(
+        self, spec: RunSpec, plan: SegmentPlan, *, number: int = 1
+    ) -> tuple[str, Callable[[SyncPrefectClient], UUID]]:
+        key = idempotency_key(spec, name_of(plan, number), log_id=self._log_id)
         facts = {
             "parameters": _parameters(spec, plan=plan.model_dump(mode="json")),
-            "name": label(spec, plan),
+            "name": label(spec, plan) + (f"-start{number}" if number > 1 else ""),
             "tags": ["segue", spec.run_id, plan.capacity.value],
             "idempotency_key": key,
         }
@@ -287,9 +297,9 @@ def _parameters(spec: RunSpec, **of_attempt: Any) -> dict[str, Any]:
     return {"spec": spec.model_dump(mode="json"), "parent": str(parent) if parent is not None else None} | of_attempt
 
 
-def name_of(plan: SegmentPlan) -> str:
-    """The name of the flow run that a plan is for, as its idempotency key has it."""
-    return plan.standby or f"{plan.segment}:{plan.attempt}"
+def name_of(plan: SegmentPlan, number: int = 1) -> str:
+    """The name of the flow run that a plan is for, as its idempotency key has it; of this one of its starts."""
+    return plan.standby or f"{plan.segment}:{plan.attempt}" + (f":start{number}" if number > 1 else "")
 
 
 def _create(client: SyncPrefectClient, *, deployment: str, facts: dict[str, Any]) -> UUID:

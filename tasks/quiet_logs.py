@@ -15,7 +15,7 @@ from segue.tasks.state_words import Word
 _OF_A_STATE = (CancelledRun, CrashedRun, FailedRun)
 """What the engine raises, at its very end, for a state that the flow returned."""
 _ENGINE_END = "Engine execution exited"
-_ORDINARY = (Word.PREEMPTED, Word.LOST, Word.FENCED, Word.NO_CAPACITY)
+_ORDINARY = (Word.PREEMPTED, Word.LOST, Word.FENCED, Word.NO_CAPACITY, Word.START_FAILED)
 """Ends of attempts after which the run goes on by itself."""
 _ORDINARY_END = re.compile(rf"^Finished in state (Cancelled\(|\w+\(['\"]({'|'.join(_ORDINARY)}): )")
 """Such an end, or one that a person asked for."""

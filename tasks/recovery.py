@@ -9,7 +9,14 @@ from typing import Any
 from uuid import UUID, uuid4
 
 from prefect.client.orchestration import SyncPrefectClient
-from prefect.client.schemas.filters import FlowFilter, FlowFilterName, FlowRunFilter, FlowRunFilterTags
+from prefect.client.schemas.filters import (
+    FlowFilter,
+    FlowFilterName,
+    FlowRunFilter,
+    FlowRunFilterState,
+    FlowRunFilterStateType,
+    FlowRunFilterTags,
+)
 from prefect.client.schemas.objects import FlowRun, State, StateType
 from prefect.client.schemas.responses import DeploymentResponse
 from prefect.client.schemas.sorting import FlowRunSort
@@ -19,14 +26,14 @@ from segue.tasks.segment_states import settle_segments, store_of
 from segue.tasks.state_words import Word, has_reached_goal, state_of_run, state_with, word_of
 
 from segue.clock import Clock
-from segue.controller.steps import request_stop
+from segue.controller.steps import cancelled_at_slot, request_stop
 from segue.errors import OrchestratorError, RunOverError
 from segue.records import ParentRecord
 from segue.reports.summary import late_seconds_at_end
 from segue.runlog.entries import DecisionEntry
 from segue.runlog.history import History, read_history
 from segue.runlog.log import RunLog
-from segue.runlog.parents import remove_parent
+from segue.runlog.parents import read_parent, remove_parent
 from segue.spec import RunSpec
 
 log = logging.getLogger(__name__)
@@ -35,13 +42,14 @@ PARENT_DEPLOYMENT = "train/train"
 FIRST_BACKOFF_SECONDS = 10.0
 LONGEST_BACKOFF_SECONDS = 1800.0
 _START_SECONDS = 180.0
-"""How long a start of the parent that a worker has taken may take until its first heartbeat."""
+"""After how long without its first heartbeat another start is created beside one that a worker has taken."""
 _PROCESS_START_SECONDS = 45.0
 """The same where no image has to be pulled: the parent's process runs already, or is on a process pool."""
 _MOST_FLOW_RUNS = 200
 _OF_ANOTHER_SERVER = (
     "its parent ran on another Prefect server, which recovers it; `segue recover --take-over` starts it here"
 )
+_CANCELLED = "the parent's flow run was cancelled"
 _LEFT_ALONE = timedelta(minutes=15)
 _QUEUED = (StateType.SCHEDULED, StateType.PAUSED)
 
@@ -111,32 +119,67 @@ def recover_run(
     runs = [run for run in parents if run.state is None or word_of(run.state) is not Word.DUPLICATE]
     if history.spec is None or (history.is_over and not (runs and _starts_it_again(runs[0], runlog))):
         return _end(client, runlog, dead, runs, clock=clock), None
-    if runs and will_start(runs[0], dead, now=clock.now(), limit_seconds=start_seconds(client, runs[0])):
+    # Not by the log's length, which grows while the attempt trains on.
+    starts = sum(run.parameters.get("after_parent") == dead.parent_id for run in parents)
+    # Each further start has twice the time: where all starts are slow, one of them comes through.
+    limit_seconds = start_seconds(client, runs[0]) * 2.0 ** max(starts - 1, 0) if runs else 0.0
+    _give_up_slow(client, runs[1:], now=clock.now(), after_seconds=2 * limit_seconds)
+    if runs and will_start(runs[0], dead, now=clock.now(), limit_seconds=limit_seconds):
         return "a start of its parent is queued", runs[0].id
     holder = next((run for run in runs if str(run.id) == dead.flow_run_id), runs[0] if runs else None)
     if holder is not None and _is_cancelled(holder):
         with suppress(RunOverError):  # It has ended since its log was read.
-            request_stop(runlog, reason="the parent's flow run was cancelled")
+            request_stop(runlog, reason=_CANCELLED)
         return "it was stopped, because its parent's flow run was cancelled", None
     restarts = [run for run in runs if _tag(history) in run.tags]
     wait_seconds = _backoff_seconds(restarts, now=clock.now())
     if wait_seconds > 0:
         return f"its parent failed {len(restarts)} times in a row; next start in {wait_seconds:.0f} s", None
     for run in runs:
-        if run.state is not None and not run.state.is_final():
+        # The newest start may only be slow: it is given up when another one has begun.
+        is_slow_start = run is runs[0] and run.state is not None and run.state.is_pending()
+        if run.state is not None and not run.state.is_final() and not is_slow_start:
             why = "the parent's process is gone; the run was given a new parent"
             client.set_flow_run_state(run.id, state_with(Word.PARENT_LOST, why), force=True)
-    # Not by the log's length, which grows while the attempt trains on.
-    starts = sum(run.parameters.get("after_parent") == dead.parent_id for run in parents)
+    # Nobody has asked for another start since a segment was cancelled: its new parent ends the run for it.
+    cancelled = cancelled_at_slot(runlog)
+    requested = history.next_slot if cancelled is None else cancelled
     flow_run_id = create_parent(
         client,
         history.spec,
-        parameters={"requested_at_slot": history.next_slot, "after_parent": dead.parent_id},
+        parameters={"requested_at_slot": requested, "after_parent": dead.parent_id},
         tags=(_tag(history),),
         key=f"{dead.run_id}:{runlog.log_id}:after:{dead.parent_id}:{starts}",
     )
     log.info("parent started again run=%s flow_run=%s", dead.run_id, flow_run_id)
     return "its parent was started again", flow_run_id
+
+
+def stop_if_cancelled(client: SyncPrefectClient, runlog: RunLog) -> None:
+    """Stop a run whose parent's flow run a person cancelled, before it is started again.
+
+    A parent that was killed while it ended did not do so. Without the stop, the late report of its segment would end
+    the run that begins now.
+
+    Raises:
+        StoreReadError, StoreWriteError: a retry is safe.
+    """
+    known = read_parent(runlog.store, runlog.run_id)
+    if known is None or known.flow_run_id is None:
+        return
+    with suppress(ObjectNotFound, RunOverError, *SILENCE):  # What the server does not know is judged by the log.
+        if _is_cancelled(client.read_flow_run(UUID(known.flow_run_id))):
+            request_stop(runlog, reason=_CANCELLED)
+
+
+def _give_up_slow(client: SyncPrefectClient, runs: list[FlowRun], *, now: datetime, after_seconds: float) -> None:
+    """Give up earlier starts that are still Pending: the newest one may only wait for their slot of the pool."""
+    for run in runs:
+        if run.state is None or not run.state.is_pending():
+            continue
+        if now - run.state.timestamp > timedelta(seconds=after_seconds):
+            why = f"the parent's process did not start within {after_seconds:.0f} s"
+            client.set_flow_run_state(run.id, state_with(Word.PARENT_LOST, why), force=True)
 
 
 def _parent_deployment(client: SyncPrefectClient) -> DeploymentResponse:
@@ -166,6 +209,23 @@ def parents_of(client: SyncPrefectClient, spec: RunSpec | None, dead: ParentReco
         with suppress(ObjectNotFound):
             runs.append(client.read_flow_run(UUID(dead.flow_run_id)))
     return runs
+
+
+def withdraw_other_starts(spec: RunSpec, *, own: UUID | None) -> None:
+    """Cancel the slow starts of a parent that this one was created beside. Best effort: each would end by itself."""
+    wanted = FlowRunFilter(
+        tags=FlowRunFilterTags(all_=["segue", spec.run_id]),
+        state=FlowRunFilterState(type=FlowRunFilterStateType(any_=[StateType.PENDING])),
+    )
+    try:
+        with quick_client() as client:
+            trains = FlowFilter(name=FlowFilterName(any_=["train"]))
+            for run in client.read_flow_runs(flow_filter=trains, flow_run_filter=wanted):
+                if run.id != own and store_of(run) == spec.store.url:
+                    why = "another start of the run's parent was first"
+                    client.set_flow_run_state(run.id, state_with(Word.DUPLICATE, why), force=True)
+    except (*SILENCE, ObjectNotFound) as error:
+        log.warning("other starts of the parent were not looked at reason=%s", type(error).__name__)
 
 
 def _end(client: SyncPrefectClient, runlog: RunLog, dead: ParentRecord, runs: list[FlowRun], *, clock: Clock) -> str:

@@ -16,9 +16,10 @@ from segue.tasks.waiting.shown_wait import ShownWait
 
 from segue.clock import Clock
 from segue.controller.back_off import back_off
-from segue.controller.capacity_wait import Show, Submitted
+from segue.controller.capacity_wait import Show
 from segue.controller.continuation import await_claim
 from segue.controller.standby_manager import release_leftover
+from segue.controller.starts import Submitted
 from segue.controller.wait import await_report
 from segue.records import SegmentPlan, SegmentReport, StopReason
 from segue.runlog.log import RunLog
@@ -59,7 +60,7 @@ def _in_log_too(show: Show) -> Show:
 
     def tell(waiting: str | None) -> None:
         if waiting is not None:
-            logger.info("no machine yet: %s", waiting)
+            logger.info("not started yet: %s", waiting)
         show(waiting)
 
     return tell
@@ -112,6 +113,8 @@ def state_of(report: SegmentReport) -> State[Any]:
             return Cancelled(message=message)
         case StopReason.NO_CAPACITY:
             return state_with(Word.NO_CAPACITY, message)
+        case StopReason.START_FAILED:
+            return state_with(Word.START_FAILED, message)
         case StopReason.FAILED if report.anomaly is not None:
             return state_with(Word.ANOMALY, message)
         case StopReason.FAILED:

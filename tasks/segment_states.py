@@ -29,6 +29,7 @@ from segue.tasks.state_words import Word, state_with
 
 from segue.clock import Clock
 from segue.errors import SegueError
+from segue.policy.starts import MOST_STARTS
 from segue.records import SegmentPlan, SegmentReport
 from segue.runlog.entries import ReportEntry
 from segue.runlog.history import Attempt, History, read_history
@@ -193,7 +194,8 @@ def _submitted_for(run: FlowRun, history: History, *, log_id: str) -> SegmentPla
     plans = [entry.plan for entry in history.decisions if entry.plan is not None]
     if history.spec is None:
         return None
-    keys = {idempotency_key(history.spec, name_of(plan), log_id=log_id): plan for plan in plans}
+    numbered = [(plan, number) for plan in plans for number in range(1, MOST_STARTS + 1)]
+    keys = {idempotency_key(history.spec, name_of(plan, n), log_id=log_id): plan for plan, n in numbered}
     return keys.get(run.idempotency_key or "")
 
 

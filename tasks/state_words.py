@@ -29,6 +29,7 @@ class Word(StrEnum):
     OUT_OF_MEMORY = "Out of memory"
     HUNG = "Hung"
     NO_CAPACITY = "No capacity"
+    START_FAILED = "Start failed"
     ANOMALY = "Anomaly"
     LATE = "Late"
     BROKEN = "Broken"
@@ -71,6 +72,7 @@ _TYPES = {
     Word.OUT_OF_MEMORY: StateType.CRASHED,
     Word.HUNG: StateType.CRASHED,
     Word.NO_CAPACITY: StateType.CANCELLED,
+    Word.START_FAILED: StateType.CANCELLED,
     Word.ANOMALY: StateType.FAILED,
     # The goal is reached, and the promise is not kept: whoever looks at a list of runs has to see it.
     Word.LATE: StateType.FAILED,

@@ -34,6 +34,7 @@ MORE = {
         "policy.handover": "operations.md#return-to-spot",
         "liveness": "operations.md#failed-attempts",
         "liveness.rank_seconds": "ranks.md#when-a-rank-fails",
+        "liveness.slow_start_seconds": "operations.md#slow-starts",
         "liveness.start_seconds": "operations.md#capacity-timeout",
         "pools": "deadline.md#several-spot-pools",
         "ray": "ray.md",

@@ -10,11 +10,11 @@ from dataclasses import dataclass
 
 from benchmarks.waiting.logs import HEARTBEAT_SECONDS, RUN_ID, beat
 from segue.clock import SystemClock
-from segue.controller.capacity_wait import Submitted
 from segue.controller.recovery import ParentHeartbeat
+from segue.controller.starts import Submitted
 from segue.controller.wait import await_report
 from segue.policy.queueing import Queues
-from segue.records import SegmentPlan
+from segue.records import SegmentPlan, StopReason
 from segue.runlog.log import RunLog
 from segue.spec import RunSpec
 from segue.stores import LocalStore
@@ -123,6 +123,15 @@ class _Silent:
     def is_running(self, handle: str) -> bool:
         return True
 
+    def starting_seconds(self, handle: str) -> float | None:
+        return None
+
+    def flow_run_id(self, handle: str) -> str | None:
+        return None
+
+    def submit_again(self, spec: RunSpec, plan: SegmentPlan, number: int) -> str | None:
+        return None
+
     def why_waiting(self, handle: str) -> str | None:
         return None
 
@@ -135,7 +144,7 @@ class _Silent:
     def was_cancelled(self, handle: str) -> bool:
         return False
 
-    def cancel(self, handle: str, why: str, *, has_no_capacity: bool = False) -> None:
+    def cancel(self, handle: str, why: str, *, reason: StopReason = StopReason.CANCELLED) -> None:
         """Nothing was started."""
 
     cancel_standby = mark_lost = cancel

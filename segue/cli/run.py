@@ -139,10 +139,11 @@ def _train_on_server(
     spec: RunSpec, runlog: RunLog, *, accept_drift: bool, detach: bool, hint: str | None
 ) -> State | None:
     from segue.deployments.process.follow import follow, open_client, require_deployments, trigger
-    from segue.tasks.recovery import server_id
+    from segue.tasks.recovery import server_id, stop_if_cancelled
 
     with server(), open_client() as client:
         require_deployments(client, spec, is_new=not read_history(runlog).has_trained)
+        stop_if_cancelled(client, runlog)
         opened = open_run(spec, clock=SystemClock(), accept_drift=accept_drift)
         register_start(opened.store, spec, clock=SystemClock(), server_id=server_id(client))
         try:

@@ -5,15 +5,16 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from segue.clock import Clock
-from segue.controller.orchestrator import Orchestrator
 from segue.controller.queue_wait import QueueWatch
+from segue.controller.starts import Starts
 from segue.policy import clamp, queueing, refusals
 from segue.policy.estimates import Situation, situation
 from segue.policy.queueing import Queues
-from segue.records import Capacity, SegmentPlan, StopReason
+from segue.policy.starts import limit_of
+from segue.records import StopReason
 from segue.runlog.history import History
 from segue.spec import RunSpec
 
@@ -22,55 +23,17 @@ log = logging.getLogger(__name__)
 _SHOW_SECONDS = 10.0
 """How long an attempt may take to start before its wait is shown."""
 
-_BOOTS, _LEAST_BOOT_SECONDS = 5.0, 120.0
-"""With a deadline, a boot may take this multiple of the changeover's prior, and at least this long."""
-
 _ROUNDING_SECONDS = 1e-3
 
 Show = Callable[[str | None], None]
 """Called with what an attempt without a machine waits for; None once it has one."""
 
 
-@dataclass(frozen=True)
-class Submitted:
-    """An attempt that was submitted to an orchestrator."""
-
-    plan: SegmentPlan
-    orchestrator: Orchestrator
-    handle: str
-
-    def state(self) -> str | None:
-        return self.orchestrator.state(self.handle)
-
-    def is_running(self) -> bool:
-        return self.orchestrator.is_running(self.handle)
-
-    def why_waiting(self) -> str | None:
-        return self.orchestrator.why_waiting(self.handle)
-
-    def queues(self, spec: RunSpec) -> Queues | None:
-        """What slots are waited for, where that decides when spot is given up."""
-        is_asked = spec.deadline is not None and self.plan.capacity is Capacity.SPOT
-        return self.orchestrator.queues(spec, self.handle) if is_asked else None
-
-    def refusal(self) -> str | None:
-        return self.orchestrator.refusal(self.handle)
-
-    def was_cancelled(self) -> bool:
-        return self.orchestrator.was_cancelled(self.handle)
-
-    def cancel(self, why: str, *, has_no_capacity: bool) -> None:
-        self.orchestrator.cancel(self.handle, why, has_no_capacity=has_no_capacity)
-
-    def mark_lost(self, why: str) -> None:
-        self.orchestrator.mark_lost(self.handle, why)
-
-
 class CapacityWait:
     """The wait of one submitted attempt, until it claims the run."""
 
-    def __init__(self, spec: RunSpec, submitted: Submitted, *, clock: Clock, show: Show, queue: QueueWatch) -> None:
-        self._spec, self._submitted, self._plan = spec, submitted, submitted.plan
+    def __init__(self, spec: RunSpec, starts: Starts, *, clock: Clock, show: Show, queue: QueueWatch) -> None:
+        self._spec, self._starts, self._plan = spec, starts, starts.plan
         self._clock, self._show, self._queue = clock, show, queue
         self._started_at = clock.monotonic()
         self._shown: str | None = None
@@ -86,15 +49,16 @@ class CapacityWait:
             self._queue.look()
             has_machine = self._has_machine()
             refused = refusals.in_words(history) if not has_machine else None
-            if refused or self._waited_seconds(history) > _SHOW_SECONDS:
-                blocker = self._queue.why or self._submitted.why_waiting() or refused
-                doing = "booting" if has_machine else f"waiting for {self._plan.capacity} capacity"
+            if refused or self._starts.slow or self._waited_seconds(history) > _SHOW_SECONDS:
+                blocker = self._queue.why or self._starts.slow or self._starts.why_waiting() or refused
+                doing = "booting" if has_machine else "starting" if self._is_starting() else self._waiting_for
                 text = f"{doing} ({self._plan.deployment})" + (f": {blocker}" if blocker else "")
         if text != self._shown:
             self._shown = text
             # The decision has warned of refusals; here that would be once an attempt.
             if text is not None and not (refused and text.endswith(refused)):
-                _log(text, is_slow_start=has_machine and blocker is None)
+                is_slow_start = self._is_starting() and blocker in (None, self._starts.slow)
+                _log(text, is_slow_start=is_slow_start)
             self._show(text)
 
     def why_give_up(self, history: History) -> tuple[StopReason, str] | None:
@@ -102,10 +66,13 @@ class CapacityWait:
         if history.stop is not None:
             return StopReason.CANCELLED, history.stop.reason
         if self._boots_for_too_long():
-            return StopReason.LOST, f"its machine did not claim the run within {self._boot_seconds:.0f} s"
-        if self.seconds_left(history) > 0 or self._may_boot_on():
+            return StopReason.START_FAILED, f"its machine did not claim the run within {self._boot_seconds:.0f} s"
+        if self.seconds_left(history) > 0:
             return None
         waited = self._waited_seconds(history)
+        if self._is_starting():
+            why = f"it had a machine, and did not claim the run within {waited:.0f} s, when the deadline needed another"
+            return StopReason.START_FAILED, why
         why = f"no capacity on {self._plan.capacity} within {waited:.0f} s"
         if self._is_behind:
             why += "; behind other runs, its slot would have come too late"
@@ -114,7 +81,8 @@ class CapacityWait:
     def seconds_left(self, history: History) -> float:
         """Seconds until the wait ends; infinite for a request that stays queued.
 
-        It ends by the plan, or earlier where other runs in spot's queue will need on-demand, too. Where there is no
+        It ends by the plan, or earlier where other runs in spot's queue will need on-demand, too. An attempt that
+        starts waits for no capacity any more: the deadline alone ends that, where it can be said. Where there is no
         other spot pool, a request keeps its place in a queue until the deadline requires on-demand: a new one would be
         the last again. Once it has left the queue, it has the time of the plan to claim the run.
         """
@@ -124,11 +92,15 @@ class CapacityWait:
             return math.inf
         waited, now = self._waited_seconds(history), self._clock.monotonic()
         left = patience - waited
-        queues = self._submitted.queues(self._spec)
+        queues = self._starts.queues(self._spec)
         here = self._situation(history, queues)
         by_deadline = clamp.seconds_to_recall(here) if self._has_machine() else _seconds_to_deadline(here)
+        if self._is_starting() and (self._spec.deadline is None or _repeats_a_failure(history)):
+            return math.inf
         if by_deadline is None or _repeats_a_failure(history):
             return left
+        if self._is_starting():
+            return by_deadline
         is_queued = queues is not None and queues.spot_free_at is not None and not self._has_machine()
         if is_queued:
             self._in_queue_at = now
@@ -162,8 +134,8 @@ class CapacityWait:
         return was_queued and self._waited_seconds(history) - here >= patience_seconds
 
     def _boots_for_too_long(self) -> bool:
-        """Whether the attempt has had a machine for longer than any boot takes: its process may be dead or hung."""
-        if not self._has_machine():
+        """Whether a cluster's machine has run the attempt for longer than any boot takes: it may be dead or hung."""
+        if not self._spec.trains_elsewhere or not self._has_machine():
             self._running_since = None
             return False
         now = self._clock.monotonic()
@@ -172,18 +144,21 @@ class CapacityWait:
 
     @property
     def _boot_seconds(self) -> float:
-        longest = self._spec.liveness.first_step_seconds
-        if self._spec.deadline is None:
-            return longest
-        return min(longest, max(_BOOTS * self._spec.policy.changeover_seconds, _LEAST_BOOT_SECONDS))
-
-    def _may_boot_on(self) -> bool:
-        """Whether an attempt that has a machine may go on booting. A deadline allows no more than the plan does."""
-        return self._spec.deadline is None and self._has_machine()
+        return limit_of((), spec=self._spec, changeover_seconds=0.0).longest_seconds
 
     def _has_machine(self) -> bool:
         """Whether the attempt has a machine. A segment that submits its trainer elsewhere has one without it."""
-        return self._queue.why is None and self._submitted.is_running()
+        return self._queue.why is None and self._starts.is_running()
+
+    def _is_starting(self) -> bool:
+        """Whether the attempt has what it waited for, and only has to start."""
+        if self._plan.standby is not None or self._queue.why is not None:
+            return False  # A booted standby claims at once or not at all.
+        return self._starts.is_running() or self._starts.is_starting
+
+    @property
+    def _waiting_for(self) -> str:
+        return f"waiting for {self._plan.capacity} capacity"
 
     def _waited_seconds(self, history: History) -> float:
         here = self._clock.monotonic() - self._started_at

@@ -22,8 +22,12 @@ log = logging.getLogger(__name__)
 
 _KEEP_SECONDS = 30.0
 """How long a machine is kept for a next plan. The parent decides within seconds, unless it is dead."""
-_OFFER_SECONDS = 10.0
-"""How long the parent waits until the kept machine has claimed its plan."""
+_OFFER_SECONDS = 30.0
+"""How long the parent waits until the kept machine has claimed its plan.
+
+As long as that waits for one: it ends where it does not take the plan, and a flow run submitted meanwhile would be for
+nothing.
+"""
 _POLL_SECONDS, _REMOTE_POLL_SECONDS = 0.1, 0.5
 
 
@@ -85,7 +89,7 @@ def await_plan(
 
 
 def await_claim(runlog: RunLog, plan: SegmentPlan, *, has_left: Callable[[str], bool], clock: Clock) -> str | None:
-    """Wait, for at most 10 s, until the machine kept for a plan claims it; the id of that machine's flow run.
+    """Wait, for at most 30 s, until the machine kept for a plan claims it; the id of that machine's flow run.
 
     None when no machine was kept, or it does not answer: the plan has to be submitted. `has_left` says whether the flow
     run of the kept machine has ended.

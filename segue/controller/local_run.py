@@ -8,9 +8,9 @@ from contextlib import closing
 
 from segue.clock import Clock, SystemClock
 from segue.controller.back_off import back_off
-from segue.controller.capacity_wait import Submitted
 from segue.controller.parent import drive
 from segue.controller.segment import TrainerEnd, conclude
+from segue.controller.starts import Submitted
 from segue.controller.steps import decide_next, settle_verdict
 from segue.controller.wait import Period, await_report
 from segue.launch.assignment import Assignment
@@ -80,11 +80,12 @@ class _ChildProcesses:
         self._runlog, self._watch, self._on_line = runlog, watch, on_line
         self._running: tuple[Trainer, SegmentPlan] | None = None
         self._kills = RecentKills()
+        self._begun_at = 0.0
 
     def submit(self, spec: RunSpec, plan: SegmentPlan) -> str:
         trainer = launch(Assignment(spec=spec, plan=plan), on_line=self._on_line)
         self._kills = RecentKills(pid_of(trainer))
-        self._running = trainer, plan
+        self._running, self._begun_at = (trainer, plan), SystemClock().monotonic()
         return f"{plan.segment}:{plan.attempt}"
 
     def submit_standby(self, spec: RunSpec, standby: str, *, deployment: str) -> str | None:
@@ -116,6 +117,15 @@ class _ChildProcesses:
     def is_running(self, handle: str) -> bool:
         return self._running is not None and self.why_waiting(handle) is None
 
+    def starting_seconds(self, handle: str) -> float | None:
+        return SystemClock().monotonic() - self._begun_at if self.is_running(handle) else None
+
+    def flow_run_id(self, handle: str) -> str | None:
+        return None
+
+    def submit_again(self, spec: RunSpec, plan: SegmentPlan, number: int) -> str | None:
+        return None  # This machine is the only place.
+
     def why_waiting(self, handle: str) -> str | None:
         return self._running[0].why_waiting() if self._running is not None else None
 
@@ -128,7 +138,7 @@ class _ChildProcesses:
     def was_cancelled(self, handle: str) -> bool:
         return False
 
-    def cancel(self, handle: str, why: str, *, has_no_capacity: bool = False) -> None:
+    def cancel(self, handle: str, why: str, *, reason: StopReason = StopReason.CANCELLED) -> None:
         self.close()
 
     def cancel_standby(self, handle: str, why: str) -> None:

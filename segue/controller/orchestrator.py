@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from segue.policy.queueing import Queues
-from segue.records import SegmentPlan
+from segue.records import SegmentPlan, StopReason
 from segue.spec import RunSpec
 
 
@@ -18,6 +18,16 @@ class Orchestrator(Protocol):
 
     def submit(self, spec: RunSpec, plan: SegmentPlan) -> str:
         """Start the attempt of a plan, unless it was started before; return its handle.
+
+        Raises:
+            OrchestratorError: it cannot be started.
+        """
+        ...
+
+    def submit_again(self, spec: RunSpec, plan: SegmentPlan, number: int) -> str | None:
+        """Start the attempt of a plan once more, beside its first start; the handle of that start.
+
+        With the same number always the same one. None where this orchestrator has no other place for it.
 
         Raises:
             OrchestratorError: it cannot be started.
@@ -40,6 +50,14 @@ class Orchestrator(Protocol):
         """Whether it has a machine and runs, as far as is known. Must not block."""
         ...
 
+    def starting_seconds(self, handle: str) -> float | None:
+        """How long ago a worker took it, or its machine began to run it; None: it waits for them. Must not block."""
+        ...
+
+    def flow_run_id(self, handle: str) -> str | None:
+        """The id by which a claim names it; None where there is none, or it is not known yet."""
+        ...
+
     def why_waiting(self, handle: str) -> str | None:
         """Why it does not start, as far as is known: its pool is paused, has no worker, ... Must not block."""
         ...
@@ -56,8 +74,8 @@ class Orchestrator(Protocol):
         """Whether a person cancelled it; False when the orchestrator does not answer."""
         ...
 
-    def cancel(self, handle: str, why: str, *, has_no_capacity: bool = False) -> None:
-        """Cancel an attempt that has not started. Best effort."""
+    def cancel(self, handle: str, why: str, *, reason: StopReason = StopReason.CANCELLED) -> None:
+        """Cancel an attempt that has not started, for this reason. Best effort."""
         ...
 
     def cancel_standby(self, handle: str, why: str) -> None:

@@ -21,7 +21,7 @@ from segue.launch.launcher import Ending, Trainer, launch_standby, pid_of
 from segue.launch.memory import RecentKills
 from segue.launch.output import OnLine
 from segue.records import CodeFailure, Notice, SegmentPlan, SegmentReport, StopReason
-from segue.runlog.history import read_history
+from segue.runlog.history import History, read_history
 from segue.runlog.log import RunLog
 from segue.runlog.open import open_log
 from segue.spec import RunSpec
@@ -194,19 +194,30 @@ def run_standby(
     return segment.train(outcome.plan, outcome.trainer)
 
 
-def conclude(runlog: RunLog, plan: SegmentPlan, end: TrainerEnd) -> SegmentReport | None:
+def conclude(
+    runlog: RunLog, plan: SegmentPlan, end: TrainerEnd, *, flow_run_id: str | None = None
+) -> SegmentReport | None:
     """The report of an attempt whose trainer has ended: its own, or one by its `end` when it wrote none.
 
-    None when the trainer ended because another process, which may be alive, holds the same attempt.
+    None when another process, which may be alive, holds the same attempt: its trainer ended for that, or another start
+    than this `flow_run_id` has claimed it, or may still do so.
 
     Raises:
         StoreWriteError, StoreReadError: the outcome is not known; a retry is safe.
     """
     history = read_history(runlog)
-    is_claimed = history.attempt_of(plan.segment, plan.attempt) is not None
-    if end.exit_code == ExitCode.FENCED and is_claimed and history.report_of(plan.segment, plan.attempt) is None:
+    if history.report_of(plan.segment, plan.attempt) is None and _is_anothers(history, plan, end, flow_run_id):
         return None
     return report_or_lost(runlog, plan, end)
+
+
+def _is_anothers(history: History, plan: SegmentPlan, end: TrainerEnd, flow_run_id: str | None) -> bool:
+    attempt = history.attempt_of(plan.segment, plan.attempt)
+    if attempt is None:
+        return end.reason is StopReason.LOST and bool(history.starts_of(plan.segment, plan.attempt))
+    claimed_by = attempt.claim.flow_run_id
+    is_by_another = None not in (flow_run_id, claimed_by) and claimed_by != flow_run_id
+    return end.exit_code == ExitCode.FENCED or is_by_another
 
 
 def report_or_lost(runlog: RunLog, plan: SegmentPlan, end: TrainerEnd) -> SegmentReport:
@@ -292,7 +303,7 @@ class _Segment:
         end = replace(TrainerEnd.of(code, kills=kills, elsewhere=trainer.ending), notice=supervision.notice)
         trainer.wait()
         runlog = _patiently(lambda: open_log(spec, clock=clock).reload(), what="log")
-        report = _patiently(lambda: conclude(runlog, plan, end), what="report")
+        report = _patiently(lambda: conclude(runlog, plan, end, flow_run_id=self._flow_run_id), what="report")
         if report is None:
             return None
         if report.stop_reason is StopReason.NOTICE and self._requests.was_cancelled():

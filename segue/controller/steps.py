@@ -53,8 +53,9 @@ def open_run(
 ) -> RunLog:
     """Open the run that `spec` names, new or resumed; return its log.
 
-    A stopped run is opened again, unless the stop is newer than the request to start it, because a parent may wait in
-    a queue for long. `requested_at_slot` is the log's next slot at the time of the request.
+    A run that was stopped, or whose segment was cancelled, is opened again, unless that is newer than the request to
+    start it, because a parent may wait in a queue for long. `requested_at_slot` is the log's next slot at the time of
+    the request.
 
     Raises:
         StoreUnreachableError, StoreGoneError, DeadlinePassedError, DriftError, PriceSourceError, BudgetError: as for
@@ -63,11 +64,26 @@ def open_run(
     runlog = check_start(spec, clock=clock, accept_drift=accept_drift, known_slots=requested_at_slot or 0)
     history = read_history(runlog)
     requested = history.next_slot if requested_at_slot is None else requested_at_slot
+    cancelled = cancelled_at_slot(runlog)
+    if history.stop is None and cancelled is not None and cancelled < requested:
+        ended = decide(spec, history, now=clock.now())  # The parent that had to end the run for it is gone.
+        with suppress(LogMovedError):  # Another start of the run does the same.
+            runlog.append(lambda stamp: _entry(ended, stamp), at=history.next_slot)
+        history = read_history(runlog)
     is_stopped_since = history.stop_slot is not None and history.stop_slot >= requested
     if not is_stopped_since and (history.spec != spec or history.stop is not None):
         runlog.append(lambda stamp: OpenEntry.model_validate(stamp(epoch=0) | {"spec": spec}))
         refresh_prices(runlog, spec, read_history(runlog), clock=clock)
     return runlog
+
+
+def cancelled_at_slot(runlog: RunLog) -> int | None:
+    """The slot of the newest attempt's report, if a person cancelled it and no decision has ended the run for it."""
+    fresh = (history := read_history(runlog)).fresh_reports
+    if not fresh or fresh[-1].stop_reason is not StopReason.CANCELLED or history.open_plan is not None:
+        return None
+    slots = ((s.number, s.entry) for s in reversed(runlog.slots))
+    return next(number for number, entry in slots if isinstance(entry, ReportEntry) and entry.report == fresh[-1])
 
 
 def check_start(spec: RunSpec, *, clock: Clock, accept_drift: bool = False, known_slots: int = 0) -> RunLog:

@@ -7,10 +7,11 @@ import math
 from dataclasses import dataclass
 
 from segue.clock import Clock
-from segue.controller.capacity_wait import CapacityWait, Show, Submitted
+from segue.controller.capacity_wait import CapacityWait, Show
 from segue.controller.liveness import HeartbeatTimeout
 from segue.controller.queue_wait import QueueWatch
 from segue.controller.standby_manager import StandbyManager
+from segue.controller.starts import Starts, Submitted
 from segue.controller.steps import CANCELLED, declare_as, declare_lost
 from segue.notices.recall import recall
 from segue.policy import clamp
@@ -125,10 +126,11 @@ class _Waiting:
         show: Show,
     ) -> None:
         self._runlog, self._spec, self._clock = runlog, spec, clock
-        self._submitted, self._plan = submitted, submitted.plan
+        self._plan = submitted.plan
+        self._starts = Starts(runlog, spec, submitted, clock=clock)
         self._manager, self._period = manager, period
         queue = QueueWatch(runlog.store, spec, submitted.plan, clock=clock)
-        self._capacity = CapacityWait(spec, submitted, clock=clock, show=show, queue=queue)
+        self._capacity = CapacityWait(spec, self._starts, clock=clock, show=show, queue=queue)
         self._started_at = clock.monotonic()
         self._heartbeat = HeartbeatTimeout(spec.liveness.heartbeat_timeout_seconds)
         self._asked_at = self._started_at
@@ -182,6 +184,7 @@ class _Waiting:
         self._capacity.show(history, is_claimed=attempt is not None)
         if attempt is None:
             return self._give_up_waiting(history)
+        self._starts.settle(attempt.claim)
         beat = last_heartbeat(self._runlog, attempt)
         self._heartbeat.update(beat.counter if beat else None, at=at)
         self._has_read_heartbeat = True
@@ -207,7 +210,7 @@ class _Waiting:
 
     def _with_its_cause(self, report: SegmentReport) -> SegmentReport:
         """The report; if its notice was the end of a flow run that a person cancelled, as `cancelled`."""
-        if report.stop_reason is not StopReason.NOTICE or not self._submitted.was_cancelled():
+        if report.stop_reason is not StopReason.NOTICE or not self._starts.was_cancelled():
             return report
         return declare_as(self._runlog, self._plan, StopReason.CANCELLED, why=CANCELLED)
 
@@ -250,13 +253,13 @@ class _Waiting:
 
     def _ended_without_report(self) -> SegmentReport:
         name = self._run_ended[0] if self._run_ended else "unknown"
-        reason = StopReason.CANCELLED if self._submitted.was_cancelled() else StopReason.LOST
+        reason = StopReason.CANCELLED if self._starts.was_cancelled() else StopReason.LOST
         why = f"its flow run ended as {name} without a report"
         return declare_lost(self._runlog, self._plan, why=why, reason=reason)
 
     def _refused(self) -> SegmentReport | None:
         """The report of an attempt that its pool could not start; None when it was started, or that is not known."""
-        why = self._submitted.refusal()
+        why = self._starts.refusal()
         if why is None:
             return None
         return declare_lost(self._runlog, self._plan, why=why, reason=StopReason.NO_CAPACITY, was_refused=True)
@@ -268,29 +271,29 @@ class _Waiting:
         if self._run_ended is not None or at - self._asked_at < self._period.ask_seconds:
             return
         self._asked_at = at
-        name = self._submitted.state()
+        name = self._starts.state()
         if name is not None:
             self._run_ended = (name, at)
 
     def _give_up_waiting(self, history: History) -> SegmentReport | None:
-        found = self._capacity.why_give_up(history)
+        failed = self._starts.look(history, self._situation(history)) if history.stop is None else None
+        found = (StopReason.START_FAILED, failed) if failed is not None else self._capacity.why_give_up(history)
         if found is None:
             left = self._capacity.seconds_left(history)
             self._look_within(left if left > 0 else self._spec.liveness.heartbeat_seconds)
             return None
         reason, why = found
         # The report first: an attempt that starts later finds it in the log and ends.
-        has_machine = reason is StopReason.LOST
-        report = declare_lost(self._runlog, self._plan, why=why, reason=reason, got_capacity=has_machine)
-        if has_machine:
-            self._submitted.mark_lost(why)
-        else:
-            self._submitted.cancel(why, has_no_capacity=reason is StopReason.NO_CAPACITY)
+        was_refused = reason is StopReason.START_FAILED
+        report = declare_lost(
+            self._runlog, self._plan, why=why, reason=reason, got_capacity=False, was_refused=was_refused
+        )
+        self._starts.cancel(why, reason=reason)
         return report
 
     def _lost(self, why: str) -> SegmentReport:
         report = declare_lost(self._runlog, self._plan, why=why)
-        self._submitted.mark_lost(why)
+        self._starts.mark_lost(why)
         return report
 
     def _is_recall_due(self, history: History, beat: Heartbeat | None) -> bool:
@@ -309,7 +312,7 @@ class _Waiting:
         return beat.step_seconds if is_enough else 0.0
 
     def _situation(self, history: History, *, slowest_step_seconds: float = 0.0) -> Situation:
-        queues = self._submitted.queues(self._spec)
+        queues = self._starts.queues(self._spec)
         return situation(
             self._spec,
             history,

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from segue.records import Capacity
+from segue.records import Capacity, StopReason
 from segue.runlog.entries import DecisionEntry
 from segue.runlog.history import History
 
@@ -39,7 +39,8 @@ def preemptions(history: History) -> int:
 def intervals(history: History) -> tuple[Interval, ...]:
     """The availability intervals of a run, oldest first: waits for capacity and boots are down, attempts are up.
 
-    A standby that took the run over observed spot before its attempt began: it waited for a machine, and held it.
+    A start that failed had its capacity: it shows nothing, and a wait ends with the first start that a worker took. A
+    standby that took the run over observed spot before its attempt began: it waited for a machine, and held it.
     """
     found: list[Interval] = []
     moments = sorted(entry.written_at for entry in history.decisions)
@@ -50,7 +51,10 @@ def intervals(history: History) -> tuple[Interval, ...]:
         attempt = history.attempt_of(plan.segment, plan.attempt)
         report = history.report_of(plan.segment, plan.attempt)
         if attempt is None:
-            if report is not None and (not report.got_capacity or plan.standby is not None):
+            has_failed_to_start = report is not None and report.stop_reason is StopReason.START_FAILED
+            if report is None or has_failed_to_start:
+                continue
+            if not report.got_capacity or plan.standby is not None:
                 seconds = _seconds_to_next(moments, entry.written_at) or plan.start_within_seconds or 0.0
                 found.append(Interval(False, entry.written_at, seconds, has_ended=False, deployment=plan.deployment))
             continue
@@ -69,9 +73,17 @@ def _wait_of(history: History, entry: DecisionEntry, claimed_at: datetime) -> tu
     standby = entry.plan.standby if entry.plan else None
     handover = next((each for each in reversed(history.handovers) if each.standby == standby), None)
     if handover is None or "waited_seconds" not in handover.numbers:
-        return entry.written_at, claimed_at
+        return entry.written_at, _taken_at(history, entry) or claimed_at
     up_at = handover.written_at - timedelta(seconds=handover.numbers["held_seconds"])
     return up_at - timedelta(seconds=handover.numbers["waited_seconds"]), up_at
+
+
+def _taken_at(history: History, entry: DecisionEntry) -> datetime | None:
+    """When a worker took an attempt whose first start was slow; None where it was not."""
+    plan = entry.plan
+    known = history.starts_of(plan.segment, plan.attempt) if plan is not None else ()
+    slow = next((start for start in known if start.outcome == "slow"), None)
+    return max(slow.written_at - timedelta(seconds=slow.seconds), entry.written_at) if slow is not None else None
 
 
 def _seconds_to_next(moments: Sequence[datetime], moment: datetime) -> float | None:

@@ -219,12 +219,23 @@ def _changeover_of(attempt: Attempt, history: History) -> float | None:
     return _to_claim_seconds(attempt.claim, history) + report.startup_seconds
 
 
+def _lost_to_a_slow_start(claim: ClaimEntry, history: History) -> float:
+    """Seconds from the moment a worker took a start that failed until one took the start that claimed."""
+    known = history.starts_of(claim.segment, claim.attempt)
+    slow = next((start for start in known if start.outcome == "slow"), None)
+    claimed = next((start for start in known if start.outcome == "claimed"), None)
+    if slow is None or claimed is None or claimed.number == slow.number:
+        return 0.0
+    since_taken = (claim.written_at - slow.written_at).total_seconds() + slow.seconds
+    return max(since_taken - claimed.seconds, 0.0)
+
+
 def _to_claim_seconds(claim: ClaimEntry, history: History) -> float:
     # Wall clocks of two machines: an estimate, so it can only lengthen the prior.
     decided = history.decision_of(claim.segment, claim.attempt)
     if decided is None:
         return 0.0
-    seconds = max((claim.written_at - decided.written_at).total_seconds(), 0.0)
+    seconds = max((claim.written_at - decided.written_at).total_seconds() - _lost_to_a_slow_start(claim, history), 0.0)
     longest = decided.plan.start_within_seconds if decided.plan is not None else None
     # A place in a queue is kept for longer than the plan allows; on-demand, which has another queue, is not.
     return seconds if longest is None else min(seconds, longest)

@@ -69,6 +69,24 @@ class ClaimEntry(Entry):
     flow_run_id: str | None = None
 
 
+class StartEntry(Entry):
+    """A start of an attempt on its pool: how long it took, or that it took too long."""
+
+    kind: Literal["start"] = "start"
+    segment: int
+    attempt: int
+    number: int = Field(ge=1, description="Which start of the attempt; 1: the first.")
+    deployment: str
+    outcome: Literal["slow", "claimed", "start_failed", "withdrawn"] = Field(
+        description="`slow`: another start was asked for beside it; `claimed`: it trains the attempt; `start_failed`: "
+        "it was given up; `withdrawn`: it was not needed any more."
+    )
+    seconds: float = Field(
+        ge=0, description="Seconds from the moment a worker took it to the claim, or so far; 0: none took it."
+    )
+    reason: str = Field("", description="What was compared, for a person.")
+
+
 class CommitEntry(Entry):
     """A commit: the checkpoint exists from this record on."""
 
@@ -191,6 +209,7 @@ AnyEntry = Annotated[
     OpenEntry
     | DecisionEntry
     | ClaimEntry
+    | StartEntry
     | CommitEntry
     | SealEntry
     | VerdictEntry

@@ -24,6 +24,7 @@ from segue.runlog.entries import (
     HandoverEntry,
     PricesEntry,
     SpendingEntry,
+    StartEntry,
     VerdictEntry,
 )
 from segue.runlog.log import Damage
@@ -65,6 +66,8 @@ class History:
     spec: RunSpec | None = None
     checkpoints: tuple[Checkpoint, ...] = ()
     attempts: tuple[Attempt, ...] = ()
+    starts: tuple[StartEntry, ...] = ()
+    """What is known of the starts of attempts on their pools."""
     reports: tuple[SegmentReport, ...] = ()
     resumes: tuple[VerdictEntry, ...] = ()
     drills: tuple[DrillEntry, ...] = ()
@@ -168,6 +171,10 @@ class History:
         """The prices by deployment at which an attempt was decided; empty where those of the run spec held."""
         return self._prices_by_number.get((segment, attempt), {})
 
+    def starts_of(self, segment: int, attempt: int) -> tuple[StartEntry, ...]:
+        """What is known of the starts of an attempt, in the order of the log."""
+        return self._starts_by_number.get((segment, attempt), ())
+
     def is_import(self, segment: int, attempt: int) -> bool:
         """Whether an attempt was planned to import weights, not to train."""
         return (segment, attempt) in self._imports
@@ -223,6 +230,14 @@ class History:
     def _decisions_by_number(self) -> dict[tuple[int, int], DecisionEntry]:
         planned = ((entry.plan, entry) for entry in reversed(self.decisions) if entry.plan is not None)
         return {(plan.segment, plan.attempt): entry for plan, entry in planned}
+
+    @cached_property
+    def _starts_by_number(self) -> dict[tuple[int, int], tuple[StartEntry, ...]]:
+        found: dict[tuple[int, int], tuple[StartEntry, ...]] = {}
+        for entry in self.starts:
+            place = (entry.segment, entry.attempt)
+            found[place] = (*found.get(place, ()), entry)
+        return found
 
     @cached_property
     def _prices_by_number(self) -> dict[tuple[int, int], Mapping[str, float]]:

@@ -24,6 +24,7 @@ from segue.runlog.entries import (
     ReportEntry,
     SealEntry,
     SpendingEntry,
+    StartEntry,
     VerdictEntry,
 )
 from segue.runlog.facts import Attempt, Checkpoint, History
@@ -42,6 +43,7 @@ class Folding:
         self._spec: RunSpec | None = None
         self._checkpoints = _Checkpoints()
         self._attempts = _Attempts()
+        self._starts = _Grown[StartEntry]()
         self._reports = _Grown[SegmentReport]()
         self._resumes = _Grown[VerdictEntry]()
         self._resume_at: dict[str, int] = {}
@@ -91,8 +93,8 @@ class Folding:
                 self._checkpoints.quarantine(entry.slot, entry.reason)
             case PruneEntry():
                 self._checkpoints.prune(entry.slots)
-            case PricesEntry() | SpendingEntry():
-                self._note_costs(entry)
+            case PricesEntry() | SpendingEntry() | StartEntry():
+                self._note(entry)
         self._highest_epoch = max(self._highest_epoch, entry.epoch)
 
     def _rehearse(self, entry: DrillEntry) -> None:
@@ -108,6 +110,7 @@ class Folding:
             spec=self._spec,
             checkpoints=self._checkpoints.read(),
             attempts=self._attempts.read(),
+            starts=self._starts.read(),
             reports=self._reports.read(),
             resumes=self._resumes.read(),
             drills=self._drills.read(),
@@ -152,9 +155,11 @@ class Folding:
             self._end_earlier_runs()
             self._is_stopped = entry.action == "stopped"
 
-    def _note_costs(self, entry: PricesEntry | SpendingEntry) -> None:
+    def _note(self, entry: PricesEntry | SpendingEntry | StartEntry) -> None:
         if isinstance(entry, PricesEntry):
             self._prices = entry
+        elif isinstance(entry, StartEntry):
+            self._starts.append(entry)
         else:
             self._spending = entry
 

@@ -194,6 +194,13 @@ class LivenessSpec(Section):
     hang_factor: float = Field(
         30.0, ge=1, description="Hang timeout as a multiple of the usual step time; the longer of the two counts."
     )
+    slow_start_seconds: float = Field(
+        120.0,
+        gt=0,
+        description="Slow start: least time in seconds from a worker taking an attempt to its claim of the run after "
+        "which another start is asked for beside it; longer where starts on the pool took longer before, "
+        "first_step_seconds at most.",
+    )
     start_seconds: float = Field(
         900.0, gt=0, description="Capacity timeout: longest wait for capacity in seconds when there is no deadline."
     )

@@ -1,19 +1,24 @@
-"""The start of a flow run on its pool: what its infrastructure says of it, and that it could not be started."""
+"""The start of a flow run on its pool: how long it has lasted, what its infrastructure says, that it was refused."""
 
 from __future__ import annotations
 
 import logging
+import math
+import time
 from datetime import timedelta
+from functools import partial
+from typing import Any
 from uuid import UUID
 
 from prefect.client.orchestration import SyncPrefectClient
 from prefect.client.schemas.filters import LogFilter, LogFilterFlowRunId, LogFilterLevel
-from prefect.client.schemas.objects import FlowRun
+from prefect.client.schemas.objects import FlowRun, State
 from prefect.client.schemas.sorting import LogSort
-from segue.tasks.state_words import Word, state_with
+from segue.tasks.messenger import Messenger
+from segue.tasks.waiting.answers import Answers
 
-_PROCESS_START_SECONDS = 45.0
-"""How long a flow run that a worker of a process pool has taken may stay Pending. There is no image to pull."""
+_ASK_SECONDS = 10.0
+"""How often the server is asked how long a flow run has been Pending."""
 _LONG_PENDING = timedelta(minutes=15)
 """How long a flow run may be Pending before its infrastructure needs a person, as far as can be seen."""
 _SAID_CHARACTERS = 300
@@ -56,15 +61,48 @@ def why_pending(run: FlowRun, *, said: str | None) -> str | None:
     return "; ".join(parts) + (f". Fix: {fix}" if fix else "")
 
 
-def crash_unless_started(client: SyncPrefectClient, *, flow_run_id: UUID) -> None:
-    """Give up a flow run that its worker took and never started, on a process pool."""
+class StartTimes:
+    """For how long flow runs have been starting, without ever waiting for the API.
+
+    A flow run starts from the moment a worker takes it. One whose pod or task exists waits there for a machine and its
+    image, and starts when that runs it.
+    """
+
+    def __init__(self, messenger: Messenger) -> None:
+        # An ordinary start is over before the first question.
+        self._answers: Answers[float] = Answers(
+            messenger, what="when an attempt was taken", period_seconds=_ASK_SECONDS, asks_at_once=False
+        )
+        self._since: dict[UUID, float] = {}
+
+    def seconds(self, flow_run_id: UUID, state: State[Any] | None) -> float | None:
+        """How long a flow run in this state has been starting; None where it waits for something else."""
+        if state is None or not (state.is_pending() or state.is_running()):
+            self._since.pop(flow_run_id, None)
+            return None
+        now = time.monotonic()
+        if state.is_pending():
+            # The server knows how long it has been Pending, also while other parents watched it.
+            ask = partial(_taken_at, flow_run_id=flow_run_id)
+            taken_at = self._answers.newest((flow_run_id, state.id), ask)
+            if taken_at is not None:
+                self._since[flow_run_id] = taken_at
+        since = self._since.setdefault(flow_run_id, now)
+        if math.isinf(since) and state.is_running():
+            since = self._since[flow_run_id] = now
+        return None if math.isinf(since) else max(now - since, 0.0)
+
+
+def _taken_at(client: SyncPrefectClient, *, flow_run_id: UUID) -> float | None:
+    """When a worker took a flow run that is Pending, on this process's monotonic clock; infinite: it waits there."""
     run = client.read_flow_run(flow_run_id)
-    if _pending_for(run).total_seconds() <= _PROCESS_START_SECONDS:
-        return
-    pool = client.read_work_pool(run.work_pool_name) if run.work_pool_name else None
-    if pool is not None and pool.type == "process":
-        why = f"a worker took it, and its process did not start within {_PROCESS_START_SECONDS:.0f} s"
-        client.set_flow_run_state(flow_run_id, state_with(Word.LOST, why), force=True)
+    if run.state is None or not run.state.is_pending():
+        return None
+    if run.infrastructure_pid:
+        pool = client.read_work_pool(run.work_pool_name) if run.work_pool_name else None
+        if pool is None or pool.type != "process":
+            return math.inf
+    return time.monotonic() - _pending_for(run).total_seconds()
 
 
 def _pending_for(run: FlowRun) -> timedelta:

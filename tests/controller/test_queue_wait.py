@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from segue.clock import SystemClock
-from segue.controller.capacity_wait import CapacityWait, Submitted
+from segue.controller.capacity_wait import CapacityWait
 from segue.controller.queue_wait import QueueReporter, QueueWatch
+from segue.controller.starts import Starts, Submitted
 from segue.controller.steps import decide_next
 from segue.records import StopReason
 from segue.runlog.history import read_history
@@ -33,7 +34,8 @@ def wait(make_spec, open_log, stretched_clock):
     plan = decided.model_copy(update={"start_within_seconds": 300.0})
     queue = QueueWatch(runlog.store, spec, plan, clock=stretched_clock)
     submitted = Submitted(plan, RunningFlowRun(), "handle")
-    capacity = CapacityWait(spec, submitted, clock=stretched_clock, show=shown.append, queue=queue)
+    starts = Starts(runlog, spec, submitted, clock=stretched_clock)
+    capacity = CapacityWait(spec, starts, clock=stretched_clock, show=shown.append, queue=queue)
     reporter = QueueReporter(spec, plan, clock=stretched_clock)
     return capacity, reporter, shown, read_history(runlog)
 
@@ -85,7 +87,7 @@ def test_once_it_has_its_machines_it_boots_and_has_the_time_of_a_boot(wait, stre
     assert capacity.why_give_up(history) is None
     pass_time(wait, stretched_clock, 62, why=None)
     reason, note = capacity.why_give_up(history)
-    assert (reason, note) == (StopReason.LOST, "its machine did not claim the run within 60 s")
+    assert (reason, note) == (StopReason.START_FAILED, "its machine did not claim the run within 60 s")
 
 
 def test_a_segment_that_reports_nothing_any_more_is_no_longer_in_a_queue(wait, stretched_clock):
@@ -96,7 +98,7 @@ def test_a_segment_that_reports_nothing_any_more_is_no_longer_in_a_queue(wait, s
         capacity.show(history, is_claimed=False)
         capacity.why_give_up(history)
     assert shown[-1] == "booting (segment/spot)"
-    assert capacity.why_give_up(history)[0] is StopReason.LOST
+    assert capacity.why_give_up(history)[0] is StopReason.START_FAILED
 
 
 def test_without_a_queue_nothing_is_written(wait, stretched_clock, make_spec, open_log):

@@ -6,8 +6,8 @@ from datetime import timedelta
 
 import pytest
 
-from segue.controller.capacity_wait import Submitted
 from segue.controller.recovery import ParentHeartbeat, register_start
+from segue.controller.starts import Submitted
 from segue.controller.wait import await_report
 from segue.policy.estimates import detection_seconds
 from segue.records import SegmentPlan, SegmentReport, StopReason

@@ -7,9 +7,9 @@ from datetime import timedelta
 
 import pytest
 
-from segue.controller.capacity_wait import Submitted
 from segue.controller.standby_manager import release_leftover
 from segue.controller.standby_messages import StandbyStatus, command_of, put_status
+from segue.controller.starts import Submitted
 from segue.controller.steps import decide_next
 from segue.controller.wait import await_report
 from segue.policy.availability import intervals

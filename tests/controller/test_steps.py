@@ -63,8 +63,9 @@ class Run:
         assert plan is not None
         return plan
 
-    def claim(self, plan: SegmentPlan) -> Claim:
-        return claim_run(self.another_log(), Assignment(spec=self.spec, plan=plan), environment=ENVIRONMENT)
+    def claim(self, plan: SegmentPlan, *, flow_run_id: str | None = None) -> Claim:
+        assignment = Assignment(spec=self.spec, plan=plan, flow_run_id=flow_run_id)
+        return claim_run(self.another_log(), assignment, environment=ENVIRONMENT)
 
     def commit(self, claim: Claim, step: int) -> CheckpointRef:
         manifest = Manifest(

@@ -112,6 +112,32 @@ def test_an_attempt_from_before_the_stop_whose_cancelled_end_is_found_later_does
     assert (decision.action, decision.plan.attempt) == ("run", plan.attempt + 1)
 
 
+@pytest.mark.parametrize(("requested_after", "action"), [(True, "run"), (False, "cancelled")])
+def test_a_start_that_was_asked_for_after_a_segment_was_cancelled_trains_though_no_parent_ended_the_run(
+    run, requested_after, action
+):
+    plan, claim = run.started()
+    run.commit(claim, 10)
+    asked_at = run.log.next_slot
+    run.report(plan, claim, StopReason.CANCELLED)
+    requested = asked_at if not requested_after else None
+    for _ in range(2):  # The command opens the run, and then its parent.
+        opened = open_run(run.spec, clock=run.clock, requested_at_slot=requested)
+    decision = decide_next(opened, run.spec, clock=run.clock)
+    assert decision.action == action
+    assert [entry.action for entry in read_history(opened).decisions] == ["run", "cancelled", "run"][
+        : 2 + requested_after
+    ]
+
+
+def test_a_late_correction_of_an_earlier_attempt_to_cancelled_does_not_end_the_one_that_trains(run):
+    plan, claim = run.started()
+    run.report(plan, claim, StopReason.NOTICE)
+    following = run.decide()
+    run.report(plan, claim, StopReason.CANCELLED)
+    assert read_history(open_run(run.spec, clock=run.clock)).open_plan == following
+
+
 @pytest.mark.matrix
 def test_a_stopped_run_resumes_from_its_last_checkpoint_when_it_is_started_again(make_spec):
     spec = make_spec(steps=4000, checkpoints={"every_steps": 50})

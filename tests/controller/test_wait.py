@@ -7,7 +7,7 @@ from datetime import timedelta
 
 import pytest
 
-from segue.controller.capacity_wait import Submitted
+from segue.controller.starts import Submitted
 from segue.controller.steps import decide_next
 from segue.controller.wait import Period, await_report
 from segue.errors import MissingObjectError
@@ -59,6 +59,9 @@ class ScriptedOrchestrator:
         self.refused: str | None = None
         self.queued: Queues | None = None
         self.asked: list[str] = []
+        self.now: Callable[[], float] = lambda: 0.0
+        self.starting: dict[str, float] = {}
+        self.again: list[int] = []
         self.when_asked: Callable[[], object] = lambda: None
         self.when_cancelled: Callable[[], object] = lambda: None
 
@@ -68,6 +71,20 @@ class ScriptedOrchestrator:
 
     def is_running(self, handle: str) -> bool:
         return self.has_started
+
+    def starting_seconds(self, handle: str) -> float | None:
+        if self.has_started:
+            self.starting.setdefault(handle, self.now())
+        began = self.starting.get(handle)
+        return None if began is None or began > self.now() else self.now() - began
+
+    def flow_run_id(self, handle: str) -> str | None:
+        return handle
+
+    def submit_again(self, spec, plan, number: int) -> str | None:
+        if number not in self.again:
+            self.again.append(number)
+        return f"start{number}"
 
     def why_waiting(self, handle: str) -> str | None:
         return self.blocker
@@ -81,7 +98,7 @@ class ScriptedOrchestrator:
     def was_cancelled(self, handle: str) -> bool:
         return self.is_cancelled
 
-    def cancel(self, handle: str, why: str, *, has_no_capacity: bool = False) -> None:
+    def cancel(self, handle: str, why: str, *, reason: StopReason = StopReason.CANCELLED) -> None:
         self.when_cancelled()
         self.asked.append(f"cancel: {why}")
 
@@ -96,6 +113,7 @@ class Watched(Run):
         self.clock: ScriptedClock = ScriptedClock()
         super().__init__(spec, self.clock)
         self.child = ScriptedOrchestrator()
+        self.child.now = self.clock.monotonic
         self.recalls: list[float] = []
         self.shown: list[str | None] = []
         self.is_store_down: Callable[[str, str], bool] = lambda operation, key: False
@@ -286,7 +304,7 @@ def test_without_capacity_the_report_is_written_before_the_cancellation(watch):
 
 @pytest.mark.parametrize(
     ("turn_comes_late_by", "has_machine", "leaves_early_by"),
-    [(100, False, 200), (-1, False, 0), (None, False, 0), (100, True, 0)],
+    [(100, False, 200), (-1, False, 0), (None, False, 0), (100, True, -10)],
     ids=["behind many", "in time", "no queue", "booting"],
 )
 def test_of_a_queue_that_spot_does_not_serve_in_time_the_last_leave_first(
@@ -305,7 +323,7 @@ def test_of_a_queue_that_spot_does_not_serve_in_time_the_last_leave_first(
 
     run.clock.at(limit - 110 if has_machine else 20, becomes_known)
     report = run.wait(plan)
-    assert report.stop_reason is StopReason.NO_CAPACITY
+    assert report.stop_reason is (StopReason.START_FAILED if has_machine else StopReason.NO_CAPACITY)
     is_behind = turn_comes_late_by is not None and not has_machine
     assert report.note.endswith("; behind other runs, its slot would have come too late") == is_behind
     assert run.clock.monotonic() == pytest.approx(limit - leaves_early_by, abs=1)
@@ -448,8 +466,8 @@ def test_a_slow_start_on_a_machine_is_a_warning_only_where_something_holds_it(wa
     ] * warnings
 
 
-@pytest.mark.parametrize(("deadline_in", "reason"), [(None, StopReason.FINISHED), (5000, StopReason.NO_CAPACITY)])
-def test_without_a_deadline_an_attempt_that_boots_on_its_machine_is_not_withdrawn(watch, deadline_in, reason):
+@pytest.mark.parametrize("deadline_in", [None, 5000])
+def test_an_attempt_that_boots_on_its_machine_is_not_withdrawn_for_the_capacity_timeout(watch, deadline_in):
     deadline = None if deadline_in is None else START + timedelta(seconds=deadline_in)
     policy = {"changeover_seconds": 10, "step_seconds": 0.01}
     run = watch(liveness={"start_seconds": 50}, deadline=deadline, policy=policy)
@@ -457,25 +475,25 @@ def test_without_a_deadline_an_attempt_that_boots_on_its_machine_is_not_withdraw
     run.child.has_started = True
 
     def start() -> None:
-        if reason is StopReason.FINISHED:
-            claim = run.claim(plan)
-            run.beats_on(claim)
-            run.reports(300, plan, claim, StopReason.FINISHED)
+        claim = run.claim(plan)
+        run.beats_on(claim)
+        run.reports(300, plan, claim, StopReason.FINISHED)
 
     run.clock.at(200, start)
-    assert run.wait(plan).stop_reason is reason
+    assert run.wait(plan).stop_reason is StopReason.FINISHED
 
 
-def test_on_demand_that_has_a_machine_and_never_claims_is_lost_and_not_waited_for_without_end(watch):
+def test_on_demand_that_has_a_machine_and_never_claims_is_not_waited_for_without_end(watch):
     policy = {"name": "on_demand_only", "changeover_seconds": 10, "step_seconds": 0.01}
     run = watch(deadline=START + timedelta(seconds=600), policy=policy)
     plan = run.decide()
     assert plan.start_within_seconds is None
     run.clock.at(300, lambda: setattr(run.child, "has_started", True))
+    run.child.submit_again = lambda spec, plan, number: None
     report = run.wait(plan)
-    assert (report.stop_reason, report.got_capacity) == (LOST, True)
-    assert run.clock.monotonic() == pytest.approx(300 + 120, abs=3)
-    assert run.child.asked == ["mark lost: its machine did not claim the run within 120 s"]
+    assert (report.stop_reason, report.got_capacity) == (StopReason.START_FAILED, False)
+    assert run.clock.monotonic() == pytest.approx(300 + 360, abs=3)
+    assert run.child.asked == ["cancel: a worker took it, and it did not claim the run within 360 s"]
 
 
 def test_capacity_that_comes_just_in_time_is_used(watch):

@@ -9,16 +9,11 @@ from datetime import UTC, datetime, timedelta
 import psutil
 import pytest
 from prefect.client.orchestration import get_client
-from prefect.client.schemas.actions import WorkPoolUpdate
 from prefect.client.schemas.objects import StateType
-from prefect.states import Cancelling, Pending
+from prefect.states import Cancelling
 from segue.deployments.process.follow import trigger
-from segue.tasks import prefect_orchestrator
 from segue.tasks.state_words import in_words
-from segue.tasks.waiting import starts
 
-from segue.clock import SystemClock
-from segue.controller.steps import decide_next, open_run
 from segue.notices.recall import recall
 from segue.records import Capacity, StopReason, VerdictKind
 from segue.runlog.history import read_history
@@ -166,23 +161,6 @@ def test_a_suspended_trainer_does_not_outlive_its_run(client, make_spec):
     trainer.wait(60)
     reports = read_history(runlog.reload()).last_reports()
     assert [report.stop_reason for report in reports] == [StopReason.LOST, StopReason.FINISHED]
-
-
-def test_a_segment_whose_worker_died_before_it_started_is_lost_at_once(client, make_spec, monkeypatch):
-    monkeypatch.setattr(starts, "_PROCESS_START_SECONDS", 1.0)
-    spec = make_spec(run_id="never-started", **LONG)
-    runlog = open_run(spec, clock=SystemClock())
-    plan = decide_next(runlog, spec, clock=SystemClock()).plan
-    client.update_work_pool("spot", WorkPoolUpdate(is_paused=True))
-    orchestrator = prefect_orchestrator.PrefectOrchestrator(log_id=runlog.log_id)
-    try:
-        handle = orchestrator.submit(spec, plan)
-        assert orchestrator.state(handle) is None
-        client.set_flow_run_state(client_run(client, "never-started").id, Pending(), force=True)
-        assert until(lambda: orchestrator.state(handle), what="its end") == "Lost"
-    finally:
-        orchestrator.close()
-        client.update_work_pool("spot", WorkPoolUpdate(is_paused=False))
 
 
 def client_run(client, run_id):

@@ -38,6 +38,7 @@ from segue.runlog.entries import (
     ReportEntry,
     SealEntry,
     SpendingEntry,
+    StartEntry,
     VerdictEntry,
     encode,
 )
@@ -110,6 +111,15 @@ entries = st.one_of(
             **machine,
         ),
         numbers,
+    ),
+    of_kind(
+        StartEntry,
+        segment=st.just(0),
+        attempt=st.integers(1, 2),
+        number=st.integers(1, 2),
+        deployment=st.just("segment/spot"),
+        outcome=st.sampled_from(["slow", "claimed", "start_failed", "withdrawn"]),
+        seconds=st.sampled_from([0.0, 95.0]),
     ),
     of_kind(CommitEntry, attempt_id=attempts, manifest=st.builds(manifest, st.integers(0, 3))),
     of_kind(

@@ -13,16 +13,16 @@ from collections.abc import Callable
 from pathlib import Path
 
 from segue.clock import SystemClock
-from segue.controller.capacity_wait import Submitted
 from segue.controller.segment import TrainerEnd, report_or_lost
 from segue.controller.standby_agent import StandbyAgent, Taken
+from segue.controller.starts import Submitted
 from segue.controller.steps import decide_next
 from segue.controller.wait import await_report
 from segue.launch.assignment import Assignment
 from segue.launch.rendezvous import LaunchFolder
 from segue.policy.decide import Decision
 from segue.policy.queueing import Queues
-from segue.records import Capacity, SegmentPlan
+from segue.records import Capacity, SegmentPlan, StopReason
 from segue.runlog.log import RunLog
 from segue.spec import RunSpec
 from segue.stores import open_store
@@ -170,6 +170,15 @@ class World:
     def is_running(self, handle: str) -> bool:
         return False
 
+    def starting_seconds(self, handle: str) -> float | None:
+        return None
+
+    def flow_run_id(self, handle: str) -> str | None:
+        return None
+
+    def submit_again(self, spec: RunSpec, plan: SegmentPlan, number: int) -> str | None:
+        return None
+
     def why_waiting(self, handle: str) -> str | None:
         return None
 
@@ -182,7 +191,7 @@ class World:
     def was_cancelled(self, handle: str) -> bool:
         return False
 
-    def cancel(self, handle: str, why: str, *, has_no_capacity: bool = False) -> None:
+    def cancel(self, handle: str, why: str, *, reason: StopReason = StopReason.CANCELLED) -> None:
         self._machines[handle].cancel(why)
 
     cancel_standby = cancel

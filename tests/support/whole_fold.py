@@ -22,6 +22,7 @@ from segue.runlog.entries import (
     ReportEntry,
     SealEntry,
     SpendingEntry,
+    StartEntry,
     VerdictEntry,
 )
 from segue.runlog.history import Attempt, Checkpoint, History
@@ -75,6 +76,7 @@ def whole_fold(slots: Sequence[Slot], *, damage: tuple[Damage, ...] = (), next_s
             )
             for claim in (slot.entry for slot in slots if isinstance(slot.entry, ClaimEntry))
         ),
+        starts=tuple(slot.entry for slot in slots if isinstance(slot.entry, StartEntry)),
         reports=reports,
         resumes=tuple(resumes.values()),
         drills=tuple(slot.entry for slot in slots if slot.number > ended and isinstance(slot.entry, DrillEntry)),
