@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable
 from functools import partial
 from typing import Any, TypeVar
 from uuid import UUID
 
-import httpx
 from prefect.client.orchestration import SyncPrefectClient
 from prefect.client.schemas.objects import State
 from prefect.context import TaskRunContext
-from prefect.exceptions import ObjectNotFound, PrefectHTTPStatusError
+from prefect.exceptions import ObjectNotFound
 from prefect.states import Cancelled, Cancelling
 from segue.tasks.messenger import Message, Messenger
 from segue.tasks.pools import read_pool
@@ -39,8 +37,6 @@ log = logging.getLogger(__name__)
 
 _T = TypeVar("_T")
 
-_COLLISION_PAUSES = (0.05, 0.1, 0.2, 0.4)
-"""Seconds before a request is repeated that collided with another one."""
 _QUEUE_SECONDS = 120.0
 """How often it is asked how long an attempt would wait for a slot."""
 _BLOCKER_SECONDS = 20.0
@@ -129,10 +125,6 @@ class PrefectOrchestrator:
             log.warning("prefect did not accept a standby standby=%s reason=%s", standby, type(error).__name__)
             return None
         return key
-
-    def flow_run_of(self, handle: str) -> UUID | None:
-        """The flow run of a handle, once Prefect has accepted it."""
-        return self._flow_runs.get(handle)
 
     def state(self, handle: str) -> str | None:
         self._messenger.require_accepted()
@@ -230,7 +222,7 @@ class PrefectOrchestrator:
 
         try:
             with quick_client() as client:
-                _despite_collisions(lambda: keep(client))
+                keep(client)
         except SILENCE as error:
             log.warning("prefect did not accept an attempt yet key=%s reason=%s", key, type(error).__name__)
             self._pending[key] = keep
@@ -277,18 +269,6 @@ class PrefectOrchestrator:
             "idempotency_key": key,
         }
         return key, partial(_create, deployment=deployment, facts=facts)
-
-
-def _despite_collisions(send: Callable[[], _T]) -> _T:
-    """Send a request again at once when two writes collided: a server on SQLite then answers 503."""
-    for pause_seconds in _COLLISION_PAUSES:
-        try:
-            return send()
-        except PrefectHTTPStatusError as error:
-            if error.response.status_code != httpx.codes.SERVICE_UNAVAILABLE:
-                raise
-        time.sleep(pause_seconds)
-    return send()
 
 
 def _parameters(spec: RunSpec, **of_attempt: Any) -> dict[str, Any]:
@@ -339,7 +319,7 @@ def _shown_task_run(client: SyncPrefectClient) -> UUID | None:
         state=run.state,
     )
     try:
-        return _despite_collisions(create).id
+        return create().id
     except SILENCE as error:
         log.info("the flow run is not linked to its task in the graph reason=%s", type(error).__name__)
         return None

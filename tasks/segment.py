@@ -16,11 +16,11 @@ from segue.tasks.waiting.shown_wait import ShownWait
 
 from segue.clock import Clock
 from segue.controller.back_off import back_off
-from segue.controller.capacity_wait import Show
 from segue.controller.continuation import await_claim
 from segue.controller.standby_manager import release_leftover
-from segue.controller.starts import Submitted
-from segue.controller.wait import await_report
+from segue.controller.waiting.capacity_wait import Show
+from segue.controller.waiting.starts import Submitted
+from segue.controller.waiting.wait import await_report
 from segue.records import SegmentPlan, SegmentReport, StopReason
 from segue.runlog.log import RunLog
 from segue.runlog.open import open_log

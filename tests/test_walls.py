@@ -76,7 +76,7 @@ def test_importing_segue_takes_less_than_a_third_of_a_second_of_the_processor():
         "segue",
         "segue.spec",
         "segue.controller.steps",
-        "segue.controller.wait",
+        "segue.controller.waiting.wait",
         "segue.integrations.tracking",
         "segue.cli.main",
     ],

@@ -75,7 +75,7 @@ def _starts(client: SyncPrefectClient, folder: Path, count: int, say: Callable[[
         begun = time.clock_gettime(time.CLOCK_MONOTONIC)
         plan = SegmentPlan(segment=number, attempt=1, capacity=Capacity.SPOT, deployment=_DEPLOYMENT)
         handle = orchestrator.submit(spec, plan)
-        seconds.append(_began(folder / str(orchestrator.flow_run_of(handle))) - begun)
+        seconds.append(_began(folder / str(orchestrator.flow_run_id(handle))) - begun)
         if (number + 1) % 10 == 0 or number + 1 == count:
             say(f"{number + 1} of {count} started, the last after {seconds[-1]:.2f} s")
     orchestrator.close()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 
 from segue.clock import Clock
-from segue.controller.capacity_wait import Show
+from segue.controller.waiting.capacity_wait import Show
 from segue.policy import refusals
 from segue.records import SegmentPlan
 from segue.runlog.history import read_history

@@ -10,9 +10,9 @@ from segue.clock import Clock, SystemClock
 from segue.controller.back_off import back_off
 from segue.controller.parent import drive
 from segue.controller.segment import TrainerEnd, conclude
-from segue.controller.starts import Submitted
 from segue.controller.steps import decide_next, settle_verdict
-from segue.controller.wait import Period, await_report
+from segue.controller.waiting.starts import Submitted
+from segue.controller.waiting.wait import Period, await_report
 from segue.launch.assignment import Assignment
 from segue.launch.launcher import Trainer, launch, pid_of
 from segue.launch.memory import RecentKills

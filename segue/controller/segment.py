@@ -11,10 +11,10 @@ from typing import Protocol, Self
 
 from segue.clock import Clock
 from segue.controller.continuation import NextTrainer, await_plan, keeps_machine
-from segue.controller.queue_wait import QueueReporter
 from segue.controller.standby_agent import Left, StandbyAgent
 from segue.controller.steps import CANCELLED, declare_as, declare_lost
 from segue.controller.supervision import supervising
+from segue.controller.waiting.queue_wait import QueueReporter
 from segue.launch.assignment import Assignment, ExitCode
 from segue.launch.early import launch_soonest
 from segue.launch.launcher import Ending, Trainer, launch_standby, pid_of

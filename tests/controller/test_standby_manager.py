@@ -9,9 +9,9 @@ import pytest
 
 from segue.controller.standby_manager import release_leftover
 from segue.controller.standby_messages import StandbyStatus, command_of, put_status
-from segue.controller.starts import Submitted
 from segue.controller.steps import decide_next
-from segue.controller.wait import await_report
+from segue.controller.waiting.starts import Submitted
+from segue.controller.waiting.wait import await_report
 from segue.policy.availability import intervals
 from segue.policy.handover import SPOT_AGAIN
 from segue.records import Capacity, SegmentPlan, SegmentReport, StopReason

@@ -7,9 +7,9 @@ from datetime import timedelta
 
 import pytest
 
-from segue.controller.starts import Submitted
 from segue.controller.steps import decide_next
-from segue.controller.wait import Period, await_report
+from segue.controller.waiting.starts import Submitted
+from segue.controller.waiting.wait import Period, await_report
 from segue.errors import MissingObjectError
 from segue.policy import clamp
 from segue.policy.estimates import situation

@@ -15,9 +15,9 @@ from pathlib import Path
 from segue.clock import SystemClock
 from segue.controller.segment import TrainerEnd, report_or_lost
 from segue.controller.standby_agent import StandbyAgent, Taken
-from segue.controller.starts import Submitted
 from segue.controller.steps import decide_next
-from segue.controller.wait import await_report
+from segue.controller.waiting.starts import Submitted
+from segue.controller.waiting.wait import await_report
 from segue.launch.assignment import Assignment
 from segue.launch.rendezvous import LaunchFolder
 from segue.policy.decide import Decision

@@ -7,12 +7,12 @@ import math
 from dataclasses import dataclass
 
 from segue.clock import Clock
-from segue.controller.capacity_wait import CapacityWait, Show
 from segue.controller.liveness import HeartbeatTimeout
-from segue.controller.queue_wait import QueueWatch
 from segue.controller.standby_manager import StandbyManager
-from segue.controller.starts import Starts, Submitted
 from segue.controller.steps import CANCELLED, declare_as, declare_lost
+from segue.controller.waiting.capacity_wait import CapacityWait, Show
+from segue.controller.waiting.queue_wait import QueueWatch
+from segue.controller.waiting.starts import Starts, Submitted
 from segue.notices.recall import recall
 from segue.policy import clamp
 from segue.policy.estimates import Situation, situation
