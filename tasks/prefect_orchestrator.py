@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 from uuid import UUID
 
 from prefect.client.orchestration import SyncPrefectClient
@@ -34,8 +34,6 @@ from segue.records import Capacity, SegmentPlan, StopReason
 from segue.spec import RunSpec
 
 log = logging.getLogger(__name__)
-
-_T = TypeVar("_T")
 
 _QUEUE_SECONDS = 120.0
 """How often it is asked how long an attempt would wait for a slot."""

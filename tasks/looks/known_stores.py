@@ -142,7 +142,8 @@ def _moment(value: Any, *, now: datetime) -> datetime | None:
         found = datetime.fromisoformat(value)
     except (TypeError, ValueError):
         return None
-    return found if found.tzinfo is not None and found <= now else None
+    # The server's date has whole seconds.
+    return found if found.tzinfo is not None and found <= now + timedelta(seconds=1) else None
 
 
 def _write(client: SyncPrefectClient, name: str, value: str, *, is_there: bool) -> None:

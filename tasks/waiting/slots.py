@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from datetime import datetime
+from datetime import datetime, timedelta
 from itertools import pairwise
 from statistics import mean
 from typing import Any
@@ -75,7 +75,8 @@ def read_limit(client: SyncPrefectClient, deployment: str, *, now: datetime) -> 
 
 def count_waiting(client: SyncPrefectClient, limit: Limit, *, due: datetime, **fields: Any) -> int:
     """How many flow runs wait for a slot that were due by then, and have these fields."""
-    is_due = FlowRunFilterExpectedStartTime(before_=due)
+    # The server's date, by which it is asked, has whole seconds.
+    is_due = FlowRunFilterExpectedStartTime(before_=due + timedelta(seconds=1))
     return client.count_flow_runs(**limit.where(state=_SCHEDULED, expected_start_time=is_due, **fields))
 
 
