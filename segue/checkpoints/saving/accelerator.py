@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -16,6 +15,7 @@ import torch
 
 from segue.checkpoints.saving.gathering import Pair, gathered
 from segue.checkpoints.saving.within_device import DeviceRoom, is_short, room_on
+from segue.clock import SystemClock
 
 log = logging.getLogger(__name__)
 
@@ -149,7 +149,7 @@ class TorchAccelerator:
         cudart = torch.cuda.cudart()  # type: ignore[no-untyped-call]
         locked: list[int] = []
         for address, size_bytes in _pieces(memory.data_ptr(), memory.nbytes):
-            began = time.monotonic()
+            began = SystemClock().monotonic()
             error = int(cudart.cudaHostRegister(address, size_bytes, 0))
             if error == _ALREADY_LOCKED and int(cudart.cudaHostUnregister(address)) == 0:
                 # Its former owner has unmapped it without unlocking it. A copy would go into the former pages.
@@ -167,7 +167,7 @@ class TorchAccelerator:
                 )
                 return False
             locked.append(address)
-            pause(time.monotonic() - began)
+            pause(SystemClock().monotonic() - began)
         self._locked[memory.data_ptr()] = memory.nbytes
         return True
 
