@@ -177,8 +177,8 @@ class Saving:
         Everything that the step does to the state is queued: the tensors that are captured here will hold it. Not where
         the save evaluates first, which may change what no component holds.
         """
-        if evaluate and self._live.has_metric:
-            return
+        if (evaluate and self._live.has_metric) or self._live.structure_changes():
+            return  # The save refuses a changed structure, of which not even the state may be whole.
         trees = capture(self._components)
         with span("look outside"):
             untracked = self._live.look_outside(trees)

@@ -179,3 +179,17 @@ def test_on_a_device_with_room_training_goes_on_before_the_copy_to_the_host(is_o
     again = area.take(tree)
     parameter.data.add_(1)
     assert_holds(again, {"p": torch.ones(1000), "host": torch.full((3,), 2.0)})
+
+
+@pytest.mark.parametrize("has_room", [False, True])
+def test_memory_is_freed_only_once_no_device_copies_into_it(has_room):
+    device = ThreadedDevice(delay_seconds=0.2, has_room=has_room)
+    parameter = device.put(torch.zeros(1000))
+    area, tree = StagingArea(accelerator=device), tree_of({"p": parameter})
+    area.release(area.take(tree))
+    staged = area.begin(tree, deferred=addresses([parameter]))
+    copies = staged._device_copies
+    area.close()
+    assert copies
+    assert all(copy.done.is_set() for copy in copies)
+    device.close()
