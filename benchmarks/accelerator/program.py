@@ -1,4 +1,4 @@
-"""A program with a loop of its own, for a drill on a device: a compiled GPT, bf16, gradients of two batches, a scaler."""
+"""A program with a loop of its own, for a drill on a device: a compiled GPT, bf16, two batches a step, a scaler."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import segue
 from benchmarks.accelerator import gpt
 
 
-def main(steps: int = 40, size: str = "30M") -> None:
+def main(steps: int, size: str) -> None:
     """Train to `steps`, or as far as the run goes."""
     torch.manual_seed(0)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -24,7 +24,7 @@ def main(steps: int = 40, size: str = "30M") -> None:
         losses = []
         for _ in range(2):
             loss = gpt.loss_of(fast, [tensor.to(device, non_blocking=True) for tensor in next(batches)])
-            scaler.scale(loss / 2).backward()
+            scaler.scale(loss / 2).backward()  # type: ignore[no-untyped-call]
             losses.append(loss.detach())
         scaler.step(optimizer)
         scaler.update()
@@ -33,4 +33,4 @@ def main(steps: int = 40, size: str = "30M") -> None:
 
 
 if __name__ == "__main__":
-    main(*map(int, sys.argv[1:2]), *sys.argv[2:3])
+    main(int(sys.argv[1]), sys.argv[2])
