@@ -19,6 +19,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         return next((number for number, name in enumerate(_LONGEST) if name in item.nodeid), len(_LONGEST))
 
     items.sort(key=place)
+    # Each process gets a block of neighbours, which begins with one of the longest.
+    count = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    items[:] = [item for first in range(count) for item in items[first::count]]
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
