@@ -9,10 +9,11 @@ from __future__ import annotations
 import json
 import os
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cache
+
+from segue.clock import SystemClock
 
 VARIABLE = "SEGUE_TRACE"
 _NOTHING: AbstractContextManager[dict[str, object]] = nullcontext({})
@@ -26,12 +27,12 @@ def span(name: str, **facts: object) -> AbstractContextManager[dict[str, object]
 
 @contextmanager
 def _measured(descriptor: int, name: str, facts: dict[str, object]) -> Iterator[dict[str, object]]:
-    began = time.monotonic_ns()
+    began = SystemClock().monotonic()
     try:
         yield facts
     finally:
-        took = time.monotonic_ns() - began
-        event = {"name": name, "ph": "X", "ts": began / 1000, "dur": took / 1000, "pid": os.getpid()}
+        took = SystemClock().monotonic() - began
+        event = {"name": name, "ph": "X", "ts": 1e6 * began, "dur": 1e6 * took, "pid": os.getpid()}
         _append(descriptor, event | {"tid": threading.current_thread().name, "args": facts})
 
 

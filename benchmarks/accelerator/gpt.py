@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -92,7 +93,7 @@ def optimizer_of(model: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.AdamW(model.parameters(), lr=3e-4, fused=torch.cuda.is_available())
 
 
-def loss_of(model: nn.Module, batch: Any) -> torch.Tensor:
+def loss_of(model: Callable[..., Any], batch: Any) -> torch.Tensor:
     x, y = batch
     with torch.autocast(x.device.type, dtype=torch.bfloat16):
         words = model(x)

@@ -9,13 +9,14 @@ from __future__ import annotations
 import json
 import math
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 import xxhash
 
 from segue.checkpoints.format.dtensor import local_tensor
+from segue.checkpoints.format.on_host import on_its_way
 from segue.checkpoints.format.snapshot import raw_bytes
 from segue.checkpoints.format.state_tree import encode_tree
 from segue.errors import UnsupportedStateError
@@ -27,15 +28,24 @@ each commit would cost more than the commit."""
 _SAMPLED = 4_096
 
 
+Marks = Callable[[], dict[str, StateMark]]
+"""Computes marks of a state from values that were copied when the state was marked."""
+
+
 def state_marks(parts: Mapping[str, Any]) -> dict[str, StateMark]:
     """A mark for each part of the state; `parts` are state trees by name. One that cannot be stored has no mark."""
-    found = {}
+    return begin_marks(parts)()
+
+
+def begin_marks(parts: Mapping[str, Any]) -> Marks:
+    """The same in two parts: copies are queued behind the work of a device, and what is returned waits for them."""
+    begun = {}
     for name, tree in parts.items():
         try:
-            found[name] = mark_of(tree)
+            begun[name] = _begin(tree)
         except UnsupportedStateError:
             continue  # The next save names it.
-    return found
+    return lambda: {name: finish() for name, finish in begun.items()}
 
 
 def mark_of(tree: Any) -> StateMark:
@@ -44,24 +54,34 @@ def mark_of(tree: Any) -> StateMark:
     Raises:
         UnsupportedStateError: it holds something that is not data.
     """
+    return _begin(tree)()
+
+
+def _begin(tree: Any) -> Callable[[], StateMark]:
     tensors: dict[str, torch.Tensor] = {}
     skeleton = encode_tree(tree, path="", tensors=tensors)
-    numbers: list[float] = []
-    plain = xxhash.xxh3_64(json.dumps(_without_floats(skeleton, numbers), sort_keys=True).encode())
-    exact = xxhash.xxh3_64()
-    exact.update(repr(numbers).encode())
-    squares = [number * number for number in numbers]
-    for (dtype, _), group in _by_kind(tensors).items():
-        values = _values(group)
-        if dtype.is_floating_point or dtype.is_complex:
-            squares.append(_square(values))
-            exact.update(raw_bytes(values))
-        else:
-            plain.update(raw_bytes(values))
-    plain.update(repr([(name, str(t.dtype), tuple(t.shape)) for name, t in sorted(tensors.items())]).encode())
-    exact.update(plain.digest())
-    norm = math.sqrt(math.fsum(squares)) if squares else None
-    return StateMark(digest=exact.hexdigest(), plain=plain.hexdigest(), norm=norm)
+    groups = [(dtype, on_its_way(_joined(group))) for (dtype, _), group in _by_kind(tensors).items()]
+    shapes = repr([(name, str(t.dtype), tuple(t.shape)) for name, t in sorted(tensors.items())]).encode()
+
+    def finish() -> StateMark:
+        numbers: list[float] = []
+        plain = xxhash.xxh3_64(json.dumps(_without_floats(skeleton, numbers), sort_keys=True).encode())
+        exact = xxhash.xxh3_64()
+        exact.update(repr(numbers).encode())
+        squares = [number * number for number in numbers]
+        for dtype, values_of in groups:
+            values = values_of()
+            if dtype.is_floating_point or dtype.is_complex:
+                squares.append(_square(values))
+                exact.update(raw_bytes(values))
+            else:
+                plain.update(raw_bytes(values))
+        plain.update(shapes)
+        exact.update(plain.digest())
+        norm = math.sqrt(math.fsum(squares)) if squares else None
+        return StateMark(digest=exact.hexdigest(), plain=plain.hexdigest(), norm=norm)
+
+    return finish
 
 
 def _without_floats(tree: Any, numbers: list[float]) -> Any:
@@ -97,11 +117,11 @@ def _sampled(tensor: torch.Tensor) -> torch.Tensor:
     return flat[:: flat.numel() // _SAMPLED | 1]
 
 
-def _values(group: list[torch.Tensor]) -> torch.Tensor:
+def _joined(group: list[torch.Tensor]) -> torch.Tensor:
+    """The samples as one tensor, apart from the state."""
     if group[0].element_size() == 1:  # Of some types of eight bits, torch joins none.
         group = [tensor.contiguous().view(torch.uint8) for tensor in group]
-    joined = group[0] if len(group) == 1 else torch.cat(group)
-    return joined.cpu().contiguous()
+    return group[0].contiguous().clone() if len(group) == 1 else torch.cat(group)
 
 
 def _square(values: torch.Tensor) -> float:

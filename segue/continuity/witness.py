@@ -43,10 +43,10 @@ class Witness:
         self._windows[step] = []
 
     def wants(self, step: int) -> bool:
-        """Whether the row of a step will be kept."""
-        if not self._windows:
-            return False
-        return any(self._is_next(step, start, rows) for start, rows in self._windows.items())
+        """Whether the row of a step will be kept. The rows of steps before it may still be missing."""
+        return any(
+            start < step <= start + self._width and len(rows) < self._width for start, rows in self._windows.items()
+        )
 
     def completes(self, step: int) -> bool:
         """Whether the row of a step is the last one of a window; it has the marks of the state, too."""

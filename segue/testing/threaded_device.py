@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from segue.checkpoints.saving.accelerator import Copy, no_pause
+from segue.checkpoints.saving.accelerator import Copy, Room, no_pause
 from segue.checkpoints.saving.gathering import Pair, gathered
 
 
@@ -40,7 +40,7 @@ class ThreadedDevice:
     def __init__(
         self, *, delay_seconds: float = 0.0, seed: int = 0, can_lock: bool = True, has_room: bool = False
     ) -> None:
-        """With `has_room` what is copied aside is first copied within the device."""
+        """With `has_room` there is memory for a copy of all that it holds."""
         self.has_room, self.delay_seconds, self.can_lock = has_room, delay_seconds, can_lock
         self.locked: list[int] = []
         """Bytes of each range of pages that is locked."""
@@ -85,8 +85,13 @@ class ThreadedDevice:
             work = _Work(lambda view=view, tensor=tensor: view.copy_(tensor.detach()))  # type: ignore[misc]
             self._queue.put(work)
 
-    def copy_aside(self, pairs: Sequence[Pair], *, may_keep: bool = False) -> list[Copy]:
-        is_kept = may_keep and self.has_room
+    def copy_aside(self, pairs: Sequence[Pair]) -> list[Copy]:
+        return self._copies(pairs, is_kept=False)
+
+    def room_for(self, pairs: Sequence[Pair]) -> Room | None:
+        return _Room(self, [view for view, _ in pairs]) if self.has_room else None
+
+    def _copies(self, pairs: Sequence[Pair], *, is_kept: bool) -> list[Copy]:
         held = [(view, tensor.detach().clone() if is_kept else tensor.detach()) for view, tensor in pairs]
         works = [_Work(lambda view=view, tensor=tensor: view.copy_(tensor), is_kept=is_kept) for view, tensor in held]  # type: ignore[misc]
         for work in self._random.sample(works, len(works)):
@@ -110,3 +115,14 @@ class ThreadedDevice:
             time.sleep(self.delay_seconds)
             work.run()
             work.done.set()
+
+
+@dataclass(frozen=True)
+class _Room:
+    device: ThreadedDevice
+    views: Sequence[torch.Tensor]
+
+    def copy(self, live: Sequence[torch.Tensor]) -> list[Copy] | None:
+        if not self.device.has_room:
+            return None
+        return self.device._copies(list(zip(self.views, live, strict=True)), is_kept=True)

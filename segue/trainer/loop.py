@@ -10,9 +10,11 @@ import logging
 from collections.abc import Callable, Generator
 from contextlib import AbstractContextManager, closing
 from dataclasses import replace
+from functools import partial
 
 from segue.checkpoints.saving.committer import SealJob, Writer
 from segue.checkpoints.saving.staging import StagingArea
+from segue.continuity.state_marks import Marks
 from segue.continuity.verdict import Prelude
 from segue.continuity.witness import NORMS_EVERY_STEPS, StepRow, Witness
 from segue.errors import (
@@ -252,7 +254,7 @@ class TrainingLoop:
         """One step, or none. With `counts=False` it only gives a witness row after the last commit, for a replay."""
         started, before = self._clock.monotonic(), self._progress.samples_seen
         compares = self._needs_fingerprints
-        norms, may_be_late = compares or self._measures_norms, counts and not compares
+        norms, may_be_late = compares or self._measures_norms, counts and not self._resume.is_pending
         try:
             made = yield StepDue(compares, norms, self._check, self._saving.barrier, may_be_late)
         except Exception as error:
@@ -265,6 +267,8 @@ class TrainingLoop:
         if isinstance(made, StepMade):
             self._records.refuse_poison(made)
             row = self._with_state(made.row)
+        elif self._is_marked(self._progress.step + 1):
+            made = _marked(made, self._live.begin_marks())
         step = self._progress.step + 1
         self._live.advance(made.start, made.samples)
         self._context.group.step = step
@@ -302,11 +306,16 @@ class TrainingLoop:
 
     def _with_state(self, row: StepRow) -> StepRow:
         """The row with the marks of the state, where it is the last of a witness or is compared with such a row."""
-        is_last = self._witness.completes(row.step) or self._resume.wants_state(row.step)
-        if not is_last or not self._ranks.is_leader or self._live.structure_changes():
-            return row  # The next save refuses a structure that no resume can build.
+        if not self._is_marked(row.step):
+            return row
         with span("state marks"):
-            return row._replace(state=self._live.state_marks())
+            return row._replace(state=self._live.begin_marks()())
+
+    def _is_marked(self, step: int) -> bool:
+        """Whether the row of the step that was just made gets marks of the state."""
+        is_last = self._witness.completes(step) or self._resume.wants_state(step)
+        # The next save refuses a structure that no resume can build.
+        return is_last and self._ranks.is_leader and not self._live.structure_changes()
 
     def _check(self, prelude: Prelude, *, compare_state: bool = True) -> None:
         self._resume.before_step(self._live.components, prelude, compare_state=compare_state)
@@ -408,3 +417,14 @@ class TrainingLoop:
 
     def _has_patience(self) -> bool:
         return self._ranks.leader_decides(self._time_left.patience_seconds > 0)
+
+
+def _marked(late: LateStep, marks: Marks) -> LateStep:
+    """The late step with these marks of the state that it left behind."""
+
+    def read(numbers: Callable[[], StepMade]) -> StepMade:
+        made = numbers()
+        with span("state marks"):
+            return made._replace(row=made.row._replace(state=marks()))
+
+    return late._replace(read=partial(read, late.read), read_alone=partial(read, late.read_alone))

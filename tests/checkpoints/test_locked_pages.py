@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from segue.checkpoints.saving import accelerator as module
+from segue.checkpoints.saving import within_device
 from segue.checkpoints.saving.accelerator import TorchAccelerator
 from segue.checkpoints.saving.staging import StagingArea
 from tests.checkpoints.test_staging import ODD, assert_holds, tree_of
@@ -54,7 +55,7 @@ class OnCuda(TorchAccelerator):
     def drain(self, tensors):
         return
 
-    def copy_aside(self, pairs, *, may_keep=False):
+    def copy_aside(self, pairs):
         self._copy(pairs)
         return []
 
@@ -107,11 +108,11 @@ def test_no_copy_reaches_from_one_locked_range_into_another(cudart, tensors):
 
 
 class Kept(OnCuda):
-    """Copies to the host as late as it may."""
+    """Has room for a copy, and copies to the host as late as it may."""
 
-    def copy_aside(self, pairs, *, may_keep=False):
-        kept = self._kept_there(pairs, torch.device("cpu"), None)
-        return [Late(lambda: self._copy(kept))]
+    def room_for(self, pairs):
+        room = within_device.room_on(torch.device("cpu"), [view for view, _ in pairs], range(len(pairs)))
+        return SimpleNamespace(copy=lambda live: (room.fill(live), [Late(lambda: self._copy(room.moves))])[1])
 
 
 class Late:
@@ -123,15 +124,13 @@ class Late:
 
 
 def test_what_is_kept_on_the_device_is_the_state_of_the_safe_point(cudart, monkeypatch):
-    monkeypatch.setattr(module, "_room_on", lambda device, size: torch.empty(size, dtype=torch.uint8))
-    monkeypatch.setattr(torch.accelerator, "current_stream", lambda device: SimpleNamespace(wait_stream=lambda _: None))
+    monkeypatch.setattr(within_device, "memory_on", lambda device, size: torch.empty(size, dtype=torch.uint8))
     live = {name: each.detach().clone() for name, each in ODD.items() if name != "overlapping itself"}
     live["large"] = torch.randn(3 * PIECE)
     area = StagingArea(accelerator=Kept())
-    for _ in range(2):
+    for begins in (False, True):
         expected = {name: each.clone() for name, each in live.items()}
-        staged = area.begin(tree_of(live), deferred=frozenset(each.data_ptr() for each in live.values()))
-        staged._passed.set()
+        staged = area.begin(tree_of(live), deferred=frozenset()) if begins else area.take(tree_of(live))
         for each in live.values():
             each.zero_()
         staged.wait()

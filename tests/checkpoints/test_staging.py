@@ -69,6 +69,7 @@ def staged_bytes(staged, name):
 
 def assert_holds(staged, tensors):
     """The staging buffer holds exactly these tensors, and its header lists them."""
+    staged.wait()
     shard_file = memoryview(bytes(staged.staging_buffer.memory))[: staged.layout.size_bytes]
     assert dict(read_layout(shard_file).placed) == dict(staged.layout.placed)
     for name, tensor in tensors.items():

@@ -159,18 +159,37 @@ def test_memory_is_not_locked_for_a_state_that_no_device_holds(device):
     area.close()
 
 
-def test_on_a_device_with_room_the_next_update_does_not_wait_for_the_copy_to_the_host():
+@pytest.mark.parametrize("is_overlapped", [False, True])
+def test_on_a_device_with_room_training_goes_on_before_the_copy_to_the_host(is_overlapped):
     device = ThreadedDevice(has_room=True)
-    parameter, may_copy = device.put(torch.zeros(1000)), threading.Event()
-    area = StagingArea(accelerator=device)
-    area.release(area.take(tree_of({"p": parameter})))
-    device.drain([parameter])
-    begun = device.drain
-    device.drain = lambda tensors: (begun(tensors), device.launch(may_copy.wait))
-    staged = area.begin(tree_of({"p": parameter}), deferred=addresses([parameter]))
+    parameter, may_copy, elsewhere = device.put(torch.zeros(1000)), threading.Event(), torch.ones(3)
+    area, tree = StagingArea(accelerator=device), tree_of({"p": parameter, "host": elsewhere})
+    drained = device.drain
+    device.drain = lambda tensors: (drained(tensors), device.launch(may_copy.wait))
+    staged = area.begin(tree, deferred=addresses([parameter])) if is_overlapped else area.take(tree)
     staged.barrier()
-    parameter += 1
+    parameter.data.add_(1)
+    elsewhere.add_(1)
     may_copy.set()
     staged.wait()
     assert not staged.is_torn
-    assert_holds(staged, {"p": torch.zeros(1000)})
+    assert_holds(staged, {"p": torch.zeros(1000), "host": torch.ones(3)})
+    area.release(staged)
+    device.drain, device.has_room = drained, False
+    again = area.take(tree)
+    parameter.data.add_(1)
+    assert_holds(again, {"p": torch.ones(1000), "host": torch.full((3,), 2.0)})
+
+
+@pytest.mark.parametrize("has_room", [False, True])
+def test_memory_is_freed_only_once_no_device_copies_into_it(has_room):
+    device = ThreadedDevice(delay_seconds=0.2, has_room=has_room)
+    parameter = device.put(torch.zeros(1000))
+    area, tree = StagingArea(accelerator=device), tree_of({"p": parameter})
+    area.release(area.take(tree))
+    staged = area.begin(tree, deferred=addresses([parameter]))
+    copies = staged._device_copies
+    area.close()
+    assert copies
+    assert all(copy.done.is_set() for copy in copies)
+    device.close()

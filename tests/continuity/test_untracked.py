@@ -423,6 +423,29 @@ def test_each_value_is_reported_once_and_changes_that_come_later_are_reported_th
     assert "late" in reported[4][0]
 
 
+@pytest.mark.parametrize("compiles", ["module", "function", "in place"])
+def test_what_torchs_compiler_keeps_is_nobodys_state_and_what_it_compiled_is(compiles):
+    model, seen = nn.Linear(4, 1), {"steps": 0}
+
+    def plain(x):
+        seen["steps"] += 1
+        return model(x)
+
+    if compiles == "in place":
+        model.compile(backend="eager")
+    fast = torch.compile(model if compiles == "module" else plain, backend="eager")
+
+    def step(_):
+        seen["steps"] += compiles != "function"
+        fast(torch.ones(2 + seen["steps"], 4))
+
+    recipe = recipe_with(step, model=model)
+    outside = of_recipe(recipe, build=recipe_with)
+    trained(recipe)
+    findings = outside.look(capture(components_of(recipe, Progress(), name="x")))
+    assert [finding.sentence.partition(" (")[0].rpartition(".")[2] for finding in findings] == ["seen"]
+
+
 def test_hostile_objects_do_not_stop_the_look():
     class Hostile:
         def __getattr__(self, name):

@@ -116,16 +116,27 @@ def scatter(config: dict[str, Any]) -> Recipe:
 
 
 def averaged(config: dict[str, Any]) -> Recipe:
-    """An average in `extra`, a loss with weights, an optimizer with state from the start."""
+    """An average in `extra`, a loss with weights, an optimizer with state from the start.
+
+    Config: by_hand (torch's own update of an average waits for the device since 2.11).
+    """
     model = nn.Linear(WIDTH, 1)
     average = AveragedModel(model)
+
+    def update(step: int) -> None:
+        if config.get("by_hand"):
+            with torch.no_grad():
+                torch._foreach_lerp_(list(average.module.parameters()), list(model.parameters()), 0.1)
+        else:
+            average.update_parameters(model)
+
     loss = _Weighted()
     return _recipe(
         model,
         optimizer=torch.optim.Adagrad(model.parameters(), lr=1e-2),
         loss=loss,
         extra={"average": average},
-        after_step=lambda step: average.update_parameters(model),
+        after_step=update,
     )
 
 

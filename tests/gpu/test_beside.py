@@ -14,7 +14,7 @@ from segue.launch.assignment import Assignment
 from segue.launch.launcher import launch_standby
 from segue.records import StopReason, VerdictKind
 from segue.runlog.history import read_history
-from tests.gpu.test_recipes import on_device  # noqa: F401 - a fixture
+from tests.gpu.test_recipes import JUDGED, on_device  # noqa: F401 - a fixture
 
 MIB = 2**20
 
@@ -24,7 +24,7 @@ def free_bytes():
 
 
 def test_a_rehearsal_is_judged_beside_the_training(fork_server, on_device, open_log):  # noqa: F811
-    spec = on_device("mlp", steps=200, checkpoints={"every_steps": 30}, ranks=1)
+    spec = on_device("mlp", steps=200, ranks=1, continuity=JUDGED)
     runlog = open_log(spec)
     report = fork_server.run_attempt(runlog, spec)
     assert report.stop_reason is StopReason.FINISHED, report.failure
@@ -35,7 +35,7 @@ def test_a_rehearsal_is_judged_beside_the_training(fork_server, on_device, open_
 @pytest.mark.alone
 @pytest.mark.only_cuda
 def test_without_room_for_a_second_process_the_rehearsal_is_recorded_as_not_held(fork_server, on_device, open_log):  # noqa: F811
-    spec = on_device("spacious", steps=200)
+    spec = on_device("spacious", steps=200, continuity=JUDGED)
     runlog = open_log(spec)
     report = fork_server.run_attempt(runlog, spec)
     assert report.stop_reason is StopReason.FINISHED, report.failure
@@ -46,7 +46,7 @@ def test_without_room_for_a_second_process_the_rehearsal_is_recorded_as_not_held
 
 @pytest.mark.alone
 def test_a_standby_holds_no_more_than_its_context_and_takes_over_at_once(on_device, open_log):  # noqa: F811
-    spec = on_device("mlp", steps=20, ranks=1, continuity={"rehearsal": "off"})
+    spec = on_device("mlp", steps=20, ranks=1)
     runlog = open_log(spec)
     free_bytes()  # This process gets its own context first.
     before = free_bytes()

@@ -13,7 +13,7 @@ from tests.support.observers import stop_when_proven
 
 
 def test_a_device_without_memory_is_named_and_the_last_commit_stands(fork_server, on_device, open_log):  # noqa: F811
-    spec = on_device("hungry", checkpoints={"every_steps": 5}, continuity={"rehearsal": "off"})
+    spec = on_device("hungry", checkpoints={"every_steps": 5})
     report = fork_server.run_attempt(open_log(spec), spec)
     assert report.stop_reason is StopReason.OUT_OF_MEMORY, report.failure
     assert report.checkpoint.step >= 5
@@ -29,7 +29,7 @@ def test_an_assert_of_a_kernel_is_reported_with_an_overlapped_save_in_flight(for
 
 @pytest.mark.only_cuda
 def test_without_its_device_an_attempt_is_lost_and_trains_nowhere_else(fork_server, on_device, open_log):  # noqa: F811
-    spec = on_device("mlp", continuity={"rehearsal": "off"})
+    spec = on_device("mlp")
     runlog = open_log(spec)
     fork_server.run_attempt(runlog, spec, observer=stop_when_proven(signal.SIGKILL))
     before = read_history(runlog.reload()).committed_step

@@ -15,9 +15,9 @@ from tests.gpu.recipes import build
 KINDS = ["mlp", "averaged", "bf16"]
 
 
-def placed(kind, device):
+def placed(kind, device, **config):
     torch.manual_seed(0)
-    recipe = build({"kind": kind})
+    recipe = build({"kind": kind} | config)
     place(recipe, device)
     batch = [tensor.to(device) for tensor in next(iter(recipe.data))]
     return recipe, batch
@@ -40,7 +40,7 @@ def test_numbers_that_are_read_a_step_later_are_those_of_their_own_step(device, 
 @pytest.mark.only_cuda
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_host_waits_for_no_step_while_it_reads_the_one_before(device, kind):
-    recipe, batch = placed(kind, device)
+    recipe, batch = placed(kind, device, by_hand=True)
     before = [begin_step(recipe, [batch], step=step) for step in range(1, 4)][-1]
     torch.cuda.synchronize()
     torch.cuda.set_sync_debug_mode("error")

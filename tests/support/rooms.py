@@ -43,8 +43,8 @@ ROOMS: tuple[tuple[str, ...], ...] = (
     ("spec",),
     ("parsing", "pool_prices", "policies", "signing", "user_objects"),
     ("errors",),
-    ("records",),
-    ("clock", "credentials", "process", "shard", "tracing", "units"),
+    ("records", "tracing"),
+    ("clock", "credentials", "process", "shard", "units"),
 )
 """Top to bottom. A room imports those below it, and none of its own line or above."""
 APART = ("testing",)

@@ -7,7 +7,7 @@ run() {
     LINES_SHOWN=16 part "$1" pytest.log python3 -m pytest -p failnow -q -p no:cacheprovider -p no:benchmark \
         -o timeout=100 -o filterwarnings= --durations 12 "${@:2}" ${TESTS:-tests/gpu tests/interop/test_import_weights.py}
 }
-run "${LIMIT:-115}" -m "gpu and not alone" -n "${WORKERS:-12}"
+run "${LIMIT:-115}" -m "gpu and not alone" -n "${WORKERS:-12}" --dist worksteal
 run "${LIMIT_ALONE:-40}" -m "gpu and alone"
 echo "passed: $(grep -c '^passed' "$FAILNOW")"
 grep '^failed' "$FAILNOW" | sort -u | cut -c -200

@@ -7,14 +7,15 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 
-from segue.checkpoints.saving.gathering import Pair, bits, gathered
+from segue.checkpoints.saving.gathering import Pair, gathered
+from segue.checkpoints.saving.within_device import DeviceRoom, is_short, room_on
+from segue.clock import SystemClock
 
 log = logging.getLogger(__name__)
 
@@ -24,9 +25,6 @@ not reach from one piece into the next, so copies are cut there."""
 _ALREADY_LOCKED = 712
 """CUDA's error for memory of which a part is locked, or was unmapped without being unlocked."""
 _WITHOUT_STREAMS = ("mps",)
-_ALIGNED_TO = 256
-_LEFT_OF_DEVICE = 0.1
-"""Share of a device's memory that stays free, besides as much as what is kept there, when something is."""
 
 
 def no_pause(seconds: float) -> None:
@@ -45,6 +43,17 @@ class Copy(Protocol):
         ...
 
 
+class Room(Protocol):
+    """Memory of devices for a copy of a state."""
+
+    def copy(self, live: Sequence[torch.Tensor]) -> list[Copy] | None:
+        """Copy these tensors within their devices, and go on copying from there to the host.
+
+        On return anything may change the tensors. None: too little memory is left for that, and nothing was copied.
+        """
+        ...
+
+
 class Accelerator(Protocol):
     """The devices beside the processor, as staging uses them."""
 
@@ -60,11 +69,14 @@ class Accelerator(Protocol):
         """Queue copies of these tensors of theirs, after what is queued already."""
         ...
 
-    def copy_aside(self, pairs: Sequence[Pair], *, may_keep: bool = False) -> list[Copy]:
-        """Start copying these tensors, after what is queued on the current streams and beside what follows.
+    def copy_aside(self, pairs: Sequence[Pair]) -> list[Copy]:
+        """Start copying these tensors, after what is queued on the current streams and beside what follows."""
+        ...
 
-        With `may_keep` they are first copied within the device, if that has much room, which takes a few percent of the
-        time: what follows may then change them at once. The memory for that is kept for the next time.
+    def room_for(self, pairs: Sequence[Pair]) -> Room | None:
+        """Memory on their devices for a copy of all these tensors, which goes on to the host; None: too little is left.
+
+        It is kept for as long as the room is.
         """
         ...
 
@@ -93,8 +105,6 @@ class TorchAccelerator:
         # One for each device: memory that is allocated on a stream stays reserved for it.
         self._streams: dict[torch.device, torch.Stream] = {}
         self._streams_lock = threading.Lock()
-        self._kept: dict[torch.device, torch.Tensor] = {}
-        """Memory for copies within each device."""
         self._locked: dict[int, int] = {}
         """First address and size of each range of memory that is locked."""
 
@@ -108,7 +118,7 @@ class TorchAccelerator:
     def copy(self, pairs: Sequence[Pair]) -> None:
         self._copy(pairs)
 
-    def copy_aside(self, pairs: Sequence[Pair], *, may_keep: bool = False) -> list[Copy]:
+    def copy_aside(self, pairs: Sequence[Pair]) -> list[Copy]:
         copies: list[Copy] = []
         for device in dict.fromkeys(tensor.device for _, tensor in pairs):
             of_device = [pair for pair in pairs if pair[1].device == device]
@@ -116,13 +126,18 @@ class TorchAccelerator:
                 self._copy(of_device)
                 torch.accelerator.synchronize(device)
             else:
-                with self._streams_lock:
-                    if device not in self._streams:
-                        self._streams[device] = torch.Stream(device=device)
-                    side = self._streams[device]
-                kept = self._kept_there(of_device, device, side) if may_keep else None
-                copies.append(self._copy_on_side_stream(kept or of_device, device, side, is_kept=kept is not None))
+                copies.append(self._copy_on_side_stream(of_device, device))
         return copies
+
+    def room_for(self, pairs: Sequence[Pair]) -> Room | None:
+        views, rooms = [view for view, _ in pairs], []
+        for device in dict.fromkeys(tensor.device for _, tensor in pairs):
+            numbers = [number for number, (_, tensor) in enumerate(pairs) if tensor.device == device]
+            room = room_on(device, views, numbers)
+            if room is None:
+                return None
+            rooms.append(room)
+        return _Rooms(rooms, self.copy_aside)
 
     def lock_pages(
         self, memory: torch.Tensor, *, device: torch.device, pause: Callable[[float], object] = no_pause
@@ -134,7 +149,7 @@ class TorchAccelerator:
         cudart = torch.cuda.cudart()  # type: ignore[no-untyped-call]
         locked: list[int] = []
         for address, size_bytes in _pieces(memory.data_ptr(), memory.nbytes):
-            began = time.monotonic()
+            began = SystemClock().monotonic()
             error = int(cudart.cudaHostRegister(address, size_bytes, 0))
             if error == _ALREADY_LOCKED and int(cudart.cudaHostUnregister(address)) == 0:
                 # Its former owner has unmapped it without unlocking it. A copy would go into the former pages.
@@ -152,7 +167,7 @@ class TorchAccelerator:
                 )
                 return False
             locked.append(address)
-            pause(time.monotonic() - began)
+            pause(SystemClock().monotonic() - began)
         self._locked[memory.data_ptr()] = memory.nbytes
         return True
 
@@ -164,32 +179,11 @@ class TorchAccelerator:
             _clear_error(torch.device("cuda"))
             log.warning("host memory could not be unlocked (CUDA error %d)", max(errors))
 
-    @torch.no_grad()
-    def _kept_there(self, pairs: Sequence[Pair], device: torch.device, side: torch.Stream) -> list[Pair] | None:
-        """The same copies, from copies on the device; None where that has too little room."""
-        starts = [0]
-        for view, _ in pairs:
-            starts.append(starts[-1] + -(-view.nbytes // _ALIGNED_TO) * _ALIGNED_TO)
-        if device not in self._kept or self._kept[device].nbytes < starts[-1]:
-            self._kept.pop(device, None)
-            memory = _room_on(device, starts[-1])
-            if memory is None:
-                return None
-            self._kept[device] = memory
-        memory = self._kept[device]
-        targets = [bits(view) for view, _ in pairs]
-        parts = [
-            memory[start : start + target.nbytes].view(target.dtype).view(target.shape)
-            for start, target in zip(starts, targets, strict=False)
-        ]
-        # The copies of the save before may still be read.
-        torch.accelerator.current_stream(device).wait_stream(side)
-        torch._foreach_copy_(parts, [bits(tensor) for _, tensor in pairs])
-        return list(zip(targets, parts, strict=True))
-
-    def _copy_on_side_stream(
-        self, pairs: Sequence[Pair], device: torch.device, side: torch.Stream, *, is_kept: bool
-    ) -> Copy:
+    def _copy_on_side_stream(self, pairs: Sequence[Pair], device: torch.device) -> Copy:
+        with self._streams_lock:
+            if device not in self._streams:
+                self._streams[device] = torch.Stream(device=device)
+            side = self._streams[device]
         side.wait_stream(torch.accelerator.current_stream(device))
         with side:
             self._copy(pairs)
@@ -197,7 +191,7 @@ class TorchAccelerator:
                 tensor.record_stream(side)  # Its memory may be given to another tensor only after the copy.
             copied = torch.Event(device=device, blocking=True)
             copied.record(side)
-        return _OnSideStream(copied, device, is_kept)
+        return _OnSideStream(copied, device)
 
     @torch.no_grad()
     def _copy(self, pairs: Sequence[Pair]) -> None:
@@ -225,35 +219,53 @@ class TorchAccelerator:
 class _OnSideStream:
     event: torch.Event
     device: torch.device
-    is_kept: bool
-    """Whether it reads a copy, which nothing changes."""
 
     def hold_back_device(self) -> None:
-        if self.is_kept:
-            return
         torch.accelerator.current_stream(self.device).wait_event(self.event)
 
     def wait(self) -> None:
         self.event.synchronize()
 
 
+@dataclass(frozen=True)
+class _Rooms:
+    """Rooms on one or more devices."""
+
+    rooms: Sequence[DeviceRoom]
+    copy_aside: Callable[[Sequence[Pair]], list[Copy]]
+
+    def copy(self, live: Sequence[torch.Tensor]) -> list[Copy] | None:
+        if any(is_short(room.device) for room in self.rooms):
+            return None
+        copies: list[Copy] = []
+        filled = []
+        for room in self.rooms:
+            room.fill(live)
+            filled.append(torch.Event(device=room.device, blocking=True))
+            filled[-1].record(torch.accelerator.current_stream(room.device))
+            copies += self.copy_aside(room.moves)
+        for event in filled:
+            event.synchronize()  # Another stream may change the tensors without waiting for this one.
+        return [_FromRoom(copy) for copy in copies]
+
+
+@dataclass(frozen=True)
+class _FromRoom:
+    """A copy of what nothing changes."""
+
+    copy: Copy
+
+    def hold_back_device(self) -> None:
+        return
+
+    def wait(self) -> None:
+        self.copy.wait()
+
+
 def _pieces(address: int, size_bytes: int) -> Iterator[tuple[int, int]]:
     """Addresses and sizes of the pieces of memory in which its pages are locked."""
     for start in range(0, size_bytes, _PIECE_BYTES):
         yield address + start, min(_PIECE_BYTES, size_bytes - start)
-
-
-def _room_on(device: torch.device, size_bytes: int) -> torch.Tensor | None:
-    """So much memory of a device that has more than twice as much left, and some for what training needs later."""
-    if device.type != "cuda" or not size_bytes:
-        return None
-    free, total = torch.cuda.mem_get_info(device)
-    if free < 2 * size_bytes + _LEFT_OF_DEVICE * total:
-        return None
-    try:
-        return torch.empty(size_bytes, dtype=torch.uint8, device=device)
-    except torch.OutOfMemoryError:
-        return None
 
 
 def _clear_error(device: torch.device) -> None:

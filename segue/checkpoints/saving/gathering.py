@@ -13,7 +13,7 @@ Pair = tuple[torch.Tensor, torch.Tensor]
 """Destination in host memory, contiguous, and source on a device."""
 
 SMALL_BYTES = 2**20
-_BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _MOST_BYTES = 64 * 2**20
 """Device memory that a gathered copy takes."""
 
@@ -59,20 +59,22 @@ def _as_one(run: Sequence[Pair], size_bytes: int) -> Iterator[Pair]:
         return
     parts, start = [], 0
     for view, _ in run:
-        parts.append(buffer[start : start + view.nbytes].view(_BITS[view.element_size()]).view(view.shape))
+        parts.append(buffer[start : start + view.nbytes].view(BITS[view.element_size()]).view(view.shape))
         start += view.nbytes
     torch._foreach_copy_(parts, [bits(tensor) for _, tensor in run])
-    yield _whole(run, size_bytes), buffer
+    yield memory_of(run[0][0], size_bytes), buffer
 
 
 def bits(tensor: torch.Tensor) -> torch.Tensor:
     """The same memory as whole numbers: copies of several types at once are made by way of others, which lose bits."""
-    return tensor.detach().resolve_conj().resolve_neg().view(_BITS[tensor.element_size()])
+    tensor = tensor.detach()
+    if tensor.is_conj() or tensor.is_neg():
+        tensor = tensor.resolve_conj().resolve_neg()
+    return tensor.view(BITS[tensor.element_size()])
 
 
-def _whole(run: Sequence[Pair], size_bytes: int) -> torch.Tensor:
-    """The memory of all destinations of a run."""
-    first = run[0][0]
+def memory_of(first: torch.Tensor, size_bytes: int) -> torch.Tensor:
+    """So much host memory, from the first byte of this tensor on."""
     storage = first.untyped_storage()
     memory = torch.empty(0, dtype=torch.uint8, device="cpu").set_(storage, 0, (storage.nbytes(),))  # type: ignore[call-overload]
     start = first.data_ptr() - storage.data_ptr()

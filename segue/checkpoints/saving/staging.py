@@ -1,54 +1,35 @@
 """Staging: copying the state of a safe point into a staging buffer, so that training may go on while it is written.
 
-`take` blocks for about one memory copy. `begin` blocks only for what a forward pass may change; what only an optimizer
+State on a device with room for a copy of it is copied there first, and training waits for no more. Elsewhere `take`
+blocks for about one copy to the host. `begin` blocks only for what a forward pass may change; what only an optimizer
 changes is copied in the background, and `Staged.barrier`, before any optimizer's step, waits for that.
 """
 
 from __future__ import annotations
 
-import heapq
 import operator
 import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from segue.checkpoints.format.gc_pause import paused_collector
 from segue.checkpoints.format.layout import PAGE_BYTES, ShardLayout, TensorSpec, layout_of
 from segue.checkpoints.format.state_tree import Json, encode_tree
-from segue.checkpoints.saving.accelerator import Accelerator, Copy, TorchAccelerator, no_pause
+from segue.checkpoints.saving.accelerator import Accelerator, Copy, Room, TorchAccelerator, no_pause
 from segue.checkpoints.saving.copy_cpu import Copier, copy_all
 from segue.checkpoints.saving.gathering import Pair
+from segue.checkpoints.saving.guard import Late, guarded, looks_at
 from segue.checkpoints.saving.partition import Partition, RankState
 from segue.checkpoints.saving.shared_memory import StagingBuffer
 from segue.tracing import span
 
-_LOOKS, _MOST_LOOKED_AT, _MOST_ON_DEVICE = 64, 256, 32
-"""How many values are compared at the barrier, and of how many tensors, the largest; on a device each is a kernel."""
-
 _shape_of = operator.attrgetter("shape")
 _dtype_of = operator.attrgetter("dtype")
-
-
-@dataclass(frozen=True)
-class _Late:
-    """A tensor that must not change before the barrier."""
-
-    live: torch.Tensor
-    version: int
-    looks: torch.Tensor | None
-    """A few of its values at the safe point."""
-    is_on_device: bool = False
-
-    def has_changed(self) -> bool:
-        """Whether it was changed: by its version, which every change known to torch increments, and for changes
-        through `.data`, which torch does not see, by a few of its values. Those on a device are compared later."""
-        if self.live._version != self.version:
-            return True
-        return self.looks is not None and not self.is_on_device and not torch.equal(_looks_at(self.live), self.looks)
 
 
 @dataclass
@@ -62,7 +43,7 @@ class Staged:
     """Of the assignment of tensors to ranks; the same on all ranks that agree on it."""
     is_torn: bool = False
     """The state changed while it was being copied; it must not be committed."""
-    _late: list[_Late] = field(default_factory=list)
+    _late: list[Late] = field(default_factory=list)
     _copied: threading.Event = field(default_factory=threading.Event)
     _passed: threading.Event = field(default_factory=threading.Event)
     _device_copies: Sequence[Copy] = ()
@@ -79,7 +60,7 @@ class Staged:
         self.is_torn = self.is_torn or any(late.has_changed() for late in self._late)
         # Looking waits for no device. What the training thread launches from here on comes after.
         on_device = [late for late in self._late if late.is_on_device and not self.is_torn]
-        self._device_looks = [(late.looks, _looks_at(late.live)) for late in on_device if late.looks is not None]
+        self._device_looks = [(late.looks, looks_at(late.live)) for late in on_device if late.looks is not None]
         self._late = []
         self._passed.set()
 
@@ -110,6 +91,9 @@ class _Plan:
     accelerator: Accelerator
     is_locked: bool | None = None
     """Whether the device copies directly into the staging buffer; None: not tried yet."""
+    room: Room | None = None
+    """For a copy of what is on devices, there."""
+    _under_way: Sequence[Copy] = ()
     _unlock: Callable[[], object] = lambda: None
 
     def fits(self, live: Mapping[str, torch.Tensor]) -> bool:
@@ -130,6 +114,33 @@ class _Plan:
             self.accelerator.drain(live)  # What runs on other streams may change the state, too.
         with span("copy", bytes=self.layout.size_bytes, is_locked=self.is_locked):
             _copy_now(list(zip(self.views, live, strict=True)), self.accelerator)
+
+    def copy_within(self, live: list[torch.Tensor]) -> Sequence[Copy] | None:
+        """Copy everything, what is on devices within those; what is returned goes on from there to the host.
+
+        None where too little of a device's memory is left; nothing was copied then.
+        """
+        if self.device is None:
+            return None
+        there = [number for number, tensor in enumerate(live) if self.accelerator.has(tensor)]
+        if self.room is None:
+            with span("make room"):
+                self.room = self.accelerator.room_for([(self.views[number], live[number]) for number in there])
+        if self.room is None:
+            return None
+        with span("wait for the device"):
+            self.accelerator.drain(live)  # What runs on other streams may change the state, too.
+        with span("copy within the device", bytes=self.layout.size_bytes):
+            copies = self.room.copy([live[number] for number in there])
+        if copies is None:
+            self.room = None
+            return None
+        self._under_way = copies
+        if len(there) < len(live):
+            held = set(there)
+            here = [number for number in range(len(live)) if number not in held]
+            copy_all([self.views[number] for number in here], [live[number] for number in here])
+        return copies
 
     def get_ready(self, *, pause: Callable[[float], object]) -> None:
         """Touch the memory, and lock it where a device copies into it, with pauses in which training goes on."""
@@ -153,10 +164,31 @@ class _Plan:
             self._unlock = unlock
 
     def close(self) -> None:
-        """Free the memory."""
+        """Free the memory, once no device copies into it."""
+        for copy in self._under_way:
+            with suppress(RuntimeError):  # A device that has failed copies nothing more.
+                copy.wait()
+        self.room = None
         self._unlock()
         self.is_locked = None
         self.staging_buffer.close()
+
+
+class Encoded(NamedTuple):
+    """A state tree that was encoded ahead; its tensors are the live ones."""
+
+    skeleton: Json
+    tensors: dict[str, torch.Tensor]
+
+    @classmethod
+    def of(cls, name: str, tree: Any) -> Encoded:
+        """The tree of the component with this name.
+
+        Raises:
+            UnsupportedStateError: it cannot be stored.
+        """
+        tensors: dict[str, torch.Tensor] = {}
+        return cls(encode_tree(tree, path=name, tensors=tensors), tensors)
 
 
 class StagingArea:
@@ -200,16 +232,16 @@ class StagingArea:
 
     @paused_collector()
     def take(self, trees: Mapping[str, Any]) -> Staged:
-        """Copy everything now; a staging buffer must be free.
+        """Copy everything now, so that training may go on; a staging buffer must be free.
 
         Raises:
             UnsupportedStateError, StateTooLargeError: it cannot be stored; nothing was taken.
         """
         staged, plan, live = self._start(trees)
-        plan.fill(live)
-        staged._copied.set()
-        staged._passed.set()
-        return staged
+        copies = plan.copy_within(live)
+        if copies is None:
+            plan.fill(live)
+        return _whole(staged, copies or ())
 
     @paused_collector()
     def begin(self, trees: Mapping[str, Any], *, deferred: frozenset[int]) -> Staged:
@@ -219,6 +251,8 @@ class StagingArea:
             UnsupportedStateError, StateTooLargeError: it cannot be stored; nothing was taken.
         """
         staged, plan, live = self._start(trees)
+        if (copies := plan.copy_within(live)) is not None:
+            return _whole(staged, copies)
         pairs = list(zip(plan.views, live, strict=True))
         is_late = [tensor.data_ptr() in deferred for tensor in live]
         now = [pair for pair, late in zip(pairs, is_late, strict=True) if not late]
@@ -230,9 +264,10 @@ class StagingArea:
         with span("copy", is_locked=plan.is_locked):
             _copy_now(now, device)
         with span("guard"):
-            staged._late = _guarded([tensor for _, tensor in later], device)
+            staged._late = guarded([tensor for _, tensor in later], device)
         with span("begin to copy", is_locked=plan.is_locked):
-            staged._device_copies = device.copy_aside([pair for pair in later if device.has(pair[1])], may_keep=True)
+            plan._under_way = device.copy_aside([pair for pair in later if device.has(pair[1])])
+            staged._device_copies = plan._under_way
         on_host = [pair for pair in later if not device.has(pair[1])]
         threading.Thread(target=_copy_late, args=(staged, on_host), name="segue-stage", daemon=True).start()
         return staged
@@ -269,7 +304,7 @@ class StagingArea:
     def _rank_state(self, trees: Mapping[str, Any]) -> RankState:
         live: dict[str, torch.Tensor] = {}
         with span("encode"):
-            skeletons = {name: encode_tree(tree, path=name, tensors=live) for name, tree in trees.items()}
+            skeletons = {name: _encoded(name, tree, live) for name, tree in trees.items()}
         return self._partition.of(live, skeletons)
 
     def _plan_for(self, number: int, state: RankState) -> _Plan:
@@ -280,6 +315,21 @@ class StagingArea:
             plan.close()
         self._plans[number] = _laid_out(number, state, self._accelerator)
         return self._plans[number]
+
+
+def _encoded(name: str, tree: Any, live: dict[str, torch.Tensor]) -> Json:
+    if not isinstance(tree, Encoded):
+        return encode_tree(tree, path=name, tensors=live)
+    live.update(tree.tensors)
+    return tree.skeleton
+
+
+def _whole(staged: Staged, copies: Sequence[Copy]) -> Staged:
+    """It holds its safe point whatever changes now, once these copies are done."""
+    staged._device_copies = copies
+    staged._copied.set()
+    staged._passed.set()
+    return staged
 
 
 def _laid_out(number: int, state: RankState, accelerator: Accelerator) -> _Plan:
@@ -310,21 +360,6 @@ def _laid_out(number: int, state: RankState, accelerator: Accelerator) -> _Plan:
 def _touch(plans: Sequence[_Plan], pause: Callable[[float], object]) -> None:
     for plan in plans:
         plan.get_ready(pause=pause)
-
-
-def _guarded(tensors: list[torch.Tensor], accelerator: Accelerator) -> list[_Late]:
-    shown = [tensor for tensor in tensors if tensor.is_contiguous() and not tensor.is_conj()]
-    on_device = [accelerator.has(tensor) for tensor in shown]
-    largest: set[int] = set()
-    for count, is_there in ((_MOST_LOOKED_AT, False), (_MOST_ON_DEVICE, True)):
-        group = [tensor for tensor, is_on in zip(shown, on_device, strict=True) if is_on is is_there]
-        largest |= {id(tensor) for tensor in heapq.nlargest(count, group, key=torch.Tensor.numel)}
-    return [_Late(t, t._version, _looks_at(t) if id(t) in largest else None, accelerator.has(t)) for t in tensors]
-
-
-def _looks_at(tensor: torch.Tensor) -> torch.Tensor:
-    stride = max(tensor.numel() // _LOOKS, 1)
-    return tensor.detach().view(-1)[::stride].clone(memory_format=torch.contiguous_format).view(torch.uint8)
 
 
 def _copy_now(pairs: Sequence[Pair], accelerator: Accelerator) -> None:

@@ -27,9 +27,11 @@ class Coverage:
     """All values, by whose names the entries of a state_dict are told apart."""
     _places: set[int] = field(default_factory=set)
     """Addresses of the memory of all captured tensors and arrays."""
+    _contents: list[Any] = field(default_factory=list)
+    """Arrays and collections that nobody has asked for yet."""
     _unmarked: dict[Any, list[Any]] = field(default_factory=lambda: defaultdict(list))
-    """Arrays and collections by what must be the same for their marks to be: a mark reads the contents, which of a
-    state of gigabytes on a device takes a second. Most are never asked for."""
+    """The others by what must be the same for their marks to be: a mark reads the contents, which of a state of
+    gigabytes on a device takes a second. Most are never asked for."""
     _marks: dict[Any, set[Mark]] = field(default_factory=lambda: defaultdict(set))
     _values: dict[str, dict[str, list[Any]]] = field(default_factory=dict)
     """Plain values by component and name."""
@@ -44,7 +46,7 @@ class Coverage:
             if isinstance(value, ARRAYS):
                 self._places.add(_address(value))
             if isinstance(value, (*ARRAYS, Mapping, list, tuple, set)):
-                self._unmarked[_form(value)].append(value)
+                self._contents.append(value)
             values.setdefault(_bare(name), []).append(value)
 
     def has_memory_of(self, value: Any) -> bool:
@@ -72,6 +74,9 @@ class Coverage:
         return self.has_memory_of(value) or (isinstance(value, ARRAYS) and self._has_content(value))
 
     def _has_content(self, value: Any) -> bool:
+        for held in self._contents:
+            self._unmarked[_form(held)].append(held)
+        self._contents = []
         form = _form(value)
         for held in self._unmarked.pop(form, ()):
             self._marks[form].add(mark_of(dict(held) if isinstance(held, Mapping) else held))

@@ -166,8 +166,20 @@ def _item_of(items: Callable[[Any], list[Any]], holder: Any, number: int) -> Any
 def attributes_put_on(place: Place, tensor: torch.Tensor) -> Iterator[Place]:
     """Attributes that somebody has put on a tensor."""
     for name in list(vars(tensor)):
-        if not name.startswith("__"):
+        if not name.startswith(("__", "_dynamo_")):
             yield place.part(name, "attribute", _entry(tensor, name))
+
+
+def is_torchs_own(value: Any) -> bool:
+    """Whether it is of torch's private modules, such as its compiler: each process has its own counts and settings."""
+    owner = value if isinstance(value, (type, types.FunctionType)) else type(value)
+    return str(owner.__module__).startswith("torch._") and owner.__module__ != "torch._C"
+
+
+def compiled_by_torch(place: Place, value: Any) -> Iterator[Place]:
+    """The module from which torch has compiled this one."""
+    if isinstance(value, nn.Module) and (compiled := vars(value)["_modules"].get("_orig_mod")) is not None:
+        yield place._replace(get=lambda: compiled)
 
 
 def _items_of(place: Place, value: Any) -> Iterator[Place]:

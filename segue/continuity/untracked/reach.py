@@ -25,9 +25,11 @@ from segue.continuity.untracked.marks import ARRAYS, is_frame, is_iterator
 from segue.continuity.untracked.parts import (
     attribute,
     attributes_put_on,
+    compiled_by_torch,
     defaults_of,
     functions_within,
     hooks_of,
+    is_torchs_own,
     module_variable,
     within_class,
     within_module,
@@ -131,7 +133,9 @@ class Reach:
         """What an object leads to."""
         if isinstance(value, _SKIPPED) or _is_of_one_process(value):
             return
-        if isinstance(value, torch.Tensor):
+        if is_torchs_own(value):
+            yield from compiled_by_torch(place, value)
+        elif isinstance(value, torch.Tensor):
             yield from hooks_of(place, value, ("_backward_hooks", "_post_accumulate_grad_hooks"))
             yield from attributes_put_on(place, value)
         elif isinstance(value, types.FunctionType):

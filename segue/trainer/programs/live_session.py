@@ -17,13 +17,13 @@ from torch import nn
 from segue.checkpoints.format.names import rank_of
 from segue.continuity.fingerprints import batch_fingerprint, input_fingerprint, streams_fingerprint
 from segue.continuity.recipe_diff import NOT_STATE, UNTRACKED
-from segue.continuity.state_marks import state_marks
+from segue.continuity.state_marks import Marks, begin_marks
 from segue.continuity.verdict import Prelude
 from segue.continuity.witness import StepRow
 from segue.curves.schema import NO_METRICS
 from segue.data.streams import streams_kept
 from segue.errors import SessionError
-from segue.records import Finding, Notice, StateMark, StopReason
+from segue.records import Finding, Notice, StopReason
 from segue.spec import RunSpec
 from segue.trainer.programs.batches import Batches, SessionBatch
 from segue.trainer.programs.folder import Folder
@@ -273,13 +273,13 @@ class LiveSession:
     def look_outside(self, trees: dict[str, Any]) -> tuple[Finding, ...]:
         return () if self._outside is None else self._outside.look(trees)
 
-    def state_marks(self) -> dict[str, StateMark]:
+    def begin_marks(self) -> Marks:
         kinds: tuple[type, ...] = (nn.Module, torch.optim.Optimizer) if self._has_asked_to_save else (object,)
         names = {name for name, each in self._objects.items() if isinstance(each, kinds)} | {"rng", "modes", "buffers"}
         if not self._has_asked_to_save:
             names |= self._variables
         tracked = {name: c for name, c in self.components.items() if name.partition(".")[0] in names}
-        return state_marks(marked_parts(tracked))
+        return begin_marks(marked_parts(tracked))
 
     def structure_changes(self) -> tuple[str, ...]:
         return () if self._structure is None else self._structure.changes()

@@ -6,11 +6,12 @@ from collections.abc import Callable, Generator, Mapping
 from contextlib import AbstractContextManager
 from typing import Any, NamedTuple, Protocol
 
+from segue.continuity.state_marks import Marks
 from segue.continuity.verdict import Prelude
 from segue.continuity.witness import StepRow
 from segue.curves.schema import NO_METRICS
 from segue.data.order import Ids
-from segue.records import Finding, Notice, StateMark, StopReason
+from segue.records import Finding, Notice, StopReason
 from segue.trainer.workloads.components import Component, Progress
 
 
@@ -152,8 +153,8 @@ class Workload(Protocol):
         """
         ...
 
-    def state_marks(self) -> dict[str, StateMark]:
-        """Marks of the parts of the state, to be called when a step was made."""
+    def begin_marks(self) -> Marks:
+        """Marks of the parts of the state, to be called when a step was made; an accelerator may still be at work."""
         ...
 
     def structure_changes(self) -> tuple[str, ...]:

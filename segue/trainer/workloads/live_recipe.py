@@ -16,7 +16,7 @@ import torch
 from segue.checkpoints.format.snapshot import Snapshot
 from segue.continuity.fingerprints import batch_fingerprint, input_fingerprint, streams_fingerprint
 from segue.continuity.recipe_diff import UNTRACKED
-from segue.continuity.state_marks import state_marks
+from segue.continuity.state_marks import Marks, begin_marks
 from segue.continuity.verdict import Prelude
 from segue.continuity.witness import StepRow
 from segue.curves.schema import NO_METRICS
@@ -185,9 +185,13 @@ class LiveRecipe:
             model.eval()
             return float(self.recipe.evaluate(model))
 
+    def begin_marks(self) -> Marks:
+        parts = marked_parts(self.components)
+        return begin_marks({name: tree for name, tree in parts.items() if name not in self._changed_between_steps})
+
     def state_marks(self) -> dict[str, StateMark]:
-        found = state_marks(marked_parts(self.components))
-        return {name: mark for name, mark in found.items() if name not in self._changed_between_steps}
+        """Marks of the parts of the state, at once."""
+        return self.begin_marks()()
 
     def look_outside(self, trees: dict[str, Any]) -> tuple[Finding, ...]:
         self._order.look_again()  # A resume from this save looks as well.

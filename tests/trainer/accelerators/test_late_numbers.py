@@ -11,6 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.data import DataLoader, TensorDataset
 
 import segue
+from segue.continuity.witness import Witness
 from segue.recipe import Recipe
 from segue.records import Skip, StopReason, VerdictKind
 from segue.runlog.history import read_history
@@ -48,7 +49,9 @@ class Transfers(TorchDispatchMode):
 def copies(monkeypatch):
     """How many copies of numbers were asked for; they are never read."""
     asked = []
-    monkeypatch.setattr(numbers, "copy_to_host", lambda values: asked.append(values) or (lambda: [0.0] * len(values)))
+    monkeypatch.setattr(
+        numbers, "on_its_way", lambda values: asked.append(values) or (lambda: torch.zeros(len(values)))
+    )
     return asked
 
 
@@ -153,9 +156,22 @@ def test_state_curve_and_witness_are_those_of_numbers_read_at_once(run, inner, i
     rows = [row for checkpoint in late.checkpoints for row in checkpoint.rows]
     assert len(rows) >= 6
     assert all(row.loss == losses[row.step] for row in rows if row.step <= 60)
+    marks = [{row.step: row.state for each in of.checkpoints for row in each.rows if row.state} for of in (now, late)]
+    same = marks[0].keys() & marks[1].keys()
+    assert same
+    assert all(marks[0][step] == marks[1][step] for step in same)
     verdicts = [attempt.verdict.kind for attempt in late.attempts[1:]]
     assert set(verdicts) <= {VerdictKind.EXACT}
     assert len(verdicts) >= is_killed
+
+
+def test_a_witness_wants_the_steps_after_a_save_also_while_the_ones_before_are_unread():
+    witness = Witness(3)
+    witness.open(10)
+    assert [step for step in range(8, 16) if witness.wants(step)] == [11, 12, 13]
+    assert witness.completes(13)
+    witness.open(12)
+    assert [step for step in range(8, 18) if witness.wants(step)] == [11, 12, 13, 14, 15]
 
 
 # The save that follows the bad step, one step later and two; and an end there.

@@ -8,11 +8,11 @@ from typing import NamedTuple
 import torch
 
 from segue.checkpoints.format.dtensor import whole
+from segue.checkpoints.format.on_host import WITH_STREAMS, on_its_way
 
 Number = torch.Tensor | float
 """A tensor of one element, or its value."""
 _WITHIN_FP32 = (torch.float32, torch.bfloat16, torch.float16)
-_WITH_STREAMS = ("cuda", "xpu")
 _ONE_BY_ONE = ("mps",)
 """Devices without streams and without a type that holds every number."""
 
@@ -33,13 +33,13 @@ def sent(numbers: Sequence[Number]) -> Numbers:
         return Numbers([float(each.item() if isinstance(each, torch.Tensor) else each) for each in numbers].copy, False)
     device = there[0].device
     tensors = [whole(number) for number in numbers if isinstance(number, torch.Tensor)]
-    copied = copy_to_host(together(tensors, device))
+    copied = on_its_way(together(tensors, device))
 
     def read() -> list[float]:
-        found = iter(copied())
+        found = iter(copied().tolist())
         return [next(found) if isinstance(number, torch.Tensor) else float(number) for number in numbers]
 
-    return Numbers(read, is_late=device.type in _WITH_STREAMS)
+    return Numbers(read, is_late=device.type in WITH_STREAMS)
 
 
 def on_host(numbers: Sequence[Number]) -> list[float] | None:
@@ -69,20 +69,3 @@ def together(tensors: Sequence[torch.Tensor], device: torch.device) -> torch.Ten
     """Tensors of one element as one on `device`, in a type that holds each value exactly."""
     kind = torch.float32 if all(tensor.dtype in _WITHIN_FP32 for tensor in tensors) else torch.float64
     return torch.stack([tensor.detach().reshape(()).to(device, kind) for tensor in tensors])
-
-
-def copy_to_host(values: torch.Tensor) -> Callable[[], list[float]]:
-    """Start copying; what is returned waits for it. Where a device has no streams, the copy is made when it is read."""
-    if values.device.type not in _WITH_STREAMS:
-        return values.tolist
-    # A program may have made another device the one on which tensors are made.
-    host = torch.empty(values.shape, dtype=values.dtype, device="cpu", pin_memory=True)
-    host.copy_(values, non_blocking=True)
-    copied = torch.Event(device=values.device, blocking=True)
-    copied.record(torch.accelerator.current_stream(values.device))
-
-    def read() -> list[float]:
-        copied.synchronize()
-        return host.tolist()
-
-    return read
