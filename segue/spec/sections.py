@@ -92,7 +92,7 @@ class CheckpointSpec(Section):
     staging: typing.Literal["blocking", "overlapped"] = Field(
         "blocking",
         description="Staging of a save: blocking, or overlapped with the next forward and backward pass for state that "
-        "only the optimizer changes. An accelerator with room copies the state within itself, whichever it is.",
+        "only the optimizer changes. An overlapped save is first copied within an accelerator that has room for it.",
     )
     staging_buffers: int = Field(
         1, ge=1, le=2, description="Staging buffers in memory; with 2, a save need not wait for the previous one."

@@ -238,10 +238,8 @@ class StagingArea:
             UnsupportedStateError, StateTooLargeError: it cannot be stored; nothing was taken.
         """
         staged, plan, live = self._start(trees)
-        copies = plan.copy_within(live)
-        if copies is None:
-            plan.fill(live)
-        return _whole(staged, copies or ())
+        plan.fill(live)
+        return _whole(staged, ())
 
     @paused_collector()
     def begin(self, trees: Mapping[str, Any], *, deferred: frozenset[int]) -> Staged:
