@@ -241,7 +241,7 @@ class TrainingLoop:
             return self._safe_points.vote()
 
     def _save(self, *, evaluate: bool, is_last: bool = False) -> None:
-        with span("save", step=self._progress.step):
+        with span("save", step=self._progress.step), self._context.activity.saving():
             self._saving.look_ahead()
             with span("read the last step"):
                 self._records.read()

@@ -214,9 +214,8 @@ class Saving:
         elif live.has_metric and evaluate:
             self._metric = Metric(is_pending=True)
         started = self._clock.monotonic()
-        with self._activity.saving():
-            staged = self._captured(is_overlapped=self._spec.staging == "overlapped" and not is_last)
-            self._submit(staged, stall_seconds=self._clock.monotonic() - started)
+        staged = self._captured(is_overlapped=self._spec.staging == "overlapped" and not is_last)
+        self._submit(staged, stall_seconds=self._clock.monotonic() - started)
         if not self._metric.is_known:
             self._evaluate()
 

@@ -12,18 +12,21 @@ import pytest
 
 from benchmarks.__main__ import app
 from benchmarks.common.samples import KEYS
+from benchmarks.dispatch.measure import report as report_seconds
+from benchmarks.dispatch.measure import requests_of
 
 pytestmark = pytest.mark.timeout(1500)  # Several start a whole Prefect, beside other tests.
 
 ROOT = Path(__file__).parents[2]
 
 COVERED = {
-    "chaos": "test_chaos_bench:test_a_schedule_from_a_file_is_played_and_loses_nothing_and_leaves_nothing",
+    "chaos": "chaos.test_chaos_bench:test_a_schedule_from_a_file_is_played_and_loses_nothing_and_leaves_nothing",
     "checkpoint": "test_commands:test_every_own_figure_of_checkpoints_is_measured_and_the_first_ones_are_said",
     "continuity": "test_continuity_bench:test_faults_are_found_and_named_and_commit_nothing",
     "crash": "test_commands:test_kills_are_counted_by_where_they_hit",
     "datacheck": "test_commands:test_the_data_check_is_timed_beside_one_frame",
     "deadline": "test_deadline_bench:test_every_policy_has_its_figures",
+    "dispatch": "test_commands:test_starts_are_timed_and_the_refusals_of_all_requests_are_counted",
     "fleet": "test_commands:test_a_fleet_of_two_finishes_in_time",
     "overhead": "test_overhead_bench:test_every_loop_trains_in_a_process_of_its_own_and_has_its_figures",
     "turnaround": "test_turnaround_bench:test_the_benchmark_measures_each_part_on_a_real_prefect",
@@ -93,3 +96,26 @@ def test_a_fleet_of_two_finishes_in_time():
     report, _ = report_of("fleet", "--runs", "2", "--spot-slots", "1", "--on-demand-slots", "1", "--s3")
     assert (report["runs"], report["finished"], report["late"], report["trained_twice"]) == (2, 2, 0, 0)
     assert report["store_requests_a_run"] > 0
+
+
+@pytest.mark.matrix
+def test_starts_are_timed_and_the_refusals_of_all_requests_are_counted(tmp_path):
+    report, said = report_of("dispatch", "--count", "5", "--busy-loops", "1", codes=(0, 1), cwd=tmp_path)
+    assert (report["dispatches"], report["busy_loops"]) == (5, 1)
+    assert 0 < report["start_median_seconds"] <= report["start_p99_seconds"] <= report["start_longest_seconds"]
+    assert report["requests"] > 50, "those of three workers are among them"
+    assert (report["requests_refused"], report["refused_by_request"]) == (0, {})
+    assert "5 of 5 started" in said
+
+
+def test_refused_requests_are_counted_by_what_was_asked():
+    answers = (
+        ("PATCH /api/flow_runs/6d1b0f0e-1c2d-4e5f-8a9b-0c1d2e3f4a5b/labels", 503),
+        ("PATCH /api/flow_runs/7d1b0f0e-1c2d-4e5f-8a9b-0c1d2e3f4a5b/labels", 503),
+        ("POST /api/work_pools/spot/get_scheduled_flow_runs", 200),
+    )
+    log = "".join(f'INFO:     127.0.0.1:1 - "{asked} HTTP/1.1" {status} OK\n' for asked, status in answers) + "else\n"
+    found = report_seconds([0.5, 1.0, 4.0], requests_of(log), busy_loops=0, up_seconds=8.0)
+    assert (found["requests"], found["requests_refused"]) == (3, 2)
+    assert found["refused_by_request"] == {"PATCH /api/flow_runs/ID/labels": 2}
+    assert (found["start_median_seconds"], found["start_p99_seconds"]) == (1.0, 4.0)

@@ -10,6 +10,7 @@ import pytest
 
 from segue.controller.steps import decide_next
 from segue.records import StopReason
+from segue.stores import LocalStore
 from segue.testing.clock import FakeClock
 from tests.cli.test_errors import TINY
 from tests.controller.test_steps import Run
@@ -79,9 +80,11 @@ def test_one_month_has_only_what_falls_into_it(desk, store):
     assert "total of 2026-10: 3.00 EUR" in desk.run("costs", "--store", store, "--month", "2026-10").out
 
 
-def test_a_store_without_costs_says_so(desk):
-    outcome = desk.run("costs", "--store", str(desk.folder / "none"))
+def test_a_store_without_costs_says_so_and_one_that_is_not_there_is_refused(desk):
+    LocalStore(desk.folder / "empty").create()
+    outcome = desk.run("costs", "--store", str(desk.folder / "empty"))
     assert (outcome.code, outcome.out.split(" in ")[0]) == (0, "There are no costs")
+    assert "none" in desk.refused("costs", "--store", str(desk.folder / "none"))
 
 
 @pytest.mark.parametrize(
@@ -98,14 +101,16 @@ def test_wrong_options_are_refused(desk, store, options, why):
 
 def test_a_run_that_its_budget_does_not_pay_for_is_refused_before_a_server_starts(desk):
     said = desk.refused("run", TINY, "--steps", "9", "--budget", "0.01")
-    assert "the budget is used up: 0.00 of 0.0100 for the run are spent, and one more attempt takes 2 min" in said
+    assert (
+        "the budget is used up: 0.00 USD of 0.0100 USD for the run are spent, and one more attempt takes 2 min" in said
+    )
     assert "Nothing was bought. Fix: raise the budget" in said
 
 
 def test_the_option_overrides_the_number_and_the_table_of_the_run_spec(desk):
     for text in ("budget = 9.0\n", '[budget]\nper_run = 9.0\non_exceeded = "refuse"\n'):
         desk.write("run.toml", "steps = 9\n" + text)
-        assert "of 0.0200 for the run" in desk.refused("run", TINY, "--config", "run.toml", "--budget", "0.02")
+        assert "of 0.0200 USD for the run" in desk.refused("run", TINY, "--config", "run.toml", "--budget", "0.02")
 
 
 def test_a_run_whose_prices_cannot_be_had_is_refused_before_a_server_starts(desk):
@@ -120,7 +125,7 @@ def test_a_plan_is_made_at_current_prices(desk):
     desk.write("prices.json", json.dumps({"segment/spot": 5.0, "segment/on-demand": 20.0}))
     told = desk.told("plan", "run.toml", "--runs", "20")
     assert told["on_demand_cost"] == pytest.approx(20 * (3600 + 120) / 3600)
-    assert "the budget has 4.00 left, which does not pay for the expected cost" in told["notes"]
+    assert "the budget has 4.00 USD left, which does not pay for the expected cost" in told["notes"]
     desk.write("prices.json", "{}")
     assert "the answer has no price for segment/spot" in desk.refused("plan", "run.toml")
 
@@ -132,11 +137,13 @@ def test_status_shows_the_budget_and_the_prices_that_hold(trained, desk, tmp_pat
     pools = PRICES | {"prices": f"file: {prices}"}
     run = trained("capped", begin, 2, commit=50, budget=40.0, pools=pools)
     facts = desk.told("status", "capped", "--store", run.spec.store.url)
-    spent, _, expected = facts["budget"].partition("; ")
-    assert spent == "1.00 EUR of 40.00 EUR for the run are spent"
-    assert re.fullmatch(r"at the last decision 0\.\d+ EUR were expected for the rest", expected)
-    assert facts["prices"] == "segment/spot 0.5, segment/on-demand 2 EUR (2026-11-03 02:00 UTC)"
-    assert facts["cost"]["cost"] == 1.0
+    assert [(cap["limit"], cap["spent"], cap["currency"]) for cap in facts["budget"]] == [(40.0, 1.0, "EUR")]
+    assert facts["prices_per_hour"] == {"segment/spot": 0.5, "segment/on-demand": 2.0}
+    assert facts["costs"]["cost"] == 1.0
+    shown = " ".join(desk.run("status", "capped", "--store", run.spec.store.url).out.split())
+    assert "1.00 EUR of 40.00 EUR for the run are spent" in shown
+    assert re.search(r"at the last decision 0\.\d+ EUR were expected for the rest", shown)
+    assert "segment/spot 0.5, segment/on-demand 2 EUR (2026-11-03 02:00 UTC)" in shown
 
 
 @pytest.mark.soak

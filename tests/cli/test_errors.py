@@ -205,11 +205,11 @@ def test_status_says_all_of_it_in_one_json_object(desk, stored):
     outcome = desk.run("status", "tiny", "--store", stored.log.store.url, "--json")
     assert (outcome.code, outcome.err) == (0, "")
     told = json.loads(outcome.out)
-    assert (told["run"], told["committed_step"], told["steps"]) == ("tiny", 40, 100)
-    assert told["state"] == "segment 0 attempt 1 on spot"
+    assert (told["run"], told["committed_steps"], told["goal_steps"]) == ("tiny", 40, 100)
+    assert (told["state"], told["segment"], told["attempt"], told["pool"]) == ("running", 0, 1, "segment/spot")
     assert told["last_decision"] == "spot: no deadline, so the cheapest capacity"
     assert (told["deadline"], told["segments"], told["damage"]) == (None, [], [])
-    assert (told["cost"]["cost"], told["cost"]["paid_share"], told["cost"]["preemptions"]) == (0.0, None, 0)
+    assert (told["costs"]["cost"], told["costs"]["paid_share"], told["costs"]["preemptions"]) == (0.0, None, 0)
 
 
 def test_checkpoints_says_all_of_it_in_one_json_object(desk, stored):
@@ -225,7 +225,7 @@ def test_people_get_tables(place, stored):
     checkpoints = place.run("checkpoints", "tiny", "--store", stored.log.store.url)
     assert (status.code, status.err, checkpoints.code, checkpoints.err) == (0, "", 0, "")
     assert "committed step  40" in status.out
-    assert "paid  0.00 for 0 s of spot and 0 s of on-demand" in status.out
+    assert "paid  0.00 USD for 0 s of spot and 0 s of on-demand" in status.out
     assert "kept" in checkpoints.out
 
 

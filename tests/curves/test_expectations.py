@@ -280,7 +280,7 @@ def test_data_docs_say_what_failed_in_the_folder_given(resumed, tmp_path):
         threefold_loss_after_the_resume(resumed.frame()), resumed.history, run_id="nightly", docs=tmp_path / "a" / "b"
     )
     assert report.docs == str(tmp_path / "a" / "b" / "index.html")
-    assert "Failed" in (tmp_path / "a" / "b" / "index.html").read_text()
+    assert "&#10007; failed" in (tmp_path / "a" / "b" / "index.html").read_text()
     pages = [path.read_text() for path in (tmp_path / "a" / "b" / "validations").rglob("*.html")]
     assert len(pages) == 2
     assert any("Steps executed twice have equal losses" in page for page in pages)
