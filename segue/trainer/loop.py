@@ -14,6 +14,7 @@ from functools import partial
 
 from segue.checkpoints.saving.committer import SealJob, Writer
 from segue.checkpoints.saving.staging import StagingArea
+from segue.checkpoints.tracing import span
 from segue.continuity.state_marks import Marks
 from segue.continuity.verdict import Prelude
 from segue.continuity.witness import NORMS_EVERY_STEPS, StepRow, Witness
@@ -35,7 +36,6 @@ from segue.records import (
 )
 from segue.runlog.history import read_history
 from segue.stores.base import StoreReadError, StoreWriteError
-from segue.tracing import span
 from segue.trainer.context import AttemptContext
 from segue.trainer.health.failures import failure_of, stop_reason, without_traceback
 from segue.trainer.ranks.consensus import Vote

@@ -14,6 +14,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from segue.checkpoints.format.gc_pause import paused_collector
 from segue.checkpoints.saving.committer import Metric, SaveJob, Writer
 from segue.checkpoints.saving.staging import Encoded, Staged, StagingArea
+from segue.checkpoints.tracing import span
 from segue.clock import Clock
 from segue.continuity.recipe_diff import UNTRACKED
 from segue.curves.schema import Curve
@@ -31,7 +32,6 @@ from segue.policy.save_interval import (
 from segue.records import Capacity, CheckpointRef, Finding
 from segue.runlog.history import History
 from segue.spec import CheckpointSpec
-from segue.tracing import span
 from segue.trainer.health.activity import Activity
 from segue.trainer.step_records import StepRecords
 from segue.trainer.workloads.base import Workload

@@ -43,7 +43,7 @@ ROOMS: tuple[tuple[str, ...], ...] = (
     ("spec",),
     ("parsing", "pool_prices", "policies", "signing", "user_objects"),
     ("errors",),
-    ("records", "tracing"),
+    ("records",),
     ("clock", "credentials", "process", "shard", "units"),
 )
 """Top to bottom. A room imports those below it, and none of its own line or above."""

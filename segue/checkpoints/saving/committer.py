@@ -13,6 +13,7 @@ from typing import Any, Protocol
 from segue.checkpoints.saving.staging import Staged
 from segue.checkpoints.saving.writer_client import ShardWriter
 from segue.checkpoints.saving.written import Save, Written
+from segue.checkpoints.tracing import span
 from segue.clock import Clock
 from segue.errors import FencedError, WriterDiedError
 from segue.records import CheckpointRef, Environment, Finding, Manifest, WitnessRow
@@ -20,7 +21,6 @@ from segue.runlog import keys
 from segue.runlog.entries import CommitEntry, Entry, SealEntry
 from segue.runlog.log import RunLog, Stamp
 from segue.stores.base import StoreReadError, StoreWriteError
-from segue.tracing import span
 
 log = logging.getLogger(__name__)
 

@@ -19,10 +19,10 @@ from segue.checkpoints.format.digests import Digests, TensorDigest, digests_of, 
 from segue.checkpoints.format.layout import ShardLayout, TensorSlice
 from segue.checkpoints.saving.incremental import unchanged_since, without
 from segue.checkpoints.saving.written import PreparedCommit, Save, Written
+from segue.checkpoints.tracing import span
 from segue.runlog import keys
 from segue.shard import Shard
 from segue.stores.base import Store, StoreWriteError
-from segue.tracing import span
 
 log = logging.getLogger(__name__)
 
