@@ -118,7 +118,7 @@ def _steps_over_time(axes: Any, history: History, frame: pd.DataFrame) -> None:
     capacities = {attempt.claim.attempt_id: attempt.claim.capacity for attempt in history.attempts}
     for attempt_id, rows in frame.groupby("attempt_id") if not frame.empty else ():
         # The curve was read after the history, and may have rows of an attempt that has begun since.
-        if (capacity := capacities.get(attempt_id)) is not None:
+        if (capacity := capacities.get(str(attempt_id))) is not None:
             axes.plot([passed(moment) for moment in rows["wall_time"]], rows["step"], color=_LINE[capacity], lw=1.8)
     for number, entry in enumerate(_changes(decisions)[-_MOST_REASONS:], 1):
         at = (passed(entry.written_at), 1.0)

@@ -14,7 +14,7 @@ from functools import partial
 
 from segue.checkpoints.saving.committer import SealJob, Writer
 from segue.checkpoints.saving.staging import StagingArea
-from segue.checkpoints.tracing import span
+from segue.checkpoints.saving.tracing import span
 from segue.continuity.state_marks import Marks
 from segue.continuity.verdict import Prelude
 from segue.continuity.witness import NORMS_EVERY_STEPS, StepRow, Witness

@@ -14,7 +14,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from segue.checkpoints.format.gc_pause import paused_collector
 from segue.checkpoints.saving.committer import Metric, SaveJob, Writer
 from segue.checkpoints.saving.staging import Encoded, Staged, StagingArea
-from segue.checkpoints.tracing import span
+from segue.checkpoints.saving.tracing import span
 from segue.clock import Clock
 from segue.continuity.recipe_diff import UNTRACKED
 from segue.curves.schema import Curve

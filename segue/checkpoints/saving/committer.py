@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from segue.checkpoints.saving.staging import Staged
+from segue.checkpoints.saving.tracing import span
 from segue.checkpoints.saving.writer_client import ShardWriter
 from segue.checkpoints.saving.written import Save, Written
-from segue.checkpoints.tracing import span
 from segue.clock import Clock
 from segue.errors import FencedError, WriterDiedError
 from segue.records import CheckpointRef, Environment, Finding, Manifest, WitnessRow

@@ -26,7 +26,7 @@ from segue.checkpoints.saving.gathering import Pair
 from segue.checkpoints.saving.guard import Late, guarded, looks_at
 from segue.checkpoints.saving.partition import Partition, RankState
 from segue.checkpoints.saving.shared_memory import StagingBuffer
-from segue.checkpoints.tracing import span
+from segue.checkpoints.saving.tracing import span
 
 _shape_of = operator.attrgetter("shape")
 _dtype_of = operator.attrgetter("dtype")

@@ -18,8 +18,8 @@ from segue.checkpoints.format.base import Base
 from segue.checkpoints.format.digests import Digests, TensorDigest, digests_of, hash_bytes
 from segue.checkpoints.format.layout import ShardLayout, TensorSlice
 from segue.checkpoints.saving.incremental import unchanged_since, without
+from segue.checkpoints.saving.tracing import span
 from segue.checkpoints.saving.written import PreparedCommit, Save, Written
-from segue.checkpoints.tracing import span
 from segue.runlog import keys
 from segue.shard import Shard
 from segue.stores.base import Store, StoreWriteError

@@ -10,11 +10,11 @@ import sys
 
 import pytest
 
-from segue.checkpoints import tracing
+from segue.checkpoints.saving import tracing
 
 SCRIPT = """
 import os, signal, threading
-from segue.checkpoints.tracing import span
+from segue.checkpoints.saving.tracing import span
 def work():
     with span("beside", bytes=3) as facts:
         facts["is_locked"] = True
