@@ -61,7 +61,7 @@ def _ended(file: str, slot: datetime | None) -> State[Any]:
         return Failed(message=str(error))
 
 
-def _retrain(spec: RetrainSpec, folder: Path, slot: datetime | None) -> Any:
+def _retrain(spec: RetrainSpec, folder: Path, slot: datetime | None) -> State[Any]:
     runner = SlotRunner(spec, folder=folder, logger=get_run_logger())
     runner.require_store()
     mine = _slot(slot)

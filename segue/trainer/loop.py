@@ -242,7 +242,7 @@ class TrainingLoop:
 
     def _save(self, *, evaluate: bool, is_last: bool = False) -> None:
         with span("save", step=self._progress.step), self._context.activity.saving():
-            self._saving.look_ahead()
+            self._saving.ahead.look()
             with span("read the last step"):
                 self._records.read()
             with span("look at the weights"):

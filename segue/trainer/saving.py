@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
 
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from segue.checkpoints.format.gc_pause import paused_collector
 from segue.checkpoints.saving.committer import Metric, SaveJob, Writer
-from segue.checkpoints.saving.staging import Encoded, Staged, StagingArea
+from segue.checkpoints.saving.staging import Staged, StagingArea
 from segue.checkpoints.saving.tracing import span
 from segue.clock import Clock
-from segue.continuity.recipe_diff import UNTRACKED
 from segue.curves.schema import Curve
 from segue.errors import StructureChangedError, WorkAtRiskError
 from segue.policy.save_interval import (
@@ -34,8 +31,8 @@ from segue.runlog.history import History
 from segue.spec import CheckpointSpec
 from segue.trainer.health.activity import Activity
 from segue.trainer.step_records import StepRecords
+from segue.trainer.workloads.ahead import LookAhead
 from segue.trainer.workloads.base import Workload
-from segue.trainer.workloads.components import ModelState, OptimizerState
 from segue.trainer.workloads.state import capture
 
 log = logging.getLogger(__name__)
@@ -51,17 +48,6 @@ class _Taken:
     at_seconds: float
     stall_seconds: float
     evaluate_seconds: float = 0.0
-
-
-class _Looked(NamedTuple):
-    """What was found ahead of a save."""
-
-    step: int
-    untracked: tuple[Finding, ...]
-    recorded: Any
-    """What is recorded of state outside the components."""
-    ahead: Mapping[str, Encoded]
-    """Components that only steps change."""
 
 
 class Saving:
@@ -96,7 +82,8 @@ class Saving:
         self._meter = CostMeter()
         self.cadence = self._current_cadence()
         self._late: Staged | None = None
-        self._looked: _Looked | None = None
+        self.ahead = LookAhead(live)
+        """May look before a save, which else does it itself."""
         self._held: Staged | None = None
         """This safe point's state, while the user's metric is computed; to be committed only if a notice comes."""
         self._metric = Metric()
@@ -181,25 +168,6 @@ class Saving:
         self.delayed += not self._is_delaying
         self._is_delaying = True
 
-    @paused_collector()
-    def look_ahead(self) -> None:
-        """Do what a save needs no numbers for, while a device still computes the step.
-
-        Everything that the step does to the state is queued: the tensors that are captured here will hold it.
-        """
-        if self._live.structure_changes():
-            return  # The save refuses a changed structure, of which not even the state may be whole.
-        trees = capture(self._components)
-        with span("look outside"):
-            untracked = self._live.look_outside(trees)
-        with span("encode ahead"):
-            ahead = {name: Encoded.of(name, trees[name]) for name in self._components if self._is_of_steps(name)}
-        self._looked = _Looked(self._progress.step, untracked, trees.get(UNTRACKED), ahead)
-
-    def _is_of_steps(self, name: str) -> bool:
-        """Whether a component is changed by steps alone, and not by what is read of them."""
-        return isinstance(self._components[name], (ModelState, OptimizerState))
-
     def save(self, *, evaluate: bool, is_last: bool = False) -> None:
         """Submit this safe point to the writer; a staging buffer must be free.
 
@@ -220,15 +188,7 @@ class Saving:
             self._evaluate()
 
     def _captured(self, *, is_overlapped: bool) -> Staged:
-        _, untracked, recorded, ahead = self._seen_ahead()
-        with span("capture"):
-            trees = {
-                name: ahead[name] if name in ahead else each.capture()
-                for name, each in self._components.items()
-                if name != UNTRACKED
-            }
-        if recorded is not None:
-            trees[UNTRACKED] = recorded
+        trees, untracked = self.ahead.take()
         self._untracked += untracked
         for finding in untracked:
             log.warning("state outside the checkpoint changes in training: %s. Fix: %s.", finding.sentence, finding.fix)
@@ -255,14 +215,6 @@ class Saving:
                 untracked=untracked,
             )
         )
-
-    def _seen_ahead(self) -> _Looked:
-        """What `look_ahead` found at this step."""
-        if self._looked is None or self._looked.step != self._progress.step:
-            self.look_ahead()
-        assert self._looked is not None
-        looked, self._looked = self._looked, None
-        return looked
 
     def _evaluate(self) -> None:
         """Compute the metric of the save that was just submitted. Its bytes are written meanwhile."""

@@ -1,0 +1,67 @@
+"""What a save needs no numbers of the last step for: it is done while a device still computes that step."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from segue.checkpoints.format.gc_pause import paused_collector
+from segue.checkpoints.saving.staging import Encoded
+from segue.checkpoints.saving.tracing import span
+from segue.continuity.recipe_diff import UNTRACKED
+from segue.records import Finding
+from segue.trainer.workloads.base import Workload
+from segue.trainer.workloads.components import ModelState, OptimizerState
+from segue.trainer.workloads.state import capture
+
+
+class _Found(NamedTuple):
+    step: int
+    untracked: tuple[Finding, ...]
+    recorded: Any
+    """What is recorded of state outside the components."""
+    encoded: Mapping[str, Encoded]
+    """Components that only steps change."""
+
+
+class LookAhead:
+    """The state of a step as far as it is known before the step is done, for one save."""
+
+    def __init__(self, live: Workload) -> None:
+        self._live, self._components = live, live.components
+        self._found: _Found | None = None
+
+    @paused_collector()
+    def look(self) -> None:
+        """Look at the state that the last step leaves behind.
+
+        Everything that the step does to the state is queued: the tensors that are captured here will hold it.
+        """
+        if self._live.structure_changes():
+            return  # The save refuses a changed structure, of which not even the state may be whole.
+        trees = capture(self._components)
+        with span("look outside"):
+            untracked = self._live.look_outside(trees)
+        with span("encode ahead"):
+            encoded = {name: Encoded.of(name, trees[name]) for name in self._components if self._is_of_steps(name)}
+        self._found = _Found(self._live.progress.step, untracked, trees.get(UNTRACKED), encoded)
+
+    def take(self) -> tuple[dict[str, Any], tuple[Finding, ...]]:
+        """The whole state of this step, and findings about what no component holds."""
+        if self._found is None or self._found.step != self._live.progress.step:
+            self.look()
+        assert self._found is not None
+        found, self._found = self._found, None
+        with span("capture"):
+            trees: dict[str, Any] = {
+                name: found.encoded[name] if name in found.encoded else each.capture()
+                for name, each in self._components.items()
+                if name != UNTRACKED
+            }
+        if found.recorded is not None:
+            trees[UNTRACKED] = found.recorded
+        return trees, found.untracked
+
+    def _is_of_steps(self, name: str) -> bool:
+        """Whether a component is changed by steps alone, and not by what is read of them."""
+        return isinstance(self._components[name], (ModelState, OptimizerState))
