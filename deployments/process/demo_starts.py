@@ -9,7 +9,9 @@ from pathlib import Path
 from segue.runlog.history import Attempt, History
 
 _MARGIN = 1.5
-"""How much longer than measured a start may take in the main job, and a tenth of it the training."""
+"""How much longer than measured a start may take in the main job."""
+_WORK_MARGIN = 1.25
+"""The same of a step."""
 _SLACK_CHANGEOVERS = 4
 """Time to the deadline beyond what on-demand alone needs, in changeovers.
 
@@ -45,7 +47,7 @@ class Measured:
 
     def seconds_to_deadline(self, *, steps: int, save_every: int) -> float:
         """The time for the main job: on-demand alone, one lost attempt, and the slack that its events use up."""
-        work = steps * self.step * (1 + (_MARGIN - 1) / 10)
+        work = steps * self.step * _WORK_MARGIN
         needed = work + 2 * self.changeover_seconds + save_every * self.step + _DETECTION_SECONDS
         return _MARGIN * self.to_decision + needed + _SLACK_CHANGEOVERS * self.changeover_seconds
 

@@ -21,6 +21,8 @@ log = logging.getLogger(__name__)
 
 JUMP_SECONDS = 2.0
 """A clock that moved against monotonic time by more than this between two looks has jumped."""
+_WRONG_SECONDS = 5.0
+"""Difference from the reference at the start from which a person is told; smaller ones are only corrected."""
 _SLEW = 0.05
 """By how much of the time since the last reading the clock follows a reference that nothing else confirms."""
 _LOOK_SECONDS = 1.0
@@ -134,7 +136,7 @@ class SteadyClock:
         self._read_at = after
         self._local_jump = 0.0
         match found.kind:
-            case "first":
+            case "first" if abs(error) > _WRONG_SECONDS:
                 self._say(f"this machine's clock is {_apart(-error)} that of {reading.name}, which the run goes by")
             case "slept":
                 self._say(f"this machine slept for {duration(abs(error))}: {reading.name} and its own clock agree")

@@ -162,7 +162,7 @@ def test_a_request_for_spot_that_is_given_up_shows_why(client, make_spec):
         client.update_work_pool("spot", WorkPoolUpdate(is_paused=False))
     first, *_ = segment_runs(client, "no-spot")
     assert (first.state.type, in_words(first.state)) == (StateType.CANCELLED, "No capacity")
-    assert first.state.message.startswith("no capacity on spot within ")
+    assert first.state.message.startswith("No capacity: no capacity on spot within ")
     assert read_history(runlog.reload()).last_reports()[0].stop_reason is StopReason.NO_CAPACITY
 
 

@@ -20,6 +20,7 @@ from prefect.client.schemas.filters import FlowFilter, FlowFilterName
 from prefect.client.schemas.objects import FlowRun, StateType
 from prefect.states import Cancelling, Completed, Pending, Running, Scheduled
 from segue.deployments.process.follow import trigger
+from segue.tasks.looks import look
 from segue.tasks.looks.look import look_at
 from segue.tasks.pools import warn_of_idle_schedule
 from segue.tasks.prefect_orchestrator import PrefectOrchestrator
@@ -303,7 +304,7 @@ def test_a_segment_that_ended_while_prefect_was_away_gets_its_state_from_the_log
     assert settle_left(
         client, runlog.store, spec=StoreSpec(url="another"), clock=FakeClock(now + timedelta(hours=1))
     ) == ([], [])
-    monkeypatch.setattr(SystemClock, "now", lambda self: now + timedelta(minutes=2))
+    monkeypatch.setattr(look, "clock_of", lambda client: FakeClock(now + timedelta(minutes=2)))
     done = [f"{spec.run_id}: states of its segments were set from its log"]
     assert look_at(client, spec.store).done == tuple(done)
     assert client.read_flow_run(run.id).state.name == run.state.name

@@ -71,5 +71,5 @@ def test_an_empty_folder_becomes_a_project_that_is_drilled_and_trained(environme
     assert "wrote train.py" in run(tmp_path, segue, "init")
     assert "identical to" in run(tmp_path, segue, "drill", "train:build")
     ended = run(tmp_path, segue, "run", "train:build", "--steps", "300", "--run-id", "first")
-    assert "first: Completed, step 300 of 300." in ended
+    assert "first: step 300 of 300." in ended
     assert "finished" in run(tmp_path, segue, "runs")

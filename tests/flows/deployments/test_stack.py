@@ -197,7 +197,7 @@ def test_ctrl_c_in_the_demo_ends_every_process_and_leaves_one_folder(tmp_path):
     started: set[psutil.Process] = set()
     for line in demo.stdout:
         seen.append(line)
-        if b"starting a worker" in line:
+        if b"starting the Prefect server" in line:
             # Server and workers are up or coming up, and soon a trainer of the undisturbed run.
             time.sleep(6)
             started = set(psutil.Process(demo.pid).children(recursive=True))

@@ -262,8 +262,8 @@ def test_what_is_refused_in_the_middle_of_a_run_is_waited_for(commands, start):
     refuses = 'echo "sbatch: error: Invalid account or account/partition combination specified" >&2; exit 1'
     calls = commands(sbatch=refuses, scontrol=scontrol(UNKNOWN))
     trainer = start(segment=3)
+    until(lambda: "which sbatch refuses (Invalid account" in (trainer.why_waiting() or ""))
     until(lambda: calls.read_text().count("sbatch --parsable") > 1)
-    assert "which sbatch refuses (Invalid account" in trainer.why_waiting()
     commands(sbatch="echo 7", scontrol=scontrol(UNKNOWN))
     until(lambda: trainer.job_id == "7")
     trainer.kill()
