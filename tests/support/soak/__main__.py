@@ -15,7 +15,7 @@ from pathlib import Path
 from tests.support.soak.quarters import NUMBER, QUARTERS, chosen
 from tests.support.soak.summary import Summary
 
-MOST_SECONDS = 25 * 60
+MOST_SECONDS = 20 * 60
 """After which no test is begun, so that a slow machine does not make CI endless."""
 _PYTEST = (sys.executable, "-m", "pytest", "-p", "tests.support.soak.plugin", "-m", "soak")
 _IN_TURNS = ("-n", "2", "--dist", "loadfile", "--no-loadscope-reorder", "--durations", "20")
