@@ -24,6 +24,10 @@ class _Left(NamedTuple):
     phase: str | None
 
 
+WITHDRAWABLE = frozenset({"azure"})
+"""Kinds of notices that their provider may take back."""
+
+
 class NoticeBoard:
     """Holds one notice of each kind; the one with the nearest deadline is read.
 

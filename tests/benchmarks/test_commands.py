@@ -99,8 +99,8 @@ def test_a_fleet_of_two_finishes_in_time():
 
 
 @pytest.mark.matrix
-def test_starts_are_timed_and_the_refusals_of_all_requests_are_counted(tmp_path):
-    report, said = report_of("dispatch", "--count", "5", "--busy-loops", "1", codes=(0, 1), cwd=tmp_path)
+def test_starts_are_timed_and_the_refusals_of_all_requests_are_counted():
+    report, said = report_of("dispatch", "--count", "5", "--busy-loops", "1", codes=(0, 1))
     assert (report["dispatches"], report["busy_loops"]) == (5, 1)
     assert 0 < report["start_median_seconds"] <= report["start_p99_seconds"] <= report["start_longest_seconds"]
     assert report["requests"] > 50, "those of three workers are among them"

@@ -20,7 +20,7 @@ from typing import Literal, Protocol
 from segue.errors import FencedError, RankLostError, SegueError
 from segue.launch.assignment import ExitCode
 from segue.launch.memory import MemoryKills
-from segue.notices.board import NoticeBoard
+from segue.notices.board import WITHDRAWABLE, NoticeBoard
 from segue.process import Parent
 from segue.records import CodeFailure, StopReason
 from segue.spec import RunSpec
@@ -176,7 +176,9 @@ class Watchdog:
         It is at once where nothing is lost by that, and otherwise when only the time for the report is left.
         """
         grace = self._spec.grace_seconds
-        when = moment_to_answer(seen.kind, is_all_captured=self.captured.is_all)
+        # What may be withdrawn is answered as late as possible.
+        is_final = self._board.first_kind not in WITHDRAWABLE
+        when = moment_to_answer(seen.kind, is_all_captured=self.captured.is_all and is_final)
         reserve = report_seconds(grace)
         if when == "never":
             return
