@@ -4,7 +4,7 @@
 # make matrix the longer tests: many seeds, many kills, whole processes, the wheel
 # make gpu    the tests and benchmarks that need a CUDA device
 # make gpu-kit  .gpu/: what a machine with a device and without a network lacks for benchmarks/accelerator/kit/*.sh
-# make soak-quarter  one quarter of the longest tests, as CI runs them; QUARTER=1 to 4 names one
+# make soak-quarter  one quarter of the longest tests, in turn; QUARTER=1 to 4 names one
 # make soak   all four quarters
 # make docs   writes the generated reference and builds the docs site: build/site/index.html
 # VENV=FOLDER uses an environment that exists as it is, and installs nothing into it.
@@ -48,7 +48,7 @@ matrix-units: setup
 matrix-flows: setup
 	$(BIN)/python -m pytest -m 'matrix and not soak' -n 2 --dist loadfile --no-loadscope-reorder --max-worker-restart 0 --durations 20 $(WITH_SERVERS)
 
-# Of the longest tests, CI runs one quarter after the two above.
+# One quarter of the longest tests, in turn.
 soak-quarter: setup
 	$(BIN)/python -m tests.support.soak $(QUARTER)
 
