@@ -42,7 +42,7 @@ _BLOCKER_SECONDS = 20.0
 _SHARED_SECONDS = 10.0
 """How old what another parent of this process has read of a pool may be."""
 _WORDS = {StopReason.NO_CAPACITY: Word.NO_CAPACITY, StopReason.START_FAILED: Word.START_FAILED}
-"""How a Cancelled state is named, by the reason of the attempt's end."""
+"""The word of a Cancelled state, by the reason of the attempt's end."""
 
 # Keys: the API, and the deployment whose pool it is.
 _pool_blockers: SharedReadings[str | None] = SharedReadings(period_seconds=_SHARED_SECONDS)
