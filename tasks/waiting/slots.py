@@ -35,6 +35,8 @@ _LEAST_TURNS, _TURNS = 2, 4
 """Starts by which it is known how often a slot becomes free, as multiples of the slots."""
 _PAGE = 100
 """Flow runs of one answer. A server gives 200 at most by default."""
+_DATE_STEP = timedelta(seconds=1)
+"""The server's date, by which it is asked what waits now, has whole seconds."""
 _HOLDING = FlowRunFilterState(type=FlowRunFilterStateType(any_=[StateType.PENDING, StateType.RUNNING]))
 """As pools and queues count them. A flow run that is being cancelled may stay so for hours, when nobody ends it."""
 _SCHEDULED = FlowRunFilterState(type=FlowRunFilterStateType(any_=[StateType.SCHEDULED]))
@@ -75,8 +77,7 @@ def read_limit(client: SyncPrefectClient, deployment: str, *, now: datetime) -> 
 
 def count_waiting(client: SyncPrefectClient, limit: Limit, *, due: datetime, **fields: Any) -> int:
     """How many flow runs wait for a slot that were due by then, and have these fields."""
-    # The server's date, by which it is asked, has whole seconds.
-    is_due = FlowRunFilterExpectedStartTime(before_=due + timedelta(seconds=1))
+    is_due = FlowRunFilterExpectedStartTime(before_=due)
     return client.count_flow_runs(**limit.where(state=_SCHEDULED, expected_start_time=is_due, **fields))
 
 
@@ -94,7 +95,7 @@ def without_own(client: SyncPrefectClient, limit: Limit, *, run_id: str, now: da
     return replace(
         slots,
         taken=max(slots.taken - holding, 0),
-        waiting=max(slots.waiting - count_waiting(client, limit, due=now, **own), 0),
+        waiting=max(slots.waiting - count_waiting(client, limit, due=now + _DATE_STEP, **own), 0),
     )
 
 
@@ -120,7 +121,7 @@ def _limits_of(client: SyncPrefectClient, name: str) -> Iterator[Limit]:
 def _with_slots(client: SyncPrefectClient, limit: Limit, *, now: datetime) -> Limit:
     # By state: of a mixed page of the newest flow runs, those that wait or are over would take the whole.
     taken = client.count_flow_runs(**limit.where(state=_HOLDING))
-    slots = replace(limit.slots, taken=taken, waiting=count_waiting(client, limit, due=now))
+    slots = replace(limit.slots, taken=taken, waiting=count_waiting(client, limit, due=now + _DATE_STEP))
     if slots.is_full:
         newest = client.read_flow_runs(
             **limit.where(state=_ENDED), sort=FlowRunSort.END_TIME_DESC, limit=_ENDED_FLOW_RUNS

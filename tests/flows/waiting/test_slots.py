@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import time
 from datetime import UTC, datetime, timedelta
+from types import SimpleNamespace
 
 import pytest
 from prefect.client.orchestration import get_client
@@ -13,6 +13,7 @@ from prefect.client.schemas.objects import FlowRun
 from prefect.exceptions import ObjectNotFound
 from prefect.states import Cancelled, Cancelling, Completed, Running, Scheduled, to_state_create
 from segue.flows.segment import segment
+from segue.tasks.waiting import queues
 from segue.tasks.waiting.queues import queues_of_attempt, queues_of_run
 from segue.tasks.waiting.slots import held_seconds, read_limit, seconds_between_starts
 
@@ -27,6 +28,15 @@ NOW = datetime(2026, 1, 1, tzinfo=UTC)
 def client(stack):
     with get_client(sync_client=True) as client:
         yield client
+
+
+@pytest.fixture
+def hour_later(monkeypatch):
+    """In an hour, which is now for the server's clock as it is read: slots that are held have been held so long."""
+    later = datetime.now(UTC) + timedelta(hours=1)
+    monkeypatch.setattr(queues, "time_at", lambda client: later)
+    monkeypatch.setattr(queues, "parent_clock", lambda: SimpleNamespace(now=lambda: later))
+    return later
 
 
 def pool_with(client, name, **limits):
@@ -110,40 +120,35 @@ def test_only_flow_runs_that_share_a_limit_are_waited_for(client):
     assert wait_of(client, "queued") == pytest.approx(HOUR, rel=0.01)
 
 
-def test_an_attempt_waits_for_those_that_came_before_it_and_a_new_one_for_all(client, make_spec):
+def test_an_attempt_waits_for_those_that_came_before_it_and_a_new_one_for_all(client, make_spec, hour_later):
     spot, on_demand = (
         deployed(client, pool_with(client, name, concurrency_limit=limit), name)
         for name, limit in (("wide", 2), ("narrow", 1))
     )
-    done = [begun(client, spot) for _ in range(2)]
-    for run in done:
-        time.sleep(1)
-        client.set_flow_run_state(run.id, Completed(), force=True)
     for _ in range(2):
         begun(client, spot)
     waiting = [client.create_flow_run_from_deployment(spot).id for _ in range(6)]
 
     def wait_behind(flow_run_id):
-        asked_at = datetime.now(UTC)  # The answer may take longer than the wait that it tells.
         found = queues_of_attempt(
             client, flow_run_id, run_id="r", deployment="segment/wide", on_demand="segment/narrow"
         )
         assert (found.on_demand_seconds, found.slots_ratio) == (0, 2)
-        return (found.spot_free_at - asked_at).total_seconds()
+        return found.spot_seconds(hour_later)
 
-    first, *_, last = map(wait_behind, waiting)
-    assert last > 3 * first > 0
+    # Two slots that are held for an hour: one becomes free each half hour.
+    waits = [wait_behind(each) for each in waiting]
+    assert waits == pytest.approx([HOUR / 2 * turn for turn in range(1, 7)], rel=0.01)
     pools = {"spot": "segment/wide", "on_demand": "segment/narrow"}
-    spec = make_spec(pools=pools, deadline=datetime.now(UTC) + timedelta(days=1))
+    spec = make_spec(pools=pools, deadline=hour_later + timedelta(days=1))
     begun(client, on_demand)
-    asked_at = datetime.now(UTC)
     now = queues_of_run(spec)
-    assert (now.spot_free_at - asked_at).total_seconds() > last
-    assert now.on_demand_seconds > 0
+    assert now.spot_seconds(hour_later) == pytest.approx(HOUR / 2 * 7, rel=0.01)
+    assert now.on_demand_seconds == pytest.approx(HOUR, rel=0.01)
     assert queues_of_run(make_spec(pools=pools)) == Queues()
 
 
-def test_an_attempt_that_has_its_slot_is_in_no_queue(client):
+def test_an_attempt_that_has_its_slot_is_in_no_queue(client, hour_later):
     deployment = deployed(client, pool_with(client, "taken", concurrency_limit=1), "taken")
     first, second = begun(client, deployment), client.create_flow_run_from_deployment(deployment)
 
@@ -152,7 +157,7 @@ def test_an_attempt_that_has_its_slot_is_in_no_queue(client):
         return queues_of_attempt(client, run.id, run_id="r", **pools).spot_free_at
 
     assert free_at(first) is None
-    assert free_at(second) is not None
+    assert (free_at(second) - hour_later).total_seconds() == pytest.approx(HOUR, rel=0.01)
 
 
 def test_a_run_is_not_behind_its_own_flow_runs_nor_behind_one_that_is_being_cancelled(client, make_spec):
